@@ -1,0 +1,184 @@
+"""What a provider is: the protocol that every file of this folder fills, room by room.
+
+The rooms, in the order each module keeps: identity, probe, session options, claims and quirks, default profile.
+Nothing outside this folder names a single provider; `rlx_ort.providers.registry` finds them.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
+
+from rlx_ort.converters.to_onnx.exported import ExportedModel
+from rlx_ort.device import Device
+from rlx_ort.execution.options import CompileOptions
+from rlx_ort.ir.dtype import DType
+from rlx_ort.ir.tensor import TensorData
+from rlx_ort.ir.types import ValueType
+
+__all__ = [
+    "Availability",
+    "CostProfile",
+    "EngineSession",
+    "KernelClaim",
+    "NodeAssignment",
+    "Provider",
+    "SessionRequest",
+    "ValueSpec",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Availability:
+    """Whether a device works here, proven by a one-node session, and what to do when it does not.
+
+    Attributes:
+        available: a session opened on the device, its node was assigned to it, and it ran.
+        reason: why not, quoting the loader or the driver; empty when available.
+        remedy: the command or step that repairs it; empty when there is nothing to repair.
+        hardware: the device's name as its driver tells it, empty when unknown.
+        driver: the driver's version, empty when unknown.
+        memory_bytes: the device's memory, 0 when unknown.
+    """
+
+    available: bool
+    reason: str = ""
+    remedy: str = ""
+    hardware: str = ""
+    driver: str = ""
+    memory_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ValueSpec:
+    """An input or output of an open session: its name and type as the model declares them."""
+
+    name: str
+    type: ValueType
+
+
+@dataclass(frozen=True, slots=True)
+class NodeAssignment:
+    """One node and the execution provider that ONNX Runtime gave it to."""
+
+    provider: str
+    name: str
+    domain: str
+    op_type: str
+
+
+@dataclass(frozen=True, slots=True)
+class KernelClaim:
+    """One kernel of a provider: the operator, its version range, and the dtypes of its type parameters."""
+
+    domain: str
+    op_type: str
+    first_version: int
+    last_version: int | None
+    """Last opset version, or None for an open end."""
+    dtypes: Mapping[str, frozenset[DType]] = field(default_factory=dict)
+    """Type parameter (`T`, or an input name) -> element types it takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class CostProfile:
+    """What the cost model knows about a device. One unit set: GFLOP/s, bytes per ns, ns.
+
+    A shipped default says so in `source`; a calibration measures its own.
+    """
+
+    gemm_gflops: float
+    conv_gflops: float
+    memory_bytes_per_ns: float
+    dispatch_ns: float
+    roundtrip_ns: float
+    upload_bytes_per_ns: float
+    readback_bytes_per_ns: float
+    upload_latency_ns: float = 0.0
+    readback_latency_ns: float = 0.0
+    source: str = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRequest:
+    """What to open: a model, its weights, the device and the options.
+
+    `weights` holds the data of every external initializer of the model, by name. The session keeps them alive.
+    """
+
+    device: Device
+    model: ExportedModel
+    weights: Mapping[str, TensorData]
+    options: CompileOptions
+
+
+class EngineSession(Protocol):
+    """An open session of some engine. `run` may be called from several threads at once."""
+
+    @property
+    def inputs(self) -> Sequence[ValueSpec]:
+        """The model's inputs, in order."""
+
+    @property
+    def outputs(self) -> Sequence[ValueSpec]:
+        """The model's outputs, in order."""
+
+    @property
+    def assignments(self) -> Sequence[NodeAssignment]:
+        """Where each node is, as the engine tells it."""
+
+    def run(self, output_names: Sequence[str], feeds: Mapping[str, Any]) -> list[Any]:
+        """Run once and return the named outputs; feeds were checked and coerced before."""
+
+    def close(self) -> None:
+        """Drop the session, then its weights; closing twice is harmless."""
+
+
+class Provider(abc.ABC):
+    """One execution provider: a file of this folder has one subclass, and an instance of it in the registry.
+
+    Attributes:
+        name: the module's name, used in messages and for looking the provider up.
+        kinds: the device kinds it serves, best first.
+        ep_name: ONNX Runtime's name of the execution provider, empty for engines that are not ONNX Runtime.
+        selectable: whether automatic choice may pick it; test providers say no.
+        exclusive: whether only one session of the provider may run at a time in this process.
+    """
+
+    name: ClassVar[str]
+    kinds: ClassVar[tuple[str, ...]]
+    ep_name: ClassVar[str] = ""
+    selectable: ClassVar[bool] = True
+    exclusive: ClassVar[bool] = False
+
+    @abc.abstractmethod
+    def probe(self, device: Device) -> Availability:
+        """Return whether the device works here. May open a one-node session; callers remember the answer."""
+
+    @abc.abstractmethod
+    def open(self, request: SessionRequest) -> EngineSession:
+        """Open a session on the device, with every way of falling back to another one turned off.
+
+        Raises:
+            DeviceUnavailableError: the device does not work here.
+            EngineError: the engine refused the model; its own exception is the cause.
+        """
+
+    @abc.abstractmethod
+    def default_profile(self, device: Device) -> CostProfile | None:
+        """Return the shipped cost profile, or None when there is none."""
+
+    def claims(self) -> Sequence[KernelClaim] | None:
+        """Return the provider's kernels, or None when they cannot be listed (compiling providers)."""
+        return None
+
+    def devices(self) -> Sequence[Device]:
+        """Return the devices that hardware discovery sees, without proving that they work."""
+        return tuple(Device(kind) for kind in self.kinds)
+
+    def run_lock(self) -> contextlib.AbstractContextManager[Any]:
+        """Return what a run must hold: a process-wide lock for exclusive providers, nothing for others."""
+        return contextlib.nullcontext()

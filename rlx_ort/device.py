@@ -1,0 +1,219 @@
+"""Devices: a kind (`cuda`) and an index (`cuda:1`), their names, aliases and priority.
+
+A `Device` is only a name. Whether it is compiled in, can be loaded here, and takes a graph are three other
+questions, answered by `rlx_ort.selection`.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from rlx_ort.errors import DeviceParseError
+
+__all__ = ["DEVICE_PRIORITY", "Device", "DeviceKind", "device_label", "parse_device", "parse_device_list"]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceKind:
+    """A family of devices: its label, the name people read, and the spellings that are understood."""
+
+    label: str
+    display: str
+    aliases: tuple[str, ...] = ()
+
+
+# Order of `Device.all()`; the first twelve are the original runtime's enum, in its order.
+_BUILT_IN_KINDS = (
+    DeviceKind("cpu", "CPU"),
+    DeviceKind("metal", "Metal", ("mtl", "mps")),
+    DeviceKind("mlx", "MLX"),
+    DeviceKind("ane", "ANE", ("neural-engine", "coreml")),
+    DeviceKind("cuda", "CUDA", ("nvidia",)),
+    DeviceKind("rocm", "ROCm", ("hip", "amd", "migraphx")),
+    DeviceKind("tpu", "TPU"),
+    DeviceKind("gpu", "GPU (wgpu)", ("wgpu",)),
+    DeviceKind("vulkan", "Vulkan", ("vk",)),
+    DeviceKind("opengl", "OpenGL", ("gl",)),
+    DeviceKind("directx", "DirectX 12", ("dx12", "d3d12", "directml", "dml")),
+    DeviceKind("webgpu", "WebGPU"),
+    DeviceKind("openvino", "OpenVINO"),
+    DeviceKind("tensorrt", "TensorRT", ("trt",)),
+    DeviceKind("nv-tensorrt-rtx", "TensorRT RTX", ("tensorrt-rtx", "trt-rtx")),
+    DeviceKind("qnn", "Qualcomm QNN", ("hexagon", "htp")),
+)
+
+# Platform priority, best first, before any cost model speaks. The compilers that share a GPU or NPU with a plainer
+# device come after it: they are worth it only when asked for, since they compile for seconds to minutes.
+DEVICE_PRIORITY = (
+    "tpu",
+    "cuda",
+    "rocm",
+    "mlx",
+    "metal",
+    "ane",
+    "gpu",
+    "vulkan",
+    "directx",
+    "opengl",
+    "webgpu",
+    "nv-tensorrt-rtx",
+    "tensorrt",
+    "openvino",
+    "qnn",
+    "cpu",
+)
+
+_HINT_LIST = "cpu, metal, mlx, cuda, rocm, gpu, vulkan, tpu"
+
+_kinds: dict[str, DeviceKind] = {}
+_spellings: dict[str, str] = {}
+
+
+@dataclass(frozen=True, slots=True, init=False, repr=False)
+class Device:
+    """One device, by value: `Device("cuda:1")`, `Device("cuda", 1)` and `Device(Device.CUDA, 1)` are equal.
+
+    Raises:
+        DeviceParseError: the kind is unknown, or the index is not a whole number of at least 0.
+    """
+
+    kind: str
+    index: int
+
+    CPU: ClassVar[Device]
+    METAL: ClassVar[Device]
+    MLX: ClassVar[Device]
+    ANE: ClassVar[Device]
+    CUDA: ClassVar[Device]
+    ROCM: ClassVar[Device]
+    TPU: ClassVar[Device]
+    GPU: ClassVar[Device]
+    VULKAN: ClassVar[Device]
+    OPENGL: ClassVar[Device]
+    DIRECTX: ClassVar[Device]
+    WEBGPU: ClassVar[Device]
+    OPENVINO: ClassVar[Device]
+    TENSORRT: ClassVar[Device]
+    NV_TENSORRT_RTX: ClassVar[Device]
+    QNN: ClassVar[Device]
+
+    def __init__(self, kind: str | Device, index: int | None = None) -> None:
+        if isinstance(kind, Device):
+            label, own_index = kind.kind, kind.index
+        else:
+            label, own_index = _parse(kind)
+        chosen = own_index if index is None else index
+        if isinstance(chosen, bool) or not isinstance(chosen, int) or chosen < 0:
+            raise DeviceParseError(str(kind), f"device index must be a whole number of at least 0, not {index!r}")
+        object.__setattr__(self, "kind", label)
+        object.__setattr__(self, "index", chosen)
+
+    @property
+    def label(self) -> str:
+        """The canonical token, `cuda` or `cuda:1`; it parses back to an equal device."""
+        return self.kind if self.index == 0 else f"{self.kind}:{self.index}"
+
+    @property
+    def display(self) -> str:
+        """The name people read together with the label, such as `CUDA (cuda:1)`."""
+        name = _kinds[self.kind].display
+        return name if name.lower() == self.label else f"{name} ({self.label})"
+
+    @property
+    def family(self) -> DeviceKind:
+        """The device's family, with its display name and aliases."""
+        return _kinds[self.kind]
+
+    @classmethod
+    def all(cls) -> list[Device]:
+        """Every known kind at index 0, in the order of the table; kinds added by providers come last."""
+        return [cls(label) for label in _kinds]
+
+    def __str__(self) -> str:
+        return self.label
+
+    def __repr__(self) -> str:
+        return f"Device({self.label!r})"
+
+
+def register_kind(kind: DeviceKind) -> None:
+    """Make a device kind known; the same kind again is accepted, another one under a taken name is not.
+
+    Raises:
+        ValueError: the label or an alias already means something else.
+    """
+    known = _kinds.get(kind.label)
+    if known == kind:
+        return
+    spellings = (kind.label, *kind.aliases)
+    for spelling in spellings:
+        if _spellings.get(spelling, kind.label) != kind.label:
+            raise ValueError(f"device name {spelling!r} already means {_spellings[spelling]!r}")
+    _kinds[kind.label] = kind
+    _spellings.update(dict.fromkeys(spellings, kind.label))
+
+
+def parse_device(text: str) -> Device:
+    """Return the device a name stands for; names are trimmed and compared in lower case.
+
+    Raises:
+        DeviceParseError: the text is empty or names no known device; close names are suggested.
+    """
+    return Device(text)
+
+
+def parse_device_list(text: str) -> list[Device]:
+    """Return the devices of a list separated by commas, semicolons or spaces, without duplicates, in order.
+
+    Raises:
+        DeviceParseError: the list is empty, or one of its names does not parse; one bad name fails the whole list.
+    """
+    pieces = text.replace(";", ",").replace(" ", ",").split(",")
+    devices = dict.fromkeys(_named(piece.strip(), text) for piece in pieces if piece.strip())
+    if not devices:
+        raise DeviceParseError(text, "device list is empty")
+    return list(devices)
+
+
+def device_label(device: Device) -> str:
+    """Return the canonical token of a device."""
+    return device.label
+
+
+def as_devices(devices: Iterable[Device | str]) -> tuple[Device, ...]:
+    """Return the given devices or names as devices, order and duplicates kept."""
+    return tuple(Device(device) for device in devices)
+
+
+def priority_rank(device: Device) -> int:
+    """Return the device's place in the platform priority; kinds that are not in it come last."""
+    return DEVICE_PRIORITY.index(device.kind) if device.kind in DEVICE_PRIORITY else 255
+
+
+def _named(piece: str, whole: str) -> Device:
+    try:
+        return Device(piece)
+    except DeviceParseError as err:
+        raise DeviceParseError(whole, f"{err.message} (in the list {whole!r})") from err
+
+
+def _parse(text: str) -> tuple[str, int]:
+    token = text.strip().lower()
+    if not token:
+        raise DeviceParseError(text, f"device name is empty; known devices: {_HINT_LIST}")
+    name, colon, digits = token.partition(":")
+    if colon and not (digits.isascii() and digits.isdigit()):
+        raise DeviceParseError(text, f"device index in {token!r} must be a whole number, as in 'cuda:1'")
+    if name not in _spellings:
+        close = difflib.get_close_matches(name, _spellings, n=1)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        raise DeviceParseError(text, f"unknown device {name!r}; {hint}known devices: {_HINT_LIST}")
+    return _spellings[name], int(digits) if colon else 0
+
+
+for _kind in _BUILT_IN_KINDS:
+    register_kind(_kind)
+    setattr(Device, _kind.label.upper().replace("-", "_"), Device(_kind.label))

@@ -1,0 +1,93 @@
+"""`RLX_*` variables, and overrides set from code that come before the process environment.
+
+Keys get the prefix `RLX_` unless they already have it: `get("DEVICE")` and `get("RLX_DEVICE")` read the same
+variable. `lookup` reads a key literally, for policies with a prefix of their own.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TypeVar
+
+__all__ = ["clear_overrides", "flag", "get", "lookup", "override", "parse_or", "set_override", "unset_override"]
+
+PREFIX = "RLX_"
+T = TypeVar("T")
+
+_overrides: dict[str, str] = {}
+_lock = threading.Lock()
+
+
+def get(key: str) -> str | None:
+    """Return the value of an `RLX_` variable: the override if there is one, else the environment's, else None."""
+    return lookup(_prefixed(key))
+
+
+def lookup(name: str) -> str | None:
+    """Return the value of a variable by its literal name, overrides first."""
+    with _lock:
+        if name in _overrides:
+            return _overrides[name]
+    return os.environ.get(name)
+
+
+def set_override(key: str, value: str) -> None:
+    """Set an `RLX_` variable for this process without touching the environment."""
+    with _lock:
+        _overrides[_prefixed(key)] = value
+
+
+def unset_override(key: str) -> None:
+    """Remove an override; the process environment shows through again."""
+    with _lock:
+        _overrides.pop(_prefixed(key), None)
+
+
+def clear_overrides() -> None:
+    """Remove every override."""
+    with _lock:
+        _overrides.clear()
+
+
+@contextmanager
+def override(values: Mapping[str, str]) -> Iterator[None]:
+    """Set several variables for the length of a `with` block and restore what was overridden before.
+
+    Keys that have no `RLX_` prefix get one, as everywhere here.
+    """
+    with _lock:
+        before = dict(_overrides)
+        _overrides.update({_prefixed(key): value for key, value in values.items()})
+    try:
+        yield
+    finally:
+        with _lock:
+            _overrides.clear()
+            _overrides.update(before)
+
+
+def flag(key: str) -> bool:
+    """Return whether a variable is on: unset, empty, `0`, `false`, `off` and `no` are off, all else is on."""
+    value = get(key)
+    if value is None:
+        return False
+    text = value.strip().lower()
+    return text not in ("", "0", "false", "off", "no")
+
+
+def parse_or(key: str, default: T, parse: Callable[[str], T]) -> T:
+    """Return `parse` of a variable, or the default when it is unset or `parse` raises ValueError."""
+    value = get(key)
+    if value is None:
+        return default
+    try:
+        return parse(value)
+    except ValueError:
+        return default
+
+
+def _prefixed(key: str) -> str:
+    return key if key.startswith(PREFIX) else PREFIX + key

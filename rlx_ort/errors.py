@@ -1,0 +1,179 @@
+"""Every exception `rlx_ort` raises, in one tree.
+
+```
+RlxError
+  DeviceError
+    DeviceParseError(ValueError)     a device name, list or chain does not parse
+    DeviceUnavailableError           a device the user named cannot run here
+    NoViableDeviceError              no device is left under the policy
+    DeviceFallbackError              every device of a chain refused or failed
+  GraphError
+    GraphVerifyError                 the graph itself is wrong
+    LegalizeError                    a device cannot take the graph
+    ConversionError                  a model cannot be read, written or translated
+  RunError
+    InputError(ValueError)           a run was fed something the graph does not take
+    ParamError(ValueError)           a parameter is unset, unknown or of the wrong type
+    PlacementError                   nodes ran, or would run, somewhere else than asked
+    EngineError                      ONNX Runtime failed; its exception is the cause
+  CalibrationError                   a device cannot be measured
+  PackageError
+    IntegrityError                   a package does not hold what it promises
+```
+
+A message says what was asked, what was found, and what to do. `exit_code` is what the command line returns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rlx_ort.device import Device
+
+__all__ = [
+    "CalibrationError",
+    "ConversionError",
+    "DeviceError",
+    "DeviceFallbackError",
+    "DeviceParseError",
+    "DeviceUnavailableError",
+    "EngineError",
+    "GraphError",
+    "GraphVerifyError",
+    "InputError",
+    "IntegrityError",
+    "LegalizeError",
+    "NoViableDeviceError",
+    "PackageError",
+    "ParamError",
+    "PlacementError",
+    "RlxError",
+    "RunError",
+]
+
+
+class RlxError(Exception):
+    """Base of every error that `rlx_ort` raises on purpose."""
+
+    exit_code = 1
+
+
+class DeviceError(RlxError):
+    """A device was asked for that cannot be had."""
+
+    exit_code = 3
+
+
+class DeviceParseError(DeviceError, ValueError):
+    """A device name or device list does not parse; `input` is the text as given."""
+
+    exit_code = 2
+
+    def __init__(self, input: str, message: str) -> None:
+        super().__init__(message)
+        self.input = input
+        self.message = message
+
+
+class DeviceUnavailableError(DeviceError):
+    """A device that was named cannot run here; `reason` and `remedy` say why and what to do."""
+
+    def __init__(self, device: Device, reason: str, remedy: str = "") -> None:
+        text = f"{device.display} is not available: {reason}"
+        super().__init__(f"{text}\n  {remedy}" if remedy else text)
+        self.device = device
+        self.reason = reason
+        self.remedy = remedy
+
+
+class NoViableDeviceError(DeviceError):
+    """No device is left under the policy; `blockers` lists each device with its reason."""
+
+    def __init__(self, message: str, blockers: Sequence[tuple[Device, str]] = ()) -> None:
+        lines = [message, *(f"  {device.label}: {reason}" for device, reason in blockers)]
+        super().__init__("\n".join(lines))
+        self.blockers = tuple(blockers)
+
+
+class DeviceFallbackError(DeviceError):
+    """Every device of a chain refused or failed; `attempts` holds one (device, reason) per entry, in order."""
+
+    def __init__(self, attempts: Iterable[tuple[Device, str]]) -> None:
+        self.attempts = tuple(attempts)
+        lines = ["all devices of the chain failed:"]
+        lines += [f"  {device.label}: {reason}" for device, reason in self.attempts]
+        super().__init__("\n".join(lines))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, DeviceFallbackError):
+            return NotImplemented
+        return self.attempts == other.attempts
+
+    def __hash__(self) -> int:
+        return hash(self.attempts)
+
+
+class GraphError(RlxError):
+    """A graph or model is wrong, or cannot be translated."""
+
+    exit_code = 4
+
+
+class GraphVerifyError(GraphError):
+    """A graph breaks a rule of the IR; the message names the node and the remedy."""
+
+
+class LegalizeError(GraphError):
+    """A device cannot take the graph; `report` is the `DispatchReport` that says which nodes."""
+
+    def __init__(self, message: str, report: Any = None) -> None:
+        super().__init__(message)
+        self.report = report
+
+
+class ConversionError(GraphError):
+    """A model cannot be read, written or translated; no partial file is left behind."""
+
+
+class RunError(RlxError):
+    """A run could not start or did not finish."""
+
+    exit_code = 5
+
+
+class InputError(RunError, ValueError):
+    """A run was fed a missing, unknown or mistyped input; the message names it."""
+
+
+class ParamError(RunError, ValueError):
+    """A parameter is unset, unknown, or of another shape or dtype than declared."""
+
+
+class PlacementError(RunError):
+    """Nodes are not where they were asked to be; `placement` says where each one is."""
+
+    def __init__(self, message: str, placement: Any = None) -> None:
+        super().__init__(message)
+        self.placement = placement
+
+
+class EngineError(RunError):
+    """ONNX Runtime failed while loading or running a model; its own exception is `__cause__`."""
+
+
+class CalibrationError(RlxError):
+    """A device could not be measured."""
+
+    exit_code = 6
+
+
+class PackageError(RlxError):
+    """A model package cannot be read or written."""
+
+    exit_code = 7
+
+
+class IntegrityError(PackageError):
+    """A package does not hold what its manifest promises."""

@@ -1,0 +1,308 @@
+"""Nodes, values and the append-only list that holds them. `rlx_ort.ir.graph.Graph` adds the builders.
+
+A node refers only to earlier nodes, so insertion order is a topological order and a cycle cannot be written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, cast
+
+from rlx_ort.errors import GraphVerifyError
+from rlx_ort.ir.dtype import DType
+from rlx_ort.ir.op import Op
+from rlx_ort.ir.shape import Shape
+from rlx_ort.ir.tensor import TensorData
+from rlx_ort.ir.types import TensorType, ValueType
+
+if TYPE_CHECKING:
+    from rlx_ort.ir.graph import Graph
+
+__all__ = ["GraphCore", "Node", "Ref", "Value"]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Ref:
+    """Which output of which node: the storable form of a `Value`."""
+
+    node: int
+    output: int = 0
+
+
+@dataclass(slots=True)
+class Node:
+    """One op applied to earlier values.
+
+    `inputs` has None where an optional input is absent. `name` is unique in the graph; `output_names` are the
+    names of the results, unique too, and what an exported model calls them.
+    """
+
+    id: int
+    op: Op
+    inputs: tuple[Ref | None, ...]
+    types: tuple[ValueType, ...]
+    name: str
+    output_names: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"node {self.id} {self.name!r} ({self.op.kind})"
+
+
+class Value:
+    """A handle to one result of a node, with its type, the arithmetic operators and the common methods."""
+
+    __slots__ = ("_graph", "ref")
+    __array_priority__ = 1000  # numpy leaves `array + value` to us
+    __array_ufunc__ = None
+
+    def __init__(self, graph: GraphCore, ref: Ref) -> None:
+        self._graph = graph
+        self.ref = ref
+
+    @property
+    def graph(self) -> Graph:
+        """The graph the value belongs to."""
+        return cast("Graph", self._graph)
+
+    @property
+    def node(self) -> Node:
+        """The node that computes the value."""
+        return self._graph.nodes[self.ref.node]
+
+    @property
+    def type(self) -> ValueType:
+        """The full type, which may be no tensor for imported nodes."""
+        return self.node.types[self.ref.output]
+
+    @property
+    def name(self) -> str:
+        """The name an exported model gives the value."""
+        return self.node.output_names[self.ref.output]
+
+    @property
+    def dtype(self) -> DType:
+        """The element type.
+
+        Raises:
+            GraphVerifyError: the value is no tensor.
+        """
+        return self._tensor().dtype
+
+    @property
+    def shape(self) -> Shape:
+        """The dimensions.
+
+        Raises:
+            GraphVerifyError: the value is no tensor, or its rank is unknown.
+        """
+        shape = self._tensor().shape
+        if shape is None:
+            raise GraphVerifyError(f"the rank of {self.name!r} is unknown")
+        return shape
+
+    @property
+    def rank(self) -> int:
+        """The number of dimensions."""
+        return len(self.shape)
+
+    def _tensor(self) -> TensorType:
+        if not isinstance(self.type, TensorType):
+            raise GraphVerifyError(f"{self.name!r} is no tensor but {self.type}")
+        return self.type
+
+    def __add__(self, other: Any) -> Value:
+        return self.graph.binary("add", self, other)
+
+    def __radd__(self, other: Any) -> Value:
+        return self.graph.binary("add", other, self)
+
+    def __sub__(self, other: Any) -> Value:
+        return self.graph.binary("sub", self, other)
+
+    def __rsub__(self, other: Any) -> Value:
+        return self.graph.binary("sub", other, self)
+
+    def __mul__(self, other: Any) -> Value:
+        return self.graph.binary("mul", self, other)
+
+    def __rmul__(self, other: Any) -> Value:
+        return self.graph.binary("mul", other, self)
+
+    def __truediv__(self, other: Any) -> Value:
+        return self.graph.binary("div", self, other)
+
+    def __rtruediv__(self, other: Any) -> Value:
+        return self.graph.binary("div", other, self)
+
+    def __pow__(self, other: Any) -> Value:
+        return self.graph.binary("pow", self, other)
+
+    def __matmul__(self, other: Any) -> Value:
+        return self.graph.matmul(self, other)
+
+    def __neg__(self) -> Value:
+        return self.graph.neg(self)
+
+    def reshape(self, *dims: Any) -> Value:
+        """Return the value with new dimensions, given one by one or as one sequence; one may be -1."""
+        shape = dims[0] if len(dims) == 1 and isinstance(dims[0], Sequence) and not isinstance(dims[0], str) else dims
+        return self.graph.reshape(self, shape)
+
+    def transpose(self, *perm: int) -> Value:
+        """Return the value with its axes in the given order; reversed when none is given."""
+        return self.graph.transpose(self, perm or range(self.rank)[::-1])
+
+    def cast(self, to: DType | str) -> Value:
+        """Return the value converted to another dtype."""
+        return self.graph.cast(self, to)
+
+    def sum(self, axes: int | Sequence[int], keep_dim: bool = False) -> Value:
+        """Return the sum over axes."""
+        return self.graph.reduce(self, "sum", axes, keep_dim)
+
+    def mean(self, axes: int | Sequence[int], keep_dim: bool = False) -> Value:
+        """Return the mean over axes."""
+        return self.graph.reduce(self, "mean", axes, keep_dim)
+
+    def softmax(self, axis: int = -1) -> Value:
+        """Return the softmax over an axis."""
+        return self.graph.softmax(self, axis)
+
+    def __repr__(self) -> str:
+        return f"<Value {self.name!r} {self.type} of {self._graph.name!r}>"
+
+
+@dataclass(slots=True, eq=False)
+class GraphCore:
+    """The list of nodes, the outputs, and the data of parameters that already have some.
+
+    `weights` maps parameter names to their initial data; a parameter without an entry must be set before a run.
+    `metadata` and `doc` travel with an imported model. `revision` grows with each change, so caches can tell.
+    """
+
+    name: str = "graph"
+    nodes: list[Node] = field(default_factory=list)
+    weights: dict[str, TensorData] = field(default_factory=dict)
+    metadata: dict[str, str] = field(default_factory=dict)
+    doc: str = ""
+    revision: int = 0
+    _outputs: list[tuple[str, Ref]] = field(default_factory=list)
+    _names: dict[str, int] = field(default_factory=dict)  # name -> the highest number tried after it
+
+    def add_node(
+        self,
+        op: Op,
+        inputs: Sequence[Value | None],
+        *,
+        name: str | None = None,
+        types: Sequence[ValueType] | None = None,
+        output_names: Sequence[str] | None = None,
+    ) -> tuple[Value, ...]:
+        """Append a node and return its results.
+
+        `types` overrides the inferred types where an importer knows better. Names that are taken get a number.
+
+        Raises:
+            GraphVerifyError: an input belongs to another graph, or the op does not take these inputs.
+        """
+        refs = tuple(None if value is None else self._own(op, value) for value in inputs)
+        known = [None if value is None else value.type for value in inputs]
+        least, most = op.arity
+        if len(refs) < least or (most is not None and len(refs) > most):
+            raise GraphVerifyError(f"{op.kind} takes {_arity_text(op)} inputs, got {len(refs)}")
+        results = tuple(op.infer(known) if types is None else types)
+        node_name = self._unique(name or op.kind.lower())
+        if output_names is None:
+            output_names = [node_name] if len(results) == 1 else [f"{node_name}.{i}" for i in range(len(results))]
+        node = Node(len(self.nodes), op, refs, results, node_name, tuple(output_names))
+        self.nodes.append(node)
+        self.revision += 1
+        return tuple(Value(self, Ref(node.id, index)) for index in range(len(results)))
+
+    def add(self, op: Op, *inputs: Value | None, name: str | None = None) -> Value:
+        """Append a node with one result and return it."""
+        return self.add_node(op, inputs, name=name)[0]
+
+    def value(self, ref: Ref | int) -> Value:
+        """Return the handle of a stored reference, or of the first result of a node id."""
+        return Value(self, ref if isinstance(ref, Ref) else Ref(ref))
+
+    def node_inputs(self, node: Node) -> tuple[Value | None, ...]:
+        """Return a node's inputs as handles."""
+        return tuple(None if ref is None else Value(self, ref) for ref in node.inputs)
+
+    @property
+    def outputs(self) -> list[Value]:
+        """The graph's outputs, in order; assign a list of values to set them."""
+        return [Value(self, ref) for _, ref in self._outputs]
+
+    @outputs.setter
+    def outputs(self, values: Iterable[Value]) -> None:
+        self.set_outputs(list(values))
+
+    @property
+    def output_names(self) -> list[str]:
+        """The names of the outputs, in order."""
+        return [name for name, _ in self._outputs]
+
+    def set_outputs(self, values: Sequence[Value], names: Sequence[str] | None = None) -> None:
+        """Set the outputs, replacing earlier ones; a value may appear more than once, under different names.
+
+        Raises:
+            GraphVerifyError: a value belongs to another graph, or two outputs have one name.
+        """
+        chosen = [value.name for value in values] if names is None else list(names)
+        if names is None:
+            chosen = _numbered(chosen)
+        if len(chosen) != len(values) or len(set(chosen)) != len(chosen):
+            raise GraphVerifyError(f"{len(values)} outputs need as many different names, got {chosen}")
+        for value in values:
+            if value._graph is not self:
+                raise GraphVerifyError(f"output {value.name!r} belongs to graph {value._graph.name!r}")
+        self._outputs = [(name, value.ref) for name, value in zip(chosen, values, strict=True)]
+        self.revision += 1
+
+    def users(self, ref: Ref) -> list[Node]:
+        """Return the nodes that read a value, in order; walks every node."""
+        return [node for node in self.nodes if ref in node.inputs]
+
+    def bind(self, sizes: Mapping[str, int]) -> Graph:
+        """Return a copy in which the named dims that `sizes` knows have those sizes; node ids stay."""
+        from rlx_ort.ir.rewrite import bind_dims
+
+        return bind_dims(cast("Graph", self), sizes)
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    def _own(self, op: Op, value: Value) -> Ref:
+        if not isinstance(value, Value):
+            raise GraphVerifyError(f"{op.kind} takes values of the graph, got {type(value).__name__}")
+        if value._graph is not self:
+            raise GraphVerifyError(f"{op.kind} got {value.name!r} of graph {value._graph.name!r}, not of {self.name!r}")
+        return value.ref
+
+    def _unique(self, wanted: str) -> str:
+        name = wanted
+        while name in self._names:
+            self._names[wanted] += 1
+            name = f"{wanted}_{self._names[wanted]}"
+        self._names[name] = 1
+        return name
+
+
+def _numbered(names: Sequence[str]) -> list[str]:
+    seen: dict[str, int] = {}
+    result = []
+    for name in names:
+        seen[name] = seen.get(name, 0) + 1
+        result.append(name if seen[name] == 1 else f"{name}_{seen[name]}")
+    return result
+
+
+def _arity_text(op: Op) -> str:
+    least, most = op.arity
+    if most is None:
+        return f"at least {least}"
+    return str(least) if least == most else f"{least} to {most}"

@@ -1,0 +1,22 @@
+"""`Graph`: what a user builds. Each op family brings its builders as a base class."""
+
+from __future__ import annotations
+
+from rlx_ort.ir.core import Node, Ref, Value
+from rlx_ort.ir.ops.leaf import LeafBuilders
+from rlx_ort.ir.ops.onnx import OnnxBuilders
+
+__all__ = ["Graph", "Node", "Ref", "Value"]
+
+
+class Graph(LeafBuilders, OnnxBuilders):
+    """A computation: inputs and weights, ops in topological order, and outputs.
+
+    Example:
+        >>> g = Graph("mlp")
+        >>> x = g.input("x", ["batch", 4])
+        >>> w = g.param("w", [4, 2])
+        >>> g.outputs = [g.relu(x @ w)]
+    """
+
+    __slots__ = ("__weakref__",)

@@ -1,0 +1,117 @@
+"""Tensor data as ONNX stores it: little-endian, C-contiguous, sub-byte types packed.
+
+This is the one form weights and constants have everywhere in `rlx_ort`, because it is the form ONNX Runtime can
+borrow without a copy.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rlx_ort.ir.dtype import DType
+
+__all__ = ["TensorData"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TensorData:
+    """A dtype, a static shape and the bytes of the elements.
+
+    `buffer` is one-dimensional uint8 of exactly `nbytes` bytes and may be a memory map; for strings it is an object
+    array. It must not be changed while anything uses it.
+    """
+
+    dtype: DType
+    shape: tuple[int, ...]
+    buffer: npt.NDArray[Any]
+
+    def __post_init__(self) -> None:
+        if self.dtype is DType.STRING:
+            found, wanted = self.buffer.size, self.num_elements
+        else:
+            found, wanted = self.buffer.nbytes, self.dtype.nbytes(self.num_elements)
+        if found != wanted:
+            raise ValueError(f"a {self.dtype.value}{list(self.shape)} tensor needs {wanted} bytes, got {found}")
+
+    @classmethod
+    def from_array(cls, array: npt.ArrayLike, dtype: DType | None = None) -> TensorData:
+        """Return the tensor of an array, converted to `dtype` if one is given.
+
+        Shares memory when the array is already native-endian, contiguous and not packed; copies otherwise.
+
+        Raises:
+            ValueError: the elements have no dtype here.
+        """
+        values = np.asarray(array)
+        target = DType.from_numpy(values.dtype) if dtype is None else dtype
+        if target is DType.STRING:
+            flat = np.array([_as_text(item) for item in values.reshape(-1)], dtype=object)
+            return cls(target, values.shape, flat)
+        values = np.ascontiguousarray(values, dtype=target.numpy).reshape(values.shape)
+        raw = values.reshape(-1).view(np.uint8) if values.size else np.empty(0, np.uint8)
+        if target.is_packed:
+            raw = _pack(raw, target.bits)
+        elif sys.byteorder == "big" and values.itemsize > 1:
+            raw = values.reshape(-1).byteswap().view(np.uint8)
+        return cls(target, values.shape, raw)
+
+    @property
+    def num_elements(self) -> int:
+        """The number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes the elements take in ONNX's storage; 0 for strings."""
+        return 0 if self.dtype is DType.STRING else self.buffer.nbytes
+
+    def numpy(self) -> npt.NDArray[Any]:
+        """Return the elements as a read-only array of the logical shape; packed types are unpacked into a copy."""
+        if self.dtype is DType.STRING:
+            return self.buffer.reshape(self.shape)
+        raw = _unpack(self.buffer, self.dtype.bits, self.num_elements) if self.dtype.is_packed else self.buffer
+        wanted = self.dtype.numpy
+        if raw.ctypes.data % max(wanted.alignment, 1):
+            raw = raw.copy()
+        values = raw.view(wanted).reshape(self.shape)
+        if sys.byteorder == "big" and wanted.itemsize > 1:
+            values = values.byteswap()
+        values.flags.writeable = False
+        return values
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, TensorData):
+            return NotImplemented
+        same_type = (self.dtype, self.shape) == (other.dtype, other.shape)
+        return same_type and bool(np.array_equal(self.buffer, other.buffer))
+
+    def __hash__(self) -> int:
+        return hash((self.dtype, self.shape))
+
+
+def _pack(unpacked: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.uint8]:
+    """Pack one element a byte into ONNX's order: first element in the lowest bits."""
+    per_byte = 8 // bits
+    padded = np.zeros(-(-unpacked.size // per_byte) * per_byte, np.uint8)
+    padded[: unpacked.size] = unpacked & ((1 << bits) - 1)
+    columns = padded.reshape(-1, per_byte)
+    packed = np.zeros(len(columns), np.uint8)
+    for column in range(per_byte):
+        packed |= columns[:, column] << (bits * column)
+    return packed
+
+
+def _unpack(packed: npt.NDArray[np.uint8], bits: int, count: int) -> npt.NDArray[np.uint8]:
+    """Undo `_pack` for `count` elements."""
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)
+    return ((packed[:, None] >> shifts) & ((1 << bits) - 1)).reshape(-1)[:count].astype(np.uint8)
+
+
+def _as_text(item: object) -> str:
+    return item.decode("utf-8") if isinstance(item, bytes) else str(item)
