@@ -9,13 +9,38 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from types import MappingProxyType
 from typing import TypeVar
 
-__all__ = ["clear_overrides", "flag", "get", "lookup", "override", "parse_or", "set_override", "unset_override"]
+__all__ = [
+    "VARIABLES",
+    "RlxEnv",
+    "clear_overrides",
+    "flag",
+    "get",
+    "lookup",
+    "override",
+    "parse_or",
+    "set_override",
+    "unset_override",
+]
 
 PREFIX = "RLX_"
 T = TypeVar("T")
+
+VARIABLES: Mapping[str, str] = MappingProxyType(
+    {
+        "RLX_DEVICE": "the device to run on, unless the code names one; skipped with a warning when it cannot run",
+        "RLX_DEVICES": "the only devices that may be chosen",
+        "RLX_DENY_DEVICES": "devices that must not be chosen; wins over RLX_DEVICES",
+        "RLX_PREFER_DEVICES": "devices that win when predictions are within 5 % of each other, best first",
+        "RLX_BENCHMARK_PICK": "choose by timing this many runs on each device instead of by prediction",
+        "RLX_DEVICE_CHAIN": "devices to try one after the other",
+        "RLX_ALLOW_ORT_TELEMETRY": "flag: leave ONNX Runtime's telemetry on",
+    }
+)
+"""The variables that are read, with their meaning; lists are separated by commas, semicolons or spaces."""
 
 _overrides: dict[str, str] = {}
 _lock = threading.Lock()
@@ -67,6 +92,37 @@ def override(values: Mapping[str, str]) -> Iterator[None]:
         with _lock:
             _overrides.clear()
             _overrides.update(before)
+
+
+class RlxEnv:
+    """Collects several variables and sets them at once.
+
+    Example:
+        >>> with RlxEnv().set("DENY_DEVICES", "cuda").flag("VERBOSE").guard():
+        ...     get("VERBOSE")
+        '1'
+    """
+
+    def __init__(self) -> None:
+        self._values: dict[str, str] = {}
+
+    def set(self, key: str, value: object) -> RlxEnv:
+        """Note a variable and its value, which becomes text; nothing is set yet."""
+        self._values[_prefixed(key)] = str(value)
+        return self
+
+    def flag(self, key: str, on: bool = True) -> RlxEnv:
+        """Note a variable that is on or off; nothing is set yet."""
+        return self.set(key, "1" if on else "0")
+
+    def apply(self) -> None:
+        """Set every noted variable as an override, for as long as the process lives."""
+        with _lock:
+            _overrides.update(self._values)
+
+    def guard(self) -> AbstractContextManager[None]:
+        """Return a `with` block in which the noted variables are set; see `override`."""
+        return override(self._values)
 
 
 def flag(key: str) -> bool:

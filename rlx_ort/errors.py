@@ -76,6 +76,10 @@ class DeviceParseError(DeviceError, ValueError):
         self.input = input
         self.message = message
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle by the arguments, so that the error crosses a process pool."""
+        return type(self), (self.input, self.message)
+
 
 class DeviceUnavailableError(DeviceError):
     """A device that was named cannot run here; `reason` and `remedy` say why and what to do."""
@@ -86,6 +90,10 @@ class DeviceUnavailableError(DeviceError):
         self.device = device
         self.reason = reason
         self.remedy = remedy
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle by the arguments, so that the error crosses a process pool."""
+        return type(self), (self.device, self.reason, self.remedy)
 
 
 class NoViableDeviceError(DeviceError):
@@ -105,6 +113,17 @@ class DeviceFallbackError(DeviceError):
         lines = ["all devices of the chain failed:"]
         lines += [f"  {device.label}: {reason}" for device, reason in self.attempts]
         super().__init__("\n".join(lines))
+
+    @classmethod
+    def from_text(cls, text: str) -> DeviceFallbackError:
+        """Return the error for a failure that belongs to no device: one attempt, which is put down to the CPU."""
+        from rlx_ort.device import Device
+
+        return cls([(Device.CPU, text)])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle by the arguments, so that the error crosses a process pool."""
+        return type(self), (self.attempts,)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, DeviceFallbackError):
@@ -126,7 +145,7 @@ class GraphVerifyError(GraphError):
 
 
 class LegalizeError(GraphError):
-    """A device cannot take the graph; `report` is the `DispatchReport` that says which nodes."""
+    """A device cannot take the graph; `report` is the `KernelDispatchReport` that says which nodes."""
 
     def __init__(self, message: str, report: Any = None) -> None:
         super().__init__(message)

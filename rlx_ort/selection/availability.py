@@ -1,0 +1,128 @@
+"""Which devices work here, by name: no graph is involved.
+
+A device works when its provider opened a one-node session on it and the node ran there. The registry remembers the
+answer for the life of the process, so only the first question costs something.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from rlx_ort.device import Device, priority_rank
+from rlx_ort.errors import DeviceUnavailableError, NoViableDeviceError
+from rlx_ort.providers import registry
+from rlx_ort.providers.base import Availability, Provider
+
+__all__ = [
+    "availability",
+    "available_apple_devices",
+    "available_devices",
+    "drain_device",
+    "fastest_among",
+    "fastest_device",
+    "full_name",
+    "is_available",
+    "provider_of",
+    "require_available",
+    "supports_run_slots",
+]
+
+
+def is_available(device: Device | str) -> bool:
+    """Return whether the device works here; never raises for a known name. The first call may open a session."""
+    return availability(device).available
+
+
+def availability(device: Device | str) -> Availability:
+    """Return whether the device works here and, when it does not, why and what to do."""
+    device = Device(device)
+    if provider_of(device) is None:
+        return Availability(
+            available=False,
+            reason="no ONNX Runtime execution provider runs this kind of device",
+            remedy="choose another device, or add a provider with rlx_ort.register_provider",
+        )
+    return registry.default_registry().availability(device)
+
+
+def require_available(device: Device) -> None:
+    """Return if the device works here.
+
+    Raises:
+        DeviceUnavailableError: it does not; the message has the reason and the remedy.
+    """
+    found = availability(device)
+    if not found.available:
+        raise DeviceUnavailableError(device, found.reason, found.remedy)
+
+
+def provider_of(device: Device) -> Provider | None:
+    """Return the provider that serves a device, or None when nobody registered one."""
+    return registry.default_registry().for_device(device)
+
+
+def available_devices() -> list[Device]:
+    """Return the devices that work here, the first of each kind, in the order of `Device.all()`."""
+    return [device for device in Device.all() if is_available(device)]
+
+
+def available_apple_devices() -> list[Device]:
+    """Return those of metal, mlx and gpu that work here, in this order; empty except on macOS."""
+    if sys.platform != "darwin":
+        return []
+    return [device for device in (Device.METAL, Device.MLX, Device.GPU) if is_available(device)]
+
+
+def fastest_device() -> Device:
+    """Return the best device that works here by platform priority; no graph and no variable is looked at.
+
+    Raises:
+        NoViableDeviceError: no device works here.
+    """
+    found = [device for device in available_devices() if is_selectable(device)]
+    if not found:
+        rows = [(device, availability(device).reason) for device in Device.all() if provider_of(device)]
+        raise NoViableDeviceError("no device works here:", rows)
+    return fastest_among(found)
+
+
+def fastest_among(devices: Sequence[Device]) -> Device:
+    """Return the device with the best platform priority; of several unknown to it, the first.
+
+    Raises:
+        NoViableDeviceError: the list is empty.
+    """
+    if not devices:
+        raise NoViableDeviceError("there is no device to choose from: the list is empty")
+    return min(devices, key=priority_rank)
+
+
+def is_selectable(device: Device) -> bool:
+    """Return whether automatic choice may take the device; test providers say no."""
+    provider = provider_of(device)
+    return provider is not None and provider.selectable
+
+
+def full_name(device: Device | str) -> str:
+    """Return the name people read; the CPU's also names the library that multiplies its matrices."""
+    device = Device(device)
+    name = device.family.display + (f" {device.index}" if device.index else "")
+    return f"{name} (MLAS)" if device.kind == Device.CPU.kind else name
+
+
+def supports_run_slots(device: Device | str) -> bool:
+    """Return whether `run_slots` works on the device: on every device with a provider, here or not."""
+    return provider_of(Device(device)) is not None
+
+
+def drain_device(device: Device | str) -> None:
+    """Wait until the device has nothing left to do in this process.
+
+    ONNX Runtime finishes a run before it returns, so what can still be going on is a run in another thread. Devices
+    that run one session at a time are waited for; on the others such a run is its own thread's business.
+    """
+    provider = provider_of(Device(device))
+    if provider is not None:
+        with provider.run_lock():
+            return

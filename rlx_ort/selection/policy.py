@@ -1,0 +1,196 @@
+"""`DevicePolicy`: which devices may be chosen, which are preferred, and how the choice is made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from rlx_ort import environment
+from rlx_ort.device import Device, as_devices, parse_device, parse_device_list, priority_rank
+from rlx_ort.errors import DeviceParseError
+
+__all__ = [
+    "Benchmark",
+    "CostModel",
+    "DevicePickStrategy",
+    "DevicePolicy",
+    "device_chain_from_env",
+    "device_from_env",
+]
+
+_UNRANKED = 255
+
+
+class DevicePickStrategy:
+    """How an automatic choice is made: by `CostModel` or by `Benchmark`."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CostModel(DevicePickStrategy):
+    """Choose the device with the smallest predicted time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Benchmark(DevicePickStrategy):
+    """Choose the device with the smallest measured time over `runs` runs; less than 1 counts as 1."""
+
+    runs: int = 1
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "runs", max(self.runs, 1))
+
+
+@dataclass(frozen=True, slots=True)
+class DevicePolicy:
+    """Which devices may be chosen. Frozen: the `with_` methods return a changed copy.
+
+    Devices are compared by value, so denying `cuda` denies the first CUDA device and leaves `cuda:1`.
+
+    Attributes:
+        allow: the only devices that may be chosen, or None for no restriction; empty means none may.
+        deny: devices that must not be chosen, even when allowed or asked for.
+        prefer: devices that win when their predicted times are close, best first; adds no device.
+        pick: how the choice is made.
+    """
+
+    allow: tuple[Device, ...] | None = None
+    deny: tuple[Device, ...] = ()
+    prefer: tuple[Device, ...] = ()
+    pick: DevicePickStrategy = field(default_factory=CostModel)
+
+    @classmethod
+    def all(cls) -> DevicePolicy:
+        """Return the policy that restricts nothing."""
+        return cls()
+
+    @classmethod
+    def only(cls, devices: Iterable[Device | str]) -> DevicePolicy:
+        """Return the policy that allows exactly these devices; none at all is legal and leaves nothing viable."""
+        return cls(allow=as_devices(devices))
+
+    def with_deny(self, devices: Iterable[Device | str]) -> DevicePolicy:
+        """Return a copy that denies these devices as well."""
+        return replace(self, deny=self.deny + as_devices(devices))
+
+    def with_prefer(self, devices: Iterable[Device | str]) -> DevicePolicy:
+        """Return a copy that prefers these devices after those already preferred."""
+        return replace(self, prefer=self.prefer + as_devices(devices))
+
+    def with_benchmark_pick(self, runs: int) -> DevicePolicy:
+        """Return a copy that chooses by timing `runs` runs, at least 1, on each device."""
+        return replace(self, pick=Benchmark(runs))
+
+    @classmethod
+    def from_env(cls, prefix: str = "RLX") -> DevicePolicy:
+        """Return the policy that the environment describes.
+
+        Reads `<prefix>_DEVICES`, `_DENY_DEVICES`, `_PREFER_DEVICES` and `_BENCHMARK_PICK`. A prefix of your own is
+        taken literally first, then with `RLX_` before it. An empty variable counts as unset.
+
+        Raises:
+            DeviceParseError: a variable does not parse. It is not ignored, because a typo must not widen what may run.
+        """
+        allow = _devices_from_env(prefix, "DEVICES")
+        runs = _read(prefix, "BENCHMARK_PICK")
+        return cls(
+            allow=None if allow is None else tuple(allow),
+            deny=tuple(_devices_from_env(prefix, "DENY_DEVICES") or ()),
+            prefer=tuple(_devices_from_env(prefix, "PREFER_DEVICES") or ()),
+            pick=CostModel() if runs is None else Benchmark(_runs(*runs)),
+        )
+
+    def pick_strategy(self) -> DevicePickStrategy:
+        """Return how the choice is made."""
+        return self.pick
+
+    def probe_set(self) -> list[Device]:
+        """Return the devices a report has rows for: the allow list as given, else every known device."""
+        return Device.all() if self.allow is None else list(self.allow)
+
+    def allows(self, device: Device) -> bool:
+        """Return whether a device may be chosen: not denied, and on the allow list if there is one."""
+        return device not in self.deny and (self.allow is None or device in self.allow)
+
+    def refusal(self, device: Device) -> str | None:
+        """Return why the policy refuses a device, or None when it does not; a denial is named first."""
+        if device in self.deny:
+            return f"denied by the policy (deny: {labels(self.deny)})"
+        if self.allow is not None and device not in self.allow:
+            return f"outside the policy's allow list (only: {labels(self.allow)})"
+        return None
+
+    def apply(self, candidates: Iterable[Device]) -> list[Device]:
+        """Return the candidates that may be chosen, best first: by preference, then by platform priority.
+
+        The sort is stable and keeps duplicates.
+        """
+        allowed = [device for device in candidates if self.allows(device)]
+        return sorted(allowed, key=lambda device: (self.prefer_rank(device), priority_rank(device)))
+
+    def prefer_rank(self, device: Device) -> int:
+        """Return the device's place among the preferred ones; the others share one last place."""
+        return self.prefer.index(device) if device in self.prefer else _UNRANKED
+
+
+def device_from_env(prefix: str = "RLX") -> Device | None:
+    """Return the device that `<prefix>_DEVICE` names, or None when it is unset or empty.
+
+    Raises:
+        DeviceParseError: the variable names no known device.
+    """
+    found = _read(prefix, "DEVICE")
+    if found is None:
+        return None
+    name, value = found
+    try:
+        return parse_device(value)
+    except DeviceParseError as err:
+        raise _blamed(name, err) from err
+
+
+def device_chain_from_env(prefix: str = "RLX") -> list[Device]:
+    """Return the devices of `<prefix>_DEVICE_CHAIN`, in order; empty when it is unset or empty.
+
+    Raises:
+        DeviceParseError: a name in the variable does not parse.
+    """
+    return _devices_from_env(prefix, "DEVICE_CHAIN") or []
+
+
+def labels(devices: Iterable[Device]) -> str:
+    """Return the labels of devices as one text, `none` when there are none."""
+    return ", ".join(device.label for device in devices) or "none"
+
+
+def _read(prefix: str, key: str) -> tuple[str, str] | None:
+    """Return the name and value of the first variable that is set and not empty."""
+    literal = f"{prefix}_{key}"
+    for name in dict.fromkeys((literal, literal if literal.startswith(environment.PREFIX) else f"RLX_{literal}")):
+        value = environment.lookup(name)
+        if value is not None and value.strip():
+            return name, value
+    return None
+
+
+def _devices_from_env(prefix: str, key: str) -> list[Device] | None:
+    found = _read(prefix, key)
+    if found is None:
+        return None
+    name, value = found
+    try:
+        return parse_device_list(value)
+    except DeviceParseError as err:
+        raise _blamed(name, err) from err
+
+
+def _runs(name: str, value: str) -> int:
+    digits = value.strip()
+    if not (digits.isascii() and digits.isdigit()):
+        raise DeviceParseError(value, f"{name} must be a whole number of runs, such as 5, not {value!r}")
+    return int(digits)
+
+
+def _blamed(name: str, err: DeviceParseError) -> DeviceParseError:
+    return DeviceParseError(err.input, f"{name}: {err.message}")

@@ -1,0 +1,141 @@
+"""Which one device to use: what the caller named, else what the environment names, else the fastest.
+
+A device that somebody named is judged strictly: it must take every node. It is never replaced by another one
+without a word: what the code names fails loudly, what `RLX_DEVICE` names is skipped with a warning.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+from rlx_ort.device import Device, as_devices
+from rlx_ort.errors import (
+    DeviceError,
+    DeviceFallbackError,
+    InputError,
+    LegalizeError,
+    NoViableDeviceError,
+    ParamError,
+    RunError,
+)
+from rlx_ort.execution.options import CompileOptions, PlacementRule
+from rlx_ort.ir.graph import Graph
+from rlx_ort.selection.availability import require_available
+from rlx_ort.selection.candidates import blocker_of, devices_for_with_policy, fastest_device_for_with_policy
+from rlx_ort.selection.legalize import legalize_graph_for_device_with_options
+from rlx_ort.selection.policy import DevicePolicy, device_from_env, labels
+
+__all__ = ["resolve_device", "resolve_device_chain", "run_with_fallback"]
+
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
+
+
+def resolve_device(
+    graph: Graph,
+    hint: Device | str | None = None,
+    policy: DevicePolicy | None = None,
+    options: CompileOptions | None = None,
+) -> Device:
+    """Return the device to run the graph on: the hint, else `RLX_DEVICE`, else the fastest by prediction.
+
+    Raises:
+        DeviceParseError: the hint or `RLX_DEVICE` names no known device.
+        NoViableDeviceError: the policy refuses the hint, or leaves no device.
+        DeviceUnavailableError: the hint does not work here.
+        LegalizeError: the hint does not take the graph.
+    """
+    policy = policy or DevicePolicy()
+    if hint is not None:
+        return _checked_hint(graph, Device(hint), policy, options)
+    wished = device_from_env()
+    if wished is not None:
+        blocker = _blocker(graph, wished, policy, options)
+        if blocker is None:
+            return wished
+        _log.warning("RLX_DEVICE asks for %s, which is skipped: %s", wished.display, blocker)
+    return fastest_device_for_with_policy(graph, policy, options)
+
+
+def resolve_device_chain(
+    graph: Graph,
+    chain: Iterable[Device | str],
+    policy: DevicePolicy | None = None,
+    options: CompileOptions | None = None,
+) -> Device:
+    """Return the first device of the chain that may run the graph; nothing outside the chain is considered.
+
+    Raises:
+        NoViableDeviceError: none of them may; the message says why for each and lists the devices that may.
+    """
+    policy = policy or DevicePolicy()
+    devices = as_devices(chain)
+    rows = []
+    for device in devices:
+        blocker = _blocker(graph, device, policy, options)
+        if blocker is None:
+            return device
+        rows.append((device, blocker))
+    viable = labels(devices_for_with_policy(graph, policy, options))
+    raise NoViableDeviceError(
+        f"no device of the chain ({labels(devices)}) may run graph {graph.name!r}; devices that may: {viable}", rows
+    )
+
+
+def run_with_fallback(
+    graph: Graph,
+    policy: DevicePolicy | None,
+    chain: Iterable[Device | str],
+    fn: Callable[[Device], T],
+    options: CompileOptions | None = None,
+    attempts: list[tuple[Device, str]] | None = None,
+) -> tuple[Device, T]:
+    """Return the first device of the chain on which `fn` succeeds, and what it returned.
+
+    Devices that may not run the graph are passed over without calling `fn`. A device, run or legalisation error of
+    `fn` counts as a failed attempt; wrong inputs and parameters are raised, for they are wrong on every device. Each
+    device that is passed over or fails is appended to `attempts` with the reason, success or not.
+
+    Raises:
+        DeviceFallbackError: no device succeeded; it lists every attempt. An empty chain is one attempt of the CPU.
+    """
+    policy = policy or DevicePolicy()
+    attempts = [] if attempts is None else attempts
+    for device in as_devices(chain):
+        blocker = _blocker(graph, device, policy, options)
+        if blocker is not None:
+            attempts.append((device, f"not viable under the policy: {blocker}"))
+            continue
+        try:
+            return device, fn(device)
+        except (InputError, ParamError):
+            raise
+        except (DeviceError, RunError, LegalizeError) as err:
+            _log.warning("%s failed, trying the next device of the chain: %s", device.display, err)
+            attempts.append((device, str(err)))
+    raise DeviceFallbackError(attempts or [(Device.CPU, "the chain is empty; name at least one device")])
+
+
+def _checked_hint(graph: Graph, device: Device, policy: DevicePolicy, options: CompileOptions | None) -> Device:
+    refusal = policy.refusal(device)
+    if refusal is not None:
+        viable = labels(devices_for_with_policy(graph, policy, options))
+        raise NoViableDeviceError(
+            f"the hint asks for {device.display}, which is {refusal}; devices that may run graph {graph.name!r}: "
+            f"{viable}. Change the hint or the policy."
+        )
+    require_available(device)
+    legalize_graph_for_device_with_options(graph, device, _named(options))
+    return device
+
+
+def _blocker(graph: Graph, device: Device, policy: DevicePolicy, options: CompileOptions | None) -> str | None:
+    return policy.refusal(device) or blocker_of(graph, device, policy, _named(options))
+
+
+def _named(options: CompileOptions | None) -> CompileOptions:
+    """Return the options for a device that somebody named: strict unless they say otherwise."""
+    options = options or CompileOptions()
+    return options if options.placement is not None else options.with_(placement=PlacementRule.STRICT)

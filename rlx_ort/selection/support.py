@@ -1,0 +1,256 @@
+"""Whether a device takes a graph, read from its provider's kernel list; no session is opened.
+
+This is the first of two answers: it costs milliseconds and agrees with ONNX Runtime on about 99 nodes of 100. The
+second is the placement of the compiled graph, which is checked after a session is open.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rlx_ort.converters.to_onnx.exported import ExportedModel
+from rlx_ort.device import Device
+from rlx_ort.errors import ConversionError
+from rlx_ort.execution.options import CompileOptions, PlacementRule
+from rlx_ort.ir.core import Node
+from rlx_ort.ir.graph import Graph
+from rlx_ort.ir.op import Op
+from rlx_ort.ir.ops.onnx import OnnxNode
+from rlx_ort.providers.base import KernelClaim, Provider
+from rlx_ort.selection.availability import availability, is_available, provider_of
+from rlx_ort.selection.node_claims import cpu_takes_node, is_function, signature, takes_node
+
+__all__ = [
+    "Support",
+    "UnsupportedOp",
+    "first_unsupported_op",
+    "first_unsupported_op_with_options",
+    "support_of",
+    "supports",
+    "supports_graph",
+    "supports_graph_with_options",
+]
+
+_CACHE_SIZE = 512
+
+
+@dataclass(frozen=True, slots=True)
+class UnsupportedOp:
+    """A node of the user's graph that a device does not take.
+
+    Attributes:
+        index: the node's id in the user's graph.
+        name: the node's name.
+        kind: the kind of its op.
+        reason: what is missing.
+    """
+
+    index: int
+    name: str
+    kind: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"node {self.index} {self.name!r} ({self.kind}): {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class Support:
+    """What a device makes of a graph.
+
+    Attributes:
+        unsupported: the user's nodes that stand in the way, in graph order.
+        cpu_nodes: ids of the user's nodes that the CPU would take over; empty under the strict rule.
+        claim_count: kernels the provider lists, or None for one that compiles and lists none.
+        reason: why the whole graph is refused when no single node is to blame.
+    """
+
+    unsupported: tuple[UnsupportedOp, ...] = ()
+    cpu_nodes: frozenset[int] = frozenset()
+    claim_count: int | None = None
+    reason: str = ""
+
+    @property
+    def supported(self) -> bool:
+        """Whether the device takes the graph."""
+        return not self.unsupported and not self.reason
+
+    @property
+    def blocker(self) -> str | None:
+        """What stands in the way, or None."""
+        if self.unsupported:
+            return f"first unsupported op: {self.unsupported[0]}"
+        return self.reason or None
+
+
+def supports(device: Device | str, op: Op) -> bool:
+    """Return whether the device may take the op, whatever its types: a quick answer, where `supports_graph` is exact.
+
+    An op is taken when it can be written as ONNX nodes and the device works here. For a raw `OnnxNode` the
+    provider's kernels are asked.
+    """
+    device = Device(device)
+    provider = provider_of(device)
+    if provider is None or not is_available(device):
+        return False
+    if not isinstance(op, OnnxNode):
+        return _has_lowering(op)
+    claims = provider.claims()
+    if claims is None or is_function(op.domain, op.op_type, op.version):
+        return True
+    return any(claim.op_type == op.op_type and claim.domain == op.domain for claim in claims)
+
+
+def supports_graph(device: Device | str, graph: Graph) -> bool:
+    """Return whether the device works here and takes every node of the graph."""
+    return supports_graph_with_options(device, graph)
+
+
+def supports_graph_with_options(device: Device | str, graph: Graph, options: CompileOptions | None = None) -> bool:
+    """Return whether the device works here and takes the graph under the options' placement rule, else strictly."""
+    device = Device(device)
+    return is_available(device) and support_of(device, graph, options).supported
+
+
+def first_unsupported_op(device: Device | str, graph: Graph) -> UnsupportedOp | None:
+    """Return the first node of the graph that the device does not take, or None when it takes all."""
+    return first_unsupported_op_with_options(device, graph)
+
+
+def first_unsupported_op_with_options(
+    device: Device | str, graph: Graph, options: CompileOptions | None = None
+) -> UnsupportedOp | None:
+    """Return the first node that stands in the way under the options; on a device that is not here, the first of all.
+
+    None means that no single node is to blame.
+    """
+    device = Device(device)
+    found = availability(device)
+    if not found.available:
+        first = next(iter(graph.nodes), None)
+        reason = f"{device.display} is not available: {found.reason}"
+        return None if first is None else _unsupported(first, reason)
+    return next(iter(support_of(device, graph, options).unsupported), None)
+
+
+def support_of(device: Device, graph: Graph, options: CompileOptions | None = None) -> Support:
+    """Return what a device makes of a graph, whether it works here or not; remembered per exported model.
+
+    Raises:
+        GraphVerifyError: the graph itself is wrong.
+    """
+    provider = provider_of(device)
+    if provider is None:
+        return Support(reason="no ONNX Runtime execution provider runs this kind of device")
+    if not graph.nodes:
+        return Support()
+    options = options or CompileOptions()
+    refused = tuple(_without_lowering(graph))
+    if refused:
+        return Support(refused)
+
+    from rlx_ort.converters.to_onnx.exporter import exported
+    from rlx_ort.providers.runtime import runtime_version
+
+    try:
+        model = exported(graph, options)
+    except ConversionError as err:
+        return Support(reason=str(err))
+    rule = options.placement or PlacementRule.STRICT
+    origins = tuple(node.origin for node in model.nodes)  # equal models of graphs that differ in dead nodes
+    key = (model.sha256, origins, provider.name, device, rule, runtime_version())
+    return _cache.get(key) or _cache.put(key, _judge(model, graph, device, provider, rule))
+
+
+class _Cache:
+    """A bounded map that forgets what was asked for longest ago; safe to use from several threads."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._entries: OrderedDict[object, Support] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: object) -> Support | None:
+        with self._lock:
+            found = self._entries.get(key)
+            if found is not None:
+                self._entries.move_to_end(key)
+            return found
+
+    def put(self, key: object, support: Support) -> Support:
+        with self._lock:
+            self._entries[key] = support
+            if len(self._entries) > self._size:
+                self._entries.popitem(last=False)
+        return support
+
+    def clear(self) -> None:
+        with self._lock:
+            self._entries.clear()
+
+
+_cache = _Cache(_CACHE_SIZE)
+
+
+def _judge(model: ExportedModel, graph: Graph, device: Device, provider: Provider, rule: PlacementRule) -> Support:
+    claims = provider.claims()
+    if claims is None:
+        found = availability(device)  # a provider that compiles whole graphs, or one that is not here
+        return Support() if found.available else Support(reason=found.reason)
+    cpu_claims = _cpu_claims()
+    is_cpu = device.kind == Device.CPU.kind
+    helped = rule is PlacementRule.ASSISTED and not is_cpu and cpu_claims is not None
+    unsupported: dict[int, UnsupportedOp] = {}
+    cpu_nodes: set[int] = set()
+    on_device = 0
+    compute = [node for node in model.nodes if not node.shape_only]
+    for node in compute:
+        if cpu_takes_node(claims, node, model) if is_cpu else takes_node(claims, cpu_claims, node, model):
+            on_device += 1
+        elif helped and cpu_takes_node(cpu_claims or (), node, model):
+            cpu_nodes.add(node.origin)
+        else:
+            reason = f"{device.family.display} has no kernel for {signature(node)}"
+            unsupported.setdefault(node.origin, _unsupported(graph.nodes[node.origin], reason))
+    reason = ""
+    if compute and not on_device and not unsupported:
+        reason = f"{device.family.display} has a kernel for none of the graph's nodes; the CPU would run all of them"
+    ordered = tuple(unsupported[index] for index in sorted(unsupported))
+    return Support(ordered, frozenset(cpu_nodes), len(claims), reason)
+
+
+def _cpu_claims() -> Sequence[KernelClaim] | None:
+    cpu = provider_of(Device.CPU)
+    return None if cpu is None else cpu.claims()
+
+
+def _without_lowering(graph: Graph) -> Iterator[UnsupportedOp]:
+    """Yield the nodes that have no ONNX form, on any device; what no output needs is not exported."""
+    from rlx_ort.converters.to_onnx.emitter import live_nodes
+
+    for index in sorted(live_nodes(graph)):
+        node = graph.nodes[index]
+        missing = next((op for op in _ops_within(node) if not _has_lowering(op)), None)
+        if missing is not None:
+            where = "" if missing is node.op else f" (in its body: {missing.kind})"
+            yield _unsupported(node, f"there is no ONNX form of it{where}")
+
+
+def _ops_within(node: Node) -> Iterator[Op]:
+    yield node.op
+    for body in node.op.bodies():
+        for inner in body.nodes:
+            yield from _ops_within(inner)
+
+
+def _has_lowering(op: Op) -> bool:
+    from rlx_ort.converters.to_onnx.emitter import lowering_of
+
+    return op.is_leaf or isinstance(op, OnnxNode) or lowering_of(op) is not None
+
+
+def _unsupported(node: Node, reason: str) -> UnsupportedOp:
+    return UnsupportedOp(node.id, node.name, getattr(node.op, "op_type", node.op.kind), reason)

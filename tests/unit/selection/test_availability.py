@@ -1,0 +1,179 @@
+"""Which devices work here: order, priority, names and what is remembered."""
+
+import sys
+import threading
+from typing import Any
+
+import pytest
+
+from rlx_ort.device import Device
+from rlx_ort.errors import DeviceUnavailableError, NoViableDeviceError
+from rlx_ort.selection.availability import (
+    availability,
+    available_apple_devices,
+    available_devices,
+    drain_device,
+    fastest_among,
+    fastest_device,
+    full_name,
+    is_available,
+    require_available,
+    supports_run_slots,
+)
+
+
+def test_a_device_whose_probe_succeeds_is_available(machine: Any) -> None:
+    """The provider's probe decides."""
+    machine.add("cuda")
+    assert is_available(Device.CUDA)
+    assert is_available("nvidia")
+
+
+def test_a_device_whose_probe_fails_is_not_available_and_says_why(machine: Any) -> None:
+    """The reason and the remedy are those of the probe."""
+    machine.add("cuda", answer=machine.away)
+    assert not is_available("cuda")
+    assert availability("cuda").reason == "libfake.so is missing"
+
+
+def test_a_device_without_a_provider_is_not_available_and_says_why() -> None:
+    """A known name that nothing serves is answered, not raised."""
+    assert not is_available("mlx")
+    assert "no ONNX Runtime execution provider" in availability("mlx").reason
+    assert availability("mlx").remedy
+
+
+def test_a_failed_probe_is_final_however_often_one_asks(machine: Any) -> None:
+    """A probe runs once in a process."""
+    provider = machine.add("cuda", answer=machine.away)
+    assert [is_available("cuda") for _ in range(3)] == [False] * 3
+    assert provider.probes == 1
+
+
+def test_registering_again_replaces_and_asks_again(machine: Any) -> None:
+    """A later provider for a kind is the one that counts."""
+    machine.add("cuda", answer=machine.away)
+    assert not is_available("cuda")
+    machine.add("cuda")
+    assert is_available("cuda")
+
+
+def test_available_devices_come_in_the_order_of_the_table(machine: Any) -> None:
+    """Not the priority but `Device.all()` orders them."""
+    machine.add("webgpu", "gpu")
+    machine.add("cuda", answer=machine.away)
+    machine.add("cpu")
+    assert available_devices() == [Device.CPU, Device.GPU, Device.WEBGPU]
+
+
+def test_requiring_a_device_that_works_is_silent(machine: Any) -> None:
+    """Nothing is raised for a device that is here."""
+    machine.add("cpu")
+    require_available(Device.CPU)
+
+
+def test_requiring_a_device_that_is_away_raises_with_reason_and_remedy(machine: Any) -> None:
+    """The error carries what the probe said."""
+    machine.add("cuda", answer=machine.away)
+    with pytest.raises(DeviceUnavailableError) as caught:
+        require_available(Device.CUDA)
+    assert (caught.value.reason, caught.value.remedy) == ("libfake.so is missing", "install libfake")
+
+
+def test_apple_devices_are_listed_on_macos_in_their_order(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Metal, then gpu, and nothing else."""
+    machine.add("cpu")
+    machine.add("gpu")
+    machine.add("metal")
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert available_apple_devices() == [Device.METAL, Device.GPU]
+
+
+def test_apple_devices_are_nowhere_else(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU on another system is no Apple device."""
+    machine.add("gpu")
+    monkeypatch.setattr(sys, "platform", "linux")
+    assert available_apple_devices() == []
+
+
+def test_the_fastest_device_is_the_first_by_priority(machine: Any) -> None:
+    """No graph is involved, and no cost."""
+    machine.add("cpu")
+    machine.add("webgpu")
+    machine.add("tpu", answer=machine.away)
+    assert fastest_device() == Device.WEBGPU
+
+
+def test_the_fastest_device_ignores_the_environment(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`RLX_DEVICE` belongs to resolving."""
+    machine.add("cpu")
+    machine.add("gpu")
+    monkeypatch.setenv("RLX_DEVICE", "cpu")
+    assert fastest_device() == Device.GPU
+
+
+def test_the_fastest_device_is_never_one_that_must_be_named(machine: Any) -> None:
+    """A test provider is not picked by itself."""
+    machine.add("cuda", selectable=False)
+    machine.add("cpu")
+    assert fastest_device() == Device.CPU
+
+
+def test_without_any_device_the_fastest_raises_with_the_reasons(machine: Any) -> None:
+    """The original answered CPU even where there was none."""
+    machine.add("cuda", answer=machine.away)
+    with pytest.raises(NoViableDeviceError, match=r"cuda: libfake\.so is missing"):
+        fastest_device()
+
+
+def test_fastest_among_follows_the_priority() -> None:
+    """The first of the priority that is in the list."""
+    assert fastest_among([Device.CPU, Device.METAL, Device.ROCM]) == Device.ROCM
+
+
+def test_fastest_among_unknown_kinds_is_the_first(machine: Any) -> None:
+    """Kinds without a place in the priority come after all others, in the order given."""
+    machine.add("zeta9")
+    machine.add("alpha9")
+    assert fastest_among([Device("zeta9"), Device("alpha9")]) == Device("zeta9")
+    assert fastest_among([Device("zeta9"), Device.CPU]) == Device.CPU
+
+
+def test_fastest_among_nothing_raises() -> None:
+    """The original answered CPU, which may be the one thing that was denied."""
+    with pytest.raises(NoViableDeviceError, match="empty"):
+        fastest_among([])
+
+
+@pytest.mark.parametrize(
+    ("device", "name"), [("cpu", "CPU (MLAS)"), ("directx", "DirectX 12"), ("gpu", "GPU (wgpu)"), ("cuda:1", "CUDA 1")]
+)
+def test_the_full_name_is_the_display_name_with_the_cpus_matrix_library(device: str, name: str) -> None:
+    """ONNX Runtime multiplies with MLAS on the CPU."""
+    assert full_name(device) == name
+
+
+def test_run_slots_work_wherever_there_is_a_provider(machine: Any) -> None:
+    """The answer is static: it does not depend on the device being here."""
+    provider = machine.add("cuda", answer=machine.away)
+    assert supports_run_slots("cuda")
+    assert not supports_run_slots("mlx")
+    assert provider.probes == 0
+
+
+def test_draining_waits_for_the_run_of_another_thread(machine: Any) -> None:
+    """A device that runs one session at a time is waited for."""
+    lock = threading.Lock()
+    machine.add("gpu", run_lock=lambda self: lock)
+    drained = threading.Event()
+    with lock:
+        thread = threading.Thread(target=lambda: (drain_device("gpu"), drained.set()))
+        thread.start()
+        assert not drained.wait(0.05)
+    assert drained.wait(5)
+    thread.join()
+
+
+def test_draining_a_device_that_nothing_serves_is_harmless() -> None:
+    """There is nothing to wait for."""
+    drain_device("mlx")

@@ -1,0 +1,198 @@
+"""Predicted times, computed by hand: one unit set, leaves free, launches, transfers, and the CPU's help."""
+
+import math
+from typing import Any
+
+import pytest
+
+from rlx_ort.device import Device
+from rlx_ort.errors import NoViableDeviceError
+from rlx_ort.ir.dtype import DType
+from rlx_ort.ir.graph import Graph
+from rlx_ort.ir.shape import Shape
+from rlx_ort.ir.types import TensorType
+from rlx_ort.selection.cost import DEFAULT_DIM, ProfileCostModel, cost_model, estimate_graph_cost, pick_best_device
+
+
+def model_of(profile: Any, device: Device = Device.CUDA) -> ProfileCostModel:
+    """Return the model of a profile."""
+    return ProfileCostModel(device, profile)
+
+
+def matmul_graph(m: int | str, k: int, n: int) -> Graph:
+    """Return a graph of one product of an input and a weight."""
+    graph = Graph("mm")
+    graph.outputs = [graph.input("x", [m, k]) @ graph.param("w", [k, n])]
+    return graph
+
+
+def test_a_graph_without_nodes_costs_a_round_trip(machine: Any) -> None:
+    """An empty run still goes there and back."""
+    assert estimate_graph_cost(Graph("empty"), model_of(machine.profile(roundtrip_ns=700.0))) == 700.0
+
+
+def test_leaves_cost_nothing(machine: Any) -> None:
+    """Inputs, weights and constants are not launched."""
+    graph = Graph("leaves")
+    graph.input("x", [10])
+    graph.param("w", [10])
+    graph.constant([1.0, 2.0])
+    assert estimate_graph_cost(graph, model_of(machine.profile(dispatch_ns=50.0))) == 0.0
+
+
+def test_a_matrix_product_costs_two_flops_for_each_multiplication(machine: Any) -> None:
+    """At 2 GFLOP/s, which is 2 FLOP per ns, 2mkn FLOP take mkn ns."""
+    profile = machine.profile(gemm_gflops=2.0, memory_bytes_per_ns=1e9)
+    assert estimate_graph_cost(matmul_graph(8, 16, 4), model_of(profile)) == pytest.approx(8 * 16 * 4)
+
+
+def test_a_node_costs_the_longer_of_computing_and_moving_memory(machine: Any) -> None:
+    """With endless arithmetic, the operands and the result are read and written at the memory's pace."""
+    profile = machine.profile(gemm_gflops=1e12, memory_bytes_per_ns=2.0)
+    moved = 4 * (8 * 16 + 16 * 4 + 8 * 4)
+    assert estimate_graph_cost(matmul_graph(8, 16, 4), model_of(profile)) == pytest.approx(moved / 2.0)
+
+
+def test_each_node_is_launched_once(machine: Any) -> None:
+    """Three nodes, three launches, one round trip."""
+    profile = machine.profile(gemm_gflops=1e12, memory_bytes_per_ns=1e12, dispatch_ns=10.0, roundtrip_ns=5.0)
+    assert estimate_graph_cost(machine.chain("Erf", "Cos", "Sin"), model_of(profile)) == pytest.approx(35.0)
+
+
+def test_dead_nodes_count(machine: Any) -> None:
+    """The estimate is of all nodes; it does not look at what the outputs need."""
+    profile = machine.profile(gemm_gflops=1e12, memory_bytes_per_ns=1e12, dispatch_ns=10.0)
+    graph = machine.chain("Erf")
+    graph.onnx_node("Cos", graph.inputs, types=[TensorType(DType.F32, Shape([2, 3]))])
+    assert estimate_graph_cost(graph, model_of(profile)) == pytest.approx(20.0)
+
+
+def test_inputs_are_uploaded_and_outputs_read_back(machine: Any) -> None:
+    """Each transfer costs its latency and its bytes; a weight is there already."""
+    profile = machine.profile(
+        gemm_gflops=1e12,
+        memory_bytes_per_ns=1e12,
+        upload_bytes_per_ns=2.0,
+        upload_latency_ns=100.0,
+        readback_bytes_per_ns=4.0,
+        readback_latency_ns=1000.0,
+    )
+    wanted = 100.0 + 8 * 16 * 4 / 2.0 + 1000.0 + 8 * 4 * 4 / 4.0
+    assert estimate_graph_cost(matmul_graph(8, 16, 4), model_of(profile)) == pytest.approx(wanted)
+
+
+def test_an_input_with_two_readers_is_uploaded_once(machine: Any) -> None:
+    """The second reader finds it on the device."""
+    profile = machine.profile(gemm_gflops=1e12, memory_bytes_per_ns=1e12, upload_bytes_per_ns=1.0)
+    graph = machine.chain("Erf")
+    graph.onnx_node("Cos", graph.inputs, types=[TensorType(DType.F32, Shape([2, 3]))])
+    assert estimate_graph_cost(graph, model_of(profile)) == pytest.approx(24.0)
+
+
+def test_a_named_dim_has_the_size_that_is_given(machine: Any) -> None:
+    """`dims` makes the estimate that of the static graph."""
+    profile = machine.profile()
+    static = estimate_graph_cost(matmul_graph(7, 16, 4), model_of(profile))
+    assert estimate_graph_cost(matmul_graph("n", 16, 4), model_of(profile), dims={"n": 7}) == pytest.approx(static)
+
+
+def test_a_dim_without_a_size_has_the_stated_default(machine: Any) -> None:
+    """Nothing is priced as empty because it is dynamic."""
+    profile = machine.profile()
+    static = estimate_graph_cost(matmul_graph(DEFAULT_DIM, 16, 4), model_of(profile))
+    assert estimate_graph_cost(matmul_graph("n", 16, 4), model_of(profile)) == pytest.approx(static)
+
+
+def test_a_convolution_has_a_rate_of_its_own(machine: Any) -> None:
+    """The convolution rate prices it, not that of matrix products."""
+    graph = Graph("conv")
+    x = graph.input("x", [1, 3, 8, 8])
+    w = graph.param("w", [4, 3, 3, 3])
+    graph.outputs = [graph.conv2d(x, w, padding=1)]
+    fast = machine.profile(gemm_gflops=1e-9, conv_gflops=1.0, memory_bytes_per_ns=1e12)
+    # 4 x 8 x 8 outputs of 3 x 3 x 3 multiply-adds each.
+    assert estimate_graph_cost(graph, model_of(fast)) == pytest.approx(2 * 4 * 8 * 8 * 27, rel=0.05)
+
+
+def test_the_rate_may_depend_on_the_shape_of_the_product(machine: Any) -> None:
+    """The model is asked for rows, depth and columns; a batch counts as rows."""
+    asked = []
+
+    class Shaped(ProfileCostModel):
+        def sgemm_gflops(self, m: int, k: int, n: int) -> float:
+            asked.append((m, k, n))
+            return 1.0
+
+    graph = Graph("batched")
+    graph.outputs = [graph.input("x", [5, 8, 16]) @ graph.input("y", [5, 16, 4])]
+    estimate_graph_cost(graph, Shaped(Device.CUDA, machine.profile()))
+    assert asked == [(40, 16, 4)]
+
+
+def test_nodes_that_the_cpu_takes_are_priced_there_with_their_copies(machine: Any) -> None:
+    """The value goes to the CPU and its result comes back, each with its latency."""
+    device = machine.profile(
+        gemm_gflops=1e12, memory_bytes_per_ns=1e12, dispatch_ns=1.0, upload_latency_ns=100.0, readback_latency_ns=1000.0
+    )
+    cpu = machine.profile(gemm_gflops=1e12, memory_bytes_per_ns=1e12, dispatch_ns=7.0)
+    graph = machine.chain("Erf", "Cos", "Sin")  # nodes 1, 2, 3; the middle one is the CPU's
+    predicted = estimate_graph_cost(graph, model_of(device), cpu_nodes={2}, cpu_model=model_of(cpu, Device.CPU))
+    launches = 1.0 + 7.0 + 1.0
+    copies = 100.0 + 1000.0 + 100.0 + 1000.0  # input up, to the CPU, back up, output down
+    assert predicted == pytest.approx(launches + copies)
+
+
+def test_an_input_that_only_the_cpu_reads_is_not_uploaded(machine: Any) -> None:
+    """It is where it is needed, and so is an output that the CPU computes."""
+    device = machine.profile(memory_bytes_per_ns=1e12, gemm_gflops=1e12, upload_latency_ns=1.0, readback_latency_ns=1.0)
+    cpu = machine.profile(memory_bytes_per_ns=1e12, gemm_gflops=1e12)
+    graph = machine.chain("Cos")
+    predicted = estimate_graph_cost(graph, model_of(device), cpu_nodes={1}, cpu_model=model_of(cpu, Device.CPU))
+    assert predicted == pytest.approx(0.0, abs=1e-6)
+
+
+def test_a_model_answers_with_the_figures_of_its_profile(machine: Any) -> None:
+    """Nothing is converted: GFLOP/s, bytes per ns, ns."""
+    profile = machine.profile(gemm_gflops=12000.0, memory_bytes_per_ns=900.0, dispatch_ns=3000.0, roundtrip_ns=35000.0)
+    model = ProfileCostModel(Device.CUDA, profile, threads=4)
+    figures = (model.sgemm_gflops(64, 64, 64), model.memory_bw(), model.dispatch_overhead_ns())
+    assert figures == (12000.0, 900.0, 3000.0)
+    assert (model.roundtrip_overhead_ns(), model.num_threads()) == (35000.0, 4)
+
+
+def test_a_provider_without_a_profile_has_no_model(machine: Any) -> None:
+    """Nothing is invented for it."""
+    machine.add("gpu")
+    machine.add("cpu", profile=machine.profile())
+    assert cost_model(Device.GPU) is None
+    assert cost_model(Device.MLX) is None
+    assert cost_model(Device.CPU) is not None
+
+
+def test_the_best_device_is_the_one_with_the_smallest_cost(machine: Any) -> None:
+    """The order of the models does not matter for that."""
+    slow = model_of(machine.profile(roundtrip_ns=2.0), Device.CUDA)
+    fast = model_of(machine.profile(roundtrip_ns=1.0), Device.CPU)
+    assert pick_best_device(Graph("g"), [slow, fast]) == Device.CPU
+    assert pick_best_device(Graph("g"), [fast, slow]) == Device.CPU
+
+
+def test_of_equal_devices_the_earlier_is_the_best(machine: Any) -> None:
+    """A tie is decided by the order of the models."""
+    models = [model_of(machine.profile(), Device.GPU), model_of(machine.profile(), Device.CUDA)]
+    assert pick_best_device(Graph("g"), models) == Device.GPU
+
+
+def test_a_prediction_that_is_no_number_loses(machine: Any) -> None:
+    """NaN and infinity are no times."""
+    broken = [model_of(machine.profile(roundtrip_ns=bad), Device.GPU) for bad in (math.nan, math.inf)]
+    good = model_of(machine.profile(roundtrip_ns=1e12), Device.CPU)
+    assert pick_best_device(Graph("g"), [*broken, good]) == Device.CPU
+
+
+@pytest.mark.parametrize("times", [[], [math.nan], [math.inf, math.nan]])
+def test_without_a_usable_prediction_there_is_no_best_device(times: list[float], machine: Any) -> None:
+    """The original answered CPU, whether it was there and allowed or not."""
+    models = [model_of(machine.profile(roundtrip_ns=time), Device.GPU) for time in times]
+    with pytest.raises(NoViableDeviceError):
+        pick_best_device(Graph("g"), models)

@@ -1,0 +1,247 @@
+"""`DevicePolicy`: builders, the environment, what is probed, and the order of candidates."""
+
+import dataclasses
+
+import pytest
+
+from rlx_ort import environment
+from rlx_ort.device import Device
+from rlx_ort.errors import DeviceParseError
+from rlx_ort.selection.policy import (
+    Benchmark,
+    CostModel,
+    DevicePickStrategy,
+    DevicePolicy,
+    device_chain_from_env,
+    device_from_env,
+)
+
+CPU, CUDA, GPU, METAL = Device.CPU, Device.CUDA, Device.GPU, Device.METAL
+
+
+@pytest.fixture(autouse=True)
+def bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No variable of the machine reaches a test."""
+    for name in environment.VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_the_default_restricts_nothing_and_picks_by_cost() -> None:
+    """`all()` is the default policy."""
+    assert DevicePolicy.all() == DevicePolicy()
+    assert DevicePolicy().pick_strategy() == CostModel()
+
+
+def test_only_keeps_order_and_duplicates() -> None:
+    """The allow list is exactly what was given."""
+    assert DevicePolicy.only(["cpu", "cuda", "cpu"]).allow == (CPU, CUDA, CPU)
+
+
+def test_only_nothing_means_that_nothing_is_viable() -> None:
+    """An empty allow list is not the same as no allow list."""
+    assert DevicePolicy.only([]).apply([CPU, CUDA]) == []
+    assert DevicePolicy.only([]) != DevicePolicy.all()
+
+
+def test_denials_accumulate() -> None:
+    """A second `with_deny` adds to the first."""
+    assert DevicePolicy.all().with_deny(["cuda"]).with_deny([GPU]).deny == (CUDA, GPU)
+
+
+def test_preferences_accumulate_behind_earlier_ones() -> None:
+    """A second `with_prefer` ranks after the first."""
+    policy = DevicePolicy.all().with_prefer(["cpu"]).with_prefer(["gpu"])
+    assert policy.apply([CUDA, GPU, CPU]) == [CPU, GPU, CUDA]
+
+
+def test_a_builder_leaves_the_original_alone() -> None:
+    """A policy is a value."""
+    policy = DevicePolicy.all()
+    policy.with_deny(["cuda"])
+    assert policy == DevicePolicy()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        policy.deny = (CUDA,)  # type: ignore[misc]  # this is what is tested
+
+
+def test_the_order_of_the_lists_matters_for_equality() -> None:
+    """Two policies that prefer in another order are different policies."""
+    assert DevicePolicy().with_prefer(["cpu", "gpu"]) != DevicePolicy().with_prefer(["gpu", "cpu"])
+    assert DevicePolicy().with_prefer(["cpu", "gpu"]) == DevicePolicy().with_prefer(["cpu"]).with_prefer(["gpu"])
+
+
+@pytest.mark.parametrize(("asked", "runs"), [(5, 5), (1, 1), (0, 1), (-3, 1)])
+def test_a_benchmark_runs_at_least_once(asked: int, runs: int) -> None:
+    """Fewer than one run counts as one."""
+    assert DevicePolicy().with_benchmark_pick(asked).pick_strategy() == Benchmark(runs)
+    assert Benchmark(asked).runs == runs
+
+
+def test_strategies_are_equal_by_value() -> None:
+    """Both strategies are plain values of one base."""
+    assert CostModel() == CostModel()
+    assert Benchmark(2) != Benchmark(3)
+    assert isinstance(Benchmark(2), DevicePickStrategy)
+    assert isinstance(CostModel(), DevicePickStrategy)
+
+
+def test_the_probe_set_is_every_device_without_an_allow_list() -> None:
+    """Denied devices are probed too, so that a report can say they are denied."""
+    assert DevicePolicy().with_deny(["cuda"]).probe_set() == Device.all()
+
+
+def test_the_probe_set_is_the_allow_list_as_given() -> None:
+    """Order and duplicates stay, and denial is not applied."""
+    assert DevicePolicy.only(["gpu", "cpu", "gpu"]).with_deny(["gpu"]).probe_set() == [GPU, CPU, GPU]
+
+
+def test_candidates_come_by_platform_priority() -> None:
+    """Without a preference the priority decides."""
+    assert DevicePolicy().apply([CPU, METAL, CUDA]) == [CUDA, METAL, CPU]
+
+
+def test_a_preference_comes_before_the_priority() -> None:
+    """A preferred device is first, the others keep the priority."""
+    assert DevicePolicy().with_prefer(["cpu"]).apply([METAL, CUDA, CPU]) == [CPU, CUDA, METAL]
+
+
+def test_a_preference_adds_no_device() -> None:
+    """What is no candidate stays none."""
+    assert DevicePolicy().with_prefer(["cuda"]).apply([CPU]) == [CPU]
+
+
+def test_denial_beats_allowance() -> None:
+    """A device on both lists is denied."""
+    assert DevicePolicy.only(["cpu", "cuda"]).with_deny(["cuda"]).apply([CUDA, CPU]) == [CPU]
+
+
+def test_the_sort_is_stable_and_keeps_duplicates() -> None:
+    """Devices of equal rank stay in the order they came in."""
+    first, second = Device("cuda:2"), Device("cuda:1")
+    assert DevicePolicy().apply([CPU, first, second, CPU, first]) == [first, second, first, CPU, CPU]
+
+
+def test_denying_a_device_leaves_another_index_alone() -> None:
+    """Devices are compared by value."""
+    assert DevicePolicy().with_deny(["cuda"]).apply([CUDA, Device("cuda:1")]) == [Device("cuda:1")]
+
+
+def test_a_refusal_names_the_list_that_refuses_and_denial_first() -> None:
+    """The message says which part of the policy is to blame."""
+    policy = DevicePolicy.only(["cpu"]).with_deny(["cuda"])
+    assert policy.refusal(CPU) is None
+    assert "denied" in str(policy.refusal(CUDA))
+    assert "allow list (only: cpu)" in str(policy.refusal(GPU))
+
+
+def test_an_empty_environment_gives_the_default() -> None:
+    """Nothing set, nothing restricted."""
+    assert DevicePolicy.from_env() == DevicePolicy()
+
+
+def test_the_environment_fills_every_field(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The four variables are read."""
+    monkeypatch.setenv("RLX_DEVICES", "cpu;cuda gpu")
+    monkeypatch.setenv("RLX_DENY_DEVICES", "cuda")
+    monkeypatch.setenv("RLX_PREFER_DEVICES", "gpu,cpu")
+    monkeypatch.setenv("RLX_BENCHMARK_PICK", " 4 ")
+    wanted = DevicePolicy.only([CPU, CUDA, GPU]).with_deny([CUDA]).with_prefer([GPU, CPU]).with_benchmark_pick(4)
+    assert DevicePolicy.from_env() == wanted
+
+
+def test_zero_benchmark_runs_in_the_environment_mean_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The minimum holds for the variable as well."""
+    monkeypatch.setenv("RLX_BENCHMARK_PICK", "0")
+    assert DevicePolicy.from_env().pick_strategy() == Benchmark(1)
+
+
+@pytest.mark.parametrize("variable", ["RLX_DEVICES", "RLX_DENY_DEVICES", "RLX_PREFER_DEVICES"])
+def test_a_typo_in_a_list_raises_and_names_variable_and_token(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A typo must not widen what may run, as it did in the original."""
+    monkeypatch.setenv(variable, "cpu,cudda")
+    with pytest.raises(DeviceParseError, match=f"{variable}.*'cudda'"):
+        DevicePolicy.from_env()
+
+
+@pytest.mark.parametrize("value", ["five", "-1", "2.5", "1 2", "²"])
+def test_a_bad_number_of_runs_raises_and_names_variable_and_value(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only a whole number is a number of runs."""
+    monkeypatch.setenv("RLX_BENCHMARK_PICK", value)
+    with pytest.raises(DeviceParseError, match=f"RLX_BENCHMARK_PICK.*{value}"):
+        DevicePolicy.from_env()
+
+
+def test_a_list_of_separators_only_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list that names nothing is malformed."""
+    monkeypatch.setenv("RLX_DEVICES", ",")
+    with pytest.raises(DeviceParseError, match=r"RLX_DEVICES.*empty"):
+        DevicePolicy.from_env()
+
+
+@pytest.mark.parametrize("value", ["", "  "])
+def test_an_empty_variable_counts_as_unset(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`RLX_DEVICES= command` is how a shell unsets a variable for one command."""
+    for key in ("DEVICES", "DENY_DEVICES", "PREFER_DEVICES", "BENCHMARK_PICK", "DEVICE", "DEVICE_CHAIN"):
+        monkeypatch.setenv(f"RLX_{key}", value)
+    assert DevicePolicy.from_env() == DevicePolicy()
+    assert device_from_env() is None
+    assert device_chain_from_env() == []
+
+
+def test_a_prefix_of_your_own_is_literal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`MYAPP` reads `MYAPP_DEVICES`, and `RLX_DEVICES` does not leak in."""
+    monkeypatch.setenv("MYAPP_DEVICES", "cpu")
+    monkeypatch.setenv("RLX_DENY_DEVICES", "cpu")
+    assert DevicePolicy.from_env("MYAPP") == DevicePolicy.only(["cpu"])
+
+
+def test_a_prefix_of_your_own_falls_back_to_the_prefixed_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`RLX_MYAPP_DEVICES` is read for compatibility, after the literal name."""
+    monkeypatch.setenv("RLX_MYAPP_DEVICES", "gpu")
+    assert DevicePolicy.from_env("MYAPP") == DevicePolicy.only(["gpu"])
+    monkeypatch.setenv("MYAPP_DEVICES", "cpu")
+    assert DevicePolicy.from_env("MYAPP") == DevicePolicy.only(["cpu"])
+
+
+def test_an_override_set_from_code_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The policy sees overrides before the process environment."""
+    monkeypatch.setenv("RLX_DEVICES", "gpu")
+    with environment.override({"DEVICES": "cpu"}):
+        assert DevicePolicy.from_env() == DevicePolicy.only(["cpu"])
+
+
+def test_the_device_of_the_environment_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`<prefix>_DEVICE` names one device."""
+    monkeypatch.setenv("RLX_DEVICE", "nvidia:1")
+    monkeypatch.setenv("MYAPP_DEVICE", "cpu")
+    assert device_from_env() == Device("cuda:1")
+    assert device_from_env("MYAPP") == CPU
+
+
+def test_an_unset_device_is_none() -> None:
+    """No variable, no device."""
+    assert device_from_env() is None
+
+
+def test_a_malformed_device_raises_and_names_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A typo in the one device is an error, not a silent automatic choice."""
+    monkeypatch.setenv("RLX_DEVICE", "cudda")
+    with pytest.raises(DeviceParseError, match=r"RLX_DEVICE.*'cudda'"):
+        device_from_env()
+
+
+def test_the_chain_of_the_environment_keeps_its_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`<prefix>_DEVICE_CHAIN` is a list in the order of trying."""
+    monkeypatch.setenv("RLX_DEVICE_CHAIN", "metal, cuda cpu")
+    assert device_chain_from_env() == [METAL, CUDA, CPU]
+
+
+def test_an_unset_chain_is_empty() -> None:
+    """No variable, no chain."""
+    assert device_chain_from_env() == []
+
+
+def test_a_malformed_chain_raises_and_names_variable_and_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One bad name fails the chain; it is not cut short."""
+    monkeypatch.setenv("RLX_DEVICE_CHAIN", "cuda,cpuu")
+    with pytest.raises(DeviceParseError, match=r"RLX_DEVICE_CHAIN.*'cpuu'"):
+        device_chain_from_env()
