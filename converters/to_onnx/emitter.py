@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
+import numpy as np
 import numpy.typing as npt
 
-from rlx_ort.ir.core import Node
+from rlx_ort.converters.to_onnx.attributes import attribute
+from rlx_ort.converters.to_onnx.imported import imported_node, trimmed
+from rlx_ort.converters.to_onnx.writer import ModelWriter, NodeRecord
+from rlx_ort.errors import ConversionError, GraphVerifyError
+from rlx_ort.ir.core import Node, Ref
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.op import Op
-from rlx_ort.ir.shape import Dim
-from rlx_ort.ir.types import TensorType, ValueType
+from rlx_ort.ir.ops.leaf import Capture, Constant, Input, Param
+from rlx_ort.ir.ops.onnx import OnnxNode
+from rlx_ort.ir.shape import Dim, Shape
+from rlx_ort.ir.tensor import TensorData
+from rlx_ort.ir.types import TensorType, UnknownType, ValueType
 
 if TYPE_CHECKING:
     import onnx_ir
 
     from rlx_ort.ir.graph import Graph
 
-__all__ = ["Emitter", "Lowering", "lowering_of", "lowers"]
+__all__ = ["DEFAULT_OPSET", "Emitter", "Lowering", "lowering_of", "lowers"]
+
+DEFAULT_OPSET = 21
+"""The opset that lowerings write for: execution providers have the most kernels there."""
 
 O = TypeVar("O", bound=Op)  # noqa: E741
 Lowering: TypeAlias = Callable[["Emitter", Any, Sequence[Any]], Any]
@@ -43,10 +56,23 @@ def lowering_of(op: Op) -> Lowering | None:
 
 
 class Emitter:
-    """Writes the ONNX nodes of one graph (or body). INTERFACE: bodies to be written by the exporter's author."""
+    """Writes the ONNX nodes of one graph (or body)."""
 
     node: Node
     """The IR node that is being lowered; `node.types` are the types its results must have."""
+
+    def __init__(self, writer: ModelWriter, parent: Emitter | None = None) -> None:
+        self._writer = writer
+        self._parent = parent
+        self._nodes: list[onnx_ir.Node] = []
+        self._owned: set[onnx_ir.Node] = set()
+        self._symbols: dict[str, onnx_ir.Value] = {}
+        self._frame: _Frame
+
+    @property
+    def nodes(self) -> Sequence[onnx_ir.Node]:
+        """The nodes written so far, bodies' own nodes left out."""
+        return tuple(self._nodes)
 
     def op(
         self,
@@ -61,34 +87,228 @@ class Emitter:
         """Append a node and return its result, or a tuple when `outputs` is above 1.
 
         `version` is the opset version this form of the op needs, if above 21 for ai.onnx (1 for com.microsoft).
-        `types` are the result types where known. Attributes: int, float, str, numpy array, lists of these, Graph.
+        `types` are the result types where known. Attributes: int, float, str, numpy array, lists of these, Graph;
+        a dtype is written as its number, and None leaves the attribute out.
         """
-        raise NotImplementedError
+        import onnx_ir
+
+        attrs = [
+            attribute(name, value, lower=lambda body: self.subgraph(body, inputs))
+            for name, value in attributes.items()
+            if value is not None
+        ]
+        node = onnx_ir.Node(domain, op_type, trimmed(inputs), attrs, num_outputs=outputs)
+        self.append(node, max(version or 1, DEFAULT_OPSET if domain == "" else 1))
+        for value, kind in zip(node.outputs, types or (), strict=False):
+            if kind is not None:
+                self._writer.set_type(value, kind)
+        return node.outputs[0] if outputs == 1 else tuple(node.outputs)
+
+    def append(self, node: onnx_ir.Node, written: int, *, imported: bool = False) -> None:
+        """Append a finished node whose form belongs to opset version `written` of its domain."""
+        writer = self._writer
+        first = not self._frame.named
+        self._frame.named = True
+        node.name = writer.node_names.unique(self.node.name if first else f"{self.node.name}/{node.op_type}")
+        self._nodes.append(node)
+        self._owned.add(node)
+        body = self._parent is not None
+        writer.records.append(NodeRecord(node, writer.origin, written, writer.origin_label, imported, body))
 
     def constant(self, data: npt.ArrayLike, dtype: DType | None = None) -> onnx_ir.Value:
-        """Return a constant (an initializer), one for equal data."""
-        raise NotImplementedError
+        """Return a constant (an initializer), one for equal data; Python floats are f32 unless told otherwise."""
+        if dtype is None and not isinstance(data, np.ndarray | np.generic):
+            dtype = DType.F32 if np.asarray(data).dtype == np.float64 else None
+        return self._writer.constant(TensorData.from_array(data, dtype), f"{self.node.name}/constant")
 
     def i64(self, values: Sequence[int]) -> onnx_ir.Value:
         """Return a constant int64 vector, as axes and static shapes are."""
-        raise NotImplementedError
+        return self.constant(np.asarray(values, np.int64).reshape(-1))
 
     def dims(self, dims: Sequence[Dim]) -> onnx_ir.Value:
-        """Return an int64 vector of dimensions; named ones are read at run time from a value that has them."""
-        raise NotImplementedError
+        """Return an int64 vector of dimensions; named ones are read at run time from a value that has them.
+
+        Raises:
+            ConversionError: a dimension is unknown, or no earlier value has a dimension of that name.
+        """
+        parts: list[onnx_ir.Value] = []
+        for is_size, group in itertools.groupby(dims, lambda dim: isinstance(dim, int)):
+            parts += [self.i64([*group])] if is_size else [self._symbol(dim) for dim in group]  # type: ignore[list-item]  # groupby loses that these are sizes
+        if not parts:
+            return self.i64([])
+        if len(parts) == 1:
+            return parts[0]
+        return self.op("Concat", *parts, axis=0, types=[TensorType(DType.I64, Shape([len(dims)]))])
 
     def cast(self, value: onnx_ir.Value, dtype: DType) -> onnx_ir.Value:
         """Return the value as another dtype; the same value when it already is."""
-        raise NotImplementedError
+        known = self._writer.types.get(value)
+        if isinstance(known, TensorType) and known.dtype is dtype:
+            return value
+        kind = TensorType(dtype, known.shape if isinstance(known, TensorType) else None)
+        return self.op("Cast", value, to=dtype, types=[kind])
 
     def input_type(self, index: int) -> TensorType:
-        """Return the IR type of input `index` of the node being lowered."""
-        raise NotImplementedError
+        """Return the IR type of input `index` of the node being lowered.
+
+        Raises:
+            GraphVerifyError: the input is absent or no tensor.
+        """
+        ref = self.node.inputs[index] if index < len(self.node.inputs) else None
+        kind = None if ref is None else self._frame.graph.nodes[ref.node].types[ref.output]
+        if not isinstance(kind, TensorType):
+            raise GraphVerifyError(f"{self.node} needs a tensor as input {index}, got {kind or 'nothing'}")
+        return kind
 
     def inline(self, body: Graph, inputs: Sequence[onnx_ir.Value]) -> tuple[onnx_ir.Value, ...]:
         """Lower a body into this graph with its `Input` leaves replaced by `inputs`; captures resolve as well."""
-        raise NotImplementedError
+        frame, node = self._frame, self.node
+        results = self.lower(body, inputs, frame.current, outer=frame)
+        self._frame, self.node = frame, node
+        return results
 
     def subgraph(self, body: Graph, node_inputs: Sequence[onnx_ir.Value | None]) -> onnx_ir.Graph:
         """Lower a body into an ONNX subgraph for If, Loop or Scan; captures refer to `node_inputs`."""
-        raise NotImplementedError
+        import onnx_ir
+
+        inner = Emitter(self._writer, parent=self)
+        inputs = [self._writer.input(node) for node in body.nodes if isinstance(node.op, Input)]
+        results = inner.lower(body, inputs, node_inputs)
+        outputs = [inner.output(value, name) for value, name in zip(results, body.output_names, strict=True)]
+        return onnx_ir.Graph(inputs, outputs, nodes=inner._nodes, name=body.name or "body")
+
+    def lower(
+        self,
+        graph: Graph,
+        inputs: Sequence[onnx_ir.Value],
+        captured: Sequence[onnx_ir.Value | None] = (),
+        *,
+        names: Mapping[Ref, str] | None = None,
+        outer: _Frame | None = None,
+    ) -> tuple[onnx_ir.Value, ...]:
+        """Write every node of a graph that its outputs need and return the values of the outputs.
+
+        `names` holds names, already reserved, for some of the results.
+
+        Raises:
+            ConversionError: a node has no ONNX form.
+        """
+        frame = _Frame(graph, outer=outer)
+        live = live_nodes(graph)
+        formal = iter(inputs)
+        for node in graph.nodes:
+            if isinstance(node.op, Input):
+                frame.values[Ref(node.id)] = next(formal)
+            elif node.id in live:
+                if self._parent is None and outer is None:
+                    self._writer.origin, self._writer.origin_label = node.id, str(node)
+                self._frame, self.node = frame, node
+                self._lower_node(node, captured, names or {})
+        self._frame = frame
+        return tuple(frame.values[value.ref] for value in graph.outputs)
+
+    def output(self, value: onnx_ir.Value, name: str, *, reserved: bool = False) -> onnx_ir.Value:
+        """Return a value that may be an output of this graph: the value, or an Identity of it.
+
+        An output must be a result of a node of this very graph, and only one output may be it; `reserved` also
+        demands the name.
+        """
+        producer, frame = value.producer(), self._frame
+        owned = producer is not None and value not in frame.outputs and producer in self._owned
+        if not (owned and (not reserved or value.name == name)):
+            self._frame.named = True
+            value = self.op("Identity", value, types=[self._writer.types.get(value)])
+            node = self._nodes[-1]
+            value.name = name if reserved else self._writer.value_names.unique(name)
+            node.name = self._writer.node_names.unique(f"{value.name}/Identity")
+        frame.outputs.add(value)
+        return value
+
+    def _lower_node(self, node: Node, captured: Sequence[onnx_ir.Value | None], names: Mapping[Ref, str]) -> None:
+        frame, start = self._frame, len(self._nodes)
+        results = self._results(node, captured)
+        frame.current, frame.named = (), False
+        for index, value in enumerate(results):
+            ref = Ref(node.id, index)
+            frame.values[ref] = value
+            if value.producer() is not None and value.name is None:
+                wanted = node.output_names[index]
+                value.name = names[ref] if ref in names else wanted and self._writer.value_names.unique(wanted)
+                if not isinstance(node.types[index], UnknownType):
+                    self._writer.set_type(value, node.types[index])
+        for written in self._nodes[start:]:
+            for value in written.outputs:
+                if value.name is None:
+                    value.name = self._writer.value_names.unique(f"{node.name}/{written.op_type}")
+
+    def _results(self, node: Node, captured: Sequence[onnx_ir.Value | None]) -> Sequence[onnx_ir.Value]:
+        op = node.op
+        if isinstance(op, Constant):
+            return (self._writer.constant(op.data, node.output_names[0]),)
+        if isinstance(op, Param):
+            return (self._writer.param(op),)
+        if isinstance(op, Capture):
+            value = captured[op.index]
+            if value is None:
+                raise ConversionError(f"{node} captures input {op.index} of the node around it, which is absent")
+            return (value,)
+        current = [None if ref is None else self._frame.values[ref] for ref in node.inputs]
+        self._frame.current = current
+        if isinstance(op, OnnxNode):
+            return imported_node(self, op, current)
+        lowering = lowering_of(op)
+        if lowering is None:
+            raise ConversionError(f"{node} has no ONNX form")
+        results = lowering(self, op, current)
+        return results if isinstance(results, tuple) else (results,)
+
+    def _symbol(self, name: Dim) -> onnx_ir.Value:
+        """Return the size of a named dimension as an int64 vector of one element."""
+        if name is None:
+            raise ConversionError(f"{self.node} needs, at run time, a dimension nothing is known about; name it")
+        scope: Emitter | None = self
+        while scope is not None:
+            if name in scope._symbols:
+                return scope._symbols[name]
+            scope = scope._parent
+        source, axis = self._holder_of(str(name))
+        kind = TensorType(DType.I64, Shape([1]))
+        self._symbols[str(name)] = self.op("Shape", source, start=axis, end=axis + 1, types=[kind])
+        return self._symbols[str(name)]
+
+    def _holder_of(self, symbol: str) -> tuple[onnx_ir.Value, int]:
+        scope: Emitter | None = self
+        while scope is not None:
+            frame: _Frame | None = scope._frame
+            while frame is not None:
+                for ref, value in frame.values.items():
+                    kind = frame.graph.nodes[ref.node].types[ref.output]
+                    if isinstance(kind, TensorType) and kind.shape is not None and symbol in kind.shape:
+                        return value, kind.shape.index(symbol)
+                frame = frame.outer
+            scope = scope._parent
+        raise ConversionError(f"{self.node} needs the size of dimension {symbol!r}, which no earlier value has")
+
+
+def live_nodes(graph: Graph) -> set[int]:
+    """Return the ids of the nodes that the outputs of a graph depend on."""
+    live: set[int] = set()
+    pending = [value.ref.node for value in graph.outputs]
+    while pending:
+        node = pending.pop()
+        if node not in live:
+            live.add(node)
+            pending += [ref.node for ref in graph.nodes[node].inputs if ref is not None]
+    return live
+
+
+@dataclass(slots=True)
+class _Frame:
+    """One IR graph while it is being lowered; an inlined body has the frame around it as `outer`."""
+
+    graph: Graph
+    outer: _Frame | None = None
+    values: dict[Ref, onnx_ir.Value] = field(default_factory=dict)
+    current: Sequence[onnx_ir.Value | None] = ()
+    named: bool = False
+    outputs: set[onnx_ir.Value] = field(default_factory=set)

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from rlx_ort.converters.onnx_types import dtype_of, has_map, tensor_proto, type_proto
+from rlx_ort.converters.to_onnx.writer import INLINE_BYTES
+from rlx_ort.errors import ParamError
+from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import ValueType
 
 if TYPE_CHECKING:
     import onnx_ir
 
 __all__ = ["ExportedModel", "ExportedNode"]
+
+_BOUNDARY = re.compile(r"[^0-9A-Za-z]")
+_INLINED = "_inlfunc_"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +37,8 @@ class ExportedNode:
         outputs: types of its outputs, None for absent ones.
         input_names: names of the values it reads, empty for absent ones.
         output_names: names of the values it writes.
-        shape_only: whether it only computes shapes: integer values of rank 0 or 1 that no float result reads
-            except as a shape, axis or index. ONNX Runtime keeps such nodes on the CPU by design.
+        shape_only: whether it only computes shapes: integer values of rank 0 or 1, derived from nothing but shapes
+            and small integer constants. ONNX Runtime keeps such nodes on the CPU by design.
         body: whether it stands in a subgraph.
     """
 
@@ -54,10 +62,12 @@ class ExportedModel:
     Attributes:
         model: the model; each weight is an external initializer whose location is the parameter's name.
         params: names of the parameters it needs as external initializers.
+        constants: name -> data of the constants that are external initializers too, as they are not small.
         nodes: every node, bodies included, in topological order.
         origin_names: id of a user's node -> its name.
         input_types: name -> type, in order.
-        output_types: name -> type, in order.
+        output_types: name -> type, in order. The names are the graph's own, except for an output whose name an
+            input or parameter has: that one gets a number.
     """
 
     model: onnx_ir.Model
@@ -66,13 +76,44 @@ class ExportedModel:
     origin_names: Mapping[int, str]
     input_types: Mapping[str, ValueType]
     output_types: Mapping[str, ValueType] = field(default_factory=dict)
+    constants: Mapping[str, TensorData] = field(default_factory=dict)
 
     @cached_property
     def skeleton(self) -> bytes:
         """The serialized model; weights are references, so this is small. Computed once."""
         import onnx_ir
 
-        return onnx_ir.to_proto(self.model).SerializeToString(deterministic=True)
+        proto = onnx_ir.to_proto(self.model)
+        for infos, types in ((proto.graph.input, self.input_types), (proto.graph.output, self.output_types)):
+            for info in infos:
+                if has_map(types[info.name]):  # onnx_ir has no class for maps
+                    type_proto(types[info.name], info.type)
+        return proto.SerializeToString(deterministic=True)
+
+    def model_bytes(self, weights: Mapping[str, TensorData]) -> bytes:
+        """Return the serialized model with every tensor below 128 bytes inside; the others stay references.
+
+        ONNX Runtime copies small tensors anyway, and some of its shape logic only sees what is inside.
+
+        Raises:
+            ParamError: `weights` lacks a parameter, or has it with another dtype or shape.
+        """
+        import onnx
+
+        model = onnx.ModelProto.FromString(self.skeleton)
+        for tensor in model.graph.initializer:
+            if tensor.data_location != onnx.TensorProto.EXTERNAL or tensor.name in self.constants:
+                continue
+            data = weights.get(tensor.name)
+            declared = f"{dtype_of(tensor.data_type).value}{list(tensor.dims)}"
+            if data is None:
+                raise ParamError(f"parameter {tensor.name!r} ({declared}) has no data; set it before the first run")
+            found = f"{data.dtype.value}{list(data.shape)}"
+            if found != declared:
+                raise ParamError(f"parameter {tensor.name!r} is declared {declared}, its data is {found}")
+            if data.nbytes < INLINE_BYTES:
+                tensor.CopyFrom(tensor_proto(data, tensor.name))
+        return model.SerializeToString(deterministic=True)
 
     @cached_property
     def sha256(self) -> str:
@@ -82,18 +123,26 @@ class ExportedModel:
         return hashlib.sha256(self.skeleton).hexdigest()
 
     def origin_of(self, session_node: str) -> str:
-        """Return the name of the user's node behind a node name of an open session, or an empty string.
+        """Return the name of the user's node behind a node name of an open session, or an empty string."""
+        known = self.node_of(session_node)
+        return "" if known is None else self.origin_names.get(known.origin, "")
+
+    def node_of(self, session_node: str) -> ExportedNode | None:
+        """Return the exported node behind a node name of an open session, or None for one ONNX Runtime added.
 
         ONNX Runtime renames nodes it rewrites by adding to the name (`mm/MatMulAddFusion`, `conv_token_1`), so the
-        longest exported name that is a prefix is the origin.
+        longest exported name that is a prefix, and ends where a word ends, is the origin. Nodes of functions that
+        ONNX Runtime expands have a prefix of their own (`_inlfunc_Mish_act`), so the origin is looked for after it.
         """
-        by_name = self._by_name
-        name = session_node
-        while name:
-            if name in by_name:
-                return self.origin_names.get(by_name[name].origin, "")
-            name = name[:-1]
-        return ""
+        inlined = session_node.startswith(_INLINED)
+        starts = [match.end() for match in _BOUNDARY.finditer(session_node)] if inlined else []
+        for start in [0, *starts]:
+            for end in range(len(session_node), start, -1):
+                known = self._by_name.get(session_node[start:end])
+                whole = end == len(session_node) or _BOUNDARY.match(session_node[end])
+                if known is not None and whole:
+                    return known
+        return None
 
     @cached_property
     def _by_name(self) -> dict[str, ExportedNode]:

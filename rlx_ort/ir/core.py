@@ -220,7 +220,7 @@ class GraphCore:
         self.revision += 1
         return tuple(Value(self, Ref(node.id, index)) for index in range(len(results)))
 
-    def add(self, op: Op, *inputs: Value | None, name: str | None = None) -> Value:
+    def append(self, op: Op, *inputs: Value | None, name: str | None = None) -> Value:
         """Append a node with one result and return it."""
         return self.add_node(op, inputs, name=name)[0]
 

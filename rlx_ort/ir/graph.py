@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 from rlx_ort.ir.core import Node, Ref, Value
-from rlx_ort.ir.ops.leaf import LeafBuilders
+from rlx_ort.ir.ops.attention import AttentionBuilders
+from rlx_ort.ir.ops.conv import ConvBuilders
+from rlx_ort.ir.ops.elementwise import ElementwiseBuilders
+from rlx_ort.ir.ops.linalg import LinalgBuilders
+from rlx_ort.ir.ops.norm import NormBuilders
 from rlx_ort.ir.ops.onnx import OnnxBuilders
+from rlx_ort.ir.ops.reduce import ReduceBuilders
+from rlx_ort.ir.ops.shape import ShapeBuilders
 
 __all__ = ["Graph", "Node", "Ref", "Value"]
 
 
-class Graph(LeafBuilders, OnnxBuilders):
+class Graph(
+    ElementwiseBuilders,
+    LinalgBuilders,
+    ReduceBuilders,
+    ShapeBuilders,
+    NormBuilders,
+    ConvBuilders,
+    AttentionBuilders,
+    OnnxBuilders,
+):
     """A computation: inputs and weights, ops in topological order, and outputs.
 
     Example:

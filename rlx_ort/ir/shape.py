@@ -97,7 +97,7 @@ def _broadcast_dims(dims: tuple[Dim, ...]) -> Dim:
 def _checked(dim: Dim) -> Dim:
     if dim is None or (isinstance(dim, str) and dim):
         return dim
-    if isinstance(dim, str) or isinstance(dim, bool):
+    if isinstance(dim, (str, bool)):
         raise ValueError(f"a dimension is a size, a symbol or None, not {dim!r}")
     size = int(dim)
     if size < 0:

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
+import numpy as np
 import numpy.typing as npt
 
 from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import GraphCore, Value
-from rlx_ort.ir.dtype import DType
+from rlx_ort.ir.dtype import DType, promote
 from rlx_ort.ir.op import Op, OpTypes
 from rlx_ort.ir.shape import Dim, Shape
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import TensorType, ValueType
 
-__all__ = ["Capture", "Constant", "Input", "LeafBuilders", "Param"]
+__all__ = ["Capture", "Constant", "Input", "LeafBuilders", "Operand", "Param"]
+
+Operand: TypeAlias = "Value | npt.ArrayLike"
+"""What the builders take as an operand: a value, or a number or array that becomes a constant."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +134,7 @@ class LeafBuilders(GraphCore):
         """Add a tensor whose values are part of the graph."""
         if not isinstance(data, TensorData):
             data = TensorData.from_array(data, None if dtype is None else DType.parse(dtype))
-        return self.add(Constant(data), name=name or "constant")
+        return self.append(Constant(data), name=name or "constant")
 
     @property
     def inputs(self) -> list[Value]:
@@ -147,14 +151,73 @@ class LeafBuilders(GraphCore):
             raise GraphVerifyError(f"the name {name!r} is already taken in graph {self.name!r}; choose another")
         return self.add_node(op, (), name=name)[0]
 
+    def _add(
+        self,
+        op: Op,
+        *inputs: Value | None,
+        shape: Iterable[Dim] | None = None,
+        dtype: DType | str | None = None,
+        name: str | None = None,
+    ) -> Value:
+        """Append a node with one result; a declared shape or dtype is checked and may make the inferred one finer."""
+        name = name or getattr(op, "function", None)  # `gelu` tells more than `activation`
+        if shape is None and dtype is None:
+            return self.append(op, *inputs, name=name)
+        (inferred,) = op.infer([None if value is None else value.type for value in inputs])
+        return self.add_node(op, inputs, name=name, types=[_declared(op, inferred, shape, dtype)])[0]
+
+    def _pair(self, lhs: Any, rhs: Any) -> tuple[Value, Value]:
+        """Return two operands as values of one dtype, with the casts that needs."""
+        left = self._as_value(lhs, rhs if isinstance(rhs, Value) else None)
+        right = self._as_value(rhs, left)
+        try:
+            dtype = promote(left.dtype, right.dtype)
+        except ValueError as err:
+            raise GraphVerifyError(str(err)) from err
+        return self._cast_to(left, dtype), self._cast_to(right, dtype)
+
+    def _cast_to(self, value: Value, dtype: DType) -> Value:
+        """Return the value in a dtype; the same value when it already is."""
+        from rlx_ort.ir.ops.elementwise import Cast
+
+        return value if value.dtype is dtype else self.append(Cast(dtype), value)
+
     def _as_value(self, item: Any, like: Value | None = None) -> Value:
-        """Return `item` as a value: a Python scalar or array becomes a constant, of the dtype of `like`."""
+        """Return `item` as a value: numbers and arrays become constants.
+
+        An array keeps its dtype. Plain numbers and lists of them take the dtype of `like`, or f32 for fractions where
+        there is no `like` or it holds no fractions.
+        """
         if isinstance(item, Value):
             return item
-        dtype = None
-        if like is not None and isinstance(item, (int, float, bool)):
-            fractional = isinstance(item, float) and not like.dtype.is_float and not like.dtype.is_complex
-            dtype = DType.F32 if fractional else like.dtype
-        elif isinstance(item, float):
-            dtype = DType.F32
-        return self.constant(item, dtype)
+        if isinstance(item, (np.ndarray, np.generic, TensorData)):
+            return self.constant(item)
+        array = np.asarray(item)
+        if like is not None and (array.dtype.kind != "f" or like.dtype.is_float or like.dtype.is_complex):
+            return self.constant(array, like.dtype)
+        return self.constant(array, DType.F32 if array.dtype.kind == "f" else None)
+
+
+def _declared(op: Op, inferred: ValueType, shape: Iterable[Dim] | None, dtype: DType | str | None) -> ValueType:
+    """Return the inferred type made finer by what was declared."""
+    if not isinstance(inferred, TensorType):
+        raise GraphVerifyError(f"{op.kind} gives no tensor, so it takes no declared shape")
+    wanted = None if shape is None else Shape(shape)
+    if dtype is not None and DType.parse(dtype) is not inferred.dtype:
+        raise GraphVerifyError(f"{op.kind} is declared {DType.parse(dtype).value} and gives {inferred.dtype.value}")
+    if wanted is None or inferred.shape is None:
+        return TensorType(inferred.dtype, wanted or inferred.shape)
+    if not fits(inferred.shape, wanted):
+        raise GraphVerifyError(f"{op.kind} is declared with shape {wanted} and gives {inferred.shape}")
+    finer = (
+        new if isinstance(new, int) or old is None else old for old, new in zip(inferred.shape, wanted, strict=True)
+    )
+    return TensorType(inferred.dtype, Shape(finer))
+
+
+def fits(inferred: Shape, declared: Shape) -> bool:
+    """Return whether a declared shape can be the inferred one: equal sizes, symbols and unknown sizes fit anything."""
+    return inferred.rank == declared.rank and all(
+        not (isinstance(old, int) and isinstance(new, int)) or old == new
+        for old, new in zip(inferred, declared, strict=True)
+    )

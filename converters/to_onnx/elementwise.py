@@ -1,0 +1,208 @@
+"""ONNX forms of the elementwise ops."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rlx_ort.converters.to_onnx.emitter import Emitter, lowers
+from rlx_ort.converters.to_onnx.kernel_dtypes import compute_dtype, op_in
+from rlx_ort.ir.dtype import DType
+from rlx_ort.ir.ops.elementwise import Activation, Binary, Cast, Clamp, Compare, Fma, StopGradient, Where
+
+if TYPE_CHECKING:
+    import onnx_ir
+
+__all__ = ["activate"]
+
+_DIRECT = {
+    "sigmoid": "Sigmoid", "tanh": "Tanh", "exp": "Exp", "log": "Log", "sqrt": "Sqrt", "neg": "Neg", "abs": "Abs",
+    "sin": "Sin", "cos": "Cos", "atan": "Atan", "round": "Round", "recip": "Reciprocal", "floor": "Floor",
+    "ceil": "Ceil", "sign": "Sign", "erf": "Erf",
+}  # fmt: skip
+_BINARY = {
+    "add": "Add", "sub": "Sub", "mul": "Mul", "div": "Div", "max": "Max", "min": "Min", "pow": "Pow",
+    "bit_and": "BitwiseAnd", "bit_or": "BitwiseOr", "bit_xor": "BitwiseXor",
+}  # fmt: skip
+_LOGICAL = {"bit_and": "And", "bit_or": "Or", "bit_xor": "Xor"}
+_COMPARE = {"eq": "Equal", "lt": "Less", "le": "LessOrEqual", "gt": "Greater", "ge": "GreaterOrEqual"}
+
+
+def activate(emit: Emitter, function: str, x: onnx_ir.Value, dtype: DType) -> Any:
+    """Write an activation by its IR name and return its result."""
+    if function in _DIRECT:
+        return op_in(emit, _DIRECT[function], dtype, x)
+    return _COMPOSED[function](emit, x, dtype)
+
+
+@lowers(Activation)
+def _activation(emit: Emitter, op: Activation, inputs: Sequence[Any]) -> Any:
+    return activate(emit, op.function, inputs[0], emit.input_type(0).dtype)
+
+
+def _gelu(emit: Emitter, x: Any, dtype: DType) -> Any:
+    return op_in(emit, "Gelu", dtype, x, approximate="none")
+
+
+def _gelu_approx(emit: Emitter, x: Any, dtype: DType) -> Any:
+    return op_in(emit, "Gelu", dtype, x, approximate="tanh")
+
+
+def _silu(emit: Emitter, x: Any, dtype: DType) -> Any:
+    return emit.op("Mul", x, emit.op("Sigmoid", x))
+
+
+def _relu(emit: Emitter, x: Any, dtype: DType) -> Any:
+    if dtype.is_integer:
+        return op_in(emit, "Max", dtype, x, emit.constant(0, dtype))
+    return emit.op("Relu", x)
+
+
+def _rsqrt(emit: Emitter, x: Any, dtype: DType) -> Any:
+    return emit.op("Reciprocal", emit.op("Sqrt", x))
+
+
+def _tan(emit: Emitter, x: Any, dtype: DType) -> Any:
+    if dtype is DType.F64:
+        return emit.op("Div", emit.op("Sin", x), emit.op("Cos", x))
+    return emit.op("Tan", x)
+
+
+def _softplus(emit: Emitter, x: Any, dtype: DType) -> Any:
+    if dtype is not DType.F64:
+        return emit.op("Softplus", x)
+    # max(x, 0) + log(1 + exp(-|x|)) never overflows.
+    tail = emit.op("Exp", emit.op("Neg", emit.op("Abs", x)))
+    return emit.op("Add", emit.op("Relu", x), emit.op("Log", emit.op("Add", tail, emit.constant(1, dtype))))
+
+
+def _log_sigmoid(emit: Emitter, x: Any, dtype: DType) -> Any:
+    return emit.op("Neg", _softplus(emit, emit.op("Neg", x), dtype))
+
+
+def _elu(emit: Emitter, x: Any, dtype: DType) -> Any:
+    if dtype is not DType.F64:
+        return emit.op("Elu", x)
+    zero, one = emit.constant(0, dtype), emit.constant(1, dtype)
+    below = emit.op("Sub", emit.op("Exp", emit.op("Min", x, zero)), one)
+    return emit.op("Add", emit.op("Relu", x), below)
+
+
+def _hard_sigmoid(emit: Emitter, x: Any, dtype: DType) -> Any:
+    if dtype is not DType.F64:
+        return emit.op("HardSigmoid", x, alpha=1 / 6, beta=0.5)
+    line = emit.op("Add", emit.op("Div", x, emit.constant(6, dtype)), emit.constant(0.5, dtype))
+    return emit.op("Clip", line, emit.constant(0, dtype), emit.constant(1, dtype))
+
+
+def _hard_swish(emit: Emitter, x: Any, dtype: DType) -> Any:
+    return emit.op("Mul", x, _hard_sigmoid(emit, x, dtype))
+
+
+def _mish(emit: Emitter, x: Any, dtype: DType) -> Any:
+    return emit.op("Mul", x, emit.op("Tanh", _softplus(emit, x, dtype)))
+
+
+def _softsign(emit: Emitter, x: Any, dtype: DType) -> Any:
+    return emit.op("Div", x, emit.op("Add", emit.op("Abs", x), emit.constant(1, dtype)))
+
+
+_COMPOSED: dict[str, Callable[[Emitter, Any, DType], Any]] = {
+    "gelu": _gelu,
+    "gelu_approx": _gelu_approx,
+    "silu": _silu,
+    "relu": _relu,
+    "rsqrt": _rsqrt,
+    "tan": _tan,
+    "softplus": _softplus,
+    "log_sigmoid": _log_sigmoid,
+    "elu": _elu,
+    "hard_sigmoid": _hard_sigmoid,
+    "hard_swish": _hard_swish,
+    "mish": _mish,
+    "softsign": _softsign,
+}
+
+
+@lowers(Binary)
+def _binary(emit: Emitter, op: Binary, inputs: Sequence[Any]) -> Any:
+    lhs, rhs = inputs
+    dtype = emit.input_type(0).dtype
+    if op.function == "mod":
+        return op_in(emit, "Mod", dtype, lhs, rhs, fmod=1)
+    if op.function == "atan2":
+        return _atan2(emit, lhs, rhs, dtype)
+    if op.function in {"shl", "shr"}:
+        return _shift(emit, op.function, lhs, rhs, dtype)
+    if dtype is DType.BOOL:
+        return emit.op(_LOGICAL[op.function], lhs, rhs)
+    return op_in(emit, _BINARY[op.function], dtype, lhs, rhs)
+
+
+def _atan2(emit: Emitter, y: Any, x: Any, dtype: DType) -> Any:
+    """Atan(y / x), moved by half a turn left of the y axis and replaced on it."""
+    zero, pi = emit.constant(0, dtype), emit.constant(math.pi, dtype)
+    angle = op_in(emit, "Atan", dtype, emit.op("Div", y, x))
+    half_turn = emit.op("Where", emit.op("Less", y, zero), emit.op("Neg", pi), pi)
+    turned = emit.op("Add", angle, emit.op("Where", emit.op("Less", x, zero), half_turn, zero))
+    upright = emit.op("Mul", emit.op("Sign", y), emit.constant(math.pi / 2, dtype))
+    return emit.op("Where", emit.op("Equal", x, zero), upright, turned)
+
+
+def _shift(emit: Emitter, function: str, x: Any, places: Any, dtype: DType) -> Any:
+    """BitShift knows unsigned integers only; a cast between widths keeps the bits of negative numbers."""
+    wide = dtype in {DType.I64, DType.U64}
+    signed, unsigned = (DType.I64, DType.U64) if wide else (DType.I32, DType.U32)
+    by = emit.op("Cast", places, to=unsigned)
+    if function == "shl" or not dtype.value.startswith("i"):
+        direction = "LEFT" if function == "shl" else "RIGHT"
+        return emit.op("Cast", emit.op("BitShift", emit.op("Cast", x, to=unsigned), by, direction=direction), to=dtype)
+    # An arithmetic shift of a negative number is the complement of the shift of its complement.
+    value = emit.op("Cast", x, to=signed)
+    negative = emit.op("Less", value, emit.constant(0, signed))
+    magnitude = emit.op("Where", negative, emit.op("BitwiseNot", value), value)
+    moved = emit.op("BitShift", emit.op("Cast", magnitude, to=unsigned), by, direction="RIGHT")
+    moved = emit.op("Cast", moved, to=signed)
+    return emit.op("Cast", emit.op("Where", negative, emit.op("BitwiseNot", moved), moved), to=dtype)
+
+
+@lowers(Compare)
+def _compare(emit: Emitter, op: Compare, inputs: Sequence[Any]) -> Any:
+    dtype = emit.input_type(0).dtype
+    if op.function == "ne":
+        return emit.op("Not", op_in(emit, "Equal", dtype, *inputs, result=DType.BOOL))
+    return op_in(emit, _COMPARE[op.function], dtype, *inputs, result=DType.BOOL)
+
+
+@lowers(Where)
+def _where(emit: Emitter, op: Where, inputs: Sequence[Any]) -> Any:
+    condition, then, otherwise = inputs
+    dtype = emit.input_type(1).dtype
+    compute = compute_dtype("Where", dtype)
+    if compute is dtype:
+        return emit.op("Where", condition, then, otherwise)
+    return emit.cast(emit.op("Where", condition, emit.cast(then, compute), emit.cast(otherwise, compute)), dtype)
+
+
+@lowers(Cast)
+def _cast(emit: Emitter, op: Cast, inputs: Sequence[Any]) -> Any:
+    return emit.op("Cast", inputs[0], to=op.to)
+
+
+@lowers(Clamp)
+def _clamp(emit: Emitter, op: Clamp, inputs: Sequence[Any]) -> Any:
+    dtype = emit.input_type(0).dtype
+    bounds = [None if bound is None else emit.constant(bound, dtype) for bound in (op.low, op.high)]
+    return op_in(emit, "Clip", dtype, inputs[0], *bounds)
+
+
+@lowers(Fma)
+def _fma(emit: Emitter, op: Fma, inputs: Sequence[Any]) -> Any:
+    a, b, c = inputs
+    return emit.op("Add", emit.op("Mul", a, b), c)
+
+
+@lowers(StopGradient)
+def _stop_gradient(emit: Emitter, op: StopGradient, inputs: Sequence[Any]) -> Any:
+    return emit.op("Identity", inputs[0])

@@ -1,0 +1,165 @@
+"""Graph -> ONNX model in normal form. ARCHITECTURE.md, "Normal form", says what every exported model is like."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from rlx_ort.converters.to_onnx.emitter import Emitter, live_nodes
+from rlx_ort.converters.to_onnx.exported import ExportedModel, ExportedNode
+from rlx_ort.converters.to_onnx.infer import inferred_types
+from rlx_ort.converters.to_onnx.opset import choose_imports, ir_version
+from rlx_ort.converters.to_onnx.shape_only import shape_only_nodes
+from rlx_ort.converters.to_onnx.writer import ModelWriter, UniqueNames
+from rlx_ort.errors import GraphVerifyError
+from rlx_ort.ir.ops.leaf import Input, Param
+from rlx_ort.ir.types import UnknownType, ValueType
+
+if TYPE_CHECKING:
+    import onnx_ir
+
+    from rlx_ort.execution.options import CompileOptions
+    from rlx_ort.ir.core import Node, Ref
+    from rlx_ort.ir.graph import Graph
+
+__all__ = ["export_model", "exported"]
+
+
+def export_model(graph: Graph, options: CompileOptions | None = None) -> ExportedModel:
+    """Return the graph as an ONNX model in normal form; the data of its weights stays outside.
+
+    Named dims that `options.dims` knows are bound first. Nodes that no output needs are left out. An output that is
+    an input, a parameter or another output gets its own value through an Identity, under a name that is free.
+
+    Raises:
+        GraphVerifyError: the graph breaks a rule of the IR.
+        ConversionError: a node has no ONNX form, or no opset takes all nodes.
+    """
+    import onnx_ir
+
+    if options is not None and options.dims:
+        graph = graph.bind(options.dims)
+    _check(graph)
+    live = live_nodes(graph)
+    inputs = [node for node in graph.nodes if isinstance(node.op, Input)]
+    leaves = [node for node in graph.nodes if isinstance(node.op, Input) or _is_live_param(node, live)]
+    writer = ModelWriter(UniqueNames(name for node in leaves for name in node.output_names))
+    wanted = {name: writer.value_names.unique(name) for name in graph.output_names}
+    names: dict[Ref, str] = {}
+    for name, value in zip(graph.output_names, graph.outputs, strict=True):
+        names.setdefault(value.ref, wanted[name])
+
+    emitter = Emitter(writer)
+    values = [_input_value(writer, node) for node in inputs]
+    results = emitter.lower(graph, values, names=names)
+    outputs = []
+    for name, value, source in zip(graph.output_names, results, graph.outputs, strict=True):
+        writer.origin, writer.origin_label = source.ref.node, str(source.node)
+        outputs.append(emitter.output(value, wanted[name], reserved=True))
+
+    model_graph = onnx_ir.Graph(
+        values,
+        outputs,
+        nodes=emitter.nodes,
+        initializers=[*writer.initializers.values()],
+        opset_imports=choose_imports(writer),
+        name=graph.name or "graph",
+        doc_string=graph.doc or None,
+    )
+    version = ir_version(writer.types.values())
+    model = onnx_ir.Model(
+        model_graph, ir_version=version, producer_name="rlx_ort", metadata_props=dict(graph.metadata)
+    )
+    return _described(graph, writer, model)
+
+
+def exported(graph: Graph, options: CompileOptions | None = None) -> ExportedModel:
+    """Return `export_model(graph, options)`, remembered for as long as the graph lives and does not change.
+
+    Raises:
+        GraphVerifyError: the graph breaks a rule of the IR.
+        ConversionError: a node has no ONNX form, or no opset takes all nodes.
+    """
+    relevant: Any = None if options is None else tuple(sorted(options.dims.items()))
+    key = (graph.revision, relevant or None)
+    with _lock:
+        known = _cache.setdefault(graph, {})
+        if key not in known:
+            for stale in [old for old in known if old[0] != graph.revision]:
+                del known[stale]
+            known[key] = export_model(graph, options)
+        return known[key]
+
+
+_cache: weakref.WeakKeyDictionary[Graph, dict[Any, ExportedModel]] = weakref.WeakKeyDictionary()
+_lock = threading.RLock()
+
+
+def _check(graph: Graph) -> None:
+    from rlx_ort.ir.verify import verify
+
+    problems = verify(graph)
+    if problems:
+        listed = "\n".join(f"  {problem}" for problem in problems)
+        raise GraphVerifyError(f"graph {graph.name!r} cannot be exported:\n{listed}")
+
+
+def _is_live_param(node: Node, live: set[int]) -> bool:
+    return isinstance(node.op, Param) and node.id in live
+
+
+def _input_value(writer: ModelWriter, node: Node) -> onnx_ir.Value:
+    import onnx_ir
+
+    value = onnx_ir.Value(name=node.output_names[0])
+    writer.set_type(value, node.types[0])
+    return value
+
+
+def _described(graph: Graph, writer: ModelWriter, model: onnx_ir.Model) -> ExportedModel:
+    types: dict[str, ValueType] = {str(value.name): kind for value, kind in writer.types.items()}
+    seen = {str(value.name) for record in writer.records for value in record.node.outputs if value.name}
+    seen |= {str(value.name) for value in model.graph.outputs}
+    if any(isinstance(types.get(name, UnknownType()), UnknownType) for name in seen):
+        types = inferred_types(model, types) | {k: v for k, v in types.items() if not isinstance(v, UnknownType)}
+    imports = model.graph.opset_imports
+    nodes = tuple(
+        ExportedNode(
+            name=str(record.node.name),
+            domain=record.node.domain,
+            op_type=record.node.op_type,
+            version=imports[record.node.domain],
+            origin=record.origin,
+            inputs=_types_of(record.node.inputs, types),
+            outputs=_types_of(record.node.outputs, types),
+            input_names=tuple("" if value is None else str(value.name) for value in record.node.inputs),
+            output_names=tuple(str(value.name) for value in record.node.outputs),
+            body=record.body,
+        )
+        for record in writer.records
+    )
+    return ExportedModel(
+        model=model,
+        params=tuple(writer.params),
+        nodes=shape_only_nodes(nodes, _small_integers(writer)),
+        origin_names={node.id: node.name for node in graph.nodes},
+        input_types=_interface(model.graph.inputs, types),
+        output_types=_interface(model.graph.outputs, types),
+        constants=dict(writer.constants),
+    )
+
+
+def _small_integers(writer: ModelWriter) -> set[str]:
+    from rlx_ort.converters.to_onnx.shape_only import is_shape_type
+
+    return {name for name, value in writer.initializers.items() if is_shape_type(writer.types[value])}
+
+
+def _types_of(values: Any, types: Mapping[str, ValueType]) -> tuple[ValueType | None, ...]:
+    return tuple(types.get(str(value.name), UnknownType()) if value is not None and value.name else None for value in values)
+
+
+def _interface(values: Any, types: Mapping[str, ValueType]) -> dict[str, ValueType]:
+    return {str(value.name): types.get(str(value.name), UnknownType()) for value in values}

@@ -1,0 +1,64 @@
+"""ONNX's own shape inference, for the values whose type the IR does not know."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from rlx_ort.converters.onnx_types import type_of
+from rlx_ort.errors import ConversionError
+from rlx_ort.ir.types import UnknownType, ValueType
+
+if TYPE_CHECKING:
+    import onnx
+    import onnx_ir
+
+__all__ = ["infer_proto", "inferred_types", "with_types"]
+
+
+def inferred_types(model: onnx_ir.Model, known: Mapping[str, ValueType]) -> dict[str, ValueType]:
+    """Return the types ONNX infers for the values of a model, bodies included; `known` ones where it fails."""
+    import onnx_ir
+
+    proto = onnx_ir.to_proto(model)
+    return {**known, **infer_proto(proto)}
+
+
+def infer_proto(proto: onnx.ModelProto) -> dict[str, ValueType]:
+    """Return the type of every value that ONNX can infer, bodies included, whose names must not clash."""
+    found: dict[str, ValueType] = {}
+    graphs = [with_types(proto).graph]
+    while graphs:
+        graph = graphs.pop()
+        for info in _infos(graph):
+            try:
+                kind = type_of(info.type)
+            except ConversionError:
+                continue  # an element type this library has no name for
+            if not isinstance(kind, UnknownType):
+                found[info.name] = kind
+        for node in graph.node:
+            for attribute in node.attribute:
+                graphs += [attribute.g] if attribute.HasField("g") else []
+                graphs += attribute.graphs
+    return found
+
+
+def with_types(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a copy of the model with the types that ONNX infers, in each graph's `value_info`.
+
+    Inference never fails: a model it cannot judge comes back as it is.
+    """
+    import onnx
+
+    try:
+        return onnx.shape_inference.infer_shapes(proto, data_prop=True)
+    except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, RuntimeError, ValueError):
+        # Raised for models it finds inconsistent and for more than 2 GB; ONNX Runtime may still take them.
+        return proto
+
+
+def _infos(graph: onnx.GraphProto) -> Iterable[onnx.ValueInfoProto]:
+    yield from graph.value_info
+    yield from graph.input
+    yield from graph.output

@@ -1,0 +1,103 @@
+"""Which dtypes the CPU provider's kernels take, and how a lowering goes round the gaps with casts.
+
+The sets are those of ONNX Runtime's kernel registry for opset 21. f16 and bf16 are always passed on: accelerators
+have them, and the CPU provider puts f32 casts round f16 nodes by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from rlx_ort.converters.to_onnx.emitter import Emitter
+from rlx_ort.ir.dtype import DType
+
+if TYPE_CHECKING:
+    import onnx_ir
+
+__all__ = ["compute_dtype", "op_in"]
+
+
+def _set(names: str) -> frozenset[DType]:
+    return frozenset(DType.parse(name) for name in names.split())
+
+
+_NUMBERS = "f32 f64 i8 i16 i32 i64 u8 u16 u32 u64"
+_WIDE = "f32 f64 i32 i64"
+_KERNELS = {
+    "Abs": _set(_NUMBERS),
+    "ArgMax": _set("f32 f64 i8 i32 i64 u8"),
+    "ArgMin": _set("f32 f64 i8 i32 i64 u8"),
+    "Atan": _set("f32"),
+    "AveragePool": _set("f32"),
+    "Clip": _set("f32 f64 i8 i32 i64 u8 u32 u64"),
+    "Conv": _set("f32"),
+    "ConvTranspose": _set("f32"),
+    "CumSum": _set(_WIDE),
+    "Equal": _set(_NUMBERS + " bool"),
+    "Erf": _set("f32"),
+    "Expand": _set(_NUMBERS + " bool string"),
+    "Gelu": _set("f32"),
+    "Greater": _set(_NUMBERS),
+    "GreaterOrEqual": _set(_NUMBERS),
+    "InstanceNormalization": _set("f32"),
+    "Less": _set(_NUMBERS),
+    "LessOrEqual": _set(_NUMBERS),
+    "MatMul": _set("f32 f64 i32 i64 u32 u64"),
+    "Max": _set("f32 f64 i8 i32 i64 u8 u32 u64"),
+    "MaxPool": _set("f32 f64"),
+    "Min": _set("f32 f64 i8 i32 i64 u8 u32 u64"),
+    "Neg": _set("f32 f64 i8 i16 i32 i64"),
+    "Pad": _set("f32 f64 bool i8 i32 i64 u8 u32 u64"),
+    "Pow": _set(_WIDE),
+    "ReduceMax": _set("f32 f64 bool i8 i32 i64 u8"),
+    "ReduceMean": _set(_WIDE),
+    "ReduceMin": _set("f32 f64 bool i8 i32 i64 u8"),
+    "ReduceProd": _set(_WIDE),
+    "ReduceSum": _set(_WIDE),
+    "Resize": _set("f32 i8 i32 u8"),
+    "Tile": _set(_NUMBERS + " bool string"),
+    "TopK": _set("f32 f64 i8 i16 i32 i64 u8"),
+    "Where": _set("f32 f64 i8 i32 i64 u8 u32 string"),
+}
+# What stands in for a dtype, best first. u64 travels as i64: both keep all 64 bits, so moving and adding stay exact.
+_STAND_INS = {
+    DType.BOOL: (DType.U8, DType.I32),
+    DType.I8: (DType.I32, DType.F32),
+    DType.I16: (DType.I32, DType.F32),
+    DType.U8: (DType.I32, DType.F32),
+    DType.U16: (DType.I32, DType.F32),
+    DType.I32: (DType.I64, DType.F64),
+    DType.U32: (DType.I64, DType.F64),
+    DType.I64: (DType.F64, DType.F32),
+    DType.U64: (DType.I64, DType.F64),
+    DType.F64: (DType.F32,),
+}
+
+
+def compute_dtype(op_type: str, dtype: DType) -> DType:
+    """Return the dtype in which to run an ONNX op on values of `dtype`: itself where the CPU kernel takes it."""
+    kernels = _KERNELS.get(op_type)
+    if kernels is None or dtype in kernels:
+        return dtype
+    return next((other for other in _STAND_INS.get(dtype, ()) if other in kernels), dtype)
+
+
+def op_in(
+    emit: Emitter,
+    op_type: str,
+    dtype: DType,
+    *inputs: onnx_ir.Value | None,
+    others: Sequence[onnx_ir.Value | None] = (),
+    result: DType | None = None,
+    **attributes: Any,
+) -> Any:
+    """Append an op on `inputs` of `dtype`, with casts round it where the CPU kernel lacks the dtype.
+
+    `others` follow the inputs and are not cast; `result` is the dtype of the result where it is not that of the
+    inputs, as after a comparison.
+    """
+    compute = compute_dtype(op_type, dtype)
+    values = [value if value is None or compute is dtype else emit.cast(value, compute) for value in inputs]
+    produced = emit.op(op_type, *values, *others, **attributes)
+    return produced if compute is dtype or result is not None else emit.cast(produced, dtype)

@@ -1,0 +1,120 @@
+"""ONNX forms of the normalisations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from rlx_ort.converters.to_onnx.emitter import Emitter, lowers
+from rlx_ort.converters.to_onnx.kernel_dtypes import op_in
+from rlx_ort.converters.to_onnx.shape import reshape, slice_axis
+from rlx_ort.ir.op import known_shape
+from rlx_ort.ir.ops.norm import (
+    BatchNormInference,
+    FusedResidualLN,
+    FusedResidualRmsNorm,
+    FusedSwiGLU,
+    GroupNorm,
+    LayerNorm,
+    LayerNorm2d,
+    RmsNorm,
+)
+from rlx_ort.ir.shape import Shape
+
+__all__: list[str] = []
+
+
+@lowers(LayerNorm)
+def _layer_norm(emit: Emitter, op: LayerNorm, inputs: Sequence[Any]) -> Any:
+    x, gamma, beta = inputs
+    rank = known_shape(op, emit.input_type(0), "x").rank
+    return _along_last(emit, x, rank, op.axis, lambda moved: _layer(emit, moved, gamma, beta, op.eps))
+
+
+@lowers(RmsNorm)
+def _rms_norm(emit: Emitter, op: RmsNorm, inputs: Sequence[Any]) -> Any:
+    x, gamma, beta = inputs
+    rank = known_shape(op, emit.input_type(0), "x").rank
+    return _along_last(emit, x, rank, op.axis, lambda moved: _rms(emit, moved, gamma, beta, op.eps))
+
+
+@lowers(LayerNorm2d)
+def _layer_norm2d(emit: Emitter, op: LayerNorm2d, inputs: Sequence[Any]) -> Any:
+    x, gamma, beta = inputs
+    return _along_last(emit, x, 4, 1, lambda moved: _layer(emit, moved, gamma, beta, op.eps))
+
+
+def _along_last(emit: Emitter, x: Any, rank: int, axis: int, normalise: Callable[[Any], Any]) -> Any:
+    """Apply a normalisation of the last axis along another one."""
+    axis %= rank
+    if axis == rank - 1:
+        return normalise(x)
+    perm = [*(place for place in range(rank) if place != axis), axis]
+    moved = normalise(emit.op("Transpose", x, perm=perm))
+    return emit.op("Transpose", moved, perm=[perm.index(place) for place in range(rank)])
+
+
+def _layer(emit: Emitter, x: Any, gamma: Any, beta: Any, eps: float) -> Any:
+    return emit.op("LayerNormalization", x, gamma, beta, axis=-1, epsilon=eps)
+
+
+def _rms(emit: Emitter, x: Any, gamma: Any, beta: Any, eps: float) -> Any:
+    """The basic ops that ONNX Runtime fuses into one kernel; the fused op itself is no standard op at opset 21."""
+    dtype = emit.input_type(0).dtype
+    square = emit.op("Pow", x, emit.constant(2, dtype))
+    mean = emit.op("ReduceMean", square, emit.i64([-1]), keepdims=1)
+    root = emit.op("Sqrt", emit.op("Add", mean, emit.constant(eps, dtype)))
+    scaled = emit.op("Mul", emit.op("Div", x, root), gamma)
+    return emit.op("Add", scaled, beta)
+
+
+@lowers(GroupNorm)
+def _group_norm(emit: Emitter, op: GroupNorm, inputs: Sequence[Any]) -> Any:
+    """InstanceNormalization with a group as channel, then gamma and beta a channel."""
+    x, gamma, beta = inputs
+    kind = emit.input_type(0)
+    shape = known_shape(op, kind, "x")
+    grouped = reshape(emit, x, shape, (shape[0], op.num_groups, None))
+    ones, zeros = (emit.constant(np.full(op.num_groups, fill), kind.dtype) for fill in (1.0, 0.0))
+    normal = op_in(emit, "InstanceNormalization", kind.dtype, grouped, ones, zeros, epsilon=op.eps)
+    restored = reshape(emit, normal, Shape((shape[0], op.num_groups, None)), shape)
+    spread = [1] * (shape.rank - 2)
+    scale, shift = (emit.op("Reshape", vector, emit.i64([-1, *spread])) for vector in (gamma, beta))
+    return emit.op("Add", emit.op("Mul", restored, scale), shift)
+
+
+@lowers(BatchNormInference)
+def _batch_norm(emit: Emitter, op: BatchNormInference, inputs: Sequence[Any]) -> Any:
+    return emit.op("BatchNormalization", *inputs, epsilon=op.eps)
+
+
+@lowers(FusedResidualLN)
+def _residual_ln(emit: Emitter, op: FusedResidualLN, inputs: Sequence[Any]) -> Any:
+    *terms, gamma, beta = inputs
+    return _layer(emit, _sum(emit, terms), gamma, beta, op.eps)
+
+
+@lowers(FusedResidualRmsNorm)
+def _residual_rms(emit: Emitter, op: FusedResidualRmsNorm, inputs: Sequence[Any]) -> Any:
+    *terms, gamma, beta = inputs
+    return _rms(emit, _sum(emit, terms), gamma, beta, op.eps)
+
+
+def _sum(emit: Emitter, terms: Sequence[Any]) -> Any:
+    total = terms[0]
+    for term in terms[1:]:
+        total = emit.op("Add", total, term)
+    return total
+
+
+@lowers(FusedSwiGLU)
+def _swiglu(emit: Emitter, op: FusedSwiGLU, inputs: Sequence[Any]) -> Any:
+    kind = emit.input_type(0)
+    size = known_shape(op, kind, "x")[-1]
+    half = size // 2 if isinstance(size, int) else 0
+    low, high = slice_axis(emit, inputs[0], -1, 0, half), slice_axis(emit, inputs[0], -1, half, None)
+    gate, up = (low, high) if op.gate_first else (high, low)
+    result = emit.op("Mul", up, emit.op("Mul", gate, emit.op("Sigmoid", gate)))
+    return result if op.cast_to in {None, kind.dtype} else emit.op("Cast", result, to=op.cast_to)

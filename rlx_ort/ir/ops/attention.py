@@ -1,0 +1,297 @@
+"""Attention and rotary position embedding.
+
+Layouts of q, k and v: `(S, H*D)`, `(B, S, H*D)`, or rank 4, which is `(B, H, S, D)` when its second dimension is the
+number of heads and `(B, S, H, D)` otherwise. Where both readings fit, the first one holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from rlx_ort.errors import GraphVerifyError
+from rlx_ort.ir.core import Value
+from rlx_ort.ir.dtype import DType
+from rlx_ort.ir.infer import broadcast, expect_dim, expect_float, expect_rank, join_dims, known_name, same_dtype
+from rlx_ort.ir.op import Op, OpTypes, element_count, tensor_input
+from rlx_ort.ir.ops.leaf import LeafBuilders, Operand
+from rlx_ort.ir.shape import Dim, Shape
+from rlx_ort.ir.types import TensorType, ValueType
+
+__all__ = ["MASK_KINDS", "Attention", "AttentionBuilders", "HeadLayout", "Rope", "head_layout"]
+
+MASK_KINDS = ("none", "causal", "sliding", "custom", "bias")
+"""Names of the mask kinds; `sliding` is written `sliding:N` in the builders."""
+
+
+class HeadLayout(NamedTuple):
+    """How one of q, k and v is laid out; `batch` is 1 for rank 2."""
+
+    batch: Dim
+    length: Dim
+    heads_first: bool
+
+
+def head_layout(op: Op, shape: Shape, num_heads: int, head_dim: int, name: str) -> HeadLayout:
+    """Return the layout of a q, k or v of that shape.
+
+    Raises:
+        GraphVerifyError: the shape holds no `num_heads` heads of `head_dim`.
+    """
+    if shape.rank == 4:
+        heads_first = shape[1] == num_heads
+        batch, length = (shape[0], shape[2]) if heads_first else (shape[0], shape[1])
+        expect_dim(op, shape[1] if heads_first else shape[2], num_heads, f"the heads of {name} {shape}")
+        expect_dim(op, shape[3], head_dim, f"the last dimension of {name} {shape}")
+        return HeadLayout(batch, length, heads_first)
+    expect_dim(op, shape[-1], num_heads * head_dim, f"the last dimension of {name} {shape}")
+    return HeadLayout(shape[0] if shape.rank == 3 else 1, shape[-2], heads_first=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Attention(Op):
+    """softmax(q k^T * scale) v for each head; inputs q, k, v and, for `custom` and `bias`, a mask.
+
+    Query i stands at position `i + max(K - Q, 0)` of the K keys. A masked score is replaced by the most negative
+    number that is safe in the dtype, so a row in which all is masked averages all of v.
+
+    Attributes:
+        num_heads: heads of q, k and v alike.
+        head_dim: size of a head.
+        mask_kind: `none`; `causal`, keys up to the query; `sliding`, of those the last `window + 1`; `custom`, a
+            `(B, K)` mask in which below 0.5 is masked; `bias`, a `(B, H, Q, K)` tensor added to the scaled scores.
+        window: how many keys before its own position a query sees under `sliding`.
+        scale: factor of the scores, None for 1 / sqrt(head_dim).
+        softcap: c of c * tanh(score / c), applied to the scaled scores before any mask; None for none.
+    """
+
+    num_heads: int
+    head_dim: int
+    mask_kind: str = "none"
+    window: int | None = None
+    scale: float | None = None
+    softcap: float | None = None
+
+    arity = (3, 4)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "mask_kind", known_name("mask kind", self.mask_kind, MASK_KINDS))
+        if self.num_heads < 1 or self.head_dim < 1:
+            raise GraphVerifyError(f"Attention needs heads and a head size, got {self.num_heads} and {self.head_dim}")
+        if (self.mask_kind == "sliding") != (self.window is not None) or (self.window or 0) < 0:
+            raise GraphVerifyError(f"mask kind {self.mask_kind!r} with window {self.window}; only sliding has one")
+        if self.softcap is not None and not self.softcap > 0:
+            raise GraphVerifyError(f"Attention needs a softcap above 0, got {self.softcap}; leave it out for none")
+
+    def layouts(self, inputs: OpTypes) -> tuple[HeadLayout, HeadLayout, HeadLayout]:
+        """Return the layouts of q, k and v.
+
+        Raises:
+            GraphVerifyError: one does not hold the heads.
+        """
+        shapes = (expect_rank(self, tensor_input(self, inputs, i, "qkv"[i]), (2, 3, 4), "qkv"[i]) for i in range(3))
+        q, k, v = (head_layout(self, shape, self.num_heads, self.head_dim, "qkv"[i]) for i, shape in enumerate(shapes))
+        return q, k, v
+
+    def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
+        """Return the type of q."""
+        q, k, v = self.layouts(inputs)
+        query = tensor_input(self, inputs, 0, "q")
+        same_dtype(self, inputs, ("q", "k", "v"))
+        expect_float(self, query, "q")
+        expect_dim(self, k.batch, q.batch, "the batch of k")
+        expect_dim(self, v.batch, q.batch, "the batch of v")
+        expect_dim(self, v.length, k.length, "the length of v")
+        wants_mask = self.mask_kind in {"custom", "bias"}
+        if wants_mask != (len(inputs) == 4):
+            wanted = "q, k, v and a mask" if wants_mask else "q, k and v only"
+            raise GraphVerifyError(f"mask kind {self.mask_kind!r} takes {wanted}; got {len(inputs)} inputs")
+        if wants_mask:
+            self._check_mask(inputs, q, k)
+        return (query,)
+
+    def _check_mask(self, inputs: OpTypes, q: HeadLayout, k: HeadLayout) -> None:
+        mask = tensor_input(self, inputs, 3, "mask")
+        if self.mask_kind == "custom":
+            batch, keys = expect_rank(self, mask, (2,), "mask")
+            if batch != 1:
+                expect_dim(self, batch, q.batch, "the batch of the mask")
+            expect_dim(self, keys, k.length, "the keys of the mask")
+            return
+        if mask.dtype is not tensor_input(self, inputs, 0, "q").dtype:
+            raise GraphVerifyError(f"Attention needs a bias of the dtype of q, got {mask}; cast it first")
+        scores = Shape((q.batch, self.num_heads, q.length, k.length))
+        shape = expect_rank(self, mask, (2, 3, 4), "mask")
+        for found, wanted in zip(broadcast(self, (shape, scores)) or (), scores, strict=True):
+            expect_dim(self, found, wanted, f"the bias {shape} to fit the scores {scores}: a dimension")
+
+    def flops(self, inputs: OpTypes, outputs: OpTypes) -> int:
+        """Return those of both products, and about ten for each score; a causal mask saves nothing."""
+        q, k, _ = self.layouts(inputs)
+        scores = TensorType(DType.F32, Shape((q.batch, self.num_heads, q.length, k.length)))
+        return element_count(scores) * (4 * self.head_dim + 10)
+
+
+@dataclass(frozen=True, slots=True)
+class Rope(Op):
+    """Rotary position embedding of each head of x by cos and sin tables of head_dim / 2 columns.
+
+    x is `(S, H*D)` or `(B, S, H*D)`; row s of the tables belongs to place s of the sequence, and tables of rank 3
+    `(B, S, D/2)` give each sequence its own. Only the first `n_rot` of each head are rotated, by the first
+    `n_rot / 2` columns.
+
+    Attributes:
+        head_dim: size of a head.
+        n_rot: how many of them are rotated, even; None for all.
+        interleaved: whether the pairs are neighbours `(2i, 2i + 1)` instead of halves `(i, i + n_rot / 2)`.
+    """
+
+    head_dim: int
+    n_rot: int | None = None
+    interleaved: bool = False
+
+    arity = (3, 3)
+
+    @property
+    def rotated(self) -> int:
+        """How many of each head are rotated."""
+        return self.head_dim if self.n_rot is None else self.n_rot
+
+    def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
+        """Return the type of x."""
+        x = tensor_input(self, inputs, 0, "x")
+        same_dtype(self, inputs, ("x", "cos", "sin"))
+        expect_float(self, x, "x")
+        shape = expect_rank(self, x, (2, 3), "x")
+        if self.head_dim < 2 or self.head_dim % 2 or self.rotated % 2 or not 0 < self.rotated <= self.head_dim:
+            raise GraphVerifyError(
+                f"Rope needs an even head_dim and an even n_rot up to it, got {self.head_dim} and {self.n_rot}"
+            )
+        if not isinstance(shape[-1], int) or shape[-1] % self.head_dim:
+            raise GraphVerifyError(f"Rope cannot divide the last dimension of {shape} into heads of {self.head_dim}")
+        for index, name in ((1, "cos"), (2, "sin")):
+            table = expect_rank(self, tensor_input(self, inputs, index, name), (2, shape.rank), name)
+            expect_dim(self, table[-1], self.head_dim // 2, f"the columns of {name}")
+            rows, length = table[-2], shape[-2]
+            if isinstance(rows, int) and isinstance(length, int) and rows < length:
+                raise GraphVerifyError(f"Rope of {length} places needs as many rows in {name}, got {rows}")
+            if table.rank == 3:
+                expect_dim(self, rows, length, f"the rows of {name}")
+                expect_dim(self, join_dims((table[0], shape[0])), table[0], f"the batch of {name}")
+        return (x,)
+
+    def flops(self, inputs: OpTypes, outputs: OpTypes) -> int:
+        """Return three operations for each element that is rotated."""
+        return 3 * element_count(outputs[0]) * self.rotated // self.head_dim
+
+
+class AttentionBuilders(LeafBuilders):
+    """Builders of attention and rotary embedding."""
+
+    __slots__ = ()
+
+    def attention(
+        self,
+        q: Operand,
+        k: Operand,
+        v: Operand,
+        mask: Operand,
+        num_heads: int,
+        head_dim: int,
+        *,
+        scale: float | None = None,
+        softcap: float | None = None,
+        shape: Iterable[Dim] | None = None,
+        name: str | None = None,
+    ) -> Value:
+        """Attend to the keys that a `(B, K)` mask keeps; below 0.5 is masked.
+
+        Raises:
+            GraphVerifyError: q, k, v or the mask do not fit each other or the heads.
+        """
+        op = Attention(num_heads, head_dim, "custom", None, scale, softcap)
+        return self._add(op, *self._values(q, k, v), self._as_value(mask), shape=shape, name=name)
+
+    def attention_kind(
+        self,
+        q: Operand,
+        k: Operand,
+        v: Operand,
+        num_heads: int,
+        head_dim: int,
+        mask_kind: str,
+        *,
+        scale: float | None = None,
+        softcap: float | None = None,
+        shape: Iterable[Dim] | None = None,
+        name: str | None = None,
+    ) -> Value:
+        """Attend under a mask kind that needs no tensor: `none`, `causal` or `sliding:N`.
+
+        Raises:
+            GraphVerifyError: there is no such kind, or q, k and v do not fit each other or the heads.
+        """
+        kind, colon, text = mask_kind.strip().partition(":")
+        window = int(text) if text.strip().isdecimal() else None
+        if bool(colon) != (kind.strip().lower() == "sliding") or (colon and window is None):
+            raise GraphVerifyError(f"mask kind {mask_kind!r} is not none, causal or sliding:N")
+        op = Attention(num_heads, head_dim, kind, window, scale, softcap)
+        return self._add(op, *self._values(q, k, v), shape=shape, name=name)
+
+    def attention_bias(
+        self,
+        q: Operand,
+        k: Operand,
+        v: Operand,
+        bias: Operand,
+        num_heads: int,
+        head_dim: int,
+        *,
+        scale: float | None = None,
+        softcap: float | None = None,
+        shape: Iterable[Dim] | None = None,
+        name: str | None = None,
+    ) -> Value:
+        """Attend with a bias added to the scaled scores; it broadcasts to `(B, H, Q, K)`."""
+        query, key, value = self._values(q, k, v)
+        addend = self._as_value(bias)
+        op = Attention(num_heads, head_dim, "bias", None, scale, softcap)
+        return self._add(op, query, key, value, self._cast_to(addend, query.dtype), shape=shape, name=name)
+
+    def rope(
+        self,
+        x: Operand,
+        cos: Operand,
+        sin: Operand,
+        head_dim: int,
+        *,
+        interleaved: bool = False,
+        name: str | None = None,
+    ) -> Value:
+        """Rotate each head of x by tables of head_dim / 2 columns.
+
+        Raises:
+            GraphVerifyError: x does not hold heads of that size, or the tables are too small.
+        """
+        return self.rope_n(x, cos, sin, head_dim, head_dim, interleaved=interleaved, name=name)
+
+    def rope_n(
+        self,
+        x: Operand,
+        cos: Operand,
+        sin: Operand,
+        head_dim: int,
+        n_rot: int,
+        *,
+        interleaved: bool = False,
+        name: str | None = None,
+    ) -> Value:
+        """Rotate the first `n_rot` elements of each head of x."""
+        value = self._as_value(x)
+        tables = (self._cast_to(self._as_value(table, value), value.dtype) for table in (cos, sin))
+        return self._add(Rope(head_dim, n_rot, interleaved), value, *tables, name=name)
+
+    def _values(self, *items: Operand) -> tuple[Value, Value, Value]:
+        q, k, v = (self._as_value(item) for item in items)
+        return q, k, v

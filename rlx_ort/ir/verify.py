@@ -1,0 +1,179 @@
+"""`verify`: what is wrong with a graph, each problem with the node's name and a remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from rlx_ort.errors import GraphVerifyError
+from rlx_ort.ir.core import GraphCore, Node, Ref
+from rlx_ort.ir.ops.leaf import Capture, Input, Param, fits
+from rlx_ort.ir.ops.onnx import OnnxNode
+from rlx_ort.ir.shape import Shape
+from rlx_ort.ir.types import TensorType, UnknownType, ValueType
+
+__all__ = ["Problem", "check", "verify"]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong.
+
+    Attributes:
+        message: what is wrong, with the names of the node and the graph.
+        remedy: what to do about it.
+        node: the node's id in its graph, None when the graph as a whole is meant.
+    """
+
+    message: str
+    remedy: str
+    node: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.message}; {self.remedy}"
+
+
+def verify(graph: GraphCore) -> list[Problem]:
+    """Return every problem of a graph and of the bodies in it, in node order; an empty list means it is sound."""
+    return list(_problems(graph, ""))
+
+
+def check(graph: GraphCore) -> None:
+    """Raise if a graph has problems.
+
+    Raises:
+        GraphVerifyError: it has; the message lists every one.
+    """
+    problems = verify(graph)
+    if problems:
+        lines = [f"graph {graph.name!r} has {len(problems)} problem{'s' if len(problems) > 1 else ''}:"]
+        raise GraphVerifyError("\n".join(lines + [f"  {problem}" for problem in problems]))
+
+
+def _problems(graph: GraphCore, owner: str) -> Iterator[Problem]:
+    yield from _name_problems(graph, owner)
+    for place, node in enumerate(graph.nodes):
+        label = f"{owner}{node}"
+        if node.id != place:
+            yield Problem(f"{label} stands at place {place}", "build graphs with add_node, which numbers them", place)
+        broken = list(_input_problems(graph, node, place, label))
+        yield from broken
+        if not broken:
+            yield from _type_problems(graph, node, label)
+        if isinstance(node.op, Capture) and not owner:
+            yield Problem(f"{label} captures a value, but its graph is no body", "use an input instead", place)
+        for body in node.op.bodies():
+            yield from _capture_problems(node, body, label)
+            yield from _problems(body, f"{label}, body {body.name!r}: ")
+    yield from _output_problems(graph, owner)
+
+
+def _name_problems(graph: GraphCore, owner: str) -> Iterator[Problem]:
+    where = f"{owner}graph {graph.name!r}"
+    node_names: dict[str, int] = {}
+    value_names: dict[str, int] = {}
+    leaf_names: dict[str, int] = {}
+    for node in graph.nodes:
+        if not node.name or node.name in node_names:
+            other = f"node {node_names[node.name]} has the same name" if node.name else "it has no name"
+            yield Problem(f"{where}: node {node.id} {node.name!r}: {other}", "give it a name of its own", node.id)
+        node_names.setdefault(node.name, node.id)
+        for name in filter(None, node.output_names):
+            if name in value_names:
+                message = f"{where}: {node} and node {value_names[name]} both have a result named {name!r}"
+                yield Problem(message, "give each result a name of its own", node.id)
+            value_names.setdefault(name, node.id)
+        if isinstance(node.op, (Input, Param)):
+            if node.op.name in leaf_names:
+                message = f"{where}: {node} and node {leaf_names[node.op.name]} are both fed as {node.op.name!r}"
+                yield Problem(message, "rename one of them", node.id)
+            leaf_names.setdefault(node.op.name, node.id)
+    params = {node.op.name: node for node in graph.nodes if isinstance(node.op, Param)}
+    for name, tensor in graph.weights.items():
+        if name not in params:
+            yield Problem(f"{where} has weight data for {name!r}, which is no parameter", "remove it or add the param")
+            continue
+        op = params[name].op
+        if isinstance(op, Param) and op.type != TensorType(tensor.dtype, Shape(tensor.shape)):
+            found = f"{tensor.dtype.value}{Shape(tensor.shape)}"
+            message = f"{where}: {params[name]} is declared {op.type}, its data is {found}"
+            yield Problem(message, "give it data of the declared type", params[name].id)
+
+
+def _input_problems(graph: GraphCore, node: Node, place: int, label: str) -> Iterator[Problem]:
+    least, most = node.op.arity
+    if len(node.inputs) < least or (most is not None and len(node.inputs) > most):
+        wanted = str(least) if least == most else f"{least} to {most}" if most is not None else f"at least {least}"
+        yield Problem(f"{label} takes {wanted} inputs and has {len(node.inputs)}", "connect the right number", place)
+    for index, ref in enumerate(node.inputs):
+        if ref is None:
+            continue
+        trouble = _ref_trouble(graph, ref, place)
+        if trouble:
+            yield Problem(f"{label}: input {index} {trouble}", "refer to a result of an earlier node", place)
+
+
+def _ref_trouble(graph: GraphCore, ref: Ref, before: int) -> str:
+    if not 0 <= ref.node < len(graph.nodes):
+        return f"is node {ref.node}, which does not exist"
+    if ref.node >= before:
+        return f"is node {ref.node}, which comes no earlier"
+    results = len(graph.nodes[ref.node].types)
+    return f"is result {ref.output} of node {ref.node}, which has {results}" if not 0 <= ref.output < results else ""
+
+
+def _type_problems(graph: GraphCore, node: Node, label: str) -> Iterator[Problem]:
+    if len(node.output_names) != len(node.types):
+        message = f"{label} has {len(node.types)} results and {len(node.output_names)} names for them"
+        yield Problem(message, "name each result", node.id)
+    inputs = [None if ref is None else graph.nodes[ref.node].types[ref.output] for ref in node.inputs]
+    try:
+        inferred = node.op.infer(inputs)
+    except GraphVerifyError as err:
+        yield Problem(f"{label} does not take its inputs: {err}", "change the inputs or the attributes", node.id)
+        return
+    if len(inferred) != len(node.types):
+        message = f"{label} declares {len(node.types)} results, the op has {len(inferred)}"
+        yield Problem(message, "rebuild the node with its builder", node.id)
+        return
+    for index, (wanted, declared) in enumerate(zip(inferred, node.types, strict=True)):
+        if not _agree(wanted, declared):
+            message = f"{label} declares result {index} as {declared}, its inputs give {wanted}"
+            yield Problem(message, "correct the declared type, or rebuild the node after changing its inputs", node.id)
+
+
+def _agree(inferred: ValueType, declared: ValueType) -> bool:
+    """Return whether a declared type can be the inferred one: a shape may be finer or coarser, a scalar may be (1,)."""
+    if isinstance(inferred, UnknownType):
+        return True
+    if not isinstance(inferred, TensorType) or not isinstance(declared, TensorType):
+        return inferred == declared
+    if inferred.dtype is not declared.dtype:
+        return False
+    if inferred.shape is None or declared.shape is None or fits(inferred.shape, declared.shape):
+        return True
+    return {tuple(inferred.shape), tuple(declared.shape)} == {(), (1,)}
+
+
+def _capture_problems(node: Node, body: GraphCore, label: str) -> Iterator[Problem]:
+    first = node.op.formal_inputs if isinstance(node.op, OnnxNode) else 0
+    for inner in body.nodes:
+        if not isinstance(inner.op, Capture):
+            continue
+        index = inner.op.index
+        if not first <= index < len(node.inputs) or node.inputs[index] is None:
+            message = f"{label}, body {body.name!r}: {inner} captures input {index}, which the node does not have"
+            yield Problem(message, "append the captured value to the node's inputs", node.id)
+
+
+def _output_problems(graph: GraphCore, owner: str) -> Iterator[Problem]:
+    where = f"{owner}graph {graph.name!r}"
+    if not graph._outputs:
+        yield Problem(f"{where} has no outputs", "set graph.outputs to the values it should return")
+    names = graph.output_names
+    for place, (name, ref) in enumerate(graph._outputs):
+        if not name or name in names[:place]:
+            yield Problem(f"{where}: output {place} is named {name!r} like another", "give each output its own name")
+        trouble = _ref_trouble(graph, ref, len(graph.nodes))
+        if trouble:
+            yield Problem(f"{where}: output {place} {name!r} {trouble}", "set graph.outputs to values of this graph")
