@@ -1,1 +1,147 @@
-"""rlx_ort"""
+"""Build or import a model once; run it on the best ONNX Runtime device of a machine you do not control.
+
+    import rlx_ort
+
+    runner = rlx_ort.load("model.onnx")
+    outputs = runner.run_fastest({"x": x})
+
+The public names are loaded when they are first used: importing the package imports neither ONNX Runtime nor ONNX.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rlx_ort.converters.files import save_onnx
+    from rlx_ort.converters.from_onnx import from_onnx
+    from rlx_ort.converters.to_onnx import to_onnx
+    from rlx_ort.device import Device
+    from rlx_ort.errors import (
+        CalibrationError,
+        ConversionError,
+        DeviceError,
+        DeviceFallbackError,
+        DeviceParseError,
+        DeviceUnavailableError,
+        EngineError,
+        GraphError,
+        GraphVerifyError,
+        InputError,
+        IntegrityError,
+        LegalizeError,
+        NoViableDeviceError,
+        PackageError,
+        ParamError,
+        PlacementError,
+        RlxError,
+        RunError,
+    )
+    from rlx_ort.execution.compiled import CompiledGraph
+    from rlx_ort.execution.options import CompileOptions, OptimizationLevel, PlacementRule, Precision, WeightSharing
+    from rlx_ort.execution.placement import Placement
+    from rlx_ort.execution.session import Session
+    from rlx_ort.graph_devices import GraphDevices, load
+    from rlx_ort.ir.dtype import DType
+    from rlx_ort.ir.graph import Graph, Value
+    from rlx_ort.ir.shape import Shape
+    from rlx_ort.providers.registry import register_provider
+    from rlx_ort.selection.availability import available_devices, fastest_device
+    from rlx_ort.selection.candidates import device_report
+    from rlx_ort.selection.policy import DevicePickStrategy, DevicePolicy
+
+    __version__: str
+
+__all__ = [
+    "CalibrationError",
+    "CompileOptions",
+    "CompiledGraph",
+    "ConversionError",
+    "DType",
+    "Device",
+    "DeviceError",
+    "DeviceFallbackError",
+    "DeviceParseError",
+    "DevicePickStrategy",
+    "DevicePolicy",
+    "DeviceUnavailableError",
+    "EngineError",
+    "Graph",
+    "GraphDevices",
+    "GraphError",
+    "GraphVerifyError",
+    "InputError",
+    "IntegrityError",
+    "LegalizeError",
+    "NoViableDeviceError",
+    "OptimizationLevel",
+    "PackageError",
+    "ParamError",
+    "Placement",
+    "PlacementError",
+    "PlacementRule",
+    "Precision",
+    "RlxError",
+    "RunError",
+    "Session",
+    "Shape",
+    "Value",
+    "WeightSharing",
+    "__version__",
+    "available_devices",
+    "device_report",
+    "fastest_device",
+    "from_onnx",
+    "load",
+    "register_provider",
+    "save_onnx",
+    "to_onnx",
+]
+
+_MODULE_OF = {
+    "CompileOptions": "execution.options",
+    "CompiledGraph": "execution.compiled",
+    "DType": "ir.dtype",
+    "Device": "device",
+    "DevicePickStrategy": "selection.policy",
+    "DevicePolicy": "selection.policy",
+    "Graph": "ir.graph",
+    "GraphDevices": "graph_devices",
+    "OptimizationLevel": "execution.options",
+    "Placement": "execution.placement",
+    "PlacementRule": "execution.options",
+    "Precision": "execution.options",
+    "Session": "execution.session",
+    "Shape": "ir.shape",
+    "Value": "ir.graph",
+    "WeightSharing": "execution.options",
+    "available_devices": "selection.availability",
+    "device_report": "selection.candidates",
+    "fastest_device": "selection.availability",
+    "from_onnx": "converters.from_onnx",
+    "load": "graph_devices",
+    "register_provider": "providers.registry",
+    "save_onnx": "converters.files",
+    "to_onnx": "converters.to_onnx",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Return a public name from the module it lives in, and keep it here."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name == "__version__":
+        from importlib.metadata import version
+
+        value: Any = version(__name__)
+    else:
+        module = _MODULE_OF.get(name, "errors")
+        value = getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """Return the public names."""
+    return sorted(__all__)

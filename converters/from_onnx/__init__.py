@@ -1,1 +1,36 @@
-"""Placeholder, see the modules."""
+"""ONNX -> `Graph`. Every valid model imports; exporting it again gives the same interface and the same results."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from rlx_ort.converters.from_onnx.source import Source
+
+if TYPE_CHECKING:
+    from rlx_ort.ir.graph import Graph
+
+__all__ = ["from_onnx"]
+
+
+def from_onnx(source: Source, *, base_dir: str | os.PathLike[str] | None = None) -> Graph:
+    """Return an ONNX model as a graph; external weights stay in their files, mapped into memory.
+
+    Initializers become parameters with data, small index-like ones constants; so do all those of subgraphs.
+    Model-local functions are inlined, sparse initializers made dense, and nodes sorted if they are not. Inputs that
+    have a default value become parameters: set them by name instead of feeding them.
+
+    Args:
+        source: a path, the bytes of a model, or a `ModelProto`.
+        base_dir: folder of the external data; by default the folder of the file.
+
+    Raises:
+        ConversionError: the source is no ONNX model, is damaged, or refers to data it must not have.
+    """
+    from rlx_ort.converters.from_onnx.builder import GraphBuilder
+    from rlx_ort.converters.from_onnx.external import ExternalFiles
+    from rlx_ort.converters.from_onnx.source import read_model, skeleton
+    from rlx_ort.converters.to_onnx.infer import with_types
+
+    model, folder = read_model(source, base_dir)
+    return GraphBuilder(model, with_types(skeleton(model)), ExternalFiles(folder)).build()

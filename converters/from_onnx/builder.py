@@ -1,0 +1,271 @@
+"""`GraphBuilder`: walks an ONNX model and adds each node to an IR graph; functions are inlined as they are met."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from rlx_ort.converters.from_onnx.attributes import attribute_value, resolved
+from rlx_ort.converters.from_onnx.external import ExternalFiles
+from rlx_ort.converters.from_onnx.scope import Captures, Scope
+from rlx_ort.converters.from_onnx.structure import MAX_DEPTH, node_label, sorted_nodes
+from rlx_ort.converters.from_onnx.tensors import dense_tensor, tensor_data
+from rlx_ort.converters.onnx_types import type_of
+from rlx_ort.converters.to_onnx.writer import UniqueNames
+from rlx_ort.errors import ConversionError
+from rlx_ort.ir.core import Value
+from rlx_ort.ir.dtype import DType
+from rlx_ort.ir.graph import Graph
+from rlx_ort.ir.ops.leaf import Input, Param
+from rlx_ort.ir.ops.onnx import OnnxNode
+from rlx_ort.ir.shape import Shape
+from rlx_ort.ir.tensor import TensorData
+from rlx_ort.ir.types import TensorType, UnknownType, ValueType
+
+if TYPE_CHECKING:
+    import onnx
+
+__all__ = ["GraphBuilder"]
+
+_CONSTANT_BYTES = 128
+_MAX_NODES = 2_000_000
+# 8-bit integers are left out: they are quantised weights, whatever their size.
+_INDEX_TYPES = {DType.BOOL, DType.I16, DType.I32, DType.I64, DType.U16, DType.U32, DType.U64}
+
+
+class GraphBuilder:
+    """Builds the IR graph of one model.
+
+    `typed` is the model with the types that inference found, or the model itself; `model` has the weights.
+    """
+
+    def __init__(self, model: onnx.ModelProto, typed: onnx.ModelProto, files: ExternalFiles) -> None:
+        self._model = model
+        self._typed = typed
+        self._files = files
+        self._functions = {(_domain(f.domain), f.name, f.overload): f for f in model.functions}
+        self._names = UniqueNames(_all_names(model.graph))
+        self._nodes = 0
+
+    def build(self) -> Graph:
+        """Return the graph.
+
+        Raises:
+            ConversionError: the model breaks a rule of ONNX that its meaning depends on.
+        """
+        model, source = self._model, self._model.graph
+        graph = Graph(source.name or "graph")
+        graph.metadata = {entry.key: entry.value for entry in model.metadata_props}
+        graph.doc = source.doc_string or model.doc_string
+        scope = Scope(graph, self._opsets(model.opset_import), "the model", _types(self._typed.graph))
+        weights = self._initializers(source)
+        for value in source.input:
+            if value.name not in weights:
+                self._named_leaf(scope, value.name, Input(value.name, type_of(value.type)))
+        overridable = {value.name for value in source.input}
+        for name, data in weights.items():
+            self._weight(scope, name, data, name in overridable)
+        self._add_nodes(scope, self._typed.graph.node)
+        values = [self._output(scope, value.name) for value in source.output]
+        names = [value.name for value in source.output]
+        if len(set(names)) != len(names):
+            raise ConversionError(f"the model names an output twice: {', '.join(names)}")
+        graph.set_outputs(values, names)
+        return graph
+
+    def _opsets(self, imports: Iterable[onnx.OperatorSetIdProto]) -> dict[str, int]:
+        opsets = {_domain(entry.domain): entry.version for entry in imports}
+        if self._model.ir_version < 3:  # before IR version 3 there was nothing to declare
+            opsets.setdefault("", 1)
+        return opsets
+
+    def _initializers(self, graph: onnx.GraphProto) -> dict[str, TensorData]:
+        found: dict[str, TensorData] = {}
+        dense = [(tensor.name, tensor_data(tensor, self._files)) for tensor in graph.initializer]
+        sparse = [(tensor.values.name, dense_tensor(tensor, self._files)) for tensor in graph.sparse_initializer]
+        for name, data in [*dense, *sparse]:
+            if name in found or not name:
+                raise ConversionError(f"graph {graph.name!r} has {'two' if name else 'nameless'} initializers {name!r}")
+            found[name] = data
+        return found
+
+    def _weight(self, scope: Scope, name: str, data: TensorData, overridable: bool) -> None:
+        """Add an initializer: a constant where it is about indices and shapes, else a parameter."""
+        small = data.nbytes < _CONSTANT_BYTES and data.dtype in _INDEX_TYPES and not overridable
+        if small or data.dtype is DType.STRING:
+            scope.define(name, scope.graph.constant(data, name=name))
+            return
+        self._named_leaf(scope, name, Param(name, TensorType(data.dtype, Shape(data.shape))))
+        scope.graph.weights[name] = data
+
+    def _named_leaf(self, scope: Scope, name: str, op: Input | Param) -> None:
+        if not name or name in scope.values:
+            raise ConversionError(f"{scope.where} has an input or initializer {name!r} that is nameless or there twice")
+        scope.define(name, scope.graph.add_node(op, (), name=name, output_names=[name])[0])
+
+    def _add_nodes(self, scope: Scope, nodes: Iterable[onnx.NodeProto]) -> None:
+        for node in sorted_nodes(nodes, scope.values, scope.where):
+            self._nodes += 1
+            if self._nodes > _MAX_NODES:
+                raise ConversionError(f"the model has more than {_MAX_NODES} nodes once its functions are inlined")
+            key = (_domain(node.domain), node.op_type, node.overload)
+            if key in self._functions:
+                self._call(scope, node, key)
+            elif key[:2] == ("", "Constant"):
+                self._constant(scope, node)
+            elif any(node.output):
+                self._node(scope, node)
+
+    def _node(self, scope: Scope, node: onnx.NodeProto) -> None:
+        formal = [scope.resolve(name, node_label(node)) if name else None for name in node.input]
+        captures = Captures(len(formal))
+        found = {
+            attribute.name: attribute_value(
+                attribute, self._files, lambda body: self._body(scope, body, captures, node_label(node))
+            )
+            for attribute in resolved(node.attribute, scope.attributes)
+        }
+        outputs = [*node.output]
+        while outputs and not outputs[-1]:
+            outputs.pop()
+        domain = _domain(node.domain)
+        op = OnnxNode(
+            op_type=node.op_type,
+            domain=domain,
+            version=self._version(scope, node, domain),
+            overload=node.overload,
+            attributes={name: value for name, (_, value) in found.items()},
+            attribute_kinds={name: kind for name, (kind, _) in found.items()},
+            formal_inputs=len(formal),
+            output_count=len(outputs),
+        )
+        types = [scope.type_of(name) if name else UnknownType() for name in outputs]
+        names = [self._fresh(scope, name) for name in outputs]
+        results = scope.graph.add_node(
+            op,
+            [*formal, *captures.values],
+            name=node.name or next(filter(None, names)),
+            types=types,
+            output_names=names,
+        )
+        for output, value in zip(outputs, results, strict=True):
+            if output:
+                scope.define(output, value)
+
+    def _version(self, scope: Scope, node: onnx.NodeProto, domain: str) -> int:
+        if domain in scope.opsets:
+            return scope.opsets[domain]
+        if domain == "":
+            raise ConversionError(f"{node_label(node)} is an operator of ai.onnx, but {scope.where} imports no opset of it")
+        return 1
+
+    def _constant(self, scope: Scope, node: onnx.NodeProto) -> None:
+        attributes = {a.name: a for a in resolved(node.attribute, scope.attributes)}
+        if len(attributes) != 1 or len(node.output) != 1:
+            raise ConversionError(f"{node_label(node)} needs one attribute and one output")
+        name, attribute = next(iter(attributes.items()))
+        match name:
+            case "value":
+                data = tensor_data(attribute.t, self._files)
+            case "sparse_value":
+                data = dense_tensor(attribute.sparse_tensor, self._files)
+            case "value_float" | "value_floats":
+                values = attribute.floats if name.endswith("s") else attribute.f
+                data = TensorData.from_array(np.asarray(values, np.float32))
+            case "value_int" | "value_ints":
+                data = TensorData.from_array(np.asarray(attribute.ints if name.endswith("s") else attribute.i, np.int64))
+            case "value_string" | "value_strings":
+                values = [*attribute.strings] if name.endswith("s") else attribute.s
+                data = TensorData.from_array(np.array(values, object), DType.STRING)
+            case _:
+                raise ConversionError(f"{node_label(node)} has an unknown attribute {name!r}")
+        scope.define(node.output[0], scope.graph.constant(data, name=node.output[0]))
+
+    def _body(self, scope: Scope, body: onnx.GraphProto, captures: Captures, owner: str) -> Graph:
+        if scope.depth >= MAX_DEPTH:
+            raise ConversionError(f"{owner} stands in bodies nested more than {MAX_DEPTH} deep")
+        inner = Scope(
+            Graph(body.name or "body"),
+            scope.opsets,
+            f"body {body.name!r} of {owner}",
+            _types(body),
+            outer=scope,
+            captures=captures,
+            attributes=scope.attributes,
+            calls=scope.calls,
+            depth=scope.depth + 1,
+        )
+        weights = self._initializers(body)
+        for value in body.input:
+            if value.name not in weights:
+                self._named_leaf(inner, value.name, Input(value.name, inner.type_of(value.name)))
+        for name, data in weights.items():
+            inner.define(name, inner.graph.constant(data, name=name))
+        self._add_nodes(inner, body.node)
+        outputs = [self._output(inner, value.name) for value in body.output]
+        inner.graph.set_outputs(outputs)
+        return inner.graph
+
+    def _call(self, scope: Scope, node: onnx.NodeProto, key: tuple[str, str, str]) -> None:
+        """Add the nodes of a model-local function in place of the node that calls it."""
+        function, label = self._functions[key], node_label(node)
+        if key in scope.calls:
+            raise ConversionError(f"{label} calls itself through {' -> '.join(name for _, name, _ in scope.calls)}")
+        if len(node.input) > len(function.input) or len(node.output) > len(function.output):
+            raise ConversionError(f"{label} has more inputs or outputs than the function {function.name!r} declares")
+        call = {a.name: a for a in function.attribute_proto}
+        call |= {a.name: a for a in resolved(node.attribute, scope.attributes)}
+        inner = Scope(
+            scope.graph,
+            self._opsets(function.opset_import) or scope.opsets,
+            f"function {function.name!r}",
+            _function_types(node, function, scope),
+            attributes=call,
+            calls=(*scope.calls, key),
+            depth=scope.depth,
+        )
+        for index, name in enumerate(function.input):
+            given = node.input[index] if index < len(node.input) else ""
+            inner.define(name, scope.resolve(given, label) if given else None)
+        self._add_nodes(inner, function.node)
+        for outer_name, inner_name in zip(node.output, function.output, strict=False):
+            if outer_name:
+                scope.define(outer_name, self._output(inner, inner_name))
+
+    def _fresh(self, scope: Scope, name: str) -> str:
+        """Return the name a result keeps: its own, but numbered inside a function, which may be called twice."""
+        return self._names.unique(name) if name and scope.calls else name
+
+    def _output(self, scope: Scope, name: str) -> Value:
+        value = scope.resolve(name, "the output list")
+        if value is None:
+            raise ConversionError(f"{scope.where} returns its input {name!r}, which the call leaves out")
+        return value
+
+
+def _domain(name: str) -> str:
+    return "" if name == "ai.onnx" else name
+
+
+def _all_names(graph: onnx.GraphProto) -> Iterable[str]:
+    yield from (value.name for value in graph.input)
+    yield from (tensor.name for tensor in graph.initializer)
+    yield from (name for node in graph.node for name in node.output)
+
+
+def _types(graph: onnx.GraphProto) -> Mapping[str, ValueType]:
+    """Return the declared type of each value of one graph, its bodies left out."""
+    found: dict[str, ValueType] = {}
+    for info in (*graph.value_info, *graph.input, *graph.output):
+        try:
+            found[info.name] = type_of(info.type)
+        except ConversionError:
+            found[info.name] = UnknownType()  # an element type this library has no name for
+    return found
+
+
+def _function_types(node: onnx.NodeProto, function: onnx.FunctionProto, scope: Scope) -> dict[str, ValueType]:
+    pairs: Sequence[tuple[str, str]] = [*zip(function.output, node.output, strict=False)]
+    return {inner: scope.type_of(outer) for inner, outer in pairs if outer}

@@ -1,0 +1,97 @@
+"""The structure of a model: every name defined once and before it is read. Wrong order is mended, a cycle refused."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from rlx_ort.errors import ConversionError
+
+if TYPE_CHECKING:
+    import onnx
+
+__all__ = ["MAX_DEPTH", "bodies", "node_label", "sorted_nodes"]
+
+MAX_DEPTH = 60
+"""How deep bodies may be nested; protobuf itself stops at about 33 levels when it reads a file."""
+
+
+def node_label(node: onnx.NodeProto) -> str:
+    """Return how messages name a node: by its name, or by what it computes."""
+    op_type = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
+    if node.name:
+        return f"node {node.name!r} ({op_type})"
+    outputs = ", ".join(repr(name) for name in node.output if name)
+    return f"the {op_type} node that computes {outputs or 'nothing'}"
+
+
+def bodies(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    """Yield the subgraphs among a node's attributes."""
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs
+
+
+def sorted_nodes(nodes: Iterable[onnx.NodeProto], known: Iterable[str], where: str) -> list[onnx.NodeProto]:
+    """Return nodes in an order in which each reads only what is known or computed before; as given where possible.
+
+    Names that neither `known` nor `nodes` define are left to whoever resolves them: they may come from outside.
+
+    Raises:
+        ConversionError: a name is defined twice, or nodes depend on each other in a circle.
+    """
+    nodes = list(nodes)
+    defined = set(known)
+    producer: dict[str, int] = {}
+    for index, node in enumerate(nodes):
+        for name in filter(None, node.output):
+            if name in defined or name in producer:
+                raise ConversionError(f"{node_label(node)} in {where} defines {name!r}, which is already defined")
+            producer[name] = index
+    needs = [{producer[name] for name in _reads(node, 0) if name in producer} for node in nodes]
+    if all(all(need < index for need in wanted) for index, wanted in enumerate(needs)):
+        return nodes
+    users: dict[int, list[int]] = {}
+    for index, wanted in enumerate(needs):
+        for need in wanted:
+            users.setdefault(need, []).append(index)
+    open_needs = [len(wanted) for wanted in needs]
+    ready = [index for index, count in enumerate(open_needs) if count == 0]
+    order: list[int] = []
+    while ready:
+        index = heapq.heappop(ready)
+        order.append(index)
+        for user in users.get(index, ()):
+            open_needs[user] -= 1
+            if open_needs[user] == 0:
+                heapq.heappush(ready, user)
+    if len(order) < len(nodes):
+        stuck = nodes[_on_cycle(open_needs, needs)]
+        raise ConversionError(f"{node_label(stuck)} in {where} depends on its own result: the graph has a cycle")
+    return [nodes[index] for index in order]
+
+
+def _reads(node: onnx.NodeProto, depth: int) -> Iterator[str]:
+    """Yield the names a node reads, those its bodies take from around them included."""
+    if depth > MAX_DEPTH:
+        raise ConversionError(f"{node_label(node)} stands in bodies nested more than {MAX_DEPTH} deep")
+    yield from filter(None, node.input)
+    for body in bodies(node):
+        own = {value.name for value in body.input} | {tensor.name for tensor in body.initializer}
+        own |= {tensor.values.name for tensor in body.sparse_initializer}
+        own |= {name for inner in body.node for name in inner.output}
+        for inner in body.node:
+            yield from (name for name in _reads(inner, depth + 1) if name not in own)
+        yield from (value.name for value in body.output if value.name not in own)
+
+
+def _on_cycle(open_needs: list[int], needs: list[set[int]]) -> int:
+    """Return a node of a circle: each node that is left waits for another one that is left."""
+    index = next(index for index, count in enumerate(open_needs) if count)
+    seen: set[int] = set()
+    while index not in seen:
+        seen.add(index)
+        index = next(need for need in needs[index] if open_needs[need])
+    return index

@@ -1,0 +1,70 @@
+"""ONNX tensors, dense and sparse, as `TensorData`."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from rlx_ort.converters.from_onnx.external import ExternalFiles
+from rlx_ort.converters.onnx_types import dtype_of
+from rlx_ort.errors import ConversionError
+from rlx_ort.ir.dtype import DType
+from rlx_ort.ir.tensor import TensorData
+
+if TYPE_CHECKING:
+    import onnx
+
+__all__ = ["dense_tensor", "tensor_data"]
+
+_DENSE_LIMIT = 1 << 31
+
+
+def tensor_data(tensor: onnx.TensorProto, files: ExternalFiles) -> TensorData:
+    """Return the data of a tensor; external data stays mapped.
+
+    Raises:
+        ConversionError: the data does not fit the declared type and shape, or its file is not acceptable.
+    """
+    import onnx
+
+    what = f"tensor {tensor.name!r}"
+    dtype = dtype_of(tensor.data_type)
+    shape = tuple(tensor.dims)
+    if any(dim < 0 for dim in shape) or tensor.HasField("segment"):
+        raise ConversionError(f"{what} of shape {list(shape)} is not a whole tensor")
+    try:
+        if dtype is DType.STRING:
+            return TensorData.from_array(np.array([*tensor.string_data], object).reshape(shape), dtype)
+        nbytes = dtype.nbytes(math.prod(shape))
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            return TensorData(dtype, shape, files.read(tensor, nbytes))
+        if tensor.HasField("raw_data"):
+            return TensorData(dtype, shape, np.frombuffer(tensor.raw_data, np.uint8))
+        return TensorData.from_array(onnx.numpy_helper.to_array(tensor), dtype)
+    except (ValueError, TypeError, UnicodeDecodeError) as err:
+        raise ConversionError(f"{what} of type {dtype.value}{list(shape)} does not hold such data: {err}") from err
+
+
+def dense_tensor(sparse: onnx.SparseTensorProto, files: ExternalFiles) -> TensorData:
+    """Return a sparse tensor as a dense one, since no execution provider computes on sparse weights.
+
+    Raises:
+        ConversionError: an index is out of range, or the dense tensor would be above 2 GB.
+    """
+    values, indices = tensor_data(sparse.values, files), tensor_data(sparse.indices, files).numpy()
+    shape = tuple(sparse.dims)
+    what = f"sparse tensor {sparse.values.name!r}"
+    if any(dim < 0 for dim in shape) or values.dtype.nbytes(math.prod(shape)) > _DENSE_LIMIT:
+        raise ConversionError(f"{what} has shape {list(shape)}, too large to make dense")
+    dense = np.zeros(math.prod(shape), values.dtype.numpy)
+    try:
+        if indices.ndim == 2:
+            indices = np.ravel_multi_index(tuple(indices.T), shape)
+        if indices.size and int(indices.min()) < 0:
+            raise IndexError("an index is negative")
+        dense[indices] = values.numpy().reshape(-1)
+    except (IndexError, ValueError) as err:
+        raise ConversionError(f"{what} of shape {list(shape)} has indices that do not fit: {err}") from err
+    return TensorData.from_array(dense.reshape(shape), values.dtype)

@@ -1,0 +1,189 @@
+"""Element types, value types and tensors between the IR and ONNX, in both directions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rlx_ort.errors import ConversionError
+from rlx_ort.ir.dtype import DType
+from rlx_ort.ir.shape import Dim, Shape
+from rlx_ort.ir.tensor import TensorData
+from rlx_ort.ir.types import MapType, OptionalType, SequenceType, TensorType, UnknownType, ValueType
+
+if TYPE_CHECKING:
+    import onnx
+    import onnx_ir
+
+__all__ = [
+    "dtype_of",
+    "elem_type",
+    "has_map",
+    "set_type",
+    "tensor_proto",
+    "tensor_value",
+    "type_of",
+    "type_proto",
+    "type_proto_text",
+]
+
+# Numbers of TensorProto.DataType: https://github.com/onnx/onnx/blob/main/onnx/onnx.proto
+_ELEM_TYPES: dict[DType, int] = {
+    DType.F32: 1, DType.U8: 2, DType.I8: 3, DType.U16: 4, DType.I16: 5, DType.I32: 6, DType.I64: 7,
+    DType.STRING: 8, DType.BOOL: 9, DType.F16: 10, DType.F64: 11, DType.U32: 12, DType.U64: 13, DType.C64: 14,
+    DType.C128: 15, DType.BF16: 16, DType.F8E4M3: 17, DType.F8E4M3FNUZ: 18, DType.F8E5M2: 19,
+    DType.F8E5M2FNUZ: 20, DType.U4: 21, DType.I4: 22, DType.F4E2M1: 23, DType.F8E8M0: 24, DType.U2: 25,
+    DType.I2: 26,
+}  # fmt: skip
+_DTYPES = {number: dtype for dtype, number in _ELEM_TYPES.items()}
+
+# How schemas spell element types: `tensor(float)`.
+_TEXT: dict[DType, str] = {
+    DType.F32: "float", DType.F64: "double", DType.F16: "float16", DType.BF16: "bfloat16", DType.I8: "int8",
+    DType.I16: "int16", DType.I32: "int32", DType.I64: "int64", DType.U8: "uint8", DType.U16: "uint16",
+    DType.U32: "uint32", DType.U64: "uint64", DType.BOOL: "bool", DType.STRING: "string",
+    DType.C64: "complex64", DType.C128: "complex128", DType.F8E4M3: "float8e4m3fn",
+    DType.F8E4M3FNUZ: "float8e4m3fnuz", DType.F8E5M2: "float8e5m2", DType.F8E5M2FNUZ: "float8e5m2fnuz",
+    DType.U4: "uint4", DType.I4: "int4", DType.F4E2M1: "float4e2m1", DType.F8E8M0: "float8e8m0",
+    DType.U2: "uint2", DType.I2: "int2",
+}  # fmt: skip
+
+
+def elem_type(dtype: DType) -> int:
+    """Return ONNX's number of an element type."""
+    return _ELEM_TYPES[dtype]
+
+
+def dtype_of(number: int) -> DType:
+    """Return the element type of ONNX's number.
+
+    Raises:
+        ConversionError: the number is none, or one this library has no element type for.
+    """
+    if number not in _DTYPES:
+        raise ConversionError(f"element type {number} of ONNX is not known here; convert the tensor to another type")
+    return _DTYPES[number]
+
+
+def type_proto_text(value: ValueType) -> str:
+    """Return a type as operator schemas spell it, `seq(tensor(float))`; empty when it is unknown."""
+    match value:
+        case TensorType():
+            return f"tensor({_TEXT[value.dtype]})"
+        case SequenceType():
+            return f"seq({type_proto_text(value.element)})"
+        case OptionalType():
+            return f"optional({type_proto_text(value.element)})"
+        case MapType():
+            return f"map({_TEXT[value.key]}, {type_proto_text(value.value)})"
+        case _:
+            return ""
+
+
+def has_map(value: ValueType) -> bool:
+    """Return whether a map occurs anywhere in a type."""
+    if isinstance(value, SequenceType | OptionalType):
+        return has_map(value.element)
+    return isinstance(value, MapType)
+
+
+def type_of(proto: onnx.TypeProto) -> ValueType:
+    """Return the IR type of an ONNX type; what it leaves open is unknown, and sparse tensors read as dense."""
+    field = proto.WhichOneof("value")
+    if field in ("tensor_type", "sparse_tensor_type"):
+        tensor = getattr(proto, field)
+        if not tensor.elem_type:
+            return UnknownType()
+        shape = Shape(_dim_of(dim) for dim in tensor.shape.dim) if tensor.HasField("shape") else None
+        return TensorType(dtype_of(tensor.elem_type), shape)
+    if field == "sequence_type":
+        return SequenceType(type_of(proto.sequence_type.elem_type))
+    if field == "optional_type":
+        return OptionalType(type_of(proto.optional_type.elem_type))
+    if field == "map_type":
+        return MapType(dtype_of(proto.map_type.key_type), type_of(proto.map_type.value_type))
+    return UnknownType()
+
+
+def type_proto(value: ValueType, into: onnx.TypeProto | None = None) -> onnx.TypeProto:
+    """Return the ONNX type of an IR type, written to `into` if that is given."""
+    import onnx
+
+    proto = onnx.TypeProto() if into is None else into
+    match value:
+        case TensorType():
+            proto.tensor_type.elem_type = elem_type(value.dtype)
+            if value.shape is not None:
+                proto.tensor_type.shape.SetInParent()
+                for dim in value.shape:
+                    entry = proto.tensor_type.shape.dim.add()
+                    if isinstance(dim, int):
+                        entry.dim_value = dim
+                    elif dim is not None:
+                        entry.dim_param = dim
+        case SequenceType():
+            proto.sequence_type.SetInParent()
+            type_proto(value.element, proto.sequence_type.elem_type)
+        case OptionalType():
+            proto.optional_type.SetInParent()
+            type_proto(value.element, proto.optional_type.elem_type)
+        case MapType():
+            proto.map_type.key_type = elem_type(value.key)
+            type_proto(value.value, proto.map_type.value_type)
+        case UnknownType():
+            pass
+    return proto
+
+
+def set_type(target: onnx_ir.Value, value: ValueType) -> None:
+    """Give an ONNX value a type; unknown types and maps, which onnx_ir has no class for, leave it as it is."""
+    kind, shape = onnx_ir_type(value)
+    if kind is not None:
+        target.type = kind
+        target.shape = shape
+
+
+def onnx_ir_type(value: ValueType) -> tuple[Any, onnx_ir.Shape | None]:
+    """Return the onnx_ir type, None when it has none, and the shape of the innermost tensor."""
+    import onnx_ir
+
+    if isinstance(value, TensorType):
+        shape = None if value.shape is None else onnx_ir.Shape([_onnx_dim(dim) for dim in value.shape])
+        return onnx_ir.TensorType(onnx_ir.DataType(elem_type(value.dtype))), shape
+    if isinstance(value, SequenceType | OptionalType):
+        inner, shape = onnx_ir_type(value.element)
+        wrap = onnx_ir.SequenceType if isinstance(value, SequenceType) else onnx_ir.OptionalType
+        return (None, None) if inner is None else (wrap(inner), shape)
+    return None, None
+
+
+def tensor_proto(data: TensorData, name: str = "") -> onnx.TensorProto:
+    """Return a tensor with its data inside; copies the data."""
+    import onnx
+
+    proto = onnx.TensorProto(data_type=elem_type(data.dtype), dims=data.shape, name=name)
+    if data.dtype is DType.STRING:
+        proto.string_data.extend(str(item).encode("utf-8") for item in data.buffer)
+    else:
+        proto.raw_data = data.buffer.tobytes()
+    return proto
+
+
+def tensor_value(data: TensorData, name: str = "") -> onnx_ir.TensorProtocol:
+    """Return a tensor with its data inside, as onnx_ir takes it."""
+    import onnx_ir
+
+    return onnx_ir.serde.TensorProtoTensor(tensor_proto(data, name))
+
+
+def _dim_of(dim: onnx.TensorShapeProto.Dimension) -> Dim:
+    if dim.HasField("dim_value"):
+        # Some exporters write -1 for "any size".
+        return dim.dim_value if dim.dim_value >= 0 else None
+    return dim.dim_param or None
+
+
+def _onnx_dim(dim: Dim) -> Any:
+    import onnx_ir
+
+    # As a SymbolicDim, or onnx_ir would try to read the name as an expression.
+    return dim if isinstance(dim, int) else onnx_ir.SymbolicDim(dim)

@@ -1,0 +1,140 @@
+"""What a run is fed, checked and converted by a plan that is made once for a graph.
+
+A run makes one pass over the inputs; shapes that equal those of the last run are not looked at again. ONNX Runtime
+would accept big-endian, masked and byte-string arrays and read nonsense, and it does not compare named dims.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rlx_ort.errors import InputError
+from rlx_ort.execution.coerce import as_array
+from rlx_ort.ir.dtype import DType
+from rlx_ort.ir.shape import Shape
+from rlx_ort.ir.types import MapType, OptionalType, SequenceType, TensorType, ValueType
+
+__all__ = ["InputPlan"]
+
+_Sizes = dict[str, tuple[int, str]]
+"""Named dim -> its size in this run and the input that set it."""
+
+
+class InputPlan:
+    """Checks the inputs of runs of one graph; may be used from several threads.
+
+    Args:
+        types: input name -> declared type, in order.
+    """
+
+    def __init__(self, types: Mapping[str, ValueType]) -> None:
+        self._types = dict(types)
+        tensors = {name: kind for name, kind in types.items() if isinstance(kind, TensorType)}
+        # Object arrays are looked into in every run: no dtype of theirs is the exact one.
+        self._rows = tuple(
+            (name, None if kind.dtype is DType.STRING else kind.dtype.numpy, kind) for name, kind in tensors.items()
+        )
+        self._others = tuple((name, kind) for name, kind in types.items() if name not in tensors)
+        self._accepted: list[tuple[int, ...]] | None = None
+
+    @property
+    def types(self) -> Mapping[str, ValueType]:
+        """Input name -> declared type, in order."""
+        return self._types
+
+    def feeds(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the inputs as the engine takes them; arrays that are right already are passed on without a copy.
+
+        Raises:
+            InputError: one is missing, unknown, or of another rank, size or dtype than declared, or two inputs
+                disagree about a named dim; the message names it, what was wanted and what came.
+        """
+        shapes: list[tuple[int, ...]] = []
+        array_type = np.ndarray
+        try:
+            feeds = dict(inputs)
+            for name, dtype, kind in self._rows:
+                value = feeds[name]
+                if value.__class__ is not array_type or value.dtype is not dtype or not value.flags.c_contiguous:
+                    feeds[name] = value = _coerced(name, value, kind)
+                shapes.append(value.shape)
+            for name, other in self._others:
+                given = feeds.get(name) if isinstance(other, OptionalType) else feeds[name]
+                feeds[name] = _other(name, given, other)
+        except (KeyError, TypeError, ValueError) as err:
+            if not isinstance(err, InputError):
+                self._check_names(inputs, err)
+            raise
+        if len(feeds) != len(self._types):
+            self._check_names(inputs, None)
+        if shapes != self._accepted:
+            self._check_shapes(feeds)
+            self._accepted = shapes
+        return feeds
+
+    def _check_names(self, inputs: Mapping[str, Any], cause: Exception | None) -> None:
+        """Raise the InputError that the names alone deserve, if they do."""
+        if not isinstance(inputs, Mapping):
+            raise InputError(f"a run takes a dict of input name -> array, got {type(inputs).__name__}") from cause
+        unknown = [name for name in inputs if name not in self._types]
+        if unknown:
+            close = difflib.get_close_matches(str(unknown[0]), self._types, n=1)
+            known = ", ".join(repr(name) for name in self._types) or "none"
+            hint = f"did you mean {close[0]!r}?" if close else f"the inputs are: {known}"
+            raise InputError(f"the graph has no input {unknown[0]!r}; {hint}") from cause
+        missing = [
+            name for name, kind in self._types.items() if name not in inputs and not isinstance(kind, OptionalType)
+        ]
+        if missing:
+            wanted = ", ".join(f"{name!r} ({self._types[name]})" for name in missing)
+            raise InputError(f"nothing was fed to input {wanted}") from cause
+
+    def _check_shapes(self, feeds: Mapping[str, Any]) -> None:
+        sizes: _Sizes = {}
+        for name, _, kind in self._rows:
+            if kind.shape is not None:
+                _check_shape(name, kind, kind.shape, feeds[name].shape, sizes)
+
+
+def _check_shape(name: str, kind: TensorType, wanted: Shape, got: tuple[int, ...], sizes: _Sizes) -> None:
+    if len(got) != len(wanted):
+        raise InputError(f"input {name!r} is {kind} of rank {len(wanted)}; got shape {got} of rank {len(got)}")
+    for axis, (dim, size) in enumerate(zip(wanted, got, strict=True)):
+        if isinstance(dim, int):
+            if dim != size:
+                raise InputError(f"input {name!r} is {kind}; got shape {got}, whose dim {axis} is {size}, not {dim}")
+        elif dim is not None:
+            known, source = sizes.setdefault(dim, (size, name))
+            if known != size:
+                where = "an earlier dim" if source == name else f"input {source!r}"
+                raise InputError(
+                    f"input {name!r} is {kind}; got shape {got}, which makes {dim!r} {size}, "
+                    f"but {where} makes it {known}"
+                )
+
+
+def _coerced(name: str, value: object, kind: TensorType) -> npt.NDArray[Any]:
+    try:
+        return as_array(value, kind.dtype)
+    except ValueError as err:
+        raise InputError(f"input {name!r} is {kind}: {err}") from err
+
+
+def _other(name: str, value: object, kind: ValueType) -> Any:
+    """Return a sequence, map or optional value with the tensors in it converted; shapes inside are the engine's."""
+    if isinstance(kind, TensorType):
+        return _coerced(name, value, kind)
+    if isinstance(kind, OptionalType):
+        return None if value is None else _other(name, value, kind.element)
+    if isinstance(kind, SequenceType):
+        if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
+            raise InputError(f"input {name!r} is {kind}; got {type(value).__name__}, give a list")
+        return [_other(f"{name}[{index}]", item, kind.element) for index, item in enumerate(value)]
+    if isinstance(kind, MapType) and not isinstance(value, Mapping):
+        raise InputError(f"input {name!r} is {kind}; got {type(value).__name__}, give a dict")
+    return value

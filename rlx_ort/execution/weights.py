@@ -1,0 +1,277 @@
+"""`WeightStore`: the data of a graph's parameters, once in the process, shared by the sessions of every device.
+
+Data is never changed in place, because ONNX Runtime borrows it: a new value is a new buffer, and a session that is
+open keeps the ones it was opened with. Each change is a new `version`, by which sessions see that they are stale.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import threading
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rlx_ort.errors import ParamError
+from rlx_ort.execution.coerce import as_array, cast_hint, is_literal
+from rlx_ort.ir.dtype import DType
+from rlx_ort.ir.tensor import TensorData
+from rlx_ort.ir.types import TensorType
+
+if TYPE_CHECKING:
+    from rlx_ort.ir.graph import Graph
+
+__all__ = ["WeightStore"]
+
+
+class WeightStore:
+    """Parameter name -> data of the declared type. Every method may be called from several threads.
+
+    Args:
+        types: the declared type of each parameter; each has a static shape.
+        values: data some of them already have.
+
+    Raises:
+        ParamError: a value is not of its declared type.
+    """
+
+    def __init__(self, types: Mapping[str, TensorType], values: Mapping[str, TensorData] | None = None) -> None:
+        self.version = 0
+        self._types = dict(types)
+        self._values: dict[str, TensorData] = {}
+        self._pins: Counter[str] = Counter()
+        # A finalizer of a session may unpin in the middle of any of our own calls, hence reentrant.
+        self._lock = threading.RLock()
+        self._open_update = _OpenUpdate()
+        for name, value in (values or {}).items():
+            self._values[name] = self._checked(name, value)
+
+    @classmethod
+    def for_graph(cls, graph: Graph) -> WeightStore:
+        """Return the store of a graph's parameters, with the data the graph already has for them."""
+        types = {value.name: value.type for value in graph.params if isinstance(value.type, TensorType)}
+        return cls(types, {name: data for name, data in graph.weights.items() if name in types})
+
+    def declare_from(self, graph: Graph) -> None:
+        """Take in the parameters a graph has by now: new ones, and those whose type changed, which lose their data.
+
+        Raises:
+            ParamError: the graph's data for one is not of its declared type.
+        """
+        newer = WeightStore.for_graph(graph)
+        with self._lock:
+            changed = {name for name, kind in newer._types.items() if self._types.get(name) != kind}
+            self._types = newer._types
+            kept = {name: data for name, data in self._values.items() if name in newer._types and name not in changed}
+            self._values = {name: data for name, data in newer._values.items() if name not in kept} | kept
+            self.version += 1
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The declared parameters, set or not, in order."""
+        return tuple(self._types)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all data that is set, memory maps included."""
+        return sum(value.nbytes for value in self._values.values())
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._types
+
+    def is_set(self, name: str) -> bool:
+        """Return whether a parameter has data."""
+        return name in self._values
+
+    def type_of(self, name: str) -> TensorType:
+        """Return the declared type of a parameter.
+
+        Raises:
+            ParamError: no parameter has that name; a close one is suggested.
+        """
+        found = self._types.get(name)
+        if found is None:
+            close = difflib.get_close_matches(name, self._types, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"the parameters are: {_listed(self._types)}"
+            raise ParamError(f"the graph has no parameter {name!r}; {hint}")
+        return found
+
+    def set(self, name: str, value: npt.ArrayLike | TensorData, *, cast: bool = False) -> None:
+        """Give a parameter new data; an array that its owner may still write to is copied.
+
+        The dtype must be the declared one; Python numbers and lists are judged by value. With `cast`, any numeric
+        array is converted, rounding floats where the declared type is narrower. `TensorData` and arrays that nobody
+        can write to, such as read-only memory maps, are shared.
+
+        Raises:
+            ParamError: no such parameter, another shape, or another dtype than declared.
+        """
+        data = value if isinstance(value, TensorData) else self._from_array(name, value, cast)
+        self._put(name, self._checked(name, data))
+
+    def set_typed(
+        self, name: str, data: bytes | bytearray | memoryview, dtype: DType | str, *, cast: bool = False
+    ) -> None:
+        """Give a parameter the elements in raw little-endian bytes; packed types as ONNX packs them.
+
+        The dtype must be the declared one unless `cast` asks for the conversion.
+
+        Raises:
+            ParamError: no such parameter, a wrong number of bytes, or another dtype than declared.
+        """
+        declared = self.type_of(name)
+        try:
+            given = DType.parse(dtype)
+            frozen = data if isinstance(data, bytes) else bytes(data)
+            tensor = TensorData(given, _sizes(declared), np.frombuffer(frozen, np.uint8))
+        except ValueError as err:
+            raise ParamError(f"parameter {name!r} is {declared}: {err}") from err
+        if given is declared.dtype:
+            self._put(name, tensor)
+        else:
+            self.set(name, tensor.numpy(), cast=cast)
+
+    def get(self, name: str) -> TensorData | None:
+        """Return the data of a parameter, or None while it is not set.
+
+        Raises:
+            ParamError: no parameter has that name.
+        """
+        self.type_of(name)
+        return self._values.get(name)
+
+    def missing(self, names: Iterable[str] | None = None) -> list[str]:
+        """Return those of the names, or of all parameters, that are not set, in order."""
+        return [name for name in (self._types if names is None else names) if name not in self._values]
+
+    def snapshot(self, names: Iterable[str]) -> tuple[int, Mapping[str, TensorData]]:
+        """Return the version and the data of some parameters, all of that one version.
+
+        Raises:
+            ParamError: some of them are not set; it names them.
+        """
+        wanted = list(names)
+        with self._lock:
+            missing = self.missing(wanted)
+            if missing:
+                verb = "is" if len(missing) == 1 else "are"
+                raise ParamError(f"parameter {_listed(missing)} {verb} not set; call set_param before the run")
+            return self.version, MappingProxyType({name: self._values[name] for name in wanted})
+
+    @contextlib.contextmanager
+    def update(self) -> Iterator[None]:
+        """Group the changes this thread makes in a `with` block into one version.
+
+        Nobody sees any of them before the block ends, and if it raises, none is made. Blocks may be nested; the
+        outermost one counts.
+        """
+        outer = self._open_update.changes
+        if outer is not None:
+            yield
+            return
+        changes: dict[str, TensorData] = {}
+        self._open_update.changes = changes
+        try:
+            yield
+        finally:
+            self._open_update.changes = None
+        if changes:
+            with self._lock:
+                self._values.update(changes)
+                self.version += 1
+
+    def release(self, name: str) -> None:
+        """Forget the data of a parameter, which frees its memory unless somebody else holds it.
+
+        Raises:
+            ParamError: no such parameter, or an open session uses it.
+        """
+        self.type_of(name)
+        with self._lock:
+            if self._pins[name]:
+                raise ParamError(
+                    f"parameter {name!r} is in use by {self._pins[name]} open session(s); close them first"
+                )
+            if self._values.pop(name, None) is not None:
+                self.version += 1
+
+    def pin(self, names: Iterable[str]) -> None:
+        """Note that a session uses these parameters, so that `release` refuses them."""
+        with self._lock:
+            self._pins.update(tuple(names))  # a mapping would be read as counts
+
+    def unpin(self, names: Iterable[str]) -> None:
+        """Undo one `pin` of the same names."""
+        with self._lock:
+            self._pins.subtract(tuple(names))
+
+    def _put(self, name: str, data: TensorData) -> None:
+        changes = self._open_update.changes
+        if changes is not None:
+            changes[name] = data
+            return
+        with self._lock:
+            self._values[name] = data
+            self.version += 1
+
+    def _checked(self, name: str, data: TensorData) -> TensorData:
+        declared = self.type_of(name)
+        if data.dtype is not declared.dtype:
+            raise ParamError(
+                f"parameter {name!r} is {declared}, the data is {data.dtype.value}; "
+                f"cast it with {cast_hint(declared.dtype)} or pass cast=True"
+            )
+        if data.shape != _sizes(declared):
+            raise ParamError(f"parameter {name!r} is {declared}, the data has shape {data.shape}")
+        return data
+
+    def _from_array(self, name: str, value: npt.ArrayLike, cast: bool) -> TensorData:
+        declared = self.type_of(name)
+        dtype = declared.dtype
+        try:
+            if is_literal(value) or isinstance(value, np.ma.MaskedArray) or dtype is DType.STRING:
+                return TensorData.from_array(as_array(value, dtype))
+            array = np.asarray(value)
+            numeric = array.dtype.kind not in "OSUmM"
+            data = TensorData.from_array(array.astype(dtype.numpy) if cast and numeric else array)
+        except (ValueError, TypeError) as err:
+            raise ParamError(f"parameter {name!r} is {declared}: {err}") from err
+        if np.may_share_memory(array, data.buffer) and _may_change(array):
+            return TensorData(data.dtype, data.shape, data.buffer.copy())
+        return data
+
+
+class _OpenUpdate(threading.local):
+    """The changes of the `update` block that the current thread is in, or None outside of one."""
+
+    changes: dict[str, TensorData] | None = None
+
+
+def _may_change(array: npt.NDArray[Any]) -> bool:
+    """Return whether anybody can write to the array's memory, through it or through what it is a view of."""
+    link: object = array
+    while isinstance(link, np.ndarray):
+        if link.flags.writeable:
+            return True
+        link = link.base
+    if link is None or isinstance(link, bytes):
+        return False
+    try:
+        return not memoryview(link).readonly  # type: ignore[arg-type]  # a base without a buffer raises TypeError
+    except TypeError:
+        return True
+
+
+def _sizes(kind: TensorType) -> tuple[int, ...]:
+    return () if kind.shape is None else kind.shape.static()
+
+
+def _listed(names: Iterable[str], most: int = 8) -> str:
+    found = [repr(name) for name in names]
+    more = f" and {len(found) - most} more" if len(found) > most else ""
+    return (", ".join(found[:most]) or "none") + more
