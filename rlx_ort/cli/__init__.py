@@ -1,1 +1,73 @@
-"""Placeholder, see the modules."""
+"""The `rlx-ort` command. Each command is a file of this folder, imported when it is first needed.
+
+This file is the one place where an `RlxError` becomes text on stderr and an exit code. Any other exception is a
+defect of ours and is left to show its traceback.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import sys
+from typing import Any, cast
+
+import click
+
+from rlx_ort.errors import RlxError
+
+__all__ = ["main"]
+
+_COMMANDS = ("devices", "doctor", "inspect", "report", "run", "convert")
+
+_EXIT_CODES = """\b
+Exit codes:
+  0  done
+  1  another failure, or `doctor` found an error
+  2  wrong usage: an option, a path or a device name
+  3  a device cannot be had
+  4  a graph or model is wrong or cannot be translated
+  5  a run failed: inputs, parameters, placement or the engine
+  6  a device could not be measured
+  7  a model package is broken
+"""
+
+
+class _Failure(click.ClickException):
+    """An `RlxError` on its way to stderr."""
+
+    def __init__(self, error: RlxError) -> None:
+        super().__init__(str(error))
+        self.exit_code = error.exit_code
+
+
+class _Commands(click.Group):
+    """A group whose commands are modules: `rlx_ort.cli.NAME` holds its command as `command`."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names in the order in which a newcomer needs them."""
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import the command's module and return its command."""
+        if cmd_name not in _COMMANDS:
+            return None
+        return cast(click.Command, importlib.import_module(f"rlx_ort.cli.{cmd_name}").command)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; what the library raises on purpose becomes a message and its exit code."""
+        try:
+            return super().invoke(ctx)
+        except RlxError as err:
+            raise _Failure(err) from err
+
+
+@click.group(cls=_Commands, epilog=_EXIT_CODES, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="rlx_ort", prog_name="rlx-ort")
+def main() -> None:
+    """Build or import a model once; run it on the best ONNX Runtime device of this machine.
+
+    Every command that reports takes --json: one JSON document on stdout and nothing else.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # pipes and files get UTF-8 on every system
+            stream.reconfigure(encoding="utf-8", errors="replace")

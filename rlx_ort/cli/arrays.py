@@ -1,0 +1,113 @@
+"""Arrays in and out of a run: npz files read without pickle and written whole or not at all, and made-up inputs."""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from rlx_ort.cli.files import replacing
+from rlx_ort.errors import InputError
+from rlx_ort.ir.core import Value
+from rlx_ort.ir.dtype import DType
+from rlx_ort.ir.types import TensorType
+
+__all__ = ["made_up_inputs", "read_npz", "storable", "to_model_types", "write_npz"]
+
+Array: TypeAlias = npt.NDArray[Any]
+
+_REGISTERED = 2
+"""`dtype.isbuiltin` of a type that numpy does not define itself, such as bfloat16: npz cannot hold it."""
+
+
+def read_npz(path: Path) -> dict[str, Array]:
+    """Return the arrays of an npz file. Nothing in the file is executed.
+
+    Raises:
+        InputError: the file is no npz archive, is damaged, or holds pickled objects.
+    """
+    if not zipfile.is_zipfile(path):
+        raise InputError(f"{path} is no npz file; write one with numpy.savez(path, name=array, ...)")
+    arrays: dict[str, Array] = {}
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            for name in archive.files:
+                member = archive[name]
+                if not isinstance(member, np.ndarray):
+                    raise InputError(f"{path} holds {name!r}, which is no array; write the file with numpy.savez")
+                arrays[name] = member
+    except InputError:
+        raise
+    except (ValueError, OSError, EOFError, RuntimeError, MemoryError, zipfile.BadZipFile, zlib.error) as err:
+        raise InputError(
+            f"{path} cannot be read as an npz file: {err}\n"
+            "  it may be damaged, or hold Python objects, which are never loaded; write plain arrays with numpy.savez"
+        ) from err
+    return arrays
+
+
+def write_npz(path: Path, arrays: Mapping[str, Array]) -> None:
+    """Write arrays to an npz file that numpy reads without pickle; the file appears complete or not at all."""
+    with replacing(path) as stream, zipfile.ZipFile(stream, "w") as archive:
+        # not numpy.savez: its own parameter names would forbid an output called "file"
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, storable(array), allow_pickle=False)
+
+
+def storable(array: Array) -> Array:
+    """Return an array in a type that npz can hold: narrow floats as float32, 4-bit integers as int8, text as unicode.
+
+    Each of these holds every value of the type it stands for.
+    """
+    if array.dtype == object:
+        return array.astype(np.str_)
+    if array.dtype.isbuiltin != _REGISTERED:
+        return array
+    return array.astype(np.int8 if "int" in array.dtype.name else np.float32)
+
+
+def to_model_types(arrays: Mapping[str, Array], inputs: Sequence[Value]) -> dict[str, Array]:
+    """Return arrays in the types of the model's inputs where npz has no such type; others stay as they are."""
+    wanted = {value.name: value.type for value in inputs}
+    result = dict(arrays)
+    for name, array in arrays.items():
+        kind = wanted.get(name)
+        if not isinstance(kind, TensorType):
+            continue
+        if array.dtype.kind == "U" and kind.dtype is DType.STRING:
+            result[name] = array.astype(object)
+        elif kind.dtype.numpy.isbuiltin == _REGISTERED and array.dtype in (np.float32, np.int8):
+            result[name] = array.astype(kind.dtype.numpy)
+    return result
+
+
+def made_up_inputs(inputs: Sequence[Value], sizes: Mapping[str, int], seed: int) -> dict[str, Array]:
+    """Return random inputs that most models take: normal floats, and integers and bools of 0 and 1.
+
+    Integers stay at 0 and 1 because they are often indices, lengths or masks. A dim without a size becomes 1.
+
+    Raises:
+        InputError: an input is no tensor or has no known rank, so nothing can be made up for it.
+    """
+    source = np.random.default_rng(seed)
+    return {value.name: _random(value, sizes, source) for value in inputs}
+
+
+def _random(value: Value, sizes: Mapping[str, int], source: np.random.Generator) -> Array:
+    kind = value.type
+    if not isinstance(kind, TensorType) or kind.shape is None:
+        raise InputError(f"input {value.name!r} has type {kind}; give its data with --inputs")
+    shape = tuple(dim if isinstance(dim, int) else sizes.get(str(dim), 1) for dim in kind.shape)
+    if kind.dtype is DType.STRING:
+        return np.full(shape, "text", dtype=object)
+    if kind.dtype.is_complex:
+        return (source.standard_normal(shape) + 1j * source.standard_normal(shape)).astype(kind.dtype.numpy)
+    if kind.dtype.is_float:
+        return source.standard_normal(shape).astype(kind.dtype.numpy)
+    return source.integers(0, 2, shape).astype(kind.dtype.numpy)

@@ -1,0 +1,65 @@
+"""`rlx-ort devices`: which devices work here, and what the others need."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from rlx_ort.cli import options
+from rlx_ort.cli.show import binary_size, print_json, print_table, progress
+
+__all__ = ["command"]
+
+
+@click.command("devices")
+@options.as_json
+def command(as_json: bool) -> None:
+    """List every known device: whether it works here, its hardware, and what is missing where it does not."""
+    with progress("opening a one-node session on each device"):
+        rows = _rows()
+    if as_json:
+        print_json({"devices": rows})
+        return
+    print_table(
+        ("device", "name", "available", "hardware", "why not, and what to do"),
+        [
+            (
+                row["device"],
+                row["name"],
+                "yes" if row["available"] else "no",
+                _hardware(row),
+                "\n".join(filter(None, (row["reason"], row["remedy"]))),
+            )
+            for row in rows
+        ],
+    )
+
+
+def _rows() -> list[dict[str, Any]]:
+    from rlx_ort.device import Device
+    from rlx_ort.providers.registry import default_registry
+    from rlx_ort.selection.availability import availability, full_name
+
+    known = dict.fromkeys([*Device.all(), *default_registry().registered_devices()])
+    rows = []
+    for device in known:
+        found = availability(device)
+        rows.append(
+            {
+                "device": device.label,
+                "name": full_name(device),
+                "available": found.available,
+                "reason": found.reason,
+                "remedy": found.remedy,
+                "hardware": found.hardware,
+                "driver": found.driver,
+                "memory_bytes": found.memory_bytes,
+            }
+        )
+    return rows
+
+
+def _hardware(row: dict[str, Any]) -> str:
+    memory = binary_size(row["memory_bytes"]) if row["memory_bytes"] else ""
+    return ", ".join(filter(None, (row["hardware"], row["driver"], memory)))

@@ -1,0 +1,119 @@
+"""`rlx-ort inspect MODEL`: what a model takes, gives and consists of. Opens no session."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rlx_ort.cli import options
+from rlx_ort.cli.models import read_model
+from rlx_ort.cli.show import binary_size, print_json, print_table, progress
+
+if TYPE_CHECKING:
+    from rlx_ort.ir.core import Node, Value
+    from rlx_ort.ir.graph import Graph
+
+__all__ = ["command"]
+
+
+@click.command("inspect")
+@options.model
+@options.as_json
+def command(model: Path, as_json: bool) -> None:
+    """Show a model's inputs, outputs, parameters, operators, opset and named dims."""
+    graph = read_model(model)
+    with progress("exporting to the form that sessions get"):
+        document = {"model": str(model), **_describe(graph)}
+    if as_json:
+        print_json(document)
+    else:
+        _print(document)
+
+
+def _describe(graph: Graph) -> dict[str, Any]:
+    from rlx_ort.converters.to_onnx.exporter import exported
+    from rlx_ort.execution.options import CompileOptions
+
+    opset = exported(graph, CompileOptions()).model.opset_imports
+    return {
+        "name": graph.name,
+        "inputs": [_value(value, value.name) for value in graph.inputs],
+        "outputs": [_value(value, name) for value, name in zip(graph.outputs, graph.output_names, strict=True)],
+        "params": _params(graph.params),
+        "ops": _ops(graph),
+        "opset": {domain or "ai.onnx": version for domain, version in sorted(opset.items())},
+        "dims": _named_dims(graph),
+    }
+
+
+def _value(value: Value, name: str) -> dict[str, Any]:
+    from rlx_ort.ir.types import TensorType
+
+    kind = value.type
+    known = isinstance(kind, TensorType) and kind.shape is not None
+    return {"name": name, "type": str(kind), "dtype": _dtype(value), "shape": list(value.shape) if known else None}
+
+
+def _dtype(value: Value) -> str | None:
+    from rlx_ort.ir.types import TensorType
+
+    return value.type.dtype.value if isinstance(value.type, TensorType) else None
+
+
+def _params(params: Sequence[Value]) -> dict[str, int]:
+    sizes = [value.dtype.nbytes(value.shape.num_elements or 0) for value in params]
+    elements = sum(value.shape.num_elements or 0 for value in params)
+    return {"count": len(params), "elements": elements, "bytes": sum(sizes)}
+
+
+def _ops(graph: Graph) -> list[dict[str, Any]]:
+    counts = Counter(_operator(node) for node in _nodes(graph))
+    rows = sorted(counts.items(), key=lambda row: (-row[1], row[0]))
+    return [{"domain": domain, "kind": kind, "count": count} for (domain, kind), count in rows]
+
+
+def _nodes(graph: Graph) -> Iterator[Node]:
+    """Yield every node that computes something, those of bodies after their owner."""
+    for node in graph.nodes:
+        if not node.op.is_leaf:
+            yield node
+        for body in node.op.bodies():
+            yield from _nodes(body)
+
+
+def _operator(node: Node) -> tuple[str, str]:
+    """Return the domain and kind of a node; IR ops have the domain `ir`."""
+    from rlx_ort.ir.ops.onnx import OnnxNode
+
+    if isinstance(node.op, OnnxNode):
+        return node.op.domain or "ai.onnx", node.op.op_type
+    return "ir", node.op.kind
+
+
+def _named_dims(graph: Graph) -> list[str]:
+    from rlx_ort.ir.types import TensorType
+
+    types = [value.type for value in (*graph.inputs, *graph.outputs)]
+    shapes = [kind.shape for kind in types if isinstance(kind, TensorType) and kind.shape is not None]
+    return list(dict.fromkeys(symbol for shape in shapes for symbol in shape.symbols))
+
+
+def _print(document: dict[str, Any]) -> None:
+    params, opset = document["params"], document["opset"]
+    print_table(
+        ("", ""),
+        [
+            ("model", document["model"]),
+            ("name", document["name"]),
+            ("parameters", f"{params['count']} with {params['elements']:,} elements, {binary_size(params['bytes'])}"),
+            ("opset", ", ".join(f"{domain} {version}" for domain, version in opset.items())),
+            ("named dims", ", ".join(document["dims"]) or "none"),
+        ],
+    )
+    for side in ("inputs", "outputs"):
+        print_table((side, "type"), [(row["name"], row["type"]) for row in document[side]])
+    print_table(("count", "op", "domain"), [(row["count"], row["kind"], row["domain"]) for row in document["ops"]])

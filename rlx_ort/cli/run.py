@@ -1,0 +1,183 @@
+"""`rlx-ort run MODEL`: run a model once, and say where it ran."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rlx_ort.cli import options
+from rlx_ort.cli.models import read_model
+from rlx_ort.cli.show import note, print_json, print_table, progress
+from rlx_ort.errors import DeviceFallbackError
+
+if TYPE_CHECKING:
+    from rlx_ort.device import Device
+    from rlx_ort.execution.compiled import CompiledGraph
+    from rlx_ort.execution.placement import Placement
+    from rlx_ort.graph_devices import GraphDevices
+    from rlx_ort.ir.graph import Graph
+
+__all__ = ["command"]
+
+_SEED = 0
+
+
+@click.command("run")
+@options.model
+@click.option(
+    "--inputs",
+    "inputs_path",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="An npz file with an array for each input; without it, random inputs are made up.",
+)
+@click.option(
+    "--outputs",
+    "outputs_path",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write the outputs to this npz file.",
+)
+@click.option("--device", metavar="DEVICE", help="Run on this device, or fail.")
+@click.option("--chain", metavar="DEVICES", help="Run on the first of these devices that works, as in cuda,webgpu,cpu.")
+@click.option(
+    "--strict/--assisted",
+    default=None,
+    help="Whether every node must be on the device, or the CPU may help. "
+    "Default: strict for a device you name, assisted for an automatic choice.",
+)
+@options.only
+@options.deny
+@options.prefer
+@options.dims
+@options.as_json
+def command(
+    model: Path,
+    inputs_path: Path | None,
+    outputs_path: Path | None,
+    device: str | None,
+    chain: str | None,
+    strict: bool | None,
+    only: str | None,
+    deny: str | None,
+    prefer: str | None,
+    dims: dict[str, int],
+    as_json: bool,
+) -> None:
+    """Run MODEL once; print the device, where its nodes are, and the outputs.
+
+    Without --device or --chain: RLX_DEVICE_CHAIN, RLX_DEVICE, else the device with the smallest predicted time.
+    """
+    if device is not None and chain is not None:
+        raise click.UsageError("--device and --chain exclude each other")
+    from rlx_ort.device import parse_device, parse_device_list
+    from rlx_ort.execution.options import CompileOptions, PlacementRule
+    from rlx_ort.graph_devices import GraphDevices
+    from rlx_ort.selection.policy import device_chain_from_env
+
+    named = None if device is None else parse_device(device)
+    tries = device_chain_from_env() if chain is None else parse_device_list(chain)
+    policy = options.policy_of(only, deny, prefer)
+    rule = {None: None, True: PlacementRule.STRICT, False: PlacementRule.ASSISTED}[strict]
+    graph = read_model(model)
+    feeds = _feeds(graph, inputs_path, dims)
+    with GraphDevices(graph, policy, CompileOptions(placement=rule, dims=dims)) as runner:
+        refused: list[tuple[Device, str]] = []
+        with progress("running"):
+            if named is not None:
+                compiled = runner.compile(named)
+                outputs = compiled.run(feeds)
+            elif tries:
+                compiled, outputs, refused = _first_that_works(runner, tries, feeds)
+            else:
+                compiled = runner.compile_resolved_with_inputs(feeds)
+                outputs = compiled.run(feeds)
+        results = dict(zip(compiled.output_specs, outputs, strict=True))
+        document = {
+            "model": str(model),
+            "device": compiled.device.label,
+            "refused": [{"device": tried.label, "reason": reason} for tried, reason in refused],
+            "placement": _placement(compiled.placement),
+            "inputs": "random" if inputs_path is None else str(inputs_path),
+            "outputs": [_described(name, result) for name, result in results.items()],
+            "outputs_file": None if outputs_path is None else str(outputs_path),
+        }
+    if outputs_path is not None:
+        _write(outputs_path, results)
+    if as_json:
+        print_json(document)
+    else:
+        _print(document)
+
+
+def _feeds(graph: Graph, path: Path | None, dims: Mapping[str, int]) -> dict[str, Any]:
+    from rlx_ort.cli.arrays import made_up_inputs, read_npz, to_model_types
+
+    if path is not None:
+        return to_model_types(read_npz(path), graph.inputs)
+    feeds = made_up_inputs(graph.inputs, dims, _SEED)
+    shapes = ", ".join(f"{name} {array.shape}" for name, array in feeds.items())
+    note(f"no --inputs: made up random ones with seed {_SEED} ({shapes or 'the model takes none'})")
+    return feeds
+
+
+def _first_that_works(
+    runner: GraphDevices, tries: list[Device], feeds: Mapping[str, Any]
+) -> tuple[CompiledGraph, list[Any], list[tuple[Device, str]]]:
+    """Return the compiled graph that answered, its outputs, and why each device before it did not."""
+    refused: list[tuple[Device, str]] = []
+    for device in tries:
+        try:  # one device at a time, since a chain that succeeds does not tell what it passed over
+            used, outputs = runner.run_try([device], feeds)
+        except DeviceFallbackError as err:
+            refused.extend(err.attempts)
+        else:
+            return runner.compile(used), outputs, refused
+    raise DeviceFallbackError(refused)
+
+
+def _placement(placement: Placement) -> dict[str, Any]:
+    return {
+        "requested": placement.requested,
+        "share": placement.requested_share,
+        "nodes": {provider: len(nodes) for provider, nodes in placement.nodes_by_ep.items()},
+        "strays": [node.origin or node.name for node in placement.strays],
+        "boundary_copies": placement.boundary_copies,
+    }
+
+
+def _described(name: str, result: Any) -> dict[str, Any]:
+    """Return an output's name, dtype and shape; lists and maps have only a type."""
+    dtype = getattr(result, "dtype", None)
+    return {
+        "name": name,
+        "dtype": type(result).__name__ if dtype is None else str(dtype),
+        "shape": None if dtype is None else list(result.shape),
+    }
+
+
+def _write(path: Path, results: Mapping[str, Any]) -> None:
+    from rlx_ort.cli.arrays import write_npz
+
+    arrays = {name: result for name, result in results.items() if hasattr(result, "dtype")}
+    for name in results.keys() - arrays.keys():
+        note(f"output {name!r} is no tensor and is not in {path}")
+    write_npz(path, arrays)
+
+
+def _print(document: dict[str, Any]) -> None:
+    for row in document["refused"]:
+        note(f"{row['device']} refused: {row['reason']}")
+    placement = document["placement"]
+    nodes = ", ".join(f"{count} on {provider}" for provider, count in placement["nodes"].items())
+    lines = [
+        ("ran on", document["device"]),
+        ("placement", f"{placement['share']:.0%} on {placement['requested']}; nodes: {nodes or 'none'}"),
+        ("copies between devices", str(placement["boundary_copies"])),
+    ]
+    if document["outputs_file"]:
+        lines.append(("written to", document["outputs_file"]))
+    print_table(("", ""), lines)
+    rows = [(row["name"], row["dtype"], row["shape"]) for row in document["outputs"]]
+    print_table(("output", "dtype", "shape"), rows)
