@@ -1,0 +1,145 @@
+"""Which operators a provider has kernels for, read from ONNX Runtime's own registry.
+
+The registry answers for everything in milliseconds and agrees with the real assignment in 99 of 100 cases. It does not
+speak of attributes, nor of ONNX functions that ONNX Runtime expands into kernels; only a session proves a claim.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rlx_ort.ir.dtype import DType
+from rlx_ort.ir.types import MapType, OptionalType, SequenceType, TensorType, ValueType
+from rlx_ort.providers import runtime
+from rlx_ort.providers.base import KernelClaim
+from rlx_ort.providers.ort_types import element_dtypes
+
+__all__ = ["kernels_of", "schema_version", "takes"]
+
+_OPEN_END = 2147483647  # INT_MAX in KernelDef
+_GROUPED_LISTS = 64
+_grouped: dict[int, tuple[Sequence[KernelClaim], Mapping[tuple[str, str], Sequence[KernelClaim]]]] = {}
+_grouped_lock = threading.Lock()
+
+
+@functools.cache
+def kernels_of(ep_name: str) -> tuple[KernelClaim, ...] | None:
+    """Return the kernels of an execution provider, or None when this ONNX Runtime cannot list them."""
+    module = runtime.bindings()
+    defs = [kernel for kernel in module.get_all_opkernel_def() if kernel.provider == ep_name]
+    registered = getattr(module, "get_registered_ep_kernel_defs", None)  # since ONNX Runtime 1.25
+    if not defs and registered is not None:
+        try:
+            defs = list(registered(ep_name))
+        except runtime.engine_exceptions():
+            return None  # the provider has no kernel registry
+    return tuple(_claim(kernel) for kernel in defs) or None
+
+
+def takes(
+    claims: Sequence[KernelClaim],
+    domain: str,
+    op_type: str,
+    version: int,
+    inputs: Sequence[ValueType | None] = (),
+    outputs: Sequence[ValueType | None] = (),
+) -> bool:
+    """Return whether a kernel takes a node: its operator at the model's opset version and its element types.
+
+    `inputs` and `outputs` are the node's types, None where absent; types that are unknown fit every kernel.
+    """
+    since = schema_version(domain, op_type, version)
+    dtypes = _constrained(domain, op_type, since, inputs, outputs)
+    candidates = _by_operator(claims).get((domain, op_type), ())
+    return any(_version_fits(claim, since) and _dtypes_fit(claim, dtypes) for claim in candidates)
+
+
+@functools.cache
+def schema_version(domain: str, op_type: str, opset: int) -> int:
+    """Return the version an operator was last changed in, up to an opset; the opset itself for unknown operators."""
+    known = [version for version in _schemas().get((domain, op_type), {}) if version <= opset]
+    return max(known, default=opset)
+
+
+def _version_fits(claim: KernelClaim, since: int) -> bool:
+    # https://github.com/microsoft/onnxruntime/blob/main/onnxruntime/core/framework/kernel_registry.cc (IsKernelDef...)
+    # A kernel with an open end takes only the version it starts at: nobody knows what a later one will change.
+    if claim.first_version == since:
+        return True
+    return claim.last_version is not None and claim.first_version <= since <= claim.last_version
+
+
+def _dtypes_fit(claim: KernelClaim, dtypes: Sequence[tuple[frozenset[str], frozenset[DType]]]) -> bool:
+    for names, wanted in dtypes:
+        for name in names & claim.dtypes.keys():
+            if not wanted <= claim.dtypes[name]:
+                return False
+    return True
+
+
+def _constrained(
+    domain: str,
+    op_type: str,
+    since: int,
+    inputs: Sequence[ValueType | None],
+    outputs: Sequence[ValueType | None],
+) -> list[tuple[frozenset[str], frozenset[DType]]]:
+    """Pair the names a kernel may constrain a value by (type parameter or formal name) with its element types."""
+    schema = _schemas().get((domain, op_type), {}).get(since)
+    if schema is None:
+        return []
+    pairs = []
+    for formals, kinds in ((schema.inputs, inputs), (schema.outputs, outputs)):
+        for position, kind in enumerate(kinds):
+            found = _elements(kind)
+            if found and formals:
+                formal = formals[min(position, len(formals) - 1)]  # the last one may be variadic
+                pairs.append((frozenset((formal.typeStr, formal.name)), found))
+    return pairs
+
+
+def _elements(kind: ValueType | None) -> frozenset[DType]:
+    match kind:
+        case TensorType(dtype=dtype):
+            return frozenset((dtype,))
+        case SequenceType(element=element) | OptionalType(element=element):
+            return _elements(element)
+        case MapType(key=key, value=value):
+            return frozenset((key,)) | _elements(value)
+    return frozenset()
+
+
+def _by_operator(claims: Sequence[KernelClaim]) -> Mapping[tuple[str, str], Sequence[KernelClaim]]:
+    """Group claims by operator, once for each list; lists are told apart by identity, as hashing one takes a while."""
+    with _grouped_lock:
+        known = _grouped.get(id(claims))
+    if known is not None:
+        return known[1]
+    grouped: dict[tuple[str, str], list[KernelClaim]] = {}
+    for claim in claims:
+        grouped.setdefault((claim.domain, claim.op_type), []).append(claim)
+    with _grouped_lock:
+        _grouped[id(claims)] = (claims, grouped)  # holding the list keeps its id from being used again
+        while len(_grouped) > _GROUPED_LISTS:
+            _grouped.pop(next(iter(_grouped)))
+    return grouped
+
+
+@functools.cache
+def _schemas() -> dict[tuple[str, str], dict[int, Any]]:
+    """Return every operator schema of this ONNX Runtime by (domain, operator) and version."""
+    found: dict[tuple[str, str], dict[int, Any]] = {}
+    for schema in runtime.bindings().get_all_operator_schema():
+        domain = "" if schema.domain == "ai.onnx" else schema.domain
+        found.setdefault((domain, schema.name), {})[schema.since_version] = schema
+    return found
+
+
+def _claim(kernel: Any) -> KernelClaim:
+    first, last = kernel.version_range
+    domain = "" if kernel.domain == "ai.onnx" else kernel.domain
+    dtypes = {name: element_dtypes(types) for name, types in kernel.type_constraints.items()}
+    return KernelClaim(domain, kernel.op_name, first, None if last == _OPEN_END else last, dtypes)

@@ -1,0 +1,82 @@
+"""Core ML: Apple's GPU (`metal`) and Neural Engine (`ane`); the macOS build of `onnxruntime` has it inside."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from typing import ClassVar
+
+from rlx_ort.device import Device
+from rlx_ort.execution.options import CompileOptions
+from rlx_ort.providers.base import CostProfile
+from rlx_ort.providers.installation import Problem, install_command, parse_version
+from rlx_ort.providers.ort_provider import OrtProvider
+from rlx_ort.providers.recipe import SessionRecipe, names
+
+__all__ = ["CoreMlProvider"]
+
+# Bare tokens, compared with case; the header's spelling `MLComputeUnitsAll` is refused.
+_COMPUTE_UNITS = {"metal": "CPUAndGPU", "ane": "CPUAndNeuralEngine"}
+_ML_PROGRAM_SINCE = (12,)
+
+
+class CoreMlProvider(OrtProvider):
+    """Apple's accelerators through Core ML, one of each."""
+
+    # --- identity
+    name: ClassVar[str] = "coreml"
+    kinds: ClassVar[tuple[str, ...]] = ("metal", "ane")
+    ep_name: ClassVar[str] = "CoreMLExecutionProvider"
+    title: ClassVar[str] = "Core ML"
+    extra: ClassVar[str] = "cpu"
+    compiles: ClassVar[bool] = True
+    # https://onnxruntime.ai/docs/execution-providers/CoreML-ExecutionProvider.html#configuration-options-new-api
+    option_keys: ClassVar[frozenset[str] | None] = names(
+        """
+        ModelFormat MLComputeUnits RequireStaticInputShapes EnableOnSubgraphs SpecializationStrategy
+        ProfileComputePlan AllowLowPrecisionAccumulationOnGPU ModelCacheDirectory
+        """
+    )
+
+    # --- probe
+    def missing_libraries(self, device: Device) -> Problem | None:
+        """Refuse an index above 0, and the Neural Engine on Intel Macs, which have none."""
+        if device.index:
+            return Problem(f"there is one {device.family.display}", f"use {device.kind!r}")
+        if device.kind == "ane" and sys.platform == "darwin" and platform.machine() != "arm64":
+            return Problem("this Mac has no Neural Engine", "use 'cpu'")
+        return None
+
+    def install_remedy(self) -> str:
+        """Return the command on macOS; elsewhere nothing brings Core ML."""
+        return install_command(self.extra) if sys.platform == "darwin" else "Core ML exists on macOS only"
+
+    # --- session options
+    def recipe(self, device: Device, options: CompileOptions) -> SessionRecipe:
+        """Return a recipe in the ML Program format, which computes in f32 and exists from macOS 12 on."""
+        version = parse_version(platform.mac_ver()[0])
+        chosen = {
+            "ModelFormat": "MLProgram" if not version or version >= _ML_PROGRAM_SINCE else "NeuralNetwork",
+            "MLComputeUnits": _COMPUTE_UNITS[device.kind],
+            "RequireStaticInputShapes": "0",
+        }
+        return SessionRecipe(self.ep_name, options=chosen, option_keys=self.option_keys)
+
+    # --- claims and quirks
+    # ModelCacheDirectory stays unset: its key holds neither the weights nor the build of ONNX Runtime, so a changed
+    # model of the same name would be answered by the old one. A caller who knows better sets it by option.
+
+    # --- default profile
+    def default_profile(self, device: Device) -> CostProfile:
+        """Return the profile of an Apple silicon laptop; assumed, not measured."""
+        fast = device.kind == "metal"
+        return CostProfile(
+            gemm_gflops=2_500.0 if fast else 1_500.0,
+            conv_gflops=1_500.0 if fast else 3_000.0,
+            memory_bytes_per_ns=100.0,
+            dispatch_ns=5_000.0,
+            roundtrip_ns=200_000.0,
+            upload_bytes_per_ns=20.0,
+            readback_bytes_per_ns=20.0,
+            source="default: Apple silicon laptop, assumed",
+        )

@@ -1,0 +1,138 @@
+"""CUDA: NVIDIA GPUs through cuBLAS and cuDNN; the `onnxruntime-gpu` package brings it."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from rlx_ort.device import Device
+from rlx_ort.execution.options import CompileOptions, Precision
+from rlx_ort.providers import runtime
+from rlx_ort.providers.base import Availability, CostProfile
+from rlx_ort.providers.hardware import nvidia_gpus
+from rlx_ort.providers.installation import Problem
+from rlx_ort.providers.libraries import engine_library, missing_libraries
+from rlx_ort.providers.ort_provider import OrtProvider
+from rlx_ort.providers.plugins import plugin_devices
+from rlx_ort.providers.recipe import SessionRecipe, names
+
+__all__ = ["CudaProvider", "cuda_libraries_problem"]
+
+_WINDOWS_DLLS = ("cublasLt64_13.dll", "cublas64_13.dll", "cufft64_12.dll", "cudart64_13.dll", "cudnn64_9.dll")
+_DRIVER = ("libcuda.so.1", "nvcuda.dll")
+
+
+class CudaProvider(OrtProvider):
+    """NVIDIA GPUs; the index is CUDA's device ordinal."""
+
+    # --- identity
+    name: ClassVar[str] = "cuda"
+    kinds: ClassVar[tuple[str, ...]] = ("cuda",)
+    ep_name: ClassVar[str] = "CUDAExecutionProvider"
+    title: ClassVar[str] = "CUDA"
+    extra: ClassVar[str] = "cuda"
+    # https://onnxruntime.ai/docs/execution-providers/CUDA-ExecutionProvider.html#configuration-options
+    option_keys: ClassVar[frozenset[str] | None] = names(
+        """
+        device_id gpu_mem_limit arena_extend_strategy cudnn_conv_algo_search cudnn_conv_use_max_workspace
+        cudnn_conv1d_pad_to_nc1d do_copy_in_default_stream has_user_compute_stream user_compute_stream
+        gpu_external_alloc gpu_external_free gpu_external_empty_cache enable_cuda_graph tunable_op_enable
+        tunable_op_tuning_enable tunable_op_max_tuning_duration_ms enable_skip_layer_norm_strict_mode prefer_nhwc
+        use_ep_level_unified_stream use_tf32 fuse_conv_bias sdpa_kernel external_data_loader_reading_threads
+        """
+    )
+
+    # --- probe
+    def missing_libraries(self, device: Device) -> Problem | None:
+        """Return the CUDA libraries that are not found, all of them, or an index beyond the GPUs there are."""
+        problem = cuda_libraries_problem("onnxruntime_providers_cuda")
+        gpus = nvidia_gpus()
+        if problem is None and gpus and device.index >= len(gpus):
+            problem = Problem(f"the driver lists {len(gpus)} GPUs, counted from 0", "rlx-ort devices lists them")
+        return problem
+
+    def facts(self, device: Device) -> Availability:
+        """Return the GPU's name, driver and memory as the driver's tool tells them."""
+        gpus = nvidia_gpus()
+        if device.index >= len(gpus):
+            return Availability(False, remedy=_NO_GPU_REMEDY)
+        gpu = gpus[device.index]
+        return Availability(False, "", _NO_GPU_REMEDY, gpu.name, gpu.driver, gpu.memory_bytes)
+
+    def devices(self) -> Sequence[Device]:
+        """Return one device for each GPU of the driver, or index 0 when it tells none."""
+        return tuple(Device("cuda", index) for index in range(max(1, len(nvidia_gpus()))))
+
+    def ep_devices(self, device: Device) -> tuple[Any, ...]:
+        """Return the device objects of a build that carries CUDA as a plugin, empty for one that has it inside."""
+        engine = runtime.onnxruntime()
+        # Naming such a provider in `providers=` would run on the CPU without a word.
+        if ", cuda-plugin-ep=" not in engine.get_build_info():
+            return ()
+        return plugin_devices(engine, self.ep_name)[device.index : device.index + 1]
+
+    # --- session options
+    def recipe(self, device: Device, options: CompileOptions) -> SessionRecipe:
+        """Return a recipe on one GPU, with TF32 off unless it is asked for: ORT's default costs 6e-4 of accuracy."""
+        chosen = cuda_options(device.index, options.precision)
+        return SessionRecipe(
+            self.ep_name, options=chosen, option_keys=self.option_keys, ep_devices=self.ep_devices(device)
+        )
+
+    # --- claims and quirks
+    # ORT falls to sequential execution by itself; several threads may run several sessions at once.
+
+    # --- default profile
+    def default_profile(self, device: Device) -> CostProfile:
+        """Return the profile of a middling data-centre GPU."""
+        # Dispatch, round trip and transfers: H200, ONNX Runtime 1.31.1, CUDA 13, 2026-10 (a chain of Sin; Identity of
+        # 4 floats; Negate of 256 MB host to host in 46 ms). Rates: f32 without TF32 on a middling GPU.
+        return CostProfile(
+            gemm_gflops=12_000.0,
+            conv_gflops=8_000.0,
+            memory_bytes_per_ns=900.0,
+            dispatch_ns=4_300.0,
+            roundtrip_ns=29_000.0,
+            upload_bytes_per_ns=11.0,
+            readback_bytes_per_ns=11.0,
+            source="default: middling GPU, transfers as on an H200, ONNX Runtime 1.31.1, 2026-10",
+        )
+
+
+def cuda_options(index: int, precision: Precision) -> dict[str, str]:
+    """Return the options of the CUDA provider for a GPU and an arithmetic."""
+    return {"device_id": str(index), "use_tf32": "1" if precision is Precision.TF32 else "0"}
+
+
+def cuda_libraries_problem(library_name: str) -> Problem | None:
+    """Return which libraries a CUDA-based provider of the installed ONNX Runtime does not find, or None."""
+    library = engine_library(library_name)
+    if library is None:
+        return None  # not a build with a separate library; opening a session will tell
+    missing = missing_libraries(library, _WINDOWS_DLLS)
+    if missing:
+        _preload_from_wheels()
+        missing = missing_libraries(library, _WINDOWS_DLLS)
+    if not missing:
+        return None
+    steps = []
+    if any(name in _DRIVER for name in missing):
+        steps.append("install the NVIDIA driver")
+    if any(name not in _DRIVER for name in missing):
+        steps.append("pip install 'onnxruntime-gpu[cuda,cudnn]'")
+    return Problem(f"{library.name} needs {', '.join(missing)}, not found on this machine", "; ".join(steps))
+
+
+@functools.cache
+def _preload_from_wheels() -> None:
+    """Load CUDA from the nvidia-* wheels, which lie outside the loader's path; what fails is only printed."""
+    preload = getattr(runtime.onnxruntime(), "preload_dlls", None)
+    if preload is not None:
+        with contextlib.redirect_stdout(io.StringIO()):
+            preload()
+
+
+_NO_GPU_REMEDY = "check with nvidia-smi that the driver sees a GPU"

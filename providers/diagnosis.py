@@ -1,0 +1,137 @@
+"""What is wrong with this machine's ONNX Runtime, each with the command that repairs it; `rlx-ort doctor` shows it."""
+
+from __future__ import annotations
+
+import enum
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rlx_ort.device import Device
+from rlx_ort.providers import runtime
+from rlx_ort.providers.cores import CoreShare, core_share
+from rlx_ort.providers.installation import Problem, reinstall_command, runtime_packages
+from rlx_ort.providers.ort_provider import OrtProvider
+from rlx_ort.providers.plugins import Plugin, find_plugins, register_plugin
+from rlx_ort.providers.registry import ProviderRegistry, default_registry
+
+__all__ = ["Finding", "Severity", "diagnose"]
+
+
+class Severity(enum.Enum):
+    """How much a finding matters."""
+
+    ERROR = "error"
+    """Something does not work until it is repaired."""
+    WARNING = "warning"
+    """Something works worse, or elsewhere, than one would think."""
+    INFO = "info"
+    """Good to know."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing the doctor has to say.
+
+    Attributes:
+        code: a stable name for scripts, such as `two-runtimes`.
+        severity: how much it matters.
+        what: what was found, in a sentence.
+        remedy: the command or step that repairs it, empty when there is nothing to repair.
+    """
+
+    code: str
+    severity: Severity
+    what: str
+    remedy: str = ""
+
+
+def diagnose(registry: ProviderRegistry | None = None) -> list[Finding]:
+    """Look at the installation, its plugins and drivers, telemetry and cores; errors come first.
+
+    Imports ONNX Runtime and loads plugin libraries, but opens no session.
+    """
+    findings = _packages(runtime_packages())
+    problem = runtime.runtime_problem()
+    if problem is not None:
+        findings.append(_runtime_finding(problem))
+    else:
+        findings += [Finding("runtime", Severity.INFO, f"{runtime.describe_runtime()} is loaded")]
+        findings += _plugins(find_plugins())
+        findings += _providers(registry or default_registry())
+    findings.append(_telemetry(os.environ))
+    findings += _cores(core_share())
+    order = list(Severity)
+    return sorted(findings, key=lambda finding: order.index(finding.severity))
+
+
+def _packages(packages: Mapping[str, str]) -> list[Finding]:
+    if len(packages) < 2:
+        return []
+    listed = " and ".join(f"{name} {version}" for name, version in packages.items())
+    what = f"{listed} are installed into the same folder; the files are those of whichever came last"
+    return [Finding("two-runtimes", Severity.ERROR, what, reinstall_command(dict(packages)))]
+
+
+def _runtime_finding(problem: Problem) -> Finding:
+    code = "runtime-broken"
+    if "not installed" in problem.reason:
+        code = "runtime-absent"
+    elif "too old" in problem.reason:
+        code = "runtime-too-old"
+    return Finding(code, Severity.ERROR, problem.reason, problem.remedy)
+
+
+def _plugins(plugins: tuple[Plugin, ...]) -> list[Finding]:
+    findings = []
+    for plugin in plugins:
+        problem = register_plugin(plugin, runtime.onnxruntime(), runtime.engine_exceptions())
+        if problem is None:
+            what = f"{plugin.distribution} {plugin.version} is registered ({', '.join(plugin.ep_names)})"
+            findings.append(Finding("plugin", Severity.INFO, what))
+            continue
+        code = "plugin-broken"
+        if "needs a newer ONNX Runtime" in problem.reason:
+            code = "plugin-newer"
+        elif "is too old for ONNX Runtime" in problem.reason:
+            code = "plugin-older"
+        findings.append(Finding(code, Severity.ERROR, problem.reason, problem.remedy))
+    return findings
+
+
+def _providers(registry: ProviderRegistry) -> list[Finding]:
+    """Name what keeps the providers that are listed here from loading; those not installed are no finding."""
+    listed = set(runtime.available_eps())
+    findings = []
+    for provider in registry.providers():
+        if isinstance(provider, OrtProvider) and provider.ep_name in listed:
+            problem = provider.missing(Device(provider.kinds[0]))
+            if problem is not None:
+                code = "vulkan" if "ulkan" in problem.reason else "provider-not-loadable"
+                what = f"{provider.ep_name} is listed but cannot work: {problem.reason}"
+                findings.append(Finding(code, Severity.ERROR, what, problem.remedy))
+    return findings
+
+
+def _telemetry(environ: Mapping[str, str]) -> Finding:
+    off = environ.get("ORT_DISABLE_TELEMETRY", "") not in ("", "0")
+    if off:
+        return Finding("telemetry", Severity.INFO, "ONNX Runtime's telemetry is off (ORT_DISABLE_TELEMETRY)")
+    if runtime.telemetry_allowed():
+        return Finding("telemetry", Severity.INFO, "ONNX Runtime's telemetry is on, as RLX_ALLOW_ORT_TELEMETRY asks")
+    what = "ONNX Runtime's telemetry may be on: ORT_DISABLE_TELEMETRY is unset or 0"
+    return Finding("telemetry", Severity.WARNING, what, "set ORT_DISABLE_TELEMETRY=1 before Python starts")
+
+
+def _cores(share: CoreShare) -> list[Finding]:
+    told = f"sessions use {share.threads} of {share.host_physical} cores ({share.host_logical} hardware threads)"
+    reasons = []
+    if share.quota is not None and share.quota < share.host_physical:
+        reasons.append(f"the control group pays for {share.quota:g}")
+    if share.affinity < share.host_logical:
+        reasons.append(f"the process may run on {share.affinity} hardware threads")
+    if not reasons:
+        return [Finding("cores", Severity.INFO, told)]
+    what = f"{told}: {' and '.join(reasons)}"
+    remedy = "raise the container's CPU limit, or leave it: ONNX Runtime alone would start too many threads"
+    return [Finding("cores-limited", Severity.WARNING, what, remedy)]

@@ -1,0 +1,78 @@
+"""DirectML: any Direct3D 12 GPU or NPU on Windows; the `onnxruntime-directml` package brings it."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import ClassVar
+
+from rlx_ort.device import Device
+from rlx_ort.execution.options import CompileOptions
+from rlx_ort.providers.base import CostProfile
+from rlx_ort.providers.installation import Problem, install_command
+from rlx_ort.providers.libraries import loads
+from rlx_ort.providers.ort_provider import OrtProvider
+from rlx_ort.providers.recipe import SessionRecipe
+
+__all__ = ["DirectMlProvider"]
+
+
+class DirectMlProvider(OrtProvider):
+    """GPUs through Direct3D 12; the index is the adapter's place in DXGI's list, not in that of performance."""
+
+    # --- identity
+    name: ClassVar[str] = "directml"
+    kinds: ClassVar[tuple[str, ...]] = ("directx",)
+    ep_name: ClassVar[str] = "DmlExecutionProvider"
+    title: ClassVar[str] = "DirectML"
+    extra: ClassVar[str] = "directml"
+    # https://onnxruntime.ai/docs/execution-providers/DirectML-ExecutionProvider.html
+    option_keys: ClassVar[frozenset[str] | None] = frozenset(
+        ("device_id", "performance_preference", "device_filter", "disable_metacommands")
+    )
+
+    # --- probe
+    def missing_libraries(self, device: Device) -> Problem | None:
+        """Return whether Direct3D 12 or DirectML itself is not there."""
+        missing = [name for name in ("d3d12.dll", "dxgi.dll", "DirectML.dll") if sys.platform == "win32"]
+        missing = [name for name in missing if not loads(name)]
+        if "DirectML.dll" in missing and len(missing) == 1:
+            return None  # the package carries its own copy, which is not on the loader's path
+        if missing:
+            return Problem(f"{', '.join(missing)} not found", "update Windows to version 1903 or newer")
+        return None
+
+    def install_remedy(self) -> str:
+        """Return the command on Windows; elsewhere nothing brings DirectML."""
+        return install_command(self.extra) if sys.platform == "win32" else "DirectML exists on Windows only"
+
+    # --- session options
+    def recipe(self, device: Device, options: CompileOptions) -> SessionRecipe:
+        """Return a recipe without memory patterns, which the provider refuses, and with one run at a time."""
+        # https://onnxruntime.ai/docs/execution-providers/DirectML-ExecutionProvider.html#configuration-options:
+        # memory patterns and parallel execution are not supported, and a session must not run in two threads.
+        lock = threading.RLock()
+        return SessionRecipe(
+            self.ep_name,
+            options={"device_id": str(device.index)},
+            option_keys=self.option_keys,
+            mem_pattern=False,
+            run_lock=lambda: lock,
+        )
+
+    # --- claims and quirks
+    # Free dims compile slowly and fall out of graph fusion; bind them with `CompileOptions.dims`.
+
+    # --- default profile
+    def default_profile(self, device: Device) -> CostProfile:
+        """Return the profile of a middling desktop GPU; assumed, not measured."""
+        return CostProfile(
+            gemm_gflops=2_500.0,
+            conv_gflops=1_500.0,
+            memory_bytes_per_ns=120.0,
+            dispatch_ns=10_000.0,
+            roundtrip_ns=150_000.0,
+            upload_bytes_per_ns=5.0,
+            readback_bytes_per_ns=5.0,
+            source="default: middling desktop GPU, assumed",
+        )

@@ -1,0 +1,166 @@
+"""How weights reach a session without being copied.
+
+ONNX Runtime 1.31 and newer borrow the buffers (`session.use_external_initializer_file_buffers_directly`). Older cores
+take the same key silently and copy, so they get a file in the compile cache that they map themselves. Neither keeps a
+reference to anything: whoever opens the session owns what `prepare_weights` returns until the session is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import tempfile
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rlx_ort import environment
+from rlx_ort.converters.to_onnx.exported import ExportedModel
+from rlx_ort.converters.to_onnx.writer import INLINE_BYTES
+from rlx_ort.errors import ParamError
+from rlx_ort.ir.dtype import DType
+from rlx_ort.ir.tensor import TensorData
+
+__all__ = ["BORROWING_VERSION", "cache_folder", "prepare_weights", "write_weights_file"]
+
+BORROWING_VERSION = (1, 31)
+# Windows maps files in steps of 64 KiB; smaller tensors are copied, so their place does not matter.
+_MAP_ALIGNMENT = 64 * 1024
+_SMALL_ALIGNMENT = 64
+_LARGE = 1024 * 1024
+_KEEP_UNUSED_DAYS = 7
+
+
+def prepare_weights(
+    options: Any, model: ExportedModel, weights: Mapping[str, TensorData], version: tuple[int, ...]
+) -> tuple[bytes, list[npt.NDArray[Any]]]:
+    """Make session options read a model's weights from memory.
+
+    Returns the model to load and the buffers that must outlive the session.
+
+    Raises:
+        ParamError: a parameter has no data, data of another type, or a buffer that is not one run of bytes.
+    """
+    payload = model.model_bytes(weights)
+    given = _external(model, weights)
+    if not given:
+        return payload, []
+    if version >= BORROWING_VERSION:
+        return payload, _borrow(options, given)
+    path, entries = write_weights_file(given, cache_folder("weights"))
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
+    return _relocated(payload, path.name, entries), []
+
+
+def cache_folder(name: str) -> Path:
+    """Return a folder of the compile cache, created; `RLX_CACHE_DIR` moves the whole cache."""
+    import platformdirs
+
+    root = environment.get("CACHE_DIR")
+    base = Path(root) if root else platformdirs.user_cache_path("rlx_ort", appauthor=False)
+    folder = base / name
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def write_weights_file(
+    weights: Mapping[str, npt.NDArray[Any]], folder: Path
+) -> tuple[Path, dict[str, tuple[int, int]]]:
+    """Write buffers to a file named by its content, once, and return it with the (offset, length) of each.
+
+    The file appears whole or not at all, since a mapped file that is cut short kills the process that maps it.
+    """
+    import filelock
+
+    entries = _layout(weights)
+    digest = hashlib.sha256()
+    for name, buffer in weights.items():
+        digest.update(f"{name}\0{entries[name]}\0".encode())
+        digest.update(buffer.data)
+    path = folder / f"{digest.hexdigest()}.bin"
+    size = max((offset + length for offset, length in entries.values()), default=0)
+    with filelock.FileLock(f"{path}.lock"):
+        if path.is_file() and path.stat().st_size == size:
+            os.utime(path)
+            return path, entries
+        _remove_unused(folder)
+        with tempfile.NamedTemporaryFile(dir=folder, suffix=".part", delete=False) as file:
+            try:
+                for name, buffer in weights.items():
+                    file.seek(entries[name][0])
+                    file.write(buffer.data)
+                file.flush()
+                os.fsync(file.fileno())
+            except OSError:
+                file.close()
+                Path(file.name).unlink(missing_ok=True)
+                raise
+        Path(file.name).replace(path)
+    return path, entries
+
+
+def _external(model: ExportedModel, weights: Mapping[str, TensorData]) -> dict[str, npt.NDArray[Any]]:
+    """Return the buffers of all parameters and constants that do not stand in the model itself."""
+    tensors = {name: weights[name] for name in model.params} | dict(model.constants)
+    buffers = {}
+    for name, tensor in tensors.items():
+        if tensor.dtype is DType.STRING or tensor.nbytes < INLINE_BYTES:
+            continue
+        buffer = tensor.buffer
+        if buffer.dtype != np.uint8 or buffer.ndim != 1 or not buffer.flags.c_contiguous:
+            raise ParamError(f"the buffer of {name!r} must be one contiguous run of bytes")
+        buffers[name] = buffer
+    return buffers
+
+
+def _borrow(options: Any, buffers: Mapping[str, npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
+    kept = list(buffers.values())
+    options.add_session_config_entry("session.use_external_initializer_file_buffers_directly", "1")
+    sizes = [buffer.nbytes for buffer in kept]
+    options.add_external_initializers_from_files_in_memory(list(buffers), kept, sizes)
+    return kept
+
+
+def _layout(weights: Mapping[str, npt.NDArray[Any]]) -> dict[str, tuple[int, int]]:
+    entries = {}
+    end = 0
+    for name, buffer in weights.items():
+        step = _MAP_ALIGNMENT if buffer.nbytes >= _LARGE else _SMALL_ALIGNMENT
+        offset = -(-end // step) * step
+        entries[name] = (offset, buffer.nbytes)
+        end = offset + buffer.nbytes
+    return entries
+
+
+def _relocated(model: bytes, location: str, entries: Mapping[str, tuple[int, int]]) -> bytes:
+    """Return the model with its external references pointing into one file."""
+    import onnx
+
+    proto = onnx.ModelProto.FromString(model)
+    for tensor in proto.graph.initializer:
+        if tensor.data_location == onnx.TensorProto.EXTERNAL and tensor.name in entries:
+            offset, length = entries[tensor.name]
+            del tensor.external_data[:]
+            _describe(tensor.external_data, (("location", location), ("offset", offset), ("length", length)))
+    located: bytes = proto.SerializeToString(deterministic=True)
+    return located
+
+
+def _describe(target: Any, pairs: Iterable[tuple[str, object]]) -> None:
+    for key, value in pairs:
+        entry = target.add()
+        entry.key, entry.value = key, str(value)
+
+
+def _remove_unused(folder: Path) -> None:
+    """Delete files no session opened lately; those that are mapped stay where the system says so."""
+    oldest = time.time() - _KEEP_UNUSED_DAYS * 24 * 3600
+    for path in [*folder.glob("*.bin"), *folder.glob("*.part")]:
+        with contextlib.suppress(OSError):
+            if path.stat().st_mtime < oldest:
+                path.unlink()

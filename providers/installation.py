@@ -1,0 +1,97 @@
+"""What is installed: which ONNX Runtime package, whether it is whole, and the command that repairs it.
+
+Nothing here imports ONNX Runtime. All its packages share one folder, so the one installed last wins and removing
+any of them breaks the rest.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import re
+from dataclasses import dataclass
+
+__all__ = [
+    "MINIMUM_VERSION",
+    "Problem",
+    "find_problem",
+    "install_command",
+    "parse_version",
+    "reinstall_command",
+    "runtime_packages",
+]
+
+MINIMUM_VERSION = (1, 24)
+# Assignment records and OrtValues of any element type; both are needed to know where a node runs.
+
+_FLAVOURS = {
+    "onnxruntime": "cpu",
+    "onnxruntime-gpu": "cuda",
+    "onnxruntime-directml": "directml",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something that keeps ONNX Runtime from being used, and the command that repairs it."""
+
+    reason: str
+    remedy: str
+
+
+def install_command(extra: str) -> str:
+    """Return the command that installs `rlx_ort` with a flavour of ONNX Runtime."""
+    return f"pip install 'rlx_ort[{extra}]'"
+
+
+def runtime_packages() -> dict[str, str]:
+    """Return the installed packages that own the folder `onnxruntime`, with their versions."""
+    found = {}
+    for dist in importlib.metadata.distributions():
+        name = _normal(dist.metadata["Name"] or "")
+        if name.startswith(("onnxruntime", "ort-nightly")) and _owns_core(dist):
+            found[name] = dist.version
+    return dict(sorted(found.items()))
+
+
+def find_problem() -> Problem | None:
+    """Return why `import onnxruntime` cannot work, found without importing it, or None."""
+    spec = importlib.util.find_spec("onnxruntime")
+    packages = runtime_packages()
+    if spec is None and not packages:
+        return Problem("ONNX Runtime is not installed", install_command("cpu"))
+    if spec is None or spec.origin is None:
+        # A folder without __init__.py imports as an empty namespace; that is what uninstalling one of two leaves.
+        owners = ", ".join(f"{name} {version}" for name, version in packages.items()) or "no package"
+        return Problem(
+            f"the onnxruntime folder is incomplete ({owners} is installed); removing one ONNX Runtime package "
+            "deletes files that another one needs",
+            reinstall_command(packages),
+        )
+    return None
+
+
+def reinstall_command(packages: dict[str, str]) -> str:
+    """Return the command that writes the files of the installed ONNX Runtime packages again."""
+    if not packages:
+        return install_command("cpu")
+    # With several installed, the flavour with an accelerator is the one that was meant.
+    name = next((name for name in packages if name != "onnxruntime"), "onnxruntime")
+    return f"pip uninstall -y {' '.join(packages)} && pip install --force-reinstall {name}=={packages[name]}"
+
+
+def parse_version(text: str) -> tuple[int, ...]:
+    """Return the numbers of a version: `1.31.1` and `1.31.1.dev2` are both (1, 31, 1)."""
+    match = re.match(r"\d+(?:\.\d+)*", text)
+    return tuple(int(part) for part in match.group().split(".")) if match else ()
+
+
+def _owns_core(dist: importlib.metadata.Distribution) -> bool:
+    files = dist.files
+    if files is None:
+        return _normal(dist.metadata["Name"] or "") in _FLAVOURS
+    return any(file.parts[:2] == ("onnxruntime", "__init__.py") for file in files)
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()

@@ -1,0 +1,176 @@
+"""A provider without an engine: outputs are zeros. It lets everything but arithmetic be tested without hardware.
+
+It is in no registry by itself and automatic choice never picks it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+
+from rlx_ort.converters.to_onnx.exported import ExportedNode
+from rlx_ort.device import Device
+from rlx_ort.errors import DeviceUnavailableError, EngineError
+from rlx_ort.ir.dtype import DType
+from rlx_ort.ir.types import SequenceType, TensorType, ValueType
+from rlx_ort.providers.base import (
+    Availability,
+    CostProfile,
+    EngineSession,
+    KernelClaim,
+    NodeAssignment,
+    Provider,
+    SessionRequest,
+    ValueSpec,
+)
+
+__all__ = ["NullProvider", "NullSession"]
+
+_PROFILE = CostProfile(1.0, 1.0, 1.0, 1_000.0, 1_000.0, 1.0, 1.0, source="default: null")
+
+
+class NullProvider(Provider):
+    """Answers every request with zeros, or with the failures it was told to have.
+
+    The three failures may be set and cleared at any time, to play a device that breaks and comes back.
+
+    Attributes:
+        probe_failure: the reason a probe gives, empty for a device that works.
+        open_failure: the message `open` fails with, empty to succeed.
+        run_failure: the message each run fails with, empty to succeed.
+        takes: which nodes are assigned here; the others go to the CPU provider.
+        profile: the cost profile, or None.
+        kernels: what `claims` returns.
+        sessions: how many sessions are open.
+    """
+
+    name: ClassVar[str] = "null"
+    kinds: ClassVar[tuple[str, ...]] = ("null",)
+    ep_name: ClassVar[str] = "NullExecutionProvider"
+    selectable: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        *,
+        probe_failure: str = "",
+        open_failure: str = "",
+        run_failure: str = "",
+        takes: Callable[[ExportedNode], bool] = lambda node: True,
+        profile: CostProfile | None = _PROFILE,
+        kernels: Sequence[KernelClaim] | None = None,
+    ) -> None:
+        self.probe_failure = probe_failure
+        self.open_failure = open_failure
+        self.run_failure = run_failure
+        self.takes = takes
+        self.profile = profile
+        self.kernels = kernels
+        self.sessions = 0
+        self._lock = threading.Lock()
+
+    def probe(self, device: Device) -> Availability:
+        """Return an answer without looking at anything."""
+        if self.probe_failure:
+            return Availability(False, self.probe_failure, "clear probe_failure")
+        return Availability(True, hardware="none", driver="null")
+
+    def open(self, request: SessionRequest) -> EngineSession:
+        """Return a session that computes nothing; see `Provider.open`."""
+        if self.probe_failure:
+            raise DeviceUnavailableError(request.device, self.probe_failure, "clear probe_failure")
+        if self.open_failure:
+            raise EngineError(self.open_failure)
+        self.count(1)
+        return NullSession(self, request)
+
+    def default_profile(self, device: Device) -> CostProfile | None:
+        """Return the profile it was given."""
+        return self.profile
+
+    def claims(self) -> Sequence[KernelClaim] | None:
+        """Return the kernels it was given."""
+        return self.kernels
+
+    def count(self, change: int) -> None:
+        """Add to the number of open sessions."""
+        with self._lock:
+            self.sessions += change
+
+
+@dataclass(eq=False)
+class NullSession:
+    """A session whose outputs are zeros of the declared shapes, with named dims read from the feeds.
+
+    Attributes:
+        provider: the provider that opened it, asked on each run whether to fail.
+        request: what was opened.
+        runs: how many runs succeeded.
+    """
+
+    provider: NullProvider
+    request: SessionRequest
+    runs: int = 0
+    _open: bool = field(default=True)
+
+    @property
+    def inputs(self) -> Sequence[ValueSpec]:
+        """The model's inputs, in order."""
+        return tuple(ValueSpec(name, kind) for name, kind in self.request.model.input_types.items())
+
+    @property
+    def outputs(self) -> Sequence[ValueSpec]:
+        """The model's outputs, in order."""
+        return tuple(ValueSpec(name, kind) for name, kind in self.request.model.output_types.items())
+
+    @property
+    def assignments(self) -> Sequence[NodeAssignment]:
+        """Every node, with the provider `takes` decides on."""
+        own, cpu = self.provider.ep_name, "CPUExecutionProvider"
+        return tuple(
+            NodeAssignment(own if self.provider.takes(node) else cpu, node.name, node.domain, node.op_type)
+            for node in self.request.model.nodes
+        )
+
+    def run(self, output_names: Sequence[str], feeds: Mapping[str, Any]) -> list[Any]:
+        """Return zeros for the named outputs.
+
+        Raises:
+            EngineError: the provider was told to fail, or the session is closed.
+        """
+        if not self._open:
+            raise EngineError(f"the session on {self.request.device.display} is closed; compile the graph again")
+        if self.provider.run_failure:
+            raise EngineError(self.provider.run_failure)
+        sizes = self._sizes(feeds)
+        results = [_zeros(self.request.model.output_types[name], sizes) for name in output_names]
+        self.runs += 1
+        return results
+
+    def close(self) -> None:
+        """Close the session; closing twice is harmless."""
+        if self._open:
+            self._open = False
+            self.provider.count(-1)
+
+    def _sizes(self, feeds: Mapping[str, Any]) -> dict[str, int]:
+        sizes: dict[str, int] = {}
+        for name, kind in self.request.model.input_types.items():
+            if isinstance(kind, TensorType) and kind.shape is not None and name in feeds:
+                pairs = zip(kind.shape, np.shape(feeds[name]), strict=False)
+                sizes.update({dim: size for dim, size in pairs if isinstance(dim, str)})
+        return sizes
+
+
+def _zeros(kind: ValueType, sizes: Mapping[str, int]) -> Any:
+    if isinstance(kind, SequenceType):
+        return []
+    if not isinstance(kind, TensorType):
+        return None
+    shape = tuple(dim if isinstance(dim, int) else sizes.get(str(dim), 1) for dim in kind.shape or ())
+    if kind.dtype is DType.STRING:
+        return np.full(shape, "", object)
+    return np.zeros(shape, kind.dtype.numpy)

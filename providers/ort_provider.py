@@ -1,0 +1,120 @@
+"""`OrtProvider`: what all providers of ONNX Runtime have in common; each module fills in what is its own."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from rlx_ort.device import Device
+from rlx_ort.errors import DeviceUnavailableError
+from rlx_ort.execution.options import CompileOptions
+from rlx_ort.providers import claims as kernel_claims
+from rlx_ort.providers import runtime
+from rlx_ort.providers.base import Availability, EngineSession, KernelClaim, Provider, SessionRequest
+from rlx_ort.providers.installation import Problem, install_command
+from rlx_ort.providers.plugins import plugin_devices, plugin_for, register_plugin
+from rlx_ort.providers.probing import prove
+from rlx_ort.providers.recipe import SessionRecipe
+
+__all__ = ["OrtProvider"]
+
+
+class OrtProvider(Provider):
+    """A provider that is an execution provider of ONNX Runtime, built in or a plugin.
+
+    Attributes:
+        title: what people call the provider in messages, such as `CUDA`.
+        extra: the extra of `rlx_ort` that installs it, empty when there is none.
+        remedy: what to do when no extra installs it.
+        plugin: whether a plugin package brings it; a built-in provider of the same name is used when there is one.
+        compiles: whether it compiles whole subgraphs, so that it has no kernels to list.
+        option_keys: the provider options it knows, None when they are not listed.
+    """
+
+    title: ClassVar[str]
+    extra: ClassVar[str] = ""
+    remedy: ClassVar[str] = ""
+    plugin: ClassVar[bool] = False
+    compiles: ClassVar[bool] = False
+    option_keys: ClassVar[frozenset[str] | None] = None
+
+    @abc.abstractmethod
+    def recipe(self, device: Device, options: CompileOptions) -> SessionRecipe:
+        """Return how to open a session on the device with these options."""
+
+    def probe(self, device: Device) -> Availability:
+        """Return whether a one-node session opens on the device, is assigned to it and runs."""
+        problem = self.missing(device)
+        if problem is not None:
+            return Availability(False, problem.reason, problem.remedy)
+        return prove(device, self.ep_name, self._open, self.facts(device))
+
+    def open(self, request: SessionRequest) -> EngineSession:
+        """Open a session on the device; see `Provider.open`."""
+        problem = self.missing(request.device)
+        if problem is not None:
+            raise DeviceUnavailableError(request.device, problem.reason, problem.remedy)
+        return self._open(request)
+
+    def claims(self) -> Sequence[KernelClaim] | None:
+        """Return the provider's kernels from ONNX Runtime's registry, or None when it compiles or is not here."""
+        if self.compiles or self.missing(Device(self.kinds[0])) is not None:
+            return None
+        return kernel_claims.kernels_of(self.ep_name)
+
+    def missing(self, device: Device) -> Problem | None:
+        """Return what is not installed or cannot be loaded, found without opening a session, or None."""
+        problem = runtime.runtime_problem()
+        if problem is not None:
+            return self._with_own_command(problem)
+        plugin = plugin_for(self.ep_name) if self.plugin else None
+        if plugin is not None:
+            problem = register_plugin(plugin, runtime.onnxruntime(), runtime.engine_exceptions())
+            return problem or self.missing_libraries(device)
+        if self.ep_name not in runtime.available_eps():
+            described = runtime.describe_runtime()
+            reason = f"this ONNX Runtime ({described}) has no {self.title} execution provider"
+            return Problem(reason, self.install_remedy())
+        return self.missing_libraries(device)
+
+    def missing_libraries(self, device: Device) -> Problem | None:
+        """Return the shared libraries or drivers the provider needs and does not find, or None."""
+        return None
+
+    def facts(self, device: Device) -> Availability:
+        """Return what is known of the hardware, for the answer of a probe that works out."""
+        return Availability(False, remedy=self.install_remedy())
+
+    def install_remedy(self) -> str:
+        """Return the command or step that brings the provider to this machine."""
+        return install_command(self.extra) if self.extra else self.remedy
+
+    def ep_devices(self, device: Device) -> tuple[Any, ...]:
+        """Return ONNX Runtime's device objects for the device, empty for a provider that is built in.
+
+        Raises:
+            DeviceUnavailableError: the index is beyond the devices that are there.
+        """
+        if not self.plugin or plugin_for(self.ep_name) is None:
+            return ()
+        found = plugin_devices(runtime.onnxruntime(), self.ep_name)
+        if not found:
+            reason = f"{self.ep_name} is registered but finds no hardware it can use"
+            raise DeviceUnavailableError(device, reason, self.no_hardware_remedy())
+        if device.index >= len(found):
+            raise DeviceUnavailableError(device, f"there are {len(found)} devices of {self.ep_name}, counted from 0")
+        return (found[device.index],)
+
+    def no_hardware_remedy(self) -> str:
+        """Return what to do when the provider loads but sees no hardware."""
+        return self.remedy or self.install_remedy()
+
+    def _open(self, request: SessionRequest) -> EngineSession:
+        return runtime.open_session(self.recipe(request.device, request.options), request)
+
+    def _with_own_command(self, problem: Problem) -> Problem:
+        """Answer with the command of this provider's flavour when ONNX Runtime is not there at all."""
+        if problem.remedy == install_command("cpu") and self.extra:
+            return Problem(problem.reason, self.install_remedy())
+        return problem

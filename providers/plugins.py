@@ -1,0 +1,149 @@
+"""Execution providers that come as packages of their own and are registered with ONNX Runtime once a process.
+
+A plugin is native code, so only libraries that belong to an installed distribution are loaded, never a path from a
+model or a setting. Libraries are never unregistered: doing so under a live session crashes the process.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.metadata
+import re
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlx_ort.providers.exceptions import readable
+from rlx_ort.providers.installation import Problem
+
+__all__ = ["Plugin", "find_plugins", "plugin_devices", "plugin_for", "register_plugin"]
+
+# https://onnxruntime.ai/docs/execution-providers/plugin-ep-libraries/packaging.html
+_NAMING = re.compile(r"^onnxruntime-(?:ep-.+|qnn)$")
+
+_lock = threading.RLock()
+_registered: dict[str, Problem | None] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Plugin:
+    """An installed plugin package.
+
+    Attributes:
+        distribution: the name to install it by.
+        version: its version.
+        ep_names: the execution providers it brings, empty when it cannot tell.
+        library: the absolute path of its library, None when it has none to offer.
+        problem: what is wrong with the package, empty when it looks right.
+    """
+
+    distribution: str
+    version: str
+    ep_names: tuple[str, ...] = ()
+    library: Path | None = None
+    problem: str = ""
+
+
+@functools.cache
+def find_plugins() -> tuple[Plugin, ...]:
+    """Return the installed plugin packages; this imports their small Python modules, not their libraries."""
+    return tuple(_plugin(dist, module) for dist, module in _distributions())
+
+
+def plugin_for(ep_name: str) -> Plugin | None:
+    """Return the installed plugin that brings an execution provider, or None."""
+    return next((plugin for plugin in find_plugins() if ep_name in plugin.ep_names), None)
+
+
+def register_plugin(plugin: Plugin, engine: Any, errors: tuple[type[Exception], ...]) -> Problem | None:
+    """Register a plugin's library with ONNX Runtime, once a process, and return what went wrong.
+
+    The answer is remembered: a library that failed to load once is not loaded again.
+    """
+    with _lock:
+        if plugin.distribution not in _registered:
+            _registered[plugin.distribution] = _register(plugin, engine, errors)
+        return _registered[plugin.distribution]
+
+
+def plugin_devices(engine: Any, ep_name: str) -> tuple[Any, ...]:
+    """Return ONNX Runtime's device objects of a registered provider; being listed does not mean working."""
+    return tuple(device for device in engine.get_ep_devices() if device.ep_name == ep_name)
+
+
+def _register(plugin: Plugin, engine: Any, errors: tuple[type[Exception], ...]) -> Problem | None:
+    reinstall = f"pip install --force-reinstall {plugin.distribution}"
+    if plugin.problem or plugin.library is None:
+        return Problem(f"{plugin.distribution} {plugin.version}: {plugin.problem or 'no library'}", reinstall)
+    try:
+        engine.register_execution_provider_library(plugin.ep_names[0], str(plugin.library))
+    except errors as err:
+        text = readable(err)
+        if "already registered" in text:
+            return None
+        return Problem(*_diagnosed(text, plugin, str(engine.__version__)))
+    return None
+
+
+def _diagnosed(text: str, plugin: Plugin, core: str) -> tuple[str, str]:
+    """Tell a plugin that does not fit the core from one whose library cannot be loaded."""
+    name = f"{plugin.distribution} {plugin.version}"
+    lowered = text.lower()
+    if any(word in lowered for word in ("api version", "ort_api_version", "getapi", "not supported by this", "newer")):
+        return f"{name} needs a newer ONNX Runtime than {core}: {text}", "pip install --upgrade onnxruntime"
+    if "undefined symbol" in lowered or "createepfactories" in lowered:
+        return f"{name} is too old for ONNX Runtime {core}: {text}", f"pip install --upgrade {plugin.distribution}"
+    if "cannot open shared object file" in lowered or "126" in lowered:
+        return f"{name} does not load: {text}", "install the library it names; rlx-ort doctor lists all of them"
+    return f"{name} does not load: {text}", f"pip install --force-reinstall {plugin.distribution}"
+
+
+def _distributions() -> Iterator[tuple[importlib.metadata.Distribution, str]]:
+    seen = set()
+    for dist in importlib.metadata.distributions():
+        name = re.sub(r"[-_.]+", "-", dist.metadata["Name"] or "").lower()
+        if _NAMING.match(name) and name not in seen:
+            seen.add(name)
+            top = (dist.read_text("top_level.txt") or "").split()
+            yield dist, top[0] if top else name.replace("-", "_")
+
+
+def _plugin(dist: importlib.metadata.Distribution, module_name: str) -> Plugin:
+    found = functools.partial(Plugin, dist.metadata["Name"], dist.version)
+    try:
+        module = importlib.import_module(module_name)
+    except (ImportError, OSError) as err:
+        return found(problem=f"its module {module_name} does not import: {err}")
+    names = getattr(module, "get_ep_names", None)
+    one_name = getattr(module, "get_ep_name", None)
+    path = getattr(module, "get_library_path", None)
+    if not callable(path) or not (callable(names) or callable(one_name)):
+        return found(problem=f"its module {module_name} has no get_library_path and get_ep_names")
+    try:
+        eps = tuple(names()) if callable(names) else (str(_call(one_name)),)
+        library = Path(path())
+    except (RuntimeError, OSError, ValueError, TypeError) as err:
+        return found(problem=f"it does not name its library: {err}")
+    if not eps:
+        return found(problem="it names no execution provider")
+    if not library.is_absolute() or not _belongs_to(library, dist, module):
+        return found(ep_names=eps, problem=f"its library {library} is not part of the installed package")
+    if not library.is_file():
+        return found(ep_names=eps, problem=f"its library {library} is missing")
+    return found(ep_names=eps, library=library)
+
+
+def _call(function: Callable[[], object] | None) -> object:
+    return None if function is None else function()
+
+
+def _belongs_to(library: Path, dist: importlib.metadata.Distribution, module: Any) -> bool:
+    """Whether the library lies in the package's own folder or among the files the installer recorded."""
+    home = Path(str(getattr(module, "__file__", "") or ".")).resolve().parent
+    if home in library.resolve().parents:
+        return True
+    recorded = dist.files or []
+    return any(Path(str(dist.locate_file(file))).resolve() == library.resolve() for file in recorded)

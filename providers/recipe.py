@@ -1,0 +1,56 @@
+"""`SessionRecipe`: what a provider module decides about a session, handed to the one function that opens it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from rlx_ort.execution.options import CompileOptions
+
+__all__ = ["SessionRecipe", "names", "nothing_to_hold"]
+
+
+def names(text: str) -> frozenset[str]:
+    """Return the words of a text, for tables of option names."""
+    return frozenset(text.split())
+
+
+def nothing_to_hold() -> contextlib.AbstractContextManager[Any]:
+    """Return a context that holds nothing, for providers whose sessions may run side by side."""
+    return contextlib.nullcontext()
+
+
+@dataclass(frozen=True)
+class SessionRecipe:
+    """How to open a session on one execution provider.
+
+    Attributes:
+        ep_name: ONNX Runtime's name of the execution provider.
+        options: provider option -> value.
+        option_keys: the option keys the provider knows, or None when they are not listed here; others are refused,
+            since most providers ignore an unknown key without a word.
+        config: session config entries the provider needs.
+        ep_devices: ONNX Runtime's device objects of a plugin provider; empty for one that is built in.
+        helpers: built-in providers that come after the requested one, such as CUDA after TensorRT.
+        mem_pattern: whether memory patterns may be planned; DirectML refuses sessions that do.
+        run_lock: gives what each run and the closing of a session must hold.
+        before_run: raises when a run in this process would hang or crash.
+    """
+
+    ep_name: str
+    options: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    option_keys: frozenset[str] | None = None
+    config: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    ep_devices: tuple[Any, ...] = ()
+    helpers: tuple[tuple[str, Mapping[str, str]], ...] = ()
+    mem_pattern: bool = True
+    run_lock: Callable[[], contextlib.AbstractContextManager[Any]] = nothing_to_hold
+    before_run: Callable[[], None] | None = None
+
+    def provider_options(self, options: CompileOptions) -> dict[str, str]:
+        """Return the provider's options with the caller's on top, all as text."""
+        merged = {**self.options, **options.provider_options}
+        return {str(key): str(value) for key, value in merged.items()}

@@ -1,0 +1,76 @@
+"""ROCm: AMD GPUs through MIGraphX, which compiles a program for each input shape; AMD's own wheel brings it.
+
+The older ROCMExecutionProvider left ONNX Runtime in 1.23, before the oldest release that is supported here.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from rlx_ort.device import Device
+from rlx_ort.execution.options import CompileOptions, Precision
+from rlx_ort.providers.base import CostProfile
+from rlx_ort.providers.installation import Problem
+from rlx_ort.providers.libraries import engine_library, missing_libraries
+from rlx_ort.providers.ort_provider import OrtProvider
+from rlx_ort.providers.recipe import SessionRecipe, names
+
+__all__ = ["RocmProvider"]
+
+
+class RocmProvider(OrtProvider):
+    """AMD GPUs; the index is HIP's device ordinal."""
+
+    # --- identity
+    name: ClassVar[str] = "rocm"
+    kinds: ClassVar[tuple[str, ...]] = ("rocm",)
+    ep_name: ClassVar[str] = "MIGraphXExecutionProvider"
+    title: ClassVar[str] = "ROCm (MIGraphX)"
+    remedy: ClassVar[str] = "pip install onnxruntime-migraphx on Linux with ROCm, in place of onnxruntime"
+    compiles: ClassVar[bool] = True
+    # https://onnxruntime.ai/docs/execution-providers/MIGraphX-ExecutionProvider.html; the save and load options that
+    # the page still names are refused since https://github.com/microsoft/onnxruntime/issues/25379.
+    option_keys: ClassVar[frozenset[str] | None] = names(
+        """
+        device_id migraphx_fp16_enable migraphx_bf16_enable migraphx_fp8_enable migraphx_int8_enable
+        migraphx_int8_calibration_table_name migraphx_int8_use_native_calibration_table migraphx_exhaustive_tune
+        migraphx_mem_limit migraphx_arena_extend_strategy migraphx_external_alloc migraphx_external_free
+        migraphx_external_empty_cache migraphx_model_cache_dir
+        """
+    )
+
+    # --- probe
+    def missing_libraries(self, device: Device) -> Problem | None:
+        """Return the ROCm libraries that are not found, all of them."""
+        library = engine_library("onnxruntime_providers_migraphx")
+        missing = () if library is None else missing_libraries(library)
+        if library is None or not missing:
+            return None
+        return Problem(f"{library.name} needs {', '.join(missing)}", "install ROCm and MIGraphX from AMD's repository")
+
+    # --- session options
+    def recipe(self, device: Device, options: CompileOptions) -> SessionRecipe:
+        """Return a recipe on one GPU; half precision only where it was asked for."""
+        chosen = {"device_id": str(device.index)}
+        if options.precision is Precision.F16:
+            chosen["migraphx_fp16_enable"] = "1"
+        if options.precision is Precision.BF16:
+            chosen["migraphx_bf16_enable"] = "1"
+        return SessionRecipe(self.ep_name, options=chosen, option_keys=self.option_keys)
+
+    # --- claims and quirks
+    # A new input shape is compiled inside `run`, seconds to minutes; bucket or pad what varies.
+
+    # --- default profile
+    def default_profile(self, device: Device) -> CostProfile:
+        """Return the profile of a middling data-centre GPU; assumed, not measured."""
+        return CostProfile(
+            gemm_gflops=10_000.0,
+            conv_gflops=6_000.0,
+            memory_bytes_per_ns=800.0,
+            dispatch_ns=4_000.0,
+            roundtrip_ns=40_000.0,
+            upload_bytes_per_ns=10.0,
+            readback_bytes_per_ns=10.0,
+            source="default: middling GPU, assumed",
+        )

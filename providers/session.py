@@ -1,0 +1,216 @@
+"""`OrtEngineSession`: an open ONNX Runtime session with its weights, its types and where its nodes are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rlx_ort.device import Device
+from rlx_ort.errors import EngineError
+from rlx_ort.ir.types import ValueType
+from rlx_ort.providers.base import NodeAssignment, ValueSpec
+from rlx_ort.providers.exceptions import running_error
+from rlx_ort.providers.ort_types import refined, value_type
+from rlx_ort.providers.recipe import SessionRecipe, nothing_to_hold
+from rlx_ort.providers.values import from_ort_value, has_foreign_dtype, is_tensor_like, to_ort_value
+
+__all__ = ["OrtEngineSession"]
+
+
+class _Core:
+    """The engine's session and the memory it borrows.
+
+    ONNX Runtime keeps no reference to borrowed weights. A run holds the core, so the core dies after the last run
+    and lets go of the session before the memory, in that order.
+    """
+
+    __slots__ = ("call", "memory", "session")
+
+    def __init__(self, session: Any, memory: Sequence[Any]) -> None:
+        self.session = session
+        self.call = _fast_run(session)
+        self.memory = memory
+
+    def __del__(self) -> None:
+        self.call = None
+        self.session = None
+        self.memory = ()
+
+
+class OrtEngineSession:
+    """An open ONNX Runtime session. `run` may be called from several threads; `close` waits for nobody.
+
+    Attributes:
+        device: the device it was opened for.
+        recipe: how it was opened.
+    """
+
+    def __init__(
+        self,
+        engine: Any,
+        session: Any,
+        memory: Sequence[Any],
+        device: Device,
+        recipe: SessionRecipe,
+        errors: tuple[type[Exception], ...],
+        declared: tuple[Mapping[str, ValueType], Mapping[str, ValueType]],
+    ) -> None:
+        self.device = device
+        self.recipe = recipe
+        self._engine = engine
+        self._errors = errors
+        self._core: _Core | None = _Core(session, memory)
+        self._inputs = _specs(session.get_inputs(), declared[0])
+        self._outputs = _specs(session.get_outputs(), declared[1])
+        self._assignments = tuple(
+            NodeAssignment(group.ep_name, node.name, node.domain, node.op_type)
+            for group in session.get_provider_graph_assignment_info()
+            for node in group.get_nodes()
+        )
+        self._input_types = {spec.name: spec.type for spec in self._inputs}
+        self._output_types = {spec.name: spec.type for spec in self._outputs}
+        self._guard = recipe.run_lock
+        self._foreign_inputs = frozenset(spec.name for spec in self._inputs if has_foreign_dtype(spec.type))
+        self._foreign_outputs = frozenset(spec.name for spec in self._outputs if has_foreign_dtype(spec.type))
+        alone = recipe.run_lock is nothing_to_hold and recipe.before_run is None
+        # Most sessions need none of the steps around a run, and a microsecond is a quarter of a small run.
+        self._plain = alone and not self._foreign_inputs and not self._foreign_outputs
+
+    @property
+    def inputs(self) -> Sequence[ValueSpec]:
+        """The model's inputs, in order."""
+        return self._inputs
+
+    @property
+    def outputs(self) -> Sequence[ValueSpec]:
+        """The model's outputs, in order."""
+        return self._outputs
+
+    @property
+    def assignments(self) -> Sequence[NodeAssignment]:
+        """Where each node is, after ONNX Runtime's first rewrites; folded nodes are gone."""
+        return self._assignments
+
+    @property
+    def closed(self) -> bool:
+        """Whether the session was closed."""
+        return self._core is None
+
+    @property
+    def raw(self) -> Any:
+        """ONNX Runtime's `InferenceSession`, for bindings; keep no reference beyond this object's life.
+
+        Raises:
+            EngineError: the session is closed.
+        """
+        return self._open_core().session
+
+    def run(self, output_names: Sequence[str], feeds: Mapping[str, Any]) -> list[Any]:
+        """Run once and return the named outputs as numpy arrays, lists of them, dicts, or None when absent.
+
+        Raises:
+            InputError: ONNX Runtime refused a feed or an output name.
+            EngineError: the run failed, or the session is closed.
+        """
+        core = self._core
+        if core is None:
+            raise self._closed_error()
+        try:
+            if self._plain:
+                results: list[Any] = core.call(output_names, feeds, None)
+                return results
+            with self._guard():
+                return self._run_checked(core, list(output_names), feeds)
+        except self._errors as err:
+            raise running_error(err, self.device) from err
+
+    def close(self) -> None:
+        """Drop the session, then its weights; runs in other threads finish first. Closing twice is harmless."""
+        core, self._core = self._core, None
+        if core is not None:
+            with self._guard():
+                del core
+
+    def end_profiling(self) -> str:
+        """Write the profile of a session opened with `profile_prefix` and return its file name.
+
+        Raises:
+            EngineError: the session is closed.
+        """
+        try:
+            return str(self._open_core().session.end_profiling())
+        except self._errors as err:
+            raise running_error(err, self.device) from err
+
+    def _open_core(self) -> _Core:
+        core = self._core
+        if core is None:
+            raise self._closed_error()
+        return core
+
+    def _closed_error(self) -> EngineError:
+        return EngineError(f"the session on {self.device.display} is closed; compile the graph again")
+
+    def _run_checked(self, core: _Core, names: list[str], feeds: Mapping[str, Any]) -> list[Any]:
+        if self.recipe.before_run is not None:
+            self.recipe.before_run()
+        if not self._foreign_outputs.isdisjoint(names):
+            return self._run_values(core, names, feeds)
+        ready, _memory = self._mixed_feeds(feeds)
+        return list(core.call(names, ready, None))
+
+    def _mixed_feeds(self, feeds: Mapping[str, Any]) -> tuple[dict[str, Any], list[Any]]:
+        ready = dict(feeds)
+        memory = []
+        for name in self._foreign_inputs.intersection(feeds):
+            if feeds[name] is not None:
+                ready[name], borrowed = to_ort_value(self._engine, name, feeds[name], self._input_types[name])
+                memory.append(borrowed)
+        return ready, memory
+
+    def _run_values(self, core: _Core, names: list[str], feeds: Mapping[str, Any]) -> list[Any]:
+        """Run with OrtValues on both sides, the only way to read element types numpy does not know."""
+        given = {name: value for name, value in feeds.items() if value is not None}
+        stuck = [name for name in given if not is_tensor_like(self._input_types.get(name, given[name]))]
+        stuck += [name for name in names if not _readable(self._output_types.get(name))]
+        if stuck:
+            raise EngineError(
+                f"strings, sequences and maps ({', '.join(stuck)}) cannot be combined with outputs of "
+                f"{', '.join(sorted(self._foreign_outputs.intersection(names)))} in one run; cast those to f32"
+            )
+        memory = []
+        values = {}
+        for name, value in given.items():
+            values[name], borrowed = to_ort_value(self._engine, name, value, self._input_types[name])
+            memory.append(borrowed)
+        results = _run_ort_values(core.session, names, values)
+        return [from_ort_value(result, name) for name, result in zip(names, results, strict=True)]
+
+
+def _fast_run(session: Any) -> Any:
+    """Return the cheapest `run(names, feeds, run_options)` of a session.
+
+    The public one checks names in quadratic time and adds a microsecond; the private one is used while it exists.
+    """
+    inner = getattr(session, "_sess", None)
+    call: Callable[..., Any] | None = getattr(inner, "run", None)
+    return session.run if call is None else call
+
+
+def _run_ort_values(session: Any, names: list[str], values: Mapping[str, Any]) -> list[Any]:
+    """Run on OrtValues; the public call takes 10 times as long, because a C++ exception ends its loop."""
+    inner = getattr(session, "_sess", None)
+    call = getattr(inner, "run_with_ort_values", None)
+    if call is None or not all(hasattr(value, "_ortvalue") for value in values.values()):
+        return list(session.run_with_ort_values(names, values))
+    vector = call({name: value._ortvalue for name, value in values.items()}, names, None)
+    return [vector[index] for index in range(len(vector))]
+
+
+def _readable(kind: ValueType | None) -> bool:
+    return kind is None or is_tensor_like(kind)
+
+
+def _specs(infos: Sequence[Any], declared: Mapping[str, ValueType]) -> tuple[ValueSpec, ...]:
+    found = [(info.name, value_type(info.type, info.shape)) for info in infos]
+    return tuple(ValueSpec(name, refined(kind, declared.get(name))) for name, kind in found)

@@ -1,0 +1,127 @@
+"""TensorRT and TensorRT for RTX: compilers for NVIDIA GPUs that build an engine per model, in seconds to minutes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from rlx_ort.device import Device
+from rlx_ort.execution.options import CompileOptions, Precision
+from rlx_ort.providers.base import Availability, CostProfile
+from rlx_ort.providers.cuda import CudaProvider, cuda_libraries_problem, cuda_options
+from rlx_ort.providers.hardware import nvidia_gpus
+from rlx_ort.providers.injection import cache_folder
+from rlx_ort.providers.installation import Problem
+from rlx_ort.providers.ort_provider import OrtProvider
+from rlx_ort.providers.recipe import SessionRecipe, names
+
+__all__ = ["TensorRtProvider", "TensorRtRtxProvider"]
+
+
+class _NvidiaCompiler(OrtProvider):
+    """What both compilers share: the hardware, and a profile that is CUDA's with faster kernels."""
+
+    compiles: ClassVar[bool] = True
+
+    def facts(self, device: Device) -> Availability:
+        """Return the GPU's name, driver and memory as the driver's tool tells them."""
+        return CudaProvider().facts(device)
+
+    def devices(self) -> Sequence[Device]:
+        """Return one device for each GPU of the driver, or index 0 when it tells none."""
+        return tuple(Device(self.kinds[0], index) for index in range(max(1, len(nvidia_gpus()))))
+
+    def default_profile(self, device: Device) -> CostProfile:
+        """Return the profile of a middling data-centre GPU; fewer kernels than CUDA, the same transfers."""
+        return CostProfile(
+            gemm_gflops=14_000.0,
+            conv_gflops=12_000.0,
+            memory_bytes_per_ns=900.0,
+            dispatch_ns=3_000.0,
+            roundtrip_ns=40_000.0,
+            upload_bytes_per_ns=11.0,
+            readback_bytes_per_ns=11.0,
+            source="default: CUDA's transfers as on an H200, rates assumed",
+        )
+
+
+class TensorRtProvider(_NvidiaCompiler):
+    """TensorRT; the index is CUDA's device ordinal."""
+
+    # --- identity
+    name: ClassVar[str] = "tensorrt"
+    kinds: ClassVar[tuple[str, ...]] = ("tensorrt",)
+    ep_name: ClassVar[str] = "TensorrtExecutionProvider"
+    title: ClassVar[str] = "TensorRT"
+    remedy: ClassVar[str] = "pip install 'rlx_ort[cuda]' tensorrt"
+    # https://onnxruntime.ai/docs/execution-providers/TensorRT-ExecutionProvider.html#configurations
+    option_keys: ClassVar[frozenset[str] | None] = names(
+        """
+        device_id has_user_compute_stream user_compute_stream trt_max_workspace_size trt_max_partition_iterations
+        trt_min_subgraph_size trt_fp16_enable trt_bf16_enable trt_int8_enable trt_int8_calibration_table_name
+        trt_int8_use_native_calibration_table trt_dla_enable trt_dla_core trt_engine_cache_enable
+        trt_engine_cache_path trt_engine_cache_prefix trt_timing_cache_enable trt_timing_cache_path
+        trt_force_timing_cache trt_engine_decryption_enable trt_engine_decryption_lib_path
+        trt_engine_hw_compatible trt_dump_ep_context_model trt_ep_context_file_path trt_ep_context_embed_mode
+        trt_weight_stripped_engine_enable trt_onnx_model_folder_path trt_profile_min_shapes
+        trt_profile_max_shapes trt_profile_opt_shapes trt_cuda_graph_enable trt_context_memory_sharing_enable
+        trt_layer_norm_fp32_fallback trt_builder_optimization_level trt_auxiliary_streams trt_tactic_sources
+        trt_extra_plugin_lib_paths trt_build_heuristics_enable trt_sparsity_enable
+        trt_force_sequential_engine_build trt_detailed_build_log trt_dump_subgraphs trt_op_types_to_exclude
+        trt_preview_features trt_load_user_initializer trt_external_data_bytestream
+        trt_external_data_bytestream_size trt_onnx_bytestream trt_onnx_bytestream_size
+        """
+    )
+
+    # --- probe
+    def missing_libraries(self, device: Device) -> Problem | None:
+        """Return the TensorRT and CUDA libraries that are not found, all of them."""
+        return cuda_libraries_problem("onnxruntime_providers_tensorrt")
+
+    # --- session options
+    def recipe(self, device: Device, options: CompileOptions) -> SessionRecipe:
+        """Return a recipe with CUDA behind it, which takes what TensorRT leaves."""
+        chosen = {
+            "device_id": str(device.index),
+            "trt_fp16_enable": str(int(options.precision is Precision.F16)),
+            "trt_bf16_enable": str(int(options.precision is Precision.BF16)),
+            # What was timed once need not be timed again; the engine cache stays off, because its key does not hold
+            # the weights and a changed parameter would be answered by the old engine.
+            "trt_timing_cache_enable": "1",
+            "trt_timing_cache_path": str(cache_folder("tensorrt")),
+        }
+        helpers = ((CudaProvider.ep_name, cuda_options(device.index, options.precision)),)
+        return SessionRecipe(self.ep_name, options=chosen, option_keys=self.option_keys, helpers=helpers)
+
+    # --- claims and quirks
+    # TensorRT has no option against TF32: on Ampere and newer, NVIDIA_TF32_OVERRIDE=0 in the environment turns it off.
+
+
+class TensorRtRtxProvider(_NvidiaCompiler):
+    """TensorRT for RTX: a smaller compiler for GPUs from Ampere on, by plugin."""
+
+    # --- identity
+    name: ClassVar[str] = "nv-tensorrt-rtx"
+    kinds: ClassVar[tuple[str, ...]] = ("nv-tensorrt-rtx",)
+    ep_name: ClassVar[str] = "NvTensorRTRTXExecutionProvider"
+    title: ClassVar[str] = "TensorRT RTX"
+    remedy: ClassVar[str] = "pip install onnxruntime-ep-nv-tensorrt-rtx-cu13 (driver 555.85 or newer)"
+    plugin: ClassVar[bool] = True
+    # https://onnxruntime.ai/docs/execution-providers/TensorRTRTX-ExecutionProvider.html#execution-provider-options
+    option_keys: ClassVar[frozenset[str] | None] = names(
+        """
+        device_id has_user_compute_stream user_compute_stream enable_cuda_graph nv_max_workspace_size
+        nv_max_shared_mem_size nv_profile_min_shapes nv_profile_max_shapes nv_profile_opt_shapes
+        nv_multi_profile_enable nv_runtime_cache_path
+        """
+    )
+
+    # --- session options
+    def recipe(self, device: Device, options: CompileOptions) -> SessionRecipe:
+        """Return a recipe that keeps compiled kernels, which do not depend on weights, in the compile cache."""
+        return SessionRecipe(
+            self.ep_name,
+            options={"nv_runtime_cache_path": str(cache_folder("tensorrt-rtx"))},
+            option_keys=self.option_keys,
+            ep_devices=self.ep_devices(device),
+        )

@@ -1,0 +1,194 @@
+"""WebGPU: any GPU through Dawn, on Vulkan, Direct3D 12 or Metal; a plugin package brings it.
+
+`gpu` and `webgpu` let the plugin choose the graphics API, `vulkan` insists on Vulkan. It picks the GPU itself and runs
+one session at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import Any, ClassVar
+
+from rlx_ort.device import Device
+from rlx_ort.errors import DeviceUnavailableError
+from rlx_ort.execution.options import CompileOptions
+from rlx_ort.providers import runtime
+from rlx_ort.providers.base import Availability, CostProfile
+from rlx_ort.providers.installation import Problem
+from rlx_ort.providers.libraries import loads
+from rlx_ort.providers.ort_provider import OrtProvider
+from rlx_ort.providers.plugins import plugin_devices
+from rlx_ort.providers.recipe import SessionRecipe, names
+
+__all__ = ["WebGpuProvider", "vulkan_drivers", "vulkan_problem"]
+
+# Two sessions that run in two threads crash the process, on SwiftShader and on an NVIDIA GPU alike, so runs take
+# turns. Reentrant, because callers may hold it around several runs.
+_run_lock = threading.RLock()
+_owner: list[int] = []  # the process that opened the first session
+
+_LOADER = "libvulkan.so.1"
+_SOFTWARE_DRIVERS = ("swiftshader", "lvp_icd", "lavapipe")
+_DRIVER_REMEDY = "install the GPU's Vulkan driver (NVIDIA's driver package, or mesa-vulkan-drivers for AMD and Intel)"
+
+
+class WebGpuProvider(OrtProvider):
+    """GPUs through WebGPU."""
+
+    # --- identity
+    name: ClassVar[str] = "webgpu"
+    kinds: ClassVar[tuple[str, ...]] = ("gpu", "webgpu", "vulkan")
+    ep_name: ClassVar[str] = "WebGpuExecutionProvider"
+    title: ClassVar[str] = "WebGPU"
+    extra: ClassVar[str] = "webgpu"
+    plugin: ClassVar[bool] = True
+    exclusive: ClassVar[bool] = True
+    # https://github.com/microsoft/onnxruntime/blob/main/onnxruntime/core/providers/webgpu/webgpu_provider_options.h
+    option_keys: ClassVar[frozenset[str] | None] = names(
+        """
+        deviceId powerPreference dawnBackendType preferredLayout enableGraphCapture enableInt64 enableRobustness
+        enablePIXCapture forceCpuNodeNames storageBufferCacheMode uniformBufferCacheMode queryResolveBufferCacheMode
+        defaultBufferCacheMode validationMode maxStorageBufferBindingSize maxNumPendingDispatches
+        sessionBufferPoolGenerations preserveDevice kvCacheQuantizationBits multiRotaryCacheConcatOffset
+        """
+    )
+
+    # --- probe
+    def missing_libraries(self, device: Device) -> Problem | None:
+        """Return what of Vulkan is not there, where Vulkan is needed, or that this process was forked."""
+        if _forked():
+            return Problem(_FORK_REASON, _FORK_REMEDY)
+        if device.index:
+            return Problem("the WebGPU provider chooses the GPU itself and has one device", f"use {device.kind!r}")
+        if device.kind == "vulkan" and sys.platform == "darwin":
+            return Problem("macOS has no Vulkan", "use 'gpu', which runs on Metal")
+        return vulkan_problem() if sys.platform.startswith("linux") else None
+
+    def facts(self, device: Device) -> Availability:
+        """Return whether the adapter is software, as far as the system tells; the plugin names no adapter."""
+        hardware = "software adapter" if is_software() else ""
+        return Availability(False, hardware=hardware, remedy=self.no_hardware_remedy())
+
+    def no_hardware_remedy(self) -> str:
+        """Return what brings an adapter that WebGPU supports."""
+        if not sys.platform.startswith("linux"):
+            return "update the graphics driver"
+        return (
+            f"{_DRIVER_REMEDY}; for tests without a GPU, scripts/software_gpu.py brings a software adapter that needs "
+            "VK_DRIVER_FILES and ORT_WEBGPU_EP_ALLOW_SOFTWARE_ADAPTER=1"
+        )
+
+    # --- session options
+    def recipe(self, device: Device, options: CompileOptions) -> SessionRecipe:
+        """Return a recipe on the plugin's one device.
+
+        Raises:
+            DeviceUnavailableError: the process was forked, or the plugin lists no device.
+        """
+        _refuse_after_fork(device)
+        devices = self.ep_devices(device)
+        _owner[:] = _owner or [os.getpid()]
+        chosen = {"dawnBackendType": "Vulkan"} if device.kind == "vulkan" else {}
+        return SessionRecipe(
+            self.ep_name,
+            options=chosen,
+            option_keys=self.option_keys,
+            ep_devices=devices,
+            run_lock=self.run_lock,
+            before_run=lambda: _refuse_after_fork(device),
+        )
+
+    def run_lock(self) -> contextlib.AbstractContextManager[Any]:
+        """Return the lock all WebGPU sessions of the process share."""
+        return _run_lock
+
+    # --- claims and quirks
+    # f16 nodes are assigned even where the adapter has no shader-f16, and fail at the first run:
+    # https://github.com/microsoft/onnxruntime/issues?q=webgpu+shader-f16. Only a trial run tells.
+    # Kernels are densest at opset 21; 22 loses pooling, LSTM and trigonometry, 25 Transpose and Shape.
+
+    # --- default profile
+    def default_profile(self, device: Device) -> CostProfile:
+        """Return the profile of a middling GPU, or of a software adapter where that is what there is."""
+        if is_software():
+            return CostProfile(
+                gemm_gflops=0.5,
+                conv_gflops=0.3,
+                memory_bytes_per_ns=0.2,
+                dispatch_ns=80_000.0,
+                roundtrip_ns=120_000.0,
+                upload_bytes_per_ns=0.5,
+                readback_bytes_per_ns=0.5,
+                source="default: SwiftShader on 2 cores, ONNX Runtime 1.31.1, plugin 0.4.0, 2026-10",
+            )
+        # Dispatch, round trip and transfers: H200 over Vulkan, ONNX Runtime 1.31.1, plugin 0.4.0, 2026-10 (a chain of
+        # Sin; Identity of 4 floats; Negate of 256 MB host to host in 200 ms). Rates: a middling discrete GPU.
+        return CostProfile(
+            gemm_gflops=2_500.0,
+            conv_gflops=1_500.0,
+            memory_bytes_per_ns=120.0,
+            dispatch_ns=5_400.0,
+            roundtrip_ns=680_000.0,
+            upload_bytes_per_ns=2.6,
+            readback_bytes_per_ns=2.6,
+            source="default: middling GPU, transfers as on an H200 over Vulkan, ONNX Runtime 1.31.1, 2026-10",
+        )
+
+
+def is_software() -> bool:
+    """Return whether WebGPU would run in software: the named Vulkan driver is one, or the plugin lists a CPU."""
+    if any(word in driver.name.lower() for driver in _named_drivers() or () for word in _SOFTWARE_DRIVERS):
+        return True
+    if runtime.runtime_problem() is not None:
+        return False
+    devices = plugin_devices(runtime.onnxruntime(), WebGpuProvider.ep_name)
+    return any(str(found.device.type).endswith("CPU") for found in devices)
+
+
+def vulkan_problem() -> Problem | None:
+    """Return what is missing before any Vulkan program can run on this Linux machine, or None."""
+    if not loads(_LOADER):
+        return Problem(f"the Vulkan loader {_LOADER} is not installed", "apt-get install libvulkan1")
+    named = _named_drivers()
+    missing = [str(path) for path in named or () if not path.is_file()]
+    if missing:
+        return Problem(f"VK_DRIVER_FILES names {', '.join(missing)}, which is not there", "correct or unset it")
+    if not vulkan_drivers():
+        return Problem("the Vulkan loader is installed but no Vulkan driver is", _DRIVER_REMEDY)
+    return None
+
+
+def vulkan_drivers() -> tuple[Path, ...]:
+    """Return the Vulkan driver descriptions the loader would read on this Linux machine."""
+    named = _named_drivers()
+    if named is not None:
+        return tuple(path for path in named if path.is_file())
+    # https://github.com/KhronosGroup/Vulkan-Loader/blob/main/docs/LoaderDriverInterface.md (driver discovery)
+    home = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
+    roots = [Path("/usr/local/etc"), Path("/usr/local/share"), Path("/etc"), Path("/usr/share"), home]
+    return tuple(path for root in roots for path in sorted((root / "vulkan" / "icd.d").glob("*.json")))
+
+
+def _named_drivers() -> tuple[Path, ...] | None:
+    for variable in ("VK_DRIVER_FILES", "VK_ICD_FILENAMES"):
+        value = os.environ.get(variable)
+        if value:
+            return tuple(Path(piece) for piece in value.split(os.pathsep) if piece)
+    return None
+
+
+_FORK_REASON = "WebGPU hangs in a process that was forked after WebGPU was used"
+_FORK_REMEDY = "start workers with multiprocessing.get_context('spawn')"
+
+
+def _forked() -> bool:
+    return bool(_owner) and _owner[0] != os.getpid()
+
+
+def _refuse_after_fork(device: Device) -> None:
+    if _forked():
+        raise DeviceUnavailableError(device, _FORK_REASON, _FORK_REMEDY)
