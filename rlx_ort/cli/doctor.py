@@ -2,4 +2,35 @@
 
 from __future__ import annotations
 
+import click
+
+from rlx_ort.cli import options
+from rlx_ort.cli.show import print_json, print_table, progress
+
 __all__ = ["command"]
+
+
+@click.command("doctor")
+@options.as_json
+@click.pass_context
+def command(ctx: click.Context, as_json: bool) -> None:
+    """Look for what keeps ONNX Runtime or a device from working, with the command that repairs it.
+
+    The exit code is 1 when something is broken; warnings leave it at 0.
+    """
+    from rlx_ort.providers import diagnosis
+
+    with progress("looking at the installation and its drivers"):
+        findings = diagnosis.diagnose()
+    rows = [
+        {"code": finding.code, "level": finding.severity.value, "what": finding.what, "remedy": finding.remedy}
+        for finding in findings
+    ]
+    if as_json:
+        print_json({"findings": rows})
+    else:
+        print_table(
+            ("level", "what was found, and what to do"),
+            [(row["level"], "\n".join(filter(None, (row["what"], row["remedy"])))) for row in rows],
+        )
+    ctx.exit(int(any(finding.severity is diagnosis.Severity.ERROR for finding in findings)))
