@@ -1,0 +1,66 @@
+"""Checks on the built wheel, so that a module that is not packaged fails here and not at a user's."""
+
+import os
+import tomllib
+from pathlib import Path
+
+import nox
+
+nox.options.default_venv_backend = "uv|virtualenv"
+nox.options.sessions = ["lint", "types", "tests"]
+nox.options.reuse_existing_virtualenvs = True
+
+ROOT = Path(__file__).resolve().parent
+DEV = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["dependency-groups"]["dev"]
+
+# The oldest core that is supported; it is also the one that DirectML's wheel carries.
+OLDEST_ONNXRUNTIME = "1.24.4"
+
+# Tests of what differs on an older core: how weights reach a session.
+OLD_CORE_TESTS = os.environ.get("RLX_OLD_CORE_TESTS", "tests/backend").split()
+
+
+def build_wheel(session: nox.Session) -> str:
+    """Build the wheel through the sdist, as a release does, and return its path."""
+    folder = Path(session.create_tmp()) / "dist"
+    for old in folder.glob("*"):
+        old.unlink()
+    session.run("uv", "build", "--quiet", "--out-dir", str(folder), str(ROOT), external=True)
+    return str(next(folder.glob("*.whl")))
+
+
+def run_pytest(session: nox.Session, *arguments: str) -> None:
+    """Run pytest with the checkout off the import path."""
+    session.run("python", "-P", "-m", "pytest", *arguments, *session.posargs)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Check style and formatting."""
+    session.install(*(requirement for requirement in DEV if requirement.startswith("ruff")))
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Type-check the installed package, then the examples and scripts against it."""
+    session.install(f"{build_wheel(session)}[cpu]", *DEV)
+    config = ("--config-file", str(ROOT / "pyproject.toml"))
+    with session.chdir(session.create_tmp()):  # away from the checkout, whose rlx_ort/ lacks the mapped folders
+        session.run("mypy", *config, "-p", "rlx_ort")
+        session.run("mypy", *config, *map(str, [*ROOT.glob("examples/*.py"), *ROOT.glob("scripts/*.py")]))
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Run the whole suite on the installed wheel."""
+    session.install(f"{build_wheel(session)}[cpu,webgpu]", *DEV)
+    run_pytest(session)
+
+
+@nox.session
+def oldest_core(session: nox.Session) -> None:
+    """Run what depends on the core's version on the oldest supported ONNX Runtime."""
+    session.install(f"{build_wheel(session)}[cpu]", f"onnxruntime=={OLDEST_ONNXRUNTIME}", *DEV)
+    run_pytest(session, *OLD_CORE_TESTS)

@@ -1,0 +1,47 @@
+"""Measure the project's figures on this machine, each beside its target.
+
+    python scripts/bench.py            every figure
+    python scripts/bench.py model      one family: a file of scripts/figures/
+    python scripts/bench.py import --json
+
+Compared things run in turns in one process or in fresh processes of one run, so that a busy machine slows both.
+With --json, one JSON object a line: the machine first, then the figures. The exit code is 1 when a target is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+from dataclasses import asdict
+
+from figures.record import Figure, machine
+
+FAMILIES = ("import", "model")
+
+
+def main() -> int:
+    """Measure the families that the command line names and return 0 when every target is met."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("families", nargs="*", choices=[*FAMILIES, []], default=[], metavar="FAMILY")
+    parser.add_argument("--json", action="store_true", help="print one JSON object a line")
+    options = parser.parse_args()
+    print(json.dumps(machine()) if options.json else "  ".join(f"{k}: {v}" for k, v in machine().items()), flush=True)
+    missed = False
+    for family in options.families or FAMILIES:
+        for figure in importlib.import_module(f"figures.{family}_figures").measure():
+            print(json.dumps(asdict(figure) | {"ok": figure.ok}) if options.json else _line(figure), flush=True)
+            missed |= figure.ok is False
+    return int(missed)
+
+
+def _line(figure: Figure) -> str:
+    target = "" if figure.target is None else f"  target <= {figure.target:g}"
+    verdict = {True: "ok", False: "MISSED", None: "  "}[figure.ok]
+    detail = f"  ({figure.detail})" if figure.detail else ""
+    return f"{verdict:6}  {figure.figure}: {figure.value:.4g} {figure.unit}{target}{detail}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

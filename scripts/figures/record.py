@@ -1,0 +1,120 @@
+"""What a figure is, and the ways of measuring that all families share."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Figure", "in_turns", "machine", "peak_bytes", "python_json", "seconds_of"]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One measured value; `target` is the most it may be, or None when it is only told."""
+
+    figure: str
+    value: float
+    unit: str
+    target: float | None = None
+    detail: str = ""
+
+    @property
+    def ok(self) -> bool | None:
+        """Whether the target is met; None without a target."""
+        return None if self.target is None else self.value <= self.target
+
+
+def machine() -> dict[str, Any]:
+    """Return what a reader needs to judge the figures: system, processor, cores, load and versions."""
+    versions = {}
+    for name in ("rlx_ort", "onnxruntime", "onnx", "numpy"):
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            versions[name] = "none"
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else -1.0
+    facts = {
+        "machine": platform.machine(),
+        "system": f"{platform.system()} {platform.release()}",
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "load_1min": round(load, 2),
+        "python": platform.python_version(),
+    }
+    return facts | versions
+
+
+def _processor() -> str:
+    try:
+        with Path("/proc/cpuinfo").open(encoding="utf-8") as stream:
+            return next(line.split(":", 1)[1].strip() for line in stream if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor()
+
+
+def in_turns(
+    first: Callable[[], object], second: Callable[[], object], blocks: int, runs: int
+) -> tuple[float, float, float]:
+    """Return the medians of both in seconds, and the median over blocks of first / second.
+
+    The two alternate in blocks and swap their order each time; one block of each goes before as warm-up.
+    """
+    times: tuple[list[float], list[float]] = ([], [])
+    ratios = []
+    for block in range(-1, blocks):
+        order = (0, 1) if block % 2 else (1, 0)
+        found = [0.0, 0.0]
+        for side in order:
+            action = (first, second)[side]
+            samples = [_timed(action) for _ in range(runs)]
+            found[side] = statistics.median(samples)
+            if block >= 0:
+                times[side].extend(samples)
+        if block >= 0:
+            ratios.append(found[0] / found[1])
+    return statistics.median(times[0]), statistics.median(times[1]), statistics.median(ratios)
+
+
+def _timed(action: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    action()
+    return time.perf_counter() - start
+
+
+def seconds_of(command: Sequence[str]) -> float:
+    """Return the wall time of a process, away from the checkout."""
+    start = time.perf_counter()
+    subprocess.run(command, cwd=tempfile.gettempdir(), check=True, stdout=subprocess.DEVNULL)
+    return time.perf_counter() - start
+
+
+def python_json(program: str, *arguments: str) -> Any:
+    """Run a program in a fresh Python and return the JSON document of its last line of output."""
+    command = [sys.executable, "-c", program, *arguments]
+    result = subprocess.run(
+        command, cwd=tempfile.gettempdir(), check=True, capture_output=True, text=True, encoding="utf-8"
+    )
+    return json.loads(result.stdout.splitlines()[-1])
+
+
+def peak_bytes() -> int:
+    """Return the most resident memory this process ever had, in bytes."""
+    if sys.platform == "win32":
+        import psutil
+
+        return int(psutil.Process().memory_info().peak_wset)
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

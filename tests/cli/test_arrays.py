@@ -1,0 +1,102 @@
+"""Arrays in files, types that npz cannot hold, and made-up inputs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from rlx_ort.cli.arrays import made_up_inputs, read_npz, storable, to_model_types, write_npz
+from rlx_ort.cli.files import replacing
+from rlx_ort.errors import InputError
+from rlx_ort.ir.dtype import DType
+from rlx_ort.ir.graph import Graph
+from rlx_ort.ir.types import SequenceType, TensorType
+
+NUMERIC = [dtype for dtype in DType if dtype is not DType.STRING]
+
+
+def test_an_output_may_have_any_name(tmp_path: Path) -> None:
+    """Names that numpy.savez would refuse, such as `file`, and names with slashes come back."""
+    arrays = {"file": np.arange(3), "layer/out:0": np.ones((2, 2), np.float16), "ä": np.array(True)}
+    write_npz(tmp_path / "a.npz", arrays)
+    found = read_npz(tmp_path / "a.npz")
+    assert list(found) == list(arrays)
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(found[name], array)
+
+
+@pytest.mark.parametrize("dtype", NUMERIC, ids=lambda dtype: dtype.value)
+def test_every_dtype_survives_a_file(tmp_path: Path, dtype: DType) -> None:
+    """What was written in any dtype reads back, in the model's dtype, with the same values."""
+    array = np.array([0, 1], np.float32).astype(dtype.numpy)
+    g = Graph()
+    g.add_node(_input("x", TensorType(dtype)), (), name="x")
+    write_npz(tmp_path / "a.npz", {"x": array})
+    found = to_model_types(read_npz(tmp_path / "a.npz"), g.inputs)["x"]
+    assert found.dtype == dtype.numpy
+    np.testing.assert_array_equal(found.astype(np.complex128), array.astype(np.complex128))
+
+
+def test_text_survives_a_file(tmp_path: Path) -> None:
+    """Strings are stored as unicode, without pickle, and fed as objects again."""
+    g = Graph()
+    g.add_node(_input("x", TensorType(DType.STRING)), (), name="x")
+    array = np.array(["a", "größer"], dtype=object)
+    write_npz(tmp_path / "a.npz", {"x": array})
+    found = to_model_types(read_npz(tmp_path / "a.npz"), g.inputs)["x"]
+    assert (found.dtype, found.tolist()) == (np.dtype(object), array.tolist())
+
+
+def test_bfloat16_is_stored_as_float32() -> None:
+    """A type that npz would turn into raw bytes is stored in one that holds all its values."""
+    array = np.array([1.5, -3.0], ml_dtypes.bfloat16)
+    assert storable(array).dtype == np.float32
+
+
+def test_made_up_inputs_have_the_declared_shapes_and_dtypes() -> None:
+    """Sizes come from the names given, else 1; integers are 0 and 1; the same seed gives the same data."""
+    g = Graph()
+    g.input("x", ["batch", "tokens", 3])
+    g.input("ids", [50], "i64")
+    g.input("half", [2], "bf16")
+    first, second = (made_up_inputs(g.inputs, {"batch": 4}, seed=7) for _ in range(2))
+    assert {name: (array.shape, array.dtype) for name, array in first.items()} == {
+        "x": ((4, 1, 3), np.dtype(np.float32)),
+        "ids": ((50,), np.dtype(np.int64)),
+        "half": ((2,), np.dtype(ml_dtypes.bfloat16)),
+    }
+    assert set(first["ids"].tolist()) == {0, 1}
+    np.testing.assert_array_equal(first["x"], second["x"])
+
+
+def test_nothing_is_made_up_for_an_input_that_is_no_tensor() -> None:
+    """A sequence has to be given."""
+    g = Graph()
+    g.add_node(_input("xs", SequenceType(TensorType(DType.F32))), (), name="xs")
+    with pytest.raises(InputError, match="xs"):
+        made_up_inputs(g.inputs, {}, seed=0)
+
+
+def test_a_failed_write_keeps_the_old_file(tmp_path: Path) -> None:
+    """When writing stops half-way, the old content stands and no partial file is left."""
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"old")
+
+    def stop_half_way() -> None:
+        with replacing(path) as stream:
+            stream.write(b"new, but incom")
+            raise RuntimeError("half-way")
+
+    with pytest.raises(RuntimeError, match="half-way"):
+        stop_half_way()
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def _input(name: str, kind: object) -> object:
+    from rlx_ort.ir.ops.leaf import Input
+
+    return Input(name, kind)  # type: ignore[arg-type]  # tests name any type

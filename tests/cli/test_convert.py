@@ -1,0 +1,66 @@
+"""`convert`: between ONNX and JSON, without losing the model or a file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from command_line import Cli
+
+
+def _answer(cli: Cli, model: Path, tmp_path: Path) -> np.ndarray:
+    """Return what a model answers to made-up inputs, which are the same for the same model."""
+    target = tmp_path / f"{model.stem}-answer.npz"
+    outcome = cli("run", model, "--device", "cpu", "--dim", "batch=2", "--dim", "tokens=5", "--outputs", target)
+    assert outcome.code == 0, outcome.err
+    with np.load(target, allow_pickle=False) as archive:
+        [name] = archive.files
+        return np.asarray(archive[name])
+
+
+def test_a_model_survives_json_and_back(cli: Cli, classifier: Path, tmp_path: Path) -> None:
+    """ONNX to JSON to ONNX answers the same, and each file is of its kind."""
+    as_json, again = tmp_path / "model.json", tmp_path / "again.onnx"
+    assert cli("convert", classifier, as_json).code == 0
+    assert cli("convert", as_json, again).code == 0
+    json.loads(as_json.read_text(encoding="utf-8"))
+    onnx.checker.check_model(onnx.load(again), full_check=True)
+    expected = _answer(cli, classifier, tmp_path)
+    np.testing.assert_allclose(_answer(cli, as_json, tmp_path), expected, rtol=1e-6)
+    np.testing.assert_allclose(_answer(cli, again, tmp_path), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("suffix", [".onnx", ".json"])
+def test_convert_replaces_nothing_without_force(cli: Cli, add_one: Path, tmp_path: Path, suffix: str) -> None:
+    """An existing target is kept as it is, and the message says how to replace it."""
+    target = tmp_path / f"target{suffix}"
+    target.write_text("mine", encoding="utf-8")
+    outcome = cli("convert", add_one, target)
+    assert outcome.code == 4
+    assert "--force" in outcome.err
+    assert target.read_text(encoding="utf-8") == "mine"
+
+
+@pytest.mark.parametrize("suffix", [".onnx", ".json"])
+def test_convert_replaces_with_force(cli: Cli, add_one: Path, tmp_path: Path, suffix: str) -> None:
+    """With --force the target holds the model."""
+    target = tmp_path / f"target{suffix}"
+    target.write_text("old", encoding="utf-8")
+    assert cli("convert", add_one, target, "--force").code == 0
+    assert cli("inspect", target).code == 0
+
+
+def test_a_source_that_is_no_model_leaves_no_target(cli: Cli, tmp_path: Path) -> None:
+    """When the source cannot be read, nothing appears at the target."""
+    source, target = tmp_path / "source.onnx", tmp_path / "target.json"
+    source.write_bytes(b"\x00\xffgarbage")
+    assert cli("convert", source, target).code == 4
+    assert sorted(tmp_path.iterdir()) == [source]
+
+
+def test_a_suffix_that_says_nothing_is_wrong_usage(cli: Cli, add_one: Path, tmp_path: Path) -> None:
+    """The target's suffix has to say what to write."""
+    assert cli("convert", add_one, tmp_path / "target.txt").code == 2

@@ -1,0 +1,130 @@
+"""The command itself: help, exit codes, and the one place where errors become text."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+from command_line import Cli
+
+from rlx_ort import errors
+from rlx_ort.cli import main
+
+COMMANDS = ("devices", "doctor", "inspect", "report", "run", "convert")
+
+
+def _python(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, encoding="utf-8", check=False)
+
+
+def test_help_lists_every_command_and_exit_code(cli: Cli) -> None:
+    """`--help` names each command and says what each exit code means."""
+    outcome = cli("--help")
+    assert outcome.code == 0
+    assert [name for name in COMMANDS if f"\n  {name} " not in outcome.out] == []
+    assert [code for code in range(8) if f"\n  {code}  " not in outcome.out] == []
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help(cli: Cli, name: str) -> None:
+    """`rlx-ort COMMAND --help` works for each command."""
+    outcome = cli(name, "--help")
+    assert (outcome.code, outcome.out.startswith("Usage: ")) == (0, True)
+
+
+def test_help_loads_no_engine(tmp_path: Path) -> None:
+    """Printing the help imports no ONNX Runtime, no ONNX and no rich."""
+    program = (
+        "import sys, rlx_ort.cli\n"
+        "rlx_ort.cli.main(['--help'], standalone_mode=False)\n"
+        "print('loaded:', *(n for n in ('onnxruntime', 'onnx', 'onnx_ir', 'rich', 'numpy') if n in sys.modules))"
+    )
+    result = _python("-c", program, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines()[-1] == "loaded:"
+
+
+def test_help_is_quick(tmp_path: Path) -> None:
+    """The best of five starts of `rlx-ort --help` takes less than 0.3 s."""
+    times = []
+    for _ in range(5):
+        start = time.perf_counter()
+        assert _python("-m", "rlx_ort.cli", "--help", cwd=tmp_path).returncode == 0
+        times.append(time.perf_counter() - start)
+    assert min(times) < 0.3
+
+
+def test_the_console_script_is_installed(tmp_path: Path) -> None:
+    """`rlx-ort --version` runs as a program of its own and prints the version."""
+    script = Path(sys.executable).with_name("rlx-ort.exe" if sys.platform == "win32" else "rlx-ort")
+    result = subprocess.run([script, "--version"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout.split()[0]) == (0, "rlx-ort,")
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (errors.RlxError("base"), 1),
+        (errors.DeviceParseError("gpuu", "unknown"), 2),
+        (errors.NoViableDeviceError("none left"), 3),
+        (errors.ConversionError("no model"), 4),
+        (errors.InputError("missing input"), 5),
+        (errors.CalibrationError("too noisy"), 6),
+        (errors.IntegrityError("wrong hash"), 7),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
+)
+def test_an_error_becomes_its_text_and_exit_code(
+    monkeypatch: pytest.MonkeyPatch, error: errors.RlxError, code: int
+) -> None:
+    """What the library raises on purpose is printed on stderr, without a traceback, with its own exit code."""
+
+    @click.command()
+    def failing() -> None:
+        raise error
+
+    monkeypatch.setattr("rlx_ort.cli.devices.command", failing)
+    result = CliRunner().invoke(main, ["devices"])
+    assert (result.exit_code, result.stdout, result.stderr) == (code, "", f"Error: {error}\n")
+
+
+def test_an_unexpected_exception_is_not_swallowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A defect of ours keeps its traceback."""
+
+    @click.command()
+    def broken() -> None:
+        raise ZeroDivisionError("a defect")
+
+    monkeypatch.setattr("rlx_ort.cli.devices.command", broken)
+    with pytest.raises(ZeroDivisionError, match="a defect"):
+        CliRunner().invoke(main, ["devices"], catch_exceptions=False)
+
+
+def test_an_unknown_command_is_wrong_usage(cli: Cli) -> None:
+    """A command that does not exist is exit code 2 with a message on stderr."""
+    outcome = cli("devises")
+    assert (outcome.code, outcome.out) == (2, "")
+    assert "devises" in outcome.err
+
+
+def test_a_missing_model_file_is_wrong_usage(cli: Cli, tmp_path: Path) -> None:
+    """A path that does not exist is refused before anything is loaded."""
+    outcome = cli("inspect", tmp_path / "absent.onnx")
+    assert outcome.code == 2
+    assert "absent.onnx" in outcome.err
+
+
+@pytest.mark.parametrize("name", ["inspect", "report", "run"])
+def test_a_file_that_is_no_model_is_a_model_error(cli: Cli, tmp_path: Path, name: str) -> None:
+    """A file of other content is exit code 4, with the path in the message and nothing on stdout."""
+    path = tmp_path / "not_a_model.onnx"
+    path.write_bytes(b"\x00\xffthis is no model" * 10)
+    outcome = cli(name, path, "--json")
+    assert (outcome.code, outcome.out) == (4, "")
+    assert "not_a_model.onnx" in outcome.err

@@ -1,0 +1,137 @@
+"""`devices`, `doctor`, `inspect` and `report`: what they say about this machine and a model."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from pathlib import Path
+
+import make_text_classifier
+import numpy as np
+import pytest
+from command_line import Cli
+
+from rlx_ort.providers.diagnosis import Finding, Severity
+
+
+def test_devices_lists_every_kind_once(cli: Cli) -> None:
+    """The twelve device kinds and the four compilers each have one row, and the CPU's says it is available."""
+    rows = {row["device"]: row for row in cli("devices", "--json").document["devices"]}
+    expected = "cpu metal mlx ane cuda rocm tpu gpu vulkan opengl directx webgpu openvino tensorrt nv-tensorrt-rtx qnn"
+    assert set(rows) == set(expected.split())
+    assert rows["cpu"]["available"] is True
+
+
+def test_devices_gives_a_reason_for_each_that_is_missing(cli: Cli) -> None:
+    """No device is unavailable without saying why."""
+    rows = cli("devices", "--json").document["devices"]
+    assert [row["device"] for row in rows if not row["available"] and not row["reason"]] == []
+
+
+def test_devices_prints_a_table_for_people(cli: Cli) -> None:
+    """Without --json there is a row for each device in plain text."""
+    outcome = cli("devices")
+    assert outcome.code == 0
+    assert any(line.split()[:3] == ["cpu", "CPU", "(MLAS)"] for line in map(str.strip, outcome.out.splitlines()))
+
+
+def test_inspect_describes_the_classifier(cli: Cli, classifier: Path) -> None:
+    """Inputs, outputs, dims, and the parameters' number and bytes are those of the file."""
+    document = cli("inspect", classifier, "--json").document
+    weights = make_text_classifier.make_weights()
+    assert [(row["name"], row["dtype"], row["shape"]) for row in document["inputs"]] == [
+        ("ids", "i64", ["batch", "tokens"]),
+        ("mask", "i64", ["batch", "tokens"]),
+    ]
+    assert [row["name"] for row in document["outputs"]] == ["probabilities"]
+    assert document["dims"][:2] == ["batch", "tokens"]
+    assert document["params"] == {
+        "count": len(weights),
+        "elements": sum(array.size for array in weights.values()),
+        "bytes": sum(array.nbytes for array in weights.values()),
+    }
+
+
+def test_inspect_counts_the_operators(cli: Cli, add_one: Path) -> None:
+    """A model of one addition has one operator, and is exported at opset 21."""
+    document = cli("inspect", add_one, "--json").document
+    assert [row["count"] for row in document["ops"]] == [1]
+    assert document["opset"]["ai.onnx"] == 21
+
+
+def test_inspect_prints_tables_for_people(cli: Cli, classifier: Path) -> None:
+    """Without --json the same facts are in the text."""
+    outcome = cli("inspect", classifier)
+    assert outcome.code == 0
+    assert [word for word in ("ids", "mask", "probabilities", "batch, tokens") if word not in outcome.out] == []
+
+
+def test_report_recommends_one_device_that_can_run_the_model(cli: Cli, classifier: Path) -> None:
+    """Exactly one row is recommended; it is available, supports the graph and has no blocker."""
+    rows = cli("report", classifier, "--dim", "batch=2", "--dim", "tokens=8", "--json").document["devices"]
+    [chosen] = [row for row in rows if row["recommended"]]
+    assert (chosen["available"], chosen["supports_graph"], chosen["blocker"]) == (True, True, None)
+    assert chosen["predicted_ns"] > 0
+
+
+def test_report_names_the_blocker_of_a_denied_device(cli: Cli, add_one: Path) -> None:
+    """A denied device is blocked by the policy and is not recommended."""
+    rows = {row["device"]: row for row in cli("report", add_one, "--deny", "cpu", "--json").document["devices"]}
+    assert "denied" in rows["cpu"]["blocker"]
+    assert rows["cpu"]["recommended"] is False
+
+
+def test_report_with_open_reads_the_placement(cli: Cli, add_one: Path) -> None:
+    """With --open the CPU's session has all its nodes on the CPU, and unavailable devices are not opened."""
+    rows = {row["device"]: row for row in cli("report", add_one, "--open", "--json").document["devices"]}
+    assert (rows["cpu"]["placement_share"], rows["cpu"]["open_error"]) == (1.0, None)
+    assert rows["tpu"]["placement_share"] is None
+
+
+def test_report_keeps_the_rows_of_the_allow_list(cli: Cli, add_one: Path) -> None:
+    """With --only, the report has these devices in this order."""
+    rows = cli("report", add_one, "--only", "cuda,cpu", "--json").document["devices"]
+    assert [row["device"] for row in rows] == ["cuda", "cpu"]
+
+
+@pytest.mark.parametrize("text", ["batch", "batch=", "=4", "batch=-1", "batch=2.5"])
+def test_a_malformed_dim_is_wrong_usage(cli: Cli, add_one: Path, text: str) -> None:
+    """--dim takes NAME=SIZE and nothing else."""
+    outcome = cli("report", add_one, "--dim", text)
+    assert outcome.code == 2
+    assert repr(text) in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("severity", "code"), [(Severity.ERROR, 1), (Severity.WARNING, 0), (Severity.INFO, 0)], ids=lambda value: str(value)
+)
+def test_doctor_returns_1_for_an_error_only(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, severity: Severity, code: int
+) -> None:
+    """A finding at error level makes the exit code 1; warnings and remarks leave it at 0."""
+    finding = Finding("some-code", severity, "what was found", "what to do")
+    monkeypatch.setattr("rlx_ort.providers.diagnosis.diagnose", lambda: [finding])
+    outcome = cli("doctor", "--json")
+    row = {"code": "some-code", "level": severity.value, "what": "what was found", "remedy": "what to do"}
+    assert (outcome.code, outcome.document) == (code, {"findings": [row]})
+
+
+def test_doctor_prints_the_remedy_of_each_finding(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table for people holds the level, the finding and its remedy."""
+    finding = Finding("some-code", Severity.WARNING, "what was found", "what to do")
+    monkeypatch.setattr("rlx_ort.providers.diagnosis.diagnose", lambda: [finding])
+    outcome = cli("doctor")
+    assert [word for word in ("warning", "what was found", "what to do") if word not in outcome.out] == []
+
+
+def test_doctor_tells_the_onnx_runtime_of_this_machine(cli: Cli) -> None:
+    """On the machine as it is, one finding names the ONNX Runtime that is loaded."""
+    rows = cli("doctor", "--json").document["findings"]
+    [runtime] = [row for row in rows if row["code"] == "runtime"]
+    assert importlib.metadata.version("onnxruntime") in runtime["what"]
+
+
+def test_one_json_document_holds_only_plain_numbers(cli: Cli, classifier: Path) -> None:
+    """Numbers in the documents are JSON numbers, not numpy's text."""
+    count = cli("inspect", classifier, "--json").document["params"]["count"]
+    assert isinstance(count, int)
+    assert not isinstance(count, np.integer)

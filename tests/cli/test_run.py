@@ -1,0 +1,225 @@
+"""`run`: the device that was asked for answers, or an error does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import make_text_classifier
+import numpy as np
+import pytest
+from command_line import Cli
+
+from rlx_ort.device import Device
+from rlx_ort.selection.availability import is_available
+
+X = np.array([[1.0, 2.0], [3.0, 4.0]], np.float32)
+
+
+@pytest.fixture
+def inputs(tmp_path: Path) -> Path:
+    """Return an npz file with the input of `add_one`."""
+    path = tmp_path / "inputs.npz"
+    np.savez(path, x=X)
+    return path
+
+
+def test_run_writes_the_outputs(cli: Cli, add_one: Path, inputs: Path, tmp_path: Path) -> None:
+    """The npz file that is written holds the right numbers under the output's name."""
+    target = tmp_path / "outputs.npz"
+    outcome = cli("run", add_one, "--device", "cpu", "--inputs", inputs, "--outputs", target, "--json")
+    assert outcome.code == 0
+    assert outcome.document["device"] == "cpu"
+    assert outcome.document["outputs"] == [{"name": "y", "dtype": "float32", "shape": [2, 2]}]
+    with np.load(target, allow_pickle=False) as archive:
+        np.testing.assert_array_equal(archive["y"], X + 1)
+
+
+def test_run_agrees_with_the_reference_on_a_real_model(cli: Cli, classifier: Path, tmp_path: Path) -> None:
+    """The classifier's probabilities, through files, are within 1e-4 of the float64 reference."""
+    feeds = make_text_classifier.sample_inputs()
+    np.savez(tmp_path / "in.npz", **feeds)
+    outcome = cli(
+        "run", classifier, "--device", "cpu", "--inputs", tmp_path / "in.npz", "--outputs", tmp_path / "y.npz"
+    )
+    assert outcome.code == 0, outcome.err
+    expected = make_text_classifier.reference(make_text_classifier.make_weights(), feeds)
+    with np.load(tmp_path / "y.npz", allow_pickle=False) as archive:
+        np.testing.assert_allclose(archive["probabilities"], expected, rtol=1e-4, atol=1e-6)
+
+
+def test_run_without_inputs_makes_them_up_and_says_so(cli: Cli, add_one: Path) -> None:
+    """Random inputs come with a note on stderr, and named dims have the sizes that were given."""
+    outcome = cli("run", add_one, "--device", "cpu", "--dim", "rows=3", "--json")
+    assert outcome.document["inputs"] == "random"
+    assert outcome.document["outputs"][0]["shape"] == [3, 2]
+    assert "random" in outcome.err
+
+
+def test_made_up_inputs_are_the_same_each_time(cli: Cli, add_one: Path, tmp_path: Path) -> None:
+    """Two runs without inputs give the same outputs."""
+    arrays = []
+    for name in ("first.npz", "second.npz"):
+        assert cli("run", add_one, "--device", "cpu", "--outputs", tmp_path / name).code == 0
+        with np.load(tmp_path / name, allow_pickle=False) as archive:
+            arrays.append(archive["y"])
+    np.testing.assert_array_equal(*arrays)
+
+
+def test_run_prints_where_it_ran(cli: Cli, add_one: Path, inputs: Path) -> None:
+    """The text names the device, the placement and the output."""
+    outcome = cli("run", add_one, "--device", "cpu", "--inputs", inputs)
+    assert outcome.code == 0
+    assert [word for word in ("ran on", "cpu", "100%", "float32", "[2, 2]") if word not in outcome.out] == []
+
+
+def test_run_with_no_device_takes_the_variable(
+    cli: Cli, add_one: Path, inputs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RLX_DEVICE decides when the command line does not."""
+    monkeypatch.setenv("RLX_DEVICE", "cpu")
+    assert cli("run", add_one, "--inputs", inputs, "--json").document["device"] == "cpu"
+
+
+def test_a_typo_in_the_device_is_wrong_usage(cli: Cli, add_one: Path) -> None:
+    """A name close to a device is exit code 2 and is met with a suggestion."""
+    outcome = cli("run", add_one, "--device", "cuuda")
+    assert (outcome.code, outcome.out) == (2, "")
+    assert "cuda" in outcome.err
+
+
+def test_a_typo_in_a_variable_is_not_ignored(cli: Cli, add_one: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A misspelt allow list does not run anything; the message quotes the variable."""
+    monkeypatch.setenv("RLX_DEVICES", "cpuu")
+    outcome = cli("run", add_one)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert "RLX_DEVICES" in outcome.err
+
+
+def test_a_denied_device_is_not_used(cli: Cli, add_one: Path, inputs: Path) -> None:
+    """Asking for a device that the policy denies is exit code 3, although the device works."""
+    outcome = cli("run", add_one, "--device", "cpu", "--deny", "cpu", "--inputs", inputs)
+    assert (outcome.code, outcome.out) == (3, "")
+    assert "denied" in outcome.err
+
+
+def test_cuda_on_a_machine_without_it_gives_no_result(cli: Cli, add_one: Path, inputs: Path, tmp_path: Path) -> None:
+    """A named device that cannot be had is exit code 3, and no output file appears."""
+    if is_available(Device.CUDA):
+        pytest.skip("this machine has CUDA")
+    target = tmp_path / "outputs.npz"
+    outcome = cli("run", add_one, "--device", "cuda", "--inputs", inputs, "--outputs", target, "--json")
+    assert (outcome.code, outcome.out) == (3, "")
+    assert "CUDA" in outcome.err
+    assert not target.exists()
+
+
+def test_a_chain_lists_who_refused(cli: Cli, add_one: Path, inputs: Path) -> None:
+    """In cuda,webgpu,cpu the first that works answers, and each one before it has its reason."""
+    chain = [Device.CUDA, Device.WEBGPU, Device.CPU]
+    document = cli("run", add_one, "--chain", "cuda,webgpu,cpu", "--inputs", inputs, "--json").document
+    first = next(device for device in chain if is_available(device))
+    assert document["device"] == first.label
+    assert [row["device"] for row in document["refused"]] == [device.label for device in chain[: chain.index(first)]]
+    assert all(row["reason"] for row in document["refused"])
+
+
+@pytest.mark.webgpu
+def test_a_chain_stops_at_a_second_device_that_works(cli: Cli, add_one: Path, inputs: Path) -> None:
+    """With WebGPU here, webgpu,cpu is answered by WebGPU, with every node on it."""
+    document = cli("run", add_one, "--chain", "webgpu,cpu", "--inputs", inputs, "--json").document
+    assert (document["device"], document["placement"]["share"]) == ("webgpu", 1.0)
+    assert document["placement"]["nodes"].get("CPUExecutionProvider", 0) == 0
+
+
+def test_a_chain_of_devices_that_are_not_here_fails(cli: Cli, add_one: Path) -> None:
+    """When nobody in the chain can answer the exit code is 3 and each is named with its reason."""
+    outcome = cli("run", add_one, "--chain", "tpu,mlx")
+    assert (outcome.code, outcome.out) == (3, "")
+    assert "tpu:" in outcome.err
+    assert "mlx:" in outcome.err
+
+
+def test_the_chain_variable_counts_as_a_chain(
+    cli: Cli, add_one: Path, inputs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RLX_DEVICE_CHAIN is followed, and its refusals are told."""
+    monkeypatch.setenv("RLX_DEVICE_CHAIN", "tpu,cpu")
+    document = cli("run", add_one, "--inputs", inputs, "--json").document
+    assert (document["device"], [row["device"] for row in document["refused"]]) == ("cpu", ["tpu"])
+
+
+def test_device_and_chain_exclude_each_other(cli: Cli, add_one: Path) -> None:
+    """Giving both is wrong usage."""
+    assert cli("run", add_one, "--device", "cpu", "--chain", "cpu").code == 2
+
+
+def _text(path: Path) -> None:
+    path.write_text("no archive", encoding="utf-8")
+
+
+def _truncated(path: Path) -> None:
+    np.savez(path, x=X)
+    path.write_bytes(path.read_bytes()[:60])
+
+
+def _flipped(path: Path) -> None:
+    np.savez(path, x=np.zeros(100, np.float32))
+    data = bytearray(path.read_bytes())
+    data[250] ^= 0xFF  # inside the array's bytes, which the archive's checksum covers
+    path.write_bytes(bytes(data))
+
+
+def _pickled(path: Path) -> None:
+    np.savez(path, x=np.array([{"a": 1}], dtype=object))
+
+
+def _plain_npy(path: Path) -> None:
+    with path.open("wb") as stream:
+        np.save(stream, X)
+
+
+@pytest.mark.parametrize("spoil", [_text, _truncated, _flipped, _pickled, _plain_npy])
+def test_a_broken_npz_is_an_input_error(cli: Cli, add_one: Path, tmp_path: Path, spoil: object) -> None:
+    """A file that is no intact npz of plain arrays is exit code 5, names the file, and is not unpickled."""
+    path = tmp_path / "broken.npz"
+    assert callable(spoil)
+    spoil(path)
+    outcome = cli("run", add_one, "--device", "cpu", "--inputs", path, "--json")
+    assert (outcome.code, outcome.out) == (5, "")
+    assert "broken.npz" in outcome.err
+
+
+def test_an_absent_npz_is_wrong_usage(cli: Cli, add_one: Path, tmp_path: Path) -> None:
+    """A path that does not exist is exit code 2."""
+    assert cli("run", add_one, "--inputs", tmp_path / "absent.npz").code == 2
+
+
+@pytest.mark.parametrize(
+    ("arrays", "word"),
+    [
+        ({}, "x"),
+        ({"x": X, "z": X}, "z"),
+        ({"x": X.astype(np.float64)}, "f64"),
+        ({"x": X[0]}, "x"),
+        ({"x": np.zeros((2, 3), np.float32)}, "x"),
+    ],
+    ids=["missing", "unknown", "dtype", "rank", "size"],
+)
+def test_wrong_inputs_are_an_input_error(
+    cli: Cli, add_one: Path, tmp_path: Path, arrays: dict[str, np.ndarray], word: str
+) -> None:
+    """Arrays that do not fit the model are exit code 5 with a message that names what is wrong."""
+    np.savez(tmp_path / "wrong.npz", **arrays)
+    outcome = cli("run", add_one, "--device", "cpu", "--inputs", tmp_path / "wrong.npz")
+    assert (outcome.code, outcome.out) == (5, "")
+    assert word in outcome.err
+
+
+def test_outputs_that_cannot_be_written_leave_nothing(cli: Cli, add_one: Path, inputs: Path, tmp_path: Path) -> None:
+    """A target in a folder that does not exist is an error with the path, and no partial file is left."""
+    target = tmp_path / "absent" / "outputs.npz"
+    before = sorted(tmp_path.iterdir())
+    outcome = cli("run", add_one, "--device", "cpu", "--inputs", inputs, "--outputs", target)
+    assert outcome.code == 1
+    assert "outputs.npz" in outcome.err
+    assert sorted(tmp_path.iterdir()) == before
