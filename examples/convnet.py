@@ -7,7 +7,7 @@ python examples/convnet.py cpu webgpu
 from __future__ import annotations
 
 import numpy as np
-from compare import Array, show
+from reference_check import Array, show
 
 from rlx_ort.ir.graph import Graph
 
@@ -53,7 +53,8 @@ def reference(weights: dict[str, Array], inputs: dict[str, Array]) -> Array:
     def conv(x: Array, name: str, stride: int) -> Array:
         padded = np.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1)))
         windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(2, 3))[:, :, ::stride, ::stride]
-        return np.einsum("nchwij,ocij->nohw", windows, w[f"{name}.weight"]) + w[f"{name}.bias"][:, None, None]
+        result: Array = np.einsum("nchwij,ocij->nohw", windows, w[f"{name}.weight"])
+        return result + w[f"{name}.bias"][:, None, None]
 
     x = np.maximum(conv(inputs["image"].astype(np.float64), "conv1", 1), 0)
     x = x.reshape(*x.shape[:2], SIZE // 2, 2, SIZE // 2, 2).max((3, 5))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from compare import Array, show
+from reference_check import Array, show
 
 from rlx_ort.ir.graph import Graph
 

@@ -164,6 +164,7 @@ class Provider(abc.ABC):
 
         Raises:
             DeviceUnavailableError: the device does not work here.
+            LegalizeError: the engine has no kernel for a node.
             EngineError: the engine refused the model; its own exception is the cause.
         """
 

@@ -55,6 +55,8 @@ def opening_error(err: Exception, device: Device, remedy: str = "") -> RlxError:
     """Return the error for an exception that stopped a session from being opened; raise it `from` the exception."""
     kind = _mapped(err)[0]
     text = readable(err)
+    if "ort_version_supported" in text:  # a plugin that was built for a newer core registers, and fails here
+        return DeviceUnavailableError(device, text, "pip install --upgrade onnxruntime")
     if kind is DeviceUnavailableError or _DEVICE_GONE.search(str(err)):
         return DeviceUnavailableError(device, text, remedy)
     return kind(f"ONNX Runtime did not take the model for {device.display}: {text}")

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 __all__ = [
     "MINIMUM_VERSION",
+    "PLUGIN_VERSION",
     "Problem",
     "find_problem",
     "install_command",
@@ -23,6 +24,8 @@ __all__ = [
 
 MINIMUM_VERSION = (1, 24)
 # Assignment records and OrtValues of any element type; both are needed to know where a node runs.
+PLUGIN_VERSION = (1, 31)
+# 1.24 to 1.30 run the nodes of a plugin and record nothing of it, so a fallback could not be told from success.
 
 _FLAVOURS = {
     "onnxruntime": "cpu",

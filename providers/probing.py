@@ -58,7 +58,7 @@ def prove(
     try:
         session = open_on(SessionRequest(device, probe_model(), {}, options))
         try:
-            elsewhere = {node.provider for node in session.assignments} - {ep_name}
+            assigned = {node.provider for node in session.assignments}
             (result,) = session.run(["y"], {"x": left, "w": right})
         finally:
             session.close()
@@ -66,8 +66,9 @@ def prove(
         return Availability(False, err.reason, err.remedy or facts.remedy)
     except RlxError as err:
         return Availability(False, str(err), facts.remedy)
-    if elsewhere:
-        return Availability(False, f"{ep_name} gave a matrix product to {', '.join(sorted(elsewhere))}", facts.remedy)
+    if assigned != {ep_name}:
+        found = ", ".join(sorted(assigned)) or "no provider that ONNX Runtime names"
+        return Availability(False, f"{ep_name} left a matrix product to {found}", facts.remedy)
     wanted = np.array([[19, 22], [43, 50]], np.float32)
     if not np.allclose(result, wanted, rtol=1e-2):
         return Availability(False, f"{ep_name} computes a matrix product wrongly: {result.tolist()}", facts.remedy)

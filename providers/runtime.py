@@ -11,6 +11,7 @@ import functools
 import importlib
 import os
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from rlx_ort import environment
@@ -23,6 +24,7 @@ from rlx_ort.providers.exceptions import PLAIN_EXCEPTIONS, opening_error
 from rlx_ort.providers.injection import prepare_weights
 from rlx_ort.providers.installation import (
     MINIMUM_VERSION,
+    PLUGIN_VERSION,
     Problem,
     find_problem,
     install_command,
@@ -30,6 +32,7 @@ from rlx_ort.providers.installation import (
     reinstall_command,
     runtime_packages,
 )
+from rlx_ort.providers.prepacked import CPU_EP, prepacked_model
 from rlx_ort.providers.recipe import SessionRecipe
 from rlx_ort.providers.session import OrtEngineSession
 
@@ -45,7 +48,6 @@ __all__ = [
     "telemetry_allowed",
 ]
 
-_CPU = "CPUExecutionProvider"
 _LEVELS = {
     OptimizationLevel.OFF: "ORT_DISABLE_ALL",
     OptimizationLevel.BASIC: "ORT_ENABLE_BASIC",
@@ -134,9 +136,24 @@ def open_session(recipe: SessionRecipe, request: SessionRequest) -> EngineSessio
         reason = f"this ONNX Runtime ({describe_runtime()}) has no {recipe.ep_name}"
         raise DeviceUnavailableError(request.device, reason)
     engine = onnxruntime()
-    options = _session_options(engine, recipe, request.options)
     version = parse_version(str(engine.__version__))
+    if recipe.ep_devices and version[:2] < PLUGIN_VERSION:
+        reason = f"{describe_runtime()} does not tell which nodes a plugin provider runs; 1.31 or newer does"
+        raise DeviceUnavailableError(request.device, reason, "pip install --upgrade onnxruntime")
+    options = _session_options(engine, recipe, request.options)
+    model: bytes | str
     model, memory = prepare_weights(options, request.model, request.weights, version)
+    if request.options.sharing is WeightSharing.PREPACKED and recipe.ep_name == CPU_EP:
+        # Other providers copy weights to their own memory, where nothing is shared between processes.
+        model, memory = _prepacked(engine, recipe, request, (model, memory, options)), []
+        options = _session_options(engine, recipe, request.options.with_(optimization=OptimizationLevel.OFF))
+    session = _create(engine, recipe, request, model, options)
+    declared = (request.model.input_types, request.model.output_types)
+    return OrtEngineSession(engine, session, memory, request.device, recipe, engine_exceptions(), declared)
+
+
+def _create(engine: Any, recipe: SessionRecipe, request: SessionRequest, model: bytes | str, options: Any) -> Any:
+    """Open ONNX Runtime's session and compare its providers with the one that was asked for."""
     providers = None
     try:
         if recipe.ep_devices:
@@ -154,8 +171,25 @@ def open_session(recipe: SessionRecipe, request: SessionRequest) -> EngineSessio
             f"ONNX Runtime opened {', '.join(opened)} in place of {recipe.ep_name}, which cannot be loaded",
             "rlx-ort doctor names what is missing",
         )
-    declared = (request.model.input_types, request.model.output_types)
-    return OrtEngineSession(engine, session, memory, request.device, recipe, engine_exceptions(), declared)
+    return session
+
+
+def _prepacked(
+    engine: Any, recipe: SessionRecipe, request: SessionRequest, prepared: tuple[bytes, list[Any], Any]
+) -> str:
+    """Return the path of the model with its weights packed; the first call for a model opens a session to make it."""
+    model, memory, options = prepared
+
+    def build(save: Callable[[Any], None]) -> None:
+        save(options)
+        _create(engine, recipe, request, model, options)
+
+    traits = {
+        "engine": describe_runtime(),
+        "level": request.options.optimization.value,
+        "config": repr(sorted(request.options.session_config.items())),
+    }
+    return str(prepacked_model(model, memory, traits, build))
 
 
 def _session_options(engine: Any, recipe: SessionRecipe, options: CompileOptions) -> Any:

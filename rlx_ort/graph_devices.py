@@ -26,7 +26,7 @@ from rlx_ort.errors import (
     ParamError,
     RunError,
 )
-from rlx_ort.execution.benchmark import DeviceBenchResult, benchmark_devices
+from rlx_ort.execution.benchmark import DeviceBenchResult, InputSignature, benchmark_devices, input_signature
 from rlx_ort.execution.compiled import CompiledGraph
 from rlx_ort.execution.engine_slot import EngineSlot
 from rlx_ort.execution.options import CompileOptions, PlacementRule
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 __all__ = ["GraphDevices", "graph_param_names", "load"]
 
 _log = logging.getLogger(__name__)
-_Signature = frozenset[tuple[str, tuple[int, ...], str]]
 
 
 def graph_param_names(graph: Graph) -> list[str]:
@@ -84,7 +83,7 @@ class GraphDevices:
     _compiled_graphs: dict[tuple[Device, PlacementRule], CompiledGraph]
     _compile_locks: dict[Device, threading.Lock]
     _devices: list[Device] | None
-    _winners: dict[_Signature, Device]
+    _winners: dict[InputSignature, Device]
 
     def __init__(self, graph: Graph, policy: DevicePolicy | None = None, options: CompileOptions | None = None) -> None:
         self._graph = graph
@@ -181,7 +180,7 @@ class GraphDevices:
         if device is not None or not isinstance(pick, Benchmark):
             return self.resolve(device)
         self._follow_graph()
-        key = _signature(inputs)
+        key = input_signature(inputs)
         if key not in self._winners:
             rows = self.benchmark(inputs, pick.runs)
             if not rows:
@@ -224,9 +223,10 @@ class GraphDevices:
             ParamError: a parameter is not set.
         """
         with self._lock:
-            slots = [slot for slot in self._slots.values() if slot.current is not None]
+            slots = list(self._slots.values())
         for slot in slots:
-            slot.engine(PlacementRule.ASSISTED)
+            if slot.current is not None:
+                slot.engine(PlacementRule.ASSISTED)
 
     # Compile
 
@@ -446,14 +446,3 @@ def _chain(device: Device | str | None) -> list[Device]:
 def _is_named(chosen: Device, device: Device | str | None) -> bool:
     """Return whether somebody named the device, in the call or in `RLX_DEVICE`."""
     return device is not None or device_from_env() == chosen
-
-
-def _signature(inputs: Mapping[str, Any]) -> _Signature:
-    """Return what a benchmark winner is remembered for: the shapes and dtypes of the inputs."""
-    import numpy as np
-
-    def described(value: object) -> tuple[tuple[int, ...], str]:
-        array = value if isinstance(value, np.ndarray) else np.asarray(value, dtype=object if value is None else None)
-        return array.shape, str(array.dtype)
-
-    return frozenset((name, *described(value)) for name, value in inputs.items())

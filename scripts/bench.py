@@ -24,9 +24,12 @@ FAMILIES = ("import", "model")
 def main() -> int:
     """Measure the families that the command line names and return 0 when every target is met."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("families", nargs="*", choices=[*FAMILIES, []], default=[], metavar="FAMILY")
+    parser.add_argument("families", nargs="*", metavar="FAMILY", help=f"{', '.join(FAMILIES)}; all by default")
     parser.add_argument("--json", action="store_true", help="print one JSON object a line")
     options = parser.parse_args()
+    unknown = set(options.families) - set(FAMILIES)
+    if unknown:
+        parser.error(f"unknown family {', '.join(sorted(unknown))}; known are {', '.join(FAMILIES)}")
     print(json.dumps(machine()) if options.json else "  ".join(f"{k}: {v}" for k, v in machine().items()), flush=True)
     missed = False
     for family in options.families or FAMILIES:

@@ -65,16 +65,15 @@ def development_requirements() -> list[str]:
 
 def demo(python: Path) -> int:
     """Make a small text classifier as an ONNX file, report on the devices, and run it on the best one."""
-    folder = ROOT / "out"
-    folder.mkdir(exist_ok=True)
-    model = str(folder / "text_classifier.onnx")
+    (ROOT / "out").mkdir(exist_ok=True)
+    model = "out/text_classifier.onnx"
     cli = ("-P", "-m", "rlx_ort.cli")
     steps = [
-        (str(ROOT / "examples" / "make_text_classifier.py"), model),
+        ("examples/make_text_classifier.py", model),
         (*cli, "devices"),
         (*cli, "inspect", model),
-        (*cli, "report", model),
-        (*cli, "run", model, "--dim", "batch=2", "--dim", "tokens=16", "--outputs", str(folder / "outputs.npz")),
+        (*cli, "report", model, "--dim", "batch=2", "--dim", "tokens=16"),
+        (*cli, "run", model, "--dim", "batch=2", "--dim", "tokens=16", "--outputs", "out/outputs.npz"),
     ]
     for step in steps:
         code = run(python, *step)

@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from rlx_ort.converters.from_onnx.source import Source
+from rlx_ort.errors import ConversionError, GraphVerifyError
 
 if TYPE_CHECKING:
     from rlx_ort.ir.graph import Graph
@@ -30,7 +31,15 @@ def from_onnx(source: Source, *, base_dir: str | os.PathLike[str] | None = None)
     from rlx_ort.converters.from_onnx.builder import GraphBuilder
     from rlx_ort.converters.from_onnx.external import ExternalFiles
     from rlx_ort.converters.from_onnx.source import read_model, skeleton
+    from rlx_ort.converters.from_onnx.structure import check_model
     from rlx_ort.converters.to_onnx.infer import with_types
 
     model, folder = read_model(source, base_dir)
-    return GraphBuilder(model, with_types(skeleton(model)), ExternalFiles(folder)).build()
+    try:
+        check_model(model)
+        return GraphBuilder(model, with_types(skeleton(model)), ExternalFiles(folder)).build()
+    except UnicodeDecodeError as err:
+        # Protobuf decodes a text when it is looked at, so this may come from anywhere.
+        raise ConversionError(f"the model is damaged: a name in it is no UTF-8 text: {err}") from err
+    except GraphVerifyError as err:
+        raise ConversionError(f"the model cannot be imported: {err}") from err

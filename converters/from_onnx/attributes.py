@@ -46,7 +46,8 @@ def attribute_value(
     """
     import onnx
 
-    kind = onnx.AttributeProto.AttributeType.Name(attribute.type)
+    known = onnx.AttributeProto.AttributeType.values()
+    kind = onnx.AttributeProto.AttributeType.Name(attribute.type) if attribute.type in known else "UNDEFINED"
     match kind:
         case "INT":
             return kind, attribute.i
@@ -76,7 +77,7 @@ def attribute_value(
         case "TYPE_PROTOS":
             return kind, tuple(type_of(item) for item in attribute.type_protos)
         case _:
-            raise ConversionError(f"attribute {attribute.name!r} is of kind {kind}, which only a Constant may have")
+            raise ConversionError(f"attribute {attribute.name!r} is of kind {kind}, which this node cannot have")
 
 
 def _text(data: bytes) -> str | bytes:

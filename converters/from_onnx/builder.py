@@ -10,7 +10,7 @@ import numpy as np
 from rlx_ort.converters.from_onnx.attributes import attribute_value, resolved
 from rlx_ort.converters.from_onnx.external import ExternalFiles
 from rlx_ort.converters.from_onnx.scope import Captures, Scope
-from rlx_ort.converters.from_onnx.structure import MAX_DEPTH, node_label, sorted_nodes
+from rlx_ort.converters.from_onnx.structure import node_label, sorted_nodes
 from rlx_ort.converters.from_onnx.tensors import dense_tensor, tensor_data
 from rlx_ort.converters.onnx_types import type_of
 from rlx_ort.converters.to_onnx.writer import UniqueNames
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 __all__ = ["GraphBuilder"]
 
 _CONSTANT_BYTES = 128
-_MAX_NODES = 2_000_000
 # 8-bit integers are left out: they are quantised weights, whatever their size.
 _INDEX_TYPES = {DType.BOOL, DType.I16, DType.I32, DType.I64, DType.U16, DType.U32, DType.U64}
 
@@ -47,7 +46,6 @@ class GraphBuilder:
         self._files = files
         self._functions = {(_domain(f.domain), f.name, f.overload): f for f in model.functions}
         self._names = UniqueNames(_all_names(model.graph))
-        self._nodes = 0
 
     def build(self) -> Graph:
         """Return the graph.
@@ -107,9 +105,6 @@ class GraphBuilder:
 
     def _add_nodes(self, scope: Scope, nodes: Iterable[onnx.NodeProto]) -> None:
         for node in sorted_nodes(nodes, scope.values, scope.where):
-            self._nodes += 1
-            if self._nodes > _MAX_NODES:
-                raise ConversionError(f"the model has more than {_MAX_NODES} nodes once its functions are inlined")
             key = (_domain(node.domain), node.op_type, node.overload)
             if key in self._functions:
                 self._call(scope, node, key)
@@ -184,8 +179,6 @@ class GraphBuilder:
         scope.define(node.output[0], scope.graph.constant(data, name=node.output[0]))
 
     def _body(self, scope: Scope, body: onnx.GraphProto, captures: Captures, owner: str) -> Graph:
-        if scope.depth >= MAX_DEPTH:
-            raise ConversionError(f"{owner} stands in bodies nested more than {MAX_DEPTH} deep")
         inner = Scope(
             Graph(body.name or "body"),
             scope.opsets,
@@ -194,8 +187,7 @@ class GraphBuilder:
             outer=scope,
             captures=captures,
             attributes=scope.attributes,
-            calls=scope.calls,
-            depth=scope.depth + 1,
+            in_function=scope.in_function,
         )
         weights = self._initializers(body)
         for value in body.input:
@@ -211,8 +203,6 @@ class GraphBuilder:
     def _call(self, scope: Scope, node: onnx.NodeProto, key: tuple[str, str, str]) -> None:
         """Add the nodes of a model-local function in place of the node that calls it."""
         function, label = self._functions[key], node_label(node)
-        if key in scope.calls:
-            raise ConversionError(f"{label} calls itself through {' -> '.join(name for _, name, _ in scope.calls)}")
         if len(node.input) > len(function.input) or len(node.output) > len(function.output):
             raise ConversionError(f"{label} has more inputs or outputs than the function {function.name!r} declares")
         call = {a.name: a for a in function.attribute_proto}
@@ -223,8 +213,7 @@ class GraphBuilder:
             f"function {function.name!r}",
             _function_types(node, function, scope),
             attributes=call,
-            calls=(*scope.calls, key),
-            depth=scope.depth,
+            in_function=True,
         )
         for index, name in enumerate(function.input):
             given = node.input[index] if index < len(node.input) else ""
@@ -236,7 +225,7 @@ class GraphBuilder:
 
     def _fresh(self, scope: Scope, name: str) -> str:
         """Return the name a result keeps: its own, but numbered inside a function, which may be called twice."""
-        return self._names.unique(name) if name and scope.calls else name
+        return self._names.unique(name) if name and scope.in_function else name
 
     def _output(self, scope: Scope, name: str) -> Value:
         value = scope.resolve(name, "the output list")

@@ -47,8 +47,7 @@ class Scope:
         outer: the scope around a body; functions see nothing around them.
         captures: what the owner of this body collects.
         attributes: in a function: the attributes of the call.
-        calls: the functions being inlined, outermost first.
-        depth: how many bodies stand around.
+        in_function: whether the nodes come from a function, so that their names may come more than once.
     """
 
     graph: Graph
@@ -59,8 +58,7 @@ class Scope:
     outer: Scope | None = None
     captures: Captures | None = None
     attributes: Mapping[str, onnx.AttributeProto] | None = None
-    calls: tuple[tuple[str, str, str], ...] = ()
-    depth: int = 0
+    in_function: bool = False
 
     def resolve(self, name: str, reader: str) -> Value | None:
         """Return the value of a name, captured from around the body where it is not its own.

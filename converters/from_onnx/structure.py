@@ -11,10 +11,48 @@ from rlx_ort.errors import ConversionError
 if TYPE_CHECKING:
     import onnx
 
-__all__ = ["MAX_DEPTH", "bodies", "node_label", "sorted_nodes"]
+__all__ = ["MAX_DEPTH", "bodies", "check_model", "node_label", "sorted_nodes"]
 
 MAX_DEPTH = 60
 """How deep bodies may be nested; protobuf itself stops at about 33 levels when it reads a file."""
+
+_MAX_NODES = 2_000_000
+
+
+def check_model(model: onnx.ModelProto) -> None:
+    """Raise unless a model can be walked: ONNX's own shape inference, which comes next, does not defend itself.
+
+    Raises:
+        ConversionError: bodies are nested too deep, functions call each other in a circle or too often.
+    """
+    functions = {(f.domain, f.name, f.overload): f for f in model.functions}
+    sizes: dict[tuple[str, str, str], int] = {}
+    open_calls: list[tuple[str, str, str]] = []
+
+    def size_of(nodes: Iterable[onnx.NodeProto], depth: int) -> int:
+        total = 0
+        for node in nodes:
+            if depth > MAX_DEPTH:
+                raise ConversionError(f"{node_label(node)} stands in bodies nested more than {MAX_DEPTH} deep")
+            key = (node.domain, node.op_type, node.overload)
+            total += function_size(key, node) if key in functions else 1
+            total += sum(size_of(body.node, depth + 1) for body in bodies(node))
+        return total
+
+    def function_size(key: tuple[str, str, str], node: onnx.NodeProto) -> int:
+        if key in open_calls or len(open_calls) > MAX_DEPTH:
+            chain = " -> ".join(name for _, name, _ in open_calls)
+            how = "calls itself" if key in open_calls else "is called too deep,"
+            raise ConversionError(f"{node_label(node)} {how} through {chain}")
+        if key not in sizes:
+            open_calls.append(key)
+            sizes[key] = 1 + size_of(functions[key].node, 0)
+            open_calls.pop()
+        return sizes[key]
+
+    total = size_of(model.graph.node, 0)
+    if total > _MAX_NODES:
+        raise ConversionError(f"the model has {total} nodes once its functions are inlined, above {_MAX_NODES}")
 
 
 def node_label(node: onnx.NodeProto) -> str:

@@ -109,10 +109,12 @@ def _hidden_by_place(emit: Emitter, op: Attention, queries: Dim, keys: Dim) -> A
         offset = emit.op("Max", emit.op("Sub", _length(emit, keys), _length(emit, queries)), _i32(emit, [0]))
         place = emit.op("Add", place, offset)
     place = emit.op("Unsqueeze", place, emit.i64([1]))
-    outside = emit.op("Greater", key, place)
     if op.window is None:
-        return outside
-    return emit.op("Or", outside, emit.op("Less", key, emit.op("Sub", place, _i32(emit, [op.window]))))
+        return emit.op("Greater", key, place)
+    # 0 <= d <= w is d (w - d) >= 0: one comparison, and WebGPU has no Or. In f32, where the product cannot overflow.
+    distance = emit.cast(emit.op("Sub", place, key), DType.F32)
+    rest = emit.op("Sub", emit.constant(op.window, DType.F32), distance)
+    return emit.op("Less", emit.op("Mul", distance, rest), emit.constant(0, DType.F32))
 
 
 def _places(emit: Emitter, length: Dim) -> Any:

@@ -64,6 +64,6 @@ def _pool(emit: Emitter, op: Pool, inputs: Sequence[Any]) -> Any:
 @lowers(ResizeNearest2x)
 def _resize(emit: Emitter, op: ResizeNearest2x, inputs: Sequence[Any]) -> Any:
     scales = emit.constant(np.array([1, 1, 2, 2], np.float32))
-    how = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+    how: dict[str, Any] = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
     dtype: DType = emit.input_type(0).dtype
     return op_in(emit, "Resize", dtype, inputs[0], others=[None, scales], **how)

@@ -146,7 +146,9 @@ def _atan2(emit: Emitter, y: Any, x: Any, dtype: DType) -> Any:
     angle = op_in(emit, "Atan", dtype, emit.op("Div", y, x))
     half_turn = emit.op("Where", emit.op("Less", y, zero), emit.op("Neg", pi), pi)
     turned = emit.op("Add", angle, emit.op("Where", emit.op("Less", x, zero), half_turn, zero))
-    upright = emit.op("Mul", emit.op("Sign", y), emit.constant(math.pi / 2, dtype))
+    quarter = emit.constant(math.pi / 2, dtype)
+    upright = emit.op("Where", emit.op("Greater", y, zero), quarter, y)  # y itself where it is 0 or NaN
+    upright = emit.op("Where", emit.op("Less", y, zero), emit.op("Neg", quarter), upright)
     return emit.op("Where", emit.op("Equal", x, zero), upright, turned)
 
 

@@ -52,6 +52,8 @@ def lowers(op: type[O]) -> Callable[[Lowering], Lowering]:
 
 def lowering_of(op: Op) -> Lowering | None:
     """Return the lowering of an op, or None when it has none (leaves, `OnnxNode`, refused kinds)."""
+    import rlx_ort.converters.to_onnx.families  # noqa: F401  # each family registers its lowerings when imported
+
     return _lowerings.get(type(op))
 
 
@@ -177,6 +179,30 @@ class Emitter:
         outputs = [inner.output(value, name) for value, name in zip(results, body.output_names, strict=True)]
         return onnx_ir.Graph(inputs, outputs, nodes=inner._nodes, name=body.name or "body")
 
+    def block(
+        self,
+        name: str,
+        inputs: Sequence[tuple[str, ValueType]],
+        build: Callable[[Emitter, Sequence[onnx_ir.Value]], Sequence[onnx_ir.Value]],
+    ) -> onnx_ir.Graph:
+        """Return a subgraph that a function writes: `build(emitter, formal inputs)` returns the values it results in.
+
+        It may use values of this graph; bodies it writes with `inline` capture the inputs of the node being lowered.
+        """
+        import onnx_ir
+
+        inner = Emitter(self._writer, parent=self)
+        inner.node = self.node
+        inner._frame = _Frame(self._frame.graph, current=self._frame.current, named=True)
+        formal = []
+        for label, kind in inputs:
+            value = onnx_ir.Value(name=self._writer.value_names.unique(f"{self.node.name}/{label}"))
+            self._writer.set_type(value, kind)
+            formal.append(value)
+        results = [inner.output(value, f"{self.node.name}/{name}") for value in build(inner, formal)]
+        inner._name_results(0)
+        return onnx_ir.Graph(formal, results, nodes=inner._nodes, name=name)
+
     def lower(
         self,
         graph: Graph,
@@ -236,10 +262,14 @@ class Emitter:
                 value.name = names[ref] if ref in names else wanted and self._writer.value_names.unique(wanted)
                 if not isinstance(node.types[index], UnknownType):
                     self._writer.set_type(value, node.types[index])
+        self._name_results(start)
+
+    def _name_results(self, start: int) -> None:
+        """Name the results, which have no name yet, of the nodes from `start` on."""
         for written in self._nodes[start:]:
             for value in written.outputs:
                 if value.name is None:
-                    value.name = self._writer.value_names.unique(f"{node.name}/{written.op_type}")
+                    value.name = self._writer.value_names.unique(f"{self.node.name}/{written.op_type}")
 
     def _results(self, node: Node, captured: Sequence[onnx_ir.Value | None]) -> Sequence[onnx_ir.Value]:
         op = node.op

@@ -50,10 +50,11 @@ def with_types(proto: onnx.ModelProto) -> onnx.ModelProto:
     Inference never fails: a model it cannot judge comes back as it is.
     """
     import onnx
+    from google.protobuf.message import DecodeError
 
     try:
         return onnx.shape_inference.infer_shapes(proto, data_prop=True)
-    except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, RuntimeError, ValueError):
+    except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, RuntimeError, ValueError, DecodeError):
         # Raised for models it finds inconsistent and for more than 2 GB; ONNX Runtime may still take them.
         return proto
 

@@ -10,6 +10,7 @@ import numpy as np
 from rlx_ort.converters.to_onnx.emitter import Emitter, lowers
 from rlx_ort.converters.to_onnx.kernel_dtypes import op_in
 from rlx_ort.converters.to_onnx.shape import reshape, slice_axis
+from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.op import known_shape
 from rlx_ort.ir.ops.norm import (
     BatchNormInference,
@@ -61,13 +62,21 @@ def _layer(emit: Emitter, x: Any, gamma: Any, beta: Any, eps: float) -> Any:
 
 
 def _rms(emit: Emitter, x: Any, gamma: Any, beta: Any, eps: float) -> Any:
-    """The basic ops that ONNX Runtime fuses into one kernel; the fused op itself is no standard op at opset 21."""
+    """The basic ops that ONNX Runtime fuses into one kernel; the fused op itself is no standard op at opset 21.
+
+    That fusion reads eps as f32 and takes 1e-5 for any other dtype, so halves are normalised in f32, which their mean
+    of squares needs anyway, and f64 is squared in a way that the fusion does not know.
+    """
     dtype = emit.input_type(0).dtype
-    square = emit.op("Pow", x, emit.constant(2, dtype))
+    compute = DType.F64 if dtype is DType.F64 else DType.F32
+    wide = emit.cast(x, compute) if compute is not dtype else x
+    square = emit.op("Mul", wide, wide) if compute is DType.F64 else emit.op("Pow", wide, emit.constant(2, compute))
     mean = emit.op("ReduceMean", square, emit.i64([-1]), keepdims=1)
-    root = emit.op("Sqrt", emit.op("Add", mean, emit.constant(eps, dtype)))
-    scaled = emit.op("Mul", emit.op("Div", x, root), gamma)
-    return emit.op("Add", scaled, beta)
+    root = emit.op("Sqrt", emit.op("Add", mean, emit.constant(eps, compute)))
+    normal = emit.op("Div", wide, root)
+    if compute is not dtype:
+        normal = emit.cast(normal, dtype)
+    return emit.op("Add", emit.op("Mul", normal, gamma), beta)
 
 
 @lowers(GroupNorm)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from rlx_ort.converters.onnx_types import type_proto_text
 from rlx_ort.converters.to_onnx.emitter import DEFAULT_OPSET
-from rlx_ort.converters.to_onnx.semantics import BREAKS, RENAMED, Break
+from rlx_ort.converters.to_onnx.semantics import BREAKS, RENAMED, Break, is_redundant
 from rlx_ort.converters.to_onnx.writer import ModelWriter, NodeRecord
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.dtype import DType
@@ -51,7 +51,7 @@ def choose_imports(writer: ModelWriter) -> dict[str, int]:
             imports[domain] = max(imports.get(domain, 1), record.written)
     target = _choose(writer, standard)
     for record in standard:
-        for name in _droppable(record.node, record.written, target):
+        for name in _obsolete(record.node, record.written, target):
             del record.node.attributes[name]
     return {"": target, **imports}
 
@@ -73,7 +73,7 @@ def obstacle(node: onnx_ir.Node, written: int, target: int, types: dict[onnx_ir.
     for change in BREAKS.get(node.op_type, ()):
         if min(written, target) < change.version <= max(written, target) and _concerns(change, node):
             return f"{node.op_type} changed in opset {change.version}: {change.reason}"
-    return _attribute_obstacle(node, old, new) or _value_obstacle(node, old, new, types)
+    return _attribute_obstacle(node, old, new, types) or _value_obstacle(node, old, new, types)
 
 
 def _choose(writer: ModelWriter, records: list[NodeRecord]) -> int:
@@ -110,19 +110,26 @@ def _schema(op_type: str, version: int) -> onnx.defs.OpSchema | None:
 def _concerns(change: Break, node: onnx_ir.Node) -> bool:
     if change.fewer_inputs and len(node.inputs) >= change.fewer_inputs:
         return False
+    if change.unless is not None:
+        attribute = node.attributes.get(change.unless[0])
+        if attribute is not None and attribute.value == change.unless[1]:
+            return False
     if not change.attributes:
         return True
     given = [node.attributes[name].value for name in change.attributes if name in node.attributes]
+    given = [value for value in given if not isinstance(value, tuple) or any(value)]  # all zeros is no padding
     return bool(given) and (not change.values or any(value in change.values for value in given))
 
 
-def _attribute_obstacle(node: onnx_ir.Node, old: onnx.defs.OpSchema, new: onnx.defs.OpSchema) -> str:
+def _attribute_obstacle(
+    node: onnx_ir.Node, old: onnx.defs.OpSchema, new: onnx.defs.OpSchema, types: dict[onnx_ir.Value, ValueType]
+) -> str:
     for name in node.attributes:
         if name in new.attributes:
             known = old.attributes.get(name)
             if known is not None and known.type != new.attributes[name].type:
                 return f"attribute {name} of {node.op_type} is of another kind in opset {new.since_version}"
-        elif not _is_default(node, name, old):
+        elif not _is_default(node, name, old) and not is_redundant(node, name, types):
             return f"{node.op_type} has no attribute {name} in opset {new.since_version}"
     for name, attribute in new.attributes.items():
         if name in node.attributes:
@@ -135,12 +142,10 @@ def _attribute_obstacle(node: onnx_ir.Node, old: onnx.defs.OpSchema, new: onnx.d
     return ""
 
 
-def _droppable(node: onnx_ir.Node, written: int, target: int) -> list[str]:
-    """Return the attributes that the target version lacks; `obstacle` made sure that they say the default."""
-    old, new = _schema(node.op_type, written), _schema(node.op_type, target)
-    if old is None or new is None or written == target:
-        return []
-    return [name for name in node.attributes if name not in new.attributes and _is_default(node, name, old)]
+def _obsolete(node: onnx_ir.Node, written: int, target: int) -> list[str]:
+    """Return the attributes that the target version lacks; `obstacle` made sure that nothing is lost with them."""
+    new = _schema(node.op_type, target)
+    return [] if new is None or written == target else [name for name in node.attributes if name not in new.attributes]
 
 
 def _is_default(node: onnx_ir.Node, name: str, schema: onnx.defs.OpSchema) -> bool:

@@ -31,7 +31,7 @@ def _softmax(emit: Emitter, op: Softmax, inputs: Sequence[Any]) -> Any:
 @lowers(Cumsum)
 def _cumsum(emit: Emitter, op: Cumsum, inputs: Sequence[Any]) -> Any:
     axis = emit.constant(op.axis, DType.I64)
-    flags = {"exclusive": int(op.exclusive), "reverse": int(op.reverse)}
+    flags: dict[str, Any] = {"exclusive": int(op.exclusive), "reverse": int(op.reverse)}
     return op_in(emit, "CumSum", emit.input_type(0).dtype, inputs[0], others=[axis], **flags)
 
 
@@ -54,5 +54,5 @@ def _argmin(emit: Emitter, op: ArgMin, inputs: Sequence[Any]) -> Any:
 
 
 def _places(emit: Emitter, op_type: str, op: ArgMax | ArgMin, x: Any) -> Any:
-    dtype, attributes = emit.input_type(0).dtype, {"axis": op.axis, "keepdims": int(op.keep_dim)}
-    return op_in(emit, op_type, dtype, x, result=DType.I64, **attributes)
+    dtype = emit.input_type(0).dtype
+    return op_in(emit, op_type, dtype, x, result=DType.I64, axis=op.axis, keepdims=int(op.keep_dim))

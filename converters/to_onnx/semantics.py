@@ -5,9 +5,16 @@ Everything the schemas do show (inputs, attributes, defaults, types) is compared
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-__all__ = ["BREAKS", "RENAMED", "Break"]
+from rlx_ort.ir.types import TensorType, ValueType
+
+if TYPE_CHECKING:
+    import onnx_ir
+
+__all__ = ["BREAKS", "RENAMED", "Break", "is_redundant"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +27,7 @@ class Break:
         attributes: the change matters only for nodes that set one of these; empty means for all nodes.
         values: the change matters only when such an attribute has one of these values; empty means any value.
         fewer_inputs: the change matters only for nodes with fewer inputs than this; 0 means for all nodes.
+        unless: an attribute and the value with which the meaning is the same on both sides.
     """
 
     version: int
@@ -27,6 +35,7 @@ class Break:
     attributes: tuple[str, ...] = ()
     values: tuple[str, ...] = ()
     fewer_inputs: int = 0
+    unless: tuple[str, int] | None = None
 
 
 _FLATTENS = Break(13, "before 13 the input was flattened to two dimensions at the axis")
@@ -34,15 +43,15 @@ _RECURRENT = Break(7, "activations and the direction of the output sequence were
 
 BREAKS: dict[str, tuple[Break, ...]] = {
     "Attention": (Break(24, "the order of masking and soft capping in the intermediate output changed"),),
-    "AveragePool": (Break(7, "count_include_pad came in 7; padding was counted differently before"),),
+    "AveragePool": (Break(7, "padding was counted differently before 7", ("pads", "auto_pad")),),
     "BatchNormalization": (
-        Break(7, "is_test was off by default before 7: the node trained"),
+        Break(7, "is_test was off by default before 7: the node trained", unless=("is_test", 1)),
         Break(9, "statistics were not per channel when spatial was 0", ("spatial",)),
     ),
     "Cast": (Break(6, "the target type was a string before 6"),),
     "ConvTranspose": (Break(11, "output_shape and SAME padding split the padding differently", ("auto_pad", "output_shape")),),
     "DFT": (Break(20, "the axis is an input from 20 on and its default moved from 1 to -2"),),
-    "Dropout": (Break(7, "is_test was off by default before 7: the node trained"),),
+    "Dropout": (Break(7, "is_test was off by default before 7: the node trained", unless=("is_test", 1)),),
     "GRU": (_RECURRENT,),
     "GridSample": (Break(20, "the modes were renamed: bilinear to linear, bicubic to cubic"),),
     "GroupNormalization": (Break(21, "scale and bias are per channel from 21 on, per group before"),),
@@ -66,3 +75,31 @@ BREAKS: dict[str, tuple[Break, ...]] = {
 
 RENAMED = frozenset({("BatchNormalization", "mean", "input_mean"), ("BatchNormalization", "var", "input_var")})
 """(operator, old, new): inputs that only got another name."""
+
+_BROADCASTING = {"Add", "And", "Div", "Equal", "Greater", "Less", "Mul", "Or", "Pow", "Sub", "Xor"}
+
+
+def is_redundant(node: onnx_ir.Node, name: str, types: Mapping[onnx_ir.Value, ValueType]) -> bool:
+    """Return whether an attribute that later versions lack says what they do anyway.
+
+    `consumed_inputs` was a hint about memory; `is_test=1` is what nodes without it do; broadcasting by attribute is
+    numpy's broadcasting when the second input lines up with the last axes of the first.
+    """
+    if name == "consumed_inputs":
+        return True
+    if name == "is_test":
+        return bool(node.attributes[name].value == 1)
+    if node.op_type == "Gemm" and name == "broadcast":
+        return True
+    if node.op_type not in _BROADCASTING or name not in ("axis", "broadcast"):
+        return False
+    broadcast = node.attributes.get("broadcast")
+    if broadcast is None or broadcast.value == 0 or "axis" not in node.attributes:
+        return True
+    ranks = []
+    for value in node.inputs:
+        kind = None if value is None else types.get(value)
+        if not isinstance(kind, TensorType) or kind.shape is None:
+            return False
+        ranks.append(kind.shape.rank)
+    return bool(node.attributes["axis"].value % max(ranks[0], 1) + ranks[1] == ranks[0])

@@ -15,7 +15,10 @@ __all__ = ["command"]
 @click.command("devices")
 @options.as_json
 def command(as_json: bool) -> None:
-    """List every known device: whether it works here, its hardware, and what is missing where it does not."""
+    """Show which devices work here.
+
+    A device works when a one-node session ran on it. For each of the others there is the reason and what to do.
+    """
     with progress("opening a one-node session on each device"):
         rows = _rows()
     if as_json:

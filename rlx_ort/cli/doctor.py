@@ -14,7 +14,7 @@ __all__ = ["command"]
 @options.as_json
 @click.pass_context
 def command(ctx: click.Context, as_json: bool) -> None:
-    """Look for what keeps ONNX Runtime or a device from working, with the command that repairs it.
+    """Find what is broken here, and the repair.
 
     The exit code is 1 when something is broken; warnings leave it at 0.
     """

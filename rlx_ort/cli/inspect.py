@@ -11,7 +11,7 @@ import click
 
 from rlx_ort.cli import options
 from rlx_ort.cli.models import read_model
-from rlx_ort.cli.show import binary_size, print_json, print_table, progress
+from rlx_ort.cli.show import binary_size, print_facts, print_json, print_table, progress
 
 if TYPE_CHECKING:
     from rlx_ort.ir.core import Node, Value
@@ -24,7 +24,10 @@ __all__ = ["command"]
 @options.model
 @options.as_json
 def command(model: Path, as_json: bool) -> None:
-    """Show a model's inputs, outputs, parameters, operators, opset and named dims."""
+    """Show what a model consists of.
+
+    Its inputs, outputs, parameters, operators, named dims, and the opset it is exported at.
+    """
     graph = read_model(model)
     with progress("exporting to the form that sessions get"):
         document = {"model": str(model), **_describe(graph)}
@@ -104,15 +107,14 @@ def _named_dims(graph: Graph) -> list[str]:
 
 def _print(document: dict[str, Any]) -> None:
     params, opset = document["params"], document["opset"]
-    print_table(
-        ("", ""),
+    print_facts(
         [
             ("model", document["model"]),
             ("name", document["name"]),
             ("parameters", f"{params['count']} with {params['elements']:,} elements, {binary_size(params['bytes'])}"),
             ("opset", ", ".join(f"{domain} {version}" for domain, version in opset.items())),
             ("named dims", ", ".join(document["dims"]) or "none"),
-        ],
+        ]
     )
     for side in ("inputs", "outputs"):
         print_table((side, "type"), [(row["name"], row["type"]) for row in document[side]])

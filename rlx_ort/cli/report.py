@@ -37,7 +37,9 @@ def command(
     open_sessions: bool,
     as_json: bool,
 ) -> None:
-    """Show for each device whether it can run MODEL, its predicted time, and what blocks it.
+    """Show which devices can run a model.
+
+    For each: whether it takes MODEL, its predicted time, and what blocks it.
 
     Predictions need sizes: give the named dims with --dim, else each counts with the cost model's stand-in size.
     """
@@ -107,8 +109,9 @@ def _print(rows: list[dict[str, Any]], opened: bool) -> None:
             cells.insert(3, "-" if share is None else f"{share:.0%}")
         table.append(cells)
     print_table(columns, table)
-    if any(row["profile_source"] == "default" for row in rows):
-        note("predictions use shipped default profiles; nothing was measured on this machine")
+    shipped = [row["device"] for row in rows if (row["profile_source"] or "").startswith("default")]
+    if shipped:
+        note(f"predicted from shipped default profiles, not measured on this machine: {', '.join(shipped)}")
 
 
 def _yes(answer: bool) -> str:

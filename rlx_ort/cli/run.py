@@ -10,7 +10,7 @@ import click
 
 from rlx_ort.cli import options
 from rlx_ort.cli.models import read_model
-from rlx_ort.cli.show import note, print_json, print_table, progress
+from rlx_ort.cli.show import note, print_facts, print_json, print_table, progress
 from rlx_ort.errors import DeviceFallbackError
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def command(
     dims: dict[str, int],
     as_json: bool,
 ) -> None:
-    """Run MODEL once; print the device, where its nodes are, and the outputs.
+    """Run a model once, and say where it ran.
 
     Without --device or --chain: RLX_DEVICE_CHAIN, RLX_DEVICE, else the device with the smallest predicted time.
     """
@@ -178,6 +178,6 @@ def _print(document: dict[str, Any]) -> None:
     ]
     if document["outputs_file"]:
         lines.append(("written to", document["outputs_file"]))
-    print_table(("", ""), lines)
+    print_facts(lines)
     rows = [(row["name"], row["dtype"], row["shape"]) for row in document["outputs"]]
     print_table(("output", "dtype", "shape"), rows)

@@ -13,7 +13,7 @@ import click
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["binary_size", "duration", "note", "print_json", "print_table", "progress"]
+__all__ = ["binary_size", "duration", "note", "print_facts", "print_json", "print_table", "progress"]
 
 _PIPE_COLUMNS = 200
 """Width of a table that goes to a pipe or file, where there is no terminal to ask."""
@@ -36,6 +36,17 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title:
     for row in rows:
         table.add_row(*(Text(str(cell)) for cell in row))
     _console(stderr=False).print(table)
+
+
+def print_facts(facts: Iterable[tuple[str, object]]) -> None:
+    """Print names and values in two columns."""
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table.grid(padding=(0, 2))
+    for name, value in facts:
+        grid.add_row(Text(name), Text(str(value)))
+    _console(stderr=False).print(grid)
 
 
 def note(text: str) -> None:

@@ -6,13 +6,18 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
+
+import numpy as np
 
 from rlx_ort.device import Device
 from rlx_ort.errors import DeviceError, GraphError, InputError, ParamError, RunError
 from rlx_ort.execution.compiled import CompiledGraph
 
-__all__ = ["DeviceBenchResult", "benchmark_devices"]
+__all__ = ["DeviceBenchResult", "InputSignature", "benchmark_devices", "input_signature"]
+
+InputSignature: TypeAlias = frozenset[tuple[str, tuple[int, ...], str]]
+"""Name, shape and dtype of each input: what a winner is remembered for."""
 
 _log = logging.getLogger(__name__)
 
@@ -50,6 +55,19 @@ def benchmark_devices(
     """
     rows = [_timed(device, compile_on, inputs, max(runs, 1)) for device in devices]
     return sorted(rows, key=lambda row: (row.median_exec_ns is None, row.median_exec_ns or 0))
+
+
+def input_signature(inputs: Mapping[str, Any]) -> InputSignature:
+    """Return the name, shape and dtype of each input; values that are no arrays count by their type alone."""
+    return frozenset((name, *_described(value)) for name, value in inputs.items())
+
+
+def _described(value: object) -> tuple[tuple[int, ...], str]:
+    try:
+        array = np.asarray(value)
+    except (ValueError, TypeError):  # ragged lists, which a sequence input takes
+        return (), type(value).__name__
+    return array.shape, str(array.dtype)
 
 
 def _timed(

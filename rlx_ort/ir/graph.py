@@ -4,18 +4,30 @@ from __future__ import annotations
 
 from rlx_ort.ir.core import Node, Ref, Value
 from rlx_ort.ir.ops.attention import AttentionBuilders
+from rlx_ort.ir.ops.blocks import BlockBuilders
+from rlx_ort.ir.ops.control import ControlBuilders
 from rlx_ort.ir.ops.conv import ConvBuilders
+from rlx_ort.ir.ops.custom import CustomBuilders
+from rlx_ort.ir.ops.dequant import DequantBuilders
 from rlx_ort.ir.ops.elementwise import ElementwiseBuilders
+from rlx_ort.ir.ops.indexing import IndexingBuilders
 from rlx_ort.ir.ops.linalg import LinalgBuilders
+from rlx_ort.ir.ops.moe import MoeBuilders
 from rlx_ort.ir.ops.norm import NormBuilders
 from rlx_ort.ir.ops.onnx import OnnxBuilders
+from rlx_ort.ir.ops.quant import QuantBuilders
 from rlx_ort.ir.ops.reduce import ReduceBuilders
+from rlx_ort.ir.ops.sample import SampleBuilders
+from rlx_ort.ir.ops.sequence import SequenceBuilders
 from rlx_ort.ir.ops.shape import ShapeBuilders
+from rlx_ort.ir.ops.signal import SignalBuilders
+from rlx_ort.ir.ops.solve import SolveBuilders
 
 __all__ = ["Graph", "Node", "Ref", "Value"]
 
 
 class Graph(
+    SignalBuilders,
     ElementwiseBuilders,
     LinalgBuilders,
     ReduceBuilders,
@@ -23,6 +35,16 @@ class Graph(
     NormBuilders,
     ConvBuilders,
     AttentionBuilders,
+    ControlBuilders,
+    CustomBuilders,
+    SequenceBuilders,
+    SampleBuilders,
+    QuantBuilders,
+    DequantBuilders,
+    MoeBuilders,
+    SolveBuilders,
+    IndexingBuilders,
+    BlockBuilders,
     OnnxBuilders,
 ):
     """A computation: inputs and weights, ops in topological order, and outputs.

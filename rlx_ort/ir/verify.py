@@ -9,6 +9,7 @@ from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import GraphCore, Node, Ref
 from rlx_ort.ir.ops.leaf import Capture, Input, Param, fits
 from rlx_ort.ir.ops.onnx import OnnxNode
+from rlx_ort.ir.ops.refused import Refused
 from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.types import TensorType, UnknownType, ValueType
 
@@ -126,6 +127,9 @@ def _type_problems(graph: GraphCore, node: Node, label: str) -> Iterator[Problem
     if len(node.output_names) != len(node.types):
         message = f"{label} has {len(node.types)} results and {len(node.output_names)} names for them"
         yield Problem(message, "name each result", node.id)
+    if isinstance(node.op, Refused):
+        yield Problem(f"{label} does not run: {node.op.reason}", node.op.remedy, node.id)
+        return
     inputs = [None if ref is None else graph.nodes[ref.node].types[ref.output] for ref in node.inputs]
     try:
         inferred = node.op.infer(inputs)

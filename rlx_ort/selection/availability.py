@@ -37,13 +37,14 @@ def is_available(device: Device | str) -> bool:
 def availability(device: Device | str) -> Availability:
     """Return whether the device works here and, when it does not, why and what to do."""
     device = Device(device)
-    if provider_of(device) is None:
+    providers = registry.default_registry()
+    if providers.for_device(device) is None:
         return Availability(
             available=False,
             reason="no ONNX Runtime execution provider runs this kind of device",
             remedy="choose another device, or add a provider with rlx_ort.register_provider",
         )
-    return registry.default_registry().availability(device)
+    return providers.availability(device)
 
 
 def require_available(device: Device) -> None:
@@ -58,8 +59,10 @@ def require_available(device: Device) -> None:
 
 
 def provider_of(device: Device) -> Provider | None:
-    """Return the provider that serves a device, or None when nobody registered one."""
-    return registry.default_registry().for_device(device)
+    """Return the provider that serves a device, or None when there is none, or only one that explains why."""
+    provider = registry.default_registry().for_device(device)
+    # A provider with neither an execution provider nor a say in automatic choice knows the name and runs nothing.
+    return provider if provider is not None and (provider.ep_name or provider.selectable) else None
 
 
 def available_devices() -> list[Device]:

@@ -6,7 +6,6 @@ it casts f16 to f32 around a node that has no f16 kernel. Neither is a reason to
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -15,8 +14,9 @@ from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import TensorType, ValueType
 from rlx_ort.providers.base import KernelClaim
 from rlx_ort.providers.claims import takes
+from rlx_ort.selection.function_body import function_body, is_function
 
-__all__ = ["cpu_takes_node", "is_function", "signature", "takes_node"]
+__all__ = ["cpu_takes_node", "signature", "takes_node"]
 
 
 def takes_node(
@@ -25,25 +25,15 @@ def takes_node(
     """Return whether a kernel takes the node, or ONNX Runtime expands it because the CPU has no kernel either."""
     if _has_kernel(claims, node):
         return True
-    return _is_expanded(node, model) and not _has_kernel(cpu_claims or (), node)
+    return not _has_kernel(cpu_claims or (), node) and _takes_expanded(claims, cpu_claims, node, model)
 
 
 def cpu_takes_node(cpu_claims: Sequence[KernelClaim], node: ExportedNode, model: ExportedModel) -> bool:
     """Return whether the CPU takes the node, if need be expanded or with its f16 values cast to f32."""
     wide = replace(node, inputs=_widened(node.inputs), outputs=_widened(node.outputs))
-    return _has_kernel(cpu_claims, node) or _has_kernel(cpu_claims, wide) or _is_expanded(node, model)
-
-
-@functools.cache
-def is_function(domain: str, op_type: str, version: int) -> bool:
-    """Return whether ONNX defines the operator by a function of other operators."""
-    import onnx
-
-    try:
-        schema = onnx.defs.get_schema(op_type, version, domain)
-    except onnx.defs.SchemaError:
-        return False  # an operator of ONNX Runtime or of somebody else
-    return bool(schema.has_function or schema.has_context_dependent_function)
+    if _has_kernel(cpu_claims, node) or _has_kernel(cpu_claims, wide):
+        return True
+    return _takes_expanded(cpu_claims, None, wide, model)
 
 
 def signature(node: ExportedNode) -> str:
@@ -56,10 +46,26 @@ def _has_kernel(claims: Sequence[KernelClaim], node: ExportedNode) -> bool:
     return takes(claims, node.domain, node.op_type, node.version, node.inputs, node.outputs)
 
 
-def _is_expanded(node: ExportedNode, model: ExportedModel) -> bool:
-    if is_function(node.domain, node.op_type, node.version):
+def _takes_expanded(
+    claims: Sequence[KernelClaim], cpu_claims: Sequence[KernelClaim] | None, node: ExportedNode, model: ExportedModel
+) -> bool:
+    """Return whether the nodes of a function's body are taken; a body nobody can look into here is trusted."""
+    if any((domain, name) == (node.domain, node.op_type) for domain, name, _ in model.model.functions):
         return True
-    return any((domain, name) == (node.domain, node.op_type) for domain, name, _ in model.model.functions)
+    if not is_function(node.domain, node.op_type, node.version):
+        return False
+    body = function_body(node)
+    return body is None or all(
+        inner.op_type == "Constant" or _is_shape(inner) or takes_node(claims, cpu_claims, inner, model)
+        for inner in body
+    )
+
+
+def _is_shape(node: ExportedNode) -> bool:
+    return all(
+        isinstance(kind, TensorType) and kind.dtype is DType.I64 and kind.shape is not None and kind.shape.rank < 2
+        for kind in node.outputs
+    )
 
 
 def _widened(kinds: Sequence[ValueType | None]) -> tuple[ValueType | None, ...]:

@@ -21,7 +21,8 @@ from rlx_ort.ir.op import Op
 from rlx_ort.ir.ops.onnx import OnnxNode
 from rlx_ort.providers.base import KernelClaim, Provider
 from rlx_ort.selection.availability import availability, is_available, provider_of
-from rlx_ort.selection.node_claims import cpu_takes_node, is_function, signature, takes_node
+from rlx_ort.selection.function_body import is_function
+from rlx_ort.selection.node_claims import cpu_takes_node, signature, takes_node
 
 __all__ = [
     "Support",

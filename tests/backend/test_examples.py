@@ -14,10 +14,11 @@ import make_text_classifier
 import numpy as np
 import onnx
 import pytest
-from compare import relative_error
+from reference_check import relative_error
 
 from rlx_ort.converters.from_onnx import from_onnx
 from rlx_ort.device import Device
+from rlx_ort.execution.options import CompileOptions, PlacementRule
 from rlx_ort.execution.session import Session
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -32,10 +33,12 @@ def test_a_built_graph_agrees_with_its_reference(example: ModuleType, device: De
 
 
 def test_the_imported_classifier_agrees_with_its_reference(device: Device) -> None:
-    """The ONNX classifier, imported and wholly on the device, is within 1e-4 of its float64 reference."""
+    """The imported ONNX classifier is within 1e-4 of its float64 reference, the CPU helping with integers at most."""
     weights, inputs = make_text_classifier.make_weights(), make_text_classifier.sample_inputs()
     graph = from_onnx(make_text_classifier.make_model(weights))
-    [output] = Session(device).compile(graph).run(inputs)
+    compiled = Session(device, CompileOptions(placement=PlacementRule.ASSISTED)).compile(graph)
+    [output] = compiled.run(inputs)
+    assert compiled.placement.requested_share > 0.95
     assert relative_error(output, make_text_classifier.reference(weights, inputs)) < 1e-4
 
 

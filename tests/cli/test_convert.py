@@ -44,6 +44,15 @@ def test_convert_replaces_nothing_without_force(cli: Cli, add_one: Path, tmp_pat
     assert target.read_text(encoding="utf-8") == "mine"
 
 
+def test_convert_keeps_the_weights_of_another_model(cli: Cli, classifier: Path, tmp_path: Path) -> None:
+    """A tensor file that stands where the JSON's would go is not replaced without --force either."""
+    (tmp_path / "target.safetensors").write_text("mine", encoding="utf-8")
+    outcome = cli("convert", classifier, tmp_path / "target.json")
+    assert outcome.code == 4
+    assert (tmp_path / "target.safetensors").read_text(encoding="utf-8") == "mine"
+    assert not (tmp_path / "target.json").exists()
+
+
 @pytest.mark.parametrize("suffix", [".onnx", ".json"])
 def test_convert_replaces_with_force(cli: Cli, add_one: Path, tmp_path: Path, suffix: str) -> None:
     """With --force the target holds the model."""

@@ -28,7 +28,7 @@ def test_help_lists_every_command_and_exit_code(cli: Cli) -> None:
     outcome = cli("--help")
     assert outcome.code == 0
     assert [name for name in COMMANDS if f"\n  {name} " not in outcome.out] == []
-    assert [code for code in range(8) if f"\n  {code}  " not in outcome.out] == []
+    assert [code for code in range(8) if f"\n    {code}  " not in outcome.out] == []
 
 
 @pytest.mark.parametrize("name", COMMANDS)

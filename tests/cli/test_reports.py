@@ -93,6 +93,13 @@ def test_report_keeps_the_rows_of_the_allow_list(cli: Cli, add_one: Path) -> Non
     assert [row["device"] for row in rows] == ["cuda", "cpu"]
 
 
+def test_report_says_which_predictions_were_not_measured_here(cli: Cli, add_one: Path) -> None:
+    """A device whose profile was shipped, not measured, is named in a note on stderr."""
+    rows = cli("report", add_one, "--only", "cpu", "--json").document["devices"]
+    assert rows[0]["profile_source"].startswith("default")
+    assert cli("report", add_one, "--only", "cpu").err.strip().endswith("not measured on this machine: cpu")
+
+
 @pytest.mark.parametrize("text", ["batch", "batch=", "=4", "batch=-1", "batch=2.5"])
 def test_a_malformed_dim_is_wrong_usage(cli: Cli, add_one: Path, text: str) -> None:
     """--dim takes NAME=SIZE and nothing else."""

@@ -199,7 +199,7 @@ def test_an_absent_npz_is_wrong_usage(cli: Cli, add_one: Path, tmp_path: Path) -
     [
         ({}, "x"),
         ({"x": X, "z": X}, "z"),
-        ({"x": X.astype(np.float64)}, "f64"),
+        ({"x": X.astype(np.float64)}, "float64"),
         ({"x": X[0]}, "x"),
         ({"x": np.zeros((2, 3), np.float32)}, "x"),
     ],

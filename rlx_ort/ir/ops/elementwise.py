@@ -71,7 +71,8 @@ class Activation(Op):
     def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
         """Return the type of the input."""
         x = tensor_input(self, inputs, 0, "x")
-        if self.function not in _INTEGER_ACTIVATIONS or not x.dtype.is_integer:
+        unsigned_neg = self.function == "neg" and x.dtype.value.startswith("u")
+        if self.function not in _INTEGER_ACTIVATIONS or not x.dtype.is_integer or unsigned_neg:
             expect_float(self, x, "x")
         return (x,)
 

@@ -73,7 +73,7 @@ class Machine:
     def add(self, *kinds: str, **given: Any) -> FakeProvider:
         """Add a provider for some kinds; `given` replaces what `FakeProvider` answers."""
         name = given.pop("name", kinds[0])
-        fake = type("Fake", (FakeProvider,), {"name": name, "kinds": kinds, "ep_name": f"{name}EP", **given})
+        fake = type("Fake", (FakeProvider,), {"name": name, "kinds": kinds, "ep_name": f"{name}EP"} | given)
         provider: FakeProvider = fake()
         self.providers.register(provider)
         return provider

@@ -94,16 +94,24 @@ def test_the_version_range_of_a_kernel_matters(machine: Any) -> None:
 
 
 def test_an_operator_that_onnx_defines_by_a_function_is_taken(machine: Any) -> None:
-    """ONNX Runtime expands Mish where no kernel takes it."""
-    machine.add("gpu", kernels=machine.kernels("Relu"))
-    assert supports_graph("gpu", machine.chain("Relu", "Mish"))
+    """ONNX Runtime expands Mish, which is x tanh(softplus(x)), where no kernel takes it."""
+    machine.add("gpu", kernels=machine.kernels("Softplus", "Tanh", "Mul"))
+    assert supports_graph("gpu", machine.chain("Mish"))
+
+
+def test_a_function_is_refused_when_a_node_of_its_body_has_no_kernel(machine: Any) -> None:
+    """What Mish expands into must run on the device, with the element types it is asked for."""
+    machine.add("gpu", kernels=machine.kernels("Softplus", "Mul"))
+    assert not supports_graph("gpu", machine.chain("Mish"))
+    machine.add("webgpu", kernels=machine.kernels("Softplus", "Tanh", "Mul"))
+    assert not supports_graph("webgpu", machine.chain("Mish", dtype=DType.F64))
 
 
 def test_a_function_that_the_cpu_has_a_kernel_for_is_not_expanded(machine: Any) -> None:
-    """ONNX defines Relu by a function, but the CPU takes it, so it would run there and not on the device."""
-    machine.add("gpu", kernels=machine.kernels("Erf"))
-    machine.add("cpu", kernels=machine.kernels("Relu"))
-    assert not supports_graph("gpu", machine.chain("Erf", "Relu"))
+    """The device could run what Mish expands into, but the CPU takes Mish as it is, so it would run there."""
+    machine.add("gpu", kernels=machine.kernels("Softplus", "Tanh", "Mul"))
+    machine.add("cpu", kernels=machine.kernels("Mish"))
+    assert not supports_graph("gpu", machine.chain("Mish"))
 
 
 def test_the_cpu_takes_f16_nodes_through_f32(machine: Any) -> None:
@@ -204,7 +212,7 @@ def test_on_a_device_that_is_away_the_first_op_of_all_is_unsupported(machine: An
     found = first_unsupported_op("cuda", machine.chain("Relu"))
     assert found is not None
     assert found.index == 0
-    assert "CUDA (cuda) is not available: libfake.so is missing" in found.reason
+    assert "CUDA is not available: libfake.so is missing" in found.reason
 
 
 def test_on_a_device_that_is_away_an_empty_graph_has_no_unsupported_op(machine: Any) -> None:

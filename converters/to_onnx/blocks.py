@@ -1,0 +1,26 @@
+"""ONNX forms of the blocks: that of the graph each one stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rlx_ort.converters.to_onnx.emitter import Emitter, lowers
+from rlx_ort.ir.ops.blocks import (
+    AxialRope2d,
+    Composite,
+    FusedAttentionBlock,
+    FusedTransformerLayer,
+    GroupedQueryAttention,
+)
+
+__all__: list[str] = []
+
+
+@lowers(AxialRope2d)
+@lowers(FusedAttentionBlock)
+@lowers(FusedTransformerLayer)
+@lowers(GroupedQueryAttention)
+def _composite(emit: Emitter, op: Composite, inputs: Sequence[Any]) -> Any:
+    body = op.expand([emit.input_type(index) for index in range(len(inputs))])
+    return emit.inline(body, inputs)

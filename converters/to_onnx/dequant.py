@@ -1,0 +1,176 @@
+"""ONNX forms of the products with packed weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rlx_ort.converters.to_onnx.emitter import Emitter, lowers
+from rlx_ort.converters.to_onnx.gguf import Bytes, decode_blocks, scales_and_mins
+from rlx_ort.converters.to_onnx.kernel_dtypes import op_in
+from rlx_ort.converters.to_onnx.moe import grouped_product, picked_product, picks
+from rlx_ort.ir.dtype import DType
+from rlx_ort.ir.gguf_blocks import GGUF_FORMATS
+from rlx_ort.ir.op import known_shape
+from rlx_ort.ir.ops.dequant import DequantGroupedMatMul, DequantMatMul, DequantMoEWeights
+from rlx_ort.ir.shape import Shape
+from rlx_ort.ir.types import TensorType
+
+if TYPE_CHECKING:
+    import onnx_ir
+
+__all__: list[str] = []
+
+_NVFP4_BLOCK = 16
+
+
+@lowers(DequantMatMul)
+def _dequant_matmul(emit: Emitter, op: DequantMatMul, inputs: Sequence[Any]) -> Any:
+    x = emit.input_type(0)
+    types = [emit.input_type(index) for index in range(len(inputs))]
+    k, n = op.sizes(types)
+    if op.packed:
+        return _packed_product(emit, op, inputs, k, n)
+    wide = DType.F64 if x.dtype is DType.F64 else DType.F32
+    if op.gguf is not None:
+        rows = emit.op("Reshape", decode_blocks(emit, op.gguf, inputs[1]), emit.i64([n, k]))
+        weight = emit.op("Transpose", rows, perm=[1, 0])
+    elif op.scheme == "nvfp4_block":
+        weight = _nvfp4(emit, inputs, types, k, n)
+    elif op.block is None:
+        scale = emit.cast(inputs[2], DType.F32)
+        weight = emit.op("Mul", _fp8(emit, inputs[1], types[1].dtype, op.scheme), scale)
+    else:
+        weight = _blocks(emit, op, inputs, k, n, wide)
+    # Products are taken in the dtype of x; a weight in f32 is rounded to it once, when the session opens.
+    if x.dtype is not DType.F32:
+        weight = emit.op("Cast", weight, to=x.dtype)
+    return op_in(emit, "MatMul", x.dtype, inputs[0], weight)
+
+
+@lowers(DequantGroupedMatMul)
+def _dequant_grouped_matmul(emit: Emitter, op: DequantGroupedMatMul, inputs: Sequence[Any]) -> Any:
+    x = emit.input_type(0)
+    experts, k, n = op.sizes([emit.input_type(index) for index in range(3)])
+    chosen = emit.cast(inputs[2], DType.I64)
+    weights = Shape((experts, k, n))
+    shape = known_shape(op, x, "x")
+    if picks(shape, weights):
+        raw = emit.op("Gather", inputs[1], chosen, axis=0)
+        return picked_product(emit, inputs[0], _slab(emit, op.scheme, raw, shape[0], k, n, x.dtype))
+    expanded = _slab(emit, op.scheme, inputs[1], experts, k, n, x.dtype)
+    return grouped_product(emit, (inputs[0], expanded, chosen), (x, TensorType(x.dtype, weights)))
+
+
+@lowers(DequantMoEWeights)
+def _dequant_moe_weights(emit: Emitter, op: DequantMoEWeights, inputs: Sequence[Any]) -> Any:
+    kind = GGUF_FORMATS[op.scheme]
+    experts, rows, size = known_shape(op, emit.input_type(0), "bytes")
+    k = size // kind.bytes * kind.elements if isinstance(size, int) else 0
+    values = decode_blocks(emit, kind, inputs[0])
+    by_row = emit.op("Reshape", values, emit.dims((experts, rows, k)), allowzero=1)
+    return emit.op("Transpose", by_row, perm=[0, 2, 1])
+
+
+def _slab(emit: Emitter, scheme: str, raw: Any, count: Any, k: int, n: int, dtype: DType) -> Any:
+    """Write the weights `(count, K, N)` of that many experts."""
+    values = decode_blocks(emit, GGUF_FORMATS[scheme], raw)
+    rows = emit.op("Reshape", values, emit.i64([count, n, k]), allowzero=1)
+    weights = emit.op("Transpose", rows, perm=[0, 2, 1])
+    return weights if dtype is DType.F32 else emit.op("Cast", weights, to=dtype)
+
+
+def _blocks(emit: Emitter, op: DequantMatMul, inputs: Sequence[Any], k: int, n: int, wide: DType) -> Any:
+    """Write (w - zp) * s of a block scheme, `(K, N)`."""
+    block = op.block or 1
+    codes = _nibbles(emit, inputs[1], k * n) if op.scheme == "int4_block" else inputs[1]
+    split = emit.i64([k // block, block, n])
+    values = emit.op("Reshape", emit.op("Cast", codes, to=wide), split, allowzero=1)
+    scale, *zero = (emit.op("Unsqueeze", emit.cast(item, wide), emit.i64([1])) for item in inputs[2:])
+    if zero:
+        values = emit.op("Sub", values, zero[0])
+    return emit.op("Reshape", emit.op("Mul", values, scale), emit.i64([k, n]), allowzero=1)
+
+
+def _nibbles(emit: Emitter, data: onnx_ir.Value, count: int) -> Any:
+    """Write packed half bytes, low half first, as `count` numbers; u4 is passed on as it is."""
+    if emit.input_type(1).dtype is DType.U4:
+        return data
+    flat = emit.op("Reshape", Bytes(emit, data).pairs().value, emit.i64([-1]))
+    if count % 2 == 0:
+        return flat
+    return emit.op("Slice", flat, emit.i64([0]), emit.i64([count]), emit.i64([0]))
+
+
+def _fp8(emit: Emitter, data: onnx_ir.Value, dtype: DType, scheme: str) -> Any:
+    """Write 8-bit floats as f32; bytes go through a table of the 256 numbers there are."""
+    if dtype is not DType.U8:
+        return emit.op("Cast", data, to=DType.F32)
+    kind = DType.F8E4M3 if scheme == "fp8_e4m3" else DType.F8E5M2
+    numbers = np.arange(256, dtype=np.uint8).view(kind.numpy).astype(np.float32)
+    return emit.op("Gather", emit.constant(numbers), emit.op("Cast", data, to=DType.I32))
+
+
+def _nvfp4(emit: Emitter, inputs: Sequence[Any], types: Sequence[TensorType], k: int, n: int) -> Any:
+    numbers = np.arange(16, dtype=np.uint8).view(DType.F4E2M1.numpy).astype(np.float32)
+    codes = emit.op("Cast", Bytes(emit, inputs[1]).pairs().value, to=DType.I32)
+    values = emit.op("Gather", emit.constant(numbers), codes)
+    split = emit.i64([k // _NVFP4_BLOCK, _NVFP4_BLOCK, n])
+    scale = emit.op("Unsqueeze", _fp8(emit, inputs[2], types[2].dtype, "fp8_e4m3"), emit.i64([1]))
+    scaled = emit.op("Mul", emit.op("Reshape", values, split, allowzero=1), scale)
+    whole = emit.op("Reshape", emit.cast(inputs[3], DType.F32), emit.i64([]))
+    return emit.op("Reshape", emit.op("Mul", scaled, whole), emit.i64([k, n]), allowzero=1)
+
+
+def _packed_product(emit: Emitter, op: DequantMatMul, inputs: Sequence[Any], k: int, n: int) -> Any:
+    """Write a product by MatMulNBits, with the weight repacked to its layout: rows of N, low half first."""
+    dtype = emit.input_type(0).dtype
+    compute = dtype if dtype is DType.F16 else DType.F32
+    x = emit.cast(inputs[0], compute)
+    block, mins = op.block or 32, None
+    # Without a zero point MatMulNBits takes 8, which is what q4_0 means; the others count from 0.
+    zero = None if op.scheme == "q4_0" else emit.constant(np.zeros((n, (k // block + 1) // 2), np.uint8))
+    if op.gguf is None:
+        scale, *rest = (emit.op("Transpose", item, perm=[1, 0]) for item in inputs[2:])
+        flat = emit.cast(_nibbles(emit, inputs[1], k * n), DType.U8)
+        codes = Bytes(emit, emit.op("Transpose", emit.op("Reshape", flat, emit.i64([k, n])), perm=[1, 0]))
+        zero = emit.op("Cast", rest[0], to=compute) if rest else zero
+    else:
+        raw = Bytes(emit, inputs[1]).reshape(-1, op.gguf.bytes)
+        if op.scheme == "q4_0":
+            codes, scale = raw.columns(2, 18).nibbles(), raw.columns(0, 2).halves()
+        else:
+            codes = raw.columns(16, 144).reshape(-1, 4, 32).nibbles()
+            scale, mins = scales_and_mins(emit, raw)
+        scale = emit.op("Reshape", scale, emit.i64([n, k // block]))
+    product = emit.op(
+        "MatMulNBits",
+        x,
+        _repacked(codes, n, k // block, block),
+        emit.op("Cast", scale, to=compute),
+        zero,
+        domain="com.microsoft",
+        K=k,
+        N=n,
+        bits=4,
+        block_size=block,
+    )
+    if mins is not None:
+        # What a block's minimum takes off is that minimum times the sum of x over the block.
+        split = emit.op("Reshape", x, emit.i64([*[0] * (_rank(emit) - 1), k // block, block]))
+        sums = emit.op("ReduceSum", split, emit.i64([-1]), keepdims=0)
+        by_block = emit.op("Transpose", emit.op("Reshape", mins, emit.i64([n, k // block])), perm=[1, 0])
+        product = emit.op("Sub", product, emit.op("MatMul", sums, emit.op("Cast", by_block, to=compute)))
+    return product if compute is dtype else emit.op("Cast", product, to=dtype)
+
+
+def _rank(emit: Emitter) -> int:
+    return known_shape(emit.node.op, emit.input_type(0), "x").rank
+
+
+def _repacked(codes: Bytes, n: int, blocks: int, block: int) -> Any:
+    """Pack neighbours of half bytes into bytes `(N, blocks, block / 2)`, the first of each two in the low half."""
+    pairs = codes.reshape(n, blocks, block // 2, 2)
+    return pairs.columns(0, 1).union(pairs.columns(1, 2).left(4)).reshape(n, blocks, block // 2).value

@@ -1,0 +1,105 @@
+"""Bodies: the subgraphs that ops carry, how they are written, checked against their owner, and counted.
+
+A body is a `Graph` of its own. Its `Input` leaves are its formal inputs, in order; `Capture` leaves name inputs of the
+node that owns it. Weights of the enclosing graph reach a body as one or the other, never as parameters of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from rlx_ort.errors import GraphVerifyError
+from rlx_ort.ir.core import Value
+from rlx_ort.ir.op import Op, OpTypes, tensor_input
+from rlx_ort.ir.ops.leaf import Input, Param, fits
+from rlx_ort.ir.shape import Shape
+from rlx_ort.ir.types import TensorType, ValueType
+
+if TYPE_CHECKING:
+    from rlx_ort.ir.graph import Graph
+
+__all__ = ["Body", "as_body", "body_flops", "body_results", "expect_same_type", "finer_type", "tensor_types"]
+
+Body: TypeAlias = "Graph | Callable[..., Value | Sequence[Value]]"
+"""What the builders take as a body: a graph, or a function `(graph, *inputs)` that builds one and returns results."""
+
+
+def as_body(body: Body, inputs: Iterable[tuple[str, ValueType]], name: str) -> Graph:
+    """Return a body as a graph; a function is called with a new graph that has the named inputs."""
+    from rlx_ort.ir.graph import Graph
+
+    if isinstance(body, Graph):
+        return body
+    graph = Graph(name)
+    leaves = [graph.add_node(Input(label, kind), (), name=label)[0] for label, kind in inputs]
+    results = body(graph, *leaves)
+    graph.outputs = [results] if isinstance(results, Value) else list(results)
+    return graph
+
+
+def body_results(op: Op, body: Graph, label: str, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
+    """Return the types of a body's results.
+
+    Raises:
+        GraphVerifyError: its formal inputs are not those of the owner, it has no result, a result is no tensor, or it
+            has parameters of its own.
+    """
+    formal = [node for node in body.nodes if isinstance(node.op, Input)]
+    if len(formal) != len(inputs):
+        raise GraphVerifyError(f"{op.kind} gives its {label} {len(inputs)} inputs, {body.name!r} has {len(formal)}")
+    for node, given in zip(formal, inputs, strict=True):
+        expect_same_type(op, node.types[0], given, f"input {node.name!r} of its {label}")
+    own = [node.name for node in body.nodes if isinstance(node.op, Param)]
+    if own:
+        raise GraphVerifyError(
+            f"{op.kind} has parameters in its {label}: {', '.join(own)}; make them parameters of the graph around it "
+            "and pass them in"
+        )
+    if not body.outputs:
+        raise GraphVerifyError(f"{op.kind} needs results of its {label}; set the outputs of {body.name!r}")
+    return tensor_types(op, [value.type for value in body.outputs], f"result of its {label}")
+
+
+def tensor_types(op: Op, types: OpTypes, what: str) -> tuple[TensorType, ...]:
+    """Return the types, all of which must be tensors.
+
+    Raises:
+        GraphVerifyError: one is not.
+    """
+    return tuple(tensor_input(op, types, index, what) for index in range(len(types)))
+
+
+def expect_same_type(op: Op, found: ValueType, wanted: TensorType, what: str) -> None:
+    """Check that a type can be another: one dtype, one rank, no different sizes.
+
+    Raises:
+        GraphVerifyError: it cannot.
+    """
+    same = isinstance(found, TensorType) and found.dtype is wanted.dtype
+    if not same or (
+        isinstance(found, TensorType)
+        and found.shape is not None
+        and wanted.shape is not None
+        and not fits(found.shape, wanted.shape)
+    ):
+        raise GraphVerifyError(f"{op.kind} needs {what} to be {wanted}, got {found}")
+
+
+def finer_type(first: TensorType, second: TensorType) -> TensorType:
+    """Return a type with each size that one of two fitting types knows; names must agree to stay."""
+    if first.shape is None or second.shape is None:
+        return first if second.shape is None else second
+    dims: list[Any] = []
+    for left, right in zip(first.shape, second.shape, strict=True):
+        dims.append(left if left == right or isinstance(left, int) else right if isinstance(right, int) else None)
+    return TensorType(first.dtype, Shape(dims))
+
+
+def body_flops(body: Graph) -> int:
+    """Return the floating-point operations of one run of a body; dimensions without a size count as 1."""
+    total = 0
+    for node in body.nodes:
+        inputs = [None if ref is None else body.nodes[ref.node].types[ref.output] for ref in node.inputs]
+        total += node.op.flops(inputs, node.types)
+    return total

@@ -1,0 +1,461 @@
+"""Blocks of whole layers: ops that stand for a graph of other ops.
+
+A composite keeps its name in reports and JSON; its shapes, its cost and its ONNX form are those of the graph it
+stands for, which `Composite.expand` builds.
+"""
+
+from __future__ import annotations
+
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rlx_ort.errors import GraphVerifyError
+from rlx_ort.ir.bodies import as_body, body_flops, tensor_types
+from rlx_ort.ir.core import Value
+from rlx_ort.ir.dtype import DType
+from rlx_ort.ir.infer import expect_dim, expect_float, expect_rank, known_name
+from rlx_ort.ir.op import Op, OpTypes, known_shape, tensor_input
+from rlx_ort.ir.ops.attention import Attention, head_layout
+from rlx_ort.ir.ops.elementwise import ACTIVATIONS, Activation, Binary
+from rlx_ort.ir.ops.leaf import LeafBuilders, Operand
+from rlx_ort.ir.ops.linalg import FusedMatMulBiasAct, MatMul
+from rlx_ort.ir.ops.norm import FusedSwiGLU
+from rlx_ort.ir.shape import Dim, Shape
+from rlx_ort.ir.types import TensorType, ValueType
+
+if TYPE_CHECKING:
+    from rlx_ort.ir.graph import Graph
+
+__all__ = [
+    "AxialRope2d",
+    "BlockBuilders",
+    "Composite",
+    "FusedAttentionBlock",
+    "FusedTransformerLayer",
+    "GroupedQueryAttention",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Composite(Op):
+    """Base of the ops that stand for a graph of other ops."""
+
+    def build(self, graph: Graph, *values: Value) -> Value:
+        """Write the ops this one stands for into a graph and return the result."""
+        raise NotImplementedError(f"{type(self).__name__} does not say what it stands for")
+
+    def check(self, inputs: OpTypes) -> None:
+        """Check what `build` would not report well.
+
+        Raises:
+            GraphVerifyError: the inputs do not fit the op.
+        """
+
+    def expand(self, inputs: OpTypes) -> Graph:
+        """Return the graph this op stands for, with an input for each of its inputs.
+
+        Raises:
+            GraphVerifyError: the inputs do not fit the op.
+        """
+        self.check(inputs)
+        types = tensor_types(self, inputs, "a tensor")
+        try:
+            return as_body(self.build, [(f"in{place}", kind) for place, kind in enumerate(types)], self.kind)
+        except GraphVerifyError as err:
+            raise GraphVerifyError(f"{self.describe()}: {err}") from err
+
+    def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
+        """Return the type of the graph's result."""
+        return tuple(value.type for value in self.expand(inputs).outputs)
+
+    def flops(self, inputs: OpTypes, outputs: OpTypes) -> int:
+        """Return those of the graph."""
+        return body_flops(self.expand(inputs))
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedQueryAttention(Composite):
+    """Attention in which `num_heads / num_kv_heads` query heads share a head of k and v.
+
+    Layouts and masks are those of `Attention`, with `num_kv_heads` heads in k and v. Without a mask, with a `custom`
+    one, and for one query under `causal`, query heads that share keys are folded into the query length, so k and v
+    are not copied; else they are repeated.
+
+    Attributes:
+        num_heads: heads of q.
+        num_kv_heads: heads of k and v, a divisor of `num_heads`.
+        head_dim: size of a head.
+        mask_kind: as in `Attention`.
+        window: as in `Attention`.
+        scale: as in `Attention`.
+        softcap: as in `Attention`.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    mask_kind: str = "none"
+    window: int | None = None
+    scale: float | None = None
+    softcap: float | None = None
+
+    arity = (3, 4)
+
+    def __post_init__(self) -> None:
+        if self.num_kv_heads < 1 or self.num_heads % self.num_kv_heads:
+            raise GraphVerifyError(f"{self.num_heads} query heads cannot share {self.num_kv_heads} heads of k and v")
+        self._attention(self.num_heads)
+
+    def _attention(self, heads: int, mask_kind: str | None = None) -> Attention:
+        kind = self.mask_kind if mask_kind is None else mask_kind
+        return Attention(heads, self.head_dim, kind, self.window, self.scale, self.softcap)
+
+    def build(self, graph: Graph, *values: Value) -> Value:
+        """Write one attention over folded queries, or over repeated keys and values."""
+        q, k, v, *mask = values
+        layouts = [
+            head_layout(self, expect_rank(self, self._tensor(value), (2, 3, 4), name), heads, self.head_dim, name)
+            for value, heads, name in zip((q, k, v), (self.num_heads, self.num_kv_heads, self.num_kv_heads), "qkv", strict=True)
+        ]
+        if self.num_heads == self.num_kv_heads:
+            return graph.append(self._attention(self.num_heads), q, k, v, *mask)
+        split = [self._heads_first(graph, value, layout.heads_first) for value, layout in zip((q, k, v), layouts, strict=True)]
+        length = layouts[0].length
+        single = length == 1 and self.mask_kind == "causal"
+        if single or self.mask_kind in {"none", "custom"}:
+            result = self._folded(graph, split, mask, length, "none" if single else self.mask_kind)
+        else:
+            keys, vals = (self._repeated(graph, value) for value in split[1:])
+            # (B, H, S, D) is read with the heads first, whatever S is: its second dimension is the number of heads.
+            result = graph.append(self._attention(self.num_heads), split[0], keys, vals, *mask)
+        return self._like(graph, result, q, layouts[0].heads_first)
+
+    def _tensor(self, value: Value) -> TensorType:
+        return tensor_input(self, (value.type,), 0, value.name)
+
+    def _heads_first(self, graph: Graph, value: Value, is_first: bool) -> Value:
+        """Return `(B, H, S, D)`, with batch 1 for rank 2."""
+        if is_first:
+            return value
+        shape = value.shape
+        if shape.rank < 4:
+            width = shape[-1]
+            heads = width // self.head_dim if isinstance(width, int) else -1
+            lead: tuple[Dim, ...] = (shape[0],) if shape.rank == 3 else (1,)
+            value = graph.reshape(value, (*lead, shape[-2], heads, self.head_dim))
+        return graph.transpose(value, (0, 2, 1, 3))
+
+    def _folded(self, graph: Graph, split: Sequence[Value], mask: Sequence[Value], length: Dim, kind: str) -> Value:
+        q, k, v = split
+        share = self.num_heads // self.num_kv_heads
+        rows = share * length if isinstance(length, int) else -1
+        batch = q.shape[0]
+        folded = graph.reshape(q, (batch, self.num_kv_heads, rows, self.head_dim))
+        mixed = graph.append(self._attention(self.num_kv_heads, kind), folded, k, v, *mask)
+        return graph.reshape(mixed, (batch, self.num_heads, length if isinstance(length, int) else -1, self.head_dim))
+
+    def _repeated(self, graph: Graph, value: Value) -> Value:
+        share = self.num_heads // self.num_kv_heads
+        batch, heads, length, size = value.shape
+        apart = graph.reshape(value, (batch, heads, 1, length, size))
+        return graph.reshape(graph.expand(apart, (-1, -1, share, -1, -1)), (batch, self.num_heads, length, size))
+
+    def _like(self, graph: Graph, result: Value, q: Value, is_first: bool) -> Value:
+        """Bring `(B, H, S, D)` to the layout of q."""
+        if is_first:
+            return result
+        result = graph.transpose(result, (0, 2, 1, 3))
+        return result if q.rank == 4 else graph.reshape(result, q.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class FusedAttentionBlock(Composite):
+    """Projection to q, k and v, rotary embedding, attention with a key mask, projection back.
+
+    Inputs: hidden `(B, S, W)`, qkv weight `(W, 3 H D)`, output weight `(H D, W)`, mask `(B, S)`; with `has_bias`, qkv
+    bias and output bias; with `has_rope`, cos and sin `(S, D / 2)`, which turn q and k.
+
+    Attributes:
+        num_heads: number of heads.
+        head_dim: size of a head.
+        has_bias: whether the two biases are given.
+        has_rope: whether the two tables are given.
+    """
+
+    num_heads: int
+    head_dim: int
+    has_bias: bool = False
+    has_rope: bool = False
+
+    arity = (4, 8)
+
+    def check(self, inputs: OpTypes) -> None:
+        """Check the number of inputs and the widths."""
+        _check_count(self, inputs, 4 + 2 * self.has_bias + 2 * self.has_rope)
+        width = self.num_heads * self.head_dim
+        expect_rank(self, tensor_input(self, inputs, 0, "hidden"), (2, 3), "hidden")
+        qkv = expect_rank(self, tensor_input(self, inputs, 1, "qkv weight"), (2,), "qkv weight")
+        expect_dim(self, qkv[1], 3 * width, "the columns of the qkv weight, 3 times the heads,")
+
+    def build(self, graph: Graph, *values: Value) -> Value:
+        """Write the projections, the embedding and the attention."""
+        hidden, qkv_weight, out_weight, mask, *rest = values
+        biases, tables = (rest[:2], rest[2:]) if self.has_bias else ((None, None), rest)
+        width = self.num_heads * self.head_dim
+        qkv = _linear(graph, hidden, qkv_weight, biases[0])
+        q, k, v = (graph.narrow(qkv, -1, part * width, width) for part in range(3))
+        if self.has_rope:
+            q, k = (graph.rope(item, tables[0], tables[1], self.head_dim) for item in (q, k))
+        mixed = graph.attention(q, k, v, mask, self.num_heads, self.head_dim)
+        return _linear(graph, mixed, out_weight, biases[1])
+
+
+@dataclass(frozen=True, slots=True)
+class FusedTransformerLayer(Composite):
+    """A transformer layer: attention block and feed-forward block, each with a residual and a layer normalisation.
+
+    Inputs: hidden `(B, S, W)`, mask `(B, S)`, qkv weight, output weight, gamma and beta of the first normalisation,
+    up weight `(W, F)`, down weight `(F, W)`, gamma and beta of the second; with `has_bias`, the biases of qkv,
+    output, up and down.
+
+    Attributes:
+        num_heads: number of heads.
+        head_dim: size of a head.
+        has_bias: whether the four biases are given.
+        pre_norm: whether a block normalises its input, instead of the sum after it.
+        activation: of the feed-forward block.
+        eps: of the normalisations.
+    """
+
+    num_heads: int
+    head_dim: int
+    has_bias: bool = False
+    pre_norm: bool = False
+    activation: str = "gelu"
+    eps: float = 1e-5
+
+    arity = (10, 14)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "activation", known_name("activation", self.activation, ACTIVATIONS))
+
+    def check(self, inputs: OpTypes) -> None:
+        """Check the number of inputs."""
+        _check_count(self, inputs, 14 if self.has_bias else 10)
+
+    def build(self, graph: Graph, *values: Value) -> Value:
+        """Write both blocks."""
+        hidden, mask, qkv_weight, out_weight, gamma1, beta1, up, down, gamma2, beta2, *biases = values
+        qkv_bias, out_bias, up_bias, down_bias = biases or (None,) * 4
+        block = FusedAttentionBlock(self.num_heads, self.head_dim, self.has_bias)
+        extra = (qkv_bias, out_bias) if self.has_bias else ()
+
+        def attend(x: Value) -> Value:
+            return graph.append(block, x, qkv_weight, out_weight, mask, *extra)
+
+        def feed_forward(x: Value) -> Value:
+            return _linear(graph, _linear(graph, x, up, up_bias, self.activation), down, down_bias)
+
+        for step, gamma, beta in ((attend, gamma1, beta1), (feed_forward, gamma2, beta2)):
+            hidden = self._residual(graph, hidden, step, gamma, beta)
+        return hidden
+
+    def _residual(
+        self, graph: Graph, hidden: Value, step: Callable[[Value], Value], gamma: Value, beta: Value
+    ) -> Value:
+        if self.pre_norm:
+            return graph.add(hidden, step(graph.layer_norm(hidden, gamma, beta, eps=self.eps)))
+        return graph.fused_residual_ln(step(hidden), hidden, None, gamma, beta, self.eps)
+
+
+@dataclass(frozen=True, slots=True)
+class AxialRope2d(Composite):
+    """Rotary embedding of a grid of tokens: the first half of each head by the column, the second by the row.
+
+    Token t stands at place p = t // repeat_factor, in column p % end_x and row p // end_x. Neighbours (2c, 2c + 1)
+    are turned by place * theta^(-4c / head_dim). x is `(S, H * D)` or `(B, S, H * D)`.
+
+    Attributes:
+        end_x: columns of the grid.
+        end_y: rows of the grid.
+        head_dim: size of a head, a multiple of 4.
+        num_heads: number of heads.
+        theta: base of the frequencies.
+        repeat_factor: how many tokens stand at each place.
+    """
+
+    end_x: int
+    end_y: int
+    head_dim: int
+    num_heads: int
+    theta: float = 10000.0
+    repeat_factor: int = 1
+
+    arity = (1, 1)
+
+    def __post_init__(self) -> None:
+        if self.head_dim < 4 or self.head_dim % 4 or min(self.end_x, self.end_y, self.num_heads, self.repeat_factor) < 1:
+            raise GraphVerifyError(f"{self!r} needs a head_dim that is a multiple of 4, and numbers of at least 1")
+
+    def check(self, inputs: OpTypes) -> None:
+        """Check the heads, and that there are no more tokens than places."""
+        x = tensor_input(self, inputs, 0, "x")
+        expect_float(self, x, "x")
+        shape = expect_rank(self, x, (2, 3), "x")
+        expect_dim(self, shape[-1], self.num_heads * self.head_dim, f"the last dimension of x {shape}")
+        places = self.end_x * self.end_y * self.repeat_factor
+        if isinstance(shape[-2], int) and shape[-2] > places:
+            raise GraphVerifyError(f"AxialRope2d has {places} places on its grid, x {shape} has {shape[-2]} tokens")
+
+    def tables(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        """Return cos and sin, `(places, D / 2)`, in f64."""
+        token = np.arange(self.end_x * self.end_y * self.repeat_factor)
+        place = token // self.repeat_factor
+        frequencies = self.theta ** (-4.0 * np.arange(self.head_dim // 4) / self.head_dim)
+        angles = np.concatenate([np.outer(place % self.end_x, frequencies), np.outer(place // self.end_x, frequencies)], 1)
+        return np.cos(angles), np.sin(angles)
+
+    def build(self, graph: Graph, *values: Value) -> Value:
+        """Write one interleaved rotary embedding with constant tables."""
+        (x,) = values
+        cos, sin = (graph.constant(table, x.dtype) for table in self.tables())
+        return graph.rope(x, cos, sin, self.head_dim, interleaved=True)
+
+
+def _check_count(op: Op, inputs: OpTypes, wanted: int) -> None:
+    if len(inputs) != wanted:
+        raise GraphVerifyError(f"{op.describe()} takes {wanted} inputs, got {len(inputs)}")
+
+
+def _linear(graph: Graph, x: Value, weight: Value, bias: Value | None, activation: str | None = None) -> Value:
+    if bias is not None:
+        return graph.append(FusedMatMulBiasAct(activation), x, weight, bias)
+    product = graph.append(MatMul(), x, weight)
+    return product if activation is None else graph.activation(activation, product)
+
+
+class BlockBuilders(LeafBuilders):
+    """Builders of the blocks."""
+
+    __slots__ = ()
+
+    def gqa(
+        self,
+        q: Operand,
+        k: Operand,
+        v: Operand,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        mask_kind: str = "none",
+        mask: Operand | None = None,
+        *,
+        scale: float | None = None,
+        softcap: float | None = None,
+        name: str | None = None,
+    ) -> Value:
+        """Attend with query heads that share heads of k and v; `mask` is for the kinds `custom` and `bias`.
+
+        Raises:
+            GraphVerifyError: the heads cannot be shared out, or q, k, v or the mask do not fit.
+        """
+        kind, colon, text = mask_kind.strip().partition(":")
+        window = int(text) if text.strip().isdecimal() else None
+        if bool(colon) != (kind.strip().lower() == "sliding") or (colon and window is None):
+            raise GraphVerifyError(f"mask kind {mask_kind!r} is not none, causal, sliding:N, custom or bias")
+        op = GroupedQueryAttention(num_heads, num_kv_heads, head_dim, kind, window, scale, softcap)
+        query = self._as_value(q)
+        extra = () if mask is None else (self._as_value(mask, query),)
+        return self._add(op, query, self._as_value(k, query), self._as_value(v, query), *extra, name=name)
+
+    def fused_attention_block(
+        self,
+        hidden: Operand,
+        qkv_weight: Operand,
+        out_weight: Operand,
+        mask: Operand,
+        num_heads: int,
+        head_dim: int,
+        qkv_bias: Operand | None = None,
+        out_bias: Operand | None = None,
+        cos: Operand | None = None,
+        sin: Operand | None = None,
+        *,
+        name: str | None = None,
+    ) -> Value:
+        """Project, rotate where tables are given, attend, and project back.
+
+        Raises:
+            GraphVerifyError: one of two biases or tables is missing, or the shapes do not fit.
+        """
+        pairs = ((qkv_bias, out_bias), (cos, sin))
+        if any((first is None) != (second is None) for first, second in pairs):
+            raise GraphVerifyError("fused_attention_block takes both biases or none, and both tables or none")
+        x = self._as_value(hidden)
+        given = (qkv_weight, out_weight, mask, *(item for pair in pairs for item in pair if item is not None))
+        op = FusedAttentionBlock(num_heads, head_dim, qkv_bias is not None, cos is not None)
+        return self._add(op, x, *(self._as_value(item, x) for item in given), name=name)
+
+    def axial_rope2d(
+        self,
+        x: Operand,
+        end_x: int,
+        end_y: int,
+        head_dim: int,
+        num_heads: int,
+        theta: float = 10000.0,
+        repeat_factor: int = 1,
+        *,
+        name: str | None = None,
+    ) -> Value:
+        """Rotate the heads of a grid of tokens, half of each by the column and half by the row."""
+        op = AxialRope2d(end_x, end_y, head_dim, num_heads, float(theta), repeat_factor)
+        return self._add(op, self._as_value(x), name=name)
+
+    def linear_bias(self, x: Operand, weight: Operand, bias: Operand, *, name: str | None = None) -> Value:
+        """Return x @ weight + bias."""
+        return self.linear_fused(x, weight, bias, name=name)
+
+    def linear_bias_act(
+        self, x: Operand, weight: Operand, bias: Operand, activation: str, *, name: str | None = None
+    ) -> Value:
+        """Return activation(x @ weight + bias)."""
+        return self.linear_fused(x, weight, bias, activation, name=name)
+
+    def linear_fused(
+        self,
+        x: Operand,
+        weight: Operand,
+        bias: Operand,
+        activation: str | None = None,
+        *,
+        name: str | None = None,
+    ) -> Value:
+        """Return activation(x @ weight + bias) as one op."""
+        value = self._as_value(x)
+        others = (self._as_value(item, value) for item in (weight, bias))
+        return self._add(FusedMatMulBiasAct(activation), value, *others, name=name)
+
+    def shared_matmul_pair(self, x: Operand, first: Operand, second: Operand) -> tuple[Value, Value]:
+        """Return x @ first and x @ second.
+
+        They stay two products: one product with joined weights would keep a second copy of both.
+        """
+        value = self._as_value(x)
+        left, right = (self._add(MatMul(), *self._pair(value, weight)) for weight in (first, second))
+        return left, right
+
+    def swiglu_ffn(self, x: Operand, up: Operand, gate: Operand, down: Operand) -> Value:
+        """Return ((x @ up) * silu(x @ gate)) @ down."""
+        raised, gated = self.shared_matmul_pair(x, up, gate)
+        mixed = self._add(Binary("mul"), raised, self._add(Activation("silu"), gated))
+        return self._add(MatMul(), *self._pair(mixed, down))
+
+    def fused_swiglu_ffn(self, x: Operand, up_gate: Operand, down: Operand, gate_first: bool = False) -> Value:
+        """Return (up * silu(gate)) @ down, where up and gate are the halves of x @ up_gate."""
+        both = self._add(MatMul(), *self._pair(self._as_value(x), up_gate))
+        return self._add(MatMul(), *self._pair(self._add(FusedSwiGLU(gate_first), both), down))

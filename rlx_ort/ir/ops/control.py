@@ -1,0 +1,360 @@
+"""Control flow: a choice, a loop with a condition, and a loop of known length over slices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rlx_ort.errors import GraphVerifyError
+from rlx_ort.ir.bodies import Body, as_body, body_flops, body_results, expect_same_type, finer_type, tensor_types
+from rlx_ort.ir.core import Value
+from rlx_ort.ir.dtype import DType
+from rlx_ort.ir.infer import broadcast, expect_dim
+from rlx_ort.ir.op import Op, OpTypes, element_count, known_shape, tensor_input
+from rlx_ort.ir.ops.leaf import LeafBuilders, Operand
+from rlx_ort.ir.shape import Shape
+from rlx_ort.ir.types import TensorType, ValueType
+
+if TYPE_CHECKING:
+    from rlx_ort.ir.graph import Graph
+
+__all__ = ["ControlBuilders", "If", "Scan", "While"]
+
+
+@dataclass(frozen=True, slots=True)
+class If(Op):
+    """One of two bodies, chosen by a bool; inputs are the predicate and what both bodies get, in order.
+
+    A predicate of one element runs one body. A larger one is elementwise: both bodies run, and each element of the
+    broadcast result comes from one of them.
+    """
+
+    then_body: Graph
+    else_body: Graph
+
+    arity = (1, None)
+
+    def elementwise(self, inputs: OpTypes) -> bool:
+        """Return whether the predicate may have more than one element."""
+        shape = tensor_input(self, inputs, 0, "predicate").shape
+        return shape is None or shape.num_elements != 1
+
+    def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
+        """Return the types on which both bodies agree."""
+        predicate = tensor_input(self, inputs, 0, "predicate")
+        if predicate.dtype is not DType.BOOL:
+            raise GraphVerifyError(f"If needs a bool predicate, got {predicate}; cast it")
+        given = tensor_types(self, inputs[1:], "captured value")
+        yes = body_results(self, self.then_body, "then body", given)
+        no = body_results(self, self.else_body, "else body", given)
+        if len(yes) != len(no):
+            raise GraphVerifyError(f"If needs as many results of both bodies, got {len(yes)} and {len(no)}")
+        if self.elementwise(inputs):
+            return tuple(self._selected(predicate, *pair) for pair in zip(yes, no, strict=True))
+        for index, (left, right) in enumerate(zip(yes, no, strict=True)):
+            expect_same_type(self, right, left, f"result {index} of its else body")
+        return tuple(finer_type(left, right) for left, right in zip(yes, no, strict=True))
+
+    def _selected(self, predicate: TensorType, left: TensorType, right: TensorType) -> TensorType:
+        if left.dtype is not right.dtype:
+            raise GraphVerifyError(f"If needs results of one dtype, got {left} and {right}; cast one")
+        return TensorType(left.dtype, broadcast(self, (predicate.shape, left.shape, right.shape)))
+
+    def flops(self, inputs: OpTypes, outputs: OpTypes) -> int:
+        """Return those of the longer body, or of both and the selection when it is elementwise."""
+        yes, no = body_flops(self.then_body), body_flops(self.else_body)
+        return yes + no + sum(map(element_count, outputs)) if self.elementwise(inputs) else max(yes, no)
+
+    def bodies(self) -> tuple[Graph, ...]:
+        """Return the then body and the else body."""
+        return self.then_body, self.else_body
+
+    def describe(self) -> str:
+        """Return the names of the bodies."""
+        return f"If(then={self.then_body.name!r}, else={self.else_body.name!r})"
+
+
+@dataclass(frozen=True, slots=True)
+class While(Op):
+    """A body repeated as long as a condition on the carried values holds, tested before each pass.
+
+    Inputs are the carried values, then values that stay as they are; both bodies get all of them in that order. The
+    body returns the next carried values, of unchanged types; every carried value is a result.
+
+    Attributes:
+        cond: returns one bool.
+        body: returns the next carried values.
+        carries: how many of the inputs are carried.
+        max_iterations: where to stop in any case, None for nowhere.
+    """
+
+    cond: Graph
+    body: Graph
+    carries: int
+    max_iterations: int | None = None
+
+    arity = (1, None)
+
+    def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
+        """Return the types of the carried values."""
+        given = tensor_types(self, inputs, "carried value")
+        if not 1 <= self.carries <= len(given):
+            raise GraphVerifyError(f"While carries {self.carries} of {len(given)} inputs; it must carry at least 1")
+        if self.max_iterations is not None and self.max_iterations < 0:
+            raise GraphVerifyError(f"While cannot stop after {self.max_iterations} iterations")
+        test = body_results(self, self.cond, "condition", given)
+        size = None if test[0].shape is None else test[0].shape.num_elements
+        if len(test) != 1 or test[0].dtype is not DType.BOOL or size not in (1, None):
+            found = ", ".join(map(str, test))
+            raise GraphVerifyError(f"While needs a condition with one bool of one element as result, got {found}")
+        following = body_results(self, self.body, "body", given)
+        carried = given[: self.carries]
+        if len(following) != self.carries:
+            raise GraphVerifyError(f"While carries {self.carries} values, its body returns {len(following)}")
+        for index, (found, wanted) in enumerate(zip(following, carried, strict=True)):
+            expect_same_type(self, found, wanted, f"result {index} of its body")
+        return carried
+
+    def flops(self, inputs: OpTypes, outputs: OpTypes) -> int:
+        """Return those of `max_iterations` passes, or of one when there is no limit."""
+        return (body_flops(self.cond) + body_flops(self.body)) * (
+            1 if self.max_iterations is None else self.max_iterations
+        )
+
+    def bodies(self) -> tuple[Graph, ...]:
+        """Return the condition and the body."""
+        return self.cond, self.body
+
+    def describe(self) -> str:
+        """Return the names of the bodies and the numbers."""
+        names = f"cond={self.cond.name!r}, body={self.body.name!r}"
+        return f"While({names}, carries={self.carries}, max_iterations={self.max_iterations})"
+
+
+@dataclass(frozen=True, slots=True)
+class Scan(Op):
+    """A body applied `length` times to a carried value.
+
+    Inputs are the first carried value, `num_bcast` values that every step gets, and `num_xs` sequences
+    `(length, ...)` of which step t gets row t. The body takes the carried value, the broadcast ones and the rows in
+    that order and returns the next carried value, of unchanged type.
+
+    Attributes:
+        body: one step.
+        length: how many steps.
+        save_trajectory: whether the result is every carried value, stacked: row t is the one after step t + 1.
+        num_bcast: how many inputs every step gets whole.
+        num_xs: how many inputs are sequences.
+        num_checkpoints: K rows of the trajectory as result, those at floor(t * length / K); 0 for none.
+    """
+
+    body: Graph
+    length: int
+    save_trajectory: bool = False
+    num_bcast: int = 0
+    num_xs: int = 0
+    num_checkpoints: int = 0
+
+    arity = (1, None)
+
+    @property
+    def checkpoint_rows(self) -> tuple[int, ...]:
+        """Rows of the trajectory that are checkpoints."""
+        return tuple(row * self.length // self.num_checkpoints for row in range(self.num_checkpoints))
+
+    def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
+        """Return the type of the carried value, with the number of saved rows in front if any are."""
+        if min(self.length, self.num_bcast, self.num_xs, self.num_checkpoints) < 0:
+            raise GraphVerifyError(f"{self.describe()} has a negative number")
+        if self.num_checkpoints and (self.save_trajectory or not self.length):
+            raise GraphVerifyError("Scan saves checkpoints of at least one step, and then not the trajectory")
+        if len(inputs) != 1 + self.num_bcast + self.num_xs:
+            raise GraphVerifyError(f"Scan takes {1 + self.num_bcast + self.num_xs} inputs, got {len(inputs)}")
+        results = body_results(self, self.body, "body", self.body_inputs(inputs))
+        carry = tensor_input(self, inputs, 0, "carry")
+        if len(results) != 1:
+            raise GraphVerifyError(f"Scan needs one result of its body, the next carry, got {len(results)}")
+        expect_same_type(self, results[0], carry, "the result of its body")
+        if not self.save_trajectory and not self.num_checkpoints:
+            return (carry,)
+        rows = self.num_checkpoints or self.length
+        return (TensorType(carry.dtype, Shape((rows, *known_shape(self, carry, "carry")))),)
+
+    def body_inputs(self, inputs: OpTypes) -> tuple[TensorType, ...]:
+        """Return the types of what the body gets.
+
+        Raises:
+            GraphVerifyError: a sequence has another length.
+        """
+        given = list(tensor_types(self, inputs, "input"))
+        for index in range(1 + self.num_bcast, len(given)):
+            shape = known_shape(self, given[index], f"{index}, a sequence")
+            if not shape.rank:
+                raise GraphVerifyError(f"Scan needs a sequence as input {index}, got {given[index]}")
+            expect_dim(self, shape[0], self.length, f"the length of input {index}")
+            given[index] = TensorType(given[index].dtype, Shape(shape[1:]))
+        return tuple(given)
+
+    def flops(self, inputs: OpTypes, outputs: OpTypes) -> int:
+        """Return those of all steps."""
+        return self.length * body_flops(self.body)
+
+    def bodies(self) -> tuple[Graph, ...]:
+        """Return the body."""
+        return (self.body,)
+
+    def describe(self) -> str:
+        """Return the name of the body and the numbers."""
+        saved = "trajectory" if self.save_trajectory else f"{self.num_checkpoints} rows" if self.num_checkpoints else ""
+        numbers = f"length={self.length}, bcasts={self.num_bcast}, xs={self.num_xs}"
+        return f"Scan({self.body.name!r}, {numbers}{saved and f', saves {saved}'})"
+
+
+class ControlBuilders(LeafBuilders):
+    """Builders of control flow. A body is a `Graph`, or a function `(graph, *inputs)` that builds one."""
+
+    __slots__ = ()
+
+    def if_(
+        self,
+        predicate: Operand,
+        then_body: Body,
+        else_body: Body,
+        captures: Sequence[Operand] = (),
+        *,
+        name: str | None = None,
+    ) -> Value:
+        """Return the result of `then_body` where the predicate holds, else of `else_body`; both get the captures.
+
+        A predicate that may have more than one element chooses element by element, and both bodies run.
+
+        Raises:
+            GraphVerifyError: a body does not take the captures, or the bodies do not return one value of one type.
+        """
+        return _only(self.if_multi(predicate, then_body, else_body, captures, name=name), "if_multi")
+
+    def if_multi(
+        self,
+        predicate: Operand,
+        then_body: Body,
+        else_body: Body,
+        captures: Sequence[Operand] = (),
+        *,
+        name: str | None = None,
+    ) -> tuple[Value, ...]:
+        """Return the results of one of two bodies; see `if_`."""
+        values = [self._as_value(item) for item in captures]
+        labels = _labelled("capture", values)
+        op = If(as_body(then_body, labels, "then"), as_body(else_body, labels, "else"))
+        test = self._cast_to(self._as_value(predicate), DType.BOOL)
+        return self.add_node(op, (test, *values), name=name)
+
+    def while_(
+        self,
+        carries: Sequence[Operand],
+        cond: Body,
+        body: Body,
+        captures: Sequence[Operand] = (),
+        max_iterations: int | None = None,
+        *,
+        name: str | None = None,
+    ) -> tuple[Value, ...]:
+        """Repeat `body` while `cond` holds and return the carried values; both get the carries, then the captures.
+
+        Raises:
+            GraphVerifyError: a body does not take these inputs, or does not return what it should.
+        """
+        moving, fixed = [self._as_value(item) for item in carries], [self._as_value(item) for item in captures]
+        labels = [*_labelled("carry", moving), *_labelled("capture", fixed)]
+        op = While(as_body(cond, labels, "cond"), as_body(body, labels, "body"), len(moving), max_iterations)
+        return self.add_node(op, (*moving, *fixed), name=name)
+
+    def scan(self, init: Operand, body: Body, length: int, *, name: str | None = None) -> Value:
+        """Apply `body` `length` times to `init` and return the last carried value."""
+        return self._scan(body, length, init, (), (), False, 0, name)
+
+    def scan_trajectory(self, init: Operand, body: Body, length: int, *, name: str | None = None) -> Value:
+        """Apply `body` `length` times and return every carried value `(length, ...)`, the first step's first."""
+        return self._scan(body, length, init, (), (), True, 0, name)
+
+    def scan_checkpointed(
+        self, init: Operand, body: Body, length: int, num_checkpoints: int, *, name: str | None = None
+    ) -> Value:
+        """Apply `body` `length` times and return K rows of the trajectory, those at floor(t * length / K).
+
+        Raises:
+            GraphVerifyError: there are no checkpoints or no steps.
+        """
+        if num_checkpoints < 1:
+            raise GraphVerifyError(f"scan_checkpointed saves at least 1 row, got {num_checkpoints}")
+        return self._scan(body, length, init, (), (), False, num_checkpoints, name)
+
+    def scan_with_xs(
+        self,
+        init: Operand,
+        xs: Sequence[Operand],
+        body: Body,
+        length: int,
+        save_trajectory: bool = False,
+        *,
+        name: str | None = None,
+    ) -> Value:
+        """Apply `body` to the carried value and the rows of sequences `(length, ...)`, one row a step.
+
+        Raises:
+            GraphVerifyError: a sequence has another length.
+        """
+        return self._scan(body, length, init, (), xs, save_trajectory, 0, name)
+
+    def scan_with_bcasts_and_xs(
+        self,
+        init: Operand,
+        bcasts: Sequence[Operand],
+        xs: Sequence[Operand],
+        body: Body,
+        length: int,
+        save_trajectory: bool = False,
+        num_checkpoints: int = 0,
+        *,
+        name: str | None = None,
+    ) -> Value:
+        """Apply `body` to the carried value, values that stay the same, and rows of sequences; see `Scan`.
+
+        Raises:
+            GraphVerifyError: a sequence has another length, or both trajectory and checkpoints are asked for.
+        """
+        return self._scan(body, length, init, bcasts, xs, save_trajectory, num_checkpoints, name)
+
+    def _scan(
+        self,
+        body: Body,
+        length: int,
+        init: Operand,
+        bcasts: Sequence[Operand],
+        xs: Sequence[Operand],
+        save_trajectory: bool,
+        num_checkpoints: int,
+        name: str | None,
+    ) -> Value:
+        carry = self._as_value(init)
+        whole, rows = [self._as_value(item) for item in bcasts], [self._as_value(item) for item in xs]
+        labels = [*_labelled("carry", [carry]), *_labelled("bcast", whole)]
+        labels += [(label, _row(kind)) for label, kind in _labelled("x", rows)]
+        graph = as_body(body, labels, "step")
+        op = Scan(graph, length, save_trajectory, len(whole), len(rows), num_checkpoints)
+        return self.append(op, carry, *whole, *rows, name=name)
+
+
+def _labelled(label: str, values: Sequence[Value]) -> list[tuple[str, ValueType]]:
+    return [(label if len(values) == 1 else f"{label}{index}", value.type) for index, value in enumerate(values)]
+
+
+def _row(kind: ValueType) -> ValueType:
+    return TensorType(kind.dtype, Shape(kind.shape[1:])) if isinstance(kind, TensorType) and kind.shape else kind
+
+
+def _only(values: tuple[Value, ...], multi: str) -> Value:
+    if len(values) != 1:
+        raise GraphVerifyError(f"the bodies return {len(values)} values; use {multi}, which returns them all")
+    return values[0]

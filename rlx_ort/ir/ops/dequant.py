@@ -1,0 +1,365 @@
+"""Matrix products with packed weights.
+
+The weights stay in the form their file has. Schemes, for x `(..., M, K)` and a result `(..., M, N)`:
+
+| scheme | inputs after x | weight |
+|---|---|---|
+| `int8_block` | w i8 `(K, N)`, scale `(K / block, N)` | w * s |
+| `int8_block_asym` | w, scale, zero point like the scale | (w - zp) * s |
+| `int4_block` | w, scale, zero point like the scale, or none | (w - zp) * s |
+| `fp8_e4m3`, `fp8_e5m2` | w f8 or u8 `(K, N)`, scale `(N,)` | w * s |
+| `nvfp4_block` | w u8 `(K, N / 2)`, scale f8e4m3 or u8 `(K / 16, N)`, global scale `(1,)` | e2m1(w) * s * global |
+| `q4_0` ... `q8_k` | bytes u8 `(N, row bytes)` or flat | as GGUF defines; rows are of K |
+
+The weights of `int4_block` are unsigned, 0 to 15: u4 `(K, N)`, or bytes in which element p * N + j is a half byte, low
+half first. In `nvfp4_block` column 2j is the low half.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from rlx_ort.errors import GraphVerifyError
+from rlx_ort.ir.core import Value
+from rlx_ort.ir.dtype import DType
+from rlx_ort.ir.gguf_blocks import GGUF_FORMATS, BlockFormat, block_format
+from rlx_ort.ir.infer import expect_dim, expect_float, expect_rank, known_name
+from rlx_ort.ir.op import Op, OpTypes, element_count, known_shape, tensor_input
+from rlx_ort.ir.ops.leaf import LeafBuilders, Operand
+from rlx_ort.ir.shape import Dim, Shape
+from rlx_ort.ir.types import TensorType, ValueType
+
+__all__ = [
+    "SCHEMES",
+    "DequantBuilders",
+    "DequantGroupedMatMul",
+    "DequantMatMul",
+    "DequantMoEWeights",
+]
+
+_BLOCK_SCHEMES = ("int8_block", "int8_block_asym", "int4_block")
+_FP8 = {"fp8_e4m3": DType.F8E4M3, "fp8_e5m2": DType.F8E5M2}
+SCHEMES = (*_BLOCK_SCHEMES, *_FP8, "nvfp4_block", *GGUF_FORMATS)
+"""Names of the schemes."""
+_PACKED = ("int4_block", "q4_0", "q4_k")
+_NVFP4_BLOCK = 16
+_ROLES = {
+    "int8_block": ((2,), "w and scale"),
+    "int8_block_asym": ((3,), "w, scale and zero point"),
+    "int4_block": ((2, 3), "w, scale and perhaps zero point"),
+    "fp8_e4m3": ((2,), "w and scale"),
+    "fp8_e5m2": ((2,), "w and scale"),
+    "nvfp4_block": ((3,), "w, scale and global scale"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class DequantMatMul(Op):
+    """x times a packed weight; see the table of schemes.
+
+    Attributes:
+        scheme: one of `SCHEMES`.
+        block: rows of the weight that share a scale, for the block schemes; None for the others.
+        packed: whether the weight stays packed in the session, multiplied by ONNX Runtime's MatMulNBits, which not
+            every provider has. Otherwise it is expanded once, when the session opens, and takes the bytes of x's
+            dtype. For `int4_block`, `q4_0` and `q4_k`: the CPU kernel of 8 bits wants prepacked weights.
+    """
+
+    scheme: str
+    block: int | None = None
+    packed: bool = False
+
+    arity = (2, 4)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "scheme", _scheme(self.scheme))
+        if (self.scheme in _BLOCK_SCHEMES) != (self.block is not None) or (self.block is not None and self.block < 1):
+            wanted = "a block size of at least 1" if self.scheme in _BLOCK_SCHEMES else "no block size"
+            raise GraphVerifyError(f"scheme {self.scheme!r} takes {wanted}, got {self.block}")
+        if self.packed:
+            self._check_packed()
+
+    def _check_packed(self) -> None:
+        if self.scheme not in _PACKED:
+            known = ", ".join(_PACKED)
+            raise GraphVerifyError(f"scheme {self.scheme!r} has no packed product, only {known} have; leave `packed` out")
+        if self.block is not None and (self.block < 16 or self.block & (self.block - 1)):
+            raise GraphVerifyError(f"a packed product needs blocks of 16, 32, 64, ..., got {self.block}")
+
+    @property
+    def gguf(self) -> BlockFormat | None:
+        """The GGUF format, None for the other schemes."""
+        return GGUF_FORMATS.get(self.scheme)
+
+    def sizes(self, inputs: OpTypes) -> tuple[int, int]:
+        """Return K and N.
+
+        Raises:
+            GraphVerifyError: a size is unknown, or the inputs do not fit each other.
+        """
+        x = tensor_input(self, inputs, 0, "x")
+        expect_float(self, x, "x")
+        shape = known_shape(self, x, "x")
+        if shape.rank < 2:
+            raise GraphVerifyError(f"DequantMatMul needs a matrix, x is {shape}; reshape it to rank 2 or more")
+        k = _size(self, shape[-1], "the last dimension of x")
+        if self.gguf is not None:
+            return k, _gguf_rows(self, inputs, self.gguf, k)
+        counts, roles = _ROLES[self.scheme]
+        if len(inputs) - 1 not in counts:
+            raise GraphVerifyError(f"scheme {self.scheme!r} takes x, {roles}; got {len(inputs)} inputs")
+        if self.scheme in _FP8:
+            return k, self._fp8_columns(inputs, k)
+        return k, self._block_columns(inputs, k)
+
+    def _fp8_columns(self, inputs: OpTypes, k: int) -> int:
+        w = _weight(self, inputs, (_FP8[self.scheme], DType.U8))
+        rows, columns = expect_rank(self, w, (2,), "w")
+        expect_dim(self, rows, k, "the rows of w")
+        scale = _float_input(self, inputs, 2, "scale")
+        found = expect_rank(self, scale, (0, 1), "scale")
+        n = _size(self, columns, "the columns of w")
+        if found and found[0] != 1:
+            expect_dim(self, found[0], n, "the number of scales")
+        return n
+
+    def _block_columns(self, inputs: OpTypes, k: int) -> int:
+        nvfp4 = self.scheme == "nvfp4_block"
+        block = _NVFP4_BLOCK if nvfp4 else self.block or 1
+        if k % block:
+            raise GraphVerifyError(f"scheme {self.scheme!r} has blocks of {block} rows, so K must be a multiple; got {k}")
+        if nvfp4:
+            scale = _weight(self, inputs, (DType.F8E4M3, DType.U8), 2, "scale")
+        else:
+            scale = _float_input(self, inputs, 2, "scale")
+        rows, columns = expect_rank(self, scale, (2,), "scale")
+        expect_dim(self, rows, k // block, "the rows of scale, one for each block of K,")
+        n = _size(self, columns, "the columns of scale")
+        if self.scheme == "int4_block":
+            w = _weight(self, inputs, (DType.U4, DType.U8))
+            _check_elements(self, w, k * n if w.dtype is DType.U4 else (k * n + 1) // 2)
+        else:
+            w = _weight(self, inputs, (DType.U8,) if nvfp4 else (DType.I8,))
+            if nvfp4 and n % 2:
+                raise GraphVerifyError(f"scheme 'nvfp4_block' packs two columns a byte, so N must be even; got {n}")
+            wanted = (k, n // 2 if nvfp4 else n)
+            for place, dim in enumerate(expect_rank(self, w, (2,), "w")):
+                expect_dim(self, dim, wanted[place], f"dimension {place} of w")
+        if len(inputs) > 3:
+            extra = _float_input(self, inputs, 3, "global scale" if nvfp4 else "zero point")
+            if nvfp4:
+                _check_elements(self, extra, 1)
+            else:
+                for place, dim in enumerate(expect_rank(self, extra, (2,), "zero point")):
+                    expect_dim(self, dim, (k // block, n)[place], f"dimension {place} of the zero point")
+        return n
+
+    def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
+        """Return `(..., M, N)` in the dtype of x."""
+        _, n = self.sizes(inputs)
+        x = tensor_input(self, inputs, 0, "x")
+        return (TensorType(x.dtype, Shape((*known_shape(self, x, "x")[:-1], n))),)
+
+    def flops(self, inputs: OpTypes, outputs: OpTypes) -> int:
+        """Return those of the product; the weight is expanded before the run."""
+        return 2 * element_count(outputs[0]) * self.sizes(inputs)[0]
+
+
+@dataclass(frozen=True, slots=True)
+class DequantGroupedMatMul(Op):
+    """Row i of x times the packed weight of expert `experts[i]`: x `(M, K)`, bytes, experts `(M,)`.
+
+    The bytes are u8 `(E, N, row bytes)` or `(E, N * row bytes)`, in a GGUF format. With up to E rows the rows'
+    weights are picked while packed and expanded in the run; with more, all experts are expanded when the session
+    opens, which takes E * K * N * 4 bytes.
+
+    Attributes:
+        scheme: a GGUF format.
+    """
+
+    scheme: str
+
+    arity = (3, 3)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "scheme", block_format(self.scheme).name)
+
+    def sizes(self, inputs: OpTypes) -> tuple[int, int, int]:
+        """Return the number of experts, K and N.
+
+        Raises:
+            GraphVerifyError: a size is unknown, or the inputs do not fit each other.
+        """
+        x = tensor_input(self, inputs, 0, "x")
+        expect_float(self, x, "x")
+        rows, inner = expect_rank(self, x, (2,), "x")
+        k = _size(self, inner, "the last dimension of x")
+        experts, n = _slabs(self, inputs, 1, GGUF_FORMATS[self.scheme], k)
+        chosen = tensor_input(self, inputs, 2, "experts")
+        if not (chosen.dtype.is_integer or chosen.dtype.is_float):
+            raise GraphVerifyError(f"DequantGroupedMatMul needs integers as experts, got {chosen.dtype.value}")
+        (count,) = expect_rank(self, chosen, (1,), "experts")
+        expect_dim(self, count, rows, "the number of experts given, one for each row of x,")
+        return experts, k, n
+
+    def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
+        """Return `(M, N)` in the dtype of x."""
+        _, _, n = self.sizes(inputs)
+        x = tensor_input(self, inputs, 0, "x")
+        return (TensorType(x.dtype, Shape((known_shape(self, x, "x")[0], n))),)
+
+    def flops(self, inputs: OpTypes, outputs: OpTypes) -> int:
+        """Return those of one product a row."""
+        return 2 * element_count(outputs[0]) * self.sizes(inputs)[1]
+
+
+@dataclass(frozen=True, slots=True)
+class DequantMoEWeights(Op):
+    """The packed weights of all experts as f32 `(E, K, N)`, from bytes u8 `(E, N, row bytes)`.
+
+    Attributes:
+        scheme: a GGUF format.
+    """
+
+    scheme: str
+
+    arity = (1, 1)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "scheme", block_format(self.scheme).name)
+
+    def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
+        """Return `(E, K, N)` as f32."""
+        raw = _weight(self, inputs, (DType.U8,), 0, "bytes")
+        experts, rows, width = expect_rank(self, raw, (3,), "bytes")
+        kind = GGUF_FORMATS[self.scheme]
+        size = _size(self, width, "the bytes of a row")
+        if size % kind.bytes:
+            raise GraphVerifyError(f"{kind.name} rows are multiples of {kind.bytes} bytes, got {size}")
+        return (TensorType(DType.F32, Shape((experts, size // kind.bytes * kind.elements, rows))),)
+
+
+def _scheme(name: str) -> str:
+    plain = name.strip().lower().replace("-", "_")
+    short = {known.replace("_", ""): known for known in SCHEMES}
+    return known_name("scheme", short.get(plain.replace("_", ""), plain), SCHEMES)
+
+
+def _size(op: Op, dim: Dim, what: str) -> int:
+    if not isinstance(dim, int):
+        raise GraphVerifyError(f"{op.kind} needs a size for {what}, got {dim or 'an unknown dimension'}; bind it first")
+    return dim
+
+
+def _weight(op: Op, inputs: OpTypes, dtypes: tuple[DType, ...], index: int = 1, name: str = "w") -> TensorType:
+    value = tensor_input(op, inputs, index, name)
+    if value.dtype not in dtypes:
+        wanted = " or ".join(dtype.value for dtype in dtypes)
+        raise GraphVerifyError(f"{op.describe()} needs {name} as {wanted}, got {value}")
+    return value
+
+
+def _float_input(op: Op, inputs: OpTypes, index: int, name: str) -> TensorType:
+    value = tensor_input(op, inputs, index, name)
+    expect_float(op, value, name)
+    return value
+
+
+def _check_elements(op: Op, value: TensorType, wanted: int) -> None:
+    found = known_shape(op, value, "w").num_elements
+    if found is not None and found != wanted:
+        raise GraphVerifyError(f"{op.describe()} needs {wanted} elements of {value.dtype.value}, got {value}")
+
+
+def _gguf_rows(op: Op, inputs: OpTypes, kind: BlockFormat, k: int) -> int:
+    if len(inputs) != 2:
+        raise GraphVerifyError(f"scheme {kind.name!r} takes x and the bytes; got {len(inputs)} inputs")
+    raw = _weight(op, inputs, (DType.U8,), 1, "the bytes")
+    row = kind.row_bytes(k)
+    shape = expect_rank(op, raw, (1, 2), "bytes")
+    if shape.rank == 2:
+        expect_dim(op, shape[1], row, f"the bytes of a row of {k} weights")
+        return _size(op, shape[0], "the rows of the bytes")
+    total = _size(op, shape[0], "the number of bytes")
+    if row == 0 or total % row:
+        raise GraphVerifyError(f"{op.describe()} needs rows of {row} bytes, got {total} bytes in all")
+    return total // row
+
+
+def _slabs(op: Op, inputs: OpTypes, index: int, kind: BlockFormat, k: int) -> tuple[int, int]:
+    raw = _weight(op, inputs, (DType.U8,), index, "the bytes")
+    shape = expect_rank(op, raw, (2, 3), "bytes")
+    sizes = [_size(op, dim, "every dimension of the bytes") for dim in shape]
+    row = kind.row_bytes(k)
+    if shape.rank == 3:
+        expect_dim(op, sizes[2], row, f"the bytes of a row of {k} weights")
+    elif row == 0 or sizes[1] % row:
+        raise GraphVerifyError(f"{op.describe()} needs rows of {row} bytes, got {sizes[1]} bytes an expert")
+    return sizes[0], sizes[1] if shape.rank == 3 else math.prod(sizes[1:]) // row
+
+
+class DequantBuilders(LeafBuilders):
+    """Builders of the products with packed weights."""
+
+    __slots__ = ()
+
+    def dequant_matmul(
+        self,
+        x: Operand,
+        w_q: Operand,
+        scale: Operand,
+        zero_point: Operand | None,
+        scheme: str,
+        block: int | None = None,
+        shape: Iterable[Dim] | None = None,
+        *,
+        packed: bool = False,
+        name: str | None = None,
+    ) -> Value:
+        """Multiply by a weight that is packed with scales; see the table of schemes.
+
+        Raises:
+            GraphVerifyError: there is no such scheme, or the inputs do not fit it.
+        """
+        extra = () if zero_point is None else (self._as_value(zero_point),)
+        op = DequantMatMul(scheme, block, packed)
+        values = (self._as_value(x), self._as_value(w_q), self._as_value(scale), *extra)
+        return self._add(op, *values, shape=shape, name=name)
+
+    def dequant_matmul_nvfp4(
+        self, x: Operand, w_q: Operand, scale: Operand, global_scale: Operand, *, name: str | None = None
+    ) -> Value:
+        """Multiply by a weight of 4-bit floats with a scale for 16 rows and one for all."""
+        values = (self._as_value(item) for item in (x, w_q, scale, global_scale))
+        return self._add(DequantMatMul("nvfp4_block"), *values, name=name)
+
+    def dequant_matmul_packed(
+        self,
+        x: Operand,
+        data: Operand,
+        scheme: str,
+        shape: Iterable[Dim] | None = None,
+        *,
+        packed: bool = False,
+        name: str | None = None,
+    ) -> Value:
+        """Multiply by a weight whose rows, one for each column of the result, are GGUF blocks.
+
+        Raises:
+            GraphVerifyError: K is no multiple of the block, or the bytes do not fit it.
+        """
+        op = DequantMatMul(scheme, None, packed)
+        return self._add(op, self._as_value(x), self._as_value(data), shape=shape, name=name)
+
+    def dequant_grouped_matmul(
+        self, x: Operand, data: Operand, experts: Operand, scheme: str, *, name: str | None = None
+    ) -> Value:
+        """Multiply each row by the packed weight of its expert."""
+        values = (self._as_value(item) for item in (x, data, experts))
+        return self._add(DequantGroupedMatMul(scheme), *values, name=name)
+
+    def dequant_moe_weights(self, data: Operand, scheme: str, *, name: str | None = None) -> Value:
+        """Return the packed weights of all experts as f32 `(E, K, N)`."""
+        return self._add(DequantMoEWeights(scheme), self._as_value(data), name=name)

@@ -1,0 +1,119 @@
+"""Kinds that are known by name and not run: graphics, gradients, factorisations, and what only a compiler writes.
+
+A graph may hold them, so that a model that has them can be read, shown and cut; `verify` reports each with its node,
+why it does not run, and what to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from rlx_ort.errors import GraphVerifyError
+from rlx_ort.ir.op import Op, OpTypes
+from rlx_ort.ir.types import ValueType
+
+__all__ = ["REFUSED_KINDS", "Refused", "refused_op"]
+
+_GRAPHICS = "it is a graphics kernel, for which ONNX Runtime has no operator"
+_GRADIENT = "it computes a gradient, and rlx_ort runs inference only"
+_FACTORS = "ONNX has no operator for it"
+_COMPILED = "only a compiler writes it"
+
+_RENDER = "render outside the graph and feed the image in"
+_CUT = "cut the graph before it: set the outputs to the values of the forward pass"
+_SOLVE = "use dense_solve where a solution is wanted, or compute it with numpy and feed it in"
+_UNFUSE = "export the model before fusion, in its single ops"
+
+REFUSED_KINDS: Mapping[str, tuple[str, str]] = {
+    **dict.fromkeys(
+        ("GaussianSplatRender", "GaussianSplatPrepare", "GaussianSplatRasterize", "GaussianSplatRenderBackward"),
+        (_GRAPHICS, _RENDER),
+    ),
+    **dict.fromkeys(
+        (
+            "ReluBackward",
+            "ActivationBackward",
+            "FakeQuantizeBackward",
+            "FakeQuantizeLSQBackwardX",
+            "FakeQuantizeLSQBackwardScale",
+            "ComplexNormSqBackward",
+            "MaxPool2dBackward",
+            "Conv2dBackwardInput",
+            "Conv2dBackwardWeight",
+            "SoftmaxCrossEntropyBackward",
+            "AttentionBackwardQuery",
+            "AttentionBackwardKey",
+            "AttentionBackwardValue",
+            "LayerNormBackwardInput",
+            "LayerNormBackwardGamma",
+            "RmsNormBackwardInput",
+            "RmsNormBackwardGamma",
+            "RmsNormBackwardBeta",
+            "RopeBackward",
+            "GroupNormBackwardInput",
+            "GroupNormBackwardGamma",
+            "GroupNormBackwardBeta",
+            "CumsumBackward",
+            "GatherBackward",
+            "ScanBackward",
+            "ScanBackwardXs",
+        ),
+        (_GRADIENT, _CUT),
+    ),
+    **dict.fromkeys(("Cholesky", "TriangularSolve", "LogDet", "Svd", "Qr", "Eigh"), (_FACTORS, _SOLVE)),
+    "ElementwiseRegion": (_COMPILED, _UNFUSE),
+}
+"""Kind -> (why it does not run, what to do instead)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused(Op):
+    """Base of the kinds that do not run.
+
+    Attributes:
+        attributes: the op's attributes as text, kept for reports.
+    """
+
+    attributes: Mapping[str, str] = field(default_factory=dict)
+
+    reason: ClassVar[str] = ""
+    remedy: ClassVar[str] = ""
+
+    def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
+        """Refuse.
+
+        Raises:
+            GraphVerifyError: always; the message says why, and what to do.
+        """
+        raise GraphVerifyError(f"{self.kind} does not run: {self.reason}; {self.remedy}")
+
+    def describe(self) -> str:
+        """Return the kind."""
+        return self.kind
+
+
+def _class_of(kind: str, reason: str, remedy: str) -> type[Refused]:
+    names = {
+        "kind": kind,
+        "reason": reason,
+        "remedy": remedy,
+        "arity": (0, None),
+        "__doc__": f"A kind that does not run: {reason}.",
+        "__module__": __name__,
+        "__slots__": (),
+    }
+    return type(kind, (Refused,), names)
+
+
+_CLASSES = {kind: _class_of(kind, *texts) for kind, texts in REFUSED_KINDS.items()}
+
+
+def refused_op(kind: str, attributes: Mapping[str, str] | None = None) -> Refused:
+    """Return the op of a refused kind, for an importer that keeps what it cannot run.
+
+    Raises:
+        KeyError: the kind is not one of `REFUSED_KINDS`.
+    """
+    return _CLASSES[kind](dict(attributes or {}))

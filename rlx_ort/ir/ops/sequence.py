@@ -1,0 +1,158 @@
+"""Recurrences over a sequence that models use as layers: the selective scan and the gated delta rule."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlx_ort.errors import GraphVerifyError
+from rlx_ort.ir.core import Value
+from rlx_ort.ir.infer import expect_dim, expect_float, expect_rank, same_dtype
+from rlx_ort.ir.op import Op, OpTypes, element_count, tensor_input
+from rlx_ort.ir.ops.leaf import LeafBuilders, Operand
+from rlx_ort.ir.shape import Dim, Shape
+from rlx_ort.ir.types import TensorType, ValueType
+
+__all__ = ["GatedDeltaNet", "SelectiveScan", "SequenceBuilders"]
+
+
+@dataclass(frozen=True, slots=True)
+class SelectiveScan(Op):
+    """h_t = exp(delta_t a) h_{t-1} + delta_t b_t x_t from h = 0, and y_t = the sum of c_t h_t over the n states.
+
+    Inputs: x and delta `(B, S, H)`, a `(H, n)`, b and c `(B, S, n)`; the result is `(B, S, H)`. Narrow floats are
+    computed in f32.
+
+    Attributes:
+        n: states of each channel.
+    """
+
+    n: int
+
+    arity = (5, 5)
+
+    def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
+        """Return the type of x."""
+        names = ("x", "delta", "a", "b", "c")
+        same_dtype(self, inputs, names)
+        x = tensor_input(self, inputs, 0, "x")
+        expect_float(self, x, "x")
+        batch, length, channels = expect_rank(self, x, (3,), "x")
+        for index, wanted in enumerate(
+            ((batch, length, channels), (channels, self.n), (batch, length, self.n), (batch, length, self.n)), 1
+        ):
+            _expect_dims(self, inputs, index, names[index], wanted)
+        return (x,)
+
+    def flops(self, inputs: OpTypes, outputs: OpTypes) -> int:
+        """Return about ten operations for each state of each element."""
+        return 10 * self.n * element_count(outputs[0])
+
+
+@dataclass(frozen=True, slots=True)
+class GatedDeltaNet(Op):
+    """The gated delta rule over a sequence, a matrix S as state of each head, from 0 or from a given state.
+
+    For each token: S is scaled by exp(g); then k's entry, S^T k, moves to v by beta, S += k (beta (v - S^T k))^T; and
+    the result is S^T q / sqrt(n). Inputs: q, k, v `(B, S, H, n)`, g and beta `(B, S, H)` and, with `carry_state`, the
+    first state `(B, H, n, n)`. Narrow floats are computed in f32.
+
+    Attributes:
+        n: size of a head.
+        carry_state: whether the first state is an input and the last one a second result.
+    """
+
+    n: int
+    carry_state: bool = False
+
+    arity = (5, 6)
+
+    def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
+        """Return the type of v, and that of the state if it is carried."""
+        if (len(inputs) == 6) != self.carry_state:
+            wanted = "q, k, v, g, beta and a state" if self.carry_state else "q, k, v, g and beta"
+            raise GraphVerifyError(f"{self.describe()} takes {wanted}; got {len(inputs)} inputs")
+        names = ("q", "k", "v", "g", "beta", "state")[: len(inputs)]
+        same_dtype(self, inputs, names)
+        v = tensor_input(self, inputs, 2, "v")
+        expect_float(self, v, "v")
+        batch, length, heads, size = expect_rank(self, v, (4,), "v")
+        expect_dim(self, size, self.n, "the last dimension of v")
+        for index, name in enumerate(names):
+            wanted: tuple[Dim, ...] = (batch, length, heads, self.n)
+            wanted = (batch, heads, self.n, self.n) if name == "state" else wanted[:3] if index > 2 else wanted
+            _expect_dims(self, inputs, index, name, wanted)
+        result = TensorType(v.dtype, Shape((batch, length, heads, self.n)))
+        state = TensorType(v.dtype, Shape((batch, heads, self.n, self.n)))
+        return (result, state) if self.carry_state else (result,)
+
+    def flops(self, inputs: OpTypes, outputs: OpTypes) -> int:
+        """Return about eight operations for each element of the state and each token."""
+        return 8 * self.n * element_count(outputs[0])
+
+
+def _expect_dims(op: Op, inputs: OpTypes, index: int, name: str, wanted: tuple[Dim, ...]) -> None:
+    shape = expect_rank(op, tensor_input(op, inputs, index, name), (len(wanted),), name)
+    for place, (found, dim) in enumerate(zip(shape, wanted, strict=True)):
+        expect_dim(op, found, dim, f"dimension {place} of {name} {shape}")
+
+
+class SequenceBuilders(LeafBuilders):
+    """Builders of recurrent layers."""
+
+    __slots__ = ()
+
+    def selective_scan(
+        self, x: Operand, delta: Operand, a: Operand, b: Operand, c: Operand, n: int | None = None, *, name: str | None = None
+    ) -> Value:
+        """Return the selective scan of x `(B, S, H)`; n is the number of states, the columns of a when left out.
+
+        Raises:
+            GraphVerifyError: the shapes do not fit.
+        """
+        first = self._as_value(x)
+        others = [self._as_value(item, first) for item in (delta, a, b, c)]
+        return self.append(SelectiveScan(_size(others[1]) if n is None else n), first, *others, name=name)
+
+    def gated_delta_net(
+        self, q: Operand, k: Operand, v: Operand, g: Operand, beta: Operand, n: int | None = None, *, name: str | None = None
+    ) -> Value:
+        """Return the gated delta rule's results `(B, S, H, n)` from an empty state.
+
+        Raises:
+            GraphVerifyError: the shapes do not fit.
+        """
+        first = self._as_value(q)
+        others = [self._as_value(item, first) for item in (k, v, g, beta)]
+        return self.append(GatedDeltaNet(_size(first) if n is None else n), first, *others, name=name)
+
+    def gated_delta_net_carry(
+        self,
+        q: Operand,
+        k: Operand,
+        v: Operand,
+        g: Operand,
+        beta: Operand,
+        state: Operand,
+        n: int | None = None,
+        *,
+        name: str | None = None,
+    ) -> tuple[Value, Value]:
+        """Return the gated delta rule's results from a given state `(B, H, n, n)`, and the last state.
+
+        The given state is not changed: feed the second result back to go on.
+
+        Raises:
+            GraphVerifyError: the shapes do not fit.
+        """
+        first = self._as_value(q)
+        others = [self._as_value(item, first) for item in (k, v, g, beta, state)]
+        op = GatedDeltaNet(_size(first) if n is None else n, carry_state=True)
+        result, last = self.add_node(op, (first, *others), name=name)
+        return result, last
+
+
+def _size(value: Value) -> int:
+    size = value.shape[-1] if value.rank else None
+    if not isinstance(size, int):
+        raise GraphVerifyError(f"{value.name!r} {value.shape} has no size in its last dimension; give n")
+    return size

@@ -1,0 +1,165 @@
+"""Convolution, pooling and resizing against loops in float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from op_harness import Array, check, rand
+
+from rlx_ort.device import Device
+
+
+def conv2d(
+    x: Array, w: Array, stride: tuple[int, int], pad: tuple[int, int], dilation: tuple[int, int], groups: int
+) -> Array:
+    x = np.pad(x, [(0, 0), (0, 0), (pad[0], pad[0]), (pad[1], pad[1])])
+    (n, _, height, width), (out, per, kh, kw) = x.shape, w.shape
+    rows = (height - dilation[0] * (kh - 1) - 1) // stride[0] + 1
+    columns = (width - dilation[1] * (kw - 1) - 1) // stride[1] + 1
+    y = np.zeros((n, out, rows, columns))
+    for o in range(out):
+        first = o // (out // groups) * per
+        for i in range(kh):
+            for j in range(kw):
+                down = slice(i * dilation[0], i * dilation[0] + rows * stride[0], stride[0])
+                along = slice(j * dilation[1], j * dilation[1] + columns * stride[1], stride[1])
+                part = x[:, first : first + per, down, along][:, :, :rows, :columns]
+                y[:, o] += np.einsum("nchw,c->nhw", part, w[o, :, i, j])
+    return y
+
+
+CONVS = [
+    ((1, 1), (0, 0), (1, 1), 1),
+    ((2, 1), (1, 2), (1, 1), 1),
+    ((1, 2), (2, 0), (2, 1), 1),
+    ((1, 1), (1, 1), (1, 1), 2),
+    ((2, 2), (0, 0), (1, 1), 4),
+]
+
+
+@pytest.mark.parametrize(("stride", "pad", "dilation", "groups"), CONVS)
+def test_conv2d(
+    stride: tuple[int, int], pad: tuple[int, int], dilation: tuple[int, int], groups: int, device: Device
+) -> None:
+    """Cross-correlation with stride, padding, dilation and groups, of images of open size."""
+    check(
+        device,
+        lambda g, x, w: g.conv2d(x, w, None, stride, pad, dilation, groups, kernel=(3, 2)),
+        lambda x, w: conv2d(x, w, stride, pad, dilation, groups),
+        rand(2, 4, 7, 6),
+        rand(8, 4 // groups, 3, 2),
+        shapes=[["n", 4, "h", "w"]],
+    )
+
+
+def test_conv2d_with_bias(device: Device) -> None:
+    """The bias is added to each channel."""
+    check(
+        device,
+        lambda g, x, w, b: g.conv2d(x, w, b, 1, 1),
+        lambda x, w, b: conv2d(x, w, (1, 1), (1, 1), (1, 1), 1) + b[:, None, None],
+        rand(1, 3, 5, 5),
+        rand(2, 3, 3, 3),
+        rand(2),
+        strict=True,
+    )
+
+
+def test_conv1d_is_a_conv2d_of_height_one(device: Device) -> None:
+    """A 1-D convolution is written with a kernel (1, k)."""
+    check(
+        device,
+        lambda g, x, w: g.conv2d(x, w, None, 1, (0, 1)),
+        lambda x, w: conv2d(x, w, (1, 1), (0, 1), (1, 1), 1),
+        rand(1, 2, 1, 6),
+        rand(3, 2, 1, 3),
+    )
+
+
+def test_conv2d_of_f64_is_computed_in_f32() -> None:
+    """The CPU has no f64 kernel; the result is f64 of f32 accuracy."""
+    x, w = rand(1, 2, 4, 4).astype(np.float64), rand(2, 2, 3, 3).astype(np.float64)
+    check(Device.CPU, lambda g, x, w: g.conv2d(x, w), lambda x, w: conv2d(x, w, (1, 1), (0, 0), (1, 1), 1), x, w)
+
+
+def conv_transpose2d(
+    x: Array, w: Array, stride: int, pad: int, output_padding: int, dilation: int, groups: int
+) -> Array:
+    (n, channels, height, width), (_, per, kh, kw) = x.shape, w.shape
+    full = np.zeros(
+        (
+            n,
+            per * groups,
+            (height - 1) * stride + dilation * (kh - 1) + 1 + output_padding,
+            (width - 1) * stride + dilation * (kw - 1) + 1 + output_padding,
+        )
+    )
+    for c in range(channels):
+        group = c // (channels // groups)
+        for o in range(per):
+            for i in range(height):
+                for j in range(width):
+                    for a in range(kh):
+                        for b in range(kw):
+                            place = (slice(None), group * per + o, i * stride + a * dilation, j * stride + b * dilation)
+                            full[place] += x[:, c, i, j] * w[c, o, a, b]
+    return full[:, :, pad : full.shape[2] - pad, pad : full.shape[3] - pad]
+
+
+@pytest.mark.parametrize(
+    ("stride", "pad", "output_padding", "dilation", "groups"),
+    [(1, 0, 0, 1, 1), (2, 1, 1, 1, 1), (2, 0, 0, 2, 1), (2, 1, 0, 1, 2)],
+)
+def test_conv_transpose2d(
+    stride: int, pad: int, output_padding: int, dilation: int, groups: int, device: Device
+) -> None:
+    """Each input element adds a scaled copy of the kernel."""
+    if device.kind != "cpu" and (output_padding or dilation > 1):
+        pytest.skip("one plain and one strided case are enough on a slow device")
+    check(
+        device,
+        lambda g, x, w, b: g.conv_transpose2d(x, w, b, stride, pad, output_padding, dilation, groups),
+        lambda x, w, b: conv_transpose2d(x, w, stride, pad, output_padding, dilation, groups) + b[:, None, None],
+        rand(1, 4, 3, 3),
+        rand(4, 3, 3, 3),
+        rand(3 * groups),
+    )
+
+
+def pool(name: str, x: Array, kernel: int, stride: int, pad: int) -> Array:
+    fill = {"max": -np.inf, "min": np.inf}.get(name, 0.0)
+    x = np.pad(x, [(0, 0), (0, 0), (pad, pad), (pad, pad)], constant_values=fill)
+    windows = np.lib.stride_tricks.sliding_window_view(x, (kernel, kernel), (2, 3))[:, :, ::stride, ::stride]
+    return {"max": np.max, "min": np.min, "sum": np.sum, "mean": np.mean}[name](windows, axis=(4, 5))
+
+
+@pytest.mark.parametrize("pad", [0, 1])
+@pytest.mark.parametrize("name", ["max", "mean", "sum", "min"])
+def test_pool(name: str, pad: int, device: Device) -> None:
+    """Padding never wins in max and min, and counts as zeros in mean and sum."""
+    check(
+        device,
+        lambda g, x: g.pool(name, x, 3, 2, pad),
+        lambda x: pool(name, x, 3, 2, pad),
+        rand(2, 2, 7, 7) - 3,
+        shapes=[["n", 2, 7, 7]],
+    )
+
+
+@pytest.mark.parametrize("name", ["max", "mean"])
+def test_pool_of_f64(name: str) -> None:
+    """f64 images pool too."""
+    check(
+        Device.CPU, lambda g, x: g.pool(name, x, 2, 2), lambda x: pool(name, x, 2, 2, 0), rand(1, 1, 4, 4).astype("f8")
+    )
+
+
+def test_resize_nearest_2x(device: Device) -> None:
+    """Each pixel becomes four."""
+    check(
+        device,
+        lambda g, x: g.resize_nearest_2x(x),
+        lambda x: x.repeat(2, 2).repeat(2, 3),
+        rand(1, 2, 3, 4),
+        shapes=[["n", 2, "h", "w"]],
+    )

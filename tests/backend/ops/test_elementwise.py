@@ -1,0 +1,248 @@
+"""Elementwise ops against numpy in float64."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from op_harness import Array, check, rand, run
+
+from rlx_ort.device import Device
+
+_erf = np.vectorize(math.erf)
+REFERENCES: dict[str, Callable[[Array], Array]] = {
+    "gelu": lambda x: 0.5 * x * (1 + _erf(x / math.sqrt(2))),
+    "gelu_approx": lambda x: 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
+    "silu": lambda x: x / (1 + np.exp(-x)),
+    "relu": lambda x: np.maximum(x, 0),
+    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+    "tanh": np.tanh,
+    "exp": np.exp,
+    "log": lambda x: np.log(np.abs(x)),
+    "sqrt": lambda x: np.sqrt(np.abs(x)),
+    "rsqrt": lambda x: 1 / np.sqrt(np.abs(x)),
+    "neg": np.negative,
+    "abs": np.abs,
+    "sin": np.sin,
+    "cos": np.cos,
+    "tan": np.tan,
+    "atan": np.arctan,
+    "round": np.rint,
+    "recip": lambda x: 1 / x,
+    "floor": np.floor,
+    "ceil": np.ceil,
+    "sign": np.sign,
+    "softplus": lambda x: np.logaddexp(x, 0),
+    "elu": lambda x: np.where(x > 0, x, np.expm1(x)),
+    "erf": _erf,
+    "hard_swish": lambda x: x * np.clip(x + 3, 0, 6) / 6,
+    "hard_sigmoid": lambda x: np.clip(x + 3, 0, 6) / 6,
+    "mish": lambda x: x * np.tanh(np.logaddexp(x, 0)),
+    "softsign": lambda x: x / (1 + np.abs(x)),
+    "log_sigmoid": lambda x: -np.logaddexp(-x, 0),
+}
+POSITIVE = {"log", "sqrt", "rsqrt"}
+POINTS = np.array([[-6.0, -3.0, -2.5, -1.5, -0.5], [0.25, 0.5, 1.5, 2.5, 4.75]], np.float32)
+
+
+WITHOUT_WEBGPU_KERNEL = {"round", "sign", "mod"}
+
+
+def skip_without_kernel(name: str, device: Device) -> None:
+    if device.kind == "webgpu" and name in WITHOUT_WEBGPU_KERNEL:
+        pytest.skip(f"the WebGPU provider has no kernel for {name}")
+
+
+def test_every_activation_has_a_reference() -> None:
+    """An activation that is added must be checked here."""
+    from rlx_ort.ir.ops.elementwise import ACTIVATIONS
+
+    assert set(ACTIVATIONS) == set(REFERENCES)
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+def test_activation_matches_its_formula(name: str, device: Device) -> None:
+    """Each activation on negative and positive numbers, with an open batch dim."""
+    skip_without_kernel(name, device)
+    x = np.abs(POINTS) if name in POSITIVE else POINTS
+    check(device, lambda g, x: g.activation(name, x), REFERENCES[name], x, shapes=[["n", 5]])
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+def test_activation_takes_f64(name: str) -> None:
+    """f64 works on the CPU too; where its kernel is missing it is computed in f32."""
+    x = np.abs(POINTS) if name in POSITIVE else POINTS
+    check(Device.CPU, lambda g, x: g.activation(name, x), REFERENCES[name], x.astype(np.float64))
+
+
+def test_round_goes_half_to_even(device: Device) -> None:
+    """Ties go to the even neighbour on both sides of 0."""
+    skip_without_kernel("round", device)
+    x = np.array([-2.5, -1.5, -0.5, 0.5, 1.5, 2.5, 3.4999], np.float32)
+    (result,) = run(device, lambda g, x: g.activation("round", x), x)
+    np.testing.assert_array_equal(result, [-2, -2, 0, 0, 2, 2, 3])
+
+
+@pytest.mark.parametrize("name", ["softplus", "log_sigmoid", "mish", "sigmoid", "silu", "elu"])
+def test_activation_is_stable_far_from_zero(name: str, device: Device) -> None:
+    """Large arguments neither overflow nor become NaN."""
+    x = np.array([-200.0, -90.0, 90.0, 200.0], np.float32)
+    with np.errstate(over="ignore"):
+        check(device, lambda g, x: g.activation(name, x), REFERENCES[name], x)
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.int16, np.int32, np.int64])
+@pytest.mark.parametrize("name", ["relu", "neg", "abs", "sign"])
+def test_integer_activation(name: str, dtype: type) -> None:
+    """The activations that make sense for integers take all of them."""
+    check(Device.CPU, lambda g, x: g.activation(name, x), REFERENCES[name], np.array([-3, 0, 5], dtype))
+
+
+BINARY: dict[str, Callable[[Array, Array], Array]] = {
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "div": np.divide,
+    "max": np.maximum,
+    "min": np.minimum,
+    "mod": np.fmod,
+    "atan2": np.arctan2,
+}
+
+
+@pytest.mark.parametrize("name", BINARY)
+def test_binary_broadcasts(name: str, device: Device) -> None:
+    """Shapes (3, 1) and (4,) meet in (3, 4), with an open dim."""
+    skip_without_kernel(name, device)
+    check(
+        device,
+        lambda g, a, b: g.binary(name, a, b),
+        BINARY[name],
+        rand(3, 1),
+        rand(4, seed=1),
+        shapes=[["n", 1], None],
+    )
+
+
+def test_pow(device: Device) -> None:
+    """Bases above 0 to any power."""
+    check(device, lambda g, a, b: a**b, np.power, np.abs(rand(3, 4)) + 0.1, rand(3, 4, seed=1))
+
+
+def test_atan2_on_the_axes() -> None:
+    """The quadrant follows the signs, and the axes are exact."""
+    y = np.array([0.0, 1, 0, -1, 1, -1, 0], np.float32)
+    x = np.array([1.0, 0, -1, 0, -1, -1, 0], np.float32)
+    check(Device.CPU, lambda g, y, x: g.binary("atan2", y, x), np.arctan2, y, x)
+
+
+INTEGERS = [np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64]
+
+
+@pytest.mark.parametrize("dtype", INTEGERS)
+@pytest.mark.parametrize("name", ["add", "sub", "mul", "max", "min", "bit_and", "bit_or", "bit_xor", "pow"])
+def test_integer_binary(name: str, dtype: type) -> None:
+    """Every integer type is computed as numpy computes it."""
+    functions = {"bit_and": np.bitwise_and, "bit_or": np.bitwise_or, "bit_xor": np.bitwise_xor, "pow": np.power}
+    reference = functions.get(name) or BINARY[name]
+    a, b = np.array([7, 5, 3, 100], dtype), np.array([2, 1, 3, 1], dtype)
+    check(Device.CPU, lambda g, a, b: g.binary(name, a, b), reference, a, b)
+
+
+@pytest.mark.parametrize("dtype", INTEGERS)
+def test_integer_division_and_remainder_drop_the_fraction(dtype: type) -> None:
+    """The quotient goes toward 0, so the remainder has the sign of the dividend."""
+    signs = [1, 1] if dtype(0).dtype.kind == "u" else [-1, 1]
+    a, b = np.array([7 * signs[0], 7], dtype), np.array([2, 2 * signs[0]], dtype)
+    check(Device.CPU, lambda g, a, b: a / b, lambda a, b: np.trunc(a / b).astype(dtype), a, b)
+    check(Device.CPU, lambda g, a, b: g.binary("%", a, b), np.fmod, a, b)
+
+
+@pytest.mark.parametrize("dtype", INTEGERS)
+def test_shifts_match_numpy(dtype: type) -> None:
+    """Left shifts drop high bits; right shifts of negative numbers keep the sign."""
+    values = [1, 3, 100, 0] if dtype(0).dtype.kind == "u" else [-1, -77, 100, 3]
+    a, b = np.array(values, dtype), np.array([1, 2, 3, 0], dtype)
+    check(Device.CPU, lambda g, a, b: g.binary("<<", a, b), np.left_shift, a, b)
+    check(Device.CPU, lambda g, a, b: g.binary(">>", a, b), np.right_shift, a, b)
+
+
+@pytest.mark.parametrize(("name", "reference"), [("&", np.logical_and), ("|", np.logical_or), ("^", np.logical_xor)])
+def test_bit_ops_on_bool_are_logical(name: str, reference: Callable[[Array, Array], Array]) -> None:
+    """Bool operands take part in & | ^."""
+    a, b = np.array([True, True, False, False]), np.array([True, False, True, False])
+    check(Device.CPU, lambda g, a, b: g.binary(name, a, b), reference, a, b)
+
+
+COMPARE = {
+    "eq": np.equal,
+    "ne": np.not_equal,
+    "lt": np.less,
+    "le": np.less_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
+}
+
+
+@pytest.mark.parametrize("name", COMPARE)
+def test_comparison(name: str, device: Device) -> None:
+    """All six comparisons, equal elements among them."""
+    a, b = np.array([1.0, 2.0, 3.0], np.float32), np.array([2.0, 2.0, 2.0], np.float32)
+    check(device, lambda g, a, b: g.compare(name, a, b), COMPARE[name], a, b, shapes=[["n"], ["n"]])
+
+
+@pytest.mark.parametrize("dtype", [*INTEGERS, np.bool_, np.float64])
+@pytest.mark.parametrize("name", COMPARE)
+def test_comparison_takes_every_dtype(name: str, dtype: type) -> None:
+    """Integers, bool and f64 compare as in numpy."""
+    a, b = np.array([0, 1, 1], dtype), np.array([1, 1, 0], dtype)
+    check(Device.CPU, lambda g, a, b: g.compare(name, a, b), COMPARE[name], a, b)
+
+
+def test_where_takes_a_number_as_condition(device: Device) -> None:
+    """Anything but 0 picks the first branch."""
+    c = np.array([0.0, -1.0, 0.25], np.float32)
+    check(device, lambda g, c, a, b: g.where_(c, a, b), lambda c, a, b: np.where(c != 0, a, b), c, rand(2, 3), rand(3))
+
+
+@pytest.mark.parametrize("dtype", [*INTEGERS, np.bool_, np.float64, np.float16])
+def test_where_takes_every_dtype(dtype: type) -> None:
+    """The branches may have any type, the largest unsigned number included."""
+    a = np.array([0, 1], dtype) if dtype is np.bool_ else np.array([3, 100], dtype)
+    if dtype(0).dtype.kind == "u":
+        a[1] = np.iinfo(dtype).max
+    check(Device.CPU, lambda g, c, a, b: g.where_(c, a, b), np.where, np.array([False, True]), a, a[::-1].copy())
+
+
+@pytest.mark.parametrize(("to", "dtype"), [("i32", np.int32), ("i8", np.int8), ("bool", np.bool_), ("f64", np.float64)])
+def test_cast_drops_the_fraction(to: str, dtype: type) -> None:
+    """Float to integer goes toward 0, to bool is != 0."""
+    x = np.array([-2.9, -0.5, 0.0, 0.5, 2.9], np.float32)
+    reference = (lambda x: x != 0) if dtype is np.bool_ else (lambda x: np.trunc(x) if dtype != np.float64 else x)
+    check(Device.CPU, lambda g, x: g.cast(x, to), lambda x: np.asarray(reference(x)).astype(dtype), x)
+
+
+def test_mixed_dtypes_compute_in_the_promoted_one() -> None:
+    """i64 + f32 is f64, f16 + bf16 would lose nothing in f32."""
+    check(Device.CPU, lambda g, a, b: a + b, np.add, np.array([2**40 + 1], np.int64), np.array([0.5], np.float32))
+
+
+@pytest.mark.parametrize(("low", "high"), [(-0.5, 0.5), (None, 0.25), (0.0, None)])
+def test_clamp(low: float | None, high: float | None, device: Device) -> None:
+    """Either bound may be left out."""
+    check(device, lambda g, x: g.clamp(x, low, high), lambda x: np.clip(x, low, high), rand(3, 4))
+
+
+def test_fma_and_stop_gradient(device: Device) -> None:
+    """A * b + c, passed on unchanged."""
+    check(
+        device, lambda g, a, b, c: g.stop_gradient(g.fma(a, b, c)), lambda a, b, c: a * b + c, rand(3), rand(3), rand(1)
+    )
+
+
+def test_elementwise_of_nothing() -> None:
+    """An empty tensor stays empty."""
+    empty = np.zeros((0, 3), np.float32)
+    check(Device.CPU, lambda g, x: g.gelu(x) + 1, lambda x: x, empty, shapes=[["n", 3]])

@@ -1,0 +1,160 @@
+"""Normalisations against numpy in float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from op_harness import Array, check, rand
+
+from rlx_ort.device import Device
+
+EPS = 1e-3
+
+
+def layer_norm(x: Array, gamma: Array, beta: Array, axis: int = -1, eps: float = EPS) -> Array:
+    x = np.moveaxis(x, axis, -1)
+    normal = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + eps)
+    return np.moveaxis(normal * gamma + beta, -1, axis)
+
+
+def rms_norm(x: Array, gamma: Array, beta: Array, axis: int = -1, eps: float = EPS) -> Array:
+    x = np.moveaxis(x, axis, -1)
+    return np.moveaxis(x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * gamma + beta, -1, axis)
+
+
+@pytest.mark.parametrize("axis", [-1, 0, 1])
+@pytest.mark.parametrize(("name", "reference"), [("layer_norm", layer_norm), ("rms_norm", rms_norm)])
+def test_norm_along_one_axis(name: str, reference: Any, axis: int, device: Device) -> None:
+    """Only the axis is normalised, whichever it is."""
+    size = (3, 4, 5)[axis]
+    check(
+        device,
+        lambda g, x, a, b: getattr(g, name)(x, a, b, axis=axis, eps=EPS),
+        lambda x, a, b: reference(x, a, b, axis),
+        rand(3, 4, 5) + 2,
+        rand(size),
+        rand(size, seed=1),
+        shapes=[["n" if axis else 3, 4, 5]],
+    )
+
+
+def test_rms_norm_without_beta(device: Device) -> None:
+    """No beta means zeros."""
+    check(
+        device,
+        lambda g, x, a: g.rms_norm(x, a, eps=EPS),
+        lambda x, a: rms_norm(x, a, np.zeros(5)),
+        rand(3, 5),
+        rand(5),
+        strict=True,
+    )
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [(np.float64, 1e-12), (np.float16, 2e-3)])
+@pytest.mark.parametrize("eps", [1.0, 1e-5])
+@pytest.mark.parametrize(("name", "reference"), [("layer_norm", layer_norm), ("rms_norm", rms_norm)])
+def test_norm_of_other_dtypes(name: str, reference: Any, eps: float, dtype: type, bound: float) -> None:
+    """f64 keeps f64 accuracy, f16 its own, for any eps: fusions of the engine must not replace it."""
+    check(
+        Device.CPU,
+        lambda g, x, a: getattr(g, name)(x, a, a, eps=eps),
+        lambda x, a: reference(x, a, a, eps=eps),
+        rand(3, 5).astype(dtype),
+        rand(5).astype(dtype),
+        bound=bound,
+    )
+
+
+def test_rms_norm_of_large_halves() -> None:
+    """Squares that f16 cannot hold do not overflow."""
+    x = np.full((1, 4), 300.0, np.float16)
+    check(Device.CPU, lambda g, x: g.rms_norm(x, np.ones(4, np.float16)), lambda x: np.ones((1, 4)), x, bound=1e-3)
+
+
+def test_layer_norm2d_normalises_the_channels_of_each_pixel(device: Device) -> None:
+    """Statistics run over axis 1 of an NCHW image of open size."""
+    check(
+        device,
+        lambda g, x, a, b: g.layer_norm2d(x, a, b, EPS),
+        lambda x, a, b: layer_norm(x, a, b, 1),
+        rand(2, 3, 4, 5),
+        rand(3),
+        rand(3, seed=1),
+        shapes=[["n", 3, "h", "w"]],
+    )
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_group_norm(groups: int, device: Device) -> None:
+    """Statistics over a group of channels and all pixels, gamma and beta for each channel."""
+
+    def reference(x: Array, gamma: Array, beta: Array) -> Array:
+        parts = x.reshape(2, groups, -1)
+        normal = (parts - parts.mean(-1, keepdims=True)) / np.sqrt(parts.var(-1, keepdims=True) + EPS)
+        return normal.reshape(x.shape) * gamma[:, None, None] + beta[:, None, None]
+
+    check(
+        device,
+        lambda g, x, a, b: g.group_norm(x, a, b, groups, EPS),
+        reference,
+        rand(2, 4, 3, 5),
+        rand(4),
+        rand(4, seed=1),
+        shapes=[["n", 4, "h", "w"]],
+    )
+
+
+def test_batch_norm_inference(device: Device) -> None:
+    """Given statistics a channel."""
+    check(
+        device,
+        lambda g, x, s, b, m, v: g.batch_norm_inference(x, s, b, m, v, EPS),
+        lambda x, s, b, m, v: (
+            (x - m[:, None, None]) / np.sqrt(v + EPS)[:, None, None] * s[:, None, None] + b[:, None, None]
+        ),
+        rand(2, 3, 4, 4),
+        rand(3),
+        rand(3, seed=1),
+        rand(3, seed=2),
+        np.abs(rand(3, seed=3)),
+    )
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(
+    ("name", "reference"), [("fused_residual_ln", layer_norm), ("fused_residual_rms_norm", rms_norm)]
+)
+def test_fused_residual_norm(name: str, reference: Any, bias: bool, device: Device) -> None:
+    """norm(x + residual [+ bias])."""
+    check(
+        device,
+        lambda g, x, r, c, a, b: getattr(g, name)(x, r, c if bias else None, a, b, EPS),
+        lambda x, r, c, a, b: reference(x + r + (c if bias else 0), a, b),
+        rand(2, 3, 4),
+        rand(2, 3, 4, seed=1),
+        rand(4),
+        rand(4, seed=1),
+        rand(4, seed=2),
+    )
+
+
+@pytest.mark.parametrize("gate_first", [False, True])
+def test_fused_swiglu(gate_first: bool, device: Device) -> None:
+    """Up * silu(gate); the low half is up unless the gate comes first."""
+
+    def reference(x: Array) -> Array:
+        up, gate = (x[..., 4:], x[..., :4]) if gate_first else (x[..., :4], x[..., 4:])
+        return up * gate / (1 + np.exp(-gate))
+
+    check(device, lambda g, x: g.fused_swiglu(x, gate_first), reference, rand(3, 8), shapes=[["n", 8]], strict=True)
+
+
+def test_fused_swiglu_casts_its_result() -> None:
+    """`cast_to` gives the dtype of the result."""
+
+    def reference(x: Array) -> Array:
+        return (x[..., :2] * x[..., 2:] / (1 + np.exp(-x[..., 2:]))).astype(np.float16)
+
+    check(Device.CPU, lambda g, x: g.fused_swiglu(x, cast_to="f16"), reference, rand(3, 4), bound=2e-3)

@@ -1,0 +1,142 @@
+"""The recurrent layers agree with their recurrences in float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from rlx_ort.device import Device
+from rlx_ort.execution.options import CompileOptions, PlacementRule
+from rlx_ort.execution.session import Session
+from rlx_ort.ir.graph import Graph
+
+Array = npt.NDArray[Any]
+BATCH, WIDTH, N = 2, 3, 4
+
+
+def run(
+    graph: Graph, device: Device, feeds: dict[str, Array], rule: PlacementRule = PlacementRule.ASSISTED
+) -> list[Array]:
+    return Session(device, CompileOptions(placement=rule)).compile(graph).run(feeds)
+
+
+def selective_scan(x: Array, delta: Array, a: Array, b: Array, c: Array) -> Array:
+    state, results = np.zeros((x.shape[0], x.shape[2], a.shape[1])), np.zeros(x.shape)
+    for t in range(x.shape[1]):
+        added = delta[:, t, :, None] * b[:, t, None, :] * x[:, t, :, None]
+        state = np.exp(delta[:, t, :, None] * a) * state + added
+        results[:, t] = (state * c[:, t, None, :]).sum(-1)
+    return results
+
+
+def delta_net(q: Array, k: Array, v: Array, g: Array, beta: Array, first: Array) -> tuple[Array, Array]:
+    state, results = first.copy(), np.zeros(v.shape)
+    for t in range(q.shape[1]):
+        state = state * np.exp(g[:, t])[..., None, None]
+        seen = np.einsum("bhij,bhi->bhj", state, k[:, t])
+        change = (v[:, t] - seen) * beta[:, t][..., None]
+        state = state + np.einsum("bhi,bhj->bhij", k[:, t], change)
+        results[:, t] = np.einsum("bhij,bhi->bhj", state, q[:, t]) / np.sqrt(q.shape[-1])
+    return results, state
+
+
+def scan_data(length: int, dtype: str = "float32") -> dict[str, Array]:
+    rng = np.random.default_rng(length)
+    data = {
+        "x": rng.normal(size=(BATCH, length, WIDTH)),
+        "delta": rng.uniform(0.1, 1, (BATCH, length, WIDTH)),
+        "a": -rng.uniform(0.1, 2, (WIDTH, N)),
+        "b": rng.normal(size=(BATCH, length, N)),
+        "c": rng.normal(size=(BATCH, length, N)),
+    }
+    return {name: value.astype(dtype) for name, value in data.items()}
+
+
+def net_data(length: int) -> dict[str, Array]:
+    rng = np.random.default_rng(length)
+    q, k, v = rng.normal(size=(3, BATCH, length, WIDTH, N))
+    data = {
+        "q": q,
+        "k": k / np.linalg.norm(k, axis=-1, keepdims=True),
+        "v": v,
+        "g": -rng.uniform(0, 1, (BATCH, length, WIDTH)),
+        "beta": rng.uniform(0, 1, (BATCH, length, WIDTH)),
+        "state": rng.normal(size=(BATCH, WIDTH, N, N)),
+    }
+    return {name: value.astype(np.float32) for name, value in data.items()}
+
+
+def inputs(graph: Graph, data: dict[str, Array], named: bool) -> list[Any]:
+    """Add inputs for the data; with names for the batch and the length if asked."""
+    result = []
+    for name, value in data.items():
+        dims: list[Any] = list(value.shape)
+        if named and name != "a":
+            dims[0] = "batch"
+            dims[1] = dims[1] if name == "state" else "length"
+        result.append(graph.input(name, dims, value.dtype))
+    return result
+
+
+@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize("length", [0, 1, 2, 8, 9, 21])
+def test_selective_scan_follows_its_recurrence(device: Device, length: int, named: bool) -> None:
+    """Written out, in doubling passes, and as a loop over a length known only at run time."""
+    data, g = scan_data(length), Graph()
+    g.outputs = [g.selective_scan(*inputs(g, data, named))]
+    (result,) = run(g, device, data)
+    assert result.shape == (BATCH, length, WIDTH)
+    assert result == pytest.approx(selective_scan(*(v.astype(np.float64) for v in data.values())), rel=1e-4, abs=1e-5)
+
+
+def test_selective_scan_of_known_length_needs_no_help(device: Device) -> None:
+    """With the length known there is no loop, so any provider runs all of it."""
+    data, g = scan_data(11), Graph()
+    g.outputs = [g.selective_scan(*inputs(g, data, False))]
+    (result,) = run(g, device, data, PlacementRule.STRICT)
+    assert result == pytest.approx(selective_scan(*data.values()), rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.parametrize(("dtype", "error"), [("float16", 2e-2), ("float64", 1e-12)])
+def test_selective_scan_keeps_the_dtype_of_its_inputs(dtype: str, error: float) -> None:
+    """f16 is computed in f32 and rounded once; f64 stays f64."""
+    data, g = scan_data(12, dtype), Graph()
+    g.outputs = [g.selective_scan(*inputs(g, data, False))]
+    (result,) = run(g, Device.CPU, data)
+    assert result.dtype == np.dtype(dtype)
+    expected = selective_scan(*(v.astype(np.float64) for v in data.values()))
+    assert result.astype(np.float64) == pytest.approx(expected, rel=error, abs=error)
+
+
+@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize("length", [0, 1, 3, 9])
+def test_gated_delta_net_carries_its_state(device: Device, length: int, named: bool) -> None:
+    """Results and last state follow the delta rule from the given state, and from nothing."""
+    data, g = net_data(length), Graph()
+    values = inputs(g, data, named)
+    result, last = g.gated_delta_net_carry(*values)
+    g.outputs = [result, last, g.gated_delta_net(*values[:5])]
+    found, state, fresh = run(g, device, data)
+    wide = [value.astype(np.float64) for value in data.values()]
+    expected, expected_state = delta_net(*wide)
+    assert found.shape == (BATCH, length, WIDTH, N)
+    assert found == pytest.approx(expected, rel=1e-4, abs=1e-5)
+    assert state == pytest.approx(expected_state, rel=1e-4, abs=1e-5)
+    assert fresh == pytest.approx(delta_net(*wide[:5], np.zeros_like(wide[5]))[0], rel=1e-4, abs=1e-5)
+
+
+def test_a_carried_state_fed_back_gives_the_same_as_one_run(device: Device) -> None:
+    """Two halves with the state handed over equal the whole sequence."""
+    data = net_data(6)
+    g = Graph()
+    g.outputs = list(g.gated_delta_net_carry(*inputs(g, data, True)))
+    whole, last = run(g, device, data)
+    front = {name: value if name == "state" else value[:, :4] for name, value in data.items()}
+    first, middle = run(g, device, front)
+    back = {name: middle if name == "state" else value[:, 4:] for name, value in data.items()}
+    second, end = run(g, device, back)
+    assert np.concatenate([first, second], 1) == pytest.approx(whole, abs=1e-5)
+    assert end == pytest.approx(last, abs=1e-5)

@@ -1,0 +1,154 @@
+"""Ops that move data against numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from op_harness import Array, check, rand, run
+
+from rlx_ort.converters.to_onnx.exporter import export_model
+from rlx_ort.device import Device
+from rlx_ort.ir.graph import Graph
+
+RESHAPES: list[tuple[str, Sequence[Any], Sequence[Any], tuple[int, ...]]] = [
+    ("static", [2, 3, 4], [6, 4], (6, 4)),
+    ("minus one", [2, 3, 4], [-1, 2], (12, 2)),
+    ("one name", ["b", 3, 4], ["b", 12], (2, 12)),
+    ("names that stay", ["b", "s", 4], ["b", "s", 2, 2], (2, 3, 2, 2)),
+    ("a name and -1", ["b", 3, 4], ["b", -1, 2], (2, 6, 2)),
+    ("two names folded", ["b", "s", 4], [-1, 4], (6, 4)),
+    ("a name that moves", ["b", "s", 4], [4, "b", "s"], (4, 2, 3)),
+    ("names out of order", ["b", "s", 4], ["s", "b", 4], (3, 2, 4)),
+]
+
+
+@pytest.mark.parametrize(
+    ("declared", "target", "shape"), [case[1:] for case in RESHAPES], ids=[case[0] for case in RESHAPES]
+)
+def test_reshape(declared: Sequence[Any], target: Sequence[Any], shape: tuple[int, ...], device: Device) -> None:
+    """The elements keep their order."""
+    check(device, lambda g, x: g.reshape(x, target), lambda x: x.reshape(shape), rand(2, 3, 4), shapes=[declared])
+
+
+@pytest.mark.parametrize("batch", [0, 2])
+def test_reshape_of_an_empty_batch(batch: int) -> None:
+    """A named dim may be 0 at run time."""
+    x = np.zeros((batch, 3, 4), np.float32)
+    reference = lambda x: x.reshape(batch, 3, 2, 2)  # noqa: E731  # two lines would hide the point
+    check(Device.CPU, lambda g, x: g.reshape(x, ["b", 3, 2, 2]), reference, x, shapes=[["b", 3, 4]])
+
+
+def test_reshape_to_a_size_of_zero() -> None:
+    """0 means empty, not "as it was"."""
+    check(Device.CPU, lambda g, x: g.reshape(x, [3, 0]), lambda x: x.reshape(3, 0), np.zeros((0, 5), np.float32))
+
+
+def test_reshape_that_keeps_names_needs_no_shape_nodes() -> None:
+    """The usual split into heads is one Reshape with a constant target."""
+    g = Graph("g")
+    g.outputs = [g.reshape(g.input("x", ["b", "s", 8]), ["b", "s", 2, 4])]
+    assert [node.op_type for node in export_model(g).nodes] == ["Reshape"]
+
+
+MOVES: list[tuple[str, Callable[..., Any], Callable[[Array], Array]]] = [
+    ("transpose", lambda g, x: g.transpose(x, [2, 0, -2]), lambda x: x.transpose(2, 0, 1)),
+    ("narrow", lambda g, x: g.narrow(x, 1, 1, 2), lambda x: x[:, 1:3]),
+    ("narrow of nothing", lambda g, x: g.narrow(x, 1, 3, 0), lambda x: x[:, 3:3]),
+    ("narrow from the back", lambda g, x: g.narrow(x, -1, 0, 1), lambda x: x[..., :1]),
+    ("slice", lambda g, x: g.slice(x, [0, 2], [None, -3], [-1, None]), lambda x: x[:-1, :, -3:]),
+    ("slice backwards", lambda g, x: g.slice(x, [1], [None], [None], [-2]), lambda x: x[:, ::-2]),
+    ("slice between places", lambda g, x: g.slice(x, [2], [3], [0], [-1]), lambda x: x[..., 3:0:-1]),
+    ("tile", lambda g, x: g.tile(x, [2, 1, 3]), lambda x: np.tile(x, (2, 1, 3))),
+    ("pad", lambda g, x: g.pad(x, [1, 0, 0], [0, 2, 1], value=0.5),
+     lambda x: np.pad(x, [(1, 0), (0, 2), (0, 1)], constant_values=0.5)),
+    ("pad with zeros", lambda g, x: g.pad(x, [0, 0, 1], [0, 0, 1]), lambda x: np.pad(x, [(0, 0), (0, 0), (1, 1)])),
+    ("pad reflect", lambda g, x: g.pad(x, [0, 1, 2], [0, 1, 1], "reflect"),
+     lambda x: np.pad(x, [(0, 0), (1, 1), (2, 1)], mode="reflect")),
+    ("pad edge", lambda g, x: g.pad(x, [0, 1, 0], [1, 0, 3], "edge"),
+     lambda x: np.pad(x, [(0, 1), (1, 0), (0, 3)], mode="edge")),
+    ("expand", lambda g, x: g.expand(g.narrow(x, 1, 0, 1), [5, -1, 3, -1]),
+     lambda x: np.broadcast_to(x[:, :1], (5, 2, 3, 4))),
+    ("concat of one", lambda g, x: g.concat([x], 0), lambda x: x),
+    ("concat", lambda g, x: g.concat([x, x * 2, x], -1), lambda x: np.concatenate([x, x * 2, x], -1)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("declared", [None, ["n", 3, 4]], ids=["static", "open"])
+@pytest.mark.parametrize(("build", "reference"), [case[1:] for case in MOVES], ids=[case[0] for case in MOVES])
+def test_movement(
+    build: Callable[..., Any], reference: Callable[[Array], Array], declared: list[Any] | None, device: Device
+) -> None:
+    """Each op moves the elements as numpy does, with sizes and with an open batch."""
+    check(device, build, reference, rand(2, 3, 4), shapes=[declared])
+
+
+def test_expand_to_a_named_dim(device: Device) -> None:
+    """The size of a name is read from another input at run time."""
+    check(
+        device,
+        lambda g, x, like: g.expand(x, ["n", 3]) + like,
+        lambda x, like: np.broadcast_to(x, (4, 3)) + like,
+        rand(1, 3),
+        rand(4, 3),
+        shapes=[None, ["n", 3]],
+    )
+
+
+def test_concat_promotes_its_inputs() -> None:
+    """i32 and f32 meet in f32."""
+    check(
+        Device.CPU,
+        lambda g, a, b: g.concat([a, b], 0),
+        lambda a, b: np.concatenate([a, b]),
+        np.array([1, 2], np.int32),
+        rand(2),
+    )
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_gather_picks_along_any_axis(axis: int, device: Device) -> None:
+    """The dims before the axis stay, those of the indices take its place; negatives count from the end."""
+    indices = np.array([[0, 2], [-1, 1]], np.int64)
+    check(
+        device,
+        lambda g, t, i: g.gather(t, i, axis),
+        lambda t, i: np.take(t, i, axis),
+        rand(3, 4, 3),
+        indices,
+        shapes=[None, ["n", 2]],
+    )
+
+
+def test_gather_truncates_float_indices() -> None:
+    """Indices that travel as f32 drop their fraction."""
+    index = np.array([0.0, 1.9, 2.0], np.float32)
+    check(Device.CPU, lambda g, t, i: g.gather(t, i), lambda t, i: t[i.astype(int)], rand(3, 2), index)
+
+
+def test_index_out_of_range_is_an_error() -> None:
+    """A wrong index stops the run instead of reading something else."""
+    from rlx_ort.errors import RunError
+
+    with pytest.raises(RunError):
+        run(Device.CPU, lambda g, t, i: g.gather(t, i), rand(3, 2), np.array([3], np.int64))
+
+
+@pytest.mark.parametrize(
+    "dtype", [np.bool_, np.int8, np.int16, np.uint16, np.uint32, np.uint64, np.float64, np.float16]
+)
+@pytest.mark.parametrize("name", ["pad", "tile", "expand", "concat", "gather", "slice"])
+def test_movement_of_other_dtypes(name: str, dtype: type) -> None:
+    """Data of any type moves unchanged."""
+    builds: dict[str, tuple[Callable[..., Any], Callable[[Array], Array]]] = {
+        "pad": (lambda g, x: g.pad(x, [1, 0], [0, 1]), lambda x: np.pad(x, [(1, 0), (0, 1)])),
+        "tile": (lambda g, x: g.tile(x, [2, 1]), lambda x: np.tile(x, (2, 1))),
+        "expand": (lambda g, x: g.expand(x, [2, 2, 2]), lambda x: np.broadcast_to(x, (2, 2, 2))),
+        "concat": (lambda g, x: g.concat([x, x], 0), lambda x: np.concatenate([x, x])),
+        "gather": (lambda g, x: g.gather(x, np.array([1])), lambda x: x[[1]]),
+        "slice": (lambda g, x: g.slice(x, [1], [None], [None], [-1]), lambda x: x[:, ::-1]),
+    }
+    build, reference = builds[name]
+    check(Device.CPU, build, reference, np.array([[0, 1], [1, 100]]).astype(dtype))

@@ -1,0 +1,206 @@
+"""External data: plain ranges of plain files inside the model's folder are mapped, everything else is refused."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from rlx_ort.converters.from_onnx import from_onnx
+from rlx_ort.errors import ConversionError
+
+WEIGHT = np.arange(64, dtype="<f4")
+
+
+def write_model(folder: Path, **entries: object) -> Path:
+    """Write a model whose weight of 64 floats is external, described by `entries`."""
+    weight = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[64], data_location=TensorProto.EXTERNAL)
+    for key, value in {"location": "w.bin", "offset": 0, "length": WEIGHT.nbytes, **entries}.items():
+        if value is not None:
+            weight.external_data.add(key=key, value=str(value))
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [64])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [64])
+    graph = helper.make_graph([helper.make_node("Add", ["x", "w"], ["y"])], "g", [x], [y], [weight])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    folder.mkdir(exist_ok=True)
+    path = folder / "model.onnx"
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Return a model folder with a data file that holds the weight."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "w.bin").write_bytes(WEIGHT.tobytes())
+    return folder
+
+
+def test_external_data_is_mapped_not_read(folder: Path) -> None:
+    """The parameter's buffer is a view of a memory map of the file."""
+    data = from_onnx(write_model(folder)).weights["w"]
+    np.testing.assert_array_equal(data.numpy(), WEIGHT)
+    base = data.buffer
+    while base is not None and not isinstance(base, np.memmap):
+        base = base.base
+    assert isinstance(base, np.memmap)
+
+
+def test_a_range_inside_the_file_is_taken(folder: Path) -> None:
+    """Offset and length choose the bytes."""
+    (folder / "w.bin").write_bytes(b"xxxx" + WEIGHT.tobytes() + b"yy")
+    data = from_onnx(write_model(folder, offset=4)).weights["w"]
+    np.testing.assert_array_equal(data.numpy(), WEIGHT)
+
+
+def test_length_may_be_left_out(folder: Path) -> None:
+    """The shape says how many bytes there are."""
+    np.testing.assert_array_equal(from_onnx(write_model(folder, length=None)).weights["w"].numpy(), WEIGHT)
+
+
+def test_a_folder_below_the_model_is_inside(folder: Path) -> None:
+    """Sub-folders are allowed."""
+    (folder / "data").mkdir()
+    (folder / "w.bin").replace(folder / "data" / "w.bin")
+    assert "w" in from_onnx(write_model(folder, location="data/w.bin")).weights
+
+
+def test_bytes_need_a_base_folder(folder: Path) -> None:
+    """A model given as bytes does not say where its files are."""
+    data = write_model(folder).read_bytes()
+    with pytest.raises(ConversionError, match="base_dir"):
+        from_onnx(data)
+    assert "w" in from_onnx(data, base_dir=folder).weights
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ({"location": "absent.bin"}, "absent.bin"),
+        ({"location": ""}, "relative path"),
+        ({"location": "../secret.bin"}, "inside the folder"),
+        ({"location": "a/../../secret.bin"}, "inside the folder"),
+        ({"location": "..\\secret.bin"}, "inside the folder"),
+        ({"location": "/etc/hostname"}, "relative path"),
+        ({"location": "C:\\w.bin"}, "relative path"),
+        ({"location": "\\\\host\\share\\w.bin"}, "relative path"),
+        ({"location": "."}, "relative path|regular file"),
+        ({"offset": 4}, "truncated"),
+        ({"offset": 1 << 62}, "truncated"),
+        ({"offset": -4}, "'-4'"),
+        ({"offset": "four"}, "'four'"),
+        ({"offset": "0x10"}, "'0x10'"),
+        ({"length": 8}, "needs 256 bytes"),
+        ({"length": -1}, "'-1'"),
+        ({"length": "9" * 400}, "no size"),
+    ],
+)
+def test_a_reference_that_is_no_range_of_a_file_inside_is_refused(
+    folder: Path, entries: dict[str, object], message: str
+) -> None:
+    """Nothing outside the folder is read, and nothing beyond the end of a file."""
+    (folder.parent / "secret.bin").write_bytes(WEIGHT.tobytes())
+    with pytest.raises(ConversionError, match=message):
+        from_onnx(write_model(folder, **entries))
+
+
+def test_a_truncated_file_is_refused(folder: Path) -> None:
+    """A file shorter than its tensor is damaged."""
+    (folder / "w.bin").write_bytes(WEIGHT.tobytes()[:-1])
+    with pytest.raises(ConversionError, match="truncated"):
+        from_onnx(write_model(folder))
+
+
+def test_an_empty_file_is_refused(folder: Path) -> None:
+    """An empty file cannot be mapped, and holds no tensor."""
+    (folder / "w.bin").write_bytes(b"")
+    with pytest.raises(ConversionError, match="truncated"):
+        from_onnx(write_model(folder))
+
+
+def test_a_hard_link_is_refused_with_the_reason(folder: Path, tmp_path: Path) -> None:
+    """A second name may be a way to a file outside the folder."""
+    try:
+        os.link(folder / "w.bin", tmp_path / "other-name")
+    except OSError as err:
+        pytest.skip(f"no hard links here: {err}")
+    with pytest.raises(ConversionError, match=r"2 hard links.*copy it"):
+        from_onnx(write_model(folder))
+
+
+def symlink(link: Path, target: Path) -> None:
+    try:
+        link.symlink_to(target)
+    except OSError as err:
+        pytest.skip(f"no symbolic links here: {err}")
+
+
+def test_a_symlink_that_leaves_the_folder_is_refused(folder: Path, tmp_path: Path) -> None:
+    """Where a link leads counts, not where it lies."""
+    (tmp_path / "secret.bin").write_bytes(WEIGHT.tobytes())
+    symlink(folder / "link.bin", tmp_path / "secret.bin")
+    with pytest.raises(ConversionError, match="leaves"):
+        from_onnx(write_model(folder, location="link.bin"))
+
+
+def test_a_symlink_inside_the_folder_is_followed(folder: Path) -> None:
+    """A link that stays inside is harmless."""
+    symlink(folder / "link.bin", folder / "w.bin")
+    assert "w" in from_onnx(write_model(folder, location="link.bin")).weights
+
+
+def test_a_symlink_to_itself_is_refused(folder: Path) -> None:
+    """A loop of links ends in an error."""
+    symlink(folder / "loop.bin", folder / "loop.bin")
+    with pytest.raises(ConversionError, match="loop.bin"):
+        from_onnx(write_model(folder, location="loop.bin"))
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes in folders are a POSIX thing")
+def test_a_pipe_is_refused_without_waiting_for_a_writer(folder: Path) -> None:
+    """Opening a pipe would hang."""
+    os.mkfifo(folder / "pipe.bin")
+    with pytest.raises(ConversionError, match="no regular file"):
+        from_onnx(write_model(folder, location="pipe.bin"))
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes in folders are a POSIX thing")
+def test_a_pipe_as_the_model_is_refused_without_waiting_for_a_writer(folder: Path) -> None:
+    """The model itself must be a file, too."""
+    os.mkfifo(folder / "model.pipe")
+    with pytest.raises(ConversionError, match="no regular file"):
+        from_onnx(folder / "model.pipe")
+
+
+def test_a_folder_as_data_is_refused(folder: Path) -> None:
+    """A folder has no bytes."""
+    (folder / "sub").mkdir()
+    with pytest.raises(ConversionError, match="no regular file"):
+        from_onnx(write_model(folder, location="sub"))
+
+
+def test_external_data_in_a_body_is_checked_too(folder: Path) -> None:
+    """A subgraph's weight is no way around the checks."""
+    model = onnx.load(write_model(folder, location="../secret.bin"), load_external_data=False)
+    inner = helper.make_graph(
+        [helper.make_node("Identity", ["w"], ["r"])],
+        "b",
+        [],
+        [helper.make_tensor_value_info("r", TensorProto.FLOAT, [64])],
+        [model.graph.initializer[0]],
+    )
+    branch = helper.make_node("If", ["c"], ["y"], then_branch=inner, else_branch=inner)
+    outer = helper.make_graph(
+        [branch],
+        "g",
+        [helper.make_tensor_value_info("c", TensorProto.BOOL, [])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [64])],
+    )
+    proto = helper.make_model(outer, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    with pytest.raises(ConversionError, match="inside the folder"):
+        from_onnx(proto, base_dir=folder)

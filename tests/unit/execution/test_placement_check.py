@@ -1,0 +1,113 @@
+"""Where nodes are, told in the user's names, and the two rules that judge it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rlx_ort.converters.to_onnx.exported import ExportedModel, ExportedNode
+from rlx_ort.device import Device
+from rlx_ort.errors import PlacementError
+from rlx_ort.execution.options import PlacementRule
+from rlx_ort.execution.placement_check import build_placement, enforce
+from rlx_ort.ir.dtype import DType
+from rlx_ort.ir.shape import Shape
+from rlx_ort.ir.types import TensorType
+from rlx_ort.providers.base import CostProfile, NodeAssignment
+
+GPU, CPU = "WebGpuExecutionProvider", "CPUExecutionProvider"
+KIND = TensorType(DType.F32, Shape([8]))
+
+
+def _node(name: str, reads: str, writes: str, **more: Any) -> ExportedNode:
+    origin = int("".join(filter(str.isdigit, name)) or 0)
+    return ExportedNode(name, "", "Relu", 21, origin, (KIND,), (KIND,), (reads,), (writes,), **more)
+
+
+def _model(*nodes: ExportedNode) -> ExportedModel:
+    names = {node.origin: f"user_{node.origin}" for node in nodes}
+    return ExportedModel(model=None, params=(), nodes=nodes, origin_names=names, input_types={})  # type: ignore[arg-type]
+
+
+def _chain(count: int) -> ExportedModel:
+    return _model(*(_node(f"n{i}", f"v{i}", f"v{i + 1}") for i in range(count)))
+
+
+def _at(*pairs: tuple[str, str]) -> list[NodeAssignment]:
+    return [NodeAssignment(ep, name, "", "Relu") for name, ep in pairs]
+
+
+def test_nodes_are_told_in_the_users_names() -> None:
+    """A node that the engine renamed still points to the user's node; one it added has no origin."""
+    placement = build_placement(GPU, _at(("n0/Fusion", GPU), ("n1_token_3", GPU), ("Memcpy", GPU)), _chain(2))
+    assert [node.origin for node in placement.nodes_by_ep[GPU]] == ["user_0", "user_1", ""]
+
+
+def test_everything_on_the_device_satisfies_strict() -> None:
+    """No stray, no error."""
+    placement = build_placement(GPU, _at(("n0", GPU), ("n1", GPU)), _chain(2))
+    enforce(placement, PlacementRule.STRICT, Device.WEBGPU)
+    assert (placement.requested_share, placement.boundary_copies) == (1.0, 0)
+
+
+def test_strict_names_the_strays_and_the_remedy() -> None:
+    """The error has the user's node, its op, where it is, and how to allow it; the placement is attached."""
+    placement = build_placement(GPU, _at(("n0", GPU), ("n1", CPU)), _chain(2))
+    with pytest.raises(PlacementError) as caught:
+        enforce(placement, PlacementRule.STRICT, Device.WEBGPU)
+    for part in ("WebGPU", "'user_1' (Relu) is on CPUExecutionProvider", "PlacementRule.ASSISTED", "50%"):
+        assert part in str(caught.value)
+    assert "user_0" not in str(caught.value)
+    assert caught.value.placement is placement
+
+
+def test_strict_counts_the_strays_after_ten() -> None:
+    """A long list is cut after ten names."""
+    placement = build_placement(GPU, _at(("n0", GPU), *((f"n{i}", CPU) for i in range(1, 15))), _chain(15))
+    with pytest.raises(PlacementError, match="and 4 more") as caught:
+        enforce(placement, PlacementRule.STRICT, Device.WEBGPU)
+    assert str(caught.value).count("is on CPUExecutionProvider") == 10
+
+
+def test_assisted_allows_help() -> None:
+    """The CPU may take nodes as long as the device takes one."""
+    placement = build_placement(GPU, _at(("n0", GPU), ("n1", CPU)), _chain(2))
+    enforce(placement, PlacementRule.ASSISTED, Device.WEBGPU)
+
+
+@pytest.mark.parametrize("rule", list(PlacementRule))
+def test_help_with_everything_is_a_fallback(rule: PlacementRule) -> None:
+    """When nothing at all is on the device, even the assisted rule refuses."""
+    placement = build_placement(GPU, _at(("n0", CPU), ("n1", CPU)), _chain(2))
+    with pytest.raises(PlacementError, match="nothing of the graph runs on WebGPU"):
+        enforce(placement, rule, Device.WEBGPU)
+
+
+def test_shape_computation_on_the_cpu_is_no_stray() -> None:
+    """Nodes that only compute shapes are pinned; on the device they are ordinary."""
+    model = _model(_node("n0", "v0", "v1"), _node("n1", "v1", "v2", shape_only=True))
+    placement = build_placement(GPU, _at(("n0", GPU), ("n1", CPU)), model)
+    enforce(placement, PlacementRule.STRICT, Device.WEBGPU)
+    assert placement.nodes_by_ep[CPU][0].pinned
+    assert placement.requested_share == 1.0
+
+
+def test_copies_are_counted_once_per_value() -> None:
+    """A value that two nodes of the other side read is copied once; there and back are two copies."""
+    model = _model(_node("n0", "v0", "v1"), _node("n1", "v1", "v2"), _node("n2", "v1", "v3"), _node("n3", "v3", "v4"))
+    placement = build_placement(GPU, _at(("n0", GPU), ("n1", CPU), ("n2", CPU), ("n3", GPU)), model)
+    assert placement.boundary_copies == 2
+
+
+def test_a_node_that_was_fused_away_stands_where_its_producer_is() -> None:
+    """No copy is counted through a node that the engine merged into its neighbour."""
+    placement = build_placement(GPU, _at(("n0/Fusion", GPU), ("n2", GPU)), _chain(3))
+    assert placement.boundary_copies == 0
+
+
+def test_costs_are_predicted_from_the_profile() -> None:
+    """Each node costs its memory traffic and a dispatch; a provider without figures gets no cost."""
+    profile = CostProfile(1.0, 1.0, 2.0, 100.0, 0.0, 1.0, 1.0)
+    placement = build_placement(GPU, _at(("n0", GPU), ("n1", GPU), ("n2", CPU)), _chain(3), profiles={GPU: profile})
+    assert dict(placement.cost_ns_by_ep) == {GPU: 2 * (2 * 8 * 4 / 2.0 + 100.0)}

@@ -1,0 +1,249 @@
+"""Graphs survive JSON unchanged; wrong files say where they are wrong."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlx_ort.errors import ConversionError
+from rlx_ort.ir.core import GraphCore
+from rlx_ort.ir.dtype import DType
+from rlx_ort.ir.graph import Graph
+from rlx_ort.ir.ops.elementwise import ACTIVATIONS, BINARIES
+from rlx_ort.ir.ops.leaf import Capture
+from rlx_ort.ir.ops.onnx import OnnxNode
+from rlx_ort.ir.serde import SCHEMA, from_json, load_json, save_json, to_json
+from rlx_ort.ir.shape import Shape
+from rlx_ort.ir.tensor import TensorData
+from rlx_ort.ir.types import MapType, OptionalType, SequenceType, TensorType, UnknownType
+from rlx_ort.ir.verify import verify
+
+
+def assert_same(left: GraphCore, right: GraphCore) -> None:
+    assert (left.name, left.doc, left.metadata) == (right.name, right.doc, right.metadata)
+    assert left.nodes == right.nodes
+    assert left._outputs == right._outputs
+    assert left.weights == right.weights
+
+
+def network() -> Graph:
+    rng = np.random.default_rng(0)
+    g = Graph("net")
+    g.doc, g.metadata = "a small net", {"author": "tests"}
+    x = g.input("x", ["b", "s", 8])
+    w = g.param("w", [8, 8], data=rng.normal(size=(8, 8)))
+    g.param("unset", [3], "i8")
+    table = g.constant(rng.normal(size=(40, 8)).astype(np.float32))
+    h = g.attention_kind(x @ w, x, x, 2, 4, "sliding:3", softcap=30.0)
+    h = g.layer_norm(h, np.ones(8, np.float32), np.zeros(8, np.float32)) + g.gather(table, 3)
+    h = g.clamp(g.slice(h, [2], [None], [None], [-1]), float("-inf"), 2.0)
+    g.set_outputs([h, g.reshape(h, [-1, 8]), g.cast(h, "bf16")], ["y", "flat", "half"])
+    return g
+
+
+def test_text_round_trip_keeps_everything() -> None:
+    """Nodes, types, names, outputs, weights, doc and metadata come back equal, and the graph is sound."""
+    g = network()
+    back = from_json(*to_json(g))
+    assert_same(g, back)
+    assert verify(back) == []
+
+
+def test_files_round_trip_and_large_tensors_stand_beside(tmp_path: Path) -> None:
+    """Weights and large constants are in a safetensors file that the safetensors library reads too."""
+    from safetensors.numpy import load_file
+
+    g = network()
+    save_json(g, tmp_path / "net.json")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["net.json", "net.safetensors"]
+    back = load_json(tmp_path / "net.json")
+    assert_same(g, back)
+    stored = load_file(tmp_path / "net.safetensors")
+    assert any(np.array_equal(array, g.weights["w"].numpy()) for array in stored.values())
+    assert len((tmp_path / "net.json").read_text("utf-8")) < 20_000
+
+
+def test_small_graph_is_one_file(tmp_path: Path) -> None:
+    """Constants up to 1 KB are inside the text."""
+    g = Graph("g")
+    g.outputs = [g.constant(np.arange(256, dtype=np.float32))]
+    save_json(g, tmp_path / "g.json")
+    assert [path.name for path in tmp_path.iterdir()] == ["g.json"]
+    assert_same(g, load_json(tmp_path / "g.json"))
+
+
+def test_saving_a_loaded_graph_over_itself_works(tmp_path: Path) -> None:
+    """The maps of the old file stay valid while the new one takes its place."""
+    save_json(network(), tmp_path / "net.json")
+    back = load_json(tmp_path / "net.json")
+    save_json(back, tmp_path / "again.json")
+    assert_same(load_json(tmp_path / "again.json"), network())
+
+
+@pytest.mark.parametrize(
+    "dtype", [dtype for dtype in DType if dtype is not DType.STRING], ids=lambda dtype: dtype.value
+)
+@pytest.mark.parametrize("count", [3, 3000])
+def test_tensors_of_every_dtype_round_trip(dtype: DType, count: int, tmp_path: Path) -> None:
+    """Packed, 8-bit float and complex types are kept bit for bit, inline and in the file."""
+    values = (np.arange(count) % 2).astype(np.float32).astype(dtype.numpy)
+    g = Graph("g")
+    g.outputs = [g.constant(TensorData.from_array(values, dtype))]
+    save_json(g, tmp_path / "g.json")
+    assert_same(g, load_json(tmp_path / "g.json"))
+
+
+def test_onnx_nodes_round_trip_with_tensors_bodies_and_other_types() -> None:
+    """Attributes of every kind, nested graphs with captures, and types that are no tensors come back equal."""
+    kind = TensorType(DType.F32, Shape(["n"]))
+    body = Graph("then")
+    body.outputs = [body.relu(body.append(Capture(1, kind)))]
+    g = Graph("g")
+    c, x = g.input("c", [], "bool"), g.input("x", ["n"])
+    attributes = {
+        "then_branch": body,
+        "tensor": TensorData.from_array(np.array([1, -2], ml_dtypes.int4)),
+        "texts": ("a", "b"),
+        "raw": b"\x00\xff",
+        "many": (1, 2, 3),
+        "fractions": (0.5, float("inf")),
+        "words": TensorData.from_array(np.array(["x", "ü"], object)),
+    }
+    types = [SequenceType(kind), OptionalType(SequenceType(kind)), MapType(DType.STRING, kind), UnknownType(),
+             TensorType(DType.STRING, None)]  # fmt: skip
+    g.outputs = list(g.onnx_node("Odd", [c, x], attributes, types=types, domain="com.example", version=3))
+    back = from_json(*to_json(g))
+    ours, theirs = g.nodes[2].op, back.nodes[2].op
+    assert isinstance(ours, OnnxNode)
+    assert isinstance(theirs, OnnxNode)
+    assert_same(ours.bodies()[0], theirs.bodies()[0])
+    same_body = {**theirs.attributes, "then_branch": body}  # graphs are compared above, they are equal by identity only
+    back.nodes[2].op = replace(theirs, attributes=same_body)
+    assert_same(g, back)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(["act", "bin", "reshape", "reduce"]), st.integers(0, 99)), max_size=12))
+def test_any_graph_of_these_ops_round_trips(steps: list[tuple[str, int]]) -> None:
+    """Random chains of ops keep their text through a second encoding."""
+    g = Graph("g")
+    values = [g.input("x", ["n", 6])]
+    for kind, number in steps:
+        value = values[number % len(values)]
+        if kind == "act":
+            value = g.activation(ACTIVATIONS[number % len(ACTIVATIONS)], value)
+        elif kind == "bin":
+            value = g.binary(BINARIES[number % 7], value, float(number))
+        elif kind == "reshape":
+            value = g.reshape(value, [-1, 1 + number % 3])
+        else:
+            value = g.reduce(value, "sum", [number % value.rank], keep_dim=True)
+        values.append(value)
+    g.outputs = values
+    text, tensors = to_json(g)
+    assert to_json(from_json(text, tensors))[0] == text
+
+
+def broken(path: str, value: object) -> str:
+    """Return the JSON of a two-node graph with the entry at a dotted path replaced."""
+    g = Graph("g")
+    g.outputs = [g.softmax(g.input("x", [2, 3]))]
+    document = json.loads(to_json(g)[0])
+    *parents, last = path.split(".")
+    item = document
+    for step in parents:
+        item = item[int(step) if step.isdecimal() else step]
+    item[int(last) if last.isdecimal() else last] = value
+    return json.dumps(document)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("format", "other", "is no graph"),
+        ("schema", SCHEMA + 1, "update rlx_ort"),
+        ("schema", "1", "no version number"),
+        ("graph", [], "graph: dict expected, got list"),
+        ("graph.nodes", {}, r"graph\.nodes: list expected"),
+        ("graph.nodes.1.op", "Softermax", r"graph\.nodes\[1\]: unknown op 'Softermax'"),
+        ("graph.nodes.1.attributes", {"axes": 1}, "no attribute 'axes'; known: axis"),
+        ("graph.nodes.1.attributes.axis", "last", r"nodes\[1\]\.attributes\.axis: 'last' is no value"),
+        ("graph.nodes.1.inputs", [[1, 0]], r"nodes\[1\]\.inputs\[0\]: \[1, 0\] is no result of an earlier node"),
+        ("graph.nodes.1.inputs", [[0, 0, 0]], "a list of two"),
+        ("graph.nodes.1.types", [{"$tensor_type": ["f99", [1]]}], "'f99' is none of"),
+        ("graph.nodes.1.types", [{"$tensor_type": ["f32", [-1]]}], "negative"),
+        ("graph.nodes.1.types", [{"$set": 1}], r"unknown key '\$set'"),
+        ("graph.nodes.1.output_names", [], "1 types and 0 output names"),
+        ("graph.outputs.0.value", [5, 0], r"graph\.outputs\[0\]"),
+        ("graph.weights", {"w": {"dtype": "f32", "shape": [2], "stored": "t9"}}, "named 't9'"),
+        ("graph.weights", {"w": {"dtype": "f32", "shape": [2], "data": "AAAA"}}, "needs 8 bytes, got 3"),
+        ("graph.weights", {"w": {"dtype": "f32", "shape": [2], "data": "?"}}, r"graph\.weights\.w"),
+    ],
+)
+def test_wrong_entry_is_reported_where_it_stands(path: str, value: object, message: str) -> None:
+    """The error names the place in the document."""
+    with pytest.raises(ConversionError, match=message):
+        from_json(broken(path, value))
+
+
+def test_text_that_is_no_json_is_reported_with_its_line() -> None:
+    """A truncated file tells line and column."""
+    with pytest.raises(ConversionError, match="line 2, column"):
+        from_json('{"format":\n  oops')
+
+
+def test_deeply_nested_text_is_refused() -> None:
+    """A hostile file does not end the process."""
+    with pytest.raises(ConversionError):
+        from_json("[" * 100_000)
+
+
+def test_missing_file_is_a_conversion_error(tmp_path: Path) -> None:
+    """The path is in the message."""
+    with pytest.raises(ConversionError, match=r"none\.json"):
+        load_json(tmp_path / "none.json")
+
+
+def test_tensor_file_of_another_save_is_refused(tmp_path: Path) -> None:
+    """A JSON file and a tensor file that do not belong together are not mixed."""
+    save_json(network(), tmp_path / "a.json")
+    save_json(network(), tmp_path / "b.json")
+    (tmp_path / "a.safetensors").write_bytes((tmp_path / "b.safetensors").read_bytes())
+    with pytest.raises(ConversionError, match="belongs to another save"):
+        load_json(tmp_path / "a.json")
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff" * 64, b"\x02\0\0\0\0\0\0\0[]"])
+def test_damaged_tensor_file_is_refused(content: bytes, tmp_path: Path) -> None:
+    """Garbage beside the JSON is reported, not read."""
+    save_json(network(), tmp_path / "a.json")
+    (tmp_path / "a.safetensors").write_bytes(content)
+    with pytest.raises(ConversionError, match=r"a\.safetensors"):
+        load_json(tmp_path / "a.json")
+
+
+def test_truncated_tensor_file_is_refused(tmp_path: Path) -> None:
+    """Offsets beyond the end are noticed when the file is opened."""
+    save_json(network(), tmp_path / "a.json")
+    content = (tmp_path / "a.safetensors").read_bytes()
+    (tmp_path / "a.safetensors").write_bytes(content[:-100])
+    with pytest.raises(ConversionError, match="reaches from byte"):
+        load_json(tmp_path / "a.json")
+
+
+def test_failed_save_leaves_the_old_files(tmp_path: Path) -> None:
+    """An op that cannot be encoded fails before anything is written."""
+    save_json(network(), tmp_path / "a.json")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    bad = Graph("bad")
+    bad.outputs = list(bad.onnx_node("X", [], {"a": object()}, types=[UnknownType()]))  # type: ignore[dict-item]  # on purpose
+    with pytest.raises(ConversionError, match="cannot hold a object"):
+        save_json(bad, tmp_path / "a.json")
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before

@@ -1,0 +1,183 @@
+"""`verify` finds each defect that is planted in a sound graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from rlx_ort.errors import GraphVerifyError
+from rlx_ort.ir.core import Ref
+from rlx_ort.ir.dtype import DType
+from rlx_ort.ir.graph import Graph
+from rlx_ort.ir.ops.leaf import Capture, Input
+from rlx_ort.ir.ops.onnx import OnnxNode
+from rlx_ort.ir.ops.reduce import Softmax
+from rlx_ort.ir.shape import Shape
+from rlx_ort.ir.tensor import TensorData
+from rlx_ort.ir.types import TensorType
+from rlx_ort.ir.verify import check, verify
+
+
+def sound_graph() -> Graph:
+    """Return input 0, param 1, matmul 2, relu 3."""
+    g = Graph("net")
+    x = g.input("x", ["n", 4])
+    w = g.param("w", [4, 2], data=np.ones((4, 2), np.float32))
+    g.outputs = [g.activation("relu", g.matmul(x, w, name="mm"), name="act")]
+    return g
+
+
+def _dangling(g: Graph) -> None:
+    g.nodes[3].inputs = (Ref(9),)
+
+
+def _forward(g: Graph) -> None:
+    g.nodes[2].inputs = (Ref(3), Ref(1))
+
+
+def _missing_result(g: Graph) -> None:
+    g.nodes[3].inputs = (Ref(2, 1),)
+
+
+def _arity(g: Graph) -> None:
+    g.nodes[2].inputs = (Ref(0),)
+
+
+def _wrong_shape(g: Graph) -> None:
+    g.nodes[2].types = (TensorType(DType.F32, Shape(["n", 3])),)
+
+
+def _wrong_dtype(g: Graph) -> None:
+    g.nodes[3].types = (TensorType(DType.F16, Shape(["n", 2])),)
+
+
+def _bad_attribute(g: Graph) -> None:
+    g.nodes[3].op = Softmax(5)
+
+
+def _same_name(g: Graph) -> None:
+    g.nodes[3].name = "mm"
+
+
+def _same_value_name(g: Graph) -> None:
+    g.nodes[3].output_names = ("mm",)
+
+
+def _same_feed(g: Graph) -> None:
+    g.nodes[1].op = Input("x", g.nodes[1].types[0])
+
+
+def _dangling_output(g: Graph) -> None:
+    g._outputs = [("y", Ref(12))]
+
+
+def _no_output(g: Graph) -> None:
+    g._outputs = []
+
+
+def _output_names(g: Graph) -> None:
+    g._outputs = [("y", Ref(2)), ("y", Ref(3))]
+
+
+def _weight_type(g: Graph) -> None:
+    g.weights["w"] = TensorData.from_array(np.ones((2, 4), np.float32))
+
+
+def _weight_of_nothing(g: Graph) -> None:
+    g.weights["v"] = TensorData.from_array(np.ones(2, np.float32))
+
+
+def _wrong_id(g: Graph) -> None:
+    g.nodes[3].id = 7
+
+
+def _capture_outside(g: Graph) -> None:
+    g.nodes[0].op = Capture(0, g.nodes[0].types[0])
+
+
+def _missing_capture(g: Graph) -> None:
+    body = Graph("body")
+    body.outputs = [body.append(Capture(3, TensorType(DType.F32, Shape([2]))))]
+    (value,) = g.onnx_node("If", [g.value(0)], {"then_branch": body}, types=[TensorType(DType.F32, Shape([2]))])
+    g.outputs = [value]
+
+
+DEFECTS: list[tuple[Callable[[Graph], None], int | None, str]] = [
+    (_dangling, 3, "node 9, which does not exist"),
+    (_forward, 2, "comes no earlier"),
+    (_missing_result, 3, "result 1 of node 2, which has 1"),
+    (_arity, 2, "takes 2 inputs and has 1"),
+    (_wrong_shape, 2, r"declares result 0 as f32\(n, 3\), its inputs give f32\(n, 2\)"),
+    (_wrong_dtype, 3, "declares result 0 as f16"),
+    (_bad_attribute, 3, "has axis 5"),
+    (_same_name, 3, "has the same name"),
+    (_same_value_name, 3, "both have a result named 'mm'"),
+    (_same_feed, 1, "both fed as 'x'"),
+    (_dangling_output, None, "node 12, which does not exist"),
+    (_no_output, None, "has no outputs"),
+    (_output_names, None, "output 1 is named 'y'"),
+    (_weight_type, 1, "its data is"),
+    (_weight_of_nothing, None, "no parameter"),
+    (_wrong_id, 3, "stands at place 3"),
+    (_capture_outside, 0, "is no body"),
+    (_missing_capture, 4, "captures input 3"),
+]
+
+
+def test_sound_graph_has_no_problems() -> None:
+    """Nothing is reported where nothing is wrong."""
+    assert verify(sound_graph()) == []
+    check(sound_graph())
+
+
+@pytest.mark.parametrize(("plant", "node", "message"), DEFECTS, ids=[case[0].__name__.strip("_") for case in DEFECTS])
+def test_planted_defect_is_found_with_a_remedy(plant: Callable[[Graph], None], node: int | None, message: str) -> None:
+    """The defect is reported at its node, in words, and with what to do."""
+    g = sound_graph()
+    plant(g)
+    with pytest.raises(GraphVerifyError, match=message):
+        check(g)
+    found = [problem for problem in verify(g) if problem.node == node]
+    assert found
+    assert all(problem.remedy for problem in found)
+
+
+def test_problem_names_the_node_of_the_user() -> None:
+    """The message holds the name that the user gave."""
+    g = sound_graph()
+    _arity(g)
+    assert "'mm'" in str(verify(g)[0])
+
+
+def test_defect_inside_a_body_is_found() -> None:
+    """Bodies are verified like graphs, and the message says whose body it is."""
+    g = Graph("outer")
+    body = Graph("then")
+    inner = body.constant([1.0, 2.0])
+    body.outputs = [body.relu(inner)]
+    condition = g.input("c", [], "bool")
+    kind = TensorType(DType.F32, Shape([2]))
+    (value,) = g.onnx_node("If", [condition], {"then_branch": body, "else_branch": body}, types=[kind])
+    g.outputs = [value]
+    assert verify(g) == []
+    body.nodes[1].types = (replace(kind, shape=Shape([3])),)
+    assert "body 'then'" in str(verify(g)[0])
+
+
+def test_scalar_and_one_element_are_compatible() -> None:
+    """A declared shape (1,) is accepted where inference gives a scalar."""
+    g = Graph("g")
+    g.outputs = [g.sum(g.input("x", [3]))]
+    g.nodes[1].types = (TensorType(DType.F32, Shape([1])),)
+    assert verify(g) == []
+
+
+def test_onnx_node_keeps_its_declared_types() -> None:
+    """What nothing can infer is not reported."""
+    g = Graph("g")
+    kind = TensorType(DType.F32, Shape([7]))
+    g.outputs = list(g.add_node(OnnxNode("Mystery", "com.example", 1), [g.input("x", [3])], types=[kind]))
+    assert verify(g) == []

@@ -1,0 +1,78 @@
+"""The provider without an engine."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from rlx_ort.converters.to_onnx.exported import ExportedModel, ExportedNode
+from rlx_ort.device import Device
+from rlx_ort.errors import DeviceUnavailableError, EngineError
+from rlx_ort.execution.options import CompileOptions
+from rlx_ort.ir.dtype import DType
+from rlx_ort.ir.shape import Shape
+from rlx_ort.ir.types import TensorType
+from rlx_ort.providers.base import SessionRequest
+from rlx_ort.providers.null import NullProvider
+from rlx_ort.providers.registry import ProviderRegistry
+
+NODES = tuple(ExportedNode(name, "", op, 21, 0, (), (), (), ()) for name, op in (("a", "Add"), ("b", "Shape")))
+
+
+@pytest.fixture
+def request_null() -> SessionRequest:
+    """Return a request for a model with one named dim."""
+    ProviderRegistry((NullProvider(),))
+    model = ExportedModel(
+        model=None,  # the null provider never looks at it
+        params=(),
+        nodes=NODES,
+        origin_names={},
+        input_types={"x": TensorType(DType.F32, Shape(("n", 3)))},
+        output_types={"y": TensorType(DType.BF16, Shape((2, "n"))), "s": TensorType(DType.STRING, Shape((1,)))},
+    )
+    return SessionRequest(Device("null"), model, {}, CompileOptions())
+
+
+def test_outputs_are_zeros_of_the_declared_type_with_dims_from_the_feeds(request_null):
+    """A named dim takes the size the input has."""
+    session = NullProvider().open(request_null)
+    y, s = session.run(["y", "s"], {"x": np.ones((5, 3), np.float32)})
+    assert (y.dtype, y.shape, y.astype(np.float32).sum()) == (DType.BF16.numpy, (2, 5), 0)
+    assert s.tolist() == [""]
+
+
+def test_nodes_it_does_not_take_are_on_the_cpu(request_null):
+    """`takes` plays a provider without some kernels."""
+    session = NullProvider(takes=lambda node: node.op_type == "Add").open(request_null)
+    assert [node.provider for node in session.assignments] == ["NullExecutionProvider", "CPUExecutionProvider"]
+
+
+def test_it_fails_where_it_is_told_to(request_null):
+    """Each of the three failures is of the type a real provider would raise."""
+    provider = NullProvider(probe_failure="no hardware")
+    assert not provider.probe(Device("null")).available
+    with pytest.raises(DeviceUnavailableError, match="no hardware"):
+        provider.open(request_null)
+    with pytest.raises(EngineError, match="no memory"):
+        NullProvider(open_failure="no memory").open(request_null)
+    provider = NullProvider()
+    session = provider.open(request_null)
+    provider.run_failure = "device lost"
+    with pytest.raises(EngineError, match="device lost"):
+        session.run(["y"], {})
+    provider.run_failure = ""
+    session.run(["y"], {"x": np.ones((1, 3), np.float32)})
+    assert session.runs == 1
+
+
+def test_open_sessions_are_counted(request_null):
+    """Tests can see leaks; closing twice counts once."""
+    provider = NullProvider()
+    session = provider.open(request_null)
+    assert provider.sessions == 1
+    session.close()
+    session.close()
+    assert provider.sessions == 0
+    with pytest.raises(EngineError, match="closed"):
+        session.run(["y"], {})

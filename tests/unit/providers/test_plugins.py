@@ -1,0 +1,138 @@
+"""Plugin packages: found by name, trusted only as installed, registered once."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlx_ort.providers import plugins
+from rlx_ort.providers.installation import Problem
+from rlx_ort.providers.plugins import Plugin, find_plugins, register_plugin
+
+
+@pytest.fixture(autouse=True)
+def forgotten(monkeypatch):
+    """Give each test an empty memory of plugins."""
+    monkeypatch.setattr(plugins, "_registered", {})
+    find_plugins.cache_clear()
+    yield
+    find_plugins.cache_clear()
+
+
+@pytest.fixture
+def install(tmp_path, monkeypatch):
+    """Return a function that installs a fake plugin package, alone on the path of distributions."""
+
+    def write(name: str, module: str, code: str) -> Plugin:
+        info = tmp_path / f"{name.replace('-', '_')}-1.2.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.2\n", encoding="utf-8")
+        (info / "top_level.txt").write_text(module, encoding="utf-8")
+        (tmp_path / module).mkdir()
+        (tmp_path / module / "__init__.py").write_text(code, encoding="utf-8")
+        monkeypatch.syspath_prepend(str(tmp_path))
+        monkeypatch.delitem(sys.modules, module, raising=False)
+        return next(plugin for plugin in find_plugins() if plugin.distribution == name)
+
+    return write
+
+
+def code(path: str, names: str = "['FakeExecutionProvider']") -> str:
+    return (
+        "import pathlib\n"
+        f"def get_library_path(): return {path}\n"
+        f"def get_ep_names(): return {names}\n"
+        "(pathlib.Path(__file__).parent / 'libfake.so').write_bytes(b'')\n"
+    )
+
+
+INSIDE = "str(pathlib.Path(__file__).parent / 'libfake.so')"
+
+
+def test_an_installed_plugin_is_found_with_its_library(install):
+    """Name, version, provider and absolute path are read."""
+    plugin = install("onnxruntime-ep-fake1", "fake_ep_1", code(INSIDE))
+    assert (plugin.version, plugin.ep_names, plugin.problem) == ("1.2", ("FakeExecutionProvider",), "")
+    assert plugin.library is not None
+    assert plugin.library.is_absolute()
+
+
+@pytest.mark.parametrize(
+    ("number", "text", "problem"),
+    [
+        (2, code("'libfake.so'"), "not part of"),
+        (3, code("'/etc/hosts'"), "not part of"),
+        (4, code("str(pathlib.Path(__file__).parent / 'absent.so')"), "missing"),
+        (5, code(INSIDE, "[]"), "no execution provider"),
+        (6, "import onnxruntime_ep_that_is_not_there", "does not import"),
+        (7, "x = 1", "get_library_path"),
+        (8, "def get_ep_names(): return ['E']\ndef get_library_path(): raise RuntimeError('two libraries')", "two lib"),
+    ],
+)
+def test_a_plugin_that_cannot_be_trusted_or_read_says_why(install, number, text, problem):
+    """Relative paths, paths outside of the package and broken modules have no library."""
+    plugin = install(f"onnxruntime-ep-fake{number}", f"fake_ep_{number}", text)
+    assert plugin.library is None
+    assert problem in plugin.problem
+
+
+class RefusedError(Exception):
+    """Plays ONNX Runtime's Fail."""
+
+
+class Engine:
+    """Plays the part of ONNX Runtime that registers libraries."""
+
+    __version__ = "1.31.1"
+
+    def __init__(self, failure: str = "") -> None:
+        self.failure = failure
+        self.calls: list[tuple[str, str]] = []
+
+    def register_execution_provider_library(self, name: str, path: str) -> None:
+        self.calls.append((name, path))
+        if self.failure:
+            raise RefusedError(f"[ONNXRuntimeError] : 1 : FAIL : {self.failure}")
+
+
+PLUGIN = Plugin("onnxruntime-ep-x", "0.1", ("XExecutionProvider",), Path(__file__).resolve())
+
+
+def test_a_library_is_registered_once():
+    """The second call does not reach ONNX Runtime."""
+    engine = Engine()
+    assert [register_plugin(PLUGIN, engine, (RefusedError,)) for _ in range(3)] == [None] * 3
+    assert engine.calls == [("XExecutionProvider", str(PLUGIN.library))]
+
+
+def test_a_library_that_is_already_registered_is_fine():
+    """Somebody else in the process may have done it."""
+    assert register_plugin(PLUGIN, Engine("EP library is already registered under X"), (RefusedError,)) is None
+
+
+@pytest.mark.parametrize(
+    ("failure", "reason", "remedy"),
+    [
+        ("libvulkan.so.1: cannot open shared object file: No such file", "libvulkan.so.1", "library it names"),
+        ("undefined symbol: CreateEpFactories", "too old", "pip install --upgrade onnxruntime-ep-x"),
+        ("The requested API version [31] is not available", "newer ONNX Runtime", "pip install --upgrade onnxruntime"),
+        ("something else", "does not load", "--force-reinstall onnxruntime-ep-x"),
+    ],
+)
+def test_a_library_that_does_not_load_says_why_and_what_to_do(failure, reason, remedy):
+    """A missing library, a plugin older and one newer than the core are told apart."""
+    problem = register_plugin(PLUGIN, Engine(failure), (RefusedError,))
+    assert isinstance(problem, Problem)
+    assert reason in problem.reason
+    assert failure in problem.reason
+    assert remedy in problem.remedy
+
+
+def test_a_failed_library_is_not_loaded_again():
+    """A failure is remembered for the process."""
+    engine = Engine("broken")
+    first = register_plugin(PLUGIN, engine, (RefusedError,))
+    assert register_plugin(PLUGIN, engine, (RefusedError,)) is first
+    assert len(engine.calls) == 1

@@ -1,0 +1,275 @@
+"""Resolving: the hint, the environment, the fastest; chains; running with fallback."""
+
+import logging
+from typing import Any
+
+import pytest
+
+from rlx_ort.device import Device
+from rlx_ort.errors import (
+    DeviceFallbackError,
+    DeviceParseError,
+    DeviceUnavailableError,
+    EngineError,
+    InputError,
+    LegalizeError,
+    NoViableDeviceError,
+    ParamError,
+    PlacementError,
+    RlxError,
+)
+from rlx_ort.execution.options import CompileOptions, PlacementRule
+from rlx_ort.selection.policy import DevicePolicy
+from rlx_ort.selection.resolve import resolve_device, resolve_device_chain, run_with_fallback
+
+CPU, CUDA, GPU, METAL = Device.CPU, Device.CUDA, Device.GPU, Device.METAL
+ASSISTED = CompileOptions(placement=PlacementRule.ASSISTED)
+
+
+@pytest.fixture
+def graph(machine: Any) -> Any:
+    """A graph that cuda and cpu take, of which cuda is predicted to be slower; metal is away, gpu lacks the kernel."""
+    for kind, roundtrip_ns in (("cuda", 300.0), ("cpu", 100.0)):
+        profile = machine.profile(gemm_gflops=1e12, memory_bytes_per_ns=1e12, roundtrip_ns=roundtrip_ns)
+        machine.add(kind, kernels=machine.kernels("Erf", "Cos"), profile=profile)
+    machine.add("metal", answer=machine.away)
+    machine.add("gpu", kernels=machine.kernels("Cos"))
+    return machine.chain("Erf")
+
+
+def test_without_a_hint_the_fastest_is_chosen(graph: Any) -> None:
+    """The cost model decides."""
+    assert resolve_device(graph) == CPU
+
+
+def test_a_hint_is_taken_though_another_is_faster(graph: Any) -> None:
+    """What was named is used."""
+    assert resolve_device(graph, "cuda") == CUDA
+
+
+def test_a_hint_comes_before_the_environment(graph: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Code beats the variable."""
+    monkeypatch.setenv("RLX_DEVICE", "cuda")
+    assert resolve_device(graph, "cpu") == CPU
+
+
+def test_the_environment_comes_before_the_cost_model(graph: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`RLX_DEVICE` is a hint from outside."""
+    monkeypatch.setenv("RLX_DEVICE", "cuda")
+    assert resolve_device(graph) == CUDA
+
+
+@pytest.mark.parametrize(("wish", "why"), [("metal", "libfake"), ("gpu", "node 1 'erf'"), ("mlx", "no ONNX Runtime")])
+def test_a_device_of_the_environment_that_cannot_run_is_skipped_with_a_warning(
+    wish: str, why: str, graph: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The original skipped it without a word."""
+    monkeypatch.setenv("RLX_DEVICE", wish)
+    with caplog.at_level(logging.WARNING):
+        assert resolve_device(graph) == CPU
+    (record,) = caplog.records
+    assert "RLX_DEVICE" in record.getMessage()
+    assert Device(wish).display in record.getMessage()
+    assert why in record.getMessage()
+
+
+def test_a_denied_device_of_the_environment_is_skipped_with_a_warning(
+    graph: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The policy beats the variable."""
+    monkeypatch.setenv("RLX_DEVICE", "cuda")
+    with caplog.at_level(logging.WARNING):
+        assert resolve_device(graph, policy=DevicePolicy().with_deny(["cuda"])) == CPU
+    assert "denied" in caplog.text
+
+
+def test_a_malformed_device_of_the_environment_raises(graph: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A typo is an error, not an automatic choice."""
+    monkeypatch.setenv("RLX_DEVICE", "cudda")
+    with pytest.raises(DeviceParseError, match="RLX_DEVICE"):
+        resolve_device(graph)
+
+
+def test_the_variable_has_always_that_name(graph: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prefix of your own belongs to policies."""
+    monkeypatch.setenv("MYAPP_DEVICE", "cuda")
+    assert resolve_device(graph) == CPU
+
+
+def test_the_pick_strategy_is_not_consulted(graph: Any) -> None:
+    """Resolving runs nothing, so it cannot benchmark."""
+    assert resolve_device(graph, policy=DevicePolicy().with_benchmark_pick(3)) == CPU
+
+
+def test_a_hint_that_is_away_raises_with_reason_and_remedy(graph: Any) -> None:
+    """What was named fails loudly."""
+    with pytest.raises(DeviceUnavailableError) as caught:
+        resolve_device(graph, "metal")
+    assert (caught.value.reason, caught.value.remedy) == ("libfake.so is missing", "install libfake")
+
+
+def test_a_hint_that_does_not_take_the_graph_raises_naming_the_node(graph: Any) -> None:
+    """The report comes with the error."""
+    with pytest.raises(LegalizeError, match="node 1 'erf'") as caught:
+        resolve_device(graph, "gpu")
+    assert not caught.value.report.compile_ready
+
+
+@pytest.mark.parametrize(
+    ("policy", "why"),
+    [(DevicePolicy().with_deny(["cuda"]), "denied by the policy"), (DevicePolicy.only(["cpu"]), "allow list")],
+)
+def test_a_hint_that_the_policy_refuses_raises_naming_hint_policy_and_viable_devices(
+    policy: DevicePolicy, why: str, graph: Any
+) -> None:
+    """The message says who asked, for what, why not, and what could run instead."""
+    with pytest.raises(NoViableDeviceError) as caught:
+        resolve_device(graph, "cuda", policy)
+    text = str(caught.value)
+    assert "hint" in text
+    assert "CUDA" in text
+    assert why in text
+    assert text.endswith("graph 'chain': cpu. Change the hint or the policy.")
+
+
+def test_a_hint_that_does_not_parse_raises(graph: Any) -> None:
+    """A typo in code is a typo as well."""
+    with pytest.raises(DeviceParseError):
+        resolve_device(graph, "cudda")
+
+
+def test_a_hint_is_judged_strictly_unless_the_options_say_otherwise(graph: Any, machine: Any) -> None:
+    """A device that was named must take every node by itself."""
+    mixed = machine.chain("Cos", "Erf")
+    with pytest.raises(LegalizeError):
+        resolve_device(mixed, "gpu")
+    assert resolve_device(mixed, "gpu", options=ASSISTED) == GPU
+
+
+def test_a_test_provider_can_be_asked_for_by_name(graph: Any, machine: Any) -> None:
+    """Only automatic choice leaves it alone."""
+    machine.add("null", kernels=machine.kernels("Erf"), selectable=False)
+    assert resolve_device(graph, "null") == Device("null")
+    assert resolve_device(graph) == CPU
+
+
+@pytest.mark.parametrize("hint", [None, "cpu", "cuda"])
+def test_with_nothing_viable_resolving_raises(hint: str | None, graph: Any) -> None:
+    """With a hint or without, a denied device is never the answer."""
+    with pytest.raises(NoViableDeviceError):
+        resolve_device(graph, hint, DevicePolicy().with_deny(Device.all()))
+
+
+def test_a_chain_gives_its_first_viable_device(graph: Any) -> None:
+    """Order decides, not speed."""
+    assert resolve_device_chain(graph, ["metal", "gpu", "cuda", "cpu"]) == CUDA
+
+
+def test_a_chain_obeys_the_policy(graph: Any) -> None:
+    """A denied entry is passed over."""
+    assert resolve_device_chain(graph, ["cuda", "cpu"], DevicePolicy().with_deny(["cuda"])) == CPU
+
+
+def test_a_chain_without_a_viable_device_raises_with_both_lists_and_reasons(graph: Any) -> None:
+    """What was asked, what could run, and why each entry cannot; nothing outside the chain is taken."""
+    with pytest.raises(NoViableDeviceError) as caught:
+        resolve_device_chain(graph, ["metal", "gpu"])
+    headline = str(caught.value).splitlines()[0]
+    assert "metal, gpu" in headline
+    assert headline.endswith("cuda, cpu")
+    assert [device.label for device, _ in caught.value.blockers] == ["metal", "gpu"]
+
+
+def test_an_empty_chain_raises(graph: Any) -> None:
+    """There is nothing to resolve."""
+    with pytest.raises(NoViableDeviceError, match=r"\(none\)"):
+        resolve_device_chain(graph, [])
+
+
+def test_fallback_returns_the_first_success_with_its_device(graph: Any) -> None:
+    """The result comes with the device that gave it, and later devices are left alone."""
+    called: list[Device] = []
+
+    def work(device: Device) -> str:
+        called.append(device)
+        return f"ran on {device}"
+
+    assert run_with_fallback(graph, None, ["cuda", "cpu"], work) == (CUDA, "ran on cuda")
+    assert called == [CUDA]
+
+
+def test_fallback_passes_over_what_is_not_viable_without_calling(graph: Any) -> None:
+    """Away, unable and denied devices are not tried."""
+    called: list[Device] = []
+    policy = DevicePolicy().with_deny(["cuda"])
+    device, _ = run_with_fallback(graph, policy, ["metal", "gpu", "cuda", "cpu"], called.append)
+    assert (device, called) == (CPU, [CPU])
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        EngineError("out of memory"),
+        PlacementError("stray nodes"),
+        LegalizeError("no kernel"),
+        DeviceUnavailableError(CUDA, "device lost"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_failure_on_a_device_is_an_attempt_and_the_next_one_is_tried(
+    error: RlxError, graph: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Compile and run failures fall through, and the log says so."""
+
+    def work(device: Device) -> int:
+        if device == CUDA:
+            raise error
+        return 7
+
+    with caplog.at_level(logging.WARNING):
+        assert run_with_fallback(graph, None, ["cuda", "cpu"], work) == (CPU, 7)
+    assert str(error) in caplog.text
+
+
+def test_when_all_fail_every_attempt_is_listed_in_order(graph: Any) -> None:
+    """Not viable and failed entries are told apart, as `label: reason`."""
+
+    def work(device: Device) -> None:
+        raise EngineError(f"{device} broke")
+
+    with pytest.raises(DeviceFallbackError) as caught:
+        run_with_fallback(graph, None, ["metal", "cuda", "cpu", "cuda"], work)
+    assert [device for device, _ in caught.value.attempts] == [METAL, CUDA, CPU, CUDA]
+    lines = str(caught.value).splitlines()
+    assert lines[1].startswith("  metal: not viable under the policy: libfake")
+    assert lines[2:] == ["  cuda: cuda broke", "  cpu: cpu broke", "  cuda: cuda broke"]
+
+
+def test_an_empty_chain_is_one_attempt_of_the_cpu(graph: Any) -> None:
+    """There is always something to report."""
+    with pytest.raises(DeviceFallbackError) as caught:
+        run_with_fallback(graph, None, [], lambda device: None)
+    ((device, reason),) = caught.value.attempts
+    assert device == CPU
+    assert "empty" in reason
+
+
+@pytest.mark.parametrize("error", [InputError("'x' is missing"), ParamError("'w' is unset")], ids=["input", "param"])
+def test_wrong_inputs_and_parameters_are_no_reason_to_change_the_device(error: RlxError, graph: Any) -> None:
+    """They are wrong everywhere, so they are raised at once."""
+
+    def work(device: Device) -> None:
+        raise error
+
+    with pytest.raises(type(error)):
+        run_with_fallback(graph, None, ["cuda", "cpu"], work)
+
+
+def test_an_error_that_is_not_ours_is_not_swallowed(graph: Any) -> None:
+    """A programming mistake is not an attempt."""
+
+    def work(device: Device) -> None:
+        raise KeyError("bug")
+
+    with pytest.raises(KeyError):
+        run_with_fallback(graph, None, ["cuda", "cpu"], work)
