@@ -16,6 +16,7 @@ from rlx_ort.ir.tensor import TensorData
 if TYPE_CHECKING:
     import onnx
 
+    from rlx_ort.execution.options import CompileOptions
     from rlx_ort.ir.graph import Graph
 
 __all__ = ["EXTERNAL_ABOVE_BYTES", "save_onnx"]
@@ -29,7 +30,12 @@ _SMALL_ALIGNMENT = 64
 
 
 def save_onnx(
-    graph: Graph, path: str | os.PathLike[str], *, external_data: bool | None = None, overwrite: bool = False
+    graph: Graph,
+    path: str | os.PathLike[str],
+    *,
+    external_data: bool | None = None,
+    overwrite: bool = False,
+    options: CompileOptions | None = None,
 ) -> None:
     """Write the graph as an ONNX file in normal form; nothing is left behind when that fails.
 
@@ -41,6 +47,7 @@ def save_onnx(
         path: the file to write.
         external_data: whether weights go to a data file; None decides by `EXTERNAL_ABOVE_BYTES`.
         overwrite: whether existing files may be replaced.
+        options: what the model is to be like: dims, opset, precision and kernel dispatch; see `to_onnx`.
 
     Raises:
         GraphVerifyError: the graph breaks a rule of the IR.
@@ -50,7 +57,7 @@ def save_onnx(
 
     from rlx_ort.converters.to_onnx.exporter import export_model
 
-    exported = export_model(graph)
+    exported = export_model(graph, options)
     weights = all_weights(graph, exported)
     if external_data is None:
         external_data = sum(data.nbytes for data in weights.values()) > EXTERNAL_ABOVE_BYTES
@@ -116,7 +123,7 @@ def _write_data(stream: BinaryIO, model: onnx.ModelProto, weights: Mapping[str, 
         padding = -offset % alignment
         stream.write(bytes(padding))
         offset += padding
-        stream.write(memoryview(data.buffer))
+        stream.write(data.buffer.data)
         del tensor.external_data[:]
         for key, value in (("location", location), ("offset", offset), ("length", data.nbytes)):
             tensor.external_data.add(key=key, value=str(value))
@@ -158,7 +165,7 @@ def _write_model(stream: BinaryIO, model: onnx.ModelProto, weights: Mapping[str,
     stream.write(head + _tag(onnx.ModelProto, "graph") + _varint(total) + body)
     for header, data in fields:
         stream.write(header)
-        stream.write(memoryview(data.buffer))
+        stream.write(data.buffer.data)
 
 
 def _tag(message: type, field: str) -> bytes:

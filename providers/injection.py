@@ -1,5 +1,9 @@
 """How weights reach a session without being copied.
 
+Weights that are mapped from a file, as those of an imported model are, stay references to that file: ONNX Runtime maps
+it tensor by tensor and lets go of what its kernels repack, so the peak is one copy and not two. All others are handed
+over in memory.
+
 ONNX Runtime 1.31 and newer borrow the buffers (`session.use_external_initializer_file_buffers_directly`). Older cores
 take the same key silently and copy, so they get a file in the compile cache that they map themselves. Neither keeps a
 reference to anything: whoever opens the session owns what `prepare_weights` returns until the session is gone.
@@ -20,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx_ort import environment
+from rlx_ort.converters.onnx_types import tensor_proto
 from rlx_ort.converters.to_onnx.exported import ExportedModel
 from rlx_ort.converters.to_onnx.writer import INLINE_BYTES
 from rlx_ort.errors import ParamError
@@ -34,27 +39,42 @@ _MAP_ALIGNMENT = 64 * 1024
 _SMALL_ALIGNMENT = 64
 _LARGE = 1024 * 1024
 _KEEP_UNUSED_DAYS = 7
+_FOLDER_KEY = "session.model_external_initializers_file_folder_path"
+# ONNX Runtime takes references to files or a table of buffers, not both: a few others may go into the model itself.
+_LARGEST_REST_BYTES = 16 * 1024 * 1024
 
 
 def prepare_weights(
-    options: Any, model: ExportedModel, weights: Mapping[str, TensorData], version: tuple[int, ...]
+    options: Any,
+    model: ExportedModel,
+    weights: Mapping[str, TensorData],
+    version: tuple[int, ...],
+    *,
+    repacked: bool = True,
 ) -> tuple[bytes, list[npt.NDArray[Any]]]:
-    """Make session options read a model's weights from memory.
+    """Make session options read a model's weights from where they are.
 
+    `repacked` says that kernels may keep copies of their own; without, all sessions share the mapping of the store.
     Returns the model to load and the buffers that must outlive the session.
 
     Raises:
         ParamError: a parameter has no data, data of another type, or a buffer that is not one run of bytes.
     """
     payload = model.model_bytes(weights)
-    given = _external(model, weights)
-    if not given:
+    tensors = _external(model, weights)
+    if not tensors:
         return payload, []
-    if version >= BORROWING_VERSION:
+    borrows = version >= BORROWING_VERSION
+    folder = _common_folder(tensors) if repacked or not borrows else None
+    if folder is not None:
+        return _from_files(options, payload, tensors, folder), []
+    given = {name: tensor.buffer for name, tensor in tensors.items()}
+    if borrows:
         return payload, _borrow(options, given)
     path, entries = write_weights_file(given, cache_folder("weights"))
-    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
-    return _relocated(payload, path.name, entries), []
+    options.add_session_config_entry(_FOLDER_KEY, str(path.parent))
+    places = {name: (path.name, *entry) for name, entry in entries.items()}
+    return _relocated(payload, places, {}), []
 
 
 def cache_folder(name: str) -> Path:
@@ -104,18 +124,38 @@ def write_weights_file(
     return path, entries
 
 
-def _external(model: ExportedModel, weights: Mapping[str, TensorData]) -> dict[str, npt.NDArray[Any]]:
-    """Return the buffers of all parameters and constants that do not stand in the model itself."""
+def _external(model: ExportedModel, weights: Mapping[str, TensorData]) -> dict[str, TensorData]:
+    """Return the data of all parameters and constants that do not stand in the model itself."""
     tensors = {name: weights[name] for name in model.params} | dict(model.constants)
-    buffers = {}
+    found = {}
     for name, tensor in tensors.items():
         if tensor.dtype is DType.STRING or tensor.nbytes < INLINE_BYTES:
             continue
         buffer = tensor.buffer
         if buffer.dtype != np.uint8 or buffer.ndim != 1 or not buffer.flags.c_contiguous:
             raise ParamError(f"the buffer of {name!r} must be one contiguous run of bytes")
-        buffers[name] = buffer
-    return buffers
+        found[name] = tensor
+    return found
+
+
+def _common_folder(tensors: Mapping[str, TensorData]) -> Path | None:
+    """Return the folder of the files that hold all tensors but a few, if those files are still what was mapped."""
+    sources = [tensor.source for tensor in tensors.values() if tensor.source is not None]
+    rest_bytes = sum(tensor.nbytes for tensor in tensors.values() if tensor.source is None)
+    folders = {Path(source.path).parent for source in sources}
+    if len(folders) != 1 or rest_bytes > _LARGEST_REST_BYTES:
+        return None
+    one_per_file = {source.path: source for source in sources}.values()
+    return folders.pop() if all(source.unchanged for source in one_per_file) else None
+
+
+def _from_files(options: Any, payload: bytes, tensors: Mapping[str, TensorData], folder: Path) -> bytes:
+    options.add_session_config_entry(_FOLDER_KEY, str(folder))
+    places = {}
+    for name, tensor in tensors.items():
+        if tensor.source is not None:
+            places[name] = (Path(tensor.source.path).name, tensor.source.offset, tensor.nbytes)
+    return _relocated(payload, places, {name: data for name, data in tensors.items() if name not in places})
 
 
 def _borrow(options: Any, buffers: Mapping[str, npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
@@ -137,16 +177,20 @@ def _layout(weights: Mapping[str, npt.NDArray[Any]]) -> dict[str, tuple[int, int
     return entries
 
 
-def _relocated(model: bytes, location: str, entries: Mapping[str, tuple[int, int]]) -> bytes:
-    """Return the model with its external references pointing into one file."""
+def _relocated(model: bytes, places: Mapping[str, tuple[str, int, int]], inside: Mapping[str, TensorData]) -> bytes:
+    """Return the model with references to (file, offset, length), and with some tensors inside."""
     import onnx
 
     proto = onnx.ModelProto.FromString(model)
     for tensor in proto.graph.initializer:
-        if tensor.data_location == onnx.TensorProto.EXTERNAL and tensor.name in entries:
-            offset, length = entries[tensor.name]
+        if tensor.data_location != onnx.TensorProto.EXTERNAL:
+            continue
+        if tensor.name in places:
+            location, offset, length = places[tensor.name]
             del tensor.external_data[:]
             _describe(tensor.external_data, (("location", location), ("offset", offset), ("length", length)))
+        elif tensor.name in inside:
+            tensor.CopyFrom(tensor_proto(inside[tensor.name], tensor.name))
     located: bytes = proto.SerializeToString(deterministic=True)
     return located
 

@@ -142,7 +142,8 @@ def open_session(recipe: SessionRecipe, request: SessionRequest) -> EngineSessio
         raise DeviceUnavailableError(request.device, reason, "pip install --upgrade onnxruntime")
     options = _session_options(engine, recipe, request.options)
     model: bytes | str
-    model, memory = prepare_weights(options, request.model, request.weights, version)
+    private = request.options.sharing is WeightSharing.PRIVATE
+    model, memory = prepare_weights(options, request.model, request.weights, version, repacked=private)
     if request.options.sharing is WeightSharing.PREPACKED and recipe.ep_name == CPU_EP:
         # Other providers copy weights to their own memory, where nothing is shared between processes.
         model, memory = _prepacked(engine, recipe, request, (model, memory, options)), []

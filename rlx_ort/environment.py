@@ -37,6 +37,11 @@ VARIABLES: Mapping[str, str] = MappingProxyType(
         "RLX_PREFER_DEVICES": "devices that win when predictions are within 5 % of each other, best first",
         "RLX_BENCHMARK_PICK": "choose by timing this many runs on each device instead of by prediction",
         "RLX_DEVICE_CHAIN": "devices to try one after the other",
+        "RLX_KERNEL_DISPATCH": "`native` or `common` forces that form on every op that has both; `prefer_native` is the "
+        "default",
+        "RLX_DISPATCH_REPORT": "flag: log at compile, as a warning of `rlx_ort.dispatch`, where every op went",
+        "RLX_VERBOSE": "flag: as RLX_DISPATCH_REPORT",
+        "RLX_CACHE_DIR": "the folder for what is kept between runs; the system's cache folder by default",
         "RLX_ALLOW_ORT_TELEMETRY": "flag: leave ONNX Runtime's telemetry on",
     }
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -41,11 +42,18 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     pytest.skip(reason)
 
 
+@pytest.fixture(scope="session")
+def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the cache folder of this run of the tests, which is empty at its start."""
+    return tmp_path_factory.mktemp("cache")
+
+
 @pytest.fixture(autouse=True)
-def clean_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Clear every RLX_* variable and override, so that no test depends on the caller's shell."""
+def clean_environment(monkeypatch: pytest.MonkeyPatch, cache_folder: Path) -> Iterator[None]:
+    """Clear every RLX_* variable and override, so that no test depends on the caller's shell or cache."""
     for name in [name for name in os.environ if name.startswith(environment.PREFIX)]:
         monkeypatch.delenv(name)
+    monkeypatch.setenv("RLX_CACHE_DIR", str(cache_folder))
     environment.clear_overrides()
     yield
     environment.clear_overrides()

@@ -30,6 +30,7 @@ def from_onnx(source: Source, *, base_dir: str | os.PathLike[str] | None = None)
     """
     from rlx_ort.converters.from_onnx.builder import GraphBuilder
     from rlx_ort.converters.from_onnx.external import ExternalFiles
+    from rlx_ort.converters.from_onnx.rewrite import fill_types, with_ir_ops
     from rlx_ort.converters.from_onnx.source import read_model, skeleton
     from rlx_ort.converters.from_onnx.structure import check_model
     from rlx_ort.converters.to_onnx.infer import with_types
@@ -37,7 +38,10 @@ def from_onnx(source: Source, *, base_dir: str | os.PathLike[str] | None = None)
     model, folder = read_model(source, base_dir)
     try:
         check_model(model)
-        return GraphBuilder(model, with_types(skeleton(model)), ExternalFiles(folder)).build()
+        graph = GraphBuilder(model, with_types(skeleton(model)), ExternalFiles(folder)).build()
+        if model.functions:
+            fill_types(graph)
+        return with_ir_ops(graph)
     except UnicodeDecodeError as err:
         # Protobuf decodes a text when it is looked at, so this may come from anywhere.
         raise ConversionError(f"the model is damaged: a name in it is no UTF-8 text: {err}") from err

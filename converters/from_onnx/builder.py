@@ -153,7 +153,9 @@ class GraphBuilder:
         if domain in scope.opsets:
             return scope.opsets[domain]
         if domain == "":
-            raise ConversionError(f"{node_label(node)} is an operator of ai.onnx, but {scope.where} imports no opset of it")
+            raise ConversionError(
+                f"{node_label(node)} is an operator of ai.onnx, but {scope.where} imports no opset of it"
+            )
         return 1
 
     def _constant(self, scope: Scope, node: onnx.NodeProto) -> None:
@@ -170,7 +172,9 @@ class GraphBuilder:
                 values = attribute.floats if name.endswith("s") else attribute.f
                 data = TensorData.from_array(np.asarray(values, np.float32))
             case "value_int" | "value_ints":
-                data = TensorData.from_array(np.asarray(attribute.ints if name.endswith("s") else attribute.i, np.int64))
+                data = TensorData.from_array(
+                    np.asarray(attribute.ints if name.endswith("s") else attribute.i, np.int64)
+                )
             case "value_string" | "value_strings":
                 values = [*attribute.strings] if name.endswith("s") else attribute.s
                 data = TensorData.from_array(np.array(values, object), DType.STRING)

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx_ort.errors import ConversionError
+from rlx_ort.ir.tensor import FileRange
 
 if TYPE_CHECKING:
     import onnx
@@ -27,10 +28,10 @@ class ExternalFiles:
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
-        self._maps: dict[Path, npt.NDArray[np.uint8]] = {}
+        self._maps: dict[Path, tuple[npt.NDArray[np.uint8], tuple[int, ...]]] = {}
 
-    def read(self, tensor: onnx.TensorProto, nbytes: int) -> npt.NDArray[Any]:
-        """Return the bytes of a tensor, as a view of the mapped file.
+    def read(self, tensor: onnx.TensorProto, nbytes: int) -> tuple[npt.NDArray[Any], FileRange]:
+        """Return the bytes of a tensor, as a view of the mapped file, and where in the file they are.
 
         Raises:
             ConversionError: the reference is no range of `nbytes` bytes of a file inside the model's folder.
@@ -43,15 +44,15 @@ class ExternalFiles:
         if length != nbytes:
             raise ConversionError(f"{what} needs {nbytes} bytes, its external data says {length}")
         path = self._checked(location, what)
-        data = self._maps.get(path)
-        if data is None:
-            data = self._maps[path] = _mapped(path, what)
+        if path not in self._maps:
+            self._maps[path] = _mapped(path, what)
+        data, stamp = self._maps[path]
         if offset + length > data.size:
             raise ConversionError(
                 f"{what} is bytes {offset} to {offset + length} of {path.name}, which has {data.size}; "
                 "the file is truncated or belongs to another model"
             )
-        return data[offset : offset + length]
+        return data[offset : offset + length], FileRange(str(path), offset, stamp)
 
     def _checked(self, location: str, what: str) -> Path:
         if self._folder is None:
@@ -78,13 +79,14 @@ class ExternalFiles:
         return path
 
 
-def _mapped(path: Path, what: str) -> npt.NDArray[np.uint8]:
+def _mapped(path: Path, what: str) -> tuple[npt.NDArray[np.uint8], tuple[int, ...]]:
     try:
         with path.open("rb") as file:
             status = os.fstat(file.fileno())  # of the file that was opened, whatever the name points to by now
             if not stat.S_ISREG(status.st_mode):
                 raise ConversionError(f"{what} is in {path}, which is no regular file")
-            return np.memmap(file, np.uint8, "r") if status.st_size else np.empty(0, np.uint8)
+            data = np.memmap(file, np.uint8, "r") if status.st_size else np.empty(0, np.uint8)
+            return data, FileRange.stamp_of(status)
     except OSError as err:
         raise ConversionError(f"{what} is in {path}, which cannot be read: {err}") from err
 

@@ -71,12 +71,14 @@ def skeleton(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def _parsed(data: bytes, what: str) -> onnx.ModelProto:
     import onnx
-    from google.protobuf.message import DecodeError
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]  # protobuf ships no types
 
     if not data:
         raise ConversionError(f"{what}: empty, so no ONNX model")
     try:
-        return onnx.ModelProto.FromString(data)
+        model = onnx.ModelProto()
+        model.ParseFromString(data)
+        return model
     except (DecodeError, RecursionError) as err:
         raise ConversionError(f"{what}: no ONNX model, or damaged or above 2 GB: {err}") from err
 

@@ -13,10 +13,11 @@ if TYPE_CHECKING:
 
 __all__ = ["MAX_DEPTH", "bodies", "check_model", "node_label", "sorted_nodes"]
 
-MAX_DEPTH = 60
-"""How deep bodies may be nested; protobuf itself stops at about 33 levels when it reads a file."""
+MAX_DEPTH = 30
+"""How deep bodies and function calls may be nested: protobuf reads and copies no more than 32 levels of bodies."""
 
 _MAX_NODES = 2_000_000
+_MAX_OPSET = 1_000_000  # custom domains number as they like
 
 
 def check_model(model: onnx.ModelProto) -> None:
@@ -25,6 +26,11 @@ def check_model(model: onnx.ModelProto) -> None:
     Raises:
         ConversionError: bodies are nested too deep, functions call each other in a circle or too often.
     """
+    for entry in (*model.opset_import, *(entry for f in model.functions for entry in f.opset_import)):
+        if not 0 < entry.version <= _MAX_OPSET:
+            raise ConversionError(
+                f"the model imports opset {entry.version} of {entry.domain or 'ai.onnx'!r}: no version"
+            )
     functions = {(f.domain, f.name, f.overload): f for f in model.functions}
     sizes: dict[tuple[str, str, str], int] = {}
     open_calls: list[tuple[str, str, str]] = []
@@ -35,6 +41,8 @@ def check_model(model: onnx.ModelProto) -> None:
             if depth > MAX_DEPTH:
                 raise ConversionError(f"{node_label(node)} stands in bodies nested more than {MAX_DEPTH} deep")
             key = (node.domain, node.op_type, node.overload)
+            if not all(isinstance(text, str) for text in (*key, node.name, *node.input, *node.output)):
+                raise ConversionError(f"{node_label(node)} has a name that is no UTF-8 text: the model is damaged")
             total += function_size(key, node) if key in functions else 1
             total += sum(size_of(body.node, depth + 1) for body in bodies(node))
         return total

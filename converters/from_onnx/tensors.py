@@ -39,7 +39,7 @@ def tensor_data(tensor: onnx.TensorProto, files: ExternalFiles) -> TensorData:
             return TensorData.from_array(np.array([*tensor.string_data], object).reshape(shape), dtype)
         nbytes = dtype.nbytes(math.prod(shape))
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
-            return TensorData(dtype, shape, files.read(tensor, nbytes))
+            return TensorData(dtype, shape, *files.read(tensor, nbytes))
         if tensor.HasField("raw_data"):
             return TensorData(dtype, shape, np.frombuffer(tensor.raw_data, np.uint8))
         return TensorData.from_array(onnx.numpy_helper.to_array(tensor), dtype)

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     import onnx
 
     from rlx_ort.converters.to_onnx.exported import ExportedModel
+    from rlx_ort.execution.options import CompileOptions
     from rlx_ort.ir.graph import Graph
     from rlx_ort.ir.tensor import TensorData
 
@@ -19,9 +20,11 @@ PROTOBUF_LIMIT = (1 << 31) - 1
 """The most bytes one protobuf message may have."""
 
 
-def to_onnx(graph: Graph) -> onnx.ModelProto:
+def to_onnx(graph: Graph, options: CompileOptions | None = None) -> onnx.ModelProto:
     """Return the graph as an ONNX model in normal form with its weights inside.
 
+    Of the options, those count that say what the model is like: dims, opset, precision and kernel dispatch. By default
+    ops get the form that every provider takes; `KernelDispatchPolicy.FORCE_NATIVE` writes fused ones.
     Copies every weight. Larger models go through `rlx_ort.converters.files.save_onnx`, which writes them to a file.
 
     Raises:
@@ -33,7 +36,7 @@ def to_onnx(graph: Graph) -> onnx.ModelProto:
     from rlx_ort.converters.onnx_types import tensor_proto
     from rlx_ort.converters.to_onnx.exporter import export_model
 
-    exported = export_model(graph)
+    exported = export_model(graph, options)
     weights = all_weights(graph, exported)
     total = sum(data.nbytes for data in weights.values())
     if total + len(exported.skeleton) > PROTOBUF_LIMIT:
@@ -41,7 +44,8 @@ def to_onnx(graph: Graph) -> onnx.ModelProto:
             f"graph {graph.name!r} has {total} bytes of weights, above the 2 GB of one message; "
             "write it with save_onnx(graph, path, external_data=True)"
         )
-    model = onnx.ModelProto.FromString(exported.skeleton)
+    model = onnx.ModelProto()
+    model.ParseFromString(exported.skeleton)
     for tensor in model.graph.initializer:
         if tensor.name in weights:
             tensor.CopyFrom(tensor_proto(weights[tensor.name], tensor.name))
@@ -57,4 +61,10 @@ def all_weights(graph: Graph, exported: ExportedModel) -> dict[str, TensorData]:
     unset = [name for name in exported.params if name not in graph.weights]
     if unset:
         raise ConversionError(f"graph {graph.name!r} has parameters without data: {', '.join(unset)}; set them first")
-    return {**{name: graph.weights[name] for name in exported.params}, **exported.constants}
+    from rlx_ort.ir.narrow import narrowed
+
+    params = {
+        name: narrowed(graph.weights[name], exported.stored_as.get(name, graph.weights[name].dtype))
+        for name in exported.params
+    }
+    return {**params, **exported.constants}

@@ -12,7 +12,7 @@ from rlx_ort.errors import ConversionError
 from rlx_ort.ir.core import GraphCore
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.tensor import TensorData
-from rlx_ort.ir.types import MapType, OptionalType, SequenceType, TensorType, UnknownType, ValueType
+from rlx_ort.ir.types import MapType, OptionalType, SequenceType, TensorType, UnknownType
 
 if TYPE_CHECKING:
     import onnx_ir
@@ -37,7 +37,8 @@ def attribute_kind(name: str, value: Any) -> str:
         if len(kinds) > 1 or next(iter(kinds)).endswith("S"):
             raise ConversionError(f"attribute {name!r} mixes {' and '.join(sorted(kinds))}; a list has one kind")
         return f"{kinds.pop()}S"
-    onnx_ir = _onnx_ir()
+    import onnx_ir
+
     for kind, classes in (
         ("INT", (bool, int, np.integer, np.bool_, DType)),
         ("FLOAT", (float, np.floating)),
@@ -59,7 +60,8 @@ def attribute(
     Raises:
         ConversionError: no ONNX attribute holds such a value.
     """
-    onnx_ir = _onnx_ir()
+    import onnx_ir
+
     kind = kind or attribute_kind(name, value)
     many = kind.endswith("S")
     single = kind.removesuffix("S")
@@ -68,7 +70,8 @@ def attribute(
 
 
 def _item(name: str, kind: str, value: Any, lower: Callable[[Any], onnx_ir.Graph] | None) -> Any:
-    onnx_ir = _onnx_ir()
+    import onnx_ir
+
     match kind:
         case "INT":
             return elem_type(value) if isinstance(value, DType) else int(value)
@@ -97,9 +100,3 @@ def _text(data: bytes) -> str | bytes:
         return data.decode("utf-8")
     except UnicodeDecodeError:
         return data
-
-
-def _onnx_ir() -> Any:
-    import onnx_ir
-
-    return onnx_ir

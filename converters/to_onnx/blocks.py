@@ -6,13 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from rlx_ort.converters.to_onnx.emitter import Emitter, lowers
-from rlx_ort.ir.ops.blocks import (
-    AxialRope2d,
-    Composite,
-    FusedAttentionBlock,
-    FusedTransformerLayer,
-    GroupedQueryAttention,
-)
+from rlx_ort.ir.ops.blocks import AxialRope2d, FusedAttentionBlock, FusedTransformerLayer
+from rlx_ort.ir.ops.composite import Composite
+from rlx_ort.ir.ops.gqa import GroupedQueryAttention
 
 __all__: list[str] = []
 

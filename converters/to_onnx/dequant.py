@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rlx_ort.converters.to_onnx.dispatch import lowers_native
 from rlx_ort.converters.to_onnx.emitter import Emitter, lowers
 from rlx_ort.converters.to_onnx.gguf import Bytes, decode_blocks, scales_and_mins
 from rlx_ort.converters.to_onnx.kernel_dtypes import op_in
@@ -31,8 +32,6 @@ def _dequant_matmul(emit: Emitter, op: DequantMatMul, inputs: Sequence[Any]) -> 
     x = emit.input_type(0)
     types = [emit.input_type(index) for index in range(len(inputs))]
     k, n = op.sizes(types)
-    if op.packed:
-        return _packed_product(emit, op, inputs, k, n)
     wide = DType.F64 if x.dtype is DType.F64 else DType.F32
     if op.gguf is not None:
         rows = emit.op("Reshape", decode_blocks(emit, op.gguf, inputs[1]), emit.i64([n, k]))
@@ -48,6 +47,16 @@ def _dequant_matmul(emit: Emitter, op: DequantMatMul, inputs: Sequence[Any]) -> 
     if x.dtype is not DType.F32:
         weight = emit.op("Cast", weight, to=x.dtype)
     return op_in(emit, "MatMul", x.dtype, inputs[0], weight)
+
+
+@lowers_native(DequantMatMul, when=lambda op: op.packed, portable=True)
+def _packed_matmul(emit: Emitter, op: DequantMatMul, inputs: Sequence[Any]) -> Any:
+    types = [emit.input_type(index) for index in range(len(inputs))]
+    compute = TensorType(types[0].dtype if types[0].dtype is DType.F16 else DType.F32)
+    code = TensorType(DType.U8)
+    zero = None if op.scheme == "q4_0" else compute if op.gguf is None and len(inputs) > 3 else code
+    emit.require_kernel("MatMulNBits", compute, code, compute, zero, domain="com.microsoft")
+    return _packed_product(emit, op, inputs, *op.sizes(types))
 
 
 @lowers(DequantGroupedMatMul)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -11,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx_ort.converters.to_onnx.attributes import attribute
+from rlx_ort.converters.to_onnx.dispatch import NoNativeForm
 from rlx_ort.converters.to_onnx.imported import imported_node, trimmed
 from rlx_ort.converters.to_onnx.writer import ModelWriter, NodeRecord
 from rlx_ort.errors import ConversionError, GraphVerifyError
@@ -68,7 +68,6 @@ class Emitter:
         self._parent = parent
         self._nodes: list[onnx_ir.Node] = []
         self._owned: set[onnx_ir.Node] = set()
-        self._symbols: dict[str, onnx_ir.Value] = {}
         self._frame: _Frame
 
     @property
@@ -106,12 +105,13 @@ class Emitter:
                 self._writer.set_type(value, kind)
         return node.outputs[0] if outputs == 1 else tuple(node.outputs)
 
-    def append(self, node: onnx_ir.Node, written: int, *, imported: bool = False) -> None:
+    def append(self, node: onnx_ir.Node, written: int, *, imported: bool = False, name: str = "") -> None:
         """Append a finished node whose form belongs to opset version `written` of its domain."""
         writer = self._writer
-        first = not self._frame.named
-        self._frame.named = True
-        node.name = writer.node_names.unique(self.node.name if first else f"{self.node.name}/{node.op_type}")
+        if not name:
+            name = f"{self.node.name}/{node.op_type}" if self._frame.named else self.node.name
+            self._frame.named = True
+        node.name = writer.node_names.unique(name)
         self._nodes.append(node)
         self._owned.add(node)
         body = self._parent is not None
@@ -134,13 +134,23 @@ class Emitter:
             ConversionError: a dimension is unknown, or no earlier value has a dimension of that name.
         """
         parts: list[onnx_ir.Value] = []
-        for is_size, group in itertools.groupby(dims, lambda dim: isinstance(dim, int)):
-            parts += [self.i64([*group])] if is_size else [self._symbol(dim) for dim in group]  # type: ignore[list-item]  # groupby loses that these are sizes
+        sizes: list[int] = []
+        for dim in dims:
+            if isinstance(dim, int):
+                sizes.append(dim)
+                continue
+            if sizes:
+                parts.append(self.i64(sizes))
+                sizes = []
+            parts.append(self._symbol(dim))
+        if sizes:
+            parts.append(self.i64(sizes))
         if not parts:
             return self.i64([])
         if len(parts) == 1:
             return parts[0]
-        return self.op("Concat", *parts, axis=0, types=[TensorType(DType.I64, Shape([len(dims)]))])
+        joined: onnx_ir.Value = self.op("Concat", *parts, axis=0, types=[TensorType(DType.I64, Shape([len(dims)]))])
+        return joined
 
     def cast(self, value: onnx_ir.Value, dtype: DType) -> onnx_ir.Value:
         """Return the value as another dtype; the same value when it already is."""
@@ -148,7 +158,8 @@ class Emitter:
         if isinstance(known, TensorType) and known.dtype is dtype:
             return value
         kind = TensorType(dtype, known.shape if isinstance(known, TensorType) else None)
-        return self.op("Cast", value, to=dtype, types=[kind])
+        converted: onnx_ir.Value = self.op("Cast", value, to=dtype, types=[kind])
+        return converted
 
     def input_type(self, index: int) -> TensorType:
         """Return the IR type of input `index` of the node being lowered.
@@ -161,6 +172,31 @@ class Emitter:
         if not isinstance(kind, TensorType):
             raise GraphVerifyError(f"{self.node} needs a tensor as input {index}, got {kind or 'nothing'}")
         return kind
+
+    def input_data(self, index: int) -> TensorData | None:
+        """Return the data of input `index` of the node being lowered when it is a constant, else None."""
+        ref = self.node.inputs[index] if index < len(self.node.inputs) else None
+        op = None if ref is None else self._frame.graph.nodes[ref.node].op
+        return op.data if isinstance(op, Constant) else None
+
+    def require_kernel(
+        self,
+        op_type: str,
+        *inputs: ValueType | None,
+        outputs: Sequence[ValueType | None] = (),
+        domain: str = "",
+        version: int | None = None,
+    ) -> None:
+        """Return if the provider has a kernel for a native form, or the model is for no single provider.
+
+        Raises:
+            NoNativeForm: it has none.
+        """
+        kernels = self._writer.dispatcher.kernels
+        version = version or (1 if domain else DEFAULT_OPSET)
+        if kernels is not None and not kernels.takes(domain, op_type, version, inputs, outputs):
+            kinds = ", ".join(dict.fromkeys(str(kind) for kind in inputs if kind is not None))
+            raise NoNativeForm(f"{kernels.name} has no kernel for {domain or 'ai.onnx'}::{op_type} ({kinds})")
 
     def inline(self, body: Graph, inputs: Sequence[onnx_ir.Value]) -> tuple[onnx_ir.Value, ...]:
         """Lower a body into this graph with its `Input` leaves replaced by `inputs`; captures resolve as well."""
@@ -227,7 +263,8 @@ class Emitter:
                 frame.values[Ref(node.id)] = next(formal)
             elif node.id in live:
                 if self._parent is None and outer is None:
-                    self._writer.origin, self._writer.origin_label = node.id, str(node)
+                    self._writer.origin = self._writer.origins.get(node.id, node.id)
+                    self._writer.origin_label = str(node)
                 self._frame, self.node = frame, node
                 self._lower_node(node, captured, names or {})
         self._frame = frame
@@ -239,14 +276,17 @@ class Emitter:
         An output must be a result of a node of this very graph, and only one output may be it; `reserved` also
         demands the name.
         """
+        import onnx_ir
+
         producer, frame = value.producer(), self._frame
         owned = producer is not None and value not in frame.outputs and producer in self._owned
         if not (owned and (not reserved or value.name == name)):
-            self._frame.named = True
-            value = self.op("Identity", value, types=[self._writer.types.get(value)])
-            node = self._nodes[-1]
-            value.name = name if reserved else self._writer.value_names.unique(name)
-            node.name = self._writer.node_names.unique(f"{value.name}/Identity")
+            copy = onnx_ir.Value(name=name if reserved else self._writer.value_names.unique(name))
+            node = onnx_ir.Node("", "Identity", [value], outputs=[copy])
+            self.append(node, DEFAULT_OPSET, name=f"{copy.name}/Identity")
+            if value in self._writer.types:
+                self._writer.set_type(copy, self._writer.types[value])
+            value = copy
         frame.outputs.add(value)
         return value
 
@@ -289,35 +329,36 @@ class Emitter:
         lowering = lowering_of(op)
         if lowering is None:
             raise ConversionError(f"{node} has no ONNX form")
-        results = lowering(self, op, current)
+        results = self._writer.dispatcher.native(self, self._writer.origin, op, current)
+        if results is None:
+            results = lowering(self, op, current)
         return results if isinstance(results, tuple) else (results,)
 
     def _symbol(self, name: Dim) -> onnx_ir.Value:
         """Return the size of a named dimension as an int64 vector of one element."""
         if name is None:
             raise ConversionError(f"{self.node} needs, at run time, a dimension nothing is known about; name it")
-        scope: Emitter | None = self
-        while scope is not None:
-            if name in scope._symbols:
-                return scope._symbols[name]
-            scope = scope._parent
-        source, axis = self._holder_of(str(name))
-        kind = TensorType(DType.I64, Shape([1]))
-        self._symbols[str(name)] = self.op("Shape", source, start=axis, end=axis + 1, types=[kind])
-        return self._symbols[str(name)]
+        for frame in self._frames():  # innermost first: a body may use a name for another size than its surroundings
+            if str(name) in frame.symbols:
+                return frame.symbols[str(name)]
+            for ref, value in frame.values.items():
+                holder = frame.graph.nodes[ref.node].types[ref.output]
+                if isinstance(holder, TensorType) and holder.shape is not None and name in holder.shape:
+                    axis, kind = holder.shape.index(name), TensorType(DType.I64, Shape([1]))
+                    size: onnx_ir.Value = self.op("Shape", value, start=axis, end=axis + 1, types=[kind])
+                    self._frame.symbols[str(name)] = size
+                    return size
+        raise ConversionError(f"{self.node} needs the size of dimension {name!r}, which no earlier value has")
 
-    def _holder_of(self, symbol: str) -> tuple[onnx_ir.Value, int]:
+    def _frames(self) -> Iterator[_Frame]:
+        """Yield the graphs being lowered, from the innermost out."""
         scope: Emitter | None = self
         while scope is not None:
             frame: _Frame | None = scope._frame
             while frame is not None:
-                for ref, value in frame.values.items():
-                    kind = frame.graph.nodes[ref.node].types[ref.output]
-                    if isinstance(kind, TensorType) and kind.shape is not None and symbol in kind.shape:
-                        return value, kind.shape.index(symbol)
+                yield frame
                 frame = frame.outer
             scope = scope._parent
-        raise ConversionError(f"{self.node} needs the size of dimension {symbol!r}, which no earlier value has")
 
 
 def live_nodes(graph: Graph) -> set[int]:
@@ -342,3 +383,4 @@ class _Frame:
     current: Sequence[onnx_ir.Value | None] = ()
     named: bool = False
     outputs: set[onnx_ir.Value] = field(default_factory=set)
+    symbols: dict[str, onnx_ir.Value] = field(default_factory=dict)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from rlx_ort.converters.onnx_types import dtype_of, has_map, tensor_proto, type_proto
 from rlx_ort.converters.to_onnx.writer import INLINE_BYTES
 from rlx_ort.errors import ParamError
+from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import ValueType
 
@@ -62,12 +63,15 @@ class ExportedModel:
     Attributes:
         model: the model; each weight is an external initializer whose location is the parameter's name.
         params: names of the parameters it needs as external initializers.
-        constants: name -> data of the constants that are external initializers too, as they are not small.
         nodes: every node, bodies included, in topological order.
         origin_names: id of a user's node -> its name.
         input_types: name -> type, in order.
         output_types: name -> type, in order. The names are the graph's own, except for an output whose name an
             input or parameter has: that one gets a number.
+        constants: name -> data of the constants that are external initializers too, as they are not small.
+        forms: id of a user's node that has a native and a common form -> what it was written in, or both for a node
+            whose bodies differ.
+        stored_as: name of a parameter -> the dtype the model wants it in, where that is not the declared one.
     """
 
     model: onnx_ir.Model
@@ -77,6 +81,8 @@ class ExportedModel:
     input_types: Mapping[str, ValueType]
     output_types: Mapping[str, ValueType] = field(default_factory=dict)
     constants: Mapping[str, TensorData] = field(default_factory=dict)
+    forms: Mapping[int, frozenset[str]] = field(default_factory=dict)
+    stored_as: Mapping[str, DType] = field(default_factory=dict)
 
     @cached_property
     def skeleton(self) -> bytes:
@@ -88,7 +94,8 @@ class ExportedModel:
             for info in infos:
                 if has_map(types[info.name]):  # onnx_ir has no class for maps
                     type_proto(types[info.name], info.type)
-        return proto.SerializeToString(deterministic=True)
+        data: bytes = proto.SerializeToString(deterministic=True)
+        return data
 
     def model_bytes(self, weights: Mapping[str, TensorData]) -> bytes:
         """Return the serialized model with every tensor below 128 bytes inside; the others stay references.
@@ -113,7 +120,8 @@ class ExportedModel:
                 raise ParamError(f"parameter {tensor.name!r} is declared {declared}, its data is {found}")
             if data.nbytes < INLINE_BYTES:
                 tensor.CopyFrom(tensor_proto(data, tensor.name))
-        return model.SerializeToString(deterministic=True)
+        serialized: bytes = model.SerializeToString(deterministic=True)
+        return serialized
 
     @cached_property
     def sha256(self) -> str:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from rlx_ort.converters.to_onnx.dispatch import Dispatcher, KernelSet, has_choice
 from rlx_ort.converters.to_onnx.emitter import Emitter, live_nodes
 from rlx_ort.converters.to_onnx.exported import ExportedModel, ExportedNode
 from rlx_ort.converters.to_onnx.infer import inferred_types
@@ -27,25 +29,38 @@ if TYPE_CHECKING:
 __all__ = ["export_model", "exported"]
 
 
-def export_model(graph: Graph, options: CompileOptions | None = None) -> ExportedModel:
+def export_model(
+    graph: Graph, options: CompileOptions | None = None, kernels: KernelSet | None = None
+) -> ExportedModel:
     """Return the graph as an ONNX model in normal form; the data of its weights stays outside.
 
-    Named dims that `options.dims` knows are bound first. Nodes that no output needs are left out. An output that is
-    an input, a parameter or another output gets its own value through an Identity, under a name that is free.
+    Named dims that `options.dims` knows are bound first, then the precision policy is applied. Ops that have a fused
+    and a basic form get the one that `options.kernel_dispatch` and `kernels`, those of the provider the model is for,
+    decide on; without kernels that is the basic one, which every provider takes. Nodes that no output needs are left
+    out. An output that is an input, a parameter or another output gets its own value through an Identity, under a name
+    that is free.
 
     Raises:
         GraphVerifyError: the graph breaks a rule of the IR.
-        ConversionError: a node has no ONNX form, or no opset takes all nodes.
+        ConversionError: a node has no ONNX form, or lacks the one that is forced, or no opset takes all nodes.
     """
     import onnx_ir
 
-    if options is not None and options.dims:
+    from rlx_ort.converters.precision import apply_precision
+    from rlx_ort.execution.options import CompileOptions
+
+    options = options or CompileOptions()
+    if options.dims:
         graph = graph.bind(options.dims)
     _check(graph)
+    user = graph
+    graph, origins, stored_as = apply_precision(graph, options.effective_precision)
     live = live_nodes(graph)
     inputs = [node for node in graph.nodes if isinstance(node.op, Input)]
     leaves = [node for node in graph.nodes if isinstance(node.op, Input) or _is_live_param(node, live)]
-    writer = ModelWriter(UniqueNames(name for node in leaves for name in node.output_names))
+    dispatcher = Dispatcher(options.kernel_dispatch, kernels)
+    reserved = UniqueNames(name for node in leaves for name in node.output_names)
+    writer = ModelWriter(reserved, dispatcher=dispatcher, origins=origins)
     wanted = {name: writer.value_names.unique(name) for name in graph.output_names}
     names: dict[Ref, str] = {}
     for name, value in zip(graph.output_names, graph.outputs, strict=True):
@@ -55,41 +70,46 @@ def export_model(graph: Graph, options: CompileOptions | None = None) -> Exporte
     values = [_input_value(writer, node) for node in inputs]
     results = emitter.lower(graph, values, names=names)
     outputs = []
-    for name, value, source in zip(graph.output_names, results, graph.outputs, strict=True):
-        writer.origin, writer.origin_label = source.ref.node, str(source.node)
-        outputs.append(emitter.output(value, wanted[name], reserved=True))
+    for name, result, source in zip(graph.output_names, results, graph.outputs, strict=True):
+        writer.origin = origins.get(source.ref.node, source.ref.node)
+        writer.origin_label = str(source.node)
+        outputs.append(emitter.output(result, wanted[name], reserved=True))
+    dispatcher.check(user)
 
     model_graph = onnx_ir.Graph(
         values,
         outputs,
         nodes=emitter.nodes,
         initializers=[*writer.initializers.values()],
-        opset_imports=choose_imports(writer),
+        opset_imports=choose_imports(writer, options.opset),
         name=graph.name or "graph",
         doc_string=graph.doc or None,
     )
     version = ir_version(writer.types.values())
-    model = onnx_ir.Model(
-        model_graph, ir_version=version, producer_name="rlx_ort", metadata_props=dict(graph.metadata)
-    )
-    return _described(graph, writer, model)
+    model = onnx_ir.Model(model_graph, ir_version=version, producer_name="rlx_ort", metadata_props=dict(graph.metadata))
+    return replace(_described(user, writer, model), forms=dispatcher.decided, stored_as=stored_as)
 
 
-def exported(graph: Graph, options: CompileOptions | None = None) -> ExportedModel:
-    """Return `export_model(graph, options)`, remembered for as long as the graph lives and does not change.
+def exported(graph: Graph, options: CompileOptions | None = None, kernels: KernelSet | None = None) -> ExportedModel:
+    """Return `export_model(graph, options, kernels)`, remembered for as long as the graph lives and does not change.
 
     Raises:
         GraphVerifyError: the graph breaks a rule of the IR.
-        ConversionError: a node has no ONNX form, or no opset takes all nodes.
+        ConversionError: a node has no ONNX form, or lacks the one that is forced, or no opset takes all nodes.
     """
-    relevant: Any = None if options is None else tuple(sorted(options.dims.items()))
-    key = (graph.revision, relevant or None)
+    from rlx_ort.execution.options import CompileOptions
+
+    options = options or CompileOptions()
+    dims = tuple(sorted(options.dims.items()))
+    # Without a choice the model is the same for every provider, and so it is made once.
+    choice = (options.kernel_dispatch, kernels) if has_choice(graph) else None
+    key = (graph.revision, dims, options.effective_precision, options.opset, choice)
     with _lock:
         known = _cache.setdefault(graph, {})
         if key not in known:
             for stale in [old for old in known if old[0] != graph.revision]:
                 del known[stale]
-            known[key] = export_model(graph, options)
+            known[key] = export_model(graph, options, kernels)
         return known[key]
 
 
@@ -158,7 +178,9 @@ def _small_integers(writer: ModelWriter) -> set[str]:
 
 
 def _types_of(values: Any, types: Mapping[str, ValueType]) -> tuple[ValueType | None, ...]:
-    return tuple(types.get(str(value.name), UnknownType()) if value is not None and value.name else None for value in values)
+    return tuple(
+        types.get(str(value.name), UnknownType()) if value is not None and value.name else None for value in values
+    )
 
 
 def _interface(values: Any, types: Mapping[str, ValueType]) -> dict[str, ValueType]:

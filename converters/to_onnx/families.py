@@ -13,6 +13,7 @@ from rlx_ort.converters.to_onnx import (
     indexing,
     linalg,
     moe,
+    native,
     norm,
     quant,
     reduce,
@@ -21,6 +22,7 @@ from rlx_ort.converters.to_onnx import (
     shape,
     signal,
     solve,
+    volume,
 )
 
 __all__ = ["FAMILIES"]
@@ -36,6 +38,7 @@ FAMILIES = (
     indexing,
     linalg,
     moe,
+    native,
     norm,
     quant,
     reduce,
@@ -44,5 +47,6 @@ FAMILIES = (
     shape,
     signal,
     solve,
+    volume,
 )
 """The modules that hold the lowerings."""

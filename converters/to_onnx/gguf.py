@@ -61,34 +61,38 @@ class Bytes:
 
     def nibbles(self) -> Bytes:
         """Return the low halves, then the high ones, along a new axis before the last."""
-        low, high = (half.emit.op("Unsqueeze", half.value, self.emit.i64([-2])) for half in (self.low(15), self.right(4)))
+        low, high = (
+            half.emit.op("Unsqueeze", half.value, self.emit.i64([-2])) for half in (self.low(15), self.right(4))
+        )
         return self._of(self.emit.op("Concat", low, high, axis=-2))
 
     def pairs(self) -> Bytes:
         """Return the low half and the high half of each byte, neighbours, along a new last axis."""
-        low, high = (half.emit.op("Unsqueeze", half.value, self.emit.i64([-1])) for half in (self.low(15), self.right(4)))
+        low, high = (
+            half.emit.op("Unsqueeze", half.value, self.emit.i64([-1])) for half in (self.low(15), self.right(4))
+        )
         return self._of(self.emit.op("Concat", low, high, axis=-1))
 
     def flipped(self) -> Bytes:
         """Return signed bytes with 128 added, so that they count up from 0."""
         return self._of(self.emit.op("BitwiseXor", self.value, _u8(self.emit, 128)))
 
-    def floats(self) -> onnx_ir.Value:
+    def floats(self) -> Any:
         """Return the bytes as f32."""
         return self.emit.op("Cast", self.value, to=DType.F32)
 
-    def signed(self) -> onnx_ir.Value:
+    def signed(self) -> Any:
         """Return the bytes, read as i8, as f32."""
         return self.emit.op("Sub", self.flipped().floats(), self.emit.constant(128.0))
 
-    def halves(self) -> onnx_ir.Value:
+    def halves(self) -> Any:
         """Return two bytes, read as f16, as f32 `(blocks, 1)`; infinities and NaN become infinities."""
         high = self.emit.op("Cast", self.columns(1, 2).value, to=DType.I32)
         power, start = (self.emit.op("Gather", self.emit.constant(table), high) for table in _HALF_TABLES)
         mantissa = self.emit.op("Add", start, self.columns(0, 1).floats())
         return self.emit.op("Mul", power, mantissa)
 
-    def singles(self) -> onnx_ir.Value:
+    def singles(self) -> Any:
         """Return four bytes, read as f32, `(blocks, 1)`; numbers below 2^-125 become 0."""
         emit = self.emit
         top, second = (emit.op("Cast", self.columns(place, place + 1).value, to=DType.I32) for place in (3, 2))
@@ -104,7 +108,7 @@ class Bytes:
         return Bytes(self.emit, value)
 
 
-def decode_blocks(emit: Emitter, kind: BlockFormat, raw: onnx_ir.Value) -> onnx_ir.Value:
+def decode_blocks(emit: Emitter, kind: BlockFormat, raw: onnx_ir.Value) -> Any:
     """Write the weights of packed blocks, u8 of any shape, as f32 `(blocks, elements)`."""
     blocks = Bytes(emit, raw).reshape(-1, kind.bytes)
     return _DECODERS[kind.name](emit, blocks)

@@ -50,7 +50,7 @@ def with_types(proto: onnx.ModelProto) -> onnx.ModelProto:
     Inference never fails: a model it cannot judge comes back as it is.
     """
     import onnx
-    from google.protobuf.message import DecodeError
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]  # protobuf ships no types
 
     try:
         return onnx.shape_inference.infer_shapes(proto, data_prop=True)

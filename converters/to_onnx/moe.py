@@ -62,7 +62,9 @@ def grouped_product(
 ) -> Any:
     """Write x `(M, K)` times w `(E, K, N)` by experts (i64): a loop over the experts that skips those without rows."""
     x, w, experts = inputs
-    rows, count, columns = (known_shape(emit.node.op, types[place], "xw"[place])[axis] for place, axis in ((0, 0), (1, 0), (1, 2)))
+    rows, count, columns = (
+        known_shape(emit.node.op, types[place], "xw"[place])[axis] for place, axis in ((0, 0), (1, 0), (1, 2))
+    )
     total = TensorType(types[0].dtype, Shape((rows, columns)))
     zeros = emit.op("Expand", emit.constant(0, total.dtype), emit.dims((rows, columns)), types=[total])
     captured = (*types, TensorType(DType.I64, Shape((rows,))))

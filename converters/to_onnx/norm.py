@@ -76,7 +76,9 @@ def _rms(emit: Emitter, x: Any, gamma: Any, beta: Any, eps: float) -> Any:
     normal = emit.op("Div", wide, root)
     if compute is not dtype:
         normal = emit.cast(normal, dtype)
-    return emit.op("Add", emit.op("Mul", normal, gamma), beta)
+    scaled = emit.op("Mul", normal, gamma)
+    known = emit.input_data(len(emit.node.inputs) - 1)  # beta is the last input of every op that comes here
+    return scaled if known is not None and not known.numpy().any() else emit.op("Add", scaled, beta)
 
 
 @lowers(GroupNorm)

@@ -7,12 +7,12 @@ the schemas agree on everything the node uses, and no silent change of meaning (
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from rlx_ort.converters.onnx_types import type_proto_text
 from rlx_ort.converters.to_onnx.emitter import DEFAULT_OPSET
-from rlx_ort.converters.to_onnx.semantics import BREAKS, RENAMED, Break, is_redundant
+from rlx_ort.converters.to_onnx.semantics import BREAKS, RENAMED, Break, NodeForm, is_redundant
 from rlx_ort.converters.to_onnx.writer import ModelWriter, NodeRecord
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.dtype import DType
@@ -27,16 +27,20 @@ __all__ = ["MAX_OPSET", "choose_imports", "ir_version", "obstacle"]
 MAX_OPSET = 26
 """The newest ai.onnx opset that ONNX Runtime 1.31 loads."""
 
+_ENGINE_OPS = frozenset({"SimplifiedLayerNormalization"})
+"""Operators that ONNX Runtime keeps in ai.onnx and ONNX does not know; they are the same in every opset."""
+
 # IR version -> the element types it brought: https://github.com/onnx/onnx/blob/main/onnx/onnx.proto, `Version`.
 _IR_VERSION = 10
 _NEWER_TYPES = {DType.F4E2M1: 11, DType.F8E8M0: 12, DType.I2: 13, DType.U2: 13}
 
 
-def choose_imports(writer: ModelWriter) -> dict[str, int]:
+def choose_imports(writer: ModelWriter, wanted: int | None = None) -> dict[str, int]:
     """Return domain -> opset version for a model, and take attributes off that the version does not know.
 
     Candidates, best first: 21, the versions above it, the version an imported model had, the versions below 21. When
     none takes all nodes and the whole model was imported at one version, it stays there, for the engine to judge.
+    `wanted` leaves that version as the only candidate.
 
     Raises:
         ConversionError: no version takes every node; the message names the nodes.
@@ -49,7 +53,9 @@ def choose_imports(writer: ModelWriter) -> dict[str, int]:
             standard.append(record)
         else:
             imports[domain] = max(imports.get(domain, 1), record.written)
-    target = _choose(writer, standard)
+    if wanted is not None and not 1 <= wanted <= MAX_OPSET:
+        raise ConversionError(f"opset {wanted} was asked for; ONNX Runtime loads 1 to {MAX_OPSET}")
+    target = _choose(writer, standard) if wanted is None else _checked(writer, standard, wanted)
     for record in standard:
         for name in _obsolete(record.node, record.written, target):
             del record.node.attributes[name]
@@ -61,9 +67,11 @@ def ir_version(types: Iterable[ValueType]) -> int:
     return max((_NEWER_TYPES.get(dtype, _IR_VERSION) for kind in types for dtype in _dtypes(kind)), default=_IR_VERSION)
 
 
-def obstacle(node: onnx_ir.Node, written: int, target: int, types: dict[onnx_ir.Value, ValueType]) -> str:
+def obstacle(node: NodeForm, written: int, target: int) -> str:
     """Return why a node of ai.onnx written for one opset version must not be stamped with another; empty if it may."""
     old, new = _schema(node.op_type, written), _schema(node.op_type, target)
+    if old is None and node.op_type in _ENGINE_OPS:
+        return ""
     if old is None:
         return "" if written == target else f"ai.onnx has no {node.op_type} in opset {written}"
     if new is None or new.deprecated:
@@ -73,17 +81,32 @@ def obstacle(node: onnx_ir.Node, written: int, target: int, types: dict[onnx_ir.
     for change in BREAKS.get(node.op_type, ()):
         if min(written, target) < change.version <= max(written, target) and _concerns(change, node):
             return f"{node.op_type} changed in opset {change.version}: {change.reason}"
-    return _attribute_obstacle(node, old, new, types) or _value_obstacle(node, old, new, types)
+    return _attribute_obstacle(node, old, new) or _value_obstacle(node, old, new)
+
+
+def _checked(writer: ModelWriter, records: list[NodeRecord], wanted: int) -> int:
+    """Return the version asked for, if every node may have it."""
+    reasons = {
+        f"{record.label}: {reason}"
+        for record in records
+        if (reason := obstacle(_form(record.node, writer.types), record.written, wanted))
+    }
+    if reasons:
+        listed = "\n  ".join(sorted(reasons))
+        raise ConversionError(f"the graph cannot be written for opset {wanted}:\n  {listed}\nask for a newer opset")
+    return wanted
 
 
 def _choose(writer: ModelWriter, records: list[NodeRecord]) -> int:
-    own = sorted({record.written for record in records if record.imported}, reverse=True)
+    own: list[int] = sorted({record.written for record in records if record.imported}, reverse=True)
     above = [*range(DEFAULT_OPSET, MAX_OPSET + 1)]
     below = [*range(DEFAULT_OPSET - 1, 0, -1)]
+    forms = [(record, _form(record.node, writer.types)) for record in records]
     refused: dict[int, tuple[NodeRecord, str]] = {}
-    for target in dict.fromkeys([*above, *(version for version in own if version <= MAX_OPSET), *below]):
-        for record in records:
-            reason = obstacle(record.node, record.written, target, writer.types)
+    candidates: list[int] = [*above, *(version for version in own if version <= MAX_OPSET), *below]
+    for target in dict.fromkeys(candidates):
+        for record, form in forms:
+            reason = obstacle(form, record.written, target)
             if reason:
                 refused[target] = (record, reason)
                 break
@@ -97,6 +120,14 @@ def _choose(writer: ModelWriter, records: list[NodeRecord]) -> int:
     )
 
 
+def _form(node: onnx_ir.Node, types: dict[onnx_ir.Value, ValueType]) -> NodeForm:
+    def kinds(values: Iterable[onnx_ir.Value | None]) -> list[ValueType | None]:
+        return [None if value is None or value.name == "" else types.get(value, UnknownType()) for value in values]
+
+    attributes = {name: attribute.value for name, attribute in node.attributes.items()}
+    return NodeForm(node.op_type, attributes, kinds(node.inputs), kinds(node.outputs))
+
+
 @functools.cache
 def _schema(op_type: str, version: int) -> onnx.defs.OpSchema | None:
     import onnx
@@ -107,29 +138,27 @@ def _schema(op_type: str, version: int) -> onnx.defs.OpSchema | None:
         return None
 
 
-def _concerns(change: Break, node: onnx_ir.Node) -> bool:
+def _concerns(change: Break, node: NodeForm) -> bool:
     if change.fewer_inputs and len(node.inputs) >= change.fewer_inputs:
         return False
     if change.unless is not None:
-        attribute = node.attributes.get(change.unless[0])
-        if attribute is not None and attribute.value == change.unless[1]:
+        name, value = change.unless
+        if node.attributes.get(name) == value:
             return False
     if not change.attributes:
         return True
-    given = [node.attributes[name].value for name in change.attributes if name in node.attributes]
+    given = [node.attributes[name] for name in change.attributes if name in node.attributes]
     given = [value for value in given if not isinstance(value, tuple) or any(value)]  # all zeros is no padding
     return bool(given) and (not change.values or any(value in change.values for value in given))
 
 
-def _attribute_obstacle(
-    node: onnx_ir.Node, old: onnx.defs.OpSchema, new: onnx.defs.OpSchema, types: dict[onnx_ir.Value, ValueType]
-) -> str:
+def _attribute_obstacle(node: NodeForm, old: onnx.defs.OpSchema, new: onnx.defs.OpSchema) -> str:
     for name in node.attributes:
         if name in new.attributes:
             known = old.attributes.get(name)
             if known is not None and known.type != new.attributes[name].type:
                 return f"attribute {name} of {node.op_type} is of another kind in opset {new.since_version}"
-        elif not _is_default(node, name, old) and not is_redundant(node, name, types):
+        elif not _is_default(node, name, old) and not is_redundant(node, name):
             return f"{node.op_type} has no attribute {name} in opset {new.since_version}"
     for name, attribute in new.attributes.items():
         if name in node.attributes:
@@ -148,45 +177,46 @@ def _obsolete(node: onnx_ir.Node, written: int, target: int) -> list[str]:
     return [] if new is None or written == target else [name for name in node.attributes if name not in new.attributes]
 
 
-def _is_default(node: onnx_ir.Node, name: str, schema: onnx.defs.OpSchema) -> bool:
+def _is_default(node: NodeForm, name: str, schema: onnx.defs.OpSchema) -> bool:
     import onnx
-    import onnx_ir
 
     known = schema.attributes.get(name)
     if known is None or not known.default_value.type:
         return False
     default: object = onnx.helper.get_attribute_value(known.default_value)
-    value = node.attributes[name].value
+    value = node.attributes[name]
     if isinstance(value, str):
         value = value.encode("utf-8")
-    return not isinstance(value, onnx_ir.Graph) and bool(value == default)
+    return isinstance(value, int | float | bytes) and value == default
 
 
-def _value_obstacle(
-    node: onnx_ir.Node, old: onnx.defs.OpSchema, new: onnx.defs.OpSchema, types: dict[onnx_ir.Value, ValueType]
-) -> str:
-    given = [value if value is not None and value.name != "" else None for value in node.inputs]
-    made = [value if value.name != "" else None for value in node.outputs]
-    for values, before, after in ((given, old.inputs, new.inputs), (made, old.outputs, new.outputs)):
-        for index, value in enumerate(values):
+def _value_obstacle(node: NodeForm, old: onnx.defs.OpSchema, new: onnx.defs.OpSchema) -> str:
+    for kinds, before, after in ((node.inputs, old.inputs, new.inputs), (node.outputs, old.outputs, new.outputs)):
+        for index, kind in enumerate(kinds):
             was, now = _formal(before, index), _formal(after, index)
-            if value is None or was is None:
+            if kind is None or was is None:
                 continue
             if now is None or (was.name != now.name and (node.op_type, was.name, now.name) not in RENAMED):
                 return f"{node.op_type} has no {was.name} in opset {new.since_version}"
-            allowed, known = _allowed(new, now), type_proto_text(types.get(value, UnknownType()))
+            allowed, known = _allowed(new, now), type_proto_text(kind)
             if known not in allowed and not (_allowed(old, was) <= allowed):
                 return f"{node.op_type} does not take {known or 'an unknown type'} in opset {new.since_version}"
-        for index in range(len(values), len(after)):
-            if values is given and after[index].option.name == "Single":
-                return f"{node.op_type} needs input {after[index].name} in opset {new.since_version}"
+    for formal in new.inputs[len(node.inputs) :]:
+        if _option(formal) == "Single":
+            return f"{node.op_type} needs input {formal.name} in opset {new.since_version}"
     return ""
 
 
-def _formal(formals: list[onnx.defs.OpSchema.FormalParameter], index: int) -> onnx.defs.OpSchema.FormalParameter | None:
+def _formal(
+    formals: Sequence[onnx.defs.OpSchema.FormalParameter], index: int
+) -> onnx.defs.OpSchema.FormalParameter | None:
     if index < len(formals):
         return formals[index]
-    return formals[-1] if formals and formals[-1].option.name == "Variadic" else None
+    return formals[-1] if formals and _option(formals[-1]) == "Variadic" else None
+
+
+def _option(formal: onnx.defs.OpSchema.FormalParameter) -> str:
+    return str(formal.option).rpartition(".")[2]  # FormalParameterOption.Single, Optional or Variadic
 
 
 def _allowed(schema: onnx.defs.OpSchema, formal: onnx.defs.OpSchema.FormalParameter) -> frozenset[str]:

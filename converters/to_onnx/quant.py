@@ -9,6 +9,7 @@ import numpy as np
 
 from rlx_ort.converters.to_onnx.emitter import Emitter, lowers
 from rlx_ort.ir.dtype import DType
+from rlx_ort.ir.op import known_shape
 from rlx_ort.ir.ops.quant import QMAX, Dequantize, FakeQuantize, FakeQuantizeLSQ, QConv2d, QMatMul, Quantize
 from rlx_ort.ir.types import TensorType
 
@@ -66,8 +67,14 @@ def _fake_quantize_lsq(emit: Emitter, op: FakeQuantizeLSQ, inputs: Sequence[Any]
 
 @lowers(QMatMul)
 def _q_matmul(emit: Emitter, op: QMatMul, inputs: Sequence[Any]) -> Any:
-    zeros = (emit.constant(np.asarray(zero, np.int8)) for zero in (op.x_zp, op.w_zp))
-    acc = emit.op("MatMulInteger", inputs[0], inputs[1], *zeros)
+    if known_shape(op, emit.input_type(0), "x")[-1] == 0:
+        # MatMulInteger of ONNX Runtime 1.31 leaves its result unset when there is nothing to add up.
+        result = emit.node.types[0]
+        shape = known_shape(op, result, "result") if isinstance(result, TensorType) else ()
+        acc = emit.op("Expand", emit.constant(0, DType.I32), emit.dims(shape))
+    else:
+        zeros = (emit.constant(np.asarray(zero, np.int8)) for zero in (op.x_zp, op.w_zp))
+        acc = emit.op("MatMulInteger", inputs[0], inputs[1], *zeros)
     if len(inputs) > 2:
         acc = emit.op("Add", acc, inputs[2])
     return _requantized(emit, acc, op.mult, op.out_zp)

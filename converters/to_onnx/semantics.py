@@ -5,16 +5,30 @@ Everything the schemas do show (inputs, attributes, defaults, types) is compared
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 from rlx_ort.ir.types import TensorType, ValueType
 
-if TYPE_CHECKING:
-    import onnx_ir
+__all__ = ["BREAKS", "RENAMED", "Break", "NodeForm", "is_redundant"]
 
-__all__ = ["BREAKS", "RENAMED", "Break", "is_redundant"]
+
+@dataclass(frozen=True, slots=True)
+class NodeForm:
+    """What moving a node of ai.onnx between opset versions depends on.
+
+    Attributes:
+        op_type: the operator.
+        attributes: name -> value.
+        inputs: types of the inputs, None for absent ones.
+        outputs: types of the outputs, None for absent ones.
+    """
+
+    op_type: str
+    attributes: Mapping[str, Any]
+    inputs: Sequence[ValueType | None]
+    outputs: Sequence[ValueType | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +63,9 @@ BREAKS: dict[str, tuple[Break, ...]] = {
         Break(9, "statistics were not per channel when spatial was 0", ("spatial",)),
     ),
     "Cast": (Break(6, "the target type was a string before 6"),),
-    "ConvTranspose": (Break(11, "output_shape and SAME padding split the padding differently", ("auto_pad", "output_shape")),),
+    "ConvTranspose": (
+        Break(11, "output_shape and SAME padding split the padding differently", ("auto_pad", "output_shape")),
+    ),
     "DFT": (Break(20, "the axis is an input from 20 on and its default moved from 1 to -2"),),
     "Dropout": (Break(7, "is_test was off by default before 7: the node trained", unless=("is_test", 1)),),
     "GRU": (_RECURRENT,),
@@ -79,7 +95,7 @@ RENAMED = frozenset({("BatchNormalization", "mean", "input_mean"), ("BatchNormal
 _BROADCASTING = {"Add", "And", "Div", "Equal", "Greater", "Less", "Mul", "Or", "Pow", "Sub", "Xor"}
 
 
-def is_redundant(node: onnx_ir.Node, name: str, types: Mapping[onnx_ir.Value, ValueType]) -> bool:
+def is_redundant(node: NodeForm, name: str) -> bool:
     """Return whether an attribute that later versions lack says what they do anyway.
 
     `consumed_inputs` was a hint about memory; `is_test=1` is what nodes without it do; broadcasting by attribute is
@@ -88,18 +104,12 @@ def is_redundant(node: onnx_ir.Node, name: str, types: Mapping[onnx_ir.Value, Va
     if name == "consumed_inputs":
         return True
     if name == "is_test":
-        return bool(node.attributes[name].value == 1)
+        return bool(node.attributes[name] == 1)
     if node.op_type == "Gemm" and name == "broadcast":
         return True
     if node.op_type not in _BROADCASTING or name not in ("axis", "broadcast"):
         return False
-    broadcast = node.attributes.get("broadcast")
-    if broadcast is None or broadcast.value == 0 or "axis" not in node.attributes:
+    if node.attributes.get("broadcast", 0) == 0 or "axis" not in node.attributes:
         return True
-    ranks = []
-    for value in node.inputs:
-        kind = None if value is None else types.get(value)
-        if not isinstance(kind, TensorType) or kind.shape is None:
-            return False
-        ranks.append(kind.shape.rank)
-    return bool(node.attributes["axis"].value % max(ranks[0], 1) + ranks[1] == ranks[0])
+    ranks = [kind.shape.rank for kind in node.inputs if isinstance(kind, TensorType) and kind.shape is not None]
+    return len(ranks) == 2 and bool(node.attributes["axis"] % max(ranks[0], 1) + ranks[1] == ranks[0])

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from rlx_ort.converters.to_onnx.dispatch import lowers_native
 from rlx_ort.converters.to_onnx.emitter import Emitter, lowers
 from rlx_ort.converters.to_onnx.loops import UNROLLED_STEPS, repeat_steps
 from rlx_ort.converters.to_onnx.shape import slice_axis
@@ -20,17 +21,37 @@ from rlx_ort.ir.types import TensorType
 __all__: list[str] = []
 
 _PARALLEL_ELEMENTS = 1 << 22
-"""Up to this many states over all tokens, the selective scan is written without a loop, which holds all of them."""
+"""Up to this many states over all tokens, a selective scan may be written without a loop, which holds all of them."""
+
+
+@lowers_native(SelectiveScan)
+def _selective_scan_as_loop(emit: Emitter, op: SelectiveScan, inputs: Sequence[Any]) -> Any:
+    """Write a loop, which a provider with a kernel for it runs faster than passes over the whole sequence."""
+    batch, length, channels = expect_rank(op, emit.input_type(0), (3,), "x")
+    if not _is_short(length):
+        state = TensorType(DType.F32, Shape((batch, channels, op.n)))
+        emit.require_kernel("Loop", TensorType(DType.I64, Shape()), TensorType(DType.BOOL, Shape()), state)
+    return _selective_scan(emit, op, inputs, in_passes=False)
 
 
 @lowers(SelectiveScan)
-def _selective_scan(emit: Emitter, op: SelectiveScan, inputs: Sequence[Any]) -> Any:
+def _selective_scan_in_passes(emit: Emitter, op: SelectiveScan, inputs: Sequence[Any]) -> Any:
+    batch, length, channels = expect_rank(op, emit.input_type(0), (3,), "x")
+    known = math.prod(dim for dim in (batch, length, channels, op.n) if isinstance(dim, int))
+    in_passes = isinstance(length, int) and not _is_short(length) and known <= _PARALLEL_ELEMENTS
+    return _selective_scan(emit, op, inputs, in_passes)
+
+
+def _is_short(length: Dim) -> bool:
+    return isinstance(length, int) and length <= UNROLLED_STEPS
+
+
+def _selective_scan(emit: Emitter, op: SelectiveScan, inputs: Sequence[Any], in_passes: bool) -> Any:
     kind = emit.input_type(0)
     batch, length, channels = expect_rank(op, kind, (3,), "x")
     dtype = DType.F64 if kind.dtype is DType.F64 else DType.F32
     x, delta, a, b, c = (emit.cast(value, dtype) for value in inputs)
-    known = math.prod(dim for dim in (batch, length, channels, op.n) if isinstance(dim, int))
-    if isinstance(length, int) and UNROLLED_STEPS < length and known <= _PARALLEL_ELEMENTS:
+    if in_passes and isinstance(length, int):
         result = _doubling_scan(emit, length, x, delta, a, b, c)
     else:
         state = TensorType(dtype, Shape((batch, channels, op.n)))
@@ -60,10 +81,8 @@ def _doubling_scan(emit: Emitter, length: int, x: Any, delta: Any, a: Any, b: An
     return emit.op("ReduceSum", emit.op("Mul", state, emit.op("Unsqueeze", c, second_last)), last, keepdims=0)
 
 
-def _stepwise_scan(
-    emit: Emitter, length: Dim, state: TensorType, x: Any, delta: Any, a: Any, b: Any, c: Any
-) -> Any:
-    batch, channels, n = state.shape or ()
+def _stepwise_scan(emit: Emitter, length: Dim, state: TensorType, x: Any, delta: Any, a: Any, b: Any, c: Any) -> Any:
+    batch, channels, n = state.shape or Shape((None, None, None))
     last, middle = emit.i64([-1]), emit.i64([1])
 
     def step(at: Emitter, carried: Sequence[Any], rows: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
@@ -75,7 +94,9 @@ def _stepwise_scan(
         return [following], [at.op("ReduceSum", seen, last, keepdims=0)]
 
     wide, narrow = TensorType(state.dtype, Shape((batch, channels))), TensorType(state.dtype, Shape((batch, n)))
-    rows = [(_steps_first(emit, value, 3), kind) for value, kind in ((x, wide), (delta, wide), (b, narrow), (c, narrow))]
+    rows = [
+        (_steps_first(emit, value, 3), kind) for value, kind in ((x, wide), (delta, wide), (b, narrow), (c, narrow))
+    ]
     _, (result,) = repeat_steps(emit, step, length, [(_zeros(emit, state), state)], rows, [wide])
     return emit.op("Transpose", result, perm=[1, 0, 2])
 

@@ -34,6 +34,8 @@ def _fft(emit: Emitter, op: Fft, inputs: Sequence[Any]) -> Any:
     kind = emit.input_type(0)
     shape, size = known_shape(op, kind, "x"), op.size([kind])
     rows = math.prod(shape[:-1]) if shape.is_static else -1  # type: ignore[arg-type]  # all are sizes then
+    if not rows:
+        return emit.op("Identity", inputs[0])
     flat = emit.op("Reshape", inputs[0], emit.i64([rows, 2 * size]), allowzero=1)
     write = _transform if _largest_prime(size) <= _LARGEST_PRIME else _convolution
     result = write(emit, flat, size, rows, 1 if op.inverse else -1, kind.dtype)
@@ -51,7 +53,7 @@ def _transform(emit: Emitter, rows_of: Any, size: int, rows: int, sign: int, dty
     second = size // first
     # Element n = second * i + j: transform over i for each j, as a product from the left.
     columns = emit.op("Reshape", rows_of, emit.i64([rows, 2 * first, second]), allowzero=1)
-    columns = emit.op("MatMul", emit.constant(_matrix(first, sign).T[None], dtype), columns)
+    columns = emit.op("MatMul", emit.constant(_matrix(first, sign).T, dtype), columns)
     parts = _halves(emit, emit.op("Reshape", columns, emit.i64([rows, 2, first, second]), allowzero=1))
     turn = np.outer(np.arange(first), np.arange(second))
     turned = _turned(emit, parts, _unit(turn, size, sign), dtype)
@@ -118,7 +120,9 @@ def _largest_prime(size: int) -> int:
     return size
 
 
-def _unit(turns: npt.NDArray[np.int64], size: int, sign: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+def _unit(
+    turns: npt.NDArray[np.int64], size: int, sign: int
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     """Return cos and sin of `turns / size` full turns, the angle reduced first so that it stays exact."""
     angle = sign * 2 * np.pi * (turns % size) / size
     return np.cos(angle), np.sin(angle)

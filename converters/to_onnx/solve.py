@@ -6,7 +6,7 @@ Small systems are written step by step, which any provider with basic ops can ta
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,6 +19,9 @@ from rlx_ort.ir.op import known_shape
 from rlx_ort.ir.ops.solve import BatchedDenseSolve, DenseSolve
 from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.types import TensorType
+
+if TYPE_CHECKING:
+    from rlx_ort.ir.graph import Graph
 
 __all__: list[str] = []
 
@@ -60,7 +63,9 @@ def _eliminated(emit: Emitter, flat: Any, n: int, joined: TensorType) -> Any:
     step = TensorType(DType.I64, Shape())
     going = TensorType(DType.BOOL, Shape())
     if n <= _UNROLLED:
-        body = as_body(lambda graph, place, rows: _step(graph, place, rows, n), [("step", step), ("rows", joined)], "step")
+        body = as_body(
+            lambda graph, place, rows: _step(graph, place, rows, n), [("step", step), ("rows", joined)], "step"
+        )
         for place in range(n):
             (flat,) = emit.inline(body, [emit.constant(np.asarray(place, np.int64)), flat])
         return flat
@@ -70,7 +75,7 @@ def _eliminated(emit: Emitter, flat: Any, n: int, joined: TensorType) -> Any:
     return emit.op("Loop", trips, emit.constant(True, DType.BOOL), flat, body=emit.subgraph(body, ()))
 
 
-def _step(graph: Any, place: Value, rows: Value, n: int) -> Value:
+def _step(graph: Graph, place: Value, rows: Value, n: int) -> Value:
     """Bring the row with the largest element of column `place` up, scale it to 1 there, and clear the column."""
     places = graph.constant(np.arange(n, dtype=np.int64).reshape(1, n, 1))
     here = graph.eq_(places, place)

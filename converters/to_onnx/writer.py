@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from rlx_ort.converters.onnx_types import elem_type, set_type, tensor_value
+from rlx_ort.converters.to_onnx.dispatch import Dispatcher
 from rlx_ort.ir.core import Node
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.ops.leaf import Param
@@ -83,6 +84,8 @@ class ModelWriter:
         types: type of each value, where it is known.
         origin: id of the top-level node that is being lowered.
         origin_label: that node, as messages name it.
+        dispatcher: chooses between the forms of ops that have two.
+        origins: id of a node of the graph that is written -> id of the user's node, where they differ.
     """
 
     value_names: UniqueNames
@@ -94,6 +97,8 @@ class ModelWriter:
     types: dict[onnx_ir.Value, ValueType] = field(default_factory=dict)
     origin: int = 0
     origin_label: str = ""
+    dispatcher: Dispatcher = field(default_factory=Dispatcher)
+    origins: Mapping[int, int] = field(default_factory=dict)
     _by_content: dict[tuple[DType, tuple[int, ...], bytes], onnx_ir.Value] = field(default_factory=dict)
 
     def set_type(self, value: onnx_ir.Value, kind: ValueType) -> None:
@@ -118,7 +123,7 @@ class ModelWriter:
 
     def constant(self, data: TensorData, name: str) -> onnx_ir.Value:
         """Return the initializer of a constant, one for equal data."""
-        content = "\0".join(map(str, data.buffer)).encode() if data.dtype is DType.STRING else memoryview(data.buffer)
+        content = "\0".join(map(str, data.buffer)).encode() if data.dtype is DType.STRING else data.buffer.data
         key = (data.dtype, data.shape, hashlib.blake2b(content, digest_size=16).digest())
         if key not in self._by_content:
             kind = TensorType(data.dtype, Shape(data.shape))

@@ -32,14 +32,6 @@ Exit codes:
 """
 
 
-class _Failure(click.ClickException):
-    """An `RlxError` on its way to stderr."""
-
-    def __init__(self, error: RlxError) -> None:
-        super().__init__(str(error))
-        self.exit_code = error.exit_code
-
-
 class _Commands(click.Group):
     """A group whose commands are modules: `rlx_ort.cli.NAME` holds its command as `command`."""
 
@@ -58,7 +50,8 @@ class _Commands(click.Group):
         try:
             return super().invoke(ctx)
         except RlxError as err:
-            raise _Failure(err) from err
+            click.echo(f"Error: {err}", err=True)
+            ctx.exit(err.exit_code)
 
 
 @click.group(cls=_Commands, epilog=_EXIT_CODES, context_settings={"help_option_names": ["-h", "--help"]})

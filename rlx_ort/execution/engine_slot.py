@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from rlx_ort.device import Device
 from rlx_ort.errors import PlacementError, RunError
+from rlx_ort.execution.dispatch_report import log_dispatch_report
 from rlx_ort.execution.options import CompileOptions, PlacementRule
 from rlx_ort.execution.placement import Placement
 from rlx_ort.execution.placement_check import build_placement, enforce
@@ -117,7 +118,7 @@ class EngineSlot:
 
     def _still_fresh(self, engine: Engine) -> bool:
         """Return whether the newer version changed none of this model's weights, and remember that if so."""
-        version, weights = self.weights.snapshot(self.exported.params)
+        version, weights = self.weights.snapshot(self.exported.params, self.exported.stored_as)
         if any(weights[name] is not engine.weights[name] for name in weights):
             return False
         engine.version = version
@@ -126,13 +127,14 @@ class EngineSlot:
     def _open(self, rule: PlacementRule) -> Engine:
         from rlx_ort.providers.base import SessionRequest
 
-        version, weights = self.weights.snapshot(self.exported.params)
+        version, weights = self.weights.snapshot(self.exported.params, self.exported.stored_as)
         session = self.provider.open(SessionRequest(self.device, self.exported, weights, self.options))
         engine = Engine(session, weights, version, self.weights)
         requested = self.provider.ep_name or self.provider.name
         self.placement = build_placement(
             requested, session.assignments, self.exported, profiles=self._profiles(requested), graph=self._graph
         )
+        self._log()
         try:
             enforce(self.placement, rule, self.device)
         except PlacementError:
@@ -140,6 +142,13 @@ class EngineSlot:
             raise
         engine.strict_ok = not self.placement.strays
         return engine
+
+    def _log(self) -> None:
+        claims = self.provider.claims()
+        policy = self.options.kernel_dispatch.policy.value
+        count = None if claims is None else len(claims)
+        assert self.placement is not None  # noqa: S101  # the caller has just set it
+        log_dispatch_report(self._graph, self.exported, self.device, policy, count, self.placement)
 
     def _profiles(self, requested: str) -> dict[str, CostProfile]:
         from rlx_ort.providers import registry

@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
+from rlx_ort.execution.dispatch import KernelDispatch
+from rlx_ort.execution.precision import PrecisionPolicy
+
 __all__ = ["CompileOptions", "OptimizationLevel", "PlacementRule", "Precision", "WeightSharing"]
 
 
@@ -41,7 +44,11 @@ class OptimizationLevel(enum.Enum):
 
 
 class Precision(enum.Enum):
-    """The arithmetic asked for; `TF32` lets an accelerator round f32 products to 10 mantissa bits."""
+    """The arithmetic asked for; inputs and outputs keep their dtypes in all of them.
+
+    `TF32` lets an accelerator round f32 products to 10 mantissa bits. `F16` and `BF16` compute what is declared as
+    f32 in that dtype; a `PrecisionPolicy` says it class by class.
+    """
 
     F32 = "f32"
     TF32 = "tf32"
@@ -66,6 +73,10 @@ class CompileOptions:
         session_config: ONNX Runtime session config entries; unknown keys are refused, since ONNX Runtime takes
             them without a word.
         profile_prefix: write an ONNX Runtime profile to files of this prefix.
+        kernel_dispatch: which form ops get that have a fused and a basic one; by default what
+            `RLX_KERNEL_DISPATCH` says at the moment the options are made.
+        precision_policy: the dtype each class of ops computes in; None goes by `precision`.
+        opset: the ai.onnx opset of the exported model; None takes the lowest that expresses the graph, 21 at best.
     """
 
     precision: Precision = Precision.F32
@@ -78,7 +89,20 @@ class CompileOptions:
     provider_options: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     session_config: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     profile_prefix: str | None = None
+    kernel_dispatch: KernelDispatch = field(default_factory=KernelDispatch.from_env)
+    precision_policy: PrecisionPolicy | None = None
+    opset: int | None = None
+
+    @property
+    def effective_precision(self) -> PrecisionPolicy:
+        """The policy in force: `precision_policy`, else the one that `precision` stands for."""
+        if self.precision_policy is not None:
+            return self.precision_policy
+        return _POLICIES.get(self.precision, PrecisionPolicy())
 
     def with_(self, **changes: object) -> CompileOptions:
         """Return a copy with some fields changed."""
         return replace(self, **changes)  # type: ignore[arg-type]  # dataclass checks the names
+
+
+_POLICIES = {Precision.F16: PrecisionPolicy.auto_mixed(), Precision.BF16: PrecisionPolicy.auto_mixed_bf16()}

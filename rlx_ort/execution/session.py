@@ -102,5 +102,7 @@ def open_slot(
         ConversionError: a node cannot be written as ONNX.
     """
     from rlx_ort.converters.to_onnx.exporter import exported
+    from rlx_ort.providers.kernels import kernel_set
 
-    return EngineSlot(provider, device, exported(graph, options), weights, options, graph)
+    model = exported(graph, options, kernel_set(provider, graph))
+    return EngineSlot(provider, device, model, weights, options, graph)

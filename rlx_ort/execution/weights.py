@@ -20,6 +20,7 @@ import numpy.typing as npt
 from rlx_ort.errors import ParamError
 from rlx_ort.execution.coerce import as_array, cast_hint, is_literal
 from rlx_ort.ir.dtype import DType
+from rlx_ort.ir.narrow import narrowed
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import TensorType
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from rlx_ort.ir.graph import Graph
 
 __all__ = ["WeightStore"]
+
+_DECLARED: Mapping[str, DType] = MappingProxyType({})
 
 
 class WeightStore:
@@ -44,6 +47,7 @@ class WeightStore:
         self.version = 0
         self._types = dict(types)
         self._values: dict[str, TensorData] = {}
+        self._rounded: dict[tuple[str, DType], tuple[TensorData, TensorData]] = {}  # value, the value rounded
         self._pins: Counter[str] = Counter()
         # A finalizer of a session may unpin in the middle of any of our own calls, hence reentrant.
         self._lock = threading.RLock()
@@ -149,8 +153,13 @@ class WeightStore:
         """Return those of the names, or of all parameters, that are not set, in order."""
         return [name for name in (self._types if names is None else names) if name not in self._values]
 
-    def snapshot(self, names: Iterable[str]) -> tuple[int, Mapping[str, TensorData]]:
+    def snapshot(
+        self, names: Iterable[str], stored_as: Mapping[str, DType] = _DECLARED
+    ) -> tuple[int, Mapping[str, TensorData]]:
         """Return the version and the data of some parameters, all of that one version.
+
+        Those in `stored_as` come rounded to that dtype. The rounded copy is made once for each value and shared by the
+        sessions that want it; the value itself stays as well, for sessions of another precision.
 
         Raises:
             ParamError: some of them are not set; it names them.
@@ -161,7 +170,8 @@ class WeightStore:
             if missing:
                 verb = "is" if len(missing) == 1 else "are"
                 raise ParamError(f"parameter {_listed(missing)} {verb} not set; call set_param before the run")
-            return self.version, MappingProxyType({name: self._values[name] for name in wanted})
+            found = {name: self._in_dtype(name, stored_as.get(name)) for name in wanted}
+            return self.version, MappingProxyType(found)
 
     @contextlib.contextmanager
     def update(self) -> Iterator[None]:
@@ -199,6 +209,8 @@ class WeightStore:
                 )
             if self._values.pop(name, None) is not None:
                 self.version += 1
+            for key in [key for key in self._rounded if key[0] == name]:
+                del self._rounded[key]
 
     def pin(self, names: Iterable[str]) -> None:
         """Note that a session uses these parameters, so that `release` refuses them."""
@@ -209,6 +221,17 @@ class WeightStore:
         """Undo one `pin` of the same names."""
         with self._lock:
             self._pins.subtract(tuple(names))
+
+    def _in_dtype(self, name: str, dtype: DType | None) -> TensorData:
+        """Return the data of a parameter, rounded to a dtype where one is given; called with the lock held."""
+        data = self._values[name]
+        if dtype is None or dtype is data.dtype:
+            return data
+        source, rounded = self._rounded.get((name, dtype), (None, data))
+        if source is not data:
+            rounded = narrowed(data, dtype)
+            self._rounded[name, dtype] = (data, rounded)
+        return rounded
 
     def _put(self, name: str, data: TensorData) -> None:
         changes = self._open_update.changes

@@ -37,7 +37,9 @@ class BlockFormat:
             GraphVerifyError: k is no multiple of the block.
         """
         if k % self.elements:
-            raise GraphVerifyError(f"{self.name} packs {self.elements} weights a block, so k must be a multiple; got {k}")
+            raise GraphVerifyError(
+                f"{self.name} packs {self.elements} weights a block, so k must be a multiple; got {k}"
+            )
         return k // self.elements * self.bytes
 
 
@@ -117,7 +119,8 @@ def _q2_k(blocks: _Bytes) -> _Floats:
 def _two_bits(codes: _Bytes) -> _Bytes:
     """Return 256 numbers of 2 bits: each half of 32 bytes holds four runs of 32, lowest bits first."""
     shifts = np.array([0, 2, 4, 6], np.uint8).reshape(1, 1, 4, 1)
-    return ((codes.reshape(-1, 2, 1, 32) >> shifts) & 3).reshape(-1, 256)
+    pairs: _Bytes = (codes.reshape(-1, 2, 1, 32) >> shifts) & np.uint8(3)
+    return pairs.reshape(-1, 256)
 
 
 def _q3_k(blocks: _Bytes) -> _Floats:

@@ -22,6 +22,7 @@ from rlx_ort.ir.ops.sequence import SequenceBuilders
 from rlx_ort.ir.ops.shape import ShapeBuilders
 from rlx_ort.ir.ops.signal import SignalBuilders
 from rlx_ort.ir.ops.solve import SolveBuilders
+from rlx_ort.ir.ops.volume import VolumeBuilders
 
 __all__ = ["Graph", "Node", "Ref", "Value"]
 
@@ -45,6 +46,7 @@ class Graph(
     SolveBuilders,
     IndexingBuilders,
     BlockBuilders,
+    VolumeBuilders,
     OnnxBuilders,
 ):
     """A computation: inputs and weights, ops in topological order, and outputs.

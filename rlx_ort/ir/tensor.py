@@ -7,6 +7,7 @@ borrow without a copy.
 from __future__ import annotations
 
 import math
+import os
 import sys
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,35 @@ import numpy.typing as npt
 
 from rlx_ort.ir.dtype import DType
 
-__all__ = ["TensorData"]
+__all__ = ["FileRange", "TensorData"]
+
+
+@dataclass(frozen=True, slots=True)
+class FileRange:
+    """Where in a file the bytes of a mapped tensor are.
+
+    Attributes:
+        path: the file, absolute.
+        offset: first byte.
+        stamp: what told the file from others when it was mapped; see `stamp_of`.
+    """
+
+    path: str
+    offset: int
+    stamp: tuple[int, ...]
+
+    @staticmethod
+    def stamp_of(status: os.stat_result) -> tuple[int, ...]:
+        """Return device, file id, size and time of change, which differ once a file is replaced or written."""
+        return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+
+    @property
+    def unchanged(self) -> bool:
+        """Whether the path still names the file that was mapped. Reads the file's status."""
+        try:
+            return self.stamp_of(os.stat(self.path)) == self.stamp  # noqa: PTH116  # a plain path, asked often
+        except OSError:
+            return False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -24,12 +53,14 @@ class TensorData:
     """A dtype, a static shape and the bytes of the elements.
 
     `buffer` is one-dimensional uint8 of exactly `nbytes` bytes and may be a memory map; for strings it is an object
-    array. It must not be changed while anything uses it.
+    array. It must not be changed while anything uses it. `source` tells where a memory map comes from, for engines
+    that would rather map the file themselves.
     """
 
     dtype: DType
     shape: tuple[int, ...]
     buffer: npt.NDArray[Any]
+    source: FileRange | None = None
 
     def __post_init__(self) -> None:
         if self.dtype is DType.STRING:

@@ -19,6 +19,7 @@ from rlx_ort.ir.core import Node
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.op import Op
 from rlx_ort.ir.ops.onnx import OnnxNode
+from rlx_ort.ir.ops.refused import Refused
 from rlx_ort.providers.base import KernelClaim, Provider
 from rlx_ort.selection.availability import availability, is_available, provider_of
 from rlx_ort.selection.function_body import is_function
@@ -29,6 +30,7 @@ __all__ = [
     "UnsupportedOp",
     "first_unsupported_op",
     "first_unsupported_op_with_options",
+    "model_for",
     "support_of",
     "supports",
     "supports_graph",
@@ -154,16 +156,30 @@ def support_of(device: Device, graph: Graph, options: CompileOptions | None = No
         return Support(refused)
 
     from rlx_ort.converters.to_onnx.exporter import exported
+    from rlx_ort.providers.kernels import kernel_set
     from rlx_ort.providers.runtime import runtime_version
 
     try:
-        model = exported(graph, options)
+        model = exported(graph, options, kernel_set(provider, graph))
     except ConversionError as err:
         return Support(reason=str(err))
     rule = options.placement or PlacementRule.STRICT
     origins = tuple(node.origin for node in model.nodes)  # equal models of graphs that differ in dead nodes
     key = (model.sha256, origins, provider.name, device, rule, runtime_version())
     return _cache.get(key) or _cache.put(key, _judge(model, graph, device, provider, rule))
+
+
+def model_for(provider: Provider, graph: Graph, options: CompileOptions) -> ExportedModel | None:
+    """Return the model that the provider would get, or None when the graph cannot be written."""
+    from rlx_ort.converters.to_onnx.exporter import exported
+    from rlx_ort.providers.kernels import kernel_set
+
+    if any(_without_lowering(graph)):
+        return None
+    try:
+        return exported(graph, options, kernel_set(provider, graph))
+    except ConversionError:
+        return None  # `support_of` has told why
 
 
 class _Cache:
@@ -237,7 +253,10 @@ def _without_lowering(graph: Graph) -> Iterator[UnsupportedOp]:
         missing = next((op for op in _ops_within(node) if not _has_lowering(op)), None)
         if missing is not None:
             where = "" if missing is node.op else f" (in its body: {missing.kind})"
-            yield _unsupported(node, f"there is no ONNX form of it{where}")
+            why = (
+                f"{missing.reason}; {missing.remedy}" if isinstance(missing, Refused) else "there is no ONNX form of it"
+            )
+            yield _unsupported(node, f"{why}{where}")
 
 
 def _ops_within(node: Node) -> Iterator[Op]:

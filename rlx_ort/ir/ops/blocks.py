@@ -1,31 +1,23 @@
-"""Blocks of whole layers: ops that stand for a graph of other ops.
-
-A composite keeps its name in reports and JSON; its shapes, its cost and its ONNX form are those of the graph it
-stands for, which `Composite.expand` builds.
-"""
+"""Blocks of whole layers, and builders of the usual combinations of products and activations."""
 
 from __future__ import annotations
 
-
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rlx_ort.errors import GraphVerifyError
-from rlx_ort.ir.bodies import as_body, body_flops, tensor_types
 from rlx_ort.ir.core import Value
-from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.infer import expect_dim, expect_float, expect_rank, known_name
-from rlx_ort.ir.op import Op, OpTypes, known_shape, tensor_input
-from rlx_ort.ir.ops.attention import Attention, head_layout
+from rlx_ort.ir.op import Op, OpTypes, tensor_input
+from rlx_ort.ir.ops.composite import Composite
 from rlx_ort.ir.ops.elementwise import ACTIVATIONS, Activation, Binary
+from rlx_ort.ir.ops.gqa import GroupedQueryAttention
 from rlx_ort.ir.ops.leaf import LeafBuilders, Operand
 from rlx_ort.ir.ops.linalg import FusedMatMulBiasAct, MatMul
 from rlx_ort.ir.ops.norm import FusedSwiGLU
-from rlx_ort.ir.shape import Dim, Shape
-from rlx_ort.ir.types import TensorType, ValueType
 
 if TYPE_CHECKING:
     from rlx_ort.ir.graph import Graph
@@ -33,143 +25,9 @@ if TYPE_CHECKING:
 __all__ = [
     "AxialRope2d",
     "BlockBuilders",
-    "Composite",
     "FusedAttentionBlock",
     "FusedTransformerLayer",
-    "GroupedQueryAttention",
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class Composite(Op):
-    """Base of the ops that stand for a graph of other ops."""
-
-    def build(self, graph: Graph, *values: Value) -> Value:
-        """Write the ops this one stands for into a graph and return the result."""
-        raise NotImplementedError(f"{type(self).__name__} does not say what it stands for")
-
-    def check(self, inputs: OpTypes) -> None:
-        """Check what `build` would not report well.
-
-        Raises:
-            GraphVerifyError: the inputs do not fit the op.
-        """
-
-    def expand(self, inputs: OpTypes) -> Graph:
-        """Return the graph this op stands for, with an input for each of its inputs.
-
-        Raises:
-            GraphVerifyError: the inputs do not fit the op.
-        """
-        self.check(inputs)
-        types = tensor_types(self, inputs, "a tensor")
-        try:
-            return as_body(self.build, [(f"in{place}", kind) for place, kind in enumerate(types)], self.kind)
-        except GraphVerifyError as err:
-            raise GraphVerifyError(f"{self.describe()}: {err}") from err
-
-    def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
-        """Return the type of the graph's result."""
-        return tuple(value.type for value in self.expand(inputs).outputs)
-
-    def flops(self, inputs: OpTypes, outputs: OpTypes) -> int:
-        """Return those of the graph."""
-        return body_flops(self.expand(inputs))
-
-
-@dataclass(frozen=True, slots=True)
-class GroupedQueryAttention(Composite):
-    """Attention in which `num_heads / num_kv_heads` query heads share a head of k and v.
-
-    Layouts and masks are those of `Attention`, with `num_kv_heads` heads in k and v. Without a mask, with a `custom`
-    one, and for one query under `causal`, query heads that share keys are folded into the query length, so k and v
-    are not copied; else they are repeated.
-
-    Attributes:
-        num_heads: heads of q.
-        num_kv_heads: heads of k and v, a divisor of `num_heads`.
-        head_dim: size of a head.
-        mask_kind: as in `Attention`.
-        window: as in `Attention`.
-        scale: as in `Attention`.
-        softcap: as in `Attention`.
-    """
-
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    mask_kind: str = "none"
-    window: int | None = None
-    scale: float | None = None
-    softcap: float | None = None
-
-    arity = (3, 4)
-
-    def __post_init__(self) -> None:
-        if self.num_kv_heads < 1 or self.num_heads % self.num_kv_heads:
-            raise GraphVerifyError(f"{self.num_heads} query heads cannot share {self.num_kv_heads} heads of k and v")
-        self._attention(self.num_heads)
-
-    def _attention(self, heads: int, mask_kind: str | None = None) -> Attention:
-        kind = self.mask_kind if mask_kind is None else mask_kind
-        return Attention(heads, self.head_dim, kind, self.window, self.scale, self.softcap)
-
-    def build(self, graph: Graph, *values: Value) -> Value:
-        """Write one attention over folded queries, or over repeated keys and values."""
-        q, k, v, *mask = values
-        layouts = [
-            head_layout(self, expect_rank(self, self._tensor(value), (2, 3, 4), name), heads, self.head_dim, name)
-            for value, heads, name in zip((q, k, v), (self.num_heads, self.num_kv_heads, self.num_kv_heads), "qkv", strict=True)
-        ]
-        if self.num_heads == self.num_kv_heads:
-            return graph.append(self._attention(self.num_heads), q, k, v, *mask)
-        split = [self._heads_first(graph, value, layout.heads_first) for value, layout in zip((q, k, v), layouts, strict=True)]
-        length = layouts[0].length
-        single = length == 1 and self.mask_kind == "causal"
-        if single or self.mask_kind in {"none", "custom"}:
-            result = self._folded(graph, split, mask, length, "none" if single else self.mask_kind)
-        else:
-            keys, vals = (self._repeated(graph, value) for value in split[1:])
-            # (B, H, S, D) is read with the heads first, whatever S is: its second dimension is the number of heads.
-            result = graph.append(self._attention(self.num_heads), split[0], keys, vals, *mask)
-        return self._like(graph, result, q, layouts[0].heads_first)
-
-    def _tensor(self, value: Value) -> TensorType:
-        return tensor_input(self, (value.type,), 0, value.name)
-
-    def _heads_first(self, graph: Graph, value: Value, is_first: bool) -> Value:
-        """Return `(B, H, S, D)`, with batch 1 for rank 2."""
-        if is_first:
-            return value
-        shape = value.shape
-        if shape.rank < 4:
-            width = shape[-1]
-            heads = width // self.head_dim if isinstance(width, int) else -1
-            lead: tuple[Dim, ...] = (shape[0],) if shape.rank == 3 else (1,)
-            value = graph.reshape(value, (*lead, shape[-2], heads, self.head_dim))
-        return graph.transpose(value, (0, 2, 1, 3))
-
-    def _folded(self, graph: Graph, split: Sequence[Value], mask: Sequence[Value], length: Dim, kind: str) -> Value:
-        q, k, v = split
-        share = self.num_heads // self.num_kv_heads
-        rows = share * length if isinstance(length, int) else -1
-        batch = q.shape[0]
-        folded = graph.reshape(q, (batch, self.num_kv_heads, rows, self.head_dim))
-        mixed = graph.append(self._attention(self.num_kv_heads, kind), folded, k, v, *mask)
-        return graph.reshape(mixed, (batch, self.num_heads, length if isinstance(length, int) else -1, self.head_dim))
-
-    def _repeated(self, graph: Graph, value: Value) -> Value:
-        share = self.num_heads // self.num_kv_heads
-        batch, heads, length, size = value.shape
-        apart = graph.reshape(value, (batch, heads, 1, length, size))
-        return graph.reshape(graph.expand(apart, (-1, -1, share, -1, -1)), (batch, self.num_heads, length, size))
-
-    def _like(self, graph: Graph, result: Value, q: Value, is_first: bool) -> Value:
-        """Bring `(B, H, S, D)` to the layout of q."""
-        if is_first:
-            return result
-        result = graph.transpose(result, (0, 2, 1, 3))
-        return result if q.rank == 4 else graph.reshape(result, q.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,7 +156,11 @@ class AxialRope2d(Composite):
     arity = (1, 1)
 
     def __post_init__(self) -> None:
-        if self.head_dim < 4 or self.head_dim % 4 or min(self.end_x, self.end_y, self.num_heads, self.repeat_factor) < 1:
+        if (
+            self.head_dim < 4
+            or self.head_dim % 4
+            or min(self.end_x, self.end_y, self.num_heads, self.repeat_factor) < 1
+        ):
             raise GraphVerifyError(f"{self!r} needs a head_dim that is a multiple of 4, and numbers of at least 1")
 
     def check(self, inputs: OpTypes) -> None:
@@ -316,7 +178,9 @@ class AxialRope2d(Composite):
         token = np.arange(self.end_x * self.end_y * self.repeat_factor)
         place = token // self.repeat_factor
         frequencies = self.theta ** (-4.0 * np.arange(self.head_dim // 4) / self.head_dim)
-        angles = np.concatenate([np.outer(place % self.end_x, frequencies), np.outer(place // self.end_x, frequencies)], 1)
+        angles = np.concatenate(
+            [np.outer(place % self.end_x, frequencies), np.outer(place // self.end_x, frequencies)], 1
+        )
         return np.cos(angles), np.sin(angles)
 
     def build(self, graph: Graph, *values: Value) -> Value:

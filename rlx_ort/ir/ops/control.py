@@ -106,8 +106,8 @@ class While(Op):
         test = body_results(self, self.cond, "condition", given)
         size = None if test[0].shape is None else test[0].shape.num_elements
         if len(test) != 1 or test[0].dtype is not DType.BOOL or size not in (1, None):
-            found = ", ".join(map(str, test))
-            raise GraphVerifyError(f"While needs a condition with one bool of one element as result, got {found}")
+            got = ", ".join(map(str, test))
+            raise GraphVerifyError(f"While needs a condition with one bool of one element as result, got {got}")
         following = body_results(self, self.body, "body", given)
         carried = given[: self.carries]
         if len(following) != self.carries:

@@ -11,6 +11,10 @@ The weights stay in the form their file has. Schemes, for x `(..., M, K)` and a 
 | `nvfp4_block` | w u8 `(K, N / 2)`, scale f8e4m3 or u8 `(K / 16, N)`, global scale `(1,)` | e2m1(w) * s * global |
 | `q4_0` ... `q8_k` | bytes u8 `(N, row bytes)` or flat | as GGUF defines; rows are of K |
 
+Expanding a weight costs time and memory when a session opens: for `q4_k` of 4096 x 4096, about 1 s on one core and,
+for the moment, 40 bytes a weight; afterwards 4 bytes a weight in f32. A packed product opens in 0.6 s, at 13 bytes a
+weight, and keeps less than 1. It is as fast for one row of x; for 64 rows the expanded one is 1.5 times faster.
+
 The weights of `int4_block` are unsigned, 0 to 15: u4 `(K, N)`, or bytes in which element p * N + j is a half byte, low
 half first. In `nvfp4_block` column 2j is the low half.
 """
@@ -84,7 +88,9 @@ class DequantMatMul(Op):
     def _check_packed(self) -> None:
         if self.scheme not in _PACKED:
             known = ", ".join(_PACKED)
-            raise GraphVerifyError(f"scheme {self.scheme!r} has no packed product, only {known} have; leave `packed` out")
+            raise GraphVerifyError(
+                f"scheme {self.scheme!r} has no packed product, only {known} have; leave `packed` out"
+            )
         if self.block is not None and (self.block < 16 or self.block & (self.block - 1)):
             raise GraphVerifyError(f"a packed product needs blocks of 16, 32, 64, ..., got {self.block}")
 
@@ -129,7 +135,9 @@ class DequantMatMul(Op):
         nvfp4 = self.scheme == "nvfp4_block"
         block = _NVFP4_BLOCK if nvfp4 else self.block or 1
         if k % block:
-            raise GraphVerifyError(f"scheme {self.scheme!r} has blocks of {block} rows, so K must be a multiple; got {k}")
+            raise GraphVerifyError(
+                f"scheme {self.scheme!r} has blocks of {block} rows, so K must be a multiple; got {k}"
+            )
         if nvfp4:
             scale = _weight(self, inputs, (DType.F8E4M3, DType.U8), 2, "scale")
         else:

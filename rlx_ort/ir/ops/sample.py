@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +16,6 @@ from rlx_ort.ir.op import Op, OpTypes, element_count, tensor_input
 from rlx_ort.ir.ops.leaf import LeafBuilders, Operand
 from rlx_ort.ir.shape import Dim, Shape
 from rlx_ort.ir.types import TensorType, ValueType
-from collections.abc import Iterable
 
 __all__ = ["PHILOX_FACTORS", "PHILOX_ROUNDS", "Sample", "SampleBuilders", "round_keys", "uniforms"]
 

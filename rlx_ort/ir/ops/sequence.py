@@ -77,10 +77,10 @@ class GatedDeltaNet(Op):
         expect_float(self, v, "v")
         batch, length, heads, size = expect_rank(self, v, (4,), "v")
         expect_dim(self, size, self.n, "the last dimension of v")
+        vector: tuple[Dim, ...] = (batch, length, heads, self.n)
+        dims = {"g": vector[:3], "beta": vector[:3], "state": (batch, heads, self.n, self.n)}
         for index, name in enumerate(names):
-            wanted: tuple[Dim, ...] = (batch, length, heads, self.n)
-            wanted = (batch, heads, self.n, self.n) if name == "state" else wanted[:3] if index > 2 else wanted
-            _expect_dims(self, inputs, index, name, wanted)
+            _expect_dims(self, inputs, index, name, dims.get(name, vector))
         result = TensorType(v.dtype, Shape((batch, length, heads, self.n)))
         state = TensorType(v.dtype, Shape((batch, heads, self.n, self.n)))
         return (result, state) if self.carry_state else (result,)
@@ -102,7 +102,15 @@ class SequenceBuilders(LeafBuilders):
     __slots__ = ()
 
     def selective_scan(
-        self, x: Operand, delta: Operand, a: Operand, b: Operand, c: Operand, n: int | None = None, *, name: str | None = None
+        self,
+        x: Operand,
+        delta: Operand,
+        a: Operand,
+        b: Operand,
+        c: Operand,
+        n: int | None = None,
+        *,
+        name: str | None = None,
     ) -> Value:
         """Return the selective scan of x `(B, S, H)`; n is the number of states, the columns of a when left out.
 
@@ -114,7 +122,15 @@ class SequenceBuilders(LeafBuilders):
         return self.append(SelectiveScan(_size(others[1]) if n is None else n), first, *others, name=name)
 
     def gated_delta_net(
-        self, q: Operand, k: Operand, v: Operand, g: Operand, beta: Operand, n: int | None = None, *, name: str | None = None
+        self,
+        q: Operand,
+        k: Operand,
+        v: Operand,
+        g: Operand,
+        beta: Operand,
+        n: int | None = None,
+        *,
+        name: str | None = None,
     ) -> Value:
         """Return the gated delta rule's results `(B, S, H, n)` from an empty state.
 

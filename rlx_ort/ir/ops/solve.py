@@ -66,7 +66,9 @@ def _solution(op: Op, inputs: OpTypes, batched: bool) -> TensorType:
         raise GraphVerifyError(f"{op.kind} needs a size N of its matrix, got {matrix}; bind the dimensions first")
     expect_dim(op, matrix[-2], matrix[-1], f"the rows of a {matrix}, as many as columns,")
     if right.rank not in (matrix.rank - 1, matrix.rank):
-        raise GraphVerifyError(f"{op.kind} of a {matrix} needs b with rank {matrix.rank - 1} or {matrix.rank}, got {right}")
+        raise GraphVerifyError(
+            f"{op.kind} of a {matrix} needs b with rank {matrix.rank - 1} or {matrix.rank}, got {right}"
+        )
     lead = matrix.rank - 2
     expect_dim(op, right[lead], matrix[-1], f"dimension {lead} of b {right}")
     batch = broadcast(op, (Shape(matrix[:lead]), Shape(right[:lead])))

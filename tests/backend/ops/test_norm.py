@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 from op_harness import Array, check, rand
 
+from rlx_ort.converters.to_onnx.exporter import export_model
 from rlx_ort.device import Device
+from rlx_ort.ir.graph import Graph
 
 EPS = 1e-3
 
@@ -64,6 +66,26 @@ def test_norm_of_other_dtypes(name: str, reference: Any, eps: float, dtype: type
         rand(3, 5).astype(dtype),
         rand(5).astype(dtype),
         bound=bound,
+    )
+
+
+def test_beta_of_zeros_costs_no_node() -> None:
+    """A constant beta of zeros is not added."""
+    g = Graph("g")
+    g.outputs = [g.rms_norm(g.input("x", ["n", 4]), g.input("gamma", [4]))]
+    assert "Add" not in {node.op_type for node in export_model(g).nodes if node.outputs[0] == g.outputs[0].type}
+
+
+def test_fused_residual_rms_norm_without_beta() -> None:
+    """No beta means zeros, with a bias as well."""
+    check(
+        Device.CPU,
+        lambda g, x, r, c, a: g.fused_residual_rms_norm(x, r, c, a, eps=EPS),
+        lambda x, r, c, a: rms_norm(x + r + c, a, 0 * a),
+        rand(2, 4),
+        rand(2, 4, seed=1),
+        rand(4),
+        rand(4, seed=1),
     )
 
 

@@ -8,7 +8,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from rlx_ort.converters.to_onnx.dispatch import KernelSet
+from rlx_ort.converters.to_onnx.exporter import export_model
 from rlx_ort.device import Device
+from rlx_ort.execution.dispatch import KernelDispatch, KernelDispatchPolicy
 from rlx_ort.execution.options import CompileOptions, PlacementRule
 from rlx_ort.execution.session import Session
 from rlx_ort.ir.graph import Graph
@@ -79,6 +82,18 @@ def inputs(graph: Graph, data: dict[str, Array], named: bool) -> list[Any]:
             dims[1] = dims[1] if name == "state" else "length"
         result.append(graph.input(name, dims, value.dtype))
     return result
+
+
+def test_selective_scan_is_a_loop_only_where_there_is_a_kernel_for_loops() -> None:
+    """A model for any provider has basic ops only; one for loop kernels has a loop, and both give the same."""
+    data, g = scan_data(40), Graph()
+    g.outputs = [g.selective_scan(*inputs(g, data, False))]
+    assert "Loop" not in {node.op_type for node in export_model(g).nodes}
+    looped = export_model(g, kernels=KernelSet("any", None, lambda *node: True))
+    assert "Loop" in {node.op_type for node in looped.nodes}
+    common = CompileOptions(kernel_dispatch=KernelDispatch(KernelDispatchPolicy.FORCE_COMMON))
+    passes = Session("cpu", common).compile(g).run(data)[0]
+    assert passes == pytest.approx(Session("cpu").compile(g).run(data)[0], rel=1e-4, abs=1e-5)
 
 
 @pytest.mark.parametrize("named", [False, True])

@@ -91,4 +91,4 @@ def _python(code: str, timeout: float = 120, **variables: str | None) -> subproc
         env.pop(name, None)
         if value is not None:
             env[name] = value
-    return subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=timeout)
+    return subprocess.run([sys.executable, "-P", "-c", code], env=env, capture_output=True, text=True, timeout=timeout)

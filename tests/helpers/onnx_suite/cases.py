@@ -63,7 +63,11 @@ def _stored_cases(kind: str) -> list[Case]:
         model = onnx.load(folder / "model.onnx")
         sets = []
         for data in sorted(folder.glob("test_data_set*")):
-            given = [_read(data / f"input_{i}.pb", v.type) for i, v in enumerate(_fed(model)) if (data / f"input_{i}.pb").exists()]
+            given = [
+                _read(data / f"input_{i}.pb", v.type)
+                for i, v in enumerate(_fed(model))
+                if (data / f"input_{i}.pb").exists()
+            ]
             wanted = [_read(data / f"output_{i}.pb", v.type) for i, v in enumerate(model.graph.output)]
             sets.append((given, wanted))
         return (folder / "model.onnx").read_bytes(), sets
@@ -86,9 +90,7 @@ def _light_cases() -> list[Case]:
             shape = [dim.dim_value or 1 for dim in value.type.tensor_type.shape.dim]
             count = int(np.prod(shape))
             given.append((np.arange(count).reshape(shape) / count).astype(np.float32))
-        wanted = [
-            _read(path.with_name(f"{path.stem}_output_{i}.pb"), v.type) for i, v in enumerate(model.graph.output)
-        ]
+        wanted = [_read(path.with_name(f"{path.stem}_output_{i}.pb"), v.type) for i, v in enumerate(model.graph.output)]
         return path.read_bytes(), [(given, wanted)]
 
     limits = {}

@@ -17,7 +17,7 @@ def assert_similar(got: Any, wanted: Any, rtol: float, atol: float) -> None:
             assert_similar(mine, theirs, rtol, atol)
         return
     if wanted is None or got is None:
-        assert got is None and wanted is None, f"expected {wanted!r}, got {got!r}"
+        assert got is wanted, f"expected {wanted!r}, got {got!r}"
         return
     wanted = np.asarray(wanted)
     got = np.asarray(got)

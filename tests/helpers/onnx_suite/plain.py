@@ -27,7 +27,10 @@ def run_plain(model: bytes, inputs: Sequence[Any]) -> list[Any]:
     options.log_severity_level = 4
     session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     declared = session.get_inputs()
-    feeds = {spec.name: np.asarray(value) if isinstance(value, np.generic) else value for spec, value in zip(declared, inputs, strict=False)}
+    feeds = {
+        spec.name: np.asarray(value) if isinstance(value, np.generic) else value
+        for spec, value in zip(declared, inputs, strict=False)
+    }
     types = [spec.type for spec in (*declared, *session.get_outputs())]
     if not any(_foreign(text) for text in types):
         return list(session.run(None, feeds))

@@ -1,12 +1,19 @@
 """Legalisation and the dispatch report: truthful, with the user's nodes, and without a live device."""
 
+import json
 from typing import Any
 
 import pytest
 
 from rlx_ort.device import Device
 from rlx_ort.errors import DeviceUnavailableError, LegalizeError
+from rlx_ort.execution.dispatch import KernelDispatch, KernelDispatchPolicy
 from rlx_ort.execution.options import CompileOptions, PlacementRule
+from rlx_ort.execution.placement import PlacedNode, Placement
+from rlx_ort.ir.dtype import DType
+from rlx_ort.ir.graph import Graph
+from rlx_ort.ir.ops.refused import refused_op
+from rlx_ort.providers.base import KernelClaim
 from rlx_ort.selection.legalize import (
     DispatchSummary,
     dispatch_report_for_device,
@@ -15,6 +22,8 @@ from rlx_ort.selection.legalize import (
     legalize_graph_for_device,
     legalize_graph_for_device_with_options,
     legalize_graph_for_device_with_report,
+    merge_placement,
+    report_as_dict,
 )
 
 ASSISTED = CompileOptions(placement=PlacementRule.ASSISTED)
@@ -142,3 +151,118 @@ def test_the_text_has_a_header_a_line_a_kind_and_the_leftovers(machine: Any) -> 
         "  OnnxNode: 1 x native [ai.onnx::Erf-21]",
         "  unsupported: node 2 'cos' (Cos): WebGPU has no kernel for ai.onnx::Cos-21 (f32)",
     ]
+
+
+def _block() -> Graph:
+    """Two kinds with both forms, one with a single form of several nodes, one that is one node."""
+    g = Graph("block")
+    x = g.input("x", [2, 4])
+    normal = g.rms_norm(x, g.param("gamma", [4]), name="norm")
+    mixed = g.lora_matmul(normal, g.param("w", [4, 4]), g.param("a", [4, 1]), g.param("b", [1, 4]), name="lora")
+    g.silu(x)  # nobody needs it
+    g.outputs = [g.silu(g.relu(mixed))]
+    return g
+
+
+BASIC = ("Pow", "ReduceMean", "Add", "Sqrt", "Div", "Mul", "MatMul", "Relu", "Sigmoid")
+
+
+def _path_of(machine: Any, *more: KernelClaim) -> dict[str, str]:
+    machine.add("gpu", kernels=(*machine.kernels(*BASIC), *more))
+    report = dispatch_report_for_device(_block(), "gpu")
+    return {name: row.path for row in report.summaries for name in row.nodes}
+
+
+def test_ops_without_a_fused_kernel_go_by_basic_ones(machine: Any) -> None:
+    """The report tells forms that were chosen from forms that are the only ones; what nobody needs is left out."""
+    assert _path_of(machine) == {"norm": "common-ir", "silu_2": "common-ir", "lora": "rewritten", "relu": "native"}
+
+
+def test_a_fused_kernel_makes_a_node_native(machine: Any) -> None:
+    """The provider lists QuickGelu, which is silu in one node."""
+    kernel = KernelClaim("com.microsoft", "QuickGelu", 1, None, {"T": frozenset({DType.F32})})
+    found = _path_of(machine, kernel)
+    assert (found["silu_2"], found["norm"]) == ("native", "common-ir")
+
+
+def test_the_report_lists_the_kinds_that_were_decomposed(machine: Any) -> None:
+    """Sorted, and only those of which there is a native form."""
+    machine.add("gpu", kernels=machine.kernels(*BASIC))
+    report = dispatch_report_for_device(_block(), "gpu")
+    assert report.common_lowered_kinds == ("Activation", "RmsNorm")
+
+
+def test_the_report_says_which_policy_was_in_force(machine: Any) -> None:
+    """It is that of the options."""
+    options = CompileOptions(kernel_dispatch=KernelDispatch(KernelDispatchPolicy.FORCE_COMMON))
+    machine.add("gpu", kernels=machine.kernels(*BASIC))
+    assert dispatch_report_for_device_with_options(_block(), "gpu", options).policy == "force-common"
+
+
+def test_a_decomposed_node_whose_basic_op_lacks_a_kernel_is_refused_under_its_own_name(machine: Any) -> None:
+    """The user knows `norm`, not the Pow it became."""
+    machine.add("gpu", kernels=machine.kernels(*(name for name in BASIC if name != "Pow")))
+    with pytest.raises(LegalizeError, match=r"'norm' \(RmsNorm\): GPU \(wgpu\) has no kernel for ai.onnx::Pow-21"):
+        legalize_graph_for_device(_block(), "gpu")
+
+
+def test_a_forced_form_that_cannot_be_had_is_refused_with_the_node(machine: Any) -> None:
+    """Nothing lists a fused normalisation here."""
+    options = CompileOptions(kernel_dispatch=KernelDispatch(force_native_kinds=frozenset({"RmsNorm"})))
+    machine.add("gpu", kernels=machine.kernels(*BASIC))
+    with pytest.raises(LegalizeError, match="'norm' .RmsNorm.: gpuEP has no kernel") as caught:
+        legalize_graph_for_device_with_options(_block(), "gpu", options)
+    assert {row.path for row in caught.value.report.summaries} == {"unknown"}
+
+
+def test_a_refused_kind_says_why_and_what_to_do(machine: Any) -> None:
+    """Gradients and graphics are known kinds that run nowhere."""
+    g = Graph("train")
+    x = g.input("x", [2])
+    (out,) = g.add_node(refused_op("ReluBackward"), [x], name="grad", types=[x.type])
+    g.outputs = [out]
+    machine.add("gpu", kernels=machine.kernels("Relu"))
+    with pytest.raises(LegalizeError, match="'grad' .ReluBackward.: it computes a gradient.*; cut the graph"):
+        legalize_graph_for_device(g, "gpu")
+
+
+def test_a_placement_says_where_the_nodes_of_each_row_are(machine: Any) -> None:
+    """Nodes are counted once a provider; those that left no node of their own are merged."""
+    machine.add("gpu", kernels=machine.kernels(*BASIC))
+    report = dispatch_report_for_device(_block(), "gpu")
+    placed = [
+        PlacedNode("norm", "Pow", "GpuEP", "norm"),
+        PlacedNode("norm/Add", "Add", "GpuEP", "norm"),
+        PlacedNode("lora", "MatMul", "GpuEP", "lora"),
+        PlacedNode("lora/Add", "Add", "CpuEP", "lora"),
+        PlacedNode("silu", "Mul", "GpuEP", "silu_2"),
+    ]
+    by_ep = {ep: tuple(node for node in placed if node.provider == ep) for ep in ("GpuEP", "CpuEP")}
+    merged = merge_placement(report, Placement("GpuEP", by_ep))
+    assert {row.nodes: dict(row.placed) for row in merged.summaries} == {
+        ("norm",): {"GpuEP": 1},
+        ("lora",): {"CpuEP": 1, "GpuEP": 1},
+        ("silu_2",): {"GpuEP": 1},
+        ("relu",): {"merged": 1},
+    }
+    text = format_dispatch_report(merged)
+    assert "  LoraMatMul: 1 x rewritten, 1 on CpuEP, 1 on GpuEP" in text
+    assert "  Activation: 1 x native, 1 merged into other nodes" in text
+
+
+def test_the_report_can_be_written_as_json(machine: Any) -> None:
+    """All of it survives the round trip."""
+    machine.add("gpu", kernels=machine.kernels("Erf"))
+    report = dispatch_report_for_device(machine.chain("Erf", "Cos"), "gpu")
+    found = json.loads(json.dumps(report_as_dict(report)))
+    assert (found["device"], found["policy"], found["compile_ready"]) == ("gpu", "prefer-native", False)
+    assert found["ops"][1] == {
+        "kind": "OnnxNode",
+        "onnx": "ai.onnx::Erf-21",
+        "path": "native",
+        "count": 1,
+        "nodes": ["erf"],
+        "placed": {},
+    }
+    (refused,) = found["unsupported"]
+    assert (refused["node"], refused["kind"]) == ("cos", "Cos")

@@ -1,0 +1,187 @@
+"""Which ONNX nodes become IR ops: only those that an IR op says exactly, and writes back as the very same node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from rlx_ort.converters.to_onnx.kernel_dtypes import compute_dtype
+from rlx_ort.ir.dtype import DType
+from rlx_ort.ir.op import Op
+from rlx_ort.ir.ops.conv import Conv2d
+from rlx_ort.ir.ops.elementwise import Activation, Binary, Cast, Compare, Where
+from rlx_ort.ir.ops.linalg import MatMul
+from rlx_ort.ir.ops.reduce import Reduce, Softmax
+from rlx_ort.ir.ops.shape import Concat, Gather, Transpose
+from rlx_ort.ir.types import TensorType
+
+__all__ = ["MappedNode", "NodeView", "mapped"]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """An ONNX node of ai.onnx whose inputs and outputs are all tensors of known rank.
+
+    Attributes:
+        op_type: the operator.
+        version: the opset version the node was written for.
+        attributes: name -> value.
+        inputs: types of the inputs; none is absent.
+        constants: the data of the inputs that are constants, None for the others.
+        output: type of the one result.
+    """
+
+    op_type: str
+    version: int
+    attributes: Mapping[str, Any]
+    inputs: Sequence[TensorType]
+    constants: Sequence[Any]
+    output: TensorType
+
+    def get(self, name: str, default: Any) -> Any:
+        """Return an attribute, or its default."""
+        return self.attributes.get(name, default)
+
+    @property
+    def rank(self) -> int:
+        """The rank of the first input."""
+        shape = self.inputs[0].shape
+        return 0 if shape is None else shape.rank
+
+
+@dataclass(frozen=True, slots=True)
+class MappedNode:
+    """What a node becomes: an op on its first `inputs` inputs. `moves` tells whether it replaced an older form."""
+
+    op: Op
+    inputs: int
+    moves: bool = False
+
+
+_Rule: TypeAlias = Callable[[NodeView], "MappedNode | None"]
+
+_UNARY = {
+    "Abs": "abs", "Atan": "atan", "Ceil": "ceil", "Cos": "cos", "Erf": "erf", "Exp": "exp", "Floor": "floor",
+    "Log": "log", "Neg": "neg", "Reciprocal": "recip", "Relu": "relu", "Round": "round", "Sigmoid": "sigmoid",
+    "Sign": "sign", "Sin": "sin", "Softplus": "softplus", "Sqrt": "sqrt", "Tan": "tan", "Tanh": "tanh",
+}  # fmt: skip
+_BINARY = {"Add": "add", "Div": "div", "Max": "max", "Min": "min", "Mul": "mul", "Pow": "pow", "Sub": "sub"}
+_COMPARE = {"Equal": "eq", "Greater": "gt", "GreaterOrEqual": "ge", "Less": "lt", "LessOrEqual": "le"}
+_REDUCE = {"ReduceMax": "max", "ReduceMean": "mean", "ReduceMin": "min", "ReduceProd": "prod", "ReduceSum": "sum"}
+# Lowerings of these compose f64 from other operators, where ONNX Runtime has no f64 kernel.
+_NOT_F64 = {"Softplus", "Tan", "Elu"}
+_PLAIN = {
+    DType.F32, DType.F16, DType.BF16, DType.F64, DType.I8, DType.I16, DType.I32, DType.I64, DType.U8, DType.U16,
+    DType.U32, DType.U64, DType.BOOL,
+}  # fmt: skip
+
+
+def mapped(node: NodeView) -> MappedNode | None:
+    """Return the IR op that says what the node says, or None when there is none."""
+    rule = _RULES.get(node.op_type)
+    if rule is None or any(kind.dtype not in _PLAIN for kind in node.inputs):
+        return None
+    # Where the op's lowering would go round a missing kernel, the node stays as it is.
+    if any(compute_dtype(node.op_type, kind.dtype) is not kind.dtype for kind in node.inputs[-1:]):
+        return None
+    return rule(node)
+
+
+def _unary(node: NodeView) -> MappedNode | None:
+    dtype = node.inputs[0].dtype
+    if node.attributes or (dtype is DType.F64 and node.op_type in _NOT_F64):
+        return None
+    if not dtype.is_float and node.op_type in {"Relu", "Sign"}:
+        return None
+    return MappedNode(Activation(_UNARY[node.op_type]), 1)
+
+
+def _gelu(node: NodeView) -> MappedNode | None:
+    functions = {"none": "gelu", "tanh": "gelu_approx"}
+    function = functions.get(node.get("approximate", "none"))
+    return None if function is None else MappedNode(Activation(function), 1)
+
+
+def _binary(node: NodeView) -> MappedNode | None:
+    if node.attributes or len(node.inputs) != 2 or node.inputs[0].dtype is not node.inputs[1].dtype:
+        return None
+    return MappedNode(Binary(_BINARY[node.op_type]), 2)
+
+
+def _compare(node: NodeView) -> MappedNode | None:
+    return None if node.attributes else MappedNode(Compare(_COMPARE[node.op_type]), 2)
+
+
+def _matmul(node: NodeView) -> MappedNode | None:
+    ranks = [kind.shape.rank for kind in node.inputs if kind.shape is not None]
+    return MappedNode(MatMul(), 2) if min(ranks) >= 2 else None
+
+
+def _transpose(node: NodeView) -> MappedNode | None:
+    perm = tuple(node.get("perm", range(node.rank)[::-1]))
+    return MappedNode(Transpose(perm), 1) if perm else None
+
+
+def _concat(node: NodeView) -> MappedNode | None:
+    return MappedNode(Concat(node.get("axis", 0)), len(node.inputs)) if len(node.inputs) > 1 else None
+
+
+def _softmax(node: NodeView) -> MappedNode | None:
+    return MappedNode(Softmax(node.get("axis", -1)), 1) if node.version >= 13 else None
+
+
+def _gather(node: NodeView) -> MappedNode | None:
+    return MappedNode(Gather(node.get("axis", 0)), 2)
+
+
+def _where(node: NodeView) -> MappedNode | None:
+    return MappedNode(Where(), 3)
+
+
+def _cast(node: NodeView) -> MappedNode | None:
+    known = set(node.attributes) <= {"to", "saturate"} and node.get("saturate", 1) == 1
+    return MappedNode(Cast(node.output.dtype), 1) if known and node.output.dtype in _PLAIN else None
+
+
+def _reduce(node: NodeView) -> MappedNode | None:
+    """Axes were an attribute before 18, or 13 for ReduceSum, and are an input since; the op takes both."""
+    axes = node.attributes.get("axes")
+    if len(node.inputs) == 2:
+        if node.constants[1] is None:
+            return None
+        axes = tuple(int(axis) for axis in node.constants[1].numpy().reshape(-1))
+    if axes is None and node.get("noop_with_empty_axes", 0) == 0:
+        axes = tuple(range(node.rank))
+    if not axes:
+        return None
+    op = Reduce(_REDUCE[node.op_type], tuple(axes), bool(node.get("keepdims", 1)))
+    return MappedNode(op, 1, moves="axes" in node.attributes)
+
+
+def _conv(node: NodeView) -> MappedNode | None:
+    pads = tuple(node.get("pads", (0, 0, 0, 0)))
+    if node.rank != 4 or node.get("auto_pad", "NOTSET") != "NOTSET" or len(pads) != 4 or pads[:2] != pads[2:]:
+        return None
+    stride, dilation = node.get("strides", (1, 1)), node.get("dilations", (1, 1))
+    op = Conv2d(
+        (int(stride[0]), int(stride[1])), (pads[0], pads[1]), (int(dilation[0]), int(dilation[1])), node.get("group", 1)
+    )
+    return MappedNode(op, len(node.inputs))
+
+
+_RULES: dict[str, _Rule] = {
+    **dict.fromkeys(_UNARY, _unary),
+    **dict.fromkeys(_BINARY, _binary),
+    **dict.fromkeys(_COMPARE, _compare),
+    **dict.fromkeys(_REDUCE, _reduce),
+    "Cast": _cast,
+    "Concat": _concat,
+    "Conv": _conv,
+    "Gather": _gather,
+    "Gelu": _gelu,
+    "MatMul": _matmul,
+    "Softmax": _softmax,
+    "Transpose": _transpose,
+    "Where": _where,
+}

@@ -1,0 +1,117 @@
+"""What is done to an imported graph once it stands: missing types are filled in, and nodes become IR ops."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from rlx_ort.converters.from_onnx.mapping import MappedNode, NodeView, mapped
+from rlx_ort.converters.to_onnx.emitter import DEFAULT_OPSET
+from rlx_ort.converters.to_onnx.opset import obstacle
+from rlx_ort.converters.to_onnx.semantics import NodeForm
+from rlx_ort.errors import ConversionError, GraphVerifyError
+from rlx_ort.ir.core import Node
+from rlx_ort.ir.graph import Graph
+from rlx_ort.ir.ops.leaf import Constant, fits
+from rlx_ort.ir.ops.onnx import OnnxNode
+from rlx_ort.ir.types import TensorType, UnknownType, ValueType
+
+__all__ = ["fill_types", "with_ir_ops"]
+
+
+def fill_types(graph: Graph) -> None:
+    """Infer the types that are missing because ONNX looks into no function; what it cannot tell stays unknown."""
+    from rlx_ort.converters.to_onnx.exporter import export_model
+
+    missing = [node for node in graph.nodes if any(_is_missing(*pair) for pair in _results(node))]
+    if not missing:
+        return
+    try:
+        model = export_model(graph)
+    except (ConversionError, GraphVerifyError):
+        return  # whoever exports the graph in earnest will be told
+    known = {
+        name: kind
+        for node in model.nodes
+        for name, kind in zip(node.output_names, node.outputs, strict=False)
+        if kind is not None and not node.body
+    }
+    for node in missing:
+        node.types = tuple(known.get(name, kind) if _is_missing(kind, name) else kind for kind, name in _results(node))
+
+
+def with_ir_ops(graph: Graph) -> Graph:
+    """Return the graph with IR ops in place of the nodes they say exactly.
+
+    That is done for a whole model or not at all: IR ops are written for opset 21, so every other node must be able
+    to go there.
+    """
+    changes: list[tuple[Node, MappedNode, tuple[ValueType, ...]]] = []
+    for owner, node in _all_nodes(graph):
+        op = node.op
+        if not isinstance(op, OnnxNode) or op.domain != "":
+            continue
+        blocked = obstacle(_form(owner, node, op), op.version, DEFAULT_OPSET)
+        found = _mapping(owner, node, op)
+        if found is not None and (found[0].moves or not blocked):
+            changes.append((node, *found))
+        elif blocked:
+            return graph
+    for node, change, types in changes:
+        node.op, node.types, node.inputs = change.op, types, node.inputs[: change.inputs]
+    graph.revision += 1
+    return graph
+
+
+def _mapping(graph: Graph, node: Node, op: OnnxNode) -> tuple[MappedNode, tuple[ValueType, ...]] | None:
+    inputs = [None if ref is None else graph.nodes[ref.node].types[ref.output] for ref in node.inputs]
+    tensors = [kind for kind in inputs if isinstance(kind, TensorType) and kind.shape is not None]
+    if len(tensors) != len(inputs) or not tensors or len(node.types) != 1 or op.bodies():
+        return None
+    declared = node.types[0]
+    if not isinstance(declared, TensorType):
+        return None
+    view = NodeView(
+        op.op_type, op.version, op.attributes, tensors, [_data(graph, ref) for ref in node.inputs], declared
+    )
+    change = mapped(view)
+    if change is None:
+        return None
+    try:
+        inferred = change.op.infer(tensors[: change.inputs])[0]
+    except GraphVerifyError:
+        return None  # the op is stricter than the node; the node stays
+    if not isinstance(inferred, TensorType) or inferred.dtype is not declared.dtype or inferred.shape is None:
+        return None
+    if declared.shape is None:
+        return change, (inferred,)
+    return (change, (declared,)) if fits(inferred.shape, declared.shape) else None
+
+
+def _all_nodes(graph: Graph) -> Iterator[tuple[Graph, Node]]:
+    for node in graph.nodes:
+        yield graph, node
+        for body in node.op.bodies():
+            yield from _all_nodes(body)
+
+
+def _form(graph: Graph, node: Node, op: OnnxNode) -> NodeForm:
+    refs = list(node.inputs[: op.formal_inputs])
+    while refs and refs[-1] is None:
+        refs.pop()
+    inputs = [None if ref is None else graph.nodes[ref.node].types[ref.output] for ref in refs]
+    outputs = [kind if name else None for kind, name in _results(node)]
+    return NodeForm(op.op_type, op.attributes, inputs, outputs)
+
+
+def _results(node: Node) -> list[tuple[ValueType, str]]:
+    return list(zip(node.types, node.output_names, strict=True))
+
+
+def _is_missing(kind: ValueType, name: str) -> bool:
+    return bool(name) and isinstance(kind, UnknownType)
+
+
+def _data(graph: Graph, ref: Any) -> Any:
+    op = graph.nodes[ref.node].op
+    return op.data if isinstance(op, Constant) else None

@@ -1,0 +1,151 @@
+"""Chooses, for ops with two lowerings, between the native and the common one. `native` has the native ones.
+
+A native lowering asks for its kernel with `Emitter.require_kernel` and raises `NoNativeForm` where the fused op cannot
+say what the node says, both before it writes anything; then the common lowering takes over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from rlx_ort.errors import ConversionError
+from rlx_ort.execution.dispatch import KernelDispatch
+from rlx_ort.ir.op import Op
+from rlx_ort.ir.types import ValueType
+
+if TYPE_CHECKING:
+    from rlx_ort.converters.to_onnx.emitter import Emitter, Lowering
+    from rlx_ort.ir.core import Node
+    from rlx_ort.ir.graph import Graph
+
+__all__ = ["COMMON", "NATIVE", "Dispatcher", "KernelSet", "NoNativeForm", "has_choice", "lowers_native"]
+
+NATIVE, COMMON = "native", "common-ir"
+"""The forms, as reports name them."""
+
+O = TypeVar("O", bound=Op)  # noqa: E741  # the same name as in `emitter`
+
+
+class _Takes(Protocol):
+    def __call__(
+        self,
+        domain: str,
+        op_type: str,
+        version: int,
+        inputs: Sequence[ValueType | None],
+        outputs: Sequence[ValueType | None],
+    ) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSet:
+    """The kernels that a model is written for. Two sets are equal when they are of one list.
+
+    Attributes:
+        name: whose kernels, as messages name them.
+        identity: what tells this list of kernels from others; part of the key of remembered models.
+        takes: whether a kernel takes a node, by domain, operator, opset version and types.
+    """
+
+    name: str
+    identity: object
+    takes: _Takes = field(compare=False)
+
+
+class NoNativeForm(Exception):  # noqa: N818  # an answer, caught by the dispatcher, and no error
+    """A node cannot have the native form; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Native:
+    lowering: Lowering
+    when: Callable[[Any], bool]
+    portable: bool
+
+
+_natives: dict[type[Op], _Native] = {}
+
+
+def lowers_native(
+    op: type[O], when: Callable[[O], bool] = lambda _: True, *, portable: bool = False
+) -> Callable[[Lowering], Lowering]:
+    """Declare the decorated function to be the native lowering of an op class.
+
+    `when` limits it to ops that have two forms at all. A `portable` one is taken for a model without a kernel set too,
+    because the op itself asks for it.
+    """
+
+    def declare(function: Lowering) -> Lowering:
+        _natives[op] = _Native(function, when, portable)
+        return function
+
+    return declare
+
+
+@dataclass(slots=True)
+class Dispatcher:
+    """Decides for the nodes of one model, and remembers what it decided.
+
+    Attributes:
+        config: the policy.
+        kernels: what the model is written for; None for a model that any provider may get.
+        forms: id of a user's node -> the forms that it, or an op in its bodies, was written in.
+    """
+
+    config: KernelDispatch = field(default_factory=KernelDispatch)
+    kernels: KernelSet | None = None
+    forms: dict[int, set[str]] = field(default_factory=dict)
+    _refused: dict[str, str] = field(default_factory=dict)
+
+    def native(self, emit: Emitter, origin: int, op: Op, inputs: Sequence[Any]) -> Any | None:
+        """Return the results of the native lowering, or None when the common one is to be used."""
+        known = _native_of(op)
+        if known is None:
+            return None
+        result = None
+        if not self.config.decomposes(op.kind, has_both=True, claimed=self.kernels is not None or known.portable):
+            try:
+                result = known.lowering(emit, op, inputs)
+            except NoNativeForm as reason:
+                if self.config.forces_native(op.kind):
+                    self._refused.setdefault(str(emit.node), str(reason))
+        self.forms.setdefault(origin, set()).add(COMMON if result is None else NATIVE)
+        return result
+
+    def check(self, graph: Graph) -> None:
+        """Return if every node that must have the native form got it.
+
+        Raises:
+            ConversionError: some did not; it names each with the reason.
+        """
+        if not self._refused:
+            return
+        listed = "\n".join(f"  {node}: {reason}" for node, reason in self._refused.items())
+        raise ConversionError(
+            f"graph {graph.name!r}: the native form is forced, and {len(self._refused)} node(s) cannot have it:\n"
+            f"{listed}\nlet the policy be PREFER_NATIVE, or name the kind in force_common_kinds"
+        )
+
+    @property
+    def decided(self) -> Mapping[int, frozenset[str]]:
+        """What was decided so far, by id of the user's node."""
+        return MappingProxyType({origin: frozenset(forms) for origin, forms in self.forms.items()})
+
+
+def has_choice(graph: Graph) -> bool:
+    """Return whether any op of the graph, bodies included, has two forms."""
+    return any(_chooses(node) for node in graph.nodes)
+
+
+def _chooses(node: Node) -> bool:
+    return _native_of(node.op) is not None or any(has_choice(body) for body in node.op.bodies())
+
+
+def _native_of(op: Op) -> _Native | None:
+    import rlx_ort.converters.to_onnx.families  # noqa: F401  # each family registers its lowerings when imported
+
+    known = _natives.get(type(op))
+    return known if known is not None and known.when(op) else None

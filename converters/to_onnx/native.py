@@ -1,0 +1,198 @@
+"""Native forms: ops that ONNX Runtime has one fused kernel for. Each checks what the kernel cannot do before it writes.
+
+The fused operators are ONNX Runtime's own:
+https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from rlx_ort.converters.to_onnx.dispatch import NoNativeForm, lowers_native
+from rlx_ort.converters.to_onnx.elementwise import activate
+from rlx_ort.converters.to_onnx.emitter import Emitter
+from rlx_ort.converters.to_onnx.shape import reshape, slice_axis
+from rlx_ort.ir.dtype import DType
+from rlx_ort.ir.op import known_shape
+from rlx_ort.ir.ops.attention import Attention, HeadLayout, Rope
+from rlx_ort.ir.ops.elementwise import Activation
+from rlx_ort.ir.ops.linalg import FusedMatMulBiasAct
+from rlx_ort.ir.ops.norm import FusedResidualLN, FusedResidualRmsNorm, FusedSwiGLU, RmsNorm
+from rlx_ort.ir.shape import Dim, Shape
+from rlx_ort.ir.types import TensorType
+
+__all__: list[str] = []
+
+_CONTRIB = "com.microsoft"
+_FUSED_GELU = {"gelu": "BiasGelu", "gelu_approx": "FastGelu"}
+
+
+@lowers_native(Activation, when=lambda op: op.function in {"silu", "hard_swish"})
+def _activation(emit: Emitter, op: Activation, inputs: Sequence[Any]) -> Any:
+    kind = emit.input_type(0)
+    if op.function == "silu":
+        emit.require_kernel("QuickGelu", kind, domain=_CONTRIB)
+        return emit.op("QuickGelu", inputs[0], domain=_CONTRIB, alpha=1.0)
+    emit.require_kernel("HardSwish", kind)
+    return emit.op("HardSwish", inputs[0])
+
+
+@lowers_native(FusedSwiGLU)
+def _swiglu(emit: Emitter, op: FusedSwiGLU, inputs: Sequence[Any]) -> Any:
+    kind = emit.input_type(0)
+    emit.require_kernel("QuickGelu", kind, domain=_CONTRIB)
+    size = known_shape(op, kind, "x")[-1]
+    half = size // 2 if isinstance(size, int) else 0
+    low, high = slice_axis(emit, inputs[0], -1, 0, half), slice_axis(emit, inputs[0], -1, half, None)
+    gate, up = (low, high) if op.gate_first else (high, low)
+    result = emit.op("Mul", up, emit.op("QuickGelu", gate, domain=_CONTRIB, alpha=1.0))
+    return result if op.cast_to in {None, kind.dtype} else emit.op("Cast", result, to=op.cast_to)
+
+
+@lowers_native(RmsNorm)
+def _rms_norm(emit: Emitter, op: RmsNorm, inputs: Sequence[Any]) -> Any:
+    x, gamma, beta = inputs
+    kind = emit.input_type(0)
+    rank = known_shape(op, kind, "x").rank
+    if op.axis % rank != rank - 1:
+        raise NoNativeForm(f"the kernel normalises the last axis, not axis {op.axis}")
+    # Of ai.onnx's first opset by ONNX Runtime's own reckoning; ONNX has RMSNormalization from opset 23 on.
+    emit.require_kernel("SimplifiedLayerNormalization", kind, emit.input_type(1))
+    result = emit.op("SimplifiedLayerNormalization", x, gamma, types=[kind], axis=-1, epsilon=op.eps, stash_type=1)
+    return _shifted(emit, result, beta, 2)
+
+
+@lowers_native(FusedResidualLN)
+def _residual_ln(emit: Emitter, op: FusedResidualLN, inputs: Sequence[Any]) -> Any:
+    x, residual, *bias, gamma, beta = inputs
+    _require_skip(emit, op, "SkipLayerNormalization", len(inputs))
+    return emit.op("SkipLayerNormalization", x, residual, gamma, beta, *bias, domain=_CONTRIB, epsilon=op.eps)
+
+
+@lowers_native(FusedResidualRmsNorm)
+def _residual_rms(emit: Emitter, op: FusedResidualRmsNorm, inputs: Sequence[Any]) -> Any:
+    x, residual, *bias, gamma, beta = inputs
+    kind = _require_skip(emit, op, "SkipSimplifiedLayerNormalization", len(inputs))
+    result = emit.op(
+        "SkipSimplifiedLayerNormalization",
+        *(x, residual, gamma, *bias),
+        domain=_CONTRIB,
+        types=[kind],
+        epsilon=op.eps,
+    )
+    return _shifted(emit, result, beta, len(inputs) - 1)
+
+
+def _require_skip(emit: Emitter, op: FusedResidualLN | FusedResidualRmsNorm, op_type: str, count: int) -> TensorType:
+    """Check what the kernels of Skip(Simplified)LayerNormalization take, and return the type of x."""
+    kind = emit.input_type(0)
+    shape = known_shape(op, kind, "x")
+    if shape.rank not in {2, 3}:
+        raise NoNativeForm(f"the kernel takes rank 2 or 3, x is {kind}")
+    if emit.input_type(1).shape != shape or None in shape:
+        raise NoNativeForm(f"the kernel takes no broadcast, x is {kind} and the residual {emit.input_type(1)}")
+    if op.has_bias and known_shape(op, emit.input_type(2), "bias") != Shape(shape[-1:]):
+        raise NoNativeForm(f"the kernel takes a bias along the last axis, it is {emit.input_type(2)}")
+    emit.require_kernel(op_type, *(emit.input_type(index) for index in range(count)), domain=_CONTRIB)
+    return kind
+
+
+def _shifted(emit: Emitter, value: Any, beta: Any, index: int) -> Any:
+    """Add beta, which is input `index`, unless it is known to be zeros."""
+    data = emit.input_data(index)
+    return value if data is not None and not data.numpy().any() else emit.op("Add", value, beta)
+
+
+@lowers_native(FusedMatMulBiasAct)
+def _fused_matmul(emit: Emitter, op: FusedMatMulBiasAct, inputs: Sequence[Any]) -> Any:
+    """Gemm and the activation for matrices; for a gelu of any rank, MatMul and a gelu that adds the bias."""
+    kinds = [emit.input_type(index) for index in range(3)]
+    dtype = kinds[0].dtype
+    gelu = _FUSED_GELU.get(op.activation or "")
+    if gelu is not None:
+        emit.require_kernel(gelu, kinds[0], kinds[2], domain=_CONTRIB)
+        return emit.op(gelu, emit.op("MatMul", *inputs[:2]), inputs[2], domain=_CONTRIB)
+    if any(known_shape(op, kind, name).rank != 2 for kind, name in zip(kinds[:2], ("x", "weight"), strict=True)):
+        raise NoNativeForm(f"Gemm takes matrices, x is {kinds[0]} and the weight {kinds[1]}")
+    emit.require_kernel("Gemm", *kinds)
+    result = emit.op("Gemm", *inputs)
+    return result if op.activation is None else activate(emit, op.activation, result, dtype)
+
+
+@lowers_native(Rope)
+def _rope(emit: Emitter, op: Rope, inputs: Sequence[Any]) -> Any:
+    kinds = [emit.input_type(index) for index in range(3)]
+    shape = known_shape(op, kinds[0], "x")
+    tables = [known_shape(op, kind, "table") for kind in kinds[1:]]
+    if any(table.rank != 2 for table in tables):
+        raise NoNativeForm("the kernel takes one table for all sequences")
+    if any(not isinstance(dim, int) for table in tables for dim in table) or tables[0] != tables[1]:
+        raise NoNativeForm("the kernel takes tables of one known size")
+    place = TensorType(DType.I64, Shape([1]))
+    emit.require_kernel("RotaryEmbedding", kinds[0], place, *kinds[1:], domain=_CONTRIB)
+    cos, sin = inputs[1:]
+    if op.rotated < op.head_dim:
+        cos, sin = (slice_axis(emit, table, -1, 0, op.rotated // 2) for table in (cos, sin))
+    x = emit.op("Unsqueeze", inputs[0], emit.i64([0])) if shape.rank == 2 else inputs[0]
+    width = shape[-1]
+    result = emit.op(
+        "RotaryEmbedding",
+        *(x, emit.i64([0]), cos, sin),  # one position: that of the first place, 0
+        domain=_CONTRIB,
+        interleaved=int(op.interleaved),
+        num_heads=width // op.head_dim if isinstance(width, int) else 0,
+        rotary_embedding_dim=op.rotated if op.rotated < op.head_dim else 0,
+    )
+    return emit.op("Squeeze", result, emit.i64([0])) if shape.rank == 2 else result
+
+
+@lowers_native(Attention)
+def _attention(emit: Emitter, op: Attention, inputs: Sequence[Any]) -> Any:
+    """MultiHeadAttention, in the cases in which it is known to agree with the common form."""
+    kinds = [emit.input_type(index) for index in range(3)]
+    layouts = op.layouts(kinds)
+    causal = _is_causal(op, layouts[0].length, layouts[1].length)
+    if op.softcap is not None:
+        raise NoNativeForm("the kernel has no softcap")
+    if any(layout.heads_first for layout in layouts):
+        raise NoNativeForm("the kernel takes heads last, as (B, S, H * D)")
+    wide = op.num_heads * op.head_dim
+    shapes = [known_shape(op, kind, name) for kind, name in zip(kinds, "qkv", strict=True)]
+    flat = [TensorType(kinds[0].dtype, _flat(layout, wide)) for layout in layouts]
+    emit.require_kernel("MultiHeadAttention", *flat, domain=_CONTRIB)
+    q, k, v = (
+        _as_shape(emit, value, shape, _flat(layout, wide))
+        for value, shape, layout in zip(inputs, shapes, layouts, strict=True)
+    )
+    result = emit.op(
+        "MultiHeadAttention",
+        *(q, k, v),
+        domain=_CONTRIB,
+        types=[flat[0]],
+        num_heads=op.num_heads,
+        unidirectional=int(causal),
+        scale=1 / math.sqrt(op.head_dim) if op.scale is None else op.scale,
+    )
+    return _as_shape(emit, result, _flat(layouts[0], wide), shapes[0])
+
+
+def _is_causal(op: Attention, queries: Dim, keys: Dim) -> bool:
+    """Return whether the mask is the causal one of as many queries as keys, and not none at all."""
+    if op.mask_kind == "none":
+        return False
+    if op.mask_kind != "causal":
+        raise NoNativeForm(f"the kernel's masks differ from mask kind {op.mask_kind!r}")
+    # With more keys than queries the kernel aligns its mask neither at the top left nor at the bottom right.
+    if not isinstance(queries, int) or queries != keys:
+        raise NoNativeForm(f"a causal mask needs as many queries as keys, known beforehand; got {queries} and {keys}")
+    return True
+
+
+def _flat(layout: HeadLayout, wide: int) -> Shape:
+    return Shape((layout.batch, layout.length, wide))
+
+
+def _as_shape(emit: Emitter, value: Any, source: Shape, target: Shape) -> Any:
+    return value if source == target else reshape(emit, value, source, target)

@@ -1,0 +1,334 @@
+"""`BucketedCompileCache`: one compiled graph for a range of lengths, and inputs padded to the longest of them.
+
+For providers that compile anew for each shape. Others run the true shape where the graph leaves its rows open.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from rlx_ort.device import Device
+from rlx_ort.errors import InputError, ParamError
+from rlx_ort.execution.options import CompileOptions
+from rlx_ort.execution.session import Session, working_provider
+from rlx_ort.execution.weights import WeightStore
+from rlx_ort.ir.types import TensorType
+
+if TYPE_CHECKING:
+    from rlx_ort.execution.compiled import CompiledGraph
+    from rlx_ort.ir.graph import Graph
+    from rlx_ort.ir.tensor import TensorData
+
+__all__ = ["Bucket", "BucketedCompileCache", "pad_rows", "power_of_two_ladder", "slice_rows"]
+
+Array: TypeAlias = npt.NDArray[Any]
+Build: TypeAlias = "Callable[[int], Graph]"
+"""Length that a bucket is compiled for -> graph."""
+
+
+class Bucket(NamedTuple):
+    """The lengths from `start` up to, not including, `end`; compiled for the longest of them."""
+
+    start: int
+    end: int
+
+    @property
+    def upper(self) -> int:
+        """The longest length, which the graph is compiled for."""
+        return self.end - 1
+
+
+class BucketedCompileCache:
+    """Compiled graphs for ranges of lengths on one device, each made when a length of its range first comes.
+
+    The graphs share the data of their parameters: it is set once, and is there for each of them. Ranges may leave
+    gaps. Methods may be called from several threads.
+
+    Args:
+        buckets: half-open ranges `(start, end)`; sorted here.
+        device: where the graphs run.
+        options: how they are compiled.
+        pad: whether `run_padded` pads; None pads where the provider compiles for each shape anew, or the graph of a
+            bucket takes no other length than the longest.
+
+    Raises:
+        InputError: there is no range, one is empty, or two overlap.
+        DeviceUnavailableError: the device does not work here.
+    """
+
+    def __init__(
+        self,
+        buckets: Iterable[tuple[int, int] | range],
+        device: Device | str = "cpu",
+        options: CompileOptions | None = None,
+        *,
+        pad: bool | None = None,
+    ) -> None:
+        self._buckets = _checked(buckets)
+        self._starts = [bucket.start for bucket in self._buckets]
+        self._session = Session(device, options)
+        self._pad = working_provider(self._session.device).compiles_per_shape or None if pad is None else pad
+        self._compiled: dict[Bucket, CompiledGraph] = {}
+        self._store: WeightStore | None = None
+        self._lock = threading.RLock()
+
+    @property
+    def buckets(self) -> tuple[Bucket, ...]:
+        """The ranges, in order."""
+        return self._buckets
+
+    @property
+    def total_buckets(self) -> int:
+        """How many ranges there are."""
+        return len(self._buckets)
+
+    @property
+    def compiled_count(self) -> int:
+        """How many of them are compiled."""
+        return len(self._compiled)
+
+    @property
+    def weights(self) -> WeightStore | None:
+        """The parameters' data, which all graphs share; None before the first is compiled."""
+        return self._store
+
+    def bucket_for(self, key: int) -> Bucket | None:
+        """Return the range a length is in, or None when it is in a gap."""
+        place = bisect.bisect_right(self._starts, key) - 1
+        found = self._buckets[place] if place >= 0 else None
+        return found if found is not None and key < found.end else None
+
+    def get_or_compile(self, key: int, build: Build) -> tuple[int, CompiledGraph] | None:
+        """Return the longest length of the key's range and its graph, or None when the key is in no range.
+
+        Raises:
+            GraphVerifyError: the graph is wrong.
+            ParamError: it declares a parameter with another type than the graph of another range.
+            EngineError: the engine refused the model.
+        """
+        bucket = self.bucket_for(key)
+        if bucket is None:
+            return None
+        with self._lock:
+            if bucket not in self._compiled:
+                graph = build(bucket.upper)
+                self._compiled[bucket] = self._session.compile(graph, self._shared_weights(graph))
+            return bucket.upper, self._compiled[bucket]
+
+    def ensure_graph_with_params(
+        self, key: int, build: Build, params: Mapping[str, npt.ArrayLike | TensorData]
+    ) -> tuple[int, CompiledGraph] | None:
+        """Return the same as `get_or_compile`; a graph that is compiled now is given the parameters first.
+
+        Raises:
+            ParamError: a parameter is unknown or does not fit.
+        """
+        bucket = self.bucket_for(key)
+        if bucket is None:
+            return None
+        with self._lock:
+            is_new = bucket not in self._compiled
+            found = self.get_or_compile(key, build)
+            if is_new and found is not None:
+                with found[1].update_params():
+                    for name, value in params.items():
+                        found[1].set_param(name, value)
+            return found
+
+    def run_padded(
+        self,
+        key: int,
+        actual_rows: int,
+        build: Build,
+        inputs: Iterable[tuple[str, npt.ArrayLike, int]],
+        output_inners: Sequence[int] = (),
+    ) -> tuple[int, list[Array]] | None:
+        """Run the graph of the key's range with every input padded by rows of zeros, and cut the padding off again.
+
+        Right for graphs in which rows do not meet, or that are told by a mask which rows count.
+
+        Args:
+            key: the length that chooses the range.
+            actual_rows: how many rows there are.
+            build: makes the graph of a range.
+            inputs: name, data of `actual_rows` rows, and the elements of a row.
+            output_inners: elements of a row of each output; an output with 0, or without an entry, is not cut.
+
+        Returns:
+            The longest length of the range and the outputs, or None when the key is in no range.
+
+        Raises:
+            InputError: an input does not have that many rows, or more than fit.
+        """
+        return self.run_padded_mixed(key, actual_rows, build, inputs, output_inners)
+
+    def run_padded_mixed(
+        self,
+        key: int,
+        actual_rows: int,
+        build: Build,
+        inputs: Iterable[tuple[str, npt.ArrayLike, int | None]],
+        output_inners: Sequence[int] = (),
+    ) -> tuple[int, list[Array]] | None:
+        """Run like `run_padded`; inputs whose elements of a row are None are passed on as they are."""
+        found = self.get_or_compile(key, build)
+        if found is None:
+            return None
+        upper, compiled = found
+        given = [(name, np.asarray(data), inner) for name, data, inner in inputs]
+        pads = self._pad if self._pad is not None else any(_is_fixed(compiled, name) for name, _, inner in given if inner)
+        rows = upper if pads else actual_rows
+        feeds = {}
+        for name, data, inner in given:
+            if inner is None:
+                feeds[name] = data
+                continue
+            _check_rows(name, data, actual_rows, inner)
+            padded = pad_rows(data, inner, rows)
+            feeds[name] = padded if padded.ndim > 1 else _shaped(compiled, name, padded)
+        if not pads:
+            return upper, compiled.run(feeds)
+        compiled.set_active_extent((actual_rows, upper))
+        try:
+            outputs = compiled.run(feeds)
+        finally:
+            compiled.set_active_extent(None)
+        inners = [*output_inners, *[0] * len(outputs)]
+        return upper, [slice_rows(out, inner, actual_rows) if inner else out for out, inner in zip(outputs, inners)]
+
+    def close(self) -> None:
+        """Close every graph; the parameters' data stays."""
+        with self._lock:
+            for compiled in self._compiled.values():
+                compiled.close()
+            self._compiled.clear()
+
+    def _shared_weights(self, graph: Graph) -> WeightStore:
+        if self._store is None:
+            self._store = WeightStore.for_graph(graph)
+            return self._store
+        for value in graph.params:
+            if not isinstance(value.type, TensorType):
+                continue
+            if value.name not in self._store:
+                self._store.declare(value.name, value.type, graph.weights.get(value.name))
+            elif self._store.type_of(value.name) != value.type:
+                raise ParamError(
+                    f"parameter {value.name!r} is {value.type} here and {self._store.type_of(value.name)} in the graph "
+                    "of another range; the graphs of all ranges share their parameters"
+                )
+        return self._store
+
+
+def power_of_two_ladder(least: int, most: int) -> tuple[Bucket, ...]:
+    """Return ranges whose longest lengths double, from the power of two at or above `least` to one at or above `most`.
+
+    The first range begins at 1: `power_of_two_ladder(8, 256)` is 1..9, 9..17, 17..33 and so on to 129..257.
+
+    Raises:
+        InputError: `least` is below 1, or above `most`.
+    """
+    if least < 1 or most < least:
+        raise InputError(f"a ladder needs 1 <= least <= most, got {least} and {most}")
+    extent = 1 << (least - 1).bit_length()
+    ladder = [Bucket(1, extent + 1)]
+    while extent < most:
+        ladder.append(Bucket(extent + 1, 2 * extent + 1))
+        extent *= 2
+    return tuple(ladder)
+
+
+def pad_rows(data: npt.ArrayLike, row_inner: int, upper: int) -> Array:
+    """Return data of rows of `row_inner` elements with rows of zeros after them, `upper` rows in all.
+
+    Data whose first axis is the rows keeps its axes; any other comes back flat.
+
+    Raises:
+        InputError: rows have no elements, the data is no whole number of rows, or has more than `upper`.
+    """
+    array = np.asarray(data)
+    rows = _row_count(array, row_inner)
+    if rows > upper:
+        raise InputError(f"{rows} rows do not fit in {upper}")
+    has_rows_first = array.ndim > 1 and array.shape[0] == rows
+    if rows == upper:
+        return array if has_rows_first else array.reshape(-1)
+    padded = np.zeros((upper, *array.shape[1:]) if has_rows_first else (upper * row_inner,), array.dtype)
+    padded.reshape(-1)[: array.size] = array.reshape(-1)
+    return padded
+
+
+def slice_rows(data: npt.ArrayLike, row_inner: int, actual: int) -> Array:
+    """Return the first `actual` rows of `row_inner` elements.
+
+    The axes stay where one of them is the rows and those before it are 1; else the result is flat.
+
+    Raises:
+        InputError: rows have no elements, the data is no whole number of rows, or has fewer than `actual`.
+    """
+    array = np.asarray(data)
+    rows = _row_count(array, row_inner)
+    if actual > rows:
+        raise InputError(f"{actual} rows were asked for, there are {rows}")
+    for axis, size in enumerate(array.shape):
+        if size == rows and math.prod(array.shape[axis + 1 :]) == row_inner:
+            cut: Array = array[(slice(None),) * axis + (slice(actual),)]
+            return cut
+    return array.reshape(-1)[: actual * row_inner]
+
+
+def _checked(buckets: Iterable[tuple[int, int] | range]) -> tuple[Bucket, ...]:
+    pairs = [(item.start, item.stop) if isinstance(item, range) else item for item in buckets]
+    found = sorted(Bucket(*pair) for pair in pairs)
+    if not found:
+        raise InputError("a bucketed cache needs at least one range of lengths")
+    for bucket in found:
+        if bucket.start < 0 or bucket.end <= bucket.start:
+            raise InputError(f"the range {bucket.start}..{bucket.end} holds no length")
+    for before, after in zip(found, found[1:], strict=False):
+        if after.start < before.end:
+            raise InputError(
+                f"the ranges {before.start}..{before.end} and {after.start}..{after.end} overlap; ends are exclusive"
+            )
+    return tuple(found)
+
+
+def _row_count(array: Array, row_inner: int) -> int:
+    if row_inner < 1:
+        raise InputError(f"a row needs at least 1 element, got {row_inner}")
+    if array.size % row_inner:
+        raise InputError(f"{array.size} elements are no whole number of rows of {row_inner}")
+    return array.size // row_inner
+
+
+def _check_rows(name: str, array: Array, actual: int, row_inner: int) -> None:
+    rows = _row_count(array, row_inner)
+    if rows != actual:
+        raise InputError(f"input {name!r} has {rows} rows of {row_inner} elements, {actual} were announced")
+
+
+def _is_fixed(compiled: CompiledGraph, name: str) -> bool:
+    """Return whether an input takes one size only; unknown names are left to the run, which says what is wrong."""
+    kind = compiled.input_specs.get(name)
+    return isinstance(kind, TensorType) and kind.shape is not None and kind.shape.is_static
+
+
+def _shaped(compiled: CompiledGraph, name: str, flat: Array) -> Array:
+    """Return flat data in the declared shape, where at most one dim is open."""
+    kind = compiled.input_specs.get(name)
+    if not isinstance(kind, TensorType) or kind.shape is None:
+        return flat
+    dims = [dim if isinstance(dim, int) else -1 for dim in kind.shape]
+    if dims.count(-1) > 1:
+        raise InputError(f"input {name!r} is {kind}: flat data does not tell its dims, give it its shape")
+    try:
+        return flat.reshape(dims)
+    except ValueError as err:
+        raise InputError(f"input {name!r} is {kind}: {flat.size} elements do not fill it") from err

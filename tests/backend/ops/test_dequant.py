@@ -1,0 +1,199 @@
+"""Products with packed weights against numpy, for every scheme."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from op_harness import Array, check, rand, run
+
+from rlx_ort.device import Device
+from rlx_ort.ir.gguf_blocks import GGUF_FORMATS
+
+CPU = Device.CPU
+RECORDED = np.load(Path(__file__).parents[2] / "data" / "gguf_blocks.npz")
+GGUF = sorted(set(GGUF_FORMATS) - {"q8_k"})
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+
+
+def rng(*seed: int) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def by_rows(scales: Array, block: int) -> Array:
+    return np.repeat(scales.astype(np.float64), block, axis=0)
+
+
+def packed_bytes(codes: Array) -> Array:
+    """Return half bytes as bytes, element p * N + j, low half first."""
+    flat = codes.reshape(-1)
+    even = np.append(flat, np.zeros(flat.size % 2, np.uint8)).astype(np.uint8)
+    return (even[::2] | (even[1::2] << 4)).astype(np.uint8)
+
+
+@pytest.mark.parametrize(("k", "n", "block"), [(64, 3, 32), (6, 3, 2), (3, 3, 1), (4, 1, 4)])
+@pytest.mark.parametrize(("dtype", "bound"), [(np.float32, 1e-5), (np.float16, 5e-3), (np.float64, 1e-12)])
+def test_int8_blocks(k: int, n: int, block: int, dtype: type, bound: float) -> None:
+    """(w - zp) * s with fractional zero points, and w * s."""
+    codes = rng(k, n).integers(-128, 128, (k, n)).astype(np.int8)
+    scale, zero = (rng(k, part).random((k // block, n)).astype(np.float32) for part in (1, 2))
+    x = rand(2, k).astype(dtype)
+    check(
+        CPU,
+        lambda g, x: g.dequant_matmul(x, codes, scale, zero * 9, "int8_block_asym", block),
+        lambda x: x @ ((codes - by_rows(zero * 9, block)) * by_rows(scale, block)),
+        x,
+        bound=bound,
+    )
+    check(
+        CPU,
+        lambda g, x: g.dequant_matmul(x, codes, scale, None, "int8_block", block),
+        lambda x: x @ (codes * by_rows(scale, block)),
+        x,
+        bound=bound,
+    )
+
+
+@pytest.mark.parametrize(("k", "n", "block"), [(64, 4, 32), (32, 5, 16), (3, 3, 1), (6, 3, 3)])
+@pytest.mark.parametrize("form", ["bytes", "u4"])
+@pytest.mark.parametrize("with_zero", [True, False])
+@pytest.mark.parametrize("packed", [True, False])
+def test_int4_blocks(k: int, n: int, block: int, form: str, with_zero: bool, packed: bool) -> None:
+    """Codes are 0 to 15 with no 8 taken off, in bytes or as u4, whether expanded or multiplied as they are."""
+    if packed and block < 16:
+        pytest.skip("the packed product takes blocks of 16 and more")
+    codes = rng(k, n).integers(0, 16, (k, n)).astype(np.uint8)
+    scale, zero = (rng(k, part).random((k // block, n)).astype(np.float32) for part in (1, 2))
+    data: Array = packed_bytes(codes) if form == "bytes" else codes.astype(ml_dtypes.uint4)
+    shift = by_rows(zero * 15, block) if with_zero else 0.0
+    check(
+        CPU,
+        lambda g, x: g.dequant_matmul(
+            x, data, scale, zero * 15 if with_zero else None, "int4_block", block, packed=packed
+        ),
+        lambda x: x @ ((codes - shift) * by_rows(scale, block)),
+        rand(3, k),
+    )
+
+
+@pytest.mark.parametrize(
+    ("scheme", "kind"), [("fp8_e4m3", ml_dtypes.float8_e4m3fn), ("fp8_e5m2", ml_dtypes.float8_e5m2)]
+)
+@pytest.mark.parametrize("as_bytes", [True, False])
+def test_fp8(scheme: str, kind: Any, as_bytes: bool) -> None:
+    """8-bit floats, as such or as bytes, with a scale a column."""
+    weight = rng(1).normal(size=(8, 5)).astype(kind)
+    scale = rng(2).random(5).astype(np.float32)
+    data = weight.view(np.uint8) if as_bytes else weight
+    check(
+        CPU,
+        lambda g, x: g.dequant_matmul(x, data, scale, None, scheme),
+        lambda x: x @ (weight.astype(np.float64) * scale),
+        rand(3, 8),
+    )
+
+
+@pytest.mark.parametrize("as_bytes", [True, False])
+def test_nvfp4(as_bytes: bool) -> None:
+    """All sixteen 4-bit floats, with scales in fp8 for 16 rows and one for all."""
+    codes = (np.arange(32 * 6) % 16).reshape(32, 6).astype(np.uint8)
+    data = (codes[:, ::2] | (codes[:, 1::2] << 4)).astype(np.uint8)
+    scale = rng(3).random((2, 6)).astype(ml_dtypes.float8_e4m3fn)
+    whole = np.array([0.3], np.float32)
+    check(
+        CPU,
+        lambda g, x: g.dequant_matmul_nvfp4(x, data, scale.view(np.uint8) if as_bytes else scale, whole),
+        lambda x: x @ (E2M1[codes] * by_rows(scale.astype(np.float64), 16) * float(whole[0])),
+        rand(3, 32),
+    )
+
+
+@pytest.mark.parametrize("name", GGUF)
+def test_gguf_products(name: str) -> None:
+    """Rows of blocks are the columns of the weight."""
+    raw, weights = RECORDED[f"{name}_raw"], RECORDED[f"{name}_values"].astype(np.float64)
+    x = rand(4, weights.shape[1])
+    check(CPU, lambda g, x: g.dequant_matmul_packed(x, raw, name), lambda x: x @ weights.T, x)
+    check(CPU, lambda g, x: g.dequant_matmul_packed(x, raw.reshape(-1), name), lambda x: x @ weights.T, x)
+
+
+@pytest.mark.parametrize("name", ["q4_0", "q4_k"])
+@pytest.mark.parametrize(("dtype", "bound"), [(np.float32, 1e-5), (np.float64, 1e-5)])
+def test_gguf_products_that_stay_packed(name: str, dtype: type, bound: float) -> None:
+    """The packed product gives the same numbers, for any leading dimensions."""
+    raw, weights = RECORDED[f"{name}_raw"], RECORDED[f"{name}_values"].astype(np.float64)
+    check(
+        CPU,
+        lambda g, x: g.dequant_matmul_packed(x, raw, name, packed=True),
+        lambda x: x @ weights.T,
+        rand(2, 2, weights.shape[1]).astype(dtype),
+        shapes=[["b", "s", weights.shape[1]]],
+        bound=bound,
+    )
+
+
+def test_bytes_may_be_an_input_of_the_run() -> None:
+    """Nothing relies on the weights being known before the run."""
+    raw, weights = RECORDED["q6_k_raw"], RECORDED["q6_k_values"].astype(np.float64)
+    x = rand(2, weights.shape[1])
+    check(CPU, lambda g, x, w: g.dequant_matmul_packed(x, w, "q6_k"), lambda x, w: x @ weights.T, x, raw)
+
+
+@pytest.mark.parametrize("value", [0.0, -0.0, 1.5, -3.25e-7, 65504.0, 6.1e-5, 5.96e-8, -5.96e-8, float("inf")])
+def test_f16_scales_are_read_exactly(value: float) -> None:
+    """Normal and subnormal numbers, zeros and infinities, from their two bytes."""
+    half = np.array([value], "<f2")
+    raw = np.concatenate([half.view(np.uint8), np.ones(32, np.uint8)]).reshape(1, 34)
+    (result,) = run(CPU, lambda g, w: g.dequant_moe_weights(w, "q8_0"), raw[None])
+    np.testing.assert_array_equal(result, np.full((1, 32, 1), half.astype(np.float32)[0]))
+
+
+@pytest.mark.parametrize("value", [0.0, -0.0, 1.5, -3.1415927, 3e38, -1.2e-37, 7e-20])
+def test_f32_scales_are_read_exactly(value: float) -> None:
+    """Normal numbers from their four bytes."""
+    single = np.array([value], "<f4")
+    codes = np.ones(256, np.int8)
+    raw = np.concatenate([single.view(np.uint8), codes.view(np.uint8), np.zeros(32, np.uint8)]).reshape(1, 292)
+    (result,) = run(CPU, lambda g, w: g.dequant_moe_weights(w, "q8_k"), raw[None])
+    np.testing.assert_array_equal(result, np.full((1, 256, 1), single[0]))
+
+
+@pytest.mark.parametrize("name", GGUF)
+def test_expert_slabs(name: str) -> None:
+    """Bytes of (E, N) rows become weights (E, K, N)."""
+    raw, weights = RECORDED[f"{name}_raw"], RECORDED[f"{name}_values"]
+    slabs = np.stack([raw, raw[::-1]])
+    check(
+        CPU,
+        lambda g, w: g.dequant_moe_weights(w, name),
+        lambda w: np.stack([weights.T, weights[::-1].T]),
+        slabs,
+        bound=1e-6,
+    )
+
+
+@pytest.mark.parametrize("rows", [0, 2, 7])
+@pytest.mark.parametrize("is_open", [True, False])
+def test_grouped_products(rows: int, is_open: bool) -> None:
+    """Few rows pick their expert's bytes; many, or an unknown number, go through the experts."""
+    raw, weights = RECORDED["q4_k_raw"], RECORDED["q4_k_values"].astype(np.float64)
+    slabs = np.stack([raw, raw[::-1], np.roll(raw, 1, 0)])
+    expanded = np.stack([weights, weights[::-1], np.roll(weights, 1, 0)])
+    chosen = rng(rows).integers(0, 2, rows)  # expert 2 has no row
+    k = weights.shape[1]
+
+    def reference(x: Array, chosen: Array) -> Array:
+        return np.einsum("mk,mnk->mn", x, expanded[chosen])
+
+    check(
+        CPU,
+        lambda g, x, chosen: g.dequant_grouped_matmul(x, slabs, chosen, "q4_k"),
+        reference,
+        rand(rows, k),
+        chosen,
+        shapes=[["m", k], ["m"]] if is_open else [],
+        strict=False,
+    )

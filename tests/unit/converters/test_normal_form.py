@@ -1,0 +1,415 @@
+"""Every rule of the normal form, one by one."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import parser
+from onnx.reference import ReferenceEvaluator
+
+from rlx_ort.converters.from_onnx import from_onnx
+from rlx_ort.converters.to_onnx.exported import ExportedModel, ExportedNode
+from rlx_ort.converters.to_onnx.exporter import export_model, exported
+from rlx_ort.errors import ConversionError, GraphVerifyError, ParamError
+from rlx_ort.execution.options import CompileOptions
+from rlx_ort.ir.dtype import DType
+from rlx_ort.ir.graph import Graph
+from rlx_ort.ir.ops.leaf import Capture, Input
+from rlx_ort.ir.ops.onnx import OnnxNode
+from rlx_ort.ir.shape import Shape
+from rlx_ort.ir.tensor import TensorData
+from rlx_ort.ir.types import MapType, SequenceType, TensorType, UnknownType
+
+F32 = TensorType(DType.F32, Shape([2, 3]))
+
+
+def imported(text: str) -> ExportedModel:
+    return export_model(from_onnx(parser.parse_model(text)))
+
+
+def proto(model: ExportedModel) -> onnx.ModelProto:
+    return onnx.ModelProto.FromString(model.skeleton)
+
+
+def all_nodes(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
+    found = []
+    for node in graph.node:
+        found.append(node)
+        for attribute in node.attribute:
+            found += all_nodes(attribute.g)
+    return found
+
+
+BRANCHES = """<ir_version: 10, opset_import: ["" : 21]> g (float[2,3] x, bool c) => (float[2,3] y) {
+  y = If (c) <
+    then_branch = t () => (float[2,3] r) <float[2,3] w = {1, 2, 3, 4, 5, 6}> { r = Add (x, w) },
+    else_branch = e () => (float[2,3] r) { s = Neg (x) r = Abs (s) }>
+}"""
+
+
+def test_every_node_has_a_name_of_its_own_bodies_included() -> None:
+    """ONNX Runtime reports placement by name, so no two nodes may share one."""
+    nodes = all_nodes(proto(imported(BRANCHES)).graph)
+    assert len(nodes) == 4
+    assert all(node.name for node in nodes)
+    assert len({node.name for node in nodes}) == len(nodes)
+
+
+def test_values_have_names_of_their_own_bodies_included() -> None:
+    """Two branches may both call their result r; in the exported model they do not."""
+    outputs = [name for node in all_nodes(proto(imported(BRANCHES)).graph) for name in node.output]
+    assert len(set(outputs)) == len(outputs)
+
+
+def test_a_node_keeps_the_name_of_the_graphs_node() -> None:
+    """Messages about the exported model name what the user named."""
+    graph = Graph()
+    x = graph.input("x", [2, 3])
+    (y,) = graph.onnx_node("Neg", [x], types=[F32], name="flip")
+    graph.outputs = [y]
+    (node,) = export_model(graph).nodes
+    assert (node.name, node.output_names) == ("flip", ("flip",))
+
+
+def test_empty_inputs_at_the_end_are_stripped() -> None:
+    """An explicit empty optional input crashes one of ONNX Runtime's fusions."""
+    text = """<ir_version: 10, opset_import: ["" : 21]> g (float[2,3] x) => (float[2,3] y)
+    <float[3] s = {1, 1, 1}> { y = LayerNormalization (x, s, ) }"""
+    model = parser.parse_model(text)
+    del model.graph.node[0].input[2:]
+    model.graph.node[0].input.append("")
+    (node,) = proto(export_model(from_onnx(model))).graph.node
+    assert list(node.input) == ["x", "s"]
+
+
+def test_empty_inputs_in_the_middle_stay() -> None:
+    """What comes after them must keep its place."""
+    text = """<ir_version: 10, opset_import: ["" : 21]> g (float[2,3] x) => (float[2,3] y)
+    <float hi = {1}> { y = Clip (x, , hi) }"""
+    (node,) = proto(imported(text)).graph.node
+    assert list(node.input) == ["x", "", "hi"]
+
+
+def test_empty_outputs_at_the_end_are_stripped() -> None:
+    """Explicit empty outputs crash ONNX Runtime's BatchNormalization."""
+    text = '<ir_version: 10, opset_import: ["" : 21]> g (float[2,3] x) => (float[2,3] y) { y = Dropout (x) }'
+    model = parser.parse_model(text)
+    model.graph.node[0].output.append("")
+    (node,) = proto(export_model(from_onnx(model))).graph.node
+    assert list(node.output) == ["y"]
+
+
+def test_weights_of_bodies_stand_in_the_main_graph() -> None:
+    """External weights inside a body are not found by ONNX Runtime."""
+    graph = proto(imported(BRANCHES)).graph
+    bodies = [attribute.g for attribute in graph.node[0].attribute]
+    assert all(not body.initializer for body in bodies)
+    (weight,) = graph.initializer
+    assert weight.name in bodies[1 if bodies[0].name == "e" else 0].node[0].input
+
+
+def test_nodes_no_output_needs_are_left_out_and_inputs_stay() -> None:
+    """Dead code costs nothing; the interface is the user's."""
+    graph = Graph()
+    x, unused = graph.input("x", [2, 3]), graph.input("unused", [1])
+    graph.param("dead", [4])
+    graph.onnx_node("Exp", [unused], types=[TensorType(DType.F32, Shape([1]))])
+    (y,) = graph.onnx_node("Neg", [x], types=[F32])
+    graph.outputs = [y]
+    model = export_model(graph)
+    assert [node.op_type for node in model.nodes] == ["Neg"]
+    assert model.params == ()
+    assert list(model.input_types) == ["x", "unused"]
+
+
+def outputs_of(graph: Graph) -> list[tuple[str, str]]:
+    model = proto(export_model(graph))
+    producers = {name: node.op_type for node in model.graph.node for name in node.output}
+    return [(value.name, producers[value.name]) for value in model.graph.output]
+
+
+def test_an_output_that_is_an_input_goes_through_an_identity() -> None:
+    """Some providers cannot return what they were fed."""
+    graph = Graph()
+    x = graph.input("x", [2])
+    graph.set_outputs([x], ["y"])
+    assert outputs_of(graph) == [("y", "Identity")]
+
+
+def test_an_output_named_like_its_input_gets_a_free_name() -> None:
+    """One name cannot be two values."""
+    graph = Graph()
+    graph.outputs = [graph.input("x", [2])]
+    assert outputs_of(graph) == [("x_2", "Identity")]
+
+
+def test_an_output_that_is_a_parameter_goes_through_an_identity() -> None:
+    """A weight is not computed by any node."""
+    graph = Graph()
+    graph.set_outputs([graph.param("w", [2], data=[1.0, 2.0])], ["y"])
+    assert outputs_of(graph) == [("y", "Identity")]
+
+
+def test_an_output_that_is_a_constant_goes_through_an_identity() -> None:
+    """A constant is not computed by any node either."""
+    graph = Graph()
+    graph.set_outputs([graph.constant([1.0, 2.0])], ["y"])
+    assert outputs_of(graph) == [("y", "Identity")]
+
+
+def test_a_value_returned_twice_is_computed_once_and_copied() -> None:
+    """Each output has a value and a name of its own, in the given order."""
+    graph = Graph()
+    x = graph.input("x", [2, 3])
+    (y,) = graph.onnx_node("Neg", [x], types=[F32])
+    graph.set_outputs([y, y, y], ["a", "b", "c"])
+    assert outputs_of(graph) == [("a", "Neg"), ("b", "Identity"), ("c", "Identity")]
+
+
+def test_a_body_that_returns_what_it_captured_copies_it() -> None:
+    """A subgraph's output must be computed inside it."""
+    body = Graph("body")
+    body.set_outputs([body.add_node(Capture(1, F32), [])[0]], ["r"])
+    graph = Graph()
+    c, x = graph.input("c", [], DType.BOOL), graph.input("x", [2, 3])
+    op = OnnxNode("If", attributes={"then_branch": body, "else_branch": body}, formal_inputs=1)
+    graph.outputs = [graph.add_node(op, [c, x], types=[F32])[0]]
+    for attribute in proto(export_model(graph)).graph.node[0].attribute:
+        assert [node.op_type for node in attribute.g.node] == ["Identity"]
+
+
+def test_large_tensors_are_references_and_small_constants_are_inside() -> None:
+    """Parameters are external whatever their size, constants from 128 bytes on."""
+    graph = Graph()
+    x = graph.input("x", [32])
+    small, large = graph.constant(np.ones(31, np.float32)), graph.constant(np.ones(32, np.float32))
+    w = graph.param("w", [1], data=[2.0])
+    kind = TensorType(DType.F32, Shape([32]))
+    (y,) = graph.onnx_node("Sum", [x, large, w], types=[kind])
+    (z,) = graph.onnx_node("Neg", [small], types=[TensorType(DType.F32, Shape([31]))])
+    graph.set_outputs([y, z], ["y", "z"])
+    model = export_model(graph)
+    external = {
+        tensor.name: {entry.key: entry.value for entry in tensor.external_data}
+        for tensor in proto(model).graph.initializer
+        if tensor.data_location == onnx.TensorProto.EXTERNAL
+    }
+    (constant,) = model.constants
+    assert external == {
+        "w": {"location": "w", "offset": "0", "length": "4"},
+        constant: {"location": constant, "offset": "0", "length": "128"},
+    }
+    assert model.params == ("w",)
+    np.testing.assert_array_equal(model.constants[constant].numpy(), np.ones(32))
+
+
+def test_equal_constants_are_written_once() -> None:
+    """The same shape vector in a hundred places is one initializer."""
+    graph = Graph()
+    x = graph.input("x", [2, 3])
+    values = [graph.onnx_node("Mul", [x, graph.constant(np.float32(2))], types=[F32])[0] for _ in range(3)]
+    graph.set_outputs(values, ["a", "b", "c"])
+    assert len(proto(export_model(graph)).graph.initializer) == 1
+
+
+def test_strings_are_always_inside() -> None:
+    """ONNX Runtime takes no strings from outside."""
+    graph = Graph()
+    graph.set_outputs([graph.constant(["text"] * 200)], ["y"])
+    (tensor,) = proto(export_model(graph)).graph.initializer
+    assert list(tensor.string_data) == [b"text"] * 200
+
+
+def two_params() -> Graph:
+    graph = Graph()
+    x = graph.input("x", [32])
+    small, large = graph.param("small", [31]), graph.param("large", [32])
+    kind = TensorType(DType.F32, Shape([32]))
+    (padded,) = graph.onnx_node("Pad", [small, graph.constant(np.array([0, 1], np.int64))], types=[kind])
+    (y,) = graph.onnx_node("Sum", [x, padded, large], types=[kind])
+    graph.outputs = [y]
+    return graph
+
+
+def weights() -> dict[str, TensorData]:
+    return {name: TensorData.from_array(np.ones(n, np.float32)) for name, n in (("small", 31), ("large", 32))}
+
+
+def test_small_parameters_are_put_inside_for_a_session() -> None:
+    """Below 128 bytes the data is in the model, from there on it is a reference."""
+    model = onnx.ModelProto.FromString(export_model(two_params()).model_bytes(weights()))
+    outside = {t.name: t.data_location == onnx.TensorProto.EXTERNAL for t in model.graph.initializer}
+    assert outside["large"]
+    assert not outside["small"]
+
+
+def test_a_parameter_without_data_is_named() -> None:
+    """A session needs every weight."""
+    with pytest.raises(ParamError, match="'large'"):
+        export_model(two_params()).model_bytes({"small": weights()["small"]})
+
+
+def test_a_parameter_of_another_shape_is_named() -> None:
+    """ONNX Runtime would not notice."""
+    wrong = {**weights(), "small": TensorData.from_array(np.ones(30, np.float32))}
+    with pytest.raises(ParamError, match=r"'small'.*f32\[31\].*f32\[30\]"):
+        export_model(two_params()).model_bytes(wrong)
+
+
+def test_the_ir_version_is_10_unless_a_type_is_newer() -> None:
+    """Old cores read the model wherever that is possible."""
+    expected = {DType.F32: 10, DType.I4: 10, DType.F4E2M1: 11, DType.F8E8M0: 12, DType.I2: 13}
+    for dtype, version in expected.items():
+        graph = Graph()
+        graph.set_outputs([graph.input("x", [4], dtype)], ["y"])
+        assert proto(export_model(graph)).ir_version == version
+
+
+def test_the_same_graph_gives_the_same_hash_and_weights_do_not_count() -> None:
+    """The hash keys caches of compiled models."""
+    first, second = two_params(), two_params()
+    second.weights.update(weights())
+    assert export_model(first).sha256 == export_model(second).sha256
+
+
+def test_named_dims_are_bound_by_the_options() -> None:
+    """A bound dim is static in the whole model."""
+    graph = Graph()
+    x = graph.input("x", ["n", 3])
+    graph.set_outputs([x], ["y"])
+    model = export_model(graph, CompileOptions(dims={"n": 5}))
+    assert str(model.input_types["x"]) == "f32(5, 3)"
+    assert str(model.output_types["y"]) == "f32(5, 3)"
+
+
+def test_a_wrong_graph_is_refused_with_the_problem() -> None:
+    """Export verifies first."""
+    with pytest.raises(GraphVerifyError, match="no outputs"):
+        export_model(Graph("empty"))
+
+
+def test_exported_models_are_remembered_until_the_graph_changes() -> None:
+    """Compiling for three devices exports once."""
+    graph = two_params()
+    first = exported(graph, None)
+    assert exported(graph, None) is first
+    assert exported(graph, CompileOptions(profile_prefix="p")) is first
+    graph.set_outputs(graph.outputs, ["renamed"])
+    assert list(exported(graph, None).output_types) == ["renamed"]
+
+
+def test_maps_in_the_interface_are_written() -> None:
+    """Classic machine-learning models return sequences of maps."""
+    kind = SequenceType(MapType(DType.I64, TensorType(DType.F32, Shape())))
+    graph = Graph()
+    x = graph.input("x", [2, 3])
+    (y,) = graph.onnx_node(
+        "ZipMap", [x], {"classlabels_int64s": (0, 1, 2)}, types=[kind], domain="ai.onnx.ml", version=1
+    )
+    graph.set_outputs([y], ["y"])
+    model = proto(export_model(graph))
+    entry = model.graph.output[0].type.sequence_type.elem_type.map_type
+    assert (entry.key_type, entry.value_type.tensor_type.elem_type) == (onnx.TensorProto.INT64, onnx.TensorProto.FLOAT)
+    assert from_onnx(model).outputs[0].type == kind
+
+
+def test_nodes_know_the_users_node_and_their_types() -> None:
+    """Placement, support and cost read all they need from the list of nodes."""
+    model = imported(BRANCHES)
+    by_type = {node.op_type: node for node in model.nodes}
+    assert {model.origin_names[node.origin] for node in model.nodes} == {"y"}
+    assert not by_type["If"].body
+    assert all(by_type[name].body for name in ("Add", "Neg", "Abs"))
+    assert by_type["Neg"].inputs == (F32,)
+    assert by_type["Neg"].outputs == (F32,)
+    assert by_type["Neg"].version == 21
+
+
+def test_unknown_types_are_inferred_for_the_report() -> None:
+    """A graph without types in the middle still has them in the exported model."""
+    graph = Graph()
+    x = graph.input("x", [2, 3])
+    (h,) = graph.onnx_node("Transpose", [x], types=[UnknownType()])
+    (y,) = graph.onnx_node("Neg", [h], types=[UnknownType()])
+    graph.outputs = [y]
+    assert [str(node.outputs[0]) for node in export_model(graph).nodes] == ["f32(3, 2)"] * 2
+
+
+def node_names(*names: str) -> ExportedModel:
+    nodes = tuple(ExportedNode(name, "", "Neg", 21, i, (), (), (), ()) for i, name in enumerate(names))
+    return ExportedModel(None, (), nodes, {i: f"user {name}" for i, name in enumerate(names)}, {})  # type: ignore[arg-type]  # no model is needed
+
+
+@pytest.mark.parametrize(
+    ("session_node", "origin"),
+    [
+        ("mm", "user mm"),
+        ("mm/MatMulAddFusion", "user mm"),
+        ("mm_token_1", "user mm"),
+        ("mm_2", "user mm_2"),
+        ("mm_2/fused", "user mm_2"),
+        ("mm_3/fused", "user mm"),
+        ("mmx", ""),
+        ("other", ""),
+        ("_inlfunc_Mish_mm_tanh", "user mm"),
+        ("Memcpy_mm", ""),
+    ],
+)
+def test_a_node_of_a_session_leads_back_to_the_users_node(session_node: str, origin: str) -> None:
+    """The longest exported name that ends where a word ends."""
+    assert node_names("mm", "mm_2").origin_of(session_node) == origin
+
+
+SHAPES = """<ir_version: 10, opset_import: ["" : 21]> g (float[N,4] x, int64[M] ids) => (float[a,b] y, int64[M] z)
+<int64 zero = {0}, int64[1] two = {2}, int64[1] minus = {-1}, int64[1] axis = {0}> {
+  s = Shape (x)
+  n = Gather (s, zero)
+  u = Unsqueeze (n, axis)
+  h = Mul (u, two)
+  t = Concat <axis = 0> (h, minus)
+  y = Reshape (x, t)
+  z = Add (ids, ids)
+}"""
+
+
+def test_nodes_that_only_compute_shapes_are_marked() -> None:
+    """ONNX Runtime keeps them on the CPU; integer work on real data is not among them."""
+    marked = {node.name for node in imported(SHAPES).nodes if node.shape_only}
+    assert marked == {"s", "n", "u", "h", "t"}
+
+
+def test_a_captured_value_that_is_absent_is_named() -> None:
+    """A body cannot read an input its node does not have."""
+    body = Graph("body")
+    body.set_outputs([body.add_node(Capture(1, F32), [])[0]], ["r"])
+    graph = Graph()
+    c = graph.input("c", [], DType.BOOL)
+    op = OnnxNode("If", attributes={"then_branch": body, "else_branch": body}, formal_inputs=1)
+    graph.outputs = [graph.add_node(op, [c, None], types=[F32])[0]]
+    with pytest.raises((ConversionError, GraphVerifyError), match="captures input 1"):
+        export_model(graph)
+
+
+def test_inputs_of_bodies_are_their_formal_inputs() -> None:
+    """A Loop body's inputs come in the order they were added."""
+    body = Graph("body")
+    leaves = [
+        body.add_node(Input(name, kind), [], name=name)[0]
+        for name, kind in (
+            ("i", TensorType(DType.I64, Shape())),
+            ("k", TensorType(DType.BOOL, Shape())),
+            ("v", F32),
+        )
+    ]
+    (doubled,) = body.onnx_node("Add", [leaves[2], leaves[2]], types=[F32])
+    body.set_outputs([leaves[1], doubled], ["again", "next"])
+    graph = Graph()
+    n, c, x = graph.input("n", [], DType.I64), graph.input("c", [], DType.BOOL), graph.input("x", [2, 3])
+    (y,) = graph.onnx_node("Loop", [n, c, x], {"body": body}, types=[F32])
+    graph.outputs = [y]
+    model = proto(export_model(graph))
+    onnx.checker.check_model(model, full_check=True)
+    data = np.ones((2, 3), np.float32)
+    (result,) = ReferenceEvaluator(model).run(None, {"n": np.array(3), "c": np.array(True), "x": data})  # type: ignore[misc]  # it returns a list
+    np.testing.assert_array_equal(result, data * 8)

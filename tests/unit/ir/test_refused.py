@@ -1,0 +1,49 @@
+"""Kinds that do not run are known by name and refused with a reason and a remedy."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlx_ort.errors import GraphVerifyError
+from rlx_ort.ir.graph import Graph
+from rlx_ort.ir.op import op_class
+from rlx_ort.ir.ops.refused import REFUSED_KINDS, refused_op
+from rlx_ort.ir.serde import from_json, to_json
+from rlx_ort.ir.verify import verify
+
+
+def graph_with(kind: str) -> Graph:
+    g = Graph("g")
+    x = g.input("x", [2])
+    g.outputs = list(g.add_node(refused_op(kind, {"scale": "2"}), [g.relu(x)], types=[x.type], name="node_name"))
+    return g
+
+
+@pytest.mark.parametrize("kind", sorted(REFUSED_KINDS))
+def test_verify_reports_the_node_the_reason_and_the_remedy(kind: str) -> None:
+    """One problem, for the node, whatever the kind."""
+    (problem,) = verify(graph_with(kind))
+    reason, remedy = REFUSED_KINDS[kind]
+    assert problem.node == 2
+    assert "node_name" in problem.message
+    assert reason in problem.message
+    assert problem.remedy == remedy
+
+
+def test_a_builder_that_infers_is_refused_at_once() -> None:
+    """Without declared types the op cannot be added."""
+    g = Graph("g")
+    with pytest.raises(GraphVerifyError, match="gradient"):
+        g.append(refused_op("ReluBackward"), g.input("x", [2]))
+
+
+def test_a_refused_kind_survives_json() -> None:
+    """A graph that holds one can be stored and read back."""
+    text, tensors = to_json(graph_with("Svd"))
+    op = from_json(text, tensors).nodes[2].op
+    assert op == refused_op("Svd", {"scale": "2"})
+
+
+def test_refused_kinds_are_op_kinds() -> None:
+    """Claim sets and reports may name them."""
+    assert op_class("AttentionBackwardKey").kind == "AttentionBackwardKey"
