@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.dtype import DType
@@ -12,15 +12,11 @@ from rlx_ort.ir.types import MapType, OptionalType, SequenceType, TensorType, Un
 
 if TYPE_CHECKING:
     import onnx
-    import onnx_ir
 
 __all__ = [
     "dtype_of",
     "elem_type",
-    "has_map",
-    "set_type",
     "tensor_proto",
-    "tensor_value",
     "type_of",
     "type_proto",
     "type_proto_text",
@@ -79,13 +75,6 @@ def type_proto_text(value: ValueType) -> str:
             return ""
 
 
-def has_map(value: ValueType) -> bool:
-    """Return whether a map occurs anywhere in a type."""
-    if isinstance(value, SequenceType | OptionalType):
-        return has_map(value.element)
-    return isinstance(value, MapType)
-
-
 def type_of(proto: onnx.TypeProto) -> ValueType:
     """Return the IR type of an ONNX type; what it leaves open is unknown, and sparse tensors read as dense."""
     field = proto.WhichOneof("value")
@@ -134,28 +123,6 @@ def type_proto(value: ValueType, into: onnx.TypeProto | None = None) -> onnx.Typ
     return proto
 
 
-def set_type(target: onnx_ir.Value, value: ValueType) -> None:
-    """Give an ONNX value a type; unknown types and maps, which onnx_ir has no class for, leave it as it is."""
-    kind, shape = onnx_ir_type(value)
-    if kind is not None:
-        target.type = kind
-        target.shape = shape
-
-
-def onnx_ir_type(value: ValueType) -> tuple[Any, onnx_ir.Shape | None]:
-    """Return the onnx_ir type, None when it has none, and the shape of the innermost tensor."""
-    import onnx_ir
-
-    if isinstance(value, TensorType):
-        shape = None if value.shape is None else onnx_ir.Shape([_onnx_dim(dim) for dim in value.shape])
-        return onnx_ir.TensorType(onnx_ir.DataType(elem_type(value.dtype))), shape
-    if isinstance(value, SequenceType | OptionalType):
-        inner, shape = onnx_ir_type(value.element)
-        wrap = onnx_ir.SequenceType if isinstance(value, SequenceType) else onnx_ir.OptionalType
-        return (None, None) if inner is None else (wrap(inner), shape)
-    return None, None
-
-
 def tensor_proto(data: TensorData, name: str = "") -> onnx.TensorProto:
     """Return a tensor with its data inside; copies the data."""
     import onnx
@@ -168,22 +135,8 @@ def tensor_proto(data: TensorData, name: str = "") -> onnx.TensorProto:
     return proto
 
 
-def tensor_value(data: TensorData, name: str = "") -> onnx_ir.TensorProtocol:
-    """Return a tensor with its data inside, as onnx_ir takes it."""
-    import onnx_ir
-
-    return onnx_ir.serde.TensorProtoTensor(tensor_proto(data, name))
-
-
 def _dim_of(dim: onnx.TensorShapeProto.Dimension) -> Dim:
     if dim.HasField("dim_value"):
         # Some exporters write -1 for "any size".
         return dim.dim_value if dim.dim_value >= 0 else None
     return dim.dim_param or None
-
-
-def _onnx_dim(dim: Dim) -> Any:
-    import onnx_ir
-
-    # As a SymbolicDim, or onnx_ir would try to read the name as an expression.
-    return dim if isinstance(dim, int) else onnx_ir.SymbolicDim(dim)

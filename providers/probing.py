@@ -30,13 +30,12 @@ probe (float[2, 2] x, float[2, 2] w) => (float[2, 2] y) { y = MatMul (x, w) }
 def probe_model() -> ExportedModel:
     """Return a model of one matrix product of 2 by 2, which every provider that computes has a kernel for."""
     import onnx.parser
-    import onnx_ir
 
     proto = onnx.parser.parse_model(_PROBE)
     proto.graph.node[0].name = "probe"
     square = TensorType(DType.F32, Shape((2, 2)))
     return ExportedModel(
-        model=onnx_ir.from_proto(proto),
+        model=proto,
         params=(),
         nodes=(),
         origin_names={},

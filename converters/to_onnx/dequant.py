@@ -20,7 +20,7 @@ from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.types import TensorType
 
 if TYPE_CHECKING:
-    import onnx_ir
+    from rlx_ort.converters.to_onnx.model import ModelValue
 
 __all__: list[str] = []
 
@@ -103,7 +103,7 @@ def _blocks(emit: Emitter, op: DequantMatMul, inputs: Sequence[Any], k: int, n: 
     return emit.op("Reshape", emit.op("Mul", values, scale), emit.i64([k, n]), allowzero=1)
 
 
-def _nibbles(emit: Emitter, data: onnx_ir.Value, count: int) -> Any:
+def _nibbles(emit: Emitter, data: ModelValue, count: int) -> Any:
     """Write packed half bytes, low half first, as `count` numbers; u4 is passed on as it is."""
     if emit.input_type(1).dtype is DType.U4:
         return data
@@ -113,7 +113,7 @@ def _nibbles(emit: Emitter, data: onnx_ir.Value, count: int) -> Any:
     return emit.op("Slice", flat, emit.i64([0]), emit.i64([count]), emit.i64([0]))
 
 
-def _fp8(emit: Emitter, data: onnx_ir.Value, dtype: DType, scheme: str) -> Any:
+def _fp8(emit: Emitter, data: ModelValue, dtype: DType, scheme: str) -> Any:
     """Write 8-bit floats as f32; bytes go through a table of the 256 numbers there are."""
     if dtype is not DType.U8:
         return emit.op("Cast", data, to=DType.F32)

@@ -12,7 +12,7 @@ from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.ops.elementwise import Activation, Binary, Cast, Clamp, Compare, Fma, StopGradient, Where
 
 if TYPE_CHECKING:
-    import onnx_ir
+    from rlx_ort.converters.to_onnx.model import ModelValue
 
 __all__ = ["activate"]
 
@@ -29,7 +29,7 @@ _LOGICAL = {"bit_and": "And", "bit_or": "Or", "bit_xor": "Xor"}
 _COMPARE = {"eq": "Equal", "lt": "Less", "le": "LessOrEqual", "gt": "Greater", "ge": "GreaterOrEqual"}
 
 
-def activate(emit: Emitter, function: str, x: onnx_ir.Value, dtype: DType) -> Any:
+def activate(emit: Emitter, function: str, x: ModelValue, dtype: DType) -> Any:
     """Write an activation by its IR name and return its result."""
     if function in _DIRECT:
         return op_in(emit, _DIRECT[function], dtype, x)

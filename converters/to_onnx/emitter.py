@@ -12,6 +12,7 @@ import numpy.typing as npt
 from rlx_ort.converters.to_onnx.attributes import attribute
 from rlx_ort.converters.to_onnx.dispatch import NoNativeForm
 from rlx_ort.converters.to_onnx.imported import imported_node, trimmed
+from rlx_ort.converters.to_onnx.model import ModelGraph, ModelNode, ModelValue
 from rlx_ort.converters.to_onnx.writer import ModelWriter, NodeRecord
 from rlx_ort.errors import ConversionError, GraphVerifyError
 from rlx_ort.ir.core import Node, Ref
@@ -24,8 +25,6 @@ from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import TensorType, UnknownType, ValueType
 
 if TYPE_CHECKING:
-    import onnx_ir
-
     from rlx_ort.ir.graph import Graph
 
 __all__ = ["DEFAULT_OPSET", "Emitter", "Lowering", "lowering_of", "lowers"]
@@ -66,19 +65,19 @@ class Emitter:
     def __init__(self, writer: ModelWriter, parent: Emitter | None = None) -> None:
         self._writer = writer
         self._parent = parent
-        self._nodes: list[onnx_ir.Node] = []
-        self._owned: set[onnx_ir.Node] = set()
+        self._nodes: list[ModelNode] = []
+        self._owned: set[ModelNode] = set()
         self._frame: _Frame
 
     @property
-    def nodes(self) -> Sequence[onnx_ir.Node]:
+    def nodes(self) -> Sequence[ModelNode]:
         """The nodes written so far, bodies' own nodes left out."""
         return tuple(self._nodes)
 
     def op(
         self,
         op_type: str,
-        *inputs: onnx_ir.Value | None,
+        *inputs: ModelValue | None,
         domain: str = "",
         version: int | None = None,
         outputs: int = 1,
@@ -91,21 +90,19 @@ class Emitter:
         `types` are the result types where known. Attributes: int, float, str, numpy array, lists of these, Graph;
         a dtype is written as its number, and None leaves the attribute out.
         """
-        import onnx_ir
-
         attrs = [
             attribute(name, value, lower=lambda body: self.subgraph(body, inputs))
             for name, value in attributes.items()
             if value is not None
         ]
-        node = onnx_ir.Node(domain, op_type, trimmed(inputs), attrs, num_outputs=outputs)
+        node = ModelNode(domain, op_type, trimmed(inputs), attrs, outputs=outputs)
         self.append(node, max(version or 1, DEFAULT_OPSET if domain == "" else 1))
         for value, kind in zip(node.outputs, types or (), strict=False):
             if kind is not None:
                 self._writer.set_type(value, kind)
         return node.outputs[0] if outputs == 1 else tuple(node.outputs)
 
-    def append(self, node: onnx_ir.Node, written: int, *, imported: bool = False, name: str = "") -> None:
+    def append(self, node: ModelNode, written: int, *, imported: bool = False, name: str = "") -> None:
         """Append a finished node whose form belongs to opset version `written` of its domain."""
         writer = self._writer
         if not name:
@@ -117,23 +114,23 @@ class Emitter:
         body = self._parent is not None
         writer.records.append(NodeRecord(node, writer.origin, written, writer.origin_label, imported, body))
 
-    def constant(self, data: npt.ArrayLike, dtype: DType | None = None) -> onnx_ir.Value:
+    def constant(self, data: npt.ArrayLike, dtype: DType | None = None) -> ModelValue:
         """Return a constant (an initializer), one for equal data; Python floats are f32 unless told otherwise."""
         if dtype is None and not isinstance(data, np.ndarray | np.generic):
             dtype = DType.F32 if np.asarray(data).dtype == np.float64 else None
         return self._writer.constant(TensorData.from_array(data, dtype), f"{self.node.name}/constant")
 
-    def i64(self, values: Sequence[int]) -> onnx_ir.Value:
+    def i64(self, values: Sequence[int]) -> ModelValue:
         """Return a constant int64 vector, as axes and static shapes are."""
         return self.constant(np.asarray(values, np.int64).reshape(-1))
 
-    def dims(self, dims: Sequence[Dim]) -> onnx_ir.Value:
+    def dims(self, dims: Sequence[Dim]) -> ModelValue:
         """Return an int64 vector of dimensions; named ones are read at run time from a value that has them.
 
         Raises:
             ConversionError: a dimension is unknown, or no earlier value has a dimension of that name.
         """
-        parts: list[onnx_ir.Value] = []
+        parts: list[ModelValue] = []
         sizes: list[int] = []
         for dim in dims:
             if isinstance(dim, int):
@@ -149,16 +146,16 @@ class Emitter:
             return self.i64([])
         if len(parts) == 1:
             return parts[0]
-        joined: onnx_ir.Value = self.op("Concat", *parts, axis=0, types=[TensorType(DType.I64, Shape([len(dims)]))])
+        joined: ModelValue = self.op("Concat", *parts, axis=0, types=[TensorType(DType.I64, Shape([len(dims)]))])
         return joined
 
-    def cast(self, value: onnx_ir.Value, dtype: DType) -> onnx_ir.Value:
+    def cast(self, value: ModelValue, dtype: DType) -> ModelValue:
         """Return the value as another dtype; the same value when it already is."""
         known = self._writer.types.get(value)
         if isinstance(known, TensorType) and known.dtype is dtype:
             return value
         kind = TensorType(dtype, known.shape if isinstance(known, TensorType) else None)
-        converted: onnx_ir.Value = self.op("Cast", value, to=dtype, types=[kind])
+        converted: ModelValue = self.op("Cast", value, to=dtype, types=[kind])
         return converted
 
     def input_type(self, index: int) -> TensorType:
@@ -198,56 +195,52 @@ class Emitter:
             kinds = ", ".join(dict.fromkeys(str(kind) for kind in inputs if kind is not None))
             raise NoNativeForm(f"{kernels.name} has no kernel for {domain or 'ai.onnx'}::{op_type} ({kinds})")
 
-    def inline(self, body: Graph, inputs: Sequence[onnx_ir.Value]) -> tuple[onnx_ir.Value, ...]:
+    def inline(self, body: Graph, inputs: Sequence[ModelValue]) -> tuple[ModelValue, ...]:
         """Lower a body into this graph with its `Input` leaves replaced by `inputs`; captures resolve as well."""
         frame, node = self._frame, self.node
         results = self.lower(body, inputs, frame.current, outer=frame)
         self._frame, self.node = frame, node
         return results
 
-    def subgraph(self, body: Graph, node_inputs: Sequence[onnx_ir.Value | None]) -> onnx_ir.Graph:
+    def subgraph(self, body: Graph, node_inputs: Sequence[ModelValue | None]) -> ModelGraph:
         """Lower a body into an ONNX subgraph for If, Loop or Scan; captures refer to `node_inputs`."""
-        import onnx_ir
-
         inner = Emitter(self._writer, parent=self)
         inputs = [self._writer.input(node) for node in body.nodes if isinstance(node.op, Input)]
         results = inner.lower(body, inputs, node_inputs)
         outputs = [inner.output(value, name) for value, name in zip(results, body.output_names, strict=True)]
-        return onnx_ir.Graph(inputs, outputs, nodes=inner._nodes, name=body.name or "body")
+        return ModelGraph(inputs, outputs, nodes=inner._nodes, name=body.name or "body")
 
     def block(
         self,
         name: str,
         inputs: Sequence[tuple[str, ValueType]],
-        build: Callable[[Emitter, Sequence[onnx_ir.Value]], Sequence[onnx_ir.Value]],
-    ) -> onnx_ir.Graph:
+        build: Callable[[Emitter, Sequence[ModelValue]], Sequence[ModelValue]],
+    ) -> ModelGraph:
         """Return a subgraph that a function writes: `build(emitter, formal inputs)` returns the values it results in.
 
         It may use values of this graph; bodies it writes with `inline` capture the inputs of the node being lowered.
         """
-        import onnx_ir
-
         inner = Emitter(self._writer, parent=self)
         inner.node = self.node
         inner._frame = _Frame(self._frame.graph, current=self._frame.current, named=True)
         formal = []
         for label, kind in inputs:
-            value = onnx_ir.Value(name=self._writer.value_names.unique(f"{self.node.name}/{label}"))
+            value = ModelValue(name=self._writer.value_names.unique(f"{self.node.name}/{label}"))
             self._writer.set_type(value, kind)
             formal.append(value)
         results = [inner.output(value, f"{self.node.name}/{name}") for value in build(inner, formal)]
         inner._name_results(0)
-        return onnx_ir.Graph(formal, results, nodes=inner._nodes, name=name)
+        return ModelGraph(formal, results, nodes=inner._nodes, name=name)
 
     def lower(
         self,
         graph: Graph,
-        inputs: Sequence[onnx_ir.Value],
-        captured: Sequence[onnx_ir.Value | None] = (),
+        inputs: Sequence[ModelValue],
+        captured: Sequence[ModelValue | None] = (),
         *,
         names: Mapping[Ref, str] | None = None,
         outer: _Frame | None = None,
-    ) -> tuple[onnx_ir.Value, ...]:
+    ) -> tuple[ModelValue, ...]:
         """Write every node of a graph that its outputs need and return the values of the outputs.
 
         `names` holds names, already reserved, for some of the results.
@@ -270,19 +263,17 @@ class Emitter:
         self._frame = frame
         return tuple(frame.values[value.ref] for value in graph.outputs)
 
-    def output(self, value: onnx_ir.Value, name: str, *, reserved: bool = False) -> onnx_ir.Value:
+    def output(self, value: ModelValue, name: str, *, reserved: bool = False) -> ModelValue:
         """Return a value that may be an output of this graph: the value, or an Identity of it.
 
         An output must be a result of a node of this very graph, and only one output may be it; `reserved` also
         demands the name.
         """
-        import onnx_ir
-
         producer, frame = value.producer(), self._frame
         owned = producer is not None and value not in frame.outputs and producer in self._owned
         if not (owned and (not reserved or value.name == name)):
-            copy = onnx_ir.Value(name=name if reserved else self._writer.value_names.unique(name))
-            node = onnx_ir.Node("", "Identity", [value], outputs=[copy])
+            copy = ModelValue(name=name if reserved else self._writer.value_names.unique(name))
+            node = ModelNode("", "Identity", [value], outputs=[copy])
             self.append(node, DEFAULT_OPSET, name=f"{copy.name}/Identity")
             if value in self._writer.types:
                 self._writer.set_type(copy, self._writer.types[value])
@@ -290,7 +281,7 @@ class Emitter:
         frame.outputs.add(value)
         return value
 
-    def _lower_node(self, node: Node, captured: Sequence[onnx_ir.Value | None], names: Mapping[Ref, str]) -> None:
+    def _lower_node(self, node: Node, captured: Sequence[ModelValue | None], names: Mapping[Ref, str]) -> None:
         frame, start = self._frame, len(self._nodes)
         results = self._results(node, captured)
         frame.current, frame.named = (), False
@@ -311,7 +302,7 @@ class Emitter:
                 if value.name is None:
                     value.name = self._writer.value_names.unique(f"{self.node.name}/{written.op_type}")
 
-    def _results(self, node: Node, captured: Sequence[onnx_ir.Value | None]) -> Sequence[onnx_ir.Value]:
+    def _results(self, node: Node, captured: Sequence[ModelValue | None]) -> Sequence[ModelValue]:
         op = node.op
         if isinstance(op, Constant):
             return (self._writer.constant(op.data, node.output_names[0]),)
@@ -334,7 +325,7 @@ class Emitter:
             results = lowering(self, op, current)
         return results if isinstance(results, tuple) else (results,)
 
-    def _symbol(self, name: Dim) -> onnx_ir.Value:
+    def _symbol(self, name: Dim) -> ModelValue:
         """Return the size of a named dimension as an int64 vector of one element."""
         if name is None:
             raise ConversionError(f"{self.node} needs, at run time, a dimension nothing is known about; name it")
@@ -345,7 +336,7 @@ class Emitter:
                 holder = frame.graph.nodes[ref.node].types[ref.output]
                 if isinstance(holder, TensorType) and holder.shape is not None and name in holder.shape:
                     axis, kind = holder.shape.index(name), TensorType(DType.I64, Shape([1]))
-                    size: onnx_ir.Value = self.op("Shape", value, start=axis, end=axis + 1, types=[kind])
+                    size: ModelValue = self.op("Shape", value, start=axis, end=axis + 1, types=[kind])
                     self._frame.symbols[str(name)] = size
                     return size
         raise ConversionError(f"{self.node} needs the size of dimension {name!r}, which no earlier value has")
@@ -379,8 +370,8 @@ class _Frame:
 
     graph: Graph
     outer: _Frame | None = None
-    values: dict[Ref, onnx_ir.Value] = field(default_factory=dict)
-    current: Sequence[onnx_ir.Value | None] = ()
+    values: dict[Ref, ModelValue] = field(default_factory=dict)
+    current: Sequence[ModelValue | None] = ()
     named: bool = False
-    outputs: set[onnx_ir.Value] = field(default_factory=set)
-    symbols: dict[str, onnx_ir.Value] = field(default_factory=dict)
+    outputs: set[ModelValue] = field(default_factory=set)
+    symbols: dict[str, ModelValue] = field(default_factory=dict)

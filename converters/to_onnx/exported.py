@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from rlx_ort.converters.onnx_types import dtype_of, has_map, tensor_proto, type_proto
+from rlx_ort.converters.onnx_types import dtype_of, tensor_proto
 from rlx_ort.converters.to_onnx.writer import INLINE_BYTES
 from rlx_ort.errors import ParamError
 from rlx_ort.ir.dtype import DType
@@ -16,7 +16,7 @@ from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import ValueType
 
 if TYPE_CHECKING:
-    import onnx_ir
+    import onnx
 
 __all__ = ["ExportedModel", "ExportedNode"]
 
@@ -74,7 +74,7 @@ class ExportedModel:
         stored_as: name of a parameter -> the dtype the model wants it in, where that is not the declared one.
     """
 
-    model: onnx_ir.Model
+    model: onnx.ModelProto
     params: tuple[str, ...]
     nodes: tuple[ExportedNode, ...]
     origin_names: Mapping[int, str]
@@ -85,16 +85,14 @@ class ExportedModel:
     stored_as: Mapping[str, DType] = field(default_factory=dict)
 
     @cached_property
+    def opsets(self) -> dict[str, int]:
+        """Domain -> opset version, ai.onnx as the empty domain."""
+        return {entry.domain: entry.version for entry in self.model.opset_import}
+
+    @cached_property
     def skeleton(self) -> bytes:
         """The serialized model; weights are references, so this is small. Computed once."""
-        import onnx_ir
-
-        proto = onnx_ir.to_proto(self.model)
-        for infos, types in ((proto.graph.input, self.input_types), (proto.graph.output, self.output_types)):
-            for info in infos:
-                if has_map(types[info.name]):  # onnx_ir has no class for maps
-                    type_proto(types[info.name], info.type)
-        data: bytes = proto.SerializeToString(deterministic=True)
+        data: bytes = self.model.SerializeToString(deterministic=True)
         return data
 
     def model_bytes(self, weights: Mapping[str, TensorData]) -> bytes:

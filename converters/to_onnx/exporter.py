@@ -12,6 +12,7 @@ from rlx_ort.converters.to_onnx.dispatch import Dispatcher, KernelSet, has_choic
 from rlx_ort.converters.to_onnx.emitter import Emitter, live_nodes
 from rlx_ort.converters.to_onnx.exported import ExportedModel, ExportedNode
 from rlx_ort.converters.to_onnx.infer import inferred_types
+from rlx_ort.converters.to_onnx.model import ModelGraph, ModelValue, WholeModel, model_proto
 from rlx_ort.converters.to_onnx.opset import choose_imports, ir_version
 from rlx_ort.converters.to_onnx.shape_only import shape_only_nodes
 from rlx_ort.converters.to_onnx.writer import ModelWriter, UniqueNames
@@ -20,8 +21,6 @@ from rlx_ort.ir.ops.leaf import Input, Param
 from rlx_ort.ir.types import UnknownType, ValueType
 
 if TYPE_CHECKING:
-    import onnx_ir
-
     from rlx_ort.execution.options import CompileOptions
     from rlx_ort.ir.core import Node, Ref
     from rlx_ort.ir.graph import Graph
@@ -44,8 +43,6 @@ def export_model(
         GraphVerifyError: the graph breaks a rule of the IR.
         ConversionError: a node has no ONNX form, or lacks the one that is forced, or no opset takes all nodes.
     """
-    import onnx_ir
-
     from rlx_ort.converters.precision import apply_precision
     from rlx_ort.execution.options import CompileOptions
 
@@ -76,17 +73,9 @@ def export_model(
         outputs.append(emitter.output(result, wanted[name], reserved=True))
     dispatcher.check(user)
 
-    model_graph = onnx_ir.Graph(
-        values,
-        outputs,
-        nodes=emitter.nodes,
-        initializers=[*writer.initializers.values()],
-        opset_imports=choose_imports(writer, options.opset),
-        name=graph.name or "graph",
-        doc_string=graph.doc or None,
-    )
-    version = ir_version(writer.types.values())
-    model = onnx_ir.Model(model_graph, ir_version=version, producer_name="rlx_ort", metadata_props=dict(graph.metadata))
+    imports = choose_imports(writer, options.opset)
+    main = ModelGraph(values, outputs, emitter.nodes, graph.name or "graph", writer.tensors, graph.doc)
+    model = WholeModel(main, writer.types, imports, ir_version(writer.types.values()), graph.metadata)
     return replace(_described(user, writer, model), forms=dispatcher.decided, stored_as=stored_as)
 
 
@@ -130,21 +119,20 @@ def _is_live_param(node: Node, live: set[int]) -> bool:
     return isinstance(node.op, Param) and node.id in live
 
 
-def _input_value(writer: ModelWriter, node: Node) -> onnx_ir.Value:
-    import onnx_ir
-
-    value = onnx_ir.Value(name=node.output_names[0])
+def _input_value(writer: ModelWriter, node: Node) -> ModelValue:
+    value = ModelValue(name=node.output_names[0])
     writer.set_type(value, node.types[0])
     return value
 
 
-def _described(graph: Graph, writer: ModelWriter, model: onnx_ir.Model) -> ExportedModel:
+def _described(graph: Graph, writer: ModelWriter, model: WholeModel) -> ExportedModel:
+    proto = model_proto(model)
     types: dict[str, ValueType] = {str(value.name): kind for value, kind in writer.types.items()}
     seen = {str(value.name) for record in writer.records for value in record.node.outputs if value.name}
     seen |= {str(value.name) for value in model.graph.outputs}
     if any(isinstance(types.get(name, UnknownType()), UnknownType) for name in seen):
-        types = inferred_types(model, types) | {k: v for k, v in types.items() if not isinstance(v, UnknownType)}
-    imports = model.graph.opset_imports
+        types = inferred_types(proto, types) | {k: v for k, v in types.items() if not isinstance(v, UnknownType)}
+    imports = model.opset_imports
     nodes = tuple(
         ExportedNode(
             name=str(record.node.name),
@@ -161,7 +149,7 @@ def _described(graph: Graph, writer: ModelWriter, model: onnx_ir.Model) -> Expor
         for record in writer.records
     )
     return ExportedModel(
-        model=model,
+        model=proto,
         params=tuple(writer.params),
         nodes=shape_only_nodes(nodes, _small_integers(writer)),
         origin_names={node.id: node.name for node in graph.nodes},

@@ -19,7 +19,7 @@ from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.gguf_blocks import BlockFormat
 
 if TYPE_CHECKING:
-    import onnx_ir
+    from rlx_ort.converters.to_onnx.model import ModelValue
 
 __all__ = ["Bytes", "decode_blocks", "scales_and_mins"]
 
@@ -29,7 +29,7 @@ class Bytes:
     """A u8 value whose parts are taken out with the bit operations that ONNX has."""
 
     emit: Emitter
-    value: onnx_ir.Value
+    value: ModelValue
 
     def columns(self, start: int, end: int) -> Bytes:
         """Return places `start` to `end` of the last axis."""
@@ -108,13 +108,13 @@ class Bytes:
         return Bytes(self.emit, value)
 
 
-def decode_blocks(emit: Emitter, kind: BlockFormat, raw: onnx_ir.Value) -> Any:
+def decode_blocks(emit: Emitter, kind: BlockFormat, raw: ModelValue) -> Any:
     """Write the weights of packed blocks, u8 of any shape, as f32 `(blocks, elements)`."""
     blocks = Bytes(emit, raw).reshape(-1, kind.bytes)
     return _DECODERS[kind.name](emit, blocks)
 
 
-def _u8(emit: Emitter, numbers: int | Sequence[int], shape: Sequence[int] = ()) -> onnx_ir.Value:
+def _u8(emit: Emitter, numbers: int | Sequence[int], shape: Sequence[int] = ()) -> ModelValue:
     return emit.constant(np.asarray(numbers, np.uint8).reshape(shape))
 
 

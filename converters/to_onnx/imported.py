@@ -6,36 +6,31 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rlx_ort.converters.to_onnx.attributes import attribute
+from rlx_ort.converters.to_onnx.model import ModelNode, ModelValue
 from rlx_ort.ir.ops.onnx import OnnxNode
 
 if TYPE_CHECKING:
-    import onnx_ir
-
     from rlx_ort.converters.to_onnx.emitter import Emitter
 
 __all__ = ["imported_node", "trimmed"]
 
 
-def imported_node(emitter: Emitter, op: OnnxNode, inputs: Sequence[onnx_ir.Value | None]) -> tuple[onnx_ir.Value, ...]:
+def imported_node(emitter: Emitter, op: OnnxNode, inputs: Sequence[ModelValue | None]) -> tuple[ModelValue, ...]:
     """Append the node and return its results; an absent result is a value without a name."""
-    import onnx_ir
-
     attributes = [
         attribute(name, value, op.attribute_kinds.get(name, ""), lambda body: emitter.subgraph(body, inputs))
         for name, value in op.attributes.items()
     ]
     names = emitter.node.output_names
-    results = tuple(onnx_ir.Value(name=None if name else "") for name in names)
+    results = tuple(ModelValue(name=None if name else "") for name in names)
     present = max((index + 1 for index, name in enumerate(names) if name), default=0)
     formal = trimmed(inputs[: op.formal_inputs])
-    node = onnx_ir.Node(
-        op.domain, op.op_type, formal, attributes, overload=op.overload, outputs=list(results[:present])
-    )
+    node = ModelNode(op.domain, op.op_type, formal, attributes, overload=op.overload, outputs=list(results[:present]))
     emitter.append(node, op.version, imported=True)
     return results
 
 
-def trimmed(inputs: Sequence[onnx_ir.Value | None]) -> list[onnx_ir.Value | None]:
+def trimmed(inputs: Sequence[ModelValue | None]) -> list[ModelValue | None]:
     """Return the inputs without the absent ones at the end, which crash some of ONNX Runtime's fusions."""
     end = len(inputs)
     while end and inputs[end - 1] is None:

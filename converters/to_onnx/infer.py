@@ -11,17 +11,13 @@ from rlx_ort.ir.types import UnknownType, ValueType
 
 if TYPE_CHECKING:
     import onnx
-    import onnx_ir
 
 __all__ = ["infer_proto", "inferred_types", "with_types"]
 
 
-def inferred_types(model: onnx_ir.Model, known: Mapping[str, ValueType]) -> dict[str, ValueType]:
+def inferred_types(model: onnx.ModelProto, known: Mapping[str, ValueType]) -> dict[str, ValueType]:
     """Return the types ONNX infers for the values of a model, bodies included; `known` ones where it fails."""
-    import onnx_ir
-
-    proto = onnx_ir.to_proto(model)
-    return {**known, **infer_proto(proto)}
+    return {**known, **infer_proto(model)}
 
 
 def infer_proto(proto: onnx.ModelProto) -> dict[str, ValueType]:

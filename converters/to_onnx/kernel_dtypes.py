@@ -13,7 +13,7 @@ from rlx_ort.converters.to_onnx.emitter import Emitter
 from rlx_ort.ir.dtype import DType
 
 if TYPE_CHECKING:
-    import onnx_ir
+    from rlx_ort.converters.to_onnx.model import ModelValue
 
 __all__ = ["compute_dtype", "op_in"]
 
@@ -87,8 +87,8 @@ def op_in(
     emit: Emitter,
     op_type: str,
     dtype: DType,
-    *inputs: onnx_ir.Value | None,
-    others: Sequence[onnx_ir.Value | None] = (),
+    *inputs: ModelValue | None,
+    others: Sequence[ModelValue | None] = (),
     result: DType | None = None,
     **attributes: Any,
 ) -> Any:

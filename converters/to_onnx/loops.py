@@ -13,16 +13,14 @@ from rlx_ort.ir.shape import Dim, Shape
 from rlx_ort.ir.types import TensorType, ValueType
 
 if TYPE_CHECKING:
-    import onnx_ir
+    from rlx_ort.converters.to_onnx.model import ModelValue
 
 __all__ = ["UNROLLED_STEPS", "Step", "repeat_steps"]
 
 UNROLLED_STEPS = 8
 """Up to this many steps are written out: every provider runs them, while only CPU and CUDA have kernels for loops."""
 
-Step: TypeAlias = (
-    "Callable[[Emitter, Sequence[onnx_ir.Value], Sequence[onnx_ir.Value]], tuple[Sequence[Any], Sequence[Any]]]"
-)
+Step: TypeAlias = "Callable[[Emitter, Sequence[ModelValue], Sequence[ModelValue]], tuple[Sequence[Any], Sequence[Any]]]"
 """(emitter, state, rows) -> (next state, what to save of this step)."""
 
 _COUNTER = TensorType(DType.I64, Shape())
@@ -33,10 +31,10 @@ def repeat_steps(
     emit: Emitter,
     step: Step,
     length: Dim,
-    state: Sequence[tuple[onnx_ir.Value, TensorType]],
-    sequences: Sequence[tuple[onnx_ir.Value, TensorType]] = (),
+    state: Sequence[tuple[ModelValue, TensorType]],
+    sequences: Sequence[tuple[ModelValue, TensorType]] = (),
     saved: Sequence[TensorType] = (),
-) -> tuple[list[onnx_ir.Value], list[onnx_ir.Value]]:
+) -> tuple[list[ModelValue], list[ModelValue]]:
     """Write `length` steps and return the last state and, stacked along a new first axis, what each step saved.
 
     `state` are the first values with their types; `sequences` have the steps as first axis, and the type that goes
@@ -52,12 +50,12 @@ def _unrolled(
     emit: Emitter,
     step: Step,
     length: int,
-    state: Sequence[tuple[onnx_ir.Value, TensorType]],
-    sequences: Sequence[tuple[onnx_ir.Value, TensorType]],
+    state: Sequence[tuple[ModelValue, TensorType]],
+    sequences: Sequence[tuple[ModelValue, TensorType]],
     saved: Sequence[TensorType],
-) -> tuple[list[onnx_ir.Value], list[onnx_ir.Value]]:
-    current: Sequence[onnx_ir.Value] = [value for value, _ in state]
-    kept: list[list[onnx_ir.Value]] = [[] for _ in saved]
+) -> tuple[list[ModelValue], list[ModelValue]]:
+    current: Sequence[ModelValue] = [value for value, _ in state]
+    kept: list[list[ModelValue]] = [[] for _ in saved]
     axis = emit.i64([0])
     for place in range(length):
         rows = [
@@ -80,11 +78,11 @@ def _loop(
     emit: Emitter,
     step: Step,
     length: Dim,
-    state: Sequence[tuple[onnx_ir.Value, TensorType]],
-    sequences: Sequence[tuple[onnx_ir.Value, TensorType]],
+    state: Sequence[tuple[ModelValue, TensorType]],
+    sequences: Sequence[tuple[ModelValue, TensorType]],
     saved: Sequence[TensorType],
-) -> tuple[list[onnx_ir.Value], list[onnx_ir.Value]]:
-    def write(inner: Emitter, formal: Sequence[onnx_ir.Value]) -> list[onnx_ir.Value]:
+) -> tuple[list[ModelValue], list[ModelValue]]:
+    def write(inner: Emitter, formal: Sequence[ModelValue]) -> list[ModelValue]:
         counter, go_on, *current = formal
         rows = [inner.op("Gather", value, counter, axis=0, types=[kind]) for value, kind in sequences]
         following, results = step(inner, current, rows)
@@ -103,6 +101,6 @@ def _loop(
     return last, stacked
 
 
-def _shaped(emit: Emitter, value: onnx_ir.Value, length: Dim, kind: TensorType) -> Any:
+def _shaped(emit: Emitter, value: ModelValue, length: Dim, kind: TensorType) -> Any:
     dims = kind.shape or Shape()
     return value if dims.is_static else emit.op("Reshape", value, emit.dims([length, *dims]), allowzero=1)

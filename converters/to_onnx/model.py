@@ -18,28 +18,28 @@ from rlx_ort.ir.types import TensorType, UnknownType, ValueType
 if TYPE_CHECKING:
     import onnx
 
-__all__ = ["ExternalWeight", "OnnxAttribute", "OnnxGraph", "OnnxModel", "OnnxNode", "OnnxValue", "model_proto"]
+__all__ = ["ExternalWeight", "ModelAttribute", "ModelGraph", "WholeModel", "ModelNode", "ModelValue", "model_proto"]
 
 
-class OnnxValue:
+class ModelValue:
     """A value of an ONNX graph; its name may be given later. An empty name stands for an absent result."""
 
     __slots__ = ("name", "node")
 
     def __init__(self, name: str | None = None) -> None:
         self.name = name
-        self.node: OnnxNode | None = None
+        self.node: ModelNode | None = None
 
-    def producer(self) -> OnnxNode | None:
+    def producer(self) -> ModelNode | None:
         """Return the node that computes the value, None for inputs and initializers."""
         return self.node
 
     def __repr__(self) -> str:
-        return f"<OnnxValue {self.name!r}>"
+        return f"<ModelValue {self.name!r}>"
 
 
 @dataclass(slots=True)
-class OnnxAttribute:
+class ModelAttribute:
     """An attribute: `kind` is ONNX's name (`INT`, `FLOATS`, `GRAPH`...), lists are tuples."""
 
     name: str
@@ -47,7 +47,7 @@ class OnnxAttribute:
     value: Any
 
 
-class OnnxNode:
+class ModelNode:
     """A node; its results are made with it unless given."""
 
     __slots__ = ("attributes", "domain", "inputs", "name", "op_type", "outputs", "overload")
@@ -56,10 +56,10 @@ class OnnxNode:
         self,
         domain: str,
         op_type: str,
-        inputs: Sequence[OnnxValue | None],
-        attributes: Sequence[OnnxAttribute] = (),
+        inputs: Sequence[ModelValue | None],
+        attributes: Sequence[ModelAttribute] = (),
         *,
-        outputs: int | Sequence[OnnxValue] = 1,
+        outputs: int | Sequence[ModelValue] = 1,
         overload: str = "",
         name: str = "",
     ) -> None:
@@ -67,14 +67,14 @@ class OnnxNode:
         self.op_type = op_type
         self.inputs = tuple(inputs)
         self.attributes = {attribute.name: attribute for attribute in attributes}
-        self.outputs = tuple(OnnxValue() for _ in range(outputs)) if isinstance(outputs, int) else tuple(outputs)
+        self.outputs = tuple(ModelValue() for _ in range(outputs)) if isinstance(outputs, int) else tuple(outputs)
         self.overload = overload
         self.name = name
         for value in self.outputs:
             value.node = self
 
     def __repr__(self) -> str:
-        return f"<OnnxNode {self.name!r} {self.domain or 'ai.onnx'}::{self.op_type}>"
+        return f"<ModelNode {self.name!r} {self.domain or 'ai.onnx'}::{self.op_type}>"
 
 
 @dataclass(slots=True, eq=False)
@@ -85,29 +85,29 @@ class ExternalWeight:
 
 
 @dataclass(slots=True, eq=False)
-class OnnxGraph:
+class ModelGraph:
     """A graph or a body. Initializers, which only the main graph has, hold small data or point outside."""
 
-    inputs: Sequence[OnnxValue]
-    outputs: Sequence[OnnxValue]
-    nodes: Sequence[OnnxNode]
+    inputs: Sequence[ModelValue]
+    outputs: Sequence[ModelValue]
+    nodes: Sequence[ModelNode]
     name: str
     initializers: Mapping[str, TensorData | ExternalWeight] = field(default_factory=dict)
     doc: str = ""
 
 
 @dataclass(slots=True, eq=False)
-class OnnxModel:
+class WholeModel:
     """A model and the types of its values, as far as they are known."""
 
-    graph: OnnxGraph
-    types: Mapping[OnnxValue, ValueType]
+    graph: ModelGraph
+    types: Mapping[ModelValue, ValueType]
     opset_imports: Mapping[str, int]
     ir_version: int
     metadata: Mapping[str, str] = field(default_factory=dict)
 
 
-def model_proto(model: OnnxModel) -> onnx.ModelProto:
+def model_proto(model: WholeModel) -> onnx.ModelProto:
     """Return the model as a protobuf; the data of external weights stays outside."""
     import onnx
 
@@ -120,7 +120,7 @@ def model_proto(model: OnnxModel) -> onnx.ModelProto:
     return proto
 
 
-def _write_graph(proto: onnx.GraphProto, graph: OnnxGraph, types: Mapping[OnnxValue, ValueType]) -> None:
+def _write_graph(proto: onnx.GraphProto, graph: ModelGraph, types: Mapping[ModelValue, ValueType]) -> None:
     proto.name = graph.name
     if graph.doc:
         proto.doc_string = graph.doc
@@ -143,7 +143,7 @@ def _write_type(info: onnx.ValueInfoProto, kind: ValueType | None) -> None:
         type_proto(kind, info.type)
 
 
-def _write_node(proto: onnx.NodeProto, node: OnnxNode, types: Mapping[OnnxValue, ValueType]) -> None:
+def _write_node(proto: onnx.NodeProto, node: ModelNode, types: Mapping[ModelValue, ValueType]) -> None:
     proto.name = node.name
     proto.op_type = node.op_type
     if node.domain:
@@ -157,7 +157,7 @@ def _write_node(proto: onnx.NodeProto, node: OnnxNode, types: Mapping[OnnxValue,
 
 
 def _write_attribute(
-    proto: onnx.AttributeProto, attribute: OnnxAttribute, types: Mapping[OnnxValue, ValueType]
+    proto: onnx.AttributeProto, attribute: ModelAttribute, types: Mapping[ModelValue, ValueType]
 ) -> None:
     import onnx
 

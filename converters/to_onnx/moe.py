@@ -17,8 +17,7 @@ from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.types import TensorType
 
 if TYPE_CHECKING:
-    import onnx_ir
-
+    from rlx_ort.converters.to_onnx.model import ModelValue
     from rlx_ort.ir.graph import Graph
 
 __all__ = ["grouped_product", "picked_product", "picks"]
@@ -51,14 +50,14 @@ def picks(x: Shape, w: Shape) -> bool:
     return isinstance(x[0], int) and isinstance(w[0], int) and x[0] <= w[0]
 
 
-def picked_product(emit: Emitter, x: onnx_ir.Value, matrices: onnx_ir.Value) -> Any:
+def picked_product(emit: Emitter, x: ModelValue, matrices: ModelValue) -> Any:
     """Write x `(M, K)` times a matrix for each row, `(M, K, N)`."""
     product = emit.op("MatMul", emit.op("Unsqueeze", x, emit.i64([1])), matrices)
     return emit.op("Squeeze", product, emit.i64([1]))
 
 
 def grouped_product(
-    emit: Emitter, inputs: tuple[onnx_ir.Value, onnx_ir.Value, onnx_ir.Value], types: tuple[TensorType, TensorType]
+    emit: Emitter, inputs: tuple[ModelValue, ModelValue, ModelValue], types: tuple[TensorType, TensorType]
 ) -> Any:
     """Write x `(M, K)` times w `(E, K, N)` by experts (i64): a loop over the experts that skips those without rows."""
     x, w, experts = inputs

@@ -20,7 +20,8 @@ from rlx_ort.ir.types import MapType, OptionalType, SequenceType, TensorType, Un
 
 if TYPE_CHECKING:
     import onnx
-    import onnx_ir
+
+    from rlx_ort.converters.to_onnx.model import ModelNode, ModelValue
 
 __all__ = ["MAX_OPSET", "choose_imports", "ir_version", "obstacle"]
 
@@ -120,8 +121,8 @@ def _choose(writer: ModelWriter, records: list[NodeRecord]) -> int:
     )
 
 
-def _form(node: onnx_ir.Node, types: dict[onnx_ir.Value, ValueType]) -> NodeForm:
-    def kinds(values: Iterable[onnx_ir.Value | None]) -> list[ValueType | None]:
+def _form(node: ModelNode, types: dict[ModelValue, ValueType]) -> NodeForm:
+    def kinds(values: Iterable[ModelValue | None]) -> list[ValueType | None]:
         return [None if value is None or value.name == "" else types.get(value, UnknownType()) for value in values]
 
     attributes = {name: attribute.value for name, attribute in node.attributes.items()}
@@ -171,7 +172,7 @@ def _attribute_obstacle(node: NodeForm, old: onnx.defs.OpSchema, new: onnx.defs.
     return ""
 
 
-def _obsolete(node: onnx_ir.Node, written: int, target: int) -> list[str]:
+def _obsolete(node: ModelNode, written: int, target: int) -> list[str]:
     """Return the attributes that the target version lacks; `obstacle` made sure that nothing is lost with them."""
     new = _schema(node.op_type, target)
     return [] if new is None or written == target else [name for name in node.attributes if name not in new.attributes]

@@ -15,14 +15,14 @@ from rlx_ort.ir.ops.shape import Concat, Expand, Gather, Narrow, Pad, Reshape, S
 from rlx_ort.ir.shape import Dim, Shape
 
 if TYPE_CHECKING:
-    import onnx_ir
+    from rlx_ort.converters.to_onnx.model import ModelValue
 
 __all__ = ["reshape", "slice_axis"]
 
 _END = 2**63 - 1
 
 
-def reshape(emit: Emitter, value: onnx_ir.Value, source: Shape | None, target: Sequence[Dim]) -> Any:
+def reshape(emit: Emitter, value: ModelValue, source: Shape | None, target: Sequence[Dim]) -> Any:
     """Write a reshape of a value of shape `source`; at most one dimension of `target` may be None (left over).
 
     The target is a constant wherever ONNX can express it, because a shape computed at run time costs nodes and keeps

@@ -41,7 +41,7 @@ def _describe(graph: Graph) -> dict[str, Any]:
     from rlx_ort.converters.to_onnx.exporter import exported
     from rlx_ort.execution.options import CompileOptions
 
-    opset = exported(graph, CompileOptions()).model.opset_imports
+    opset = exported(graph, CompileOptions()).opsets
     return {
         "name": graph.name,
         "inputs": [_value(value, value.name) for value in graph.inputs],

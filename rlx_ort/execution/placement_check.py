@@ -29,6 +29,7 @@ def build_placement(
     *,
     profiles: Mapping[str, CostProfile] | None = None,
     graph: Graph | None = None,
+    host_marker: str = "",
 ) -> Placement:
     """Return where the nodes of a session are.
 
@@ -38,6 +39,7 @@ def build_placement(
         exported: the model the session was opened with.
         profiles: execution provider -> figures to predict times with; providers without one get no cost.
         graph: the user's graph, which knows the arithmetic of each op; without it only memory counts.
+        host_marker: part of the names of nodes that are on the CPU because the user wants them there.
     """
     by_ep: dict[str, list[PlacedNode]] = {}
     ep_of: dict[str, str] = {}
@@ -50,7 +52,8 @@ def build_placement(
             op_type=f"{assigned.domain}.{assigned.op_type}" if assigned.domain else assigned.op_type,
             provider=assigned.provider,
             origin="" if node is None else exported.origin_names.get(node.origin, ""),
-            pinned=node is not None and node.shape_only and assigned.provider != requested,
+            pinned=assigned.provider != requested
+            and ((node is not None and node.shape_only) or bool(host_marker and host_marker in assigned.name)),
         )
         by_ep.setdefault(assigned.provider, []).append(placed)
     return Placement(

@@ -50,7 +50,7 @@ def _takes_expanded(
     claims: Sequence[KernelClaim], cpu_claims: Sequence[KernelClaim] | None, node: ExportedNode, model: ExportedModel
 ) -> bool:
     """Return whether the nodes of a function's body are taken; a body nobody can look into here is trusted."""
-    if any((domain, name) == (node.domain, node.op_type) for domain, name, _ in model.model.functions):
+    if any((function.domain, function.name) == (node.domain, node.op_type) for function in model.model.functions):
         return True
     if not is_function(node.domain, node.op_type, node.version):
         return False

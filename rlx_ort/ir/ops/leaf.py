@@ -57,10 +57,18 @@ class Input(Leaf):
 
 @dataclass(frozen=True, slots=True)
 class Param(Leaf):
-    """A weight: set under a name before the first run and kept. Its data, if any yet, is in `Graph.weights`."""
+    """A weight: set under a name before the first run and kept. Its data, if any yet, is in `Graph.weights`.
+
+    Attributes:
+        name: what it is set by.
+        type: its type; every dim has a size.
+        mutable: whether it changes often: sessions then take it as an input, so a change costs no new session, and
+            kernels cannot prepare themselves for its values.
+    """
 
     name: str
     type: TensorType
+    mutable: bool = False
 
     def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
         """Return the declared type."""
@@ -112,9 +120,17 @@ class LeafBuilders(GraphCore):
         return self._named_leaf(name, Input(name, TensorType(DType.parse(dtype), Shape(shape))))
 
     def param(
-        self, name: str, shape: Iterable[Dim], dtype: DType | str = DType.F32, data: npt.ArrayLike | None = None
+        self,
+        name: str,
+        shape: Iterable[Dim],
+        dtype: DType | str = DType.F32,
+        data: npt.ArrayLike | None = None,
+        *,
+        mutable: bool = False,
     ) -> Value:
         """Add a weight; `data` gives it an initial value, else it must be set before the first run.
+
+        One that is `mutable` may change between runs at no cost, and is slower to compute with.
 
         Raises:
             GraphVerifyError: the name is taken, a dimension has no size, or the data has another shape.
@@ -125,7 +141,7 @@ class LeafBuilders(GraphCore):
         tensor = None if data is None else TensorData.from_array(data, kind.dtype)
         if tensor is not None and tensor.shape != kind.shape:
             raise GraphVerifyError(f"param {name!r} is declared {kind.shape}, its data has shape {tensor.shape}")
-        value = self._named_leaf(name, Param(name, kind))
+        value = self._named_leaf(name, Param(name, kind, mutable))
         if tensor is not None:
             self.weights[name] = tensor
         return value

@@ -143,7 +143,7 @@ def test_an_opset_that_is_asked_for_is_had() -> None:
     g = Graph()
     g.outputs = [g.relu(g.input("x", [2]))]
     for wanted in (13, 17, 24):
-        assert exporter.export_model(g, CompileOptions(opset=wanted)).model.opset_imports[""] == wanted
+        assert exporter.export_model(g, CompileOptions(opset=wanted)).opsets[""] == wanted
 
 
 @pytest.mark.parametrize(
@@ -164,4 +164,4 @@ def test_engine_operators_fit_every_opset() -> None:
     g.outputs = [g.rms_norm(x, g.param("w", [4]))]
     model = exporter.export_model(g, CompileOptions(opset=23), kernels("SimplifiedLayerNormalization"))
     assert [node.op_type for node in model.nodes] == ["SimplifiedLayerNormalization"]
-    assert model.model.opset_imports[""] == 23
+    assert model.opsets[""] == 23

@@ -244,10 +244,10 @@ def test_a_subgraph_reads_values_around_it(lower: Any) -> None:
 def test_a_node_that_needs_a_newer_opset_raises_the_models(lower: Any) -> None:
     """Only as far as it must."""
     lower(lambda emit, op, inputs: emit.op("Swish", inputs[0], version=24))
-    assert export_model(probe_graph(F32)).model.graph.opset_imports == {"": 24}
+    assert export_model(probe_graph(F32)).opsets == {"": 24}
 
 
 def test_fused_operators_import_their_domain(lower: Any) -> None:
     """com.microsoft has one version."""
     lower(lambda emit, op, inputs: emit.op("QuickGelu", inputs[0], domain="com.microsoft", alpha=1.0))
-    assert export_model(probe_graph(F32)).model.graph.opset_imports == {"": 21, "com.microsoft": 1}
+    assert export_model(probe_graph(F32)).opsets == {"": 21, "com.microsoft": 1}

@@ -1,0 +1,190 @@
+"""What a session offers beyond `run`: tensors that stay on the device, fixed buffers, and runs that can be stopped.
+
+`binder_of` gives the binder of any session. Sessions that have none, as those of the null provider, get one that
+works through `run` with host memory, so callers need no second path.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rlx_ort.errors import EngineError
+from rlx_ort.execution.device_tensor import DeviceTensor, HostTensor
+from rlx_ort.providers.base import EngineSession
+
+__all__ = ["Binder", "HostBinder", "Slots", "StoppableRun", "binder_of"]
+
+
+class StoppableRun(abc.ABC):
+    """One run that another thread may stop."""
+
+    @abc.abstractmethod
+    def run(self, output_names: Sequence[str], feeds: Mapping[str, Any]) -> list[Any]:
+        """Run once; see `EngineSession.run`.
+
+        Raises:
+            EngineError: the run failed or was stopped.
+        """
+
+    @abc.abstractmethod
+    def stop(self) -> None:
+        """Make the run end soon, or not begin."""
+
+
+class Slots(abc.ABC):
+    """Fixed input and output buffers of a session for one set of input shapes; for one thread at a time."""
+
+    @abc.abstractmethod
+    def run(self, arrays: Sequence[npt.NDArray[Any]]) -> Sequence[npt.NDArray[Any]]:
+        """Copy the arrays in, run, and return the output buffers, which the next run overwrites.
+
+        The arrays have the dtypes and shapes the slots were made for.
+
+        Raises:
+            EngineError: the run failed.
+        """
+
+
+class Binder(abc.ABC):
+    """The memory side of a session."""
+
+    @property
+    @abc.abstractmethod
+    def on_host(self) -> bool:
+        """Whether the device's memory is host memory."""
+
+    @abc.abstractmethod
+    def upload(self, array: npt.NDArray[Any]) -> DeviceTensor:
+        """Return a tensor on the device with a copy of the array.
+
+        Raises:
+            EngineError: the device did not take it, for want of memory or of the element type.
+        """
+
+    @abc.abstractmethod
+    def adopt(self, source: Any) -> DeviceTensor | None:
+        """Return the tensor behind an object with `__dlpack__` without a copy, or None if it is on another device."""
+
+    @abc.abstractmethod
+    def run(self, feeds: Mapping[str, Any], outputs: Sequence[str], resident: Collection[str]) -> list[Any]:
+        """Run on arrays and device tensors; outputs in `resident` come as device tensors, the others as arrays.
+
+        No output shares memory with an input.
+
+        Raises:
+            InputError: the engine refused a feed.
+            EngineError: the run failed.
+        """
+
+    @abc.abstractmethod
+    def slots(
+        self,
+        inputs: Mapping[str, npt.NDArray[Any]],
+        outputs: Mapping[str, npt.NDArray[Any]],
+        fixed: Collection[str],
+    ) -> Slots | None:
+        """Return buffers like these arrays, or None where the engine cannot bind such element types.
+
+        Outputs in `fixed` always have the shape of the array given; the shape of the others may vary.
+        """
+
+    @abc.abstractmethod
+    def stoppable(self) -> StoppableRun:
+        """Return a run that can be stopped."""
+
+
+def binder_of(session: EngineSession) -> Binder:
+    """Return the binder of a session; one over host memory when the engine has none of its own."""
+    own = getattr(session, "binder", None)
+    return own() if own is not None else HostBinder(session)
+
+
+class HostBinder(Binder):
+    """A binder of any session, in host memory."""
+
+    def __init__(self, session: EngineSession) -> None:
+        self._session = session
+
+    @property
+    def on_host(self) -> bool:
+        """Always: there is no other memory here."""
+        return True
+
+    def upload(self, array: npt.NDArray[Any]) -> DeviceTensor:
+        """Return a copy of the array as a tensor."""
+        return HostTensor(array.copy())
+
+    def adopt(self, source: Any) -> DeviceTensor | None:
+        """Return a tensor over host memory shared through DLPack, or None for memory elsewhere."""
+        try:
+            return HostTensor(np.from_dlpack(source))
+        except (BufferError, RuntimeError, TypeError, AttributeError):
+            return None
+
+    def run(self, feeds: Mapping[str, Any], outputs: Sequence[str], resident: Collection[str]) -> list[Any]:
+        """Run on the tensors' arrays; see `Binder.run`."""
+        ready = {name: value.array if isinstance(value, HostTensor) else value for name, value in feeds.items()}
+        results = self._session.run(outputs, ready)
+        return [
+            HostTensor(result) if name in resident else result for name, result in zip(outputs, results, strict=True)
+        ]
+
+    def slots(
+        self,
+        inputs: Mapping[str, npt.NDArray[Any]],
+        outputs: Mapping[str, npt.NDArray[Any]],
+        fixed: Collection[str],
+    ) -> Slots | None:
+        """Return slots that copy results into buffers."""
+        return _HostSlots(self._session, tuple(inputs), outputs, fixed)
+
+    def stoppable(self) -> StoppableRun:
+        """Return a run that can be stopped before it begins."""
+        return _HostStoppable(self._session)
+
+
+class _HostSlots(Slots):
+    def __init__(
+        self,
+        session: EngineSession,
+        inputs: Sequence[str],
+        outputs: Mapping[str, npt.NDArray[Any]],
+        fixed: Collection[str],
+    ) -> None:
+        self._session = session
+        self._inputs = inputs
+        self._outputs = list(outputs)
+        self._buffers = {name: np.empty_like(outputs[name]) for name in fixed}
+
+    def run(self, arrays: Sequence[npt.NDArray[Any]]) -> Sequence[npt.NDArray[Any]]:
+        """Run and copy the results into the buffers; see `Slots.run`."""
+        results = self._session.run(self._outputs, dict(zip(self._inputs, arrays, strict=True)))
+        found = []
+        for name, result in zip(self._outputs, results, strict=True):
+            buffer = self._buffers.get(name, result)
+            if buffer.shape != result.shape:
+                raise EngineError(f"output {name!r} has shape {result.shape} in place of {buffer.shape}")
+            buffer[...] = result
+            found.append(buffer)
+        return found
+
+
+class _HostStoppable(StoppableRun):
+    def __init__(self, session: EngineSession) -> None:
+        self._session = session
+        self._stopped = False
+
+    def run(self, output_names: Sequence[str], feeds: Mapping[str, Any]) -> list[Any]:
+        """Run unless stopped before; see `StoppableRun.run`."""
+        if self._stopped:
+            raise EngineError("the run was stopped before it began")
+        return self._session.run(output_names, feeds)
+
+    def stop(self) -> None:
+        """Make the run not begin; one that has begun cannot be stopped here."""
+        self._stopped = True

@@ -1,0 +1,407 @@
+"""`OrtBinder`: tensors on a device, fixed buffers and stoppable runs of an ONNX Runtime session, by its IOBinding.
+
+An IOBinding belongs to one thread, so each run has its own; slots keep theirs and leave the locking to the caller.
+ONNX Runtime's private attributes are used for speed only, each in a function of its own with a public way beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rlx_ort.errors import EngineError, InputError
+from rlx_ort.execution.device_tensor import DeviceTensor
+from rlx_ort.ir.dtype import DType
+from rlx_ort.ir.types import TensorType, ValueType
+from rlx_ort.providers.binding import Binder, Slots, StoppableRun
+from rlx_ort.providers.exceptions import running_error
+from rlx_ort.providers.values import dtype_of, from_ort_value, has_foreign_dtype, is_tensor_like, to_ort_value
+
+if TYPE_CHECKING:
+    from rlx_ort.providers.session import OrtEngineSession, SessionCore
+
+__all__ = ["OrtBinder", "OrtTensor"]
+
+_COPY_AT_MOST_BYTES = 64 * 1024  # binding another buffer costs as much as copying about this many
+_DLPACK_CPU = 1
+_DLPACK_DEVICE = {"cpu": 1, "cuda": 2}
+
+
+class OrtTensor(DeviceTensor):
+    """An OrtValue with the session and the host memory it needs."""
+
+    def __init__(self, session: OrtEngineSession, value: Any, core: SessionCore, memory: Any = None) -> None:
+        self.value = value
+        self._session = session
+        self._core = core
+        self._memory = memory
+        self._dtype = dtype_of(value)
+        self._shape = tuple(value.shape())
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The sizes."""
+        return self._shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The element type as numpy, or ml_dtypes, names it."""
+        return self._dtype.numpy
+
+    def numpy(self) -> npt.NDArray[Any]:
+        """Return the elements on the host, as a copy; see `DeviceTensor.numpy`."""
+        with self._session.guarded():
+            value = self.value
+            if value.device_name() != "cpu":
+                value = _on_host(self._session.engine, value, self._dtype)
+            found: npt.NDArray[Any] = from_ort_value(value, "device tensor")
+            return found.copy() if np.may_share_memory(found, found) and not found.flags.owndata else found
+
+    def __dlpack__(self, **kwargs: Any) -> Any:
+        """Return a DLPack capsule over the memory where it is; see `DeviceTensor.__dlpack__`."""
+        if self._dtype is DType.BOOL or self.__dlpack_device__()[0] == _DLPACK_CPU:
+            kwargs.pop("stream", None)
+            if self.value.device_name() == "cpu":
+                return from_ort_value(self.value, "device tensor").__dlpack__(**kwargs)
+        with self._session.guarded():
+            return self.value.__dlpack__(stream=kwargs.get("stream"))
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """Return DLPack's number of the device type, and the device's index; see `DeviceTensor.__dlpack_device__`."""
+        name = self.value.device_name()
+        if name not in _DLPACK_DEVICE:
+            raise BufferError(f"memory of {self._session.device.display} cannot be shared through DLPack; use numpy()")
+        if has_foreign_dtype(TensorType(self._dtype)):
+            raise BufferError(f"{self._dtype.value} cannot be shared through DLPack by ONNX Runtime; use numpy()")
+        return _DLPACK_DEVICE[name], 0 if name == "cpu" else self._session.device.index
+
+
+class OrtBinder(Binder):
+    """The memory side of an ONNX Runtime session. Every call but those of `Slots` may come from any thread."""
+
+    def __init__(self, session: OrtEngineSession) -> None:
+        self._session = session
+        self._memory, self._index = session.recipe.memory
+
+    @property
+    def on_host(self) -> bool:
+        """Whether the device's memory is host memory."""
+        return self._memory == "cpu"
+
+    def upload(self, array: npt.NDArray[Any]) -> DeviceTensor:
+        """Return a tensor on the device with a copy of the array; see `Binder.upload`."""
+        session = self._session
+        with session.guarded():
+            core = session.open_core()
+            dtype = DType.from_numpy(array.dtype)
+            kind = TensorType(dtype)
+            if self.on_host or has_foreign_dtype(kind):
+                # ONNX Runtime makes values of types numpy does not know in host memory only, and copies them in a run.
+                value, memory = to_ort_value(session.engine, "device tensor", array.copy(), kind)
+                return OrtTensor(session, value, core, memory)
+            value = session.engine.OrtValue.ortvalue_from_numpy(
+                np.ascontiguousarray(array).reshape(array.shape), self._memory, self._index
+            )
+            return OrtTensor(session, value, core)
+
+    def adopt(self, source: Any) -> DeviceTensor | None:
+        """Return the tensor behind an object with `__dlpack__` without a copy, or None if it is on another device."""
+        session = self._session
+        kind, index = source.__dlpack_device__()
+        wanted = (_DLPACK_DEVICE.get(self._memory), 0 if self.on_host else self._index)
+        if self.on_host or (int(kind), int(index)) != wanted:
+            return None
+        with session.guarded():
+            value = session.engine.OrtValue.from_dlpack(source)
+            return OrtTensor(session, value, session.open_core(), source)
+
+    def run(self, feeds: Mapping[str, Any], outputs: Sequence[str], resident: Collection[str]) -> list[Any]:
+        """Run on arrays and device tensors; see `Binder.run`."""
+        session = self._session
+        names = list(outputs)
+        with session.guarded():
+            core = session.open_core()
+            if session.recipe.device_graph:
+                return session.graph_runs(core).run_values(feeds, names, resident)
+            io = core.session.io_binding()
+            kept = [self._bind(io, name, value) for name, value in feeds.items() if value is not None]
+            for name in names:
+                where = (self._memory, self._index) if name in resident else ("cpu", 0)
+                io.bind_output(name, *where)
+            _run_binding(core.session, io, core.options)
+            del kept
+            values = io.get_outputs()
+            return [
+                OrtTensor(session, value, core) if name in resident else from_ort_value(value, name)
+                for name, value in zip(names, values, strict=True)
+            ]
+
+    def slots(
+        self,
+        inputs: Mapping[str, npt.NDArray[Any]],
+        outputs: Mapping[str, npt.NDArray[Any]],
+        fixed: Collection[str],
+    ) -> Slots | None:
+        """Return fixed buffers bound to the session; see `Binder.slots`."""
+        session = self._session
+        types = {spec.name: spec.type for spec in (*session.inputs, *session.outputs)}
+        for name in (*inputs, *outputs):
+            kind = types[name]
+            if not isinstance(kind, TensorType) or kind.dtype is DType.STRING or kind.dtype.is_packed:
+                return None
+            if not self.on_host and has_foreign_dtype(kind):
+                return None
+        with session.guarded():
+            if session.recipe.device_graph:
+                return _GraphSlots(session, list(inputs), list(outputs))
+            made = _HostSlots if self.on_host else _DeviceSlots
+            return made(session, types, inputs, outputs, fixed)
+
+    def stoppable(self) -> StoppableRun:
+        """Return a run that can be stopped."""
+        return _Stoppable(self._session)
+
+    def _bind(self, io: Any, name: str, value: Any) -> Any:
+        """Bind one input and return what must live until the run has ended."""
+        if isinstance(value, OrtTensor):
+            io.bind_ortvalue_input(name, value.value)
+            return value
+        kind = self._session.input_type(name)
+        if isinstance(value, DeviceTensor):
+            value = value.numpy()
+        if not isinstance(value, np.ndarray) or not is_tensor_like(kind):
+            raise EngineError(f"input {name!r} is {kind}, which cannot be bound; only tensors of numbers go with handles")
+        bound, memory = to_ort_value(self._session.engine, name, value, kind)
+        io.bind_ortvalue_input(name, bound)
+        return bound, memory
+
+
+class _HostSlots(Slots):
+    """Slots of a provider whose memory is the host's: bound buffers are read and written in place."""
+
+    def __init__(
+        self,
+        session: OrtEngineSession,
+        types: Mapping[str, ValueType],
+        inputs: Mapping[str, npt.NDArray[Any]],
+        outputs: Mapping[str, npt.NDArray[Any]],
+        fixed: Collection[str],
+    ) -> None:
+        self._session = session
+        self._core = session.open_core()
+        self._types = types
+        self._io = self._core.session.io_binding()
+        self._kept: list[Any] = []
+        self._copied: list[tuple[int, npt.NDArray[Any]]] = []
+        self._bound: dict[str, tuple[int, Any]] = {}
+        self._varying = [name for name in outputs if name not in fixed]
+        for index, (name, like) in enumerate(inputs.items()):
+            if like.nbytes > _COPY_AT_MOST_BYTES:
+                self._bound[name] = (index, None)
+                continue
+            buffer = np.empty_like(like, order="C")
+            self._bind(self._io.bind_ortvalue_input, name, buffer)
+            self._copied.append((index, buffer))
+        self._outputs: list[npt.NDArray[Any] | None] = []
+        for name, like in outputs.items():
+            buffer = None if name in self._varying else np.empty_like(like, order="C")
+            if buffer is None:
+                self._io.bind_output(name, "cpu", 0)
+            else:
+                self._bind(self._io.bind_ortvalue_output, name, buffer)
+            self._outputs.append(buffer)
+        self._names = list(outputs)
+        self._buffers = [buffer for _, buffer in self._copied]
+        self._simple = not self._bound and not self._varying
+        self._call, self._binding = _binding_call(self._core.session, self._io)
+        self._options = self._core.options
+        self._errors = session.errors
+
+    def run(self, arrays: Sequence[npt.NDArray[Any]]) -> Sequence[npt.NDArray[Any]]:
+        """Copy the arrays in, run, and return the output buffers; see `Slots.run`."""
+        try:
+            if self._simple:
+                for buffer, array in zip(self._buffers, arrays, strict=True):
+                    buffer[...] = array
+                self._call(self._binding, self._options)
+                return self._outputs  # type: ignore[return-value]  # a simple binding has a buffer for each output
+            return self._run_all(arrays)
+        except self._errors as err:
+            raise running_error(err, self._session.device) from err
+
+    def _run_all(self, arrays: Sequence[npt.NDArray[Any]]) -> Sequence[npt.NDArray[Any]]:
+        for index, buffer in self._copied:
+            buffer[...] = arrays[index]
+        for name, (index, _) in self._bound.items():
+            value = to_ort_value(self._session.engine, name, arrays[index], self._types[name])
+            self._io.bind_ortvalue_input(name, value[0])
+            self._bound[name] = (index, value)  # borrowed until the next run
+        for name in self._varying:
+            self._io.bind_output(name, "cpu", 0)
+        self._call(self._binding, self._options)
+        if not self._varying:
+            return [buffer for buffer in self._outputs if buffer is not None]
+        values = dict(zip(self._bound_order(), self._io.get_outputs(), strict=True))
+        return [
+            from_ort_value(values[name], name) if buffer is None else buffer
+            for name, buffer in zip(self._names, self._outputs, strict=True)
+        ]
+
+    def _bound_order(self) -> list[str]:
+        """Return the outputs in the order the binding has them: that of their first binding."""
+        return self._names
+
+    def _bind(self, bind: Any, name: str, buffer: npt.NDArray[Any]) -> None:
+        value, memory = to_ort_value(self._session.engine, name, buffer, self._types[name])
+        bind(name, value)
+        self._kept.append((value, memory))
+
+
+class _DeviceSlots(Slots):
+    """Slots of a provider with its own memory: inputs are written to fixed tensors there, outputs are read back."""
+
+    def __init__(
+        self,
+        session: OrtEngineSession,
+        types: Mapping[str, ValueType],
+        inputs: Mapping[str, npt.NDArray[Any]],
+        outputs: Mapping[str, npt.NDArray[Any]],
+        fixed: Collection[str],
+    ) -> None:
+        self._session = session
+        self._core = session.open_core()
+        self._io = self._core.session.io_binding()
+        self._names = list(outputs)
+        memory = session.recipe.memory
+        self._inputs = []
+        for name, like in inputs.items():
+            value = session.engine.OrtValue.ortvalue_from_numpy(like, *memory)
+            self._io.bind_ortvalue_input(name, value)
+            self._inputs.append(value)
+        self._call, self._binding = _binding_call(self._core.session, self._io)
+
+    def run(self, arrays: Sequence[npt.NDArray[Any]]) -> Sequence[npt.NDArray[Any]]:
+        """Write the arrays to the device, run, and read the outputs; see `Slots.run`."""
+        with self._session.guarded():
+            for value, array in zip(self._inputs, arrays, strict=True):
+                value.update_inplace(array)
+            for name in self._names:
+                self._io.bind_output(name, "cpu", 0)
+            self._call(self._binding, self._core.options)
+            return [from_ort_value(value, name) for name, value in zip(self._names, self._io.get_outputs(), strict=True)]
+
+
+class GraphRuns:
+    """The one binding of a session that records its launches once and replays them: fixed addresses, static shapes.
+
+    What goes in is copied to the fixed inputs and what comes out is copied from the fixed outputs, because a replay
+    knows no others. The caller holds the session's lock.
+    """
+
+    def __init__(self, session: OrtEngineSession, core: SessionCore) -> None:
+        self._session = session
+        self._core = core
+        self._io = core.session.io_binding()
+        self._inputs = {spec.name: self._fixed(spec.name, spec.type) for spec in session.inputs}
+        self._outputs = {spec.name: self._fixed(spec.name, spec.type) for spec in session.outputs}
+        for name, value in self._inputs.items():
+            self._io.bind_ortvalue_input(name, value)
+        for name, value in self._outputs.items():
+            self._io.bind_ortvalue_output(name, value)
+
+    def run(self, names: Sequence[str], feeds: Mapping[str, Any]) -> list[npt.NDArray[Any]]:
+        """Run on arrays and return the named outputs as arrays."""
+        return self.run_values(feeds, names, ())
+
+    def run_values(self, feeds: Mapping[str, Any], names: Sequence[str], resident: Collection[str]) -> list[Any]:
+        """Run on arrays and device tensors; see `Binder.run`."""
+        for name, value in feeds.items():
+            self._inputs[name].update_inplace(value.value if isinstance(value, OrtTensor) else value)
+        _run_binding(self._core.session, self._io, self._core.options)
+        found: list[Any] = []
+        for name in names:
+            value = self._outputs[name]
+            if name in resident:
+                copy = self._fixed(name, self._session.output_type(name))
+                copy.update_inplace(value)
+                found.append(OrtTensor(self._session, copy, self._core))
+            else:
+                found.append(value.numpy())
+        return found
+
+    def _fixed(self, name: str, kind: ValueType) -> Any:
+        static = isinstance(kind, TensorType) and kind.shape is not None and kind.shape.is_static
+        if not isinstance(kind, TensorType) or kind.shape is None or not static or has_foreign_dtype(kind):
+            raise EngineError(
+                f"a device graph needs tensors of numbers with static shapes, and {name!r} is {kind}; bind its dims "
+                "with CompileOptions(dims=...), or compile without device_graph"
+            )
+        make = self._session.engine.OrtValue.ortvalue_from_shape_and_type
+        return make(list(kind.shape.static()), kind.dtype.numpy, *self._session.recipe.memory)
+
+
+class _GraphSlots(Slots):
+    def __init__(self, session: OrtEngineSession, inputs: list[str], outputs: list[str]) -> None:
+        self._session = session
+        self._inputs = inputs
+        self._outputs = outputs
+
+    def run(self, arrays: Sequence[npt.NDArray[Any]]) -> Sequence[npt.NDArray[Any]]:
+        """Copy the arrays in, replay, and read the outputs; see `Slots.run`."""
+        with self._session.guarded():
+            core = self._session.open_core()
+            feeds = dict(zip(self._inputs, arrays, strict=True))
+            return self._session.graph_runs(core).run(self._outputs, feeds)
+
+
+class _Stoppable(StoppableRun):
+    def __init__(self, session: OrtEngineSession) -> None:
+        self._session = session
+        self._options = session.engine.RunOptions()
+
+    def run(self, output_names: Sequence[str], feeds: Mapping[str, Any]) -> list[Any]:
+        """Run once; see `StoppableRun.run`."""
+        return self._session.run(output_names, feeds, self._options)
+
+    def stop(self) -> None:
+        """Make the run end at its next node; one that has not begun ends at its first."""
+        self._options.terminate = True
+
+
+def _run_binding(session: Any, io: Any, options: Any) -> None:
+    call, binding = _binding_call(session, io)
+    call(binding, options)
+
+
+def _binding_call(session: Any, io: Any) -> tuple[Any, Any]:
+    """Return the cheapest call that runs a binding, and what to hand to it; the public one adds half a microsecond."""
+    call = getattr(getattr(session, "_sess", None), "run_with_iobinding", None)
+    inner = getattr(io, "_iobinding", None)
+    if call is None or inner is None:
+        return session.run_with_iobinding, io
+    return call, inner
+
+
+def _on_host(engine: Any, value: Any, dtype: DType) -> Any:
+    """Return a host value for one in device memory, by the way the device has for that."""
+    if not has_foreign_dtype(TensorType(dtype)):
+        return engine.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(value.numpy()).reshape(tuple(value.shape())))
+    copy = getattr(engine, "copy_tensors", None)
+    if copy is None:
+        raise EngineError(f"this ONNX Runtime cannot read {dtype.value} from a device; cast the output to f32")
+    host = engine.OrtValue.ortvalue_from_shape_and_type(list(value.shape()), value.element_type(), "cpu", 0)
+    copy([value], [host])
+    return host
+
+
+def check_feed(name: str, value: Any) -> None:
+    """Refuse a value that no run takes.
+
+    Raises:
+        InputError: it is neither an array nor a tensor.
+    """
+    if not isinstance(value, (np.ndarray, DeviceTensor)):
+        raise InputError(f"input {name!r} takes an array, got {type(value).__name__}")
