@@ -31,14 +31,15 @@ def from_onnx(source: Source, *, base_dir: str | os.PathLike[str] | None = None)
     from rlx_ort.converters.from_onnx.builder import GraphBuilder
     from rlx_ort.converters.from_onnx.external import ExternalFiles
     from rlx_ort.converters.from_onnx.rewrite import fill_types, with_ir_ops
-    from rlx_ort.converters.from_onnx.source import read_model, skeleton
+    from rlx_ort.converters.from_onnx.source import is_fully_typed, read_model, skeleton
     from rlx_ort.converters.from_onnx.structure import check_model
     from rlx_ort.converters.to_onnx.infer import with_types
 
     model, folder = read_model(source, base_dir)
     try:
         check_model(model)
-        graph = GraphBuilder(model, with_types(skeleton(model)), ExternalFiles(folder)).build()
+        typed = model if is_fully_typed(model) else with_types(skeleton(model))
+        graph = GraphBuilder(model, typed, ExternalFiles(folder)).build()
         if model.functions:
             fill_types(graph)
         return with_ir_ops(graph)

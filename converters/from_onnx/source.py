@@ -12,7 +12,7 @@ from rlx_ort.errors import ConversionError
 if TYPE_CHECKING:
     import onnx
 
-__all__ = ["Source", "read_model", "skeleton"]
+__all__ = ["Source", "is_fully_typed", "read_model", "skeleton"]
 
 Source: TypeAlias = "str | os.PathLike[str] | bytes | onnx.ModelProto"
 
@@ -67,6 +67,29 @@ def skeleton(model: onnx.ModelProto) -> onnx.ModelProto:
             values = sparse.values
             graph.input.append(onnx.helper.make_tensor_value_info(values.name, values.data_type, sparse.dims))
     return light
+
+
+def is_fully_typed(model: onnx.ModelProto) -> bool:
+    """Return whether a model says itself what type each of its values has, so that nothing needs to be inferred.
+
+    Torch writes such models; inference costs as much time and memory as the rest of an import.
+    """
+    return not model.functions and _declares_all(model.graph)
+
+
+def _declares_all(graph: onnx.GraphProto) -> bool:
+    declared = {info.name for info in (*graph.value_info, *graph.output) if _is_ranked(info.type)}
+    if any(name and name not in declared for node in graph.node for name in node.output):
+        return False
+    bodies = [attribute for node in graph.node for attribute in node.attribute if attribute.HasField("g")]
+    return not any(attribute.graphs for node in graph.node for attribute in node.attribute) and all(
+        _declares_all(attribute.g) for attribute in bodies
+    )
+
+
+def _is_ranked(kind: onnx.TypeProto) -> bool:
+    tensor = kind.tensor_type
+    return bool(tensor.elem_type) and tensor.HasField("shape")
 
 
 def _parsed(data: bytes, what: str) -> onnx.ModelProto:

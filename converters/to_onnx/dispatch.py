@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from rlx_ort.converters.to_onnx.families import load_family
 from rlx_ort.errors import ConversionError
 from rlx_ort.execution.dispatch import KernelDispatch
 from rlx_ort.ir.op import Op
@@ -145,7 +146,6 @@ def _chooses(node: Node) -> bool:
 
 
 def _native_of(op: Op) -> _Native | None:
-    import rlx_ort.converters.to_onnx.families  # noqa: F401  # each family registers its lowerings when imported
-
+    load_family(type(op))
     known = _natives.get(type(op))
     return known if known is not None and known.when(op) else None

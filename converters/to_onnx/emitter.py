@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from rlx_ort.converters.to_onnx.attributes import attribute
 from rlx_ort.converters.to_onnx.dispatch import NoNativeForm
+from rlx_ort.converters.to_onnx.families import load_family
 from rlx_ort.converters.to_onnx.imported import imported_node, trimmed
 from rlx_ort.converters.to_onnx.model import ModelGraph, ModelNode, ModelValue
 from rlx_ort.converters.to_onnx.writer import ModelWriter, NodeRecord
@@ -51,8 +52,7 @@ def lowers(op: type[O]) -> Callable[[Lowering], Lowering]:
 
 def lowering_of(op: Op) -> Lowering | None:
     """Return the lowering of an op, or None when it has none (leaves, `OnnxNode`, refused kinds)."""
-    import rlx_ort.converters.to_onnx.families  # noqa: F401  # each family registers its lowerings when imported
-
+    load_family(type(op))
     return _lowerings.get(type(op))
 
 

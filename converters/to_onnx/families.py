@@ -1,52 +1,33 @@
-"""Imports every family of lowerings, so that each op finds its own. A new family file is added here."""
+"""Finds the lowerings of an op: they stand in the file here that has the name of the op's family in `rlx_ort.ir.ops`.
+
+A family is imported when a graph first has an op of it, so a model pays, in time and memory, for the ops it uses.
+"""
 
 from __future__ import annotations
 
-from rlx_ort.converters.to_onnx import (
-    attention,
-    blocks,
-    control,
-    conv,
-    custom,
-    dequant,
-    elementwise,
-    indexing,
-    linalg,
-    moe,
-    native,
-    norm,
-    quant,
-    reduce,
-    sample,
-    sequence,
-    shape,
-    signal,
-    solve,
-    volume,
-)
+import functools
+import importlib
 
-__all__ = ["FAMILIES"]
+from rlx_ort.ir.op import Op
 
-FAMILIES = (
-    attention,
-    blocks,
-    control,
-    conv,
-    custom,
-    dequant,
-    elementwise,
-    indexing,
-    linalg,
-    moe,
-    native,
-    norm,
-    quant,
-    reduce,
-    sample,
-    sequence,
-    shape,
-    signal,
-    solve,
-    volume,
-)
-"""The modules that hold the lowerings."""
+__all__ = ["load_family"]
+
+_OPS = "rlx_ort.ir.ops."
+_WITHOUT = frozenset({"leaf", "onnx", "refused"})
+"""Families that are written by the emitter itself, or never."""
+_ELSEWHERE = {"composite": "blocks", "gqa": "blocks"}
+
+
+def load_family(op: type[Op]) -> None:
+    """Import the lowerings, common and native, of the family an op belongs to; ops from outside bring their own."""
+    _load(op.__module__)
+
+
+@functools.cache
+def _load(module: str) -> None:
+    family = module.removeprefix(_OPS)
+    if family == module or family in _WITHOUT:
+        return
+    here = __name__.rpartition(".")[0]
+    importlib.import_module(f"{here}.{_ELSEWHERE.get(family, family)}")
+    importlib.import_module(f"{here}.native")
