@@ -12,7 +12,6 @@ reference to anything: whoever opens the session owns what `prepare_weights` ret
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import tempfile
 import time
@@ -95,6 +94,8 @@ def write_weights_file(
 
     The file appears whole or not at all, since a mapped file that is cut short kills the process that maps it.
     """
+    import hashlib  # loads OpenSSL, which most processes do not need
+
     import filelock
 
     entries = _layout(weights)

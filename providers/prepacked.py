@@ -6,7 +6,6 @@ and in others, open that file and share its pages. The folder's name holds every
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import tempfile
@@ -65,6 +64,8 @@ def _save_to(options: Any, folder: Path) -> None:
 
 
 def _key(payload: bytes, buffers: Sequence[npt.NDArray[Any]], traits: Mapping[str, str]) -> str:
+    import hashlib  # loads OpenSSL, which most processes do not need
+
     digest = hashlib.sha256(payload)
     for buffer in buffers:
         digest.update(buffer.nbytes.to_bytes(8, "little"))

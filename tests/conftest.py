@@ -9,6 +9,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from rlx_ort import device as device_module
 from rlx_ort import environment
 from rlx_ort.device import Device
 from rlx_ort.providers.base import Availability
@@ -57,6 +58,13 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch, cache_folder: Path) -> It
     environment.clear_overrides()
     yield
     environment.clear_overrides()
+
+
+@pytest.fixture(autouse=True)
+def known_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget after each test the device kinds that its providers brought, so that the built-in ones are known."""
+    for table in ("_kinds", "_spellings"):
+        monkeypatch.setattr(device_module, table, dict(getattr(device_module, table)))
 
 
 @pytest.fixture(params=["cpu", pytest.param("webgpu", marks=pytest.mark.webgpu)])

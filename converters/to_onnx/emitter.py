@@ -108,7 +108,7 @@ class Emitter:
         if not name:
             name = f"{self.node.name}/{node.op_type}" if self._frame.named else self.node.name
             self._frame.named = True
-        node.name = writer.node_names.unique(name)
+        node.name = writer.node_names.unique(name + self._mark())
         self._nodes.append(node)
         self._owned.add(node)
         body = self._parent is not None
@@ -294,6 +294,12 @@ class Emitter:
                 if not isinstance(node.types[index], UnknownType):
                     self._writer.set_type(value, node.types[index])
         self._name_results(start)
+
+    def _mark(self) -> str:
+        """Return what follows an @ in the name of the node around a body, by which its nodes are placed like it."""
+        if self._parent is None:
+            return ""
+        return self._parent._mark() or "".join(self._parent.node.name.partition("@")[1:])
 
     def _name_results(self, start: int) -> None:
         """Name the results, which have no name yet, of the nodes from `start` on."""

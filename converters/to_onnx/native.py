@@ -89,6 +89,8 @@ def _require_skip(emit: Emitter, op: FusedResidualLN | FusedResidualRmsNorm, op_
     """Check what the kernels of Skip(Simplified)LayerNormalization take, and return the type of x."""
     kind = emit.input_type(0)
     shape = known_shape(op, kind, "x")
+    if kind.dtype is DType.F64:
+        raise NoNativeForm("ONNX Runtime has a kernel for f64, but its checker does not let f64 through to it")
     if shape.rank not in {2, 3}:
         raise NoNativeForm(f"the kernel takes rank 2 or 3, x is {kind}")
     if emit.input_type(1).shape != shape or None in shape:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
+import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -96,7 +96,9 @@ class ModelWriter:
     origin_label: str = ""
     dispatcher: Dispatcher = field(default_factory=Dispatcher)
     origins: Mapping[int, int] = field(default_factory=dict)
-    _by_content: dict[tuple[DType, tuple[int, ...], bytes], ModelValue] = field(default_factory=dict)
+    _by_content: dict[tuple[DType, tuple[int, ...], int], list[tuple[TensorData, ModelValue]]] = field(
+        default_factory=dict
+    )
 
     def set_type(self, value: ModelValue, kind: ValueType) -> None:
         """Declare the type of a value."""
@@ -118,15 +120,19 @@ class ModelWriter:
     def constant(self, data: TensorData, name: str) -> ModelValue:
         """Return the initializer of a constant, one for equal data."""
         content = "\0".join(map(str, data.buffer)).encode() if data.dtype is DType.STRING else data.buffer.data
-        key = (data.dtype, data.shape, hashlib.blake2b(content, digest_size=16).digest())
-        if key not in self._by_content:
-            kind = TensorType(data.dtype, Shape(data.shape))
-            name = self.value_names.unique(name or "constant")
-            small = data.nbytes < INLINE_BYTES
-            if not small:
-                self.constants[name] = data
-            self._by_content[key] = self._declare(name, kind, data if small else ExternalWeight(kind))
-        return self._by_content[key]
+        # A checksum finds the candidates; a hash that needs no comparison would load OpenSSL, 3.5 MB.
+        alike = self._by_content.setdefault((data.dtype, data.shape, zlib.crc32(content)), [])
+        for known, value in alike:
+            if known == data:
+                return value
+        kind = TensorType(data.dtype, Shape(data.shape))
+        name = self.value_names.unique(name or "constant")
+        small = data.nbytes < INLINE_BYTES
+        if not small:
+            self.constants[name] = data
+        value = self._declare(name, kind, data if small else ExternalWeight(kind))
+        alike.append((data, value))
+        return value
 
     def _declare(self, name: str, kind: TensorType, tensor: TensorData | ExternalWeight) -> ModelValue:
         value = ModelValue(name)

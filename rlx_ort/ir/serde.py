@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import hashlib
 import json
 import math
 import os
@@ -74,7 +73,7 @@ def save_json(graph: Graph, path: str | Path) -> None:
     try:
         if tensors:
             side = path.with_suffix(".safetensors")
-            identity = hashlib.sha256(text.encode("utf-8") + os.urandom(16)).hexdigest()
+            identity = os.urandom(32).hex()
             document["tensors"] = {"file": side.name, "identity": identity}
             with _replacing(side) as temporary:
                 write_tensors(temporary, tensors, {"identity": identity})
