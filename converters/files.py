@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
@@ -85,7 +84,7 @@ def _replacing(path: Path, undo: contextlib.ExitStack) -> Iterator[BinaryIO]:
     A file that was not there before is removed again when `undo` is unwound.
     """
     existed = path.exists()
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.urandom(8).hex()}.tmp")
     try:
         with temporary.open("xb") as stream:
             yield stream

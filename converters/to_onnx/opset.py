@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from rlx_ort.converters.onnx_types import type_proto_text
 from rlx_ort.converters.to_onnx.emitter import DEFAULT_OPSET
 from rlx_ort.converters.to_onnx.semantics import BREAKS, RENAMED, Break, NodeForm, is_redundant
+from rlx_ort.converters.to_onnx.widening import only_widens
 from rlx_ort.converters.to_onnx.writer import ModelWriter, NodeRecord
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.dtype import DType
@@ -70,6 +71,8 @@ def ir_version(types: Iterable[ValueType]) -> int:
 
 def obstacle(node: NodeForm, written: int, target: int) -> str:
     """Return why a node of ai.onnx written for one opset version must not be stamped with another; empty if it may."""
+    if only_widens(node.op_type, written, target):
+        return ""
     old, new = _schema(node.op_type, written), _schema(node.op_type, target)
     if old is None and node.op_type in _ENGINE_OPS:
         return ""
@@ -174,6 +177,8 @@ def _attribute_obstacle(node: NodeForm, old: onnx.defs.OpSchema, new: onnx.defs.
 
 def _obsolete(node: ModelNode, written: int, target: int) -> list[str]:
     """Return the attributes that the target version lacks; `obstacle` made sure that nothing is lost with them."""
+    if only_widens(node.op_type, written, target):
+        return []
     new = _schema(node.op_type, target)
     return [] if new is None or written == target else [name for name in node.attributes if name not in new.attributes]
 
