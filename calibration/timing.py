@@ -44,9 +44,9 @@ class Budget:
         """The time that is gone, in nanoseconds."""
         return max(self.clock() - self._start, 0)
 
-    def allows(self, share: float, expected_ns: float = 0.0) -> bool:
-        """Return whether something may start that has this long left within a share of the whole."""
-        return self.elapsed_ns + expected_ns < share * self.limit_ns
+    def fits(self, deadline_ns: float, expected_ns: float = 0.0) -> bool:
+        """Return whether something that takes this long ends before a deadline, counted from the start."""
+        return self.elapsed_ns + expected_ns < min(deadline_ns, self.limit_ns)
 
 
 def timed(run: Callable[[], object], budget: Budget, most: int = 15, warm: int = 1) -> Timed | None:
@@ -60,19 +60,19 @@ def timed(run: Callable[[], object], budget: Budget, most: int = 15, warm: int =
             break  # so slow that a second warm-up is worth less than it costs
     times: list[int] = []
     start = clock()
-    while len(times) < most:
+    for _ in range(most):
         before = clock()
         run()
         after = clock()
         if after > before:  # a clock that stands still or goes back says nothing about this run
             times.append(after - before)
-        elif after - start < 0 or len(times) == 0:
-            return None
         spent = after - start
         if spent > budget.point_ns and len(times) >= min(_LEAST, most):
             break
         if spent > 3 * budget.point_ns:
             break
+    if not times:
+        return None
     median = float(statistics.median(times))
     return Timed(median, quartile_spread(times), len(times))
 

@@ -146,6 +146,7 @@ class Provider(abc.ABC):
         ep_name: ONNX Runtime's name of the execution provider, empty for engines that are not ONNX Runtime.
         selectable: whether automatic choice may pick it; test providers say no.
         exclusive: whether only one session of the provider may run at a time in this process.
+        compiles_per_shape: whether a run with new input shapes compiles the graph anew, which takes seconds.
     """
 
     name: ClassVar[str]
@@ -153,6 +154,7 @@ class Provider(abc.ABC):
     ep_name: ClassVar[str] = ""
     selectable: ClassVar[bool] = True
     exclusive: ClassVar[bool] = False
+    compiles_per_shape: ClassVar[bool] = False
 
     @abc.abstractmethod
     def probe(self, device: Device) -> Availability:

@@ -30,6 +30,7 @@ class CoreMlProvider(OrtProvider):
     title: ClassVar[str] = "Core ML"
     extra: ClassVar[str] = "cpu"
     compiles: ClassVar[bool] = True
+    compiles_per_shape: ClassVar[bool] = True
     # https://onnxruntime.ai/docs/execution-providers/CoreML-ExecutionProvider.html#configuration-options-new-api
     option_keys: ClassVar[frozenset[str] | None] = names(
         """

@@ -78,8 +78,19 @@ class CudaProvider(OrtProvider):
     def recipe(self, device: Device, options: CompileOptions) -> SessionRecipe:
         """Return a recipe on one GPU, with TF32 off unless it is asked for: ORT's default costs 6e-4 of accuracy."""
         chosen = cuda_options(device.index, options.precision)
+        if options.device_graph:
+            chosen["enable_cuda_graph"] = "1"
+        if options.device_memory_limit_bytes is not None:
+            # By default the arena doubles what it takes, and would run into the limit with half of it unused.
+            chosen["gpu_mem_limit"] = str(options.device_memory_limit_bytes)
+            chosen["arena_extend_strategy"] = "kSameAsRequested"
         return SessionRecipe(
-            self.ep_name, options=chosen, option_keys=self.option_keys, ep_devices=self.ep_devices(device)
+            self.ep_name,
+            options=chosen,
+            option_keys=self.option_keys,
+            ep_devices=self.ep_devices(device),
+            memory=("cuda", device.index),
+            device_graph=options.device_graph,
         )
 
     # --- claims and quirks

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from rlx_ort.errors import EngineError, InputError
+from rlx_ort.errors import EngineError
 from rlx_ort.execution.device_tensor import DeviceTensor
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import TensorType, ValueType
@@ -23,7 +23,7 @@ from rlx_ort.providers.values import dtype_of, from_ort_value, has_foreign_dtype
 if TYPE_CHECKING:
     from rlx_ort.providers.session import OrtEngineSession, SessionCore
 
-__all__ = ["OrtBinder", "OrtTensor"]
+__all__ = ["GraphRuns", "OrtBinder", "OrtTensor"]
 
 _COPY_AT_MOST_BYTES = 64 * 1024  # binding another buffer costs as much as copying about this many
 _DLPACK_CPU = 1
@@ -31,41 +31,67 @@ _DLPACK_DEVICE = {"cpu": 1, "cuda": 2}
 
 
 class OrtTensor(DeviceTensor):
-    """An OrtValue with the session and the host memory it needs."""
+    """An OrtValue with the host memory and the session it needs.
 
-    def __init__(self, session: OrtEngineSession, value: Any, core: SessionCore, memory: Any = None) -> None:
+    Args:
+        session: the session it was made for.
+        value: the OrtValue.
+        core: the open session whose allocator owns the memory, None for memory that belongs to no session.
+        memory: host memory that the value borrows.
+    """
+
+    def __init__(self, session: OrtEngineSession, value: Any, core: SessionCore | None, memory: Any = None) -> None:
         self.value = value
         self._session = session
         self._core = core
         self._memory = memory
-        self._dtype = dtype_of(value)
-        self._shape = tuple(value.shape())
+        # Asked for when needed: a loop makes many tensors that nobody looks at.
+        self._shape: tuple[int, ...] | None = None
+        self._known_type: DType | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The sizes."""
+        if self._shape is None:
+            self._shape = tuple(self.value.shape())
         return self._shape
 
     @property
     def dtype(self) -> np.dtype[Any]:
         """The element type as numpy, or ml_dtypes, names it."""
-        return self._dtype.numpy
+        return self._element_type.numpy
+
+    @property
+    def _element_type(self) -> DType:
+        if self._known_type is None:
+            self._known_type = dtype_of(self.value)
+        return self._known_type
+
+    def value_for(self, core: SessionCore) -> tuple[Any, Any]:
+        """Return the OrtValue for a run of a session, and what must live until it ends; the device's lock is held.
+
+        WebGPU crashes when memory of one session is freed that another session has read. So it is copied, once and on
+        the device, to memory that belongs to none; that also lets the other session go.
+        """
+        before = (self.value, self._core)
+        if self._core is not None and self._core is not core and self.value.device_name() != "cpu":
+            dtype = self.value.element_type() if has_foreign_dtype(TensorType(self._element_type)) else self.dtype
+            make = self._session.engine.OrtValue.ortvalue_from_shape_and_type
+            copy = make(list(self.shape), dtype, *self._session.recipe.memory)
+            copy.update_inplace(self.value)
+            self.value, self._core = copy, None
+        return self.value, before
 
     def numpy(self) -> npt.NDArray[Any]:
         """Return the elements on the host, as a copy; see `DeviceTensor.numpy`."""
         with self._session.guarded():
-            value = self.value
-            if value.device_name() != "cpu":
-                value = _on_host(self._session.engine, value, self._dtype)
-            found: npt.NDArray[Any] = from_ort_value(value, "device tensor")
-            return found.copy() if np.may_share_memory(found, found) and not found.flags.owndata else found
+            return _read(self._session.engine, self.value, self._element_type)
 
     def __dlpack__(self, **kwargs: Any) -> Any:
         """Return a DLPack capsule over the memory where it is; see `DeviceTensor.__dlpack__`."""
-        if self._dtype is DType.BOOL or self.__dlpack_device__()[0] == _DLPACK_CPU:
-            kwargs.pop("stream", None)
-            if self.value.device_name() == "cpu":
-                return from_ort_value(self.value, "device tensor").__dlpack__(**kwargs)
+        kind, _ = self.__dlpack_device__()
+        if kind == _DLPACK_CPU:
+            return from_ort_value(self.value, "device tensor").__dlpack__(**kwargs)
         with self._session.guarded():
             return self.value.__dlpack__(stream=kwargs.get("stream"))
 
@@ -74,8 +100,9 @@ class OrtTensor(DeviceTensor):
         name = self.value.device_name()
         if name not in _DLPACK_DEVICE:
             raise BufferError(f"memory of {self._session.device.display} cannot be shared through DLPack; use numpy()")
-        if has_foreign_dtype(TensorType(self._dtype)):
-            raise BufferError(f"{self._dtype.value} cannot be shared through DLPack by ONNX Runtime; use numpy()")
+        if has_foreign_dtype(TensorType(self._element_type)):
+            name = self._element_type.value
+            raise BufferError(f"{name} cannot be shared through DLPack by ONNX Runtime; use numpy()")
         return _DLPACK_DEVICE[name], 0 if name == "cpu" else self._session.device.index
 
 
@@ -85,6 +112,7 @@ class OrtBinder(Binder):
     def __init__(self, session: OrtEngineSession) -> None:
         self._session = session
         self._memory, self._index = session.recipe.memory
+        self._places = (_Place(session.engine, self._memory, self._index), _Place(session.engine, "cpu", 0))
 
     @property
     def on_host(self) -> bool:
@@ -95,17 +123,17 @@ class OrtBinder(Binder):
         """Return a tensor on the device with a copy of the array; see `Binder.upload`."""
         session = self._session
         with session.guarded():
-            core = session.open_core()
+            session.open_core()
             dtype = DType.from_numpy(array.dtype)
             kind = TensorType(dtype)
             if self.on_host or has_foreign_dtype(kind):
                 # ONNX Runtime makes values of types numpy does not know in host memory only, and copies them in a run.
                 value, memory = to_ort_value(session.engine, "device tensor", array.copy(), kind)
-                return OrtTensor(session, value, core, memory)
+                return OrtTensor(session, value, None, memory)
             value = session.engine.OrtValue.ortvalue_from_numpy(
                 np.ascontiguousarray(array).reshape(array.shape), self._memory, self._index
             )
-            return OrtTensor(session, value, core)
+            return OrtTensor(session, value, None)
 
     def adopt(self, source: Any) -> DeviceTensor | None:
         """Return the tensor behind an object with `__dlpack__` without a copy, or None if it is on another device."""
@@ -116,7 +144,7 @@ class OrtBinder(Binder):
             return None
         with session.guarded():
             value = session.engine.OrtValue.from_dlpack(source)
-            return OrtTensor(session, value, session.open_core(), source)
+            return OrtTensor(session, value, None, source)
 
     def run(self, feeds: Mapping[str, Any], outputs: Sequence[str], resident: Collection[str]) -> list[Any]:
         """Run on arrays and device tensors; see `Binder.run`."""
@@ -125,12 +153,12 @@ class OrtBinder(Binder):
         with session.guarded():
             core = session.open_core()
             if session.recipe.device_graph:
-                return session.graph_runs(core).run_values(feeds, names, resident)
+                return session.graph_runs(core).run_values(core, feeds, names, resident)
             io = core.session.io_binding()
-            kept = [self._bind(io, name, value) for name, value in feeds.items() if value is not None]
+            kept = [self._bind(core, io, name, value) for name, value in feeds.items() if value is not None]
+            here, host = self._places
             for name in names:
-                where = (self._memory, self._index) if name in resident else ("cpu", 0)
-                io.bind_output(name, *where)
+                _bind_output(io, name, here if name in resident else host)
             _run_binding(core.session, io, core.options)
             del kept
             values = io.get_outputs()
@@ -164,16 +192,19 @@ class OrtBinder(Binder):
         """Return a run that can be stopped."""
         return _Stoppable(self._session)
 
-    def _bind(self, io: Any, name: str, value: Any) -> Any:
+    def _bind(self, core: SessionCore, io: Any, name: str, value: Any) -> Any:
         """Bind one input and return what must live until the run has ended."""
         if isinstance(value, OrtTensor):
-            io.bind_ortvalue_input(name, value.value)
-            return value
+            bound, memory = value.value_for(core)
+            io.bind_ortvalue_input(name, bound)
+            return bound, memory
         kind = self._session.input_type(name)
         if isinstance(value, DeviceTensor):
             value = value.numpy()
         if not isinstance(value, np.ndarray) or not is_tensor_like(kind):
-            raise EngineError(f"input {name!r} is {kind}, which cannot be bound; only tensors of numbers go with handles")
+            raise EngineError(
+                f"input {name!r} is {kind}, which cannot be bound; only tensors of numbers go with handles"
+            )
         bound, memory = to_ort_value(self._session.engine, name, value, kind)
         io.bind_ortvalue_input(name, bound)
         return bound, memory
@@ -207,12 +238,13 @@ class _HostSlots(Slots):
             self._copied.append((index, buffer))
         self._outputs: list[npt.NDArray[Any] | None] = []
         for name, like in outputs.items():
-            buffer = None if name in self._varying else np.empty_like(like, order="C")
-            if buffer is None:
+            if name in self._varying:
                 self._io.bind_output(name, "cpu", 0)
+                self._outputs.append(None)
             else:
-                self._bind(self._io.bind_ortvalue_output, name, buffer)
-            self._outputs.append(buffer)
+                place = np.empty_like(like, order="C")
+                self._bind(self._io.bind_ortvalue_output, name, place)
+                self._outputs.append(place)
         self._names = list(outputs)
         self._buffers = [buffer for _, buffer in self._copied]
         self._simple = not self._bound and not self._varying
@@ -244,15 +276,11 @@ class _HostSlots(Slots):
         self._call(self._binding, self._options)
         if not self._varying:
             return [buffer for buffer in self._outputs if buffer is not None]
-        values = dict(zip(self._bound_order(), self._io.get_outputs(), strict=True))
+        values = dict(zip(self._names, self._io.get_outputs(), strict=True))
         return [
             from_ort_value(values[name], name) if buffer is None else buffer
             for name, buffer in zip(self._names, self._outputs, strict=True)
         ]
-
-    def _bound_order(self) -> list[str]:
-        """Return the outputs in the order the binding has them: that of their first binding."""
-        return self._names
 
     def _bind(self, bind: Any, name: str, buffer: npt.NDArray[Any]) -> None:
         value, memory = to_ort_value(self._session.engine, name, buffer, self._types[name])
@@ -291,7 +319,9 @@ class _DeviceSlots(Slots):
             for name in self._names:
                 self._io.bind_output(name, "cpu", 0)
             self._call(self._binding, self._core.options)
-            return [from_ort_value(value, name) for name, value in zip(self._names, self._io.get_outputs(), strict=True)]
+            return [
+                from_ort_value(value, name) for name, value in zip(self._names, self._io.get_outputs(), strict=True)
+            ]
 
 
 class GraphRuns:
@@ -303,7 +333,6 @@ class GraphRuns:
 
     def __init__(self, session: OrtEngineSession, core: SessionCore) -> None:
         self._session = session
-        self._core = core
         self._io = core.session.io_binding()
         self._inputs = {spec.name: self._fixed(spec.name, spec.type) for spec in session.inputs}
         self._outputs = {spec.name: self._fixed(spec.name, spec.type) for spec in session.outputs}
@@ -312,22 +341,27 @@ class GraphRuns:
         for name, value in self._outputs.items():
             self._io.bind_ortvalue_output(name, value)
 
-    def run(self, names: Sequence[str], feeds: Mapping[str, Any]) -> list[npt.NDArray[Any]]:
+    def run(self, core: SessionCore, names: Sequence[str], feeds: Mapping[str, Any]) -> list[npt.NDArray[Any]]:
         """Run on arrays and return the named outputs as arrays."""
-        return self.run_values(feeds, names, ())
+        return self.run_values(core, feeds, names, ())
 
-    def run_values(self, feeds: Mapping[str, Any], names: Sequence[str], resident: Collection[str]) -> list[Any]:
+    def run_values(
+        self, core: SessionCore, feeds: Mapping[str, Any], names: Sequence[str], resident: Collection[str]
+    ) -> list[Any]:
         """Run on arrays and device tensors; see `Binder.run`."""
+        kept = []
         for name, value in feeds.items():
-            self._inputs[name].update_inplace(value.value if isinstance(value, OrtTensor) else value)
-        _run_binding(self._core.session, self._io, self._core.options)
+            given, before = value.value_for(core) if isinstance(value, OrtTensor) else (value, None)
+            self._inputs[name].update_inplace(given)
+            kept.append(before)
+        _run_binding(core.session, self._io, core.options)
         found: list[Any] = []
         for name in names:
             value = self._outputs[name]
             if name in resident:
                 copy = self._fixed(name, self._session.output_type(name))
                 copy.update_inplace(value)
-                found.append(OrtTensor(self._session, copy, self._core))
+                found.append(OrtTensor(self._session, copy, core))
             else:
                 found.append(value.numpy())
         return found
@@ -354,7 +388,7 @@ class _GraphSlots(Slots):
         with self._session.guarded():
             core = self._session.open_core()
             feeds = dict(zip(self._inputs, arrays, strict=True))
-            return self._session.graph_runs(core).run(self._outputs, feeds)
+            return self._session.graph_runs(core).run(core, self._outputs, feeds)
 
 
 class _Stoppable(StoppableRun):
@@ -371,6 +405,25 @@ class _Stoppable(StoppableRun):
         self._options.terminate = True
 
 
+class _Place:
+    """A memory that outputs may be left in."""
+
+    def __init__(self, engine: Any, memory: str, index: int) -> None:
+        self.names = (memory, index)
+        make = getattr(getattr(engine, "OrtDevice", None), "make", None)
+        inner = None if make is None else getattr(make(memory, index), "_get_c_device", None)
+        self.inner = None if inner is None else inner()
+
+
+def _bind_output(io: Any, name: str, place: _Place) -> None:
+    """Have an output left somewhere; the public call makes the same object for the place each time."""
+    inner = getattr(io, "_iobinding", None)
+    if inner is None or place.inner is None:
+        io.bind_output(name, *place.names)
+    else:
+        inner.bind_output(name, place.inner)
+
+
 def _run_binding(session: Any, io: Any, options: Any) -> None:
     call, binding = _binding_call(session, io)
     call(binding, options)
@@ -385,23 +438,17 @@ def _binding_call(session: Any, io: Any) -> tuple[Any, Any]:
     return call, inner
 
 
-def _on_host(engine: Any, value: Any, dtype: DType) -> Any:
-    """Return a host value for one in device memory, by the way the device has for that."""
+def _read(engine: Any, value: Any, dtype: DType) -> npt.NDArray[Any]:
+    """Return the elements of a value, wherever it is, as an array of its own."""
+    if value.device_name() == "cpu":
+        found: npt.NDArray[Any] = from_ort_value(value, "device tensor")
+        return found if found.flags.owndata else found.copy()
     if not has_foreign_dtype(TensorType(dtype)):
-        return engine.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(value.numpy()).reshape(tuple(value.shape())))
+        own: npt.NDArray[Any] = value.numpy()
+        return own
     copy = getattr(engine, "copy_tensors", None)
     if copy is None:
         raise EngineError(f"this ONNX Runtime cannot read {dtype.value} from a device; cast the output to f32")
     host = engine.OrtValue.ortvalue_from_shape_and_type(list(value.shape()), value.element_type(), "cpu", 0)
     copy([value], [host])
-    return host
-
-
-def check_feed(name: str, value: Any) -> None:
-    """Refuse a value that no run takes.
-
-    Raises:
-        InputError: it is neither an array nor a tensor.
-    """
-    if not isinstance(value, (np.ndarray, DeviceTensor)):
-        raise InputError(f"input {name!r} takes an array, got {type(value).__name__}")
+    return _read(engine, host, dtype)

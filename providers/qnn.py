@@ -24,6 +24,7 @@ class QnnProvider(OrtProvider):
     remedy: ClassVar[str] = "pip install onnxruntime-qnn on Windows on ARM; elsewhere it can only compile"
     plugin: ClassVar[bool] = True
     compiles: ClassVar[bool] = True
+    compiles_per_shape: ClassVar[bool] = True
     # https://onnxruntime.ai/docs/execution-providers/QNN-ExecutionProvider.html#configuration-options
     option_keys: ClassVar[frozenset[str] | None] = names(
         """

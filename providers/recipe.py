@@ -38,6 +38,9 @@ class SessionRecipe:
         mem_pattern: whether memory patterns may be planned; DirectML refuses sessions that do.
         run_lock: gives what each run and the closing of a session must hold.
         before_run: raises when a run in this process would hang or crash.
+        memory: ONNX Runtime's name and index of the memory that tensors stay in between runs; host memory where the
+            provider's own cannot be bound.
+        device_graph: whether launches are recorded once and replayed, which needs static shapes and fixed addresses.
     """
 
     ep_name: str
@@ -49,6 +52,8 @@ class SessionRecipe:
     mem_pattern: bool = True
     run_lock: Callable[[], contextlib.AbstractContextManager[Any]] = nothing_to_hold
     before_run: Callable[[], None] | None = None
+    memory: tuple[str, int] = ("cpu", 0)
+    device_graph: bool = False
 
     def provider_options(self, options: CompileOptions) -> dict[str, str]:
         """Return the provider's options with the caller's on top, all as text."""

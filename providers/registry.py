@@ -31,9 +31,14 @@ class ProviderRegistry:
     """Providers by device kind. An ordinary object: tests and applications may have their own.
 
     Availability is remembered for the process once a probe answered; `forget` makes the next question probe again.
+
+    Attributes:
+        generation: grows when a provider is registered or answers are forgotten, so that what follows from them is
+            known to be old.
     """
 
     def __init__(self, providers: tuple[Provider, ...] = ()) -> None:
+        self.generation = 0
         self._by_kind: dict[str, Provider] = {}
         self._answers: dict[Device, Availability] = {}
         self._probing: dict[Device, threading.Lock] = {}
@@ -50,6 +55,7 @@ class ProviderRegistry:
         for kind in provider.kinds:
             _make_known(kind)
         with self._lock:
+            self.generation += 1
             for kind in provider.kinds:
                 self._by_kind[kind] = provider
             self._answers = {
@@ -96,6 +102,7 @@ class ProviderRegistry:
     def forget(self) -> None:
         """Forget every answer, so that devices are probed again."""
         with self._lock:
+            self.generation += 1
             self._answers.clear()
 
 

@@ -28,6 +28,7 @@ class RocmProvider(OrtProvider):
     title: ClassVar[str] = "ROCm (MIGraphX)"
     remedy: ClassVar[str] = "pip install onnxruntime-migraphx on Linux with ROCm, in place of onnxruntime"
     compiles: ClassVar[bool] = True
+    compiles_per_shape: ClassVar[bool] = True
     # https://onnxruntime.ai/docs/execution-providers/MIGraphX-ExecutionProvider.html; the save and load options that
     # the page still names are refused since https://github.com/microsoft/onnxruntime/issues/25379.
     option_keys: ClassVar[frozenset[str] | None] = names(

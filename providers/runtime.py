@@ -12,6 +12,7 @@ import importlib
 import os
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from rlx_ort import environment
@@ -19,8 +20,9 @@ from rlx_ort.errors import DeviceUnavailableError, EngineError
 from rlx_ort.execution.options import CompileOptions, OptimizationLevel, WeightSharing
 from rlx_ort.providers.base import EngineSession, SessionRequest
 from rlx_ort.providers.config_keys import check_config, check_provider_options
-from rlx_ort.providers.cores import core_share
 from rlx_ort.providers.exceptions import PLAIN_EXCEPTIONS, opening_error
+from rlx_ort.providers.forks import forbid_in_forks
+from rlx_ort.providers.heap import release_free_heap
 from rlx_ort.providers.injection import prepare_weights
 from rlx_ort.providers.installation import (
     MINIMUM_VERSION,
@@ -35,6 +37,7 @@ from rlx_ort.providers.installation import (
 from rlx_ort.providers.prepacked import CPU_EP, prepacked_model
 from rlx_ort.providers.recipe import SessionRecipe
 from rlx_ort.providers.session import OrtEngineSession
+from rlx_ort.providers.threads import budget
 
 __all__ = [
     "available_eps",
@@ -55,6 +58,7 @@ _LEVELS = {
     OptimizationLevel.LAYOUT: "ORT_ENABLE_LAYOUT",
     OptimizationLevel.ALL: "ORT_ENABLE_ALL",
 }
+_LARGE_BYTES = 1 << 20  # below this a model's weights are no reason to touch the heap
 _FATAL = 4  # every failure is an exception already; ONNX Runtime's copy on stderr would be noise
 
 _lock = threading.Lock()
@@ -148,7 +152,14 @@ def open_session(recipe: SessionRecipe, request: SessionRequest) -> EngineSessio
         # Other providers copy weights to their own memory, where nothing is shared between processes.
         model, memory = _prepacked(engine, recipe, request, (model, memory, options)), []
         options = _session_options(engine, recipe, request.options.with_(optimization=OptimizationLevel.OFF))
+    if any(tensor.nbytes >= _LARGE_BYTES for tensor in request.weights.values()):
+        release_free_heap()
+    on_cpu = recipe.ep_name == CPU_EP
+    budget().apply(options, request.options, request.model, on_cpu=on_cpu)
     session = _create(engine, recipe, request, model, options)
+    budget().hold(session, request.options, request.model, on_cpu=on_cpu)
+    if not on_cpu and recipe.before_run is None:
+        recipe = replace(recipe, before_run=forbid_in_forks(request.device))
     declared = (request.model.input_types, request.model.output_types)
     return OrtEngineSession(engine, session, memory, request.device, recipe, engine_exceptions(), declared)
 
@@ -197,7 +208,7 @@ def _session_options(engine: Any, recipe: SessionRecipe, options: CompileOptions
     made = engine.SessionOptions()
     made.graph_optimization_level = getattr(engine.GraphOptimizationLevel, _level_name(engine, options.optimization))
     made.execution_mode = engine.ExecutionMode.ORT_SEQUENTIAL
-    made.intra_op_num_threads = options.intra_op_threads or _default_threads()
+    made.intra_op_num_threads = 1  # the budget decides when the session is opened
     made.enable_mem_pattern = recipe.mem_pattern
     made.log_severity_level = _FATAL
     if options.profile_prefix is not None:
@@ -220,11 +231,6 @@ def _level_name(engine: Any, level: OptimizationLevel) -> str:
     return name if hasattr(engine.GraphOptimizationLevel, name) else "ORT_ENABLE_ALL"
 
 
-def _default_threads() -> int:
-    workers = environment.parse_or("WORKERS", 0, int)
-    return workers if workers > 0 else core_share().threads
-
-
 def _load() -> Problem | None:
     """Import ONNX Runtime and say what is wrong with it; the lock is held."""
     if not telemetry_allowed():
@@ -244,5 +250,9 @@ def _load() -> Problem | None:
         )
     if not telemetry_allowed():
         engine.disable_telemetry_events()
+    if environment.flag("SHARED_POOL"):
+        # Registering a plugin or opening a session starts ONNX Runtime's environment, with the pool or without.
+        state = importlib.import_module("onnxruntime.capi.onnxruntime_pybind11_state")
+        budget().make_pool(state, (state.Fail, RuntimeError))
     _loaded.append(engine)
     return None

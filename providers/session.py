@@ -2,36 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rlx_ort.device import Device
 from rlx_ort.errors import EngineError
 from rlx_ort.ir.types import ValueType
 from rlx_ort.providers.base import NodeAssignment, ValueSpec
+from rlx_ort.providers.binding import Binder
 from rlx_ort.providers.exceptions import running_error
+from rlx_ort.providers.ort_binding import GraphRuns, OrtBinder
 from rlx_ort.providers.ort_types import refined, value_type
 from rlx_ort.providers.recipe import SessionRecipe, nothing_to_hold
+from rlx_ort.providers.shutdown import watch
 from rlx_ort.providers.values import from_ort_value, has_foreign_dtype, is_tensor_like, to_ort_value
 
-__all__ = ["OrtEngineSession"]
+__all__ = ["OrtEngineSession", "SessionCore"]
 
 
-class _Core:
+class SessionCore:
     """The engine's session and the memory it borrows.
 
     ONNX Runtime keeps no reference to borrowed weights. A run holds the core, so the core dies after the last run
     and lets go of the session before the memory, in that order.
     """
 
-    __slots__ = ("call", "memory", "session")
+    __slots__ = ("call", "graph", "memory", "options", "session")
 
-    def __init__(self, session: Any, memory: Sequence[Any]) -> None:
+    def __init__(self, session: Any, memory: Sequence[Any], options: Any) -> None:
         self.session = session
+        # One for all runs: making one for each takes a microsecond, and by it all of them are stopped at exit.
+        self.options = options
+        self.graph: GraphRuns | None = None
         self.call = _fast_run(session)
         self.memory = memory
 
     def __del__(self) -> None:
+        self.graph = None
         self.call = None
         self.session = None
         self.memory = ()
@@ -57,9 +66,9 @@ class OrtEngineSession:
     ) -> None:
         self.device = device
         self.recipe = recipe
-        self._engine = engine
-        self._errors = errors
-        self._core: _Core | None = _Core(session, memory)
+        self.engine = engine
+        self.errors = errors
+        self._core: SessionCore | None = SessionCore(session, memory, engine.RunOptions())
         self._inputs = _specs(session.get_inputs(), declared[0])
         self._outputs = _specs(session.get_outputs(), declared[1])
         self._assignments = tuple(
@@ -72,9 +81,12 @@ class OrtEngineSession:
         self._guard = recipe.run_lock
         self._foreign_inputs = frozenset(spec.name for spec in self._inputs if has_foreign_dtype(spec.type))
         self._foreign_outputs = frozenset(spec.name for spec in self._outputs if has_foreign_dtype(spec.type))
-        alone = recipe.run_lock is nothing_to_hold and recipe.before_run is None
+        self._graph_lock = threading.RLock()
+        alone = recipe.run_lock is nothing_to_hold and recipe.before_run is None and not recipe.device_graph
         # Most sessions need none of the steps around a run, and a microsecond is a quarter of a small run.
         self._plain = alone and not self._foreign_inputs and not self._foreign_outputs
+        self._stopped: SessionCore | None = None
+        watch(self)
 
     @property
     def inputs(self) -> Sequence[ValueSpec]:
@@ -103,10 +115,12 @@ class OrtEngineSession:
         Raises:
             EngineError: the session is closed.
         """
-        return self._open_core().session
+        return self.open_core().session
 
-    def run(self, output_names: Sequence[str], feeds: Mapping[str, Any]) -> list[Any]:
+    def run(self, output_names: Sequence[str], feeds: Mapping[str, Any], options: Any = None) -> list[Any]:
         """Run once and return the named outputs as numpy arrays, lists of them, dicts, or None when absent.
+
+        `options` are RunOptions of the caller's own, by which it stops this run alone.
 
         Raises:
             InputError: ONNX Runtime refused a feed or an output name.
@@ -117,11 +131,11 @@ class OrtEngineSession:
             raise self._closed_error()
         try:
             if self._plain:
-                results: list[Any] = core.call(output_names, feeds, None)
+                results: list[Any] = core.call(output_names, feeds, options or core.options)
                 return results
             with self._guard():
-                return self._run_checked(core, list(output_names), feeds)
-        except self._errors as err:
+                return self._run_checked(core, list(output_names), feeds, options or core.options)
+        except self.errors as err:
             raise running_error(err, self.device) from err
 
     def close(self) -> None:
@@ -138,11 +152,52 @@ class OrtEngineSession:
             EngineError: the session is closed.
         """
         try:
-            return str(self._open_core().session.end_profiling())
-        except self._errors as err:
+            return str(self.open_core().session.end_profiling())
+        except self.errors as err:
             raise running_error(err, self.device) from err
 
-    def _open_core(self) -> _Core:
+    def binder(self) -> Binder:
+        """Return the memory side of the session: device tensors, fixed buffers, runs that can be stopped."""
+        return OrtBinder(self)
+
+    def input_type(self, name: str) -> ValueType:
+        """Return the type of an input."""
+        return self._input_types[name]
+
+    def output_type(self, name: str) -> ValueType:
+        """Return the type of an output."""
+        return self._output_types[name]
+
+    @contextlib.contextmanager
+    def guarded(self) -> Iterator[None]:
+        """Hold what a use of the device must hold, refuse it where it would crash, and give errors our types."""
+        try:
+            with self._guard(), self._graph_lock if self.recipe.device_graph else contextlib.nullcontext():
+                if self.recipe.before_run is not None:
+                    self.recipe.before_run()
+                yield
+        except self.errors as err:
+            raise running_error(err, self.device) from err
+
+    def graph_runs(self, core: SessionCore) -> GraphRuns:
+        """Return the recorded binding of a session with a device graph; the session's guard is held."""
+        if core.graph is None:
+            core.graph = GraphRuns(self, core)
+        return core.graph
+
+    def stop_runs(self) -> None:
+        """End all runs that are in flight and let no other begin; for the end of the process."""
+        core, self._core = self._core, None
+        if core is not None:
+            core.options.terminate = True
+            self._stopped = core  # closing a session waits for its runs, and nobody may wait here
+
+    def open_core(self) -> SessionCore:
+        """Return what is open, to be held for as long as it is used.
+
+        Raises:
+            EngineError: the session is closed.
+        """
         core = self._core
         if core is None:
             raise self._closed_error()
@@ -151,24 +206,27 @@ class OrtEngineSession:
     def _closed_error(self) -> EngineError:
         return EngineError(f"the session on {self.device.display} is closed; compile the graph again")
 
-    def _run_checked(self, core: _Core, names: list[str], feeds: Mapping[str, Any]) -> list[Any]:
+    def _run_checked(self, core: SessionCore, names: list[str], feeds: Mapping[str, Any], options: Any) -> list[Any]:
         if self.recipe.before_run is not None:
             self.recipe.before_run()
+        if self.recipe.device_graph:
+            with self._graph_lock:
+                return list(self.graph_runs(core).run(core, names, feeds))
         if not self._foreign_outputs.isdisjoint(names):
-            return self._run_values(core, names, feeds)
+            return self._run_values(core, names, feeds, options)
         ready, _memory = self._mixed_feeds(feeds)
-        return list(core.call(names, ready, None))
+        return list(core.call(names, ready, options))
 
     def _mixed_feeds(self, feeds: Mapping[str, Any]) -> tuple[dict[str, Any], list[Any]]:
         ready = dict(feeds)
         memory = []
         for name in self._foreign_inputs.intersection(feeds):
             if feeds[name] is not None:
-                ready[name], borrowed = to_ort_value(self._engine, name, feeds[name], self._input_types[name])
+                ready[name], borrowed = to_ort_value(self.engine, name, feeds[name], self._input_types[name])
                 memory.append(borrowed)
         return ready, memory
 
-    def _run_values(self, core: _Core, names: list[str], feeds: Mapping[str, Any]) -> list[Any]:
+    def _run_values(self, core: SessionCore, names: list[str], feeds: Mapping[str, Any], options: Any) -> list[Any]:
         """Run with OrtValues on both sides, the only way to read element types numpy does not know."""
         given = {name: value for name, value in feeds.items() if value is not None}
         stuck = [name for name in given if not is_tensor_like(self._input_types.get(name, given[name]))]
@@ -181,9 +239,9 @@ class OrtEngineSession:
         memory = []
         values = {}
         for name, value in given.items():
-            values[name], borrowed = to_ort_value(self._engine, name, value, self._input_types[name])
+            values[name], borrowed = to_ort_value(self.engine, name, value, self._input_types[name])
             memory.append(borrowed)
-        results = _run_ort_values(core.session, names, values)
+        results = _run_ort_values(core.session, names, values, options)
         return [from_ort_value(result, name) for name, result in zip(names, results, strict=True)]
 
 
@@ -197,13 +255,13 @@ def _fast_run(session: Any) -> Any:
     return session.run if call is None else call
 
 
-def _run_ort_values(session: Any, names: list[str], values: Mapping[str, Any]) -> list[Any]:
+def _run_ort_values(session: Any, names: list[str], values: Mapping[str, Any], options: Any) -> list[Any]:
     """Run on OrtValues; the public call takes 10 times as long, because a C++ exception ends its loop."""
     inner = getattr(session, "_sess", None)
     call = getattr(inner, "run_with_ort_values", None)
     if call is None or not all(hasattr(value, "_ortvalue") for value in values.values()):
-        return list(session.run_with_ort_values(names, values))
-    vector = call({name: value._ortvalue for name, value in values.items()}, names, None)
+        return list(session.run_with_ort_values(names, values, options))
+    vector = call({name: value._ortvalue for name, value in values.items()}, names, options)
     return [vector[index] for index in range(len(vector))]
 
 

@@ -22,6 +22,7 @@ class _NvidiaCompiler(OrtProvider):
     """What both compilers share: the hardware, and a profile that is CUDA's with faster kernels."""
 
     compiles: ClassVar[bool] = True
+    compiles_per_shape: ClassVar[bool] = True
 
     def facts(self, device: Device) -> Availability:
         """Return the GPU's name, driver and memory as the driver's tool tells them."""

@@ -17,7 +17,7 @@ from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import MapType, OptionalType, SequenceType, TensorType, ValueType
 from rlx_ort.providers.ort_types import ONNX_ELEMENT_TYPE
 
-__all__ = ["from_ort_value", "has_foreign_dtype", "is_tensor_like", "to_ort_value"]
+__all__ = ["dtype_of", "from_ort_value", "has_foreign_dtype", "is_tensor_like", "to_ort_value"]
 
 _FOREIGN = frozenset(
     {
@@ -26,6 +26,11 @@ _FOREIGN = frozenset(
     }
 )  # fmt: skip
 _BY_ELEMENT_TYPE = {number: dtype for dtype, number in ONNX_ELEMENT_TYPE.items()}
+
+
+def dtype_of(value: Any) -> DType:
+    """Return the element type of an OrtValue that is a tensor."""
+    return _BY_ELEMENT_TYPE[value.element_type()]
 
 
 def has_foreign_dtype(kind: ValueType) -> bool:
@@ -83,7 +88,7 @@ def from_ort_value(value: Any, name: str) -> Any:
         return None
     if not value.is_tensor():
         raise EngineError(f"output {name!r} is a {value.data_type()}, which cannot be read; cast its elements to f32")
-    dtype = _BY_ELEMENT_TYPE[value.element_type()]
+    dtype = dtype_of(value)
     if dtype not in _FOREIGN:
         return value.numpy()
     shape = tuple(value.shape())

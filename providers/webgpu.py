@@ -93,6 +93,8 @@ class WebGpuProvider(OrtProvider):
         devices = self.ep_devices(device)
         _owner[:] = _owner or [os.getpid()]
         chosen = {"dawnBackendType": "Vulkan"} if device.kind == "vulkan" else {}
+        if options.device_graph:
+            chosen["enableGraphCapture"] = "1"
         return SessionRecipe(
             self.ep_name,
             options=chosen,
@@ -100,6 +102,8 @@ class WebGpuProvider(OrtProvider):
             ep_devices=devices,
             run_lock=self.run_lock,
             before_run=lambda: _refuse_after_fork(device),
+            memory=("webgpu", 0),
+            device_graph=options.device_graph,
         )
 
     def run_lock(self) -> contextlib.AbstractContextManager[Any]:

@@ -41,6 +41,10 @@ VARIABLES: Mapping[str, str] = MappingProxyType(
         "default",
         "RLX_DISPATCH_REPORT": "flag: log at compile, as a warning of `rlx_ort.dispatch`, where every op went",
         "RLX_VERBOSE": "flag: as RLX_DISPATCH_REPORT",
+        "RLX_WORKERS": "the threads that all sessions together may use; the process's share of the cores by default",
+        "RLX_SHARED_POOL": "flag: one pool of threads for all sessions; sessions of other libraries then fail to open",
+        "RLX_AUTO_CALIBRATE": "flag: measure a device that was never calibrated here when a prediction first needs it; "
+        "takes up to 8 seconds a device",
         "RLX_CACHE_DIR": "the folder for what is kept between runs; the system's cache folder by default",
         "RLX_ALLOW_ORT_TELEMETRY": "flag: leave ONNX Runtime's telemetry on",
     }

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 
+from rlx_ort.adaptive import Choice, choose
 from rlx_ort.device import Device
 from rlx_ort.errors import (
     DeviceError,
@@ -37,7 +38,7 @@ from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.selection.candidates import DeviceCandidate, device_report, devices_for_with_policy
 from rlx_ort.selection.candidates import fastest_device_for_with_policy as fastest_for
-from rlx_ort.selection.policy import Benchmark, DevicePolicy, device_chain_from_env, device_from_env, labels
+from rlx_ort.selection.policy import Adaptive, Benchmark, DevicePolicy, device_chain_from_env, device_from_env, labels
 from rlx_ort.selection.resolve import resolve_device, resolve_device_chain, run_with_fallback
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ class GraphDevices:
 
     Attributes:
         last_attempts: the devices that refused or failed before one answered in the last `run_try` or `run_chain`.
+        last_choice: what the adaptive strategy last chose, with predictions and measurements; None before.
     """
 
     _slots: dict[Device, EngineSlot]
@@ -92,6 +94,7 @@ class GraphDevices:
         self._weights = WeightStore.for_graph(graph)
         self._lock = threading.RLock()
         self.last_attempts: tuple[tuple[Device, str], ...] = ()
+        self.last_choice: Choice | None = None
         self._forget()
 
     @classmethod
@@ -170,17 +173,21 @@ class GraphDevices:
     def resolve_with_inputs(self, inputs: Mapping[str, Any], device: Device | str | None = None) -> Device:
         """Return the device to use for such inputs; under the benchmark strategy the fastest measured one.
 
-        The winner is remembered for the shapes and dtypes of the inputs. `RLX_DEVICE` does not count then.
+        Under the adaptive strategy devices are measured where predictions cannot tell. The winner is remembered for
+        the shapes and dtypes of the inputs. `RLX_DEVICE` does not count under either.
 
         Raises:
             DeviceFallbackError: every device failed in the benchmark.
             NoViableDeviceError: no device may be chosen.
         """
         pick = self._policy.pick_strategy()
-        if device is not None or not isinstance(pick, Benchmark):
+        if device is not None or not isinstance(pick, (Benchmark, Adaptive)):
             return self.resolve(device)
         self._follow_graph()
         key = input_signature(inputs)
+        if key not in self._winners and isinstance(pick, Adaptive):
+            self.last_choice = choose(self._graph, self._policy, self._options, inputs, self._assisted, pick.runs)
+            self._winners[key] = self.last_choice.device
         if key not in self._winners:
             rows = self.benchmark(inputs, pick.runs)
             if not rows:
@@ -259,7 +266,7 @@ class GraphDevices:
     ) -> CompiledGraph:
         """Return the graph compiled for the device that `resolve_with_inputs` returns."""
         chosen = self.resolve_with_inputs(inputs, device)
-        benchmarked = device is None and isinstance(self._policy.pick_strategy(), Benchmark)
+        benchmarked = device is None and isinstance(self._policy.pick_strategy(), (Benchmark, Adaptive))
         return self._compiled(chosen, named=not benchmarked and _is_named(chosen, device))
 
     def warm_all(self) -> list[Device]:
@@ -359,7 +366,7 @@ class GraphDevices:
 
         Devices that fail come last, with the reason. Nothing is remembered.
         """
-        return benchmark_devices(self.devices(), lambda device: self._compiled(device, named=False), inputs, runs)
+        return benchmark_devices(self.devices(), self._assisted, inputs, runs)
 
     # State
 
@@ -412,6 +419,9 @@ class GraphDevices:
         """Return the device to use and whether somebody named it."""
         chosen = self.resolve(device)
         return chosen, _is_named(chosen, device)
+
+    def _assisted(self, device: Device) -> CompiledGraph:
+        return self._compiled(device, named=False)
 
     def _compiled(self, device: Device, named: bool) -> CompiledGraph:
         self._follow_graph()

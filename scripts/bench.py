@@ -18,7 +18,7 @@ from dataclasses import asdict
 
 from figures.record import Figure, machine
 
-FAMILIES = ("import", "model")
+FAMILIES = ("import", "overhead", "threads", "export", "share", "model", "weights", "decode")
 
 
 def main() -> int:

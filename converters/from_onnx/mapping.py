@@ -9,11 +9,13 @@ from typing import Any, TypeAlias
 from rlx_ort.converters.to_onnx.kernel_dtypes import compute_dtype
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.op import Op
-from rlx_ort.ir.ops.conv import Conv2d
-from rlx_ort.ir.ops.elementwise import Activation, Binary, Cast, Compare, Where
+from rlx_ort.ir.ops.conv import Conv2d, ConvTranspose2d, Pool
+from rlx_ort.ir.ops.elementwise import Activation, Binary, Cast, Clamp, Compare, StopGradient, Where
 from rlx_ort.ir.ops.linalg import MatMul
+from rlx_ort.ir.ops.norm import BatchNormInference, LayerNorm
 from rlx_ort.ir.ops.reduce import Reduce, Softmax
-from rlx_ort.ir.ops.shape import Concat, Gather, Transpose
+from rlx_ort.ir.ops.shape import Concat, Gather, Reshape, Slice, Transpose
+from rlx_ort.ir.shape import Dim
 from rlx_ort.ir.types import TensorType
 
 __all__ = ["MappedNode", "NodeView", "mapped"]
@@ -29,7 +31,7 @@ class NodeView:
         attributes: name -> value.
         inputs: types of the inputs; none is absent.
         constants: the data of the inputs that are constants, None for the others.
-        output: type of the one result.
+        output: type of the first result; no other one is read.
     """
 
     op_type: str
@@ -128,7 +130,115 @@ def _concat(node: NodeView) -> MappedNode | None:
 
 
 def _softmax(node: NodeView) -> MappedNode | None:
-    return MappedNode(Softmax(node.get("axis", -1)), 1) if node.version >= 13 else None
+    """Before 13 the input was flattened at the axis, which is the same where the axis is the last."""
+    if node.version >= 13:
+        return MappedNode(Softmax(node.get("axis", -1)), 1)
+    is_last = node.rank > 0 and node.get("axis", 1) % node.rank == node.rank - 1
+    return MappedNode(Softmax(-1), 1, moves=True) if is_last else None
+
+
+def _dropout(node: NodeView) -> MappedNode | None:
+    """Only the forms before 12, which cannot move to opset 21 as they are; at inference nothing is dropped."""
+    if node.version < 7 and not node.get("is_test", 0):
+        return None
+    return MappedNode(StopGradient(), 1, moves=True) if node.version < 12 else None
+
+
+def _reshape(node: NodeView) -> MappedNode | None:
+    shape = node.inputs[0].shape
+    wanted = node.constants[1] if len(node.inputs) == 2 else None
+    if wanted is None or shape is None or node.get("allowzero", 0):
+        return None
+    dims: list[Dim] = []
+    for place, number in enumerate(wanted.numpy().reshape(-1).tolist()):
+        if number == 0 and (place >= shape.rank or shape[place] is None):
+            return None
+        dims.append(shape[place] if number == 0 else number)
+    return None if 0 in dims else MappedNode(Reshape(tuple(dims)), 1)
+
+
+def _unsqueeze(node: NodeView) -> MappedNode | None:
+    """Only the form with the axes as an attribute, which cannot move to opset 21 as it is."""
+    shape = node.output.shape
+    if "axes" not in node.attributes or shape is None or not shape.is_static or 0 in shape:
+        return None
+    return MappedNode(Reshape(tuple(shape)), 1, moves=True)
+
+
+def _slice(node: NodeView) -> MappedNode | None:
+    """Starts and ends follow Python's rules in both, far numbers for an open end included."""
+    if len(node.inputs) < 3 or any(data is None for data in node.constants[1:]):
+        return None
+    starts, ends, *rest = (tuple(data.numpy().reshape(-1).tolist()) for data in node.constants[1:])
+    axes = rest[0] if rest else tuple(range(len(starts)))
+    steps = rest[1] if len(rest) > 1 else (1,) * len(starts)
+    return MappedNode(Slice(axes, starts, ends, steps), 1)
+
+
+def _clip(node: NodeView) -> MappedNode | None:
+    """Bounds were attributes before 11 and are inputs since."""
+    if not node.inputs[0].dtype.is_float:
+        return None
+    if node.version < 11:
+        return MappedNode(Clamp(node.attributes.get("min"), node.attributes.get("max")), 1, moves=True)
+    if len(node.inputs) != 3 or any(data is None for data in node.constants[1:]):
+        return None
+    low, high = (float(data.numpy().reshape(())) for data in node.constants[1:])
+    return MappedNode(Clamp(low, high), 1)
+
+
+def _layer_norm(node: NodeView) -> MappedNode | None:
+    is_last = node.get("axis", -1) in (-1, node.rank - 1)
+    if len(node.inputs) != 3 or not is_last or node.get("stash_type", 1) != 1:
+        return None
+    return MappedNode(LayerNorm(-1, node.get("epsilon", 1e-5)), 3)
+
+
+def _batch_norm(node: NodeView) -> MappedNode | None:
+    """Momentum means nothing where nothing is learned."""
+    if len(node.inputs) != 5 or node.version < 9 or node.get("training_mode", 0):
+        return None
+    return MappedNode(BatchNormInference(node.get("epsilon", 1e-5)), 5)
+
+
+def _pool(node: NodeView) -> MappedNode | None:
+    known = {"kernel_shape", "strides", "pads", "count_include_pad"}
+    neutral = {"auto_pad": "NOTSET", "ceil_mode": 0, "storage_order": 0, "dilations": (1, 1)}
+    if any(name not in known and _plain(value) != neutral.get(name) for name, value in node.attributes.items()):
+        return None
+    kernel, stride = _pair(node.get("kernel_shape", ())), _pair(node.get("strides", (1, 1)))
+    pads = tuple(node.get("pads", (0, 0, 0, 0)))
+    if kernel is None or stride is None or node.rank != 4 or len(pads) != 4 or pads[:2] != pads[2:]:
+        return None
+    # Without padding it makes no difference whether padding counts.
+    if node.op_type == "AveragePool" and any(pads) and not node.get("count_include_pad", 0):
+        return None
+    function = "max" if node.op_type == "MaxPool" else "mean"
+    return MappedNode(Pool(function, kernel, stride, (pads[0], pads[1])), 1)
+
+
+def _plain(value: Any) -> Any:
+    return tuple(value) if isinstance(value, (list, tuple)) else value
+
+
+def _pair(values: Sequence[int]) -> tuple[int, int] | None:
+    return (int(values[0]), int(values[1])) if len(values) == 2 else None
+
+
+def _conv_transpose(node: NodeView) -> MappedNode | None:
+    pads = tuple(node.get("pads", (0, 0, 0, 0)))
+    if "output_shape" in node.attributes or node.get("auto_pad", "NOTSET") != "NOTSET" or node.rank != 4:
+        return None
+    if len(pads) != 4 or pads[:2] != pads[2:]:
+        return None
+    stride, dilation, extra = (
+        _pair(node.get(name, default))
+        for name, default in (("strides", (1, 1)), ("dilations", (1, 1)), ("output_padding", (0, 0)))
+    )
+    if stride is None or dilation is None or extra is None:
+        return None
+    op = ConvTranspose2d(stride, (pads[0], pads[1]), extra, dilation, node.get("group", 1))
+    return MappedNode(op, len(node.inputs))
 
 
 def _gather(node: NodeView) -> MappedNode | None:
@@ -175,13 +285,23 @@ _RULES: dict[str, _Rule] = {
     **dict.fromkeys(_BINARY, _binary),
     **dict.fromkeys(_COMPARE, _compare),
     **dict.fromkeys(_REDUCE, _reduce),
+    "AveragePool": _pool,
+    "BatchNormalization": _batch_norm,
     "Cast": _cast,
+    "Clip": _clip,
     "Concat": _concat,
     "Conv": _conv,
+    "ConvTranspose": _conv_transpose,
+    "Dropout": _dropout,
     "Gather": _gather,
     "Gelu": _gelu,
+    "LayerNormalization": _layer_norm,
     "MatMul": _matmul,
+    "MaxPool": _pool,
+    "Reshape": _reshape,
+    "Slice": _slice,
     "Softmax": _softmax,
     "Transpose": _transpose,
+    "Unsqueeze": _unsqueeze,
     "Where": _where,
 }

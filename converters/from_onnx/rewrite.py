@@ -10,7 +10,7 @@ from rlx_ort.converters.to_onnx.emitter import DEFAULT_OPSET
 from rlx_ort.converters.to_onnx.opset import obstacle
 from rlx_ort.converters.to_onnx.semantics import NodeForm
 from rlx_ort.errors import ConversionError, GraphVerifyError
-from rlx_ort.ir.core import Node
+from rlx_ort.ir.core import Node, Ref
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.ops.leaf import Constant, fits
 from rlx_ort.ir.ops.onnx import OnnxNode
@@ -47,26 +47,36 @@ def with_ir_ops(graph: Graph) -> Graph:
     to go there.
     """
     changes: list[tuple[Node, MappedNode, tuple[ValueType, ...]]] = []
+    read: dict[int, set[Ref]] = {}
     for owner, node in _all_nodes(graph):
         op = node.op
         if not isinstance(op, OnnxNode) or op.domain != "":
             continue
         blocked = obstacle(_form(owner, node, op), op.version, DEFAULT_OPSET)
-        found = _mapping(owner, node, op)
+        refs = read[id(owner)] if id(owner) in read else read.setdefault(id(owner), _read(owner))
+        found = _mapping(owner, node, op, refs)
         if found is not None and (found[0].moves or not blocked):
             changes.append((node, *found))
         elif blocked:
             return graph
     for node, change, types in changes:
         node.op, node.types, node.inputs = change.op, types, node.inputs[: change.inputs]
+        node.output_names = node.output_names[:1]
     graph.revision += 1
     return graph
 
 
-def _mapping(graph: Graph, node: Node, op: OnnxNode) -> tuple[MappedNode, tuple[ValueType, ...]] | None:
+def _read(graph: Graph) -> set[Ref]:
+    """Return the values that a node or an output of the graph reads."""
+    refs = {ref for node in graph.nodes for ref in node.inputs if ref is not None}
+    return refs | {value.ref for value in graph.outputs}
+
+
+def _mapping(graph: Graph, node: Node, op: OnnxNode, read: set[Ref]) -> tuple[MappedNode, tuple[ValueType, ...]] | None:
     inputs = [None if ref is None else graph.nodes[ref.node].types[ref.output] for ref in node.inputs]
     tensors = [kind for kind in inputs if isinstance(kind, TensorType) and kind.shape is not None]
-    if len(tensors) != len(inputs) or not tensors or len(node.types) != 1 or op.bodies():
+    extra = any(Ref(node.id, index) in read for index in range(1, len(node.types)))
+    if len(tensors) != len(inputs) or not tensors or extra or op.bodies():
         return None
     declared = node.types[0]
     if not isinstance(declared, TensorType):

@@ -15,7 +15,9 @@ from rlx_ort.errors import RlxError
 if TYPE_CHECKING:
     from rlx_ort.device import Device
     from rlx_ort.execution.options import CompileOptions
+    from rlx_ort.execution.placement import Placement
     from rlx_ort.ir.graph import Graph
+    from rlx_ort.selection.legalize import KernelDispatchReport
 
 __all__ = ["command"]
 
@@ -27,6 +29,7 @@ __all__ = ["command"]
 @options.prefer
 @options.dims
 @click.option("--open", "open_sessions", is_flag=True, help="Open a session on each device and read its placement.")
+@click.option("--ops", "with_ops", is_flag=True, help="Say of each kind of op how it gets to the device.")
 @options.as_json
 def command(
     model: Path,
@@ -35,6 +38,7 @@ def command(
     prefer: str | None,
     dims: dict[str, int],
     open_sessions: bool,
+    with_ops: bool,
     as_json: bool,
 ) -> None:
     """Show which devices can run a model.
@@ -53,7 +57,7 @@ def command(
         candidates = device_report(graph, policy, compile_options)
     rows = []
     for candidate in candidates:
-        row = {
+        row: dict[str, Any] = {
             "device": candidate.label,
             "available": candidate.available,
             "supports_graph": candidate.supports_graph,
@@ -66,19 +70,30 @@ def command(
         }
         if open_sessions:
             with progress(f"opening a session on {candidate.label}"):
-                row |= _opened(graph, candidate.device, compile_options) if candidate.supports_graph else _UNOPENED
+                placement, opened = None, _UNOPENED
+                if candidate.supports_graph:
+                    placement, opened = _opened(graph, candidate.device, compile_options)
+                row |= opened
+        else:
+            placement = None
+        if with_ops:
+            row["dispatch"] = _dispatch(graph, candidate.device, compile_options, placement)
         rows.append(row)
     if as_json:
-        print_json({"model": str(model), "dims": dims, "devices": rows})
+        shown = [{**row, "dispatch": _as_dict(row["dispatch"])} if with_ops else row for row in rows]
+        print_json({"model": str(model), "dims": dims, "devices": shown})
     else:
         _print(rows, open_sessions)
+        for row in rows:
+            if with_ops and row["dispatch"] is not None:
+                _print_ops(row["dispatch"])
 
 
 _UNOPENED: dict[str, Any] = {"placement_share": None, "open_error": None}
 
 
-def _opened(graph: Graph, device: Device, compile_options: CompileOptions) -> dict[str, Any]:
-    """Return the share of nodes that a session really puts on the device, or why it does not open."""
+def _opened(graph: Graph, device: Device, compile_options: CompileOptions) -> tuple[Placement | None, dict[str, Any]]:
+    """Return where a session really puts the nodes, or why it does not open, and both as columns of the row."""
     from rlx_ort.execution.options import PlacementRule
     from rlx_ort.execution.session import Session
 
@@ -86,8 +101,34 @@ def _opened(graph: Graph, device: Device, compile_options: CompileOptions) -> di
     try:
         compiled = Session(device, assisted).compile(graph)
     except RlxError as err:  # one row's failure is what the report is there to show
-        return {"placement_share": None, "open_error": str(err)}
-    return {"placement_share": compiled.placement.requested_share, "open_error": None}
+        return None, {"placement_share": None, "open_error": str(err)}
+    return compiled.placement, {"placement_share": compiled.placement.requested_share, "open_error": None}
+
+
+def _dispatch(
+    graph: Graph, device: Device, compile_options: CompileOptions, placement: Placement | None
+) -> KernelDispatchReport | None:
+    """Return how the ops get to the device, and where a session put them; None when nothing is known about it here."""
+    from rlx_ort.errors import DeviceUnavailableError
+    from rlx_ort.selection.legalize import dispatch_report_for_device_with_options, merge_placement
+
+    try:
+        report = dispatch_report_for_device_with_options(graph, device, compile_options)
+    except DeviceUnavailableError:
+        return None
+    return report if placement is None else merge_placement(report, placement)
+
+
+def _as_dict(report: KernelDispatchReport | None) -> dict[str, Any] | None:
+    from rlx_ort.selection.legalize import report_as_dict
+
+    return None if report is None else report_as_dict(report)
+
+
+def _print_ops(report: KernelDispatchReport) -> None:
+    from rlx_ort.selection.legalize import format_dispatch_report
+
+    click.echo(format_dispatch_report(report))
 
 
 def _print(rows: list[dict[str, Any]], opened: bool) -> None:

@@ -6,6 +6,7 @@ For providers that compile anew for each shape. Others run the true shape where 
 from __future__ import annotations
 
 import bisect
+import itertools
 import math
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -183,7 +184,9 @@ class BucketedCompileCache:
             return None
         upper, compiled = found
         given = [(name, np.asarray(data), inner) for name, data, inner in inputs]
-        pads = self._pad if self._pad is not None else any(_is_fixed(compiled, name) for name, _, inner in given if inner)
+        pads = (
+            self._pad if self._pad is not None else any(_is_fixed(compiled, name) for name, _, inner in given if inner)
+        )
         rows = upper if pads else actual_rows
         feeds = {}
         for name, data, inner in given:
@@ -195,13 +198,12 @@ class BucketedCompileCache:
             feeds[name] = padded if padded.ndim > 1 else _shaped(compiled, name, padded)
         if not pads:
             return upper, compiled.run(feeds)
-        compiled.set_active_extent((actual_rows, upper))
-        try:
-            outputs = compiled.run(feeds)
-        finally:
-            compiled.set_active_extent(None)
+        # No active extent: a graph that takes any number of rows would run the true shape, which is to be avoided here.
+        outputs = compiled.run(feeds)
         inners = [*output_inners, *[0] * len(outputs)]
-        return upper, [slice_rows(out, inner, actual_rows) if inner else out for out, inner in zip(outputs, inners)]
+        return upper, [
+            slice_rows(out, inner, actual_rows) if inner else out for out, inner in zip(outputs, inners, strict=False)
+        ]
 
     def close(self) -> None:
         """Close every graph; the parameters' data stays."""
@@ -292,7 +294,7 @@ def _checked(buckets: Iterable[tuple[int, int] | range]) -> tuple[Bucket, ...]:
     for bucket in found:
         if bucket.start < 0 or bucket.end <= bucket.start:
             raise InputError(f"the range {bucket.start}..{bucket.end} holds no length")
-    for before, after in zip(found, found[1:], strict=False):
+    for before, after in itertools.pairwise(found):
         if after.start < before.end:
             raise InputError(
                 f"the ranges {before.start}..{before.end} and {after.start}..{after.end} overlap; ends are exclusive"

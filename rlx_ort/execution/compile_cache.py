@@ -109,7 +109,7 @@ class CompileCache:
 
 
 def _options_key(options: CompileOptions) -> str:
-    """Return what tells options apart; their mappings have no hash, and the same settings in another order are equal."""
+    """Return what tells options apart; their mappings have no hash, and their order does not count."""
     pairs = []
     for name in sorted(options.__dataclass_fields__):
         value = getattr(options, name)

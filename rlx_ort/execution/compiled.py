@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -11,10 +12,18 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx_ort.errors import InputError
-from rlx_ort.execution.engine_slot import EngineSlot
-from rlx_ort.execution.inputs import InputPlan
+from rlx_ort.execution.background import BackgroundRuns
+from rlx_ort.execution.device_tensor import DeviceTensor
+from rlx_ort.execution.engine_slot import Engine, EngineSlot
+from rlx_ort.execution.extent import at_extent, check_extent
+from rlx_ort.execution.handle_calls import HandleCalls
+from rlx_ort.execution.handles import Handles
+from rlx_ort.execution.inputs import InputPlan, ResidentFeeds
+from rlx_ort.execution.moe_controls import MoeControls
 from rlx_ort.execution.options import CompileOptions, PlacementRule
+from rlx_ort.execution.pipeline import Pipeline
 from rlx_ort.execution.placement import Placement
+from rlx_ort.execution.slots import SlotRunner
 from rlx_ort.execution.typed_io import TypedBytes, arrays_from_typed, typed_from_arrays
 from rlx_ort.execution.weights import WeightStore
 from rlx_ort.ir.dtype import DType
@@ -28,11 +37,16 @@ if TYPE_CHECKING:
 __all__ = ["CompiledGraph"]
 
 
-class CompiledGraph:
+class CompiledGraph(MoeControls, HandleCalls, BackgroundRuns):
     """A graph on one device, with the weights of a store; made by `Session.compile`.
 
     Runs may be started from several threads at once. A parameter that is set after a run makes the session stale; it
     is opened again before the next run, and no run sees old and new values together.
+
+    Some calls keep state: handles (`bind_handle`, `bind_gpu_handle`), committed runs (`commit_no_wait`), and the fixed
+    buffers of `run_slots` and `run_raw`. Runs of a graph with handles, and those through the fixed buffers, take turns
+    by a lock; runs of a graph with handles also wait for the committed ones, so the state is that of the order of the
+    calls. Handles survive a change of parameters.
     """
 
     def __init__(self, slot: EngineSlot, rule: PlacementRule, inputs: InputPlan | None = None) -> None:
@@ -40,9 +54,16 @@ class CompiledGraph:
         self._rule = rule
         self._strict = rule is PlacementRule.STRICT
         self._weights = slot.weights
-        self._inputs = inputs or InputPlan(slot.exported.input_types)
-        self._output_names = list(slot.exported.output_types)
+        self._inputs = inputs or InputPlan(slot.input_types)
+        self._output_names = list(slot.output_types)
         self._last: tuple[list[int] | None, list[Any]] = (None, [])
+        types = (slot.input_types, slot.output_types)
+        self._handles = Handles(*types, self._inputs)
+        self._slots = SlotRunner(*types, self._inputs)
+        self._slots_lock = threading.Lock()
+        self._pipeline = Pipeline()
+        self._extent: tuple[int, int] | None = None
+        self._plain = True
         slot.open_if_ready(rule)
 
     @property
@@ -73,12 +94,12 @@ class CompiledGraph:
     @property
     def input_specs(self) -> Mapping[str, ValueType]:
         """Input name -> declared type, in order."""
-        return self._slot.exported.input_types
+        return self._slot.input_types
 
     @property
     def output_specs(self) -> Mapping[str, ValueType]:
         """Output name -> declared type, in order."""
-        return self._slot.exported.output_types
+        return self._slot.output_types
 
     @property
     def placement(self) -> Placement:
@@ -126,18 +147,23 @@ class CompiledGraph:
             PlacementError: the nodes are not where the rule wants them.
             EngineError: the run failed.
         """
-        slot = self._slot
-        engine = slot.current
+        engine = self._slot.current
         if engine is None or engine.version != self._weights.version or (self._strict and not engine.strict_ok):
-            engine = slot.engine(self._rule)
-        outputs = engine.run(self._output_names, self._inputs.feeds(_NOTHING if inputs is None else inputs))
+            engine = self._slot.engine(self._rule)
+        if not self._plain or engine.files:
+            return self._run_with_state(_NOTHING if inputs is None else inputs, range(len(self._output_names)))
+        feeds = self._inputs.feeds(_NOTHING if inputs is None else inputs, engine)
+        if feeds.__class__ is ResidentFeeds:
+            outputs = engine.binder.run(feeds, self._output_names, ())
+        else:
+            outputs = engine.run(self._output_names, feeds)
         self._last = (None, outputs)
         return outputs.copy()
 
     def run_read_outputs(self, inputs: Mapping[str, Any], indices: Sequence[int] | None = None) -> list[Any]:
         """Run once and return only the listed outputs, in the listed order, duplicates kept; None means all.
 
-        Outputs that are not listed are not read back from the device.
+        Outputs that are not listed are not read back from the device; handles they feed change all the same.
 
         Raises:
             InputError: an index names no output, or an input is wrong.
@@ -150,13 +176,7 @@ class CompiledGraph:
         for index in wanted:
             if not 0 <= index < len(self._output_names):
                 raise InputError(f"there is no output {index}; the graph has {len(self._output_names)} outputs, from 0")
-        read = wanted or [0]  # an engine reads a list of no names as all of them
-        engine = self._slot.current
-        if engine is None or engine.version != self._weights.version or (self._strict and not engine.strict_ok):
-            engine = self._slot.engine(self._rule)
-        outputs = engine.run([self._output_names[index] for index in read], self._inputs.feeds(inputs))
-        self._last = (read, outputs)
-        return [outputs[read.index(index)] for index in indices]
+        return self._run_with_state(inputs, indices)
 
     def read_output_row(self, out: int, row: int, row_inner: int) -> npt.NDArray[Any] | None:
         """Return row `row` of output `out` of the last run, whose elements are counted in rows of `row_inner`.
@@ -197,10 +217,100 @@ class CompiledGraph:
             raise InputError(f"the graph has {len(self._output_names)} outputs, got {len(dtypes)} output dtypes")
         return typed_from_arrays(self.run(arrays_from_typed(self.input_specs, inputs)), dtypes)
 
+    def clone(self) -> CompiledGraph:
+        """Return a graph that shares the session and the weights, has a copy of the state, and is closed by itself."""
+        twin = CompiledGraph((self._moe_base or self._slot).twin(), self._rule, self._inputs)
+        self._copy_moe_to(twin)
+        self._copy_state_to(twin)
+        return twin
+
+    def _copy_state_to(self, other: CompiledGraph) -> None:
+        """Give a clone the state that runs have left."""
+        other._last = self._last
+        other._handles = self._handles.copy()
+        other._extent, other._plain = self._extent, self._plain
+
+    # Fixed buffers
+
+    @property
+    def supports_run_slots(self) -> bool:
+        """Whether `run_slots` binds buffers: all inputs and outputs are tensors of numbers of a byte or more."""
+        return self._slots.supported
+
+    def run_slots(self, arrays: Sequence[Any]) -> list[npt.NDArray[Any]]:
+        """Run on arrays in the order of the inputs, through buffers that are bound once; the cheapest run there is.
+
+        The outputs are the buffers themselves: the next call of `run_slots` or `run_raw` overwrites them. There is no
+        arena to point into; an array's `.ctypes.data` is its address. Handles are not looked at, and calls take turns.
+
+        Raises:
+            InputError: an array is missing, one too many, or of another type than declared.
+            ParamError: a parameter is not set.
+            EngineError: the run failed.
+        """
+        engine = self._engine()
+        with self._slots_lock:
+            return self._slots.run(engine, arrays)
+
+    def run_raw(self, inputs: Mapping[str, Any]) -> list[npt.NDArray[Any]]:
+        """Run like `run_slots` on inputs by name; the outputs are valid until the next such call.
+
+        Raises:
+            InputError: an input is missing, unknown, or of another type than declared.
+            ParamError: a parameter is not set.
+            EngineError: the run failed.
+        """
+        feeds = self._inputs.feeds(inputs)
+        if feeds.__class__ is ResidentFeeds:
+            feeds = {name: value.numpy() if isinstance(value, DeviceTensor) else value for name, value in feeds.items()}
+        return self.run_slots([feeds.get(name) for name in self.input_specs])
+
+    def slot_views(self) -> list[npt.NDArray[Any]]:
+        """Return the output buffers as the last `run_slots` or `run_raw` left them; empty before the first."""
+        with self._slots_lock:
+            return self._slots.views
+
+    def run_dlpack(self, inputs: Mapping[str, Any]) -> list[DeviceTensor]:
+        """Run and return the outputs where the device made them: objects with `__dlpack__`, without a host copy.
+
+        Inputs may be objects with `__dlpack__` as in `run`; what other libraries have queued on them must be done.
+
+        Raises:
+            InputError: an input is wrong.
+            EngineError: the run failed.
+        """
+        with self._handles.lock:
+            self._settled()
+            engine = self._engine()
+            feeds = self._handles.behind(inputs)
+            return engine.binder.run(self._inputs.feeds(feeds, engine), self._output_names, self._output_names)
+
+    def set_active_extent(self, extent: tuple[int, int] | None) -> None:
+        """Say that of `upper` rows only the first `actual` matter in the runs to come, until None takes it back.
+
+        A hint. A graph that takes any number of rows is run on `actual` of them, and its outputs have as many; others
+        run in full, and what their outputs hold beyond `actual` means nothing.
+
+        Raises:
+            InputError: it is not `(actual, upper)` with 0 < actual <= upper.
+        """
+        self._extent = None if extent is None else check_extent(extent)
+        self._plain = self._extent is None and not self._handles
+
+    def capabilities(self) -> frozenset[str]:
+        """Return what this graph can do on its device, by the names of the optional features."""
+        found = {"persistent_handles", "gpu_handles", "kv_resident", "typed_io", "async_pipeline", "active_extent"}
+        return frozenset(found | ({"run_slots"} if self.supports_run_slots else set()))
+
     def close(self) -> None:
         """Give the session up; runs in other threads finish first. Closing twice is harmless."""
+        self._pipeline.settle()
+        self._pipeline.close()
         self._slot.close()
         self._last = (None, [])
+        with self._slots_lock:
+            self._slots.clear()
+        self._handles.clear()
 
     def __enter__(self) -> CompiledGraph:
         return self
@@ -214,6 +324,35 @@ class CompiledGraph:
         state = "closed" if self._slot.closed else "not open yet" if self._slot.current is None else "open"
         shape = f"{len(self.input_specs)} inputs, {len(self._output_names)} outputs"
         return f"<CompiledGraph on {self.device.label}, {shape}, {self._rule.value}, {state}>"
+
+    def _engine(self) -> Engine:
+        """Return an engine with the newest weights whose files are still what was mapped."""
+        engine = self._slot.current
+        if engine is None or engine.version != self._weights.version or (self._strict and not engine.strict_ok):
+            engine = self._slot.engine(self._rule)
+        if engine.files:
+            engine.check_files()
+        return engine
+
+    def _settled(self) -> None:
+        """Wait for committed runs, unless this is one."""
+        if self._pipeline.busy:
+            self._pipeline.settle()
+
+    def _run_with_state(self, inputs: Mapping[str, Any], indices: Sequence[int]) -> list[Any]:
+        if self._handles:
+            self._settled()
+        return self._run_now(inputs, indices)
+
+    def _run_now(self, inputs: Mapping[str, Any], indices: Sequence[int]) -> list[Any]:
+        """Run with handles and the extent as they are, and return the listed outputs."""
+        with self._handles.lock if self._handles else contextlib.nullcontext():
+            engine = self._engine()
+            if self._extent is not None:
+                inputs = at_extent(self.input_specs, self._handles.behind(inputs), self._extent)
+            read, outputs = self._handles.run(engine, inputs, indices)
+            self._last = (read, outputs)
+        return [outputs[read.index(index)] for index in indices]
 
     def _declared_dtypes(self) -> list[DType]:
         kinds = self.output_specs.values()

@@ -6,19 +6,20 @@ in it, and no run sees weights of two versions. Mutable parameters are fed: a ru
 
 from __future__ import annotations
 
+import functools
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from rlx_ort.device import Device
 from rlx_ort.errors import PlacementError, RunError
 from rlx_ort.execution.dispatch_report import log_dispatch_report
+from rlx_ort.execution.engine import Engine, Observer, WeightSource
 from rlx_ort.execution.options import CompileOptions, PlacementRule
 from rlx_ort.execution.placement import Placement
 from rlx_ort.execution.placement_check import build_placement, enforce
 from rlx_ort.execution.weights import WeightStore
-from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import ValueType
 
@@ -28,115 +29,9 @@ if TYPE_CHECKING:
     from rlx_ort.ir.graph import Graph
     from rlx_ort.providers.base import CostProfile, EngineSession, Provider
 
-__all__ = ["Engine", "EngineSlot", "Observer", "WeightSource"]
+__all__ = ["Engine", "EngineSlot"]
 
 _LAYERS = "session.name_based_layer_assignment"
-Observer = Callable[[Mapping[str, Any]], None]
-"""Takes the hidden outputs of a run, by name."""
-
-
-class WeightSource(Protocol):
-    """Where sessions get weights from: a `WeightStore`, or a view of one."""
-
-    @property
-    def version(self) -> int:
-        """Grows with each change."""
-
-    def snapshot(
-        self, names: Sequence[str], stored_as: Mapping[str, DType] = ...
-    ) -> tuple[int, Mapping[str, TensorData]]:
-        """Return the version and the data of some parameters, all of that one version."""
-
-    def missing(self, names: Sequence[str]) -> list[str]:
-        """Return those of the names that are not set."""
-
-    def pin(self, names: Sequence[str]) -> None:
-        """Note that a session uses these parameters."""
-
-    def unpin(self, names: Sequence[str]) -> None:
-        """Undo one `pin` of the same names."""
-
-
-class Engine:
-    """An open session with the weights it was opened with; closes itself when nobody refers to it any more.
-
-    Attributes:
-        session: the open session.
-        run: runs it on the inputs of the user's graph, and feeds it the mutable parameters.
-        weights: the data it was opened with.
-        version: the newest version of the store whose values it has.
-        strict_ok: whether no node strays from the device.
-        plain: whether `run` is the session's own; if not, bound runs must take `feeds`, or go through `run`.
-        observed: whether each run must go through `run`, because somebody reads outputs the user's graph does not have.
-    """
-
-    __slots__ = (
-        "__weakref__", "_finalizer", "_fed", "_lock", "observed", "plain", "run", "session", "strict_ok", "version",
-        "weights",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        session: EngineSession,
-        weights: Mapping[str, TensorData],
-        version: int,
-        source: WeightSource,
-        feeds: Mapping[str, Any] | None = None,
-        observed: tuple[tuple[str, ...], Observer] | None = None,
-    ) -> None:
-        self.session = session
-        self.weights = weights
-        self.version = version
-        self.strict_ok = False
-        self.plain = not feeds and observed is None
-        self.observed = observed is not None
-        self._fed = _Fed(session.run, dict(feeds or {}), observed)
-        self.run = session.run if self.plain else self._fed
-        self._lock = threading.Lock()
-        names = (*weights, *(feeds or {}))
-        source.pin(names)
-        self._finalizer = weakref.finalize(self, _close, session, source, names)
-
-    @property
-    def feeds(self) -> Mapping[str, Any]:
-        """The mutable parameters as the session is fed them, of one version; take it once for a run."""
-        return self._fed.values
-
-    def renew(self, version: int, feeds: Mapping[str, Any]) -> None:
-        """Take over a newer version, which differs in mutable parameters at most."""
-        with self._lock:
-            if version > self.version:
-                self._fed.values = dict(feeds)  # replaced and never changed: a run has taken one or the other
-                self.version = version
-
-    def close(self) -> None:
-        """Close the session now."""
-        self._finalizer()
-
-
-class _Fed:
-    """Runs a session with values of its own beside the feeds, and hands hidden outputs to whoever wants them."""
-
-    __slots__ = ("_observed", "_run", "values")
-
-    def __init__(
-        self, run: Callable[..., list[Any]], values: dict[str, Any], observed: tuple[tuple[str, ...], Observer] | None
-    ) -> None:
-        self._run = run
-        self._observed = observed
-        self.values = values
-
-    def __call__(self, output_names: Sequence[str], feeds: Mapping[str, Any]) -> list[Any]:
-        values = self.values
-        if values:
-            feeds = {**feeds, **values}
-        if self._observed is None:
-            return self._run(output_names, feeds)
-        hidden, observer = self._observed
-        outputs = self._run([*output_names, *hidden], feeds)
-        count = len(output_names)
-        observer(dict(zip(hidden, outputs[count:], strict=True)))
-        return outputs[:count]
 
 
 class EngineSlot:
@@ -220,9 +115,7 @@ class EngineSlot:
 
     def twin(self) -> EngineSlot:
         """Return another slot with the same engine, which may be closed by itself."""
-        twin = self.adopt(
-            EngineSlot(self.provider, self.device, self.exported, self.weights, self.options, self.graph)
-        )
+        twin = EngineSlot(self.provider, self.device, self.exported, self.weights, self.options, self.graph)
         twin.input_types, twin.output_types = self.input_types, self.output_types
         twin._mutable, twin._host_marker = self._mutable, self._host_marker
         twin._observed, twin._source = self._observed, self._source
@@ -257,7 +150,7 @@ class EngineSlot:
         version, weights, changing = self._snapshot()
         if any(weights[name] is not engine.weights[name] for name in weights):
             return False
-        engine.renew(version, self._fed(engine.session, changing))
+        engine.renew(version, self._feeds(engine.session, changing))
         return True
 
     def _snapshot(self) -> tuple[int, Mapping[str, TensorData], Mapping[str, TensorData]]:
@@ -266,10 +159,18 @@ class EngineSlot:
         mutable = {name: found[name] for name in self._mutable}
         return version, {name: found[name] for name in self.exported.params}, mutable
 
-    def _fed(self, session: EngineSession, changing: Mapping[str, TensorData]) -> dict[str, Any]:
-        """Return mutable parameters as the session takes them; each is brought to a device once for all sessions."""
+    def _feeds(
+        self, session: EngineSession, changing: Mapping[str, TensorData], replaces: bool = False
+    ) -> dict[str, Any]:
+        """Return mutable parameters as the session takes them: host arrays, or tensors that its device has once."""
+        from rlx_ort.providers.binding import binder_of
+
+        binder = binder_of(session) if changing else None
+        if binder is None or binder.on_host:
+            return {name: data.numpy() for name, data in changing.items()}
+        place = self.weights.placed.renew if replaces else self.weights.placed.get
         return {
-            name: self.weights.placed(name, data, self.device.label, lambda data=data: session.resident(data.numpy()))
+            name: place(self.device.label, name, data, functools.partial(binder.upload, data.numpy()))
             for name, data in changing.items()
         }
 
@@ -282,7 +183,8 @@ class EngineSlot:
             entries = {_LAYERS: f"cpu({self._host_marker})", **options.session_config}
             options = options.with_(session_config=entries)
         session = self.provider.open(SessionRequest(self.device, self.exported, weights, options))
-        engine = Engine(session, weights, version, self._source, self._fed(session, changing), self._observed)
+        feeds = self._feeds(session, changing, replaces=self.current is not None)
+        engine = Engine(session, weights, version, self._source, feeds, self._observed)
         requested = self.provider.ep_name or self.provider.name
         self.placement = build_placement(
             requested,
@@ -321,11 +223,6 @@ class EngineSlot:
             if profile is not None:
                 profiles[name] = profile
         return profiles
-
-
-def _close(session: EngineSession, source: WeightSource, names: tuple[str, ...]) -> None:
-    session.close()
-    source.unpin(names)
 
 
 def _without(types: Mapping[str, ValueType], names: Sequence[str]) -> Mapping[str, ValueType]:

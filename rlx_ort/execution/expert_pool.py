@@ -96,7 +96,7 @@ class ExpertPool:
             InputError: there is no such expert.
         """
         ids = np.asarray(picked if isinstance(picked, np.ndarray) else list(picked)).reshape(-1)
-        if ids.size and not (0 <= ids.min() and ids.max() < self.experts):
+        if ids.size and not (ids.min() >= 0 and ids.max() < self.experts):
             raise InputError(f"experts are 0 to {self.experts - 1}, got {ids.min()} to {ids.max()}")
         for expert, count in zip(*np.unique(ids, return_counts=True), strict=True):
             self._hits[int(expert)] += int(count)

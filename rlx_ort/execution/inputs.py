@@ -8,21 +8,39 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from operator import attrgetter
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from rlx_ort.errors import InputError
 from rlx_ort.execution.coerce import as_array
+from rlx_ort.execution.device_tensor import DeviceTensor
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.types import MapType, OptionalType, SequenceType, TensorType, ValueType
 
-__all__ = ["InputPlan"]
+__all__ = ["Adopter", "InputPlan", "ResidentFeeds"]
 
 _Sizes = dict[str, tuple[int, str]]
 """Named dim -> its size in this run and the input that set it."""
+
+_DLPACK_CPU = 1
+
+# With the type, all that the checks look at: two inputs that agree in it are both right or both wrong.
+_facts = attrgetter("dtype", "shape")
+
+
+class Adopter(Protocol):
+    """What takes tensors of other libraries over where they are."""
+
+    def adopt(self, source: Any) -> DeviceTensor | None:
+        """Return the tensor without a copy, or None when it is on another device."""
+
+
+class ResidentFeeds(dict[str, Any]):
+    """Checked inputs with device tensors among them."""
 
 
 class InputPlan:
@@ -40,6 +58,11 @@ class InputPlan:
             (name, None if kind.dtype is DType.STRING else kind.dtype.numpy, kind) for name, kind in tensors.items()
         )
         self._others = tuple((name, kind) for name, kind in types.items() if name not in tensors)
+        self._bulk = not self._others and all(dtype is not None for _, dtype, _ in self._rows)
+        # Names and facts of the last inputs that were passed on as they came: comparing two lists costs a third of
+        # looking at each input, and a loop feeds the same kind of arrays again and again.
+        self._known: tuple[list[str] | None, list[Any]] = (None, [])
+        self._arrays = [np.ndarray] * len(self._rows)
         self._accepted: list[tuple[int, ...]] | None = None
 
     @property
@@ -47,21 +70,47 @@ class InputPlan:
         """Input name -> declared type, in order."""
         return self._types
 
-    def feeds(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    def feeds(self, inputs: Mapping[str, Any], adopter: Adopter | None = None) -> Mapping[str, Any]:
         """Return the inputs as the engine takes them; arrays that are right already are passed on without a copy.
+
+        Objects with `__dlpack__` are shared without a copy: those in host memory as arrays, those of another library
+        on the device by the adopter. With device tensors among them, the inputs come as `ResidentFeeds`.
 
         Raises:
             InputError: one is missing, unknown, or of another rank, size or dtype than declared, or two inputs
                 disagree about a named dim; the message names it, what was wanted and what came.
         """
+        names, facts = self._known
+        if (
+            inputs.__class__ is dict
+            and list(inputs) == names
+            and list(map(type, inputs.values())) == self._arrays
+            and list(map(_facts, inputs.values())) == facts
+        ):
+            return inputs
+        return self._checked(inputs, adopter)
+
+    def ordered(self, arrays: Sequence[Any]) -> dict[str, Any]:
+        """Return the inputs of a positional call by name, unchecked.
+
+        Raises:
+            InputError: there are more or fewer than the graph has inputs.
+        """
+        if len(arrays) != len(self._types):
+            raise InputError(f"the graph has {len(self._types)} inputs ({', '.join(self._types)}), got {len(arrays)}")
+        return dict(zip(self._types, arrays, strict=True))
+
+    def _checked(self, inputs: Mapping[str, Any], adopter: Adopter | None) -> dict[str, Any]:
         shapes: list[tuple[int, ...]] = []
         array_type = np.ndarray
+        unchanged = self._bulk
         try:
             feeds = dict(inputs)
             for name, dtype, kind in self._rows:
                 value = feeds[name]
                 if value.__class__ is not array_type or value.dtype is not dtype or not value.flags.c_contiguous:
-                    feeds[name] = value = _coerced(name, value, kind)
+                    feeds[name] = value = _coerced(name, value, kind, adopter)
+                    unchanged = False
                 shapes.append(value.shape)
             for name, other in self._others:
                 given = feeds.get(name) if isinstance(other, OptionalType) else feeds[name]
@@ -75,6 +124,10 @@ class InputPlan:
         if shapes != self._accepted:
             self._check_shapes(feeds)
             self._accepted = shapes
+        if unchanged:
+            self._known = (list(feeds), list(map(_facts, feeds.values())))
+        elif any(isinstance(value, DeviceTensor) for value in feeds.values()):
+            return ResidentFeeds(feeds)
         return feeds
 
     def _check_names(self, inputs: Mapping[str, Any], cause: Exception | None) -> None:
@@ -118,11 +171,38 @@ def _check_shape(name: str, kind: TensorType, wanted: Shape, got: tuple[int, ...
                 )
 
 
-def _coerced(name: str, value: object, kind: TensorType) -> npt.NDArray[Any]:
+def _coerced(
+    name: str, value: Any, kind: TensorType, adopter: Adopter | None = None
+) -> npt.NDArray[Any] | DeviceTensor:
+    if not isinstance(value, (np.ndarray, np.generic, DeviceTensor)) and hasattr(value, "__dlpack__"):
+        value = _shared(name, value, kind, adopter)
+    if isinstance(value, DeviceTensor):
+        if value.dtype != kind.dtype.numpy:
+            raise InputError(f"input {name!r} is {kind}: the tensor on the device is {value.dtype.name}")
+        return value
     try:
         return as_array(value, kind.dtype)
     except ValueError as err:
         raise InputError(f"input {name!r} is {kind}: {err}") from err
+
+
+def _shared(name: str, source: Any, kind: TensorType, adopter: Adopter | None) -> npt.NDArray[Any] | DeviceTensor:
+    """Return an object of another library, or a device tensor, as what it is here, without a copy."""
+    if isinstance(source, DeviceTensor):
+        return source
+    try:
+        device = int(source.__dlpack_device__()[0])
+        if device == _DLPACK_CPU:
+            return np.from_dlpack(source)
+        adopted = None if adopter is None else adopter.adopt(source)
+    except (BufferError, RuntimeError, TypeError, ValueError) as err:
+        raise InputError(f"input {name!r} is {kind}: {type(source).__name__} cannot be shared: {err}") from err
+    if adopted is None:
+        raise InputError(
+            f"input {name!r} is {kind}: the {type(source).__name__} is on a device (DLPack type {device}) that the "
+            "graph does not run on; copy it to the host first"
+        )
+    return adopted
 
 
 def _other(name: str, value: object, kind: ValueType) -> Any:

@@ -67,11 +67,16 @@ class CompileOptions:
         sharing: how sessions share weights.
         optimization: ONNX Runtime's graph optimisation level.
         dims: sizes for named dims; a bound dim becomes static, which some providers need and most like.
-        intra_op_threads: threads inside one op on the CPU provider; None takes the process's share of the cores.
+        intra_op_threads: threads inside one op on the CPU provider; None takes what other sessions have left of the
+            process's share of the cores. Not used with `RLX_SHARED_POOL=1`.
         spinning: whether idle worker threads spin; None leaves it to the provider.
         provider_options: provider option -> value, on top of what the provider module sets.
         session_config: ONNX Runtime session config entries; unknown keys are refused, since ONNX Runtime takes
             them without a word.
+        device_graph: record the launches of a run once and replay them (CUDA graphs, WebGPU graph capture); shapes must
+            be static and every node on the device, and runs of one graph take turns. Devices without it ignore it.
+        device_memory_limit_bytes: the most memory a session takes on a CUDA device; a run that needs more is an
+            `EngineError`, after which the session is usable.
         profile_prefix: write an ONNX Runtime profile to files of this prefix.
         kernel_dispatch: which form ops get that have a fused and a basic one; by default what
             `RLX_KERNEL_DISPATCH` says at the moment the options are made.
@@ -88,6 +93,8 @@ class CompileOptions:
     spinning: bool | None = None
     provider_options: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     session_config: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    device_graph: bool = False
+    device_memory_limit_bytes: int | None = None
     profile_prefix: str | None = None
     kernel_dispatch: KernelDispatch = field(default_factory=KernelDispatch.from_env)
     precision_policy: PrecisionPolicy | None = None

@@ -9,6 +9,7 @@ from rlx_ort.errors import DeviceUnavailableError
 from rlx_ort.execution.compiled import CompiledGraph
 from rlx_ort.execution.engine_slot import EngineSlot
 from rlx_ort.execution.options import CompileOptions, PlacementRule, Precision
+from rlx_ort.execution.runnable import runnable
 from rlx_ort.execution.weights import WeightStore
 
 if TYPE_CHECKING:
@@ -104,5 +105,6 @@ def open_slot(
     from rlx_ort.converters.to_onnx.exporter import exported
     from rlx_ort.providers.kernels import kernel_set
 
-    model = exported(graph, options, kernel_set(provider, graph))
-    return EngineSlot(provider, device, model, weights, options, graph)
+    what = runnable(graph)
+    model = exported(what.graph, options, kernel_set(provider, graph))
+    return EngineSlot(provider, device, model, weights, options, graph, what)

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import os
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -19,12 +21,14 @@ import numpy.typing as npt
 
 from rlx_ort.errors import ParamError
 from rlx_ort.execution.coerce import as_array, cast_hint, is_literal
+from rlx_ort.execution.placed import PlacedTensors
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.narrow import narrowed
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import TensorType
 
 if TYPE_CHECKING:
+    from rlx_ort.execution.weight_files import LoadReport
     from rlx_ort.ir.graph import Graph
 
 __all__ = ["WeightStore"]
@@ -34,6 +38,10 @@ _DECLARED: Mapping[str, DType] = MappingProxyType({})
 
 class WeightStore:
     """Parameter name -> data of the declared type. Every method may be called from several threads.
+
+    Attributes:
+        version: grows with each change.
+        placed: the mutable parameters' copies in devices' memory.
 
     Args:
         types: the declared type of each parameter; each has a static shape.
@@ -52,6 +60,7 @@ class WeightStore:
         # A finalizer of a session may unpin in the middle of any of our own calls, hence reentrant.
         self._lock = threading.RLock()
         self._open_update = _OpenUpdate()
+        self.placed = PlacedTensors()
         for name, value in (values or {}).items():
             self._values[name] = self._checked(name, value)
 
@@ -74,6 +83,40 @@ class WeightStore:
             kept = {name: data for name, data in self._values.items() if name in newer._types and name not in changed}
             self._values = {name: data for name, data in newer._values.items() if name not in kept} | kept
             self.version += 1
+
+    def declare(self, name: str, kind: TensorType, data: TensorData | None = None) -> None:
+        """Add a parameter; one that is there already keeps its data.
+
+        Raises:
+            ParamError: it is there with another type, or the data is not of the type.
+        """
+        with self._lock:
+            known = self._types.setdefault(name, kind)
+            if known != kind:
+                raise ParamError(f"parameter {name!r} is {known} already, and cannot be {kind} as well")
+            if data is not None and name not in self._values:
+                self._values[name] = self._checked(name, data)
+                self.version += 1
+
+    def load_safetensors(
+        self, path: str | os.PathLike[str], rename: Callable[[str], str | None] | None = None, *, strict: bool = True
+    ) -> LoadReport:
+        """Give parameters the tensors of a safetensors file, as memory maps: nothing is read before it is needed.
+
+        The file must not be changed while it is in use. All changes are one version, or none is made.
+
+        Args:
+            path: the file.
+            rename: name of a tensor -> name of a parameter, or None to leave the tensor out; by default they are equal.
+            strict: whether every parameter must be in the file, and every tensor be a parameter.
+
+        Raises:
+            ConversionError: the file cannot be read, or is no safetensors file.
+            ParamError: a tensor does not fit its parameter, two are one parameter, or, when strict, one is left over.
+        """
+        from rlx_ort.execution.weight_files import load_safetensors
+
+        return load_safetensors(self, Path(path), rename, strict)
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -153,6 +153,8 @@ def reshaped(op: Op, source: Shape | None, target: Sequence[Dim]) -> Shape:
 
 def _left_over(op: Op, source: Shape, dims: Sequence[Dim], is_open: bool) -> Dim:
     """Return the dimension that is left when `source` is divided by `dims`, None when that cannot be told."""
+    if not is_open and source == tuple(dims):
+        return None
     before = Counter(dim for dim in source if not isinstance(dim, int))
     after = Counter(dim for dim in dims if not isinstance(dim, int))
     only_before, only_after = before - after, after - before

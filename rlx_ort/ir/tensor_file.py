@@ -15,7 +15,7 @@ import numpy as np
 
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.tensor import TensorData
+from rlx_ort.ir.tensor import FileRange, TensorData
 
 __all__ = ["read_tensors", "write_tensors"]
 
@@ -66,17 +66,23 @@ def read_tensors(path: Path) -> tuple[dict[str, TensorData], dict[str, str]]:
             if not 0 <= length <= _HEADER_LIMIT:
                 raise ValueError("the length of its header is wrong")
             header = json.loads(file.read(length).decode("utf-8"))
-        size = path.stat().st_size - 8 - length
+        status = path.stat()
+        size = status.st_size - 8 - length
+        place = FileRange(str(path.resolve()), 8 + length, FileRange.stamp_of(status))
         data = np.memmap(path, np.uint8, "r", 8 + length) if size > 0 else np.empty(0, np.uint8)
         metadata = {str(name): str(text) for name, text in header.pop("__metadata__", {}).items()}
-        return {name: _tensor(entry, data, metadata.get(_PREFIX + name)) for name, entry in header.items()}, metadata
+        return {
+            name: _tensor(entry, data, metadata.get(_PREFIX + name), place) for name, entry in header.items()
+        }, metadata
     except OSError as err:
         raise ConversionError(f"tensor file {path} cannot be read: {err}") from err
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as err:
         raise ConversionError(f"tensor file {path} is no safetensors file: {err}") from err
 
 
-def _tensor(entry: Mapping[str, Any], data: np.ndarray[Any, np.dtype[np.uint8]], mark: str | None) -> TensorData:
+def _tensor(
+    entry: Mapping[str, Any], data: np.ndarray[Any, np.dtype[np.uint8]], mark: str | None, place: FileRange
+) -> TensorData:
     dtype, shape = _DTYPES[entry["dtype"]], entry["shape"]
     if mark is not None:
         name, shape = json.loads(mark)
@@ -84,4 +90,5 @@ def _tensor(entry: Mapping[str, Any], data: np.ndarray[Any, np.dtype[np.uint8]],
     begin, end = entry["data_offsets"]
     if not 0 <= begin <= end <= data.size:
         raise ValueError(f"a tensor reaches from byte {begin} to {end} of {data.size}")
-    return TensorData(dtype, tuple(int(size) for size in shape), data[begin:end])
+    source = FileRange(place.path, place.offset + begin, place.stamp)
+    return TensorData(dtype, tuple(int(size) for size in shape), data[begin:end], source)

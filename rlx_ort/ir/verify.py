@@ -54,19 +54,48 @@ def check(graph: GraphCore) -> None:
 def _problems(graph: GraphCore, owner: str) -> Iterator[Problem]:
     yield from _name_problems(graph, owner)
     for place, node in enumerate(graph.nodes):
-        label = f"{owner}{node}"
-        if node.id != place:
-            yield Problem(f"{label} stands at place {place}", "build graphs with add_node, which numbers them", place)
-        broken = list(_input_problems(graph, node, place, label))
-        yield from broken
-        if not broken:
-            yield from _type_problems(graph, node, label)
+        if not _is_sound(graph, node, place):
+            yield from _node_problems(graph, node, place, f"{owner}{node}")
         if isinstance(node.op, Capture) and not owner:
-            yield Problem(f"{label} captures a value, but its graph is no body", "use an input instead", place)
+            yield Problem(f"{node} captures a value, but its graph is no body", "use an input instead", place)
         for body in node.op.bodies():
-            yield from _capture_problems(node, body, label)
-            yield from _problems(body, f"{label}, body {body.name!r}: ")
+            yield from _capture_problems(node, body, f"{owner}{node}")
+            yield from _problems(body, f"{owner}{node}, body {body.name!r}: ")
     yield from _output_problems(graph, owner)
+
+
+def _is_sound(graph: GraphCore, node: Node, place: int) -> bool:
+    """Return True for a node that `_node_problems` would find nothing wrong with: a quick look that words no message.
+
+    False means that it is worth a closer look.
+    """
+    least, most = node.op.arity
+    if node.id != place or len(node.inputs) < least or (most is not None and len(node.inputs) > most):
+        return False
+    inputs: list[ValueType | None] = []
+    for ref in node.inputs:
+        if ref is None:
+            inputs.append(None)
+            continue
+        if not 0 <= ref.node < place or not 0 <= ref.output < len(graph.nodes[ref.node].types):
+            return False
+        inputs.append(graph.nodes[ref.node].types[ref.output])
+    try:
+        inferred = node.op.infer(inputs)
+    except GraphVerifyError:
+        return False
+    if len(inferred) != len(node.types) or len(node.output_names) != len(node.types):
+        return False
+    return all(map(_agree, inferred, node.types))
+
+
+def _node_problems(graph: GraphCore, node: Node, place: int, label: str) -> Iterator[Problem]:
+    if node.id != place:
+        yield Problem(f"{label} stands at place {place}", "build graphs with add_node, which numbers them", place)
+    broken = list(_input_problems(graph, node, place, label))
+    yield from broken
+    if not broken:
+        yield from _type_problems(graph, node, label)
 
 
 def _name_problems(graph: GraphCore, owner: str) -> Iterator[Problem]:
@@ -148,7 +177,7 @@ def _type_problems(graph: GraphCore, node: Node, label: str) -> Iterator[Problem
 
 def _agree(inferred: ValueType, declared: ValueType) -> bool:
     """Return whether a declared type can be the inferred one: a shape may be finer or coarser, a scalar may be (1,)."""
-    if isinstance(inferred, UnknownType):
+    if inferred is declared or isinstance(inferred, UnknownType):
         return True
     if not isinstance(inferred, TensorType) or not isinstance(declared, TensorType):
         return inferred == declared

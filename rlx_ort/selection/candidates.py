@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import weakref
+from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
+from rlx_ort.calibration import store
 from rlx_ort.device import Device, priority_rank
 from rlx_ort.errors import NoViableDeviceError
 from rlx_ort.execution.options import CompileOptions, PlacementRule
 from rlx_ort.ir.graph import Graph
+from rlx_ort.providers import registry
 from rlx_ort.selection.availability import availability, is_selectable, provider_of, supports_run_slots
-from rlx_ort.selection.cost import ProfileCostModel, cost_model, estimate_graph_cost
 from rlx_ort.selection.policy import DevicePolicy
+from rlx_ort.selection.predict import cost_model, predicted_ns
 from rlx_ort.selection.support import Support, support_of
 
 __all__ = [
@@ -27,6 +32,10 @@ __all__ = [
 
 CLOSE = 1.05
 """Predictions within this factor of the best are equal, as far as a preference is concerned."""
+
+_CHOICES_A_GRAPH = 8
+_Choice: TypeAlias = tuple[object, DevicePolicy, CompileOptions, Sequence[Device]]
+_choices: weakref.WeakKeyDictionary[Graph, deque[_Choice]] = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,23 +160,26 @@ def no_viable_device(graph: Graph, policy: DevicePolicy, options: CompileOptions
     return NoViableDeviceError(f"no device may run graph {graph.name!r}: {remedy}.", rows)
 
 
-def predicted_ns(graph: Graph, device: Device, options: CompileOptions) -> float | None:
-    """Return the predicted time of one run on a device that takes the graph, or None without a usable profile."""
-    model = cost_model(device)
-    if model is None:
-        return None
-    estimate = estimate_graph_cost(
-        graph,
-        model,
-        dims=options.dims,
-        cpu_nodes=support_of(device, graph, options).cpu_nodes,
-        cpu_model=cost_model(Device.CPU),
-    )
-    return estimate if math.isfinite(estimate) else None
+def _ranked(graph: Graph, policy: DevicePolicy, options: CompileOptions) -> Sequence[Device]:
+    """Return the devices that may be chosen, the automatic choice first.
+
+    The answer is remembered until the graph, a provider or a calibration of this process changes.
+    """
+    providers = registry.default_registry()
+    state = (providers, providers.generation, store.generation(), graph.revision)
+    known = _choices.get(graph)
+    for entry_state, entry_policy, entry_options, ranking in known or ():
+        if entry_state == state and entry_policy == policy and entry_options == options:
+            return ranking
+    ranking = _rank(graph, policy, options)
+    if known is None:
+        known = _choices.setdefault(graph, deque(maxlen=_CHOICES_A_GRAPH))
+    # Ranking may have probed devices or measured them; what it found is as of now.
+    known.append(((providers, providers.generation, store.generation(), graph.revision), policy, options, ranking))
+    return ranking
 
 
-def _ranked(graph: Graph, policy: DevicePolicy, options: CompileOptions) -> list[Device]:
-    """Return the devices that may be chosen, the automatic choice first."""
+def _rank(graph: Graph, policy: DevicePolicy, options: CompileOptions) -> list[Device]:
     devices = devices_for_with_policy(graph, policy, options)
     predictions = {device: predicted_ns(graph, device, options) for device in devices}
     known = [time for time in predictions.values() if time is not None]
@@ -194,7 +206,7 @@ def _row(
 ) -> DeviceCandidate:
     found = availability(device)
     support = support_of(device, graph, options) if found.available else Support(reason="not here")
-    profile: ProfileCostModel | None = cost_model(device) if predictions.get(device) is not None else None
+    model = cost_model(device) if predictions.get(device) is not None else None
     return DeviceCandidate(
         device=device,
         label=device.label,
@@ -207,7 +219,7 @@ def _row(
         driver=found.driver,
         capabilities=_capabilities(device),
         predicted_ns=predictions.get(device),
-        profile_source=None if profile is None else profile.profile.source,
+        profile_source=None if model is None else model.source,
         cpu_nodes=len(support.cpu_nodes),
     )
 

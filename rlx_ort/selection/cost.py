@@ -16,24 +16,21 @@ from rlx_ort.device import Device
 from rlx_ort.errors import NoViableDeviceError
 from rlx_ort.ir.core import Node, Ref
 from rlx_ort.ir.graph import Graph
-from rlx_ort.ir.op import type_bytes
+from rlx_ort.ir.op import element_count, type_bytes
 from rlx_ort.ir.ops.leaf import Constant, Input, Param
 from rlx_ort.ir.shape import Dim, Shape
 from rlx_ort.ir.types import TensorType, ValueType
 from rlx_ort.providers.base import CostProfile
-from rlx_ort.selection.availability import provider_of
+from rlx_ort.selection.op_classes import CLASSES, OpClass
+from rlx_ort.selection.workload import DEFAULT_DIM, Work
 
 __all__ = [
     "DEFAULT_DIM",
     "BackendCostModel",
     "ProfileCostModel",
-    "cost_model",
     "estimate_graph_cost",
     "pick_best_device",
 ]
-
-DEFAULT_DIM = 32
-"""The size a dimension without one is taken to have: between one sequence and a batch of long ones."""
 
 
 class BackendCostModel(Protocol):
@@ -42,6 +39,17 @@ class BackendCostModel(Protocol):
     @property
     def device(self) -> Device:
         """The device it speaks for."""
+
+    @property
+    def source(self) -> str:
+        """Where its figures come from; `default` are shipped and not measured here."""
+
+    @property
+    def error(self) -> float:
+        """The error to expect of a prediction, as a share of it."""
+
+    def work_ns(self, work: Work) -> float:
+        """Return the time of one piece of work with its launch, in ns."""
 
     def sgemm_gflops(self, m: int, k: int, n: int) -> float:
         """Return the sustained rate of an f32 product of (m, k) and (k, n), in GFLOP/s."""
@@ -82,6 +90,30 @@ class ProfileCostModel:
     profile: CostProfile
     threads: int = 1
 
+    @property
+    def source(self) -> str:
+        """The profile's source."""
+        return self.profile.source
+
+    @property
+    def error(self) -> float:
+        """One: figures of another machine are right to a factor of two at best."""
+        return 1.0
+
+    def work_ns(self, work: Work) -> float:
+        """Return the launch and the longer of computing and moving memory."""
+        if work.kind in ("view", "fused"):
+            return 0.0
+        if work.kind == "gemm":
+            m, k, n = work.size
+            rate = self.sgemm_gflops(m, k, n)
+        elif work.kind in _CONVOLUTIONS:
+            rate = self.conv_gflops()
+        else:
+            rate = self.sgemm_gflops(512, 512, 512)
+        once_ns = max(_over(work.flops, rate), _over(work.nbytes, self.memory_bw()))
+        return (once_ns + self.dispatch_overhead_ns()) * work.times
+
     def sgemm_gflops(self, m: int, k: int, n: int) -> float:
         """Return the profile's rate, whatever the shape."""
         return self.profile.gemm_gflops
@@ -115,11 +147,7 @@ class ProfileCostModel:
         return self.threads
 
 
-def cost_model(device: Device) -> ProfileCostModel | None:
-    """Return the cost model of a device, or None when its provider ships no profile or it has no provider."""
-    provider = provider_of(device)
-    profile = None if provider is None else provider.default_profile(device)
-    return None if profile is None else ProfileCostModel(device, profile)
+_CONVOLUTIONS = ("conv", "pointwise", "depthwise")
 
 
 def estimate_graph_cost(
@@ -202,23 +230,34 @@ def _node_ns(graph: Graph, node: Node, model: BackendCostModel, sizes: Mapping[s
         return 0.0
     inputs = [None if ref is None else _sized(graph.nodes[ref.node].types[ref.output], sizes) for ref in node.inputs]
     outputs = [_sized(kind, sizes) for kind in node.types]
-    compute_ns = _over(node.op.flops(inputs, outputs), _gflops(node, inputs, outputs, model))
-    memory_ns = _over(node.op.bytes_moved(inputs, outputs), model.memory_bw())
     bodies_ns = sum(_node_ns(body, inner, model, sizes) for body in node.op.bodies() for inner in body.nodes)
-    return max(compute_ns, memory_ns) + model.dispatch_overhead_ns() + bodies_ns
+    return model.work_ns(_work_of(node, inputs, outputs)) + bodies_ns
 
 
-def _gflops(
-    node: Node, inputs: Sequence[ValueType | None], outputs: Sequence[ValueType], model: BackendCostModel
-) -> float:
+def _work_of(node: Node, inputs: Sequence[ValueType | None], outputs: Sequence[ValueType]) -> Work:
+    """Return an IR node's work, told from its operations and bytes alone."""
+    flops = node.op.flops(inputs, outputs)
+    nbytes = node.op.bytes_moved(inputs, outputs)
     kind = getattr(node.op, "op_type", node.op.kind)
     if kind.startswith("Conv"):
-        return model.conv_gflops()
+        pixels = max(element_count(outputs[0]) // max(_dim(outputs[0], 1), 1), 1)
+        channels = max(round(math.sqrt(flops / (18 * pixels))), 1)
+        return Work("conv", "Conv", (pixels, channels), flops, nbytes)
+    written = sum(map(element_count, outputs))
+    if flops <= 16 * written:
+        like = CLASSES.get(kind, OpClass("op", "Add"))
+        return Work("op", like.like if like.kind == "op" else "Add", (max(written, 1),), flops, nbytes)
     n = _last(outputs[0]) if outputs else 1
     k = _last(inputs[0]) if inputs else 1
-    flops = node.op.flops(inputs, outputs)
     # What is left of 2mkn after k and n holds the rows and the batch together.
-    return model.sgemm_gflops(max(flops // (2 * k * n), 1), k, n)
+    return Work("gemm", "MatMul", (max(flops // (2 * k * n), 1), k, n), flops, nbytes)
+
+
+def _dim(kind: ValueType, axis: int) -> int:
+    if not isinstance(kind, TensorType) or kind.shape is None or len(kind.shape) <= axis:
+        return 1
+    dim = kind.shape[axis]
+    return dim if isinstance(dim, int) else DEFAULT_DIM
 
 
 def _last(kind: ValueType | None) -> int:

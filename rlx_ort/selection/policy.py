@@ -10,6 +10,7 @@ from rlx_ort.device import Device, as_devices, parse_device, parse_device_list, 
 from rlx_ort.errors import DeviceParseError
 
 __all__ = [
+    "Adaptive",
     "Benchmark",
     "CostModel",
     "DevicePickStrategy",
@@ -22,7 +23,7 @@ _UNRANKED = 255
 
 
 class DevicePickStrategy:
-    """How an automatic choice is made: by `CostModel` or by `Benchmark`."""
+    """How an automatic choice is made: by `CostModel`, by `Benchmark`, or by both as `Adaptive`."""
 
     __slots__ = ()
 
@@ -37,6 +38,16 @@ class Benchmark(DevicePickStrategy):
     """Choose the device with the smallest measured time over `runs` runs; less than 1 counts as 1."""
 
     runs: int = 1
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "runs", max(self.runs, 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Adaptive(DevicePickStrategy):
+    """Choose by prediction where one stands out, else by timing those that may be the best, `runs` runs each."""
+
+    runs: int = 5
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "runs", max(self.runs, 1))
@@ -81,6 +92,10 @@ class DevicePolicy:
     def with_benchmark_pick(self, runs: int) -> DevicePolicy:
         """Return a copy that chooses by timing `runs` runs, at least 1, on each device."""
         return replace(self, pick=Benchmark(runs))
+
+    def with_adaptive_pick(self, runs: int = 5) -> DevicePolicy:
+        """Return a copy that chooses by prediction, and times devices whose predictions are too close to tell."""
+        return replace(self, pick=Adaptive(runs))
 
     @classmethod
     def from_env(cls, prefix: str = "RLX") -> DevicePolicy:

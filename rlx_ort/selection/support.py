@@ -7,7 +7,8 @@ second is the placement of the compiled graph, which is checked after a session 
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
+import weakref
+from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -20,6 +21,7 @@ from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.op import Op
 from rlx_ort.ir.ops.onnx import OnnxNode
 from rlx_ort.ir.ops.refused import Refused
+from rlx_ort.providers import registry
 from rlx_ort.providers.base import KernelClaim, Provider
 from rlx_ort.selection.availability import availability, is_available, provider_of
 from rlx_ort.selection.function_body import is_function
@@ -151,16 +153,14 @@ def support_of(device: Device, graph: Graph, options: CompileOptions | None = No
     if not graph.nodes:
         return Support()
     options = options or CompileOptions()
-    refused = tuple(_without_lowering(graph))
+    refused = _refused(graph)
     if refused:
         return Support(refused)
 
-    from rlx_ort.converters.to_onnx.exporter import exported
-    from rlx_ort.providers.kernels import kernel_set
     from rlx_ort.providers.runtime import runtime_version
 
     try:
-        model = exported(graph, options, kernel_set(provider, graph))
+        model = _exported(provider, graph, options)
     except ConversionError as err:
         return Support(reason=str(err))
     rule = options.placement or PlacementRule.STRICT
@@ -171,15 +171,42 @@ def support_of(device: Device, graph: Graph, options: CompileOptions | None = No
 
 def model_for(provider: Provider, graph: Graph, options: CompileOptions) -> ExportedModel | None:
     """Return the model that the provider would get, or None when the graph cannot be written."""
+    if _refused(graph):
+        return None
+    try:
+        return _exported(provider, graph, options)
+    except ConversionError:
+        return None  # `support_of` has told why
+
+
+def _exported(provider: Provider, graph: Graph, options: CompileOptions) -> ExportedModel:
+    """Return the model for a provider; remembered, since to find that nothing changed takes milliseconds."""
     from rlx_ort.converters.to_onnx.exporter import exported
     from rlx_ort.providers.kernels import kernel_set
 
-    if any(_without_lowering(graph)):
-        return None
-    try:
-        return exported(graph, options, kernel_set(provider, graph))
-    except ConversionError:
-        return None  # `support_of` has told why
+    providers = registry.default_registry()
+    state = (graph.revision, providers, providers.generation, provider)
+    known = _models.setdefault(graph, deque(maxlen=_MODELS_A_GRAPH))
+    for entry_state, entry_options, model in list(known):
+        if entry_state == state and entry_options == options:
+            return model
+    model = exported(graph, options, kernel_set(provider, graph))
+    known.append((state, options, model))
+    return model
+
+
+def _refused(graph: Graph) -> tuple[UnsupportedOp, ...]:
+    """Return the nodes that have no ONNX form; remembered until the graph grows."""
+    known = _refusals.get(graph)
+    if known is None or known[0] != graph.revision:
+        known = _refusals[graph] = (graph.revision, tuple(_without_lowering(graph)))
+    return known[1]
+
+
+_MODELS_A_GRAPH = 16
+_models: weakref.WeakKeyDictionary[Graph, deque[tuple[object, CompileOptions, ExportedModel]]]
+_models = weakref.WeakKeyDictionary()
+_refusals: weakref.WeakKeyDictionary[Graph, tuple[object, tuple[UnsupportedOp, ...]]] = weakref.WeakKeyDictionary()
 
 
 class _Cache:

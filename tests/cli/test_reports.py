@@ -142,3 +142,21 @@ def test_one_json_document_holds_only_plain_numbers(cli: Cli, classifier: Path) 
     count = cli("inspect", classifier, "--json").document["params"]["count"]
     assert isinstance(count, int)
     assert not isinstance(count, np.integer)
+
+
+def test_report_says_of_each_kind_of_op_how_it_gets_to_the_device(cli: Cli, add_one: Path) -> None:
+    """With --ops and --open, the CPU's row has the path of each kind, and where a session put its nodes."""
+    document = cli("report", add_one, "--only", "cpu", "--ops", "--open", "--json").document
+    dispatch = document["devices"][0]["dispatch"]
+    assert (dispatch["policy"], dispatch["compile_ready"]) == ("prefer-native", True)
+    assert [(row["path"], row["count"], row["placed"]) for row in dispatch["ops"]] == [
+        ("native", 1, {"CPUExecutionProvider": 1})
+    ]
+
+
+def test_report_prints_the_ops_for_people(cli: Cli, add_one: Path) -> None:
+    """One header a device, one line a kind."""
+    outcome = cli("report", add_one, "--only", "cpu", "--ops")
+    assert outcome.code == 0
+    assert "dispatch report: CPU, policy prefer-native" in outcome.out
+    assert "1 x native" in outcome.out

@@ -8,9 +8,18 @@ from dataclasses import dataclass
 from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import Value
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.infer import axis_tuple, broadcast, expect_dim, expect_rank, join_dims, known_name, same_dtype
+from rlx_ort.ir.infer import (
+    axis_tuple,
+    broadcast,
+    expect_dim,
+    expect_float,
+    expect_rank,
+    join_dims,
+    known_name,
+    same_dtype,
+)
 from rlx_ort.ir.op import Op, OpTypes, element_count, known_shape, tensor_input
-from rlx_ort.ir.ops.elementwise import ACTIVATIONS
+from rlx_ort.ir.ops.elementwise import ACTIVATIONS, Activation
 from rlx_ort.ir.ops.leaf import LeafBuilders, Operand
 from rlx_ort.ir.shape import Dim, Shape
 from rlx_ort.ir.types import TensorType, ValueType
@@ -72,6 +81,8 @@ class DotGeneral(Op):
     def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
         """Return batch, free axes of lhs, free axes of rhs."""
         dtype = same_dtype(self, inputs, ("lhs", "rhs"))
+        if dtype is DType.BOOL:
+            raise GraphVerifyError("DotGeneral takes numbers, not bool; cast the operands first")
         lhs = known_shape(self, tensor_input(self, inputs, 0, "lhs"), "lhs")
         rhs = known_shape(self, tensor_input(self, inputs, 1, "rhs"), "rhs")
         (left_batch, left_free, left_inner), (right_batch, right_free, right_inner) = self.axes(lhs, rhs)
@@ -106,6 +117,8 @@ class FusedMatMulBiasAct(Op):
         result = _product(self, inputs, ("x", "weight"))
         bias = tensor_input(self, inputs, 2, "bias")
         same_dtype(self, inputs, ("x", "weight", "bias"))
+        if self.activation is not None:
+            Activation(self.activation).infer((result,))
         if result.shape is not None:
             (size,) = expect_rank(self, bias, (1,), "bias")
             expect_dim(self, size, result.shape[-1], "the size of the bias")
@@ -127,6 +140,7 @@ class LoraMatMul(Op):
     def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
         """Return the type of x @ w."""
         same_dtype(self, inputs, ("x", "w", "a", "b"))
+        expect_float(self, tensor_input(self, inputs, 0, "x"), "x")
         result = _product(self, inputs, ("x", "w"))
         low = _product(self, (inputs[0], inputs[2]), ("x", "a"))
         correction = _product(self, (low, inputs[3]), ("x @ a", "b"))

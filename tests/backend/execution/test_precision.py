@@ -42,7 +42,8 @@ def encoder() -> Graph:
         q, k, v = (x @ weight(f"{part}{layer}", WIDE, WIDE) for part in "qkv")
         mixed = g.attention(q, k, v, mask, HEADS, HEAD) @ weight(f"o{layer}", WIDE, WIDE)
         x = g.fused_residual_ln(mixed, x, None, ones, zeros)
-        up = g.fused_matmul_bias_act(x, weight(f"up{layer}", WIDE, 2 * WIDE), weight(f"bias{layer}", 2 * WIDE), activation="gelu")
+        grow, bias = weight(f"up{layer}", WIDE, 2 * WIDE), weight(f"bias{layer}", 2 * WIDE)
+        up = g.fused_matmul_bias_act(x, grow, bias, activation="gelu")
         x = g.fused_residual_ln(up @ weight(f"down{layer}", 2 * WIDE, WIDE), x, None, ones, zeros)
     g.outputs = [x, g.cast(g.compare("gt", x, 0.0), "i32")]
     return g
@@ -59,21 +60,19 @@ def feeds() -> dict[str, np.ndarray]:
     [
         CompileOptions(precision=Precision.F16),
         CompileOptions(precision_policy=PrecisionPolicy.auto_mixed_conservative()),
-        CompileOptions(
-            precision=Precision.F16, kernel_dispatch=KernelDispatch(KernelDispatchPolicy.FORCE_COMMON)
-        ),
+        CompileOptions(precision=Precision.F16, kernel_dispatch=KernelDispatch(KernelDispatchPolicy.FORCE_COMMON)),
     ],
     ids=["mixed", "conservative", "common forms"],
 )
 def test_an_encoder_in_f16_stays_close_to_f32(options: CompileOptions) -> None:
-    """Within 5e-3 of results that are of size 1, with f32 in and out, and integers as they were."""
+    """Within 5e-3 where the results reach 3, with f32 in and out, and integers as they were."""
     graph = encoder()
     wide, _ = Session("cpu").compile(graph).run(feeds())
     compiled = Session("cpu", options.with_(placement=PlacementRule.STRICT)).compile(graph)
     narrow, signs = compiled.run(feeds())
     assert (narrow.dtype, signs.dtype) == (np.float32, np.int32)
     error = np.abs(narrow - wide).max()
-    assert 0 < error < 5e-3 * np.abs(wide).max()
+    assert 0 < error < 5e-3
     assert set(compiled.exported.stored_as) >= {"q0", "up1", "table"}
 
 

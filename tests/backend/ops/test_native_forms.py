@@ -70,8 +70,16 @@ CASES: dict[str, tuple[str, Build, list[Array]]] = {
         lambda g, x, w, b: g.fused_matmul_bias_act(x, w, b, activation="gelu_approx"),
         [rand(2, 3, 8), rand(8, 4), rand(4)],
     ),
-    "rope": ("RotaryEmbedding", lambda g, x, c, s: g.rope(x, c, s, 8), [rand(2, 3, 16), rand(5, 4), rand(5, 4, seed=1)]),
-    "rope of one sequence": ("RotaryEmbedding", lambda g, x, c, s: g.rope(x, c, s, 8), [rand(3, 16), rand(3, 4), rand(3, 4, seed=1)]),
+    "rope": (
+        "RotaryEmbedding",
+        lambda g, x, c, s: g.rope(x, c, s, 8),
+        [rand(2, 3, 16), rand(5, 4), rand(5, 4, seed=1)],
+    ),
+    "rope of one sequence": (
+        "RotaryEmbedding",
+        lambda g, x, c, s: g.rope(x, c, s, 8),
+        [rand(3, 16), rand(3, 4), rand(3, 4, seed=1)],
+    ),
     "rope of neighbours": (
         "RotaryEmbedding",
         lambda g, x, c, s: g.rope(x, c, s, 8, interleaved=True),
@@ -95,7 +103,7 @@ CASES: dict[str, tuple[str, Build, list[Array]]] = {
     ),
     "attention of one sequence": ("MultiHeadAttention", _attention("none"), [rand(3, WIDE, seed=i) for i in range(3)]),
     "causal attention": ("MultiHeadAttention", _attention("causal"), [rand(2, 4, WIDE, seed=i) for i in range(3)]),
-}  # fmt: skip
+}
 
 
 def _graph(build: Build, arrays: list[Array]) -> Graph:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 
 import numpy as np
-from interpreter.core import Array, rule, run_body
 
+from interpreter.core import Array, rule, run_body
 from rlx_ort.ir.core import Node
 from rlx_ort.ir.ops import control, custom
 

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-from interpreter.core import Array, result_dtype, rule, sized
 
+from interpreter.core import Array, result_dtype, rule, sized
 from rlx_ort.ir.core import Node
 from rlx_ort.ir.ops.elementwise import Activation, Binary, Cast, Clamp, Compare, Fma, StopGradient, Where
 

@@ -6,9 +6,9 @@ import itertools
 import math
 
 import numpy as np
+
 from interpreter.core import Array, rule, sized
 from interpreter.elementwise import activation
-
 from rlx_ort.ir.core import Node
 from rlx_ort.ir.ops import attention, blocks, conv, gqa, norm, volume
 from rlx_ort.ir.types import TensorType
@@ -128,7 +128,8 @@ def _conv(node: Node, op: conv.Conv2d, x: Array, w: Array, bias: Array | None = 
 @rule(conv.ConvTranspose2d)
 def _conv_transpose(node: Node, op: conv.ConvTranspose2d, x: Array, w: Array, bias: Array | None = None) -> Array:
     kind = node.types[0]
-    assert isinstance(kind, TensorType) and kind.shape is not None
+    assert isinstance(kind, TensorType)
+    assert kind.shape is not None
     sizes = kind.shape.static()
     whole = [size + 2 * cut for size, cut in zip(sizes[2:], op.padding, strict=True)]
     result = np.zeros((*sizes[:2], *whole))
@@ -254,9 +255,7 @@ def _attention(
         np.repeat(split_heads(item, shared, op.head_dim), op.num_heads // shared, axis=1) for item in (k, v)
     )
     queries = split_heads(q, op.num_heads, op.head_dim)
-    mixed = attend(
-        queries, keys, values, op.mask_kind, window=op.window, mask=mask, scale=op.scale, softcap=op.softcap
-    )
+    mixed = attend(queries, keys, values, op.mask_kind, window=op.window, mask=mask, scale=op.scale, softcap=op.softcap)
     return joined_heads(mixed, q, op.num_heads)
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ml_dtypes
 import numpy as np
+
 from interpreter.core import Array, rule, sized
 from interpreter.layers import convolve, padded
-
 from rlx_ort.ir.core import Node
 from rlx_ort.ir.gguf_blocks import GGUF_FORMATS, dequantize_blocks
 from rlx_ort.ir.ops import dequant, quant

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from interpreter.core import Array, rule, sized
 from philox import stream
 
+from interpreter.core import Array, rule, sized
 from rlx_ort.ir.core import Node
 from rlx_ort.ir.ops import sample, sequence, signal
 

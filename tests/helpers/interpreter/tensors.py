@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+
 from interpreter.core import Array, rule, sized
 from interpreter.elementwise import activation
-
 from rlx_ort.ir.core import Node
 from rlx_ort.ir.ops import indexing, linalg, moe, reduce, shape, solve
 

@@ -87,8 +87,14 @@ def test_a_policy_of_integers_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("precision", "dtype"), [(Precision.F32, DType.F32), (Precision.TF32, DType.F32), (Precision.F16, DType.F16), (Precision.BF16, DType.BF16)]
-)  # fmt: skip
+    ("precision", "dtype"),
+    [
+        (Precision.F32, DType.F32),
+        (Precision.TF32, DType.F32),
+        (Precision.F16, DType.F16),
+        (Precision.BF16, DType.BF16),
+    ],
+)
 def test_the_precision_option_stands_for_a_policy(precision: Precision, dtype: DType) -> None:
     """The boundary is f32 in all of them."""
     policy = CompileOptions(precision=precision).effective_precision

@@ -210,7 +210,7 @@ def test_a_forced_form_that_cannot_be_had_is_refused_with_the_node(machine: Any)
     """Nothing lists a fused normalisation here."""
     options = CompileOptions(kernel_dispatch=KernelDispatch(force_native_kinds=frozenset({"RmsNorm"})))
     machine.add("gpu", kernels=machine.kernels(*BASIC))
-    with pytest.raises(LegalizeError, match="'norm' .RmsNorm.: gpuEP has no kernel") as caught:
+    with pytest.raises(LegalizeError, match=r"'norm' .RmsNorm.: gpuEP has no kernel") as caught:
         legalize_graph_for_device_with_options(_block(), "gpu", options)
     assert {row.path for row in caught.value.report.summaries} == {"unknown"}
 
@@ -222,7 +222,7 @@ def test_a_refused_kind_says_why_and_what_to_do(machine: Any) -> None:
     (out,) = g.add_node(refused_op("ReluBackward"), [x], name="grad", types=[x.type])
     g.outputs = [out]
     machine.add("gpu", kernels=machine.kernels("Relu"))
-    with pytest.raises(LegalizeError, match="'grad' .ReluBackward.: it computes a gradient.*; cut the graph"):
+    with pytest.raises(LegalizeError, match=r"'grad' .ReluBackward.: it computes a gradient.*; cut the graph"):
         legalize_graph_for_device(g, "gpu")
 
 

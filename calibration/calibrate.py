@@ -1,0 +1,70 @@
+"""`calibrate`: measure a device and keep what was found."""
+
+from __future__ import annotations
+
+import datetime
+import platform
+import time
+
+from rlx_ort.calibration import store
+from rlx_ort.calibration.probes import Prober, Progress
+from rlx_ort.calibration.profile import CalibrationProfile
+from rlx_ort.calibration.timing import Budget, Clock
+from rlx_ort.device import Device
+
+__all__ = ["calibrate", "limit_s"]
+
+_FULL_S, _QUICK_S, _SOFTWARE_S = 8.0, 2.0, 30.0
+_RESERVE = 0.85  # of the limit is for measuring, the rest for what the last probe takes too long
+
+
+def calibrate(
+    device: Device | str,
+    *,
+    quick: bool = False,
+    progress: Progress | None = None,
+    clock: Clock = time.perf_counter_ns,
+) -> CalibrationProfile:
+    """Measure a device through its own sessions, keep the profile on disk, and return it.
+
+    Takes up to 8 seconds, 2 when `quick`, 30 on a GPU in software. From then on predictions for the device come from
+    the profile. While another process calibrates the same device, this one waits and takes over its profile.
+
+    Raises:
+        CalibrationError: the device does not work here.
+        RlxError: the device fails at the smallest graph.
+    """
+    device = Device(device)
+    key = store.key_of(device)
+    with store.locked(device) as waited:
+        if waited:
+            others = store.find(device).profile
+            if others is not None and (quick or not others.quick):
+                return others
+        limit = limit_s(device, quick=quick)
+        software = _is_software(device)
+        budget = Budget(limit * _RESERVE, 0.2 if software else 0.006 if quick else 0.015, clock)
+        prober = Prober(device, budget, quick=quick, progress=progress)
+        prober.measure()
+        profile = CalibrationProfile(
+            key=key,
+            rows=tuple(prober.rows),
+            machine=f"{platform.platform()}, {platform.machine()}",
+            measured=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            quick=quick,
+            elapsed_s=round(budget.elapsed_ns / 1e9, 2),
+            skipped=dict(prober.skipped),
+        )
+        store.keep(device, profile)
+    return profile
+
+
+def limit_s(device: Device, *, quick: bool) -> float:
+    """Return how long a calibration of the device may take, in seconds."""
+    if _is_software(device):
+        return _SOFTWARE_S
+    return _QUICK_S if quick else _FULL_S
+
+
+def _is_software(device: Device) -> bool:
+    return "software" in store.key_of(device).hardware

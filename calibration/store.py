@@ -1,0 +1,259 @@
+"""Profiles on disk: one file for each key, written at once, read in milliseconds, and never trusted blindly."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import os
+import tempfile
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlx_ort.calibration.model import MeasuredCostModel
+from rlx_ort.calibration.profile import CalibrationProfile, ProfileKey
+from rlx_ort.device import Device
+from rlx_ort.errors import CalibrationError
+from rlx_ort.providers.base import Availability
+
+__all__ = ["Found", "find", "forget", "generation", "key_of", "keep", "locked", "measured_model"]
+
+_log = logging.getLogger(__name__)
+_LOCK_TIMEOUT_S = 120.0
+_FOLDER = "calibration"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What the store has for a device.
+
+    Attributes:
+        profile: the profile, or None.
+        reason: why there is none, or why one that is there does not count; empty when there is one.
+    """
+
+    profile: CalibrationProfile | None
+    reason: str = ""
+
+
+@dataclass(slots=True)
+class _Memory:
+    """What this process knows of a device's profile: the state of its file, and the model made of it."""
+
+    stamp: tuple[int, int] | None
+    found: Found
+    model: MeasuredCostModel | None
+
+
+_lock = threading.Lock()
+_generation = itertools.count(1)
+_current = [0]
+_keys: dict[tuple[Device, str, Availability], ProfileKey] = {}
+_memory: dict[tuple[Device, str], _Memory] = {}
+_unsaved: dict[Device, CalibrationProfile] = {}
+
+
+def generation() -> int:
+    """Return a number that changes whenever this process measures a device or forgets what it knew."""
+    return _current[0]
+
+
+def key_of(device: Device) -> ProfileKey:
+    """Return what a profile of the device must be valid for; found once a process.
+
+    Raises:
+        CalibrationError: the device does not work here or has no execution provider.
+    """
+    from rlx_ort.providers import runtime
+    from rlx_ort.providers.cores import core_share
+    from rlx_ort.providers.plugins import plugin_for
+    from rlx_ort.selection.availability import availability, provider_of
+
+    provider = provider_of(device)
+    found = availability(device)
+    if provider is None or not provider.ep_name or not found.available:
+        why = found.reason or "it has no execution provider of ONNX Runtime"
+        raise CalibrationError(f"{device.display} cannot be calibrated: {why}")
+    with _lock:
+        known = _keys.get((device, provider.ep_name, found))
+    if known is not None:
+        return known
+    problem = runtime.runtime_problem()
+    if problem is not None:
+        raise CalibrationError(f"{device.display} cannot be calibrated: {problem.reason}")
+    plugin = plugin_for(provider.ep_name)
+    key = ProfileKey(
+        device=device.label,
+        ep=provider.ep_name,
+        hardware=found.hardware,
+        identity=getattr(found, "identity", ""),
+        engine=runtime.describe_runtime(),
+        ep_version="" if plugin is None else plugin.version,
+        driver=found.driver,
+        threads=core_share().threads if device.kind == Device.CPU.kind else 1,
+    )
+    with _lock:
+        return _keys.setdefault((device, provider.ep_name, found), key)
+
+
+def find(device: Device) -> Found:
+    """Return the device's stored profile, or why there is none that counts; takes milliseconds, measures nothing."""
+    return _remembered(device).found
+
+
+def measured_model(device: Device) -> MeasuredCostModel | None:
+    """Return the cost model of the device's stored profile, or None when it has none."""
+    return _remembered(device).model
+
+
+def keep(device: Device, profile: CalibrationProfile) -> Path | None:
+    """Write a profile and return its path; None, with a warning, where it cannot be written.
+
+    The file appears whole or not at all. The profile counts in this process either way.
+    """
+    with _lock:
+        _current[0] = next(_generation)
+        _unsaved[device] = profile
+        _memory.clear()
+    try:
+        path = _folder() / profile.key.file_name
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".part", delete=False, encoding="utf-8") as file:
+            part = Path(file.name)
+            try:
+                file.write(profile.to_json())
+                file.flush()
+                os.fsync(file.fileno())
+            except OSError:
+                file.close()
+                part.unlink(missing_ok=True)
+                raise
+        part.replace(path)
+    except OSError as err:
+        _log.warning("the calibration of %s counts for this process only, it cannot be kept: %s", device.display, err)
+        return None
+    with _lock:
+        _unsaved.pop(device, None)
+        _memory.clear()
+    return path
+
+
+def forget() -> None:
+    """Forget what this process knows of stored profiles; files stay."""
+    with _lock:
+        _current[0] = next(_generation)
+        _keys.clear()
+        _memory.clear()
+        _unsaved.clear()
+
+
+@contextlib.contextmanager
+def locked(device: Device) -> Iterator[bool]:
+    """Hold the device's lock among processes; gives whether it had to be waited for.
+
+    Where no lock can be had, because the folder is read-only or the other process does not end, there is a warning
+    and none is held: two measurements at once are worse than one, but better than none.
+    """
+    import filelock
+
+    try:
+        lock = filelock.FileLock(_folder() / f"{key_of(device).file_name}.lock", timeout=_LOCK_TIMEOUT_S)
+        try:
+            lock.acquire(timeout=0)
+            waited = False
+        except filelock.Timeout:
+            lock.acquire()
+            waited = True
+    except (OSError, NotImplementedError, filelock.Timeout) as err:
+        _log.warning("%s is calibrated without a lock: %s", device.display, err)
+        yield False
+        return
+    try:
+        yield waited
+    finally:
+        lock.release()
+
+
+def _folder() -> Path:
+    from rlx_ort.providers.injection import cache_folder
+
+    return cache_folder(_FOLDER)
+
+
+def _path(key: ProfileKey) -> Path:
+    """Return where a profile of the key lies or would lie; the folder is not made."""
+    from rlx_ort import environment
+
+    root = environment.get("CACHE_DIR")
+    if root:
+        return Path(root) / _FOLDER / key.file_name
+    import platformdirs
+
+    return platformdirs.user_cache_path("rlx_ort", appauthor=False) / _FOLDER / key.file_name
+
+
+def _remembered(device: Device) -> _Memory:
+    try:
+        key = key_of(device)
+    except CalibrationError as err:
+        return _Memory(None, Found(None, str(err)), None)
+    path = _path(key)
+    stamp = _stamp(path)
+    with _lock:
+        known = _memory.get((device, str(path)))
+        unsaved = _unsaved.get(device)
+    if known is not None and known.stamp == stamp:
+        return known
+    found = Found(unsaved) if unsaved is not None else _read(path, key)
+    model = None
+    if found.profile is not None:
+        try:
+            model = MeasuredCostModel(device, found.profile, key.threads)
+        except CalibrationError as err:
+            found = Found(None, str(err))
+    if found.reason:
+        _log.info("%s has no calibration: %s", device.display, found.reason)
+    memory = _Memory(stamp, found, model)
+    with _lock:
+        _memory[device, str(path)] = memory
+    return memory
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    try:
+        state = path.stat()
+    except OSError:
+        return None
+    return state.st_mtime_ns, state.st_size
+
+
+def _read(path: Path, key: ProfileKey) -> Found:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return Found(None, _why_none(path, key))
+    except (OSError, UnicodeDecodeError) as err:
+        return Found(None, f"{path.name} cannot be read: {err}")
+    try:
+        profile = CalibrationProfile.from_json(text)
+    except CalibrationError as err:
+        return Found(None, f"{path.name} is damaged and will be measured again: {err}")
+    difference = key.difference(profile.key)
+    return Found(None, f"{path.name} is of another machine or version: {difference}") if difference else Found(profile)
+
+
+def _why_none(path: Path, key: ProfileKey) -> str:
+    """Return what speaks against the other profiles of the device, or that there is none."""
+    label = path.name.rsplit("-", 1)[0]
+    try:
+        others = sorted(path.parent.glob(f"{label}-*.json"))
+    except OSError:
+        others = []
+    for other in others[:3]:
+        try:
+            profile = CalibrationProfile.from_json(other.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, CalibrationError):
+            continue
+        return f"the profile {other.name} is of another machine or version: {key.difference(profile.key)}"
+    return "it was never calibrated here; `rlx-ort calibrate` does it"

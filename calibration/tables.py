@@ -1,0 +1,104 @@
+"""Measured times between the sizes they were measured at: logarithms of times over logarithms of sizes."""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+__all__ = ["Curve", "Grid"]
+
+_FLOOR_NS = 20.0  # a time below this is noise of a subtraction
+
+
+class Curve:
+    """Time over one size.
+
+    Between points the time is a power of the size. Above them it grows with the size, below them it falls as
+    between the two smallest, but never faster than the size. A larger size never takes less time.
+    """
+
+    __slots__ = ("_low_slope", "_x", "_y")
+
+    def __init__(self, points: Iterable[tuple[float, float]]) -> None:
+        merged: dict[float, list[float]] = {}
+        for size, ns in points:
+            merged.setdefault(math.log(max(size, 1.0)), []).append(math.log(max(ns, _FLOOR_NS)))
+        self._x = sorted(merged)
+        self._y = _rising([sum(merged[x]) / len(merged[x]) for x in self._x])
+        slope = (self._y[1] - self._y[0]) / (self._x[1] - self._x[0]) if len(self._x) > 1 else 0.0
+        self._low_slope = min(max(slope, 0.0), 1.0)
+
+    def __call__(self, size: float) -> float:
+        """Return the time at a size, in ns."""
+        x = math.log(max(size, 1.0))
+        if x <= self._x[0]:
+            return math.exp(self._y[0] + self._low_slope * (x - self._x[0]))
+        if x >= self._x[-1]:
+            return math.exp(self._y[-1] + (x - self._x[-1]))
+        at = bisect.bisect_right(self._x, x)
+        share = (x - self._x[at - 1]) / (self._x[at] - self._x[at - 1])
+        return math.exp(self._y[at - 1] + share * (self._y[at] - self._y[at - 1]))
+
+
+class Grid:
+    """Time over several sizes, measured at some points of a grid.
+
+    Inside, logarithms are interpolated linearly along each axis; above the grid the time grows with each size that
+    is above it, below it falls as between the two smallest, but never faster than the size. Points
+    of the grid that were not measured are filled from the nearest measured one, in proportion to the product of the
+    sizes.
+    """
+
+    __slots__ = ("_axes", "_values")
+
+    def __init__(self, points: Mapping[tuple[int, ...], float]) -> None:
+        known = {
+            tuple(math.log(max(side, 1)) for side in size): math.log(max(ns, _FLOOR_NS)) for size, ns in points.items()
+        }
+        rank = len(next(iter(known)))
+        self._axes = [sorted({point[axis] for point in known}) for axis in range(rank)]
+        self._values = {
+            point: known[point] if point in known else _filled(point, known) for point in itertools.product(*self._axes)
+        }
+
+    def __call__(self, *size: float) -> float:
+        """Return the time at a size, in ns."""
+        return math.exp(self._at((), [math.log(max(side, 1.0)) for side in size]))
+
+    def _at(self, fixed: tuple[float, ...], left: list[float]) -> float:
+        """Interpolate along the axes that are left, the others being fixed at points of the grid."""
+        if not left:
+            return self._values[fixed]
+        axis, x, rest = self._axes[len(fixed)], left[0], left[1:]
+        if x >= axis[-1]:
+            return self._at((*fixed, axis[-1]), rest) + (x - axis[-1])
+        at = max(bisect.bisect_right(axis, x), 1)
+        low = self._at((*fixed, axis[at - 1]), rest)
+        if x == axis[at - 1] or len(axis) == 1:
+            return low
+        slope = (self._at((*fixed, axis[at]), rest) - low) / (axis[at] - axis[at - 1])
+        if x < axis[0]:
+            slope = min(max(slope, 0.0), 1.0)
+        return low + slope * (x - axis[at - 1])
+
+
+def _filled(point: tuple[float, ...], known: Mapping[tuple[float, ...], float]) -> float:
+    def distance(other: tuple[float, ...]) -> float:
+        return sum(abs(mine - its) for mine, its in zip(point, other, strict=True))
+
+    nearest = min(known, key=distance)
+    return known[nearest] + sum(point) - sum(nearest)
+
+
+def _rising(values: Sequence[float]) -> list[float]:
+    """Return the closest sequence that never falls: neighbours that do are replaced by their mean."""
+    blocks: list[tuple[float, int]] = []
+    for value in values:
+        mean, count = value, 1
+        while blocks and blocks[-1][0] > mean:
+            before, size = blocks.pop()
+            mean, count = (mean * count + before * size) / (count + size), count + size
+        blocks.append((mean, count))
+    return [mean for mean, count in blocks for _ in range(count)]

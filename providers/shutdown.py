@@ -1,0 +1,69 @@
+"""A clean end of the process with runs in flight.
+
+ONNX Runtime ends the process with SIGABRT when the interpreter goes down while a thread is inside a run. So at exit
+every open session is told to stop, no new run begins, and the interpreter waits for the threads that are still inside.
+"""
+
+from __future__ import annotations
+
+import atexit
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Protocol
+
+__all__ = ["watch"]
+
+_LONGEST_WAIT_S = 30.0
+_STEP_S = 0.002
+_OWN_FILES = frozenset(str(Path(__file__).with_name(name)) for name in ("session.py", "ort_binding.py", "runtime.py"))
+
+
+class _Stoppable(Protocol):
+    def stop_runs(self) -> None:
+        """End what is in flight and let nothing begin."""
+
+
+_live: dict[int, weakref.ref[_Stoppable]] = {}
+_lock = threading.RLock()  # a weak reference may die, and call back, in the middle of our own calls
+
+
+def watch(session: _Stoppable) -> None:
+    """Stop a session's runs when the process ends."""
+    key = id(session)
+
+    def forget(_: object) -> None:
+        with _lock:
+            _live.pop(key, None)
+
+    with _lock:
+        _live[key] = weakref.ref(session, forget)
+
+
+@atexit.register
+def stop_all(inside: Callable[[], bool] | None = None) -> None:
+    """Stop every session and wait, at most half a minute, for the threads inside a run."""
+    with _lock:
+        sessions = [found for found in (link() for link in _live.values()) if found is not None]
+    for session in sessions:
+        session.stop_runs()
+    deadline = time.monotonic() + _LONGEST_WAIT_S
+    busy = inside or _threads_inside
+    while sessions and busy() and time.monotonic() < deadline:
+        time.sleep(_STEP_S)
+
+
+def _threads_inside() -> bool:
+    """Return whether another thread is in code of ours that may be inside ONNX Runtime."""
+    own = threading.get_ident()
+    for thread, frame in sys._current_frames().items():
+        current: FrameType | None = frame if thread != own else None
+        while current is not None:
+            if current.f_code.co_filename in _OWN_FILES:
+                return True
+            current = current.f_back
+    return False

@@ -1,0 +1,207 @@
+"""The adaptive choice: predict, and measure only where predictions cannot tell the best devices apart.
+
+What was measured is kept on disk for the graph, the inputs' shapes and dtypes, the devices and all their versions, so
+the next process does not measure again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlx_ort.device import Device
+from rlx_ort.errors import CalibrationError, DeviceFallbackError
+from rlx_ort.execution.benchmark import DeviceBenchResult, benchmark_devices, input_signature
+from rlx_ort.execution.compiled import CompiledGraph
+from rlx_ort.execution.options import CompileOptions
+from rlx_ort.ir.graph import Graph
+from rlx_ort.ir.types import TensorType
+from rlx_ort.selection.availability import provider_of
+from rlx_ort.selection.candidates import CLOSE, automatic, devices_for_with_policy, no_viable_device
+from rlx_ort.selection.policy import DevicePolicy
+from rlx_ort.selection.predict import explain
+from rlx_ort.selection.support import model_for
+
+__all__ = ["Choice", "choose", "dims_of"]
+
+_log = logging.getLogger(__name__)
+_SCHEMA = 1
+_FOLDER = "choices"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A device, and what speaks for it.
+
+    Attributes:
+        device: the device.
+        how: `predicted` when one prediction stood out, `measured` when devices were timed just now, `remembered` when
+            they were timed earlier, by this process or another.
+        predicted: device label -> predicted time of a run in ns.
+        measured: device label -> measured time of a run in ns.
+        failed: device label -> why its measurement failed.
+    """
+
+    device: Device
+    how: str
+    predicted: Mapping[str, float] = field(default_factory=dict)
+    measured: Mapping[str, float] = field(default_factory=dict)
+    failed: Mapping[str, str] = field(default_factory=dict)
+
+
+def choose(
+    graph: Graph,
+    policy: DevicePolicy,
+    options: CompileOptions,
+    inputs: Mapping[str, Any],
+    compile_on: Callable[[Device], CompiledGraph],
+    runs: int,
+) -> Choice:
+    """Return the device to run such inputs on.
+
+    Every device whose prediction may be the best, by the error its cost model states, is timed on the real inputs:
+    one warm-up and `runs` runs. A device that fails is passed over for the next best.
+
+    Raises:
+        NoViableDeviceError: no device may be chosen.
+        DeviceFallbackError: every device that could be timed failed.
+    """
+    options = automatic(options)
+    devices = devices_for_with_policy(graph, policy, options)
+    if not devices:
+        raise no_viable_device(graph, policy, options)
+    lows, predicted = _predictions(graph, devices, options, dims_of(graph, inputs))
+    ranked = sorted(devices, key=lambda device: predicted.get(device.label, math.inf))
+    limit = _limit(lows)
+    rivals = [device for device in ranked if lows.get(device, (0.0, 0.0))[0] <= limit]
+    if len(rivals) == 1:
+        return Choice(rivals[0], "predicted", predicted)
+    path = _path(graph, policy, options, inputs, rivals)
+    known = _read(path, rivals, predicted)
+    if known is not None:
+        return known
+    rows = benchmark_devices(rivals, compile_on, inputs, runs)
+    if all(row.median_exec_ns is None for row in rows):
+        rows += benchmark_devices([device for device in ranked if device not in rivals], compile_on, inputs, runs)
+    choice = _from_rows(rows, policy, predicted)
+    if path is not None:
+        _write(path, choice)
+    return choice
+
+
+def dims_of(graph: Graph, inputs: Mapping[str, Any]) -> dict[str, int]:
+    """Return the sizes that the inputs give to the graph's named dims; what does not fit is left to the run."""
+    sizes: dict[str, int] = {}
+    for value in graph.inputs:
+        kind, array = value.type, inputs.get(value.name)
+        if array is None or not isinstance(kind, TensorType) or kind.shape is None:
+            continue
+        shape = getattr(array, "shape", None)
+        shape = np.shape(array) if shape is None else shape
+        if len(shape) == len(kind.shape):
+            sizes.update({dim: int(size) for dim, size in zip(kind.shape, shape, strict=True) if isinstance(dim, str)})
+    return sizes
+
+
+def _predictions(
+    graph: Graph, devices: Sequence[Device], options: CompileOptions, dims: Mapping[str, int]
+) -> tuple[dict[Device, tuple[float, float]], dict[str, float]]:
+    """Return the range each device's time may be in, and its predicted time."""
+    ranges: dict[Device, tuple[float, float]] = {}
+    predicted: dict[str, float] = {}
+    for device in devices:
+        estimate = explain(graph, device, options, dims)
+        if estimate is not None and math.isfinite(estimate.total_ns):
+            predicted[device.label] = estimate.total_ns
+            ranges[device] = (estimate.total_ns / (1 + estimate.error), estimate.total_ns * (1 + estimate.error))
+    return ranges, predicted
+
+
+def _limit(ranges: Mapping[Device, tuple[float, float]]) -> float:
+    """Return the longest time that the best prediction may turn out to take."""
+    return min((high for _, high in ranges.values()), default=math.inf)
+
+
+def _from_rows(rows: Sequence[DeviceBenchResult], policy: DevicePolicy, predicted: Mapping[str, float]) -> Choice:
+    times = {row.device: float(row.median_exec_ns) for row in rows if row.median_exec_ns is not None}
+    failed = {row.label: row.failure for row in rows if row.median_exec_ns is None}
+    if not times:
+        raise DeviceFallbackError((row.device, row.failure) for row in rows)
+    limit = min(times.values()) * CLOSE
+    close = [device for device, time in times.items() if time <= limit]
+    winner = min(close, key=lambda device: (policy.prefer_rank(device), times[device]))
+    return Choice(winner, "measured", predicted, {device.label: time for device, time in times.items()}, failed)
+
+
+def _path(
+    graph: Graph,
+    policy: DevicePolicy,
+    options: CompileOptions,
+    inputs: Mapping[str, Any],
+    devices: Sequence[Device],
+) -> Path | None:
+    """Return the file of a choice among devices, or None when one of them cannot be told from another."""
+    from rlx_ort.calibration import store
+    from rlx_ort.providers.injection import cache_folder
+
+    parts: list[object] = [_SCHEMA, sorted(input_signature(inputs)), policy.prefer]
+    parts.append((options.precision.value, options.intra_op_threads, sorted(options.provider_options.items())))
+    try:
+        for device in sorted(devices, key=lambda device: device.label):
+            provider = provider_of(device)
+            model = None if provider is None else model_for(provider, graph, options)
+            if model is None:
+                return None
+            parts.append((store.key_of(device), model.sha256))
+        folder = cache_folder(_FOLDER)
+    except CalibrationError as err:
+        _log.debug("the choice is not kept: %s", err)
+        return None
+    except OSError as err:
+        _log.warning("the choice of a device cannot be kept: %s", err)
+        return None
+    return folder / f"{hashlib.sha256(repr(parts).encode()).hexdigest()[:32]}.json"
+
+
+def _read(path: Path | None, devices: Sequence[Device], predicted: Mapping[str, float]) -> Choice | None:
+    if path is None:
+        return None
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        measured = {str(label): float(time) for label, time in document["measured"].items()}
+        failed = {str(label): str(reason) for label, reason in document["failed"].items()}
+        found = [device for device in devices if device.label == document["device"]]
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as err:
+        _log.info("%s is damaged and measured again: %s", path.name, err)
+        return None
+    return Choice(found[0], "remembered", predicted, measured, failed) if found else None
+
+
+def _write(path: Path, choice: Choice) -> None:
+    if choice.failed:
+        return  # a device that failed once may work the next time
+    document = {
+        "schema": _SCHEMA,
+        "unit": "ns",
+        "device": choice.device.label,
+        "predicted": dict(choice.predicted),
+        "measured": dict(choice.measured),
+        "failed": {},
+    }
+    try:
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".part", delete=False, encoding="utf-8") as file:
+            json.dump(document, file)
+        Path(file.name).replace(path)
+    except OSError as err:
+        _log.warning("the choice of %s cannot be kept: %s", choice.device.display, err)

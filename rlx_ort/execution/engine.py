@@ -1,0 +1,191 @@
+"""`Engine`: an open session with the weights it was opened with, and with what its runs need beside the inputs.
+
+Most engines need nothing. Some are fed mutable parameters, and some are asked for outputs that the user's graph does
+not have; then every way to run goes through here.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+from rlx_ort.errors import EngineError
+from rlx_ort.execution.device_tensor import DeviceTensor
+from rlx_ort.ir.dtype import DType
+from rlx_ort.ir.tensor import FileRange, TensorData
+
+if TYPE_CHECKING:
+    from rlx_ort.providers.base import EngineSession
+    from rlx_ort.providers.binding import Binder
+
+__all__ = ["Engine", "Observer", "WeightSource"]
+
+Observer: TypeAlias = Callable[[Mapping[str, Any]], None]
+"""Takes the hidden outputs of a run, by name."""
+
+
+class WeightSource(Protocol):
+    """Where sessions get weights from: a `WeightStore`, or a view of one."""
+
+    @property
+    def version(self) -> int:
+        """Grows with each change."""
+
+    def snapshot(
+        self, names: Sequence[str], stored_as: Mapping[str, DType] = ...
+    ) -> tuple[int, Mapping[str, TensorData]]:
+        """Return the version and the data of some parameters, all of that one version."""
+
+    def missing(self, names: Sequence[str]) -> list[str]:
+        """Return those of the names that are not set."""
+
+    def pin(self, names: Sequence[str]) -> None:
+        """Note that a session uses these parameters."""
+
+    def unpin(self, names: Sequence[str]) -> None:
+        """Undo one `pin` of the same names."""
+
+
+class Engine:
+    """An open session; closes itself when nobody refers to it any more.
+
+    Attributes:
+        session: the open session.
+        run: runs it on the inputs of the user's graph, and feeds it the mutable parameters.
+        weights: the data it was opened with.
+        version: the newest version of the store whose values it has.
+        strict_ok: whether no node strays from the device.
+        files: the files that its weights are mapped from, if any.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_binder",
+        "_fed",
+        "_finalizer",
+        "_lock",
+        "files",
+        "run",
+        "session",
+        "strict_ok",
+        "version",
+        "weights",
+    )
+
+    def __init__(
+        self,
+        session: EngineSession,
+        weights: Mapping[str, TensorData],
+        version: int,
+        source: WeightSource,
+        feeds: Mapping[str, Any] | None = None,
+        observed: tuple[tuple[str, ...], Observer] | None = None,
+    ) -> None:
+        self.session = session
+        self.weights = weights
+        self.version = version
+        self.strict_ok = False
+        places = (data.source for data in weights.values())
+        self.files = tuple({place.path: place for place in places if place is not None}.values())
+        self._fed = _Fed(session, dict(feeds or {}), observed) if feeds or observed is not None else None
+        self.run: Callable[..., list[Any]] = session.run if self._fed is None else self._fed.run
+        self._binder: Binder | None = None
+        self._lock = threading.Lock()
+        names = (*weights, *(feeds or {}))
+        source.pin(names)
+        self._finalizer = weakref.finalize(self, _close, session, source, names)
+
+    def renew(self, version: int, feeds: Mapping[str, Any]) -> None:
+        """Take over a newer version, which differs in mutable parameters at most."""
+        with self._lock:
+            if version > self.version:
+                if self._fed is not None:
+                    self._fed.values = dict(feeds)  # replaced and never changed: a run has taken one or the other
+                self.version = version
+
+    @property
+    def plain(self) -> bool:
+        """Whether runs need nothing beside the user's inputs, so that buffers may be bound for good."""
+        return self._fed is None
+
+    def run_values(self, feeds: Mapping[str, Any], output_names: Sequence[str], resident: Collection[str]) -> list[Any]:
+        """Run on arrays and device tensors; outputs in `resident` come as device tensors; see `Binder.run`."""
+        return self.binder.run(feeds, output_names, resident)
+
+    @property
+    def binder(self) -> Binder:
+        """The memory side of the session, fed in the same way as `run`."""
+        if self._binder is None:
+            from rlx_ort.execution.fed_binder import FedBinder
+            from rlx_ort.providers.binding import binder_of
+
+            self._binder = binder_of(self.session) if self._fed is None else FedBinder(self._fed)
+        return self._binder
+
+    def adopt(self, source: Any) -> DeviceTensor | None:
+        """Return a tensor of another library on the session's device without a copy; see `Binder.adopt`."""
+        return self.binder.adopt(source)
+
+    def check_files(self) -> None:
+        """Refuse to run on a mapped weights file that was written to, since reading what is gone ends the process.
+
+        A file that was replaced or deleted is harmless: the mapping keeps the old one.
+
+        Raises:
+            EngineError: a file was changed in place.
+        """
+        for source in self.files:
+            try:
+                now = FileRange.stamp_of(os.stat(source.path))  # noqa: PTH116  # a plain path, asked in every run
+            except OSError:
+                continue
+            if now != source.stamp and now[:2] == source.stamp[:2]:
+                raise EngineError(
+                    f"the weights file {source.path} was changed in place while it is mapped; write a new file, rename "
+                    "it over the old one, and load the graph again"
+                )
+
+    def close(self) -> None:
+        """Close the session now."""
+        self._finalizer()
+
+
+class _Fed:
+    """Runs a session with values of its own beside the feeds, and hands hidden outputs to whoever wants them."""
+
+    __slots__ = ("_observed", "_session", "binder", "values")
+
+    def __init__(
+        self, session: EngineSession, values: dict[str, Any], observed: tuple[tuple[str, ...], Observer] | None
+    ) -> None:
+        from rlx_ort.providers.binding import binder_of
+
+        self._session = session
+        self._observed = observed
+        self.binder = binder_of(session)
+        self.values = values
+
+    def run(self, output_names: Sequence[str], feeds: Mapping[str, Any]) -> list[Any]:
+        """Run once and return the named outputs as arrays."""
+        return self.run_bound(feeds, output_names, ())
+
+    def run_bound(self, feeds: Mapping[str, Any], output_names: Sequence[str], resident: Collection[str]) -> list[Any]:
+        """Run once; outputs in `resident` stay on the device."""
+        fed = {**feeds, **self.values}
+        hidden: tuple[str, ...] = () if self._observed is None else self._observed[0]
+        wanted = [*output_names, *hidden]
+        if resident or any(isinstance(value, DeviceTensor) for value in fed.values()):
+            outputs = self.binder.run(fed, wanted, resident)
+        else:
+            outputs = self._session.run(wanted, fed)
+        if self._observed is not None:
+            self._observed[1](dict(zip(hidden, outputs[len(output_names) :], strict=True)))
+        return outputs[: len(output_names)]
+
+
+def _close(session: EngineSession, source: WeightSource, names: tuple[str, ...]) -> None:
+    session.close()
+    source.unpin(names)

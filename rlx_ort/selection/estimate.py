@@ -1,0 +1,127 @@
+"""What a run of an exported model costs on a device, and of what that cost is made up."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from rlx_ort.device import Device
+from rlx_ort.selection.cost import BackendCostModel
+from rlx_ort.selection.workload import Workload
+
+__all__ = ["Estimate", "Term", "estimate_workload", "total_ns"]
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """One part of a predicted time.
+
+    Attributes:
+        name: what takes the time: `round trip`, `inputs`, `outputs`, `copies`, or a node.
+        kind: `overhead`, `transfer`, or the kind of the node's work.
+        ns: how long, in nanoseconds.
+        count: how many parts of the kind it stands for.
+    """
+
+    name: str
+    kind: str
+    ns: float
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A predicted time and its parts.
+
+    Attributes:
+        device: the device.
+        total_ns: the predicted time of one run, in nanoseconds.
+        terms: the parts, in the order of the run.
+        source: where the figures come from.
+        error: the error to expect, as a share of the total.
+        assumed: dims whose size was not given and was assumed.
+    """
+
+    device: Device
+    total_ns: float
+    terms: tuple[Term, ...]
+    source: str
+    error: float
+    assumed: tuple[str, ...] = ()
+
+    def explain(self, top: int = 5) -> list[Term]:
+        """Return the parts by kind of work, the largest first; the rest beyond `top` as one part."""
+        sums: dict[tuple[str, str], list[float]] = {}
+        for term in self.terms:
+            name = term.name if term.kind in ("overhead", "transfer") else term.kind
+            entry = sums.setdefault((name, term.kind), [0.0, 0])
+            entry[0] += term.ns
+            entry[1] += term.count
+        ordered = sorted(sums.items(), key=lambda item: -item[1][0])
+        parts = [Term(name, kind, ns, int(count)) for (name, kind), (ns, count) in ordered]
+        rest = parts[top:]
+        if not rest:
+            return parts
+        return [*parts[:top], Term("everything else", "rest", sum(part.ns for part in rest), len(rest))]
+
+
+def estimate_workload(
+    workload: Workload,
+    model: BackendCostModel,
+    *,
+    cpu_nodes: Collection[int] = (),
+    cpu_model: BackendCostModel | None = None,
+) -> Estimate:
+    """Return the predicted time of one run with its parts.
+
+    Args:
+        workload: what the model does.
+        model: the device's figures.
+        cpu_nodes: ids of the user's nodes that the CPU takes over.
+        cpu_model: the figures for those; without, they count as the device's own.
+    """
+    on_cpu = frozenset(cpu_nodes) if cpu_model is not None else frozenset()
+    terms = [Term("round trip", "overhead", model.roundtrip_overhead_ns())]
+    for step in workload.steps:
+        work = step.work
+        if work is not None:
+            priced_by = cpu_model if cpu_model is not None and step.node.origin in on_cpu else model
+            terms.append(Term(step.node.name, work.like if work.kind == "op" else work.kind, priced_by.work_ns(work)))
+    terms += _transfers(workload, model, on_cpu)
+    total = sum(term.ns for term in terms)
+    return Estimate(model.device, total, tuple(terms), model.source, model.error, workload.assumed)
+
+
+def total_ns(workload: Workload, model: BackendCostModel) -> float:
+    """Return the predicted time of one run that is wholly on the device, in ns: the sum without its parts."""
+    total = model.roundtrip_overhead_ns()
+    total += sum(model.upload_ns(workload.inputs[name]) for name in workload.read)
+    total += sum(model.readback_ns(workload.outputs[name]) for name in workload.written)
+    return total + sum(model.work_ns(work) * count for work, count in workload.counts.items())
+
+
+def _transfers(workload: Workload, model: BackendCostModel, on_cpu: frozenset[int]) -> list[Term]:
+    """Return the times of inputs, outputs, and values that cross because the CPU takes some nodes."""
+    side: dict[str, bool] = dict.fromkeys(workload.inputs, True)  # name -> whether it is in the host's memory
+    nbytes = {**workload.inputs, **workload.nbytes}
+    inputs, copies = 0.0, 0.0
+    input_count, copy_count = 0, 0
+    crossed: set[tuple[str, bool]] = set()
+    for step in workload.steps:
+        if step.work is None:
+            continue
+        here = step.node.origin in on_cpu
+        for name in step.node.input_names:
+            if name not in side or side[name] == here or (name, here) in crossed:
+                continue
+            crossed.add((name, here))
+            if name in workload.inputs:
+                inputs += model.upload_ns(nbytes[name])
+                input_count += 1
+            else:
+                copies += model.readback_ns(nbytes[name]) if here else model.upload_ns(nbytes[name])
+                copy_count += 1
+        side.update(dict.fromkeys(step.node.output_names, here))
+    outputs = [model.readback_ns(count) for name, count in workload.outputs.items() if not side.get(name, False)]
+    found = [Term("inputs", "transfer", inputs, input_count), Term("outputs", "transfer", sum(outputs), len(outputs))]
+    return [*found, Term("copies", "transfer", copies, copy_count)] if copy_count else found

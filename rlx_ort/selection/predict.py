@@ -1,0 +1,132 @@
+"""Predicted times of a graph on the devices of this machine, from stored calibrations or shipped defaults."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+
+from rlx_ort import environment
+from rlx_ort.device import Device
+from rlx_ort.errors import CalibrationError, RlxError
+from rlx_ort.execution.options import CompileOptions
+from rlx_ort.ir.graph import Graph
+from rlx_ort.selection.availability import provider_of
+from rlx_ort.selection.cost import BackendCostModel, ProfileCostModel
+from rlx_ort.selection.estimate import Estimate, estimate_workload, total_ns
+from rlx_ort.selection.support import model_for, support_of
+from rlx_ort.selection.workload import Workload, workload_of
+
+__all__ = ["cost_model", "explain", "predicted_ns", "why_default"]
+
+_log = logging.getLogger(__name__)
+_CACHE_SIZE = 256
+_lock = threading.Lock()
+_workloads: OrderedDict[object, Workload] = OrderedDict()
+_tried: set[Device] = set()
+
+
+def cost_model(device: Device) -> BackendCostModel | None:
+    """Return the cost model of a device: its stored calibration, else its provider's default profile, else None.
+
+    Nothing is measured, unless `RLX_AUTO_CALIBRATE` is set: then a device without a calibration gets one here, once
+    a process.
+    """
+    from rlx_ort.calibration import store
+
+    provider = provider_of(device)
+    if provider is None:
+        return None
+    measured = store.measured_model(device)
+    if measured is None and provider.ep_name and environment.flag("AUTO_CALIBRATE") and _first_try(device):
+        _calibrate(device)
+        measured = store.measured_model(device)
+    if measured is not None:
+        return measured
+    profile = provider.default_profile(device)
+    return None if profile is None else ProfileCostModel(device, profile)
+
+
+def why_default(device: Device) -> str:
+    """Return why predictions for a device come from its default profile; empty when they are measured."""
+    from rlx_ort.calibration import store
+
+    return store.find(device).reason
+
+
+def explain(
+    graph: Graph, device: Device | str, options: CompileOptions | None = None, dims: Mapping[str, int] | None = None
+) -> Estimate | None:
+    """Return the predicted time of a graph on a device with its parts, or None where nothing can be predicted.
+
+    `dims` are sizes of named dims, as the inputs of a run tell them; they come before those of the options.
+    """
+    device = Device(device)
+    options = options or CompileOptions()
+    model = cost_model(device)
+    provider = provider_of(device)
+    if model is None or provider is None:
+        return None
+    workload = _workload(graph, device, options, {**options.dims, **(dims or {})})
+    if workload is None:
+        return None
+    cpu_nodes = support_of(device, graph, options).cpu_nodes
+    return estimate_workload(workload, model, cpu_nodes=cpu_nodes, cpu_model=cost_model(Device.CPU))
+
+
+def predicted_ns(
+    graph: Graph, device: Device, options: CompileOptions, dims: Mapping[str, int] | None = None
+) -> float | None:
+    """Return the predicted time of one run in ns on a device that takes the graph, or None without usable figures."""
+    model, provider = cost_model(device), provider_of(device)
+    if model is None or provider is None:
+        return None
+    workload = _workload(graph, device, options, {**options.dims, **(dims or {})})
+    if workload is None:
+        return None
+    cpu_nodes = support_of(device, graph, options).cpu_nodes
+    if cpu_nodes:
+        time = estimate_workload(workload, model, cpu_nodes=cpu_nodes, cpu_model=cost_model(Device.CPU)).total_ns
+    else:
+        time = total_ns(workload, model)
+    return time if math.isfinite(time) else None
+
+
+def _workload(graph: Graph, device: Device, options: CompileOptions, dims: Mapping[str, int]) -> Workload | None:
+    provider = provider_of(device)
+    exported = None if provider is None else model_for(provider, graph, options)
+    if exported is None:
+        return None
+    # Equal models of graphs that differ in dead nodes have other origins.
+    key = (exported.sha256, hash(tuple(node.origin for node in exported.nodes)), tuple(sorted(dims.items())))
+    with _lock:
+        known = _workloads.get(key)
+        if known is not None:
+            _workloads.move_to_end(key)
+            return known
+    found = workload_of(exported, dims)
+    with _lock:
+        _workloads[key] = found
+        if len(_workloads) > _CACHE_SIZE:
+            _workloads.popitem(last=False)
+    return found
+
+
+def _first_try(device: Device) -> bool:
+    with _lock:
+        first = device not in _tried
+        _tried.add(device)
+    return first
+
+
+def _calibrate(device: Device) -> None:
+    from rlx_ort.calibration.calibrate import calibrate
+
+    try:
+        calibrate(device)
+    except CalibrationError as err:
+        _log.info("%s is not calibrated: %s", device.display, err)
+    except RlxError as err:
+        _log.warning("calibrating %s failed, its default profile is used: %s", device.display, err)

@@ -1,0 +1,132 @@
+"""`Work`: the kind and the sizes of what one node does, told from its operator and the types it reads and writes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from rlx_ort.selection.op_classes import CLASSES, COPIES, VIEWS, OpClass
+
+__all__ = ["Fact", "Work", "work_of"]
+
+_BROADCASTING = frozenset({"Add", "Sub", "Mul", "Div"})
+_UNLISTED = OpClass("op", "Add", 2.0)
+
+
+class Work(NamedTuple):
+    """One piece of work. Equal pieces cost the same.
+
+    Attributes:
+        kind: what it is, which says what `size` counts: `gemm` (m, k, n); `bmm` (batch, m, k, n); `conv`,
+            `pointwise`, `depthwise` (pixels, channels); `attention` (batch * heads, queries, keys, head_dim);
+            `rnn` (steps, batch, inputs, hidden, directions); `op` (elements); `fused` (elements); `view` ().
+        like: the operator whose measurements stand for it; for `fused`, what it is fused with.
+        size: the sizes. Elements are counted in units of four bytes.
+        flops: floating-point operations.
+        nbytes: bytes read and written.
+        dtype: the element type of its result.
+        times: how often it runs.
+    """
+
+    kind: str
+    like: str
+    size: tuple[int, ...] = ()
+    flops: float = 0.0
+    nbytes: float = 0.0
+    dtype: str = "f32"
+    times: int = 1
+
+
+class Fact(NamedTuple):
+    """What pricing needs of a type: its sizes, its element type, and how much it is."""
+
+    shape: tuple[int, ...] = ()
+    dtype: str = "f32"
+    count: int = 0
+    nbytes: int = 0
+
+
+_NOTHING = Fact()
+
+
+def work_of(op_type: str, inputs: Sequence[Fact], outputs: Sequence[Fact], shared: bool) -> Work:
+    """Return the work of a node; `shared` says that every batch multiplies with the same second operand."""
+    out = outputs[0] if outputs else _NOTHING
+    moved = float(sum(fact.nbytes for fact in (*inputs, *outputs)))
+    if op_type in VIEWS:
+        return Work("view", "Reshape", dtype=out.dtype)
+    how = CLASSES.get(op_type, _UNLISTED)
+    shapes = [fact.shape for fact in inputs]
+    if how.kind == "gemm" and shapes and shapes[0] and out.shape:
+        return _product(op_type, shapes, out, moved, shared)
+    if how.kind == "conv" and len(shapes) > 1 and len(shapes[1]) > 2 and len(out.shape) > 2:
+        return _conv(op_type, shapes, out, moved)
+    if how.kind == "attention" and shapes and len(shapes[0]) >= 3:
+        return _attention(shapes, out, moved)
+    if how.kind == "rnn" and len(shapes) > 2 and len(shapes[0]) == 3 and len(shapes[2]) == 3:
+        return _recurrent(op_type, shapes, out, moved)
+    return _by_elements(op_type, how, inputs, outputs, moved)
+
+
+def _product(op_type: str, shapes: list[tuple[int, ...]], out: Fact, moved: float, shared: bool) -> Work:
+    n = out.shape[-1]
+    batch = 1 if shared or len(shapes) < 2 or len(shapes[1]) <= 2 else math.prod(out.shape[:-2])
+    rows = max(out.count // max(n * batch, 1), 1)
+    left = math.prod(shapes[0])
+    if op_type in ("Gemm", "FusedGemm"):
+        k = max(left // max(out.shape[0], 1), 1)
+    else:
+        # The left operand may have fewer batches than the result, so its own rows are what its depth is told from.
+        own_rows = math.prod(shapes[0][:-2]) * rows if batch > 1 else rows
+        k = max(left // max(own_rows, 1), 1)
+    flops = 2.0 * batch * rows * k * n
+    if batch > 1:
+        return Work("bmm", "MatMul", (batch, rows, k, n), flops, moved, out.dtype)
+    return Work("gemm", "MatMul", (rows, k, n), flops, moved, out.dtype)
+
+
+def _conv(op_type: str, shapes: list[tuple[int, ...]], out: Fact, moved: float) -> Work:
+    kernel = math.prod(shapes[1][2:])
+    grid = shapes[0] if op_type == "ConvTranspose" else out.shape
+    pixels = max(grid[0] * math.prod(grid[2:]), 1)
+    each = math.prod(shapes[1])  # multiplications a pixel
+    flops = 2.0 * pixels * each
+    if shapes[1][1] == 1 and shapes[0][1] > 1:
+        return Work("depthwise", "Conv", (pixels, max(round(each / 9), 1)), flops, moved, out.dtype)
+    if kernel == 1:
+        return Work("pointwise", "Conv", (pixels, max(round(math.sqrt(each)), 1)), flops, moved, out.dtype)
+    return Work("conv", "Conv", (pixels, max(round(math.sqrt(each / 9)), 1)), flops, moved, out.dtype)
+
+
+def _attention(shapes: list[tuple[int, ...]], out: Fact, moved: float) -> Work:
+    query = shapes[0]
+    key = shapes[1] if len(shapes) > 1 and len(shapes[1]) >= 3 else query
+    past = next((shape[2] for shape in shapes[3:] if len(shape) == 4), 0)
+    if len(query) == 4:
+        batch, heads, queries, depth = query
+    else:
+        batch, queries, width = query
+        depth = 64 if width % 64 == 0 else width
+        heads = max(width // depth, 1)
+    keys = (key[2] if len(key) == 4 else key[1]) + past
+    flops = 4.0 * batch * heads * queries * keys * depth
+    return Work("attention", "Attention", (batch * heads, queries, keys, depth), flops, moved, out.dtype)
+
+
+def _recurrent(op_type: str, shapes: list[tuple[int, ...]], out: Fact, moved: float) -> Work:
+    steps, batch, width = shapes[0]
+    directions, gates, hidden = shapes[2]  # the recurrent weights, all gates in one
+    flops = 2.0 * steps * batch * directions * gates * (width + hidden)
+    return Work("rnn", op_type, (steps, batch, width, hidden, directions), flops, moved, out.dtype)
+
+
+def _by_elements(op_type: str, how: OpClass, inputs: Sequence[Fact], outputs: Sequence[Fact], moved: float) -> Work:
+    written = max((fact.count for fact in outputs), default=0)
+    elements = written if op_type in COPIES else max((fact.count for fact in (*inputs, *outputs)), default=0)
+    like = how.like if how.kind == "op" else "Add"
+    if op_type in _BROADCASTING and len(inputs) == 2 and 1 < min(inputs[0].count, inputs[1].count) < elements:
+        like = "AddRow"
+    out = outputs[0] if outputs else _NOTHING
+    width = out.nbytes / out.count if out.count else 4.0
+    return Work("op", like, (max(round(elements * how.factor * width / 4), 1),), float(elements), moved, out.dtype)

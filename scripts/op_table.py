@@ -1,0 +1,155 @@
+"""Write docs/ops.md: every op, its ONNX forms, what takes it in which dtypes, and where that is tested.
+
+    python scripts/op_table.py            write the table
+    python scripts/op_table.py --record   ask the providers here first what they take; needs CPU and WebGPU
+
+The forms come from the exporter. What providers take was asked once and is kept in docs/op_dtypes.json with the
+versions it was asked of, so that the table is the same on every machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests" / "helpers"))
+
+from op_cases import CASES, DTYPES, Case, built, kind_of, plain, runnable_kinds  # noqa: E402  # a folder of the tests
+
+from rlx_ort.converters.to_onnx.dispatch import KernelSet, has_choice  # noqa: E402
+from rlx_ort.converters.to_onnx.exporter import export_model  # noqa: E402
+from rlx_ort.device import Device  # noqa: E402
+from rlx_ort.errors import GraphVerifyError  # noqa: E402
+from rlx_ort.ir.graph import Graph  # noqa: E402
+from rlx_ort.ir.op import op_class  # noqa: E402
+from rlx_ort.ir.ops.refused import REFUSED_KINDS  # noqa: E402
+
+__all__ = ["RECORD", "TABLE", "recorded_dtypes", "table"]
+
+TABLE = ROOT / "docs" / "ops.md"
+RECORD = ROOT / "docs" / "op_dtypes.json"
+DEVICES = ("cpu", "webgpu")
+_SHOWN = 6
+
+HEAD = """# Ops
+
+Written by `python scripts/op_table.py` from the ops that are registered; a test fails when it is out of date.
+
+*Native* is the form for a provider that has the kernels for it, *common* the one that every provider gets; a dash
+means that there is one form. The operators are those of small examples; dtypes and sizes may add casts and reshapes.
+A provider's dtypes are those that its kernel list takes; where it takes only some of an op's forms or functions, the
+dtype stands in brackets. WebGPU computes f16 only on adapters that have shader-f16. Asked of: {versions}.
+"""
+
+REFUSED = """
+## Kinds that do not run
+
+Graphs may hold these; `verify` and `legalize` refuse them with the node's name.
+
+| Op | Why | What to do |
+|---|---|---|
+"""
+
+
+def main() -> int:
+    """Write the table, after asking the providers if the command line says so."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--record", action="store_true", help="ask the providers of this machine what they take")
+    if parser.parse_args().record:
+        RECORD.write_text(json.dumps(record(), indent=1) + "\n", encoding="utf-8")
+    TABLE.write_text(table(), encoding="utf-8")
+    return 0
+
+
+def record() -> dict[str, Any]:
+    """Return what each provider takes, by device and case, with the versions of the providers."""
+    from importlib.metadata import version
+
+    taken = {label: {name: recorded_dtypes(label, case) for name, case in CASES.items()} for label in DEVICES}
+    versions = {name: version(name) for name in ("onnxruntime", "onnxruntime-ep-webgpu")}
+    return {"versions": versions, **taken}
+
+
+def recorded_dtypes(label: str, case: Case) -> str:
+    """Return the dtypes in which the provider of a device takes a case."""
+    from rlx_ort.selection.support import support_of
+
+    found = []
+    for dtype in DTYPES if case.has_dtype else DTYPES[:1]:
+        try:
+            graph, _ = built(case, dtype)
+        except GraphVerifyError:
+            continue
+        if support_of(Device(label), graph).supported:
+            found.append(dtype.value)
+    return " ".join(found)
+
+
+def table() -> str:
+    """Return the page."""
+    known = json.loads(RECORD.read_text(encoding="utf-8"))
+    versions = " and ".join(f"{name} {number}" for name, number in known["versions"].items())
+    cases: dict[str, list[Case]] = {}
+    for case in CASES.values():
+        cases.setdefault(kind_of(case), []).append(case)
+    lines = [HEAD.format(versions=versions)]
+    lines.append("| Op | Family | Native | Common | CPU | WebGPU | Tested in `tests/backend/ops` |")
+    lines.append("|---|---|---|---|---|---|---|")
+    for kind in sorted(set(runnable_kinds()) & set(cases), key=lambda kind: (_family(kind), kind)):
+        native, common = _forms(cases[kind])
+        dtypes = [_dtypes(cases[kind], known[label]) for label in DEVICES]
+        tests = ", ".join(_tests(kind))
+        lines.append(f"| {kind} | {_family(kind)} | {native or '-'} | {common} | {' | '.join(dtypes)} | {tests} |")
+    rest = ", ".join(kind for kind in runnable_kinds() if kind not in cases)
+    lines.append(f"\nLeaves, and ops that stand for what a user brings: {rest}.")
+    text = "\n".join(lines) + "\n" + REFUSED
+    return text + "".join(f"| {kind} | {why} | {remedy} |\n" for kind, (why, remedy) in sorted(REFUSED_KINDS.items()))
+
+
+def _family(kind: str) -> str:
+    return op_class(kind).__module__.rsplit(".", 1)[-1]
+
+
+def _forms(cases: list[Case]) -> tuple[str, str]:
+    """Return the ONNX operators of both forms; the native one is empty where no case has a choice."""
+    every = KernelSet("every kernel", None, lambda *_: True)
+    native: dict[str, None] = {}
+    common: dict[str, None] = {}
+    for case in cases:
+        graph, _ = plain(case)
+        common |= dict.fromkeys(_operators(graph, None))
+        if has_choice(graph):
+            native |= dict.fromkeys(_operators(graph, every))
+    return _listed(native) if native != common else "", _listed(common)
+
+
+def _operators(graph: Graph, kernels: KernelSet | None) -> list[str]:
+    return [node.op_type for node in export_model(graph, kernels=kernels).nodes]
+
+
+def _listed(operators: dict[str, None]) -> str:
+    names = [*operators]
+    return ", ".join(names) if len(names) <= _SHOWN else f"{', '.join(names[:_SHOWN])} and {len(names) - _SHOWN} more"
+
+
+def _dtypes(cases: list[Case], taken: dict[str, str]) -> str:
+    found = [set(taken[case.name].split()) for case in cases]
+    shown = []
+    for dtype in DTYPES:
+        if any(dtype.value in names for names in found):
+            whole = all(dtype.value in names for names in found)
+            shown.append(dtype.value if whole else f"[{dtype.value}]")
+    return " ".join(shown) or "-"
+
+
+def _tests(kind: str) -> list[str]:
+    own = f"test_{_family(kind)}.py"
+    return ["test_dtypes.py", *([own] if (ROOT / "tests" / "backend" / "ops" / own).exists() else [])]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

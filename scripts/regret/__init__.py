@@ -1,0 +1,1 @@
+"""The graphs, the measurements and the tables of scripts/regret_suite.py."""

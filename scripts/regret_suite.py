@@ -1,0 +1,148 @@
+"""How good the choice of a device is: predicted against measured times, and what a wrong choice costs.
+
+    python scripts/regret_suite.py --out results            calibrate, then run every graph on every device here
+    python scripts/regret_suite.py --out results --devices cpu,webgpu --minutes 5 --quick
+
+Writes regret.json (raw data), regret.txt (the tables) and the profiles into the folder; the calibration never sees
+the graphs of the suite. Graphs for which a device would take too long are skipped on it and marked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import platform
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from regret.cases import cases
+from regret.engine_policies import POLICIES, measure_policy
+from regret.measure import Limits, Outcome, measure_case
+from regret.tables import summary_lines, tables
+from rlx_ort.calibration import store
+from rlx_ort.calibration.calibrate import calibrate
+from rlx_ort.device import Device, parse_device_list
+from rlx_ort.errors import RlxError
+from rlx_ort.providers import runtime
+from rlx_ort.selection.availability import available_devices, is_selectable
+
+_SAME_HARDWARE = ("gpu", "vulkan")  # other names of the webgpu provider
+
+
+def main() -> None:
+    """Calibrate, measure, and write the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="the folder for the results")
+    parser.add_argument("--devices", help="devices to compare, as in cpu,cuda; all that work here by default")
+    parser.add_argument("--minutes", type=float, default=6.5, help="stop starting graphs after this time")
+    parser.add_argument("--quick", action="store_true", help="calibrate in the short form")
+    parser.add_argument("--keep", action="store_true", help="use stored calibrations where there are some")
+    parser.add_argument("--run-s", type=float, default=1.0, help="skip a device predicted to take longer for a run")
+    parser.add_argument("--runs-s", type=float, default=0.12, help="time for the runs of one graph on one device")
+    parser.add_argument("--only", default="", help="only cases whose name has this in it")
+    chosen = parser.parse_args()
+    chosen.out.mkdir(parents=True, exist_ok=True)
+    started = time.monotonic()
+    devices = list(parse_device_list(chosen.devices)) if chosen.devices else _devices()
+    profiles = {device.label: _profile(device, chosen) for device in devices}
+    limits = Limits(chosen.run_s, chosen.runs_s)
+    outcomes: list[Outcome] = []
+    policies: list[dict[str, Any]] = []
+    left_out = []
+    for case in cases():
+        if chosen.only not in case.name:
+            continue
+        if time.monotonic() - started > chosen.minutes * 60:
+            left_out.append(case.name)
+            continue
+        graph, inputs = case.build()
+        outcome = measure_case(case.family, case.name, graph, inputs, devices, limits)
+        if outcome.measured:
+            outcomes.append(outcome)
+            policies.append(_policies(graph, inputs, outcome, limits))
+        else:
+            left_out.append(case.name)
+        print(_line(outcome), flush=True)
+    document = {
+        "machine": _machine(),
+        "arguments": {name: str(value) for name, value in vars(chosen).items()},
+        "devices": profiles,
+        "seconds": round(time.monotonic() - started, 1),
+        "left_out": left_out,
+        "cases": [asdict(outcome) for outcome in outcomes],
+        "engine_policies": policies,
+    }
+    (chosen.out / "regret.json").write_text(json.dumps(document, indent=1), encoding="utf-8")
+    lines = [*tables(outcomes), "", *summary_lines(outcomes, policies, profiles), f"left out: {left_out or 'none'}"]
+    (chosen.out / "regret.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    print("\n".join(lines))
+
+
+def _devices() -> list[Device]:
+    return [device for device in available_devices() if is_selectable(device) and device.kind not in _SAME_HARDWARE]
+
+
+def _profile(device: Device, chosen: argparse.Namespace) -> dict[str, Any]:
+    known = store.find(device).profile if chosen.keep else None
+    started = time.perf_counter()
+    try:
+        profile = known or calibrate(device, quick=chosen.quick)
+    except RlxError as err:
+        print(f"{device.label}: not calibrated: {err}", flush=True)
+        return {"error": str(err)}
+    wall_s = time.perf_counter() - started
+    (chosen.out / f"profile-{device.label.replace(':', '-')}.json").write_text(profile.to_json(), encoding="utf-8")
+    skipped = "; ".join(f"{probe}: {why}" for probe, why in profile.skipped.items())
+    noisy = len(profile.noisy_rows)
+    print(f"{device.label}: {len(profile.rows)} rows, {noisy} noisy, in {wall_s:.1f} s; {skipped}", flush=True)
+    return {
+        "key": asdict(profile.key),
+        "wall_s": wall_s,
+        "rows": len(profile.rows),
+        "noisy": noisy,
+        "quick": profile.quick,
+    }
+
+
+def _policies(graph: Any, inputs: dict[str, Any], outcome: Outcome, limits: Limits) -> dict[str, Any]:
+    """Measure ONNX Runtime's own policies, where no device needs so long that the run would drag."""
+    found: dict[str, Any] = {"name": outcome.name}
+    for policy in POLICIES:
+        if outcome.skipped:
+            found[policy] = {"skipped": "a device was skipped"}
+            continue
+        try:
+            median_ns, providers = measure_policy(policy, graph, inputs, limits.runs_s)
+            found[policy] = {"ns": median_ns, "providers": providers}
+        except (RlxError, *runtime.engine_exceptions()) as err:
+            found[policy] = {"skipped": str(err).splitlines()[0][:200]}
+    return found
+
+
+def _line(outcome: Outcome) -> str:
+    cells = [f"{outcome.name:34}"]
+    for label, predicted in outcome.predicted.items():
+        measured = outcome.measured.get(label)
+        cells.append(f"{label} {predicted / 1e3:9.1f} / {'-' if measured is None else f'{measured / 1e3:.1f}':>9} us")
+    cells.append(f"-> {outcome.chosen}")
+    return "  ".join(cells)
+
+
+def _machine() -> dict[str, str]:
+    from rlx_ort.providers.hardware import cpu_name, nvidia_gpus
+
+    return {
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "cpu": cpu_name(),
+        "gpus": ", ".join(f"{gpu.name} (driver {gpu.driver})" for gpu in nvidia_gpus()),
+        "engine": runtime.describe_runtime(),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    }
+
+
+if __name__ == "__main__":
+    main()

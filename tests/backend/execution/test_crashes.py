@@ -1,0 +1,372 @@
+"""What kills a process that uses ONNX Runtime from Python is refused or guarded here, each in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlx_ort.errors import EngineError
+from rlx_ort.providers.config_keys import check_config
+
+ROOT = Path(__file__).resolve().parents[3]
+
+HEAD = """
+import gc, os, sys, threading, time
+import numpy as np
+import onnx, onnx.helper, onnx.parser
+from rlx_ort.converters.from_onnx import from_onnx
+from rlx_ort.converters.load import load_graph
+from rlx_ort.errors import DeviceUnavailableError, EngineError, InputError, RlxError
+from rlx_ort.execution.options import CompileOptions, WeightSharing
+from rlx_ort.execution.session import Session
+from rlx_ort.ir.graph import Graph
+
+def imported(text):
+    return from_onnx(onnx.parser.parse_model('<ir_version: 10, opset_import: ["": 21]> g ' + text))
+
+def matmul(width=64, data=True):
+    graph = Graph("g")
+    x = graph.input("x", ["n", width])
+    w = graph.param("w", [width, width], data=np.eye(width, dtype=np.float32) if data else None)
+    graph.outputs = [x @ w]
+    return graph
+
+def endless():
+    text = '''(float[64,64] x) => (float[64,64] y)
+        <int64 n = {9223372036854775807}, bool c = {1}>
+        { y = Loop (n, c, x) <body = b (int64 i, bool k, float[64,64] v) => (bool k2, float[64,64] v2)
+          { k2 = Identity (k) v2 = MatMul (v, v) }> }'''
+    return Session("cpu", CompileOptions(intra_op_threads=1)).compile(imported(text)), {"x": np.eye(64, dtype=np.float32)}
+"""
+
+
+def _python(code: str, *, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+    """Run code in a fresh interpreter and return how it ended."""
+    return subprocess.run(
+        [sys.executable, "-X", "faulthandler", "-P", "-c", HEAD + code],
+        env=dict(os.environ),
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        timeout=timeout,
+        check=False,
+    )
+
+
+def _fine(code: str, expected: str = "fine", **options: float) -> None:
+    done = _python(code, **options)
+    assert (done.returncode, done.stdout.strip()) == (0, expected), f"{done.returncode}: {done.stdout}{done.stderr}"
+
+
+@pytest.mark.parametrize("sharing", ["PRIVATE", "RAW"])
+def test_weights_outlive_everybody_who_brought_them(sharing: str) -> None:
+    """1: the graph, the store's arrays and the session's maker are gone, and the session still has its weights."""
+    _fine(
+        f"""
+compiled = Session("cpu", CompileOptions(sharing=WeightSharing.{sharing})).compile(matmul(512))
+compiled.weights.set("w", np.eye(512, dtype=np.float32) * 2)
+compiled.run({{"x": np.ones((1, 512), np.float32)}})
+slot = compiled._slot
+engine = slot.current
+slot.close()
+del compiled, slot
+gc.collect()
+junk = [np.full((512, 512), 7, np.float32) for _ in range(20)]
+out = engine.run([engine.session.outputs[0].name], {{"x": np.ones((1, 512), np.float32)}})[0]
+print("fine" if (out == 2).all() else out)
+"""
+    )
+
+
+def test_a_device_tensor_outlives_its_session() -> None:
+    """1: an output that stayed on the device is readable after its graph was closed and forgotten."""
+    _fine(
+        """
+compiled = Session("cpu").compile(matmul())
+tensor = compiled.run_dlpack({"x": np.ones((2, 64), np.float32)})[0]
+view = np.from_dlpack(tensor)
+compiled.close()
+del compiled
+gc.collect()
+ok = (tensor.numpy() == 1).all()
+del tensor
+gc.collect()
+junk = [np.full((2, 64), 7, np.float32) for _ in range(100)]
+print("fine" if ok and (view == 1).all() else "wrong")
+"""
+    )
+
+
+def test_slot_buffers_outlive_the_graph() -> None:
+    """1: the arrays that `run_slots` returned are memory of their own."""
+    _fine(
+        """
+compiled = Session("cpu").compile(matmul())
+for _ in range(3):
+    view = compiled.run_slots([np.ones((2, 64), np.float32)])[0]
+compiled.close()
+del compiled
+gc.collect()
+print("fine" if (view == 1).all() else "wrong")
+"""
+    )
+
+
+def test_trailing_empty_inputs_are_left_out() -> None:
+    """2: a layer norm with an empty optional at its end is a valid model and runs."""
+    _fine(
+        """
+proto = onnx.parser.parse_model('<ir_version: 10, opset_import: ["": 21]> g '
+    '(float[2,4] x, float[2,4] r) => (float[2,4] y) <float[4] s = {1,1,1,1}> '
+    '{ t = Add(x, r) y = LayerNormalization(t, s) }')
+proto.graph.node[1].input.append("")
+compiled = Session("cpu").compile(from_onnx(proto))
+out = compiled.run({"x": np.arange(8, dtype=np.float32).reshape(2, 4), "r": np.zeros((2, 4), np.float32)})[0]
+print("fine" if abs(out.mean()) < 1e-6 else out)
+"""
+    )
+
+
+@pytest.mark.parametrize("op", ["Div", "Mod"])
+@pytest.mark.parametrize("imported", [False, True], ids=["built", "imported"])
+def test_the_least_integer_over_minus_one_is_guarded(op: str, imported: bool) -> None:
+    """3: the quotient that does not fit is an error or a value, not the end of the process."""
+    if imported:
+        make = f'imported("(int32[1] a, int32[1] b) => (int32[1] y) {{ y = {op}(a, b) }}")'
+    else:
+        kind = op.lower()
+        make = f'built("{kind}")'
+    _fine(
+        f"""
+def built(kind):
+    graph = Graph("g")
+    a, b = graph.input("a", [1], "i32"), graph.input("b", [1], "i32")
+    graph.outputs = [graph.binary(kind, a, b)]
+    return graph
+try:
+    Session("cpu").compile({make}).run(
+        {{"a": np.array([-2**31], np.int32), "b": np.array([-1], np.int32)}})
+except RlxError:
+    pass
+print("fine")
+"""
+    )
+
+
+def test_a_weights_file_that_shrinks_under_a_session_is_an_error(tmp_path: Path) -> None:
+    """4: reading a mapped file beyond its new end would be a bus error; the run is refused instead."""
+    _fine(
+        f"""
+proto = onnx.parser.parse_model('<ir_version: 10, opset_import: ["": 21]> g '
+    '(int64[n] i) => (float[n,1024] y) {{ y = Gather(w, i) }}')
+table = onnx.helper.make_tensor("w", onnx.TensorProto.FLOAT, [4096, 1024],
+    np.arange(4096 * 1024, dtype=np.float32).tobytes(), raw=True)
+proto.graph.initializer.append(table)
+path = {str(tmp_path / "m.onnx")!r}
+onnx.save(proto, path, save_as_external_data=True, location="w.bin", size_threshold=0)
+compiled = Session("cpu", CompileOptions(sharing=WeightSharing.RAW)).compile(load_graph(path))
+first = compiled.run({{"i": np.array([1])}})[0]
+assert first[0, 0] == 1024
+os.truncate({str(tmp_path / "w.bin")!r}, 4096)
+for call in (lambda: compiled.run({{"i": np.array([4000])}}), lambda: compiled.run_slots([np.array([4000])])):
+    try:
+        call()
+    except EngineError as err:
+        assert "changed in place" in str(err), err
+    else:
+        raise SystemExit("it ran")
+print("fine")
+"""
+    )
+
+
+def test_a_weights_file_that_is_replaced_is_harmless(tmp_path: Path) -> None:
+    """4: a new file under the old name leaves the mapping of the old one alone."""
+    _fine(
+        f"""
+proto = onnx.parser.parse_model('<ir_version: 10, opset_import: ["": 21]> g '
+    '(int64[n] i) => (float[n,1024] y) {{ y = Gather(w, i) }}')
+proto.graph.initializer.append(onnx.helper.make_tensor("w", onnx.TensorProto.FLOAT, [4096, 1024],
+    np.arange(4096 * 1024, dtype=np.float32).tobytes(), raw=True))
+path = {str(tmp_path / "m.onnx")!r}
+onnx.save(proto, path, save_as_external_data=True, location="w.bin", size_threshold=0)
+compiled = Session("cpu", CompileOptions(sharing=WeightSharing.RAW)).compile(load_graph(path))
+compiled.run({{"i": np.array([1])}})
+with open({str(tmp_path / "new.bin")!r}, "wb") as stream:
+    stream.write(b"short")
+os.replace({str(tmp_path / "new.bin")!r}, {str(tmp_path / "w.bin")!r})
+print("fine" if compiled.run({{"i": np.array([4000])}})[0][0, 0] == 4000 * 1024 else "wrong")
+"""
+    )
+
+
+def test_no_call_takes_an_address() -> None:
+    """5: wrong shapes, dtypes and things that are no arrays are InputErrors on every path that binds memory."""
+    _fine(
+        """
+compiled = Session("cpu").compile(matmul())
+good = np.ones((2, 64), np.float32)
+compiled.run_slots([good]); compiled.run_slots([good])
+class Liar:
+    shape, dtype, nbytes = (2, 64), np.dtype(np.float32), 512
+    __array_interface__ = None
+for bad in (None, 7, good[:, :3], good.astype(np.float64), good.T, Liar(), b"x" * 512):
+    for call in (compiled.run_slots, lambda a: compiled.run_raw({"x": a[0]}),
+                 lambda a: compiled.bind_handle("x", a[0]), lambda a: compiled.bind_gpu_handle("x", a[0]),
+                 lambda a: compiled.run({"x": a[0]})):
+        try:
+            call([bad])
+        except RlxError:
+            continue
+        raise SystemExit(f"{bad!r} was taken")
+print("fine")
+"""
+    )
+
+
+def test_compile_only_sessions_are_refused() -> None:
+    """7: a session that only compiles can end the process when it is opened."""
+    with pytest.raises(EngineError, match="compile_only"):
+        check_config({"session.compile_only": "1"})
+
+
+@pytest.mark.parametrize("name", ["unregister_execution_provider_library", "ModelCompiler", "add_initializer("])
+def test_calls_that_crash_are_made_nowhere(name: str) -> None:
+    """1, 6, 7: unregistering a library in use, compiling without a session and injecting by reference."""
+    places = [ROOT / folder for folder in ("rlx_ort", "providers", "converters", "calibration")]
+    users = [str(path) for place in places for path in place.rglob("*.py") if name in path.read_text(encoding="utf-8")]
+    assert users == []
+
+
+@pytest.mark.webgpu
+def test_webgpu_sessions_run_in_many_threads() -> None:
+    """8: two sessions in two threads take turns, and plain runs, slots and device tensors may be mixed."""
+    _fine(
+        """
+graphs = [Session("webgpu").compile(matmul(8)) for _ in range(2)]
+wrong = []
+def work(compiled):
+    x = np.ones((1, 8), np.float32)
+    for number in range(15):
+        tensor = compiled.run_dlpack({"x": x})[0]
+        for out in (compiled.run({"x": x})[0], compiled.run_slots([x])[0], tensor.numpy()):
+            if not (out == 1).all():
+                wrong.append(out)
+threads = [threading.Thread(target=work, args=(graphs[index % 2],)) for index in range(4)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+print("fine" if not wrong else wrong[0])
+""",
+        timeout=120,
+    )
+
+
+@pytest.mark.webgpu
+def test_webgpu_tensors_move_between_sessions_that_come_and_go() -> None:
+    """8: memory of a session that another one has read is not freed under it."""
+    _fine(
+        """
+compiled = Session("webgpu").compile(matmul(8))
+compiled.bind_gpu_handle("x", np.ones((1, 8), np.float32))
+compiled.set_gpu_handle_feed("x", 0)
+for number in range(8):
+    compiled.set_param("w", np.eye(8, dtype=np.float32) * (1 + number % 2))
+    compiled.run({})
+print("fine" if (compiled.read_gpu_handle("x") == 16).all() else compiled.read_gpu_handle("x"))
+"""
+    )
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        "threading.Thread(target=lambda: compiled.run(inputs), daemon=True).start()",
+        "threading.Thread(target=lambda: compiled.run_slots([inputs['x']]), daemon=True).start()",
+        "compiled.commit_no_wait(inputs)",
+        "[compiled.commit_no_wait(inputs) for _ in range(50)]",
+        "import asyncio; asyncio.new_event_loop().create_task(compiled.run_async(inputs)).get_loop()"
+        ".run_until_complete(asyncio.sleep(0.05))",
+    ],
+    ids=["daemon", "slots", "commit", "many", "async"],
+)
+def test_the_interpreter_ends_cleanly_with_a_run_in_flight(start: str) -> None:
+    """9: the run is stopped and waited for, within a moment, and the exit code is 0."""
+    done = _python(f"compiled, inputs = endless()\n{start}\ntime.sleep(0.1)\nprint('fine', flush=True)\n")
+    assert (done.returncode, done.stdout.strip()) == (0, "fine"), done.stderr
+    assert "Fatal" not in done.stderr
+
+
+needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+
+
+@needs_fork
+def test_a_fork_may_run_on_the_cpu() -> None:
+    """10: a graph on the CPU runs in the child."""
+    _fine(
+        """
+compiled = Session("cpu", CompileOptions(intra_op_threads=2)).compile(matmul(256))
+x = np.ones((64, 256), np.float32)
+compiled.run({"x": x})
+child = os.fork()
+if child == 0:
+    os._exit(0 if (compiled.run({"x": x})[0] == 1).all() else 1)
+print("fine" if os.waitpid(child, 0)[1] == 0 else "wrong")
+"""
+    )
+
+
+@needs_fork
+@pytest.mark.webgpu
+def test_a_fork_is_refused_on_a_device() -> None:
+    """10: WebGPU hangs in the child, so every call there is a typed error."""
+    _fine(
+        """
+compiled = Session("webgpu").compile(matmul(8))
+x = np.ones((1, 8), np.float32)
+compiled.run({"x": x})
+compiled.bind_gpu_handle("x", x)
+child = os.fork()
+if child == 0:
+    refused = 0
+    for call in (lambda: compiled.run({"x": x}), lambda: compiled.run({}), lambda: compiled.run_slots([x]),
+                 lambda: compiled.run_dlpack({"x": x}), lambda: compiled.read_gpu_handle("x"),
+                 lambda: Session("webgpu").compile(matmul(8))):
+        try:
+            call()
+        except DeviceUnavailableError:
+            refused += 1
+    os._exit(0 if refused == 6 else 1)
+deadline = time.monotonic() + 20
+while time.monotonic() < deadline:
+    done, status = os.waitpid(child, os.WNOHANG)
+    if done:
+        print("fine" if status == 0 else f"status {status}")
+        break
+    time.sleep(0.05)
+else:
+    os.kill(child, 9)
+    print("the child hangs")
+os._exit(0) if sys.stdout.flush() else None
+"""
+    )
+
+
+def test_bad_indices_and_sizes_are_typed_errors() -> None:
+    """Kernels that refuse data leave the graph usable."""
+    _fine(
+        """
+compiled = Session("cpu").compile(imported("(float[4] t, int64[1] i) => (float[1] y) { y = Gather(t, i) }"))
+t = np.arange(4, dtype=np.float32)
+try:
+    compiled.run({"t": t, "i": np.array([99])})
+except EngineError:
+    pass
+else:
+    raise SystemExit("it ran")
+print("fine" if compiled.run({"t": t, "i": np.array([3])})[0] == 3 else "wrong")
+"""
+    )

@@ -1,0 +1,176 @@
+"""Every op in every dtype on every provider: right within the bounds, or refused with a reason before anything runs.
+
+The expected results are those of the reference interpreter, in float64. What a provider cannot do is asked, not
+listed: where `legalize` refuses, the refusal must name the node, the device, the reason and what to do.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+from interpreter import RULES, Array, evaluate
+from op_cases import CASES, DTYPES, Case, X, built, kinds_of, plain, runnable_kinds
+
+from rlx_ort.converters.to_onnx.exporter import export_model
+from rlx_ort.device import Device
+from rlx_ort.errors import EngineError, GraphVerifyError, LegalizeError
+from rlx_ort.execution.session import Session
+from rlx_ort.ir.dtype import DType
+from rlx_ort.ir.graph import Graph
+from rlx_ort.ir.op import op_class
+from rlx_ort.ir.serde import from_json, to_json
+from rlx_ort.ir.types import TensorType
+from rlx_ort.ir.verify import verify
+from rlx_ort.selection.legalize import legalize_graph_for_device
+
+BOUNDS = {
+    ("cpu", DType.F32): 1e-5,
+    ("cpu", DType.F64): 1e-5,  # where ONNX Runtime has no f64 kernel the op is computed in f32
+    ("cpu", DType.F16): 2e-3,
+    ("cpu", DType.BF16): 1.6e-2,
+    ("webgpu", DType.F32): 1e-4,
+    ("webgpu", DType.F16): 5e-3,
+}
+"""Largest error, relative to the element and to the largest element, by device and dtype of the result."""
+
+# Computed from other tests of the op, because the interpreter cannot know them.
+ELSEWHERE = {"Capture", "Custom", "OnnxNode", "Param"}
+
+ENGINE_BUGS = {
+    ("webgpu", "pow"): "plugin 0.4.0 cannot find its own function for a Pow that broadcasts: raw_hash_map::at",
+    ("webgpu", "softmax of nothing"): "plugin 0.4.0 dispatches no work group for an empty Softmax",
+    ("webgpu", "conv2d of 6 channels"): "https://github.com/microsoft/onnxruntime/issues/29651: wrong sums for input "
+    "channels that are a multiple of 3 and not of 4, above 3, where the output channels are a multiple of 4",
+    ("webgpu", "conv3d in 2 groups"): "plugin 0.4.0 has no grouped Conv3D and refuses only at the run",
+}
+"""What ONNX Runtime gets wrong although its kernel list says it can; each entry must fail, or be taken out."""
+
+
+def _takes(case: Case, dtype: DType) -> bool:
+    try:
+        built(case, dtype)
+    except GraphVerifyError:
+        return False
+    return True
+
+
+_PAIRS = [
+    (name, dtype)
+    for name, case in CASES.items()
+    for dtype in (DTYPES if case.has_dtype else DTYPES[:1])
+    if _takes(case, dtype)
+]
+
+
+@cache
+def lacks_f16(device: Device) -> str:
+    """Return why this adapter computes no f16 although the provider has kernels for it, or nothing."""
+    graph, feeds = built(CASES["stop_gradient"], DType.F16)
+    graph.outputs = [graph.neg(graph.outputs[0])]
+    try:
+        Session(device).compile(graph).run(feeds)
+    except EngineError as err:
+        if "requires f16 but the device does not support it" in str(err):
+            return str(err)
+        raise
+    return ""
+
+
+@pytest.mark.parametrize(("name", "dtype"), _PAIRS, ids=[f"{name}-{dtype.value}" for name, dtype in _PAIRS])
+def test_op_is_right_or_refused(name: str, dtype: DType, device: Device) -> None:
+    """Built, verified, legalised, exported and run, with the interpreter's results; or refused with a reason."""
+    case = CASES[name]
+    graph, feeds = built(case, dtype)
+    assert verify(graph) == []
+    try:
+        legalize_graph_for_device(graph, device)
+    except LegalizeError as err:
+        assert_refused_well(err, graph, device)
+        return
+    if device != Device.CPU and DType.F16 in dtypes_of(graph) and lacks_f16(device):
+        pytest.skip(f"this adapter: {lacks_f16(device)}")
+    if (device.kind, name) in ENGINE_BUGS and dtype is not DType.F16:
+        with pytest.raises((EngineError, AssertionError)):
+            run_and_compare(case, graph, feeds, device, dtype)
+        pytest.xfail(ENGINE_BUGS[device.kind, name])
+    run_and_compare(case, graph, feeds, device, dtype)
+
+
+def dtypes_of(graph: Graph) -> set[DType]:
+    return {kind.dtype for node in graph.nodes for kind in node.types if isinstance(kind, TensorType)}
+
+
+def run_and_compare(case: Case, graph: Graph, feeds: dict[str, Array], device: Device, dtype: DType) -> None:
+    """Run on the device, all of it, and compare with the interpreter."""
+    results = Session(device).compile(graph).run(feeds)
+    for value, result, expected in zip(graph.outputs, results, evaluate(graph, feeds), strict=True):
+        assert DType.from_numpy(result.dtype) is value.dtype
+        compare(result, expected, case, device, dtype)
+
+
+def compare(result: Array, expected: Array, case: Case, device: Device, dtype: DType) -> None:
+    """Compare within the bound of the narrower of the dtype under test and the result's."""
+    assert result.shape == expected.shape
+    found = DType.from_numpy(result.dtype)
+    if not found.is_float:
+        np.testing.assert_array_equal(result, expected)
+        return
+    bound = max(BOUNDS.get((device.kind, kind), 0.0) for kind in (found, dtype)) * case.loose
+    finite = np.abs(expected[np.isfinite(expected)])
+    floor = bound * float(finite.max()) if finite.size else 0.0
+    np.testing.assert_allclose(result.astype(np.float64), expected, rtol=bound, atol=floor)
+
+
+def assert_refused_well(err: LegalizeError, graph: Graph, device: Device) -> None:
+    """A refusal names the user's node, the device, the kernel that is missing, and two ways out."""
+    text, nodes = str(err), err.report.still_unsupported
+    assert nodes
+    for node in nodes:
+        assert graph.nodes[node.index].name == node.name
+        assert repr(node.name) in text
+        assert "has no kernel for" in node.reason
+    assert device.display in text
+    assert "Choose another device" in text
+    assert "PlacementRule.ASSISTED" in text
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.has_dtype])
+def test_an_op_names_the_dtype_that_it_does_not_take(name: str) -> None:
+    """What an op takes on no device is refused while the graph is built, and the message names the dtype."""
+    for dtype in DTYPES:
+        if (name, dtype) not in _PAIRS:
+            with pytest.raises(GraphVerifyError, match=rf"\b{dtype.value}\b"):
+                built(CASES[name], dtype)
+
+
+def test_every_kind_has_a_case_and_a_reference() -> None:
+    """An op that is added must be checked here; what the interpreter cannot know is named with its own tests."""
+    covered = set()
+    for case in CASES.values():
+        covered |= kinds_of(plain(case)[0])
+    assert set(runnable_kinds()) - covered == ELSEWHERE
+    assert {op_class(kind) for kind in covered} - {op_class("Input"), op_class("Constant")} <= set(RULES)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_case_survives_json_and_exports(name: str) -> None:
+    """The graph comes back equal from JSON, and each ONNX node of its model leads back to a node of the graph."""
+    graph, _ = plain(CASES[name])
+    back = from_json(*to_json(graph))
+    assert to_json(back) == to_json(graph)
+    for node in export_model(back).nodes:
+        assert 0 <= node.origin < len(graph.nodes)
+
+
+def test_a_looser_bound_has_a_reason() -> None:
+    """Nobody loosens a bound without saying why."""
+    assert all(case.why for case in CASES.values() if case.loose != 1)
+
+
+def test_inputs_are_the_same_numbers_in_every_float() -> None:
+    """The inputs are exact in f16 and bf16, so a difference is the op's."""
+    array = X((50,)).array(DType.F64, 0)
+    for dtype in (DType.F32, DType.F16, DType.BF16):
+        np.testing.assert_array_equal(X((50,)).array(dtype, 0).astype(np.float64), array)

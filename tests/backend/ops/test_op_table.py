@@ -1,0 +1,47 @@
+"""The table of ops in the docs is up to date, and what it says of this machine's providers is true."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from op_cases import CASES
+
+from rlx_ort.device import Device
+
+SCRIPT = Path(__file__).parents[3] / "scripts" / "op_table.py"
+
+
+@pytest.fixture(scope="module")
+def op_table() -> ModuleType:
+    """Return the script as a module."""
+    spec = importlib.util.spec_from_file_location("op_table", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    before = [*sys.path]
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path[:] = before
+    return module
+
+
+def test_the_table_is_up_to_date(op_table: ModuleType) -> None:
+    """Who adds an op or changes its form runs `python scripts/op_table.py`."""
+    assert op_table.TABLE.read_text(encoding="utf-8") == op_table.table()
+
+
+def test_the_record_is_true_for_the_providers_it_was_made_of(op_table: ModuleType, device: Device) -> None:
+    """With the versions that were recorded, each provider takes the very dtypes in the record."""
+    known = json.loads(op_table.RECORD.read_text(encoding="utf-8"))
+    for name, number in known["versions"].items():
+        if importlib.metadata.version(name) != number:
+            pytest.skip(f"the record is of {name} {number}")
+    found = {name: op_table.recorded_dtypes(device.kind, case) for name, case in CASES.items()}
+    assert found == known[device.kind]

@@ -1,0 +1,85 @@
+"""Measured figures become predictions: what was measured comes back, and the rest by arithmetic."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rlx_ort.calibration.model import MeasuredCostModel
+from rlx_ort.calibration.profile import Sample
+from rlx_ort.device import Device
+from rlx_ort.errors import CalibrationError
+from rlx_ort.selection.workload import Work
+
+
+def model_of(here: Any, *more: Sample) -> MeasuredCostModel:
+    """Return the model of the test's profile with more rows."""
+    profile = here.profile()
+    return MeasuredCostModel(Device.CUDA, here.profile(rows=(*profile.rows, *more)))
+
+
+def test_a_measured_product_costs_what_was_measured(here: Any) -> None:
+    """At a point of the grid nothing is interpolated."""
+    assert model_of(here).work_ns(Work("gemm", "MatMul", (64, 64, 64))) == pytest.approx(8000.0)
+
+
+def test_the_round_trip_leaves_out_what_is_counted_elsewhere(here: Any) -> None:
+    """Its one node, one input and one output are priced by themselves."""
+    assert model_of(here).roundtrip_overhead_ns() == pytest.approx(10_000 - 1000 - 500 - 300)
+
+
+def test_an_operator_is_priced_between_its_measured_sizes(here: Any) -> None:
+    """From 1 us at 2^10 to 100 us at 2^20, the middle is 10 us."""
+    assert model_of(here).work_ns(Work("op", "Add", (1 << 15,))) == pytest.approx(10_000.0)
+
+
+def test_an_operator_without_rows_is_priced_like_a_coarser_one(here: Any) -> None:
+    """Without Erf the hyperbolic tangent stands for it, without that the addition."""
+    work = Work("op", "Erf", (1 << 20,))
+    assert model_of(here).work_ns(work) == pytest.approx(100_000.0)
+    tanh = (Sample("op:Tanh", (1024,), 2000.0), Sample("op:Tanh", (1 << 20,), 300_000.0))
+    assert model_of(here, *tanh).work_ns(work) == pytest.approx(300_000.0)
+
+
+def test_what_is_fused_costs_what_was_measured_beyond_the_product(here: Any) -> None:
+    """A bias that adds nothing measurable is next to free."""
+    free = model_of(here, Sample("fused:bias", (512,), 0.0), Sample("fused:bias", (65536,), 0.0))
+    assert free.work_ns(Work("fused", "bias", (4096,))) < 50.0
+    paid = model_of(here, Sample("fused:bias", (512,), 2500.0), Sample("fused:bias", (65536,), 2500.0))
+    assert paid.work_ns(Work("fused", "bias", (4096,))) == pytest.approx(2500.0)
+
+
+def test_a_transfer_is_a_small_input_and_its_bytes(here: Any) -> None:
+    """The rows are what a large tensor takes beyond a small one."""
+    model = model_of(here, Sample("upload", (1024,), 100.0), Sample("upload", (1 << 20,), 90_000.0))
+    assert model.upload_ns(1 << 20) == pytest.approx(500.0 + 90_000.0)
+    assert model.readback_ns(1 << 20) == pytest.approx(300.0)
+
+
+def test_half_precision_is_priced_by_its_own_rows(here: Any) -> None:
+    """A product in f16 that was measured at twice the speed takes half the time."""
+    model = model_of(here, Sample("gemm", (64, 64, 64), 4000.0, "f16"))
+    assert model.work_ns(Work("gemm", "MatMul", (64, 64, 64), dtype="f16")) == pytest.approx(4000.0)
+
+
+def test_work_in_a_loop_counts_as_often_as_it_runs(here: Any) -> None:
+    """Eight times the same piece takes eight times as long."""
+    once, often = (Work("gemm", "MatMul", (64, 64, 64), times=times) for times in (1, 8))
+    model = model_of(here)
+    assert model.work_ns(often) == pytest.approx(8 * model.work_ns(once))
+
+
+def test_a_profile_without_the_needed_rows_is_refused(here: Any) -> None:
+    """The message names what is missing."""
+    with pytest.raises(CalibrationError, match="dispatch"):
+        MeasuredCostModel(Device.CUDA, here.profile(rows=here.profile().rows[:1]))
+
+
+def test_a_quick_or_noisy_profile_expects_a_larger_error(here: Any) -> None:
+    """What was measured badly is leant on less."""
+    sure = model_of(here).error
+    noisy = model_of(here, Sample("gemm", (8, 64, 64), 3000.0, spread=0.9)).error
+    quick = MeasuredCostModel(Device.CUDA, here.profile(quick=True)).error
+    assert sure < noisy
+    assert sure < quick

@@ -1,0 +1,62 @@
+"""Interpolation: exact at the points, powers between them, and never less time for more work."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from rlx_ort.calibration.tables import Curve, Grid
+
+
+def test_a_curve_goes_through_its_points() -> None:
+    """At a measured size the time is the measured one."""
+    curve = Curve([(10, 100.0), (1000, 900.0)])
+    assert [curve(10), curve(1000)] == pytest.approx([100.0, 900.0])
+
+
+def test_between_two_points_the_time_is_a_power_of_the_size() -> None:
+    """Half way in the logarithm of the size is half way in that of the time."""
+    assert Curve([(10, 100.0), (1000, 900.0)])(100) == pytest.approx(300.0)
+
+
+def test_above_the_largest_point_the_time_grows_with_the_size() -> None:
+    """Ten times the size, ten times the time."""
+    assert Curve([(10, 100.0), (1000, 900.0)])(10_000) == pytest.approx(9000.0)
+
+
+def test_below_the_smallest_point_a_flat_curve_stays_flat() -> None:
+    """A launch does not get cheaper with less work."""
+    assert Curve([(100, 50.0), (1000, 50.0), (10_000, 500.0)])(1) == pytest.approx(50.0)
+
+
+def test_a_point_that_falls_is_smoothed() -> None:
+    """More work never takes less time; two points the wrong way round become their mean."""
+    curve = Curve([(10, 400.0), (100, 100.0), (1000, 1000.0)])
+    assert curve(10) == pytest.approx(200.0)
+    assert curve(100) == pytest.approx(200.0)
+
+
+def test_a_grid_goes_through_its_points() -> None:
+    """At a measured size the time is the measured one."""
+    points = {(m, k): float(m * k + 50) for m in (1, 10, 100) for k in (16, 64)}
+    grid = Grid(points)
+    assert [grid(*size) for size in points] == pytest.approx(list(points.values()))
+
+
+def test_a_grid_interpolates_each_axis_in_logarithms() -> None:
+    """Where the time is a product of powers, it is met exactly between the points."""
+    points = {(m, k): 100.0 * math.sqrt(m) * k for m in (1, 100) for k in (10, 1000)}
+    assert Grid(points)(10, 100) == pytest.approx(100.0 * math.sqrt(10) * 100)
+
+
+def test_above_a_grid_the_time_grows_with_each_size() -> None:
+    """Twice the rows and three times the columns beyond the grid take six times the time."""
+    points = {(m, k): float(m * k * 100) for m in (1, 10) for k in (1, 10)}
+    assert Grid(points)(20, 30) == pytest.approx(10 * 10 * 100 * 6)
+
+
+def test_a_point_that_was_not_measured_is_filled_by_work() -> None:
+    """The missing corner is the nearest point times the work it has more."""
+    grid = Grid({(1, 1): 100.0, (1, 10): 400.0, (10, 1): 700.0})
+    assert grid(10, 10) in (pytest.approx(4000.0), pytest.approx(7000.0))

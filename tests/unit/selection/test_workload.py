@@ -1,0 +1,169 @@
+"""What an exported model asks for: kinds of work and sizes, and what costs nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from rlx_ort.converters.to_onnx.exporter import export_model
+from rlx_ort.ir.dtype import DType
+from rlx_ort.ir.graph import Graph
+from rlx_ort.ir.shape import Shape
+from rlx_ort.ir.types import TensorType
+from rlx_ort.selection.op_classes import CLASSES, VIEWS
+from rlx_ort.selection.workload import DEFAULT_DIM, Work, Workload, workload_of
+
+
+def workload(graph: Graph, **dims: int) -> Workload:
+    """Return the work of a graph as it is exported."""
+    return workload_of(export_model(graph), dims)
+
+
+def kinds(graph: Graph, **dims: int) -> list[tuple[str, tuple[int, ...]]]:
+    """Return kind and size of every piece of work but views."""
+    works = [step.work for step in workload(graph, **dims).steps]
+    return [(work.kind, work.size) for work in works if work is not None and work.kind != "view"]
+
+
+def test_a_product_with_a_weight_has_rows_depth_and_columns() -> None:
+    """A batch in front of the rows counts as rows."""
+    graph = Graph("mm")
+    graph.outputs = [graph.input("x", [5, 8, 16]) @ graph.param("w", [16, 4])]
+    assert kinds(graph) == [("gemm", (40, 16, 4))]
+
+
+def test_a_product_of_two_computed_values_keeps_its_batch() -> None:
+    """Five products of (8, 16) and (16, 4) are not one of 40 rows."""
+    graph = Graph("bmm")
+    graph.outputs = [graph.input("x", [5, 8, 16]) @ graph.input("y", [5, 16, 4])]
+    assert kinds(graph) == [("bmm", (5, 8, 16, 4))]
+
+
+@pytest.mark.parametrize(
+    ("weight", "groups", "kind", "channels"),
+    [((32, 8, 3, 3), 1, "conv", 16), ((8, 1, 3, 3), 8, "depthwise", 8), ((32, 8, 1, 1), 1, "pointwise", 16)],
+)
+def test_a_convolution_has_pixels_and_the_channels_of_a_square_one(
+    weight: tuple[int, ...], groups: int, kind: str, channels: int
+) -> None:
+    """From 8 to 32 channels is as much work as from 16 to 16."""
+    graph = Graph("conv")
+    x = graph.input("x", [2, 8, 10, 10])
+    graph.outputs = [graph.conv2d(x, graph.param("w", list(weight)), padding=weight[2] // 2, groups=groups)]
+    assert kinds(graph) == [(kind, (200, channels))]
+
+
+def test_a_bias_after_a_product_is_fused() -> None:
+    """ONNX Runtime makes one Gemm of both, and of an activation on the CPU."""
+    graph = Graph("dense")
+    x = graph.input("x", [8, 16]) @ graph.param("w", [16, 4]) + graph.param("b", [4])
+    graph.outputs = [graph.relu(x)]
+    assert [kind for kind, _ in kinds(graph)] == ["gemm", "fused", "fused"]
+
+
+def test_a_bias_is_not_fused_with_a_product_that_others_read() -> None:
+    """The product has to exist by itself."""
+    graph = Graph("shared")
+    product = graph.input("x", [8, 16]) @ graph.param("w", [16, 4])
+    graph.outputs = [product + graph.param("b", [4]), graph.exp(product)]
+    assert [kind for kind, _ in kinds(graph)] == ["gemm", "op", "op"]
+
+
+def test_a_sum_of_two_computed_values_is_not_a_bias() -> None:
+    """Only a weight of one row folds into the product."""
+    graph = Graph("residual")
+    x = graph.input("x", [8, 16])
+    graph.outputs = [x @ graph.param("w", [16, 16]) + x]
+    assert [kind for kind, _ in kinds(graph)] == ["gemm", "op"]
+
+
+def test_what_weights_alone_decide_costs_nothing() -> None:
+    """It is computed once, when the session is opened."""
+    graph = Graph("folded")
+    weight = graph.transpose(graph.param("w", [4, 16]), [1, 0]) * 2.0
+    graph.outputs = [graph.input("x", [8, 16]) @ weight]
+    assert kinds(graph) == [("gemm", (8, 16, 4))]
+
+
+def test_a_named_dim_takes_its_size_from_the_inputs() -> None:
+    """Without a size it has the default, and the workload says so."""
+    graph = Graph("dynamic")
+    graph.outputs = [graph.input("x", ["n", 16]) @ graph.param("w", [16, 4])]
+    assert kinds(graph, n=7) == [("gemm", (7, 16, 4))]
+    assert kinds(graph) == [("gemm", (DEFAULT_DIM, 16, 4))]
+    assert workload(graph).assumed == ("n",)
+
+
+def test_half_the_bytes_count_as_half_the_elements() -> None:
+    """Operators that move memory are measured in f32."""
+    sizes = []
+    for dtype in (DType.F32, DType.F16):
+        graph = Graph("exp")
+        graph.outputs = [graph.exp(graph.input("x", [100, 10], dtype))]
+        sizes.append(kinds(graph)[0][1])
+    assert sizes == [(1000,), (500,)]
+
+
+def test_an_lstm_written_as_a_raw_node_has_steps_and_sizes() -> None:
+    """Steps, batch, width of the input, hidden size and directions."""
+    graph = Graph("lstm")
+    x = graph.input("x", [12, 3, 20])
+    weights = [graph.param("w", [1, 160, 20]), graph.param("r", [1, 160, 40])]
+    kind = TensorType(DType.F32, Shape([12, 1, 3, 40]))
+    graph.outputs = list(graph.onnx_node("LSTM", [x, *weights], {"hidden_size": 40}, types=[kind]))
+    assert kinds(graph) == [("rnn", (12, 3, 20, 40, 1))]
+
+
+def test_a_lookup_costs_what_it_reads_and_not_the_table() -> None:
+    """Ten rows of a table of a million are ten rows."""
+    graph = Graph("lookup")
+    table = graph.param("table", [1_000_000, 8])
+    graph.outputs = [graph.gather(table, graph.input("i", [10], DType.I64), 0)]
+    assert kinds(graph) == [("op", (80,))]
+
+
+def test_equal_work_is_counted_once() -> None:
+    """A graph that repeats itself is priced by its different parts."""
+    graph = Graph("repeats")
+    x = graph.input("x", [8, 16])
+    for index in range(5):
+        x = x @ graph.param(f"w{index}", [16, 16])
+    graph.outputs = [x]
+    counts = workload(graph).counts
+    assert list(counts.values()) == [5]
+
+
+def test_an_operator_nobody_listed_still_has_a_price() -> None:
+    """It is priced by its elements."""
+    graph = Graph("foreign")
+    kind = TensorType(DType.F32, Shape([10, 10]))
+    x = graph.input("x", [10, 10])
+    graph.outputs = list(graph.onnx_node("Novel", [x], types=[kind], domain="some.where", version=1))
+    assert kinds(graph) == [("op", (200,))]
+
+
+def _operators() -> Sequence[str]:
+    import onnx
+
+    named = {schema.name for schema in onnx.defs.get_all_schemas() if schema.domain == "" and not schema.deprecated}
+    return sorted(named)
+
+
+_CONTROL_AND_CONTAINERS = frozenset(
+    "If Loop Scan Constant SequenceAt SequenceConstruct SequenceEmpty SequenceErase SequenceInsert SequenceLength "
+    "SequenceMap OptionalHasElement RegexFullMatch StringConcat StringNormalizer StringSplit TfIdfVectorizer "
+    "NegativeLogLikelihoodLoss SoftmaxCrossEntropyLoss MaxRoiPool MaxUnpool Dropout BitCast LinearAttention "
+    "CausalConvWithState FlexAttention".split()
+)
+
+
+@pytest.mark.parametrize("op_type", _operators())
+def test_every_onnx_operator_that_computes_has_a_class(op_type: str) -> None:
+    """Nothing that ONNX defines is priced by guess, but control flow, containers, strings and training."""
+    assert op_type in CLASSES or op_type in VIEWS or op_type in _CONTROL_AND_CONTAINERS
+
+
+def test_work_is_told_apart_by_all_its_fields() -> None:
+    """Two pieces of another type or size are not one."""
+    assert Work("op", "Add", (4,)) != Work("op", "Add", (4,), dtype="f16")
