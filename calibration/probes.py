@@ -72,6 +72,7 @@ _log = logging.getLogger(__name__)
 _FAILURES = (DeviceError, GraphError, RunError)
 _WIDTH = 256
 _COMPANIONS = {"ReduceMean": "op:Add"}  # measured with it in a link, and subtracted
+_NEEDED = ("gemm", "op:Add")
 _NODES_A_LINK = {"Where": 2, "Cast": 2, "Concat": 3}  # nodes of about one cost each, which share the time
 
 
@@ -125,9 +126,10 @@ class Prober:
             ("recurrent layers", 0.90, self._lstms),
             ("matrix products in tf32 and f16", 1.0, self._other_dtypes),
         ]
+        begun = self.budget.elapsed_ns
         for title, share, probe in plan:
             self._step(title, self.budget.elapsed_ns / self.budget.limit_ns)
-            self._until_ns = share * self.budget.limit_ns
+            self._until_ns = begun + share * max(self.budget.limit_ns - begun, 0.0)
             try:
                 probe()
             except _FAILURES as err:
@@ -318,7 +320,8 @@ class Prober:
         extra: Callable[[tuple[int, ...]], Mapping[str, Any]] | None = None,
     ) -> None:
         """Time a chain at each (shape, row size), smallest work first, and stop where a run would take too long."""
-        if not self.budget.fits(self._deadline_ns):
+        needed = probe in _NEEDED and label == "f32" and not any(row.probe == probe for row in self.rows)
+        if not needed and not self.budget.fits(self._deadline_ns):
             self.skipped[probe] = "the time was up"
             return
         try:
@@ -330,7 +333,9 @@ class Prober:
         try:
             for amount, (shape, size) in sorted(zip(work, sizes, strict=True), key=lambda item: item[0]):
                 expected = last_ns * amount / last_work if last_work else 0.0
-                if expected > self._point_limit_ns or not self.budget.fits(self._deadline_ns, expected):
+                if needed and not last_work:
+                    pass  # without a row of it nothing can be predicted
+                elif expected > self._point_limit_ns or not self.budget.fits(self._deadline_ns, expected):
                     self.skipped[probe] = f"no time for {label} of size {size} and above"
                     break
                 feeds = {"seed": np.full(1, 0.5, dtype.numpy), "shape": np.array(shape, np.int64)}

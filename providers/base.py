@@ -147,6 +147,8 @@ class Provider(abc.ABC):
         selectable: whether automatic choice may pick it; test providers say no.
         exclusive: whether only one session of the provider may run at a time in this process.
         compiles_per_shape: whether a run with new input shapes compiles the graph anew, which takes seconds.
+        distrusted_kernels: (domain, operator) of fused kernels that were seen to be wrong; ops with a basic form too
+            are never written as these.
     """
 
     name: ClassVar[str]
@@ -155,6 +157,7 @@ class Provider(abc.ABC):
     selectable: ClassVar[bool] = True
     exclusive: ClassVar[bool] = False
     compiles_per_shape: ClassVar[bool] = False
+    distrusted_kernels: ClassVar[frozenset[tuple[str, str]]] = frozenset()
 
     @abc.abstractmethod
     def probe(self, device: Device) -> Availability:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rlx_ort.converters.to_onnx.dispatch import KernelSet, has_choice
 from rlx_ort.ir.graph import Graph
@@ -32,4 +33,11 @@ def kernel_set(provider: Provider, graph: Graph) -> KernelSet | None:
     claims = provider.claims() if has_choice(graph) else None
     if claims is None:
         return None
-    return KernelSet(provider.ep_name or provider.name, _List(claims), functools.partial(takes, claims))
+    trusted = functools.partial(_trusted, provider.distrusted_kernels, claims)
+    return KernelSet(provider.ep_name or provider.name, _List(claims), trusted)
+
+
+def _trusted(
+    distrusted: frozenset[tuple[str, str]], claims: Sequence[KernelClaim], domain: str, op_type: str, *form: Any
+) -> bool:
+    return (domain, op_type) not in distrusted and takes(claims, domain, op_type, *form)

@@ -68,7 +68,8 @@ class OrtEngineSession:
         self.recipe = recipe
         self.engine = engine
         self.errors = errors
-        self._core: SessionCore | None = SessionCore(session, memory, engine.RunOptions())
+        self._options = engine.RunOptions()
+        self._core: SessionCore | None = SessionCore(session, memory, self._options)
         self._inputs = _specs(session.get_inputs(), declared[0])
         self._outputs = _specs(session.get_outputs(), declared[1])
         self._assignments = tuple(
@@ -187,10 +188,8 @@ class OrtEngineSession:
 
     def stop_runs(self) -> None:
         """End all runs that are in flight and let no other begin; for the end of the process."""
-        core, self._core = self._core, None
-        if core is not None:
-            core.options.terminate = True
-            self._stopped = core  # closing a session waits for its runs, and nobody may wait here
+        self._options.terminate = True  # the session may be closed already, with runs still in it
+        self._stopped, self._core = self._core, None  # kept: nobody may wait here for it to go down
 
     def open_core(self) -> SessionCore:
         """Return what is open, to be held for as long as it is used.

@@ -8,15 +8,20 @@ from typing import Any
 from rlx_ort.converters.to_onnx.emitter import Emitter, lowers
 from rlx_ort.ir.ops.blocks import AxialRope2d, FusedAttentionBlock, FusedTransformerLayer
 from rlx_ort.ir.ops.composite import Composite
+from rlx_ort.ir.ops.fused import AdaLayerNorm, FusedConvBiasAct, GatedResidual, SoftmaxCrossEntropyWithLogits
 from rlx_ort.ir.ops.gqa import GroupedQueryAttention
 
 __all__: list[str] = []
 
 
+@lowers(AdaLayerNorm)
 @lowers(AxialRope2d)
 @lowers(FusedAttentionBlock)
+@lowers(FusedConvBiasAct)
 @lowers(FusedTransformerLayer)
+@lowers(GatedResidual)
 @lowers(GroupedQueryAttention)
+@lowers(SoftmaxCrossEntropyWithLogits)
 def _composite(emit: Emitter, op: Composite, inputs: Sequence[Any]) -> Any:
     body = op.expand([emit.input_type(index) for index in range(len(inputs))])
     return emit.inline(body, inputs)

@@ -15,7 +15,7 @@ __all__ = ["load_family"]
 _OPS = "rlx_ort.ir.ops."
 _WITHOUT = frozenset({"leaf", "onnx", "refused"})
 """Families that are written by the emitter itself, or never."""
-_ELSEWHERE = {"composite": "blocks", "gqa": "blocks"}
+_ELSEWHERE = {"composite": "blocks", "fused": "blocks", "gqa": "blocks"}
 
 
 def load_family(op: type[Op]) -> None:

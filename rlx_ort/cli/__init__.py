@@ -17,7 +17,7 @@ from rlx_ort.errors import RlxError
 
 __all__ = ["main"]
 
-_COMMANDS = ("devices", "doctor", "inspect", "report", "run", "convert")
+_COMMANDS = ("devices", "doctor", "inspect", "report", "calibrate", "bench", "run", "convert")
 
 _EXIT_CODES = """\b
 Exit codes:

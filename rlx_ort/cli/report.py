@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rlx_ort.execution.options import CompileOptions
     from rlx_ort.execution.placement import Placement
     from rlx_ort.ir.graph import Graph
+    from rlx_ort.selection.candidates import DeviceCandidate
     from rlx_ort.selection.legalize import KernelDispatchReport
 
 __all__ = ["command"]
@@ -29,6 +30,13 @@ __all__ = ["command"]
 @options.prefer
 @options.dims
 @click.option("--open", "open_sessions", is_flag=True, help="Open a session on each device and read its placement.")
+@click.option("--why", is_flag=True, help="Say of what each predicted time is made up, and why the choice was made.")
+@click.option(
+    "--plot",
+    "plot_path",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Draw a roofline for each device with the model's nodes on it; needs rlx_ort[plot].",
+)
 @click.option("--ops", "with_ops", is_flag=True, help="Say of each kind of op how it gets to the device.")
 @options.as_json
 def command(
@@ -38,6 +46,8 @@ def command(
     prefer: str | None,
     dims: dict[str, int],
     open_sessions: bool,
+    why: bool,
+    plot_path: Path | None,
     with_ops: bool,
     as_json: bool,
 ) -> None:
@@ -76,17 +86,67 @@ def command(
                 row |= opened
         else:
             placement = None
+        if why:
+            row |= _reasons(graph, candidate, compile_options)
         if with_ops:
             row["dispatch"] = _dispatch(graph, candidate.device, compile_options, placement)
         rows.append(row)
+    if plot_path is not None:
+        from rlx_ort.cli.plots import draw
+
+        draw(graph, dims, rows, plot_path)
+        note(f"drawn to {plot_path}")
     if as_json:
         shown = [{**row, "dispatch": _as_dict(row["dispatch"])} if with_ops else row for row in rows]
         print_json({"model": str(model), "dims": dims, "devices": shown})
     else:
         _print(rows, open_sessions)
+        if why:
+            _print_reasons(rows)
         for row in rows:
             if with_ops and row["dispatch"] is not None:
                 _print_ops(row["dispatch"])
+
+
+def _reasons(graph: Graph, candidate: DeviceCandidate, compile_options: CompileOptions) -> dict[str, Any]:
+    """Return the parts of a predicted time, what it is based on, and which dims were guessed."""
+    from rlx_ort.selection.candidates import automatic
+    from rlx_ort.selection.predict import explain, why_default
+
+    estimate = None
+    if candidate.predicted_ns is not None:
+        estimate = explain(graph, candidate.device, automatic(compile_options))
+    if estimate is None:
+        return {"terms": [], "assumed_dims": [], "uncalibrated": ""}
+    terms = [{"name": term.name, "kind": term.kind, "ns": term.ns, "count": term.count} for term in estimate.explain()]
+    default = (candidate.profile_source or "").startswith("default")
+    return {
+        "terms": terms,
+        "assumed_dims": list(estimate.assumed),
+        "uncalibrated": why_default(candidate.device) if default else "",
+    }
+
+
+def _print_reasons(rows: list[dict[str, Any]]) -> None:
+    priced = sorted((row for row in rows if row["terms"]), key=lambda row: row["predicted_ns"])
+    for row in priced:
+        parts = [
+            (f"{term['name']} x {term['count']}" if term["count"] > 1 else term["name"], duration(term["ns"]))
+            for term in row["terms"]
+            if term["ns"] > 0
+        ]
+        print_table(("part", "time"), parts, title=f"{row['device']}: {duration(row['predicted_ns'])} a run")
+        click.echo(f"from {row['profile_source']}" + (f" ({row['uncalibrated']})" if row["uncalibrated"] else ""))
+    chosen = next((row for row in priced if row["recommended"]), None)
+    if chosen is not None:
+        others = [row for row in priced if row is not chosen]
+        against = f"; next is {others[0]['device']} with {duration(others[0]['predicted_ns'])}" if others else ""
+        click.echo(f"chosen: {chosen['device']}, predicted to take {duration(chosen['predicted_ns'])}{against}")
+    guessed = sorted({name for row in priced for name in row["assumed_dims"]})
+    if guessed:
+        from rlx_ort.selection.workload import DEFAULT_DIM
+
+        note(f"dims without a size count as {DEFAULT_DIM}: {', '.join(guessed)}; give them with --dim")
 
 
 _UNOPENED: dict[str, Any] = {"placement_share": None, "open_error": None}

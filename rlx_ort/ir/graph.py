@@ -10,6 +10,7 @@ from rlx_ort.ir.ops.conv import ConvBuilders
 from rlx_ort.ir.ops.custom import CustomBuilders
 from rlx_ort.ir.ops.dequant import DequantBuilders
 from rlx_ort.ir.ops.elementwise import ElementwiseBuilders
+from rlx_ort.ir.ops.fused import FusedBuilders
 from rlx_ort.ir.ops.indexing import IndexingBuilders
 from rlx_ort.ir.ops.linalg import LinalgBuilders
 from rlx_ort.ir.ops.moe import MoeBuilders
@@ -46,6 +47,7 @@ class Graph(
     SolveBuilders,
     IndexingBuilders,
     BlockBuilders,
+    FusedBuilders,
     VolumeBuilders,
     OnnxBuilders,
 ):

@@ -17,9 +17,9 @@ from rlx_ort.selection.availability import provider_of
 from rlx_ort.selection.cost import BackendCostModel, ProfileCostModel
 from rlx_ort.selection.estimate import Estimate, estimate_workload, total_ns
 from rlx_ort.selection.support import model_for, support_of
-from rlx_ort.selection.workload import Workload, workload_of
+from rlx_ort.selection.workload import Work, Workload, workload_of
 
-__all__ = ["cost_model", "explain", "predicted_ns", "why_default"]
+__all__ = ["cost_model", "explain", "predicted_ns", "why_default", "works_of"]
 
 _log = logging.getLogger(__name__)
 _CACHE_SIZE = 256
@@ -74,6 +74,12 @@ def explain(
         return None
     cpu_nodes = support_of(device, graph, options).cpu_nodes
     return estimate_workload(workload, model, cpu_nodes=cpu_nodes, cpu_model=cost_model(Device.CPU))
+
+
+def works_of(graph: Graph, device: Device, dims: Mapping[str, int] | None = None) -> tuple[Work, ...]:
+    """Return each different piece of work of a graph as the device would get it; none where it gets no model."""
+    workload = _workload(graph, device, CompileOptions(), dims or {})
+    return () if workload is None else tuple(workload.counts)
 
 
 def predicted_ns(

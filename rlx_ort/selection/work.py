@@ -43,7 +43,7 @@ class Fact(NamedTuple):
 
     shape: tuple[int, ...] = ()
     dtype: str = "f32"
-    count: int = 0
+    elements: int = 0
     nbytes: int = 0
 
 
@@ -72,7 +72,7 @@ def work_of(op_type: str, inputs: Sequence[Fact], outputs: Sequence[Fact], share
 def _product(op_type: str, shapes: list[tuple[int, ...]], out: Fact, moved: float, shared: bool) -> Work:
     n = out.shape[-1]
     batch = 1 if shared or len(shapes) < 2 or len(shapes[1]) <= 2 else math.prod(out.shape[:-2])
-    rows = max(out.count // max(n * batch, 1), 1)
+    rows = max(out.elements // max(n * batch, 1), 1)
     left = math.prod(shapes[0])
     if op_type in ("Gemm", "FusedGemm"):
         k = max(left // max(out.shape[0], 1), 1)
@@ -122,11 +122,11 @@ def _recurrent(op_type: str, shapes: list[tuple[int, ...]], out: Fact, moved: fl
 
 
 def _by_elements(op_type: str, how: OpClass, inputs: Sequence[Fact], outputs: Sequence[Fact], moved: float) -> Work:
-    written = max((fact.count for fact in outputs), default=0)
-    elements = written if op_type in COPIES else max((fact.count for fact in (*inputs, *outputs)), default=0)
+    written = max((fact.elements for fact in outputs), default=0)
+    elements = written if op_type in COPIES else max((fact.elements for fact in (*inputs, *outputs)), default=0)
     like = how.like if how.kind == "op" else "Add"
-    if op_type in _BROADCASTING and len(inputs) == 2 and 1 < min(inputs[0].count, inputs[1].count) < elements:
+    if op_type in _BROADCASTING and len(inputs) == 2 and 1 < min(inputs[0].elements, inputs[1].elements) < elements:
         like = "AddRow"
     out = outputs[0] if outputs else _NOTHING
-    width = out.nbytes / out.count if out.count else 4.0
+    width = out.nbytes / out.elements if out.elements else 4.0
     return Work("op", like, (max(round(elements * how.factor * width / 4), 1),), float(elements), moved, out.dtype)

@@ -24,7 +24,9 @@ DEFAULT_DIM = 32
 
 _ACTIVATIONS = frozenset({"Relu", "LeakyRelu", "Sigmoid", "Tanh", "Clip", "HardSigmoid", "HardSwish"})
 _FUSIBLE = frozenset({*_ACTIVATIONS, "Add", "BatchNormalization"})
-_RANDOM = frozenset("RandomNormal RandomUniform RandomNormalLike RandomUniformLike Bernoulli Multinomial".split())
+_RANDOM = frozenset(
+    {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial"}
+)
 _TAGS = {"gemm": "gemm", "conv": "conv", "pointwise": "conv", "depthwise": "conv"}
 _TRIPS = 8  # how often the body of a loop of unknown length is taken to run
 
@@ -80,7 +82,7 @@ class _Reader:
             self.uses.update(node.input_names)
         self.tags: dict[str, str] = {}  # value -> the kind of product or convolution that a node may be fused with
         self.facts: list[Fact] = []
-        self._numbers: dict[Fact, int] = {}
+        self._numbers: dict[object, int] = {}
         self._number_of: dict[int, int] = {}  # by identity: the model keeps its types alive
         self._known: dict[tuple[object, ...], Work] = {}
 
@@ -116,10 +118,11 @@ class _Reader:
         """Return the number of a type; equal types have one, and `facts` has what it stands for."""
         known = self._number_of.get(id(kind))
         if known is None:
-            fact = self._fact(kind)
-            known = self._numbers.setdefault(fact, len(self.facts))
-            if known == len(self.facts):
-                self.facts.append(fact)
+            look = (kind.dtype, kind.shape) if type(kind) is TensorType else None
+            known = self._numbers.get(look, -1)
+            if known < 0:
+                known = self._numbers[look] = len(self.facts)
+                self.facts.append(self._fact(kind))
             self._number_of[id(kind)] = known
         return known
 
@@ -178,7 +181,7 @@ class _Reader:
                 if found is not None:
                     like, self.tags[node.output_names[0]] = found
                     out = self.facts[outputs[0]]
-                    return Work("fused", like, (out.count,), 0.0, 2.0 * out.nbytes, out.dtype)
+                    return Work("fused", like, (out.elements,), 0.0, 2.0 * out.nbytes, out.dtype)
         return None
 
     def _pair(self, node: ExportedNode, tag: str, at: int, inputs: list[int]) -> tuple[str, str] | None:
@@ -192,7 +195,7 @@ class _Reader:
         if tag != "gemm":
             return None
         other, product = self.facts[inputs[1 - at]], self.facts[inputs[at]]
-        is_row = product.shape != () and other.count == product.shape[-1]
+        is_row = product.shape != () and other.elements == product.shape[-1]
         return ("bias", "gemm+bias") if is_row and node.input_names[1 - at] not in self.run_time else None
 
     def _pass_tag(self, node: ExportedNode) -> None:

@@ -122,7 +122,8 @@ def kinds_of(graph: Graph) -> set[str]:
 def runnable_kinds() -> tuple[str, ...]:
     """Return every kind that a user can put into a graph and run: no base class and none that is refused."""
     bases = {base.__name__ for kind in op_kinds() for base in op_class(kind).__mro__[1:]}
-    return tuple(kind for kind in op_kinds() if kind not in bases and not issubclass(op_class(kind), Refused))
+    ours = (kind for kind in op_kinds() if op_class(kind).__module__.startswith("rlx_ort."))
+    return tuple(kind for kind in ours if kind not in bases and not issubclass(op_class(kind), Refused))
 
 
 def ints(*values: Any, dtype: type = np.int64) -> Array:
@@ -580,6 +581,27 @@ def _quantised() -> list[Case]:
     return cases
 
 
+def _fused() -> list[Case]:
+    return [
+        Case(
+            "fused_conv_bias_act",
+            lambda g, x, w, b: g.fused_conv_bias_act(x, w, b, "silu", 2, 1),
+            [X((1, 2, 5, 4)), X((4, 2, 3, 3), scale=0.5), X((4,))],
+        ),
+        Case(
+            "ada_layer_norm",
+            lambda g, x, s, b: g.ada_layer_norm(x, s, b, 1e-2),
+            [X((2, 3, 4)), X((2, 1, 4)), X((2, 1, 4))],
+        ),
+        Case("gated_residual", lambda g, x, a, y: g.gated_residual(x, a, y), [X((2, 3)), X((3,)), X((2, 3))]),
+        Case(
+            "softmax_cross_entropy_with_logits",
+            lambda g, x, i: g.softmax_cross_entropy_with_logits(x, i),
+            [X((3, 5)), ints(4, 0, 2)],
+        ),
+    ]
+
+
 CASES: dict[str, Case] = {}
 """Name -> case."""
 for _case in (
@@ -592,6 +614,7 @@ for _case in (
     *_attention(),
     *_sequences(),
     *_quantised(),
+    *_fused(),
 ):
     assert _case.name not in CASES, _case.name
     CASES[_case.name] = _case

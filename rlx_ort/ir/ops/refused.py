@@ -20,6 +20,7 @@ _GRAPHICS = "it is a graphics kernel, for which ONNX Runtime has no operator"
 _GRADIENT = "it computes a gradient, and rlx_ort runs inference only"
 _FACTORS = "ONNX has no operator for it"
 _COMPILED = "only a compiler writes it"
+_NO_OP = "there is no IR op of it yet"
 
 _RENDER = "render outside the graph and feed the image in"
 _CUT = "cut the graph before it: set the outputs to the values of the forward pass"
@@ -64,6 +65,23 @@ REFUSED_KINDS: Mapping[str, tuple[str, str]] = {
     ),
     **dict.fromkeys(("Cholesky", "TriangularSolve", "LogDet", "Svd", "Qr", "Eigh"), (_FACTORS, _SOLVE)),
     "ElementwiseRegion": (_COMPILED, _UNFUSE),
+    **{
+        kind: (_NO_OP, f"add ONNX's operator {operator} with onnx_node")
+        for kind, operator in {
+            "Det": "Det",
+            "Lstm": "LSTM",
+            "Gru": "GRU",
+            "Rnn": "RNN",
+            "ConvTranspose3d": "ConvTranspose",
+        }.items()
+    },
+    **dict.fromkeys(
+        ("RngNormal", "RngUniform"),
+        ("ONNX Runtime's generators differ from one provider to the next", "draw with numpy and feed the numbers in"),
+    ),
+    "Mamba2": (_NO_OP, "write it with selective_scan or scan"),
+    "LogMel": (_NO_OP, "write it with stft, psd, a matmul with the filter bank, and log"),
+    "WelchPeaks": (_NO_OP, "write it with stft, psd and mean, and find the peaks with numpy"),
 }
 """Kind -> (why it does not run, what to do instead)."""
 

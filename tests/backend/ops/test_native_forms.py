@@ -15,6 +15,7 @@ from rlx_ort.execution.dispatch import KernelDispatch, KernelDispatchPolicy
 from rlx_ort.execution.options import CompileOptions, PlacementRule
 from rlx_ort.execution.session import Session
 from rlx_ort.ir.graph import Graph
+from rlx_ort.providers.registry import default_registry
 
 Build = Callable[..., Any]
 HEADS, HEAD = 2, 8
@@ -124,6 +125,9 @@ def _run(device: Device, graph: Graph, arrays: list[Array], policy: KernelDispat
 def test_both_forms_give_the_same_numbers(name: str, device: Device) -> None:
     """The native form has its fused operator, the common one has not, and they agree within rounding."""
     op_type, build, arrays = CASES[name]
+    provider = default_registry().for_device(device)
+    if provider is not None and any(op_type == distrusted for _, distrusted in provider.distrusted_kernels):
+        pytest.skip(f"{device.label}'s {op_type} is known to be wrong, so it is never the native form there")
     graph = _graph(build, arrays)
     native, model = _run(device, graph, arrays, KernelDispatchPolicy.FORCE_NATIVE)
     common, basic = _run(device, graph, arrays, KernelDispatchPolicy.FORCE_COMMON)
@@ -132,6 +136,17 @@ def test_both_forms_give_the_same_numbers(name: str, device: Device) -> None:
     assert {form for forms in model.forms.values() for form in forms} == {NATIVE}
     assert {form for forms in basic.forms.values() for form in forms} == {COMMON}
     np.testing.assert_allclose(native, common, rtol=2e-5, atol=2e-5 * float(np.abs(common).max()))
+
+
+@pytest.mark.webgpu
+@pytest.mark.parametrize("mask", ["none", "causal"])
+def test_attention_of_many_tokens_is_right_where_the_fused_kernel_is_not(mask: str) -> None:
+    """From 32 tokens on, WebGPU's fused kernel was off by 15 percent; the basic form stands in for it."""
+    arrays = [rand(1, 40, WIDE, seed=i) for i in range(3)]
+    graph = _graph(_attention(mask), arrays)
+    expected, _ = _run(Device.CPU, graph, arrays, KernelDispatchPolicy.FORCE_COMMON)
+    found, _ = _run(Device("webgpu"), graph, arrays, KernelDispatchPolicy.PREFER_NATIVE)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -10,7 +10,7 @@ import numpy as np
 from interpreter.core import Array, rule, sized
 from interpreter.elementwise import activation
 from rlx_ort.ir.core import Node
-from rlx_ort.ir.ops import attention, blocks, conv, gqa, norm, volume
+from rlx_ort.ir.ops import attention, blocks, conv, fused, gqa, norm, volume
 from rlx_ort.ir.types import TensorType
 
 __all__ = ["windows"]
@@ -336,3 +336,25 @@ def _layer(node: Node, op: blocks.FusedTransformerLayer, hidden: Array, mask: Ar
         else:
             hidden = layer_norm(hidden + step(hidden), gamma, beta, op.eps)
     return hidden
+
+
+@rule(fused.FusedConvBiasAct)
+def _conv_bias_act(node: Node, op: fused.FusedConvBiasAct, x: Array, w: Array, bias: Array) -> Array:
+    result = convolve(x, w, op.stride, op.padding, op.dilation, op.groups) + by_channel(bias, x.ndim)
+    return sized(node, activation(op.activation, result))
+
+
+@rule(fused.AdaLayerNorm)
+def _ada(node: Node, op: fused.AdaLayerNorm, x: Array, scale: Array, shift: Array) -> Array:
+    return layer_norm(x, 1 + scale, shift, op.eps)
+
+
+@rule(fused.GatedResidual)
+def _gated(node: Node, op: fused.GatedResidual, x: Array, gate: Array, y: Array) -> Array:
+    return sized(node, x + gate * y)
+
+
+@rule(fused.SoftmaxCrossEntropyWithLogits)
+def _cross_entropy(node: Node, op: fused.SoftmaxCrossEntropyWithLogits, logits: Array, labels: Array) -> Array:
+    chosen = logits[np.arange(len(logits)), labels.astype(np.int64)]
+    return np.asarray(np.logaddexp.reduce(logits, axis=1) - chosen)

@@ -72,7 +72,11 @@ class Here:
     @staticmethod
     def profile(**changes: Any) -> CalibrationProfile:
         """Return a profile of the card that is there."""
-        given: dict[str, Any] = {"key": store.key_of(Device.CUDA), "rows": ROWS, "measured": "2026-11-01T00:00:00+00:00"}
+        given: dict[str, Any] = {
+            "key": store.key_of(Device.CUDA),
+            "rows": ROWS,
+            "measured": "2026-11-01T00:00:00+00:00",
+        }
         return CalibrationProfile(**(given | changes))
 
     @property

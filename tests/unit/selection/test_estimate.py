@@ -51,7 +51,9 @@ def calibrated(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "measured_model", lambda device: models.get(device.label))
 
 
-@pytest.mark.parametrize(("rows", "wanted"), [(1, Device.CPU), (16, Device.CPU), (64, Device.CUDA), (1024, Device.CUDA)])
+@pytest.mark.parametrize(
+    ("rows", "wanted"), [(1, Device.CPU), (16, Device.CPU), (64, Device.CUDA), (1024, Device.CUDA)]
+)
 def test_the_choice_follows_the_measured_figures(calibrated: None, rows: int, wanted: Device) -> None:
     """10 + 2 x rows against 50 + 5 to 20 microseconds: the two meet between 16 and 64 rows."""
     assert fastest_device_for(dense(rows)) == wanted

@@ -1,0 +1,165 @@
+"""`rlx-ort bench MODEL`: run a model on each device and compare the times with the predictions."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rlx_ort.cli import options
+from rlx_ort.cli.models import read_model
+from rlx_ort.cli.show import binary_size, duration, note, print_json, print_table, progress
+from rlx_ort.errors import RlxError
+
+if TYPE_CHECKING:
+    from rlx_ort.device import Device
+    from rlx_ort.graph_devices import GraphDevices
+    from rlx_ort.ir.graph import Graph
+
+__all__ = ["command"]
+
+_SEED = 0
+
+
+def _parse_shapes(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {}
+    for text in values:
+        name, equals, sizes = text.rpartition("=")
+        pieces = [piece.strip() for piece in sizes.replace("x", ",").split(",") if piece.strip()]
+        if not (name and equals and all(piece.isascii() and piece.isdigit() for piece in pieces)):
+            raise click.BadParameter(f"{text!r} is not NAME=SIZES, as in image=1,3,224,224", ctx, param)
+        shapes[name] = tuple(map(int, pieces))
+    return shapes
+
+
+@click.command("bench")
+@options.model
+@click.option("--devices", "names", metavar="DEVICES", help="Run on these; on all that may run it by default.")
+@click.option("--runs", default=30, show_default=True, type=click.IntRange(min=1), help="Timed runs on each device.")
+@click.option(
+    "--shape", "shapes", multiple=True, metavar="NAME=SIZES", callback=_parse_shapes, help="An input's sizes."
+)
+@options.dims
+@click.option(
+    "--plot",
+    "plot_path",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Draw rooflines, and predicted against measured times, to this file; needs rlx_ort[plot].",
+)
+@options.as_json
+def command(
+    model: Path,
+    names: str | None,
+    runs: int,
+    shapes: dict[str, tuple[int, ...]],
+    dims: dict[str, int],
+    plot_path: Path | None,
+    as_json: bool,
+) -> None:
+    """Time a model on each device.
+
+    Shows the median, 90th and 99th percentile of a run, the first run, opening the session, and the memory it took,
+    beside the predicted time. Inputs are made up.
+    """
+    from rlx_ort.cli.arrays import made_up_inputs
+    from rlx_ort.device import parse_device_list
+    from rlx_ort.execution.options import CompileOptions
+    from rlx_ort.graph_devices import GraphDevices
+    from rlx_ort.selection.policy import DevicePolicy
+
+    graph = read_model(model)
+    sizes = {**dims, **_sizes(graph, shapes)}
+    feeds = made_up_inputs(graph.inputs, sizes, _SEED)
+    policy = DevicePolicy.only(parse_device_list(names)) if names else DevicePolicy.from_env()
+    rows = []
+    with GraphDevices(graph, policy, CompileOptions()) as runner:
+        devices = list(policy.allow or runner.devices())
+        for device in devices:
+            with progress(f"running on {device.label}"):
+                rows.append(_row(runner, device, feeds, runs))
+    rows.sort(key=lambda row: (row["p50_ns"] is None, row["p50_ns"] or 0))
+    if plot_path is not None:
+        from rlx_ort.cli.plots import draw
+
+        draw(graph, sizes, rows, plot_path)
+        note(f"drawn to {plot_path}")
+    if as_json:
+        print_json({"model": str(model), "dims": sizes, "runs": runs, "devices": rows})
+    else:
+        _print(rows)
+
+
+def _sizes(graph: Graph, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+    """Return the named dims that the given shapes of inputs decide."""
+    from rlx_ort.ir.types import TensorType
+
+    kinds = {value.name: value.type for value in graph.inputs}
+    sizes: dict[str, int] = {}
+    for name, shape in shapes.items():
+        kind = kinds.get(name)
+        if not isinstance(kind, TensorType) or kind.shape is None:
+            raise click.UsageError(f"the model has no input {name!r} with a shape; it has {', '.join(kinds)}")
+        fits = len(shape) == len(kind.shape) and all(
+            not isinstance(dim, int) or dim == size for dim, size in zip(kind.shape, shape, strict=True)
+        )
+        if not fits:
+            raise click.UsageError(f"input {name!r} is {kind}, which has no shape {list(shape)}")
+        sizes.update({dim: size for dim, size in zip(kind.shape, shape, strict=True) if isinstance(dim, str)})
+    return sizes
+
+
+def _row(runner: GraphDevices, device: Device, feeds: Mapping[str, Any], runs: int) -> dict[str, Any]:
+    import psutil
+
+    from rlx_ort.adaptive import dims_of
+    from rlx_ort.selection.candidates import automatic
+    from rlx_ort.selection.predict import explain
+
+    row: dict[str, Any] = {"device": device.label, "p50_ns": None, "failure": ""}
+    try:
+        estimate = explain(runner.graph, device, automatic(runner.options), dims_of(runner.graph, feeds))
+        row["predicted_ns"] = None if estimate is None else estimate.total_ns
+        row["profile_source"] = None if estimate is None else estimate.source
+        process = psutil.Process()
+        before_bytes = process.memory_info().rss
+        start = time.perf_counter_ns()
+        compiled = runner.compile(device) if device in (runner.policy.allow or ()) else runner.compile_resolved(device)
+        row["create_ns"] = time.perf_counter_ns() - start
+        start = time.perf_counter_ns()
+        compiled.run(feeds)
+        row["first_run_ns"] = time.perf_counter_ns() - start
+        times = []
+        for _ in range(runs):
+            start = time.perf_counter_ns()
+            compiled.run(feeds)
+            times.append(time.perf_counter_ns() - start)
+        row["host_memory_bytes"] = max(process.memory_info().rss - before_bytes, 0)
+    except RlxError as err:  # one device's failure is a row of the answer
+        return row | {"failure": str(err)}
+    times.sort()
+    row |= {f"p{share}_ns": times[math.ceil(share / 100 * runs) - 1] for share in (50, 90, 99)}
+    return row
+
+
+def _print(rows: list[dict[str, Any]]) -> None:
+    columns = ("device", "p50", "p90", "p99", "first run", "to open", "host memory", "predicted", "failure")
+    table = []
+    for row in rows:
+        memory = row.get("host_memory_bytes")
+        table.append(
+            (
+                row["device"],
+                *(duration(row.get(key)) for key in ("p50_ns", "p90_ns", "p99_ns", "first_run_ns", "create_ns")),
+                "-" if memory is None else binary_size(memory),
+                duration(row.get("predicted_ns")),
+                row["failure"].splitlines()[0] if row["failure"] else "",
+            )
+        )
+    print_table(columns, table)
+    shipped = [row["device"] for row in rows if (row.get("profile_source") or "").startswith("default")]
+    if shipped:
+        note(f"predicted from shipped default profiles, run `rlx-ort calibrate`: {', '.join(shipped)}")

@@ -1,0 +1,122 @@
+"""`rlx-ort calibrate`: measure the devices of this machine, so that predictions are about it and not another."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rlx_ort.cli import options
+from rlx_ort.cli.show import duration, note, print_json, print_table, progress
+from rlx_ort.errors import CalibrationError, RlxError
+
+if TYPE_CHECKING:
+    from rlx_ort.calibration.profile import CalibrationProfile
+    from rlx_ort.device import Device
+
+__all__ = ["command"]
+
+
+@click.command("calibrate")
+@click.option("--device", "names", metavar="DEVICES", help="Measure these devices; all that work here by default.")
+@click.option("--quick", is_flag=True, help="Measure fewer sizes: at most 2 seconds a device instead of 8.")
+@click.option("--show", "show_only", is_flag=True, help="Measure nothing; show what is stored.")
+@options.as_json
+def command(names: str | None, quick: bool, show_only: bool, as_json: bool) -> None:
+    """Measure how fast the devices of this machine are.
+
+    Profiles are kept in the cache folder and used by every later prediction. A new ONNX Runtime, driver or card is
+    measured again. Close other programs first: what they take, the measurement does not see.
+    """
+    from rlx_ort.device import parse_device_list
+    from rlx_ort.selection.availability import available_devices, is_selectable
+
+    devices = parse_device_list(names) if names else [found for found in available_devices() if is_selectable(found)]
+    rows: list[dict[str, Any]] = []
+    errors: list[RlxError] = []
+    for device in devices:
+        try:
+            profile = _stored(device) if show_only else _measured(device, quick)
+        except RlxError as err:
+            errors.append(err)
+            rows.append({"device": device.label, "profile": None, "reason": str(err)})
+        else:
+            rows.append(_row(device, profile))
+    if as_json:
+        print_json({"devices": rows})
+    else:
+        _print(rows)
+    if errors and len(errors) == len(devices) and not show_only:
+        raise errors[0]
+
+
+def _measured(device: Device, quick: bool) -> CalibrationProfile:
+    from rlx_ort.calibration.calibrate import calibrate
+
+    with progress(f"measuring {device.label}"):
+        return calibrate(device, quick=quick)
+
+
+def _stored(device: Device) -> CalibrationProfile:
+    from rlx_ort.calibration import store
+
+    found = store.find(device)
+    if found.profile is None:
+        raise CalibrationError(f"{device.display}: {found.reason}")
+    return found.profile
+
+
+def _row(device: Device, profile: CalibrationProfile) -> dict[str, Any]:
+    import json
+
+    from rlx_ort.calibration.model import MeasuredCostModel
+
+    row: dict[str, Any] = {"device": device.label, "profile": json.loads(profile.to_json()), "reason": ""}
+    try:
+        model = MeasuredCostModel(device, profile)
+    except CalibrationError as err:
+        return row | {"reason": str(err)}
+    return row | {
+        "roundtrip_ns": next(sample.ns for sample in profile.rows if sample.probe == "roundtrip"),
+        "dispatch_ns": model.dispatch_overhead_ns(),
+        "gemm_gflops": max(
+            2.0 * sample.size[0] * sample.size[1] * sample.size[2] / sample.ns
+            for sample in profile.rows
+            if sample.probe == "gemm" and sample.dtype == "f32" and sample.ns > 0
+        ),
+        "memory_bytes_per_ns": model.memory_bw(),
+    }
+
+
+def _print(rows: list[dict[str, Any]]) -> None:
+    table = []
+    for row in rows:
+        profile = row["profile"]
+        if profile is None or "gemm_gflops" not in row:
+            table.append((row["device"], "-", "-", "-", "-", "-", row["reason"]))
+            continue
+        noisy = sum(sample["noisy"] for sample in profile["rows"])
+        key = profile["key"]
+        table.append(
+            (
+                row["device"],
+                duration(row["roundtrip_ns"]),
+                duration(row["dispatch_ns"]),
+                f"{row['gemm_gflops']:.4g} GFLOP/s",
+                f"{row['memory_bytes_per_ns']:.3g} GB/s",
+                f"{len(profile['rows'])}, {noisy} noisy",
+                ", ".join(filter(None, (key["hardware"], key["identity"], key["engine"], profile["measured"][:10]))),
+            )
+        )
+    print_table(("device", "round trip", "a node", "best product", "memory", "rows", "of"), table)
+    noisy_devices = [row["device"] for row in rows if row["profile"] and _is_noisy(row["profile"])]
+    if noisy_devices:
+        note(
+            f"much of {', '.join(noisy_devices)} was noisy: something else is running; calibrate again when it is quiet"
+        )
+    if rows and all(row["profile"] is None for row in rows):
+        note("nothing is stored; run `rlx-ort calibrate`")
+
+
+def _is_noisy(profile: dict[str, Any]) -> bool:
+    return sum(sample["noisy"] for sample in profile["rows"]) > len(profile["rows"]) / 4
