@@ -140,7 +140,7 @@ class Prober:
 
     def _overheads(self) -> None:
         """Measure the round trip, the launch slope, small inputs and outputs, and opening sessions."""
-        links = 8 if self.quick else 48
+        links = 32 if self.quick else 64
         clock = self.budget.clock
         start = clock()
         one = self._compile(_tiny_chain(1))
@@ -333,9 +333,9 @@ class Prober:
         try:
             for amount, (shape, size) in sorted(zip(work, sizes, strict=True), key=lambda item: item[0]):
                 expected = last_ns * amount / last_work if last_work else 0.0
-                if needed and not last_work:
-                    pass  # without a row of it nothing can be predicted
-                elif expected > self._point_limit_ns or not self.budget.fits(self._deadline_ns, expected):
+                late = expected > self._point_limit_ns or not self.budget.fits(self._deadline_ns, expected)
+                # Without a single row of what is needed nothing can be predicted, whatever it takes.
+                if late and not (needed and not last_work):
                     self.skipped[probe] = f"no time for {label} of size {size} and above"
                     break
                 feeds = {"seed": np.full(1, 0.5, dtype.numpy), "shape": np.array(shape, np.int64)}

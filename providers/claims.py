@@ -21,6 +21,9 @@ __all__ = ["kernels_of", "schema_version", "takes"]
 
 _OPEN_END = 2147483647  # INT_MAX in KernelDef
 _GROUPED_LISTS = 64
+# `get_all_opkernel_def` loads the library of every provider of the wheel and ends the process (SIGSEGV) when one does
+# not load, as TensorRT's does on most machines with onnxruntime-gpu. These are built into the core.
+_LISTS_SAFELY = frozenset({"CPUExecutionProvider", "AzureExecutionProvider", "DmlExecutionProvider"})
 _grouped: dict[int, tuple[Sequence[KernelClaim], Mapping[tuple[str, str], Sequence[KernelClaim]]]] = {}
 _grouped_lock = threading.Lock()
 
@@ -29,14 +32,15 @@ _grouped_lock = threading.Lock()
 def kernels_of(ep_name: str) -> tuple[KernelClaim, ...] | None:
     """Return the kernels of an execution provider, or None when this ONNX Runtime cannot list them."""
     module = runtime.bindings()
-    defs = [kernel for kernel in module.get_all_opkernel_def() if kernel.provider == ep_name]
     registered = getattr(module, "get_registered_ep_kernel_defs", None)  # since ONNX Runtime 1.25
-    if not defs and registered is not None:
+    if registered is not None:
         try:
-            defs = list(registered(ep_name))
+            return tuple(_claim(kernel) for kernel in registered(ep_name)) or None
         except runtime.engine_exceptions():
             return None  # the provider has no kernel registry
-    return tuple(_claim(kernel) for kernel in defs) or None
+    if not _LISTS_SAFELY.issuperset(runtime.available_eps()):
+        return None
+    return tuple(_claim(kernel) for kernel in module.get_all_opkernel_def() if kernel.provider == ep_name) or None
 
 
 def takes(

@@ -6,7 +6,7 @@ ONNX Runtime's private attributes are used for speed only, each in a function of
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import TensorType, ValueType
 from rlx_ort.providers.binding import Binder, Slots, StoppableRun
 from rlx_ort.providers.exceptions import running_error
+from rlx_ort.providers.shutdown import watch
 from rlx_ort.providers.values import dtype_of, from_ort_value, has_foreign_dtype, is_tensor_like, to_ort_value
 
 if TYPE_CHECKING:
@@ -250,14 +251,14 @@ class _HostSlots(Slots):
         self._simple = not self._bound and not self._varying
         self._call, self._binding = _binding_call(self._core.session, self._io)
         self._options = self._core.options
+        self._copy = _copier(self._buffers)
         self._errors = session.errors
 
     def run(self, arrays: Sequence[npt.NDArray[Any]]) -> Sequence[npt.NDArray[Any]]:
         """Copy the arrays in, run, and return the output buffers; see `Slots.run`."""
         try:
             if self._simple:
-                for buffer, array in zip(self._buffers, arrays, strict=True):
-                    buffer[...] = array
+                self._copy(arrays)
                 self._call(self._binding, self._options)
                 return self._outputs  # type: ignore[return-value]  # a simple binding has a buffer for each output
             return self._run_all(arrays)
@@ -395,6 +396,7 @@ class _Stoppable(StoppableRun):
     def __init__(self, session: OrtEngineSession) -> None:
         self._session = session
         self._options = session.engine.RunOptions()
+        watch(self)
 
     def run(self, output_names: Sequence[str], feeds: Mapping[str, Any]) -> list[Any]:
         """Run once; see `StoppableRun.run`."""
@@ -403,6 +405,10 @@ class _Stoppable(StoppableRun):
     def stop(self) -> None:
         """Make the run end at its next node; one that has not begun ends at its first."""
         self._options.terminate = True
+
+    def stop_runs(self) -> None:
+        """End the run, for the end of the process."""
+        self.stop()
 
 
 class _Place:
@@ -422,6 +428,30 @@ def _bind_output(io: Any, name: str, place: _Place) -> None:
         io.bind_output(name, *place.names)
     else:
         inner.bind_output(name, place.inner)
+
+
+def _copier(buffers: Sequence[npt.NDArray[Any]]) -> Callable[[Sequence[npt.NDArray[Any]]], None]:
+    """Return what copies arrays into buffers; written out for one and two, where a loop costs as much again."""
+    if len(buffers) == 1:
+        (only,) = buffers
+
+        def copy_one(arrays: Sequence[npt.NDArray[Any]]) -> None:
+            only[...] = arrays[0]
+
+        return copy_one
+    if len(buffers) == 2:
+        first, second = buffers
+
+        def copy_two(arrays: Sequence[npt.NDArray[Any]]) -> None:
+            first[...], second[...] = arrays
+
+        return copy_two
+
+    def copy_all(arrays: Sequence[npt.NDArray[Any]]) -> None:
+        for buffer, array in zip(buffers, arrays, strict=True):
+            buffer[...] = array
+
+    return copy_all
 
 
 def _run_binding(session: Any, io: Any, options: Any) -> None:

@@ -14,6 +14,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rlx_ort.calibration.calibrate import calibrate
+    from rlx_ort.calibration.profile import CalibrationProfile
     from rlx_ort.converters.files import save_onnx
     from rlx_ort.converters.from_onnx import from_onnx
     from rlx_ort.converters.to_onnx import to_onnx
@@ -38,35 +40,45 @@ if TYPE_CHECKING:
         RlxError,
         RunError,
     )
+    from rlx_ort.execution.benchmark import DeviceBenchResult
     from rlx_ort.execution.compiled import CompiledGraph
     from rlx_ort.execution.options import CompileOptions, OptimizationLevel, PlacementRule, Precision, WeightSharing
     from rlx_ort.execution.placement import Placement
     from rlx_ort.execution.session import Session
+    from rlx_ort.flexible_session import FlexibleSession
     from rlx_ort.graph_devices import GraphDevices, load
     from rlx_ort.ir.dtype import DType
     from rlx_ort.ir.graph import Graph, Value
     from rlx_ort.ir.shape import Shape
+    from rlx_ort.manifest import BackendsManifest
     from rlx_ort.providers.registry import register_provider
+    from rlx_ort.router import DeviceRouter
     from rlx_ort.selection.availability import available_devices, fastest_device
     from rlx_ort.selection.candidates import device_report
     from rlx_ort.selection.policy import DevicePickStrategy, DevicePolicy
+    from rlx_ort.selection.predict import explain
 
     __version__: str
 
 __all__ = [
+    "BackendsManifest",
     "CalibrationError",
+    "CalibrationProfile",
     "CompileOptions",
     "CompiledGraph",
     "ConversionError",
     "DType",
     "Device",
+    "DeviceBenchResult",
     "DeviceError",
     "DeviceFallbackError",
     "DeviceParseError",
     "DevicePickStrategy",
     "DevicePolicy",
+    "DeviceRouter",
     "DeviceUnavailableError",
     "EngineError",
+    "FlexibleSession",
     "Graph",
     "GraphDevices",
     "GraphError",
@@ -90,7 +102,9 @@ __all__ = [
     "WeightSharing",
     "__version__",
     "available_devices",
+    "calibrate",
     "device_report",
+    "explain",
     "fastest_device",
     "from_onnx",
     "load",
@@ -100,12 +114,17 @@ __all__ = [
 ]
 
 _MODULE_OF = {
+    "BackendsManifest": "manifest",
+    "CalibrationProfile": "calibration.profile",
     "CompileOptions": "execution.options",
     "CompiledGraph": "execution.compiled",
     "DType": "ir.dtype",
     "Device": "device",
+    "DeviceBenchResult": "execution.benchmark",
     "DevicePickStrategy": "selection.policy",
     "DevicePolicy": "selection.policy",
+    "DeviceRouter": "router",
+    "FlexibleSession": "flexible_session",
     "Graph": "ir.graph",
     "GraphDevices": "graph_devices",
     "OptimizationLevel": "execution.options",
@@ -117,7 +136,9 @@ _MODULE_OF = {
     "Value": "ir.graph",
     "WeightSharing": "execution.options",
     "available_devices": "selection.availability",
+    "calibrate": "calibration.calibrate",
     "device_report": "selection.candidates",
+    "explain": "selection.predict",
     "fastest_device": "selection.availability",
     "from_onnx": "converters.from_onnx",
     "load": "graph_devices",

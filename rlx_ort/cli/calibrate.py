@@ -119,4 +119,4 @@ def _print(rows: list[dict[str, Any]]) -> None:
 
 
 def _is_noisy(profile: dict[str, Any]) -> bool:
-    return sum(sample["noisy"] for sample in profile["rows"]) > len(profile["rows"]) / 4
+    return len([sample for sample in profile["rows"] if sample["noisy"]]) > len(profile["rows"]) / 4

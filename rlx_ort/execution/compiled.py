@@ -23,7 +23,7 @@ from rlx_ort.execution.moe_controls import MoeControls
 from rlx_ort.execution.options import CompileOptions, PlacementRule
 from rlx_ort.execution.pipeline import Pipeline
 from rlx_ort.execution.placement import Placement
-from rlx_ort.execution.slots import SlotRunner
+from rlx_ort.execution.slots import PooledRuns, SlotRunner
 from rlx_ort.execution.typed_io import TypedBytes, arrays_from_typed, typed_from_arrays
 from rlx_ort.execution.weights import WeightStore
 from rlx_ort.ir.dtype import DType
@@ -61,6 +61,8 @@ class CompiledGraph(MoeControls, HandleCalls, BackgroundRuns):
         self._handles = Handles(*types, self._inputs)
         self._slots = SlotRunner(*types, self._inputs)
         self._slots_lock = threading.Lock()
+        self._pooled = PooledRuns(*types)
+        self._many = self._pooled.wanted
         self._pipeline = Pipeline()
         self._extent: tuple[int, int] | None = None
         self._plain = True
@@ -152,11 +154,17 @@ class CompiledGraph(MoeControls, HandleCalls, BackgroundRuns):
             engine = self._slot.engine(self._rule)
         if not self._plain or engine.files:
             return self._run_with_state(_NOTHING if inputs is None else inputs, range(len(self._output_names)))
-        feeds = self._inputs.feeds(_NOTHING if inputs is None else inputs, engine)
-        if feeds.__class__ is ResidentFeeds:
-            outputs = engine.binder.run(feeds, self._output_names, ())
+        given = _NOTHING if inputs is None else inputs
+        kind = self._inputs.kind_of(given)
+        if kind is None:
+            feeds = self._inputs.checked(given, engine)
+            resident = feeds.__class__ is ResidentFeeds
+            names = self._output_names
+            outputs = engine.binder.run(feeds, names, ()) if resident else engine.run(names, feeds)
+        elif self._many:
+            outputs = self._pooled.run(engine, kind, given)
         else:
-            outputs = engine.run(self._output_names, feeds)
+            outputs = engine.run(self._output_names, given)
         self._last = (None, outputs)
         return outputs.copy()
 
@@ -248,7 +256,9 @@ class CompiledGraph(MoeControls, HandleCalls, BackgroundRuns):
             ParamError: a parameter is not set.
             EngineError: the run failed.
         """
-        engine = self._engine()
+        engine = self._slot.current
+        if engine is None or engine.version != self._weights.version or engine.files or not engine.strict_ok:
+            engine = self._engine()
         with self._slots_lock:
             return self._slots.run(engine, arrays)
 
@@ -310,6 +320,7 @@ class CompiledGraph(MoeControls, HandleCalls, BackgroundRuns):
         self._last = (None, [])
         with self._slots_lock:
             self._slots.clear()
+            self._pooled.clear()
         self._handles.clear()
 
     def __enter__(self) -> CompiledGraph:

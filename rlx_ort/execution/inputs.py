@@ -80,15 +80,22 @@ class InputPlan:
             InputError: one is missing, unknown, or of another rank, size or dtype than declared, or two inputs
                 disagree about a named dim; the message names it, what was wanted and what came.
         """
-        names, facts = self._known
+        return inputs if self.kind_of(inputs) is not None else self.checked(inputs, adopter)
+
+    def kind_of(self, inputs: Mapping[str, Any]) -> object | None:
+        """Return what stands for the names, dtypes and shapes of inputs that are right as they are, or None.
+
+        Only the kind that came last is known; None means that `checked` has to look at each input.
+        """
+        known = self._known
         if (
             inputs.__class__ is dict
-            and list(inputs) == names
+            and list(inputs) == known[0]
             and list(map(type, inputs.values())) == self._arrays
-            and list(map(_facts, inputs.values())) == facts
+            and list(map(_facts, inputs.values())) == known[1]
         ):
-            return inputs
-        return self._checked(inputs, adopter)
+            return known
+        return None
 
     def ordered(self, arrays: Sequence[Any]) -> dict[str, Any]:
         """Return the inputs of a positional call by name, unchecked.
@@ -100,7 +107,8 @@ class InputPlan:
             raise InputError(f"the graph has {len(self._types)} inputs ({', '.join(self._types)}), got {len(arrays)}")
         return dict(zip(self._types, arrays, strict=True))
 
-    def _checked(self, inputs: Mapping[str, Any], adopter: Adopter | None) -> dict[str, Any]:
+    def checked(self, inputs: Mapping[str, Any], adopter: Adopter | None = None) -> dict[str, Any]:
+        """Return the inputs as `feeds` does, by looking at each."""
         shapes: list[tuple[int, ...]] = []
         array_type = np.ndarray
         unchanged = self._bulk

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 from rlx_ort import environment
 from rlx_ort.device import Device, as_devices, parse_device, parse_device_list, priority_rank
@@ -23,9 +24,12 @@ _UNRANKED = 255
 
 
 class DevicePickStrategy:
-    """How an automatic choice is made: by `CostModel`, by `Benchmark`, or by both as `Adaptive`."""
+    """How an automatic choice is made: `COST_MODEL`, `BENCHMARK(runs)`, or both as `ADAPTIVE`."""
 
     __slots__ = ()
+    COST_MODEL: ClassVar[DevicePickStrategy]
+    BENCHMARK: ClassVar[type[Benchmark]]
+    ADAPTIVE: ClassVar[DevicePickStrategy]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +55,11 @@ class Adaptive(DevicePickStrategy):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "runs", max(self.runs, 1))
+
+
+DevicePickStrategy.COST_MODEL = CostModel()
+DevicePickStrategy.BENCHMARK = Benchmark
+DevicePickStrategy.ADAPTIVE = Adaptive()
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -70,7 +71,7 @@ def measure() -> Iterator[Figure]:
     yield Figure("IR graph of 10,000 nodes to ONNX bytes", seconds, "s", 1.0)
     yield Figure("the same, 10,000 over 1,000 nodes", seconds / before, "times", 12)
     models = {nodes: onnx_bytes(nodes) for nodes in (1_000, 3_000, 10_000)}
-    times = {nodes: best(lambda data=data: from_onnx(data)) for nodes, data in models.items()}
+    times = {nodes: best(partial(from_onnx, data)) for nodes, data in models.items()}
     yield Figure("ONNX model of 3,000 nodes to IR", times[3_000], "s", 0.5)
     yield Figure("the same, 10,000 over 1,000 nodes", times[10_000] / times[1_000], "times", 12)
     yield memory("extra memory of exporting 8 GB of weights", BIG_EXPORT, 128, 4096)

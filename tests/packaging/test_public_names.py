@@ -14,8 +14,9 @@ PlacementError RlxError RunError
 """
 
 NAMES = """
-CompileOptions CompiledGraph DType Device DevicePickStrategy DevicePolicy Graph GraphDevices OptimizationLevel Placement
-PlacementRule Precision Session Shape Value WeightSharing __version__ available_devices device_report fastest_device
+BackendsManifest CalibrationProfile CompileOptions CompiledGraph DType Device DeviceBenchResult DevicePickStrategy
+DevicePolicy DeviceRouter FlexibleSession Graph GraphDevices OptimizationLevel Placement PlacementRule Precision
+Session Shape Value WeightSharing __version__ available_devices calibrate device_report explain fastest_device
 from_onnx load register_provider save_onnx to_onnx
 """
 

@@ -40,7 +40,8 @@ def endless():
         <int64 n = {9223372036854775807}, bool c = {1}>
         { y = Loop (n, c, x) <body = b (int64 i, bool k, float[64,64] v) => (bool k2, float[64,64] v2)
           { k2 = Identity (k) v2 = MatMul (v, v) }> }'''
-    return Session("cpu", CompileOptions(intra_op_threads=1)).compile(imported(text)), {"x": np.eye(64, dtype=np.float32)}
+    compiled = Session("cpu", CompileOptions(intra_op_threads=1)).compile(imported(text))
+    return compiled, {"x": np.eye(64, dtype=np.float32)}
 """
 
 

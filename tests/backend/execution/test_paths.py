@@ -44,9 +44,7 @@ def _growing() -> Graph:
 
 
 def _inputs(count: int = 1, rows: int = 3) -> list[dict[str, Any]]:
-    return [
-        {name: RNG.standard_normal((rows, 4)).astype(np.float32) for name in ("x", "out0")} for _ in range(count)
-    ]
+    return [{name: RNG.standard_normal((rows, 4)).astype(np.float32) for name in ("x", "out0")} for _ in range(count)]
 
 
 def _same(device: Device, found: Any, expected: Any) -> None:
@@ -145,6 +143,54 @@ def test_wrong_slots_are_refused(arrays: list[Any], message: str, warm: bool) ->
         compiled.run_slots(arrays)
 
 
+def test_many_small_inputs_give_new_outputs_every_time() -> None:
+    """Above 64 inputs runs go through pooled buffers; results are right, their own, and follow shapes and weights."""
+    graph = Graph("many")
+    inputs = [graph.input(f"in{index}", ["n", 4]) for index in range(80)]
+    w = graph.param("w", [4, 4], data=W)
+    graph.outputs = [graph.concat(inputs, 0) @ w]
+    compiled = Session("cpu").compile(graph)
+    single = Session("cpu").compile(graph, compiled.weights)
+    kept = []
+    for rows, scale in ((1, 1), (1, 1), (2, 1), (2, 3), (1, 3)):
+        compiled.set_param("w", W * scale)
+        feeds = {f"in{index}": RNG.standard_normal((rows, 4)).astype(np.float32) for index in range(80)}
+        stacked = np.concatenate(list(feeds.values()))
+        found = compiled.run(feeds)[0]
+        again = compiled.run(feeds)[0]
+        np.testing.assert_array_equal(found, again)
+        np.testing.assert_allclose(found, stacked.astype(np.float64) @ (W * scale), rtol=1e-4, atol=1e-5)
+        np.testing.assert_array_equal(found, single.run_raw(feeds)[0])
+        kept.append((found, found.copy()))
+    for found, copy in kept:
+        np.testing.assert_array_equal(found, copy)
+
+
+def test_many_small_inputs_from_many_threads() -> None:
+    """Runs side by side, with shapes that differ, take buffers of their own."""
+    graph = Graph("many")
+    inputs = [graph.input(f"in{index}", ["n"]) for index in range(70)]
+    graph.outputs = [graph.concat(inputs, 0)]
+    compiled = Session("cpu").compile(graph)
+    wrong: list[Any] = []
+
+    def work(seed: int) -> None:
+        rows = 1 + seed % 2
+        feeds = {f"in{index}": np.full(rows, seed * 100 + index, np.float32) for index in range(70)}
+        expected = np.concatenate(list(feeds.values()))
+        for _ in range(200):
+            found = compiled.run(feeds)[0]
+            if not np.array_equal(found, expected):
+                wrong.append(found)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
 def test_slots_follow_a_change_of_parameters(device: Device) -> None:
     """Buffers are bound anew when the session is opened again."""
     compiled = Session(device).compile(_step())
@@ -197,7 +243,9 @@ def test_a_device_handle_may_grow(device: Device) -> None:
     compiled.set_gpu_handle_feed("cache", 0)
     for count, row in enumerate(rows[1:], start=2):
         (total,) = compiled.run_read_outputs({"row": row}, [1])
-        np.testing.assert_allclose(total.reshape(-1), rows[:count, 0].sum(axis=0, dtype=np.float64), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(
+            total.reshape(-1), rows[:count, 0].sum(axis=0, dtype=np.float64), rtol=1e-5, atol=1e-6
+        )
     np.testing.assert_array_equal(compiled.read_gpu_handle("cache"), rows[:, 0])
 
 
@@ -390,7 +438,7 @@ def test_outputs_stay_on_the_device_for_other_graphs(device: Device) -> None:
 
 
 def test_the_cpu_shares_tensors_through_dlpack() -> None:
-    """numpy reads an output where it is, and any object with `__dlpack__` is an input."""
+    """Numpy reads an output where it is, and any object with `__dlpack__` is an input."""
     compiled = Session("cpu").compile(_step())
     (inputs,) = _inputs()
     (tensor, _) = compiled.run_dlpack(inputs)

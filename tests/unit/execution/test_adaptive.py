@@ -1,0 +1,230 @@
+"""The adaptive choice: predictions that stand out are believed, others are measured once and remembered on disk."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlx_ort.adaptive import dims_of
+from rlx_ort.calibration import store
+from rlx_ort.device import Device
+from rlx_ort.errors import DeviceFallbackError, NoViableDeviceError
+from rlx_ort.execution import benchmark
+from rlx_ort.graph_devices import GraphDevices
+from rlx_ort.ir.graph import Graph
+from rlx_ort.providers import plugins, runtime
+from rlx_ort.providers.base import CostProfile
+from rlx_ort.selection.policy import Adaptive, DevicePickStrategy, DevicePolicy
+
+CPU, CUDA, WEBGPU = Device.CPU, Device.CUDA, Device.WEBGPU
+WEIGHTS = np.arange(12, dtype=np.float32).reshape(4, 3)
+INPUTS = {"x": np.ones((2, 4), np.float32)}
+ADAPTIVE = DevicePolicy(pick=DevicePickStrategy.ADAPTIVE)
+Build = Callable[..., Graph]
+
+
+@pytest.fixture(autouse=True)
+def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache folder, and an engine that needs not be installed; returns where choices are kept."""
+    monkeypatch.setenv("RLX_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(runtime, "runtime_problem", lambda: None)
+    monkeypatch.setattr(runtime, "describe_runtime", lambda: "onnxruntime 1.31.1")
+    monkeypatch.setattr(plugins, "find_plugins", lambda: ())
+    store.forget()
+    return tmp_path / "choices"
+
+
+@pytest.fixture
+def timed(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
+    """Replace the stopwatch: `times` is ns or a failure by device, `asked` the devices that were timed."""
+    script: dict[str, Any] = {"asked": [], "times": {}}
+
+    def measure(device: Device, compile_on: object, inputs: object, runs: int) -> benchmark.DeviceBenchResult:
+        script["asked"].append(device)
+        time = script["times"].get(device.label, 1000)
+        failed = time if isinstance(time, str) else ""
+        return benchmark.DeviceBenchResult(device, device.label, 0, None if failed else time, failed)
+
+    monkeypatch.setattr(benchmark, "_timed", measure)
+    return script
+
+
+def close_together(providers: Any) -> None:
+    """Give CUDA and WebGPU predictions that cannot be told apart, and leave the CPU far behind."""
+    providers["webgpu"].profile = CostProfile(100.0, 100.0, 100.0, 1_200.0, 1_200.0, 100.0, 100.0)
+
+
+def test_a_prediction_that_stands_out_is_believed(providers: Any, matmul_graph: Build, timed: Any) -> None:
+    """Ten times as fast by shipped figures, which may be wrong by a factor of two: nothing is measured."""
+    runner = GraphDevices(matmul_graph(WEIGHTS), ADAPTIVE)
+    assert runner.resolve_with_inputs(INPUTS) == CUDA
+    assert timed["asked"] == []
+    assert runner.last_choice is not None
+    assert runner.last_choice.how == "predicted"
+
+
+def test_predictions_within_their_error_are_measured(providers: Any, matmul_graph: Build, timed: Any) -> None:
+    """The two that are close are timed, the third is not, and the measurement decides."""
+    close_together(providers)
+    timed["times"] = {"cuda": 9000, "webgpu": 5000}
+    runner = GraphDevices(matmul_graph(WEIGHTS), ADAPTIVE)
+    assert runner.resolve_with_inputs(INPUTS) == WEBGPU
+    assert set(timed["asked"]) == {CUDA, WEBGPU}
+
+
+def test_predicted_and_measured_times_are_recorded(
+    providers: Any, matmul_graph: Build, timed: Any, stored: Path
+) -> None:
+    """In the runner and in the file."""
+    close_together(providers)
+    timed["times"] = {"cuda": 9000, "webgpu": 5000}
+    runner = GraphDevices(matmul_graph(WEIGHTS), ADAPTIVE)
+    runner.resolve_with_inputs(INPUTS)
+    [file] = stored.iterdir()
+    document = json.loads(file.read_text(encoding="utf-8"))
+    assert document["measured"] == {"cuda": 9000.0, "webgpu": 5000.0}
+    assert set(document["predicted"]) == {"cpu", "cuda", "webgpu"}
+    assert runner.last_choice is not None
+    assert runner.last_choice.measured == document["measured"]
+
+
+def test_a_winner_is_remembered_for_other_processes(providers: Any, matmul_graph: Build, timed: Any) -> None:
+    """A second runner of an equal graph measures nothing."""
+    close_together(providers)
+    timed["times"] = {"cuda": 9000, "webgpu": 5000}
+    GraphDevices(matmul_graph(WEIGHTS), ADAPTIVE).resolve_with_inputs(INPUTS)
+    timed["asked"].clear()
+    second = GraphDevices(matmul_graph(WEIGHTS), ADAPTIVE)
+    assert second.resolve_with_inputs(INPUTS) == WEBGPU
+    assert timed["asked"] == []
+    assert second.last_choice is not None
+    assert second.last_choice.how == "remembered"
+
+
+@pytest.mark.parametrize("change", ["shape", "dtype", "version", "graph"])
+def test_another_question_is_measured_again(
+    change: str, providers: Any, matmul_graph: Build, timed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other inputs, another ONNX Runtime and another graph have winners of their own."""
+    close_together(providers)
+    GraphDevices(matmul_graph(WEIGHTS), ADAPTIVE).resolve_with_inputs(INPUTS)
+    timed["asked"].clear()
+    graph, inputs = matmul_graph(WEIGHTS), INPUTS
+    if change == "shape":
+        inputs = {"x": np.ones((3, 4), np.float32)}
+    elif change == "dtype":
+        inputs = {"x": np.ones((2, 4), np.float64)}
+    elif change == "version":
+        monkeypatch.setattr(runtime, "describe_runtime", lambda: "onnxruntime 1.32.0")
+        store.forget()
+    else:
+        graph.outputs = [graph.outputs[0], graph.relu(graph.outputs[0])]
+    GraphDevices(graph, ADAPTIVE).resolve_with_inputs(inputs)
+    assert set(timed["asked"]) == {CUDA, WEBGPU}
+
+
+def test_a_damaged_file_is_measured_again(providers: Any, matmul_graph: Build, timed: Any, stored: Path) -> None:
+    """What cannot be read is no answer and no error."""
+    close_together(providers)
+    GraphDevices(matmul_graph(WEIGHTS), ADAPTIVE).resolve_with_inputs(INPUTS)
+    [file] = stored.iterdir()
+    file.write_text('{"device": "cuda"', encoding="utf-8")
+    timed["asked"].clear()
+    GraphDevices(matmul_graph(WEIGHTS), ADAPTIVE).resolve_with_inputs(INPUTS)
+    assert set(timed["asked"]) == {CUDA, WEBGPU}
+
+
+def test_a_device_that_fails_is_passed_over_and_not_remembered(
+    providers: Any, matmul_graph: Build, timed: Any, stored: Path
+) -> None:
+    """The other one wins; next time the failed one gets its chance."""
+    close_together(providers)
+    timed["times"] = {"cuda": "out of memory", "webgpu": 5000}
+    runner = GraphDevices(matmul_graph(WEIGHTS), ADAPTIVE)
+    assert runner.resolve_with_inputs(INPUTS) == WEBGPU
+    assert runner.last_choice is not None
+    assert runner.last_choice.failed == {"cuda": "out of memory"}
+    assert list(stored.iterdir()) == []
+
+
+def test_when_all_close_devices_fail_the_next_best_is_taken(providers: Any, matmul_graph: Build, timed: Any) -> None:
+    """The CPU was too slow to be measured, and is what is left."""
+    close_together(providers)
+    timed["times"] = {"cuda": "lost", "webgpu": "lost", "cpu": 70_000}
+    assert GraphDevices(matmul_graph(WEIGHTS), ADAPTIVE).resolve_with_inputs(INPUTS) == CPU
+
+
+def test_when_every_device_fails_each_is_an_attempt(providers: Any, matmul_graph: Build, timed: Any) -> None:
+    """The error names them all."""
+    close_together(providers)
+    timed["times"] = dict.fromkeys(("cpu", "cuda", "webgpu"), "lost")
+    with pytest.raises(DeviceFallbackError) as caught:
+        GraphDevices(matmul_graph(WEIGHTS), ADAPTIVE).resolve_with_inputs(INPUTS)
+    assert {device for device, _ in caught.value.attempts} == {CPU, CUDA, WEBGPU}
+
+
+def test_a_preferred_device_wins_within_five_percent_of_the_best_measurement(
+    providers: Any, matmul_graph: Build, timed: Any
+) -> None:
+    """4 % slower is as good as equal, 6 % is not."""
+    close_together(providers)
+    for slower, wanted in ((5200, CUDA), (5300, WEBGPU)):
+        timed["times"] = {"cuda": slower, "webgpu": 5000}
+        policy = ADAPTIVE.with_prefer(["cuda"])
+        inputs = {"x": np.ones((slower, 4), np.float32)}
+        assert GraphDevices(matmul_graph(WEIGHTS), policy).resolve_with_inputs(inputs) == wanted
+
+
+def test_a_denied_device_is_neither_measured_nor_chosen(providers: Any, matmul_graph: Build, timed: Any) -> None:
+    """Of two that are close, the allowed one is taken without a look at the other."""
+    close_together(providers)
+    runner = GraphDevices(matmul_graph(WEIGHTS), ADAPTIVE.with_deny(["webgpu"]))
+    assert runner.resolve_with_inputs(INPUTS) == CUDA
+    assert timed["asked"] == []
+
+
+def test_a_policy_that_leaves_nothing_says_why(providers: Any, matmul_graph: Build) -> None:
+    """As every other way of choosing does."""
+    policy = DevicePolicy(allow=(), pick=Adaptive())
+    with pytest.raises(NoViableDeviceError):
+        GraphDevices(matmul_graph(WEIGHTS), policy).resolve_with_inputs(INPUTS)
+
+
+def test_a_folder_that_cannot_be_written_costs_only_the_memory(
+    providers: Any, matmul_graph: Build, timed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The choice is made all the same."""
+    blocked = tmp_path / "file"
+    blocked.write_text("", encoding="utf-8")
+    monkeypatch.setenv("RLX_CACHE_DIR", str(blocked))
+    close_together(providers)
+    timed["times"] = {"cuda": 9000, "webgpu": 5000}
+    assert GraphDevices(matmul_graph(WEIGHTS), ADAPTIVE).resolve_with_inputs(INPUTS) == WEBGPU
+
+
+def test_the_measured_device_is_the_one_that_runs(providers: Any, matmul_graph: Build, timed: Any) -> None:
+    """`compile_resolved_with_inputs` takes what the strategy chose."""
+    close_together(providers)
+    timed["times"] = {"cuda": 9000, "webgpu": 5000}
+    compiled = GraphDevices(matmul_graph(WEIGHTS), ADAPTIVE).compile_resolved_with_inputs(INPUTS)
+    assert compiled.device == WEBGPU
+    np.testing.assert_array_equal(compiled.run(INPUTS)[0], INPUTS["x"] @ WEIGHTS)
+
+
+def test_the_inputs_decide_the_sizes_of_named_dims(matmul_graph: Build) -> None:
+    """What does not fit is left for the run to refuse."""
+    graph = matmul_graph(WEIGHTS)
+    assert dims_of(graph, INPUTS) == {"n": 2}
+    assert dims_of(graph, {"x": np.ones(4)}) == {}
+    assert dims_of(graph, {}) == {}
+
+
+def test_fewer_than_one_run_counts_as_one() -> None:
+    """As for the benchmark strategy."""
+    assert Adaptive(0) == Adaptive(1)
+    assert DevicePolicy().with_adaptive_pick(7).pick_strategy() == Adaptive(7)
