@@ -10,6 +10,7 @@ import importlib.metadata
 import importlib.util
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 __all__ = [
     "MINIMUM_VERSION",
@@ -48,13 +49,17 @@ def install_command(extra: str) -> str:
 
 
 def runtime_packages() -> dict[str, str]:
-    """Return the installed packages that own the folder `onnxruntime`, with their versions."""
-    found = {}
+    """Return the installed packages that own the folder `onnxruntime` that is imported, with their versions.
+
+    A package in a folder further down the path is hidden by it and does no harm.
+    """
+    owners: dict[Path, dict[str, str]] = {}
     for dist in importlib.metadata.distributions():
         name = _normal(dist.metadata["Name"] or "")
         if name.startswith(("onnxruntime", "ort-nightly")) and _owns_core(dist):
-            found[name] = dist.version
-    return dict(sorted(found.items()))
+            owners.setdefault(Path(str(dist.locate_file(""))).resolve(), {}).setdefault(name, dist.version)
+    first = next(iter(owners.values()), {})  # distributions come in the order of the path
+    return dict(sorted(first.items()))
 
 
 def find_problem() -> Problem | None:
