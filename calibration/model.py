@@ -14,7 +14,7 @@ from rlx_ort.selection.workload import Work
 __all__ = ["MeasuredCostModel"]
 
 _REQUIRED = ("roundtrip", "dispatch", "gemm", "op:Add")
-_HALF = {"f16": 2, "bf16": 2, "f64": 8}
+_BYTES = {"f16": 2, "bf16": 2, "f64": 8}
 
 
 class MeasuredCostModel:
@@ -65,7 +65,7 @@ class MeasuredCostModel:
     def error(self) -> float:
         """The error to expect of a prediction, as a share: more after a quick or noisy measurement."""
         noisy = len(self.profile.noisy_rows) / len(self.profile.rows)
-        return 0.15 + 0.15 * self.profile.quick + 0.2 * noisy
+        return 0.35 + 0.15 * self.profile.quick + 0.2 * noisy
 
     def work_ns(self, work: Work) -> float:
         """Return the time of one piece of work with its launch, in ns; asked twice, it looks it up."""
@@ -141,7 +141,7 @@ class MeasuredCostModel:
         if dtype == "bf16" and ("gemm", "bf16") not in self._rows:
             dtype = "f16"
         if dtype == "f32" or ("gemm", dtype) not in self._rows:
-            return _HALF.get(dtype, 4) / 4
+            return _BYTES.get(dtype, 4) / 4
         f32 = self._grid("gemm", "f32")
         measured = self._grid("gemm", dtype)
         return measured(m, side, side) / f32(m, side, side)
@@ -188,8 +188,14 @@ class MeasuredCostModel:
         return max(self._grid("lstm", "f32")(steps, batch, side) * directions, self._least)
 
     def _fused(self, work: Work) -> float:
-        probe = f"fused:{work.like}"
-        return self._curve(probe)(work.size[0]) if (probe, "f32") in self._rows else 0.0
+        """Return what a fused node adds to the one before it: at most what it would take by itself."""
+        like = _UNFUSED.get(work.like)
+        if like is None:
+            return 0.0
+        alone = self._operator(Work("op", like, work.size))
+        if (f"fused:{work.like}", "f32") not in self._rows:
+            return 0.0 if work.like == "bias" else alone / 2
+        return min(self._curve(f"fused:{work.like}")(work.size[0]), alone)
 
     def _view(self, work: Work) -> float:
         if ("op:Reshape", "f32") not in self._rows:
@@ -211,7 +217,9 @@ class MeasuredCostModel:
         return self._dispatch * 0.8
 
 
+_UNFUSED = {"bias": "AddRow", "gemm_act": "Relu", "conv_act": "Relu", "conv_add": "Add"}
 _COARSER = {
+    "AddRow": "Add",
     "Erf": "Tanh",
     "Exp": "Tanh",
     "Sigmoid": "Tanh",

@@ -67,11 +67,20 @@ OPERATORS = (
 """The operators that have a row of their own; others are priced like one of these."""
 
 T = TypeVar("T")
+_Builder = Callable[[int], Graph]  # the number of links -> the graph
 _Sizes = Sequence[tuple[tuple[int, ...], tuple[int, ...]]]  # shape of the large tensor, size in the row
+_PRODUCT_FUSIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("", ()),
+    ("bias", ("bias",)),
+    ("gemm_act", ("bias", "act")),
+)
+_CONV_FUSIONS: tuple[tuple[str, tuple[str, ...]], ...] = (("conv", ()), ("conv_act", ("act",)), ("conv_add", ("add",)))
+
 _log = logging.getLogger(__name__)
 _FAILURES = (DeviceError, GraphError, RunError)
 _WIDTH = 256
 _COMPANIONS = {"ReduceMean": "op:Add"}  # measured with it in a link, and subtracted
+_LONGEST_STRETCH = 8
 _NEEDED = ("gemm", "op:Add")
 _NODES_A_LINK = {"Where": 2, "Cast": 2, "Concat": 3}  # nodes of about one cost each, which share the time
 
@@ -99,12 +108,13 @@ class Prober:
         self.rows: list[Sample] = []
         self.skipped: dict[str, str] = {}
         self._progress = progress
-        self._frames: dict[int, CompiledGraph] = {}
         self._frame_ns: dict[tuple[int, int], float] = {}
         self._point_limit_ns = 4 * budget.point_ns
         self._until_ns = budget.limit_ns
         self._deadline_ns = budget.limit_ns
         self._dispatch_ns = 0.0
+        self._stretch = 1
+        self._long_ns = budget.point_ns / 3
 
     def measure(self) -> None:
         """Measure everything the budget allows, in order of importance.
@@ -116,14 +126,15 @@ class Prober:
         self._step("round trip", 0.0)
         self._overheads()
         plan: list[tuple[str, float, Callable[[], None]]] = [
-            ("matrix products", 0.30, self._gemms),
-            ("transfers", 0.38, self._transfers),
+            ("matrix products", 0.25, self._gemms),
+            ("transfers", 0.32, self._transfers),
+            ("fusions with products", 0.37, self._product_fusions),
             ("operators", 0.60, self._operators),
-            ("convolutions", 0.76, self._convs),
-            ("fusions", 0.80, self._fusions),
-            ("batched products", 0.83, self._bmms),
-            ("attention", 0.87, self._attentions),
-            ("recurrent layers", 0.90, self._lstms),
+            ("fusions with convolutions", 0.63, self._conv_fusions),
+            ("convolutions", 0.82, self._convs),
+            ("batched products", 0.85, self._bmms),
+            ("attention", 0.89, self._attentions),
+            ("recurrent layers", 0.93, self._lstms),
             ("matrix products in tf32 and f16", 1.0, self._other_dtypes),
         ]
         begun = self.budget.elapsed_ns
@@ -142,24 +153,27 @@ class Prober:
         """Measure the round trip, the launch slope, small inputs and outputs, and opening sessions."""
         links = 32 if self.quick else 64
         clock = self.budget.clock
-        start = clock()
-        one = self._compile(_tiny_chain(1))
-        opened = clock()
-        many = self._compile(_tiny_chain(links + 1))
-        opened_many = clock()
         feeds = {"x": np.ones(4, np.float32)}
+        one = self._compile(_tiny_chain(1))
         single = self._time(one, feeds, most=60, warm=3)
+        one.close()
+        start = clock()
+        again = self._compile(_tiny_chain(1))
+        session_ns = max(clock() - start, 1)
+        again.close()
+        start = clock()
+        many = self._compile(_tiny_chain(links + 1))
+        long_session_ns = clock() - start
         chain = self._time(many, feeds, most=60, warm=3)
-        again = clock()
-        self._compile(_tiny_chain(1)).close()
-        session_ns = max(min(clock() - again, opened - start), 1)
+        many.close()
         if single is None or chain is None:
             raise RunError(f"the clock stands still on {self.device.display}: nothing can be measured")
         self._add("roundtrip", (), single)
         self._add("dispatch", (), chain, base_ns=single.ns, share=links)
         self.rows.append(Sample("session", (), float(session_ns)))
-        self.rows.append(Sample("session_node", (), max(opened_many - opened - session_ns, 0) / links))
+        self.rows.append(Sample("session_node", (), max(long_session_ns - session_ns, 0) / links))
         self._dispatch_ns = max((chain.ns - single.ns) / links, 0.0)
+        self._stretch = min(max(round(single.ns / (8 * self._dispatch_ns + 1)), 1), _LONGEST_STRETCH)
         extra = 7
         for probe, graph, nodes in (
             ("tensor_in", graphs.transfers(1 + extra, 1), extra),
@@ -170,8 +184,6 @@ class Prober:
             found = self._time(compiled, small, most=40, warm=2)
             self._add(probe, (), found, base_ns=single.ns + nodes * self._dispatch_ns, share=extra)
             compiled.close()
-        one.close()
-        many.close()
 
     def _gemms(self) -> None:
         sides = (64, 512, 4096) if self.quick else (16, 64, 256, 1024, 4096)
@@ -194,39 +206,36 @@ class Prober:
         links = 16 if k * n <= 256 * 1024 else 8 if k * n <= 1024**2 else 4
         sizes = [((m, k), (m, k, n)) for m in rows]
         work = [2.0 * m * k * n for m in rows]
-        self._chain("gemm", lambda: graphs.gemm(k, n, links, dtype), sizes, work, links, dtype, label, options)
+        self._chain("gemm", lambda count: graphs.gemm(k, n, count, dtype), sizes, work, links, dtype, label, options)
 
-    def _fusions(self) -> None:
+    def _product_fusions(self) -> None:
         sizes = [((m, 64), (m * 64,)) for m in ((8, 1024) if self.quick else (8, 1024, 16384))]
+        work = [float(size[1][0]) for size in sizes]
+        for probe, extra in self._fair(_PRODUCT_FUSIONS):
+            self._chain(f"fused:{probe}", _fused_gemm_builder(extra), sizes, work, 16)
+        self._subtract({"bias": "", "gemm_act": "bias"})
+
+    def _conv_fusions(self) -> None:
         pictures = ((1, 7),) if self.quick else ((1, 7), (4, 56))
-        images = [((b, 64, side, side), (b * side * side * 64,)) for b, side in pictures]
-        links: tuple[tuple[str, tuple[str, ...]], ...] = (
-            ("", ()),
-            ("bias", ("bias",)),
-            ("gemm_act", ("bias", "act")),
-            ("conv", ()),
-            ("conv_act", ("act",)),
-            ("conv_add", ("add",)),
-        )
-        for probe, extra in self._fair(links):
-            if probe.startswith("conv"):
-                work = [float(size[1][0]) for size in images]
-                self._chain(f"fused:{probe}", _fused_conv_builder(extra), images, work, 6)
-            else:
-                work = [float(size[1][0]) for size in sizes]
-                self._chain(f"fused:{probe}", _fused_gemm_builder(extra), sizes, work, 16)
-        self._subtract({"bias": "", "gemm_act": "bias", "conv_act": "conv", "conv_add": "conv"})
+        sizes = [((b, 64, side, side), (b * side * side * 64,)) for b, side in pictures]
+        work = [float(size[1][0]) for size in sizes]
+        for probe, extra in self._fair(_CONV_FUSIONS):
+            self._chain(f"fused:{probe}", _fused_conv_builder(extra), sizes, work, 6)
+        self._subtract({"conv_act": "conv", "conv_add": "conv"})
 
     def _subtract(self, before: Mapping[str, str]) -> None:
         """Turn the times of whole links into what each fused node adds to the link without it."""
-        whole = {(row.probe, row.size): row for row in self.rows if row.probe.startswith("fused:")}
-        self.rows = [row for row in self.rows if not row.probe.startswith("fused:")]
+        names = {*before, *before.values()}
+        whole = {
+            (row.probe[6:], row.size): row for row in self.rows if row.probe[:6] == "fused:" and row.probe[6:] in names
+        }
+        self.rows = [row for row in self.rows if row not in whole.values()]
         for (probe, size), row in whole.items():
-            bare = whole.get((f"fused:{before.get(probe[6:], '-')}", size))
+            bare = whole.get((before.get(probe, "-"), size))
             if bare is not None:
                 extra = max(row.ns - bare.ns, 0.0)
                 spread = max(row.spread, bare.spread) * row.ns / max(extra, row.ns * 0.01)
-                self.rows.append(Sample(probe, size, extra, row.dtype, round(spread, 4), row.repeats))
+                self.rows.append(Sample(f"fused:{probe}", size, extra, row.dtype, round(spread, 4), row.repeats))
 
     def _bmms(self) -> None:
         shapes = ((8, 64, 64),) if self.quick else ((8, 16, 64), (8, 128, 64), (96, 128, 64), (96, 512, 64))
@@ -234,7 +243,7 @@ class Prober:
         self._deadline_ns = self._until_ns
         sizes = [(shape, shape) for shape in shapes]
         work = [2.0 * math.prod(shape) * shape[1] for shape in shapes]
-        self._chain("bmm", lambda: graphs.bmm(links), sizes, work, links, extra=_bmm_feeds)
+        self._chain("bmm", lambda count: graphs.bmm(count), sizes, work, links, extra=_bmm_feeds)
 
     def _convs(self) -> None:
         channels = (64,) if self.quick else (64, 256, 16)
@@ -245,7 +254,7 @@ class Prober:
             sizes = [((b, count, side, side), (b * side * side, count)) for b, side in pictures]
             each = 2.0 * kernel * kernel * count * (1 if depthwise else count)
             work = [each * size[1][0] for size in sizes]
-            self._chain(probe, _conv_builder(count, kernel, links, depthwise), sizes, work, links)
+            self._chain(probe, _conv_builder(count, kernel, depthwise), sizes, work, links)
 
     def _attentions(self) -> None:
         self._deadline_ns = self._until_ns
@@ -253,14 +262,14 @@ class Prober:
         shapes = ((1, 64),) if self.quick else ((1, 16), (1, 128), (8, 128), (8, 512))
         sizes = [((b, s, heads * depth), (b * heads, s, depth)) for b, s in shapes]
         work = [4.0 * b * heads * s * s * depth for b, s in shapes]
-        self._chain("attention", lambda: graphs.attention(heads, depth, 4), sizes, work, 4)
+        self._chain("attention", lambda count: graphs.attention(heads, depth, count), sizes, work, 4)
 
     def _lstms(self) -> None:
         if self.quick:
             return
         for hidden in self._fair((64, 512)):
-            sizes = [((t, b, hidden), (t, b, hidden)) for t, b in ((16, 1), (64, 1), (64, 16))]
-            work = [16.0 * t * b * hidden * hidden for t, b in ((16, 1), (64, 1), (64, 16))]
+            sizes = [((t, b, hidden), (t, b, hidden)) for t, b in ((16, 1), (64, 1), (16, 16), (64, 16))]
+            work = [16.0 * t * b * hidden * hidden for t, b in ((16, 1), (64, 1), (16, 16), (64, 16))]
             self._chain("lstm", _lstm_builder(hidden), sizes, work, 2, companion="dispatch")
 
     def _operators(self) -> None:
@@ -273,10 +282,11 @@ class Prober:
             links = 4 if name in _NODES_A_LINK else 8
             self._chain(
                 f"op:{name}",
-                _operator_builder(name, links),
+                _operator_builder(name),
                 sizes,
                 [float(size[1][0]) for size in sizes],
-                links * _NODES_A_LINK.get(name, 1),
+                links,
+                nodes=_NODES_A_LINK.get(name, 1),
                 companion=_COMPANIONS.get(name, ""),
                 options=plain,
                 extra=_gather_feeds if name == "Gather" else None,
@@ -285,30 +295,29 @@ class Prober:
     def _transfers(self) -> None:
         counts = (1 << 8, 1 << 18) if self.quick else (1 << 8, 1 << 12, 1 << 16, 1 << 20, 1 << 24)
         roundtrip = self._of("roundtrip")
-        last = {"upload": 0.0, "readback": 0.0}
-        upload = self._compile(graphs.transfer(upload=True))
-        readback = self._compile(graphs.transfer(upload=False))
-        for count in counts:
-            for probe, compiled in (("upload", upload), ("readback", readback)):
-                if last[probe] * 16 > self._point_limit_ns or not self.budget.fits(self._until_ns, last[probe] * 16):
+        self._frames([(count,) for count in counts[:-1]])
+        for probe in ("upload", "readback"):
+            compiled = self._compile(graphs.transfer(upload=probe == "upload"))
+            last_ns = 0.0
+            for count in counts:
+                if last_ns * 16 > 8 * self._point_limit_ns or not self.budget.fits(self._until_ns, last_ns * 16):
                     self.skipped[probe] = f"no time for {count * 4} bytes"
-                    continue
+                    break
                 feeds: dict[str, Any] = {"data": np.ones(count, np.float32)}
                 if probe == "readback":
                     feeds = {"seed": np.ones(1, np.float32), "shape": np.array([count], np.int64)}
-                found = self._time(compiled, feeds)
-                last[probe] = 0.0 if found is None else found.ns
-                base = roundtrip if probe == "upload" else self._frame((count,)) - self._dispatch_ns
-                self._add(probe, (count * 4,), found, base_ns=base)
-        upload.close()
-        readback.close()
+                found = self._time(compiled, feeds, least=7)
+                last_ns = 0.0 if found is None else found.ns
+                frame_ns = self._frame_ns.get((1, count), roundtrip) - self._dispatch_ns
+                self._add(probe, (count * 4,), found, base_ns=roundtrip if probe == "upload" else frame_ns)
+            compiled.close()
 
     # --- how each is measured
 
     def _chain(
         self,
         probe: str,
-        build: Callable[[], Graph],
+        build: _Builder,
         sizes: _Sizes,
         work: Sequence[float],
         links: int,
@@ -316,58 +325,74 @@ class Prober:
         label: str = "f32",
         options: CompileOptions | None = None,
         *,
+        nodes: int = 1,
         companion: str = "",
         extra: Callable[[tuple[int, ...]], Mapping[str, Any]] | None = None,
     ) -> None:
-        """Time a chain at each (shape, row size), smallest work first, and stop where a run would take too long."""
+        """Time a chain at each (shape, row size), smallest work first, and stop where a run would take too long.
+
+        Short work is measured in long chains where a round trip is long, so that it stands out of the round trip's
+        noise. Only one session is open at a time: idle threads of another would take the cores.
+        """
         needed = probe in _NEEDED and label == "f32" and not any(row.probe == probe for row in self.rows)
         if not needed and not self.budget.fits(self._deadline_ns):
             self.skipped[probe] = "the time was up"
             return
+        count = links * self._stretch
+        compiled: CompiledGraph | None = None
+        link_ns, last_work = 0.0, 0.0
         try:
-            compiled = self._compile(build(), options)
-        except _FAILURES as err:
-            self.skipped[probe] = f"{label}: {str(err).splitlines()[0]}"
-            return
-        last_ns, last_work = 0.0, 0.0
-        try:
+            self._frames([shape for shape, _ in sizes])
             for amount, (shape, size) in sorted(zip(work, sizes, strict=True), key=lambda item: item[0]):
-                expected = last_ns * amount / last_work if last_work else 0.0
-                late = expected > self._point_limit_ns or not self.budget.fits(self._deadline_ns, expected)
+                expected = link_ns * amount / last_work if last_work else 0.0
+                if count > links and expected * count > self._long_ns and compiled is not None:
+                    compiled.close()
+                    compiled, count = None, links
+                late = expected * count > self._point_limit_ns or not self.budget.fits(
+                    self._deadline_ns, expected * count
+                )
                 # Without a single row of what is needed nothing can be predicted, whatever it takes.
                 if late and not (needed and not last_work):
                     self.skipped[probe] = f"no time for {label} of size {size} and above"
                     break
+                if compiled is None:
+                    compiled = self._compile(build(count), options)
                 feeds = {"seed": np.full(1, 0.5, dtype.numpy), "shape": np.array(shape, np.int64)}
                 if extra is not None:
                     feeds |= extra(shape)
                 found = self._time(compiled, feeds)
-                base = self._frame(shape)
-                self._add(probe, size, found, label, base_ns=base, share=links, minus_ns=self._of(companion, size))
-                last_ns, last_work = (0.0, 0.0) if found is None else (found.ns, amount)
+                base = self._frame_ns.get((len(shape), math.prod(shape)), 0.0)
+                minus = self._of(companion, size)
+                self._add(probe, size, found, label, base_ns=base, share=count * nodes, minus_ns=minus)
+                if found is not None:
+                    link_ns, last_work = max(found.ns - base, 0.0) / count, amount
         except _FAILURES as err:
             self.skipped[probe] = f"{label}: {str(err).splitlines()[0]}"
         finally:
-            compiled.close()
+            if compiled is not None:
+                compiled.close()
 
-    def _frame(self, shape: tuple[int, ...]) -> float:
-        """Return the time of a graph that makes the large tensor and does nothing with it."""
-        key = (len(shape), math.prod(shape))
-        if key not in self._frame_ns:
-            compiled = self._frames.get(key[0])
-            if compiled is None:
-                compiled = self._frames[key[0]] = self._compile(graphs.frame(key[0]))
+    def _frames(self, shapes: Sequence[tuple[int, ...]]) -> None:
+        """Time graphs that make the large tensors and do nothing with them, where that was not done yet."""
+        keys = {(len(shape), math.prod(shape)): shape for shape in sorted(shapes, key=math.prod)}
+        missing = {key: shape for key, shape in keys.items() if key not in self._frame_ns}
+        if not missing:
+            return
+        compiled = self._compile(graphs.frame(len(next(iter(missing.values())))))
+        for key, shape in missing.items():
             feeds = {"seed": np.full(1, 0.5, np.float32), "shape": np.array(shape, np.int64)}
-            found = self._time(compiled, feeds, most=7)
+            found = self._time(compiled, feeds)
             self._frame_ns[key] = 0.0 if found is None else found.ns
-        return self._frame_ns[key]
+        compiled.close()
 
     def _compile(self, graph: Graph, options: CompileOptions | None = None) -> CompiledGraph:
         options = (options or CompileOptions()).with_(placement=PlacementRule.STRICT)
         return Session(self.device, options).compile(graph)
 
-    def _time(self, compiled: CompiledGraph, feeds: Mapping[str, Any], most: int = 15, warm: int = 2) -> Timed | None:
-        return timed(lambda: compiled.run(feeds), self.budget, most, warm)
+    def _time(
+        self, compiled: CompiledGraph, feeds: Mapping[str, Any], most: int = 15, warm: int = 2, least: int = 3
+    ) -> Timed | None:
+        return timed(lambda: compiled.run(feeds), self.budget, most, warm, least)
 
     def _add(
         self,
@@ -419,24 +444,24 @@ def _tiny_chain(links: int) -> Graph:
     return graph
 
 
-def _conv_builder(channels: int, kernel: int, links: int, depthwise: bool) -> Callable[[], Graph]:
-    return lambda: graphs.conv(channels, kernel, links, depthwise=depthwise)
+def _conv_builder(channels: int, kernel: int, depthwise: bool) -> _Builder:
+    return lambda links: graphs.conv(channels, kernel, links, depthwise=depthwise)
 
 
-def _fused_gemm_builder(extra: tuple[str, ...]) -> Callable[[], Graph]:
-    return lambda: graphs.fused_gemm(64, 16, extra)
+def _fused_gemm_builder(extra: tuple[str, ...]) -> _Builder:
+    return lambda links: graphs.fused_gemm(64, links, extra)
 
 
-def _fused_conv_builder(extra: tuple[str, ...]) -> Callable[[], Graph]:
-    return lambda: graphs.conv(64, 3, 6, extra=extra)
+def _fused_conv_builder(extra: tuple[str, ...]) -> _Builder:
+    return lambda links: graphs.conv(64, 3, links, extra=extra)
 
 
-def _lstm_builder(hidden: int) -> Callable[[], Graph]:
-    return lambda: graphs.lstm(hidden, 2)
+def _lstm_builder(hidden: int) -> _Builder:
+    return lambda links: graphs.lstm(hidden, links)
 
 
-def _operator_builder(name: str, links: int) -> Callable[[], Graph]:
-    return lambda: graphs.elementwise(name, links, _WIDTH)
+def _operator_builder(name: str) -> _Builder:
+    return lambda links: graphs.elementwise(name, links, _WIDTH)
 
 
 def _bmm_feeds(shape: tuple[int, ...]) -> dict[str, Any]:

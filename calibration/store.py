@@ -88,7 +88,7 @@ def key_of(device: Device) -> ProfileKey:
         device=device.label,
         ep=provider.ep_name,
         hardware=found.hardware,
-        identity=getattr(found, "identity", ""),
+        identity=found.identity,
         engine=runtime.describe_runtime(),
         ep_version="" if plugin is None else plugin.version,
         driver=found.driver,

@@ -49,8 +49,13 @@ class Budget:
         return self.elapsed_ns + expected_ns < min(deadline_ns, self.limit_ns)
 
 
-def timed(run: Callable[[], object], budget: Budget, most: int = 15, warm: int = 1) -> Timed | None:
-    """Return the median time of a call after `warm` calls that do not count; None when the clock makes no sense."""
+def timed(
+    run: Callable[[], object], budget: Budget, most: int = 15, warm: int = 1, least: int = _LEAST
+) -> Timed | None:
+    """Return the median time of a call after `warm` calls that do not count; None when the clock makes no sense.
+
+    It is the median of `least` calls even when those take longer than a point may, unless they take far longer.
+    """
     clock = budget.clock
     for _ in range(warm):
         before = clock()
@@ -67,9 +72,9 @@ def timed(run: Callable[[], object], budget: Budget, most: int = 15, warm: int =
         if after > before:  # a clock that stands still or goes back says nothing about this run
             times.append(after - before)
         spent = after - start
-        if spent > budget.point_ns and len(times) >= min(_LEAST, most):
+        if spent > budget.point_ns and len(times) >= min(least, most):
             break
-        if spent > 3 * budget.point_ns:
+        if spent > least * budget.point_ns:
             break
     if not times:
         return None

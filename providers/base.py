@@ -42,6 +42,7 @@ class Availability:
         hardware: the device's name as its driver tells it, empty when unknown.
         driver: the driver's version, empty when unknown.
         memory_bytes: the device's memory, 0 when unknown.
+        identity: PCI address, UUID or LUID, which tells equal devices of a machine apart; empty when unknown.
     """
 
     available: bool
@@ -50,6 +51,7 @@ class Availability:
     hardware: str = ""
     driver: str = ""
     memory_bytes: int = 0
+    identity: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,8 @@ from rlx_ort.providers.base import EngineSession
 
 __all__ = ["Binder", "HostBinder", "Slots", "StoppableRun", "binder_of"]
 
+_DLPACK_CPU = 1
+
 
 class StoppableRun(abc.ABC):
     """One run that another thread may stop."""
@@ -121,10 +123,8 @@ class HostBinder(Binder):
 
     def adopt(self, source: Any) -> DeviceTensor | None:
         """Return a tensor over host memory shared through DLPack, or None for memory elsewhere."""
-        try:
-            return HostTensor(np.from_dlpack(source))
-        except (BufferError, RuntimeError, TypeError, AttributeError):
-            return None
+        kind, _ = source.__dlpack_device__()
+        return HostTensor(np.from_dlpack(source)) if int(kind) == _DLPACK_CPU else None
 
     def run(self, feeds: Mapping[str, Any], outputs: Sequence[str], resident: Collection[str]) -> list[Any]:
         """Run on the tensors' arrays; see `Binder.run`."""

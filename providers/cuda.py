@@ -12,6 +12,7 @@ from rlx_ort.device import Device
 from rlx_ort.execution.options import CompileOptions, Precision
 from rlx_ort.providers import runtime
 from rlx_ort.providers.base import Availability, CostProfile
+from rlx_ort.providers.cuda_driver import cuda_gpus, same_bus
 from rlx_ort.providers.hardware import nvidia_gpus
 from rlx_ort.providers.installation import Problem
 from rlx_ort.providers.libraries import engine_library, missing_libraries
@@ -26,7 +27,7 @@ _DRIVER = ("libcuda.so.1", "nvcuda.dll")
 
 
 class CudaProvider(OrtProvider):
-    """NVIDIA GPUs; the index is CUDA's device ordinal."""
+    """NVIDIA GPUs; the index is CUDA's ordinal: visible GPUs only, fastest first unless CUDA_DEVICE_ORDER is set."""
 
     # --- identity
     name: ClassVar[str] = "cuda"
@@ -49,22 +50,28 @@ class CudaProvider(OrtProvider):
     def missing_libraries(self, device: Device) -> Problem | None:
         """Return the CUDA libraries that are not found, all of them, or an index beyond the GPUs there are."""
         problem = cuda_libraries_problem("onnxruntime_providers_cuda")
-        gpus = nvidia_gpus()
-        if problem is None and gpus and device.index >= len(gpus):
-            problem = Problem(f"the driver lists {len(gpus)} GPUs, counted from 0", "rlx-ort devices lists them")
+        count = len(cuda_gpus() or nvidia_gpus())
+        if problem is None and count and device.index >= count:
+            problem = Problem(f"the driver lists {count} GPUs, counted from 0", "rlx-ort devices lists them")
         return problem
 
     def facts(self, device: Device) -> Availability:
-        """Return the GPU's name, driver and memory as the driver's tool tells them."""
-        gpus = nvidia_gpus()
-        if device.index >= len(gpus):
-            return Availability(False, remedy=_NO_GPU_REMEDY)
-        gpu = gpus[device.index]
-        return Availability(False, "", _NO_GPU_REMEDY, gpu.name, gpu.driver, gpu.memory_bytes)
+        """Return the GPU's name, driver and memory as the driver's tool tells them, and which GPU it is."""
+        gpus, ordinals = nvidia_gpus(), cuda_gpus()
+        known = ordinals[device.index] if device.index < len(ordinals) else None
+        if known is not None:
+            gpus = tuple(gpu for gpu in gpus if same_bus(gpu.bus_id, known.bus_id))
+        else:
+            gpus = gpus[device.index : device.index + 1]
+        identity = "" if known is None else ", ".join(filter(None, (known.bus_id, known.uuid)))
+        if not gpus:
+            return Availability(False, remedy=_NO_GPU_REMEDY, identity=identity)
+        gpu = gpus[0]
+        return Availability(False, "", _NO_GPU_REMEDY, gpu.name, gpu.driver, gpu.memory_bytes, identity)
 
     def devices(self) -> Sequence[Device]:
-        """Return one device for each GPU of the driver, or index 0 when it tells none."""
-        return tuple(Device("cuda", index) for index in range(max(1, len(nvidia_gpus()))))
+        """Return one device for each GPU CUDA counts, or index 0 when it tells none."""
+        return tuple(Device("cuda", index) for index in range(max(1, len(cuda_gpus() or nvidia_gpus()))))
 
     def ep_devices(self, device: Device) -> tuple[Any, ...]:
         """Return the device objects of a build that carries CUDA as a plugin, empty for one that has it inside."""

@@ -21,6 +21,7 @@ class NvidiaGpu:
     name: str
     driver: str
     memory_bytes: int
+    bus_id: str = ""
 
 
 @functools.cache
@@ -44,11 +45,14 @@ def memory_bytes() -> int:
 
 @functools.cache
 def nvidia_gpus() -> tuple[NvidiaGpu, ...]:
-    """Return the NVIDIA GPUs the driver's own tool lists, empty without driver or tool; takes up to a second."""
+    """Return the NVIDIA GPUs the driver's own tool lists, in the order of the bus; takes up to a second.
+
+    Empty without driver or tool. CUDA may count them in another order.
+    """
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return ()
-    query = [tool, "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader,nounits"]
+    query = [tool, "--query-gpu=name,driver_version,memory.total,pci.bus_id", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(query, capture_output=True, text=True, timeout=20, check=False)  # noqa: S603 - fixed words
     except (OSError, subprocess.SubprocessError):
@@ -57,5 +61,7 @@ def nvidia_gpus() -> tuple[NvidiaGpu, ...]:
         return ()
     rows = [[cell.strip() for cell in line.split(",")] for line in done.stdout.splitlines()]
     return tuple(
-        NvidiaGpu(row[0], row[1], int(row[2]) * 1024**2 if row[2].isdigit() else 0) for row in rows if len(row) == 3
+        NvidiaGpu(row[0], row[1], int(row[2]) * 1024**2 if row[2].isdigit() else 0, row[3].lower())
+        for row in rows
+        if len(row) == 4
     )

@@ -6,6 +6,7 @@ ONNX Runtime's private attributes are used for speed only, each in a function of
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -144,6 +145,7 @@ class OrtBinder(Binder):
         if self.on_host or (int(kind), int(index)) != wanted:
             return None
         with session.guarded():
+            _finish_work_on(source, int(index))
             value = session.engine.OrtValue.from_dlpack(source)
             return OrtTensor(session, value, None, source)
 
@@ -428,6 +430,15 @@ def _bind_output(io: Any, name: str, place: _Place) -> None:
         io.bind_output(name, *place.names)
     else:
         inner.bind_output(name, place.inner)
+
+
+def _finish_work_on(source: Any, index: int) -> None:
+    """Wait for what the library of a CUDA tensor has queued, since ONNX Runtime works on a stream of its own."""
+    library = sys.modules.get(type(source).__module__.partition(".")[0])
+    if library is not None and library.__name__ == "torch":
+        library.cuda.current_stream(index).synchronize()
+    elif library is not None and library.__name__ == "cupy":
+        library.cuda.get_current_stream().synchronize()
 
 
 def _copier(buffers: Sequence[npt.NDArray[Any]]) -> Callable[[Sequence[npt.NDArray[Any]]], None]:

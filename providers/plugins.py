@@ -19,7 +19,7 @@ from typing import Any
 from rlx_ort.providers.exceptions import readable
 from rlx_ort.providers.installation import Problem
 
-__all__ = ["Plugin", "find_plugins", "plugin_devices", "plugin_for", "register_plugin"]
+__all__ = ["Plugin", "described", "find_plugins", "plugin_devices", "plugin_for", "register_plugin"]
 
 # https://onnxruntime.ai/docs/execution-providers/plugin-ep-libraries/packaging.html
 _NAMING = re.compile(r"^onnxruntime-(?:ep-.+|qnn)$")
@@ -147,3 +147,15 @@ def _belongs_to(library: Path, dist: importlib.metadata.Distribution, module: An
         return True
     recorded = dist.files or []
     return any(Path(str(dist.locate_file(file))).resolve() == library.resolve() for file in recorded)
+
+
+def described(hardware: Any) -> tuple[str, str]:
+    """Return a name for one of ONNX Runtime's hardware devices, from vendor and PCI ids, and what tells it apart."""
+    metadata = {str(key).lower(): str(value) for key, value in dict(hardware.metadata).items()}
+    name = metadata.get("description") or f"{hardware.vendor} {hardware.vendor_id:04x}:{hardware.device_id:04x}".strip()
+    identity = next((metadata[key] for key in _IDENTITY_KEYS if metadata.get(key)), "")
+    return name, identity
+
+
+# Windows tells a LUID, Linux a PCI address.
+_IDENTITY_KEYS = ("pci_bus_id", "luid", "uuid")

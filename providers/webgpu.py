@@ -21,7 +21,7 @@ from rlx_ort.providers.base import Availability, CostProfile
 from rlx_ort.providers.installation import Problem
 from rlx_ort.providers.libraries import loads
 from rlx_ort.providers.ort_provider import OrtProvider
-from rlx_ort.providers.plugins import plugin_devices
+from rlx_ort.providers.plugins import described, plugin_devices
 from rlx_ort.providers.recipe import SessionRecipe, names
 
 __all__ = ["WebGpuProvider", "vulkan_drivers", "vulkan_problem"]
@@ -72,9 +72,14 @@ class WebGpuProvider(OrtProvider):
         return vulkan_problem() if sys.platform.startswith("linux") else None
 
     def facts(self, device: Device) -> Availability:
-        """Return whether the adapter is software, as far as the system tells; the plugin names no adapter."""
-        hardware = "software adapter" if is_software() else ""
-        return Availability(False, hardware=hardware, remedy=self.no_hardware_remedy())
+        """Return that the adapter is software, else the ids ONNX Runtime tells of the plugin's GPU."""
+        if is_software():
+            return Availability(False, hardware="software adapter", remedy=self.no_hardware_remedy())
+        found = next(iter(plugin_devices(runtime.onnxruntime(), self.ep_name)), None)
+        if found is None:
+            return Availability(False, remedy=self.no_hardware_remedy())
+        hardware, identity = described(found.device)
+        return Availability(False, hardware=hardware, remedy=self.no_hardware_remedy(), identity=identity)
 
     def no_hardware_remedy(self) -> str:
         """Return what brings an adapter that WebGPU supports."""

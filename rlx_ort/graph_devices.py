@@ -38,8 +38,8 @@ from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.selection.candidates import DeviceCandidate, device_report, devices_for_with_policy
 from rlx_ort.selection.candidates import fastest_device_for_with_policy as fastest_for
-from rlx_ort.selection.policy import Adaptive, Benchmark, DevicePolicy, device_chain_from_env, device_from_env, labels
-from rlx_ort.selection.resolve import resolve_device, resolve_device_chain, run_with_fallback
+from rlx_ort.selection.policy import Adaptive, Benchmark, DevicePolicy, device_chain_from_env, labels
+from rlx_ort.selection.resolve import chain_with, is_named, resolve_device, resolve_device_chain, run_with_fallback
 
 if TYPE_CHECKING:
     from rlx_ort.ir.graph import Graph
@@ -165,7 +165,7 @@ class GraphDevices:
         Raises:
             NoViableDeviceError: none of them may.
         """
-        chain = _chain(device)
+        chain = chain_with(device)
         if not device_chain_from_env():
             return self.resolve(device)
         return resolve_device_chain(self._graph, chain, self._policy, self._options)
@@ -267,7 +267,7 @@ class GraphDevices:
         """Return the graph compiled for the device that `resolve_with_inputs` returns."""
         chosen = self.resolve_with_inputs(inputs, device)
         benchmarked = device is None and isinstance(self._policy.pick_strategy(), (Benchmark, Adaptive))
-        return self._compiled(chosen, named=not benchmarked and _is_named(chosen, device))
+        return self._compiled(chosen, named=not benchmarked and is_named(chosen, device))
 
     def warm_all(self) -> list[Device]:
         """Compile the graph for every device of `devices` and return those that took it; the others are logged."""
@@ -346,7 +346,7 @@ class GraphDevices:
             InputError: the inputs do not fit the graph.
             ParamError: a parameter is not set.
         """
-        chain = _chain(device)
+        chain = chain_with(device)
         if chain:
             return self.run_try(chain, inputs)
         self.last_attempts = ()
@@ -418,7 +418,7 @@ class GraphDevices:
     def _resolved(self, device: Device | str | None) -> tuple[Device, bool]:
         """Return the device to use and whether somebody named it."""
         chosen = self.resolve(device)
-        return chosen, _is_named(chosen, device)
+        return chosen, is_named(chosen, device)
 
     def _assisted(self, device: Device) -> CompiledGraph:
         return self._compiled(device, named=False)
@@ -445,14 +445,3 @@ class GraphDevices:
                 found = CompiledGraph(slot, rule)
                 self._compiled_graphs[device, rule] = found
             return found
-
-
-def _chain(device: Device | str | None) -> list[Device]:
-    """Return the device given, if any, and then those of `RLX_DEVICE_CHAIN` that are not it."""
-    chain = device_chain_from_env()
-    return chain if device is None else list(dict.fromkeys([Device(device), *chain]))
-
-
-def _is_named(chosen: Device, device: Device | str | None) -> bool:
-    """Return whether somebody named the device, in the call or in `RLX_DEVICE`."""
-    return device is not None or device_from_env() == chosen

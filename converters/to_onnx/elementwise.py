@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rlx_ort.converters.to_onnx.emitter import Emitter, lowers
+from rlx_ort.converters.to_onnx.integer_division import divisor_and_sign, may_trap
 from rlx_ort.converters.to_onnx.kernel_dtypes import compute_dtype, op_in
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.ops.elementwise import Activation, Binary, Cast, Clamp, Compare, Fma, StopGradient, Where
@@ -137,6 +138,9 @@ def _binary(emit: Emitter, op: Binary, inputs: Sequence[Any]) -> Any:
         return _shift(emit, op.function, lhs, rhs, dtype)
     if dtype is DType.BOOL:
         return emit.op(_LOGICAL[op.function], lhs, rhs)
+    if op.function == "div" and may_trap(emit):
+        divisor, sign = divisor_and_sign(emit, rhs)
+        return emit.op("Mul", emit.op("Div", lhs, divisor), sign)
     return op_in(emit, _BINARY[op.function], dtype, lhs, rhs)
 
 

@@ -164,11 +164,15 @@ class Emitter:
         Raises:
             GraphVerifyError: the input is absent or no tensor.
         """
-        ref = self.node.inputs[index] if index < len(self.node.inputs) else None
-        kind = None if ref is None else self._frame.graph.nodes[ref.node].types[ref.output]
+        kind = self.known_type(index)
         if not isinstance(kind, TensorType):
             raise GraphVerifyError(f"{self.node} needs a tensor as input {index}, got {kind or 'nothing'}")
         return kind
+
+    def known_type(self, index: int) -> ValueType | None:
+        """Return the IR type of input `index` of the node being lowered, None for an absent one."""
+        ref = self.node.inputs[index] if index < len(self.node.inputs) else None
+        return None if ref is None else self._frame.graph.nodes[ref.node].types[ref.output]
 
     def input_data(self, index: int) -> TensorData | None:
         """Return the data of input `index` of the node being lowered when it is a constant, else None."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rlx_ort.converters.to_onnx.attributes import attribute
+from rlx_ort.converters.to_onnx.integer_division import divisor_and_sign, may_trap
 from rlx_ort.converters.to_onnx.model import ModelNode, ModelValue
 from rlx_ort.ir.ops.onnx import OnnxNode
 
@@ -25,6 +26,13 @@ def imported_node(emitter: Emitter, op: OnnxNode, inputs: Sequence[ModelValue | 
     results = tuple(ModelValue(name=None if name else "") for name in names)
     present = max((index + 1 for index, name in enumerate(names) if name), default=0)
     formal = trimmed(inputs[: op.formal_inputs])
+    if op.domain == "" and op.op_type in {"Div", "Mod"} and formal[1] is not None and may_trap(emitter):
+        divisor, sign = divisor_and_sign(emitter, formal[1])
+        if op.op_type == "Div":
+            quotient = emitter.op("Div", formal[0], divisor)
+            emitter.append(ModelNode("", "Mul", [quotient, sign], outputs=list(results)), op.version, imported=True)
+            return results
+        formal[1] = divisor
     node = ModelNode(op.domain, op.op_type, formal, attributes, overload=op.overload, outputs=list(results[:present]))
     emitter.append(node, op.version, imported=True)
     return results

@@ -57,6 +57,7 @@ def _rows() -> list[dict[str, Any]]:
                 "remedy": found.remedy,
                 "hardware": found.hardware,
                 "driver": found.driver,
+                "identity": found.identity,
                 "memory_bytes": found.memory_bytes,
             }
         )
@@ -65,4 +66,4 @@ def _rows() -> list[dict[str, Any]]:
 
 def _hardware(row: dict[str, Any]) -> str:
     memory = binary_size(row["memory_bytes"]) if row["memory_bytes"] else ""
-    return ", ".join(filter(None, (row["hardware"], row["driver"], memory)))
+    return ", ".join(filter(None, (row["hardware"], row["driver"], memory, row["identity"])))

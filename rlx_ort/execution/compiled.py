@@ -283,7 +283,8 @@ class CompiledGraph(MoeControls, HandleCalls, BackgroundRuns):
     def run_dlpack(self, inputs: Mapping[str, Any]) -> list[DeviceTensor]:
         """Run and return the outputs where the device made them: objects with `__dlpack__`, without a host copy.
 
-        Inputs may be objects with `__dlpack__` as in `run`; what other libraries have queued on them must be done.
+        Inputs may be objects with `__dlpack__` as in `run`. What torch and cupy have queued on theirs is waited for;
+        what other libraries have queued must be done before.
 
         Raises:
             InputError: an input is wrong.

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from rlx_ort import environment
 from rlx_ort.device import Device
 from rlx_ort.errors import CalibrationError, RlxError
-from rlx_ort.execution.options import CompileOptions
+from rlx_ort.execution.options import CompileOptions, Precision
 from rlx_ort.ir.graph import Graph
 from rlx_ort.selection.availability import provider_of
 from rlx_ort.selection.cost import BackendCostModel, ProfileCostModel
@@ -106,13 +106,14 @@ def _workload(graph: Graph, device: Device, options: CompileOptions, dims: Mappi
     if exported is None:
         return None
     # Equal models of graphs that differ in dead nodes have other origins.
-    key = (exported.sha256, hash(tuple(node.origin for node in exported.nodes)), tuple(sorted(dims.items())))
+    f32 = "tf32" if options.precision is Precision.TF32 else "f32"
+    key = (exported.sha256, hash(tuple(node.origin for node in exported.nodes)), tuple(sorted(dims.items())), f32)
     with _lock:
         known = _workloads.get(key)
         if known is not None:
             _workloads.move_to_end(key)
             return known
-    found = workload_of(exported, dims)
+    found = workload_of(exported, dims, f32=f32)
     with _lock:
         _workloads[key] = found
         if len(_workloads) > _CACHE_SIZE:

@@ -25,7 +25,7 @@ from rlx_ort.ir.graph import Graph
 from rlx_ort.selection.availability import require_available
 from rlx_ort.selection.candidates import blocker_of, devices_for_with_policy, fastest_device_for_with_policy
 from rlx_ort.selection.legalize import legalize_graph_for_device_with_options
-from rlx_ort.selection.policy import DevicePolicy, device_from_env, labels
+from rlx_ort.selection.policy import DevicePolicy, device_chain_from_env, device_from_env, labels
 
 __all__ = ["resolve_device", "resolve_device_chain", "run_with_fallback"]
 
@@ -116,6 +116,17 @@ def run_with_fallback(
             _log.warning("%s failed, trying the next device of the chain: %s", device.display, err)
             attempts.append((device, str(err)))
     raise DeviceFallbackError(attempts or [(Device.CPU, "the chain is empty; name at least one device")])
+
+
+def chain_with(device: Device | str | None) -> list[Device]:
+    """Return the device given, if any, and then those of `RLX_DEVICE_CHAIN` that are not it."""
+    chain = device_chain_from_env()
+    return chain if device is None else list(dict.fromkeys([Device(device), *chain]))
+
+
+def is_named(chosen: Device, device: Device | str | None) -> bool:
+    """Return whether somebody named the device that was chosen, in the call or in `RLX_DEVICE`."""
+    return device is not None or device_from_env() == chosen
 
 
 def _checked_hint(graph: Graph, device: Device, policy: DevicePolicy, options: CompileOptions | None) -> Device:

@@ -47,7 +47,7 @@ class Workload:
         inputs: bytes of each input.
         outputs: bytes of each output.
         nbytes: value name -> bytes, for values that nodes write.
-        assumed: names of dims that have no size and count as `DEFAULT_DIM`.
+        assumed: the inputs' dims that have no size and count as `DEFAULT_DIM`, as unnamed ones between nodes do.
         counts: each different piece of work, and how many nodes do it.
         read: names of the inputs that nodes read.
         written: names of the outputs that nodes write.
@@ -63,18 +63,24 @@ class Workload:
     written: frozenset[str] = frozenset()
 
 
-def workload_of(model: ExportedModel, dims: Mapping[str, int] | None = None) -> Workload:
-    """Return the work of a model; a dim without a size in `dims` counts as `DEFAULT_DIM`."""
-    return _Reader(model, dims or {}).read()
+def workload_of(model: ExportedModel, dims: Mapping[str, int] | None = None, *, f32: str = "f32") -> Workload:
+    """Return the work of a model; a dim without a size in `dims` counts as `DEFAULT_DIM`.
+
+    `f32` is the arithmetic of f32 products and convolutions: `tf32` where the device may round them.
+    """
+    return _Reader(model, dims or {}, f32).read()
 
 
 class _Reader:
     """Reads a model once. Types have a number each, so that equal nodes are told by comparing a few integers."""
 
-    def __init__(self, model: ExportedModel, dims: Mapping[str, int]) -> None:
+    def __init__(self, model: ExportedModel, dims: Mapping[str, int], f32: str) -> None:
         self.model = model
         self.dims = dims
+        self.f32 = f32
         self.assumed: dict[str, None] = {}
+        kinds = [kind for kind in model.input_types.values() if isinstance(kind, TensorType)]
+        self.given = {dim for kind in kinds for dim in kind.shape or () if isinstance(dim, str)}
         self.run_time = set(model.input_types)  # values that are not known when the session is opened
         self.uses: Counter[str] = Counter(list(model.output_types))
         for node in model.nodes:
@@ -108,7 +114,7 @@ class _Reader:
             inputs,
             results,
             nbytes,
-            tuple(self.assumed),
+            tuple(name for name in self.assumed if name in self.given),
             counts,
             frozenset(read & inputs.keys()),
             frozenset(written & results.keys()),
@@ -133,7 +139,7 @@ class _Reader:
         shape = tuple(dim if isinstance(dim, int) else self._size(dim) for dim in dims)
         count = math.prod(shape)
         nbytes = 0 if kind.dtype is DType.STRING else kind.dtype.nbytes(count)
-        return Fact(shape, kind.dtype.value, count, nbytes)
+        return Fact(shape, self.f32 if kind.dtype is DType.F32 else kind.dtype.value, count, nbytes)
 
     def _size(self, dim: str | None) -> int:
         if dim is not None and dim in self.dims:

@@ -11,7 +11,7 @@ import pytest
 
 from rlx_ort import environment, router
 from rlx_ort.device import Device
-from rlx_ort.errors import NoViableDeviceError, PlacementError
+from rlx_ort.errors import NoViableDeviceError
 from rlx_ort.execution.options import CompileOptions, PlacementRule, Precision
 from rlx_ort.flexible_session import FlexibleSession
 from rlx_ort.ir.graph import Graph

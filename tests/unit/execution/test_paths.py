@@ -1,0 +1,300 @@
+"""Handles, slots, background runs and extents on providers that compute in numpy, without an engine's own memory."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlx_ort.errors import EngineError, InputError
+from rlx_ort.execution.compiled import CompiledGraph
+from rlx_ort.execution.device_tensor import DeviceTensor, HostTensor
+from rlx_ort.execution.pipeline import Pipeline
+from rlx_ort.execution.session import Session
+from rlx_ort.execution.workers import Workers
+from rlx_ort.ir.graph import Graph
+
+ONES = np.ones((4, 3), np.float32)
+X = np.arange(8, dtype=np.float32).reshape(2, 4)
+Y = X @ ONES
+Build = Callable[..., Graph]
+
+
+@pytest.fixture
+def compiled(providers: Any, matmul_graph: Build) -> CompiledGraph:
+    """Return `y = x @ w` compiled on a provider without device memory."""
+    return Session("cpu").compile(matmul_graph(ONES))
+
+
+def test_slots_work_through_any_engine(compiled: CompiledGraph) -> None:
+    """The first run, the bound ones and one of another shape give the product, in one buffer for each shape."""
+    first = compiled.run_slots([X])[0]
+    np.testing.assert_array_equal(first, Y)
+    second = compiled.run_slots([X + 1])[0]
+    assert second is first
+    np.testing.assert_array_equal(second, (X + 1) @ ONES)
+    np.testing.assert_array_equal(compiled.run_slots([X[:1]])[0], Y[:1])
+    np.testing.assert_array_equal(compiled.run_raw({"x": X})[0], Y)
+
+
+def test_a_handle_is_the_value_of_its_input(compiled: CompiledGraph) -> None:
+    """Runs that do not supply the input take it from the handle; those that do leave the handle alone."""
+    compiled.bind_handle("x", X)
+    np.testing.assert_array_equal(compiled.run({})[0], Y)
+    np.testing.assert_array_equal(compiled.run({"x": X * 2})[0], Y * 2)
+    found = compiled.read_handle("x")
+    np.testing.assert_array_equal(found, X)
+
+
+def test_a_handle_is_a_copy(compiled: CompiledGraph) -> None:
+    """Neither the array it was bound from nor the one it was read into is its memory."""
+    mine = X.copy()
+    compiled.bind_handle("x", mine)
+    mine[:] = 0
+    read = compiled.read_handle("x")
+    assert read is not None
+    read[:] = 0
+    np.testing.assert_array_equal(compiled.run({})[0], Y)
+
+
+def test_a_numbered_handle_holds_that_output(compiled: CompiledGraph) -> None:
+    """A handle named `out0` is overwritten by every run, though no input has the name."""
+    compiled.bind_handle("out0", np.zeros((2, 3), np.float32))
+    compiled.run({"x": X})
+    np.testing.assert_array_equal(compiled.read_handle("out0"), Y)
+
+
+def test_a_feed_says_the_output(providers: Any) -> None:
+    """A handle of any input is fed by the output its feed names, on the host and on the device."""
+    for bind, feed, read in (
+        ("bind_handle", "set_handle_feed", "read_handle"),
+        ("bind_gpu_handle", "set_gpu_handle_feed", "read_gpu_handle"),
+    ):
+        graph = Graph("square")
+        x = graph.input("x", [4, 4])
+        w = graph.param("w", [4, 4], data=np.eye(4, dtype=np.float32) * 2)
+        graph.outputs = [x @ w]
+        compiled = Session("cuda").compile(graph)
+        getattr(compiled, bind)("x", np.eye(4, dtype=np.float32))
+        getattr(compiled, feed)("x", 0)
+        for _ in range(3):
+            compiled.run({})
+        np.testing.assert_array_equal(getattr(compiled, read)("x"), np.eye(4) * 8)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda c: c.bind_handle("y", X), "'x'"),
+        (lambda c: c.bind_handle("out1", X), "out0"),
+        (lambda c: c.bind_handle("out01", X), "out0"),
+        (lambda c: c.bind_handle("x", X.astype(np.float64)), "cast"),
+        (lambda c: c.bind_handle("x", X[:, :3]), "shape"),
+        (lambda c: c.bind_gpu_handle("y", X), "'x'"),
+        (lambda c: c.bind_gpu_handle("x", HostTensor(X[:, :3])), "float32"),
+        (lambda c: c.bind_gpu_handle("x", HostTensor(X.astype(np.int32))), "int32"),
+        (lambda c: c.set_handle_feed("x", 0), "bind_handle"),
+        (lambda c: c.set_gpu_handle_feed("x", 0), "bind_gpu_handle"),
+        (lambda c: c.run_feed_gpu_handle({"x": X}, "x", 0), "bind_gpu_handle"),
+        (lambda c: (c.bind_gpu_handle("x", X), c.set_gpu_handle_feed("x", 1)), "no output 1"),
+        (lambda c: (c.bind_handle("x", X), c.set_handle_feed("x", -1)), "no output -1"),
+        (lambda c: c.run_slots([]), "1 inputs"),
+        (lambda c: c.run_slots([X, X]), "1 inputs"),
+        (lambda c: c.run_raw({}), "'x'"),
+        (lambda c: c.set_active_extent((0, 4)), "actual"),
+    ],
+)
+def test_what_was_silent_is_a_typed_error(
+    compiled: CompiledGraph, call: Callable[[CompiledGraph], object], message: str
+) -> None:
+    """Unknown names, other types and outputs that are not there are refused by name."""
+    with pytest.raises(InputError, match=message):
+        call(compiled)
+
+
+def test_handles_that_are_not_there_read_as_none(compiled: CompiledGraph) -> None:
+    """Reading is a question, not a mistake."""
+    assert compiled.read_handle("x") is None
+    assert compiled.read_gpu_handle("x") is None
+    assert not compiled.has_gpu_handle("x")
+
+
+def test_a_handle_lives_on_one_side(compiled: CompiledGraph) -> None:
+    """Binding on the other side replaces the handle and its feed."""
+    compiled.bind_handle("x", X)
+    compiled.bind_gpu_handle("x", X * 2)
+    assert compiled.read_handle("x") is None
+    np.testing.assert_array_equal(compiled.run({})[0], Y * 2)
+    compiled.bind_handle("x", X)
+    assert not compiled.has_gpu_handle("x")
+
+
+def test_handles_survive_a_new_session(compiled: CompiledGraph) -> None:
+    """A parameter that changes opens the session again, and both kinds of handles keep their values."""
+    for bind in (compiled.bind_handle, compiled.bind_gpu_handle):
+        compiled.set_param("w", ONES)
+        bind("x", X)
+        np.testing.assert_array_equal(compiled.run({})[0], Y)
+        compiled.set_param("w", ONES * 3)
+        np.testing.assert_array_equal(compiled.run({})[0], Y * 3)
+
+
+def test_a_run_that_fails_changes_no_handle(providers: Any, compiled: CompiledGraph) -> None:
+    """The engine's failure leaves the values as they were."""
+    compiled.bind_handle("out0", np.zeros((2, 3), np.float32))
+    providers["cpu"].run_failure = "out of memory"
+    with pytest.raises(EngineError, match="out of memory"):
+        compiled.run({"x": X})
+    np.testing.assert_array_equal(compiled.read_handle("out0"), np.zeros((2, 3)))
+    providers["cpu"].run_failure = ""
+    np.testing.assert_array_equal(compiled.run({"x": X})[0], Y)
+
+
+def test_committed_runs_are_in_order_and_copy_their_inputs(compiled: CompiledGraph) -> None:
+    """The last one's output is in the handle, and arrays may be reused at once."""
+    compiled.bind_handle("out0", np.zeros((2, 3), np.float32))
+    reused = np.empty_like(X)
+    for scale in range(1, 6):
+        reused[:] = X * scale
+        compiled.commit_no_wait({"x": reused})
+    np.testing.assert_array_equal(compiled.read_handle("out0"), Y * 5)
+    compiled.sync_pending()
+
+
+def test_the_first_error_of_committed_runs_comes_once(compiled: CompiledGraph) -> None:
+    """`sync_pending` waits for all of them first, and forgets them."""
+    compiled.commit_no_wait({})
+    compiled.commit_no_wait({"x": X})
+    with pytest.raises(InputError, match="'x'"):
+        compiled.sync_pending()
+    compiled.sync_pending()
+
+
+def test_pipelined_runs_come_in_order(compiled: CompiledGraph) -> None:
+    """Each set of inputs has its outputs at its place."""
+    found = compiled.run_pipelined([{"x": X * scale} for scale in range(5)])
+    for scale, (output,) in enumerate(found):
+        np.testing.assert_array_equal(output, Y * scale)
+    assert compiled.run_pipelined([]) == []
+
+
+def test_awaited_runs_give_outputs_and_typed_errors(compiled: CompiledGraph) -> None:
+    """Side by side, and with handles one after the other."""
+
+    async def both() -> list[list[Any]]:
+        return await asyncio.gather(*(compiled.run_async({"x": X * scale}) for scale in (1, 2)))
+
+    for scale, (output,) in enumerate(asyncio.run(both()), start=1):
+        np.testing.assert_array_equal(output, Y * scale)
+    with pytest.raises(InputError):
+        asyncio.run(compiled.run_async({}))
+    compiled.bind_handle("x", X)
+    np.testing.assert_array_equal(asyncio.run(compiled.run_async({}))[0], Y)
+
+
+def test_outputs_stay_where_the_engine_made_them(compiled: CompiledGraph) -> None:
+    """`run_dlpack` gives tensors that are inputs again, and that numpy shares."""
+    (tensor,) = compiled.run_dlpack({"x": X})
+    assert isinstance(tensor, DeviceTensor)
+    np.testing.assert_array_equal(np.from_dlpack(tensor), Y)
+    assert tensor.shape == (2, 3)
+    assert "float32" in repr(tensor)
+    np.testing.assert_array_equal(compiled.run({"x": HostTensor(X)})[0], Y)
+
+
+def test_a_tensor_of_another_dtype_is_refused(compiled: CompiledGraph) -> None:
+    """Tensors on the device are checked like arrays."""
+    with pytest.raises(InputError, match="int64"):
+        compiled.run({"x": HostTensor(X.astype(np.int64))})
+    with pytest.raises(InputError, match="shape"):
+        compiled.run({"x": HostTensor(X[:, :2])})
+
+
+def test_any_host_object_with_dlpack_is_an_input(compiled: CompiledGraph) -> None:
+    """Objects of other libraries are shared; those on a device that is not the graph's are refused by name."""
+
+    class Foreign:
+        def __init__(self, device: int) -> None:
+            self.device = device
+
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return (self.device, 0)
+
+        def __dlpack__(self, **kwargs: Any) -> Any:
+            return X.__dlpack__(**kwargs)
+
+    np.testing.assert_array_equal(compiled.run({"x": Foreign(1)})[0], Y)
+    with pytest.raises(InputError, match="copy it to the host"):
+        compiled.run({"x": Foreign(2)})
+
+
+def test_the_extent_cuts_rows_until_it_is_taken_back(compiled: CompiledGraph) -> None:
+    """Only the rows that matter are run; inputs of another size are left alone."""
+    compiled.set_active_extent((1, 2))
+    np.testing.assert_array_equal(compiled.run({"x": X})[0], Y[:1])
+    np.testing.assert_array_equal(compiled.run({"x": np.tile(X, (2, 1))})[0], np.tile(Y, (2, 1)))
+    compiled.set_active_extent(None)
+    np.testing.assert_array_equal(compiled.run({"x": X})[0], Y)
+
+
+def test_capabilities_are_names(compiled: CompiledGraph) -> None:
+    """The optional features of a graph can be asked for."""
+    assert {"persistent_handles", "gpu_handles", "run_slots", "async_pipeline"} <= compiled.capabilities()
+
+
+def test_inputs_that_change_in_kind_are_checked_again(compiled: CompiledGraph) -> None:
+    """What was right once does not let through a list, another dtype, a masked array, or another order of bytes."""
+    compiled.run({"x": X})
+    compiled.run({"x": X})
+    np.testing.assert_array_equal(compiled.run({"x": X.tolist()})[0], Y)
+    np.testing.assert_array_equal(compiled.run({"x": X.astype(">f4")})[0], Y)
+    for wrong in (X.astype(np.float64), np.ma.masked_array(X, X > 3), X.reshape(-1), None):
+        with pytest.raises(InputError, match="'x'"):
+            compiled.run({"x": wrong})
+    with pytest.raises(InputError, match="'z'"):
+        compiled.run({"x": X, "z": X})
+    with pytest.raises(InputError, match="'x'"):
+        compiled.run({})
+
+
+def test_workers_run_side_by_side_up_to_their_number() -> None:
+    """Two workers have two calls in them at a time, and no third."""
+    workers = Workers(2, "test")
+    inside = threading.Barrier(2)
+    most = []
+    lock = threading.Lock()
+    current = 0
+
+    def work() -> int:
+        nonlocal current
+        with lock:
+            current += 1
+            most.append(current)
+        inside.wait(5)
+        with lock:
+            current -= 1
+        return 7
+
+    assert [future.result(5) for future in [workers.submit(work) for _ in range(4)]] == [7] * 4
+    assert max(most) == 2
+    workers.close()
+
+
+def test_errors_in_a_pipeline_do_not_stop_what_comes_after() -> None:
+    """Each committed call runs, the first error is told, and the memory of good ones is let go of."""
+    pipeline = Pipeline()
+    ran = []
+
+    def fail() -> None:
+        raise EngineError("first")
+
+    for call in (lambda: ran.append(1), fail, lambda: ran.append(2)):
+        pipeline.commit(call)
+    with pytest.raises(EngineError, match="first"):
+        pipeline.sync()
+    assert ran == [1, 2]
+    pipeline.close()

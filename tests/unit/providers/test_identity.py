@@ -1,0 +1,66 @@
+"""Which GPU is behind an index: CUDA's order is not that of the driver's tool."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from rlx_ort.device import Device
+from rlx_ort.providers import cuda
+from rlx_ort.providers.cuda import CudaProvider
+from rlx_ort.providers.cuda_driver import CudaGpu, same_bus
+from rlx_ort.providers.hardware import NvidiaGpu
+from rlx_ort.providers.plugins import described
+
+SLOW = NvidiaGpu("Slow", "580.1", 8 * 1024**3, "00000000:01:00.0")
+FAST = NvidiaGpu("Fast", "580.1", 80 * 1024**3, "00000000:41:00.0")
+
+
+def _ordinals(monkeypatch: pytest.MonkeyPatch, *gpus: CudaGpu) -> None:
+    monkeypatch.setattr(cuda, "nvidia_gpus", lambda: (SLOW, FAST))
+    monkeypatch.setattr(cuda, "cuda_gpus", lambda: gpus)
+
+
+def test_a_cuda_index_names_the_gpu_cuda_means(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA counts the fast GPU first, the tool lists it second."""
+    _ordinals(monkeypatch, CudaGpu("0000:41:00.0", "GPU-f"), CudaGpu("0000:01:00.0", "GPU-s"))
+    facts = [CudaProvider().facts(Device("cuda", index)) for index in (0, 1)]
+    assert [fact.hardware for fact in facts] == ["Fast", "Slow"]
+    assert [fact.identity for fact in facts] == ["0000:41:00.0, GPU-f", "0000:01:00.0, GPU-s"]
+
+
+def test_hidden_gpus_have_no_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where CUDA_VISIBLE_DEVICES leaves one GPU, there is one device, and it is that one."""
+    _ordinals(monkeypatch, CudaGpu("0000:01:00.0", "GPU-s"))
+    assert CudaProvider().devices() == (Device("cuda", 0),)
+    assert CudaProvider().facts(Device("cuda", 0)).hardware == "Slow"
+
+
+def test_without_the_driver_library_the_tools_order_is_all_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then nothing tells which GPU it is."""
+    _ordinals(monkeypatch)
+    facts = CudaProvider().facts(Device("cuda", 1))
+    assert (facts.hardware, facts.identity) == ("Fast", "")
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("00000000:41:00.0", "0000:41:00.0", True),
+        ("0000:41:00.0", "41:00.0", True),
+        ("0000:41:00.0", "0001:41:00.0", False),
+        ("", "", False),
+    ],
+)
+def test_pci_addresses_are_compared_by_number(one: str, other: str, same: bool) -> None:
+    """Tools write the domain with four or eight digits, or not at all; unknown ones are never the same."""
+    assert same_bus(one, other) is same
+
+
+def test_a_plugins_gpu_is_named_by_its_ids_and_told_apart_by_its_metadata() -> None:
+    """Windows gives a LUID, Linux a PCI address."""
+    gpu = SimpleNamespace(vendor="NVIDIA", vendor_id=0x10DE, device_id=0x2335, metadata={"LUID": "77"})
+    assert described(gpu) == ("NVIDIA 10de:2335", "77")
+    gpu.metadata = {"Description": "NVIDIA H200", "pci_bus_id": "0000:41:00.0"}
+    assert described(gpu) == ("NVIDIA H200", "0000:41:00.0")
