@@ -348,9 +348,9 @@ class Prober:
                 if count > links and expected * count > self._long_ns and compiled is not None:
                     compiled.close()
                     compiled, count = None, links
-                late = expected * count > self._point_limit_ns or not self.budget.fits(
-                    self._deadline_ns, expected * count
-                )
+                base = self._frame_ns.get((len(shape), math.prod(shape)))
+                late = expected * count > self._point_limit_ns
+                late = late or base is None or not self.budget.fits(self._deadline_ns, expected * count)
                 # Without a single row of what is needed nothing can be predicted, whatever it takes.
                 if late and not (needed and not last_work):
                     self.skipped[probe] = f"no time for {label} of size {size} and above"
@@ -361,11 +361,10 @@ class Prober:
                 if extra is not None:
                     feeds |= extra(shape)
                 found = self._time(compiled, feeds)
-                base = self._frame_ns.get((len(shape), math.prod(shape)), 0.0)
                 minus = self._of(companion, size)
-                self._add(probe, size, found, label, base_ns=base, share=count * nodes, minus_ns=minus)
+                self._add(probe, size, found, label, base_ns=base or 0.0, share=count * nodes, minus_ns=minus)
                 if found is not None:
-                    link_ns, last_work = max(found.ns - base, 0.0) / count, amount
+                    link_ns, last_work = max(found.ns - (base or 0.0), 0.0) / count, amount
         except _FAILURES as err:
             self.skipped[probe] = f"{label}: {str(err).splitlines()[0]}"
         finally:
@@ -379,10 +378,14 @@ class Prober:
         if not missing:
             return
         compiled = self._compile(graphs.frame(len(next(iter(missing.values())))))
+        last_ns, last_count = 0.0, 1
         for key, shape in missing.items():
+            if last_ns * key[1] / last_count > self._point_limit_ns:
+                break  # a chain of such tensors would take too long as well
             feeds = {"seed": np.full(1, 0.5, np.float32), "shape": np.array(shape, np.int64)}
             found = self._time(compiled, feeds)
-            self._frame_ns[key] = 0.0 if found is None else found.ns
+            last_ns, last_count = 0.0 if found is None else found.ns, key[1]
+            self._frame_ns[key] = last_ns
         compiled.close()
 
     def _compile(self, graph: Graph, options: CompileOptions | None = None) -> CompiledGraph:

@@ -37,8 +37,8 @@ VARIABLES: Mapping[str, str] = MappingProxyType(
         "RLX_PREFER_DEVICES": "devices that win when predictions are within 5 % of each other, best first",
         "RLX_BENCHMARK_PICK": "choose by timing this many runs on each device instead of by prediction",
         "RLX_DEVICE_CHAIN": "devices to try one after the other",
-        "RLX_KERNEL_DISPATCH": "`native` or `common` forces that form on every op that has both; `prefer_native` is the "
-        "default",
+        "RLX_KERNEL_DISPATCH": "`native` or `common` forces that form on every op that has both; default "
+        "`prefer_native`",
         "RLX_DISPATCH_REPORT": "flag: log at compile, as a warning of `rlx_ort.dispatch`, where every op went",
         "RLX_VERBOSE": "flag: as RLX_DISPATCH_REPORT",
         "RLX_WORKERS": "the threads that all sessions together may use; the process's share of the cores by default",
