@@ -128,7 +128,10 @@ class MeasuredCostModel:
     def _grid(self, probe: str, dtype: str) -> Grid:
         grid = self._grids.get((probe, dtype))
         if grid is None:
-            grid = self._grids[probe, dtype] = Grid(self._rows[probe, dtype])
+            rows = self._rows[probe, dtype]
+            if probe == "gemm":  # a chain goes from k to n and back, so a row is the mean of both products
+                rows = {(m, n, k): ns for (m, k, n), ns in rows.items()} | rows
+            grid = self._grids[probe, dtype] = Grid(rows)
         return grid
 
     def _gemm(self, work: Work) -> float:

@@ -81,6 +81,7 @@ _FAILURES = (DeviceError, GraphError, RunError)
 _WIDTH = 256
 _COMPANIONS = {"ReduceMean": "op:Add"}  # measured with it in a link, and subtracted
 _LONGEST_STRETCH = 8
+_SLOW_DISPATCH_NS = 20_000.0  # a device in software: its nodes stand out of any round trip
 _NEEDED = ("gemm", "op:Add")
 _NODES_A_LINK = {"Where": 2, "Cast": 2, "Concat": 3}  # nodes of about one cost each, which share the time
 
@@ -173,7 +174,8 @@ class Prober:
         self.rows.append(Sample("session", (), float(session_ns)))
         self.rows.append(Sample("session_node", (), max(long_session_ns - session_ns, 0) / links))
         self._dispatch_ns = max((chain.ns - single.ns) / links, 0.0)
-        self._stretch = min(max(round(single.ns / (8 * self._dispatch_ns + 1)), 1), _LONGEST_STRETCH)
+        if self._dispatch_ns < _SLOW_DISPATCH_NS:
+            self._stretch = min(max(round(single.ns / (8 * self._dispatch_ns + 1)), 1), _LONGEST_STRETCH)
         extra = 7
         for probe, graph, nodes in (
             ("tensor_in", graphs.transfers(1 + extra, 1), extra),

@@ -13,6 +13,7 @@ import os
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from rlx_ort import environment
@@ -211,6 +212,8 @@ def _session_options(engine: Any, recipe: SessionRecipe, options: CompileOptions
     made.intra_op_num_threads = 1  # the budget decides when the session is opened
     made.enable_mem_pattern = recipe.mem_pattern
     made.log_severity_level = _FATAL
+    for library in options.custom_op_libraries:
+        _register_custom_ops(made, library)
     if options.profile_prefix is not None:
         made.enable_profiling = True
         made.profile_file_prefix = options.profile_prefix
@@ -224,6 +227,17 @@ def _session_options(engine: Any, recipe: SessionRecipe, options: CompileOptions
     for key, value in entries.items():
         made.add_session_config_entry(key, value)
     return made
+
+
+def _register_custom_ops(made: Any, library: str) -> None:
+    """Load a custom-op library, by absolute path only: a bare name is looked for where others may write."""
+    path = Path(library)
+    if not path.is_absolute() or not path.is_file():
+        raise EngineError(f"custom-op library {library!r} is not the absolute path of a file; pass its full path")
+    try:
+        made.register_custom_ops_library(str(path))
+    except engine_exceptions() as err:
+        raise EngineError(f"custom-op library {library} cannot be loaded: {err}") from err
 
 
 def _level_name(engine: Any, level: OptimizationLevel) -> str:

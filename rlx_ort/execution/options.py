@@ -77,6 +77,8 @@ class CompileOptions:
             be static and every node on the device, and runs of one graph take turns. Devices without it ignore it.
         device_memory_limit_bytes: the most memory a session takes on a CUDA device; a run that needs more is an
             `EngineError`, after which the session is usable.
+        custom_op_libraries: absolute paths of custom-op libraries that the graph's `Custom` ops need. A library is
+            native code that runs in this process: name only those you trust.
         profile_prefix: write an ONNX Runtime profile to files of this prefix.
         kernel_dispatch: which form ops get that have a fused and a basic one; by default what
             `RLX_KERNEL_DISPATCH` says at the moment the options are made.
@@ -95,6 +97,7 @@ class CompileOptions:
     session_config: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     device_graph: bool = False
     device_memory_limit_bytes: int | None = None
+    custom_op_libraries: tuple[str, ...] = ()
     profile_prefix: str | None = None
     kernel_dispatch: KernelDispatch = field(default_factory=KernelDispatch.from_env)
     precision_policy: PrecisionPolicy | None = None
