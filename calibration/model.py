@@ -157,9 +157,13 @@ class MeasuredCostModel:
         curve = self._curves.get("bmm flops")
         if curve is None:
             curve = self._curves["bmm flops"] = Curve((2.0 * b * s * s * d, ns) for (b, s, d), ns in rows.items())
-        _, m, k, n = work.size
+        batch, m, k, n = work.size
+        ns = curve(work.flops)
+        if work.flops > max(2.0 * b * s * s * d for b, s, d in rows):
+            # Beyond what was measured, one large product tells more than a small batch that is stretched.
+            ns = min(ns, 2 * self._grid("gemm", "f32")(batch * m, k, n))
         factor = self._dtype_factor(work.dtype, m, math.sqrt(k * n))
-        return max(curve(work.flops) * factor, self._moving(work), self._least)
+        return max(ns * factor, self._moving(work), self._least)
 
     def _pixels(self, probe: str, work: Work) -> float:
         if (probe, "f32") not in self._rows:

@@ -83,3 +83,25 @@ def test_a_quick_or_noisy_profile_expects_a_larger_error(here: Any) -> None:
     quick = MeasuredCostModel(Device.CUDA, here.profile(quick=True)).error
     assert sure < noisy
     assert sure < quick
+
+
+def test_a_product_and_its_turned_shape_share_a_row(here: Any) -> None:
+    """A chain goes from 16 to 256 and back, so what was measured is the mean of both."""
+    model = model_of(here, Sample("gemm", (8, 16, 256), 3000.0))
+    sizes = ((8, 16, 256), (8, 256, 16))
+    assert [model.work_ns(Work("gemm", "MatMul", size)) for size in sizes] == pytest.approx([3000.0, 3000.0])
+
+
+def test_a_fused_node_costs_at_most_what_it_would_cost_alone(here: Any) -> None:
+    """One noisy row is not stretched to sizes nobody measured."""
+    model = model_of(here, Sample("fused:gemm_act", (512,), 18_000.0))
+    alone = model.work_ns(Work("op", "Relu", (1 << 20,)))
+    assert model.work_ns(Work("fused", "gemm_act", (1 << 20,))) == pytest.approx(alone)
+
+
+def test_a_batch_beyond_the_measured_ones_is_priced_by_a_large_product(here: Any) -> None:
+    """At most twice the product with as many rows."""
+    model = model_of(here, Sample("bmm", (8, 16, 64), 50_000.0))
+    large = Work("bmm", "MatMul", (64, 64, 64, 64), 2.0 * 64**4)
+    rows = model.work_ns(Work("gemm", "MatMul", (64 * 64, 64, 64)))
+    assert model.work_ns(large) == pytest.approx(2 * rows)
