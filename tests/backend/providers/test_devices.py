@@ -112,16 +112,23 @@ def test_telemetry_stays_on_when_the_user_allows_it(python):
     assert (done.returncode, done.stdout.strip()) == (0, "None"), done.stderr
 
 
-def test_sessions_use_no_more_threads_than_the_process_may(open_model):
-    """ONNX Runtime's own default counts the host's cores."""
-    used = open_model(ADD).raw.get_session_options().intra_op_num_threads
-    assert used == core_share().threads
+THREAD_COUNT = """
+import numpy as np
+import rlx_ort
+g = rlx_ort.Graph()
+g.outputs = [g.relu(g.input("x", [2]))]
+compiled = rlx_ort.Session("cpu").compile(g)
+from rlx_ort.providers import runtime
+made = runtime.onnxruntime().SessionOptions
+print(compiled._slot.engine(compiled.rule).session.raw.get_session_options().intra_op_num_threads)
+"""
 
 
-def test_rlx_workers_sets_the_threads(open_model, monkeypatch):
-    """RLX_WORKERS speaks before the measured share."""
-    monkeypatch.setenv("RLX_WORKERS", "3")
-    assert open_model(ADD).raw.get_session_options().intra_op_num_threads == 3
+@pytest.mark.parametrize(("workers", "expected"), [(None, core_share().threads), ("3", 3)])
+def test_the_first_session_of_a_process_gets_all_the_threads_it_may_use(python, workers, expected):
+    """The process's share of the cores, which ONNX Runtime's own default does not look at, or RLX_WORKERS."""
+    done = python(THREAD_COUNT, RLX_WORKERS=workers)
+    assert (done.returncode, done.stdout.strip()) == (0, str(expected)), done.stderr
 
 
 def test_a_registry_probes_a_device_once():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import logging
 import tempfile
-import time
 from typing import Any
 
 import pytest
@@ -118,21 +117,6 @@ def test_the_date_of_a_profile_does_not_matter(here: Any) -> None:
     store.keep(Device.CUDA, here.profile(measured="2099-01-01T00:00:00+00:00"))
     store.forget()
     assert store.find(Device.CUDA).profile is not None
-
-
-def test_reading_a_profile_takes_less_than_five_milliseconds(here: Any) -> None:
-    """A profile of 200 rows is read and made into a model."""
-    rows = here.profile().rows * 25
-    store.keep(Device.CUDA, here.profile(rows=rows))
-    store.forget()
-    store.key_of(Device.CUDA)
-    times = []
-    for _ in range(7):
-        store._memory.clear()
-        start = time.perf_counter()
-        assert store.measured_model(Device.CUDA) is not None
-        times.append(time.perf_counter() - start)
-    assert min(times) < 0.005
 
 
 def test_a_profile_without_the_needed_rows_makes_no_model(here: Any) -> None:
