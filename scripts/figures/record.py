@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import json
 import os
@@ -37,12 +38,18 @@ class Figure:
 
 def machine() -> dict[str, Any]:
     """Return what a reader needs to judge the figures: system, processor, cores, load and versions."""
+    # Imported here, or the processes that only measure ONNX Runtime would load this package as well.
+    from rlx_ort.errors import EngineError
+    from rlx_ort.providers.runtime import describe_runtime
+
     versions = {}
     for name in ("rlx_ort", "onnxruntime", "onnx", "numpy"):
         try:
             versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             versions[name] = "none"
+    with contextlib.suppress(EngineError):  # the module, for its package may be hidden by another flavour's
+        versions["onnxruntime"] = describe_runtime()
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else -1.0
     facts = {
         "machine": platform.machine(),
