@@ -64,7 +64,8 @@ def machine() -> dict[str, Any]:
 def relative(got: Any, want: Any) -> float:
     """Return the relative error in norm, in float64."""
     want = np.asarray(want, np.float64)
-    return float(np.linalg.norm(np.asarray(got, np.float64) - want) / max(np.linalg.norm(want), 1e-30))
+    size = float(np.linalg.norm(want))
+    return float(np.linalg.norm(np.asarray(got, np.float64) - want)) / max(size, 1e-30)
 
 
 def graphs() -> Iterator[tuple[str, rlx_ort.Graph, dict[str, Any]]]:
@@ -147,6 +148,7 @@ def handles(device: str) -> str:
     for _ in range(5):
         compiled.run({"x": np.ones(8, np.float32)})
     found = compiled.read_gpu_handle("state")
+    assert found is not None, "the state is gone"
     assert np.array_equal(found, np.full(8, 5, np.float32)), f"{found}"
     return "five steps on the device"
 

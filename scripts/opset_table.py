@@ -10,6 +10,7 @@ import argparse
 import itertools
 import sys
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 
 import onnx.defs
@@ -84,8 +85,9 @@ def adds_only(old: onnx.defs.OpSchema, new: onnx.defs.OpSchema) -> bool:
         return False
     for name, attribute in old.attributes.items():
         after = new.attributes.get(name)
-        same = after is not None and after.type == attribute.type and after.default_value == attribute.default_value
-        if not same or (after.required and not attribute.required):
+        if after is None or after.type != attribute.type or after.default_value != attribute.default_value:
+            return False
+        if after.required and not attribute.required:
             return False
     if any(attribute.required and name not in old.attributes for name, attribute in new.attributes.items()):
         return False
@@ -95,15 +97,16 @@ def adds_only(old: onnx.defs.OpSchema, new: onnx.defs.OpSchema) -> bool:
 def _formals_fit(
     old: onnx.defs.OpSchema,
     new: onnx.defs.OpSchema,
-    before: list[onnx.defs.OpSchema.FormalParameter],
-    after: list[onnx.defs.OpSchema.FormalParameter],
+    before: Sequence[onnx.defs.OpSchema.FormalParameter],
+    after: Sequence[onnx.defs.OpSchema.FormalParameter],
 ) -> bool:
     if len(after) < len(before):
         return False
     for was, now in zip(before, after, strict=False):
         if was.name != now.name or was.option != now.option or not types(old, was) <= types(new, now):
             return False
-    return all(formal.option.name != "Single" for formal in after[len(before) :])
+    single = onnx.defs.OpSchema.FormalParameterOption.Single
+    return all(formal.option != single for formal in after[len(before) :])
 
 
 def types(schema: onnx.defs.OpSchema, formal: onnx.defs.OpSchema.FormalParameter) -> frozenset[str]:

@@ -110,6 +110,7 @@ def _profile(device: Device, chosen: argparse.Namespace) -> dict[str, Any]:
 def _policies(graph: Any, inputs: dict[str, Any], outcome: Outcome, limits: Limits) -> dict[str, Any]:
     """Measure ONNX Runtime's own policies, where no device needs so long that the run would drag."""
     found: dict[str, Any] = {"name": outcome.name}
+    expected: tuple[type[Exception], ...] = (RlxError, *runtime.engine_exceptions())
     for policy in POLICIES:
         if outcome.skipped:
             found[policy] = {"skipped": "a device was skipped"}
@@ -117,7 +118,7 @@ def _policies(graph: Any, inputs: dict[str, Any], outcome: Outcome, limits: Limi
         try:
             median_ns, providers = measure_policy(policy, graph, inputs, limits.runs_s)
             found[policy] = {"ns": median_ns, "providers": providers}
-        except (RlxError, *runtime.engine_exceptions()) as err:
+        except expected as err:
             found[policy] = {"skipped": str(err).splitlines()[0][:200]}
     return found
 

@@ -80,7 +80,7 @@ def measure_case(
                 continue
             try:
                 compiled = runner.compile(device)
-                median_ns, spread = time_runs(lambda run=compiled.run: run(inputs), limits.runs_s)  # type: ignore[misc]
+                median_ns, spread = time_runs(lambda run=compiled.run: run(inputs), limits.runs_s)
             except RlxError as err:
                 outcome.skipped[device.label] = str(err).splitlines()[0]
                 continue

@@ -48,7 +48,7 @@ def summary_lines(
             ("cost model", lambda outcome: outcome.chosen, (1.05, 1.30)),
             ("adaptive", lambda outcome: outcome.adaptive or outcome.chosen, (1.02, 1.10)),
         ):
-            regrets = [outcome.regret(pick(outcome)) for outcome in rivals]
+            regrets = [outcome.regret(pick(outcome)) for outcome in rivals]  # type: ignore[no-untyped-call]  # a lambda
             lines.append(
                 f"regret, {title}: geometric mean {_geomean(regrets):.3f} (target {targets[0]}), "
                 f"worst {max(regrets):.2f} (target {targets[1]}), right in {sum(r == 1 for r in regrets)}/{len(rivals)}"
