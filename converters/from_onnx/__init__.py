@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from rlx_ort.converters.collector import paused_collector
 from rlx_ort.converters.from_onnx.source import Source
 from rlx_ort.errors import ConversionError, GraphVerifyError
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["from_onnx"]
 
 
+@paused_collector()
 def from_onnx(source: Source, *, base_dir: str | os.PathLike[str] | None = None) -> Graph:
     """Return an ONNX model as a graph; external weights stay in their files, mapped into memory.
 

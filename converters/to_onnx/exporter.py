@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from rlx_ort.converters.collector import paused_collector
 from rlx_ort.converters.to_onnx.dispatch import Dispatcher, KernelSet, has_choice
 from rlx_ort.converters.to_onnx.emitter import Emitter, live_nodes
 from rlx_ort.converters.to_onnx.exported import ExportedModel, ExportedNode
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["export_model", "exported"]
 
 
+@paused_collector()
 def export_model(
     graph: Graph, options: CompileOptions | None = None, kernels: KernelSet | None = None
 ) -> ExportedModel:
