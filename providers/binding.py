@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -17,9 +17,18 @@ from rlx_ort.errors import EngineError
 from rlx_ort.execution.device_tensor import DeviceTensor, HostTensor
 from rlx_ort.providers.base import EngineSession
 
-__all__ = ["Binder", "HostBinder", "Slots", "StoppableRun", "binder_of"]
+__all__ = ["Arrays", "Binder", "HostBinder", "Loop", "Runs", "Slots", "StoppableRun", "binder_of"]
+
+Arrays: TypeAlias = Mapping[str, npt.NDArray[Any]]
 
 _DLPACK_CPU = 1
+
+
+class Runs(Protocol):
+    """All that a binder over host memory needs of a session."""
+
+    def run(self, output_names: Sequence[str], feeds: Mapping[str, Any]) -> list[Any]:
+        """Run once and return the named outputs as arrays; see `EngineSession.run`."""
 
 
 class StoppableRun(abc.ABC):
@@ -49,6 +58,22 @@ class Slots(abc.ABC):
 
         Raises:
             EngineError: the run failed.
+        """
+
+
+class Loop(abc.ABC):
+    """The same run again and again: the same inputs by name, the same outputs; for one thread at a time.
+
+    It may keep the values of its last run until the next one.
+    """
+
+    @abc.abstractmethod
+    def run(self, values: Sequence[Any]) -> list[Any]:
+        """Run on arrays and device tensors in the order of the inputs; outputs come as in `Binder.run`.
+
+        Raises:
+            InputError: the engine refused a feed.
+            EngineError: the run failed; nothing more can be done with the loop.
         """
 
 
@@ -83,13 +108,12 @@ class Binder(abc.ABC):
             EngineError: the run failed.
         """
 
+    def loop(self, inputs: Sequence[str], outputs: Sequence[str], resident: Collection[str]) -> Loop:
+        """Return a run to be repeated, which does once what need not be done in every run; see `run`."""
+        return _RunLoop(self, inputs, outputs, resident)
+
     @abc.abstractmethod
-    def slots(
-        self,
-        inputs: Mapping[str, npt.NDArray[Any]],
-        outputs: Mapping[str, npt.NDArray[Any]],
-        fixed: Collection[str],
-    ) -> Slots | None:
+    def slots(self, inputs: Arrays, outputs: Arrays, fixed: Collection[str]) -> Slots | None:
         """Return buffers like these arrays, or None where the engine cannot bind such element types.
 
         Outputs in `fixed` always have the shape of the array given; the shape of the others may vary.
@@ -106,11 +130,25 @@ def binder_of(session: EngineSession) -> Binder:
     return own() if own is not None else HostBinder(session)
 
 
+class _RunLoop(Loop):
+    def __init__(
+        self, binder: Binder, inputs: Sequence[str], outputs: Sequence[str], resident: Collection[str]
+    ) -> None:
+        self._binder = binder
+        self._inputs = inputs
+        self._outputs = outputs
+        self._resident = resident
+
+    def run(self, values: Sequence[Any]) -> list[Any]:
+        """Run once more; see `Loop.run`."""
+        return self._binder.run(dict(zip(self._inputs, values, strict=True)), self._outputs, self._resident)
+
+
 class HostBinder(Binder):
     """A binder of any session, in host memory."""
 
-    def __init__(self, session: EngineSession) -> None:
-        self._session = session
+    def __init__(self, runs: Runs) -> None:
+        self._runs = runs
 
     @property
     def on_host(self) -> bool:
@@ -129,61 +167,48 @@ class HostBinder(Binder):
     def run(self, feeds: Mapping[str, Any], outputs: Sequence[str], resident: Collection[str]) -> list[Any]:
         """Run on the tensors' arrays; see `Binder.run`."""
         ready = {name: value.array if isinstance(value, HostTensor) else value for name, value in feeds.items()}
-        results = self._session.run(outputs, ready)
+        results = self._runs.run(outputs, ready)
         return [
             HostTensor(result) if name in resident else result for name, result in zip(outputs, results, strict=True)
         ]
 
-    def slots(
-        self,
-        inputs: Mapping[str, npt.NDArray[Any]],
-        outputs: Mapping[str, npt.NDArray[Any]],
-        fixed: Collection[str],
-    ) -> Slots | None:
+    def slots(self, inputs: Arrays, outputs: Arrays, fixed: Collection[str]) -> Slots | None:
         """Return slots that copy results into buffers."""
-        return _HostSlots(self._session, tuple(inputs), outputs, fixed)
+        return _RunSlots(self._runs, tuple(inputs), outputs, fixed)
 
     def stoppable(self) -> StoppableRun:
         """Return a run that can be stopped before it begins."""
-        return _HostStoppable(self._session)
+        return _Stoppable(self._runs)
 
 
-class _HostSlots(Slots):
-    def __init__(
-        self,
-        session: EngineSession,
-        inputs: Sequence[str],
-        outputs: Mapping[str, npt.NDArray[Any]],
-        fixed: Collection[str],
-    ) -> None:
-        self._session = session
+class _RunSlots(Slots):
+    def __init__(self, runs: Runs, inputs: Sequence[str], outputs: Arrays, fixed: Collection[str]) -> None:
+        self._runs = runs
         self._inputs = inputs
         self._outputs = list(outputs)
         self._buffers = {name: np.empty_like(outputs[name]) for name in fixed}
 
     def run(self, arrays: Sequence[npt.NDArray[Any]]) -> Sequence[npt.NDArray[Any]]:
         """Run and copy the results into the buffers; see `Slots.run`."""
-        results = self._session.run(self._outputs, dict(zip(self._inputs, arrays, strict=True)))
-        found = []
-        for name, result in zip(self._outputs, results, strict=True):
-            buffer = self._buffers.get(name, result)
-            if buffer.shape != result.shape:
-                raise EngineError(f"output {name!r} has shape {result.shape} in place of {buffer.shape}")
-            buffer[...] = result
-            found.append(buffer)
-        return found
+        results = self._runs.run(self._outputs, dict(zip(self._inputs, arrays, strict=True)))
+        found = dict(zip(self._outputs, results, strict=True))
+        for name, buffer in self._buffers.items():
+            if buffer.shape != found[name].shape:
+                raise EngineError(f"output {name!r} has shape {found[name].shape} in place of {buffer.shape}")
+            buffer[...] = found[name]
+        return list((found | self._buffers).values())
 
 
-class _HostStoppable(StoppableRun):
-    def __init__(self, session: EngineSession) -> None:
-        self._session = session
+class _Stoppable(StoppableRun):
+    def __init__(self, runs: Runs) -> None:
+        self._runs = runs
         self._stopped = False
 
     def run(self, output_names: Sequence[str], feeds: Mapping[str, Any]) -> list[Any]:
         """Run unless stopped before; see `StoppableRun.run`."""
         if self._stopped:
             raise EngineError("the run was stopped before it began")
-        return self._session.run(output_names, feeds)
+        return self._runs.run(output_names, feeds)
 
     def stop(self) -> None:
         """Make the run not begin; one that has begun cannot be stopped here."""

@@ -9,16 +9,16 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx_ort.ir.types import ValueType
-from rlx_ort.providers.binding import Slots
+from rlx_ort.providers.binding import Arrays, Slots
 from rlx_ort.providers.exceptions import running_error
 from rlx_ort.providers.values import from_ort_value, to_ort_value
 
 if TYPE_CHECKING:
     from rlx_ort.providers.session import OrtEngineSession
 
-__all__ = ["DeviceSlots", "GraphSlots", "HostSlots", "binding_call"]
+__all__ = ["COPY_AT_MOST_BYTES", "DeviceSlots", "GraphSlots", "HostSlots", "binding_call"]
 
-_COPY_AT_MOST_BYTES = 64 * 1024  # binding another buffer costs as much as copying about this many
+COPY_AT_MOST_BYTES = 64 * 1024  # binding another buffer costs as much as copying about this many
 
 
 class HostSlots(Slots):
@@ -28,8 +28,8 @@ class HostSlots(Slots):
         self,
         session: OrtEngineSession,
         types: Mapping[str, ValueType],
-        inputs: Mapping[str, npt.NDArray[Any]],
-        outputs: Mapping[str, npt.NDArray[Any]],
+        inputs: Arrays,
+        outputs: Arrays,
         fixed: Collection[str],
     ) -> None:
         self._session = session
@@ -41,7 +41,7 @@ class HostSlots(Slots):
         self._bound: dict[str, tuple[int, Any]] = {}
         self._varying = [name for name in outputs if name not in fixed]
         for index, (name, like) in enumerate(inputs.items()):
-            if like.nbytes > _COPY_AT_MOST_BYTES:
+            if like.nbytes > COPY_AT_MOST_BYTES:
                 self._bound[name] = (index, None)
                 continue
             buffer = np.empty_like(like, order="C")
@@ -102,14 +102,7 @@ class HostSlots(Slots):
 class DeviceSlots(Slots):
     """Slots of a provider with its own memory: inputs are written to fixed tensors there, outputs are read back."""
 
-    def __init__(
-        self,
-        session: OrtEngineSession,
-        types: Mapping[str, ValueType],
-        inputs: Mapping[str, npt.NDArray[Any]],
-        outputs: Mapping[str, npt.NDArray[Any]],
-        fixed: Collection[str],
-    ) -> None:
+    def __init__(self, session: OrtEngineSession, inputs: Arrays, outputs: Arrays) -> None:
         self._session = session
         self._core = session.open_core()
         self._io = self._core.session.io_binding()

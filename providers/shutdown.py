@@ -21,7 +21,8 @@ __all__ = ["watch"]
 _LONGEST_WAIT_S = 30.0
 _STEP_S = 0.002
 _OWN_FILES = frozenset(
-    str(Path(__file__).with_name(name)) for name in ("session.py", "ort_binding.py", "ort_slots.py", "runtime.py")
+    str(Path(__file__).with_name(name))
+    for name in ("session.py", "ort_binding.py", "ort_loop.py", "ort_slots.py", "ort_tensor.py", "runtime.py")
 )
 
 

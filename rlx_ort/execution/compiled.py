@@ -280,6 +280,14 @@ class CompiledGraph(MoeControls, HandleCalls, BackgroundRuns):
         with self._slots_lock:
             return self._slots.views
 
+    def arena_ptr(self) -> list[tuple[int, int]]:
+        """Return the address and the size in bytes of each output buffer that `slot_views` shows.
+
+        There is no one arena. An address is good until the graph is closed or runs on other shapes; the arrays of
+        `run_slots` and `slot_views` keep their memory alive, an address does not.
+        """
+        return [(view.ctypes.data, view.nbytes) for view in self.slot_views()]
+
     def run_dlpack(self, inputs: Mapping[str, Any]) -> list[DeviceTensor]:
         """Run and return the outputs where the device made them: objects with `__dlpack__`, without a host copy.
 
@@ -310,7 +318,10 @@ class CompiledGraph(MoeControls, HandleCalls, BackgroundRuns):
 
     def capabilities(self) -> frozenset[str]:
         """Return what this graph can do on its device, by the names of the optional features."""
-        found = {"persistent_handles", "gpu_handles", "kv_resident", "typed_io", "async_pipeline", "active_extent"}
+        found = {
+            "clone", "persistent_handles", "gpu_handles", "kv_resident", "typed_io", "async_pipeline", "active_extent",
+            "moe",
+        }  # fmt: skip
         return frozenset(found | ({"run_slots"} if self.supports_run_slots else set()))
 
     def close(self) -> None:
@@ -319,9 +330,7 @@ class CompiledGraph(MoeControls, HandleCalls, BackgroundRuns):
         self._pipeline.close()
         self._slot.close()
         self._last = (None, [])
-        with self._slots_lock:
-            self._slots.clear()
-            self._pooled.clear()
+        self._unbind()
         self._handles.clear()
 
     def __enter__(self) -> CompiledGraph:
@@ -345,6 +354,13 @@ class CompiledGraph(MoeControls, HandleCalls, BackgroundRuns):
         if engine.files:
             engine.check_files()
         return engine
+
+    def _unbind(self) -> None:
+        """Let go of what is bound to an engine, and so of the engine; it is bound again by the next run."""
+        with self._slots_lock:
+            self._slots.clear()
+            self._pooled.clear()
+        self._handles.unbind()
 
     def _settled(self) -> None:
         """Wait for committed runs, unless this is one."""

@@ -6,7 +6,6 @@ import abc
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import numpy.typing as npt
 
 from rlx_ort.execution.device_tensor import DeviceTensor
@@ -36,10 +35,11 @@ class HandleCalls(abc.ABC):
     def _settled(self) -> None:
         """Wait for committed runs."""
 
-    def bind_handle(self, name: str, array: npt.ArrayLike) -> None:
+    def bind_handle(self, name: str, array: npt.ArrayLike) -> bool:
         """Keep a copy of an array that runs are fed with where they do not supply the input of that name.
 
         A handle named `out0` is overwritten with output 0 after every run, and so on; see also `set_handle_feed`.
+        Returns True: every device supports it.
 
         Raises:
             InputError: no input, and no output by number, has the name, or the array is not of its type.
@@ -47,26 +47,28 @@ class HandleCalls(abc.ABC):
         self._settled()
         self._handles.bind(name, array)
         self._plain = False
+        return True
 
     def read_handle(self, name: str) -> npt.NDArray[Any] | None:
         """Return a copy of a handle in host memory, or None when there is none; waits for committed runs."""
         self._settled()
         return self._handles.read(name)
 
-    def set_handle_feed(self, handle: str, out_idx: int) -> None:
-        """Overwrite a handle in host memory with an output after every run from now on.
+    def set_handle_feed(self, handle: str, out_idx: int) -> bool:
+        """Overwrite a handle in host memory with an output after every run from now on; returns True.
 
         Raises:
             InputError: there is no such handle or output, or their dtypes differ.
         """
         self._settled()
         self._handles.feed(handle, out_idx)
+        return True
 
-    def bind_gpu_handle(self, name: str, array: Any) -> None:
+    def bind_gpu_handle(self, name: str, array: Any) -> bool:
         """Upload an array as the value of an input that stays on the device from run to run.
 
-        A `DeviceTensor` of another graph on the same device, and any object with `__dlpack__` there, is taken without
-        a copy.
+        A `DeviceTensor` of another graph on the same device is taken without a copy, and so is any object with
+        `__dlpack__` in a device's own memory; what is in host memory is copied. Returns True: every device supports it.
 
         Raises:
             InputError: no input has the name, or the array is not of its type.
@@ -74,30 +76,28 @@ class HandleCalls(abc.ABC):
         """
         self._settled()
         engine = self._engine()
-        tensor = array if isinstance(array, DeviceTensor) else None
-        if tensor is None and hasattr(array, "__dlpack__") and not isinstance(array, (np.ndarray, np.generic)):
-            tensor = engine.adopt(array)
-        if tensor is None:
-            tensor = engine.binder.upload(self._handles.check_device(name, array))
-        else:
-            self._handles.check_tensor(name, tensor)
+        held = self._handles.to_hold(name, array, engine)
+        tensor = held if isinstance(held, DeviceTensor) else engine.binder.upload(held)
         self._handles.bind_device(name, tensor)
         self._plain = False
+        return True
 
     def has_gpu_handle(self, name: str) -> bool:
         """Return whether a handle on the device has the name."""
         return self._handles.has_device(name)
 
-    def set_gpu_handle_feed(self, handle: str, out_idx: int) -> None:
+    def set_gpu_handle_feed(self, handle: str, out_idx: int) -> bool:
         """Move an output into a handle on the device after every run from now on, without a way over the host.
 
-        Its shape may differ from the last, where the graph takes that. No run writes to memory that it reads.
+        Its shape may differ from the last, where the graph takes that. No run writes to memory that it reads. Returns
+        True: every device supports it.
 
         Raises:
             InputError: there is no such handle or output, or their dtypes differ.
         """
         self._settled()
         self._handles.feed_device(handle, out_idx)
+        return True
 
     def read_gpu_handle(self, name: str) -> npt.NDArray[Any] | None:
         """Return a handle on the device as a copy on the host, or None when there is none; waits for the device."""

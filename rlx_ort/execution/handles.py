@@ -17,7 +17,8 @@ import numpy.typing as npt
 from rlx_ort.errors import InputError, RunError
 from rlx_ort.execution.coerce import as_array
 from rlx_ort.execution.device_tensor import DeviceTensor
-from rlx_ort.execution.inputs import InputPlan, ResidentFeeds
+from rlx_ort.execution.handle_step import HandleStep
+from rlx_ort.execution.inputs import Adopter, InputPlan, ResidentFeeds, is_shareable, shared
 from rlx_ort.ir.types import TensorType, ValueType
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ class Handles:
         self._device: dict[str, DeviceTensor] = {}
         self._host_feeds: dict[str, int] = {}
         self._device_feeds: dict[str, int] = {}
+        self._step: HandleStep | None = None
+        self._repeats = HandleStep.possible(inputs)
 
     def __bool__(self) -> bool:
         return bool(self._host or self._device)
@@ -67,6 +70,8 @@ class Handles:
         """
         value = self._checked(name, array)
         with self.lock:
+            if name not in self._host:
+                self._step = None
             self._host[name] = value.copy()
             self._device.pop(name, None)
             self._device_feeds.pop(name, None)
@@ -74,21 +79,30 @@ class Handles:
     def bind_device(self, name: str, tensor: DeviceTensor) -> None:
         """Keep a tensor on the device as the value of an input; replaces a handle of that name, on either side."""
         with self.lock:
+            if name not in self._device:
+                self._step = None
             self._device[name] = tensor
             self._host.pop(name, None)
             self._host_feeds.pop(name, None)
 
-    def check_device(self, name: str, array: npt.ArrayLike) -> npt.NDArray[Any]:
-        """Return what is to be uploaded for `bind_device`.
+    def to_hold(self, name: str, array: Any, adopter: Adopter) -> npt.NDArray[Any] | DeviceTensor:
+        """Return what `bind_device` is to hold: a tensor that is on the device already, or an array to be uploaded.
 
         Raises:
-            InputError: no input has the name, or the array is not of its type.
+            InputError: no input has the name, or the array is not of its type, or cannot be shared.
         """
-        if name not in self._inputs:
+        kind = self._inputs.get(name)
+        if kind is None:
             raise self._unknown(name, self._inputs)
-        return self._checked(name, array)
+        value = array
+        if is_shareable(array) and isinstance(kind, TensorType):
+            value = shared(name, array, kind, adopter)
+        if not isinstance(value, DeviceTensor):
+            return self._checked(name, value)
+        self._check_tensor(name, value)
+        return value
 
-    def check_tensor(self, name: str, tensor: DeviceTensor) -> None:
+    def _check_tensor(self, name: str, tensor: DeviceTensor) -> None:
         """Refuse a tensor on the device that the input of the name does not take.
 
         Raises:
@@ -109,8 +123,7 @@ class Handles:
         with self.lock:
             if name not in self._host:
                 raise InputError(f"there is no handle {name!r} in host memory to feed; bind_handle makes one")
-            self._check_feed(name, index)
-            self._host_feeds[name] = index
+            self._set_feed(self._host_feeds, name, index)
 
     def feed_device(self, name: str, index: int) -> None:
         """Move output `index` into a device handle after every run from now on.
@@ -121,8 +134,7 @@ class Handles:
         with self.lock:
             if name not in self._device:
                 raise InputError(f"there is no handle {name!r} on the device to feed; bind_gpu_handle makes one")
-            self._check_feed(name, index)
-            self._device_feeds[name] = index
+            self._set_feed(self._device_feeds, name, index)
 
     def read(self, name: str) -> npt.NDArray[Any] | None:
         """Return a copy of a host handle, or None when there is none."""
@@ -143,8 +155,14 @@ class Handles:
     def clear(self) -> None:
         """Forget every handle and feed."""
         with self.lock:
+            self._step = None
             for table in (self._host, self._device, self._host_feeds, self._device_feeds):
                 table.clear()
+
+    def unbind(self) -> None:
+        """Let go of the engine that the last run was bound to; values and feeds stay."""
+        with self.lock:
+            self._step = None
 
     def behind(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the inputs with the handles for those that are not given."""
@@ -163,6 +181,19 @@ class Handles:
             InputError: an input is missing, unknown or of another type.
             EngineError: the run failed.
         """
+        step, self._step = self._step, None
+        if step is not None and step.fits(engine, inputs, indices):
+            results = step.run(inputs, self._host, self._device)
+            if results is not None:
+                self._step = step
+                return step.asked(results)
+        step = None  # and with it what it has bound
+        return self._run_first(engine, inputs, indices)
+
+    def _run_first(
+        self, engine: Engine, inputs: Mapping[str, Any], indices: Sequence[int]
+    ) -> tuple[list[int], list[Any]]:
+        """Run with every check, and remember the run where it may come again."""
         feeds = self._plan.feeds(self.behind(inputs), engine)
         host = self._host_targets()
         device = self._device_feeds
@@ -181,6 +212,20 @@ class Handles:
         }
         self._host.update({handle: arrays[index].copy() for handle, index in host.items()})
         self._device.update({handle: results[index] for handle, index in device.items()})
+        if self._device and self._repeats and all(feeds[name] is value for name, value in inputs.items()):
+            self._step = HandleStep(
+                engine,
+                self._inputs,
+                feeds,
+                list(inputs),
+                self._host,
+                self._device,
+                indices,
+                wanted,
+                self._names,
+                host,
+                device,
+            )
         return read, [arrays[index] for index in read]
 
     def _host_targets(self) -> dict[str, int]:
@@ -195,13 +240,17 @@ class Handles:
         index = int(digits)
         return index if index < len(self._names) else None
 
-    def _check_feed(self, name: str, index: int) -> None:
+    def _set_feed(self, feeds: dict[str, int], name: str, index: int) -> None:
+        if feeds.get(name) == index:
+            return
         if not 0 <= index < len(self._names):
             raise InputError(f"there is no output {index}; the graph has {len(self._names)} outputs, from 0")
         output = self._outputs[self._names[index]]
         target = self._inputs.get(name)
         if not isinstance(output, TensorType) or (isinstance(target, TensorType) and target.dtype is not output.dtype):
             raise InputError(f"output {index} is {output} and cannot feed handle {name!r}, which is {target}")
+        self._step = None
+        feeds[name] = index
 
     def _checked(self, name: str, array: npt.ArrayLike) -> npt.NDArray[Any]:
         kind = self._inputs.get(name)
@@ -213,7 +262,7 @@ class Handles:
         if not isinstance(kind, TensorType):
             raise InputError(f"{name!r} is {kind}; only tensors can be held by a handle")
         try:
-            value = as_array(array, kind.dtype)
+            value = as_array(shared(name, array, kind, None) if is_shareable(array) else array, kind.dtype)
         except ValueError as err:
             raise InputError(f"handle {name!r} is {kind}: {err}") from err
         if not _fits(kind, value.shape):

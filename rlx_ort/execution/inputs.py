@@ -21,7 +21,7 @@ from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.types import MapType, OptionalType, SequenceType, TensorType, ValueType
 
-__all__ = ["Adopter", "InputPlan", "ResidentFeeds"]
+__all__ = ["Adopter", "InputPlan", "ResidentFeeds", "is_shareable", "shared"]
 
 _Sizes = dict[str, tuple[int, str]]
 """Named dim -> its size in this run and the input that set it."""
@@ -182,8 +182,8 @@ def _check_shape(name: str, kind: TensorType, wanted: Shape, got: tuple[int, ...
 def _coerced(
     name: str, value: Any, kind: TensorType, adopter: Adopter | None = None
 ) -> npt.NDArray[Any] | DeviceTensor:
-    if not isinstance(value, (np.ndarray, np.generic, DeviceTensor)) and hasattr(value, "__dlpack__"):
-        value = _shared(name, value, kind, adopter)
+    if is_shareable(value):
+        value = shared(name, value, kind, adopter)
     if isinstance(value, DeviceTensor):
         if value.dtype != kind.dtype.numpy:
             raise InputError(f"input {name!r} is {kind}: the tensor on the device is {value.dtype.name}")
@@ -194,8 +194,17 @@ def _coerced(
         raise InputError(f"input {name!r} is {kind}: {err}") from err
 
 
-def _shared(name: str, source: Any, kind: TensorType, adopter: Adopter | None) -> npt.NDArray[Any] | DeviceTensor:
-    """Return an object of another library, or a device tensor, as what it is here, without a copy."""
+def is_shareable(value: object) -> bool:
+    """Return whether a value is a tensor of another library, to be taken over by DLPack."""
+    return not isinstance(value, (np.ndarray, np.generic, DeviceTensor)) and hasattr(value, "__dlpack__")
+
+
+def shared(name: str, source: Any, kind: TensorType, adopter: Adopter | None) -> npt.NDArray[Any] | DeviceTensor:
+    """Return an object of another library, or a device tensor, as what it is here, without a copy.
+
+    Raises:
+        InputError: it cannot be shared, or is on a device that is not the adopter's.
+    """
     if isinstance(source, DeviceTensor):
         return source
     try:

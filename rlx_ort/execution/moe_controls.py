@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -102,7 +103,7 @@ class _Watch:
             self.stats = MoeResidencyStats(**account(routed, settings.masks))
 
 
-class MoeControls:
+class MoeControls(abc.ABC):
     """Methods of a compiled graph for mixtures of experts; a graph without any takes the settings and changes nothing.
 
     Settings are not to be changed while another thread is in a run of the same object; use a clone for each.
@@ -113,6 +114,10 @@ class MoeControls:
     _weights: WeightStore
     _moe: _Watch | None = None
     _moe_base: EngineSlot | None = None
+
+    @abc.abstractmethod
+    def _unbind(self) -> None:
+        """Let go of what is bound to an engine, and so of the engine."""
 
     def set_moe_resident_experts(self, mask: Sequence[bool] | npt.NDArray[np.bool_]) -> None:
         """Choose the experts that stay on the device, the same in all layers; replaces masks for each layer.
@@ -207,6 +212,7 @@ class MoeControls:
         base.adopt(slot)
         slot.open_if_ready(self._rule)
         base.release()  # it holds all experts on the device
+        self._unbind()
         self._moe, self._moe_base, self._slot = watch, base, slot
 
 

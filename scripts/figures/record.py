@@ -17,7 +17,32 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Figure", "in_turns", "machine", "peak_bytes", "python_json", "seconds_of"]
+__all__ = [
+    "Figure",
+    "Turns",
+    "in_turns",
+    "machine",
+    "peak_bytes",
+    "python_json",
+    "scaled",
+    "seconds_of",
+    "shorten",
+    "turns_of",
+]
+
+
+_scale = 1.0
+
+
+def shorten(scale: float) -> None:
+    """Make the long measurements this fraction of their length, for a quick look."""
+    global _scale  # set once, by the command line
+    _scale = scale
+
+
+def scaled(count: int) -> int:
+    """Return a count of repetitions as `shorten` wants it, at least 1."""
+    return max(1, round(count * _scale))
 
 
 @dataclass(frozen=True)
@@ -70,13 +95,25 @@ def _processor() -> str:
         return platform.processor()
 
 
-def in_turns(
-    first: Callable[[], object], second: Callable[[], object], blocks: int, runs: int
-) -> tuple[float, float, float]:
-    """Return the medians of both in seconds, and the median over blocks of first / second.
+@dataclass(frozen=True)
+class Turns:
+    """Two things measured in turns.
 
-    The two alternate in blocks and swap their order each time; one block of each goes before as warm-up.
+    Attributes:
+        first: the median of the first, in seconds.
+        second: the median of the second, in seconds.
+        ratio: the median over blocks of first / second, each block's by its medians.
+        least_ratio: the least time of the first over the least of the second.
     """
+
+    first: float
+    second: float
+    ratio: float
+    least_ratio: float
+
+
+def turns_of(first: Callable[[], object], second: Callable[[], object], blocks: int, runs: int) -> Turns:
+    """Measure two actions in blocks that alternate and swap their order; one block of each goes before as warm-up."""
     times: tuple[list[float], list[float]] = ([], [])
     ratios = []
     for block in range(-1, blocks):
@@ -90,7 +127,16 @@ def in_turns(
                 times[side].extend(samples)
         if block >= 0:
             ratios.append(found[0] / found[1])
-    return statistics.median(times[0]), statistics.median(times[1]), statistics.median(ratios)
+    medians = [statistics.median(samples) for samples in times]
+    return Turns(medians[0], medians[1], statistics.median(ratios), min(times[0]) / min(times[1]))
+
+
+def in_turns(
+    first: Callable[[], object], second: Callable[[], object], blocks: int, runs: int
+) -> tuple[float, float, float]:
+    """Return the medians of both in seconds, and the median over blocks of first / second; see `turns_of`."""
+    found = turns_of(first, second, blocks, runs)
+    return found.first, found.second, found.ratio
 
 
 def _timed(action: Callable[[], object]) -> float:

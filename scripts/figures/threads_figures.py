@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import threading
 from collections.abc import Iterator
@@ -11,33 +10,22 @@ from typing import Any
 import numpy as np
 import psutil
 
-from figures.record import Figure
+from figures.record import Figure, scaled
+from figures.soak import REBUILD_EVERY, WIDTH, Levels, Soak, resident_bytes, storm_graph
 
 __all__ = ["measure"]
 
-THREADS, UPDATES = 8, 1000
-SOAK_RUNS, REBUILD_EVERY, SAMPLE_EVERY = 200_000, 1000, 5000
-WIDTH = 64
+THREADS, UPDATES, STORM_SAMPLE_EVERY = 8, 1000, 20
+SOAK_CALLS, SOAK_SAMPLE_EVERY = 200_000, 1000
+GROWTH_PERCENT = 2.0
 SESSIONS = 4
 
 
 def measure() -> Iterator[Figure]:
     """Yield the update storm, the soak and the thread budget."""
     yield from _storm()
-    yield _soak()
+    yield from _soak()
     yield _budget()
-
-
-def _graph() -> Any:
-    """Return `(x @ w + v) @ w`: parameters used folded and direct, so that a mixture of versions would show."""
-    from rlx_ort.ir.graph import Graph
-
-    graph = Graph("storm")
-    x = graph.input("x", ["n", WIDTH])
-    w = graph.param("w", [WIDTH, WIDTH])
-    v = graph.param("v", [WIDTH])
-    graph.outputs = [(x @ w + v) @ w]
-    return graph
 
 
 def _set(compiled: Any, version: int) -> None:
@@ -50,11 +38,12 @@ def _set(compiled: Any, version: int) -> None:
 def _storm() -> Iterator[Figure]:
     from rlx_ort.execution.session import Session
 
-    compiled = Session("cpu").compile(_graph())
+    compiled = Session("cpu").compile(storm_graph())
     _set(compiled, 1)
     x = np.ones((2, WIDTH), np.float32)
     compiled.run({"x": x})
     wrong: list[Any] = []
+    updates = scaled(UPDATES)
     runs = [0] * THREADS
     done = threading.Event()
 
@@ -63,64 +52,46 @@ def _storm() -> Iterator[Figure]:
             out = compiled.run({"x": x})[0]
             # (1 k + k) k = 2 k^2
             version = round(float(np.sqrt(out.flat[0] / 2)))
-            if not (1 <= version <= UPDATES + 1) or not np.array_equal(out, np.full_like(out, 2.0 * version * version)):
+            if not (1 <= version <= updates + 1) or not np.array_equal(out, np.full_like(out, 2.0 * version * version)):
                 wrong.append(out)
             runs[index] += 1
 
     threads = [threading.Thread(target=work, args=(index,)) for index in range(THREADS)]
     for thread in threads:
         thread.start()
-    levels = []
-    for version in range(2, UPDATES + 2):
+    calls, found = [], []
+    for version in range(2, updates + 2):
         _set(compiled, version)
         compiled.run({"x": x})
-        if version % 100 == 0:
-            levels.append(_rss())
+        if version % STORM_SAMPLE_EVERY == 0:
+            calls.append(version)
+            found.append(resident_bytes())
     done.set()
     for thread in threads:
         thread.join()
     compiled.close()
-    detail = f"{THREADS} threads, {sum(runs)} runs, {UPDATES} updates"
+    levels = Levels(calls, found)
+    detail = f"{THREADS} threads, {sum(runs)} runs, {updates} updates"
     yield Figure("update storm on cpu, results that are of no one version", len(wrong), "runs", 0, detail)
-    # The first hundreds fill the allocators' pools.
-    growth = max(levels[len(levels) // 2 :]) / max(levels[: len(levels) // 2])
-    yield Figure("update storm on cpu, memory of the second half over the first", growth, "times", 1.02, _mb(levels))
+    title = "update storm on cpu, memory of the last window against the first"
+    yield Figure(title, levels.growth_percent, "percent", GROWTH_PERCENT, f"{levels} updates")
 
 
-def _soak() -> Figure:
-    from rlx_ort.execution.session import Session
-
-    compiled = Session("cpu").compile(_graph())
-    rng = np.random.default_rng(0)
-    inputs = [{"x": rng.standard_normal((rows, WIDTH)).astype(np.float32)} for rows in (1, 3, 8)]
-    levels = []
-    for number in range(SOAK_RUNS):
-        if number % REBUILD_EVERY == 0:
-            _set(compiled, 1 + number // REBUILD_EVERY)
-        given = inputs[number % 3]
-        match number % 5:
-            case 0:
-                compiled.run_slots([given["x"]])
-            case 1:
-                compiled.run_raw(given)
-            case 2:
-                compiled.run_read_outputs(given, [0])
-            case 3 if number % 100 == 3:
-                compiled.run_pipelined(inputs)
-            case _:
-                compiled.run(given)
-        if number % SAMPLE_EVERY == 0:
-            gc.collect()
-            levels.append(_rss())
-    compiled.close()
-    settled = levels[len(levels) // 4 :]  # the first quarter fills the allocators' pools
-    return Figure(
-        f"soak of {SOAK_RUNS} mixed runs with {SOAK_RUNS // REBUILD_EVERY} rebuilds, spread of memory",
-        (max(settled) - min(settled)) / min(settled) * 100,
-        "percent",
-        2.0,
-        _mb(levels),
-    )
+def _soak() -> Iterator[Figure]:
+    count = scaled(SOAK_CALLS)
+    soak = Soak()
+    calls, found = [], []
+    for number in range(count):
+        soak.call(number)
+        if number % scaled(SOAK_SAMPLE_EVERY) == 0:
+            calls.append(number)
+            found.append(resident_bytes())
+    soak.close()
+    levels = Levels(calls, found)
+    title = f"soak of {count} calls of {len(soak.kinds)} kinds with {1 + (count - 1) // REBUILD_EVERY} rebuilds"
+    yield Figure(f"{title}, wrong results", soak.wrong, "calls", 0)
+    title += ", memory of the last window against the first"
+    yield Figure(title, levels.growth_percent, "percent", GROWTH_PERCENT, f"{levels} calls")
 
 
 def _budget() -> Figure:
@@ -130,7 +101,7 @@ def _budget() -> Figure:
     before = psutil.Process().num_threads()
     graphs = []
     for _ in range(SESSIONS):
-        compiled = Session("cpu").compile(_graph())
+        compiled = Session("cpu").compile(storm_graph())
         _set(compiled, 1)
         compiled.run({"x": np.ones((1, WIDTH), np.float32)})
         graphs.append(compiled)
@@ -140,11 +111,3 @@ def _budget() -> Figure:
     share = core_share().threads
     detail = f"{SESSIONS} sessions on a share of {share} of {os.cpu_count()} cores"
     return Figure("threads of all sessions, callers' own not counted", grown, "threads", max(0, share - 1), detail)
-
-
-def _rss() -> int:
-    return int(psutil.Process().memory_info().rss)
-
-
-def _mb(levels: list[int]) -> str:
-    return f"{min(levels) / 2**20:.0f} to {max(levels) / 2**20:.0f} MiB"

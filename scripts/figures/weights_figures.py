@@ -16,6 +16,8 @@ __all__ = ["measure"]
 
 LAYERS, WIDTH = 25, 2048  # 25 matrices of 16 MiB: 400 MiB
 REPEATS = 3
+EXPERT_COUNT, EXPERT_WIDTH = 16, 1024  # three stacks of 16 matrices of 4 MiB: 192 MiB
+EXPERTS_TARGET = 0.35
 MEBIBYTE = 2**20
 
 PRELUDE = """
@@ -70,20 +72,50 @@ LATENCY = (
     PRELUDE
     + """
 sys.path.insert(0, sys.argv[3])
-from figures.record import in_turns
+from dataclasses import asdict
+from figures.record import turns_of
 graph = chain()
 store = WeightStore.for_graph(graph)
 source = np.random.default_rng(0)
 for name in store.names:
     store.set(name, (source.standard_normal((WIDTH, WIDTH)) / WIDTH**0.5).astype(np.float32))
 inputs = {"x": np.ones((8, WIDTH), np.float32)}
-prepacked, private = (
+shared, private = (
     Session("cpu", CompileOptions(sharing=sharing)).compile(graph, store)
-    for sharing in (WeightSharing.PREPACKED, WeightSharing.PRIVATE)
+    for sharing in (WeightSharing(sys.argv[4]), WeightSharing.PRIVATE)
 )
-print(json.dumps(in_turns(lambda: prepacked.run(inputs), lambda: private.run(inputs), 9, 5)))
+print(json.dumps(asdict(turns_of(lambda: shared.run(inputs), lambda: private.run(inputs), 9, 5))))
 """
 )
+
+EXPERTS = """
+import json, os, sys
+import numpy as np
+import psutil
+from rlx_ort.execution.options import CompileOptions, PlacementRule
+from rlx_ort.execution.session import Session
+from rlx_ort.ir.graph import Graph
+
+EXPERTS, WIDTH, RESIDENT = (int(text) for text in sys.argv[1:])
+graph = Graph("experts")
+ids = graph.input("ids", [4], "i32")
+rows = graph.input("x", [4, WIDTH])
+for name in ("gate", "up", "down"):
+    rows = graph.grouped_matmul(rows, graph.param(name, [EXPERTS, WIDTH, WIDTH]), ids, name=name)
+graph.outputs = [rows]
+compiled = Session("webgpu", CompileOptions(placement=PlacementRule.ASSISTED)).compile(graph)
+if RESIDENT < EXPERTS:
+    compiled.set_moe_resident_experts(np.arange(EXPERTS) < RESIDENT)
+source = np.random.default_rng(0)
+for name in ("gate", "up", "down"):
+    compiled.set_param(name, source.standard_normal((EXPERTS, WIDTH, WIDTH), np.float32) / WIDTH**0.5)
+before = psutil.Process().memory_info().rss
+feeds = {"ids": np.array([0, 1, EXPERTS - 2, EXPERTS - 1], np.int32), "x": np.ones((4, WIDTH), np.float32)}
+for _ in range(3):
+    compiled.run(feeds)
+print(json.dumps(psutil.Process().memory_info().rss - before), flush=True)
+os._exit(0)  # the driver writes to standard output when it goes down
+"""
 
 MAPPED = (
     PRELUDE
@@ -102,12 +134,14 @@ print(json.dumps(seconds))
 
 
 def measure() -> Iterator[Figure]:
-    """Yield the memory of further sessions, the latency of packed weights, and the time to open mapped ones."""
+    """Yield memory of further sessions, latency of shared weights, time to open mapped ones, and memory of experts."""
     if sys.platform == "linux":  # elsewhere nothing tells which memory processes share
         yield from _further_sessions("raw", "Rss")
         yield from _further_sessions("prepacked", "Pss")
-    yield _latency()
+    yield _latency("prepacked", 1.05)
+    yield _latency("raw", None)
     yield _mapped()
+    yield from _experts()
 
 
 def _further_sessions(sharing: str, kind: str) -> Iterator[Figure]:
@@ -120,12 +154,31 @@ def _further_sessions(sharing: str, kind: str) -> Iterator[Figure]:
         yield Figure(title, extra, "MiB", 20)
 
 
-def _latency() -> Figure:
+def _latency(sharing: str, target: float | None) -> Figure:
+    """Return the median over fresh processes of what is a median over blocks in each."""
     scripts = str(Path(__file__).resolve().parents[1])
-    runs = [python_json(LATENCY, str(LAYERS), str(WIDTH), scripts) for _ in range(REPEATS)]
-    ours, theirs, ratio = (statistics.median(values) for values in zip(*runs, strict=True))
-    detail = f"{ours * 1e3:.1f} ms against {theirs * 1e3:.1f} ms, 8 rows"
-    return Figure("latency of prepacked over private", ratio, "times", 1.05, detail)
+    runs = [python_json(LATENCY, str(LAYERS), str(WIDTH), scripts, sharing) for _ in range(REPEATS)]
+    middle = {name: statistics.median(run[name] for run in runs) for name in runs[0]}
+    times = f"{middle['first'] * 1e3:.1f} ms against {middle['second'] * 1e3:.1f} ms, 8 rows"
+    ratios = f"{min(run['ratio'] for run in runs):.3f} to {max(run['ratio'] for run in runs):.3f}"
+    detail = f"{times}; {ratios} in {REPEATS} processes, least times {middle['least_ratio']:.3f}"
+    return Figure(f"latency of {sharing} over private", middle["ratio"], "times", target, detail)
+
+
+def _experts() -> Iterator[Figure]:
+    """Yield what keeping half of the experts on the host saves where the device's memory is memory of this process."""
+    from rlx_ort.device import Device
+    from rlx_ort.providers.registry import default_registry
+
+    if not default_registry().availability(Device("webgpu")).available:
+        return
+    counts = (EXPERT_COUNT, EXPERT_COUNT // 2)
+    arguments = (str(EXPERT_COUNT), str(EXPERT_WIDTH))
+    whole, half = (python_json(EXPERTS, *arguments, str(count)) / MEBIBYTE for count in counts)
+    moved = 3 * (counts[0] - counts[1]) * EXPERT_WIDTH**2 * 4 / MEBIBYTE
+    detail = f"a session adds {half:.0f} MiB in place of {whole:.0f} MiB; the experts that moved have {moved:.0f} MiB"
+    title = "half of the experts on the host, webgpu: share of their memory that is not saved"
+    yield Figure(title, 1 - (whole - half) / moved, "", EXPERTS_TARGET, detail)
 
 
 def _mapped() -> Figure:

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[3]
 HEAD = """
 import gc, os, sys, threading, time
 import numpy as np
-import onnx, onnx.helper, onnx.parser
+import onnx, onnx.numpy_helper, onnx.parser
 from rlx_ort.converters.from_onnx import from_onnx
 from rlx_ort.converters.load import load_graph
 from rlx_ort.errors import DeviceUnavailableError, EngineError, InputError, RlxError
@@ -34,6 +34,14 @@ def matmul(width=64, data=True):
     w = graph.param("w", [width, width], data=np.eye(width, dtype=np.float32) if data else None)
     graph.outputs = [x @ w]
     return graph
+
+def mapped(path):
+    proto = onnx.parser.parse_model('<ir_version: 10, opset_import: ["": 21]> g '
+        '(int64[n] i) => (float[n,1024] y) { y = Gather(w, i) }')
+    table = np.arange(4096 * 1024, dtype=np.float32).reshape(4096, 1024)
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(table, "w"))
+    onnx.save(proto, path, save_as_external_data=True, location="w.bin", size_threshold=0)
+    return Session("cpu", CompileOptions(sharing=WeightSharing.RAW)).compile(load_graph(path))
 
 def endless():
     text = '''(float[64,64] x) => (float[64,64] y)
@@ -117,6 +125,49 @@ print("fine" if (view == 1).all() else "wrong")
     )
 
 
+def test_memory_shared_through_dlpack_outlives_its_maker() -> None:
+    """1: an array that a handle took without a copy, and one that a run was fed, may be forgotten by who made it."""
+    _fine(
+        """
+class Maker:
+    def __init__(self, array): self.array = array
+    def __dlpack__(self, **kwargs): return self.array.__dlpack__(**kwargs)
+    def __dlpack_device__(self): return self.array.__dlpack_device__()
+compiled = Session("cpu").compile(matmul())
+compiled.bind_gpu_handle("x", Maker(np.ones((200, 64), np.float32)))
+compiled.set_gpu_handle_feed("x", 0)
+outs = []
+for _ in range(4):
+    outs += compiled.run_read_outputs({}, [0])
+    outs += compiled.run_read_outputs({"x": Maker(np.ones((2, 64), np.float32))}, [0])
+    compiled.bind_gpu_handle("x", Maker(np.ones((200, 64), np.float32)))
+    gc.collect()
+    junk = [np.full((200, 64), 7, np.float32) for _ in range(20)]
+print("fine" if all((out == 1).all() for out in outs) else "wrong")
+"""
+    )
+
+
+def test_what_a_loop_returned_outlives_the_graph() -> None:
+    """1: outputs of a loop over handles, and a tensor that was its state, stay when the loop goes on and is closed."""
+    _fine(
+        """
+compiled = Session("cpu").compile(matmul())
+compiled.bind_gpu_handle("x", np.ones((2, 64), np.float32))
+compiled.set_gpu_handle_feed("x", 0)
+outs = [compiled.run_read_outputs({}, [0])[0] for _ in range(5)]
+twin = compiled.clone()
+compiled.close()
+del compiled
+gc.collect()
+junk = [np.full((2, 64), 7, np.float32) for _ in range(100)]
+outs += twin.run_read_outputs({}, [0])
+outs.append(twin.read_gpu_handle("x"))
+print("fine" if all((out == 1).all() for out in outs) else "wrong")
+"""
+    )
+
+
 def test_trailing_empty_inputs_are_left_out() -> None:
     """2: a layer norm with an empty optional at its end is a valid model and runs."""
     _fine(
@@ -132,23 +183,41 @@ print("fine" if abs(out.mean()) < 1e-6 else out)
     )
 
 
+def test_trailing_empty_outputs_are_left_out() -> None:
+    """2: a batch norm with empty optional outputs at its end, in inference, is a valid model and runs."""
+    _fine(
+        """
+proto = onnx.parser.parse_model('<ir_version: 10, opset_import: ["": 15]> g '
+    '(float[2,3,4] x) => (float[2,3,4] y) <float[3] s = {1,1,1}, float[3] z = {0,0,0}> '
+    '{ t = Relu(x) y = BatchNormalization(t, s, z, z, s) }')
+proto.graph.node[1].output.extend(["", ""])
+x = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+out = Session("cpu").compile(from_onnx(proto)).run({"x": x})[0]
+print("fine" if np.allclose(out, x, rtol=1e-4) else out)
+"""
+    )
+
+
 @pytest.mark.parametrize("op", ["Div", "Mod"])
 @pytest.mark.parametrize("imported", [False, True], ids=["built", "imported"])
 def test_the_least_integer_over_minus_one_is_guarded(op: str, imported: bool) -> None:
-    """3: the quotient that does not fit is an error or a value, not the end of the process."""
-    make = f'imported("(int32[4] a, int32[4] b) => (int32[4] y) {{ y = {op}(a, b) }}")' if imported else "built()"
+    """3: the quotient that does not fit is an error or a value, not the end of the process; for i32 and i64."""
+    make = f'imported(f"({{name}}[4] a, {{name}}[4] b) => ({{name}}[4] y) {{{{ y = {op}(a, b) }}}}")'
     # C's quotient and ONNX's remainder, which has the sign of the divisor; the built one has that of the dividend.
-    expected = [-(2**31), -7, 3, -4] if op == "Div" else [0, 0, 1, -1 if imported else 1]
+    expected = "[least, -7, 3, -4]" if op == "Div" else str([0, 0, 1, -1 if imported else 1])
     _fine(
         f"""
 def built():
     graph = Graph("g")
-    a, b = graph.input("a", [4], "i32"), graph.input("b", [4], "i32")
+    a, b = (graph.input(letter, [4], name.replace("nt", "")) for letter in "ab")
     graph.outputs = [graph.binary("{op.lower()}", a, b)]
     return graph
-feeds = {{"a": np.array([-2**31, 7, 7, 9], np.int32), "b": np.array([-1, -1, 2, -2], np.int32)}}
-found = Session("cpu").compile({make}).run(feeds)[0].tolist()
-print("fine" if found == {expected} else found)
+wrong = []
+for name, least in (("int32", -2**31), ("int64", -2**63)):
+    feeds = {{"a": np.array([least, 7, 7, 9], name), "b": np.array([-1, -1, 2, -2], name)}}
+    found = Session("cpu").compile({make if imported else "built()"}).run(feeds)[0].tolist()
+    wrong += [] if found == {expected} else [found]
+print(wrong or "fine")
 """
     )
 
@@ -157,14 +226,7 @@ def test_a_weights_file_that_shrinks_under_a_session_is_an_error(tmp_path: Path)
     """4: reading a mapped file beyond its new end would be a bus error; the run is refused instead."""
     _fine(
         f"""
-proto = onnx.parser.parse_model('<ir_version: 10, opset_import: ["": 21]> g '
-    '(int64[n] i) => (float[n,1024] y) {{ y = Gather(w, i) }}')
-table = onnx.helper.make_tensor("w", onnx.TensorProto.FLOAT, [4096, 1024],
-    np.arange(4096 * 1024, dtype=np.float32).tobytes(), raw=True)
-proto.graph.initializer.append(table)
-path = {str(tmp_path / "m.onnx")!r}
-onnx.save(proto, path, save_as_external_data=True, location="w.bin", size_threshold=0)
-compiled = Session("cpu", CompileOptions(sharing=WeightSharing.RAW)).compile(load_graph(path))
+compiled = mapped({str(tmp_path / "m.onnx")!r})
 first = compiled.run({{"i": np.array([1])}})[0]
 assert first[0, 0] == 1024
 os.truncate({str(tmp_path / "w.bin")!r}, 4096)
@@ -180,17 +242,38 @@ print("fine")
     )
 
 
+def test_a_safetensors_file_that_shrinks_under_a_session_is_an_error(tmp_path: Path) -> None:
+    """4: the same for a store that maps a safetensors file, on the runs of a loop over handles as well."""
+    _fine(
+        f"""
+from safetensors.numpy import save_file
+path = {str(tmp_path / "w.safetensors")!r}
+save_file({{"w": np.eye(1024, dtype=np.float32)}}, path)
+compiled = Session("cpu", CompileOptions(sharing=WeightSharing.RAW)).compile(matmul(1024, data=False))
+compiled.weights.load_safetensors(path)
+compiled.bind_gpu_handle("x", np.ones((2, 1024), np.float32))
+compiled.set_gpu_handle_feed("x", 0)
+for _ in range(3):
+    assert (compiled.run_read_outputs({{}}, [0])[0] == 1).all()
+os.truncate(path, 4096)
+x = np.ones((2, 1024), np.float32)
+for call in (lambda: compiled.run_read_outputs({{}}, [0]), lambda: compiled.run({{"x": x}})):
+    try:
+        call()
+    except EngineError as err:
+        assert "changed in place" in str(err), err
+    else:
+        raise SystemExit("it ran")
+print("fine")
+"""
+    )
+
+
 def test_a_weights_file_that_is_replaced_is_harmless(tmp_path: Path) -> None:
     """4: a new file under the old name leaves the mapping of the old one alone."""
     _fine(
         f"""
-proto = onnx.parser.parse_model('<ir_version: 10, opset_import: ["": 21]> g '
-    '(int64[n] i) => (float[n,1024] y) {{ y = Gather(w, i) }}')
-proto.graph.initializer.append(onnx.helper.make_tensor("w", onnx.TensorProto.FLOAT, [4096, 1024],
-    np.arange(4096 * 1024, dtype=np.float32).tobytes(), raw=True))
-path = {str(tmp_path / "m.onnx")!r}
-onnx.save(proto, path, save_as_external_data=True, location="w.bin", size_threshold=0)
-compiled = Session("cpu", CompileOptions(sharing=WeightSharing.RAW)).compile(load_graph(path))
+compiled = mapped({str(tmp_path / "m.onnx")!r})
 compiled.run({{"i": np.array([1])}})
 with open({str(tmp_path / "new.bin")!r}, "wb") as stream:
     stream.write(b"short")
@@ -228,6 +311,19 @@ def test_compile_only_sessions_are_refused() -> None:
     """7: a session that only compiles can end the process when it is opened."""
     with pytest.raises(EngineError, match="compile_only"):
         check_config({"session.compile_only": "1"})
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("webgpu", marks=pytest.mark.webgpu)])
+def test_a_graph_cannot_be_compiled_only(device: str) -> None:
+    """7: the option that ends the process where no session is open is refused before a session is opened."""
+    _fine(
+        f"""
+try:
+    Session("{device}", CompileOptions(session_config={{"session.compile_only": "1"}})).compile(matmul(8))
+except RlxError as err:
+    print("fine" if "compile_only" in str(err) else err)
+"""
+    )
 
 
 @pytest.mark.parametrize("name", ["unregister_execution_provider_library", "ModelCompiler", "add_initializer("])
@@ -282,16 +378,42 @@ print("fine" if (compiled.read_gpu_handle("x") == 16).all() else compiled.read_g
     [
         "threading.Thread(target=lambda: compiled.run(inputs), daemon=True).start()",
         "threading.Thread(target=lambda: compiled.run_slots([inputs['x']]), daemon=True).start()",
+        "compiled.bind_gpu_handle('x', inputs['x']); compiled.set_gpu_handle_feed('x', 0); "
+        "threading.Thread(target=lambda: compiled.run({}), daemon=True).start()",
+        "threading.Thread(target=lambda: compiled.run_pipelined([inputs] * 4), daemon=True).start()",
+        "threading.Thread(target=lambda: compiled.run_dlpack(inputs), daemon=True).start()",
         "compiled.commit_no_wait(inputs)",
         "[compiled.commit_no_wait(inputs) for _ in range(50)]",
         "import asyncio; asyncio.new_event_loop().create_task(compiled.run_async(inputs)).get_loop()"
         ".run_until_complete(asyncio.sleep(0.05))",
     ],
-    ids=["daemon", "slots", "commit", "many", "async"],
+    ids=["daemon", "slots", "handles", "pipelined", "dlpack", "commit", "many", "async"],
 )
 def test_the_interpreter_ends_cleanly_with_a_run_in_flight(start: str) -> None:
     """9: the run is stopped and waited for, within a moment, and the exit code is 0."""
     done = _python(f"compiled, inputs = endless()\n{start}\ntime.sleep(0.1)\nprint('fine', flush=True)\n")
+    assert (done.returncode, done.stdout.strip()) == (0, "fine"), done.stderr
+    assert "Fatal" not in done.stderr
+
+
+def test_the_interpreter_ends_cleanly_in_the_middle_of_a_loop() -> None:
+    """9: a loop over handles whose steps are long is stopped in a step that runs over a binding made before."""
+    done = _python(
+        """
+text = '''(int64[1] n, float[64,64] x) => (float[64,64] y)
+    <bool c = {1}> { m = Squeeze(n) y = Loop (m, c, x) <body = b (int64 i, bool k, float[64,64] v) =>
+      (bool k2, float[64,64] v2) { k2 = Identity (k) v2 = MatMul (v, v) }> }'''
+compiled = Session("cpu", CompileOptions(intra_op_threads=1)).compile(imported(text))
+compiled.bind_gpu_handle("x", np.eye(64, dtype=np.float32))
+compiled.set_gpu_handle_feed("x", 0)
+for _ in range(3):
+    compiled.run_read_outputs({"n": np.array([2])}, [])
+endless = {"n": np.array([2**62])}
+threading.Thread(target=lambda: compiled.run_read_outputs(endless, []), daemon=True).start()
+time.sleep(0.1)
+print("fine", flush=True)
+"""
+    )
     assert (done.returncode, done.stdout.strip()) == (0, "fine"), done.stderr
     assert "Fatal" not in done.stderr
 

@@ -1,0 +1,143 @@
+"""Pipelined, committed and awaited runs give what runs one by one give, errors and order included."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+from step_graphs import assert_same, step_graph, step_inputs
+
+from rlx_ort.device import Device
+from rlx_ort.errors import InputError
+from rlx_ort.execution.options import CompileOptions
+from rlx_ort.execution.session import Session
+from rlx_ort.ir.graph import Graph
+
+RNG = np.random.default_rng(11)
+
+
+def test_pipelined_runs_equal_those_one_by_one(device: Device) -> None:
+    """Order and results are those of single runs, overlapping or not, and an empty list gives an empty list."""
+    compiled = Session(device).compile(step_graph())
+    sets = step_inputs(7)
+    expected = [compiled.run(inputs) for inputs in sets]
+    found = compiled.run_pipelined(sets)
+    assert len(found) == len(expected)
+    for got, want in zip(found, expected, strict=True):
+        assert_same(device, got[0], want[0])
+        assert_same(device, got[1], want[1])
+    assert compiled.run_pipelined([]) == []
+
+
+def test_long_runs_overlap_with_the_same_results() -> None:
+    """Runs that take long enough go two at a time and come back in order."""
+    graph = Graph("long")
+    x = graph.input("x", [256, 256])
+    value = x
+    for _ in range(6):
+        value = graph.tanh(value @ x)
+    graph.outputs = [value]
+    compiled = Session("cpu", CompileOptions(intra_op_threads=1)).compile(graph)
+    sets = [{"x": RNG.standard_normal((256, 256)).astype(np.float32)} for _ in range(6)]
+    expected = [compiled.run(inputs)[0] for inputs in sets]
+    for (got,), want in zip(compiled.run_pipelined(sets), expected, strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+def test_pipelined_runs_with_handles_are_in_order(device: Device) -> None:
+    """A graph with a state gives the states one after the other."""
+    compiled = Session(device).compile(step_graph())
+    steps = step_inputs(5)
+    compiled.bind_handle("out0", steps[0]["out0"])
+    expected = [compiled.run({"x": step["x"]})[0] for step in steps]
+    compiled.bind_handle("out0", steps[0]["out0"])
+    for got, want in zip(compiled.run_pipelined([{"x": step["x"]} for step in steps]), expected, strict=True):
+        assert_same(device, got[0], want)
+
+
+def test_committed_runs_feed_handles_in_order(device: Device) -> None:
+    """Runs that nobody waits for leave the state that the same runs leave when waited for."""
+    compiled = Session(device).compile(step_graph())
+    steps = step_inputs(5)
+    compiled.bind_gpu_handle("out0", steps[0]["out0"])
+    compiled.set_gpu_handle_feed("out0", 0)
+    for step in steps:
+        compiled.run({"x": step["x"]})
+    expected = compiled.read_gpu_handle("out0")
+    compiled.bind_gpu_handle("out0", steps[0]["out0"])
+    compiled.set_gpu_handle_feed("out0", 0)
+    reused = np.empty((3, 4), np.float32)
+    for step in steps:
+        reused[:] = step["x"]
+        compiled.commit_no_wait({"x": reused})
+    compiled.sync_pending()
+    assert_same(device, compiled.read_gpu_handle("out0"), expected)
+
+
+def test_errors_of_committed_runs_come_when_they_are_waited_for() -> None:
+    """A wrong input in the background is an InputError of `sync_pending`, and only of the first."""
+    compiled = Session("cpu").compile(step_graph())
+    compiled.commit_no_wait({"x": np.zeros((1, 4), np.float32)})
+    with pytest.raises(InputError, match="'out0'"):
+        compiled.sync_pending()
+    compiled.sync_pending()
+
+
+def test_awaited_runs_equal_plain_ones(device: Device) -> None:
+    """Many awaited at once give what plain runs give."""
+    compiled = Session(device).compile(step_graph())
+    sets = step_inputs(6)
+    expected = [compiled.run(inputs)[0] for inputs in sets]
+
+    async def all_of_them() -> list[Any]:
+        return await asyncio.gather(*(compiled.run_async(inputs) for inputs in sets))
+
+    for got, want in zip(asyncio.run(all_of_them()), expected, strict=True):
+        assert_same(device, got[0], want)
+
+
+def test_errors_of_awaited_runs_are_typed() -> None:
+    """A missing input is an InputError in the task."""
+    compiled = Session("cpu").compile(step_graph())
+    with pytest.raises(InputError, match="'out0'"):
+        asyncio.run(compiled.run_async({"x": np.zeros((1, 4), np.float32)}))
+
+
+def _endless() -> Any:
+    """Return a compiled graph whose one node multiplies for as long as it is let."""
+    graph = Graph("endless")
+    x = graph.input("x", [256, 256])
+    value = x
+    for _ in range(3000):
+        value = graph.tanh(value @ x)
+    graph.outputs = [value]
+    return Session("cpu", CompileOptions(intra_op_threads=1)).compile(graph)
+
+
+def test_cancelling_the_task_stops_the_run() -> None:
+    """The run in the thread ends early, and the graph runs on afterwards."""
+    compiled = _endless()
+    inputs = {"x": np.zeros((256, 256), np.float32)}
+    ended = threading.Event()
+    original = compiled._slot.current.session.run
+
+    def watched(*args: Any) -> Any:
+        try:
+            return original(*args)
+        finally:
+            ended.set()
+
+    compiled._slot.current.session.run = watched
+
+    async def cancelled() -> None:
+        task = asyncio.create_task(compiled.run_async(inputs))
+        await asyncio.sleep(0.1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(cancelled())
+    assert ended.wait(1.0), "the run went on after it was cancelled"

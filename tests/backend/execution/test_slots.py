@@ -1,0 +1,174 @@
+"""Runs through bound buffers give what plain ones give, and the buffers stay the caller's to read."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+from step_graphs import W, assert_same, step_graph, step_inputs
+
+from rlx_ort.device import Device
+from rlx_ort.errors import InputError
+from rlx_ort.execution.session import Session
+from rlx_ort.ir.graph import Graph
+
+RNG = np.random.default_rng(11)
+
+
+def test_slots_and_raw_runs_equal_plain_ones(device: Device) -> None:
+    """Runs through bound buffers give the same, at the first call, the second, and after a change of shape."""
+    compiled = Session(device).compile(step_graph())
+    for rows in (3, 3, 5, 3):
+        (inputs,) = step_inputs(rows=rows)
+        expected = compiled.run(inputs)
+        for found in (compiled.run_slots(list(inputs.values())), compiled.run_raw(inputs)):
+            for got, want in zip(found, expected, strict=True):
+                assert_same(device, got, want)
+    assert compiled.supports_run_slots
+    assert "run_slots" in compiled.capabilities()
+
+
+def test_slots_write_to_the_same_buffers() -> None:
+    """On the CPU the arrays returned are the bound ones, and a plain run leaves them alone."""
+    compiled = Session("cpu").compile(step_graph())
+    first, second, third = step_inputs(3)
+    compiled.run_slots(list(first.values()))
+    view = compiled.run_slots(list(first.values()))[0]
+    kept = view.copy()
+    compiled.run(second)
+    np.testing.assert_array_equal(view, kept)
+    again = compiled.run_slots(list(third.values()))[0]
+    assert again is view
+    assert compiled.slot_views()[0] is view
+    np.testing.assert_array_equal(view, compiled.run(third)[0])
+
+
+def test_slots_copy_their_inputs() -> None:
+    """An array that its owner writes to after the call changes nothing of the results."""
+    compiled = Session("cpu").compile(step_graph())
+    (inputs,) = step_inputs()
+    arrays = list(inputs.values())
+    compiled.run_slots(arrays)
+    expected = compiled.run(inputs)[0]
+    found = compiled.run_slots(arrays)[0]
+    arrays[0][:] = 0
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_large_inputs_go_through_slots_without_a_copy() -> None:
+    """Inputs too large to copy are bound where they are; each run reads the array of its call."""
+    graph = Graph("large")
+    x = graph.input("x", ["n"])
+    graph.outputs = [x + x]
+    compiled = Session("cpu").compile(graph)
+    for value in (1.0, 2.0, 3.0):
+        array = np.full(50_000, value, np.float32)
+        np.testing.assert_array_equal(compiled.run_slots([array])[0], array * 2)
+
+
+def test_slots_take_outputs_of_any_size() -> None:
+    """An output whose size depends on the data is not bound, and right in every run."""
+    graph = Graph("nonzero")
+    x = graph.input("x", [4])
+    from rlx_ort.ir.dtype import DType
+    from rlx_ort.ir.shape import Shape
+    from rlx_ort.ir.types import TensorType
+
+    kind = TensorType(DType.I64, Shape([1, "found"]))
+    graph.outputs = list(graph.onnx_node("NonZero", [x], types=[kind], name="nz"))
+    compiled = Session("cpu").compile(graph)
+    for values in ([1, 0, 1, 0], [1, 0, 0, 0], [1, 1, 1, 1], [0, 0, 0, 0]):
+        array = np.array(values, np.float32)
+        np.testing.assert_array_equal(compiled.run_slots([array])[0], [np.flatnonzero(array)])
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ([np.zeros((3, 4), np.float32)], "2 inputs"),
+        ([np.zeros((3, 4), np.float32)] * 3, "2 inputs"),
+        ([np.zeros((3, 4), np.float32), np.zeros((3, 5), np.float32)], "'out0'"),
+        ([np.zeros((3, 4), np.float32), np.zeros((2, 4), np.float32)], "'n'"),
+        ([np.zeros((3, 4), np.float32), np.zeros((3, 4), np.float64)], "f32"),
+        ([np.zeros((3, 4), np.float32), None], "None"),
+    ],
+)
+@pytest.mark.parametrize("warm", [False, True])
+def test_wrong_slots_are_refused(arrays: list[Any], message: str, warm: bool) -> None:
+    """Too few, too many, or of another type: an InputError before and after the buffers are bound."""
+    compiled = Session("cpu").compile(step_graph())
+    if warm:
+        for _ in range(2):
+            compiled.run_slots([np.zeros((3, 4), np.float32)] * 2)
+    with pytest.raises(InputError, match=message):
+        compiled.run_slots(arrays)
+
+
+def test_many_small_inputs_give_new_outputs_every_time() -> None:
+    """Above 64 inputs runs go through pooled buffers; results are right, their own, and follow shapes and weights."""
+    graph = Graph("many")
+    inputs = [graph.input(f"in{index}", ["n", 4]) for index in range(80)]
+    w = graph.param("w", [4, 4], data=W)
+    graph.outputs = [graph.concat(inputs, 0) @ w]
+    compiled = Session("cpu").compile(graph)
+    single = Session("cpu").compile(graph, compiled.weights)
+    kept = []
+    for rows, scale in ((1, 1), (1, 1), (2, 1), (2, 3), (1, 3)):
+        compiled.set_param("w", W * scale)
+        feeds = {f"in{index}": RNG.standard_normal((rows, 4)).astype(np.float32) for index in range(80)}
+        stacked = np.concatenate(list(feeds.values()))
+        found = compiled.run(feeds)[0]
+        again = compiled.run(feeds)[0]
+        np.testing.assert_array_equal(found, again)
+        np.testing.assert_allclose(found, stacked.astype(np.float64) @ (W * scale), rtol=1e-4, atol=1e-5)
+        np.testing.assert_array_equal(found, single.run_raw(feeds)[0])
+        kept.append((found, found.copy()))
+    for found, copy in kept:
+        np.testing.assert_array_equal(found, copy)
+
+
+def test_many_small_inputs_from_many_threads() -> None:
+    """Runs side by side, with shapes that differ, take buffers of their own."""
+    graph = Graph("many")
+    inputs = [graph.input(f"in{index}", ["n"]) for index in range(70)]
+    graph.outputs = [graph.concat(inputs, 0)]
+    compiled = Session("cpu").compile(graph)
+    wrong: list[Any] = []
+
+    def work(seed: int) -> None:
+        rows = 1 + seed % 2
+        feeds = {f"in{index}": np.full(rows, seed * 100 + index, np.float32) for index in range(70)}
+        expected = np.concatenate(list(feeds.values()))
+        for _ in range(200):
+            found = compiled.run(feeds)[0]
+            if not np.array_equal(found, expected):
+                wrong.append(found)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_slots_follow_a_change_of_parameters(device: Device) -> None:
+    """Buffers are bound anew when the session is opened again."""
+    compiled = Session(device).compile(step_graph())
+    (inputs,) = step_inputs()
+    compiled.run_slots(list(inputs.values()))
+    compiled.run_slots(list(inputs.values()))
+    compiled.set_param("w", W * 2)
+    found = compiled.run_slots(list(inputs.values()))[0].copy()
+    assert_same(device, found, compiled.run(inputs)[0])
+
+
+def test_addresses_are_those_of_the_buffers() -> None:
+    """`arena_ptr` has nothing before the first run, then where each output of the last one stands."""
+    compiled = Session("cpu").compile(step_graph())
+    assert compiled.arena_ptr() == []
+    arrays = [np.ones((3, 4), np.float32), np.ones((3, 4), np.float32)]
+    views = [compiled.run_slots(arrays) for _ in range(2)][1]
+    assert compiled.arena_ptr() == [(view.__array_interface__["data"][0], 48) for view in views]
