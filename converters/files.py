@@ -1,16 +1,20 @@
-"""Writes a graph to an ONNX file, with its weights inside or in one data file beside it."""
+"""Writes a bundle or a graph to an ONNX file, with its weights inside or in one data file beside it."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, TypeAlias
 
-from rlx_ort.converters.to_onnx import PROTOBUF_LIMIT, all_weights
+import numpy as np
+
+from rlx_ort.converters.bundle import ModelBundle, bundle_from_graph, external_tensors, location_of
+from rlx_ort.converters.to_onnx import PROTOBUF_LIMIT
+from rlx_ort.converters.wire import field_key, varint
 from rlx_ort.errors import ConversionError
-from rlx_ort.ir.tensor import TensorData
+from rlx_ort.ir.tensor import FileRange, TensorData
 
 if TYPE_CHECKING:
     import onnx
@@ -18,14 +22,18 @@ if TYPE_CHECKING:
     from rlx_ort.execution.options import CompileOptions
     from rlx_ort.ir.graph import Graph
 
-__all__ = ["EXTERNAL_ABOVE_BYTES", "save_onnx"]
+__all__ = ["EXTERNAL_ABOVE_BYTES", "Progress", "pieces", "save_bundle", "save_onnx", "written_files"]
 
 EXTERNAL_ABOVE_BYTES = 1 << 30
 """Weights above this total go to a data file unless the caller says otherwise: 1 GiB, half of what a file may hold."""
 
+Progress: TypeAlias = Callable[[int], None]
+"""Told how many further bytes of weights were written."""
+
 _LARGE_BYTES = 1 << 20
 _LARGE_ALIGNMENT = 1 << 16  # what Windows needs to map a tensor; Linux and macOS are content with 4 or 16 KiB
 _SMALL_ALIGNMENT = 64
+_CHUNK_BYTES = 8 << 20  # a piece of a weight on its way from file to file
 
 
 def save_onnx(
@@ -52,29 +60,61 @@ def save_onnx(
         GraphVerifyError: the graph breaks a rule of the IR.
         ConversionError: a file exists, cannot be written or would be above 2 GB, or a parameter has no data.
     """
+    save_bundle(bundle_from_graph(graph, options), path, external_data=external_data, overwrite=overwrite)
+
+
+def save_bundle(
+    bundle: ModelBundle,
+    path: str | os.PathLike[str],
+    *,
+    external_data: bool | None = None,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> None:
+    """Write a bundle as an ONNX file; nothing is left behind when that fails.
+
+    Weights are streamed: those of files go from file to file in pieces of 8 MiB, so that the memory it takes does not
+    grow with the model. With external data they go to `<file name>.data` in the same folder, which is in place before
+    the model that refers to it. A file that a weight of the bundle comes from may be replaced, except on Windows.
+
+    Args:
+        bundle: the model.
+        path: the file to write.
+        external_data: whether weights go to a data file; None decides by `EXTERNAL_ABOVE_BYTES`.
+        overwrite: whether existing files may be replaced.
+        progress: told how many further bytes of weights were written.
+
+    Raises:
+        ConversionError: a file exists, cannot be written or would be above 2 GB, or a weight's file has changed.
+    """
     import onnx
 
-    from rlx_ort.converters.to_onnx.exporter import export_model
-
-    exported = export_model(graph, options)
-    weights = all_weights(graph, exported)
-    if external_data is None:
-        external_data = sum(data.nbytes for data in weights.values()) > EXTERNAL_ABOVE_BYTES
-    target = Path(path)
-    data_file = target.with_name(f"{target.name}.data")
-    written = [target, data_file] if external_data and weights else [target]
-    for file in written:
+    files = written_files(bundle, path, external_data=external_data)
+    for file in files:
         if file.exists() and not overwrite:
             raise ConversionError(f"{file} exists; pass overwrite=True to replace it")
-    model = onnx.ModelProto.FromString(exported.skeleton)
-    with _as_conversion_error(target), contextlib.ExitStack() as stack:
-        if data_file in written:
-            with _replacing(data_file, stack) as stream:
-                _write_data(stream, model, weights, data_file.name)
-            weights = {}
-        with _replacing(target, stack) as stream:
-            _write_model(stream, model, weights)
-        stack.pop_all()  # all is well: keep what was written
+    model = onnx.ModelProto()
+    model.CopyFrom(bundle.proto)
+    target = files[0]
+    with _as_conversion_error(target), contextlib.ExitStack() as undo:
+        with _replacing(target, undo) as stream:
+            if len(files) > 1:  # the data takes its place before the model that refers to it; both are whole by then
+                with _replacing(files[1], undo) as data_stream:
+                    _write_data(data_stream, model, bundle.weights, files[1].name, progress)
+                    _write_model(stream, model, {}, progress)
+            else:
+                _write_model(stream, model, bundle.weights, progress)
+        undo.pop_all()  # all is well: keep what was written
+
+
+def written_files(
+    bundle: ModelBundle, path: str | os.PathLike[str], *, external_data: bool | None = None
+) -> tuple[Path, ...]:
+    """Return the files that `save_bundle` writes: the model, and its data file if it gets one."""
+    target = Path(path)
+    if external_data is None:
+        external_data = sum(data.nbytes for data in bundle.weights.values()) > EXTERNAL_ABOVE_BYTES
+    return (target, target.with_name(f"{target.name}.data")) if external_data and bundle.weights else (target,)
 
 
 @contextlib.contextmanager
@@ -106,31 +146,32 @@ def _as_conversion_error(path: Path) -> Iterator[None]:
         raise ConversionError(f"{path} cannot be written: {err}") from err
 
 
-def _write_data(stream: BinaryIO, model: onnx.ModelProto, weights: Mapping[str, TensorData], location: str) -> None:
+def _write_data(
+    stream: BinaryIO,
+    model: onnx.ModelProto,
+    weights: Mapping[str, TensorData],
+    location: str,
+    progress: Progress | None,
+) -> None:
     """Write the weights one after another and point the model's initializers at them."""
-    from rlx_ort.converters.onnx_types import tensor_proto
-
     offset = 0
-    for tensor in model.graph.initializer:
-        data = weights.get(tensor.name)
-        if data is None:
-            continue
-        if not data.nbytes:
-            tensor.CopyFrom(tensor_proto(data, tensor.name))
-            continue
+    for tensor in external_tensors(model):
+        data = weights[location_of(tensor)]
         alignment = _LARGE_ALIGNMENT if data.nbytes >= _LARGE_BYTES else _SMALL_ALIGNMENT
         padding = -offset % alignment
         stream.write(bytes(padding))
         offset += padding
-        stream.write(data.buffer.data)
+        _copy(data, stream, progress)
         del tensor.external_data[:]
         for key, value in (("location", location), ("offset", offset), ("length", data.nbytes)):
             tensor.external_data.add(key=key, value=str(value))
         offset += data.nbytes
 
 
-def _write_model(stream: BinaryIO, model: onnx.ModelProto, weights: Mapping[str, TensorData]) -> None:
-    """Write the model with `weights` inside, without ever holding a second copy of them.
+def _write_model(
+    stream: BinaryIO, model: onnx.ModelProto, weights: Mapping[str, TensorData], progress: Progress | None
+) -> None:
+    """Write the model with its weights inside, without ever holding a second copy of those of the main graph.
 
     A message is its fields one after another, so the weights are written as fields of the graph by hand.
     """
@@ -138,44 +179,81 @@ def _write_model(stream: BinaryIO, model: onnx.ModelProto, weights: Mapping[str,
 
     from rlx_ort.converters.onnx_types import tensor_proto
 
-    outside = {tensor.name: tensor for tensor in model.graph.initializer if tensor.name in weights}
+    external = onnx.TensorProto.EXTERNAL
+    outside = [t for t in model.graph.initializer if t.data_location == external and location_of(t) in weights]
     fields: list[tuple[bytes, TensorData]] = []
-    graph = onnx.GraphProto()
-    graph.CopyFrom(model.graph)
-    del graph.initializer[:]
-    graph.initializer.extend(tensor for tensor in model.graph.initializer if tensor.name not in outside)
-    for name in outside:
-        data = weights[name]
-        if not data.nbytes:
-            graph.initializer.append(tensor_proto(data, name))
-            continue
-        header = onnx.TensorProto(name=name, data_type=outside[name].data_type, dims=data.shape).SerializeToString()
-        header += _tag(onnx.TensorProto, "raw_data") + _varint(data.nbytes)
-        length = _varint(len(header) + data.nbytes)
-        fields.append((_tag(onnx.GraphProto, "initializer") + length + header, data))
-    body = graph.SerializeToString(deterministic=True)
+    for tensor in outside:
+        data = weights[location_of(tensor)]
+        head = onnx.TensorProto()
+        head.CopyFrom(tensor)
+        head.ClearField("external_data")
+        head.ClearField("data_location")
+        header = (
+            head.SerializeToString(deterministic=True)
+            + field_key(onnx.TensorProto.RAW_DATA_FIELD_NUMBER)
+            + varint(data.nbytes)
+        )
+        length = varint(len(header) + data.nbytes)
+        fields.append((field_key(onnx.GraphProto.INITIALIZER_FIELD_NUMBER) + length + header, data))
+    if fields:
+        names = {tensor.name for tensor in outside}
+        kept = onnx.GraphProto(initializer=[t for t in model.graph.initializer if t.name not in names])
+        del model.graph.initializer[:]
+        model.graph.MergeFrom(kept)
+    for tensor in external_tensors(model):
+        if location_of(tensor) in weights:  # one of a body
+            tensor.CopyFrom(tensor_proto(weights[location_of(tensor)], tensor.name))
+    body = model.graph.SerializeToString(deterministic=True)
     total = len(body) + sum(len(header) + data.nbytes for header, data in fields)
-    rest = onnx.ModelProto()
-    rest.CopyFrom(model)
-    rest.ClearField("graph")
-    head = rest.SerializeToString(deterministic=True)
-    if total + len(head) + 16 > PROTOBUF_LIMIT:
+    model.ClearField("graph")
+    head_bytes = model.SerializeToString(deterministic=True)
+    if total + len(head_bytes) + 16 > PROTOBUF_LIMIT:
         raise ConversionError(f"the model is {total} bytes, above the 2 GB of one file; pass external_data=True")
-    stream.write(head + _tag(onnx.ModelProto, "graph") + _varint(total) + body)
+    stream.write(head_bytes + field_key(onnx.ModelProto.GRAPH_FIELD_NUMBER) + varint(total) + body)
     for header, data in fields:
         stream.write(header)
-        stream.write(data.buffer.data)
+        _copy(data, stream, progress)
 
 
-def _tag(message: type, field: str) -> bytes:
-    """Return the key of a length-delimited field."""
-    return _varint(message.DESCRIPTOR.fields_by_name[field].number << 3 | 2)  # type: ignore[attr-defined]  # protobuf messages have it
+def _copy(data: TensorData, stream: BinaryIO, progress: Progress | None) -> None:
+    """Write the bytes of a tensor; those of a file are read from it, since reading a map would fill the memory."""
+    for piece in pieces(data):
+        stream.write(piece)
+        if progress is not None:
+            progress(len(piece))
 
 
-def _varint(number: int) -> bytes:
-    encoded = bytearray()
-    while number > 0x7F:
-        encoded.append(number & 0x7F | 0x80)
-        number >>= 7
-    encoded.append(number)
-    return bytes(encoded)
+def pieces(data: TensorData) -> Iterator[memoryview]:
+    """Yield the bytes of a tensor in pieces of at most 8 MiB, read from its file where it has one; use each at once.
+
+    Raises:
+        ConversionError: the file was written to since it was mapped.
+        OSError: it cannot be read.
+    """
+    source = data.source
+    if source is None or source.pinned or _was_replaced(source):
+        view = np.ascontiguousarray(data.buffer).data.cast("B")
+        yield from (view[start : start + _CHUNK_BYTES] for start in range(0, len(view), _CHUNK_BYTES))
+        return
+    if not source.unchanged:  # the map may end the process: pages behind the new end of the file cannot be read
+        raise ConversionError(f"{source.path} was written to since it was opened; convert again from the start")
+    piece = memoryview(bytearray(min(_CHUNK_BYTES, data.nbytes)))
+    left = data.nbytes
+    with Path(source.path).open("rb", buffering=0) as file:
+        file.seek(source.offset)
+        while left:
+            count = file.readinto(piece[:left])
+            if not count:
+                raise ConversionError(
+                    f"{source.path} became shorter while it was read; write it anew and convert again"
+                )
+            yield piece[:count]
+            left -= count
+
+
+def _was_replaced(source: FileRange) -> bool:
+    """Return whether the name is another file's by now, or nobody's; a map of the old file still has its bytes."""
+    try:
+        return FileRange.stamp_of(Path(source.path).stat())[:2] != source.stamp[:2]
+    except OSError:
+        return True

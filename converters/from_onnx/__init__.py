@@ -10,9 +10,12 @@ from rlx_ort.converters.from_onnx.source import Source
 from rlx_ort.errors import ConversionError, GraphVerifyError
 
 if TYPE_CHECKING:
+    import onnx
+
+    from rlx_ort.converters.from_onnx.external import TensorFiles
     from rlx_ort.ir.graph import Graph
 
-__all__ = ["from_onnx"]
+__all__ = ["from_onnx", "graph_of"]
 
 
 @paused_collector()
@@ -30,18 +33,30 @@ def from_onnx(source: Source, *, base_dir: str | os.PathLike[str] | None = None)
     Raises:
         ConversionError: the source is no ONNX model, is damaged, or refers to data it must not have.
     """
-    from rlx_ort.converters.from_onnx.builder import GraphBuilder
     from rlx_ort.converters.from_onnx.external import ExternalFiles
+    from rlx_ort.converters.from_onnx.source import read_model
+
+    model, folder = read_model(source, base_dir)
+    return graph_of(model, ExternalFiles(folder))
+
+
+@paused_collector()
+def graph_of(model: onnx.ModelProto, files: TensorFiles) -> Graph:
+    """Return a model as a graph; `files` is asked for external data.
+
+    Raises:
+        ConversionError: the model breaks a rule of ONNX that its meaning depends on, or data cannot be had.
+    """
+    from rlx_ort.converters.from_onnx.builder import GraphBuilder
     from rlx_ort.converters.from_onnx.rewrite import fill_types, with_ir_ops
-    from rlx_ort.converters.from_onnx.source import is_fully_typed, read_model, skeleton
+    from rlx_ort.converters.from_onnx.source import is_fully_typed, skeleton
     from rlx_ort.converters.from_onnx.structure import check_model
     from rlx_ort.converters.to_onnx.infer import with_types
 
-    model, folder = read_model(source, base_dir)
     try:
         check_model(model)
         typed = model if is_fully_typed(model) else with_types(skeleton(model))
-        graph = GraphBuilder(model, typed, ExternalFiles(folder)).build()
+        graph = GraphBuilder(model, typed, files).build()
         if model.functions:
             fill_types(graph)
         return with_ir_ops(graph)

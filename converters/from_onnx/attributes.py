@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from rlx_ort.converters.from_onnx.external import ExternalFiles
+from rlx_ort.converters.from_onnx.external import TensorFiles
 from rlx_ort.converters.from_onnx.tensors import tensor_data
 from rlx_ort.converters.onnx_types import type_of
 from rlx_ort.errors import ConversionError
@@ -37,7 +37,7 @@ def resolved(
 
 
 def attribute_value(
-    attribute: onnx.AttributeProto, files: ExternalFiles, read_body: Callable[[onnx.GraphProto], Graph]
+    attribute: onnx.AttributeProto, files: TensorFiles, read_body: Callable[[onnx.GraphProto], Graph]
 ) -> tuple[str, AttributeValue]:
     """Return the kind and the value of an attribute; `read_body` reads the graphs in it.
 

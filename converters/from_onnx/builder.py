@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rlx_ort.converters.from_onnx.attributes import attribute_value, resolved
-from rlx_ort.converters.from_onnx.external import ExternalFiles
+from rlx_ort.converters.from_onnx.external import TensorFiles
 from rlx_ort.converters.from_onnx.scope import Captures, Scope
 from rlx_ort.converters.from_onnx.structure import node_label, sorted_nodes
 from rlx_ort.converters.from_onnx.tensors import dense_tensor, tensor_data
@@ -40,7 +40,7 @@ class GraphBuilder:
     `typed` is the model with the types that inference found, or the model itself; `model` has the weights.
     """
 
-    def __init__(self, model: onnx.ModelProto, typed: onnx.ModelProto, files: ExternalFiles) -> None:
+    def __init__(self, model: onnx.ModelProto, typed: onnx.ModelProto, files: TensorFiles) -> None:
         self._model = model
         self._typed = typed
         self._files = files

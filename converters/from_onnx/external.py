@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,18 @@ from rlx_ort.ir.tensor import FileRange
 if TYPE_CHECKING:
     import onnx
 
-__all__ = ["ExternalFiles"]
+__all__ = ["ExternalFiles", "TensorFiles"]
+
+
+class TensorFiles(Protocol):
+    """Where the data of external tensors is had from."""
+
+    def read(self, tensor: onnx.TensorProto, nbytes: int) -> tuple[npt.NDArray[Any], FileRange | None]:
+        """Return the bytes of a tensor, and where in a file they are if they are mapped.
+
+        Raises:
+            ConversionError: there are no such bytes.
+        """
 
 
 class ExternalFiles:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rlx_ort.converters.from_onnx.external import ExternalFiles
+from rlx_ort.converters.from_onnx.external import TensorFiles
 from rlx_ort.converters.onnx_types import dtype_of
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.dtype import DType
@@ -21,7 +21,7 @@ __all__ = ["dense_tensor", "tensor_data"]
 _DENSE_LIMIT = 1 << 31
 
 
-def tensor_data(tensor: onnx.TensorProto, files: ExternalFiles) -> TensorData:
+def tensor_data(tensor: onnx.TensorProto, files: TensorFiles) -> TensorData:
     """Return the data of a tensor; external data stays mapped.
 
     Raises:
@@ -47,7 +47,7 @@ def tensor_data(tensor: onnx.TensorProto, files: ExternalFiles) -> TensorData:
         raise ConversionError(f"{what} of type {dtype.value}{list(shape)} does not hold such data: {err}") from err
 
 
-def dense_tensor(sparse: onnx.SparseTensorProto, files: ExternalFiles) -> TensorData:
+def dense_tensor(sparse: onnx.SparseTensorProto, files: TensorFiles) -> TensorData:
     """Return a sparse tensor as a dense one, since no execution provider computes on sparse weights.
 
     Raises:

@@ -28,11 +28,14 @@ class FileRange:
         path: the file, absolute.
         offset: first byte.
         stamp: what told the file from others when it was mapped; see `stamp_of`.
+        pinned: whether the mapped bytes themselves must be used and the path not be opened again, since it is those
+            bytes that were verified.
     """
 
     path: str
     offset: int
     stamp: tuple[int, ...]
+    pinned: bool = False
 
     @staticmethod
     def stamp_of(status: os.stat_result) -> tuple[int, ...]:

@@ -88,7 +88,9 @@ def _tensor(
         name, shape = json.loads(mark)
         dtype = DType(name)
     begin, end = entry["data_offsets"]
+    if any(type(number) is not int or number < 0 for number in (*shape, begin, end)):
+        raise ValueError(f"a tensor has shape {shape} and bytes {begin} to {end}")
     if not 0 <= begin <= end <= data.size:
         raise ValueError(f"a tensor reaches from byte {begin} to {end} of {data.size}")
     source = FileRange(place.path, place.offset + begin, place.stamp)
-    return TensorData(dtype, tuple(int(size) for size in shape), data[begin:end], source)
+    return TensorData(dtype, tuple(shape), data[begin:end], source)

@@ -1,0 +1,245 @@
+"""`apply_weights`: the tensors of a file become the weights of a model, all of them or none."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+import numpy as np
+
+from rlx_ort.converters.bundle import INLINE_BYTES, ModelBundle
+from rlx_ort.converters.onnx_types import dtype_of, tensor_proto
+from rlx_ort.converters.sources.packed import PackedProduct, pack, packable
+from rlx_ort.converters.sources.renames import Rename, Renames
+from rlx_ort.converters.sources.weight_file import WeightEntry, WeightFile
+from rlx_ort.errors import ConversionError
+from rlx_ort.ir.dtype import DType
+from rlx_ort.ir.graph import Graph
+from rlx_ort.ir.tensor import TensorData
+from rlx_ort.ir.types import TensorType
+
+if TYPE_CHECKING:
+    import onnx
+
+__all__ = ["WeightReport", "apply_weights"]
+
+Model = TypeVar("Model", ModelBundle, Graph)
+_Declared = tuple[DType, tuple[int, ...]]
+_SHOWN = 8
+
+
+@dataclass(frozen=True, slots=True)
+class WeightReport(Generic[Model]):
+    """What a weight file had for a model.
+
+    Attributes:
+        model: the model with its new weights: another bundle, or the graph that was given.
+        loaded: weight of the model -> tensor of the file it came from.
+        missing: weights of the model that the file has nothing for; they are as they were.
+        unused: tensors of the file that are no weight of the model.
+        left_out: tensors of the file that the renames leave out.
+        packed: weights that stayed packed; the products with them are `DequantMatMul` now.
+    """
+
+    model: Model
+    loaded: Mapping[str, str]
+    missing: tuple[str, ...]
+    unused: tuple[str, ...]
+    left_out: tuple[str, ...]
+    packed: tuple[str, ...] = ()
+
+
+def apply_weights(
+    model: Model,
+    weights: Mapping[str, TensorData],
+    renames: Renames | Callable[[str], Rename] | None = None,
+    *,
+    required: Iterable[str] = (),
+    strict: bool = False,
+    cast: bool = False,
+    keep_packed: bool = False,
+) -> WeightReport[Model]:
+    """Give a model the tensors of a file as its weights.
+
+    Everything is checked before the first tensor is read, and nothing is changed unless all fits. A bundle gives a new
+    bundle; a graph is changed itself. Tensors that the file can map stay mapped; transposed, cast and dequantised ones
+    are in memory afterwards.
+
+    Args:
+        model: the model.
+        weights: the tensors, of `read_weights` or any mapping.
+        renames: what the tensors are called in the model; None takes their own names.
+        required: weights that must be in the file, by name or with wildcards: `*` for all. Parameters of a graph that
+            have no data yet are required always.
+        strict: whether a tensor that no weight takes is an error too.
+        cast: whether floats may be converted to the model's float type.
+        keep_packed: whether quantised weights of a graph stay packed where all that reads them is `x @ w` or
+            `x @ transpose(w)`; the others are dequantised. A bundle becomes a graph by `graph_from_bundle`.
+
+    Raises:
+        ConversionError: a required weight is missing, a tensor has another dtype or shape than its weight, two tensors
+            have one name, or the file is damaged. The model is as it was.
+    """
+    declared, unset = _weights_of(model)
+    file = weights if isinstance(weights, WeightFile) else WeightFile.of("the weights", weights)
+    plan, unused, left_out = _plan(file, renames or Renames(), declared)
+    missing = tuple(name for name in declared if name not in plan)
+    patterns = tuple(required)
+    lacking = [name for name in missing if name in unset or any(fnmatch.fnmatchcase(name, text) for text in patterns)]
+    lacking += [text for text in patterns if text not in declared and not _wild(text)]
+    if lacking or (strict and unused):
+        raise ConversionError(_complaint(file, lacking, unused if strict else (), declared))
+    _check(file, plan, declared, cast=cast)
+    plans = _packed(model, file, plan) if keep_packed else {}
+    data = {
+        name: _made(file, tensor, rename, declared[name][0])
+        for name, (tensor, rename) in plan.items()
+        if name not in plans
+    }
+    result = _with(model, data)
+    if isinstance(result, Graph):
+        pack(result, plans)
+    loaded = {name: tensor for name, (tensor, _) in plan.items()}
+    return WeightReport(result, loaded, missing, tuple(unused), tuple(left_out), tuple(plans))
+
+
+def _packed(
+    model: ModelBundle | Graph, file: WeightFile, plan: Mapping[str, tuple[str, Rename]]
+) -> dict[str, tuple[PackedProduct, TensorData]]:
+    if not isinstance(model, Graph):
+        raise ConversionError("weights stay packed in a graph only; make one of the bundle with graph_from_bundle")
+    found = {}
+    for name, (tensor, rename) in plan.items():
+        entry = file.entries[tensor]
+        if entry.blocks is not None and len(entry.blocks.shape) == 2:
+            rows, row_bytes = entry.blocks.shape
+            product = packable(model, name, (rows, row_bytes), entry.stored_as.lower(), transposed=rename.transpose)
+            if product is not None:
+                found[name] = (product, entry.blocks)
+    return found
+
+
+def _weights_of(model: ModelBundle | Graph) -> tuple[dict[str, _Declared], set[str]]:
+    """Return the dtype and shape of each weight, and which have no data yet."""
+    if isinstance(model, Graph):
+        kinds = {value.name: value.type for value in model.params}
+        found = {
+            name: (kind.dtype, tuple(int(size) for size in kind.shape))  # type: ignore[arg-type]  # a parameter's sizes are numbers
+            for name, kind in kinds.items()
+            if isinstance(kind, TensorType) and kind.shape is not None
+        }
+        return found, set(found) - set(model.weights)
+    found = {name: (data.dtype, data.shape) for name, data in model.weights.items()}
+    for tensor in _small(model.proto):
+        found[tensor.name] = (dtype_of(tensor.data_type), tuple(tensor.dims))
+    return found, set()
+
+
+def _small(proto: onnx.ModelProto) -> Iterable[onnx.TensorProto]:
+    """Yield the initializers inside the model that are weights: floats; small integers are shapes and indices."""
+    import onnx
+
+    for tensor in proto.graph.initializer:
+        if tensor.data_location != onnx.TensorProto.EXTERNAL and dtype_of(tensor.data_type).is_float:
+            yield tensor
+
+
+def _plan(
+    file: WeightFile, renames: Callable[[str], Rename], declared: Mapping[str, _Declared]
+) -> tuple[dict[str, tuple[str, Rename]], list[str], list[str]]:
+    plan: dict[str, tuple[str, Rename]] = {}
+    unused, left_out = [], []
+    for tensor in file:
+        rename = renames(tensor)
+        if not rename.to:
+            left_out.append(tensor)
+        elif rename.to not in declared:
+            unused.append(tensor if rename.to == tensor else f"{tensor} (renamed to {rename.to})")
+        elif rename.to in plan:
+            other = plan[rename.to][0]
+            raise ConversionError(f"{file.origin}: tensors {other!r} and {tensor!r} are both weight {rename.to!r}")
+        else:
+            plan[rename.to] = (tensor, rename)
+    return plan, unused, left_out
+
+
+def _check(
+    file: WeightFile, plan: Mapping[str, tuple[str, Rename]], declared: Mapping[str, _Declared], *, cast: bool
+) -> None:
+    problems = []
+    for name, (tensor, rename) in plan.items():
+        (dtype, shape), entry = declared[name], file.entries[tensor]
+        found = entry.shape[::-1] if rename.transpose else entry.shape
+        hint = ""
+        if rename.transpose and (len(entry.shape) != 2 or entry.dtype.is_packed):
+            hint = "; only a matrix of whole bytes can be transposed"
+        elif found != shape:
+            hint = "; its rename needs transpose = true" if found[::-1] == shape and len(shape) == 2 else "; "
+        elif entry.dtype is not dtype and not (cast and entry.dtype.is_float and dtype.is_float):
+            hint = "; cast=True converts floats" if entry.dtype.is_float and dtype.is_float else "; "
+        if hint:
+            is_what = f"{entry.dtype.value}{list(entry.shape)}{_stored(entry)}"
+            problems.append(
+                f"{tensor!r} is {is_what}, weight {name!r} is {dtype.value}{list(shape)}{hint.rstrip('; ')}"
+            )
+    if problems:
+        listed = "\n".join(f"  {problem}" for problem in problems[:_SHOWN])
+        raise ConversionError(f"{file.origin} does not fit the model:\n{listed}{_more(problems)}")
+
+
+def _stored(entry: WeightEntry) -> str:
+    return f" ({entry.stored_as})" if entry.stored_as else ""
+
+
+def _made(file: WeightFile, tensor: str, rename: Rename, dtype: DType) -> TensorData:
+    data = file[tensor]
+    if data.dtype is not dtype:
+        with np.errstate(over="ignore"):  # what is too large for the model's type becomes infinite, as in any cast
+            data = TensorData.from_array(data.numpy().astype(dtype.numpy))
+    if rename.transpose:
+        data = TensorData.from_array(data.numpy().T, dtype)
+    return data
+
+
+def _with(model: Model, data: Mapping[str, TensorData]) -> Model:
+    if isinstance(model, Graph):
+        model.weights.update(data)
+        return model
+    import onnx
+
+    proto = onnx.ModelProto()
+    proto.CopyFrom(model.proto)
+    for tensor in _small(proto):
+        if tensor.name in data:
+            tensor.CopyFrom(tensor_proto(data[tensor.name], tensor.name))
+    large = {name: tensor for name, tensor in data.items() if tensor.nbytes >= INLINE_BYTES}
+    return ModelBundle(proto, {**model.weights, **large}, model.origin)
+
+
+def _wild(text: str) -> bool:
+    return any(mark in text for mark in "*?[")
+
+
+def _complaint(file: WeightFile, lacking: list[str], unused: Iterable[str], declared: Mapping[str, _Declared]) -> str:
+    parts = []
+    strangers = [*unused]
+    if lacking:
+        parts.append(f"it has nothing for the weights {_listed(lacking)}")
+        close = difflib.get_close_matches(lacking[0], list(file), n=1)
+        parts += [f"did you mean its {close[0]!r} by {lacking[0]!r}? renames map names"] if close else []
+    if strangers:
+        parts.append(f"no weight takes its tensors {_listed(strangers)}")
+        close = difflib.get_close_matches(strangers[0], list(declared), n=1)
+        parts += [f"did you mean {close[0]!r} by {strangers[0]!r}? renames map names"] if close else []
+    return f"{file.origin}: {'; '.join(parts)}"
+
+
+def _listed(names: list[str]) -> str:
+    return f"{', '.join(map(repr, names[:_SHOWN]))}{_more(names)}"
+
+
+def _more(items: list[str]) -> str:
+    return f" and {len(items) - _SHOWN} more" if len(items) > _SHOWN else ""

@@ -1,0 +1,61 @@
+"""Optional packages: what is said when one is missing, or is there and cannot be imported."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from source_files import small_graph, write_source
+
+from rlx_ort.converters.bundle import bundle_from_graph, bundle_to_ir
+from rlx_ort.converters.extras import optional_module
+from rlx_ort.converters.sources import from_torch, read_weights
+from rlx_ort.errors import ConversionError
+
+
+@pytest.fixture
+def without(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the optional packages look as if they were not installed."""
+    for name in ("torch", "gguf", "onnx_ir", "onnx_ir.serde"):
+        monkeypatch.setitem(sys.modules, name, None)
+
+
+@pytest.mark.usefixtures("without")
+def test_without_torch_the_command_is_told() -> None:
+    """That installs it."""
+    with pytest.raises(ConversionError, match=r'needs torch, .*pip install "rlx_ort\[torch\]"'):
+        from_torch(None)  # type: ignore[arg-type]  # it is not looked at
+
+
+@pytest.mark.usefixtures("without")
+def test_without_gguf_the_command_is_told(tmp_path: Path) -> None:
+    """That installs it."""
+    with pytest.raises(ConversionError, match=r'needs gguf, .*pip install "rlx_ort\[gguf\]"'):
+        read_weights(write_source("gguf", tmp_path))
+
+
+@pytest.mark.usefixtures("without")
+def test_without_onnx_ir_the_command_is_told() -> None:
+    """That installs it."""
+    with pytest.raises(ConversionError, match=r'needs onnx_ir, .*pip install "rlx_ort\[convert\]"'):
+        bundle_to_ir(bundle_from_graph(small_graph()))
+
+
+def test_a_package_that_is_there_and_fails_is_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Installing it once more would not help; what it said does."""
+    (tmp_path / "broken_package.py").write_text("raise OSError('libx.so: wrong ELF class')", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConversionError, match=r"is installed and cannot be imported: OSError: libx\.so"):
+        optional_module("broken_package", "torch", "this")
+
+
+def test_sources_load_no_optional_package() -> None:
+    """Until one is needed: a plain ONNX model converts without any."""
+    code = (
+        "import sys, rlx_ort.converters.sources, rlx_ort.converters.bundle;"
+        "print([name for name in ('torch', 'gguf', 'onnx_ir', 'onnxscript', 'onnxruntime') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

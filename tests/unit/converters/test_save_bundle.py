@@ -1,0 +1,108 @@
+"""Writing bundles: from file to file without reading whole weights, and what happens when files change meanwhile."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from source_files import LARGE, model_with_bodies, small_graph
+
+from rlx_ort.converters.bundle import bundle_from_graph, bundle_of
+from rlx_ort.converters.files import save_bundle, save_onnx, written_files
+from rlx_ort.converters.sources import open_source
+from rlx_ort.errors import ConversionError
+
+
+@pytest.mark.parametrize("external", [False, True])
+def test_a_file_that_is_opened_and_saved_again_is_the_same(tmp_path: Path, external: bool) -> None:
+    """Byte for byte, wherever the weights are."""
+    source = tmp_path / "a" / "model.onnx"
+    target = tmp_path / "b" / "model.onnx"
+    for path in (source, target):
+        path.parent.mkdir()
+    save_onnx(small_graph(), source, external_data=external)
+    save_bundle(open_source(source), target, external_data=external)
+    for path in source.parent.iterdir():
+        assert (target.parent / path.name).read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize("external", [False, True])
+def test_weights_of_bodies_are_written_too(tmp_path: Path, external: bool) -> None:
+    """Onnx's own loader finds the weight of each branch."""
+    path = tmp_path / "model.onnx"
+    save_bundle(bundle_of(model_with_bodies()), path, external_data=external)
+    model = onnx.load(path)
+    onnx.checker.check_model(model, full_check=True)
+    found = [onnx.numpy_helper.to_array(attribute.g.initializer[0]) for attribute in model.graph.node[0].attribute]
+    assert sorted(float(values[0, 0]) for values in found) == [0.0, 1.0]
+    assert all(values.shape == LARGE.shape for values in found)
+
+
+def test_progress_counts_every_byte_of_the_weights(tmp_path: Path) -> None:
+    """A bar that was told the total ends full."""
+    bundle = bundle_from_graph(small_graph())
+    told: list[int] = []
+    save_bundle(bundle, tmp_path / "model.onnx", progress=told.append)
+    assert sum(told) == sum(data.nbytes for data in bundle.weights.values())
+
+
+def test_the_files_that_will_be_written_are_known_before(tmp_path: Path) -> None:
+    """So that a caller can ask before it overwrites."""
+    bundle = bundle_from_graph(small_graph())
+    path = tmp_path / "model.onnx"
+    assert written_files(bundle, path) == (path,)
+    assert written_files(bundle, path, external_data=True) == (path, tmp_path / "model.onnx.data")
+
+
+def test_a_source_that_was_written_to_is_refused(tmp_path: Path) -> None:
+    """Its map may be shorter than it was; reading on would end the process."""
+    source = tmp_path / "model.onnx"
+    save_onnx(small_graph(), source)
+    bundle = open_source(source)
+    with source.open("r+b") as file:
+        file.seek(300)
+        file.write(b"changed")
+    os.utime(source, ns=(0, 0))
+    with pytest.raises(ConversionError, match="was written to since"):
+        save_bundle(bundle, tmp_path / "out.onnx")
+    assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows refuses to replace a file that is mapped")
+def test_a_source_may_be_replaced_by_what_is_made_of_it(tmp_path: Path) -> None:
+    """The map keeps the old file until the new one is whole."""
+    source = tmp_path / "model.onnx"
+    save_onnx(small_graph(), source, external_data=True)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    save_bundle(open_source(source), source, external_data=True, overwrite=True)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_an_existing_data_file_is_not_overwritten_unasked(tmp_path: Path) -> None:
+    """Also where the model itself is new."""
+    (tmp_path / "model.onnx.data").write_bytes(b"precious")
+    with pytest.raises(ConversionError, match="exists"):
+        save_bundle(bundle_from_graph(small_graph()), tmp_path / "model.onnx", external_data=True)
+    assert (tmp_path / "model.onnx.data").read_bytes() == b"precious"
+
+
+def test_a_failure_while_the_data_is_written_keeps_both_old_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model and its data are replaced together, when both are whole."""
+    path = tmp_path / "model.onnx"
+    save_onnx(small_graph(), path, external_data=True)
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    bundle = bundle_from_graph(small_graph())
+    changed = bundle.with_weights({**bundle.weights, "w": type(bundle.weights["w"]).from_array(np.ones((16, 8), "f"))})
+
+    def full(count: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(ConversionError, match="No space left"):
+        save_bundle(changed, path, external_data=True, overwrite=True, progress=full)
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
