@@ -38,16 +38,21 @@ class Narrowed(NamedTuple):
         graph: the new graph, or the old one where nothing changes.
         origins: id of a new node -> id of the node it stands for; a cast stands for the node that needed it first.
         stored_as: name of a parameter -> the dtype it is to be stored in, where that is not the declared one.
+        kept: id of an old node that computes on f32 values and goes on to -> why.
     """
 
     graph: Graph
     origins: Mapping[int, int]
     stored_as: Mapping[str, DType]
+    kept: Mapping[int, str]
 
 
-def apply_precision(graph: Graph, policy: PrecisionPolicy) -> Narrowed:
-    """Return the graph with the policy applied; names, and the dtypes the policy leaves alone, stay."""
-    return Narrowed(graph, {}, {}) if policy.is_f32 else _Pass(graph, policy).run()
+def apply_precision(graph: Graph, policy: PrecisionPolicy, keep: Mapping[int, str] | None = None) -> Narrowed:
+    """Return the graph with the policy applied; names, and the dtypes the policy leaves alone, stay.
+
+    `keep` names nodes that stay f32 whatever the policy says: id -> the reason to report.
+    """
+    return Narrowed(graph, {}, {}, {}) if policy.is_f32 else _Pass(graph, policy, keep or {}).run()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +69,14 @@ class _Pass:
 
     old: Graph
     policy: PrecisionPolicy
+    keep: Mapping[int, str]
     new: Graph = field(init=False)
     plans: list[_Plan] = field(default_factory=list)
     values: dict[Ref, Value] = field(default_factory=dict)
     casts: dict[tuple[Ref, DType], Value] = field(default_factory=dict)
     origins: dict[int, int] = field(default_factory=dict)
     stored_as: dict[str, DType] = field(default_factory=dict)
+    kept: dict[int, str] = field(default_factory=dict)
 
     def run(self) -> Narrowed:
         """Plan every node, choose how parameters are stored, then write the new graph."""
@@ -81,7 +88,7 @@ class _Pass:
             self._write(node)
         outputs = [self._output(value.ref) for value in self.old.outputs]
         self.new.set_outputs(outputs, self.old.output_names)
-        return Narrowed(self.new, self.origins, self.stored_as)
+        return Narrowed(self.new, self.origins, self.stored_as, self.kept)
 
     def _plan(self, node: Node, sized: bool) -> _Plan:
         kinds = [None if ref is None else self.old.nodes[ref.node].types[ref.output] for ref in node.inputs]
@@ -89,15 +96,31 @@ class _Pass:
         if isinstance(node.op, Input) and _is_f32(node.types[0]):
             return _Plan((), (_in_dtype(node.types[0], self.policy.boundary),))
         op_class = class_of(node.op)
-        dtype = DType.F32 if op_class is None or sized else self.policy.of(op_class)
-        if dtype is DType.F32:
+        dtype = DType.F32 if op_class is None else self.policy.of(op_class)
+        touches_f32 = not node.op.is_leaf and any(_is_f32(kind) for kind in (*kinds, *node.types))
+        reason = self.keep.get(node.id, "")
+        if sized:
+            reason = reason or "it computes sizes or scales"
+        elif op_class is None:
+            reason = reason or ("it has a body" if node.op.bodies() else "operators of this type are never narrowed")
+        elif dtype is DType.F32:
+            reason = reason or f"the policy keeps {op_class.value} ops"
+        if reason:
+            if touches_f32:
+                self.kept[node.id] = reason
             return keep
+        refused = f"it does not take {dtype.value}"
         if isinstance(node.op, OnnxNode):
-            return _onnx_plan(node, node.op, kinds, dtype) or keep
+            plan = _onnx_plan(node, node.op, kinds, dtype)
+            if plan is None and touches_f32:
+                self.kept[node.id] = refused
+            return plan or keep
         try:
             inferred = node.op.infer([_in_dtype(kind, dtype) if _is_f32(kind) else kind for kind in kinds])
-        except GraphVerifyError:
-            return keep  # an op that demands f32 somewhere
+        except GraphVerifyError:  # an op that demands f32 somewhere
+            if touches_f32:
+                self.kept[node.id] = refused
+            return keep
         types = tuple(
             _in_dtype(old, new.dtype) if _is_f32(old) and isinstance(new, TensorType) else old
             for old, new in zip(node.types, inferred, strict=True)

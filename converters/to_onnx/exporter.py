@@ -53,7 +53,7 @@ def export_model(
         graph = graph.bind(options.dims)
     _check(graph)
     user = graph
-    graph, origins, stored_as = apply_precision(graph, options.effective_precision)
+    graph, origins, stored_as, _ = apply_precision(graph, options.effective_precision)
     live = live_nodes(graph)
     inputs = [node for node in graph.nodes if isinstance(node.op, Input)]
     leaves = [node for node in graph.nodes if isinstance(node.op, Input) or _is_live_param(node, live)]

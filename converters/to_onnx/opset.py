@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from rlx_ort.converters.to_onnx.model import ModelNode, ModelValue
 
-__all__ = ["MAX_OPSET", "choose_imports", "ir_version", "obstacle"]
+__all__ = ["MAX_OPSET", "choose_imports", "ir_version", "meaning_change", "obsolete_attributes", "obstacle"]
 
 MAX_OPSET = 26
 """The newest ai.onnx opset that ONNX Runtime 1.31 loads."""
@@ -59,7 +59,7 @@ def choose_imports(writer: ModelWriter, wanted: int | None = None) -> dict[str, 
         raise ConversionError(f"opset {wanted} was asked for; ONNX Runtime loads 1 to {MAX_OPSET}")
     target = _choose(writer, standard) if wanted is None else _checked(writer, standard, wanted)
     for record in standard:
-        for name in _obsolete(record.node, record.written, target):
+        for name in obsolete_attributes(record.node.op_type, record.node.attributes, record.written, target):
             del record.node.attributes[name]
     return {"": target, **imports}
 
@@ -82,10 +82,25 @@ def obstacle(node: NodeForm, written: int, target: int) -> str:
         return f"ai.onnx has no {node.op_type} in opset {target}"
     if old.since_version == new.since_version:
         return ""
+    return (
+        meaning_change(node, written, target) or _attribute_obstacle(node, old, new) or _value_obstacle(node, old, new)
+    )
+
+
+def meaning_change(node: NodeForm, written: int, target: int) -> str:
+    """Return how a node of the same form means another thing in another opset version; empty where it does not."""
     for change in BREAKS.get(node.op_type, ()):
         if min(written, target) < change.version <= max(written, target) and _concerns(change, node):
             return f"{node.op_type} changed in opset {change.version}: {change.reason}"
-    return _attribute_obstacle(node, old, new) or _value_obstacle(node, old, new)
+    return ""
+
+
+def obsolete_attributes(op_type: str, names: Iterable[str], written: int, target: int) -> list[str]:
+    """Return the attributes that the target version lacks; `obstacle` made sure that nothing is lost with them."""
+    if only_widens(op_type, written, target):
+        return []
+    new = _schema(op_type, target)
+    return [] if new is None or written == target else [name for name in names if name not in new.attributes]
 
 
 def _checked(writer: ModelWriter, records: list[NodeRecord], wanted: int) -> int:
@@ -173,14 +188,6 @@ def _attribute_obstacle(node: NodeForm, old: onnx.defs.OpSchema, new: onnx.defs.
         if before is not None and before.default_value != attribute.default_value:
             return f"attribute {name} of {node.op_type} has another default in opset {new.since_version}"
     return ""
-
-
-def _obsolete(node: ModelNode, written: int, target: int) -> list[str]:
-    """Return the attributes that the target version lacks; `obstacle` made sure that nothing is lost with them."""
-    if only_widens(node.op_type, written, target):
-        return []
-    new = _schema(node.op_type, target)
-    return [] if new is None or written == target else [name for name in node.attributes if name not in new.attributes]
 
 
 def _is_default(node: NodeForm, name: str, schema: onnx.defs.OpSchema) -> bool:

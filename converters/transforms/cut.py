@@ -1,0 +1,170 @@
+"""Cuts the part of a model between named values out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rlx_ort.converters.bundle import ModelBundle
+from rlx_ort.converters.onnx_types import type_proto
+from rlx_ort.converters.transforms.scope import Scope, bodies_of, model_scope, near_names, typed_model
+from rlx_ort.errors import ConversionError
+
+if TYPE_CHECKING:
+    import onnx
+
+__all__ = ["CutReport", "cut"]
+
+
+@dataclass(frozen=True, slots=True)
+class CutReport:
+    """What `cut` left.
+
+    Attributes:
+        inputs: names of the inputs of the part, in order.
+        outputs: names of its outputs, in order.
+        nodes_kept: nodes of the main graph that are in the part.
+        nodes_dropped: those that are not.
+    """
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    nodes_kept: int
+    nodes_dropped: int
+
+
+def cut(bundle: ModelBundle, inputs: Sequence[str] = (), outputs: Sequence[str] = ()) -> tuple[ModelBundle, CutReport]:
+    """Return the part of a model that computes some of its values from others; the weights it does not need are gone.
+
+    Args:
+        bundle: the model.
+        inputs: values of the main graph that become the inputs, in this order. Empty keeps those inputs of the model
+            that are needed.
+        outputs: values of the main graph that become the outputs, in this order. Empty keeps the model's own.
+
+    Raises:
+        ConversionError: a name is unknown, given twice or inside a body; an input is lacking or not needed; or the
+            type of a new input or output cannot be inferred.
+    """
+    graph = bundle.proto.graph
+    initializers = {tensor.name for tensor in graph.initializer}
+    initializers |= {tensor.values.name for tensor in graph.sparse_initializer}
+    makers = {name: index for index, node in enumerate(graph.node) for name in node.output if name}
+    own = [value.name for value in graph.input if value.name not in initializers]
+    known = {*own, *initializers, *makers}
+    wanted = list(outputs) or [value.name for value in graph.output]
+    _check_names(bundle, "input", inputs, known)
+    _check_names(bundle, "output", wanted, known)
+    for name in wanted:
+        if name not in makers:
+            raise ConversionError(f"output {name!r} is an input or weight of {bundle.origin}; nothing computes it")
+        if name in inputs:
+            raise ConversionError(f"{name!r} is asked for as input and as output; nothing is left between")
+
+    needed, nodes = _needed(graph, wanted, frozenset(inputs), makers)
+    lacking = [name for name in own if name in needed and name not in inputs]
+    if inputs and lacking:
+        raise ConversionError(
+            f"output {' and '.join(map(repr, wanted))} cannot be computed from {' and '.join(map(repr, inputs))} "
+            f"alone; the model's input {' and '.join(map(repr, lacking))} is needed as well: add it to the inputs"
+        )
+    idle = [name for name in inputs if name not in needed]
+    if idle:
+        raise ConversionError(
+            f"input {' and '.join(map(repr, idle))} has no part in {' and '.join(map(repr, wanted))}; leave it out"
+        )
+    starts = list(inputs) or lacking
+    proto = _part(bundle, starts, wanted, needed, nodes)
+    report = CutReport(tuple(starts), tuple(wanted), len(nodes), len(graph.node) - len(nodes))
+    return bundle.with_proto(proto), report
+
+
+def _check_names(bundle: ModelBundle, what: str, names: Sequence[str], known: Iterable[str]) -> None:
+    known = set(known)
+    for name in names:
+        if name in known:
+            continue
+        owner = _owner_of(bundle.proto.graph, name)
+        if owner:
+            raise ConversionError(f"{what} {name!r} is inside a body of {owner}; give a value of the main graph")
+        raise ConversionError(f"{what} {name!r} is no value of {bundle.origin}; {near_names(name, known)}")
+    twice = sorted({name for name in names if list(names).count(name) > 1})
+    if twice:
+        raise ConversionError(f"{what} {twice[0]!r} is given twice")
+
+
+def _owner_of(graph: onnx.GraphProto, name: str) -> str:
+    """Return the node of the graph whose bodies define a value, or an empty string."""
+    for node in graph.node:
+        stack = [*bodies_of(node)]
+        while stack:
+            body = stack.pop()
+            defined = {value.name for value in body.input} | {tensor.name for tensor in body.initializer}
+            if name in defined or any(name in inner.output for inner in body.node):
+                return f"{node.op_type} {node.name!r}"
+            stack += [deeper for inner in body.node for deeper in bodies_of(inner)]
+    return ""
+
+
+def _needed(
+    graph: onnx.GraphProto, outputs: Iterable[str], stops: frozenset[str], makers: Mapping[str, int]
+) -> tuple[set[str], set[int]]:
+    """Return the values and the nodes that the outputs depend on; what is before a stop does not count."""
+    needed: set[str] = set()
+    nodes: set[int] = set()
+    pending = [*outputs]
+    while pending:
+        name = pending.pop()
+        if name in needed:
+            continue
+        needed.add(name)
+        if name in stops or name not in makers or makers[name] in nodes:
+            continue
+        nodes.add(makers[name])
+        pending += _reads(graph.node[makers[name]])
+    return needed, nodes
+
+
+def _reads(node: onnx.NodeProto) -> set[str]:
+    """Return the values that a node reads, with what its bodies take from around them."""
+    found = {name for name in node.input if name}
+    for body in bodies_of(node):
+        defined = {value.name for value in body.input} | {tensor.name for tensor in body.initializer}
+        defined |= {name for inner in body.node for name in inner.output}
+        inside = {value.name for value in body.output}
+        for inner in body.node:
+            inside |= _reads(inner)
+        found |= inside - defined
+    return found
+
+
+def _part(
+    bundle: ModelBundle, inputs: Sequence[str], outputs: Sequence[str], needed: set[str], nodes: set[int]
+) -> onnx.ModelProto:
+    typed = typed_model(bundle)
+    scope = model_scope(bundle, typed)
+    proto = type(bundle.proto)()
+    proto.CopyFrom(bundle.proto)
+    graph, source = proto.graph, bundle.proto.graph
+    for kept in (graph.node, graph.initializer, graph.sparse_initializer, graph.input, graph.output, graph.value_info):
+        del kept[:]
+    graph.node.extend(node for index, node in enumerate(source.node) if index in nodes)
+    starts = set(inputs)
+    graph.initializer.extend(t for t in source.initializer if t.name in needed - starts)
+    graph.sparse_initializer.extend(t for t in source.sparse_initializer if t.values.name in needed - starts)
+    graph.input.extend(_declared(name, scope, "input") for name in inputs)
+    if proto.ir_version < 4:  # there, weights are inputs too
+        graph.input.extend(_declared(tensor.name, scope, "input") for tensor in graph.initializer)
+    graph.output.extend(_declared(name, scope, "output") for name in outputs)
+    made = {name for node in graph.node for name in node.output} - {*outputs}
+    graph.value_info.extend(info for info in source.value_info if info.name in made)
+    return proto
+
+
+def _declared(name: str, scope: Scope, what: str) -> onnx.ValueInfoProto:
+    import onnx
+
+    if name not in scope.types:
+        raise ConversionError(f"the type of {what} {name!r} cannot be inferred; cut at another value")
+    return onnx.ValueInfoProto(name=name, type=type_proto(scope.types[name]))

@@ -1,0 +1,122 @@
+"""Puts tensors of a file into a model: as new data of its weights, or as weights in place of its inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rlx_ort.converters.bundle import INLINE_BYTES, ModelBundle, external_tensors, location_of, reference
+from rlx_ort.converters.onnx_types import dtype_of, tensor_proto, type_of
+from rlx_ort.converters.transforms.scope import near_names
+from rlx_ort.errors import ConversionError
+from rlx_ort.ir.tensor import TensorData
+from rlx_ort.ir.types import TensorType, ValueType
+
+if TYPE_CHECKING:
+    import onnx
+
+__all__ = ["ParamsReport", "bake"]
+
+_MOST_NAMED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class ParamsReport:
+    """What `bake` did.
+
+    Attributes:
+        replaced: weights that have the data of the file now.
+        promoted: inputs that are weights now.
+        unchanged: weights the file has nothing for.
+        unused: names in the file that the model has neither as weight nor as input.
+    """
+
+    replaced: tuple[str, ...]
+    promoted: tuple[str, ...]
+    unchanged: tuple[str, ...]
+    unused: tuple[str, ...]
+
+
+def bake(bundle: ModelBundle, tensors: Mapping[str, TensorData]) -> tuple[ModelBundle, ParamsReport]:
+    """Return the model with tensors in it, by name; shares their memory.
+
+    Raises:
+        ConversionError: a tensor has not the dtype and shape that the model declares, or none has a name of the model.
+    """
+    proto = type(bundle.proto)()
+    proto.CopyFrom(bundle.proto)
+    graph = proto.graph
+    initializers = {tensor.name: tensor for tensor in graph.initializer}
+    inputs = {value.name: value for value in graph.input if value.name not in initializers}
+    replaced = [name for name in tensors if name in initializers]
+    promoted = [name for name in tensors if name in inputs]
+    unused = [name for name in tensors if name not in initializers and name not in inputs]
+    if not replaced and not promoted:
+        raise ConversionError(
+            f"none of the {len(tensors)} tensors given is a weight or input of {bundle.origin}, such as "
+            f"{', '.join(map(repr, unused[:_MOST_NAMED])) or 'none'}; {_hint(unused, [*initializers, *inputs])}"
+        )
+    wrong = [_misfit(name, tensors[name], _declared(initializers[name])) for name in replaced]
+    wrong += [_misfit(name, tensors[name], type_of(inputs[name].type)) for name in promoted]
+    wrong = [line for line in wrong if line]
+    if wrong:
+        listed = "\n  ".join(wrong[:_MOST_NAMED]) + ("\n  ..." if len(wrong) > _MOST_NAMED else "")
+        raise ConversionError(f"the tensors given do not fit {bundle.origin}:\n  {listed}")
+
+    weights = dict(bundle.weights)
+    used = {location_of(tensor) for tensor in external_tensors(proto)}
+    for name in replaced:
+        made = _placed(name, tensors[name], location_of(initializers[name]) or _free(name, used), weights)
+        initializers[name].CopyFrom(made)
+    for name in promoted:
+        graph.initializer.append(_placed(name, tensors[name], _free(name, used), weights))
+    if promoted and proto.ir_version >= 4:  # before, weights are inputs as well
+        kept = [value for value in graph.input if value.name not in promoted]
+        kept = [type(value).FromString(value.SerializeToString()) for value in kept]
+        del graph.input[:]
+        graph.input.extend(kept)
+    unchanged = tuple(name for name in initializers if name not in tensors)
+    report = ParamsReport(tuple(replaced), tuple(promoted), unchanged, tuple(unused))
+    return ModelBundle(bundle.proto, weights, bundle.origin).with_proto(proto), report
+
+
+def _declared(tensor: onnx.TensorProto) -> ValueType:
+    from rlx_ort.ir.shape import Shape
+
+    return TensorType(dtype_of(tensor.data_type), Shape(tensor.dims))
+
+
+def _misfit(name: str, data: TensorData, declared: ValueType) -> str:
+    found = f"{data.dtype.value}{list(data.shape)}"
+    if not isinstance(declared, TensorType):
+        return f"{name!r} is no tensor in the model, given is {found}"
+    dims = None if declared.shape is None else tuple(declared.shape)
+    fits = dims is None or (
+        len(dims) == len(data.shape)
+        and all(not isinstance(dim, int) or dim == size for dim, size in zip(dims, data.shape, strict=True))
+    )
+    if declared.dtype is data.dtype and fits:
+        return ""
+    shape = "" if dims is None else "[" + ", ".join("?" if dim is None else str(dim) for dim in dims) + "]"
+    return f"{name!r} is {declared.dtype.value}{shape} in the model, given is {found}"
+
+
+def _placed(name: str, data: TensorData, location: str, weights: dict[str, TensorData]) -> onnx.TensorProto:
+    if data.nbytes < INLINE_BYTES:
+        return tensor_proto(data, name)
+    weights[location] = data
+    return reference(name, data, location)
+
+
+def _free(name: str, used: set[str]) -> str:
+    location, number = name, 1
+    while location in used:
+        number += 1
+        location = f"{name}_{number}"
+    used.add(location)
+    return location
+
+
+def _hint(unused: list[str], known: list[str]) -> str:
+    return near_names(unused[0], known) if unused else "the file is empty"

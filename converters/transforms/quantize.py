@@ -1,0 +1,260 @@
+"""Quantises weights, and for int8 activations too, by `onnxruntime.quantization`.
+
+The tools are handed in (`rlx_ort.providers.runtime.quantization()`), since converters know no engine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import os
+import tempfile
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from rlx_ort.converters.bundle import ModelBundle, bundle_of, graphs_of
+from rlx_ort.converters.files import save_bundle
+from rlx_ort.converters.transforms.calibration import Samples, calibration_samples, read_samples
+from rlx_ort.converters.transforms.int4 import to_int4
+from rlx_ort.converters.transforms.opset import to_opset
+from rlx_ort.converters.transforms.scope import selected, typed_model
+from rlx_ort.errors import ConversionError
+
+if TYPE_CHECKING:
+    import onnx
+
+__all__ = ["QuantizeKind", "QuantizeOptions", "QuantizeReport", "quantize"]
+
+QuantizeKind: TypeAlias = Literal["int8-dynamic", "int8-static", "int4-weights"]
+"""The ways to quantise."""
+
+_log = logging.getLogger(__name__)
+_LOWEST_OPSET, _NORMAL_OPSET = 13, 21  # QuantizeLinear takes an axis from 13 on
+_QUANTIZED_OPS = {
+    "ConvInteger", "DequantizeLinear", "DynamicQuantizeLSTM", "DynamicQuantizeLinear", "DynamicQuantizeMatMul",
+    "MatMulInteger", "MatMulNBits", "QAttention", "QLinearConv", "QLinearMatMul", "QuantizeLinear",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizeOptions:
+    """How to quantise; the defaults lose the least accuracy on most models.
+
+    Attributes:
+        exclude: nodes that stay as they are: names, patterns of names as `head*`, or operators.
+        per_channel: whether int8 weights get a scale for each output channel instead of one for the tensor.
+        reduce_range: whether int8 weights use 7 bits. Needed where pairs of products overflow 16 bits: x86 processors
+            without VNNI. Costs accuracy everywhere else.
+        block_size: rows that share a scale in int4 weights; a power of two, 16 at least.
+        symmetric: whether int4 weights have no zero points, which makes them 3 % smaller and less exact.
+    """
+
+    exclude: tuple[str, ...] = ()
+    per_channel: bool = True
+    reduce_range: bool = False
+    block_size: int = 32
+    symmetric: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizeReport:
+    """What `quantize` did.
+
+    Attributes:
+        kind: what was asked for.
+        bytes_before: bytes of the weights and the model before.
+        bytes_after: bytes of the weights and the model after.
+        quantized_ops: quantised operator -> how many nodes of it there are now and were not before.
+        samples: calibration samples that were run; 0 without calibration.
+    """
+
+    kind: QuantizeKind
+    bytes_before: int
+    bytes_after: int
+    quantized_ops: Mapping[str, int]
+    samples: int = 0
+
+
+def quantize(
+    bundle: ModelBundle,
+    kind: QuantizeKind,
+    tools: Any,
+    options: QuantizeOptions | None = None,
+    calibration: Samples | str | os.PathLike[str] | None = None,
+) -> tuple[ModelBundle, QuantizeReport]:
+    """Return the model quantised.
+
+    `int8-dynamic` quantises the weights of products and recurrences symmetrically to int8, and activations to uint8
+    at run time. `int8-static` writes QuantizeLinear and DequantizeLinear pairs around what can run in 8 bits: weights
+    symmetric int8, activations uint8 with ranges from calibration (minimum and maximum seen); convolutions and batch
+    norms are fused before. Both write the model to a folder for temporary files and need several times its size in
+    memory, as ONNX Runtime's tools do. `int4-weights` makes MatMulNBits of products with a constant matrix, one
+    weight after another.
+
+    Args:
+        bundle: the model; below opset 13 it goes to 21 first.
+        kind: which of the three.
+        tools: the module `onnxruntime.quantization`.
+        options: how, see `QuantizeOptions`.
+        calibration: for `int8-static`: input -> array of samples along a new first axis or along the batch axis, or a
+            list of arrays; or the path of an npz file with such arrays.
+
+    Raises:
+        ConversionError: calibration data is lacking, too much or does not fit, an excluded node is not there, nothing
+            in the model can be quantised, or ONNX Runtime's tools fail.
+    """
+    options = options or QuantizeOptions()
+    _check(kind, options, calibration)
+    source = bundle
+    if bundle.opset < _LOWEST_OPSET:
+        bundle, _ = to_opset(bundle, _NORMAL_OPSET)
+    nodes = {node.name: node.op_type for graph in graphs_of(bundle.proto) for node in graph.node if node.name}
+    exclude = frozenset(selected(options.exclude, nodes, "the nodes to leave out"))
+    samples: list[dict[str, Any]] = []
+    if kind == "int4-weights":
+        with _quiet():
+            made = to_int4(bundle, tools, options.block_size, options.symmetric, exclude)
+    else:
+        if kind == "int8-static":
+            given = {} if calibration is None else calibration
+            samples = calibration_samples(bundle, given if isinstance(given, Mapping) else read_samples(given))
+        made = _in_files(bundle, kind, tools, replace(options, exclude=tuple(sorted(exclude))), samples)
+    new_ops = _quantized_ops(made) - _quantized_ops(source)
+    if not new_ops:
+        raise ConversionError(
+            f"{kind} finds nothing to quantise in {bundle.origin}: no operator with a constant weight that it can take"
+        )
+    return made, QuantizeReport(kind, source.nbytes, made.nbytes, dict(new_ops), len(samples))
+
+
+def _check(kind: str, options: QuantizeOptions, calibration: object) -> None:
+    kinds = ("int8-dynamic", "int8-static", "int4-weights")
+    if kind not in kinds:
+        raise ConversionError(f"quantisation {kind!r} is not known; give one of {', '.join(kinds)}")
+    if kind == "int8-static" and not calibration:
+        raise ConversionError("int8-static needs calibration data: a sample of what each input is fed")
+    if kind != "int8-static" and calibration:
+        raise ConversionError(f"{kind} takes no calibration data; leave it out or use int8-static")
+    if kind == "int4-weights" and (options.block_size < 16 or options.block_size & (options.block_size - 1)):
+        raise ConversionError(f"block size {options.block_size} was asked for; it is a power of two, 16 at least")
+
+
+def _in_files(
+    bundle: ModelBundle, kind: str, tools: Any, options: QuantizeOptions, samples: Sequence[Mapping[str, Any]]
+) -> ModelBundle:
+    """Quantise by files: written for the tools, read back, and removed."""
+    import onnx
+
+    with tempfile.TemporaryDirectory(prefix="rlx_ort-", ignore_cleanup_errors=True) as name:
+        given, ready, made = (Path(name, f"{part}.onnx") for part in ("given", "ready", "made"))
+        large = sum(data.nbytes for data in bundle.weights.values()) > 1 << 30
+        save_bundle(_typed(bundle), given, external_data=large)
+        common = {
+            "per_channel": options.per_channel,
+            "reduce_range": options.reduce_range,
+            "weight_type": tools.QuantType.QInt8,
+            "nodes_to_exclude": list(options.exclude),
+            "use_external_data_format": large,
+        }
+        try:
+            with _quiet():
+                # Symbolic inference would need sympy; ONNX's own was run above.
+                tools.shape_inference.quant_pre_process(
+                    given,
+                    ready,
+                    skip_symbolic_shape=True,
+                    skip_optimization=kind != "int8-static" or large,
+                    save_as_external_data=large,
+                )
+                if kind == "int8-static":
+                    tools.quantize_static(
+                        ready,
+                        made,
+                        _Reader(samples),
+                        quant_format=tools.QuantFormat.QDQ,
+                        activation_type=tools.QuantType.QUInt8,
+                        **common,
+                    )
+                else:
+                    tools.quantize_dynamic(ready, made, **common)
+            return bundle_of(onnx.load(made), name, bundle.origin)
+        except ConversionError:
+            raise
+        except Exception as err:  # the tools let anything through, from their own errors to assertions
+            text = str(err).strip().splitlines()
+            reason = f"{type(err).__name__}: {text[0] if text else 'no message'}"
+            raise ConversionError(f"{bundle.origin} cannot be quantised to {kind}: {reason}") from err
+
+
+class _Reader:
+    """Gives calibration samples one after another, as the tools ask for them."""
+
+    def __init__(self, samples: Sequence[Mapping[str, Any]]) -> None:
+        self._samples = samples
+        self._next = iter(samples)
+
+    def __iter__(self) -> _Reader:
+        return self
+
+    def __next__(self) -> Mapping[str, Any]:
+        return next(self._next)
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def get_next(self) -> Mapping[str, Any] | None:
+        return next(self._next, None)
+
+    def set_range(self, start_index: int, end_index: int) -> None:
+        self._next = iter(self._samples[start_index:end_index])
+
+
+def _typed(bundle: ModelBundle) -> ModelBundle:
+    """Return the model with a name for each node and the types that ONNX infers."""
+    proto = type(bundle.proto)()
+    proto.CopyFrom(bundle.proto)
+    del proto.graph.value_info[:]
+    proto.graph.value_info.extend(typed_model(bundle).graph.value_info)
+    taken = {node.name for node in proto.graph.node}
+    for index, node in enumerate(proto.graph.node):
+        if not node.name:
+            node.name = next(name for name in _numbered(f"{node.op_type}_{index}") if name not in taken)
+            taken.add(node.name)
+    return bundle.with_proto(proto)
+
+
+def _numbered(name: str) -> Iterator[str]:
+    yield name
+    number = 2
+    while True:
+        yield f"{name}_{number}"
+        number += 1
+
+
+def _quantized_ops(bundle: ModelBundle) -> Counter[str]:
+    nodes: Iterator[onnx.NodeProto] = (node for graph in graphs_of(bundle.proto) for node in graph.node)
+    return Counter(node.op_type for node in nodes if node.op_type in _QUANTIZED_OPS)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep what the tools print and log from the caller; it goes to this module's log instead."""
+    said = io.StringIO()
+    root = logging.getLogger()
+    handler = logging.StreamHandler(said)
+    before, level = [*root.handlers], root.level
+    root.handlers[:] = [handler]
+    try:
+        with contextlib.redirect_stdout(said), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        root.handlers[:] = before
+        root.setLevel(level)
+        for line in said.getvalue().splitlines():
+            _log.debug("onnxruntime.quantization: %s", line)

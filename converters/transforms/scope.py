@@ -1,0 +1,188 @@
+"""What a transform knows about the values of a graph: their types, and the data of small constants."""
+
+from __future__ import annotations
+
+from collections import ChainMap
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from rlx_ort.errors import ConversionError
+from rlx_ort.ir.types import UnknownType, ValueType
+
+if TYPE_CHECKING:
+    import onnx
+
+    from rlx_ort.converters.bundle import ModelBundle
+
+__all__ = [
+    "Scope",
+    "all_value_names",
+    "bodies_of",
+    "label_of",
+    "model_scope",
+    "near_names",
+    "selected",
+    "typed_model",
+]
+
+_SMALL_BYTES = 4096  # what an adapter or a fold may need the values of: axes, pads, scales
+
+
+@dataclass(slots=True)
+class Scope:
+    """The values a graph sees, those of the graphs around it included.
+
+    Attributes:
+        types: value -> type, where it is known.
+        constants: value -> its data, where that is constant and small.
+    """
+
+    types: MutableMapping[str, ValueType] = field(default_factory=dict)
+    constants: MutableMapping[str, onnx.TensorProto] = field(default_factory=dict)
+
+    def inner(self, graph: onnx.GraphProto, bundle: ModelBundle) -> Scope:
+        """Return the scope of a body; names of the body hide those of the graphs around it."""
+        scope = Scope(ChainMap({}, self.types), ChainMap({}, self.constants))
+        scope.read(graph, bundle)
+        return scope
+
+    def read(self, graph: onnx.GraphProto, bundle: ModelBundle) -> None:
+        """Take in what a graph declares: types, initializers and Constant nodes."""
+        from rlx_ort.converters.onnx_types import dtype_of, type_of
+        from rlx_ort.ir.shape import Shape
+        from rlx_ort.ir.types import TensorType
+
+        for info in (*graph.value_info, *graph.input, *graph.output):
+            try:
+                kind = type_of(info.type)
+            except ConversionError:
+                continue  # an element type this library has no name for
+            if not isinstance(kind, UnknownType):
+                self.types[info.name] = kind
+        overridable = {value.name for value in graph.input}
+        for tensor in graph.initializer:
+            self.types[tensor.name] = TensorType(dtype_of(tensor.data_type), Shape(tensor.dims))
+            small = None if tensor.name in overridable else _small(tensor, bundle)
+            if small is not None:
+                self.constants[tensor.name] = small
+        for node in graph.node:
+            made = constant_of(node)
+            if made is not None:
+                self.constants[node.output[0]] = made
+
+
+def constant_of(node: onnx.NodeProto) -> onnx.TensorProto | None:
+    """Return the small tensor that a Constant node gives, or None for other nodes and kinds."""
+    import onnx
+    from onnx import TensorProto
+
+    if node.op_type != "Constant" or node.domain not in ("", "ai.onnx") or len(node.attribute) != 1:
+        return None
+    attribute, name = node.attribute[0], node.output[0]
+    made = TensorProto()
+    match attribute.name:
+        case "value" if attribute.t.ByteSize() <= _SMALL_BYTES:
+            made.CopyFrom(attribute.t)
+            made.name = name
+        case "value_int":
+            made = onnx.helper.make_tensor(name, TensorProto.INT64, [], [attribute.i])
+        case "value_ints":
+            made = onnx.helper.make_tensor(name, TensorProto.INT64, [len(attribute.ints)], attribute.ints)
+        case "value_float":
+            made = onnx.helper.make_tensor(name, TensorProto.FLOAT, [], [attribute.f])
+        case "value_floats":
+            made = onnx.helper.make_tensor(name, TensorProto.FLOAT, [len(attribute.floats)], attribute.floats)
+        case _:
+            return None
+    return made
+
+
+def typed_model(bundle: ModelBundle) -> onnx.ModelProto:
+    """Return the model with the types that ONNX infers, large weights being inputs; nodes stand where they stood."""
+    from rlx_ort.converters.from_onnx.source import skeleton
+    from rlx_ort.converters.to_onnx.infer import with_types
+
+    return with_types(skeleton(bundle.proto))
+
+
+def model_scope(bundle: ModelBundle, typed: onnx.ModelProto) -> Scope:
+    """Return the scope of the main graph."""
+    scope = Scope()
+    scope.read(typed.graph, bundle)
+    scope.read(bundle.proto.graph, bundle)
+    return scope
+
+
+def bodies_of(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    """Yield the graphs among the attributes of a node, in order."""
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs
+
+
+def all_value_names(proto: onnx.ModelProto) -> set[str]:
+    """Return the name of every value of a model, bodies included."""
+    from rlx_ort.converters.bundle import graphs_of
+
+    found: set[str] = set()
+    for graph in graphs_of(proto):
+        found.update(value.name for value in graph.input)
+        found.update(tensor.name for tensor in graph.initializer)
+        found.update(tensor.values.name for tensor in graph.sparse_initializer)
+        found.update(name for node in graph.node for name in (*node.input, *node.output) if name)
+    return found
+
+
+def label_of(node: onnx.NodeProto) -> str:
+    """Return a node as messages name it."""
+    return f"{node.op_type} {node.name or next(iter(node.output), '')!r}"
+
+
+def near_names(name: str, known: Iterable[str]) -> str:
+    """Return a hint for a name that is not there: the nearest ones, else the first few."""
+    import difflib
+
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=3)
+    if near:
+        return f"did you mean {' or '.join(map(repr, near))}?"
+    listed = ", ".join(map(repr, names[:8])) + (", ..." if len(names) > 8 else "")
+    return f"known are {listed}" if names else "there are none"
+
+
+def selected(wanted: Iterable[str], nodes: Mapping[str, str], what: str) -> set[str]:
+    """Return the names of the nodes that entries of a list mean: a name, an operator, or a pattern of names as `conv*`.
+
+    Args:
+        wanted: the entries.
+        nodes: name -> operator.
+        what: what the list is called in messages.
+
+    Raises:
+        ConversionError: an entry means no node.
+    """
+    import fnmatch
+
+    found: set[str] = set()
+    for entry in wanted:
+        meant = {name for name, op_type in nodes.items() if entry in (name, op_type)}
+        meant = meant or {name for name in nodes if fnmatch.fnmatchcase(name, entry)}
+        if not meant:
+            hint = near_names(entry, {*nodes, *nodes.values()})
+            raise ConversionError(f"{entry!r} of {what} is no node, operator or pattern of nodes in the model; {hint}")
+        found |= meant
+    return found
+
+
+def _small(tensor: onnx.TensorProto, bundle: ModelBundle) -> onnx.TensorProto | None:
+    import onnx
+
+    from rlx_ort.converters.bundle import location_of
+    from rlx_ort.converters.onnx_types import tensor_proto
+
+    if tensor.data_location != onnx.TensorProto.EXTERNAL:
+        return tensor
+    data = bundle.weights.get(location_of(tensor))
+    return None if data is None or data.nbytes > _SMALL_BYTES else tensor_proto(data, tensor.name)

@@ -1,0 +1,117 @@
+"""Cutting a part out of a model: what is kept, what it needs, and what is refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+from onnx.reference import ReferenceEvaluator
+
+from rlx_ort.converters.bundle import ModelBundle, bundle_of
+from rlx_ort.converters.transforms.cut import cut
+from rlx_ort.errors import ConversionError
+
+W = np.arange(64, dtype=np.float32)
+
+
+def chain() -> ModelBundle:
+    """Return h = x + w, s = relu(h), y = s * k, z = y - x."""
+    graph = helper.make_graph(
+        [
+            helper.make_node("Add", ["x", "w"], ["h"], name="add"),
+            helper.make_node("Relu", ["h"], ["s"], name="relu"),
+            helper.make_node("Mul", ["s", "k"], ["y"], name="mul"),
+            helper.make_node("Sub", ["y", "x"], ["z"], name="sub"),
+        ],
+        "g",
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 64]) for name in ("x", "k")],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 64]) for name in ("y", "z")],
+        [onnx.numpy_helper.from_array(W, "w")],
+    )
+    return bundle_of(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10))
+
+
+def test_a_part_between_values_computes_what_the_whole_does_there() -> None:
+    """Its input is a value in between, with the inferred type; the weight before it is gone."""
+    made, report = cut(chain(), ["h"], ["s"])
+    assert [node.name for node in made.proto.graph.node] == ["relu"]
+    assert dict(made.weights) == {}
+    assert (report.inputs, report.outputs, report.nodes_kept, report.nodes_dropped) == (("h",), ("s",), 1, 3)
+    h = np.array([[-1.0] * 32 + [2.0] * 32], np.float32)
+    np.testing.assert_array_equal(ReferenceEvaluator(made.proto).run(None, {"h": h})[0], np.maximum(h, 0))
+    onnx.checker.check_model(made.proto, full_check=True)
+
+
+def test_without_inputs_those_of_the_model_that_are_needed_stay() -> None:
+    """`s` needs x and the weight, and not k."""
+    made, report = cut(chain(), outputs=["s"])
+    assert (report.inputs, set(made.weights)) == (("x",), {"w"})
+
+
+def test_without_outputs_those_of_the_model_stay() -> None:
+    """Both outputs, from the value in between and what else they need."""
+    made, _ = cut(chain(), ["s", "k", "x"])
+    assert [value.name for value in made.proto.graph.input] == ["s", "k", "x"]
+    assert [value.name for value in made.proto.graph.output] == ["y", "z"]
+
+
+def test_a_weight_may_become_an_input() -> None:
+    """It is fed from then on, and its data is gone."""
+    made, _ = cut(chain(), ["x", "w"], ["h"])
+    assert dict(made.weights) == {}
+    x = np.ones((1, 64), np.float32)
+    np.testing.assert_array_equal(ReferenceEvaluator(made.proto).run(None, {"x": x, "w": W})[0], x + W)
+
+
+def test_what_a_body_takes_from_outside_is_needed() -> None:
+    """A branch that reads h keeps the node that makes it."""
+    branches = [
+        helper.make_graph([helper.make_node(op, ["h"], ["r"])], op, [], [helper.make_tensor_value_info("r", 1, [2])])
+        for op in ("Neg", "Abs")
+    ]
+    graph = helper.make_graph(
+        [
+            helper.make_node("Relu", ["x"], ["h"]),
+            helper.make_node("If", ["c"], ["y"], then_branch=branches[0], else_branch=branches[1]),
+        ],
+        "g",
+        [helper.make_tensor_value_info("x", 1, [2]), helper.make_tensor_value_info("c", TensorProto.BOOL, [])],
+        [helper.make_tensor_value_info("y", 1, [2])],
+    )
+    source = bundle_of(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10))
+    assert cut(source, outputs=["y"])[1].nodes_kept == 2
+    with pytest.raises(ConversionError, match="output 'r' is inside a body of If"):
+        cut(source, outputs=["r"])
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "message"),
+    [
+        (["hh"], ["s"], "input 'hh' is no value of the model; did you mean 'h'"),
+        ([], ["nothing"], "output 'nothing' is no value of the model; known are"),
+        (["s"], ["y"], "output 'y' cannot be computed from 's' alone; the model's input 'k' is needed as well"),
+        (["h", "k"], ["s"], "input 'k' has no part in 's'; leave it out"),
+        (["h"], ["h"], "'h' is asked for as input and as output"),
+        ([], ["x"], "output 'x' is an input or weight"),
+        (["h", "h"], ["s"], "input 'h' is given twice"),
+    ],
+)
+def test_a_cut_that_cannot_be_is_refused(inputs: list[str], outputs: list[str], message: str) -> None:
+    """The message uses the names as they were given and says what to change."""
+    with pytest.raises(ConversionError, match=message):
+        cut(chain(), inputs, outputs)
+
+
+def test_a_value_of_unknown_type_cannot_be_an_input() -> None:
+    """A foreign operator's result has no type that anybody could declare."""
+    graph = helper.make_graph(
+        [helper.make_node("Magic", ["x"], ["m"], domain="d"), helper.make_node("Relu", ["m"], ["y"])],
+        "g",
+        [helper.make_tensor_value_info("x", 1, [2])],
+        [helper.make_tensor_value_info("y", 1, [2])],
+    )
+    imports = [helper.make_opsetid("", 21), helper.make_opsetid("d", 1)]
+    source = bundle_of(helper.make_model(graph, opset_imports=imports, ir_version=10))
+    with pytest.raises(ConversionError, match="the type of input 'm' cannot be inferred; cut at another value"):
+        cut(source, ["m"], ["y"])
