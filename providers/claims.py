@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rlx_ort.ir.dtype import DType
@@ -20,12 +21,13 @@ from rlx_ort.providers.ort_types import element_dtypes
 __all__ = ["kernels_of", "schema_version", "takes"]
 
 _OPEN_END = 2147483647  # INT_MAX in KernelDef
-_GROUPED_LISTS = 64
+_LISTS = 64
+_ANSWERS_A_LIST = 4096
 # `get_all_opkernel_def` loads the library of every provider of the wheel and ends the process (SIGSEGV) when one does
 # not load, as TensorRT's does on most machines with onnxruntime-gpu. These are built into the core.
 _LISTS_SAFELY = frozenset({"CPUExecutionProvider", "AzureExecutionProvider", "DmlExecutionProvider"})
-_grouped: dict[int, tuple[Sequence[KernelClaim], Mapping[tuple[str, str], Sequence[KernelClaim]]]] = {}
-_grouped_lock = threading.Lock()
+_lists: dict[int, _Known] = {}
+_lists_lock = threading.Lock()
 
 
 @functools.cache
@@ -55,10 +57,18 @@ def takes(
 
     `inputs` and `outputs` are the node's types, None where absent; types that are unknown fit every kernel.
     """
-    since = schema_version(domain, op_type, version)
-    dtypes = _constrained(domain, op_type, since, inputs, outputs)
-    candidates = _by_operator(claims).get((domain, op_type), ())
-    return any(_version_fits(claim, since) and _dtypes_fit(claim, dtypes) for claim in candidates)
+    known = _known_of(claims)
+    # Sizes do not matter to a kernel, and a graph has few operators with few element types.
+    asked = (domain, op_type, version, tuple(map(_look, inputs)), tuple(map(_look, outputs)))
+    answer = known.answers.get(asked)
+    if answer is None:
+        since = schema_version(domain, op_type, version)
+        dtypes = _constrained(domain, op_type, since, inputs, outputs)
+        candidates = known.by_operator.get((domain, op_type), ())
+        answer = any(_version_fits(claim, since) and _dtypes_fit(claim, dtypes) for claim in candidates)
+        if len(known.answers) < _ANSWERS_A_LIST:
+            known.answers[asked] = answer
+    return answer
 
 
 @functools.cache
@@ -116,20 +126,33 @@ def _elements(kind: ValueType | None) -> frozenset[DType]:
     return frozenset()
 
 
-def _by_operator(claims: Sequence[KernelClaim]) -> Mapping[tuple[str, str], Sequence[KernelClaim]]:
-    """Group claims by operator, once for each list; lists are told apart by identity, as hashing one takes a while."""
-    with _grouped_lock:
-        known = _grouped.get(id(claims))
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A list of claims, the same by operator, and what was asked of it. Holding the list keeps its id from reuse."""
+
+    claims: Sequence[KernelClaim]
+    by_operator: Mapping[tuple[str, str], Sequence[KernelClaim]]
+    answers: dict[object, bool]
+
+
+def _known_of(claims: Sequence[KernelClaim]) -> _Known:
+    """Return what is known of a list; lists are told apart by identity, as hashing one takes a while."""
+    known = _lists.get(id(claims))
     if known is not None:
-        return known[1]
+        return known
     grouped: dict[tuple[str, str], list[KernelClaim]] = {}
     for claim in claims:
         grouped.setdefault((claim.domain, claim.op_type), []).append(claim)
-    with _grouped_lock:
-        _grouped[id(claims)] = (claims, grouped)  # holding the list keeps its id from being used again
-        while len(_grouped) > _GROUPED_LISTS:
-            _grouped.pop(next(iter(_grouped)))
-    return grouped
+    with _lists_lock:
+        known = _lists[id(claims)] = _Known(claims, grouped, {})
+        while len(_lists) > _LISTS:
+            _lists.pop(next(iter(_lists)))
+    return known
+
+
+def _look(kind: ValueType | None) -> object:
+    """Return what a kernel may ask of a type: the element type of a tensor, all of any other."""
+    return kind.dtype if type(kind) is TensorType else kind
 
 
 @functools.cache

@@ -36,6 +36,7 @@ VARIABLES: Mapping[str, str] = MappingProxyType(
         "RLX_DENY_DEVICES": "devices that must not be chosen; wins over RLX_DEVICES",
         "RLX_PREFER_DEVICES": "devices that win when predictions are within 5 % of each other, best first",
         "RLX_BENCHMARK_PICK": "choose by timing this many runs on each device instead of by prediction",
+        "RLX_ADAPTIVE_PICK": "choose by prediction, and time this many runs where predictions are too close to tell",
         "RLX_DEVICE_CHAIN": "devices to try one after the other",
         "RLX_KERNEL_DISPATCH": "`native` or `common` forces that form on every op that has both; default "
         "`prefer_native`",
@@ -45,6 +46,9 @@ VARIABLES: Mapping[str, str] = MappingProxyType(
         "RLX_SHARED_POOL": "flag: one pool of threads for all sessions; sessions of other libraries then fail to open",
         "RLX_AUTO_CALIBRATE": "flag: measure a device that was never calibrated here when a prediction first needs it; "
         "takes up to 8 seconds a device",
+        "RLX_CACHE": "`on`, `off` or `found`: how sessions use the compile cache; `off` by default, and `found` for packages",
+        "RLX_CACHE_LIMIT": "the most the compile cache takes on disk, such as 4G; 10G by default",
+        "RLX_PACKAGE_KEY": "a PEM file: `open_package` takes only packages that this public key has signed",
         "RLX_CACHE_DIR": "the folder for what is kept between runs; the system's cache folder by default",
         "RLX_ALLOW_ORT_TELEMETRY": "flag: leave ONNX Runtime's telemetry on",
     }

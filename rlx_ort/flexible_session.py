@@ -8,8 +8,8 @@ from rlx_ort.execution.options import CompileOptions, PlacementRule, Precision
 from rlx_ort.execution.session import Session
 from rlx_ort.execution.weights import WeightStore
 from rlx_ort.ir.graph import Graph
-from rlx_ort.selection.policy import DevicePolicy, device_from_env
-from rlx_ort.selection.resolve import resolve_device
+from rlx_ort.selection.policy import DevicePolicy
+from rlx_ort.selection.resolve import is_named, resolve_device
 
 __all__ = ["FlexibleSession"]
 
@@ -84,6 +84,6 @@ class FlexibleSession:
     ) -> CompiledGraph:
         """Return the graph compiled for the device that `compile_resolved` would take, with options for it alone."""
         chosen = resolve_device(graph, device, self._policy, options)
-        if options.placement is None and device is None and device_from_env() != chosen:
+        if options.placement is None and not is_named(chosen, device):
             options = options.with_(placement=PlacementRule.ASSISTED)
         return Session(chosen, options).compile(graph, weights)

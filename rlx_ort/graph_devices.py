@@ -184,18 +184,22 @@ class GraphDevices:
         if device is not None or not isinstance(pick, (Benchmark, Adaptive)):
             return self.resolve(device)
         self._follow_graph()
-        key = input_signature(inputs)
-        if key not in self._winners and isinstance(pick, Adaptive):
-            self.last_choice = choose(self._graph, self._policy, self._options, inputs, self._assisted, pick.runs)
-            self._winners[key] = self.last_choice.device
-        if key not in self._winners:
+        key, winners = input_signature(inputs), self._winners  # another thread may begin with an empty map meanwhile
+        winner = winners.get(key)
+        if winner is not None:
+            return winner
+        if isinstance(pick, Adaptive):
+            choice = choose(self._graph, self._policy, self._options, inputs, self._assisted, pick.runs)
+            self.last_choice, winner = choice, choice.device
+        else:
             rows = self.benchmark(inputs, pick.runs)
             if not rows:
                 return self.fastest()
             if rows[0].median_exec_ns is None:
                 raise DeviceFallbackError((row.device, row.failure) for row in rows)
-            self._winners[key] = rows[0].device
-        return self._winners[key]
+            winner = rows[0].device
+        winners[key] = winner
+        return winner
 
     # Weights
 

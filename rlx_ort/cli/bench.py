@@ -62,21 +62,25 @@ def command(
 ) -> None:
     """Time a model on each device.
 
-    Shows the median, 90th and 99th percentile of a run, the first run, opening the session, and the memory it took,
-    beside the predicted time. Inputs are made up.
+    Shows the median, 90th and 99th percentile of a run, the first run, opening the session, and the memory of this
+    process it took, beside the predicted time. Inputs are made up. A device of --devices must take every node; on the
+    others the CPU may help.
     """
+    from rlx_ort.adaptive import dims_of
     from rlx_ort.cli.arrays import made_up_inputs
     from rlx_ort.device import parse_device_list
-    from rlx_ort.execution.options import CompileOptions
+    from rlx_ort.execution.options import CompileOptions, PlacementRule
     from rlx_ort.graph_devices import GraphDevices
     from rlx_ort.selection.policy import DevicePolicy
 
     graph = read_model(model)
     sizes = {**dims, **_sizes(graph, shapes)}
     feeds = made_up_inputs(graph.inputs, sizes, _SEED)
+    used = dims_of(graph, feeds)
     policy = DevicePolicy.only(parse_device_list(names)) if names else DevicePolicy.from_env()
+    rule = PlacementRule.STRICT if names else PlacementRule.ASSISTED
     rows = []
-    with GraphDevices(graph, policy, CompileOptions()) as runner:
+    with GraphDevices(graph, policy, CompileOptions(placement=rule)) as runner:
         devices = list(policy.allow or runner.devices())
         for device in devices:
             with progress(f"running on {device.label}"):
@@ -85,12 +89,15 @@ def command(
     if plot_path is not None:
         from rlx_ort.cli.plots import draw
 
-        draw(graph, sizes, rows, plot_path)
+        draw(graph, model.name, used, rows, plot_path)
         note(f"drawn to {plot_path}")
     if as_json:
-        print_json({"model": str(model), "dims": sizes, "runs": runs, "devices": rows})
+        print_json({"model": str(model), "dims": used, "runs": runs, "devices": rows})
     else:
         _print(rows)
+        made_up = [f"{name}={size}" for name, size in used.items() if name not in sizes]
+        if made_up:
+            note(f"run and predicted with {', '.join(made_up)}, as no size was given; give them with --dim or --shape")
 
 
 def _sizes(graph: Graph, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
@@ -116,18 +123,17 @@ def _row(runner: GraphDevices, device: Device, feeds: Mapping[str, Any], runs: i
     import psutil
 
     from rlx_ort.adaptive import dims_of
-    from rlx_ort.selection.candidates import automatic
     from rlx_ort.selection.predict import explain
 
     row: dict[str, Any] = {"device": device.label, "p50_ns": None, "failure": ""}
     try:
-        estimate = explain(runner.graph, device, automatic(runner.options), dims_of(runner.graph, feeds))
+        estimate = explain(runner.graph, device, runner.options, dims_of(runner.graph, feeds))
         row["predicted_ns"] = None if estimate is None else estimate.total_ns
         row["profile_source"] = None if estimate is None else estimate.source
         process = psutil.Process()
         before_bytes = process.memory_info().rss
         start = time.perf_counter_ns()
-        compiled = runner.compile(device) if device in (runner.policy.allow or ()) else runner.compile_resolved(device)
+        compiled = runner.compile(device)
         row["create_ns"] = time.perf_counter_ns() - start
         start = time.perf_counter_ns()
         compiled.run(feeds)
@@ -138,6 +144,7 @@ def _row(runner: GraphDevices, device: Device, feeds: Mapping[str, Any], runs: i
             compiled.run(feeds)
             times.append(time.perf_counter_ns() - start)
         row["host_memory_bytes"] = max(process.memory_info().rss - before_bytes, 0)
+        row["placement_share"] = compiled.placement.requested_share
     except RlxError as err:  # one device's failure is a row of the answer
         return row | {"failure": str(err)}
     times.sort()
@@ -146,15 +153,17 @@ def _row(runner: GraphDevices, device: Device, feeds: Mapping[str, Any], runs: i
 
 
 def _print(rows: list[dict[str, Any]]) -> None:
-    columns = ("device", "p50", "p90", "p99", "first run", "to open", "host memory", "predicted", "failure")
+    times = ("p50", "p90", "p99", "first run", "to open")
+    columns = ("device", *times, "host memory", "placed there", "predicted", "failure")
     table = []
     for row in rows:
-        memory = row.get("host_memory_bytes")
+        memory, share = row.get("host_memory_bytes"), row.get("placement_share")
         table.append(
             (
                 row["device"],
                 *(duration(row.get(key)) for key in ("p50_ns", "p90_ns", "p99_ns", "first_run_ns", "create_ns")),
                 "-" if memory is None else binary_size(memory),
+                "-" if share is None else f"{share:.0%}",
                 duration(row.get("predicted_ns")),
                 row["failure"].splitlines()[0] if row["failure"] else "",
             )

@@ -29,9 +29,8 @@ def command(names: str | None, quick: bool, show_only: bool, as_json: bool) -> N
     measured again. Close other programs first: what they take, the measurement does not see.
     """
     from rlx_ort.device import parse_device_list
-    from rlx_ort.selection.availability import available_devices, is_selectable
 
-    devices = parse_device_list(names) if names else [found for found in available_devices() if is_selectable(found)]
+    devices = parse_device_list(names) if names else _here()
     rows: list[dict[str, Any]] = []
     errors: list[RlxError] = []
     for device in devices:
@@ -50,11 +49,28 @@ def command(names: str | None, quick: bool, show_only: bool, as_json: bool) -> N
         raise errors[0]
 
 
+def _here() -> list[Device]:
+    """Return every device that works here and may be chosen, also the second and later ones of a kind."""
+    from rlx_ort.device import Device
+    from rlx_ort.providers.registry import default_registry
+    from rlx_ort.selection.availability import is_available, is_selectable
+
+    known = dict.fromkeys([*Device.all(), *default_registry().registered_devices()])
+    return [device for device in known if is_available(device) and is_selectable(device)]
+
+
 def _measured(device: Device, quick: bool) -> CalibrationProfile:
     from rlx_ort.calibration.calibrate import calibrate
 
-    with progress(f"measuring {device.label}"):
-        return calibrate(device, quick=quick)
+    title = f"measuring {device.label}"
+    with progress(title) as shown:
+        update = getattr(shown, "update", None)  # there is none where stderr is no terminal
+
+        def tell(what: str, gone: float) -> None:
+            if update is not None:
+                update(f"{title}: {what}, {gone:.0%} of the time is gone")
+
+        return calibrate(device, quick=quick, progress=tell)
 
 
 def _stored(device: Device) -> CalibrationProfile:

@@ -4,76 +4,182 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from rlx_ort.cli.files import replacing
+from rlx_ort.cli.show import duration
+
 if TYPE_CHECKING:
-    from rlx_ort.device import Device
     from rlx_ort.ir.graph import Graph
+    from rlx_ort.selection.work import Work
 
 __all__ = ["draw"]
 
+_NAMES = {
+    "gemm": "matrix product",
+    "bmm": "batched product",
+    "conv": "convolution",
+    "pointwise": "1 x 1 convolution",
+    "depthwise": "depthwise convolution",
+    "attention": "attention",
+    "rnn": "recurrent layer",
+    "fused": "fused with the node before",
+}
+_KINDS_SHOWN = 5
+# Okabe and Ito's colours, which people tell apart however they see colour.
+_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#F0E442")
+_OTHERS, _GREY = "all others", "#999999"
+_LEAST_AREA, _MOST_AREA = 14.0, 400.0  # of a marker, in square points
+_TARGET = 1.25  # half of all predictions should be within this factor of the measured time
+_COLUMNS = 3
 
-def draw(graph: Graph, dims: Mapping[str, int], rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Draw the devices of `rows` to a file whose suffix decides the format; `p50_ns` of a row may be missing.
+
+@dataclass
+class _Points:
+    """The nodes of one kind: where they stand, and how long they are predicted to take, in ns."""
+
+    intensity: list[float] = field(default_factory=list)
+    rate: list[float] = field(default_factory=list)
+    ns: list[float] = field(default_factory=list)
+
+
+def draw(graph: Graph, title: str, dims: Mapping[str, int], rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Draw the devices of `rows` that have a prediction to a file whose suffix decides the format.
+
+    Rows that have a measured time, `p50_ns`, get a panel of their own. The file appears whole or not at all.
 
     Raises:
-        ClickException: matplotlib is not installed.
+        ClickException: matplotlib is not installed, does not know the format, the file cannot be written, or there is
+            nothing to draw.
     """
     try:
-        pyplot = importlib.import_module("matplotlib.pyplot")
+        # Not pyplot: that would pick a window system and keep the figure.
+        figures = importlib.import_module("matplotlib.figure")
+        tickers = importlib.import_module("matplotlib.ticker")
     except ImportError as err:
         raise click.ClickException(f"pictures need matplotlib ({err}); pip install 'rlx_ort[plot]'") from err
+    priced = [row for row in rows if row.get("predicted_ns")]
+    if not priced:
+        raise click.ClickException("there is nothing to draw: no device has a prediction for the model")
+    measured = [row for row in priced if row.get("p50_ns")]
+    panels = len(priced) + bool(measured)
+    columns = min(panels, _COLUMNS)
+    lines = -(-panels // columns)
+    figure = figures.Figure(figsize=(5.2 * columns, 4.8 * lines + 0.4), layout="constrained")
+    axes = list(figure.subplots(lines, columns, squeeze=False).flat)
+    colours: dict[str, str] = {}
+    for row, panel in zip(priced, axes, strict=False):
+        _roofline(panel, graph, row, dims, colours)
+    if measured:
+        _compare(axes[len(priced)], measured, tickers)
+    for panel in axes[panels:]:
+        panel.set_axis_off()
+    sizes = ", ".join(f"{name}={size}" for name, size in dims.items())
+    figure.suptitle(f"{title} ({sizes})" if sizes else title, fontweight="bold")
+    kind = path.suffix.lstrip(".").lower()
+    if kind not in figure.canvas.get_supported_filetypes():
+        known = ", ".join(sorted(figure.canvas.get_supported_filetypes()))
+        raise click.ClickException(f"{path.name} is of no known picture format; known are {known}")
+    with replacing(path) as stream:
+        figure.savefig(stream, format=kind, dpi=150)
+
+
+def _roofline(
+    panel: Any, graph: Graph, row: Mapping[str, Any], dims: Mapping[str, int], colours: dict[str, str]
+) -> None:
+    """Draw what the device reaches by operations a byte, and each kind of node where it stands.
+
+    A marker's area is the share of the predicted time of all nodes that its nodes take. A kind that has a colour in
+    `colours` keeps it; others get the next one.
+    """
     from rlx_ort.device import Device
-
-    pyplot.switch_backend("agg")
-    devices = [Device(row["device"]) for row in rows if row.get("predicted_ns")]
-    figure, axes = pyplot.subplots(1, len(devices) + 1, figsize=(5 * (len(devices) + 1), 4.5), layout="constrained")
-    panels = list(axes) if devices else [axes]
-    for device, panel in zip(devices, panels, strict=False):
-        _roofline(panel, graph, device, dims)
-    _compare(panels[-1], rows)
-    figure.savefig(path)
-    pyplot.close(figure)
-
-
-def _roofline(panel: Any, graph: Graph, device: Device, dims: Mapping[str, int]) -> None:
-    """Draw what the device reaches by operations a byte, and each kind of node where it stands."""
     from rlx_ort.selection.predict import cost_model, works_of
 
+    device = Device(row["device"])
     model = cost_model(device)
-    if model is None:
+    if model is None:  # the row would have no prediction
         return
-    points: dict[str, tuple[list[float], list[float]]] = {}
-    for work in works_of(graph, device, dims):
-        if work.flops and work.nbytes:
-            across, up = points.setdefault(work.kind if work.kind != "op" else "others", ([], []))
-            across.append(work.flops / work.nbytes)
-            up.append(work.flops / max(model.work_ns(work), 1.0))
-    peak = max((model.sgemm_gflops(m, 1024, 1024) for m in (64, 1024, 4096)), default=1.0)
+    works = {work: (count, model.work_ns(work)) for work, count in works_of(graph, device, dims).items()}
+    kinds = _by_kind(works)
+    total_ns = sum(count * ns for count, ns in works.values())
+    products = [rate for name in _NAMES.values() if name in kinds for rate in kinds[name].rate]
+    peak = max(*(model.sgemm_gflops(m, 1024, 1024) for m in (64, 1024, 4096)), *products)
     bandwidth = model.memory_bw()
-    everywhere = [value for across, _ in points.values() for value in across]
     knee = peak / bandwidth
-    left, right = min([knee / 100, *everywhere]), max([knee * 100, *everywhere])
-    panel.plot([left, knee, right], [left * bandwidth, peak, peak], color="black", linewidth=1)
-    for kind, (across, up) in sorted(points.items()):
-        panel.scatter(across, up, s=14, label=kind)
-    panel.set(xscale="log", yscale="log", xlabel="FLOP a byte", ylabel="GFLOP/s, as predicted", title=device.label)
-    if points:
-        panel.legend(fontsize="small")
+    everywhere = [value for points in kinds.values() for value in points.intensity]
+    left, right = min([knee / 30, *everywhere]) / 2, max([knee * 10, *everywhere]) * 2
+    panel.plot([left, knee, right], [left * bandwidth, peak, peak], color="#333333", linewidth=1.5, zorder=1)
+    roofs = f"best product {peak:.3g} GFLOP/s\nmemory {bandwidth:.3g} GB/s (above it: from caches)"
+    panel.text(0.02, 0.98, roofs, transform=panel.transAxes, va="top", fontsize="small")
+    for name, points in kinds.items():
+        colour = _colour(name, colours)
+        share = sum(points.ns) / total_ns if total_ns else 0.0
+        area = [max(_MOST_AREA * ns / total_ns, _LEAST_AREA) if total_ns else _LEAST_AREA for ns in points.ns]
+        label = f"{name}, {share:.0%}"
+        panel.scatter(points.intensity, points.rate, s=area, color=colour, alpha=0.75, linewidth=0, label=label)
+    panel.margins(y=0.2)
+    panel.set(xscale="log", yscale="log", xlim=(left, right))
+    panel.set_xlabel("operations per byte read or written (FLOP/byte)")
+    panel.set_ylabel("predicted rate (GFLOP/s)")
+    panel.set_title(f"{device.label}: {duration(row['predicted_ns'])} a run", loc="left")
+    if kinds:
+        legend = panel.legend(
+            fontsize="small", title="part of the nodes' time", title_fontsize="small", loc="lower right"
+        )
+        for handle in legend.legend_handles:
+            handle.set_sizes([40])
+    panel.grid(visible=True, which="major", alpha=0.25)
 
 
-def _compare(panel: Any, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Draw predicted against measured times, with the line on which they agree."""
-    pairs = [(row["device"], row["p50_ns"], row["predicted_ns"]) for row in rows if row.get("p50_ns")]
-    pairs = [pair for pair in pairs if pair[2]]
-    for label, measured, predicted in pairs:
-        panel.scatter([measured / 1e3], [predicted / 1e3], label=label)
-    if pairs:
-        ends = [min(min(pair[1:]) for pair in pairs) / 2e3, max(max(pair[1:]) for pair in pairs) / 5e2]
-        panel.plot(ends, ends, color="black", linewidth=1)
-        panel.legend(fontsize="small")
-        panel.set(xscale="log", yscale="log")
-    panel.set(xlabel="measured us", ylabel="predicted us", title="predicted against measured")
+def _colour(name: str, colours: dict[str, str]) -> str:
+    """Return the colour of a kind, a new one for a new kind while there are any."""
+    if name == _OTHERS:
+        return _GREY
+    unused = [colour for colour in _COLOURS if colour not in colours.values()]
+    return colours.setdefault(name, unused[0] if unused else "#000000")
+
+
+def _by_kind(works: Mapping[Work, tuple[int, float]]) -> dict[str, _Points]:
+    """Return the nodes by kind, the most expensive kinds first and the rest as one; views compute nothing."""
+    found: dict[str, _Points] = {}
+    for work, (count, ns) in works.items():
+        if work.flops and work.nbytes and ns > 0:
+            points = found.setdefault(_NAMES.get(work.kind, work.like), _Points())
+            points.intensity.append(work.flops / work.nbytes)
+            points.rate.append(work.flops * work.times / ns)
+            points.ns.append(count * ns)
+    ordered = sorted(found.items(), key=lambda item: -sum(item[1].ns))
+    kinds = dict(ordered[:_KINDS_SHOWN])
+    if ordered[_KINDS_SHOWN:]:
+        rest = kinds[_OTHERS] = _Points()
+        for _, points in ordered[_KINDS_SHOWN:]:
+            rest.intensity += points.intensity
+            rest.rate += points.rate
+            rest.ns += points.ns
+    return kinds
+
+
+def _compare(panel: Any, rows: Sequence[Mapping[str, Any]], tickers: Any) -> None:
+    """Draw predicted against measured times, and the line on which they agree."""
+    times = [row[key] for row in rows for key in ("p50_ns", "predicted_ns")]
+    ends = [min(times) / 3, max(times) * 3]
+    panel.plot(ends, ends, color="#333333", linewidth=1.5, zorder=1)
+    band = [[end * factor for end in ends] for factor in (1 / _TARGET, _TARGET)]
+    panel.fill_between(ends, *band, color="#333333", alpha=0.12, linewidth=0, label=f"within {_TARGET - 1:.0%}")
+    for row, colour in zip(rows, _COLOURS * len(rows), strict=False):
+        label = f"{row['device']}: {row['predicted_ns'] / row['p50_ns']:.2g} x measured"
+        panel.scatter([row["p50_ns"]], [row["predicted_ns"]], s=60, color=colour, alpha=0.75, zorder=3, label=label)
+    panel.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
+    for axis in (panel.xaxis, panel.yaxis):
+        axis.set_major_formatter(tickers.FuncFormatter(lambda ns, _: duration(ns)))
+        axis.set_minor_formatter(tickers.NullFormatter())
+    panel.tick_params(axis="x", rotation=30)
+    panel.set_xlabel("measured, median run")
+    panel.set_ylabel("predicted")
+    panel.set_title("predicted against measured", loc="left")
+    panel.legend(fontsize="small", loc="upper left")
+    panel.grid(visible=True, which="major", alpha=0.25)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rlx_ort.ir.graph import Graph
     from rlx_ort.selection.candidates import DeviceCandidate
     from rlx_ort.selection.legalize import KernelDispatchReport
+    from rlx_ort.selection.policy import DevicePolicy
 
 __all__ = ["command"]
 
@@ -77,6 +78,7 @@ def command(
             "recommended": candidate.recommended,
             "blocker": candidate.blocker,
             "hardware": candidate.hardware,
+            "assumed_dims": list(candidate.assumed_dims),
         }
         if open_sessions:
             with progress(f"opening a session on {candidate.label}"):
@@ -94,7 +96,7 @@ def command(
     if plot_path is not None:
         from rlx_ort.cli.plots import draw
 
-        draw(graph, dims, rows, plot_path)
+        draw(graph, model.name, dims, rows, plot_path)
         note(f"drawn to {plot_path}")
     if as_json:
         shown = [{**row, "dispatch": _as_dict(row["dispatch"])} if with_ops else row for row in rows]
@@ -102,14 +104,14 @@ def command(
     else:
         _print(rows, open_sessions)
         if why:
-            _print_reasons(rows)
+            _print_reasons(rows, policy)
         for row in rows:
             if with_ops and row["dispatch"] is not None:
                 _print_ops(row["dispatch"])
 
 
 def _reasons(graph: Graph, candidate: DeviceCandidate, compile_options: CompileOptions) -> dict[str, Any]:
-    """Return the parts of a predicted time, what it is based on, and which dims were guessed."""
+    """Return the parts of a predicted time, the error to expect of it, and why it is not from a calibration."""
     from rlx_ort.selection.candidates import automatic
     from rlx_ort.selection.predict import explain, why_default
 
@@ -117,36 +119,62 @@ def _reasons(graph: Graph, candidate: DeviceCandidate, compile_options: CompileO
     if candidate.predicted_ns is not None:
         estimate = explain(graph, candidate.device, automatic(compile_options))
     if estimate is None:
-        return {"terms": [], "assumed_dims": [], "uncalibrated": ""}
+        return {"terms": [], "error": None, "uncalibrated": ""}
     terms = [{"name": term.name, "kind": term.kind, "ns": term.ns, "count": term.count} for term in estimate.explain()]
     default = (candidate.profile_source or "").startswith("default")
     return {
         "terms": terms,
-        "assumed_dims": list(estimate.assumed),
+        "error": estimate.error,
         "uncalibrated": why_default(candidate.device) if default else "",
     }
 
 
-def _print_reasons(rows: list[dict[str, Any]]) -> None:
+def _print_reasons(rows: list[dict[str, Any]], policy: DevicePolicy) -> None:
     priced = sorted((row for row in rows if row["terms"]), key=lambda row: row["predicted_ns"])
     for row in priced:
+        total_ns = row["predicted_ns"]
         parts = [
-            (f"{term['name']} x {term['count']}" if term["count"] > 1 else term["name"], duration(term["ns"]))
+            (term["name"], term["count"], duration(term["ns"]), f"{term['ns'] / total_ns:.0%}")
             for term in row["terms"]
             if term["ns"] > 0
         ]
-        print_table(("part", "time"), parts, title=f"{row['device']}: {duration(row['predicted_ns'])} a run")
+        title = f"{row['device']}: {duration(total_ns)} a run, give or take {row['error']:.0%}"
+        print_table(("part", "number", "time", "share"), parts, title=title)
         click.echo(f"from {row['profile_source']}" + (f" ({row['uncalibrated']})" if row["uncalibrated"] else ""))
     chosen = next((row for row in priced if row["recommended"]), None)
     if chosen is not None:
-        others = [row for row in priced if row is not chosen]
-        against = f"; next is {others[0]['device']} with {duration(others[0]['predicted_ns'])}" if others else ""
-        click.echo(f"chosen: {chosen['device']}, predicted to take {duration(chosen['predicted_ns'])}{against}")
-    guessed = sorted({name for row in priced for name in row["assumed_dims"]})
-    if guessed:
+        click.echo(_why_chosen(chosen, priced, policy))
+
+
+def _why_chosen(chosen: dict[str, Any], priced: list[dict[str, Any]], policy: DevicePolicy) -> str:
+    """Return what spoke for the device: its prediction or a preference, and which others may be as fast."""
+    from rlx_ort.selection.policy import labels
+
+    time_ns = chosen["predicted_ns"]
+    told = f"chosen: {chosen['device']}, predicted to take {duration(time_ns)}"
+    others = [row for row in priced if row is not chosen]
+    if not others:
+        return f"{told}; no other device may run it"
+    best = others[0]
+    if best["predicted_ns"] < time_ns:
+        close = f"{(time_ns / best['predicted_ns'] - 1):.1%} behind {best['device']}"
+        told += f"; it is preferred (prefer: {labels(policy.prefer)}) and {close}, which counts as equal"
+    else:
+        told += f"; next is {best['device']} with {duration(best['predicted_ns'])}"
+    limit_ns = time_ns * (1 + chosen["error"])
+    rivals = [row["device"] for row in others if row["predicted_ns"] / (1 + row["error"]) <= limit_ns]
+    if rivals:
+        told += f"\nwithin the error of the predictions, {', '.join(rivals)} may be as fast; `rlx-ort bench` measures"
+    return told
+
+
+def _note_assumed(rows: list[dict[str, Any]]) -> None:
+    """Say which sizes the predictions took a stand-in for."""
+    assumed = list(dict.fromkeys(name for row in rows for name in row["assumed_dims"]))
+    if assumed:
         from rlx_ort.selection.workload import DEFAULT_DIM
 
-        note(f"dims without a size count as {DEFAULT_DIM}: {', '.join(guessed)}; give them with --dim")
+        note(f"predicted with {DEFAULT_DIM} for dims without a size: {', '.join(assumed)}; give sizes with --dim")
 
 
 _UNOPENED: dict[str, Any] = {"placement_share": None, "open_error": None}
@@ -213,6 +241,7 @@ def _print(rows: list[dict[str, Any]], opened: bool) -> None:
     shipped = [row["device"] for row in rows if (row["profile_source"] or "").startswith("default")]
     if shipped:
         note(f"predicted from shipped default profiles, not measured on this machine: {', '.join(shipped)}")
+    _note_assumed(rows)
 
 
 def _yes(answer: bool) -> str:

@@ -14,6 +14,7 @@ from rlx_ort.device import Device, priority_rank
 from rlx_ort.errors import NoViableDeviceError
 from rlx_ort.execution.options import CompileOptions, PlacementRule
 from rlx_ort.ir.graph import Graph
+from rlx_ort.ir.types import TensorType
 from rlx_ort.providers import registry
 from rlx_ort.selection.availability import availability, is_selectable, provider_of, supports_run_slots
 from rlx_ort.selection.policy import DevicePolicy
@@ -56,6 +57,8 @@ class DeviceCandidate:
         predicted_ns: the predicted time of one run in ns, or None when it cannot be chosen or has no profile.
         profile_source: where the figures of the prediction come from; `default` are shipped and not measured here.
         cpu_nodes: how many of the graph's nodes the CPU would take over.
+        assumed_dims: the inputs' dims without a size, for which the prediction takes a stand-in, `DEFAULT_DIM`; one
+            without a name is told by its place, as `x[0]`.
     """
 
     device: Device
@@ -71,6 +74,7 @@ class DeviceCandidate:
     predicted_ns: float | None = None
     profile_source: str | None = None
     cpu_nodes: int = 0
+    assumed_dims: tuple[str, ...] = ()
 
 
 def device_report(
@@ -221,7 +225,21 @@ def _row(
         predicted_ns=predictions.get(device),
         profile_source=None if model is None else model.source,
         cpu_nodes=len(support.cpu_nodes),
+        assumed_dims=() if model is None else _without_size(graph, options),
     )
+
+
+def _without_size(graph: Graph, options: CompileOptions) -> tuple[str, ...]:
+    """Return the dims of the graph's inputs that have no size, named or by their place."""
+    found: dict[str, None] = {}
+    for value in graph.inputs:
+        shape = value.type.shape if isinstance(value.type, TensorType) else None
+        for axis, dim in enumerate(shape or ()):
+            if dim is None:
+                found[f"{value.name}[{axis}]"] = None
+            elif isinstance(dim, str) and dim not in options.dims:
+                found[dim] = None
+    return tuple(found)
 
 
 def _capabilities(device: Device) -> tuple[str, ...]:

@@ -91,7 +91,7 @@ def dispatch_report_for_device_with_options(
     if provider is None or (provider.claims() is None and not availability(device).available):
         found = availability(device)
         raise DeviceUnavailableError(device, found.reason, found.remedy)
-    options = options or CompileOptions()
+    options = (options or CompileOptions()).on(device)
     support = support_of(device, graph, options)
     model = model_for(provider, graph, options)
     return KernelDispatchReport(

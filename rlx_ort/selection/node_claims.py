@@ -30,8 +30,10 @@ def takes_node(
 
 def cpu_takes_node(cpu_claims: Sequence[KernelClaim], node: ExportedNode, model: ExportedModel) -> bool:
     """Return whether the CPU takes the node, if need be expanded or with its f16 values cast to f32."""
+    if _has_kernel(cpu_claims, node):
+        return True
     wide = replace(node, inputs=_widened(node.inputs), outputs=_widened(node.outputs))
-    if _has_kernel(cpu_claims, node) or _has_kernel(cpu_claims, wide):
+    if _has_kernel(cpu_claims, wide):
         return True
     return _takes_expanded(cpu_claims, None, wide, model)
 

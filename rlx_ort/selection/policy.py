@@ -110,19 +110,19 @@ class DevicePolicy:
     def from_env(cls, prefix: str = "RLX") -> DevicePolicy:
         """Return the policy that the environment describes.
 
-        Reads `<prefix>_DEVICES`, `_DENY_DEVICES`, `_PREFER_DEVICES` and `_BENCHMARK_PICK`. A prefix of your own is
-        taken literally first, then with `RLX_` before it. An empty variable counts as unset.
+        Reads `<prefix>_DEVICES`, `_DENY_DEVICES`, `_PREFER_DEVICES`, `_BENCHMARK_PICK` and `_ADAPTIVE_PICK`. A prefix
+        of your own is taken literally first, then with `RLX_` before it. An empty variable counts as unset.
 
         Raises:
-            DeviceParseError: a variable does not parse. It is not ignored, because a typo must not widen what may run.
+            DeviceParseError: a variable does not parse, or both picks are set. It is not ignored, because a typo must
+                not widen what may run.
         """
         allow = _devices_from_env(prefix, "DEVICES")
-        runs = _read(prefix, "BENCHMARK_PICK")
         return cls(
             allow=None if allow is None else tuple(allow),
             deny=tuple(_devices_from_env(prefix, "DENY_DEVICES") or ()),
             prefer=tuple(_devices_from_env(prefix, "PREFER_DEVICES") or ()),
-            pick=CostModel() if runs is None else Benchmark(_runs(*runs)),
+            pick=_pick_from_env(prefix),
         )
 
     def pick_strategy(self) -> DevicePickStrategy:
@@ -207,6 +207,16 @@ def _devices_from_env(prefix: str, key: str) -> list[Device] | None:
         return parse_device_list(value)
     except DeviceParseError as err:
         raise _blamed(name, err) from err
+
+
+def _pick_from_env(prefix: str) -> DevicePickStrategy:
+    benchmark, adaptive = _read(prefix, "BENCHMARK_PICK"), _read(prefix, "ADAPTIVE_PICK")
+    if benchmark is not None and adaptive is not None:
+        text = f"{benchmark[0]}={benchmark[1]} and {adaptive[0]}={adaptive[1]} are two ways to choose; unset one"
+        raise DeviceParseError(adaptive[1], text)
+    if benchmark is not None:
+        return Benchmark(_runs(*benchmark))
+    return CostModel() if adaptive is None else Adaptive(_runs(*adaptive))
 
 
 def _runs(name: str, value: str) -> int:

@@ -152,7 +152,7 @@ def support_of(device: Device, graph: Graph, options: CompileOptions | None = No
         return Support(reason="no ONNX Runtime execution provider runs this kind of device")
     if not graph.nodes:
         return Support()
-    options = options or CompileOptions()
+    options = (options or CompileOptions()).on(device)
     refused = _refused(graph)
     if refused:
         return Support(refused)

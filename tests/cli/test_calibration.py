@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import sys
+from dataclasses import replace
 from pathlib import Path
 
+import onnx
 import pytest
 from command_line import Cli
+from onnx import parser
 
+from rlx_ort import environment
 from rlx_ort.calibration import store
+from rlx_ort.calibration.calibrate import calibrate
+from rlx_ort.device import Device
+from rlx_ort.providers.base import CostProfile
+from rlx_ort.selection import candidates
+
+DET = """
+<ir_version: 8, opset_import: ["": 18]>
+det (float[rows, 2, 2] x) => (float[rows] y) { a = Add (x, x)  y = Det (a) }
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -80,27 +94,121 @@ def test_why_splits_each_prediction_into_parts(cli: Cli, classifier: Path) -> No
     assert "rlx-ort calibrate" in row["uncalibrated"]
 
 
-def test_why_says_which_sizes_were_assumed_and_what_was_chosen(cli: Cli, classifier: Path) -> None:
-    """For people: the choice, its time, and the dims that were guessed."""
+def test_why_says_what_was_chosen(cli: Cli, classifier: Path) -> None:
+    """For people: the choice and its time."""
     outcome = cli("report", classifier, "--only", "cpu", "--why")
     assert "chosen: cpu" in outcome.out
-    assert "batch, tokens" in outcome.err
+    assert "no other device may run it" in outcome.out
+
+
+@pytest.mark.parametrize("why", [(), ("--why",)])
+def test_a_report_says_which_sizes_were_assumed(cli: Cli, classifier: Path, why: tuple[str, ...]) -> None:
+    """Wherever a prediction is shown, for people and in JSON; a dim that was given is not among them."""
+    outcome = cli("report", classifier, "--only", "cpu", "--dim", "batch=2", *why)
+    assert "predicted with 32 for dims without a size: tokens;" in outcome.err
+    [row] = cli("report", classifier, "--only", "cpu", "--dim", "batch=2", "--json", *why).document["devices"]
+    assert row["assumed_dims"] == ["tokens"]
+
+
+def test_a_bench_says_which_sizes_it_made_up(cli: Cli, classifier: Path) -> None:
+    """A dim without a size is run and predicted as 1."""
+    outcome = cli("bench", classifier, "--devices", "cpu", "--runs", "1", "--dim", "batch=2")
+    assert "tokens=1" in outcome.err
+    assert "batch=2" not in outcome.err
+
+
+def test_why_says_that_a_profile_is_of_another_version(cli: Cli, add_one: Path, tmp_path: Path) -> None:
+    """The prediction falls back to the default profile, and the difference is named."""
+    profile = calibrate("cpu", quick=True)
+    old = replace(profile, key=replace(profile.key, engine="onnxruntime 1.0.0"))
+    store.forget()
+    [kept] = (tmp_path / "calibration").glob("*.json")
+    kept.unlink()
+    (kept.parent / old.key.file_name).write_text(old.to_json(), encoding="utf-8")
+    [row] = cli("report", add_one, "--only", "cpu", "--why", "--json").document["devices"]
+    assert row["profile_source"].startswith("default")
+    assert "'onnxruntime 1.0.0' there" in row["uncalibrated"]
+
+
+@pytest.mark.webgpu
+def test_why_names_the_preference_that_decided(cli: Cli, add_one: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A preferred device within 5 % of the best says so; the best is named."""
+    from rlx_ort.selection import predict
+    from rlx_ort.selection.cost import ProfileCostModel
+
+    figures = CostProfile(1.0, 1.0, 1.0, 0.0, 100_000.0, 0.0, 0.0)
+    slower = replace(figures, roundtrip_ns=103_000.0)
+    models = {"cpu": figures, "webgpu": slower}
+    known = {label: ProfileCostModel(Device(label), profile) for label, profile in models.items()}
+    for module in (predict, candidates):
+        monkeypatch.setattr(module, "cost_model", lambda device: known.get(device.label))
+    outcome = cli("report", add_one, "--only", "cpu,webgpu", "--prefer", "webgpu", "--why")
+    assert "chosen: webgpu" in outcome.out
+    assert "prefer: webgpu" in outcome.out
+    assert "behind cpu" in outcome.out
+
+
+@pytest.mark.webgpu
+def test_a_bench_lets_the_cpu_help_unless_the_devices_are_named(cli: Cli, tmp_path: Path) -> None:
+    """Det has no WebGPU kernel: a row with a time by default, a failure when the device is named."""
+    model = tmp_path / "det.onnx"
+    onnx.save(parser.parse_model(DET), model)
+    with environment.override({"RLX_DEVICES": "webgpu"}):
+        [helped] = cli("bench", model, "--runs", "1", "--json").document["devices"]
+    [named] = cli("bench", model, "--devices", "webgpu", "--runs", "1", "--json").document["devices"]
+    assert helped["p50_ns"] > 0
+    assert 0 < helped["placement_share"] < 1
+    assert named["p50_ns"] is None
+    assert "would not run on WebGPU" in named["failure"]
 
 
 def test_a_picture_is_drawn(cli: Cli, classifier: Path, tmp_path: Path) -> None:
-    """A file of the format its suffix names."""
+    """A file of the format its suffix names, and nothing else beside it."""
     pytest.importorskip("matplotlib")
-    path = tmp_path / "picture.png"
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    path = folder / "picture.png"
     outcome = cli("bench", classifier, "--devices", "cpu", "--runs", "2", "--plot", path)
     assert outcome.code == 0
     assert path.read_bytes().startswith(b"\x89PNG")
+    assert list(folder.iterdir()) == [path]
+
+
+def test_a_picture_has_a_panel_for_each_device_and_the_comparison(cli: Cli, add_one: Path, tmp_path: Path) -> None:
+    """Its text, which an SVG keeps when asked to, names the device, units and what is compared."""
+    matplotlib = pytest.importorskip("matplotlib")
+    path = tmp_path / "picture.svg"
+    with matplotlib.rc_context({"svg.fonttype": "none"}):
+        assert cli("bench", add_one, "--devices", "cpu", "--runs", "2", "--plot", path).code == 0
+    text = path.read_text(encoding="utf-8")
+    words = ("add_one.onnx (rows=1)", "cpu: ", "FLOP/byte", "GFLOP/s", "GB/s", "predicted against measured", "Add, ")
+    assert [word for word in words if word not in text] == []
+
+
+def test_a_report_draws_no_comparison(cli: Cli, add_one: Path, tmp_path: Path) -> None:
+    """Nothing was measured."""
+    matplotlib = pytest.importorskip("matplotlib")
+    path = tmp_path / "picture.svg"
+    with matplotlib.rc_context({"svg.fonttype": "none"}):
+        assert cli("report", add_one, "--only", "cpu", "--plot", path).code == 0
+    assert "predicted against measured" not in path.read_text(encoding="utf-8")
+
+
+def test_a_picture_of_an_unknown_format_is_refused(cli: Cli, add_one: Path, tmp_path: Path) -> None:
+    """The formats are named, and no file is left."""
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "picture.bmpx"
+    outcome = cli("report", add_one, "--only", "cpu", "--plot", path)
+    assert outcome.code == 1
+    assert "png" in outcome.err
+    assert not path.exists()
 
 
 def test_a_picture_without_matplotlib_names_the_extra(
     cli: Cli, add_one: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The command that installs it is in the message."""
-    monkeypatch.setitem(__import__("sys").modules, "matplotlib.pyplot", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     outcome = cli("bench", add_one, "--devices", "cpu", "--runs", "1", "--plot", tmp_path / "picture.png")
     assert outcome.code == 1
     assert "rlx_ort[plot]" in outcome.err

@@ -97,7 +97,7 @@ def test_report_says_which_predictions_were_not_measured_here(cli: Cli, add_one:
     """A device whose profile was shipped, not measured, is named in a note on stderr."""
     rows = cli("report", add_one, "--only", "cpu", "--json").document["devices"]
     assert rows[0]["profile_source"].startswith("default")
-    assert cli("report", add_one, "--only", "cpu").err.strip().endswith("not measured on this machine: cpu")
+    assert "not measured on this machine: cpu" in cli("report", add_one, "--only", "cpu").err
 
 
 @pytest.mark.parametrize("text", ["batch", "batch=", "=4", "batch=-1", "batch=2.5"])

@@ -391,6 +391,23 @@ def test_a_benchmark_winner_is_kept_per_input_signature(providers: Any, runner: 
     assert timed == [1, 1, 1]
 
 
+def test_a_cache_that_is_invalidated_during_a_benchmark_costs_no_answer(providers: Any, runner: GraphDevices) -> None:
+    """As another thread's `set_policy` may do; the winner counts for this call and is not remembered."""
+    runner.set_policy(DevicePolicy.only(["cpu"]).with_benchmark_pick(1))
+    timed: list[int] = []
+    measure = runner.benchmark
+
+    def disturbed(inputs: Any, runs: int = 10) -> Any:
+        timed.append(runs)
+        rows = measure(inputs, runs)
+        runner.invalidate_cache()
+        return rows
+
+    runner.benchmark = disturbed  # type: ignore[method-assign]  # stands for the other thread
+    assert [runner.resolve_with_inputs(INPUTS) for _ in range(2)] == [CPU, CPU]
+    assert timed == [1, 1]
+
+
 def test_a_benchmark_in_which_all_fail_lists_them(providers: Any, runner: GraphDevices) -> None:
     """No winner is made up."""
     runner.set_policy(DevicePolicy.all().with_benchmark_pick(1))

@@ -290,6 +290,21 @@ def test_the_report_counts_the_nodes_that_the_cpu_would_take(machine: Any) -> No
     assert (report["gpu"].cpu_nodes, report["cpu"].cpu_nodes) == (1, 0)
 
 
+def test_a_row_names_the_dims_whose_size_was_assumed(machine: Any) -> None:
+    """Named dims by name, others by their place; a dim that the options fix is known."""
+    machine.add("cpu", kernels=machine.kernels("Erf"), profile=machine.profile())
+    graph = machine.chain("Erf", shape=("batch", "width", None, 3))
+    (row,) = device_report(graph, DevicePolicy.only(["cpu"]), CompileOptions(dims={"width": 7}))
+    assert row.assumed_dims == ("batch", "x[2]")
+
+
+def test_a_row_without_a_prediction_assumes_nothing(machine: Any) -> None:
+    """There is no figure that an assumption could have spoiled."""
+    add(machine, "cpu")
+    (row,) = device_report(machine.chain("Erf", shape=("batch",)), DevicePolicy.only(["cuda"]))
+    assert (row.predicted_ns, row.assumed_dims) == (None, ())
+
+
 def test_rows_are_values() -> None:
     """Equal rows are equal, and a row does not change."""
     row = DeviceCandidate(CPU, "cpu", True, True, True, False)

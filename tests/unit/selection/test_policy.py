@@ -8,6 +8,7 @@ from rlx_ort import environment
 from rlx_ort.device import Device
 from rlx_ort.errors import DeviceParseError
 from rlx_ort.selection.policy import (
+    Adaptive,
     Benchmark,
     CostModel,
     DevicePickStrategy,
@@ -139,7 +140,7 @@ def test_an_empty_environment_gives_the_default() -> None:
 
 
 def test_the_environment_fills_every_field(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The four variables are read."""
+    """Lists and pick are read."""
     monkeypatch.setenv("RLX_DEVICES", "cpu;cuda gpu")
     monkeypatch.setenv("RLX_DENY_DEVICES", "cuda")
     monkeypatch.setenv("RLX_PREFER_DEVICES", "gpu,cpu")
@@ -148,10 +149,22 @@ def test_the_environment_fills_every_field(monkeypatch: pytest.MonkeyPatch) -> N
     assert DevicePolicy.from_env() == wanted
 
 
-def test_zero_benchmark_runs_in_the_environment_mean_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The minimum holds for the variable as well."""
-    monkeypatch.setenv("RLX_BENCHMARK_PICK", "0")
-    assert DevicePolicy.from_env().pick_strategy() == Benchmark(1)
+@pytest.mark.parametrize(("variable", "pick"), [("RLX_BENCHMARK_PICK", Benchmark), ("RLX_ADAPTIVE_PICK", Adaptive)])
+@pytest.mark.parametrize(("value", "runs"), [("7", 7), (" 3 ", 3), ("0", 1)])
+def test_a_pick_of_the_environment_has_its_number_of_runs(
+    variable: str, pick: type[Benchmark | Adaptive], value: str, runs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The number is trimmed, and the minimum of one run holds for the variables as well."""
+    monkeypatch.setenv(variable, value)
+    assert DevicePolicy.from_env().pick_strategy() == pick(runs)
+
+
+def test_two_picks_in_the_environment_raise_and_name_both_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither is dropped without a word."""
+    monkeypatch.setenv("RLX_BENCHMARK_PICK", "4")
+    monkeypatch.setenv("RLX_ADAPTIVE_PICK", "5")
+    with pytest.raises(DeviceParseError, match=r"RLX_BENCHMARK_PICK=4 and RLX_ADAPTIVE_PICK=5"):
+        DevicePolicy.from_env()
 
 
 @pytest.mark.parametrize("variable", ["RLX_DEVICES", "RLX_DENY_DEVICES", "RLX_PREFER_DEVICES"])
@@ -162,11 +175,14 @@ def test_a_typo_in_a_list_raises_and_names_variable_and_token(variable: str, mon
         DevicePolicy.from_env()
 
 
+@pytest.mark.parametrize("variable", ["RLX_BENCHMARK_PICK", "RLX_ADAPTIVE_PICK"])
 @pytest.mark.parametrize("value", ["five", "-1", "2.5", "1 2", "²"])
-def test_a_bad_number_of_runs_raises_and_names_variable_and_value(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bad_number_of_runs_raises_and_names_variable_and_value(
+    variable: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Only a whole number is a number of runs."""
-    monkeypatch.setenv("RLX_BENCHMARK_PICK", value)
-    with pytest.raises(DeviceParseError, match=f"RLX_BENCHMARK_PICK.*{value}"):
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(DeviceParseError, match=f"{variable}.*{value}"):
         DevicePolicy.from_env()
 
 
@@ -180,7 +196,8 @@ def test_a_list_of_separators_only_raises(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize("value", ["", "  "])
 def test_an_empty_variable_counts_as_unset(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """`RLX_DEVICES= command` is how a shell unsets a variable for one command."""
-    for key in ("DEVICES", "DENY_DEVICES", "PREFER_DEVICES", "BENCHMARK_PICK", "DEVICE", "DEVICE_CHAIN"):
+    lists = ("DEVICES", "DENY_DEVICES", "PREFER_DEVICES", "DEVICE_CHAIN")
+    for key in (*lists, "BENCHMARK_PICK", "ADAPTIVE_PICK", "DEVICE"):
         monkeypatch.setenv(f"RLX_{key}", value)
     assert DevicePolicy.from_env() == DevicePolicy()
     assert device_from_env() is None

@@ -124,14 +124,14 @@ def test_a_lookup_costs_what_it_reads_and_not_the_table() -> None:
 
 
 def test_equal_work_is_counted_once() -> None:
-    """A graph that repeats itself is priced by its different parts."""
+    """A graph that repeats itself is priced by its different parts, of which the first product is one."""
     graph = Graph("repeats")
     x = graph.input("x", [8, 16])
     for index in range(5):
         x = x @ graph.param(f"w{index}", [16, 16])
     graph.outputs = [x]
     counts = workload(graph).counts
-    assert list(counts.values()) == [5]
+    assert {work.first: count for work, count in counts.items()} == {True: 1, False: 4}
 
 
 def test_an_operator_nobody_listed_still_has_a_price() -> None:
@@ -168,3 +168,31 @@ def test_every_onnx_operator_that_computes_has_a_class(op_type: str) -> None:
 def test_work_is_told_apart_by_all_its_fields() -> None:
     """Two pieces of another type or size are not one."""
     assert Work("op", "Add", (4,)) != Work("op", "Add", (4,), dtype="f16")
+
+
+def test_a_transpose_for_one_product_is_told_from_others() -> None:
+    """Only one that swaps the last two axes for a single product may be fused with it."""
+
+    def transpose(perm: list[int], *, shown: bool) -> Work | None:
+        graph = Graph("turned")
+        x, y = graph.input("x", [4, 8, 16]), graph.input("y", [4, 8, 16])
+        turned = graph.transpose(y, perm)
+        graph.outputs = [x @ turned, turned] if shown else [x @ turned if perm[-1] == 1 else graph.relu(turned)]
+        return next(step.work for step in workload(graph).steps if step.node.op_type == "Transpose")
+
+    found = [transpose([0, 2, 1], shown=False), transpose([0, 2, 1], shown=True), transpose([1, 0, 2], shown=False)]
+    assert [(work.kind, work.like) for work in found if work] == [
+        ("fused", "turned"),
+        ("op", "Transpose"),
+        ("op", "TransposeRows"),
+    ]
+
+
+def test_each_product_knows_what_all_weights_take() -> None:
+    """1,024 and 4,096 bytes are 5,120, rounded up to a power of two; a weight that is used twice counts once."""
+    graph = Graph("resident")
+    x = graph.input("x", [2, 16])
+    small, wide = graph.param("small", [16, 16]), graph.param("wide", [16, 64])
+    graph.outputs = [(x @ small @ small) @ wide]
+    works = [step.work for step in workload(graph).steps if step.work is not None and step.work.kind == "gemm"]
+    assert [work.resident for work in works] == [8192] * 3

@@ -1,0 +1,123 @@
+"""What choosing a device costs: measuring it once, reading what was measured, and deciding for a graph."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from figures.record import Figure, python_json
+from rlx_ort import environment
+from rlx_ort.calibration import store
+from rlx_ort.calibration.calibrate import calibrate
+from rlx_ort.converters.to_onnx.exporter import exported
+from rlx_ort.device import Device
+from rlx_ort.ir.graph import Graph
+from rlx_ort.selection.availability import availability, available_devices, is_selectable
+from rlx_ort.selection.candidates import automatic, fastest_device_for
+
+__all__ = ["measure"]
+
+CALIBRATIONS = 3
+GRAPHS = 15
+CACHED_CALLS = 2000
+NODES = 1000
+READ_LIMIT_MS, FIRST_LIMIT_MS, CACHED_LIMIT_US = 5, 20, 50
+
+# Modules are loaded before the clock starts: what is timed is the file, not the interpreter.
+READ = """
+import json, sys, time
+from rlx_ort.calibration import model, store
+from rlx_ort.device import Device
+device = Device(sys.argv[1])
+store.key_of(device)
+start = time.perf_counter_ns()
+profile = store.find(device).profile
+taken = time.perf_counter_ns() - start
+assert profile is not None, store.find(device).reason
+print(json.dumps(taken))
+"""
+
+
+def measure() -> Iterator[Figure]:
+    """Yield the times of calibrations, of reading a profile, and of choosing, first and again; medians all."""
+    with tempfile.TemporaryDirectory() as folder, environment.override({"RLX_CACHE_DIR": folder}):
+        store.forget()
+        for device in _devices():
+            yield from _calibrations(device)
+        yield _reading(folder)
+        yield from _choosing()
+    store.forget()
+
+
+def _devices() -> list[Device]:
+    """Return the devices that work here, one for each piece of hardware: several kinds may stand for one GPU."""
+    found = {availability(device).hardware: device for device in reversed(available_devices()) if is_selectable(device)}
+    return list(reversed(found.values()))
+
+
+def _calibrations(device: Device) -> Iterator[Figure]:
+    software = "software" in availability(device).hardware
+    for quick, limit_s in ((True, None if software else 2.0), (False, 30.0 if software else 8.0)):
+        times, rows = [], []
+        for _ in range(CALIBRATIONS):
+            start = time.perf_counter()
+            profile = calibrate(device, quick=quick)
+            times.append(time.perf_counter() - start)
+            rows.append(len(profile.rows))
+        name = f"{'quick' if quick else 'full'} calibration of {device.label}{', in software' if software else ''}"
+        detail = f"longest {max(times):.2f} s, {min(rows)} rows of {', '.join(sorted({profile.key.hardware}))}"
+        yield Figure(name, statistics.median(times), "s", limit_s, detail)
+
+
+def _reading(folder: str) -> Figure:
+    program = f"import os; os.environ['RLX_CACHE_DIR'] = {folder!r}{READ}"
+    times = [float(python_json(program, "cpu")) for _ in range(9)]
+    detail = f"in a new process, longest {max(times) / 1e6:.2f} ms"
+    return Figure("reading a stored profile", statistics.median(times) / 1e6, "ms", READ_LIMIT_MS, detail)
+
+
+def _choosing() -> Iterator[Figure]:
+    """Yield the whole time of a first choice, its two parts on other graphs, and the time of the same choice again."""
+    devices = ", ".join(device.label for device in available_devices() if is_selectable(device))
+    fastest_device_for(_graph(NODES, 8))  # probes the devices and reads their kernels, once a process
+    whole, writing, deciding = [], [], []
+    for at in range(GRAPHS):
+        graph, other = (_graph(NODES, 16 + 16 * at + 8 * side) for side in (0, 1))
+        whole.append(_seconds(partial(fastest_device_for, graph)))
+        writing.append(_seconds(partial(exported, other, automatic(None))))
+        deciding.append(_seconds(partial(fastest_device_for, other)))
+    name = f"choosing for a new graph of {NODES} nodes"
+    detail = f"among {devices}; longest {max(whole) * 1e3:.1f} ms"
+    yield Figure(name, statistics.median(whole) * 1e3, "ms", FIRST_LIMIT_MS, detail)
+    yield Figure(
+        f"{name}, its export alone", statistics.median(writing) * 1e3, "ms", None, "its first run needs it too"
+    )
+    yield Figure(f"{name}, without its export", statistics.median(deciding) * 1e3, "ms")
+    again = [_seconds(partial(fastest_device_for, graph)) for _ in range(CACHED_CALLS)]
+    yield Figure("choosing for it again", statistics.median(again) * 1e6, "us", CACHED_LIMIT_US)
+
+
+def _seconds(action: Callable[[], object]) -> float:
+    """Return the time of a call; garbage of earlier ones is collected before, not in it."""
+    if gc.get_count()[0] > 300:
+        gc.collect()
+    start = time.perf_counter()
+    action()
+    return time.perf_counter() - start
+
+
+def _graph(nodes: int, width: int) -> Graph:
+    """Return dense layers with normalisation, ten nodes each, whose width tells this graph from others."""
+    graph = Graph(f"layers{width}")
+    value = graph.input("x", ["batch", width])
+    for layer in range(nodes // 10):
+        hidden = value @ graph.param(f"w{layer}", [width, 4 * width]) + graph.param(f"b{layer}", [4 * width])
+        hidden = graph.relu(hidden) @ graph.param(f"v{layer}", [4 * width, width])
+        scaled = graph.sigmoid(hidden) * graph.tanh(hidden)
+        value = graph.relu(graph.softmax(scaled, -1) + value)
+    graph.outputs = [value]
+    return graph
