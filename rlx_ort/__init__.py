@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from rlx_ort.calibration.profile import CalibrationProfile
     from rlx_ort.converters.files import save_onnx
     from rlx_ort.converters.from_onnx import from_onnx
+    from rlx_ort.converters.from_torch import from_torch
     from rlx_ort.converters.to_onnx import to_onnx
+    from rlx_ort.deploy.open import open_package
     from rlx_ort.device import Device
     from rlx_ort.errors import (
         CalibrationError,
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
         NoViableDeviceError,
         PackageError,
         ParamError,
+        ParityError,
         PlacementError,
         RlxError,
         RunError,
@@ -90,6 +93,7 @@ __all__ = [
     "OptimizationLevel",
     "PackageError",
     "ParamError",
+    "ParityError",
     "Placement",
     "PlacementError",
     "PlacementRule",
@@ -107,7 +111,9 @@ __all__ = [
     "explain",
     "fastest_device",
     "from_onnx",
+    "from_torch",
     "load",
+    "open_package",
     "register_provider",
     "save_onnx",
     "to_onnx",
@@ -141,7 +147,9 @@ _MODULE_OF = {
     "explain": "selection.predict",
     "fastest_device": "selection.availability",
     "from_onnx": "converters.from_onnx",
+    "from_torch": "converters.from_torch",
     "load": "graph_devices",
+    "open_package": "deploy.open",
     "register_provider": "providers.registry",
     "save_onnx": "converters.files",
     "to_onnx": "converters.to_onnx",

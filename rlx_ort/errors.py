@@ -19,6 +19,7 @@ RlxError
   CalibrationError                   a device cannot be measured
   PackageError
     IntegrityError                   a package does not hold what it promises
+  ParityError                        two models or devices differ by more than was allowed
 ```
 
 A message says what was asked, what was found, and what to do. `exit_code` is what the command line returns.
@@ -48,6 +49,7 @@ __all__ = [
     "NoViableDeviceError",
     "PackageError",
     "ParamError",
+    "ParityError",
     "PlacementError",
     "RlxError",
     "RunError",
@@ -196,3 +198,13 @@ class PackageError(RlxError):
 
 class IntegrityError(PackageError):
     """A package does not hold what its manifest promises."""
+
+
+class ParityError(RlxError):
+    """Two models or two devices differ by more than was allowed; `comparison` says by how much and where."""
+
+    exit_code = 8
+
+    def __init__(self, message: str, comparison: Any = None) -> None:
+        super().__init__(message)
+        self.comparison = comparison

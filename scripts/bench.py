@@ -16,9 +16,12 @@ import json
 import sys
 from dataclasses import asdict
 
-from figures.record import Figure, machine
+from figures.record import Figure, machine, shorten
 
-FAMILIES = ("import", "overhead", "threads", "export", "share", "model", "weights", "decode")
+FAMILIES = (
+    *("import", "overhead", "threads", "export", "share", "model", "weights", "decode", "choose", "convert", "package"),
+    "coldstart",
+)
 
 
 def main() -> int:
@@ -26,7 +29,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("families", nargs="*", metavar="FAMILY", help=f"{', '.join(FAMILIES)}; all by default")
     parser.add_argument("--json", action="store_true", help="print one JSON object a line")
+    parser.add_argument("--scale", type=float, default=1.0, help="length of soak and storm, 0.1 for a tenth")
     options = parser.parse_args()
+    shorten(options.scale)
     unknown = set(options.families) - set(FAMILIES)
     if unknown:
         parser.error(f"unknown family {', '.join(sorted(unknown))}; known are {', '.join(FAMILIES)}")

@@ -17,7 +17,10 @@ from rlx_ort.errors import RlxError
 
 __all__ = ["main"]
 
-_COMMANDS = ("devices", "doctor", "inspect", "report", "calibrate", "bench", "run", "convert")
+_COMMANDS = (
+    *("devices", "doctor", "inspect", "report", "calibrate", "bench", "run", "convert", "compare"),
+    *("package", "cache"),
+)
 
 _EXIT_CODES = """\b
 Exit codes:
@@ -29,6 +32,7 @@ Exit codes:
   5  a run failed: inputs, parameters, placement or the engine
   6  a device could not be measured
   7  a model package is broken
+  8  two models or devices differ by more than the tolerance
 """
 
 

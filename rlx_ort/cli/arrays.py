@@ -15,14 +15,18 @@ from rlx_ort.cli.files import replacing
 from rlx_ort.errors import InputError
 from rlx_ort.ir.core import Value
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.types import TensorType
+from rlx_ort.ir.types import TensorType, ValueType
 
-__all__ = ["made_up_inputs", "read_npz", "storable", "to_model_types", "write_npz"]
+__all__ = ["made_up_inputs", "read_npz", "storable", "to_declared_types", "to_model_types", "write_npz"]
 
 Array: TypeAlias = npt.NDArray[Any]
 
 _REGISTERED = 2
 """`dtype.isbuiltin` of a type that numpy does not define itself, such as bfloat16: npz cannot hold it."""
+
+_SMALL_BYTES = 64 << 20
+_MOST_UNPACKED = 200
+"""How many times its own size an archive may unpack to, above `_SMALL_BYTES`: a made-up one can fill the memory."""
 
 
 def read_npz(path: Path) -> dict[str, Array]:
@@ -35,6 +39,7 @@ def read_npz(path: Path) -> dict[str, Array]:
         raise InputError(f"{path} is no npz file; write one with numpy.savez(path, name=array, ...)")
     arrays: dict[str, Array] = {}
     try:
+        _refuse_bomb(path)
         with np.load(path, allow_pickle=False) as archive:
             for name in archive.files:
                 member = archive[name]
@@ -49,6 +54,16 @@ def read_npz(path: Path) -> dict[str, Array]:
             "  it may be damaged, or hold Python objects, which are never loaded; write plain arrays with numpy.savez"
         ) from err
     return arrays
+
+
+def _refuse_bomb(path: Path) -> None:
+    with zipfile.ZipFile(path) as archive:
+        unpacked = sum(info.file_size for info in archive.infolist())
+    if unpacked > max(_SMALL_BYTES, _MOST_UNPACKED * path.stat().st_size):
+        raise InputError(
+            f"{path} has {path.stat().st_size} bytes and would unpack to {unpacked}; if you trust it, write it with "
+            "numpy.savez, uncompressed"
+        )
 
 
 def write_npz(path: Path, arrays: Mapping[str, Array]) -> None:
@@ -74,7 +89,11 @@ def storable(array: Array) -> Array:
 
 def to_model_types(arrays: Mapping[str, Array], inputs: Sequence[Value]) -> dict[str, Array]:
     """Return arrays in the types of the model's inputs where npz has no such type; others stay as they are."""
-    wanted = {value.name: value.type for value in inputs}
+    return to_declared_types(arrays, {value.name: value.type for value in inputs})
+
+
+def to_declared_types(arrays: Mapping[str, Array], wanted: Mapping[str, ValueType]) -> dict[str, Array]:
+    """Return arrays in the declared types where npz has no such type; others stay as they are."""
     result = dict(arrays)
     for name, array in arrays.items():
         kind = wanted.get(name)

@@ -1,45 +1,277 @@
-"""`rlx-ort convert SRC DST`: between ONNX and the IR's JSON."""
+"""`rlx-ort convert SRC DST`: a model into another format, opset or precision, checked before it gets there."""
 
 from __future__ import annotations
 
+import contextlib
+import signal
+import threading
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from rlx_ort.cli.models import read_model
-from rlx_ort.cli.show import note, progress
-from rlx_ort.errors import ConversionError
+from rlx_ort.cli import options
+from rlx_ort.cli.parity import comparison_document, print_outputs, tolerance_of
+from rlx_ort.cli.show import binary_size, note, print_facts, print_json, steps
+from rlx_ort.errors import ParityError
+
+if TYPE_CHECKING:
+    from rlx_ort.conversion import ConvertOptions
+    from rlx_ort.conversion_report import ConversionReport, ModelFacts
+    from rlx_ort.converters.sources.renames import Renames
 
 __all__ = ["command"]
 
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_SUFFIXES = (".onnx", ".json", ".ort")
+_SHOWN = 6
+
+
+def _names(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names of options that may be repeated and may hold commas."""
+    return tuple(name for value in values for name in value.split(",") if name)
+
+
+def _renames(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> Renames | None:
+    """Return the renames of a file or of patterns; None where neither is given."""
+    if not values:
+        return None
+    from rlx_ort.converters.sources import Renames, load_renames
+
+    if len(values) == 1 and Path(values[0]).is_file():
+        return load_renames(values[0])
+    pairs = [value.rpartition("=") for value in values]
+    for (pattern, equals, _), value in zip(pairs, values, strict=True):
+        if not (pattern and equals):
+            raise click.BadParameter(f"{value!r} is no file, and no PATTERN=NAME", ctx, param)
+    return Renames.of(patterns=[(pattern, name) for pattern, _, name in pairs])
+
 
 @click.command("convert")
-@click.argument("source", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("source", type=_FILE)
 @click.argument("target", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--force", is_flag=True, help="Replace the target if it exists.")
-def command(source: Path, target: Path, force: bool) -> None:
-    """Convert a model between ONNX and JSON.
+@click.option("--precision", type=click.Choice(["f16", "bf16", "mixed"]), help="Compute what is f32 in this precision.")
+@click.option(
+    "--keep",
+    multiple=True,
+    callback=_names,
+    metavar="OPS",
+    help="Operators or nodes that --precision leaves in f32; names of nodes that --quantize leaves as they are.",
+)
+@click.option(
+    "--quantize", type=click.Choice(["int8-dynamic", "int8-static", "int4-weights"]), help="Quantise to fewer bits."
+)
+@click.option("--calibration", type=_FILE, help="For int8-static: an npz file with samples for each input.")
+@click.option("--opset", type=click.IntRange(min=1), help="Move to this ai.onnx opset.")
+@click.option("--ir-version", type=click.IntRange(min=1), help="Declare this IR version.")
+@options.dims
+@click.option("--simplify", is_flag=True, help="Fold constants, remove what does nothing, infer shapes.")
+@click.option("--inputs", multiple=True, callback=_names, metavar="NAMES", help="Cut: values that become the inputs.")
+@click.option("--outputs", multiple=True, callback=_names, metavar="NAMES", help="Cut: values that become the outputs.")
+@click.option("--params", type=_FILE, help="Take weights from this file: safetensors or its index, npz, GGUF, ONNX.")
+@click.option(
+    "--rename",
+    "renames",
+    multiple=True,
+    metavar="FILE|PATTERN=NAME",
+    callback=_renames,
+    help="How names in --params become names of the model: a JSON or TOML file, or a regular expression and what a "
+    r"match becomes, as in 'model\.(.*)=\1'. Patterns may be repeated.",
+)
+@click.option(
+    "--detach", metavar="NAME", help="Write the weights to this safetensors file beside an ONNX target, referred to."
+)
+@click.option(
+    "--external-data/--one-file",
+    "external_data",
+    default=None,
+    help="Whether weights go to a file beside the model. Default: above 1 GiB.",
+)
+@click.option("--device", metavar="DEVICE", help="Optimise the target for this device; it then runs there only.")
+@click.option(
+    "--tolerance", type=click.FloatRange(min=0), help="The largest relative L2 error. Default: by the precision."
+)
+@click.option("--verify-inputs", type=_FILE, help="Verify on the arrays of this npz file and not on random ones.")
+@click.option("--no-verify", is_flag=True, help="Do not run source and result to compare them.")
+@click.option("--force", "overwrite", is_flag=True, help="Replace the target if it exists.")
+@options.as_json
+def command(source: Path, target: Path, as_json: bool, **given: Any) -> None:
+    """Convert a model, and check the result against the source.
 
-    SOURCE is told by its content, TARGET by its suffix: .onnx or .json.
+    SOURCE is told by its content: ONNX, the JSON of a graph, or a program exported by PyTorch (.pt2). TARGET by its
+    suffix: .onnx, .json or .ort.
 
-    The target appears complete or not at all; large weights go to a file beside it.
+    Both are run on the same inputs before the target appears, complete or not at all. Exit code 8 means that they
+    differ by more than the tolerance.
     """
-    suffix = target.suffix.lower()
-    if suffix not in (".onnx", ".json"):
-        raise click.UsageError(f"{target} has to end in .onnx or .json, which say what to write")
-    # the JSON form keeps its large tensors in a file beside it; save_onnx looks after its own
-    written = [target] if suffix == ".onnx" else [target, target.with_suffix(".safetensors")]
-    for file in written:
-        if file.exists() and not force:
-            raise ConversionError(f"{file} exists and was left as it is; give --force to replace it")
-    graph = read_model(source)
-    with progress(f"writing {target}"):
-        if suffix == ".onnx":
-            from rlx_ort.converters.files import save_onnx
+    if target.suffix.lower() not in _SUFFIXES:
+        raise click.UsageError(f"{target} has to end in {', '.join(_SUFFIXES)}, which say what to write")
+    from rlx_ort.conversion import convert
 
-            save_onnx(graph, target, overwrite=force)
-        else:
-            from rlx_ort.ir.serde import save_json
+    try:
+        chosen = _options(given)
+        with _terminable(), steps() as shown:
+            report = convert(source, target, chosen, on_step=shown.begin, on_bytes=shown.count)
+    except ParityError as err:
+        if as_json and err.comparison is not None:
+            print_json({"source": str(source), "target": None, "verification": comparison_document(err.comparison)})
+        raise
+    if as_json:
+        print_json(_document(report))
+    else:
+        _print(report)
 
-            save_json(graph, target)
-    note(f"wrote {target}")
+
+def _options(given: dict[str, Any]) -> ConvertOptions:
+    """Return the options of the conversion; those that exclude each other are refused before anything is read."""
+    from rlx_ort.conversion import ConvertOptions
+
+    if given["precision"] and given["quantize"]:
+        raise click.UsageError("--precision and --quantize exclude each other; convert twice")
+    if given["quantize"] == "int8-static" and given["calibration"] is None:
+        raise click.UsageError("--quantize int8-static needs --calibration, an npz file with samples for each input")
+    if given["renames"] and given["params"] is None:
+        raise click.UsageError("--rename is about the names in --params, which is not given")
+    no_verify, inputs = given.pop("no_verify"), given.pop("verify_inputs")
+    if no_verify and (inputs is not None or given["tolerance"] is not None):
+        raise click.UsageError("--no-verify excludes --verify-inputs and --tolerance")
+    tolerance = tolerance_of(given.pop("tolerance"))
+    device = given.pop("device")
+    if device is not None:
+        from rlx_ort.device import parse_device
+
+        device = parse_device(device)
+    from rlx_ort.cli.arrays import read_npz
+
+    calibration = given.pop("calibration")
+    return ConvertOptions(
+        **given,
+        calibration=None if calibration is None else read_npz(calibration),
+        device=device,
+        verify=not no_verify,
+        verify_inputs=None if inputs is None else read_npz(inputs),
+        tolerance=tolerance,
+    )
+
+
+@contextlib.contextmanager
+def _terminable() -> Iterator[None]:
+    """Treat a request to terminate like Ctrl-C while a block runs, so that what is half written is removed."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _document(report: ConversionReport) -> dict[str, Any]:
+    return {
+        "source": report.source,
+        "target": [str(file) for file in report.files],
+        "target_bytes": report.file_bytes,
+        "before": _facts(report.before),
+        "after": _facts(report.after),
+        "steps": {name: _plain(step) for name, step in report.steps.items()},
+        "seconds": dict(report.seconds),
+        "verification": None if report.comparison is None else comparison_document(report.comparison),
+        "unverified": report.unverified or None,
+    }
+
+
+def _facts(facts: ModelFacts) -> dict[str, Any]:
+    return {
+        "nodes": facts.nodes,
+        "opset": facts.opset,
+        "ir_version": facts.ir_version,
+        "weight_bytes": dict(facts.weight_bytes),
+        "bytes": facts.nbytes,
+    }
+
+
+def _plain(value: Any) -> Any:
+    """Return a report as JSON takes it."""
+    import dataclasses
+
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {item.name: _plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
+    if isinstance(value, dict) or hasattr(value, "items"):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_plain(item) for item in value]
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+
+
+def _print(report: ConversionReport) -> None:
+    before, after = report.before, report.after
+    facts: list[tuple[str, object]] = [
+        ("written", ", ".join(str(file) for file in report.files)),
+        ("size", f"{binary_size(before.nbytes)} -> {binary_size(report.file_bytes)}"),
+        ("nodes", _change(before.nodes, after.nodes)),
+        ("opset", _change(before.opset, after.opset)),
+        ("weights", _change(_dtypes(before), _dtypes(after))),
+    ]
+    for name, step in report.steps.items():
+        facts += [(label, text) for label, text in _sentences(name, step) if text]
+    print_facts(facts)
+    if report.comparison is None:
+        note(f"not verified: {report.unverified}")
+        return
+    comparison = report.comparison
+    print_outputs(comparison)
+    sizes = ", ".join(f"{name}={size}" for name, size in comparison.assumed.items())
+    inputs = "the given inputs" if comparison.seed is None else f"random inputs, seed {comparison.seed}"
+    note(f"verified on {inputs}" + (f" with {sizes}" if sizes else "") + f": {comparison.tolerance}")
+
+
+def _change(before: object, after: object) -> str:
+    return str(after) if before == after else f"{before} -> {after}"
+
+
+def _dtypes(facts: ModelFacts) -> str:
+    return ", ".join(f"{dtype} {binary_size(size)}" for dtype, size in facts.weight_bytes.items()) or "none"
+
+
+def _sentences(name: str, step: Any) -> list[tuple[str, object]]:
+    """Return what a step has to say beyond size, nodes, opset and dtypes."""
+    match name:
+        case "params":
+            return [
+                ("weights taken", step.loaded),
+                ("inputs that are weights now", _listed(step.became_weights)),
+                ("not in the file", _listed(step.missing)),
+                ("not in the model", _listed(step.unused)),
+            ]
+        case "cut":
+            return [("inputs", _listed(step.inputs)), ("outputs", _listed(step.outputs))]
+        case "dims":
+            return [("dims still open", _listed(step.still_open))]
+        case "opset":
+            return [("nodes rewritten", _listed(step.rewritten))]
+        case "simplify":
+            return [("removed", _counts(step.removed_ops)), ("computed ahead", _listed(step.folded))]
+        case "precision":
+            return [
+                ("kept in f32", _counts(step.kept_ops())),
+                ("weights too large for f16", _listed(step.overflowing)),
+                ("clamped numbers", _listed(step.clamped)),
+            ]
+        case "quantize":
+            return [("quantised", _counts(step.quantized_ops)), ("calibration samples", step.samples)]
+    return []
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return _listed([f"{count} {name}" for name, count in counts.items()])
+
+
+def _listed(names: Collection[str]) -> str:
+    shown = list(names)[:_SHOWN]
+    return ", ".join(shown) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")

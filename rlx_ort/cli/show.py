@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import Progress, TaskID
 
-__all__ = ["binary_size", "duration", "note", "print_facts", "print_json", "print_table", "progress"]
+__all__ = ["Steps", "binary_size", "duration", "note", "print_facts", "print_json", "print_table", "progress", "steps"]
 
 _PIPE_COLUMNS = 200
 """Width of a table that goes to a pipe or file, where there is no terminal to ask."""
@@ -59,6 +60,45 @@ def progress(text: str) -> contextlib.AbstractContextManager[object]:
     if not sys.stderr.isatty():
         return contextlib.nullcontext()
     return _console(stderr=True).status(text)
+
+
+class Steps:
+    """A line with its time for each step of a command, and a bar for one that counts bytes; on a terminal only."""
+
+    def __init__(self, shown: Progress | None) -> None:
+        self._shown = shown
+        self._task: TaskID | None = None
+
+    def begin(self, text: str) -> None:
+        """Show what begins now; the step before it has ended."""
+        self.end()
+        if self._shown is not None:
+            self._task = self._shown.add_task(text, total=None)
+
+    def count(self, done: int, total: int) -> None:
+        """Show how far the step is."""
+        if self._shown is not None and self._task is not None:
+            self._shown.update(self._task, completed=done, total=total)
+
+    def end(self) -> None:
+        """Show that the last step has ended."""
+        if self._shown is not None and self._task is not None:
+            self._shown.update(self._task, total=1, completed=1)
+
+
+@contextlib.contextmanager
+def steps() -> Iterator[Steps]:
+    """Give what shows the steps of a command on stderr; it shows nothing when that is no terminal."""
+    if not sys.stderr.isatty():
+        yield Steps(None)
+        return
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(finished_text=" "), TextColumn("{task.description}"), BarColumn(20), TimeElapsedColumn())
+    with Progress(*columns, console=_console(stderr=True)) as shown:
+        made = Steps(shown)
+        yield made
+        made.end()
 
 
 def duration(nanoseconds: float | None) -> str:

@@ -120,6 +120,8 @@ def _document(text: str, source: str) -> dict[str, Any]:
         raise ConversionError(message) from err
     except RecursionError as err:
         raise ConversionError(f"{source} is nested too deeply for a graph") from err
+    except ValueError as err:  # a whole number with more digits than Python reads
+        raise ConversionError(f"{source} is no graph: {err}") from err
     if not isinstance(document, dict) or document.get("format") != FORMAT or "graph" not in document:
         raise ConversionError(f'{source} is no graph: it does not say "format": {FORMAT!r}')
     schema = document.get("schema")

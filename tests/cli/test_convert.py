@@ -1,4 +1,4 @@
-"""`convert`: between ONNX and JSON, without losing the model or a file."""
+"""`convert`: between formats, precisions and opsets, verified, without losing the model or a file."""
 
 from __future__ import annotations
 

@@ -115,7 +115,12 @@ def test_the_core_names_no_single_provider() -> None:
         ("rlx_ort.converters", ("rlx_ort.selection", "rlx_ort.providers", "rlx_ort.graph_devices", "rlx_ort.cli")),
         ("rlx_ort.providers", ("rlx_ort.selection", "rlx_ort.graph_devices", "rlx_ort.cli")),
         ("rlx_ort.selection", ("rlx_ort.graph_devices", "rlx_ort.cli", "rlx_ort.execution.session")),
-        ("rlx_ort.execution", ("rlx_ort.selection", "rlx_ort.graph_devices", "rlx_ort.cli")),
+        (
+            "rlx_ort.execution",
+            ("rlx_ort.selection", "rlx_ort.graph_devices", "rlx_ort.parity", "rlx_ort.conversion", "rlx_ort.cli"),
+        ),
+        ("rlx_ort.parity", ("rlx_ort.selection", "rlx_ort.graph_devices", "rlx_ort.conversion", "rlx_ort.cli")),
+        ("rlx_ort.conversion", ("rlx_ort.selection", "rlx_ort.graph_devices", "rlx_ort.cli")),
         ("rlx_ort.graph_devices", ("rlx_ort.cli",)),
     ],
 )

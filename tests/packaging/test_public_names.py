@@ -10,14 +10,14 @@ from rlx_ort import errors
 ERRORS = """
 CalibrationError ConversionError DeviceError DeviceFallbackError DeviceParseError DeviceUnavailableError EngineError
 GraphError GraphVerifyError InputError IntegrityError LegalizeError NoViableDeviceError PackageError ParamError
-PlacementError RlxError RunError
+ParityError PlacementError RlxError RunError
 """
 
 NAMES = """
 BackendsManifest CalibrationProfile CompileOptions CompiledGraph DType Device DeviceBenchResult DevicePickStrategy
 DevicePolicy DeviceRouter FlexibleSession Graph GraphDevices OptimizationLevel Placement PlacementRule Precision
 Session Shape Value WeightSharing __version__ available_devices calibrate device_report explain fastest_device
-from_onnx load register_provider save_onnx to_onnx
+from_onnx load open_package register_provider save_onnx to_onnx
 """
 
 

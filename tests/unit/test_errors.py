@@ -29,6 +29,7 @@ TREE = {
     "CalibrationError": (["RlxError"], 6),
     "PackageError": (["RlxError"], 7),
     "IntegrityError": (["PackageError"], 7),
+    "ParityError": (["RlxError"], 8),
 }
 INSTANCES = [
     errors.DeviceParseError("gpux", "unknown device 'gpux'"),
@@ -38,6 +39,7 @@ INSTANCES = [
     errors.LegalizeError("not all nodes", "the report"),
     errors.PlacementError("two strays", "the placement"),
     errors.InputError("'x' is missing"),
+    errors.ParityError("too far", "the comparison"),
 ]
 
 

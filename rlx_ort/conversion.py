@@ -1,0 +1,325 @@
+"""`convert`: a model from where it is to where it is wanted, changed on the way and checked before it gets there."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from rlx_ort.conversion_report import ConversionReport, ModelFacts, ParamsTaken, facts_of, random_ops, verdict
+from rlx_ort.errors import ConversionError, ParityError
+from rlx_ort.parity.metrics import Tolerance
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from rlx_ort.converters.bundle import ModelBundle
+    from rlx_ort.converters.sources.renames import Renames
+    from rlx_ort.converters.transforms.precision import PrecisionKind
+    from rlx_ort.converters.transforms.quantize import QuantizeKind
+    from rlx_ort.device import Device
+    from rlx_ort.execution.options import CompileOptions
+    from rlx_ort.parity.compare import Comparison, Reference
+
+__all__ = ["ConversionReport", "ConvertOptions", "ModelFacts", "ParamsTaken", "Step", "convert", "default_tolerance"]
+
+Step = Callable[[str], None]
+"""Told what begins: `reading model.onnx`."""
+
+Bytes = Callable[[int, int], None]
+"""Told how many bytes of weights are written, and of how many."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConvertOptions:
+    """What a conversion does besides changing the format. Everything is off by default but the verification.
+
+    Attributes:
+        params: a weight file whose tensors replace the weights of the same name, or become weights in place of inputs.
+        renames: what tensors of the file are called in the model; None takes their own names.
+        inputs: values that become the inputs of the part to keep; empty keeps the model's.
+        outputs: values that become its outputs; empty keeps the model's.
+        dims: named dim -> size it is fixed at.
+        opset: ai.onnx opset to move to.
+        ir_version: IR version to declare.
+        simplify: whether to fold constants, remove what does nothing and infer shapes.
+        precision: `f16`, `bf16` or `mixed`.
+        keep: operators and names of nodes that stay in f32; of a quantisation, names of nodes that stay as they are.
+        quantize: `int8-dynamic`, `int8-static` or `int4-weights`.
+        calibration: input -> samples, along a new first axis or the batch axis, for `int8-static`.
+        external_data: whether weights go to a file of their own; None decides by size.
+        detach: name of a safetensors file beside an ONNX target that gets the weights.
+        device: the device an optimised target is made for.
+        overwrite: whether files that are there may be replaced.
+        verify: whether source and result are run on the same inputs and compared before the target appears.
+        verify_inputs: name -> array to verify on; random ones by default.
+        tolerance: what counts as equal; None goes by the precision, see `default_tolerance`.
+    """
+
+    params: Path | None = None
+    renames: Renames | None = None
+    inputs: Sequence[str] = ()
+    outputs: Sequence[str] = ()
+    dims: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    opset: int | None = None
+    ir_version: int | None = None
+    simplify: bool = False
+    precision: PrecisionKind | None = None
+    keep: Sequence[str] = ()
+    quantize: QuantizeKind | None = None
+    calibration: Mapping[str, npt.NDArray[Any]] | None = None
+    external_data: bool | None = None
+    detach: str | None = None
+    device: Device | str | None = None
+    overwrite: bool = False
+    verify: bool = True
+    verify_inputs: Mapping[str, npt.NDArray[Any]] | None = None
+    tolerance: Tolerance | None = None
+
+
+def convert(
+    source: str | os.PathLike[str] | ModelBundle,
+    target: str | os.PathLike[str],
+    options: ConvertOptions | None = None,
+    *,
+    on_step: Step | None = None,
+    on_bytes: Bytes | None = None,
+) -> ConversionReport:
+    """Convert a model, check the result against the source, and only then put it in place.
+
+    The order is: weights, cut, dims, opset, simplify, precision, quantise, write. The result is written to a hidden
+    folder beside the target and moved when it is right; otherwise what was at the target stays as it was. The source is
+    never changed.
+
+    The verification opens a session of the source and one of the written result, one after the other, on the CPU
+    (an optimised target: on its device), so it costs two loads and two runs, and the memory of one model at a time; of
+    a model in 16 bits, that of its f32 copy as well, which ONNX Runtime's CPU kernels make.
+    Where no ONNX Runtime is installed there is none, and the report says so.
+
+    Args:
+        source: a file, or a bundle.
+        target: the file to write; its suffix says the format: `.onnx`, `.json` or `.ort`.
+        options: what to change.
+        on_step: told when a step begins.
+        on_bytes: told how far the writing of weights is.
+
+    Raises:
+        ConversionError: something cannot be read, changed or written.
+        ParityError: the result differs from the source by more than the tolerance.
+        EngineError: the source or the result does not run, so nothing is known about it.
+    """
+    chosen = options or ConvertOptions()
+    place = Path(target)
+    run = _Run(chosen, on_step or (lambda text: None), on_bytes or (lambda done, total: None))
+    return run.convert(source, place)
+
+
+def default_tolerance(options: ConvertOptions, before: ModelFacts) -> Tolerance:
+    """Return what counts as equal after a conversion, unless the caller says; see `tolerance_for` for the reasons.
+
+    f32 on the CPU: relative L2 of 1e-5. f16 and mixed, or a source that holds f16: 5e-3. bf16: 4e-2. Quantised to 8
+    bits: a cosine of 0.99, to 4 bits of 0.98. A target for another device than the CPU: 1e-3 at least.
+    """
+    from rlx_ort.device import Device
+    from rlx_ort.parity.tolerances import tolerance_for
+
+    bits = {None: None, "int4-weights": 4}.get(options.quantize, 8)
+    dtypes = {*before.weight_bytes, {"bf16": "bf16", None: "f32"}.get(options.precision, "f16")}
+    return tolerance_for(dtypes, other_device=Device(options.device or "cpu") != Device.CPU, bits=bits)
+
+
+class _Run:
+    """One conversion."""
+
+    def __init__(self, options: ConvertOptions, on_step: Step, on_bytes: Bytes) -> None:
+        self._options = options
+        self._on_step = on_step
+        self._on_bytes = on_bytes
+        self._reports: dict[str, Any] = {}
+        self._seconds: dict[str, float] = {}
+
+    def convert(self, source: str | os.PathLike[str] | ModelBundle, target: Path) -> ConversionReport:
+        from rlx_ort.converters.staging import refuse_existing, staging
+
+        # a graph file keeps its large tensors in a file beside it; better to know before an hour of work than after
+        beside = [target.with_suffix(".safetensors")] if target.suffix.lower() == ".json" else []
+        beside += [target.with_name(self._options.detach)] if self._options.detach else []
+        refuse_existing([target, *beside], overwrite=self._options.overwrite)
+        bundle = self._opened(source)
+        before = facts_of(bundle)
+        unverified = self._why_unverified()
+        # First, because the pages of the source's files that writing reads would count beside those of the session.
+        reference = None if unverified else self._reference(bundle)
+        drawn = random_ops(bundle)
+        bundle = self._transformed(bundle)
+        after = facts_of(bundle)
+        with staging(target) as stage:
+            with self._step("write", f"writing {target}"):
+                files = self._written(bundle, stage.path)
+            origin = bundle.origin
+            del bundle  # unmaps the source, unless the caller holds it
+            comparison = None if reference is None else self._verified(reference, stage.path, before, drawn)
+            size = sum(file.stat().st_size for file in files)
+            placed = stage.publish(files, overwrite=self._options.overwrite)
+        steps, seconds = MappingProxyType(self._reports), MappingProxyType(self._seconds)
+        return ConversionReport(origin, tuple(placed), size, before, after, steps, comparison, unverified, seconds)
+
+    def _opened(self, source: str | os.PathLike[str] | ModelBundle) -> ModelBundle:
+        from rlx_ort.converters.bundle import ModelBundle
+        from rlx_ort.converters.sources import open_source
+
+        options = self._options
+        if isinstance(source, ModelBundle):
+            bundle = source if options.params is None else self._with_params(source, options.params)
+        elif options.params is not None:
+            bundle = self._with_params(Path(source), options.params)
+        else:
+            with self._step("read", f"reading {os.fspath(source)}"):
+                bundle = open_source(source, opset=options.opset)
+        if options.inputs or options.outputs:
+            from rlx_ort.converters.transforms.cut import cut
+
+            with self._step("cut", "cutting"):
+                bundle, self._reports["cut"] = cut(bundle, options.inputs, options.outputs)
+        return bundle
+
+    def _with_params(self, source: Path | ModelBundle, params: Path) -> ModelBundle:
+        """Return a model with the weights of a file; a graph file's parameters may have no data before."""
+        from rlx_ort.converters.bundle import bundle_from_graph
+        from rlx_ort.converters.sources import Format, apply_weights, format_of, open_source, read_weights
+        from rlx_ort.converters.transforms.params import bake
+        from rlx_ort.ir.serde import load_json
+
+        renames = self._options.renames
+        with self._step("params", f"taking weights from {params}"):
+            weights = read_weights(params)
+            if isinstance(source, Path) and format_of(source)[0] is Format.IR_JSON:
+                of_graph = apply_weights(load_json(source), weights, renames)
+                self._reports["params"] = ParamsTaken(len(of_graph.loaded), (), of_graph.missing, of_graph.unused)
+                return bundle_from_graph(of_graph.model, origin=str(source))
+            bundle = open_source(source, opset=self._options.opset) if isinstance(source, Path) else source
+            report = apply_weights(bundle, weights, renames)
+            inputs = {name: weights[name] for name in report.unused if name in bundle.input_types()}
+            if not report.loaded and not inputs:
+                raise ConversionError(
+                    f"{params} has no tensor that is a weight or input of {bundle.origin}: it has "
+                    f"{_listed(report.unused)}, the model {_listed(report.missing)}; renames map names"
+                )
+            unused = tuple(name for name in report.unused if name not in inputs)
+            self._reports["params"] = ParamsTaken(len(report.loaded), tuple(inputs), report.missing, unused)
+            return bake(report.model, inputs)[0] if inputs else report.model
+
+    def _transformed(self, bundle: ModelBundle) -> ModelBundle:
+        options = self._options
+        if options.dims:
+            from rlx_ort.converters.transforms.dims import set_dims
+
+            with self._step("dims", "fixing dims"):
+                bundle, self._reports["dims"] = set_dims(bundle, options.dims)
+        if options.opset is not None or options.ir_version is not None:
+            from rlx_ort.converters.transforms.opset import to_opset
+
+            with self._step("opset", "moving to another opset"):
+                opset = bundle.opset if options.opset is None else options.opset
+                bundle, self._reports["opset"] = to_opset(bundle, opset, options.ir_version)
+        if options.simplify:
+            from rlx_ort.converters.transforms.simplify import simplify
+
+            with self._step("simplify", "simplifying"):
+                bundle, self._reports["simplify"] = simplify(bundle)
+        if options.precision is not None:
+            from rlx_ort.converters.transforms.precision import to_precision
+
+            with self._step("precision", f"changing the precision to {options.precision}"):
+                bundle, self._reports["precision"] = to_precision(bundle, options.precision, keep=options.keep)
+        if options.quantize is not None:
+            from rlx_ort.converters.transforms.quantize import QuantizeOptions, quantize
+            from rlx_ort.providers.runtime import quantization
+
+            with self._step("quantize", f"quantising to {options.quantize}"):
+                bundle, self._reports["quantize"] = quantize(
+                    bundle,
+                    options.quantize,
+                    quantization(),
+                    QuantizeOptions(exclude=tuple(options.keep)),
+                    options.calibration,
+                )
+        return bundle
+
+    def _written(self, bundle: ModelBundle, path: Path) -> list[Path]:
+        from rlx_ort.converters.targets import TargetOptions, write_target
+        from rlx_ort.providers.saving import save_optimized
+
+        options = self._options
+        total, done = sum(data.nbytes for data in bundle.weights.values()), 0
+
+        def progress(count: int) -> None:
+            nonlocal done
+            done += count
+            self._on_bytes(done, total)
+
+        how = TargetOptions(
+            external_data=options.external_data,
+            params=options.detach,
+            device=options.device,
+            saver=save_optimized,
+            progress=progress,
+        )
+        return write_target(bundle, path, how)
+
+    def _why_unverified(self) -> str:
+        from rlx_ort.providers.runtime import runtime_problem
+
+        if not self._options.verify:
+            return "asked for"
+        problem = runtime_problem()
+        if problem is None:
+            return ""
+        if self._options.tolerance is not None or self._options.verify_inputs is not None:
+            raise ConversionError(f"the conversion cannot be verified: {problem.reason}\n  {problem.remedy}")
+        return f"{problem.reason}; {problem.remedy}"
+
+    def _reference(self, bundle: ModelBundle) -> Reference:
+        from rlx_ort.parity.compare import reference_run
+
+        given, dims = self._options.verify_inputs, self._options.dims
+        with self._step("run source", "running the source"):
+            return reference_run(bundle, inputs=given, dims=dims, options=_session_options())
+
+    def _verified(self, reference: Reference, path: Path, before: ModelFacts, drawn: Sequence[str]) -> Comparison:
+        from rlx_ort.device import Device
+        from rlx_ort.parity.compare import compare_to
+        from rlx_ort.parity.opening import as_model
+
+        device = Device(self._options.device or "cpu")
+        tolerance = self._options.tolerance or default_tolerance(self._options, before)
+        how = _session_options(optimized=self._options.device is not None)
+        with self._step("verify", "running the result"):
+            comparison = compare_to(reference, as_model(path), device, tolerance=tolerance, options=how)
+        if not comparison.ok:
+            raise ParityError(verdict(comparison, drawn), comparison)
+        return comparison
+
+    @contextmanager
+    def _step(self, name: str, text: str) -> Iterator[None]:
+        self._on_step(text)
+        start = time.perf_counter()
+        yield
+        self._seconds[name] = time.perf_counter() - start
+
+
+def _session_options(*, optimized: bool = False) -> CompileOptions:
+    """Return how to open a model to verify it: as users do, but what is optimised already is not optimised again."""
+    from rlx_ort.execution.options import CompileOptions, OptimizationLevel, PlacementRule
+
+    level = OptimizationLevel.OFF if optimized else OptimizationLevel.ALL
+    return CompileOptions(placement=PlacementRule.ASSISTED, optimization=level)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(map(repr, names[:5])) + (f" and {len(names) - 5} more" if len(names) > 5 else "") or "none"

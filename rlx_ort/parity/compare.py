@@ -1,0 +1,290 @@
+"""`compare`: run two models, or one model on two devices, on the same inputs, and say how far they are apart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rlx_ort.device import Device
+from rlx_ort.errors import EngineError, InputError
+from rlx_ort.execution.options import CompileOptions
+from rlx_ort.parity.inputs import SEED, random_inputs, size_choices
+from rlx_ort.parity.metrics import Difference, Tolerance, difference
+from rlx_ort.parity.opening import OpenModel, OrtFormatFile, as_model, open_model
+
+if TYPE_CHECKING:
+    import onnx
+
+    from rlx_ort.converters.bundle import ModelBundle
+    from rlx_ort.execution.placement import Placement
+    from rlx_ort.ir.graph import Graph
+
+__all__ = [
+    "Comparison",
+    "OutputDifference",
+    "Reference",
+    "compare",
+    "compare_to",
+    "flattened",
+    "reference_run",
+    "renamed_inputs",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class OutputDifference:
+    """One output of both sides.
+
+    Attributes:
+        name: the reference's name for it, with an index or key where it is a list or a map.
+        other_name: what the other side calls it.
+        dtypes: element types of both.
+        shape: shape on the reference's side.
+        found: how far they are apart.
+        ok: whether that is within the tolerance.
+    """
+
+    name: str
+    other_name: str
+    dtypes: tuple[str, str]
+    shape: tuple[int, ...]
+    found: Difference
+    ok: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What `compare` found.
+
+    Attributes:
+        outputs: one entry per output, in the reference's order.
+        tolerance: what was allowed.
+        inputs: the inputs that both were run on.
+        assumed: named dim -> the size it was given because nobody said one; empty for given inputs.
+        seed: of random inputs; None for given ones.
+        devices: labels of both devices.
+        placements: where the nodes of both were.
+    """
+
+    outputs: tuple[OutputDifference, ...]
+    tolerance: Tolerance
+    inputs: Mapping[str, Any]
+    assumed: Mapping[str, int]
+    seed: int | None
+    devices: tuple[str, str]
+    placements: tuple[Placement, Placement]
+
+    @property
+    def ok(self) -> bool:
+        """Whether every output is within the tolerance."""
+        return all(output.ok for output in self.outputs)
+
+    @property
+    def worst(self) -> OutputDifference | None:
+        """The output that is furthest off, None for a model without outputs."""
+        return max(self.outputs, key=lambda output: (not output.ok, output.found.size), default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A model's answer to some inputs, kept while the model itself is closed.
+
+    Attributes:
+        inputs: what it was run on.
+        assumed: named dim -> size that nobody gave.
+        seed: of random inputs, None for given ones.
+        outputs: (name, value) of each output, lists and maps taken apart.
+        device: label of the device.
+        placement: where its nodes were.
+    """
+
+    inputs: Mapping[str, Any]
+    assumed: Mapping[str, int]
+    seed: int | None
+    outputs: tuple[tuple[str, Any], ...]
+    device: str
+    placement: Placement
+
+
+def compare(
+    a: ModelBundle | OrtFormatFile | Graph | onnx.ModelProto | str | Path,
+    b: ModelBundle | OrtFormatFile | Graph | onnx.ModelProto | str | Path,
+    *,
+    devices: tuple[Device | str, Device | str] = ("cpu", "cpu"),
+    inputs: Mapping[str, Any] | None = None,
+    dims: Mapping[str, int] | None = None,
+    tolerance: Tolerance | None = None,
+    options: CompileOptions | None = None,
+    seed: int = SEED,
+) -> Comparison:
+    """Run `a` and then `b` on the same inputs and return the difference of each output.
+
+    Outputs are matched by name, else by position. Models run as they stand, without being rewritten first. Only one
+    session is open at a time, and the outputs of `a` are held while `b` runs.
+
+    Args:
+        a: the reference.
+        b: what is compared with it; may be the same model.
+        devices: where each runs.
+        inputs: name -> array; random ones by default, see `random_inputs`.
+        dims: named dim -> size of random inputs.
+        tolerance: what counts as equal; 1e-5 relative by default, for f32 on one device.
+        options: how both sessions are opened.
+        seed: of random inputs.
+
+    Raises:
+        ConversionError: a file cannot be read.
+        InputError: the inputs do not fit, or the two have not the same outputs.
+        DeviceUnavailableError: a device does not work here.
+        EngineError: a session or a run failed.
+    """
+    first = as_model(a)
+    reference = reference_run(first, devices[0], inputs=inputs, dims=dims, options=options, seed=seed)
+    second = first if b is a else as_model(b)
+    del first
+    return compare_to(reference, second, devices[1], tolerance=tolerance, options=options)
+
+
+def reference_run(
+    model: ModelBundle | OrtFormatFile,
+    device: Device | str = "cpu",
+    *,
+    inputs: Mapping[str, Any] | None = None,
+    dims: Mapping[str, int] | None = None,
+    options: CompileOptions | None = None,
+    seed: int = SEED,
+) -> Reference:
+    """Run a model once and keep its answer; the session is closed again.
+
+    Without inputs, random ones are made up; where a model does not take the sizes that were assumed, smaller ones are
+    tried.
+
+    Raises:
+        InputError: the inputs do not fit the model, or none can be made up for it.
+        EngineError: the session or the run failed.
+    """
+    with open_model(model, device, options) as opened:
+        if inputs is not None:
+            feeds = _given(opened, inputs, model.origin)
+            return _reference(opened, feeds, {}, None, device)
+        if isinstance(model, OrtFormatFile):
+            raise InputError(f"{model.path} does not tell what its inputs index; give inputs in an npz file")
+        failures: list[tuple[Mapping[str, int], EngineError]] = []
+        for assume in size_choices():
+            made = random_inputs(model, dims, seed=seed, assume=assume)
+            try:
+                return _reference(opened, made.arrays, made.assumed, seed, device)
+            except EngineError as err:
+                failures.append((made.assumed, err))
+        assumed, failure = failures[0]
+        sizes = ", ".join(f"{name}={size}" for name, size in assumed.items()) or "all sizes known"
+        raise EngineError(
+            f"{model.origin} does not run on made-up inputs ({sizes}): {failure}\n"
+            "  give the sizes of its named dims, or inputs in an npz file"
+        ) from failure
+
+
+def compare_to(
+    reference: Reference,
+    model: ModelBundle | OrtFormatFile,
+    device: Device | str = "cpu",
+    *,
+    tolerance: Tolerance | None = None,
+    options: CompileOptions | None = None,
+) -> Comparison:
+    """Run a model on the inputs of a reference and return the difference of each output.
+
+    Raises:
+        InputError: the model has not the inputs or the outputs of the reference.
+        EngineError: the session or the run failed.
+    """
+    allowed = tolerance or Tolerance()
+    with open_model(model, device, options) as opened:
+        feeds = renamed_inputs(opened, reference.inputs, model.origin)
+        found = flattened(opened.output_names, opened.run(feeds))
+        placement = opened.placement
+    pairs = _paired(reference.outputs, found, model.origin)
+    outputs = []
+    for (name, left), (other, right) in pairs:
+        gap = difference(np.asarray(left), np.asarray(right))
+        dtypes = (str(np.asarray(left).dtype), str(np.asarray(right).dtype))
+        outputs.append(OutputDifference(name, other, dtypes, np.shape(left), gap, allowed.accepts(gap)))
+    return Comparison(
+        tuple(outputs),
+        allowed,
+        reference.inputs,
+        reference.assumed,
+        reference.seed,
+        (reference.device, Device(device).label),
+        (reference.placement, placement),
+    )
+
+
+def flattened(names: Sequence[str], values: Sequence[Any]) -> tuple[tuple[str, Any], ...]:
+    """Return outputs as (name, array); lists and maps become one entry per element, absent ones none."""
+    flat: list[tuple[str, Any]] = []
+    for name, value in zip(names, values, strict=True):
+        if isinstance(value, list):
+            flat += flattened([f"{name}[{index}]" for index in range(len(value))], value)
+        elif isinstance(value, dict):
+            keys = sorted(value, key=str)
+            flat += flattened([f"{name}[{key!r}]" for key in keys], [value[key] for key in keys])
+        elif value is not None:
+            flat.append((name, value))
+    return tuple(flat)
+
+
+def _reference(
+    opened: OpenModel, feeds: Mapping[str, Any], assumed: Mapping[str, int], seed: int | None, device: Device | str
+) -> Reference:
+    outputs = flattened(opened.output_names, opened.run(feeds))
+    return Reference(feeds, assumed, seed, outputs, Device(device).label, opened.placement)
+
+
+def _given(opened: OpenModel, inputs: Mapping[str, Any], origin: str) -> dict[str, Any]:
+    missing = [name for name in opened.input_types if name not in inputs]
+    if missing:
+        raise InputError(f"{origin} needs the inputs {', '.join(opened.input_types)}; not given: {', '.join(missing)}")
+    return {name: inputs[name] for name in opened.input_types}
+
+
+def renamed_inputs(opened: OpenModel, inputs: Mapping[str, Any], origin: str) -> dict[str, Any]:
+    """Return the inputs under the names and dtypes of another model: by name if all are there, else by position.
+
+    Raises:
+        InputError: the model has neither the same names nor the same number of inputs.
+    """
+    wanted = opened.input_types
+    if set(wanted) <= set(inputs):
+        pairs = [(name, inputs[name]) for name in wanted]
+    elif len(wanted) == len(inputs):
+        pairs = list(zip(wanted, inputs.values(), strict=True))
+    else:
+        raise InputError(f"{origin} has the inputs {', '.join(wanted)}, the reference has {', '.join(inputs)}")
+    return {name: _in_type(value, wanted[name]) for name, value in pairs}
+
+
+def _in_type(value: Any, kind: Any) -> Any:
+    from rlx_ort.ir.types import TensorType
+
+    if not isinstance(kind, TensorType) or not isinstance(value, np.ndarray) or value.dtype == object:
+        return value
+    return value.astype(kind.dtype.numpy, copy=False)
+
+
+def _paired(
+    left: Sequence[tuple[str, Any]], right: Sequence[tuple[str, Any]], origin: str
+) -> list[tuple[tuple[str, Any], tuple[str, Any]]]:
+    by_name = dict(right)
+    if all(name in by_name for name, _ in left):
+        return [((name, value), (name, by_name[name])) for name, value in left]
+    if len(left) == len(right):
+        return list(zip(left, right, strict=True))
+    raise InputError(
+        f"{origin} has the outputs {', '.join(name for name, _ in right)}, "
+        f"the reference has {', '.join(name for name, _ in left)}"
+    )

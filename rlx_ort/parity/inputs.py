@@ -1,0 +1,173 @@
+"""Random inputs that a model takes: sizes for its dims, and integers in the range of what they index."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from rlx_ort.errors import InputError
+from rlx_ort.ir.dtype import DType
+from rlx_ort.ir.types import TensorType, ValueType
+
+if TYPE_CHECKING:
+    import onnx
+
+    from rlx_ort.converters.bundle import ModelBundle
+
+__all__ = ["SEED", "MadeInputs", "random_inputs", "size_choices"]
+
+Array: TypeAlias = npt.NDArray[Any]
+
+SEED = 0
+"""Random inputs are the same in every run unless another seed is given."""
+
+_BATCH, _LENGTH, _PIXELS = 2, 8, 64
+# What passes its first input's values on, so that an index stays an index.
+_CARRIERS = {"Cast", "Identity", "Reshape", "Unsqueeze", "Squeeze", "Flatten", "Transpose", "Slice", "Expand", "Tile"}
+# The lengths of a decoder with a cache, by the names that exporters agree on.
+_TOTALS = {
+    "total_sequence_length": ("past_sequence_length", "sequence_length"),
+    "total_seq_len": ("past_seq_len", "seq_len"),
+}
+_ONES, _COUNTING = re.compile("mask", re.IGNORECASE), re.compile("position", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class MadeInputs:
+    """Inputs that were made up.
+
+    Attributes:
+        arrays: input name -> array.
+        assumed: named dim -> the size it got because nobody gave one.
+    """
+
+    arrays: Mapping[str, Array]
+    assumed: Mapping[str, int]
+
+
+def size_choices() -> tuple[tuple[int, int, int], ...]:
+    """Return the (first axis, other axes, image sides) to try for dims nobody gave a size, best first.
+
+    Ones are what every model with consistent dims takes; larger sizes show more errors.
+    """
+    return (_BATCH, _LENGTH, _PIXELS), (1, _LENGTH, 224), (1, 1, 1)
+
+
+def random_inputs(
+    model: ModelBundle,
+    sizes: Mapping[str, int] | None = None,
+    *,
+    seed: int = SEED,
+    assume: tuple[int, int, int] | None = None,
+) -> MadeInputs:
+    """Return random inputs for a model.
+
+    Floats are normally distributed. Integers that index a table stay below its length, those of a name with
+    "position" count up, and those that index nothing known are 0 or 1. Bools, and inputs with "mask" in their name, are
+    ones. A dim that is a sum of named dims (`past + seq`) gets the sum.
+
+    Args:
+        model: the model.
+        sizes: named dim -> size.
+        seed: of the random numbers.
+        assume: sizes of dims nobody gave one, see `size_choices`.
+
+    Raises:
+        InputError: an input is no tensor, or its rank is unknown.
+    """
+    types = model.input_types()
+    dims = _Sizes(sizes or {}, assume or size_choices()[0], types)
+    bounds = _index_bounds(model.proto.graph, types)
+    source = np.random.default_rng(seed)
+    arrays = {name: _array(name, kind, dims, bounds.get(name), source) for name, kind in types.items()}
+    return MadeInputs(arrays, dims.assumed)
+
+
+class _Sizes:
+    """Sizes for dims: given ones, sums of others, and assumed ones by their place in the input."""
+
+    def __init__(self, given: Mapping[str, int], assume: tuple[int, int, int], types: Mapping[str, ValueType]) -> None:
+        self._given = given
+        self._batch, self._length, self._pixels = assume
+        self.assumed: dict[str, int] = {}
+        symbols = {str(dim) for kind in types.values() if isinstance(kind, TensorType) for dim in kind.shape or ()}
+        self._totals = {name: parts for name, parts in _TOTALS.items() if set(parts) <= symbols}
+
+    def of(self, kind: TensorType) -> tuple[int, ...]:
+        shape = kind.shape or ()
+        image = len(shape) == 4 and kind.dtype.is_float
+        return tuple(self._size(dim, axis, image and axis > 1) for axis, dim in enumerate(shape))
+
+    def _size(self, dim: int | str | None, axis: int, pixels: bool) -> int:
+        if isinstance(dim, int):
+            return dim
+        name = "" if dim is None else str(dim)
+        if name in self._given:
+            return self._given[name]
+        default = self._batch if axis == 0 else self._pixels if pixels else self._length
+        parts = self._totals.get(name) or [part.strip() for part in name.split("+")]
+        if len(parts) > 1:
+            return sum(int(part) if part.isdigit() else self._size(part, 1, False) for part in parts)
+        return self.assumed.setdefault(name, default) if name else default
+
+
+def _array(name: str, kind: ValueType, sizes: _Sizes, bound: int | None, source: np.random.Generator) -> Array:
+    if not isinstance(kind, TensorType) or kind.shape is None:
+        raise InputError(
+            f"input {name!r} has type {kind}, for which no data can be made up; give inputs in an npz file"
+        )
+    shape, dtype = sizes.of(kind), kind.dtype
+    if dtype is DType.STRING:
+        return np.full(shape, "text", dtype=object)
+    if dtype is DType.BOOL or _ONES.search(name):
+        return np.ones(shape, dtype.numpy)
+    if dtype.is_complex:
+        return (source.standard_normal(shape) + 1j * source.standard_normal(shape)).astype(dtype.numpy)
+    if dtype.is_float:
+        return source.standard_normal(shape).astype(dtype.numpy)
+    if _COUNTING.search(name) and shape:
+        row = np.arange(shape[-1]) % (bound or shape[-1] or 1)
+        return np.broadcast_to(row, shape).astype(dtype.numpy)
+    return source.integers(0, max(1, 2 if bound is None else bound), shape).astype(dtype.numpy)
+
+
+def _index_bounds(graph: onnx.GraphProto, inputs: Iterable[str]) -> dict[str, int]:
+    """Return input -> how many rows the shortest table has that its values index, where that can be told."""
+    rows = {tensor.name: list(tensor.dims) for tensor in graph.initializer}
+    readers: dict[str, list[tuple[onnx.NodeProto, int]]] = {}
+    for node in graph.node:
+        for index, name in enumerate(node.input):
+            readers.setdefault(name, []).append((node, index))
+    found: dict[str, int] = {}
+    for start in inputs:
+        seen, waiting = {start}, [start]
+        lengths: list[int] = []
+        while waiting:
+            for node, index in readers.get(waiting.pop(), ()):
+                lengths += _table_rows(node, index, rows)
+                if (node.op_type in _CARRIERS and index == 0) or node.op_type == "Concat":
+                    waiting += [name for name in node.output[:1] if name not in seen]
+                    seen.update(node.output[:1])
+        if lengths:
+            found[start] = min(lengths)
+    return found
+
+
+def _table_rows(node: onnx.NodeProto, index: int, rows: Mapping[str, Sequence[int]]) -> list[int]:
+    """Return the length of the table that input `index` of a node indexes, in a list that is empty for other nodes."""
+    if node.op_type in ("Gather", "GatherElements") and index == 1:
+        shape = rows.get(node.input[0])
+        axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), 0)
+        return [shape[axis]] if shape and -len(shape) <= axis < len(shape) else []
+    if node.op_type == "EmbedLayerNormalization" and index in (0, 1):  # token and segment ids: tables 2 and 4
+        shape = rows.get(node.input[2 + 2 * index]) if len(node.input) > 2 + 2 * index else None
+        return [shape[0]] if shape else []
+    if node.op_type == "GatherBlockQuantized" and index == 1:
+        shape = rows.get(node.input[0])
+        return [shape[0]] if shape else []
+    return []

@@ -1,0 +1,269 @@
+"""Opens a model as it stands, without turning it into a graph first: what is compared is the file that users get."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from rlx_ort.device import Device
+from rlx_ort.errors import ConversionError, InputError
+from rlx_ort.execution.inputs import InputPlan
+from rlx_ort.execution.options import CompileOptions, PlacementRule
+from rlx_ort.execution.placement import Placement
+from rlx_ort.execution.placement_check import build_placement, enforce
+from rlx_ort.execution.session import working_provider
+
+if TYPE_CHECKING:
+    import onnx
+
+    from rlx_ort.converters.bundle import ModelBundle
+    from rlx_ort.converters.to_onnx.exported import ExportedModel, ExportedNode
+    from rlx_ort.ir.graph import Graph
+    from rlx_ort.ir.types import ValueType
+    from rlx_ort.providers.base import EngineSession
+
+__all__ = ["OpenModel", "OrtFormatFile", "as_model", "open_model"]
+
+
+@dataclass(frozen=True, slots=True)
+class OrtFormatFile:
+    """A model in ONNX Runtime's own format, which only a session can read.
+
+    Attributes:
+        path: the file.
+    """
+
+    path: Path
+
+    @property
+    def origin(self) -> str:
+        """The path, for messages."""
+        return str(self.path)
+
+
+def as_model(source: ModelBundle | OrtFormatFile | Graph | onnx.ModelProto | str | Path) -> ModelBundle | OrtFormatFile:
+    """Return anything that holds a model as what can be opened; weights in files are mapped, not read.
+
+    Raises:
+        ConversionError: the file is of no known format or damaged, or the graph cannot be exported.
+    """
+    import onnx
+
+    from rlx_ort.converters.bundle import ModelBundle, bundle_from_graph, bundle_of
+    from rlx_ort.ir.graph import Graph
+
+    if isinstance(source, ModelBundle | OrtFormatFile):
+        return source
+    if isinstance(source, Graph):
+        return bundle_from_graph(source)
+    if isinstance(source, onnx.ModelProto):
+        return bundle_of(source)
+    path = Path(source)
+    if path.suffix.lower() == ".ort":
+        return OrtFormatFile(path)
+    from rlx_ort.converters.sources import open_source
+
+    return open_source(path)
+
+
+class OpenModel:
+    """An open session of a model; closing it frees the session and lets go of the weights.
+
+    Attributes:
+        input_types: name -> type of the inputs a run needs.
+        output_names: names of the outputs, those that were asked for beside the model's own last.
+        placement: where the nodes are.
+    """
+
+    def __init__(self, session: EngineSession, input_types: Mapping[str, ValueType], placement: Placement) -> None:
+        self._session: EngineSession | None = session
+        self._plan = InputPlan(input_types)
+        self.input_types = input_types
+        self.output_names = [spec.name for spec in session.outputs]
+        self.placement = placement
+
+    def run(self, feeds: Mapping[str, Any], outputs: Sequence[str] | None = None) -> list[Any]:
+        """Run once and return outputs by name, all by default.
+
+        Raises:
+            InputError: an input is missing, unknown, or of another type than declared.
+            EngineError: the run failed.
+        """
+        if self._session is None:
+            raise InputError("the session is closed; open the model again")
+        return self._session.run(list(outputs or self.output_names), self._plan.feeds(feeds))
+
+    def close(self) -> None:
+        """Close the session."""
+        if self._session is not None:
+            self._session.close()
+            self._session = None
+
+    def __enter__(self) -> OpenModel:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def open_model(
+    model: ModelBundle | OrtFormatFile,
+    device: Device | str = "cpu",
+    options: CompileOptions | None = None,
+    *,
+    extra_outputs: Sequence[str] = (),
+) -> OpenModel:
+    """Open a session of a model on a device; weights that are mapped stay mapped.
+
+    Args:
+        model: what to open.
+        device: where; every node must be there unless `options.placement` says assisted.
+        options: how to open the session; those about exporting a graph have no effect.
+        extra_outputs: values inside the model that are to be outputs too.
+
+    Raises:
+        DeviceUnavailableError: the device does not work here.
+        PlacementError: nodes are not on the device.
+        LegalizeError: a node has no kernel.
+        EngineError: the engine refused the model.
+    """
+    from rlx_ort.providers.base import SessionRequest
+
+    device = Device(device)
+    options = options or CompileOptions()
+    provider = working_provider(device)
+    if isinstance(model, OrtFormatFile):
+        exported, weights = _ort_file(model.path), {}
+    else:
+        exported = _exported(model, extra_outputs, described=device != Device.CPU)
+        weights = _by_name(model)
+    session = provider.open(SessionRequest(device, exported, weights, options))
+    placement = build_placement(provider.ep_name or provider.name, session.assignments, exported)
+    try:
+        enforce(placement, options.placement or PlacementRule.STRICT, device)
+    except BaseException:
+        session.close()
+        raise
+    inputs = {spec.name: spec.type for spec in session.inputs}
+    if not isinstance(model, OrtFormatFile):  # sessions list inputs that have a default; nobody has to feed those
+        inputs = model.input_types()
+    return OpenModel(session, inputs, placement)
+
+
+def _by_name(model: ModelBundle) -> dict[str, Any]:
+    from rlx_ort.converters.bundle import location_of
+
+    return {
+        tensor.name: model.weights[location_of(tensor)]
+        for tensor in model.proto.graph.initializer
+        if location_of(tensor) in model.weights
+    }
+
+
+def _exported(model: ModelBundle, extra_outputs: Sequence[str], *, described: bool) -> ExportedModel:
+    """Return the model as providers take it: references by the weight's name, and none in bodies."""
+    import onnx
+
+    from rlx_ort.converters.bundle import graphs_of, location_of
+    from rlx_ort.converters.onnx_types import tensor_proto
+    from rlx_ort.converters.to_onnx.exported import ExportedModel
+
+    proto = onnx.ModelProto()
+    proto.CopyFrom(model.proto)
+    params = []
+    for graph in graphs_of(proto):
+        for tensor in graph.initializer:
+            if tensor.data_location != onnx.TensorProto.EXTERNAL:
+                continue
+            if graph is proto.graph:
+                params.append(tensor.name)
+                del tensor.external_data[:]
+                tensor.external_data.add(key="location", value=tensor.name)
+            else:  # engines take references in the main graph only
+                tensor.CopyFrom(tensor_proto(model.weights[location_of(tensor)], tensor.name))
+    known = {value.name for value in proto.graph.output}
+    proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in extra_outputs if name not in known)
+    nodes = _nodes(proto) if described else ()
+    return ExportedModel(
+        model=proto,
+        params=tuple(params),
+        nodes=nodes,
+        origin_names={node.origin: node.name for node in nodes},
+        input_types=model.input_types(),
+        output_types={},
+    )
+
+
+def _nodes(proto: onnx.ModelProto) -> tuple[ExportedNode, ...]:
+    """Return the nodes as the rule about shape computation wants them; those without a name get one."""
+    from rlx_ort.converters.bundle import graphs_of
+    from rlx_ort.converters.to_onnx.exported import ExportedNode
+    from rlx_ort.converters.to_onnx.infer import infer_proto
+    from rlx_ort.converters.to_onnx.shape_only import is_shape_type, shape_only_nodes
+
+    types = infer_proto(proto)
+    versions = {entry.domain: entry.version for entry in proto.opset_import}
+    taken = {node.name for graph in graphs_of(proto, functions=False) for node in graph.node}
+    found: list[ExportedNode] = []
+    small = set()
+    for graph in graphs_of(proto, functions=False):
+        small |= {tensor.name for tensor in graph.initializer if is_shape_type(_tensor_type(tensor))}
+        for node in graph.node:
+            if not node.name:
+                node.name = _free_name(node.op_type, taken)
+            found.append(
+                ExportedNode(
+                    name=node.name,
+                    domain=node.domain,
+                    op_type=node.op_type,
+                    version=versions.get(node.domain, 1),
+                    origin=len(found),
+                    inputs=tuple(types.get(name) for name in node.input),
+                    outputs=tuple(types.get(name) for name in node.output if name),
+                    input_names=tuple(node.input),
+                    output_names=tuple(name for name in node.output if name),
+                    body=graph is not proto.graph,
+                )
+            )
+    return shape_only_nodes(found, small)
+
+
+def _tensor_type(tensor: onnx.TensorProto) -> ValueType | None:
+    from rlx_ort.converters.onnx_types import dtype_of
+    from rlx_ort.ir.shape import Shape
+    from rlx_ort.ir.types import TensorType
+
+    try:
+        return TensorType(dtype_of(tensor.data_type), Shape(tensor.dims))
+    except ConversionError:
+        return None
+
+
+def _free_name(wanted: str, taken: set[str]) -> str:
+    name, count = wanted, 1
+    while name in taken:
+        count += 1
+        name = f"{wanted}_{count}"
+    taken.add(name)
+    return name
+
+
+def _ort_file(path: Path) -> ExportedModel:
+    """Return a stand-in for a model whose bytes are those of the file; ONNX Runtime tells the format by its mark."""
+    import onnx
+
+    from rlx_ort.converters.to_onnx.exported import ExportedModel
+
+    class _Bytes(ExportedModel):
+        def model_bytes(self, weights: Mapping[str, Any]) -> bytes:
+            try:
+                return path.read_bytes()
+            except OSError as err:
+                raise ConversionError(f"{path} cannot be read: {err}") from err
+
+    return _Bytes(onnx.ModelProto(), (), (), {}, {})

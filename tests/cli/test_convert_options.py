@@ -1,0 +1,251 @@
+"""`convert` with options: what it writes, what it tells, and what it refuses before it reads anything."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from command_line import Cli
+from onnx import TensorProto, numpy_helper
+from source_files import small_graph
+
+from rlx_ort.converters.files import save_onnx
+from rlx_ort.ir.serde import save_json
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    """Return a small model with a product that can be quantised, and a dim called batch."""
+    path = tmp_path / "small.onnx"
+    save_onnx(small_graph(), path)
+    return path
+
+
+def test_the_summary_says_what_changed(cli: Cli, small: Path, tmp_path: Path) -> None:
+    """Size, nodes, opset, dtypes, what stayed f32, and the error of each output; notes go to stderr."""
+    outcome = cli("convert", small, tmp_path / "half.onnx", "--precision", "f16", "--keep", "Relu")
+    assert outcome.code == 0, outcome.err
+    for text in ("written", "size", "f32 ", "-> f16", "kept in f32", "1 Relu", "relative L2", "cosine", "ok"):
+        assert text in outcome.out
+    assert "verified on random inputs, seed 0 with batch=2" in outcome.err
+    model = onnx.load(tmp_path / "half.onnx")
+    assert TensorProto.FLOAT16 in {tensor.data_type for tensor in model.graph.initializer}
+
+
+def test_json_holds_the_report_and_nothing_else(cli: Cli, small: Path, tmp_path: Path) -> None:
+    """One document with files, facts before and after, steps, times and the verification."""
+    outcome = cli("convert", small, tmp_path / "b.onnx", "--opset", "17", "--simplify", "--dim", "batch=3", "--json")
+    assert outcome.code == 0, outcome.err
+    document = json.loads(outcome.out)
+    assert document["target"] == [str(tmp_path / "b.onnx")]
+    assert document["target_bytes"] == (tmp_path / "b.onnx").stat().st_size
+    assert (document["before"]["opset"] != 17, document["after"]["opset"]) == (True, 17)
+    assert {"dims", "opset", "simplify"} <= set(document["steps"])
+    assert {"read", "write", "verify"} <= set(document["seconds"])
+    assert document["verification"]["ok"] is True
+    assert document["verification"]["inputs"] == {"x": [3, 16]}
+    assert document["verification"]["outputs"][0]["relative_l2"] <= 1e-5
+
+
+def test_a_result_beyond_the_tolerance_is_not_written(cli: Cli, small: Path, tmp_path: Path) -> None:
+    """Exit code 8, the error of each output, an old target as it was, and the source untouched."""
+    target, before = tmp_path / "half.onnx", small.read_bytes()
+    target.write_bytes(b"old")
+    arguments = ("convert", small, target, "--precision", "f16", "--tolerance", "1e-9", "--force")
+    outcome = cli(*arguments)
+    assert outcome.code == 8
+    assert "relative L2 <= 1e-09" in outcome.err
+    assert "y: max abs" in outcome.err
+    assert target.read_bytes() == b"old"
+    assert small.read_bytes() == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["half.onnx", "small.onnx"]
+    document = json.loads(cli(*arguments, "--json").out)
+    assert document["verification"]["ok"] is False
+
+
+def test_without_verification_nothing_is_run(cli: Cli, tmp_path: Path) -> None:
+    """A model that no engine runs converts with --no-verify, and the note says that it was not verified."""
+    text = '<ir_version: 8, opset_import: ["" : 18, "mine" : 1]> m (float[2] x) => (float[2] y) { y = mine.Secret (x) }'
+    source = tmp_path / "mine.onnx"
+    onnx.save(onnx.parser.parse_model(text), source)
+    refused = cli("convert", source, tmp_path / "out.onnx")
+    assert refused.code == 5
+    assert not (tmp_path / "out.onnx").exists()
+    outcome = cli("convert", source, tmp_path / "out.onnx", "--no-verify")
+    assert outcome.code == 0, outcome.err
+    assert "not verified" in outcome.err
+
+
+def test_given_inputs_are_used(cli: Cli, small: Path, tmp_path: Path) -> None:
+    """The verification runs on the arrays of the file; a missing one is an error."""
+    np.savez(tmp_path / "in.npz", x=np.ones((5, 16), np.float32))
+    outcome = cli("convert", small, tmp_path / "b.json", "--verify-inputs", tmp_path / "in.npz", "--json")
+    assert json.loads(outcome.out)["verification"]["inputs"] == {"x": [5, 16]}
+    np.savez(tmp_path / "in.npz", z=np.ones((5, 16), np.float32))
+    outcome = cli("convert", small, tmp_path / "c.json", "--verify-inputs", tmp_path / "in.npz")
+    assert outcome.code == 5
+    assert "not given: x" in outcome.err
+    assert not (tmp_path / "c.json").exists()
+
+
+def test_weights_are_taken_from_a_file(cli: Cli, small: Path, tmp_path: Path) -> None:
+    """With --params the model has the file's weights, and the summary names what did not fit together."""
+    np.savez(tmp_path / "w.npz", w=np.full((16, 8), 2, np.float32), stranger=np.zeros(3, np.float32))
+    outcome = cli("convert", small, tmp_path / "b.onnx", "--params", tmp_path / "w.npz")
+    assert outcome.code == 0, outcome.err
+    assert "stranger" in outcome.out
+    weights = {tensor.name: tensor for tensor in onnx.load(tmp_path / "b.onnx").graph.initializer}
+    assert (numpy_helper.to_array(weights["w"]) == 2).all()
+
+
+@pytest.mark.parametrize("by_file", [True, False])
+def test_weights_of_other_names_are_renamed(cli: Cli, small: Path, tmp_path: Path, by_file: bool) -> None:
+    """By a rename file or by a pattern."""
+    np.savez(tmp_path / "w.npz", **{"model.w": np.full((16, 8), 2, np.float32)})
+    (tmp_path / "renames.json").write_text('{"model.w": "w"}', encoding="utf-8")
+    rename = tmp_path / "renames.json" if by_file else r"model\.(.*)=\1"
+    outcome = cli("convert", small, tmp_path / "b.onnx", "--params", tmp_path / "w.npz", "--rename", rename)
+    assert outcome.code == 0, outcome.err
+    weights = {tensor.name: tensor for tensor in onnx.load(tmp_path / "b.onnx").graph.initializer}
+    assert (numpy_helper.to_array(weights["w"]) == 2).all()
+
+
+def test_weights_of_no_use_are_an_error(cli: Cli, small: Path, tmp_path: Path) -> None:
+    """A file of which the model takes nothing is most likely the wrong one."""
+    np.savez(tmp_path / "w.npz", stranger=np.zeros(3, np.float32))
+    outcome = cli("convert", small, tmp_path / "b.onnx", "--params", tmp_path / "w.npz")
+    assert outcome.code == 4
+    assert "stranger" in outcome.err
+
+
+def test_a_graph_without_weights_gets_them(cli: Cli, tmp_path: Path) -> None:
+    """A graph file whose parameters have no data yet becomes a whole model."""
+    graph = small_graph()
+    graph.weights.clear()
+    save_json(graph, tmp_path / "bare.json")
+    np.savez(tmp_path / "w.npz", w=np.ones((16, 8), np.float32), b=np.ones(8, np.float32))
+    assert cli("convert", tmp_path / "bare.json", tmp_path / "b.onnx").code == 4
+    outcome = cli("convert", tmp_path / "bare.json", tmp_path / "b.onnx", "--params", tmp_path / "w.npz")
+    assert outcome.code == 0, outcome.err
+
+
+def test_a_part_is_cut_out(cli: Cli, small: Path, tmp_path: Path) -> None:
+    """--outputs names a value inside, and --inputs where the part begins."""
+    [relu] = [node for node in onnx.load(small).graph.node if node.op_type == "Relu"]
+    inside, outside = relu.input[0], relu.output[0]
+    outcome = cli("convert", small, tmp_path / "part.onnx", "--inputs", inside, "--outputs", outside)
+    assert outcome.code == 0, outcome.err
+    graph = onnx.load(tmp_path / "part.onnx").graph
+    assert [node.op_type for node in graph.node] == ["Relu"]
+    assert ([value.name for value in graph.input], [value.name for value in graph.output]) == ([inside], [outside])
+
+
+def test_weights_go_beside_the_model_where_asked(cli: Cli, small: Path, tmp_path: Path) -> None:
+    """--external-data writes a data file, --detach a safetensors file; both belong to the target."""
+    assert cli("convert", small, tmp_path / "a.onnx", "--external-data").code == 0
+    assert (tmp_path / "a.onnx.data").exists()
+    assert cli("convert", tmp_path / "a.onnx", tmp_path / "b.onnx", "--detach", "b.safetensors").code == 0
+    assert (tmp_path / "b.safetensors").exists()
+    assert cli("convert", tmp_path / "b.onnx", tmp_path / "c.onnx", "--one-file").code == 0
+    assert cli("compare", small, tmp_path / "c.onnx").code == 0
+
+
+def test_static_quantisation_is_calibrated(cli: Cli, small: Path, tmp_path: Path) -> None:
+    """--calibration gives the samples; the model holds int8 weights afterwards."""
+    np.savez(tmp_path / "samples.npz", x=np.random.default_rng(0).standard_normal((8, 1, 16)).astype(np.float32))
+    arguments = ("--quantize", "int8-static", "--calibration", tmp_path / "samples.npz", "--json")
+    outcome = cli("convert", small, tmp_path / "int8.onnx", *arguments)
+    assert outcome.code == 0, outcome.err
+    document = json.loads(outcome.out)
+    assert document["steps"]["quantize"]["samples"] == 8
+    assert document["verification"]["tolerance"] == {"relative_l2": None, "cosine": 0.99}
+
+
+def test_an_optimised_model_and_an_ort_file_are_verified_too(cli: Cli, small: Path, tmp_path: Path) -> None:
+    """Both are opened and run before they appear."""
+    for target, more in (("cpu.onnx", ("--device", "cpu")), ("model.ort", ())):
+        outcome = cli("convert", small, tmp_path / target, *more, "--json")
+        assert outcome.code == 0, outcome.err
+        assert json.loads(outcome.out)["verification"]["ok"] is True
+
+
+NO_ENGINE = """
+import importlib.machinery, sys
+
+HIDDEN = ("onnxruntime", "onnx_ir", "torch")
+
+class Finder(importlib.machinery.PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name.split(".")[0] in HIDDEN else super().find_spec(name, path, target)
+
+sys.meta_path[sys.meta_path.index(importlib.machinery.PathFinder)] = Finder
+from rlx_ort.cli import main
+main(sys.argv[1:])
+"""
+
+
+def test_without_an_engine_formats_convert_and_the_note_says_unverified(small: Path, tmp_path: Path) -> None:
+    """ONNX to JSON and back need no extra; asking for a tolerance does."""
+
+    def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", NO_ENGINE, "convert", *map(str, arguments)]
+        return subprocess.run(command, capture_output=True, text=True, encoding="utf-8", check=False)
+
+    there, back = run(small, tmp_path / "b.json"), run(tmp_path / "b.json", tmp_path / "c.onnx")
+    assert (there.returncode, back.returncode) == (0, 0), there.stderr + back.stderr
+    assert "not verified" in there.stderr
+    asked = run(small, tmp_path / "d.json", "--tolerance", "1")
+    assert asked.returncode == 4
+    assert "cannot be verified" in asked.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (("--precision", "f16", "--quantize", "int8-dynamic"), "exclude each other"),
+        (("--quantize", "int8-static"), "needs --calibration"),
+        (("--rename", "a=b"), "--params"),
+        (("--no-verify", "--tolerance", "1"), "--no-verify excludes"),
+        (("--opset", "0"), "--opset"),
+        (("--dim", "batch"), "NAME=SIZE"),
+        (("--device", "toaster"), "toaster"),
+        (("--tolerance", "-1"), "--tolerance"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(
+    cli: Cli, small: Path, tmp_path: Path, arguments: tuple[str, ...], reason: str
+) -> None:
+    """Wrong usage is exit code 2, and nothing is written."""
+    outcome = cli("convert", small, tmp_path / "b.onnx", *arguments)
+    assert outcome.code == 2
+    assert reason in outcome.err
+    assert not (tmp_path / "b.onnx").exists()
+
+
+def test_an_unknown_suffix_is_refused(cli: Cli, small: Path, tmp_path: Path) -> None:
+    """The message lists what there is."""
+    outcome = cli("convert", small, tmp_path / "model.tflite")
+    assert outcome.code == 2
+    assert ".onnx, .json, .ort" in outcome.err
+
+
+def test_a_model_may_be_converted_in_its_place(cli: Cli, small: Path, tmp_path: Path) -> None:
+    """With --force the source may be the target, with its data file beside it too."""
+    assert cli("convert", small, small, "--force", "--external-data").code == 0
+    outcome = cli("convert", small, small, "--force", "--external-data", "--precision", "f16")
+    assert outcome.code == 0, outcome.err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["small.onnx", "small.onnx.data"]
+    assert cli("inspect", small).code == 0
+
+
+def test_a_folder_that_is_not_there_is_named(cli: Cli, small: Path, tmp_path: Path) -> None:
+    """Folders are not made up."""
+    outcome = cli("convert", small, tmp_path / "missing" / "b.onnx")
+    assert outcome.code == 4
+    assert "missing" in outcome.err

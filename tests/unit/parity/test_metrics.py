@@ -1,0 +1,123 @@
+"""The distance between outputs: right for large, tiny, non-finite, complex, integer and text values."""
+
+from __future__ import annotations
+
+import math
+import tracemalloc
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from rlx_ort.parity.metrics import Tolerance, difference
+
+
+def test_figures_are_those_of_float64() -> None:
+    """Max abs, relative L2 and cosine equal a float64 computation, over more than one block."""
+    source = np.random.default_rng(3)
+    a = source.standard_normal(700_001).astype(np.float32)
+    b = (a + 1e-3 * source.standard_normal(a.size)).astype(np.float32)
+    x, y = a.astype(np.float64), b.astype(np.float64)
+    found = difference(a, b)
+    larger = max(np.linalg.norm(x), np.linalg.norm(y))
+    assert found.max_abs == np.abs(x - y).max()
+    assert found.relative_l2 == pytest.approx(np.linalg.norm(x - y) / larger, rel=1e-12)
+    assert found.cosine == pytest.approx(x @ y / (np.linalg.norm(x) * np.linalg.norm(y)), rel=1e-12)
+
+
+def test_equal_values_have_no_difference() -> None:
+    """NaN equals NaN and an infinity one of its sign; then nothing differs."""
+    a = np.array([1.0, np.nan, np.inf, -np.inf, 0.0], np.float32)
+    found = difference(a, a.copy())
+    assert (found.max_abs, found.relative_l2, found.cosine, found.nonfinite) == (0.0, 0.0, 1.0, 0)
+    assert found.size == 0.0
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, 1.0])
+def test_a_value_that_is_not_finite_on_one_side_is_never_accepted(wrong: float) -> None:
+    """No tolerance covers an overflow; the finite rest is still measured."""
+    found = difference(np.array([-np.inf, 2.0], np.float32), np.array([wrong, 2.5], np.float32))
+    assert (found.nonfinite, found.max_abs) == (1, 0.5)
+    assert found.size == math.inf
+    assert not Tolerance(relative_l2=None).accepts(found)
+
+
+def test_squares_beyond_float64_do_not_overflow() -> None:
+    """1e300 and 2e300 are half of the larger apart."""
+    found = difference(np.array([1e300]), np.array([2e300]))
+    assert found.relative_l2 == pytest.approx(0.5)
+    assert found.cosine == pytest.approx(1.0)
+
+
+def test_a_difference_from_zero_is_one() -> None:
+    """Against a reference of zeros, any other value is wholly off, and not infinitely."""
+    found = difference(np.zeros(3, np.float32), np.full(3, 1e-9, np.float32))
+    assert (found.relative_l2, found.cosine) == (1.0, 0.0)
+
+
+def test_integers_have_to_be_equal() -> None:
+    """A single other index counts, however small its share; a floor of the cosine allows that share."""
+    a = np.arange(1000)
+    b = a.copy()
+    b[7] += 1
+    found = difference(a, b)
+    assert (found.differing, found.elements) == (1, 1000)
+    assert not Tolerance(relative_l2=1.0).accepts(found)
+    assert Tolerance(relative_l2=None, cosine=0.99).accepts(found)
+    assert not Tolerance(relative_l2=None, cosine=0.9999).accepts(found)
+
+
+def test_large_integers_are_not_compared_as_floats() -> None:
+    """Two int64 beyond 2^53 that float64 cannot tell apart still differ."""
+    found = difference(np.array([2**60]), np.array([2**60 + 1]))
+    assert found.differing == 1
+
+
+def test_narrow_floats_and_other_dtypes_compare_by_value() -> None:
+    """bfloat16 against float32 of the same numbers is no difference."""
+    a = np.array([1.5, -2.0], np.float32)
+    assert difference(a, a.astype(ml_dtypes.bfloat16)).size == 0.0
+
+
+def test_complex_numbers_count_both_parts() -> None:
+    """An error in the imaginary part shows."""
+    found = difference(np.array([3 + 4j], np.complex64), np.array([3 + 3j], np.complex64))
+    assert (found.max_abs, found.relative_l2) == (1.0, pytest.approx(0.2))
+
+
+def test_text_is_compared_by_element() -> None:
+    """Strings are equal or not."""
+    found = difference(np.array(["a", "b"], object), np.array(["a", "c"], object))
+    assert found.differing == 1
+    assert not Tolerance().accepts(found)
+
+
+def test_shapes_have_to_agree() -> None:
+    """Another shape is reported as such, and under no tolerance accepted."""
+    found = difference(np.zeros((2, 3)), np.zeros((3, 2)))
+    assert found.shapes == ((2, 3), (3, 2))
+    assert not Tolerance(relative_l2=None).accepts(found)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int64])
+def test_empty_and_scalar_outputs_are_equal(dtype: type) -> None:
+    """No elements, and a rank of zero, are no special case."""
+    assert difference(np.zeros((0, 3), dtype), np.zeros((0, 3), dtype)).size == 0.0
+    assert difference(np.array(2, dtype), np.array(2, dtype)).size == 0.0
+
+
+def test_a_large_output_costs_little_memory() -> None:
+    """Comparing two arrays of 40 MB takes less than 20 MB on top, where float64 copies would take 160."""
+    a = np.ones(10_000_000, np.float32)
+    b = a.copy()
+    tracemalloc.start()
+    difference(a, b)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 20_000_000
+
+
+def test_a_tolerance_says_what_it_allows() -> None:
+    """Its text is for people."""
+    assert str(Tolerance(1e-5)) == "relative L2 <= 1e-05"
+    assert str(Tolerance(None, 0.98)) == "cosine >= 0.98"
