@@ -6,11 +6,15 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from rlx_ort.execution.dispatch import KernelDispatch
 from rlx_ort.execution.precision import PrecisionPolicy
 
-__all__ = ["CompileOptions", "OptimizationLevel", "PlacementRule", "Precision", "WeightSharing"]
+if TYPE_CHECKING:
+    from rlx_ort.device import Device
+
+__all__ = ["CacheUse", "CompileOptions", "OptimizationLevel", "PlacementRule", "Precision", "WeightSharing"]
 
 
 class PlacementRule(enum.Enum):
@@ -31,6 +35,17 @@ class WeightSharing(enum.Enum):
     """No prepacking: further sessions cost no memory; matrix products are 1.1 to 2 times slower on CPU."""
     PREPACKED = "prepacked"
     """One prepacked file in the compile cache, mapped by every session and process: fast, and one copy."""
+
+
+class CacheUse(enum.Enum):
+    """How a session uses the compile cache on disk, which `rlx-ort cache` shows and clears."""
+
+    OFF = "off"
+    """Not at all."""
+    FOUND = "found"
+    """What is there is used. Of what is not, only that is added which a provider takes seconds or more to compile."""
+    ON = "on"
+    """What is not there is added: the optimised model with its weights, up to twice as large as the model."""
 
 
 class OptimizationLevel(enum.Enum):
@@ -62,6 +77,8 @@ class CompileOptions:
 
     Attributes:
         precision: the arithmetic asked for.
+        precisions: device label or kind -> the arithmetic on that device, where it is not `precision`; a label such as
+            `cuda:1` comes before its kind.
         placement: the placement rule; None means strict for a device the caller named and assisted for an
             automatic choice.
         sharing: how sessions share weights.
@@ -83,10 +100,12 @@ class CompileOptions:
         kernel_dispatch: which form ops get that have a fused and a basic one; by default what
             `RLX_KERNEL_DISPATCH` says at the moment the options are made.
         precision_policy: the dtype each class of ops computes in; None goes by `precision`.
+        cache: whether the session is opened through the compile cache; None goes by `RLX_CACHE`, which is off.
         opset: the ai.onnx opset of the exported model; None takes the lowest that expresses the graph, 21 at best.
     """
 
     precision: Precision = Precision.F32
+    precisions: Mapping[str, Precision] = field(default_factory=lambda: MappingProxyType({}))
     placement: PlacementRule | None = None
     sharing: WeightSharing = WeightSharing.PRIVATE
     optimization: OptimizationLevel = OptimizationLevel.ALL
@@ -101,6 +120,7 @@ class CompileOptions:
     profile_prefix: str | None = None
     kernel_dispatch: KernelDispatch = field(default_factory=KernelDispatch.from_env)
     precision_policy: PrecisionPolicy | None = None
+    cache: CacheUse | None = None
     opset: int | None = None
 
     @property
@@ -109,6 +129,15 @@ class CompileOptions:
         if self.precision_policy is not None:
             return self.precision_policy
         return _POLICIES.get(self.precision, PrecisionPolicy())
+
+    def on(self, device: Device) -> CompileOptions:
+        """Return the options for one device: its entry of `precisions` has become `precision`."""
+        if not self.precisions:
+            return self
+        found = self.precisions.get(device.label, self.precisions.get(device.kind))
+        if found is None:
+            return replace(self, precisions=MappingProxyType({}))
+        return replace(self, precisions=MappingProxyType({}), precision=found, precision_policy=None)
 
     def with_(self, **changes: object) -> CompileOptions:
         """Return a copy with some fields changed."""

@@ -105,6 +105,7 @@ def open_slot(
     from rlx_ort.converters.to_onnx.exporter import exported
     from rlx_ort.providers.kernels import kernel_set
 
+    options = options.on(device)
     what = runnable(graph)
     model = exported(what.graph, options, kernel_set(provider, graph))
     return EngineSlot(provider, device, model, weights, options, graph, what)

@@ -255,6 +255,21 @@ class WeightStore:
             for key in [key for key in self._rounded if key[0] == name]:
                 del self._rounded[key]
 
+    def provide_rounded(self, name: str, data: TensorData) -> None:
+        """Give the store what a parameter's present value is in another dtype, which spares it the rounding.
+
+        A later value of the parameter is rounded here, as ever.
+
+        Raises:
+            ParamError: no such parameter, it is not set, or the data has another shape.
+        """
+        self.type_of(name)
+        with self._lock:
+            value = self._values.get(name)
+            if value is None or value.shape != data.shape:
+                raise ParamError(f"parameter {name!r} has no value of shape {data.shape} that could be known rounded")
+            self._rounded[name, data.dtype] = (value, data)
+
     def pin(self, names: Iterable[str]) -> None:
         """Note that a session uses these parameters, so that `release` refuses them."""
         with self._lock:

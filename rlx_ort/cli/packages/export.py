@@ -1,0 +1,68 @@
+"""`rlx-ort package export PACKAGE --format triton|onnx DIR`: the model for another server or tool."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from rlx_ort.cli import options
+from rlx_ort.cli.packages import shared
+from rlx_ort.cli.show import note, print_json, progress
+
+__all__ = ["command"]
+
+
+@click.command("export")
+@shared.package
+@click.argument("target", metavar="DIR", type=click.Path(file_okay=False, path_type=Path))
+@click.option("--format", "form", type=click.Choice(["triton", "onnx"]), required=True, help="What to write.")
+@click.option("--name", help="The model's name; that of the package by default.")
+@click.option(
+    "--max-batch", type=click.IntRange(min=0), default=8, show_default=True, help="Triton: most rows at once."
+)
+@click.option("--instances", type=click.IntRange(min=1), default=1, show_default=True, help="Triton: open instances.")
+@click.option("--kind", type=click.Choice(["auto", "cpu", "gpu"]), default="auto", show_default=True, help="Triton.")
+@click.option("--force", is_flag=True, help="Replace what is there.")
+@shared.key
+@options.as_json
+def command(
+    package: Path,
+    target: Path,
+    form: str,
+    name: str | None,
+    max_batch: int,
+    instances: int,
+    kind: str,
+    force: bool,
+    key: Path | None,
+    as_json: bool,
+) -> None:
+    """Write the model of a package for another server or tool, every byte of it checked before.
+
+    `triton` makes a model of a Triton repository, with config.pbtxt and the weights once; docs/triton.md says what was
+    tried. `onnx` makes NAME.onnx and NAME.onnx.data. The policy, golden cases and signature stay behind.
+    """
+    from rlx_ort.converters.files import save_onnx
+    from rlx_ort.deploy.open import runner_of
+    from rlx_ort.deploy.package import Package
+    from rlx_ort.deploy.triton import batch_dim, export_triton
+
+    with Package(package, key=key) as opened, progress(f"writing {target}"), runner_of(opened) as runner:
+        opened.check_all()
+        graph, given = runner.graph, runner.options
+        called = name or opened.index.name
+        if form == "triton":
+            written = export_triton(
+                graph, target, called, max_batch=max_batch, instances=instances, kind=kind, options=given, force=force
+            )
+        else:
+            target.mkdir(parents=True, exist_ok=True)
+            written = target / f"{called}.onnx"
+            save_onnx(graph, written, external_data=bool(graph.params), overwrite=force, options=given)
+        dim = batch_dim(graph) if form == "triton" and max_batch else None
+    if as_json:
+        print_json({"written": str(written), "format": form, "batched_along": dim})
+    note(f"wrote {written}")
+    if form == "triton":
+        note(f"requests are batched along {dim!r}" if dim else "requests are not batched")

@@ -1,0 +1,96 @@
+"""`rlx-ort package inspect PACKAGE`: what a package says of itself. Opens no session."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rlx_ort.cli import options
+from rlx_ort.cli.packages import shared
+from rlx_ort.cli.show import binary_size, print_facts, print_json, print_table
+
+if TYPE_CHECKING:
+    from rlx_ort.deploy.package import Package
+
+__all__ = ["command", "described"]
+
+
+@click.command("inspect")
+@shared.package
+@shared.key
+@options.as_json
+def command(package: Path, key: Path | None, as_json: bool) -> None:
+    """Show what a package holds.
+
+    Structure, names, sizes and small files are checked; large weights are not read. `verify` reads everything.
+    """
+    from rlx_ort.deploy.package import Package
+
+    with Package(package, key=key) as opened:
+        document = described(opened, key)
+    if as_json:
+        print_json(document)
+    else:
+        _print(document)
+
+
+def described(package: Package, key: Path | None = None) -> dict[str, Any]:
+    """Return what a package says of itself, for JSON."""
+    index = package.index
+    policy = index.policy
+    return {
+        "package": str(package.path),
+        "form": "folder" if package.is_folder else "file",
+        "name": index.name,
+        "version": index.version,
+        "serial": index.serial,
+        "sha256": package.sha256,
+        "signature": "verified" if key is not None else "present, not checked" if package.is_signed else "none",
+        "license": index.license,
+        "provenance": dict(index.provenance),
+        "requires": dict(index.requires),
+        "policy": {
+            "allow": None if policy.allow is None else [device.label for device in policy.allow],
+            "deny": [device.label for device in policy.deny],
+            "prefer": [device.label for device in policy.prefer],
+            "pick": type(policy.pick_strategy()).__name__.lower(),
+        },
+        "dims": dict(index.dims),
+        "buckets": None if index.buckets is None else {"dim": index.buckets[0], "ranges": list(index.buckets[1])},
+        "variants": [
+            {"name": name, "device": item.device, "precision": item.precision.value, "own_weights": bool(item.rounded)}
+            for name, item in index.variants.items()
+        ],
+        "golden_cases": len(index.cases),
+        "tolerances": dict(index.tolerances),
+        "verify_on_first_use": index.verify_on_first_use,
+        "tensors": len(index.tensors),
+        "files": [
+            {"name": name, "bytes": entry.size, "sha256": entry.sha256} for name, entry in sorted(index.files.items())
+        ],
+    }
+
+
+def _print(document: dict[str, Any]) -> None:
+    policy = document["policy"]
+    rules = [f"only {', '.join(policy['allow'])}"] if policy["allow"] is not None else []
+    rules += [f"{verb} {', '.join(policy[verb])}" for verb in ("deny", "prefer") if policy[verb]]
+    facts = [
+        ("package", f"{document['package']} ({document['form']})"),
+        ("name", " ".join(filter(None, (document["name"], document["version"], f"serial {document['serial']}")))),
+        ("sha256", document["sha256"]),
+        ("signature", document["signature"]),
+        ("license", document["license"] or "not stated"),
+        ("policy", f"{'; '.join(rules) or 'any device'}, by {policy['pick']}"),
+        ("dims", ", ".join(f"{name}={size}" for name, size in document["dims"].items()) or "none fixed"),
+        ("golden cases", f"{document['golden_cases']}{', run at first use' * document['verify_on_first_use']}"),
+    ]
+    facts += [(f"provenance {key}", text) for key, text in document["provenance"].items()]
+    facts += [(f"requires {key}", text) for key, text in document["requires"].items()]
+    print_facts(facts)
+    rows = [(row["name"], row["device"], row["precision"], row["own_weights"]) for row in document["variants"]]
+    print_table(("variant", "device", "precision", "own weights"), rows)
+    files = [(row["name"], binary_size(row["bytes"]), row["sha256"][:16]) for row in document["files"]]
+    print_table(("file", "size", "sha256"), files)

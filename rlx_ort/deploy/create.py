@@ -1,0 +1,255 @@
+"""Making a package of a graph: what is asked for as a `Recipe`, and the files that follow from it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rlx_ort.deploy.blobs import Blob, Digested
+from rlx_ort.deploy.golden import TOLERANCES
+from rlx_ort.deploy.index import Case, FileEntry, Index, StoredTensor, Variant
+from rlx_ort.deploy.names import INDEX, MANIFEST
+from rlx_ort.deploy.ort_manifest import MODEL_FILE, asset_path, asset_uri, manifest_bytes, referring_model
+from rlx_ort.deploy.write import Content, write_package
+from rlx_ort.device import Device
+from rlx_ort.errors import GraphVerifyError, PackageError
+from rlx_ort.execution.options import CompileOptions, Precision
+from rlx_ort.ir.dtype import DType
+from rlx_ort.ir.graph import Graph
+from rlx_ort.ir.tensor import TensorData
+from rlx_ort.selection.policy import DevicePolicy
+
+__all__ = ["Recipe", "create_package"]
+
+_GRAPH = "graph.json"
+_GOLDEN = "golden/data.bin"
+_LICENSE = "LICENSE.txt"
+_INSIDE_BYTES = 1024
+Arrays = Mapping[str, npt.NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a package is to be like.
+
+    Attributes:
+        name: its name; empty takes that of the graph.
+        version: its version, free text.
+        serial: a number that grows with each release; `open_package(..., min_serial=N)` refuses older ones.
+        variants: device -> precision, each with its own ONNX model and weights in that precision.
+        precisions: device -> precision, for devices without weights of their own: those are rounded when loaded.
+        policy: which devices may run it.
+        dims: sizes of named dims.
+        buckets: a named dim and half-open ranges of lengths that share a compiled graph, or None.
+        golden: pairs of inputs and expected outputs; without outputs, those of the CPU in the model's own precision.
+        tolerances: precision -> largest error of a golden output, in place of `golden.TOLERANCES`.
+        verify_on_first_use: whether a machine runs the golden cases before it trusts a device.
+        license: an SPDX expression, or any text.
+        license_text: the text of the licence, which becomes a file of the package.
+        provenance: where the model comes from, as free entries.
+        requires: `rlx_ort` or `onnxruntime` -> lowest version.
+    """
+
+    name: str = ""
+    version: str = ""
+    serial: int = 0
+    variants: Mapping[str, Precision] = field(default_factory=lambda: {"cpu": Precision.F32})
+    precisions: Mapping[str, Precision] = field(default_factory=dict)
+    policy: DevicePolicy = field(default_factory=DevicePolicy)
+    dims: Mapping[str, int] = field(default_factory=dict)
+    buckets: tuple[str, tuple[tuple[int, int], ...]] | None = None
+    golden: Sequence[tuple[Arrays, Arrays | None]] = ()
+    tolerances: Mapping[str, float] = field(default_factory=dict)
+    verify_on_first_use: bool = False
+    license: str = ""
+    license_text: str = ""
+    provenance: Mapping[str, str] = field(default_factory=dict)
+    requires: Mapping[str, str] = field(default_factory=dict)
+
+
+def create_package(
+    graph: Graph,
+    target: str | os.PathLike[str],
+    recipe: Recipe | None = None,
+    *,
+    folder: bool = False,
+    force: bool = False,
+    progress: Callable[[int], object] | None = None,
+) -> str:
+    """Write a package and return the SHA-256 of its index, which stands for all of it.
+
+    Weights are read twice, once for their digests and once to be written, and never copied as a whole. The same graph
+    and recipe give the same bytes. The package appears whole or not at all.
+
+    Args:
+        graph: the model; every parameter needs data.
+        target: where the package shall be.
+        recipe: what it is to be like.
+        folder: whether to write the folder form; the default is one file.
+        force: whether a file that is there may be replaced.
+        progress: called with the bytes written since the last call.
+
+    Raises:
+        PackageError: a parameter has no data, the target exists or cannot be written, or the recipe does not fit.
+        GraphVerifyError: the graph breaks a rule of the IR.
+        ConversionError: a node has no ONNX form.
+    """
+    recipe = recipe or Recipe()
+    unset = [value.name for value in graph.params if value.name not in graph.weights]
+    if unset:
+        raise PackageError(f"graph {graph.name!r} has parameters without data: {', '.join(unset[:8])}; set them first")
+    _check_graph(graph)
+    files, index = _Making(graph, recipe).finished()
+    raw = index.to_bytes()
+    Index.from_bytes(raw)  # what is written can be read
+    write_package(Path(target), {**files, INDEX: Content.of(raw)}, folder=folder, force=force, progress=progress)
+    return hashlib.sha256(raw).hexdigest()
+
+
+def _check_graph(graph: Graph) -> None:
+    from rlx_ort.ir.verify import verify
+
+    problems = verify(graph)
+    if problems:
+        listed = "\n".join(f"  {problem}" for problem in problems)
+        raise GraphVerifyError(f"graph {graph.name!r} cannot be packed:\n{listed}")
+
+
+class _Making:
+    """Collects the files of a package and what the index says of them."""
+
+    def __init__(self, graph: Graph, recipe: Recipe) -> None:
+        from rlx_ort.ir.serde import to_json
+
+        self._graph = graph
+        self._recipe = recipe
+        self._files: dict[str, Content] = {}
+        self._entries: dict[str, FileEntry] = {}
+        self._tensors: dict[str, StoredTensor] = {}
+        text, stored = to_json(graph)
+        self._add(_GRAPH, text.encode("utf-8"))
+        self._base = Blob()
+        self._base_places: dict[int, int] = {}  # id of a tensor -> its offset
+        for name, data in stored.items():
+            self._base_places[id(data)] = self._base.add(name, data)
+        self._kept = stored  # the ids above stay theirs
+
+    def finished(self) -> tuple[dict[str, Content], Index]:
+        """Return every file but the index, and the index."""
+        recipe = self._recipe
+        variants: dict[str, Variant] = {}
+        listed: dict[str, tuple[Device, str]] = {}
+        models: dict[str, tuple[Any, dict[str, tuple[int, int]], dict[str, TensorData], Blob]] = {}
+        for label, precision in recipe.variants.items():
+            device = Device(label)
+            name = f"{device.label.replace(':', '-')}-{precision.value}"
+            models[name] = self._model(name, precision)
+            rounded = {param: f"{name}/{param}" for param in models[name][0].stored_as}
+            variants[name] = Variant(device.label, precision, rounded)
+            listed[name] = (device, "")
+        digested: dict[int, Digested] = {}
+        for name, (exported, places, inside, blob) in models.items():
+            if places:
+                if id(blob) not in digested:
+                    digested[id(blob)] = self._add_blob(blob, asset_path)
+                listed[name] = (listed[name][0], asset_uri(digested[id(blob)].entry.sha256))
+            self._add(f"{name}/{MODEL_FILE}", referring_model(exported.model, places, inside))
+        if id(self._base) not in digested and self._base.size:
+            self._add_blob(self._base, asset_path)
+        for label, precision in recipe.precisions.items():
+            device = Device(label)
+            variants[f"{device.label.replace(':', '-')}-{precision.value}"] = Variant(device.label, precision)
+        cases = self._golden()
+        name = recipe.name or self._graph.name
+        self._add(MANIFEST, manifest_bytes(name, recipe.version, listed))
+        if recipe.license_text:
+            self._add(_LICENSE, recipe.license_text.encode("utf-8"))
+        index = Index(
+            name=name,
+            graph=_GRAPH,
+            files=self._entries,
+            tensors=self._tensors,
+            variants=variants,
+            version=recipe.version,
+            serial=recipe.serial,
+            policy=recipe.policy,
+            dims=recipe.dims,
+            buckets=recipe.buckets,
+            requires=recipe.requires,
+            license=recipe.license,
+            provenance=recipe.provenance,
+            cases=cases,
+            tolerances={**TOLERANCES, **recipe.tolerances} if cases else {},
+            verify_on_first_use=recipe.verify_on_first_use and bool(cases),
+        )
+        return self._files, index
+
+    def _model(
+        self, variant: str, precision: Precision
+    ) -> tuple[Any, dict[str, tuple[int, int]], dict[str, TensorData], Blob]:
+        """Return the exported model of a variant, where its weights are, which are inside, and their data file.
+
+        ONNX Runtime looks for all weights of a model in one folder, so a variant in another precision has a data file
+        of its own, with the weights that stay as they are in it once more.
+        """
+        from rlx_ort.converters.to_onnx.exporter import exported
+
+        model = exported(self._graph, CompileOptions(precision=precision, dims=dict(self._recipe.dims)))
+        blob = Blob() if model.stored_as else self._base
+        places: dict[str, tuple[int, int]] = {}
+        inside: dict[str, TensorData] = {}
+        tensors = {name: self._graph.weights[name] for name in model.params} | dict(model.constants)
+        for name, data in tensors.items():
+            dtype = model.stored_as.get(name)
+            if dtype is None and (data.dtype is DType.STRING or data.nbytes < _INSIDE_BYTES):
+                inside[name] = data
+                continue
+            known = self._base_places.get(id(data)) if blob is self._base else None
+            if known is None:
+                known = blob.add(f"{variant}/{name}", data, dtype)
+                if blob is self._base:
+                    self._base_places[id(data)] = known
+            places[name] = (known, (dtype or data.dtype).nbytes(data.num_elements))
+        return model, places, inside, blob
+
+    def _golden(self) -> tuple[Case, ...]:
+        if not self._recipe.golden:
+            return ()
+        blob, cases = Blob(), []
+        for number, (inputs, outputs) in enumerate(self._recipe.golden):
+            expected = self._expected(inputs) if outputs is None else outputs
+            sides = []
+            for side, arrays in (("in", inputs), ("out", expected)):
+                names = {name: f"golden/{number}/{side}/{name}" for name in arrays}
+                for name, array in arrays.items():
+                    blob.add(names[name], TensorData.from_array(np.asarray(array)))
+                sides.append(names)
+            cases.append(Case(*sides))
+        self._add_blob(blob, lambda _: _GOLDEN)
+        return tuple(cases)
+
+    def _expected(self, inputs: Arrays) -> dict[str, npt.NDArray[Any]]:
+        from rlx_ort.execution.session import Session
+
+        with Session("cpu", CompileOptions(dims=dict(self._recipe.dims))).compile(self._graph) as compiled:
+            return dict(zip(compiled.output_specs, compiled.run(inputs), strict=True))
+
+    def _add(self, name: str, data: bytes) -> None:
+        self._files[name] = Content.of(data)
+        self._entries[name] = FileEntry(len(data), hashlib.sha256(data).hexdigest(), zlib.crc32(data))
+
+    def _add_blob(self, blob: Blob, path_of: Callable[[str], str]) -> Digested:
+        found = blob.digest(path_of)
+        path = path_of(found.entry.sha256)
+        self._files[path] = found.content
+        self._entries[path] = found.entry
+        self._tensors |= found.tensors
+        return found

@@ -1,0 +1,140 @@
+"""The golden check: the stored inputs, run on a device, must give the stored outputs within a stated error."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rlx_ort.device import Device
+from rlx_ort.errors import PackageError, RlxError
+
+if TYPE_CHECKING:
+    from rlx_ort.deploy.package import Package
+    from rlx_ort.execution.compiled import CompiledGraph
+    from rlx_ort.graph_devices import GraphDevices
+
+__all__ = ["TOLERANCES", "DeviceParity", "OutputParity", "check_device", "compare"]
+
+# Of the largest value of an output. f32: a thousand times its epsilon, which long sums in another order reach; tf32,
+# f16 and bf16: ten times theirs (2**-10, 2**-10, 2**-8), since every layer rounds anew.
+TOLERANCES: Mapping[str, float] = MappingProxyType({"f32": 1e-4, "tf32": 1e-2, "f16": 1e-2, "bf16": 4e-2})
+"""Precision -> largest error, for packages that do not say otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutputParity:
+    """One output of one case.
+
+    Attributes:
+        name: the output.
+        case: which case, counted from 0.
+        error: the largest difference over the largest expected value; for whole numbers, the share that differ.
+        ok: whether it is at most the tolerance.
+    """
+
+    name: str
+    case: int
+    error: float
+    ok: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceParity:
+    """What a device made of the golden cases.
+
+    Attributes:
+        device: the device.
+        precision: the arithmetic it was asked for.
+        tolerance: the largest error that is right.
+        outputs: every output of every case, empty when the device did not run.
+        reason: why it did not run, empty when it did.
+    """
+
+    device: Device
+    precision: str
+    tolerance: float
+    outputs: tuple[OutputParity, ...] = ()
+    reason: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether the device ran and every output is right."""
+        return not self.reason and all(output.ok for output in self.outputs)
+
+    @property
+    def worst(self) -> OutputParity | None:
+        """The output with the largest error, or None when nothing ran."""
+        return max(self.outputs, key=lambda output: output.error, default=None)
+
+    @property
+    def verdict(self) -> str:
+        """Why the device is refused, in one line; empty when it is right."""
+        worst = self.worst
+        if self.reason or self.ok or worst is None:
+            return self.reason
+        what = f"output {worst.name!r} of golden case {worst.case} is off by {worst.error:.3g}"
+        return f"{what}; in {self.precision} at most {self.tolerance:.3g} is right"
+
+
+def compare(found: npt.ArrayLike, expected: npt.NDArray[Any]) -> float:
+    """Return how far an output is from what it must be; infinity when it is of another kind.
+
+    Floats: the largest absolute difference over the largest absolute expected value, which is how errors of sums grow.
+    Infinities and NaN must be in the same places. Other types: the share of elements that differ. Computed in float64.
+    """
+    values = np.asarray(found)
+    if values.shape != expected.shape or values.dtype != expected.dtype:
+        return math.inf
+    if not expected.size:
+        return 0.0
+    if expected.dtype.kind in "biuO" or "int" in expected.dtype.name:
+        return float(np.mean(values != expected))
+    wide = np.complex128 if expected.dtype.kind == "c" else np.float64
+    got, want = values.astype(wide), expected.astype(wide)
+    usual = np.isfinite(want)
+    if not np.array_equal(np.isfinite(got), usual) or not np.array_equal(got[~usual], want[~usual], equal_nan=True):
+        return math.inf
+    if not usual.any():
+        return 0.0
+    scale = float(np.max(np.abs(want[usual])))
+    difference = float(np.max(np.abs(got[usual] - want[usual])))
+    return difference / scale if scale else (0.0 if difference == 0 else math.inf)
+
+
+def check_device(
+    package: Package, runner: GraphDevices, device: Device, compile: Callable[[], CompiledGraph] | None = None
+) -> DeviceParity:
+    """Run the golden cases on a device and return what came of it; opens a session there.
+
+    `compile` gives the compiled graph in place of `runner.compile(device)`. A device that is not here, refuses the
+    graph or fails is a result with a reason, not an error.
+
+    Raises:
+        IntegrityError: the package was changed.
+        PackageError: a golden case does not fit the graph.
+    """
+    precision = runner.options.on(device).precision.value
+    tolerance = package.index.tolerances.get(precision, TOLERANCES[precision])
+    outputs: list[OutputParity] = []
+    try:
+        compiled = runner.compile(device) if compile is None else compile()
+        for number, case in enumerate(package.cases):
+            names = list(compiled.output_specs)
+            results = compiled.run(package.arrays(case.inputs))
+            got = dict(zip(names, results, strict=True))
+            for name, expected in package.arrays(case.outputs).items():
+                if name not in got:
+                    raise PackageError(f"golden case {number} of {package.path} names {name!r}, which is no output")
+                error = compare(got[name], expected)
+                outputs.append(OutputParity(name, number, error, error <= tolerance))
+    except PackageError:
+        raise
+    except RlxError as err:
+        return DeviceParity(device, precision, tolerance, reason=str(err))
+    return DeviceParity(device, precision, tolerance, tuple(outputs))

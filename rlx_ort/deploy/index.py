@@ -1,0 +1,296 @@
+"""`rlx.json`: what a package is, and the size and digest of everything in it. Strictly read, written in one way."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlx_ort.deploy.names import INDEX, SIGNATURE, check_names
+from rlx_ort.deploy.strict_json import Fields, dump, parse
+from rlx_ort.device import Device
+from rlx_ort.errors import DeviceParseError, IntegrityError
+from rlx_ort.execution.options import Precision
+from rlx_ort.ir.dtype import DType
+from rlx_ort.selection.policy import Adaptive, Benchmark, CostModel, DevicePickStrategy, DevicePolicy
+
+__all__ = ["FORMAT", "SCHEMA", "Case", "FileEntry", "Index", "StoredTensor", "Variant"]
+
+FORMAT = "rlx_ort package"
+"""What the `format` entry says."""
+SCHEMA = 1
+"""Version of the index; a reader takes its own and older ones."""
+LARGEST_INDEX_BYTES = 64 << 20
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_KEYS = (
+    *("format", "schema", "name", "version", "serial", "graph", "dims", "buckets", "policy", "requires", "license"),
+    *("provenance", "golden", "verify_on_first_use", "variants", "tensors", "files"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry:
+    """A file of the package: its size in bytes, SHA-256 and CRC-32. The last is what a zip archive repeats."""
+
+    size: int
+    sha256: str
+    crc32: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """Where a tensor is, what it is, and its digest. Offsets count from the begin of its file."""
+
+    file: str
+    offset: int
+    size: int
+    dtype: DType
+    shape: tuple[int, ...]
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """How the model runs on a device.
+
+    Attributes:
+        device: label or kind of the device.
+        precision: the arithmetic.
+        rounded: parameter -> stored tensor that holds it in the dtype which this precision wants.
+    """
+
+    device: str
+    precision: Precision
+    rounded: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A golden case: input and output names -> stored tensors."""
+
+    inputs: Mapping[str, str]
+    outputs: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """Everything `rlx.json` says; `docs/package-format.md` tells what each entry means.
+
+    Attributes:
+        tolerances: precision -> the largest error that a golden output may have; see `golden.compare`.
+        buckets: a named dim and the half-open ranges of lengths that share a compiled graph, or None.
+    """
+
+    name: str
+    graph: str
+    files: Mapping[str, FileEntry]
+    tensors: Mapping[str, StoredTensor] = field(default_factory=dict)
+    variants: Mapping[str, Variant] = field(default_factory=dict)
+    version: str = ""
+    serial: int = 0
+    policy: DevicePolicy = field(default_factory=DevicePolicy)
+    dims: Mapping[str, int] = field(default_factory=dict)
+    buckets: tuple[str, tuple[tuple[int, int], ...]] | None = None
+    requires: Mapping[str, str] = field(default_factory=dict)
+    license: str = ""
+    provenance: Mapping[str, str] = field(default_factory=dict)
+    cases: tuple[Case, ...] = ()
+    tolerances: Mapping[str, float] = field(default_factory=dict)
+    verify_on_first_use: bool = False
+
+    def to_bytes(self) -> bytes:
+        """Return the file's bytes; the same index gives the same bytes."""
+        document: dict[str, Any] = {
+            "format": FORMAT,
+            "schema": SCHEMA,
+            "name": self.name,
+            "version": self.version,
+            "serial": self.serial,
+            "graph": self.graph,
+            "dims": dict(self.dims),
+            "policy": _policy_document(self.policy),
+            "requires": dict(self.requires),
+            "license": self.license,
+            "provenance": dict(self.provenance),
+            "verify_on_first_use": self.verify_on_first_use,
+            "golden": {
+                "cases": [{"inputs": dict(case.inputs), "outputs": dict(case.outputs)} for case in self.cases],
+                "tolerances": dict(self.tolerances),
+            },
+            "variants": {
+                name: {"device": item.device, "precision": item.precision.value, "rounded": dict(item.rounded)}
+                for name, item in self.variants.items()
+            },
+            "tensors": {
+                name: {
+                    "file": item.file,
+                    "offset": item.offset,
+                    "size": item.size,
+                    "dtype": item.dtype.value,
+                    "shape": list(item.shape),
+                    "sha256": item.sha256,
+                }
+                for name, item in self.tensors.items()
+            },
+            "files": {
+                name: {"size": item.size, "sha256": item.sha256, "crc32": item.crc32}
+                for name, item in self.files.items()
+            },
+        }
+        if self.buckets is not None:
+            document["buckets"] = {"dim": self.buckets[0], "ranges": [list(pair) for pair in self.buckets[1]]}
+        return dump(document)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Index:
+        """Return the index in the bytes of an `rlx.json`.
+
+        Raises:
+            IntegrityError: it is broken, or of a newer schema.
+        """
+        top = parse(data, INDEX)
+        if top.text("format", "") != FORMAT:
+            raise IntegrityError(f'{INDEX} of the package does not say "format": {FORMAT!r}')
+        schema = top.count("schema")
+        if not 1 <= schema <= SCHEMA:
+            raise IntegrityError(f"{INDEX} has schema {schema}, this version reads up to {SCHEMA}; update rlx_ort")
+        top.only(*_KEYS)
+        files = {name: _file(item) for name, item in top.entries("files").items()}
+        check_names([*files, INDEX, SIGNATURE])
+        tensors = {name: _tensor(item, files) for name, item in top.entries("tensors").items()}
+        golden = top.fields("golden")
+        cases = tuple(_case(Fields(item, f"{golden.where}.cases"), tensors) for item in golden.items("cases"))
+        graph = top.text("graph")
+        if graph not in files:
+            raise IntegrityError(f"{INDEX} names {graph!r} as the graph, which is no file of the package")
+        return cls(
+            name=top.text("name"),
+            graph=graph,
+            files=files,
+            tensors=tensors,
+            variants={name: _variant(item, tensors) for name, item in top.entries("variants").items()},
+            version=top.text("version", ""),
+            serial=top.count("serial", 0),
+            policy=_policy(top.fields("policy")),
+            dims=_counts(top.fields("dims")),
+            buckets=_buckets(top.fields("buckets")) if "buckets" in top.raw else None,
+            requires=_texts(top.fields("requires")),
+            license=top.text("license", ""),
+            provenance=_texts(top.fields("provenance")),
+            cases=cases,
+            tolerances=_tolerances(golden.fields("tolerances")),
+            verify_on_first_use=top.flag("verify_on_first_use", default=False),
+        )
+
+
+def _file(item: Fields) -> FileEntry:
+    item.only("size", "sha256", "crc32")
+    return FileEntry(item.count("size"), _digest(item), item.count("crc32"))
+
+
+def _tensor(item: Fields, files: Mapping[str, FileEntry]) -> StoredTensor:
+    item.only("file", "offset", "size", "dtype", "shape", "sha256")
+    try:
+        dtype = DType(item.text("dtype"))
+        shape = tuple(size for size in item.items("shape") if isinstance(size, int) and 0 <= size < 1 << 40)
+    except ValueError as err:
+        raise IntegrityError(f"{item.where} of the package: {err}") from err
+    found = StoredTensor(item.text("file"), item.count("offset"), item.count("size"), dtype, shape, _digest(item))
+    elements = 1
+    for size in shape:
+        elements *= size
+    home = files.get(found.file)
+    if len(shape) != len(item.items("shape")) or len(shape) > 64 or dtype is DType.STRING:
+        raise IntegrityError(f"{item.where} of the package: {item.raw!r:.80} is no tensor")
+    if home is None or found.offset + found.size > home.size or dtype.nbytes(elements) != found.size:
+        raise IntegrityError(f"{item.where} of the package is not inside {found.file!r} with the size of its shape")
+    return found
+
+
+def _variant(item: Fields, tensors: Mapping[str, StoredTensor]) -> Variant:
+    item.only("device", "precision", "rounded")
+    try:
+        device = Device(item.text("device")).label
+        precision = Precision(item.text("precision"))
+    except (DeviceParseError, ValueError) as err:
+        raise IntegrityError(f"{item.where} of the package: {err}") from err
+    return Variant(device, precision, _references(item.fields("rounded"), tensors))
+
+
+def _case(item: Fields, tensors: Mapping[str, StoredTensor]) -> Case:
+    item.only("inputs", "outputs")
+    return Case(_references(item.fields("inputs"), tensors), _references(item.fields("outputs"), tensors))
+
+
+def _references(item: Fields, tensors: Mapping[str, StoredTensor]) -> dict[str, str]:
+    found = _texts(item)
+    for name, tensor in found.items():
+        if tensor not in tensors:
+            raise IntegrityError(f"{item.where}.{name} of the package names {tensor!r}, which is no tensor of it")
+    return found
+
+
+def _policy_document(policy: DevicePolicy) -> dict[str, Any]:
+    pick = policy.pick_strategy()
+    how: dict[str, Any] = {"strategy": "cost-model"}
+    if isinstance(pick, (Benchmark, Adaptive)):
+        how = {"strategy": "benchmark" if isinstance(pick, Benchmark) else "adaptive", "runs": pick.runs}
+    return {
+        "allow": None if policy.allow is None else [device.label for device in policy.allow],
+        "deny": [device.label for device in policy.deny],
+        "prefer": [device.label for device in policy.prefer],
+        "pick": how,
+    }
+
+
+def _policy(item: Fields) -> DevicePolicy:
+    item.only("allow", "deny", "prefer", "pick")
+    pick = item.fields("pick")
+    pick.only("strategy", "runs")
+    strategy = pick.text("strategy", "cost-model")
+    how: dict[str, DevicePickStrategy] = {
+        "cost-model": CostModel(),
+        "benchmark": Benchmark(pick.count("runs", 1)),
+        "adaptive": Adaptive(pick.count("runs", 5)),
+    }
+    if strategy not in how:
+        raise IntegrityError(f"{pick.where} of the package has strategy {strategy!r}; known are {', '.join(how)}")
+    lists = {key: item.texts(key) for key in ("allow", "deny", "prefer")}
+    try:
+        allow, deny, prefer = (
+            None if names is None else tuple(Device(name) for name in names) for names in lists.values()
+        )
+    except DeviceParseError as err:
+        raise IntegrityError(f"{item.where} of the package: {err}") from err
+    return DevicePolicy(allow, deny or (), prefer or (), how[strategy])
+
+
+def _buckets(item: Fields) -> tuple[str, tuple[tuple[int, int], ...]]:
+    item.only("dim", "ranges")
+    ranges = []
+    for pair in item.items("ranges"):
+        if not (isinstance(pair, list) and len(pair) == 2 and all(isinstance(end, int) for end in pair)):
+            raise IntegrityError(f"{item.where} of the package: {pair!r:.60} is no range of two whole numbers")
+        ranges.append((pair[0], pair[1]))
+    return item.text("dim"), tuple(ranges)
+
+
+def _tolerances(item: Fields) -> dict[str, float]:
+    return {name: item.number(name) for name in item.raw}
+
+
+def _counts(item: Fields) -> dict[str, int]:
+    return {name: item.count(name) for name in item.raw}
+
+
+def _texts(item: Fields) -> dict[str, str]:
+    return {name: item.text(name) for name in item.raw}
+
+
+def _digest(item: Fields) -> str:
+    text = item.text("sha256")
+    if not _DIGEST.fullmatch(text):
+        raise IntegrityError(f"{item.where}.sha256 of the package is no SHA-256 in hexadecimal")
+    return text

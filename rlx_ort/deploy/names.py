@@ -1,0 +1,90 @@
+"""Which names a file of a package may have. One rule for both forms and for every system.
+
+A name that is fine on one system and means something else on another is refused everywhere: packages travel.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from rlx_ort.errors import IntegrityError
+
+__all__ = ["INDEX", "MANIFEST", "SIGNATURE", "check_name", "check_names"]
+
+INDEX = "rlx.json"
+"""The file that lists all others with their digests."""
+MANIFEST = "manifest.json"
+"""The file by which ONNX Runtime knows a model package."""
+SIGNATURE = "signature.json"
+"""The Sigstore bundle of a signed package; the one file that the index does not list."""
+
+MOST_FILES = 4096
+_LONGEST_NAME = 240  # below Windows' 260 characters when the package lies near the root of a drive
+_DEEPEST = 8
+_SEGMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]{0,99}")
+# https://learn.microsoft.com/windows/win32/fileio/naming-a-file: reserved with any suffix
+_RESERVED = frozenset(
+    {"con", "prn", "aux", "nul", *(f"com{digit}" for digit in "0123456789"), *(f"lpt{digit}" for digit in "0123456789")}
+)
+# What a package may consist of. Nothing that an interpreter, a loader or an unpickler would take is among it.
+_SUFFIXES = (".json", ".onnx", ".bin", ".safetensors", ".txt", ".md")
+
+
+def check_name(name: str) -> None:
+    """Refuse a name that could lead out of the package, mean two files, or be code.
+
+    Raises:
+        IntegrityError: it says what is wrong with the name.
+    """
+    problem = _problem(name)
+    if problem:
+        raise IntegrityError(f"the package names a file {name!r}, which {problem}; do not use this package")
+
+
+def check_names(names: Iterable[str]) -> None:
+    """Check every name, and that no two are one file where letters have no case or a file is also a folder.
+
+    Raises:
+        IntegrityError: a name is not allowed, two collide, or there are too many.
+    """
+    seen: dict[str, str] = {}
+    folders: dict[str, str] = {}
+    for name in names:
+        check_name(name)
+        folded = name.lower()
+        if folded in seen:
+            raise IntegrityError(f"the package has {seen[folded]!r} and {name!r}, which are one file on some systems")
+        seen[folded] = name
+        if len(seen) > MOST_FILES:
+            raise IntegrityError(f"the package has more than {MOST_FILES} files")
+        parts = name.split("/")
+        for count in range(1, len(parts)):
+            folder = "/".join(parts[:count])
+            known = folders.setdefault(folder.lower(), folder)
+            if known != folder:
+                raise IntegrityError(f"the package has folders {known!r} and {folder!r}, one folder on some systems")
+    for folded in folders:
+        if folded in seen:
+            raise IntegrityError(f"the package has {seen[folded]!r} as a file and as a folder")
+
+
+def _problem(name: str) -> str:
+    """Return what is wrong with a name, or an empty text."""
+    if not name or len(name) > _LONGEST_NAME:
+        return f"is empty or longer than {_LONGEST_NAME} characters"
+    if "\\" in name or ":" in name or "\0" in name or name.startswith("/"):
+        return "is absolute, or has a backslash, a drive, a stream or a NUL in it"
+    parts = name.split("/")
+    if ".." in parts or "." in parts or "" in parts:
+        return "has a part that is empty, '.' or '..'"
+    if len(parts) > _DEEPEST:
+        return f"is deeper than {_DEEPEST} folders"
+    for part in parts:
+        if not _SEGMENT.fullmatch(part):
+            return "has characters that are not the same on every system (allowed: A-Z a-z 0-9 . _ + -)"
+        if part.endswith(".") or part.split(".")[0].lower() in _RESERVED:
+            return "is reserved on Windows"
+    if not name.lower().endswith(_SUFFIXES):
+        return f"is of a kind that no package holds; data only, no code and no libraries ({', '.join(_SUFFIXES)})"
+    return ""

@@ -1,0 +1,133 @@
+"""`open_package`: a package, ready to run on the devices of this machine, in one call."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from rlx_ort import environment
+from rlx_ort.deploy.package import Package
+from rlx_ort.device import Device
+from rlx_ort.errors import IntegrityError, PackageError
+from rlx_ort.execution.options import CacheUse, CompileOptions
+from rlx_ort.graph_devices import GraphDevices
+from rlx_ort.providers.compiled.settings import use_of
+from rlx_ort.selection.policy import DevicePolicy
+
+if TYPE_CHECKING:
+    from rlx_ort.execution.buckets import BucketedCompileCache
+    from rlx_ort.ir.graph import Graph
+
+__all__ = ["buckets_of", "narrowed_policy", "open_package", "options_of", "runner_of"]
+
+
+def open_package(
+    path: str | os.PathLike[str],
+    policy: DevicePolicy | None = None,
+    options: CompileOptions | None = None,
+    *,
+    require_signature: str | os.PathLike[str] | None = None,
+    sha256: str | None = None,
+    min_serial: int = 0,
+    private: bool = False,
+    verify_on_first_use: bool | None = None,
+) -> GraphDevices:
+    """Return a packaged model, ready to run on the devices of this machine.
+
+    Weights stay in the package and are mapped from there; the bytes of each are hashed when a session first takes
+    them, so opening takes milliseconds and an `IntegrityError` may also come from the first run. No session is opened,
+    unless the package asks for its golden cases on a machine that has not run them: see `rlx_ort.deploy.first_use`.
+    Devices that failed them are denied, and `last_attempts` says why.
+
+    Args:
+        path: the package, a folder or a file.
+        policy: which devices may be chosen, in place of the package's own policy.
+        options: how to compile; its dims and precisions come before those of the package.
+        require_signature: PEM file of the public key that must have signed the package; by default what
+            `RLX_PACKAGE_KEY` names, if it is set.
+        sha256: the digest of the index that is wanted, hexadecimal, as `rlx-ort package inspect` prints it.
+        min_serial: the lowest serial number to accept.
+        private: whether weights are copied into memory of this process, which a later write to the file cannot reach.
+        verify_on_first_use: whether to run the golden cases on a new machine, in place of what the package says.
+
+    Raises:
+        PackageError: there is no package, or it needs newer versions.
+        IntegrityError: it is not what it says it is, or not signed by the key.
+        NoViableDeviceError: no device gives the golden outputs.
+    """
+    key = require_signature or environment.get("PACKAGE_KEY") or None
+    package = Package(path, key=key, sha256=sha256, min_serial=min_serial, private=private)
+    runner = runner_of(package, policy, options)
+    wanted = package.index.verify_on_first_use if verify_on_first_use is None else verify_on_first_use
+    if wanted and not package.cases:
+        raise PackageError(f"{path} has no golden cases that a first use could be checked with")
+    if wanted:
+        from rlx_ort.deploy.first_use import admit_devices
+
+        admit_devices(package, runner)
+    return runner
+
+
+def runner_of(
+    package: Package, policy: DevicePolicy | None = None, options: CompileOptions | None = None
+) -> GraphDevices:
+    """Return the graph of an open package with its policy, dims, and precision for each device.
+
+    Raises:
+        PackageError: the graph file is no graph.
+        IntegrityError: it was changed.
+    """
+    index = package.index
+    graph = package.graph()
+    declared = {value.name for value in graph.params}
+    runner = GraphDevices(graph, policy or index.policy, options_of(package, options))
+    for variant in index.variants.values():
+        for param, stored in variant.rounded.items():
+            if param not in declared or runner.weights.get(param) is None:
+                raise IntegrityError(f"{package.path} has rounded weights for {param!r}, which is no parameter of it")
+            runner.weights.provide_rounded(param, package.tensor(stored))
+    return runner
+
+
+def buckets_of(
+    package: Package, device: Device | str = "cpu", options: CompileOptions | None = None
+) -> tuple[BucketedCompileCache, Callable[[int], Graph]]:
+    """Return an empty cache for the package's ranges of lengths, and what builds the graph of a range.
+
+    Pass the second to `get_or_compile` or `run_padded` of the first. The graphs share the weights of the package.
+
+    Raises:
+        PackageError: the package has no buckets.
+        DeviceUnavailableError: the device does not work here.
+    """
+    from rlx_ort.execution.buckets import BucketedCompileCache
+
+    if package.index.buckets is None:
+        raise PackageError(f"{package.path} has no buckets; open it with open_package")
+    dim, ranges = package.index.buckets
+    graph = package.graph()
+    settings = options_of(package, options).on(Device(device))
+    return BucketedCompileCache(ranges, device, settings), lambda length: graph.bind({dim: length})
+
+
+def options_of(package: Package, options: CompileOptions | None = None) -> CompileOptions:
+    """Return the package's dims and precisions as options; those of the caller come first.
+
+    What the compile cache has of a package is used unless the caller or `RLX_CACHE` says otherwise.
+    """
+    options = options or CompileOptions()
+    precisions = {variant.device: variant.precision for variant in package.index.variants.values()}
+    dims = {**package.index.dims, **options.dims}
+    cache = CacheUse(use_of(None if options.cache is None else options.cache.value, "found"))
+    return replace(options, dims=dims, precisions={**precisions, **options.precisions}, cache=cache)
+
+
+def narrowed_policy(package: DevicePolicy, caller: DevicePolicy) -> DevicePolicy:
+    """Return what both policies allow; the caller's preferences and strategy come first."""
+    allow = caller.allow if package.allow is None else package.allow
+    if package.allow is not None and caller.allow is not None:
+        allow = tuple(device for device in caller.allow if device in package.allow)
+    pick = package.pick if caller.pick == DevicePolicy().pick else caller.pick
+    return DevicePolicy(allow, package.deny + caller.deny, caller.prefer + package.prefer, pick)

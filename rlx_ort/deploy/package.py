@@ -1,0 +1,269 @@
+"""`Package`: a package whose structure was checked, and whose bytes are checked before anybody gets them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy.typing as npt
+
+from rlx_ort.deploy.container import Container, open_container
+from rlx_ort.deploy.index import LARGEST_INDEX_BYTES, Case, Index
+from rlx_ort.deploy.mapped import PackageTensor
+from rlx_ort.deploy.names import INDEX, MANIFEST, SIGNATURE
+from rlx_ort.deploy.ort_manifest import check_manifest
+from rlx_ort.deploy.write import Content
+from rlx_ort.errors import ConversionError, IntegrityError, PackageError
+
+if TYPE_CHECKING:
+    from rlx_ort.ir.graph import Graph
+
+__all__ = ["Package"]
+
+_EAGER_BYTES = 4 << 20
+_LARGEST_TEXT_BYTES = 1 << 30
+_CHUNK_BYTES = 1 << 20
+
+
+class Package:
+    """An open package, in either form. Use it as a context manager, or let it go: maps live as long as their tensors.
+
+    Opening reads the index, compares names and sizes with it, and hashes every file up to 4 MiB that holds no tensors.
+    Larger files are hashed when they are read, and tensors one by one when somebody first takes their bytes.
+
+    Args:
+        path: a folder or a file.
+        key: PEM file of the public key that must have signed the package; None asks for no signature.
+        sha256: the digest that the index must have, hexadecimal; None takes any. Pins one package.
+        min_serial: the lowest serial number to accept, against older packages put back.
+        private: whether tensors are copied into memory of this process instead of mapped; see `PackageTensor`.
+
+    Raises:
+        PackageError: there is no package, or it needs newer versions than are here.
+        IntegrityError: it is not what it says it is; the message names the file.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        key: str | os.PathLike[str] | None = None,
+        sha256: str | None = None,
+        min_serial: int = 0,
+        private: bool = False,
+    ) -> None:
+        self.path = Path(path)
+        self._private = private
+        self._container: Container = open_container(self.path, hard_links=private)
+        try:
+            raw = self._read_index()
+            self.sha256 = hashlib.sha256(raw).hexdigest()
+            if sha256 is not None and self.sha256 != sha256.lower():
+                raise IntegrityError(f"{self.path} is another package: SHA-256 {self.sha256}, wanted {sha256}")
+            self.index = Index.from_bytes(raw)
+            self._compare_files()
+            if key is not None:
+                from rlx_ort.deploy.signing import check_signature
+
+                check_signature(self, Path(key))
+            if self.index.serial < min_serial:
+                raise IntegrityError(
+                    f"{self.path} has serial number {self.index.serial}, and at least {min_serial} is wanted: it is an "
+                    "older package, put back"
+                )
+            data_files = {entry.file for entry in self.index.tensors.values()}
+            for name, entry in self.index.files.items():
+                if entry.size <= _EAGER_BYTES and name not in data_files:
+                    self.check_file(name)
+            check_manifest(self.read(MANIFEST), self.index.files)
+            _check_versions(self.index.requires, self.path)
+        except BaseException:
+            self._container.close()
+            raise
+
+    @property
+    def is_signed(self) -> bool:
+        """Whether there is a signature, right or wrong."""
+        return SIGNATURE in self._container.sizes
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether the package is a folder."""
+        return not self._container.crcs
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all files, the index and the signature included, sorted."""
+        return sorted(self._container.sizes)
+
+    def size_of(self, name: str) -> int:
+        """Return the size of a file in bytes."""
+        return self._container.sizes[name]
+
+    def chunks(self, name: str) -> Iterator[bytes]:
+        """Yield the bytes of a file as they are; nothing is checked, `read` does that."""
+        file, offset = self._container.locate(name)
+        end = offset + self._container.sizes[name]
+        while offset < end:
+            count = min(_CHUNK_BYTES, end - offset)
+            yield file.read(offset, count)
+            offset += count
+
+    def read(self, name: str) -> bytes:
+        """Return the bytes of a file, verified.
+
+        Raises:
+            IntegrityError: they are not what the index promises, or too many to be one.
+        """
+        entry = self.index.files.get(name)
+        if entry is None or entry.size > _LARGEST_TEXT_BYTES:
+            raise IntegrityError(f"{name} is no file of {self.path} that is read at once")
+        data = b"".join(self.chunks(name))
+        self._compare(name, hashlib.sha256(data).hexdigest())
+        return data
+
+    def contents(self) -> dict[str, Content]:
+        """Return every file, the index and the signature included, as something that can be written again."""
+        entries = self.index.files
+        found = {name: Content(entry.size, entry.crc32, partial(self.chunks, name)) for name, entry in entries.items()}
+        own = [name for name in self.names if name in (INDEX, SIGNATURE)]
+        return {**found, **{name: Content.of(b"".join(self.chunks(name))) for name in own}}
+
+    def check_file(self, name: str, progress: Callable[[int], object] | None = None) -> None:
+        """Hash a file and compare it with the index; `progress` is called with the bytes done since the last call.
+
+        Raises:
+            IntegrityError: it was changed; the message names it.
+        """
+        file, offset = self._container.locate(name)
+        self._compare(name, file.sha256(offset, self._container.sizes[name], progress))
+
+    def check_all(self, progress: Callable[[int], object] | None = None) -> None:
+        """Hash everything: each file, and each tensor against its own digest.
+
+        Raises:
+            IntegrityError: something was changed; the message names it.
+        """
+        from concurrent.futures import ThreadPoolExecutor
+
+        # Hashing lets other threads run; the same bytes count for the file and for their tensor.
+        with ThreadPoolExecutor(2) as pool:
+            running = [pool.submit(self.check_file, name, progress) for name in self.index.files]
+            running += [pool.submit(self.tensor(name).check) for name in self.index.tensors]
+            for job in running:
+                job.result()
+
+    def tensor(self, name: str) -> PackageTensor:
+        """Return a stored tensor; its bytes are verified when they are first used."""
+        if name not in self._tensors:
+            entry = self.index.tensors[name]
+            file, begin = self._container.locate(entry.file)
+            self._tensors[name] = PackageTensor(
+                entry.dtype,
+                entry.shape,
+                f"tensor {name!r} in {entry.file}",
+                file,
+                begin + entry.offset,
+                entry.sha256,
+                private=self._private,
+            )
+        return self._tensors[name]
+
+    def graph(self) -> Graph:
+        """Return a fresh graph; its weights are tensors of the package, which nobody has read yet.
+
+        Raises:
+            PackageError: the graph file is no graph.
+        """
+        from rlx_ort.ir.serde import from_json
+
+        tensors = {name: self.tensor(name) for name in self.index.tensors}
+        try:
+            return from_json(self.read(self.index.graph).decode("utf-8"), tensors)
+        except (ConversionError, UnicodeDecodeError) as err:
+            raise PackageError(f"{self.index.graph} of {self.path} is no graph: {err}") from err
+
+    def arrays(self, references: Mapping[str, str]) -> dict[str, npt.NDArray[Any]]:
+        """Return the arrays that a golden case refers to, verified."""
+        return {name: self.tensor(stored).numpy() for name, stored in references.items()}
+
+    @property
+    def cases(self) -> tuple[Case, ...]:
+        """The golden cases."""
+        return self.index.cases
+
+    def close(self) -> None:
+        """Close the files; tensors that were used stay usable."""
+        self._container.close()
+
+    def __enter__(self) -> Package:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    @cached_property
+    def _tensors(self) -> dict[str, PackageTensor]:
+        return {}
+
+    def _read_index(self) -> bytes:
+        size = self._container.sizes.get(INDEX)
+        if size is None or MANIFEST not in self._container.sizes:
+            raise IntegrityError(f"{self.path} is no package of this library: it has no {INDEX} or no {MANIFEST}")
+        if size > LARGEST_INDEX_BYTES:
+            raise IntegrityError(f"{INDEX} of {self.path} is {size} bytes; at most {LARGEST_INDEX_BYTES} are read")
+        data = b"".join(self.chunks(INDEX))
+        for name in (INDEX, SIGNATURE):  # these two no digest covers, so the container's own sum is compared
+            if name in self._container.crcs and self._container.sizes[name] <= LARGEST_INDEX_BYTES:
+                found = zlib.crc32(b"".join(self.chunks(name)))
+                if found != self._container.crcs[name]:
+                    raise IntegrityError(f"{name} of {self.path} does not fit its CRC-32 in the archive")
+        return data
+
+    def _compare_files(self) -> None:
+        """Compare the names, sizes and sums of the container with those of the index."""
+        present = {name: size for name, size in self._container.sizes.items() if name not in (INDEX, SIGNATURE)}
+        missing = sorted(set(self.index.files).difference(present))
+        added = sorted(set(present).difference(self.index.files))
+        if missing or added:
+            what = [f"{name} is missing" for name in missing[:5]] + [f"{name} was added" for name in added[:5]]
+            raise IntegrityError(f"{self.path} does not hold the files that its {INDEX} lists: {', '.join(what)}")
+        for name, entry in self.index.files.items():
+            if present[name] != entry.size:
+                raise IntegrityError(f"{name} of {self.path} has {present[name]} bytes, its {INDEX} says {entry.size}")
+            if self._container.crcs.get(name, entry.crc32) != entry.crc32:
+                raise IntegrityError(f"{name} of {self.path} has another CRC-32 in the archive than in its {INDEX}")
+        if MANIFEST not in self.index.files:
+            raise IntegrityError(f"{INDEX} of {self.path} does not list {MANIFEST}")
+
+    def _compare(self, name: str, digest: str) -> None:
+        entry = self.index.files[name]
+        if digest != entry.sha256:
+            raise IntegrityError(
+                f"{name} of {self.path} is not what was packed (SHA-256 {digest[:12]}, promised {entry.sha256[:12]}); "
+                "get the package again from where it came"
+            )
+
+
+def _check_versions(requires: Mapping[str, str], path: Path) -> None:
+    """Compare what is installed, by its metadata; where no ONNX Runtime is, opening a session says so."""
+    from importlib.metadata import version
+
+    from rlx_ort.providers.installation import runtime_packages
+
+    for what, least in requires.items():
+        if what not in ("rlx_ort", "onnxruntime"):
+            raise PackageError(f"{path} requires {what!r}, of which this version of rlx_ort knows nothing; update it")
+        installed = [version("rlx_ort")] if what == "rlx_ort" else list(runtime_packages().values())
+        if installed and all(_numbers(here) < _numbers(least) for here in installed):
+            raise PackageError(f"{path} requires {what} {least} or newer, here is {installed[0]}; update it")
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d{1,9}", text.partition("+")[0])[:4])

@@ -1,0 +1,199 @@
+"""Export to a model repository of NVIDIA Triton, whose ONNX Runtime backend serves it.
+
+    DIR/NAME/config.pbtxt         the model's interface and how requests are batched
+    DIR/NAME/1/model.onnx         version 1, in normal form
+    DIR/NAME/1/model.onnx.data    its weights, once
+
+`config.pbtxt` is the text form of `inference.ModelConfig`
+(https://github.com/triton-inference-server/common/blob/main/protobuf/model_config.proto).
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, TypeAlias, Union
+
+from rlx_ort.errors import PackageError
+from rlx_ort.ir.dtype import DType
+from rlx_ort.ir.types import TensorType
+
+if TYPE_CHECKING:
+    from rlx_ort.execution.options import CompileOptions
+    from rlx_ort.ir.graph import Graph
+    from rlx_ort.ir.types import ValueType
+
+__all__ = ["INSTANCE_KINDS", "batch_dim", "config_text", "export_triton"]
+
+INSTANCE_KINDS: Mapping[str, str] = MappingProxyType({"auto": "KIND_AUTO", "cpu": "KIND_CPU", "gpu": "KIND_GPU"})
+"""Where Triton may place the instances of a model -> its name for it."""
+
+_MODEL_FILE = "model.onnx"
+_VERSION = "1"
+# https://docs.nvidia.com/deeplearning/triton-inference-server/user-guide/docs/user_guide/model_configuration.html
+_TYPES: Mapping[DType, str] = MappingProxyType(
+    {
+        DType.BOOL: "TYPE_BOOL",
+        DType.U8: "TYPE_UINT8",
+        DType.U16: "TYPE_UINT16",
+        DType.U32: "TYPE_UINT32",
+        DType.U64: "TYPE_UINT64",
+        DType.I8: "TYPE_INT8",
+        DType.I16: "TYPE_INT16",
+        DType.I32: "TYPE_INT32",
+        DType.I64: "TYPE_INT64",
+        DType.F16: "TYPE_FP16",
+        DType.F32: "TYPE_FP32",
+        DType.F64: "TYPE_FP64",
+        DType.BF16: "TYPE_BF16",
+        DType.STRING: "TYPE_STRING",
+    }
+)
+
+
+class _Word(str):
+    """An enum value, which the text form writes without quotes."""
+
+
+_Field: TypeAlias = Union[str, int, "Mapping[str, _Field]", "Sequence[_Field]"]  # it refers to itself
+
+
+def export_triton(
+    graph: Graph,
+    target: Path,
+    name: str,
+    *,
+    max_batch: int = 8,
+    instances: int = 1,
+    kind: str = "auto",
+    options: CompileOptions | None = None,
+    force: bool = False,
+) -> Path:
+    """Write a graph as a model of a Triton repository and return the model's folder, which appears whole or not at all.
+
+    Weights are streamed to one data file. Requests are batched along the first dim where every input and output has
+    the same named one there; a model whose rows depend on each other needs `max_batch=0`, which nothing can tell.
+
+    Args:
+        graph: the graph; every parameter needs data.
+        target: the repository, created if need be.
+        name: the model's name, which is also its folder's.
+        max_batch: the most rows Triton puts together, 0 for none.
+        instances: how many instances Triton opens on each processor.
+        kind: where, a key of `INSTANCE_KINDS`.
+        options: what the model is to be like; see `save_onnx`.
+        force: whether a model of that name may be replaced.
+
+    Raises:
+        PackageError: the name cannot be a folder's, the model is there already, or Triton has no such type.
+        ConversionError: the model cannot be written.
+    """
+    import onnx
+
+    from rlx_ort.converters.files import save_onnx
+
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
+        raise PackageError(f"{name!r} cannot be the name of a Triton model: letters, digits, '.', '_' and '-' only")
+    folder = target / name
+    if folder.exists() and not force:
+        raise PackageError(f"{folder} exists; --force replaces it")
+    config_text(graph, name)  # what Triton has no type for is refused before anything is written
+    partial = target / f".{name}.{uuid.uuid4().hex}"
+    old = target / f".{name}.{uuid.uuid4().hex}"
+    model = partial / _VERSION / _MODEL_FILE
+    try:
+        (partial / _VERSION).mkdir(parents=True)
+        save_onnx(graph, model, external_data=bool(graph.params), options=options)
+        # An output whose name an input has got another one in the model.
+        names = [value.name for value in onnx.load(model, load_external_data=False).graph.output]
+        text = config_text(graph, name, outputs=names, max_batch=max_batch, instances=instances, kind=kind)
+        (partial / "config.pbtxt").write_text(text, encoding="utf-8", newline="\n")
+        if folder.exists():
+            folder.rename(old)
+        partial.rename(folder)
+    except OSError as err:
+        if old.exists() and not folder.exists():
+            old.rename(folder)
+        raise PackageError(f"{folder} cannot be written: {err.strerror or err}") from err
+    finally:
+        for rest in (partial, old):
+            shutil.rmtree(rest, ignore_errors=True)
+    return folder
+
+
+def config_text(
+    graph: Graph,
+    name: str,
+    *,
+    outputs: Sequence[str] | None = None,
+    max_batch: int = 8,
+    instances: int = 1,
+    kind: str = "auto",
+) -> str:
+    """Return the text of `config.pbtxt`; `outputs` are the names in the model where they are not the graph's.
+
+    Raises:
+        PackageError: Triton has no type for an input or output.
+    """
+    batched = max_batch > 0 and batch_dim(graph) is not None
+    named = zip(graph.output_names if outputs is None else outputs, graph.outputs, strict=True)
+    document: dict[str, _Field] = {
+        "name": name,
+        "backend": "onnxruntime",
+        "default_model_filename": _MODEL_FILE,
+        "max_batch_size": max_batch if batched else 0,
+        "input": [_tensor(value.name, value.type, batched) for value in graph.inputs],
+        "output": [_tensor(name, value.type, batched) for name, value in named],
+        "instance_group": [{"count": instances, "kind": _Word(INSTANCE_KINDS[kind])}],
+        "version_policy": {"specific": {"versions": [int(_VERSION)]}},
+    }
+    if batched:
+        document["dynamic_batching"] = {}
+    return "".join(_lines(document))
+
+
+def batch_dim(graph: Graph) -> str | None:
+    """Return the named dim that every input and output begins with, or None."""
+    first = set()
+    for value in (*graph.inputs, *graph.outputs):
+        shape = value.type.shape if isinstance(value.type, TensorType) else None
+        first.add(shape[0] if shape else None)
+    found = first.pop() if len(first) == 1 else None
+    return found if isinstance(found, str) else None
+
+
+def _tensor(name: str, kind: ValueType, batched: bool) -> dict[str, _Field]:
+    if not isinstance(kind, TensorType) or kind.shape is None or kind.dtype not in _TYPES:
+        raise PackageError(f"Triton has no type for {name!r}, which is {kind}; cast it, or make it a tensor")
+    dims: list[_Field] = [dim if isinstance(dim, int) else -1 for dim in kind.shape[1 if batched else 0 :]]
+    found: dict[str, _Field] = {"name": name, "data_type": _Word(_TYPES[kind.dtype])}
+    if not dims:  # Triton knows no scalars: one element is reshaped to none
+        return {**found, "dims": [1], "reshape": {"shape": []}}
+    return {**found, "dims": dims}
+
+
+def _lines(fields: Mapping[str, _Field], depth: int = 0) -> list[str]:
+    indent = "  " * depth
+    lines = []
+    for name, value in fields.items():
+        for item in value if isinstance(value, (list, tuple)) else [value]:
+            if isinstance(item, Mapping):
+                lines += [f"{indent}{name} {{\n", *_lines(item, depth + 1), f"{indent}}}\n"]
+            else:
+                lines.append(f"{indent}{name}: {_scalar(item)}\n")
+    return lines
+
+
+def _scalar(value: object) -> str:
+    if isinstance(value, _Word) or not isinstance(value, str):
+        return str(value)
+    return '"' + "".join(_escaped(byte) for byte in value.encode("utf-8")) + '"'
+
+
+def _escaped(byte: int) -> str:
+    plain = 0x20 <= byte < 0x7F and byte not in (0x22, 0x5C)
+    return chr(byte) if plain else f"\\{byte:03o}"

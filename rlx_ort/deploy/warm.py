@@ -1,0 +1,136 @@
+"""Fills the compile cache for a package ahead of its first run, and notes what `start_package` starts from."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from rlx_ort.deploy.open import runner_of
+from rlx_ort.deploy.package import Package
+from rlx_ort.device import Device
+from rlx_ort.errors import RlxError
+from rlx_ort.execution.options import CacheUse, CompileOptions, PlacementRule
+from rlx_ort.ir.types import TensorType
+
+if TYPE_CHECKING:
+    from rlx_ort.execution.compiled import CompiledGraph
+    from rlx_ort.ir.types import ValueType
+    from rlx_ort.providers.compiled.models import Opening
+    from rlx_ort.providers.compiled.starts import Interface
+
+__all__ = ["WarmedDevice", "warm_package"]
+
+
+@dataclass(frozen=True)
+class WarmedDevice:
+    """What warming did for one device.
+
+    Attributes:
+        device: the device's label.
+        entry: the digest of the cache's entry, empty where there is none.
+        nbytes: its size on disk.
+        seconds: how long opening took, filling included.
+        starts: whether `start_package` starts from it.
+        problem: why there is no entry; empty when there is one.
+    """
+
+    device: str
+    entry: str = ""
+    nbytes: int = 0
+    seconds: float = 0.0
+    starts: bool = False
+    problem: str = ""
+
+
+def warm_package(
+    path: str | os.PathLike[str],
+    devices: Sequence[Device] | None = None,
+    progress: Callable[[Device], object] | None = None,
+) -> list[WarmedDevice]:
+    """Compile a package for devices, by default all that its policy allows and that work here, and keep the results.
+
+    Takes as long as compiling does, and writes up to twice the size of the model. A second call finds everything.
+
+    Raises:
+        PackageError: there is no package, or it is not what it says it is.
+    """
+    with Package(path) as package:
+        runner = runner_of(package, options=CompileOptions(cache=CacheUse.ON))
+        # A named device must take every node; automatic choice may be helped by the CPU, and so may this.
+        named = devices is not None
+        with runner:
+            return [
+                _warmed(package, runner.options, device, named, progress)
+                for device in (devices if devices is not None else runner.devices())
+            ]
+
+
+def _warmed(
+    package: Package,
+    options: CompileOptions,
+    device: Device,
+    named: bool,
+    progress: Callable[[Device], object] | None,
+) -> WarmedDevice:
+    from rlx_ort.providers.compiled.models import watched
+
+    if progress is not None:
+        progress(device)
+    rule = PlacementRule.STRICT if named else PlacementRule.ASSISTED
+    began = time.perf_counter()
+    try:
+        with (
+            watched() as openings,
+            runner_of(package, options=replace(options, placement=options.placement or rule)) as runner,
+        ):
+            compiled = runner.compile(device)
+            seconds = time.perf_counter() - began
+            if not openings:
+                return WarmedDevice(device.label, seconds=seconds, problem=_nothing_kept(device))
+            last = openings[-1]
+            starts = _note(package, compiled, last)
+            return WarmedDevice(device.label, last.entry.digest, last.entry.nbytes, seconds, starts)
+    except RlxError as err:
+        return WarmedDevice(device.label, seconds=time.perf_counter() - began, problem=str(err))
+
+
+def _nothing_kept(device: Device) -> str:
+    return f"nothing of {device.display} can be kept, or the cache cannot be written to; the log of rlx_ort.cache tells"
+
+
+def _note(package: Package, compiled: CompiledGraph, opening: Opening) -> bool:
+    """Note what the package starts from, where it can start without the graph, and return whether it can."""
+    from rlx_ort.providers.compiled.starts import note_start
+    from rlx_ort.providers.compiled.store import default_store
+    from rlx_ort.providers.cores import core_share
+    from rlx_ort.providers.runtime import describe_runtime
+
+    inputs = [_interface(name, kind) for name, kind in compiled.input_specs.items()]
+    outputs = [_interface(name, kind) for name, kind in compiled.output_specs.items()]
+    known = (tuple(item for item in side if item is not None) for side in (inputs, outputs))
+    plain = opening.recipe.on_cpu and None not in inputs + outputs and not opening.request.options.custom_op_libraries
+    # Mutable parameters are inputs of the session that a user of the package does not feed.
+    if not plain or len(opening.request.model.input_types) != len(inputs):
+        return False
+    found_inputs, found_outputs = known
+    note_start(
+        default_store(),
+        package.sha256,
+        opening.entry.digest,
+        describe_runtime(),
+        (found_inputs, found_outputs),
+        core_share().threads,
+    )
+    return True
+
+
+def _interface(name: str, kind: ValueType) -> Interface | None:
+    """Return an input or output as plain numpy sees it, or None where it does not."""
+    from rlx_ort.providers.compiled.starts import Interface
+
+    if not isinstance(kind, TensorType) or kind.shape is None or kind.dtype.numpy.isbuiltin != 1:
+        return None
+    return Interface(name, kind.dtype.numpy.name, tuple(kind.shape))

@@ -1,0 +1,148 @@
+"""Writing packages: both forms from the same files, whole or not at all, and the same bytes for the same content."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import time
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from rlx_ort.deploy.zip_layout import Member, layout_of
+from rlx_ort.errors import PackageError
+
+__all__ = ["Content", "write_folder", "write_package"]
+
+_STALE_S = 24 * 3600
+
+
+@dataclass(frozen=True)
+class Content:
+    """A file to be written: its size, its CRC-32, and a function that yields its bytes each time it is called."""
+
+    size: int
+    crc32: int
+    chunks: Callable[[], Iterable[bytes | memoryview]]
+
+    @classmethod
+    def of(cls, data: bytes) -> Content:
+        """Return the content that is these bytes."""
+        return cls(len(data), zlib.crc32(data), lambda: (data,))
+
+
+def write_package(
+    target: Path,
+    files: Mapping[str, Content],
+    *,
+    folder: bool,
+    force: bool = False,
+    progress: Callable[[int], object] | None = None,
+) -> None:
+    """Write the files as a package beside its place, flush it to the disk, and move it there.
+
+    A file may replace a file. A folder replaces nothing, since no system exchanges two folders at once.
+
+    Args:
+        target: where the package shall be.
+        files: name -> content.
+        folder: whether to write the folder form.
+        force: whether a file that is there may be replaced.
+        progress: called with the bytes written since the last call.
+
+    Raises:
+        PackageError: something is there already, cannot be written, or changed while it was packed.
+    """
+    exists = target.exists() or target.is_symlink()
+    if exists and (folder or target.is_dir()):
+        raise PackageError(f"{target} exists and a folder is not replaced at once; remove it, or choose another name")
+    if exists and not force:
+        raise PackageError(f"{target} exists and was left as it is; force replaces it")
+    partial = target.with_name(f".{target.name}.{os.urandom(6).hex()}.partial")
+    try:
+        _remove_stale(target)
+        if folder:
+            write_folder(partial, files, progress)
+        else:
+            with partial.open("xb") as stream:
+                _write_archive(stream, files, progress)
+                _flush(stream)
+        partial.replace(target)
+        _flush_folder(target.parent)
+    except OSError as err:
+        hint = "check the folder, its rights and its space; on Windows no process may have the old package open"
+        raise PackageError(f"{target} cannot be written: {err}; {hint}") from err
+    finally:
+        if partial.is_dir():
+            shutil.rmtree(partial, ignore_errors=True)
+        else:
+            with contextlib.suppress(OSError):
+                partial.unlink(missing_ok=True)
+
+
+def write_folder(root: Path, files: Mapping[str, Content], progress: Callable[[int], object] | None = None) -> None:
+    """Write files below a folder that does not exist yet.
+
+    Raises:
+        OSError: the folder exists, or something cannot be written.
+    """
+    root.mkdir()
+    for name, content in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("xb") as stream:
+            _write(stream, name, content, progress)
+            _flush(stream)
+
+
+def _write_archive(stream: BinaryIO, files: Mapping[str, Content], progress: Callable[[int], object] | None) -> None:
+    ordered = sorted(files.items())
+    layout = layout_of([Member(name, content.size, content.crc32) for name, content in ordered])
+    for (name, content), (_, header) in zip(ordered, layout.headers, strict=True):
+        stream.write(header)
+        _write(stream, name, content, progress)
+    stream.write(layout.tail)
+
+
+def _write(stream: BinaryIO, name: str, content: Content, progress: Callable[[int], object] | None) -> None:
+    size, crc = 0, 0
+    for chunk in content.chunks():
+        stream.write(chunk)
+        size, crc = size + len(chunk), zlib.crc32(chunk, crc)
+        if progress is not None:
+            progress(len(chunk))
+    if (size, crc) != (content.size, content.crc32):
+        raise PackageError(f"the source of {name} changed while it was packed; nothing was written")
+
+
+def _flush(stream: BinaryIO) -> None:
+    stream.flush()
+    os.fsync(stream.fileno())
+
+
+def _flush_folder(folder: Path) -> None:
+    """Make the new name durable where a folder can be flushed; Windows has no such call."""
+    if hasattr(os, "O_DIRECTORY"):
+        with contextlib.suppress(OSError):
+            handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+
+
+def _remove_stale(target: Path) -> None:
+    """Remove what a process that was killed a day ago or earlier left of the same target."""
+    for path in _partials(target):
+        with contextlib.suppress(OSError):
+            if path.stat().st_mtime < time.time() - _STALE_S:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _partials(target: Path) -> Iterator[Path]:
+    for path in target.parent.iterdir():
+        if path.name.startswith(f".{target.name}.") and path.name.endswith(".partial"):
+            yield path

@@ -1,0 +1,187 @@
+"""`package warm` and `start_package`: what was warmed is used, and only the right result comes out."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from small_packages import SIZE, X, make, reference
+
+from rlx_ort.deploy.open import open_package
+from rlx_ort.deploy.start import start_package
+from rlx_ort.deploy.warm import warm_package
+from rlx_ort.device import Device
+from rlx_ort.errors import DeviceError, InputError, PackageError
+from rlx_ort.execution.options import CacheUse, CompileOptions
+from rlx_ort.providers.compiled.models import watched
+from rlx_ort.providers.compiled.store import default_store
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a package, with a compile cache of the test's own."""
+    monkeypatch.setenv("RLX_CACHE_DIR", str(tmp_path / "cache"))
+    return make(tmp_path / "small.ortpackage")
+
+
+def close_to(result, x=X):
+    np.testing.assert_allclose(result, reference(x), rtol=1e-3, atol=1e-3)
+
+
+def answer(run, inputs):
+    """Return what a run gives: the outputs, or the text of the error."""
+    try:
+        return [output.tolist() for output in run(inputs)]
+    except InputError as err:
+        return str(err)
+
+
+def test_a_session_opened_after_warming_uses_what_was_kept(package, device):
+    """Warming twice makes one entry, and a session of the package opens it."""
+    rows = [warm_package(package, [device])[0] for _ in range(2)]
+    assert [row.problem for row in rows] == ["", ""]
+    assert rows[0].entry == rows[1].entry
+    with watched() as openings, open_package(package) as runner:
+        close_to(runner.run(device, {"x": X})[0])
+    assert [opening.entry.digest for opening in openings] == [rows[0].entry]
+
+
+def test_a_package_that_was_not_warmed_writes_nothing(package):
+    """Opening a package costs no disk."""
+    with open_package(package) as runner:
+        close_to(runner.run("cpu", {"x": X})[0])
+    assert default_store().entries() == []
+
+
+def test_warming_without_devices_takes_those_of_the_policy(package):
+    """All devices that the package may run on, the CPU among them."""
+    rows = warm_package(package)
+    assert "cpu" in [row.device for row in rows]
+    assert all(row.entry and not row.problem for row in rows)
+
+
+def test_a_device_that_cannot_be_had_is_a_problem_and_not_the_end(package):
+    """The other devices are warmed all the same."""
+    rows = warm_package(package, [Device("cuda:7"), Device.CPU])
+    assert "CUDA" in rows[0].problem
+    assert (rows[1].problem, rows[1].starts) == ("", True)
+
+
+def test_a_warmed_package_starts_without_its_graph(package):
+    """The results are right before and after the weights are packed."""
+    warm_package(package, [Device.CPU])
+    with start_package(package) as started:
+        assert started.quick
+        for _ in range(8):
+            close_to(started.run({"x": X})[0])
+        started._packing.join()
+        close_to(started.run({"x": X})[0])
+        assert started._runner is None
+
+
+def test_starting_reads_no_model(package, tmp_path):
+    """A process that starts a warmed package imports no ONNX, and none of the IR."""
+    warm_package(package, [Device.CPU])
+    np.save(tmp_path / "x.npy", X)
+    program = f"""
+import json, sys
+import numpy as np
+from rlx_ort.deploy.start import start_package
+started = start_package({str(package)!r})
+result = started.run({{"x": np.load({str(tmp_path / "x.npy")!r})}})[0]
+heavy = {{"onnx", "rlx_ort.ir.graph", "filelock", "psutil", "importlib.metadata"}}.intersection(sys.modules)
+print(json.dumps([started.quick, sorted(heavy), float(result.sum())]))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=tmp_path)
+    quick, heavy, total = json.loads(done.stdout)
+    assert (quick, heavy) == (True, [])
+    assert total == pytest.approx(reference(X).sum(), rel=1e-3)
+
+
+def test_a_package_that_is_not_in_the_cache_is_opened_in_full(package):
+    """The answer is the same, a little later."""
+    with start_package(package) as started:
+        assert not started.quick
+        close_to(started.run({"x": X})[0])
+
+
+def test_another_package_of_the_same_name_does_not_start_from_the_old_one(package, tmp_path):
+    """The note belongs to the digest of the index, not to the path."""
+    warm_package(package, [Device.CPU])
+    make(tmp_path / "other.ortpackage", seed=1).replace(package)
+    with start_package(package) as started:
+        assert not started.quick
+        np.testing.assert_allclose(started.run({"x": X})[0], reference(X, 1), rtol=1e-3, atol=1e-3)
+
+
+def test_another_engine_does_not_start_from_what_an_older_one_left(package, monkeypatch):
+    """What is saved is of one build of ONNX Runtime and one processor."""
+    from rlx_ort.providers.compiled import starts
+
+    warm_package(package, [Device.CPU])
+    monkeypatch.setattr(starts, "cpu_facts", lambda: {"cpu": "another"})
+    with start_package(package) as started:
+        assert not started.quick
+
+
+def test_a_damaged_entry_does_not_start(package):
+    """It is dropped, and the package is opened in full."""
+    (row,) = warm_package(package, [Device.CPU])
+    model = default_store().root / row.entry / "model.onnx"
+    model.write_bytes(model.read_bytes()[:-1])
+    with start_package(package) as started:
+        assert not started.quick
+        close_to(started.run({"x": X})[0])
+
+
+def test_the_variable_keeps_a_start_from_the_cache(package, monkeypatch):
+    """`RLX_CACHE=off` counts for packages as well."""
+    warm_package(package, [Device.CPU])
+    monkeypatch.setenv("RLX_CACHE", "off")
+    with watched() as openings, start_package(package) as started:
+        assert not started.quick
+        close_to(started.run({"x": X})[0])
+    assert openings == []
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [{}, {"y": X}, {"x": X, "y": X}, {"x": X[0]}, {"x": X[:, :-1]}, {"x": X.astype(np.float64)}, {"x": X > 0}],
+    ids=["none", "another", "too many", "rank", "size", "wider", "bool"],
+)
+def test_inputs_that_do_not_fit_get_the_graph_s_own_answer(package, inputs):
+    """The quick way takes exact arrays only; all else is refused or converted as everywhere."""
+    warm_package(package, [Device.CPU])
+    with start_package(package) as started, open_package(package) as runner:
+        assert answer(started.run, inputs) == answer(lambda given: runner.run("cpu", given), inputs)
+
+
+def test_lists_are_judged_by_value(package):
+    """As in `CompiledGraph.run`."""
+    warm_package(package, [Device.CPU])
+    with start_package(package) as started:
+        close_to(started.run({"x": X.tolist()})[0])
+
+
+def test_a_path_without_a_package_is_an_error(tmp_path):
+    """So is a device that cannot be had."""
+    (tmp_path / "zip").write_bytes(b"PK no zip")
+    for name in ("nothing", "zip"):
+        with pytest.raises(PackageError, match=name):
+            start_package(tmp_path / name)
+    with pytest.raises(DeviceError):
+        start_package(make(tmp_path / "small.ortpackage"), "cuda:7")
+
+
+def test_options_of_the_caller_come_before_the_package(package):
+    """A caller may ask a package to be kept, or kept out."""
+    with open_package(package, options=CompileOptions(cache=CacheUse.ON)) as runner:
+        runner.run("cpu", {"x": X})
+    assert len(default_store().entries()) == 1
+    with watched() as openings, open_package(package, options=CompileOptions(cache=CacheUse.OFF)) as runner:
+        runner.run("cpu", {"x": np.ones((1, SIZE), np.float32)})
+    assert openings == []

@@ -1,0 +1,211 @@
+"""`package ...`: made, looked at, checked, run and compared from the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command_line import Cli
+from signing_keys import write_keys
+from small_packages import flip
+
+X = np.array([[1.0, 2.0], [3.0, 4.0]], np.float32)
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLX_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.delenv("RLX_PACKAGE_KEY", raising=False)
+
+
+@pytest.fixture
+def package(cli: Cli, add_one: Path, tmp_path: Path) -> Path:
+    """Return a package of `add_one` with a golden case."""
+    np.savez(tmp_path / "in.npz", x=X)
+    target = tmp_path / "add_one.ortpackage"
+    outcome = cli("package", "create", add_one, "-o", target, "--golden", tmp_path / "in.npz", "--license", "MIT")
+    assert outcome.code == 0, outcome.err
+    return target
+
+
+def test_create_says_what_it_wrote(cli: Cli, add_one: Path, tmp_path: Path) -> None:
+    """The document has the size and the digest, which is that of rlx.json in the package."""
+    from hashlib import sha256
+
+    target = tmp_path / "a.ortpackage"
+    document = cli("package", "create", add_one, "-o", target, "--folder", "--json").document
+    assert document["sha256"] == sha256((target / "rlx.json").read_bytes()).hexdigest()
+    assert document["bytes"] == sum(path.stat().st_size for path in target.rglob("*") if path.is_file())
+
+
+def test_create_keeps_what_is_there(cli: Cli, add_one: Path, package: Path) -> None:
+    """Without --force an existing package is exit code 7 and stays; with it, it is replaced."""
+    before = package.read_bytes()
+    outcome = cli("package", "create", add_one, "-o", package, "--json")
+    assert (outcome.code, outcome.out) == (7, "")
+    assert package.read_bytes() == before
+    assert cli("package", "create", add_one, "-o", package, "--force", "--name", "other").code == 0
+    assert package.read_bytes() != before
+
+
+@pytest.mark.parametrize("variant", ["cpu", "cpu:f99", "nonsense:f16", ":f16"])
+def test_a_variant_that_does_not_parse_is_wrong_usage(cli: Cli, add_one: Path, tmp_path: Path, variant: str) -> None:
+    """DEVICE:PRECISION is asked for, and nothing is written."""
+    assert cli("package", "create", add_one, "-o", tmp_path / "a.ortpackage", "--variant", variant).code == 2
+    assert not (tmp_path / "a.ortpackage").exists()
+
+
+def test_inspect_shows_what_was_said(cli: Cli, add_one: Path, tmp_path: Path) -> None:
+    """Variants, policy, dims, licence and provenance are in the document and in the text."""
+    target = tmp_path / "a.ortpackage"
+    said = [
+        "--variant",
+        "cpu:f32",
+        "--variant",
+        "cuda:f16",
+        "--deny",
+        "webgpu",
+        "--policy",
+        "benchmark",
+        "--dim",
+        "rows=2",
+    ]
+    said += ["--license", "Apache-2.0", "--provenance", "source=a test", "--version", "7", "--serial", "3"]
+    assert cli("package", "create", add_one, "-o", target, *said).code == 0
+    document = cli("package", "inspect", target, "--json").document
+    assert [(row["device"], row["precision"]) for row in document["variants"]] == [("cpu", "f32"), ("cuda", "f16")]
+    assert document["policy"] == {"allow": None, "deny": ["webgpu"], "prefer": [], "pick": "benchmark"}
+    found = {key: document[key] for key in ("dims", "license", "provenance", "version", "serial", "signature", "form")}
+    assert found == {
+        "dims": {"rows": 2},
+        "license": "Apache-2.0",
+        "provenance": {"source": "a test"},
+        "version": "7",
+        "serial": 3,
+        "signature": "none",
+        "form": "file",
+    }
+    text = cli("package", "inspect", target).out
+    assert [
+        word for word in ("cuda-f16", "deny webgpu", "Apache-2.0", "manifest.json", "rows=2") if word not in text
+    ] == []
+
+
+def test_buckets_are_ranges_of_a_dim(cli: Cli, add_one: Path, tmp_path: Path) -> None:
+    """They come back as they were given, and what is none is wrong usage."""
+    target = tmp_path / "a.ortpackage"
+    assert cli("package", "create", add_one, "-o", target, "--buckets", "rows=1:5,5:9").code == 0
+    document = cli("package", "inspect", target, "--json").document
+    assert document["buckets"] == {"dim": "rows", "ranges": [[1, 5], [5, 9]]}
+    assert cli("package", "create", add_one, "-o", target, "--buckets", "rows", "--force").code == 2
+
+
+def test_verify_has_a_row_for_each_device(cli: Cli, package: Path) -> None:
+    """The CPU is right, a device that is not here was not run, and the exit code is 0."""
+    outcome = cli("package", "verify", package, "--device", "cpu,tpu", "--json")
+    assert outcome.code == 0, outcome.err
+    assert [(row["device"], row["verdict"]) for row in outcome.document["devices"]] == [
+        ("cpu", "right"),
+        ("tpu", "not run"),
+    ]
+    table = cli("package", "verify", package, "--device", "cpu").out
+    assert [word for word in ("verdict", "right", "f32") if word not in table] == []
+
+
+def test_verify_all_runs_every_device_that_is_here(cli: Cli, package: Path) -> None:
+    """`all` is every device that works here; none of them is wrong."""
+    from rlx_ort.selection.availability import available_devices
+
+    document = cli("package", "verify", package, "--device", "all", "--json").document
+    assert [row["device"] for row in document["devices"]] == [device.label for device in available_devices()]
+    assert {row["verdict"] for row in document["devices"]} == {"right"}
+
+
+def test_wrong_outputs_are_exit_code_7(cli: Cli, add_one: Path, tmp_path: Path) -> None:
+    """A device that gives other outputs than expected is named, after the document."""
+    np.savez(tmp_path / "in.npz", x=X)
+    np.savez(tmp_path / "out.npz", y=X + 2)
+    target = tmp_path / "a.ortpackage"
+    golden = ["--golden", tmp_path / "in.npz", "--expected", tmp_path / "out.npz"]
+    assert cli("package", "create", add_one, "-o", target, *golden).code == 0
+    outcome = cli("package", "verify", target, "--device", "cpu", "--json")
+    assert outcome.code == 7
+    assert outcome.document["devices"][0]["verdict"] == "wrong"
+    assert "'y'" in outcome.err
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify", "run", "extract", "sign", "diff"])
+def test_a_broken_package_is_exit_code_7(cli: Cli, package: Path, tmp_path: Path, command: str) -> None:
+    """Every subcommand that reads a package refuses one with a changed bit, and prints no document."""
+    place = package.read_bytes().index(b'"format": "rlx_ort package"')
+    flip(package, place, 1)
+    key = tmp_path / "key.pem"
+    key.write_text("", encoding="utf-8")
+    more = {"extract": ["-o", tmp_path / "out"], "sign": ["--key", key], "diff": [package]}.get(command, [])
+    outcome = cli("package", command, package, *more, "--json")
+    assert (outcome.code, outcome.out) == (7, "")
+    assert "rlx.json" in outcome.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_run_writes_the_outputs(cli: Cli, package: Path, tmp_path: Path) -> None:
+    """Without inputs the golden case is run; the outputs are those of the model."""
+    outcome = cli("package", "run", package, "--device", "cpu", "--outputs", tmp_path / "y.npz", "--json")
+    assert outcome.code == 0, outcome.err
+    assert (outcome.document["device"], outcome.document["inputs"]) == ("cpu", "golden case 0")
+    with np.load(tmp_path / "y.npz", allow_pickle=False) as archive:
+        np.testing.assert_array_equal(archive["y"], X + 1)
+
+
+def test_run_narrows_the_policy_of_the_package(cli: Cli, add_one: Path, tmp_path: Path) -> None:
+    """What the package or the command line denies is not used; naming it does not help."""
+    target = tmp_path / "a.ortpackage"
+    assert cli("package", "create", add_one, "-o", target, "--deny", "cpu").code == 0
+    outcome = cli("package", "run", target, "--device", "cpu", "--json")
+    assert (outcome.code, outcome.out) == (3, "")
+    assert "denied" in outcome.err
+
+
+def test_extract_goes_both_ways(cli: Cli, package: Path, tmp_path: Path) -> None:
+    """A folder made of a file, packed into a file again, is the same file."""
+    folder, again = tmp_path / "folder.ortpackage", tmp_path / "again.ortpackage"
+    assert cli("package", "extract", package, "-o", folder, "--json").document["files"] == 6
+    assert cli("package", "extract", folder, "-o", again, "--file").code == 0
+    assert again.read_bytes() == package.read_bytes()
+    assert cli("package", "extract", package, "-o", folder).code == 7
+
+
+def test_diff_tells_what_changed(cli: Cli, add_one: Path, package: Path, tmp_path: Path) -> None:
+    """Equal packages are exit code 0; a difference is listed, with exit code 1."""
+    assert cli("package", "diff", package, package).code == 0
+    other = tmp_path / "other.ortpackage"
+    assert cli("package", "create", add_one, "-o", other, "--license", "MIT", "--serial", "2").code == 0
+    outcome = cli("package", "diff", package, other, "--json")
+    assert (outcome.code, outcome.document["same"]) == (1, False)
+    names = {(row["what"], row["name"]) for row in outcome.document["differences"]}
+    assert {("setting", "serial"), ("file", "golden/data.bin")} <= names
+
+
+def test_a_signed_package_is_taken_by_its_key_only(cli: Cli, package: Path, tmp_path: Path) -> None:
+    """`sign` and `verify --key` agree; another key, or no signature where one is asked for, is exit code 7."""
+    pytest.importorskip("model_signing.signing", exc_type=ImportError)
+    ours, theirs = write_keys(tmp_path, "ours"), write_keys(tmp_path, "theirs")
+    assert cli("package", "verify", package, "--key", ours[1]).code == 7
+    assert cli("package", "sign", package, "--key", ours[0], "--json").document["signed"] is True
+    assert cli("package", "verify", package, "--key", ours[1], "--json").document["signature"] == "verified"
+    assert cli("package", "verify", package, "--key", theirs[1]).code == 7
+    assert cli("package", "run", package, "--key", ours[1], "--device", "cpu").code == 0
+
+
+def test_the_help_lists_the_subcommands(cli: Cli) -> None:
+    """Each has a line of its own."""
+    text = cli("package", "--help").out
+    assert [
+        name for name in ("create", "inspect", "verify", "run", "extract", "diff", "sign") if name not in text
+    ] == []
+
+
+def test_no_command_leaves_a_partial_file(package: Path) -> None:
+    """Nothing but the package is where it was written."""
+    assert [path for path in package.parent.iterdir() if "partial" in path.name] == []

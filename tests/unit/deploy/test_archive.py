@@ -1,0 +1,180 @@
+"""The one-file form: an ordinary zip for other tools, and for us one encoding and no other."""
+
+from __future__ import annotations
+
+import struct
+import zipfile
+from pathlib import Path
+
+import pytest
+from small_packages import files_of, make, repacked
+
+from rlx_ort.deploy.archive import Archive
+from rlx_ort.deploy.package import Package
+from rlx_ort.deploy.zip_layout import LARGE_ALIGNMENT, Member, layout_of
+from rlx_ort.errors import IntegrityError
+
+GIB = 1 << 30
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the small package as a file; tests copy it before they touch it."""
+    return make(tmp_path_factory.mktemp("archive") / "small.ortpackage")
+
+
+def test_zip_tools_read_it(package: Path) -> None:
+    """The standard library finds every member, stored, with right sums."""
+    with zipfile.ZipFile(package) as archive:
+        assert archive.testzip() is None
+        assert {entry.compress_type for entry in archive.infolist()} == {zipfile.ZIP_STORED}
+        assert "manifest.json" in archive.namelist()
+
+
+def test_the_same_content_gives_the_same_bytes(package: Path, tmp_path: Path) -> None:
+    """Two packages of one model and recipe are equal, byte by byte."""
+    assert make(tmp_path / "again.ortpackage").read_bytes() == package.read_bytes()
+
+
+def test_both_forms_hold_the_same_files(package: Path, tmp_path: Path) -> None:
+    """The folder has what the file has, byte by byte."""
+    assert files_of(make(tmp_path / "folder.ortpackage", folder=True)) == files_of(package)
+
+
+def test_large_members_begin_where_every_system_can_map_them(tmp_path: Path) -> None:
+    """A member of 1 MiB begins at a multiple of 64 KiB, for any length of what stands before it."""
+    for size in range(0, 70_000, 997):
+        layout = layout_of([Member("a.json", size, 0), Member("b.bin", 1 << 20, 0)])
+        assert layout.offsets[1] % LARGE_ALIGNMENT == 0
+        assert layout.offsets[1] == layout.headers[1][0] + len(layout.headers[1][1])
+
+
+@pytest.mark.parametrize("size", [65536 - 118 + step for step in range(0, 60, 4)])
+def test_padding_beyond_an_extra_field_still_makes_a_zip(tmp_path: Path, size: int) -> None:
+    """Where the padding does not fit the header's field, zip tools and we still read the archive."""
+    files = {"a.json": bytes(size), "b.bin": bytes(1 << 20), "c.json": b"{}"}
+    path = repacked(tmp_path / "padded.ortpackage", files)
+    assert files_of(path) == files
+    assert dict(Archive(path).sizes) == {name: len(data) for name, data in files.items()}
+
+
+def test_members_above_four_gigabytes_are_read(tmp_path: Path) -> None:
+    """Sizes and offsets beyond 32 bits are where zip tools and we find them; the data is a hole on the disk."""
+    members = [Member("a.bin", 5 * GIB, 0), Member("b.bin", 1 << 20, 0), Member("c.json", 0, 0)]
+    layout = layout_of(members)
+    path = tmp_path / "huge.ortpackage"
+    with path.open("wb") as stream:
+        for place, header in layout.headers:
+            stream.seek(place)
+            stream.write(header)
+        stream.seek(layout.directory_offset)
+        stream.write(layout.tail)
+    with zipfile.ZipFile(path) as archive:
+        assert [(entry.filename, entry.file_size) for entry in archive.infolist()] == [
+            (m.name, m.size) for m in members
+        ]
+    assert [Archive(path).locate(member.name)[1] for member in members] == list(layout.offsets)
+
+
+def _written(path: Path, files: dict[str, bytes], method: int = zipfile.ZIP_STORED, comment: bytes = b"") -> Path:
+    with zipfile.ZipFile(path, "w", method) as archive:
+        archive.comment = comment
+        for name, data in sorted(files.items()):
+            archive.writestr(name, data)
+    return path
+
+
+def _link(path: Path, files: dict[str, bytes]) -> Path:
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in sorted(files.items()):
+            entry = zipfile.ZipInfo(name)
+            entry.external_attr = (0o120777 if name == "graph.json" else 0o100644) << 16
+            archive.writestr(entry, data)
+    return path
+
+
+def test_a_zip_of_another_writer_is_refused(package: Path, tmp_path: Path) -> None:
+    """The same files in another encoding are no package: what a reader is to make of it would be open."""
+    with pytest.raises(IntegrityError):
+        Package(_written(tmp_path / "other.zip", files_of(package)))
+
+
+def test_compressed_members_are_refused(package: Path, tmp_path: Path) -> None:
+    """The message says so and names the member; no bomb is ever inflated."""
+    with pytest.raises(IntegrityError, match=r"LICENSE\.txt.*compressed"):
+        Package(_written(tmp_path / "small.zip", files_of(package), zipfile.ZIP_DEFLATED))
+
+
+def test_links_are_refused(package: Path, tmp_path: Path) -> None:
+    """A member that says it is a link is named."""
+    with pytest.raises(IntegrityError, match=r"graph\.json.*link"):
+        Package(_link(tmp_path / "link.zip", files_of(package)))
+
+
+def test_encrypted_members_are_refused(package: Path, tmp_path: Path) -> None:
+    """A member with the flag of encryption is named."""
+    path = tmp_path / "encrypted.ortpackage"
+    data = bytearray(package.read_bytes())
+    data[data.index(b"PK\1\2") + 8] |= 1
+    path.write_bytes(data)
+    with pytest.raises(IntegrityError, match="encrypted"):
+        Package(path)
+
+
+@pytest.mark.parametrize("where", ["before", "behind", "comment", "between"])
+def test_bytes_that_are_no_members_are_refused(package: Path, tmp_path: Path, where: str) -> None:
+    """A file that is something else as well, a script or an executable, is no package."""
+    data = package.read_bytes()
+    junk = b"#!/bin/sh\nexit\n"
+    directory = data.index(b"PK\1\2")
+    comment = data[:-2] + struct.pack("<H", len(junk)) + junk
+    between = data[:directory] + junk + data[directory:]
+    made = {"before": junk + data, "behind": data + junk, "comment": comment, "between": between}[where]
+    path = tmp_path / "polyglot.ortpackage"
+    path.write_bytes(made)
+    with pytest.raises(IntegrityError):
+        Package(path)
+
+
+def test_two_members_of_one_name_are_refused(package: Path, tmp_path: Path) -> None:
+    """Readers differ in which of the two they take."""
+    files = sorted(files_of(package).items())
+    path = tmp_path / "twice.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in files:
+            archive.writestr(name, data)
+        with pytest.warns(UserWarning, match="Duplicate"):
+            archive.writestr("graph.json", b"{}")
+    with pytest.raises(IntegrityError, match=r"two members named 'graph\.json'"):
+        Package(path)
+
+
+def test_a_local_header_that_disagrees_is_refused(package: Path, tmp_path: Path) -> None:
+    """Streaming readers go by the local header, others by the directory; here both must say the same."""
+    path = tmp_path / "disagrees.ortpackage"
+    data = bytearray(package.read_bytes())
+    place = data.index(b"graph.json")
+    data[place : place + 5] = b"other"
+    path.write_bytes(data)
+    with pytest.raises(IntegrityError, match=r"header of member 'graph\.json'"):
+        Package(path)
+
+
+def test_overlapping_members_are_refused(package: Path, tmp_path: Path) -> None:
+    """A directory whose entries share bytes, as zip bombs have, does not fit the file's size."""
+    path = tmp_path / "overlap.ortpackage"
+    data = bytearray(package.read_bytes())
+    entry = data.index(b"PK\1\2")
+    struct.pack_into("<2I", data, entry + 20, len(data), len(data))
+    path.write_bytes(data)
+    with pytest.raises(IntegrityError, match="overlap"):
+        Package(path)
+
+
+@pytest.mark.parametrize("keep", [0, 10, 21, 22, 100, -1, -30])
+def test_a_file_that_is_cut_short_is_refused(package: Path, tmp_path: Path, keep: int) -> None:
+    """Nothing shorter is a package."""
+    path = tmp_path / "short.ortpackage"
+    path.write_bytes(package.read_bytes()[:keep])
+    with pytest.raises(IntegrityError):
+        Package(path)

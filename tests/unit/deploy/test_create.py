@@ -1,0 +1,98 @@
+"""Making packages: whole or not at all, and what a package cannot hold is said before anything is written."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from small_packages import files_of, make, make_graph
+
+from rlx_ort.deploy.create import create_package
+from rlx_ort.deploy.write import Content, write_package
+from rlx_ort.errors import PackageError
+from rlx_ort.execution.options import CompileOptions, Precision
+from rlx_ort.ir.graph import Graph
+
+
+def test_an_existing_package_is_left_alone(tmp_path: Path) -> None:
+    """Without force nothing is replaced, and a folder never is."""
+    file, folder = make(tmp_path / "a.ortpackage"), make(tmp_path / "b.ortpackage", folder=True)
+    before = file.read_bytes()
+    with pytest.raises(PackageError, match="exists"):
+        create_package(make_graph(1), file)
+    with pytest.raises(PackageError, match="exists"):
+        create_package(make_graph(1), folder, folder=True, force=True)
+    assert file.read_bytes() == before
+
+
+def test_a_failure_leaves_the_old_package_and_no_other_file(tmp_path: Path) -> None:
+    """A source that changes while it is packed is found by its sum, and the old package stays."""
+    target = make(tmp_path / "a.ortpackage")
+    before = target.read_bytes()
+    with pytest.raises(PackageError, match=r"graph\.json changed"):
+        write_package(target, {"graph.json": Content(2, 0, lambda: (b"{}",))}, folder=False, force=True)
+    assert target.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_a_folder_that_cannot_be_written_is_a_package_error(tmp_path: Path) -> None:
+    """A target below something that is no folder is an error with the path."""
+    (tmp_path / "file").write_text("x", encoding="utf-8")
+    with pytest.raises(PackageError, match=r"a\.ortpackage"):
+        make(tmp_path / "file" / "a.ortpackage")
+
+
+def test_a_parameter_without_data_is_named(tmp_path: Path) -> None:
+    """A model that could not run is not packed."""
+    graph = Graph("unset")
+    graph.outputs = [graph.input("x", [2, 2]) @ graph.param("w", [2, 2])]
+    with pytest.raises(PackageError, match="without data: w"):
+        create_package(graph, tmp_path / "a.ortpackage")
+
+
+def test_strings_in_golden_outputs_are_refused(tmp_path: Path) -> None:
+    """A data file has no strings, and the message names the tensor."""
+    case = ({"x": np.array(["a"], dtype=object)}, {})
+    with pytest.raises(PackageError, match="golden/0/in/x"):
+        make(tmp_path / "a.ortpackage", golden=[case])
+
+
+def test_a_device_that_nothing_runs_has_no_variant(tmp_path: Path) -> None:
+    """A variant is for an execution provider; TPUs have none in ONNX Runtime."""
+    with pytest.raises(PackageError, match="TPU"):
+        make(tmp_path / "a.ortpackage", variants={"tpu": Precision.F32})
+
+
+def test_weights_are_stored_once_for_variants_that_share_them(tmp_path: Path) -> None:
+    """Two variants in f32 have one data file, and a third one in f16 has its own of half the size."""
+    variants = {"cpu": Precision.F32, "cuda": Precision.F32, "webgpu": Precision.F16}
+    files = files_of(make(tmp_path / "a.ortpackage", variants=variants))
+    sizes = sorted(len(data) for name, data in files.items() if name.startswith("shared_assets/"))
+    assert sizes == [2 * 32 * 32 * 2, 2 * 32 * 32 * 4]
+
+
+def test_opening_loads_no_engine(tmp_path: Path) -> None:
+    """A package is opened, checked and read without ONNX Runtime or ONNX."""
+    path = make(tmp_path / "a.ortpackage")
+    program = (
+        "import sys\nfrom rlx_ort.deploy.package import Package\n"
+        f"package = Package({str(path)!r})\npackage.check_all()\npackage.graph()\n"
+        "print(*(name for name in ('onnxruntime', 'onnx', 'rich', 'model_signing') if name in sys.modules))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, encoding="utf-8", check=True
+    )
+    assert result.stdout.strip() == ""
+
+
+def test_the_entry_of_a_device_comes_before_that_of_its_kind() -> None:
+    """`cuda:1` has its own precision, other CUDA devices that of the kind, and all others the general one."""
+    from rlx_ort.device import Device
+
+    precisions = {"cuda": Precision.F16, "cuda:1": Precision.BF16}
+    options = CompileOptions(precision=Precision.TF32, precisions=precisions)
+    found = [options.on(Device(name)).precision for name in ("cuda", "cuda:1", "cuda:2", "cpu")]
+    assert found == [Precision.F16, Precision.BF16, Precision.F16, Precision.TF32]
