@@ -63,3 +63,10 @@ def oldest_core(session: nox.Session) -> None:
     """Run what depends on the core's version on the oldest supported ONNX Runtime."""
     session.install(f"{build_wheel(session)}[cpu]", f"onnxruntime=={OLDEST_ONNXRUNTIME}", *DEV)
     run_pytest(session, *OLD_CORE_TESTS)
+
+
+@nox.session
+def frozen(session: nox.Session) -> None:
+    """Freeze the example program with PyInstaller, from the wheel, and run what comes out."""
+    session.install(f"{build_wheel(session)}[cpu]", "pyinstaller", "pytest", "hypothesis")
+    run_pytest(session, "tests/packaging/test_frozen.py")

@@ -61,11 +61,16 @@ class CoreMlProvider(OrtProvider):
             "MLComputeUnits": _COMPUTE_UNITS[device.kind],
             "RequireStaticInputShapes": "0",
         }
-        return SessionRecipe(self.ep_name, options=chosen, option_keys=self.option_keys)
+        return SessionRecipe(
+            self.ep_name,
+            options=chosen,
+            option_keys=self.option_keys,
+            cache_options=lambda folder: {"ModelCacheDirectory": folder},
+        )
 
     # --- claims and quirks
-    # ModelCacheDirectory stays unset: its key holds neither the weights nor the build of ONNX Runtime, so a changed
-    # model of the same name would be answered by the old one. A caller who knows better sets it by option.
+    # ModelCacheDirectory is set to the compile cache's folder of one model only: Core ML's own key holds neither the
+    # weights nor the build of ONNX Runtime, so a changed model of the same name would be answered by the old one.
 
     # --- default profile
     def default_profile(self, device: Device) -> CostProfile:

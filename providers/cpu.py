@@ -11,7 +11,7 @@ from rlx_ort.providers.cores import core_share
 from rlx_ort.providers.hardware import cpu_name, memory_bytes
 from rlx_ort.providers.installation import Problem
 from rlx_ort.providers.ort_provider import OrtProvider
-from rlx_ort.providers.recipe import SessionRecipe
+from rlx_ort.providers.recipe import Keeps, SessionRecipe
 
 __all__ = ["CpuProvider"]
 
@@ -45,7 +45,7 @@ class CpuProvider(OrtProvider):
     # --- session options
     def recipe(self, device: Device, options: CompileOptions) -> SessionRecipe:
         """Return a recipe without options: everything about the CPU stands in the session options."""
-        return SessionRecipe(self.ep_name, option_keys=self.option_keys)
+        return SessionRecipe(self.ep_name, option_keys=self.option_keys, keeps=Keeps.PACKED)
 
     # --- claims and quirks
     # f16 nodes run through inserted f32 casts, bf16 ones mostly have no kernel; the registry tells both.

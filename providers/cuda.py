@@ -18,7 +18,7 @@ from rlx_ort.providers.installation import Problem
 from rlx_ort.providers.libraries import engine_library, missing_libraries
 from rlx_ort.providers.ort_provider import OrtProvider
 from rlx_ort.providers.plugins import plugin_devices
-from rlx_ort.providers.recipe import SessionRecipe, names
+from rlx_ort.providers.recipe import Keeps, SessionRecipe, names
 
 __all__ = ["CudaProvider", "cuda_libraries_problem"]
 
@@ -98,6 +98,7 @@ class CudaProvider(OrtProvider):
             ep_devices=self.ep_devices(device),
             memory=("cuda", device.index),
             device_graph=options.device_graph,
+            keeps=Keeps.OPTIMIZED,
         )
 
     # --- claims and quirks

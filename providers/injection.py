@@ -12,6 +12,7 @@ reference to anything: whoever opens the session owns what `prepare_weights` ret
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import tempfile
 import time
@@ -22,15 +23,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rlx_ort import environment
 from rlx_ort.converters.onnx_types import tensor_proto
 from rlx_ort.converters.to_onnx.exported import ExportedModel
 from rlx_ort.converters.to_onnx.writer import INLINE_BYTES
 from rlx_ort.errors import ParamError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.tensor import TensorData
+from rlx_ort.providers.compiled.settings import cache_root
 
-__all__ = ["BORROWING_VERSION", "cache_folder", "prepare_weights", "write_weights_file"]
+__all__ = ["BORROWING_VERSION", "cache_folder", "external_tensors", "prepare_weights", "write_weights_file"]
+
+_log = logging.getLogger("rlx_ort.weights")
 
 BORROWING_VERSION = (1, 31)
 # Windows maps files in steps of 64 KiB; smaller tensors are copied, so their place does not matter.
@@ -60,9 +63,10 @@ def prepare_weights(
         ParamError: a parameter has no data, data of another type, or a buffer that is not one run of bytes.
     """
     payload = model.model_bytes(weights)
-    tensors = _external(model, weights)
+    tensors = external_tensors(model, weights)
     if not tensors:
         return payload, []
+    _check_buffers(tensors)
     borrows = version >= BORROWING_VERSION
     folder = _common_folder(tensors) if repacked or not borrows else None
     if folder is not None:
@@ -70,19 +74,19 @@ def prepare_weights(
     given = {name: tensor.buffer for name, tensor in tensors.items()}
     if borrows:
         return payload, _borrow(options, given)
-    path, entries = write_weights_file(given, cache_folder("weights"))
+    try:
+        path, entries = write_weights_file(given, cache_folder("weights"))
+    except OSError as err:
+        _log.info("weights are copied into the session, since no file of them can be written: %s", err)
+        return payload, _borrow(options, given)  # an older core takes the buffers too, copies them, and up to 2 GB
     options.add_session_config_entry(_FOLDER_KEY, str(path.parent))
     places = {name: (path.name, *entry) for name, entry in entries.items()}
     return _relocated(payload, places, {}), []
 
 
 def cache_folder(name: str) -> Path:
-    """Return a folder of the compile cache, created; `RLX_CACHE_DIR` moves the whole cache."""
-    import platformdirs
-
-    root = environment.get("CACHE_DIR")
-    base = Path(root) if root else platformdirs.user_cache_path("rlx_ort", appauthor=False)
-    folder = base / name
+    """Return a folder of what is kept between runs, created; `RLX_CACHE_DIR` moves all of them."""
+    folder = cache_root() / name
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
@@ -125,18 +129,22 @@ def write_weights_file(
     return path, entries
 
 
-def _external(model: ExportedModel, weights: Mapping[str, TensorData]) -> dict[str, TensorData]:
-    """Return the data of all parameters and constants that do not stand in the model itself."""
+def external_tensors(model: ExportedModel, weights: Mapping[str, TensorData]) -> dict[str, TensorData]:
+    """Return the data of all parameters and constants that do not stand in the model itself; no byte is looked at."""
     tensors = {name: weights[name] for name in model.params} | dict(model.constants)
     found = {}
     for name, tensor in tensors.items():
         if tensor.dtype is DType.STRING or tensor.nbytes < INLINE_BYTES:
             continue
+        found[name] = tensor
+    return found
+
+
+def _check_buffers(tensors: Mapping[str, TensorData]) -> None:
+    for name, tensor in tensors.items():
         buffer = tensor.buffer
         if buffer.dtype != np.uint8 or buffer.ndim != 1 or not buffer.flags.c_contiguous:
             raise ParamError(f"the buffer of {name!r} must be one contiguous run of bytes")
-        found[name] = tensor
-    return found
 
 
 def _common_folder(tensors: Mapping[str, TensorData]) -> Path | None:
@@ -144,7 +152,7 @@ def _common_folder(tensors: Mapping[str, TensorData]) -> Path | None:
     sources = [tensor.source for tensor in tensors.values() if tensor.source is not None]
     rest_bytes = sum(tensor.nbytes for tensor in tensors.values() if tensor.source is None)
     folders = {Path(source.path).parent for source in sources}
-    if len(folders) != 1 or rest_bytes > _LARGEST_REST_BYTES:
+    if any(source.pinned for source in sources) or len(folders) != 1 or rest_bytes > _LARGEST_REST_BYTES:
         return None
     one_per_file = {source.path: source for source in sources}.values()
     return folders.pop() if all(source.unchanged for source in one_per_file) else None

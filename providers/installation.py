@@ -6,11 +6,13 @@ any of them breaks the rest.
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import re
-from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    import importlib.metadata
 
 __all__ = [
     "MINIMUM_VERSION",
@@ -35,8 +37,7 @@ _FLAVOURS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
+class Problem(NamedTuple):
     """Something that keeps ONNX Runtime from being used, and the command that repairs it."""
 
     reason: str
@@ -53,6 +54,8 @@ def runtime_packages() -> dict[str, str]:
 
     A package in a folder further down the path is hidden by it and does no harm.
     """
+    import importlib.metadata  # takes 30 ms to load, and only a failure asks
+
     owners: dict[Path, dict[str, str]] = {}
     for dist in importlib.metadata.distributions():
         name = _normal(dist.metadata["Name"] or "")

@@ -47,7 +47,13 @@ class OpenVinoProvider(OrtProvider):
         chosen = {} if devices else {"device_type": self._device_type(device)}
         # Its GPU computes in f16 unless it is told to keep the precision of the model.
         chosen["precision"] = "FP16" if options.precision is Precision.F16 else "ACCURACY"
-        return SessionRecipe(self.ep_name, options=chosen, option_keys=self.option_keys, ep_devices=devices)
+        return SessionRecipe(
+            self.ep_name,
+            options=chosen,
+            option_keys=self.option_keys,
+            ep_devices=devices,
+            cache_options=lambda folder: {"cache_dir": folder},
+        )
 
     def _device_type(self, device: Device) -> str:
         listed = getattr(runtime.bindings(), "get_available_openvino_device_ids", None)

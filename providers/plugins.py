@@ -18,6 +18,7 @@ from typing import Any
 
 from rlx_ort.providers.exceptions import readable
 from rlx_ort.providers.installation import Problem
+from rlx_ort.providers.windows_catalog import catalog_providers
 
 __all__ = ["Plugin", "described", "find_plugins", "plugin_devices", "plugin_for", "register_plugin"]
 
@@ -49,8 +50,13 @@ class Plugin:
 
 @functools.cache
 def find_plugins() -> tuple[Plugin, ...]:
-    """Return the installed plugin packages; this imports their small Python modules, not their libraries."""
-    return tuple(_plugin(dist, module) for dist, module in _distributions())
+    """Return the installed plugin packages; this imports their small Python modules, not their libraries.
+
+    On Windows, providers that the system keeps come after those of wheels.
+    """
+    own = tuple(_plugin(dist, module) for dist, module in _distributions())
+    offered = catalog_providers()
+    return own + tuple(Plugin("Windows ML", version, (name,), path, why) for name, version, path, why in offered)
 
 
 def plugin_for(ep_name: str) -> Plugin | None:
@@ -63,10 +69,11 @@ def register_plugin(plugin: Plugin, engine: Any, errors: tuple[type[Exception], 
 
     The answer is remembered: a library that failed to load once is not loaded again.
     """
+    known = f"{plugin.distribution} {plugin.ep_names}"  # Windows keeps several under one name
     with _lock:
-        if plugin.distribution not in _registered:
-            _registered[plugin.distribution] = _register(plugin, engine, errors)
-        return _registered[plugin.distribution]
+        if known not in _registered:
+            _registered[known] = _register(plugin, engine, errors)
+        return _registered[known]
 
 
 def plugin_devices(engine: Any, ep_name: str) -> tuple[Any, ...]:
@@ -76,6 +83,8 @@ def plugin_devices(engine: Any, ep_name: str) -> tuple[Any, ...]:
 
 def _register(plugin: Plugin, engine: Any, errors: tuple[type[Exception], ...]) -> Problem | None:
     reinstall = f"pip install --force-reinstall {plugin.distribution}"
+    if plugin.distribution == "Windows ML":
+        reinstall = "update Windows, or pip install the provider's own package"
     if plugin.problem or plugin.library is None:
         return Problem(f"{plugin.distribution} {plugin.version}: {plugin.problem or 'no library'}", reinstall)
     try:

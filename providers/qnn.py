@@ -8,7 +8,7 @@ from rlx_ort.device import Device
 from rlx_ort.execution.options import CompileOptions, Precision
 from rlx_ort.providers.base import CostProfile
 from rlx_ort.providers.ort_provider import OrtProvider
-from rlx_ort.providers.recipe import SessionRecipe, names
+from rlx_ort.providers.recipe import Keeps, SessionRecipe, names
 
 __all__ = ["QnnProvider"]
 
@@ -42,7 +42,13 @@ class QnnProvider(OrtProvider):
         devices = self.ep_devices(device)
         if not devices:
             chosen["backend_type"] = "htp"
-        return SessionRecipe(self.ep_name, options=chosen, option_keys=self.option_keys, ep_devices=devices)
+        return SessionRecipe(
+            self.ep_name,
+            options=chosen,
+            option_keys=self.option_keys,
+            ep_devices=devices,
+            keeps=Keeps.CONTEXT,
+        )
 
     # --- claims and quirks
     # Of several QNN devices in a list the last one wins (https://github.com/microsoft/onnxruntime/pull/26085), so a

@@ -3,14 +3,31 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rlx_ort.execution.options import CompileOptions
+if TYPE_CHECKING:
+    from rlx_ort.execution.options import CompileOptions
 
-__all__ = ["SessionRecipe", "names", "nothing_to_hold"]
+__all__ = ["CPU_EP", "Keeps", "SessionRecipe", "names", "nothing_to_hold"]
+
+CPU_EP = "CPUExecutionProvider"
+
+
+class Keeps(enum.Enum):
+    """What of a session ONNX Runtime can write to the compile cache and open again."""
+
+    NOTHING = "nothing"
+    """Nothing; the provider may have a cache folder of its own."""
+    OPTIMIZED = "optimized"
+    """The optimised model and its weights."""
+    PACKED = "packed"
+    """The optimised model, and its weights in the layout of the kernels too."""
+    CONTEXT = "context"
+    """What the provider compiled, in the nodes of an EPContext model."""
 
 
 def names(text: str) -> frozenset[str]:
@@ -40,6 +57,9 @@ class SessionRecipe:
         before_run: raises when a run in this process would hang or crash.
         memory: ONNX Runtime's name and index of the memory that tensors stay in between runs; host memory where the
             provider's own cannot be bound.
+        keeps: what of it the compile cache can hold.
+        cache_options: takes a folder and returns the provider options that make the provider keep there what it
+            compiles; None when it has none. The folder belongs to one model with its weights on one device.
         device_graph: whether launches are recorded once and replayed, which needs static shapes and fixed addresses.
     """
 
@@ -54,6 +74,13 @@ class SessionRecipe:
     before_run: Callable[[], None] | None = None
     memory: tuple[str, int] = ("cpu", 0)
     device_graph: bool = False
+    keeps: Keeps = Keeps.NOTHING
+    cache_options: Callable[[str], Mapping[str, str]] | None = None
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether ONNX Runtime's own CPU kernels run it, in the process's memory and threads."""
+        return self.ep_name == CPU_EP
 
     def provider_options(self, options: CompileOptions) -> dict[str, str]:
         """Return the provider's options with the caller's on top, all as text."""

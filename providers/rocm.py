@@ -57,7 +57,12 @@ class RocmProvider(OrtProvider):
             chosen["migraphx_fp16_enable"] = "1"
         if options.precision is Precision.BF16:
             chosen["migraphx_bf16_enable"] = "1"
-        return SessionRecipe(self.ep_name, options=chosen, option_keys=self.option_keys)
+        return SessionRecipe(
+            self.ep_name,
+            options=chosen,
+            option_keys=self.option_keys,
+            cache_options=lambda folder: {"migraphx_model_cache_dir": folder},
+        )
 
     # --- claims and quirks
     # A new input shape is compiled inside `run`, seconds to minutes; bucket or pad what varies.

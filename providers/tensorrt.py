@@ -86,13 +86,19 @@ class TensorRtProvider(_NvidiaCompiler):
             "device_id": str(device.index),
             "trt_fp16_enable": str(int(options.precision is Precision.F16)),
             "trt_bf16_enable": str(int(options.precision is Precision.BF16)),
-            # What was timed once need not be timed again; the engine cache stays off, because its key does not hold
-            # the weights and a changed parameter would be answered by the old engine.
+            # What was timed once need not be timed again. The engine cache is off but in the compile cache's folder
+            # of one model: its own key does not hold the weights, so a changed parameter would get the old engine.
             "trt_timing_cache_enable": "1",
             "trt_timing_cache_path": str(cache_folder("tensorrt")),
         }
         helpers = ((CudaProvider.ep_name, cuda_options(device.index, options.precision)),)
-        return SessionRecipe(self.ep_name, options=chosen, option_keys=self.option_keys, helpers=helpers)
+        return SessionRecipe(
+            self.ep_name,
+            options=chosen,
+            option_keys=self.option_keys,
+            helpers=helpers,
+            cache_options=lambda folder: {"trt_engine_cache_enable": "1", "trt_engine_cache_path": folder},
+        )
 
     # --- claims and quirks
     # TensorRT has no option against TF32: on Ampere and newer, NVIDIA_TF32_OVERRIDE=0 in the environment turns it off.
@@ -125,4 +131,5 @@ class TensorRtRtxProvider(_NvidiaCompiler):
             options={"nv_runtime_cache_path": str(cache_folder("tensorrt-rtx"))},
             option_keys=self.option_keys,
             ep_devices=self.ep_devices(device),
+            cache_options=lambda folder: {"nv_runtime_cache_path": folder},
         )

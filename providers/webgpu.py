@@ -22,7 +22,7 @@ from rlx_ort.providers.installation import Problem
 from rlx_ort.providers.libraries import loads
 from rlx_ort.providers.ort_provider import OrtProvider
 from rlx_ort.providers.plugins import described, plugin_devices
-from rlx_ort.providers.recipe import SessionRecipe, names
+from rlx_ort.providers.recipe import Keeps, SessionRecipe, names
 
 __all__ = ["WebGpuProvider", "vulkan_drivers", "vulkan_problem"]
 
@@ -112,6 +112,7 @@ class WebGpuProvider(OrtProvider):
             before_run=lambda: _refuse_after_fork(device),
             memory=("webgpu", 0),
             device_graph=options.device_graph,
+            keeps=Keeps.OPTIMIZED,
         )
 
     def run_lock(self) -> contextlib.AbstractContextManager[Any]:

@@ -70,7 +70,7 @@ def command(
     from rlx_ort.execution.options import CompileOptions, PlacementRule
     from rlx_ort.parity.bisect import bisect
     from rlx_ort.parity.compare import compare
-    from rlx_ort.parity.opening import as_model
+    from rlx_ort.parity.opening import OrtFormatFile, as_model
     from rlx_ort.parity.tolerances import dtypes_of, tolerance_for
 
     parsed = [parse_device(name) for name in devices or ("cpu",)]
@@ -86,7 +86,8 @@ def command(
             first, second, devices=places, inputs=inputs, dims=dims, tolerance=allowed, options=chosen, seed=seed
         )
     divergence = None
-    searched = with_bisect and not comparison.ok
+    unseen = [str(model.path) for model in (first, second) if isinstance(model, OrtFormatFile)]
+    searched = with_bisect and not comparison.ok and not unseen
     if searched:
         with progress("looking for the first node that differs"):
             divergence = bisect(
@@ -95,6 +96,8 @@ def command(
     if inputs is None:
         sizes = ", ".join(f"{name}={size}" for name, size in comparison.assumed.items())
         note(f"no --inputs: random ones with seed {seed}" + (f"; assumed {sizes}" if sizes else ""))
+    if with_bisect and unseen and not comparison.ok:
+        note(f"--bisect: {unseen[0]} is in ORT format, which shows no values inside; compare the ONNX it was made from")
     if as_json:
         document: dict[str, Any] = {"a": str(a), "b": str(b or a), **comparison_document(comparison)}
         if with_bisect:

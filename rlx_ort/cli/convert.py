@@ -182,7 +182,9 @@ def _document(report: ConversionReport) -> dict[str, Any]:
         "steps": {name: _plain(step) for name, step in report.steps.items()},
         "seconds": dict(report.seconds),
         "verification": None if report.comparison is None else comparison_document(report.comparison),
+        "verified": report.comparison is not None,
         "unverified": report.unverified or None,
+        "emulated": report.emulated or None,
     }
 
 
@@ -229,6 +231,8 @@ def _print(report: ConversionReport) -> None:
     sizes = ", ".join(f"{name}={size}" for name, size in comparison.assumed.items())
     inputs = "the given inputs" if comparison.seed is None else f"random inputs, seed {comparison.seed}"
     note(f"verified on {inputs}" + (f" with {sizes}" if sizes else "") + f": {comparison.tolerance}")
+    if report.emulated:
+        note(report.emulated)
 
 
 def _change(before: object, after: object) -> str:

@@ -6,6 +6,7 @@ This module loads few others, since their import would take longer than the star
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import threading
 from pathlib import Path
@@ -39,19 +40,36 @@ def start_package(path: str | Path, device: str = "cpu") -> StartedPackage:
     packed weights, and later runs use that. The two differ by rounding.
 
     The package's own files are not verified here but their index, `rlx.json`, by whose digest the cache finds what was
-    made of the verified package. Use `open_package` to ask for a signature.
+    made of the verified package. Where `RLX_PACKAGE_KEY` asks for signatures, it is opened in full.
 
     Raises:
         PackageError: there is no package at the path, or it cannot be opened in full either.
         DeviceError: the device cannot be had.
     """
+    place = Path(path)
+    collecting = gc.isenabled()
+    gc.disable()  # nothing of what is imported here is ever garbage
+    try:
+        started = _quick(place, device)
+    finally:
+        if collecting:
+            gc.enable()
+    if started is None:
+        started = StartedPackage(place, device)
+        started.compiled  # noqa: B018  # errors belong to the start, not to the first run
+    return started
+
+
+def _quick(place: Path, device: str) -> StartedPackage | None:
+    """Return the package started from the cache alone, or None where it cannot be."""
+    from rlx_ort import environment
     from rlx_ort.providers.compiled.settings import use_of
     from rlx_ort.providers.compiled.starts import find_start
     from rlx_ort.providers.compiled.store import default_store
     from rlx_ort.providers.runtime import describe_runtime, open_saved
 
-    place = Path(path)
-    if device == "cpu" and use_of(None, "found") != "off":
+    # Where signatures are asked for, the package is opened in full, which looks at them.
+    if device == "cpu" and use_of(None, "found") != "off" and not environment.get("PACKAGE_KEY"):
         start = find_start(default_store(), package_sha256(place), describe_runtime())
         if start is not None:
             try:
@@ -60,9 +78,7 @@ def start_package(path: str | Path, device: str = "cpu") -> StartedPackage:
                 default_store().drop(start.entry.digest)
             else:
                 return StartedPackage(place, device, start, session)
-    started = StartedPackage(place, device)
-    started.compiled  # noqa: B018  # errors belong to the start, not to the first run
-    return started
+    return None
 
 
 def package_sha256(path: Path) -> str:

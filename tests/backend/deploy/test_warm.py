@@ -148,6 +148,24 @@ def test_the_variable_keeps_a_start_from_the_cache(package, monkeypatch):
     assert openings == []
 
 
+def test_a_package_whose_signature_is_asked_for_is_opened_in_full(package, monkeypatch, tmp_path):
+    """The cache does not stand in for a signature."""
+    warm_package(package, [Device.CPU])
+    monkeypatch.setenv("RLX_PACKAGE_KEY", str(tmp_path / "key.pem"))
+    with pytest.raises(PackageError):
+        start_package(package)
+
+
+def test_a_package_that_wants_its_golden_cases_run_first_does_not_start_without_them(tmp_path, monkeypatch):
+    """They are run when it is opened in full."""
+    monkeypatch.setenv("RLX_CACHE_DIR", str(tmp_path / "cache"))
+    path = make(tmp_path / "careful.ortpackage", verify_on_first_use=True)
+    (row,) = warm_package(path, [Device.CPU])
+    assert (row.problem, row.starts) == ("", False)
+    with start_package(path) as started:
+        assert not started.quick
+
+
 @pytest.mark.parametrize(
     "inputs",
     [{}, {"y": X}, {"x": X, "y": X}, {"x": X[0]}, {"x": X[:, :-1]}, {"x": X.astype(np.float64)}, {"x": X > 0}],

@@ -250,11 +250,11 @@ def test_prepacked_weights_are_written_once_and_give_the_float64_result(open_mod
     """The second session opens what the first one packed."""
     x, weight, bias = random(3, 64), random(32, 64), random(32)
     options = {"sharing": WeightSharing.PREPACKED, "optimization": level}
-    folder = tmp_path / "cache" / "prepacked"
+    folder = tmp_path / "cache" / "compiled"
     for _ in range(2):
         (y,) = open_model(MATMUL, {"W": weight, "b": bias}, **options).run(["y"], {"x": x})
         np.testing.assert_allclose(y, x @ weight.T.astype(np.float64) + bias, rtol=1e-5, atol=1e-4)
-        assert len([path for path in folder.iterdir() if path.is_dir()]) == 1
+        assert len(list(folder.glob("*/entry.json"))) == 1
 
 
 def test_prepacked_weights_of_another_value_are_packed_anew(open_model):
@@ -272,4 +272,4 @@ def test_prepacked_sharing_on_a_gpu_is_the_private_kind(open_model, tmp_path: Pa
     x, weight, bias = random(3, 64), random(32, 64), random(32)
     session = open_model(MATMUL, {"W": weight, "b": bias}, "webgpu", sharing=WeightSharing.PREPACKED)
     np.testing.assert_allclose(session.run(["y"], {"x": x})[0], x @ weight.T + bias, rtol=1e-3, atol=1e-3)
-    assert not (tmp_path / "cache" / "prepacked").exists()
+    assert not (tmp_path / "cache" / "compiled").exists()

@@ -1,0 +1,178 @@
+"""`rlx-ort cache list | clear | explain`: what the compile cache holds, and why something was compiled again."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rlx_ort.cli import options
+from rlx_ort.cli.show import binary_size, note, print_facts, print_json, print_table, progress
+
+if TYPE_CHECKING:
+    from rlx_ort.providers.compiled.entry import Entry
+    from rlx_ort.providers.compiled.explain import Explanation
+    from rlx_ort.providers.compiled.key import CacheKey
+
+__all__ = ["command"]
+
+_SHOWN_DIGITS = 12
+_SHOWN_CHARACTERS = 60
+
+
+@click.group("cache")
+def command() -> None:
+    """Show, clear and explain the compile cache.
+
+    It holds optimised models with their weights and what providers compiled, for packages that were warmed and for
+    sessions that ask. RLX_CACHE_DIR moves it, RLX_CACHE_LIMIT limits it, RLX_CACHE=off keeps all from it.
+    """
+
+
+@command.command("list")
+@click.option("--check", is_flag=True, help="Read every byte, and drop entries that are damaged.")
+@options.as_json
+def list_entries(check: bool, as_json: bool) -> None:
+    """List the entries, the one used last first."""
+    from rlx_ort.providers.compiled.store import default_store
+
+    store = default_store()
+    entries = store.entries()
+    problems = {}
+    if check:
+        with progress("reading every entry"):
+            problems = {entry.digest: entry.problem(whole=True) for entry in entries}
+        for digest, problem in problems.items():
+            if problem and store.drop(digest):
+                note(f"dropped {digest[:_SHOWN_DIGITS]}: {problem}")
+        entries = [entry for entry in entries if not problems[entry.digest]]
+    total = sum(entry.nbytes for entry in entries)
+    if as_json:
+        dropped = [{"key": digest, "problem": problem} for digest, problem in problems.items() if problem]
+        document = {"folder": str(store.root), "limit_bytes": store.limit, "total_bytes": total, "dropped": dropped}
+        print_json(document | {"entries": [_described(entry) for entry in entries]})
+        return
+    print_facts([("folder", str(store.root)), ("size", f"{binary_size(total)} of {binary_size(store.limit)}")])
+    if not entries:
+        note("the cache is empty; `rlx-ort package warm` fills it")
+        return
+    print_table(
+        ("key", "model", "provider", "size", "made", "used"),
+        [
+            (
+                entry.digest[:_SHOWN_DIGITS],
+                entry.label,
+                entry.parts.get("provider", ""),
+                binary_size(entry.nbytes),
+                _moment(entry.created_s),
+                _moment(entry.used_s),
+            )
+            for entry in entries
+        ],
+    )
+
+
+@command.command("clear")
+@options.as_json
+def clear(as_json: bool) -> None:
+    """Delete every entry; those that a running program maps stay where the system keeps them open (Windows)."""
+    from rlx_ort.providers.compiled.store import default_store
+
+    store = default_store()
+    freed, kept = store.clear()
+    if as_json:
+        print_json({"folder": str(store.root), "freed_bytes": freed, "kept": kept})
+        return
+    print_facts([("freed", binary_size(freed)), ("in use, kept", str(len(kept)))])
+
+
+@command.command("explain")
+@click.argument("subject", metavar="MODEL|PACKAGE|KEY")
+@click.option("--device", "device_name", metavar="DEVICE", default="cpu", show_default=True, help="For a model.")
+@options.dims
+@options.as_json
+def explain(subject: str, device_name: str, dims: dict[str, int], as_json: bool) -> None:
+    """Say whether a model is in the cache, and what changed since it was compiled before.
+
+    A KEY, or its first digits as `cache list` shows them, says the same of an entry that is there.
+    """
+    from rlx_ort.providers.compiled.explain import explain_entry, explain_key
+    from rlx_ort.providers.compiled.store import default_store
+
+    entries = default_store().entries()
+    path = Path(subject)
+    if path.exists():
+        found = explain_key(_key_of(path, device_name, dims), entries)
+    else:
+        matching = [entry for entry in entries if entry.digest.startswith(subject.lower())]
+        if len(matching) != 1:
+            what = "no file and no key of the cache" if not matching else f"the begin of {len(matching)} keys"
+            raise click.BadParameter(f"{subject!r} is {what}; `rlx-ort cache list` shows them", param_hint="SUBJECT")
+        found = explain_entry(matching[0], entries)
+    if as_json:
+        print_json(_document(found))
+    else:
+        _print(found)
+
+
+def _key_of(path: Path, device_name: str, dims: dict[str, int]) -> CacheKey:
+    from rlx_ort.cli.models import read_model
+    from rlx_ort.deploy.open import runner_of
+    from rlx_ort.device import parse_device
+    from rlx_ort.execution.options import CompileOptions
+    from rlx_ort.providers.compiled.explain import key_of_graph
+
+    device = parse_device(device_name)
+    if _is_package(path):
+        from rlx_ort.deploy.package import Package
+
+        with Package(path) as package, runner_of(package, options=CompileOptions(dims=dims)) as runner:
+            return key_of_graph(runner.graph, device, runner.options)
+    return key_of_graph(read_model(path), device, CompileOptions(dims=dims))
+
+
+def _is_package(path: Path) -> bool:
+    if path.is_dir():
+        return True
+    with path.open("rb") as stream:
+        return stream.read(2) == b"PK"
+
+
+def _described(entry: Entry) -> dict[str, Any]:
+    return {
+        "key": entry.digest,
+        "model": entry.label,
+        "bytes": entry.nbytes,
+        "created_s": entry.created_s,
+        "used_s": entry.used_s,
+        "parts": dict(entry.parts),
+    }
+
+
+def _document(found: Explanation) -> dict[str, Any]:
+    return {
+        "key": found.digest,
+        "cached": found.entry is not None,
+        "nearest": None if found.nearest is None else found.nearest.digest,
+        "changed": [{"part": part, "before": before, "after": after} for part, before, after in found.changed],
+    }
+
+
+def _print(found: Explanation) -> None:
+    state = "not in the cache" if found.entry is None else f"in the cache since {_moment(found.entry.created_s)}"
+    print_facts([("key", found.digest), ("state", state)])
+    if found.nearest is None:
+        note("no entry of the same model or weights was there before")
+        return
+    note(f"compared with {found.nearest.digest[:_SHOWN_DIGITS]}, made {_moment(found.nearest.created_s)}")
+    print_table(("what changed", "before", "now"), [(part, _cut(old), _cut(new)) for part, old, new in found.changed])
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[: _SHOWN_CHARACTERS - 1]}…"
+
+
+def _moment(seconds: float) -> str:
+    return datetime.datetime.fromtimestamp(seconds).astimezone().isoformat(" ", "seconds")

@@ -1,0 +1,295 @@
+"""The compile cache as a store: keys, finding, making, evicting, and what goes wrong with folders."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from pathlib import Path
+
+import filelock
+import pytest
+
+from rlx_ort.providers.compiled import store as store_module
+from rlx_ort.providers.compiled.entry import MANIFEST, read_entry
+from rlx_ort.providers.compiled.explain import explain_entry, explain_key
+from rlx_ort.providers.compiled.key import CacheKey, differences
+from rlx_ort.providers.compiled.machine import read_cpu_facts
+from rlx_ort.providers.compiled.settings import DEFAULT_LIMIT_BYTES, limit_bytes, parse_bytes, use_of
+from rlx_ort.providers.compiled.store import CompileStore
+
+PARTS = {"model": "m", "weights": "w", "provider": "P", "engine": "onnxruntime 1"}
+
+
+def key(**changed: str) -> CacheKey:
+    return CacheKey({**PARTS, **changed})
+
+
+def filler(size: int = 100, byte: bytes = b"x"):
+    def fill(folder: Path):
+        (folder / "model.onnx").write_bytes(byte * size)
+        return {"note": size}
+
+    return fill
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> CompileStore:
+    return CompileStore(tmp_path / "compiled", limit=1 << 30)
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_each_part_of_a_key_changes_its_digest(part):
+    """What differs in anything is another entry."""
+    assert key(**{part: "other"}).digest != key().digest
+
+
+def test_parts_do_not_run_into_each_other():
+    """A text moved from one part to the next is another key."""
+    assert CacheKey({"a": "bc", "d": ""}).digest != CacheKey({"a": "b", "cd": ""}).digest
+
+
+def test_differences_name_what_one_side_lacks():
+    """A part that is only in one key is empty in the other."""
+    assert differences({"a": "1", "b": "2"}, {"a": "1", "c": "3"}) == (("b", "2", ""), ("c", "", "3"))
+
+
+def test_an_entry_is_made_once(store):
+    """The second session finds what the first one made."""
+    made = store.make(key(), "a model", filler())
+    again = store.make(key(), "a model", lambda folder: pytest.fail("made twice"))
+    assert again.folder == made.folder
+    assert (again.folder / "model.onnx").read_bytes() == b"x" * 100
+    assert again.extra == {"note": 100}
+
+
+def test_finding_says_when_an_entry_was_last_used(store):
+    """A find makes an entry the newest by use, and not by creation."""
+    for name in "ab":
+        store.make(key(model=name), name, filler())
+        os.utime(store.root / key(model=name).digest / MANIFEST, (1_000, 1_000))
+    store.find(key(model="a").digest)
+    assert [entry.label for entry in store.entries()] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda folder: (folder / "model.onnx").unlink(),
+        lambda folder: (folder / "model.onnx").write_bytes(b"x" * 99),
+        lambda folder: (folder / "model.onnx").write_bytes(b"x" * 99 + b"y"),
+        lambda folder: (folder / MANIFEST).write_text("{", encoding="utf-8"),
+        lambda folder: (folder / MANIFEST).write_bytes((folder / MANIFEST).read_bytes().replace(b'"m"', b'"n"')),
+        lambda folder: (folder / MANIFEST).unlink(),
+    ],
+    ids=["file gone", "file cut short", "file changed", "manifest cut short", "manifest changed", "no manifest"],
+)
+def test_a_damaged_entry_is_made_again(store, damage):
+    """A damaged entry is never used, and does not stand in the way."""
+    store.make(key(), "a model", filler())
+    damage(store.root / key().digest)
+    assert store.find(key().digest) is None
+    assert (store.make(key(), "a model", filler()).folder / "model.onnx").read_bytes() == b"x" * 100
+
+
+@pytest.mark.parametrize(("place", "found_at_once"), [(0, True), (2_000_000, True), (1_000_000, False)])
+def test_large_files_are_checked_at_their_edges_and_wholly_on_request(store, place, found_at_once):
+    """A bit that flipped in the middle of a large file is found by the full check."""
+    made = store.make(key(), "large", filler(2_000_001))
+    with (made.folder / "model.onnx").open("r+b") as stream:
+        stream.seek(place)
+        stream.write(b"y")
+    assert bool(made.problem()) is found_at_once
+    assert made.problem(whole=True) == "model.onnx was changed"
+
+
+def test_entries_used_longest_ago_make_room(tmp_path):
+    """The limit counts the files, and the newest entry stays in any case."""
+    small = CompileStore(tmp_path / "compiled", limit=250)
+    for place, name in enumerate("abcd"):
+        small.make(key(model=name), name, filler(100 if name != "d" else 300))
+        os.utime(small.root / key(model=name).digest / MANIFEST, (1_000 + place, 1_000 + place))
+        if name == "c":
+            assert {entry.label for entry in small.entries()} == {"b", "c"}
+    assert [entry.label for entry in small.entries()] == ["d"]
+
+
+def test_an_entry_that_windows_keeps_open_is_not_evicted(store, monkeypatch):
+    """Where a mapped file cannot be moved, the entry stays whole and the next one goes."""
+    for place, name in enumerate("ab"):
+        store.make(key(model=name), name, filler())
+        os.utime(store.root / key(model=name).digest / MANIFEST, (1_000 + place, 1_000 + place))
+    held, rename = store.root / key(model="a").digest, Path.rename
+
+    def refusing(self: Path, target: Path) -> Path:
+        if self == held:
+            raise PermissionError(13, "in use")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", refusing)
+    tight = CompileStore(store.root, limit=0)
+    assert tight.evict() == [key(model="b").digest]
+    entry = tight.find(key(model="a").digest)
+    assert entry is not None
+    assert entry.problem(whole=True) == ""
+    freed, kept = tight.clear()
+    assert (freed, kept) == (0, [key(model="a").digest])
+
+
+def test_a_scanner_that_holds_a_new_file_delays_an_entry(store, monkeypatch):
+    """A rename that Windows refuses for a moment is tried again."""
+    replace, refusals = os.replace, [PermissionError(13, "in use")] * 2
+
+    def hesitant(source, target):
+        if refusals:
+            raise refusals.pop()
+        replace(source, target)
+
+    monkeypatch.setattr(store_module.os, "replace", hesitant)
+    monkeypatch.setattr(store_module.time, "sleep", lambda seconds: None)
+    assert store.make(key(), "a model", filler()).problem() == ""
+    assert refusals == []
+
+
+def test_a_rename_that_stays_refused_leaves_nothing(store, monkeypatch):
+    """The caller gets the error, and no part of an entry stays."""
+
+    def refusing(source, target):
+        raise PermissionError(13, "in use")
+
+    monkeypatch.setattr(store_module.os, "replace", refusing)
+    monkeypatch.setattr(store_module.time, "sleep", lambda seconds: None)
+    with pytest.raises(PermissionError):
+        store.make(key(), "a model", filler())
+    assert [path.name for path in store.root.iterdir()] == ["locks"]
+
+
+def test_a_failure_while_filling_leaves_nothing(store):
+    """An entry appears whole or not at all."""
+
+    def fill(folder: Path) -> None:
+        (folder / "half").write_bytes(b"x")
+        raise OSError(28, "no space left on device")
+
+    with pytest.raises(OSError, match="no space"):
+        store.make(key(), "a model", fill)
+    assert [path.name for path in store.root.iterdir()] == ["locks"]
+
+
+def test_what_dead_processes_left_is_deleted_and_what_is_made_now_is_not(store):
+    """A part belongs to whoever holds the lock of its key."""
+    store.make(key(), "a model", filler())
+    dead, alive = store.root / f"part-{'0' * 32}-x", store.root / f"part-{'1' * 32}-x"
+    trash = store.root / "trash-x"
+    for folder in (dead, alive, trash):
+        folder.mkdir()
+    with filelock.FileLock(store.root / "locks" / ("1" * 32)):
+        store.evict()
+    assert (dead.exists(), alive.exists(), trash.exists()) == (False, True, False)
+
+
+def test_clearing_deletes_everything(store):
+    """Also folders that have no manifest."""
+    store.make(key(), "a model", filler())
+    (store.root / ("f" * 32)).mkdir()
+    assert store.clear() == (100, [])
+    assert list(store.root.glob("?" * 32)) == []
+
+
+def test_a_folder_the_provider_fills_has_the_size_it_has_now(store):
+    """Nothing is promised of its files."""
+    made = store.make(key(), "engines", lambda folder: None, open_ended=True)
+    (made.folder / "engine").write_bytes(b"x" * 50)
+    found = store.find(key().digest)
+    assert found is not None
+    assert found.nbytes == 50 + (made.folder / MANIFEST).stat().st_size
+
+
+def test_an_entry_of_another_name_is_no_entry(store):
+    """A folder that was copied over does not answer for another key."""
+    made = store.make(key(), "a model", filler())
+    other = store.root / key(model="n").digest
+    shutil.copytree(made.folder, other)
+    assert read_entry(other) is None
+
+
+def test_explaining_names_the_parts_that_changed_since_the_nearest_entry(store, monkeypatch):
+    """The nearest is the one of the same model or weights with the fewest differences."""
+    clock = iter((100.0, 200.0, 300.0))
+    monkeypatch.setattr(store_module.time, "time", lambda: next(clock))
+    store.make(key(engine="onnxruntime 0", provider="Q"), "far", filler())
+    near = store.make(key(engine="onnxruntime 0"), "near", filler())
+    store.make(CacheKey({**PARTS, "model": "n", "weights": "v"}), "another model", filler())
+    found = explain_key(key(), store.entries())
+    assert found.entry is None
+    assert found.nearest == near
+    assert found.changed == (("engine", "onnxruntime 0", "onnxruntime 1"),)
+
+
+def test_explaining_an_entry_looks_at_older_ones_only(store, monkeypatch):
+    """Nothing is explained by what came after."""
+    clock = iter((100.0, 200.0))
+    monkeypatch.setattr(store_module.time, "time", lambda: next(clock))
+    first = store.make(key(), "first", filler())
+    second = store.make(key(engine="onnxruntime 2"), "second", filler())
+    assert explain_entry(first, store.entries()).nearest is None
+    assert explain_entry(second, store.entries()).changed == (("engine", "onnxruntime 1", "onnxruntime 2"),)
+
+
+def test_the_log_says_why_an_entry_was_dropped(store, caplog):
+    """A rebuild is no mystery."""
+    made = store.make(key(), "a model", filler())
+    (made.folder / "model.onnx").write_bytes(b"")
+    with caplog.at_level(logging.WARNING, "rlx_ort.cache"):
+        store.find(key().digest)
+    assert "model.onnx has 0 bytes in place of 100" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("500", 500), ("4G", 4 << 30), ("1.5 GiB", 3 << 29), ("20mb", 20 << 20), ("1T", 1 << 40)]
+)
+def test_sizes_are_read_with_their_units(text, size):
+    """Units count in 1024."""
+    assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "G", "-1", "4X", "4 G B"])
+def test_a_limit_that_is_no_size_is_the_default(text, monkeypatch):
+    """A typo does not empty the cache."""
+    monkeypatch.setenv("RLX_CACHE_LIMIT", text)
+    assert limit_bytes() == DEFAULT_LIMIT_BYTES
+
+
+@pytest.mark.parametrize(
+    ("variable", "default", "use"),
+    [
+        (None, "off", "off"),
+        (None, "found", "found"),
+        ("1", "off", "on"),
+        ("0", "found", "off"),
+        ("FOUND", "off", "found"),
+    ],
+)
+def test_the_variable_says_how_sessions_use_the_cache(variable, default, use, monkeypatch):
+    """What the options say comes before."""
+    if variable is not None:
+        monkeypatch.setenv("RLX_CACHE", variable)
+    assert use_of(None, default) == use
+    assert use_of("on", default) == "on"
+
+
+def test_cpu_facts_are_those_of_the_first_processor(tmp_path):
+    """Instructions that no kernel asks for do not count."""
+    table = tmp_path / "cpuinfo"
+    table.write_text(
+        "processor\t: 0\nmodel name\t: One\nflags\t\t: fpu avx2 fma avx\n\nprocessor\t: 1\nmodel name\t: Two\n",
+        encoding="utf-8",
+    )
+    found = read_cpu_facts(table)
+    assert (found["cpu"], found["cpu_instructions"]) == ("One", "avx avx2 fma")
+
+
+def test_cpu_facts_without_a_table_are_what_the_system_says(tmp_path, monkeypatch):
+    """Windows names family, model and stepping."""
+    monkeypatch.setenv("PROCESSOR_IDENTIFIER", "AMD64 Family 25 Model 97 Stepping 2, AuthenticAMD")
+    assert read_cpu_facts(tmp_path / "none")["cpu_instructions"].startswith("AMD64 Family 25")
