@@ -6,8 +6,9 @@ import datetime
 import platform
 import time
 
-from rlx_ort.calibration import store
-from rlx_ort.calibration.probes import Prober, Progress
+from rlx_ort.calibration import probes, store
+from rlx_ort.calibration.checks import check
+from rlx_ort.calibration.prober import Prober, Progress
 from rlx_ort.calibration.profile import CalibrationProfile
 from rlx_ort.calibration.timing import Budget, Clock
 from rlx_ort.device import Device
@@ -15,7 +16,8 @@ from rlx_ort.device import Device
 __all__ = ["calibrate", "limit_s"]
 
 _FULL_S, _QUICK_S, _SOFTWARE_S = 8.0, 2.0, 30.0
-_RESERVE = 0.85  # of the limit is for measuring, the rest for what the last probe takes too long
+_QUICK_RESERVE = 0.75  # of a short limit: opening the last session takes as long there
+_RESERVE = 0.92  # of the limit is for measuring, the rest for what the last probe takes too long
 
 
 def calibrate(
@@ -35,17 +37,21 @@ def calibrate(
         RlxError: the device fails at the smallest graph.
     """
     device = Device(device)
+    begun = clock()
     key = store.key_of(device)
+    found_s = max(clock() - begun, 0) / 1e9  # the first use of a device in a process loads its libraries
     with store.locked(device) as waited:
         if waited:
             others = store.find(device).profile
             if others is not None and (quick or not others.quick):
                 return others
-        limit = limit_s(device, quick=quick)
+        limit = max(limit_s(device, quick=quick) - found_s, limit_s(device, quick=quick) / 2)
         software = _is_software(device)
-        budget = Budget(limit * _RESERVE, 0.2 if software else 0.006 if quick else 0.015, clock)
+        budget = Budget(
+            limit * (_QUICK_RESERVE if quick else _RESERVE), 0.05 if software else 0.006 if quick else 0.015, clock
+        )
         prober = Prober(device, budget, quick=quick, progress=progress)
-        prober.measure()
+        probes.measure(prober)
         profile = CalibrationProfile(
             key=key,
             rows=tuple(prober.rows),
@@ -54,7 +60,11 @@ def calibrate(
             quick=quick,
             elapsed_s=round(budget.elapsed_ns / 1e9, 2),
             skipped=dict(prober.skipped),
+            spent=dict(prober.spent),
         )
+        if not quick:
+            profile = check(profile, prober)
+        prober.done()
         store.keep(device, profile)
     return profile
 

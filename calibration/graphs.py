@@ -6,7 +6,7 @@ every size of a probe. `frame` is the same graph without the chain, whose time i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,16 +23,14 @@ __all__ = [
     "attention",
     "bmm",
     "conv",
-    "elementwise",
     "frame",
     "fused_gemm",
     "gemm",
+    "lone_product",
     "lstm",
     "transfer",
     "transfers",
 ]
-
-_WEIGHT_BYTES = 48 * 1024**2  # chains use their weights in turn up to here, so that caches help as in real models
 
 
 class Chain:
@@ -94,30 +92,49 @@ def frame(rank: int, dtype: DType = DType.F32) -> Graph:
     return Chain("frame", rank, dtype).done()
 
 
-def gemm(k: int, n: int, links: int, dtype: DType = DType.F32) -> Graph:
-    """Return a chain of (m, k) by (k, n) by (n, k) products; `links` counts products and is even unless k is n."""
+def gemm(k: int, n: int, links: int, dtype: DType = DType.F32, kept: int = 1) -> Graph:
+    """Return a chain of (m, k) by (k, n) by (n, k) products; `links` counts products and is even unless k is n.
+
+    The chain uses `kept` different weights of each side in turn; with one they stay in the device's caches.
+    """
     chain = Chain("gemm", 2, dtype)
-    kept = max(1, min(links, _WEIGHT_BYTES // (k * n * 4)))
     sides = [(k, n), (n, k)] if k != n else [(k, n)]
-    weights = [chain.weight(sides[link % len(sides)], sides[link % len(sides)][0] ** -0.5) for link in range(kept)]
-    if len(sides) == 2 and kept == 1:
-        weights.append(chain.weight(sides[1], n**-0.5))
-    period = len(weights) - len(weights) % len(sides)
+    weights = [[chain.weight(side, side[0] ** -0.5) for _ in range(kept)] for side in sides]
     for link in range(links):
-        weight = weights[link % period]
-        chain.value = chain.op("MatMul", [chain.value, weight], ["d0", sides[link % len(sides)][1]])
+        at = link % len(sides)
+        weight = weights[at][link // len(sides) % kept]
+        chain.value = chain.op("MatMul", [chain.value, weight], ["d0", sides[at][1]])
     return chain.done()
 
 
-def bmm(links: int, dtype: DType = DType.F32) -> Graph:
-    """Return a chain of batched products of two computed values, (b, s, d) by (b, d, s) by (b, s, d)."""
+def lone_product(side: int) -> Graph:
+    """Return one product of an input row and a square weight."""
+    graph = Graph("lone")
+    weight = np.resize(np.random.default_rng(0).standard_normal(1 << 16).astype(np.float32), (side, side))
+    x, w = graph.input("x", [1, side]), graph.param("w", [side, side])
+    graph.weights["w"] = TensorData.from_array(weight * np.float32(side**-0.5), DType.F32)
+    kind = TensorType(DType.F32, Shape([1, side]))
+    graph.outputs = list(graph.onnx_node("MatMul", [x, w], types=[kind]))
+    return graph
+
+
+def bmm(links: int, dtype: DType = DType.F32, *, turned: bool = False) -> Graph:
+    """Return a chain of batched products of two computed values, (b, s, d) by (b, d, s) by (b, s, d).
+
+    With `turned`, one operand of each product comes out of a transpose of its last two axes.
+    """
     chain = Chain("bmm", 3, dtype)
     seed = chain.graph.input("key", [1], dtype)
-    turned = chain.graph.input("key_shape", [3], DType.I64)
-    key = chain.op("Expand", [seed, turned], ["d0", "d2", "d1"])
+    shape = chain.graph.input("key_shape", [3], DType.I64)
+    key = chain.op("Expand", [seed, shape], ["d0", "d2", "d1"])
     value = chain.value
+    swap = {"perm": (0, 2, 1)}
     for _ in range(links // 2):
-        scores = chain.op("MatMul", [chain.value, key], ["d0", "d1", "d1"])
+        # A different value is turned each time, or the engine would turn one once.
+        right = chain.op("Transpose", [chain.value], ["d0", "d2", "d1"], swap) if turned else key
+        scores = chain.op("MatMul", [chain.value, right], ["d0", "d1", "d1"])
+        if turned:
+            scores = chain.op("Transpose", [scores], ["d0", "d1", "d1"], swap)
         chain.value = chain.op("MatMul", [scores, value], ["d0", "d1", "d2"])
     return chain.done()
 
@@ -180,16 +197,6 @@ def lstm(hidden: int, links: int) -> Graph:
     return chain.done()
 
 
-def elementwise(op_type: str, links: int, width: int, dtype: DType = DType.F32) -> Graph:
-    """Return a chain of an op over (rows, width); `_LINKS` says how each op is chained."""
-    chain = Chain(op_type.lower(), 2, dtype)
-    first = chain.value
-    link = _LINKS.get(op_type)
-    for _ in range(links):
-        chain.value = _unary(chain, op_type) if link is None else link(chain, first, width)
-    return chain.done()
-
-
 def transfer(*, upload: bool) -> Graph:
     """Return a graph whose large tensor comes from the host, or goes to it."""
     if not upload:
@@ -218,89 +225,3 @@ def transfers(inputs: int, outputs: int) -> Graph:
         results.append(total)
     graph.outputs = results
     return graph
-
-
-def _unary(chain: Chain, op_type: str) -> Value:
-    return chain.op(op_type, [chain.value], chain.dims)
-
-
-def _binary(op_type: str) -> Callable[[Chain, Value, int], Value]:
-    return lambda chain, first, width: chain.op(op_type, [chain.value, first], chain.dims)
-
-
-def _broadcast(chain: Chain, first: Value, width: int) -> Value:
-    return chain.op("Add", [chain.value, chain.weight((width,), 0.1)], chain.dims)
-
-
-def _pow(chain: Chain, first: Value, width: int) -> Value:
-    exponent = chain.graph.constant(np.array([1.5], chain.dtype.numpy))
-    return chain.op("Pow", [chain.value, exponent], chain.dims)
-
-
-def _where(chain: Chain, first: Value, width: int) -> Value:
-    mask = chain.op("Greater", [chain.value, first], chain.dims, dtype=DType.BOOL)
-    return chain.op("Where", [mask, chain.value, first], chain.dims)
-
-
-def _cast(chain: Chain, first: Value, width: int) -> Value:
-    there = chain.op("Cast", [chain.value], chain.dims, {"to": 6}, dtype=DType.I32)
-    return chain.op("Cast", [there], chain.dims, {"to": 1})
-
-
-def _softmax(chain: Chain, first: Value, width: int) -> Value:
-    return chain.op("Softmax", [chain.value], chain.dims, {"axis": -1})
-
-
-def _layer_norm(chain: Chain, first: Value, width: int) -> Value:
-    scale, bias = chain.weight((width,), 1.0), chain.weight((width,), 1.0)
-    return chain.op("LayerNormalization", [chain.value, scale, bias], chain.dims, {"axis": -1})
-
-
-def _reduce(chain: Chain, first: Value, width: int) -> Value:
-    axes = chain.graph.constant(np.array([-1], np.int64))
-    small = chain.op("ReduceMean", [chain.value, axes], ["d0", 1], {"keepdims": 1})
-    return chain.op("Add", [chain.value, small], chain.dims)
-
-
-def _transpose(chain: Chain, first: Value, width: int) -> Value:
-    chain.dims.reverse()
-    return chain.op("Transpose", [chain.value], chain.dims, {"perm": (1, 0)})
-
-
-def _gather(chain: Chain, first: Value, width: int) -> Value:
-    rows = chain.graph.inputs
-    index = next((value for value in rows if value.name == "rows"), None)
-    if index is None:
-        index = chain.graph.input("rows", ["d0"], DType.I64)
-    return chain.op("Gather", [chain.value, index], chain.dims, {"axis": 0})
-
-
-def _concat(chain: Chain, first: Value, width: int) -> Value:
-    half = chain.graph.constant(np.array([width // 2], np.int64))
-    zero, end, axis = (chain.graph.constant(np.array([number], np.int64)) for number in (0, width, 1))
-    left = chain.op("Slice", [chain.value, zero, half, axis], ["d0", width // 2])
-    right = chain.op("Slice", [chain.value, half, end, axis], ["d0", width // 2])
-    return chain.op("Concat", [right, left], chain.dims, {"axis": 1})
-
-
-def _reshape(chain: Chain, first: Value, width: int) -> Value:
-    shape = chain.graph.constant(np.array([-1, width], np.int64))
-    return chain.op("Reshape", [chain.value, shape], chain.dims)
-
-
-_LINKS: dict[str, Callable[[Chain, Value, int], Value]] = {
-    "Add": _binary("Add"),
-    "Mul": _binary("Mul"),
-    "Div": _binary("Div"),
-    "AddRow": _broadcast,
-    "Pow": _pow,
-    "Where": _where,
-    "Cast": _cast,
-    "Softmax": _softmax,
-    "LayerNormalization": _layer_norm,
-    "ReduceMean": _reduce,
-    "Transpose": _transpose,
-    "Gather": _gather,
-    "Concat": _concat,
-    "Reshape": _reshape,
-}

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
+from rlx_ort.calibration.corrections import LEAST_ERROR, class_of, error_of
+from rlx_ort.calibration.products import ProductTable
 from rlx_ort.calibration.profile import CalibrationProfile
+from rlx_ort.calibration.row_lengths import RowLengths
 from rlx_ort.calibration.tables import Curve, Grid
 from rlx_ort.device import Device
 from rlx_ort.errors import CalibrationError
@@ -14,6 +17,7 @@ from rlx_ort.selection.workload import Work
 __all__ = ["MeasuredCostModel"]
 
 _REQUIRED = ("roundtrip", "dispatch", "gemm", "op:Add")
+_COMPUTING = 4  # times an addition: an operator that takes longer is not held up by memory
 _BYTES = {"f16": 2, "bf16": 2, "f64": 8}
 
 
@@ -41,9 +45,15 @@ class MeasuredCostModel:
         self._dispatch = self._single("dispatch")
         self._tensor_in = self._single("tensor_in")
         self._tensor_out = self._single("tensor_out")
+        lone = self._rows.get(("lone", "f32"), {}).values()
+        self._lone = sum(lone) / len(lone) if lone else 0.0
+        self._factor_of = dict(profile.corrections)
+        self._moved = self._factor_of.get("transfer", 1.0)
+        self._products: dict[str, ProductTable] = {}
         self._known: dict[Work, float] = {}
         self._curves: dict[str, Curve] = {}
-        self._grids: dict[tuple[str, str], Grid] = {}
+        self._grids: dict[str, Grid] = {}
+        self._lengths: dict[str, RowLengths] = {}
         self._formulas: dict[str, Callable[[Work], float]] = {
             "gemm": self._gemm,
             "bmm": self._bmm,
@@ -63,21 +73,32 @@ class MeasuredCostModel:
 
     @property
     def error(self) -> float:
-        """The error to expect of a prediction, as a share: more after a quick or noisy measurement."""
+        """The error to expect where nothing was compared, as a share: more after a quick or noisy measurement."""
         noisy = len(self.profile.noisy_rows) / len(self.profile.rows)
         return 0.35 + 0.15 * self.profile.quick + 0.2 * noisy
+
+    def error_of(self, terms: Mapping[str, float]) -> float:
+        """Return the error to expect of a sum of terms, by kind: what whole graphs showed of each class of work."""
+        sums: dict[str, float] = {}
+        for kind, ns in terms.items():
+            name = class_of(kind)
+            sums[name] = sums.get(name, 0.0) + ns
+        known = {**self.profile.errors, "overhead": LEAST_ERROR} if self.profile.errors else {}
+        return error_of(sums, known, self.error)
 
     def work_ns(self, work: Work) -> float:
         """Return the time of one piece of work with its launch, in ns; asked twice, it looks it up."""
         known = self._known.get(work)
         if known is None:
-            known = self._formulas.get(work.kind, self._operator)(work) * work.times
+            factor = self._factor_of.get(class_of(work.like if work.kind == "op" else work.kind), 1.0)
+            known = self._formulas.get(work.kind, self._operator)(work) * work.times * factor
+            known += self._lone if work.first else 0.0
             self._known[work] = known
         return known
 
     def sgemm_gflops(self, m: int, k: int, n: int) -> float:
         """Return the measured rate of an f32 product of (m, k) and (k, n), in GFLOP/s."""
-        return 2.0 * m * k * n / self._grid("gemm", "f32")(m, k, n)
+        return 2.0 * m * k * n / self._product("f32")(m, k, n)
 
     def conv_gflops(self) -> float:
         """Return the best rate of a 3 x 3 convolution that was measured, in GFLOP/s; products' when none was."""
@@ -100,11 +121,11 @@ class MeasuredCostModel:
 
     def upload_ns(self, nbytes: int) -> float:
         """Return the time to bring one value to the device, in ns."""
-        return self._tensor_in + self._beyond_small("upload", nbytes)
+        return (self._tensor_in + self._beyond_small("upload", nbytes)) * self._moved
 
     def readback_ns(self, nbytes: int) -> float:
         """Return the time to bring one value to the host, in ns."""
-        return self._tensor_out + self._beyond_small("readback", nbytes)
+        return (self._tensor_out + self._beyond_small("readback", nbytes)) * self._moved
 
     def num_threads(self) -> int:
         """Return the threads the device computes with."""
@@ -125,18 +146,23 @@ class MeasuredCostModel:
             self._curves[probe] = curve
         return curve
 
-    def _grid(self, probe: str, dtype: str) -> Grid:
-        grid = self._grids.get((probe, dtype))
+    def _grid(self, probe: str) -> Grid:
+        grid = self._grids.get(probe)
         if grid is None:
-            rows = self._rows[probe, dtype]
-            if probe == "gemm":  # a chain goes from k to n and back, so a row is the mean of both products
-                rows = {(m, n, k): ns for (m, k, n), ns in rows.items()} | rows
-            grid = self._grids[probe, dtype] = Grid(rows)
+            grid = self._grids[probe] = Grid(self._rows[probe, "f32"], _POWERS.get(probe, ()))
         return grid
+
+    def _product(self, dtype: str) -> ProductTable:
+        table = self._products.get(dtype)
+        if table is None:
+            cold = self._rows.get(("weights", "f32"), {}) if dtype == "f32" else {}
+            rows = {(m, k, n): ns for (m, k, n), ns in self._rows["gemm", dtype].items()}
+            table = self._products[dtype] = ProductTable(rows, {size: ns for (size,), ns in cold.items()})
+        return table
 
     def _gemm(self, work: Work) -> float:
         m, k, n = work.size
-        ns = self._grid("gemm", "f32")(m, k, n)
+        ns = self._product("f32")(m, k, n, work.resident)
         return max(ns * self._dtype_factor(work.dtype, m, math.sqrt(k * n)), self._least)
 
     def _dtype_factor(self, dtype: str, m: float, side: float) -> float:
@@ -145,9 +171,7 @@ class MeasuredCostModel:
             dtype = "f16"
         if dtype == "f32" or ("gemm", dtype) not in self._rows:
             return _BYTES.get(dtype, 4) / 4
-        f32 = self._grid("gemm", "f32")
-        measured = self._grid("gemm", dtype)
-        return measured(m, side, side) / f32(m, side, side)
+        return self._product(dtype)(m, side, side) / self._product("f32")(m, side, side)
 
     def _bmm(self, work: Work) -> float:
         rows = self._rows.get(("bmm", "f32"))
@@ -161,7 +185,7 @@ class MeasuredCostModel:
         ns = curve(work.flops)
         if work.flops > max(2.0 * b * s * s * d for b, s, d in rows):
             # Beyond what was measured, one large product tells more than a small batch that is stretched.
-            ns = min(ns, 2 * self._grid("gemm", "f32")(batch * m, k, n))
+            ns = min(ns, 2 * self._product("f32")(batch * m, k, n))
         factor = self._dtype_factor(work.dtype, m, math.sqrt(k * n))
         return max(ns * factor, self._moving(work), self._least)
 
@@ -171,7 +195,7 @@ class MeasuredCostModel:
         if (probe, "f32") not in self._rows:
             pixels, channels = work.size
             return self._gemm(Work("gemm", "MatMul", (pixels, channels, channels), dtype=work.dtype)) * 1.5
-        grid = self._grid(probe, "f32")
+        grid = self._grid(probe)
         return max(grid(*work.size) * self._dtype_factor(work.dtype, 512, 512), self._least)
 
     def _attention(self, work: Work) -> float:
@@ -192,17 +216,35 @@ class MeasuredCostModel:
             step = Work("gemm", "MatMul", (batch, width + hidden, 4 * hidden), dtype=work.dtype)
             return steps * directions * (self._gemm(step) + 4 * self._dispatch)
         side = math.sqrt(hidden * (width + hidden) / 2)
-        return max(self._grid("lstm", "f32")(steps, batch, side) * directions, self._least)
+        return max(self._grid("lstm")(steps, batch, side) * directions, self._least)
 
     def _fused(self, work: Work) -> float:
-        """Return what a fused node adds to the one before it: at most what it would take by itself."""
+        """Return what a fused node adds to the one before it, which may be more than it would take by itself.
+
+        Beyond the largest tensor that was measured it grows as the node by itself does.
+        """
         like = _UNFUSED.get(work.like)
         if like is None:
             return 0.0
         alone = self._operator(Work("op", like, work.size))
+        if work.like == "turned":
+            return self._turned(work.size[0], alone)
         if (f"fused:{work.like}", "f32") not in self._rows:
             return 0.0 if work.like == "bias" else alone / 2
-        return min(self._curve(f"fused:{work.like}")(work.size[0]), alone)
+        curve, largest = self._curve(f"fused:{work.like}"), max(self._rows[f"fused:{work.like}", "f32"])[0]
+        if work.size[0] <= largest:
+            return curve(work.size[0])
+        return curve(largest) + alone - self._operator(Work("op", like, (largest,)))
+
+    def _turned(self, elements: int, alone_ns: float) -> float:
+        """Return what a transpose adds to the product that reads it; engines fuse it on some devices."""
+        rows = self._rows.get(("turned", "f32"))
+        if not rows:
+            return alone_ns / 2
+        curve = self._curves.get("turned")
+        if curve is None:  # half of a row's transposes are of (s, d), half of (s, s)
+            curve = self._curves["turned"] = Curve((b * s * (s + d) / 2, ns) for (b, s, d), ns in rows.items())
+        return min(curve(elements), alone_ns)
 
     def _view(self, work: Work) -> float:
         if ("op:Reshape", "f32") not in self._rows:
@@ -210,10 +252,56 @@ class MeasuredCostModel:
         return min(self._curve("op:Reshape")(1024), self._dispatch)
 
     def _operator(self, work: Work) -> float:
+        elements = work.size[0]
         for like in (work.like, _COARSER.get(work.like, "Add"), "Add"):
-            if (f"op:{like}", "f32") in self._rows:
-                return max(self._curve(f"op:{like}")(work.size[0]), self._least)
+            rows = self._rows.get((f"op:{like}", "f32"))
+            if rows:
+                largest = max(rows)[0]
+                ns = self._curve(f"op:{like}")(min(elements, largest)) * self._bend(like, min(elements, largest))
+                if elements > largest:
+                    ns *= self._growth(ns, largest, elements)
+                if len(work.size) > 1 and like == work.like:
+                    ns *= self._lengths_of(like)(elements, work.size[1])
+                return max(ns, self._least)
         raise CalibrationError("the profile has no operator to compare with")
+
+    def _bend(self, like: str, elements: int) -> float:
+        """Return what the straight line between an operator's sizes leaves out, seen on the addition's finer sizes.
+
+        Where tensors outgrow a cache, time rises at once; additions are measured at enough sizes to show it.
+        """
+        sizes = {size for (size,) in self._rows[f"op:{like}", "f32"]}
+        if like == "Add" or self._curve(f"op:{like}")(elements) > _COMPUTING * self._curve("op:Add")(elements):
+            return 1.0
+        coarse = self._curves.get(f"bend:{like}")
+        if coarse is None:
+            rows = {size[0]: ns for size, ns in self._rows["op:Add", "f32"].items() if size[0] in sizes}
+            if len(rows) < len(sizes):
+                return 1.0
+            coarse = self._curves[f"bend:{like}"] = Curve(rows.items())
+        return self._curve("op:Add")(elements) / coarse(elements)
+
+    def _growth(self, ns: float, largest: int, elements: int) -> float:
+        """Return how many times as long an operator takes beyond its largest size.
+
+        What is about as quick as an addition there moves memory, and grows as the addition does, which was measured
+        furthest. What is far slower computes, in proportion.
+        """
+        add = self._curve("op:Add")
+        if ns > _COMPUTING * add(largest):
+            return elements / largest
+        return min(add(elements) / add(largest), elements / largest)
+
+    def _lengths_of(self, like: str) -> RowLengths:
+        """Return how the length of a row tells on an operator's time."""
+        known = self._lengths.get(like)
+        if known is None:
+            rows = self._rows.get((f"rows:{like}", "f32"), {})
+            usual = self._rows[f"op:{like}", "f32"]
+            known = self._lengths[like] = RowLengths(
+                {(size[0], size[1]): ns for size, ns in rows.items()}, {size[0]: ns for size, ns in usual.items()}
+            )
+        return known
 
     def _moving(self, work: Work) -> float:
         """Return the time an addition of as many bytes takes."""
@@ -224,9 +312,11 @@ class MeasuredCostModel:
         return self._dispatch * 0.8
 
 
-_UNFUSED = {"bias": "AddRow", "gemm_act": "Relu", "conv_act": "Relu", "conv_add": "Add"}
+_UNFUSED = {"bias": "AddRow", "gemm_act": "Relu", "conv_act": "Relu", "conv_add": "Add", "turned": "Transpose"}
+_POWERS = {"conv3x3": (1, 2), "conv1x1": (1, 2), "depthwise": (1, 1), "lstm": (1, 1, 2)}
 _COARSER = {
     "AddRow": "Add",
+    "TransposeRows": "Gather",
     "Erf": "Tanh",
     "Exp": "Tanh",
     "Sigmoid": "Tanh",

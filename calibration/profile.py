@@ -1,13 +1,17 @@
 """`CalibrationProfile`: what was measured on one device, as a documented JSON file.
 
-    {"schema": 1, "unit": "ns",
+    {"schema": 2, "unit": "ns",
      "key": {"device", "ep", "hardware", "identity", "engine", "ep_version", "driver", "threads"},
      "machine": "...", "measured": "2026-11-01T12:00:00+00:00", "quick": false, "elapsed_s": 6.1,
      "rows": [{"probe": "gemm", "size": [64, 256, 256], "dtype": "f32", "ns": 5100.0, "spread": 0.03, "repeats": 9}],
-     "skipped": {"attention": "why it was not measured"}}
+     "references": [{"name": "dense 1 x 416", "ns": 81000.0, "spread": 0.02, "terms": {"product": 70100.0, ...}}],
+     "corrections": {"product": 1.08}, "errors": {"product": 0.12},
+     "skipped": {"attention": "why it was not measured"}, "spent": {"gemm": 0.81}}
 
 A row is the median time of one operation in nanoseconds; what `size` counts stands beside each probe in
-`rlx_ort.calibration.probes`. `spread` is the distance of the quartiles as a share of the median.
+`rlx_ort.calibration.probes`. `spread` is the distance of the quartiles as a share of the median. References are small
+whole graphs: what they took, and what the rows alone predict for them by class of work. From them come the factor that
+predictions of a class are multiplied by, and the error that is left. `spent` is in seconds.
 """
 
 from __future__ import annotations
@@ -20,9 +24,9 @@ from typing import Any
 
 from rlx_ort.errors import CalibrationError
 
-__all__ = ["NOISY", "SCHEMA", "CalibrationProfile", "ProfileKey", "Sample"]
+__all__ = ["NOISY", "SCHEMA", "CalibrationProfile", "ProfileKey", "Reference", "Sample"]
 
-SCHEMA = 1
+SCHEMA = 2
 """The version of the file's form and of what the probes measure; another version is measured again."""
 
 NOISY = 0.25
@@ -93,6 +97,23 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
+class Reference:
+    """A small whole graph that was measured, to see how well the rows predict it.
+
+    Attributes:
+        name: what it is.
+        ns: the median time of a run, in nanoseconds.
+        spread: the distance of the quartiles as a share of the median.
+        terms: class of work -> what the rows alone predict for it, in nanoseconds.
+    """
+
+    name: str
+    ns: float
+    spread: float = 0.0
+    terms: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class CalibrationProfile:
     """What was measured on one device.
 
@@ -104,6 +125,10 @@ class CalibrationProfile:
         quick: whether the short form was measured.
         elapsed_s: how long it took, in seconds.
         skipped: probe -> why it has no row or not all of them.
+        references: small whole graphs, measured and predicted.
+        corrections: class of work -> what predictions are multiplied by.
+        errors: class of work -> the error to expect of a prediction, as a share.
+        spent: probe -> seconds that it took.
     """
 
     key: ProfileKey
@@ -113,6 +138,10 @@ class CalibrationProfile:
     quick: bool = False
     elapsed_s: float = 0.0
     skipped: Mapping[str, str] = field(default_factory=dict)
+    references: tuple[Reference, ...] = ()
+    corrections: Mapping[str, float] = field(default_factory=dict)
+    errors: Mapping[str, float] = field(default_factory=dict)
+    spent: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def noisy_rows(self) -> tuple[Sample, ...]:
@@ -130,7 +159,8 @@ class CalibrationProfile:
         document: dict[str, Any] = {"schema": SCHEMA, "unit": "ns", "key": asdict(self.key)}
         document |= {name: getattr(self, name) for name in ("machine", "measured", "quick", "elapsed_s")}
         document["rows"] = [asdict(row) | {"noisy": row.noisy} for row in self.rows]
-        document["skipped"] = dict(self.skipped)
+        document["references"] = [asdict(reference) for reference in self.references]
+        document |= {name: dict(getattr(self, name)) for name in ("corrections", "errors", "skipped", "spent")}
         return json.dumps(document, indent=1)
 
     @classmethod
@@ -153,6 +183,10 @@ class CalibrationProfile:
                 quick=bool(document["quick"]),
                 elapsed_s=float(document["elapsed_s"]),
                 skipped={str(name): str(reason) for name, reason in document["skipped"].items()},
+                references=tuple(_reference(entry) for entry in document["references"]),
+                corrections=_positive(document["corrections"]),
+                errors=_positive(document["errors"]),
+                spent={str(name): float(seconds) for name, seconds in document["spent"].items()},
             )
         except (ValueError, KeyError, TypeError, AttributeError) as err:
             raise CalibrationError(f"the text is no calibration profile: {err!r}") from err
@@ -164,3 +198,15 @@ def _row(row: Mapping[str, Any]) -> Sample:
         raise ValueError(f"{row['probe']} has the time {ns}")
     size = tuple(int(number) for number in row["size"])
     return Sample(str(row["probe"]), size, ns, str(row["dtype"]), float(row["spread"]), int(row["repeats"]))
+
+
+def _reference(entry: Mapping[str, Any]) -> Reference:
+    terms = {str(name): float(ns) for name, ns in entry["terms"].items()}
+    return Reference(str(entry["name"]), float(entry["ns"]), float(entry["spread"]), terms)
+
+
+def _positive(entries: Mapping[str, Any]) -> dict[str, float]:
+    found = {str(name): float(number) for name, number in entries.items()}
+    if not all(0 < number < float("inf") for number in found.values()):
+        raise ValueError(f"no factors or errors: {found}")
+    return found

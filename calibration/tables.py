@@ -6,9 +6,11 @@ import bisect
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
 
 __all__ = ["Curve", "Grid"]
 
+Size = TypeVar("Size", bound=tuple[float, ...])
 _FLOOR_NS = 20.0  # a time below this is noise of a subtraction
 
 
@@ -45,22 +47,28 @@ class Curve:
 class Grid:
     """Time over several sizes, measured at some points of a grid.
 
-    Inside, logarithms are interpolated linearly along each axis; above the grid the time grows with each size that
-    is above it, below it falls as between the two smallest, but never faster than the size. Points
-    of the grid that were not measured are filled from the nearest measured one, in proportion to the product of the
-    sizes.
+    The work is the product of the sizes, each to its power. Inside, logarithms are interpolated linearly along each
+    axis; above the grid the time grows with the work, below it falls as between the two smallest, but never faster
+    than the work. Points of the grid that were not measured are filled from the nearest measured one: less work
+    takes as long, more work at least as long and at most as much longer, at the best rate that was measured.
+
+    Args:
+        points: sizes -> ns.
+        powers: how the work grows with each size; in proportion where nothing is said.
     """
 
-    __slots__ = ("_axes", "_values")
+    __slots__ = ("_axes", "_powers", "_values")
 
-    def __init__(self, points: Mapping[tuple[int, ...], float]) -> None:
+    def __init__(self, points: Mapping[Size, float], powers: Sequence[float] = ()) -> None:
         known = {
             tuple(math.log(max(side, 1)) for side in size): math.log(max(ns, _FLOOR_NS)) for size, ns in points.items()
         }
         rank = len(next(iter(known)))
+        self._powers = tuple(powers) or (1.0,) * rank
         self._axes = [sorted({point[axis] for point in known}) for axis in range(rank)]
         self._values = {
-            point: known[point] if point in known else _filled(point, known) for point in itertools.product(*self._axes)
+            point: known[point] if point in known else _filled(point, known, self._powers)
+            for point in itertools.product(*self._axes)
         }
 
     def __call__(self, *size: float) -> float:
@@ -73,23 +81,27 @@ class Grid:
             return self._values[fixed]
         axis, x, rest = self._axes[len(fixed)], left[0], left[1:]
         if x >= axis[-1]:
-            return self._at((*fixed, axis[-1]), rest) + (x - axis[-1])
+            return self._at((*fixed, axis[-1]), rest) + self._powers[len(fixed)] * (x - axis[-1])
         at = max(bisect.bisect_right(axis, x), 1)
         low = self._at((*fixed, axis[at - 1]), rest)
         if x == axis[at - 1] or len(axis) == 1:
             return low
         slope = (self._at((*fixed, axis[at]), rest) - low) / (axis[at] - axis[at - 1])
         if x < axis[0]:
-            slope = min(max(slope, 0.0), 1.0)
+            slope = min(max(slope, 0.0), self._powers[len(fixed)])
         return low + slope * (x - axis[at - 1])
 
 
-def _filled(point: tuple[float, ...], known: Mapping[tuple[float, ...], float]) -> float:
+def _filled(point: tuple[float, ...], known: Mapping[tuple[float, ...], float], powers: Sequence[float]) -> float:
     def distance(other: tuple[float, ...]) -> float:
         return sum(abs(mine - its) for mine, its in zip(point, other, strict=True))
 
-    nearest = min(known, key=distance)
-    return known[nearest] + sum(point) - sum(nearest)
+    def work(of: tuple[float, ...]) -> float:
+        return sum(power * side for power, side in zip(powers, of, strict=True))
+
+    nearest = min(known, key=lambda other: (distance(other), -work(other)))
+    best = min(ns - work(other) for other, ns in known.items())
+    return max(known[nearest], min(work(point) + best, known[nearest] + work(point) - work(nearest)))
 
 
 def _rising(values: Sequence[float]) -> list[float]:

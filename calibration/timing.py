@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -13,6 +14,7 @@ Clock = Callable[[], int]
 """Returns nanoseconds from some fixed point; `time.perf_counter_ns` but in tests."""
 
 _LEAST = 3
+_MOST_WARM = 5000  # calls, where the clock stands still
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,19 +52,31 @@ class Budget:
 
 
 def timed(
-    run: Callable[[], object], budget: Budget, most: int = 15, warm: int = 1, least: int = _LEAST
+    run: Callable[[], object],
+    budget: Budget,
+    most: int = 15,
+    warm: int = 1,
+    least: int = _LEAST,
+    *,
+    warm_ns: float = 0.0,
+    enough_ns: float = math.inf,
 ) -> Timed | None:
-    """Return the median time of a call after `warm` calls that do not count; None when the clock makes no sense.
+    """Return the median time of a call after a warm-up that does not count; None when the clock makes no sense.
 
-    It is the median of `least` calls even when those take longer than a point may, unless they take far longer.
+    The warm-up is `warm` calls, and more until `warm_ns` are gone: threads spread over the cores and clocks rise in
+    milliseconds, however many calls those are. Calls are timed until `most` of them or `enough_ns`, whichever comes
+    first. It is the median of `least` calls even when those take longer than a point may, unless far longer.
     """
     clock = budget.clock
-    for _ in range(warm):
+    start = clock()
+    for done in range(1, _MOST_WARM + 1):
         before = clock()
         run()
-        warm_ns = clock() - before
-        if warm_ns > budget.point_ns:
+        now = clock()
+        if now - before > budget.point_ns:
             break  # so slow that a second warm-up is worth less than it costs
+        if done >= warm and not 0 <= now - start < warm_ns:
+            break
     times: list[int] = []
     start = clock()
     for _ in range(most):
@@ -72,7 +86,7 @@ def timed(
         if after > before:  # a clock that stands still or goes back says nothing about this run
             times.append(after - before)
         spent = after - start
-        if spent > budget.point_ns and len(times) >= min(least, most):
+        if spent > min(budget.point_ns, enough_ns) and len(times) >= min(least, most):
             break
         if spent > least * budget.point_ns:
             break

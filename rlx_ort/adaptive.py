@@ -20,9 +20,10 @@ import numpy as np
 
 from rlx_ort.device import Device
 from rlx_ort.errors import CalibrationError, DeviceFallbackError
-from rlx_ort.execution.benchmark import DeviceBenchResult, benchmark_devices, input_signature
+from rlx_ort.execution.benchmark import DeviceBenchResult, input_signature
 from rlx_ort.execution.compiled import CompiledGraph
 from rlx_ort.execution.options import CompileOptions
+from rlx_ort.execution.race import race
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.types import TensorType
 from rlx_ort.selection.availability import provider_of
@@ -34,7 +35,10 @@ from rlx_ort.selection.support import model_for
 __all__ = ["Choice", "choose", "dims_of"]
 
 _log = logging.getLogger(__name__)
-_SCHEMA = 1
+_SCHEMA = 2
+_DOUBT = 1.5
+"""How many of its stated errors a prediction may be off before it is trusted: an error is usual, not the worst."""
+
 _FOLDER = "choices"
 
 
@@ -68,8 +72,9 @@ def choose(
 ) -> Choice:
     """Return the device to run such inputs on.
 
-    Every device whose prediction may be the best, by the error its cost model states, is timed on the real inputs:
-    one warm-up and `runs` runs. A device that fails is passed over for the next best.
+    Every device whose prediction may be the best, by the error its cost model states for such a graph, is timed on
+    the real inputs, in turn with the others: a warm-up and `runs` rounds. A device that fails is passed over for the
+    next best.
 
     Raises:
         NoViableDeviceError: no device may be chosen.
@@ -89,9 +94,9 @@ def choose(
     known = _read(path, rivals, predicted)
     if known is not None:
         return known
-    rows = benchmark_devices(rivals, compile_on, inputs, runs)
+    rows = race(rivals, compile_on, inputs, runs)
     if all(row.median_exec_ns is None for row in rows):
-        rows += benchmark_devices([device for device in ranked if device not in rivals], compile_on, inputs, runs)
+        rows += race([device for device in ranked if device not in rivals], compile_on, inputs, runs)
     choice = _from_rows(rows, policy, predicted)
     if path is not None:
         _write(path, choice)
@@ -122,7 +127,8 @@ def _predictions(
         estimate = explain(graph, device, options, dims)
         if estimate is not None and math.isfinite(estimate.total_ns):
             predicted[device.label] = estimate.total_ns
-            ranges[device] = (estimate.total_ns / (1 + estimate.error), estimate.total_ns * (1 + estimate.error))
+            doubt = (1 + estimate.error) ** _DOUBT
+            ranges[device] = (estimate.total_ns / doubt, estimate.total_ns * doubt)
     return ranges, predicted
 
 
@@ -154,11 +160,13 @@ def _path(
     from rlx_ort.providers.injection import cache_folder
 
     parts: list[object] = [_SCHEMA, sorted(input_signature(inputs)), policy.prefer]
-    parts.append((options.precision.value, options.intra_op_threads, sorted(options.provider_options.items())))
+    precisions = sorted((label, precision.value) for label, precision in options.precisions.items())
+    provider_options = sorted(options.provider_options.items())
+    parts.append((options.precision.value, precisions, options.intra_op_threads, provider_options))
     try:
         for device in sorted(devices, key=lambda device: device.label):
             provider = provider_of(device)
-            model = None if provider is None else model_for(provider, graph, options)
+            model = None if provider is None else model_for(provider, graph, options.on(device))
             if model is None:
                 return None
             parts.append((store.key_of(device), model.sha256))

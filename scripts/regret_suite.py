@@ -11,24 +11,30 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import faulthandler
 import json
 import platform
+import subprocess
+import sys
 import time
+import traceback
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from regret.cases import cases
 from regret.engine_policies import POLICIES, measure_policy
-from regret.measure import Limits, Outcome, measure_case
+from regret.measure import Limits, Outcome, kept_awake, measure_case
 from regret.tables import summary_lines, tables
 from rlx_ort.calibration import store
 from rlx_ort.calibration.calibrate import calibrate
+from rlx_ort.calibration.profile import CalibrationProfile
 from rlx_ort.device import Device, parse_device_list
 from rlx_ort.errors import RlxError
 from rlx_ort.providers import runtime
 from rlx_ort.selection.availability import available_devices, is_selectable
 
+_CALIBRATION_S = 240  # a process that takes longer hangs
 _SAME_HARDWARE = ("gpu", "vulkan")  # other names of the webgpu provider
 
 
@@ -41,31 +47,45 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="calibrate in the short form")
     parser.add_argument("--keep", action="store_true", help="use stored calibrations where there are some")
     parser.add_argument("--run-s", type=float, default=1.0, help="skip a device predicted to take longer for a run")
-    parser.add_argument("--runs-s", type=float, default=0.12, help="time for the runs of one graph on one device")
+    parser.add_argument("--block-s", type=float, default=0.012, help="time for a block of runs on one device")
+    parser.add_argument("--blocks", type=int, default=8, help="blocks of runs on each device, in turn with the others")
     parser.add_argument("--only", default="", help="only cases whose name has this in it")
+    parser.add_argument("--calibrate", help="only calibrate this device, and write its profile")
     chosen = parser.parse_args()
+    faulthandler.enable()
     chosen.out.mkdir(parents=True, exist_ok=True)
+    if chosen.calibrate:
+        _calibrate(Device(chosen.calibrate), chosen)
+        return
     started = time.monotonic()
     devices = list(parse_device_list(chosen.devices)) if chosen.devices else _devices()
     profiles = {device.label: _profile(device, chosen) for device in devices}
-    limits = Limits(chosen.run_s, chosen.runs_s)
+    limits = Limits(chosen.run_s, chosen.block_s, chosen.blocks)
     outcomes: list[Outcome] = []
     policies: list[dict[str, Any]] = []
     left_out = []
-    for case in cases():
-        if chosen.only not in case.name:
-            continue
-        if time.monotonic() - started > chosen.minutes * 60:
-            left_out.append(case.name)
-            continue
-        graph, inputs = case.build()
-        outcome = measure_case(case.family, case.name, graph, inputs, devices, limits)
-        if outcome.measured:
-            outcomes.append(outcome)
-            policies.append(_policies(graph, inputs, outcome, limits))
-        else:
-            left_out.append(case.name)
-        print(_line(outcome), flush=True)
+    with kept_awake(devices):
+        for case in cases():
+            if chosen.only not in case.name:
+                continue
+            if time.monotonic() - started > chosen.minutes * 60:
+                left_out.append(case.name)
+                continue
+            graph, inputs = case.build()
+            try:
+                outcome = measure_case(case.family, case.name, graph, inputs, devices, limits)
+            except Exception:  # one graph must not take the others' results with it
+                traceback.print_exc()
+                left_out.append(case.name)
+                continue
+            if outcome.measured:
+                outcomes.append(outcome)
+                policies.append(_policies(graph, inputs, outcome, limits))
+            else:
+                left_out.append(case.name)
+            print(_line(outcome), flush=True)
+            with (chosen.out / "cases.jsonl").open("a", encoding="utf-8") as file:  # kept if the process ends early
+                file.write(json.dumps(asdict(outcome)) + "\n")
     document = {
         "machine": _machine(),
         "arguments": {name: str(value) for name, value in vars(chosen).items()},
@@ -86,25 +106,55 @@ def _devices() -> list[Device]:
 
 
 def _profile(device: Device, chosen: argparse.Namespace) -> dict[str, Any]:
-    known = store.find(device).profile if chosen.keep else None
+    """Calibrate a device in a process of its own: whatever ends that one, the suite goes on with default figures."""
+    path = chosen.out.resolve() / f"profile-{device.label.replace(':', '-')}.json"
+    profile = store.find(device).profile if chosen.keep else None
     started = time.perf_counter()
-    try:
-        profile = known or calibrate(device, quick=chosen.quick)
-    except RlxError as err:
-        print(f"{device.label}: not calibrated: {err}", flush=True)
-        return {"error": str(err)}
+    if profile is None:
+        command = [
+            sys.executable,
+            "-X",
+            "faulthandler",
+            __file__,
+            "--out",
+            str(chosen.out),
+            "--calibrate",
+            device.label,
+        ]
+        try:
+            subprocess.run([*command, *(["--quick"] if chosen.quick else [])], check=True, timeout=_CALIBRATION_S)
+        except subprocess.SubprocessError as err:
+            print(f"{device.label}: not calibrated: {err}", flush=True)
+            return {"error": str(err)}
+        profile = CalibrationProfile.from_json(path.read_text(encoding="utf-8"))
+        store.keep(device, profile)
+    else:
+        path.write_text(profile.to_json(), encoding="utf-8")
     wall_s = time.perf_counter() - started
-    (chosen.out / f"profile-{device.label.replace(':', '-')}.json").write_text(profile.to_json(), encoding="utf-8")
     skipped = "; ".join(f"{probe}: {why}" for probe, why in profile.skipped.items())
     noisy = len(profile.noisy_rows)
-    print(f"{device.label}: {len(profile.rows)} rows, {noisy} noisy, in {wall_s:.1f} s; {skipped}", flush=True)
+    print(
+        f"{device.label}: {len(profile.rows)} rows, {noisy} noisy, in {profile.elapsed_s:.1f} s, "
+        f"process {wall_s:.1f} s; {skipped}",
+        flush=True,
+    )
     return {
         "key": asdict(profile.key),
-        "wall_s": wall_s,
+        "elapsed_s": profile.elapsed_s,
+        "process_s": wall_s,
         "rows": len(profile.rows),
         "noisy": noisy,
         "quick": profile.quick,
     }
+
+
+def _calibrate(device: Device, chosen: argparse.Namespace) -> None:
+    """Be that process: calibrate, and write the profile."""
+    begun = time.perf_counter()
+    profile = calibrate(device, quick=chosen.quick)
+    print(f"{device.label}: calibrate took {time.perf_counter() - begun:.2f} s", flush=True)
+    path = chosen.out / f"profile-{device.label.replace(':', '-')}.json"
+    path.write_text(profile.to_json(), encoding="utf-8")
 
 
 def _policies(graph: Any, inputs: dict[str, Any], outcome: Outcome, limits: Limits) -> dict[str, Any]:
@@ -116,7 +166,7 @@ def _policies(graph: Any, inputs: dict[str, Any], outcome: Outcome, limits: Limi
             found[policy] = {"skipped": "a device was skipped"}
             continue
         try:
-            median_ns, providers = measure_policy(policy, graph, inputs, limits.runs_s)
+            median_ns, providers = measure_policy(policy, graph, inputs, 3 * limits.block_s)
             found[policy] = {"ns": median_ns, "providers": providers}
         except expected as err:
             found[policy] = {"skipped": str(err).splitlines()[0][:200]}

@@ -48,6 +48,9 @@ class BackendCostModel(Protocol):
     def error(self) -> float:
         """The error to expect of a prediction, as a share of it."""
 
+    def error_of(self, terms: Mapping[str, float]) -> float:
+        """Return the error to expect of a prediction that is made of these terms, by kind of work, in ns."""
+
     def work_ns(self, work: Work) -> float:
         """Return the time of one piece of work with its launch, in ns."""
 
@@ -99,6 +102,10 @@ class ProfileCostModel:
     def error(self) -> float:
         """One: figures of another machine are right to a factor of two at best."""
         return 1.0
+
+    def error_of(self, terms: Mapping[str, float]) -> float:
+        """Return the error of everything, whatever it is made of."""
+        return self.error
 
     def work_ns(self, work: Work) -> float:
         """Return the launch and the longer of computing and moving memory."""

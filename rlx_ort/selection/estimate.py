@@ -88,8 +88,11 @@ def estimate_workload(
             priced_by = cpu_model if cpu_model is not None and step.node.origin in on_cpu else model
             terms.append(Term(step.node.name, work.like if work.kind == "op" else work.kind, priced_by.work_ns(work)))
     terms += _transfers(workload, model, on_cpu)
-    total = sum(term.ns for term in terms)
-    return Estimate(model.device, total, tuple(terms), model.source, model.error, workload.assumed)
+    sums: dict[str, float] = {}
+    for term in terms:
+        sums[term.kind] = sums.get(term.kind, 0.0) + term.ns
+    total = sum(sums.values())
+    return Estimate(model.device, total, tuple(terms), model.source, model.error_of(sums), workload.assumed)
 
 
 def total_ns(workload: Workload, model: BackendCostModel) -> float:

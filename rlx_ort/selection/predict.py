@@ -76,10 +76,13 @@ def explain(
     return estimate_workload(workload, model, cpu_nodes=cpu_nodes, cpu_model=cost_model(Device.CPU))
 
 
-def works_of(graph: Graph, device: Device, dims: Mapping[str, int] | None = None) -> tuple[Work, ...]:
-    """Return each different piece of work of a graph as the device would get it; none where it gets no model."""
+def works_of(graph: Graph, device: Device, dims: Mapping[str, int] | None = None) -> Mapping[Work, int]:
+    """Return each different piece of work of a graph as the device would get it, and how many nodes do it.
+
+    There is none where the device gets no model.
+    """
     workload = _workload(graph, device, CompileOptions(), dims or {})
-    return () if workload is None else tuple(workload.counts)
+    return {} if workload is None else workload.counts
 
 
 def predicted_ns(
@@ -102,6 +105,7 @@ def predicted_ns(
 
 def _workload(graph: Graph, device: Device, options: CompileOptions, dims: Mapping[str, int]) -> Workload | None:
     provider = provider_of(device)
+    options = options.on(device)
     exported = None if provider is None else model_for(provider, graph, options)
     if exported is None:
         return None

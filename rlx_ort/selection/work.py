@@ -20,13 +20,18 @@ class Work(NamedTuple):
     Attributes:
         kind: what it is, which says what `size` counts: `gemm` (m, k, n); `bmm` (batch, m, k, n); `conv`,
             `pointwise`, `depthwise` (pixels, channels); `attention` (batch * heads, queries, keys, head_dim);
-            `rnn` (steps, batch, inputs, hidden, directions); `op` (elements); `fused` (elements); `view` ().
-        like: the operator whose measurements stand for it; for `fused`, what it is fused with.
+            `rnn` (steps, batch, inputs, hidden, directions); `op` (elements), or (elements, row) where the length of
+            a row tells on the time; `fused` (elements); `view` ().
+        like: the operator whose measurements stand for it; for `fused`, how it is fused: `bias`, `gemm_act`,
+            `conv_act`, `conv_add`, `folded`, or `turned` for a transpose before a product.
         size: the sizes. Elements are counted in units of four bytes.
         flops: floating-point operations.
         nbytes: bytes read and written.
         dtype: the element type of its result.
         times: how often it runs.
+        resident: bytes of all weights that the graph's products read, rounded up to a power of two; 0 when it is
+            not known. What fits into caches is read faster.
+        first: whether it is the first product of a run, which waits for its launch.
     """
 
     kind: str
@@ -36,6 +41,8 @@ class Work(NamedTuple):
     nbytes: float = 0.0
     dtype: str = "f32"
     times: int = 1
+    resident: int = 0
+    first: bool = False
 
 
 class Fact(NamedTuple):
@@ -125,8 +132,36 @@ def _by_elements(op_type: str, how: OpClass, inputs: Sequence[Fact], outputs: Se
     written = max((fact.elements for fact in outputs), default=0)
     elements = written if op_type in COPIES else max((fact.elements for fact in (*inputs, *outputs)), default=0)
     like = how.like if how.kind == "op" else "Add"
+    if like == "Transpose" and len(inputs) > 0 and outputs and len(inputs[0].shape) > 2:
+        # The last axis of most transposes of attention stays where it is, so that whole rows are moved.
+        like = "TransposeRows" if inputs[0].shape[-1:] == outputs[0].shape[-1:] else like
     if op_type in _BROADCASTING and len(inputs) == 2 and 1 < min(inputs[0].elements, inputs[1].elements) < elements:
         like = "AddRow"
     out = outputs[0] if outputs else _NOTHING
     width = out.nbytes / out.elements if out.elements else 4.0
-    return Work("op", like, (max(round(elements * how.factor * width / 4), 1),), float(elements), moved, out.dtype)
+    count = max(round(elements * how.factor * width / 4), 1)
+    row = round(_row_length(op_type, like, inputs, out) * width / 4)
+    return Work("op", like, (count, row) if 0 < row <= count else (count,), float(elements), moved, out.dtype)
+
+
+def _row_length(op_type: str, like: str, inputs: Sequence[Fact], out: Fact) -> int:
+    """Return the elements that are normalised or reduced together, or copied in one piece; 0 where it does not tell.
+
+    The axis is not known here: normalisations are taken to be over the last one.
+    """
+    if not inputs or not inputs[0].shape or not out.elements:
+        return 0
+    data = inputs[0].shape
+    if like == "Softmax" or op_type.endswith(("LayerNormalization", "RMSNormalization")):
+        return data[-1]
+    if op_type.startswith(("Reduce", "Global")):
+        return inputs[0].elements // out.elements
+    if op_type == "Gather" and len(inputs) == 2:
+        indices = inputs[1].shape
+        for axis in range(len(data)):
+            if out.shape == (*data[:axis], *indices, *data[axis + 1 :]):
+                return math.prod(data[axis + 1 :])
+    if op_type == "Concat" and len(data) == len(out.shape):
+        axis = next((at for at, pair in enumerate(zip(data, out.shape, strict=True)) if pair[0] != pair[1]), 0)
+        return 2 * min(math.prod(fact.shape[axis:]) for fact in inputs)  # as the probe's pieces, which are half a row
+    return 0

@@ -71,6 +71,19 @@ def workload_of(model: ExportedModel, dims: Mapping[str, int] | None = None, *, 
     return _Reader(model, dims or {}, f32).read()
 
 
+def _mark_first(steps: list[Step], counts: Counter[Work]) -> None:
+    """Tell the first product of a run that it is the first."""
+    for at, step in enumerate(steps):
+        if step.work is not None and step.work.kind == "gemm":
+            counts[step.work] -= 1
+            if not counts[step.work]:
+                del counts[step.work]
+            first = step.work._replace(first=True)
+            counts[first] += 1
+            steps[at] = Step(step.node, first)
+            return
+
+
 class _Reader:
     """Reads a model once. Types have a number each, so that equal nodes are told by comparing a few integers."""
 
@@ -83,14 +96,17 @@ class _Reader:
         self.given = {dim for kind in kinds for dim in kind.shape or () if isinstance(dim, str)}
         self.run_time = set(model.input_types)  # values that are not known when the session is opened
         self.uses: Counter[str] = Counter(list(model.output_types))
+        self.readers: dict[str, str] = {}  # value -> the operator that reads it last
         for node in model.nodes:
             self.run_time.update(node.output_names)
             self.uses.update(node.input_names)
+            self.readers.update(dict.fromkeys(node.input_names, node.op_type))
         self.tags: dict[str, str] = {}  # value -> the kind of product or convolution that a node may be fused with
         self.facts: list[Fact] = []
         self._numbers: dict[object, int] = {}
         self._number_of: dict[int, int] = {}  # by identity: the model keeps its types alive
         self._known: dict[tuple[object, ...], Work] = {}
+        self._weights: dict[str, int] = {}  # name -> bytes, of what products multiply with
 
     def read(self) -> Workload:
         steps: list[Step] = []
@@ -107,6 +123,8 @@ class _Reader:
                 counts[work] += 1
                 read.update(node.input_names)
                 written.update(node.output_names)
+        steps, counts = self._with_residents(steps, counts)
+        _mark_first(steps, counts)
         inputs = {name: self.facts[self.number(kind)].nbytes for name, kind in self.model.input_types.items()}
         results = {name: self.facts[self.number(kind)].nbytes for name, kind in self.model.output_types.items()}
         return Workload(
@@ -119,6 +137,18 @@ class _Reader:
             frozenset(read & inputs.keys()),
             frozenset(written & results.keys()),
         )
+
+    def _with_residents(self, steps: list[Step], counts: Counter[Work]) -> tuple[list[Step], Counter[Work]]:
+        """Return the steps and counts with what all weights take told to each product."""
+        total = sum(self._weights.values())
+        if not total:
+            return steps, counts
+        resident = 1 << (total - 1).bit_length()
+        told = {work: work._replace(resident=resident) for work in counts if work.kind == "gemm"}
+        if not told:
+            return steps, counts
+        changed = [Step(step.node, told.get(step.work, step.work)) if step.work is not None else step for step in steps]
+        return changed, Counter({told.get(work, work): count for work, count in counts.items()})
 
     def number(self, kind: ValueType | None) -> int:
         """Return the number of a type; equal types have one, and `facts` has what it stands for."""
@@ -156,6 +186,9 @@ class _Reader:
             self.run_time.difference_update(node.output_names)
             return None
         inputs = [self.number(kind) for kind in node.inputs]
+        if op_type == "Transpose" and self._is_turned(node, inputs, outputs):
+            out = self.facts[outputs[0]]
+            return Work("fused", "turned", (out.elements,), 0.0, 2.0 * out.nbytes, out.dtype)
         if op_type in _FUSIBLE:
             fused = self._fused(node, inputs, outputs)
             if fused is not None:
@@ -166,6 +199,8 @@ class _Reader:
         if work is None:
             work = work_of(op_type, [self.facts[at] for at in inputs], [self.facts[at] for at in outputs], shared)
             self._known[key] = work = work._replace(times=_TRIPS) if node.body else work
+        if work.kind == "gemm" and shared:
+            self._weights[names[1]] = self.facts[inputs[1]].nbytes
         if work.kind in _TAGS:
             self.tags[node.output_names[0]] = _TAGS[work.kind]
         elif work.kind == "view":
@@ -177,6 +212,14 @@ class _Reader:
         if node.body or node.op_type in _RANDOM or not any(node.input_names):
             return False
         return self.run_time.isdisjoint(node.input_names)
+
+    def _is_turned(self, node: ExportedNode, inputs: list[int], outputs: list[int]) -> bool:
+        """Return whether a transpose only swaps the last two axes for one product, with which it may be fused."""
+        name = node.output_names[0]
+        if self.uses[name] != 1 or self.readers.get(name) != "MatMul":
+            return False
+        before, after = self.facts[inputs[0]].shape, self.facts[outputs[0]].shape
+        return len(before) > 1 and after == (*before[:-2], before[-1], before[-2])
 
     def _fused(self, node: ExportedNode, inputs: list[int], outputs: list[int]) -> Work | None:
         """Return the work of a node that is fused with the product or convolution before it; None for others."""

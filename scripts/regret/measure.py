@@ -1,48 +1,64 @@
-"""What each device needs for a case, predicted and measured, and which device each way of choosing would take."""
+"""What each device needs for a case, predicted and measured, and which device each way of choosing would take.
+
+The devices of a case are measured in turn, block by block, so that a disturbance of the machine meets all of them.
+"""
 
 from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from rlx_ort.device import Device
 from rlx_ort.errors import RlxError
+from rlx_ort.execution.compiled import CompiledGraph
 from rlx_ort.execution.options import CompileOptions, PlacementRule
 from rlx_ort.graph_devices import GraphDevices
 from rlx_ort.ir.graph import Graph
 from rlx_ort.selection.policy import DevicePolicy
-from rlx_ort.selection.predict import explain
+from rlx_ort.selection.predict import explain, works_of
 
-__all__ = ["Limits", "Outcome", "measure_case", "time_runs"]
+__all__ = ["Limits", "Outcome", "kept_awake", "measure_case", "time_runs"]
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How long one graph may take on one device, in seconds: one run as predicted, and all runs as measured."""
+    """How long one graph may take on one device: a run as predicted, a block of runs, and the number of blocks."""
 
     run_s: float
-    runs_s: float
+    block_s: float
+    blocks: int
 
 
 @dataclass
 class Outcome:
     """What came out for one case.
 
-    `predicted` and `measured` are ns by device label, `spread` the quartile distance as a share of the median.
+    `predicted`, `error` and `measured` are by device label, times in ns; `blocks` has [median, least, runs] of each
+    block, `first_ns` the times of compiling and of the first run, `terms` the prediction by kind of work,
+    `works` the pieces of work that it was made of, each with its count behind it.
     """
 
     family: str
     name: str
     predicted: dict[str, float] = field(default_factory=dict)
+    error: dict[str, float] = field(default_factory=dict)
     measured: dict[str, float] = field(default_factory=dict)
-    spread: dict[str, float] = field(default_factory=dict)
+    blocks: dict[str, list[tuple[float, float, int]]] = field(default_factory=dict)
+    first_ns: dict[str, tuple[int, int]] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
     terms: dict[str, list[tuple[str, float, int]]] = field(default_factory=dict)
+    works: dict[str, list[Any]] = field(default_factory=dict)
     chosen: str = ""
     adaptive: str = ""
     adaptive_how: str = ""
+    adaptive_measured: dict[str, float] = field(default_factory=dict)
+    adaptive_ns: int = 0
     choose_ns: int = 0
     choose_again_ns: int = 0
 
@@ -54,6 +70,25 @@ class Outcome:
     def regret(self, label: str) -> float:
         """Return the time of a device over that of the best one; the worst measured one for a device without."""
         return self.measured.get(label, max(self.measured.values())) / self.measured[self.best]
+
+    @property
+    def noise(self) -> float:
+        """The regret of the best device of one half of the blocks by the times of the other half: what noise makes."""
+        halves = [
+            {
+                label: statistics.median(row[0] for row in rows[at::2])
+                for label, rows in self.blocks.items()
+                if rows[at::2]
+            }
+            for at in (0, 1)
+        ]
+        if not all(halves) or halves[0].keys() != halves[1].keys():
+            return 1.0
+        found = []
+        for here, there in (halves, halves[::-1]):
+            pick = min(here, key=lambda label: here[label])
+            found.append(there[pick] / min(there.values()))
+        return max(found)
 
 
 def measure_case(
@@ -70,45 +105,85 @@ def measure_case(
         start = time.perf_counter_ns()
         runner.fastest()
         outcome.choose_again_ns = time.perf_counter_ns() - start
+        ready: dict[str, CompiledGraph] = {}
         for device in devices:
-            estimate = explain(graph, device, options)
-            if estimate is not None:
-                outcome.predicted[device.label] = estimate.total_ns
-                outcome.terms[device.label] = [(term.name, term.ns, term.count) for term in estimate.explain(6)]
-            if estimate is not None and estimate.total_ns > limits.run_s * 1e9:
-                outcome.skipped[device.label] = f"predicted {estimate.total_ns / 1e9:.1f} s a run"
+            if not _predict(outcome, graph, device, options, limits):
                 continue
             try:
+                start = time.perf_counter_ns()
                 compiled = runner.compile(device)
-                median_ns, spread = time_runs(lambda run=compiled.run: run(inputs), limits.runs_s)
+                compiled_at = time.perf_counter_ns()
+                compiled.run(inputs)
+                outcome.first_ns[device.label] = (compiled_at - start, time.perf_counter_ns() - compiled_at)
             except RlxError as err:
                 outcome.skipped[device.label] = str(err).splitlines()[0]
                 continue
-            outcome.measured[device.label], outcome.spread[device.label] = median_ns, spread
+            ready[device.label] = compiled
+        _measure(outcome, ready, inputs, limits)
         if not outcome.skipped:
             runner.set_policy(policy.with_adaptive_pick())
+            start = time.perf_counter_ns()
             outcome.adaptive = runner.resolve_with_inputs(inputs).label
-            outcome.adaptive_how = "" if runner.last_choice is None else runner.last_choice.how
+            outcome.adaptive_ns = time.perf_counter_ns() - start
+            if runner.last_choice is not None:
+                outcome.adaptive_how = runner.last_choice.how
+                outcome.adaptive_measured = dict(runner.last_choice.measured)
     return outcome
 
 
-def time_runs(run: Any, budget_s: float, least: int = 3, most: int = 60) -> tuple[float, float]:
-    """Return the median time of a call in ns and its quartile distance as a share, after warm-up."""
-    for _ in range(3):
-        start = time.perf_counter_ns()
-        run()
-        if time.perf_counter_ns() - start > budget_s * 1e9 / 4:
-            break
+def time_runs(run: Callable[[], object], budget_s: float, least: int = 3, most: int = 2000) -> list[int]:
+    """Return the times of a call in ns, after one that is not counted."""
+    run()
     times: list[int] = []
-    begun = time.perf_counter()
-    while len(times) < most and (len(times) < least or time.perf_counter() - begun < budget_s):
+    begun = time.perf_counter_ns()
+    while len(times) < most and (len(times) < least or time.perf_counter_ns() - begun < budget_s * 1e9):
         start = time.perf_counter_ns()
         run()
         times.append(time.perf_counter_ns() - start)
-        if time.perf_counter() - begun > 4 * budget_s:
+        if time.perf_counter_ns() - begun > 8 * budget_s * 1e9:
             break
-    median = float(statistics.median(times))
-    if len(times) < 2:
-        return median, 0.0
-    low, _, high = statistics.quantiles(times, n=4, method="inclusive")
-    return median, (high - low) / median
+    return times
+
+
+@contextmanager
+def kept_awake(devices: list[Device]) -> Iterator[None]:
+    """Keep a tiny graph open on each accelerator: some providers give up the device with their last session."""
+    graph = Graph("awake")
+    graph.outputs = [graph.input("x", [4]) * 2.0]
+    accelerators = [device for device in devices if device.kind != Device.CPU.kind]
+    with GraphDevices(graph, DevicePolicy.only(accelerators)) as runner:
+        for device in accelerators:
+            runner.run(device, {"x": np.ones(4, np.float32)})
+        yield
+
+
+def _predict(outcome: Outcome, graph: Graph, device: Device, options: CompileOptions, limits: Limits) -> bool:
+    """Note what is predicted; return whether it is worth a measurement."""
+    estimate = explain(graph, device, options)
+    if estimate is None:
+        return True
+    outcome.predicted[device.label] = estimate.total_ns
+    outcome.error[device.label] = estimate.error
+    outcome.terms[device.label] = [(term.name, term.ns, term.count) for term in estimate.explain(20)]
+    outcome.works[device.label] = [(*work, count) for work, count in works_of(graph, device).items()]
+    if estimate.total_ns > limits.run_s * 1e9:
+        outcome.skipped[device.label] = f"predicted {estimate.total_ns / 1e9:.1f} s a run"
+        return False
+    return True
+
+
+def _measure(outcome: Outcome, ready: dict[str, CompiledGraph], inputs: dict[str, Any], limits: Limits) -> None:
+    """Time the devices in turn, in both orders."""
+    for at in range(limits.blocks):
+        for label in list(ready)[:: 1 if at % 2 == 0 else -1]:
+            try:
+                times = time_runs(lambda run=ready[label].run: run(inputs), limits.block_s)  # type: ignore[misc]  # run
+            except RlxError as err:
+                outcome.skipped[label] = str(err).splitlines()[0]
+                del ready[label]
+                outcome.blocks.pop(label, None)
+                continue
+            row = (float(statistics.median(times)), float(min(times)), len(times))
+            outcome.blocks.setdefault(label, []).append(row)
+    for label, rows in outcome.blocks.items():
+        outcome.measured[label] = statistics.median(row[0] for row in rows)

@@ -17,7 +17,7 @@ def tables(outcomes: Sequence[Outcome]) -> list[str]:
     """Return one line for each case: predicted and measured by device, the choice, and what it cost."""
     labels = sorted({label for outcome in outcomes for label in outcome.predicted})
     head = f"{'graph':34}" + "".join(f"{label + ' us':>12}{'err':>7}" for label in labels)
-    lines = [head + f"  {'chosen':8}{'best':8}{'regret':>7}{'adaptive':>9}"]
+    lines = [head + f"  {'chosen':8}{'best':8}{'regret':>7}{'adaptive':>9}{'noise':>7}"]
     for outcome in outcomes:
         cells = [f"{outcome.name:34}"]
         for label in labels:
@@ -28,7 +28,7 @@ def tables(outcomes: Sequence[Outcome]) -> list[str]:
                 error = outcome.predicted.get(label, math.nan) / measured - 1
                 cells.append(f"{measured / 1e3:12.1f}{error:+7.0%}")
         cells.append(f"  {outcome.chosen:8}{outcome.best:8}{outcome.regret(outcome.chosen):7.2f}")
-        cells.append(f"{outcome.regret(outcome.adaptive or outcome.chosen):9.2f}")
+        cells.append(f"{outcome.regret(outcome.adaptive or outcome.chosen):9.2f}{outcome.noise:7.2f}")
         lines.append("".join(cells))
     return lines
 
@@ -53,6 +53,15 @@ def summary_lines(
                 f"regret, {title}: geometric mean {_geomean(regrets):.3f} (target {targets[0]}), "
                 f"worst {max(regrets):.2f} (target {targets[1]}), right in {sum(r == 1 for r in regrets)}/{len(rivals)}"
             )
+        noise = [outcome.noise for outcome in rivals]
+        lines.append(
+            f"regret that noise makes, one half of the blocks against the other: geometric mean {_geomean(noise):.3f}, "
+            f"worst {max(noise):.2f}"
+        )
+        measured = sum(outcome.adaptive_how == "measured" for outcome in rivals)
+        taken = [outcome.adaptive_ns / 1e6 for outcome in rivals if outcome.adaptive_how == "measured"]
+        if taken:
+            lines.append(f"adaptive measured {measured} graphs, median {statistics.median(taken):.0f} ms each")
     labels = sorted({label for outcome in outcomes for label in outcome.measured})
     pooled = []
     for label in labels:

@@ -92,11 +92,19 @@ def test_a_product_and_its_turned_shape_share_a_row(here: Any) -> None:
     assert [model.work_ns(Work("gemm", "MatMul", size)) for size in sizes] == pytest.approx([3000.0, 3000.0])
 
 
-def test_a_fused_node_costs_at_most_what_it_would_cost_alone(here: Any) -> None:
+def test_a_fused_node_grows_as_the_node_alone_beyond_what_was_measured(here: Any) -> None:
     """One noisy row is not stretched to sizes nobody measured."""
     model = model_of(here, Sample("fused:gemm_act", (512,), 18_000.0))
-    alone = model.work_ns(Work("op", "Relu", (1 << 20,)))
-    assert model.work_ns(Work("fused", "gemm_act", (1 << 20,))) == pytest.approx(alone)
+    small, large = (model.work_ns(Work("op", "Relu", (count,))) for count in (512, 1 << 20))
+    assert model.work_ns(Work("fused", "gemm_act", (1 << 20,))) == pytest.approx(18_000.0 + large - small)
+
+
+def test_the_first_product_of_a_run_waits_for_its_launch(here: Any) -> None:
+    """The mean of what was measured of lone products is added once."""
+    rows = (Sample("lone", (1, 256, 256), 8000.0), Sample("lone", (1, 1024, 1024), 12_000.0))
+    model = model_of(here, *rows)
+    later = Work("gemm", "MatMul", (8, 64, 64))
+    assert model.work_ns(later._replace(first=True)) - model.work_ns(later) == pytest.approx(10_000.0)
 
 
 def test_a_batch_beyond_the_measured_ones_is_priced_by_a_large_product(here: Any) -> None:
@@ -105,3 +113,24 @@ def test_a_batch_beyond_the_measured_ones_is_priced_by_a_large_product(here: Any
     large = Work("bmm", "MatMul", (64, 64, 64, 64), 2.0 * 64**4)
     rows = model.work_ns(Work("gemm", "MatMul", (64 * 64, 64, 64)))
     assert model.work_ns(large) == pytest.approx(2 * rows)
+
+
+def test_a_slow_operator_grows_in_proportion_beyond_its_largest_size(here: Any) -> None:
+    """Ten times an addition is not held up by memory, so 64 times the elements take 64 times as long."""
+    model = model_of(here, Sample("op:Tanh", (1024,), 10_000.0))
+    assert model.work_ns(Work("op", "Tanh", (1 << 16,))) == pytest.approx(640_000.0)
+
+
+def test_a_quick_operator_grows_as_the_addition_does(here: Any) -> None:
+    """The addition takes 100 times as long for 1024 times the elements."""
+    model = model_of(here, Sample("op:Tanh", (1024,), 2000.0))
+    assert model.work_ns(Work("op", "Tanh", (1 << 20,))) == pytest.approx(200_000.0)
+
+
+def test_the_length_of_a_row_counts_where_it_was_measured(here: Any) -> None:
+    """Rows a quarter as long take three times as long in all, as they were seen to."""
+    usual = (Sample("op:Softmax", (1024,), 2000.0), Sample("op:Softmax", (1 << 20,), 200_000.0))
+    short = (Sample("rows:Softmax", (1024, 64), 6000.0), Sample("rows:Softmax", (1 << 20, 64), 600_000.0))
+    model = model_of(here, *usual, *short)
+    assert model.work_ns(Work("op", "Softmax", (1 << 20, 256))) == pytest.approx(200_000.0)
+    assert model.work_ns(Work("op", "Softmax", (1 << 20, 64))) == pytest.approx(600_000.0)

@@ -56,7 +56,18 @@ def test_above_a_grid_the_time_grows_with_each_size() -> None:
     assert Grid(points)(20, 30) == pytest.approx(10 * 10 * 100 * 6)
 
 
-def test_a_point_that_was_not_measured_is_filled_by_work() -> None:
-    """The missing corner is the nearest point times the work it has more."""
-    grid = Grid({(1, 1): 100.0, (1, 10): 400.0, (10, 1): 700.0})
-    assert grid(10, 10) in (pytest.approx(4000.0), pytest.approx(7000.0))
+def test_a_point_that_was_not_measured_is_filled_at_the_best_measured_rate() -> None:
+    """The missing corner has ten times the work of (1, 10), but (10, 1) shows that 70 ns a unit are possible."""
+    grid = Grid({(1, 1): 100.0, (1, 10): 1000.0, (10, 1): 700.0})
+    assert grid(10, 10) == pytest.approx(7000.0)
+
+
+def test_less_work_than_the_nearest_point_is_filled_with_its_time() -> None:
+    """A launch does not get cheaper: (10, 1) takes what (10, 10) does."""
+    assert Grid({(1, 10): 400.0, (10, 10): 500.0, (1, 1): 390.0})(10, 1) == pytest.approx(500.0)
+
+
+def test_the_work_grows_with_a_power_of_a_size() -> None:
+    """Twice the channels beyond the grid are four times the work."""
+    points = {(m, c): float(m * c * c) for m in (10, 100) for c in (10, 100)}
+    assert Grid(points, (1, 2))(200, 200) == pytest.approx(200 * 200 * 200)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from rlx_ort import adaptive
 from rlx_ort.adaptive import dims_of
 from rlx_ort.calibration import store
 from rlx_ort.device import Device
 from rlx_ort.errors import DeviceFallbackError, NoViableDeviceError
-from rlx_ort.execution import benchmark
+from rlx_ort.execution.benchmark import DeviceBenchResult
 from rlx_ort.graph_devices import GraphDevices
 from rlx_ort.ir.graph import Graph
 from rlx_ort.providers import plugins, runtime
@@ -41,16 +42,19 @@ def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def timed(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
-    """Replace the stopwatch: `times` is ns or a failure by device, `asked` the devices that were timed."""
+    """Replace the race: `times` is ns or a failure by device, `asked` the devices that took part."""
     script: dict[str, Any] = {"asked": [], "times": {}}
 
-    def measure(device: Device, compile_on: object, inputs: object, runs: int) -> benchmark.DeviceBenchResult:
-        script["asked"].append(device)
-        time = script["times"].get(device.label, 1000)
-        failed = time if isinstance(time, str) else ""
-        return benchmark.DeviceBenchResult(device, device.label, 0, None if failed else time, failed)
+    def measure(devices: Iterable[Device], *rest: object) -> list[DeviceBenchResult]:
+        rows = []
+        for device in devices:
+            script["asked"].append(device)
+            time = script["times"].get(device.label, 1000)
+            failed = time if isinstance(time, str) else ""
+            rows.append(DeviceBenchResult(device, device.label, 0, None if failed else time, failed))
+        return rows
 
-    monkeypatch.setattr(benchmark, "_timed", measure)
+    monkeypatch.setattr(adaptive, "race", measure)
     return script
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
 from rlx_ort.converters.to_onnx.exporter import export_model
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.graph import Graph
+from rlx_ort.ir.graph import Graph, Value
 from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.types import TensorType
 from rlx_ort.selection.op_classes import CLASSES, VIEWS
@@ -120,7 +120,7 @@ def test_a_lookup_costs_what_it_reads_and_not_the_table() -> None:
     graph = Graph("lookup")
     table = graph.param("table", [1_000_000, 8])
     graph.outputs = [graph.gather(table, graph.input("i", [10], DType.I64), 0)]
-    assert kinds(graph) == [("op", (80,))]
+    assert kinds(graph) == [("op", (80, 8))]
 
 
 def test_equal_work_is_counted_once() -> None:
@@ -196,3 +196,24 @@ def test_each_product_knows_what_all_weights_take() -> None:
     graph.outputs = [(x @ small @ small) @ wide]
     works = [step.work for step in workload(graph).steps if step.work is not None and step.work.kind == "gemm"]
     assert [work.resident for work in works] == [8192] * 3
+
+
+@pytest.mark.parametrize(
+    ("build", "row"),
+    [
+        (lambda g, x: g.softmax(x), 6),
+        (lambda g, x: g.layer_norm(x, g.param("s", [6]), g.param("b", [6])), 6),
+        (lambda g, x: g.mean(x, [2]), 6),
+        (lambda g, x: g.mean(x, [0]), 4),
+        (lambda g, x: g.gather(x, g.input("i", [3], DType.I64), 1), 6),
+        (lambda g, x: g.gather(x, g.input("i", [3], DType.I64), 0), 30),
+        (lambda g, x: g.concat([x, g.input("y", [4, 5, 6])], 2), 12),
+        (lambda g, x: g.concat([x, g.input("y", [4, 2, 6])], 1), 24),
+    ],
+)
+def test_work_over_rows_says_how_long_they_are(build: Callable[[Graph, Value], Value], row: int) -> None:
+    """What is normalised, reduced or copied together; a concatenation's shortest piece counts twice."""
+    graph = Graph("rows")
+    graph.outputs = [build(graph, graph.input("x", [4, 5, 6]))]
+    ((kind, size),) = kinds(graph)
+    assert (kind, size[1]) == ("op", row)

@@ -1,0 +1,86 @@
+"""Operators that move memory: one series each, over the number of elements."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from rlx_ort.calibration.operator_graphs import NODES_A_LINK, elementwise
+from rlx_ort.calibration.row_lengths import USUAL
+from rlx_ort.calibration.series import Point, Series
+from rlx_ort.execution.options import CompileOptions, OptimizationLevel
+
+__all__ = ["BY_ROW", "CORE_OPERATORS", "MORE_OPERATORS", "by_row", "operator"]
+
+CORE_OPERATORS = (
+    "Add",
+    "Tanh",
+    "Softmax",
+    "LayerNormalization",
+    "Gather",
+    "TransposeRows",
+    "ReduceMean",
+    "Concat",
+    "AddRow",
+    "Transpose",
+)
+"""The operators that are measured before anything is measured finely, most important first."""
+
+MORE_OPERATORS = (
+    "Relu",
+    "Mul",
+    "Sigmoid",
+    "Gelu",
+    "Erf",
+    "Exp",
+    "Sin",
+    "Pow",
+    "Where",
+    "Cast",
+    "Div",
+    "Sqrt",
+    "Reshape",
+)
+"""The others that have rows of their own; what is in neither list is priced like one of these."""
+
+BY_ROW = ("LayerNormalization", "Softmax", "ReduceMean", "Gather", "Concat")
+"""The operators whose time depends on how long a row is."""
+
+_ROW = 64  # what a head of attention moves at once
+_COMPANIONS = {"ReduceMean": "dispatch"}  # a tiny addition is measured with it in a link, and subtracted
+
+
+def operator(name: str, counts: tuple[int, ...]) -> Series:
+    """Return the series of an operator over so many elements; the engine optimises nothing away."""
+    points = tuple(Point(_shape(name, count), (count,), float(count)) for count in counts)
+    return _series(f"op:{name}", name, USUAL, points)
+
+
+def by_row(name: str, length: int, counts: tuple[int, ...]) -> Series:
+    """Return the series of an operator over so many elements in rows of another length."""
+    points = tuple(Point((count // length, length), (count, length), float(count)) for count in counts)
+    return _series(f"rows:{name}", name, length, points)
+
+
+def _series(probe: str, name: str, width: int, points: tuple[Point, ...]) -> Series:
+    return Series(
+        probe,
+        lambda links: elementwise(name, links, width),
+        points,
+        4 if name in NODES_A_LINK else 8,
+        options=CompileOptions(optimization=OptimizationLevel.OFF),
+        nodes=NODES_A_LINK.get(name, 1),
+        companion=_COMPANIONS.get(name, ""),
+        feeds=_rows if name == "Gather" else None,
+    )
+
+
+def _shape(name: str, count: int) -> tuple[int, ...]:
+    if name == "TransposeRows":
+        return 8, count // (8 * _ROW), _ROW
+    return count // USUAL, USUAL
+
+
+def _rows(shape: tuple[int, ...]) -> dict[str, Any]:
+    return {"rows": np.random.default_rng(0).permutation(shape[0]).astype(np.int64)}

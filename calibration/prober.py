@@ -1,0 +1,274 @@
+"""`Prober`: times chains of one op on a device and collects what a link takes. What it times is listed in `probes`."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from rlx_ort.calibration.frames import Frames
+from rlx_ort.calibration.profile import Sample
+from rlx_ort.calibration.series import Point, Series
+from rlx_ort.calibration.timing import Budget, Timed, timed
+from rlx_ort.device import Device
+from rlx_ort.errors import DeviceError, GraphError, RunError
+from rlx_ort.execution.compiled import CompiledGraph
+from rlx_ort.execution.options import CompileOptions, PlacementRule
+from rlx_ort.execution.session import Session
+from rlx_ort.ir.graph import Graph
+
+__all__ = ["FAILURES", "Prober", "Progress"]
+
+Progress = Callable[[str, float], None]
+"""Called with what is being measured and the share of the time budget that is gone, 0 to 1."""
+
+FAILURES = (DeviceError, GraphError, RunError)
+"""What a device may raise at a graph it cannot run: the probe is skipped, with the message."""
+
+_LONGEST_STRETCH = 8
+_MANY_BYTES = 1 << 18  # weights whose size tells how long sessions take to open
+_MOST_RUNS = 200
+_FRESH_SHARE, _WARM_SHARE = 0.4, 0.1  # of a point's time for warming up: after opening a session, after another size
+_TIMED_SHARE, _HURRIED_SHARE = 0.35, 0.1  # of a point's time for runs that count, if they are short
+_LONG_CHAIN = 1 / 12  # of what a chain may take at most: a longer one is cut where the session allows it
+_SLOW_DISPATCH_NS = 20_000.0  # a device in software: its nodes stand out of any round trip
+_log = logging.getLogger(__name__)
+
+
+class Prober:
+    """Measures one device and collects the rows.
+
+    Args:
+        device: the device.
+        budget: the time it may take.
+        quick: measure fewer points.
+        progress: told what is going on.
+
+    Attributes:
+        rows: what was measured so far.
+        skipped: probe -> why it has no row, or not all of them.
+        spent: probe -> seconds it took, sessions and warm-up included.
+        frames: the times of graphs without their chains.
+        hurried: whether points get less time than they should, since not everything would be reached otherwise.
+    """
+
+    def __init__(
+        self, device: Device, budget: Budget, *, quick: bool = False, progress: Progress | None = None
+    ) -> None:
+        self.device = device
+        self.budget = budget
+        self.quick = quick
+        self.rows: list[Sample] = []
+        self.skipped: dict[str, str] = {}
+        self.spent: dict[str, float] = {}
+        self.most = _MOST_RUNS
+        self.hurried = False
+        self.dispatch_ns = 0.0
+        self._progress = progress
+        self.frames = Frames(
+            budget,
+            lambda graph: self.compile(graph),
+            lambda compiled, feeds, most, fresh: self.time(compiled, feeds, most=most, fresh=fresh),
+        )
+        self._links: dict[str, list[tuple[float, float]]] = {}
+        self._point_limit_ns = 4 * budget.point_ns
+        self._stretch = 1
+        self._extra_ns: dict[str, list[float]] = {}
+        self._opening: list[float] = []  # ns a byte of weights, of each session so far
+
+    # --- what probes are made of
+
+    def compile(self, graph: Graph, options: CompileOptions | None = None) -> CompiledGraph:
+        """Return the graph ready to run, wholly on the device."""
+        options = (options or CompileOptions()).with_(placement=PlacementRule.STRICT)
+        return Session(self.device, options).compile(graph)
+
+    def time(
+        self,
+        compiled: CompiledGraph,
+        feeds: Mapping[str, Any],
+        *,
+        most: int = 0,
+        least: int = 3,
+        fresh: bool = False,
+        thorough: bool = False,
+    ) -> Timed | None:
+        """Return the median time of a run after a warm-up; None when the clock makes no sense.
+
+        Args:
+            compiled: what runs.
+            feeds: its inputs.
+            most: runs at most.
+            least: runs at least.
+            fresh: its session has just been opened. Its threads are not spread over the cores yet: an H200's host
+                of 16 cores took 1.3 to 1.8 times as long for small products in the first millisecond.
+            thorough: use the whole time of a point.
+        """
+        point_ns = self.budget.point_ns
+        return timed(
+            lambda: compiled.run(feeds),
+            self.budget,
+            most or self.most,
+            2,
+            least,
+            warm_ns=point_ns * (_FRESH_SHARE if fresh and not self.hurried else _WARM_SHARE),
+            enough_ns=point_ns * (1.0 if thorough else _HURRIED_SHARE if self.hurried else _TIMED_SHARE),
+        )
+
+    def add(
+        self,
+        probe: str,
+        size: tuple[int, ...],
+        found: Timed | None,
+        dtype: str = "f32",
+        *,
+        base_ns: float = 0.0,
+        share: int = 1,
+        minus_ns: float = 0.0,
+    ) -> None:
+        """Keep a row: what is left above the base, divided among the links, less what else a link does."""
+        if found is None:
+            self.skipped[probe] = "the clock stood still"
+            return
+        ns = max((found.ns - base_ns) / share - minus_ns, 0.0)
+        # The spread of the whole run, carried over to the part that is left.
+        spread = found.spread * found.ns / max(found.ns - base_ns, found.ns * 0.01)
+        self.rows.append(Sample(probe, size, ns, dtype, round(spread, 4), found.repeats))
+
+    def of(self, probe: str, size: tuple[int, ...] = ()) -> float:
+        """Return what a probe measured at a size, or at any; 0 when it has no such row."""
+        rows = [row for row in self.rows if row.probe == probe and row.size in (size, ())]
+        return rows[0].ns if rows else 0.0
+
+    def launches(self, roundtrip_ns: float, dispatch_ns: float) -> None:
+        """Tell what a round trip and a node take, which decides how long chains must be."""
+        self.frames.roundtrip_ns, self.dispatch_ns = roundtrip_ns, dispatch_ns
+        if dispatch_ns < _SLOW_DISPATCH_NS:
+            self._stretch = min(max(round(roundtrip_ns / (8 * dispatch_ns + 1)), 1), _LONGEST_STRETCH)
+
+    def step(self, what: str) -> None:
+        """Tell the progress; the first step is at 0."""
+        self._tell(what, self.budget.elapsed_ns / self.budget.limit_ns if self.rows else 0.0)
+
+    def done(self) -> None:
+        """Close what is open, and tell the progress that it is over."""
+        self.frames.close()
+        self._tell("done", 1.0)
+
+    def account(self, probe: str, since_ns: float) -> None:
+        """Note what a probe took since a time of the budget."""
+        self.spent[probe] = round(self.spent.get(probe, 0.0) + (self.budget.elapsed_ns - since_ns) / 1e9, 4)
+
+    # --- chains
+
+    def run(self, series: Series, deadline_ns: float, patience_ns: float = 0.0) -> None:
+        """Time a chain at each size, least work first, and stop where a run would take too long.
+
+        `patience_ns` is what loading kernels may take beyond the deadline, which no run of a chain shows.
+
+        Short work is measured in long chains where a round trip is long, so that it stands out of the round trip's
+        noise. Only one chain is open at a time: idle threads of another would take the cores.
+        """
+        begun = self.budget.elapsed_ns
+        if not self.budget.fits(deadline_ns):
+            self.skipped.setdefault(series.probe, f"no time for {series.label}")
+            return
+        try:
+            self._run(series, deadline_ns, patience_ns)
+        except FAILURES as err:
+            self.skipped[series.probe] = f"{series.label}: {str(err).splitlines()[0]}"
+        self.account(series.probe, begun)
+
+    def _run(self, series: Series, deadline_ns: float, patience_ns: float) -> None:
+        count = series.links * (self._stretch if series.stretched else 1)
+        compiled: CompiledGraph | None = None
+        seen = self._links.setdefault(series.probe, [])
+        # Half of the time: each size is timed twice, as a frame and as a chain.
+        self.frames.prepare((point.shape for point in series.points), (self.budget.elapsed_ns + deadline_ns) / 2)
+        last: tuple[float, float] | None = None
+        try:
+            for point in sorted(series.points, key=lambda point: point.work):
+                link_ns = self._foreseen(point, last, seen)
+                fitting = series.fitting(count, link_ns, self._point_limit_ns * _LONG_CHAIN)
+                if fitting < count and compiled is not None:
+                    compiled.close()
+                    compiled = None
+                count, fresh = fitting, compiled is None
+                fits = self._has_time(series, point, link_ns * count, deadline_ns, patience_ns)
+                if compiled is None and fits:
+                    compiled = self._opened(series, count, deadline_ns)
+                    fits = self._has_time(series, point, link_ns * count, deadline_ns, patience_ns)
+                if compiled is None or not fits:
+                    self.skipped[series.probe] = f"no time for {series.label} of size {point.size} and above"
+                    break
+                base, begun = self.frames.of(point.shape), self.budget.elapsed_ns
+                found = self.time(compiled, self._feeds(series, point), fresh=fresh)
+                minus = self.of(series.companion, point.size) if series.companion else 0.0
+                share = count * series.nodes
+                self.add(series.probe, point.size, found, series.label, base_ns=base, share=share, minus_ns=minus)
+                if found is not None:
+                    last = point.work, max(found.ns - base, 0.0) / count
+                    seen.append(last)
+                    extra_ns = self.budget.elapsed_ns - begun - (found.repeats + 2) * found.ns
+                    self._extra_ns.setdefault(series.probe, []).append(extra_ns)
+                    granted_ns = min(max(extra_ns, 0.0), patience_ns)
+                    deadline_ns, patience_ns = deadline_ns + granted_ns, patience_ns - granted_ns
+        finally:
+            if compiled is not None:
+                compiled.close()
+
+    def _foreseen(self, point: Point, last: tuple[float, float] | None, seen: list[tuple[float, float]]) -> float:
+        """Return the time to expect of a link in ns: from the size before, another series of the probe, or rates.
+
+        Before a probe has any row, a link takes at least as long as making its tensor, and as its operations at the
+        best rate that products were seen to have.
+        """
+        if last is None and seen:
+            last = min(seen, key=lambda known: abs(math.log(known[0] / point.work)))
+        if last is not None:
+            return last[1] * point.work / last[0]
+        rates = [link_ns / work for work, link_ns in self._links.get("gemm", ()) if work > 0]
+        return max(self.frames.making(point.shape), point.flops * min(rates, default=0.0))
+
+    def _has_time(self, series: Series, point: Point, chain_ns: float, deadline_ns: float, patience_ns: float) -> bool:
+        """Return whether a size can be measured before the deadline.
+
+        It also takes what no run of its chain shows, where a device prepares itself anew for each shape: the least
+        that a size of the probe took so far. The first one loads kernels for all others, so it counts against the
+        whole budget only.
+        """
+        if chain_ns > self._point_limit_ns or not self.frames.has(point.shape):
+            return False
+        extras = self._extra_ns.get(series.probe, [])
+        if not self.budget.fits(self.budget.limit_ns, 3 * chain_ns + max(extras, default=0.0)):
+            return False
+        extra_ns = min(extras[1:], default=0.0)
+        return self.budget.fits(deadline_ns, 3 * chain_ns + max(extra_ns - patience_ns, 0.0))
+
+    @staticmethod
+    def _feeds(series: Series, point: Point) -> dict[str, Any]:
+        feeds = {"seed": np.full(1, 0.5, series.dtype.numpy), "shape": np.array(point.shape, np.int64)}
+        return feeds if series.feeds is None else feeds | dict(series.feeds(point.shape))
+
+    def _opened(self, series: Series, count: int, deadline_ns: float) -> CompiledGraph | None:
+        """Return a chain's session; None where opening one with so many bytes of weights would take too long.
+
+        The first session with weights loads the device's libraries, which says nothing about the next one.
+        """
+        graph = series.build(count)
+        nbytes = sum(tensor.nbytes for tensor in graph.weights.values())
+        if not self.budget.fits(deadline_ns, nbytes * min(self._opening[1:], default=0.0)):
+            return None
+        start = self.budget.elapsed_ns
+        compiled = self.compile(graph, series.options)
+        if nbytes >= _MANY_BYTES:
+            self._opening.append((self.budget.elapsed_ns - start) / nbytes)
+        return compiled
+
+    def _tell(self, what: str, gone: float) -> None:
+        _log.debug("calibrating %s: %s", self.device.label, what)
+        if self._progress is not None:
+            self._progress(what, min(gone, 1.0))

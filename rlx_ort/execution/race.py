@@ -1,0 +1,140 @@
+"""Times a graph on a few devices in turn, so that a disturbance of the machine meets all of them alike.
+
+Each round gives every device a short block of runs, of which the first is not counted. A device that is clearly
+slower is dropped early. What counts is the median over a device's blocks of the median of a block.
+"""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlx_ort.device import Device
+from rlx_ort.errors import DeviceError, GraphError, InputError, ParamError, RunError
+from rlx_ort.execution.benchmark import DeviceBenchResult
+from rlx_ort.execution.compiled import CompiledGraph
+
+__all__ = ["Lane", "race", "timed_block"]
+
+_log = logging.getLogger(__name__)
+_BLOCK_NS = 2_000_000  # a block of short runs is as long as this, so that a clock tick or a woken thread is lost in it
+_MOST_RUNS = 200
+_DROPPED = 1.4  # a device whose best block is so much slower than the leader's usual one is out of the race
+_BUDGET_S = 0.4
+
+
+@dataclass
+class Lane:
+    """One device in the race: its block medians so far, in ns."""
+
+    device: Device
+    compiled: CompiledGraph | None = None
+    compile_ns: int = 0
+    blocks: list[float] = field(default_factory=list)
+    failure: str = ""
+
+    @property
+    def median_ns(self) -> float:
+        """The median over the blocks."""
+        return statistics.median(self.blocks)
+
+    def row(self) -> DeviceBenchResult:
+        """Return what the race found."""
+        median = None if self.failure or not self.blocks else round(self.median_ns)
+        return DeviceBenchResult(self.device, self.device.label, self.compile_ns, median, self.failure)
+
+
+def race(
+    devices: Iterable[Device],
+    compile_on: Callable[[Device], CompiledGraph],
+    inputs: Mapping[str, Any],
+    rounds: int,
+    budget_s: float = _BUDGET_S,
+) -> list[DeviceBenchResult]:
+    """Return a row for each device, fastest first; devices that fail come last, with the reason.
+
+    Takes about `budget_s` seconds beside compiling, more where one run of every device takes longer. There are
+    `rounds` rounds at least, unless the budget is spent first, and more while the leaders are close.
+
+    Raises:
+        InputError: the inputs do not fit the graph, which would fail on every device.
+        ParamError: a parameter is not set.
+    """
+    lanes = [_opened(device, compile_on, inputs) for device in devices]
+    running = [lane for lane in lanes if not lane.failure]
+    start = time.perf_counter()
+    done = 0
+    while running and done < 4 * rounds:
+        for lane in running if done % 2 == 0 else reversed(running):
+            _run_block(lane, inputs)
+        done += 1
+        running = _still_in([lane for lane in running if not lane.failure], done)
+        if len(running) == 1 and done >= 2:
+            break
+        if time.perf_counter() - start > budget_s or (done >= rounds and _decided(running)):
+            break
+    rows = [lane.row() for lane in lanes]
+    return sorted(rows, key=lambda row: (row.median_exec_ns is None, row.median_exec_ns or 0))
+
+
+def timed_block(compiled: CompiledGraph, inputs: Mapping[str, Any], count: int) -> list[int]:
+    """Return the times of some runs in ns, after one that is not counted."""
+    compiled.run(inputs)
+    times = []
+    for _ in range(count):
+        before = time.perf_counter_ns()
+        compiled.run(inputs)
+        times.append(time.perf_counter_ns() - before)
+    return times
+
+
+def _opened(device: Device, compile_on: Callable[[Device], CompiledGraph], inputs: Mapping[str, Any]) -> Lane:
+    lane = Lane(device)
+    start = time.perf_counter_ns()
+    try:
+        lane.compiled = compile_on(device)
+        lane.compile_ns = time.perf_counter_ns() - start
+        lane.compiled.run(inputs)  # the first run of a device compiles kernels and fills caches
+    except (InputError, ParamError):
+        raise
+    except (DeviceError, GraphError, RunError) as err:
+        _fail(lane, err)
+    return lane
+
+
+def _run_block(lane: Lane, inputs: Mapping[str, Any]) -> None:
+    if lane.compiled is None:
+        return
+    last_ns = lane.blocks[-1] if lane.blocks else 0.0
+    count = min(max(round(_BLOCK_NS / last_ns), 1), _MOST_RUNS) if last_ns else 3
+    try:
+        lane.blocks.append(float(statistics.median(timed_block(lane.compiled, inputs, count))))
+    except (DeviceError, GraphError, RunError) as err:
+        _fail(lane, err)
+
+
+def _fail(lane: Lane, err: Exception) -> None:
+    _log.warning("%s is left out of the race: %s", lane.device.display, err)
+    lane.failure = str(err)
+
+
+def _still_in(lanes: list[Lane], done: int) -> list[Lane]:
+    """Return the devices that may still win; none is dropped on a single block."""
+    if done < 2 or len(lanes) < 2:
+        return lanes
+    leader_ns = min(lane.median_ns for lane in lanes)
+    return [lane for lane in lanes if min(lane.blocks) <= leader_ns * _DROPPED]
+
+
+def _decided(lanes: list[Lane]) -> bool:
+    """Return whether the leader's slowest quarter is still faster than the rest's fastest."""
+    if len(lanes) < 2:
+        return True
+    ordered = sorted(lanes, key=lambda lane: lane.median_ns)
+    leader = sorted(ordered[0].blocks)
+    upper_ns = leader[(3 * len(leader)) // 4]
+    return all(upper_ns < sorted(lane.blocks)[len(lane.blocks) // 4] for lane in ordered[1:])

@@ -1,0 +1,49 @@
+"""What the length of a row tells on the time of as many elements."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlx_ort.calibration.row_lengths import USUAL, RowLengths
+
+COUNTS = (1 << 10, 1 << 14, 1 << 18)
+
+
+def by_the_row(length: int) -> dict[tuple[int, int], float]:
+    """Return times of a kernel that takes 70 ns a row, however long."""
+    return {(count, length): 70.0 * count / length for count in COUNTS}
+
+
+def lengths() -> RowLengths:
+    """Return what was measured of such a kernel."""
+    usual = {count: ns for (count, _), ns in by_the_row(USUAL).items()}
+    return RowLengths(by_the_row(64) | by_the_row(1024), usual)
+
+
+@pytest.mark.parametrize("row", [64, 100, 256, 384, 1024])
+def test_a_kernel_that_costs_by_the_row_is_told_between_the_lengths(row: int) -> None:
+    """Rows of 384 take 256 / 384 of the time for as many elements."""
+    assert lengths()(1 << 16, row) == pytest.approx(USUAL / row)
+
+
+def test_the_usual_length_changes_nothing() -> None:
+    """Its rows are those the factor is of."""
+    assert lengths()(12_345, USUAL) == pytest.approx(1.0)
+
+
+def test_beyond_the_lengths_the_factor_stays() -> None:
+    """Nobody has seen shorter or longer rows."""
+    assert lengths()(1 << 16, 1) == pytest.approx(USUAL / 64)
+    assert lengths()(1 << 16, 1 << 20) == pytest.approx(USUAL / 1024)
+
+
+def test_beyond_the_sizes_the_factor_stays() -> None:
+    """A factor at the most elements holds for more."""
+    found = RowLengths({(1 << 10, 64): 2000.0, (1 << 18, 64): 30_000.0}, {1 << 10: 1000.0, 1 << 18: 10_000.0})
+    assert found(1 << 25, 64) == pytest.approx(3.0)
+    assert found(1, 64) == pytest.approx(2.0)
+
+
+def test_without_other_lengths_there_is_no_factor() -> None:
+    """A quick calibration has none."""
+    assert RowLengths({}, {1024: 500.0})(1024, 8) == pytest.approx(1.0)
