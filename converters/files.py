@@ -8,13 +8,11 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, TypeAlias
 
-import numpy as np
-
 from rlx_ort.converters.bundle import ModelBundle, bundle_from_graph, external_tensors, location_of
 from rlx_ort.converters.to_onnx import PROTOBUF_LIMIT
 from rlx_ort.converters.wire import field_key, varint
 from rlx_ort.errors import ConversionError
-from rlx_ort.ir.tensor import FileRange, TensorData
+from rlx_ort.ir.tensor import TensorData
 
 if TYPE_CHECKING:
     import onnx
@@ -22,7 +20,7 @@ if TYPE_CHECKING:
     from rlx_ort.execution.options import CompileOptions
     from rlx_ort.ir.graph import Graph
 
-__all__ = ["EXTERNAL_ABOVE_BYTES", "Progress", "pieces", "save_bundle", "save_onnx", "written_files"]
+__all__ = ["EXTERNAL_ABOVE_BYTES", "Progress", "save_bundle", "save_onnx", "written_files"]
 
 EXTERNAL_ABOVE_BYTES = 1 << 30
 """Weights above this total go to a data file unless the caller says otherwise: 1 GiB, half of what a file may hold."""
@@ -33,7 +31,6 @@ Progress: TypeAlias = Callable[[int], None]
 _LARGE_BYTES = 1 << 20
 _LARGE_ALIGNMENT = 1 << 16  # what Windows needs to map a tensor; Linux and macOS are content with 4 or 16 KiB
 _SMALL_ALIGNMENT = 64
-_CHUNK_BYTES = 8 << 20  # a piece of a weight on its way from file to file
 
 
 def save_onnx(
@@ -217,43 +214,7 @@ def _write_model(
 
 def _copy(data: TensorData, stream: BinaryIO, progress: Progress | None) -> None:
     """Write the bytes of a tensor; those of a file are read from it, since reading a map would fill the memory."""
-    for piece in pieces(data):
+    for piece in data.pieces():
         stream.write(piece)
         if progress is not None:
             progress(len(piece))
-
-
-def pieces(data: TensorData) -> Iterator[memoryview]:
-    """Yield the bytes of a tensor in pieces of at most 8 MiB, read from its file where it has one; use each at once.
-
-    Raises:
-        ConversionError: the file was written to since it was mapped.
-        OSError: it cannot be read.
-    """
-    source = data.source
-    if source is None or source.pinned or _was_replaced(source):
-        view = np.ascontiguousarray(data.buffer).data.cast("B")
-        yield from (view[start : start + _CHUNK_BYTES] for start in range(0, len(view), _CHUNK_BYTES))
-        return
-    if not source.unchanged:  # the map may end the process: pages behind the new end of the file cannot be read
-        raise ConversionError(f"{source.path} was written to since it was opened; convert again from the start")
-    piece = memoryview(bytearray(min(_CHUNK_BYTES, data.nbytes)))
-    left = data.nbytes
-    with Path(source.path).open("rb", buffering=0) as file:
-        file.seek(source.offset)
-        while left:
-            count = file.readinto(piece[:left])
-            if not count:
-                raise ConversionError(
-                    f"{source.path} became shorter while it was read; write it anew and convert again"
-                )
-            yield piece[:count]
-            left -= count
-
-
-def _was_replaced(source: FileRange) -> bool:
-    """Return whether the name is another file's by now, or nobody's; a map of the old file still has its bytes."""
-    try:
-        return FileRange.stamp_of(Path(source.path).stat())[:2] != source.stamp[:2]
-    except OSError:
-        return True

@@ -4,27 +4,19 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from rlx_ort.conversion_report import ConversionReport, ModelFacts, ParamsTaken, facts_of, random_ops, verdict
-from rlx_ort.errors import ConversionError, ParityError
-from rlx_ort.parity.metrics import Tolerance
+from rlx_ort.conversion_check import ConversionCheck, default_tolerance, why_unverified
+from rlx_ort.conversion_options import ConvertOptions
+from rlx_ort.conversion_report import ConversionReport, ModelFacts, ParamsTaken, facts_of, random_ops
+from rlx_ort.errors import ConversionError
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
     from rlx_ort.converters.bundle import ModelBundle
-    from rlx_ort.converters.sources.renames import Renames
-    from rlx_ort.converters.transforms.precision import PrecisionKind
-    from rlx_ort.converters.transforms.quantize import QuantizeKind
-    from rlx_ort.device import Device
-    from rlx_ort.execution.options import CompileOptions
-    from rlx_ort.parity.compare import Comparison, Reference
 
 __all__ = ["ConversionReport", "ConvertOptions", "ModelFacts", "ParamsTaken", "Step", "convert", "default_tolerance"]
 
@@ -33,53 +25,6 @@ Step = Callable[[str], None]
 
 Bytes = Callable[[int, int], None]
 """Told how many bytes of weights are written, and of how many."""
-
-
-@dataclass(frozen=True, slots=True)
-class ConvertOptions:
-    """What a conversion does besides changing the format. Everything is off by default but the verification.
-
-    Attributes:
-        params: a weight file whose tensors replace the weights of the same name, or become weights in place of inputs.
-        renames: what tensors of the file are called in the model; None takes their own names.
-        inputs: values that become the inputs of the part to keep; empty keeps the model's.
-        outputs: values that become its outputs; empty keeps the model's.
-        dims: named dim -> size it is fixed at.
-        opset: ai.onnx opset to move to.
-        ir_version: IR version to declare.
-        simplify: whether to fold constants, remove what does nothing and infer shapes.
-        precision: `f16`, `bf16` or `mixed`.
-        keep: operators and names of nodes that stay in f32; of a quantisation, names of nodes that stay as they are.
-        quantize: `int8-dynamic`, `int8-static` or `int4-weights`.
-        calibration: input -> samples, along a new first axis or the batch axis, for `int8-static`.
-        external_data: whether weights go to a file of their own; None decides by size.
-        detach: name of a safetensors file beside an ONNX target that gets the weights.
-        device: the device an optimised target is made for.
-        overwrite: whether files that are there may be replaced.
-        verify: whether source and result are run on the same inputs and compared before the target appears.
-        verify_inputs: name -> array to verify on; random ones by default.
-        tolerance: what counts as equal; None goes by the precision, see `default_tolerance`.
-    """
-
-    params: Path | None = None
-    renames: Renames | None = None
-    inputs: Sequence[str] = ()
-    outputs: Sequence[str] = ()
-    dims: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
-    opset: int | None = None
-    ir_version: int | None = None
-    simplify: bool = False
-    precision: PrecisionKind | None = None
-    keep: Sequence[str] = ()
-    quantize: QuantizeKind | None = None
-    calibration: Mapping[str, npt.NDArray[Any]] | None = None
-    external_data: bool | None = None
-    detach: str | None = None
-    device: Device | str | None = None
-    overwrite: bool = False
-    verify: bool = True
-    verify_inputs: Mapping[str, npt.NDArray[Any]] | None = None
-    tolerance: Tolerance | None = None
 
 
 def convert(
@@ -97,9 +42,9 @@ def convert(
     never changed.
 
     The verification opens a session of the source and one of the written result, one after the other, on the CPU
-    (an optimised target: on its device), so it costs two loads and two runs, and the memory of one model at a time; of
-    a model in 16 bits, that of its f32 copy as well, which ONNX Runtime's CPU kernels make.
-    Where no ONNX Runtime is installed there is none, and the report says so.
+    (an optimised target: on its device), so it costs two loads and two runs, and the memory of one model at a time.
+    Models above 256 MiB run without optimisation, on weights that stay mapped. bf16, for which the CPU has no kernels,
+    is computed in f32 and each result rounded. Without an ONNX Runtime nothing is verified, and the report says so.
 
     Args:
         source: a file, or a bundle.
@@ -117,20 +62,6 @@ def convert(
     place = Path(target)
     run = _Run(chosen, on_step or (lambda text: None), on_bytes or (lambda done, total: None))
     return run.convert(source, place)
-
-
-def default_tolerance(options: ConvertOptions, before: ModelFacts) -> Tolerance:
-    """Return what counts as equal after a conversion, unless the caller says; see `tolerance_for` for the reasons.
-
-    f32 on the CPU: relative L2 of 1e-5. f16 and mixed, or a source that holds f16: 5e-3. bf16: 4e-2. Quantised to 8
-    bits: a cosine of 0.99, to 4 bits of 0.98. A target for another device than the CPU: 1e-3 at least.
-    """
-    from rlx_ort.device import Device
-    from rlx_ort.parity.tolerances import tolerance_for
-
-    bits = {None: None, "int4-weights": 4}.get(options.quantize, 8)
-    dtypes = {*before.weight_bytes, {"bf16": "bf16", None: "f32"}.get(options.precision, "f16")}
-    return tolerance_for(dtypes, other_device=Device(options.device or "cpu") != Device.CPU, bits=bits)
 
 
 class _Run:
@@ -152,10 +83,11 @@ class _Run:
         refuse_existing([target, *beside], overwrite=self._options.overwrite)
         bundle = self._opened(source)
         before = facts_of(bundle)
-        unverified = self._why_unverified()
-        # First, because the pages of the source's files that writing reads would count beside those of the session.
-        reference = None if unverified else self._reference(bundle)
-        drawn = random_ops(bundle)
+        unverified = why_unverified(self._options)
+        check = None
+        if not unverified:  # first, so that a source that does not run costs no conversion
+            with self._step("run source", "running the source"):
+                check = ConversionCheck(self._options, bundle, before, random_ops(bundle))
         bundle = self._transformed(bundle)
         after = facts_of(bundle)
         with staging(target) as stage:
@@ -163,11 +95,17 @@ class _Run:
                 files = self._written(bundle, stage.path)
             origin = bundle.origin
             del bundle  # unmaps the source, unless the caller holds it
-            comparison = None if reference is None else self._verified(reference, stage.path, before, drawn)
+            comparison = None
+            if check is not None:
+                with self._step("verify", "running the result"):
+                    comparison = check.run_result(stage.path)
             size = sum(file.stat().st_size for file in files)
             placed = stage.publish(files, overwrite=self._options.overwrite)
         steps, seconds = MappingProxyType(self._reports), MappingProxyType(self._seconds)
-        return ConversionReport(origin, tuple(placed), size, before, after, steps, comparison, unverified, seconds)
+        emulated = "" if check is None else check.emulated
+        return ConversionReport(
+            origin, tuple(placed), size, before, after, steps, comparison, unverified, emulated, seconds
+        )
 
     def _opened(self, source: str | os.PathLike[str] | ModelBundle) -> ModelBundle:
         from rlx_ort.converters.bundle import ModelBundle
@@ -272,53 +210,12 @@ class _Run:
         )
         return write_target(bundle, path, how)
 
-    def _why_unverified(self) -> str:
-        from rlx_ort.providers.runtime import runtime_problem
-
-        if not self._options.verify:
-            return "asked for"
-        problem = runtime_problem()
-        if problem is None:
-            return ""
-        if self._options.tolerance is not None or self._options.verify_inputs is not None:
-            raise ConversionError(f"the conversion cannot be verified: {problem.reason}\n  {problem.remedy}")
-        return f"{problem.reason}; {problem.remedy}"
-
-    def _reference(self, bundle: ModelBundle) -> Reference:
-        from rlx_ort.parity.compare import reference_run
-
-        given, dims = self._options.verify_inputs, self._options.dims
-        with self._step("run source", "running the source"):
-            return reference_run(bundle, inputs=given, dims=dims, options=_session_options())
-
-    def _verified(self, reference: Reference, path: Path, before: ModelFacts, drawn: Sequence[str]) -> Comparison:
-        from rlx_ort.device import Device
-        from rlx_ort.parity.compare import compare_to
-        from rlx_ort.parity.opening import as_model
-
-        device = Device(self._options.device or "cpu")
-        tolerance = self._options.tolerance or default_tolerance(self._options, before)
-        how = _session_options(optimized=self._options.device is not None)
-        with self._step("verify", "running the result"):
-            comparison = compare_to(reference, as_model(path), device, tolerance=tolerance, options=how)
-        if not comparison.ok:
-            raise ParityError(verdict(comparison, drawn), comparison)
-        return comparison
-
     @contextmanager
     def _step(self, name: str, text: str) -> Iterator[None]:
         self._on_step(text)
         start = time.perf_counter()
         yield
         self._seconds[name] = time.perf_counter() - start
-
-
-def _session_options(*, optimized: bool = False) -> CompileOptions:
-    """Return how to open a model to verify it: as users do, but what is optimised already is not optimised again."""
-    from rlx_ort.execution.options import CompileOptions, OptimizationLevel, PlacementRule
-
-    level = OptimizationLevel.OFF if optimized else OptimizationLevel.ALL
-    return CompileOptions(placement=PlacementRule.ASSISTED, optimization=level)
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -65,6 +65,7 @@ class ConversionReport:
         steps: what each step that ran reports, by its name: `precision`, `opset`, `params`...
         comparison: source against result; None if it was not verified.
         unverified: why it was not; empty if it was.
+        emulated: how a side was run in place of what it says, as bf16 on the CPU; empty where both ran as they are.
         seconds: step -> time it took.
     """
 
@@ -76,6 +77,7 @@ class ConversionReport:
     steps: Mapping[str, Any]
     comparison: Comparison | None
     unverified: str
+    emulated: str
     seconds: Mapping[str, float]
 
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rlx_ort.converters.bundle import INLINE_BYTES, ModelBundle, location_of, reference
-from rlx_ort.converters.files import pieces
 from rlx_ort.converters.from_onnx.external import ExternalFiles
 from rlx_ort.converters.from_onnx.tensors import tensor_data
 from rlx_ort.converters.onnx_types import tensor_proto
@@ -151,7 +150,7 @@ def _inside(matrix: onnx.TensorProto, data: TensorData) -> onnx.TensorProto:
     import onnx
 
     return onnx.TensorProto(
-        name=matrix.name, data_type=matrix.data_type, dims=matrix.dims, raw_data=b"".join(map(bytes, pieces(data)))
+        name=matrix.name, data_type=matrix.data_type, dims=matrix.dims, raw_data=b"".join(map(bytes, data.pieces()))
     )
 
 

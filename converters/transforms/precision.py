@@ -12,10 +12,10 @@ import numpy.typing as npt
 
 from rlx_ort.converters.bundle import ModelBundle, bundle_from_graph, graph_from_bundle, graphs_of
 from rlx_ort.converters.transforms.scope import selected
-from rlx_ort.converters.transforms.spool import WeightSpool, values_of
 from rlx_ort.errors import ConversionError
 from rlx_ort.execution.precision import PrecisionPolicy
 from rlx_ort.ir.dtype import DType
+from rlx_ort.ir.narrow import narrowed_later, values_of
 from rlx_ort.ir.ops.leaf import Constant, Param
 
 if TYPE_CHECKING:
@@ -88,7 +88,8 @@ def to_precision(
     operators that leave the range of f16 (`Div Exp Log Pow Reciprocal Softplus Sqrt`) and for whatever reads a number
     that f16 does not hold. Integers and f64 are never touched, nor what computes sizes, nor ops with bodies.
 
-    Weights are read once more to look for numbers above 65504, converted piece by piece and kept in a temporary file.
+    For f16, weights are read here to look for numbers above 65504. Large ones are rounded when the result is written,
+    piece by piece as they are read again, so the result needs what the given model maps.
 
     Args:
         bundle: the model.
@@ -97,8 +98,7 @@ def to_precision(
         boundary: whether f32 inputs and outputs of the model change their dtype as well.
 
     Raises:
-        ConversionError: `keep` names nothing of the model, the model cannot be imported or written again, or the
-            temporary file cannot be written.
+        ConversionError: `keep` names nothing of the model, or the model cannot be imported or written again.
     """
     policy = _policy(kind, boundary)
     graph = graph_from_bundle(bundle)
@@ -122,10 +122,8 @@ def to_precision(
     from rlx_ort.converters.precision import apply_precision
 
     narrow = apply_precision(graph, policy, kept)
-    with WeightSpool() as spool:
-        for name, data in graph.weights.items():
-            spool.narrow(name, data, narrow.stored_as.get(name, data.dtype))
-        narrow.graph.weights.update(spool.tensors())
+    for name, data in graph.weights.items():
+        narrow.graph.weights[name] = narrowed_later(data, narrow.stored_as.get(name, data.dtype))
     made = bundle_from_graph(narrow.graph, origin=bundle.origin)
     report = PrecisionReport(
         kind=kind,

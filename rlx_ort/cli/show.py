@@ -35,7 +35,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title:
     for column in columns:
         table.add_column(column, overflow="fold")
     for row in rows:
-        table.add_row(*(Text(str(cell)) for cell in row))
+        table.add_row(*(Text(_visible(cell)) for cell in row))
     _console(stderr=False).print(table)
 
 
@@ -46,8 +46,13 @@ def print_facts(facts: Iterable[tuple[str, object]]) -> None:
 
     grid = Table.grid(padding=(0, 2))
     for name, value in facts:
-        grid.add_row(Text(name), Text(str(value)))
+        grid.add_row(Text(_visible(name)), Text(_visible(value)))
     _console(stderr=False).print(grid)
+
+
+def _visible(cell: object) -> str:
+    """Return a text without characters that steer a terminal: names and licences come from files of others."""
+    return "".join(letter if letter.isprintable() or letter == "\n" else repr(letter)[1:-1] for letter in str(cell))
 
 
 def note(text: str) -> None:

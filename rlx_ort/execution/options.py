@@ -101,6 +101,9 @@ class CompileOptions:
             `RLX_KERNEL_DISPATCH` says at the moment the options are made.
         precision_policy: the dtype each class of ops computes in; None goes by `precision`.
         cache: whether the session is opened through the compile cache; None goes by `RLX_CACHE`, which is off.
+        low_memory: hold few copies of weights at a time, for a session that runs once or twice: kernels keep no packed
+            ones, and each node runs right before the one that needs it, so that f16 weights which the CPU casts to f32
+            are cast one after the other. Runs are slower. Casts are folded into f32 weights unless optimisation is off.
         opset: the ai.onnx opset of the exported model; None takes the lowest that expresses the graph, 21 at best.
     """
 
@@ -121,6 +124,7 @@ class CompileOptions:
     kernel_dispatch: KernelDispatch = field(default_factory=KernelDispatch.from_env)
     precision_policy: PrecisionPolicy | None = None
     cache: CacheUse | None = None
+    low_memory: bool = False
     opset: int | None = None
 
     @property

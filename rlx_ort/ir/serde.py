@@ -11,7 +11,6 @@ import contextlib
 import json
 import math
 import os
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -135,9 +134,7 @@ def _document(text: str, source: str) -> dict[str, Any]:
 @contextlib.contextmanager
 def _replacing(path: Path) -> Iterator[Path]:
     """Give a temporary file in the folder of `path`, which takes its place when all went well."""
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
-    os.close(handle)
-    temporary = Path(name)
+    temporary = path.with_name(f".{path.name}.{os.urandom(8).hex()}.part")  # mkstemp's files are for their owner alone
     try:
         yield temporary
         temporary.replace(path)  # os.replace: atomic on one file system, Windows included

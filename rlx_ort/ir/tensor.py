@@ -9,15 +9,21 @@ from __future__ import annotations
 import math
 import os
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from rlx_ort.errors import ConversionError
 from rlx_ort.ir.dtype import DType
 
-__all__ = ["FileRange", "TensorData"]
+__all__ = ["PIECE_BYTES", "FileRange", "TensorData"]
+
+PIECE_BYTES = 8 << 20
+"""A piece of a tensor on its way from file to file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +55,14 @@ class FileRange:
             return self.stamp_of(os.stat(self.path)) == self.stamp  # noqa: PTH116  # a plain path, asked often
         except OSError:
             return False
+
+    @property
+    def replaced(self) -> bool:
+        """Whether the path is another file's by now, or nobody's; a map of the old file still has its bytes."""
+        try:
+            return self.stamp_of(os.stat(self.path))[:2] != self.stamp[:2]  # noqa: PTH116  # as above
+        except OSError:
+            return True
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -118,6 +132,34 @@ class TensorData:
             values = values.byteswap()
         values.flags.writeable = False
         return values
+
+    def pieces(self) -> Iterator[memoryview]:
+        """Yield the bytes in order, at most 8 MiB at a time; use each before asking for the next.
+
+        Those of a file are read from it: going through a map would leave all its pages in the process's memory.
+
+        Raises:
+            ConversionError: the file was written to since it was mapped.
+            OSError: it cannot be read.
+        """
+        source = self.source
+        if source is None or source.pinned or source.replaced:
+            view = np.ascontiguousarray(self.buffer).data
+            yield from (view[start : start + PIECE_BYTES] for start in range(0, len(view), PIECE_BYTES))
+            return
+        if not source.unchanged:  # the map may end the process: pages behind the new end of the file cannot be read
+            raise ConversionError(f"{source.path} was written to since it was opened; convert again from the start")
+        piece = memoryview(bytearray(min(PIECE_BYTES, self.nbytes)))
+        left = self.nbytes
+        with Path(source.path).open("rb", buffering=0) as file:
+            file.seek(source.offset)
+            while left:
+                count = file.readinto(piece[:left])
+                if not count:
+                    reason = "became shorter while it was read; write it anew and convert again"
+                    raise ConversionError(f"{source.path} {reason}")
+                yield piece[:count]
+                left -= count
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, TensorData):

@@ -6,6 +6,7 @@ https://github.com/huggingface/safetensors#format: eight bytes with the length o
 from __future__ import annotations
 
 import json
+import os
 import struct
 from collections.abc import Mapping
 from pathlib import Path
@@ -33,6 +34,7 @@ def write_tensors(path: Path, tensors: Mapping[str, TensorData], metadata: Mappi
     """Write tensors to a file; dtypes that the format lacks are stored as bytes and marked in the metadata.
 
     Raises:
+        ConversionError: the file that a tensor is mapped from was written to.
         OSError: the file cannot be written.
     """
     header: dict[str, Any] = {}
@@ -50,7 +52,10 @@ def write_tensors(path: Path, tensors: Mapping[str, TensorData], metadata: Mappi
     with path.open("wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
         for data in tensors.values():
-            file.write(np.ascontiguousarray(data.buffer).data)
+            for piece in data.pieces():
+                file.write(piece)
+        file.flush()
+        os.fsync(file.fileno())  # it may be renamed next, and has to be whole by then
 
 
 def read_tensors(path: Path) -> tuple[dict[str, TensorData], dict[str, str]]:

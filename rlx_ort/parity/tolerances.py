@@ -12,7 +12,7 @@ __all__ = ["dtypes_of", "tolerance_for"]
 _F32 = 1e-5
 """One rounding is 6e-8; other kernels and orders of summation add up to some tens of them over a deep model."""
 _DEVICES = 1e-3
-"""Kernels of another device sum in other ways and take shortcuts in `exp` and `tanh`; WebGPU was seen at 1e-4."""
+"""Kernels of another device sum in other ways and take shortcuts in `exp` and `tanh`."""
 _F16 = 5e-3
 """One rounding is 5e-4."""
 _BF16 = 4e-2

@@ -32,8 +32,8 @@ layers, width = int(sys.argv[2]), int(sys.argv[3])
 data = (np.random.default_rng(0).standard_normal((width, width)) / width**0.5).astype(np.float32)
 graph = Graph("chain")
 x = graph.input("x", ["rows", width])
-for layer in range(layers):
-    x = x @ graph.param(f"w{layer}", data.shape, data=data)
+for layer in range(layers):  # each differs, as ONNX Runtime keeps equal packed weights once
+    x = x @ graph.param(f"w{layer}", data.shape, data=np.roll(data, layer, axis=1))
 graph.outputs = [x]
 save_onnx(graph, sys.argv[1], external_data=True)
 print(json.dumps(None))
@@ -85,9 +85,8 @@ def measure() -> Iterator[Figure]:
         python_json(MAKE, str(source), str(LAYERS), str(WIDTH))
         yield from _figures(folder, source, Case("to JSON and safetensors", ".json", most_times=2))  # half the speed
         yield from _figures(folder, source, Case("to JSON and safetensors", ".json", verify=True))
-        yield from _figures(folder, source, Case("to ONNX in f16", ".onnx", precision="f16"))
-        # ONNX Runtime computes f16 on the CPU as f32 and keeps the weights in both while it runs
-        yield from _figures(folder, source, Case("to ONNX in f16", ".onnx", "f16", verify=True, most_memory=None))
+        yield from _figures(folder, source, Case("to ONNX in f16", ".onnx", "f16", most_times=2))
+        yield from _figures(folder, source, Case("to ONNX in f16", ".onnx", "f16", verify=True))
 
 
 def _figures(folder: Path, source: Path, case: Case) -> Iterator[Figure]:

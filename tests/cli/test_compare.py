@@ -63,6 +63,20 @@ def test_bisect_names_the_node_and_the_weight(cli: Cli, classifier: Path, change
     assert document["ok"] is False
 
 
+def test_bisect_says_why_it_cannot_look_into_an_ort_file(
+    cli: Cli, classifier: Path, changed: Path, tmp_path: Path
+) -> None:
+    """The figures are there all the same, and the exit code is that of a difference."""
+    packed = tmp_path / "model.ort"
+    assert cli("convert", classifier, packed).code == 0
+    outcome = cli("compare", changed, packed, "--bisect")
+    assert outcome.code == 8
+    assert "DIFFERS" in outcome.out
+    assert "model.ort is in ORT format, which shows no values inside" in outcome.err
+    document = json.loads(cli("compare", changed, packed, "--bisect", "--json").out)
+    assert (document["ok"], document["bisect"]) == (False, None)
+
+
 def test_json_holds_every_figure(cli: Cli, classifier: Path) -> None:
     """One document, with what both were run on."""
     document = json.loads(cli("compare", classifier, classifier, "--dim", "tokens=5", "--json").out)

@@ -52,6 +52,19 @@ def test_json_holds_the_report_and_nothing_else(cli: Cli, small: Path, tmp_path:
     assert document["verification"]["outputs"][0]["relative_l2"] <= 1e-5
 
 
+def test_bf16_is_verified_where_no_kernel_runs_it(cli: Cli, small: Path, tmp_path: Path) -> None:
+    """Its results are rounded, so the error is that of bf16, and the document says how it was run."""
+    outcome = cli("convert", small, tmp_path / "b.onnx", "--precision", "bf16", "--json")
+    assert outcome.code == 0, outcome.err
+    document = json.loads(outcome.out)
+    assert document["verified"] is True
+    assert "rounded" in document["emulated"]
+    assert 2**-12 < document["verification"]["outputs"][0]["relative_l2"] < 4e-2
+    assert cli("convert", tmp_path / "b.onnx", tmp_path / "c.json").code == 0
+    model = onnx.load(tmp_path / "b.onnx")
+    assert TensorProto.BFLOAT16 in {tensor.data_type for tensor in model.graph.initializer}
+
+
 def test_a_result_beyond_the_tolerance_is_not_written(cli: Cli, small: Path, tmp_path: Path) -> None:
     """Exit code 8, the error of each output, an old target as it was, and the source untouched."""
     target, before = tmp_path / "half.onnx", small.read_bytes()

@@ -1,6 +1,6 @@
 """The models of the ONNX backend suite at opset 21: all convert or say why not, and results do not change.
 
-Every model is converted; a sample of each opset is run too, with `RLX_FULL_OPSET_SWEEP=1` every one.
+A sample is converted and some of it run, of each opset; with `RLX_FULL_OPSET_SWEEP=1` every model is.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from rlx_ort.errors import ConversionError
 FULL = "RLX_FULL_OPSET_SWEEP"
 EVERYTHING = os.environ.get(FULL, "") not in ("", "0")  # read before the fixtures clear it
 TARGET, OLDEST = 21, 7
-SAMPLE = 6  # models run at each source opset
+EVERY = 1 if EVERYTHING else 5  # one model in so many is converted
+SAMPLE = 6  # models run at each source opset, and converted whatever their place
 LIGHT = {"light/light_shufflenet", "light/light_squeezenet"}  # the classifiers that take the least time
 
 # What opset 21 cannot say, by operator; found with onnx 1.23. Types: element types that came after 21.
@@ -73,10 +74,12 @@ def test_models_of_every_opset_convert_to_21_and_still_match(cases: Sequence[Cas
     lost, crashed, unexplained = [], [], []
     ran: collections.Counter[int] = collections.Counter()
     converted: collections.Counter[int] = collections.Counter()
-    for case in cases:
+    for index, case in enumerate(cases):
+        if case.kind == "light" and not (EVERYTHING or case.id in LIGHT):
+            continue  # a large model each
         model, sets = case.load()
         bundle = bundle_of(onnx.ModelProto.FromString(model))
-        if bundle.opset < OLDEST:
+        if bundle.opset < OLDEST or (index % EVERY and converted[bundle.opset] >= SAMPLE and case.id not in LIGHT):
             continue
         try:
             made, _ = to_opset(bundle, TARGET)
@@ -94,7 +97,7 @@ def test_models_of_every_opset_convert_to_21_and_still_match(cases: Sequence[Cas
         if passes(model, sets, case) and not passes(whole(made).SerializeToString(), sets, case):
             lost.append(case.id)
     assert (lost, crashed, unexplained) == ([], [], [])
-    assert sum(converted.values()) >= 1600
+    assert sum(converted.values()) >= 1600 // EVERY
     assert {7, 11, 13, 17, 21, onnx.defs.onnx_opset_version()} <= ran.keys()
 
 
@@ -104,7 +107,7 @@ def test_going_down_loses_nothing_without_saying_so(cases: Sequence[Case], targe
     """A model that converts to an older opset still gives its results; many are refused, which is right."""
     kept, lost = 0, []
     for index, case in enumerate(cases):
-        if case.kind == "light" or (not EVERYTHING and index % 10):
+        if case.kind == "light" or (not EVERYTHING and index % 20):
             continue
         model, sets = case.load()
         bundle = bundle_of(onnx.ModelProto.FromString(model))
@@ -118,4 +121,4 @@ def test_going_down_loses_nothing_without_saying_so(cases: Sequence[Case], targe
         if passes(model, sets, case) and not passes(whole(made).SerializeToString(), sets, case):
             lost.append(case.id)
     assert lost == []
-    assert kept >= 30
+    assert kept >= 15

@@ -13,12 +13,12 @@ import pytest
 from safetensors.numpy import load_file
 from small_models import convnet, decoder, images, relative, run, tokens
 
-from rlx_ort.converters import files
 from rlx_ort.converters.bundle import bundle_from_graph, bundle_of
 from rlx_ort.converters.load import load_graph
 from rlx_ort.converters.targets import TargetOptions, write_target
 from rlx_ort.errors import ConversionError, DeviceUnavailableError, RlxError
 from rlx_ort.execution.session import Session
+from rlx_ort.ir.tensor import TensorData
 from rlx_ort.providers.saving import save_optimized
 
 FEEDS = {"ids": tokens(2)}
@@ -197,15 +197,15 @@ def test_a_disk_that_fills_up_half_way_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], failure: BaseException
 ) -> None:
     """The tenth weight does not fit any more."""
-    pieces, count = files.pieces, []
+    pieces, count = TensorData.pieces, []
 
-    def failing(data: Any) -> Any:
+    def failing(data: TensorData) -> Any:
         count.append(data)
         if len(count) == 10:
             raise failure
         return pieces(data)
 
-    monkeypatch.setattr(files, "pieces", failing)
+    monkeypatch.setattr(TensorData, "pieces", failing)
     with pytest.raises((ConversionError, KeyboardInterrupt)):
         write_target(decoder(1), tmp_path / "m.onnx", TargetOptions(**options))
     assert list(tmp_path.iterdir()) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -247,3 +248,14 @@ def test_failed_save_leaves_the_old_files(tmp_path: Path) -> None:
     with pytest.raises(ConversionError, match="cannot hold a object"):
         save_json(bad, tmp_path / "a.json")
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no file mode")
+def test_files_have_the_rights_of_any_new_file(tmp_path: Path) -> None:
+    """Others may read a graph where they may read what else the process writes."""
+    (tmp_path / "plain").touch()
+    graph = Graph("g")
+    graph.outputs = [graph.param("w", (600,), data=np.ones(600, np.float32)) + graph.input("x", [600])]
+    save_json(graph, tmp_path / "g.json")
+    assert len({path.stat().st_mode for path in tmp_path.iterdir()}) == 1
+    assert len(list(tmp_path.iterdir())) == 3

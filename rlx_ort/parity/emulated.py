@@ -1,0 +1,108 @@
+"""Runs bf16 on a CPU that has no kernels for it: computed in f32, and every result rounded to bf16."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from rlx_ort.ir.dtype import DType
+from rlx_ort.ir.types import TensorType, ValueType
+
+if TYPE_CHECKING:
+    import onnx
+
+    from rlx_ort.converters.bundle import ModelBundle
+
+__all__ = ["holds_bf16", "with_f32_kernels"]
+
+# Operators that ONNX Runtime's CPU runs on bf16 themselves (1.31), or whose bodies are looked at instead.
+_RUN_AS_THEY_ARE = {"Cast", "Constant", "If", "Loop", "Scan"}
+# Attributes that name an element type by its number.
+_TYPE_ATTRIBUTES = {"dtype", "output_dtype", "softmax_precision", "stash_type"}
+
+
+def holds_bf16(model: ModelBundle) -> bool:
+    """Return whether a model has bf16 weights, inputs or outputs, or casts to bf16."""
+    import onnx
+
+    from rlx_ort.converters.bundle import graphs_of
+
+    if any(data.dtype is DType.BF16 for data in model.weights.values()):
+        return True
+    if any(map(_is_bf16, (*model.input_types().values(), *model.output_types().values()))):
+        return True
+    nodes = (node for graph in graphs_of(model.proto, functions=False) for node in graph.node)
+    to_bf16 = ("to", onnx.TensorProto.BFLOAT16)
+    return any(n.op_type == "Cast" and any((a.name, a.i) == to_bf16 for a in n.attribute) for n in nodes)
+
+
+def with_f32_kernels(model: ModelBundle) -> ModelBundle:
+    """Return the model with casts around every node that reads or makes bf16, over the same weights.
+
+    Each node computes in f32 and its results are rounded to bf16, as kernels that accumulate in f32 do. Nodes keep
+    their names, values their names and types. Nodes in functions are left as they are. Open it with optimisation off:
+    otherwise weights are cast for good, and casts that cancel out but for the rounding may go.
+    """
+    import onnx
+
+    from rlx_ort.converters.bundle import graphs_of
+    from rlx_ort.converters.to_onnx.infer import infer_proto
+
+    proto = onnx.ModelProto()
+    proto.CopyFrom(model.proto)
+    types = infer_proto(proto)
+    for graph in graphs_of(proto, functions=False):
+        types |= {
+            tensor.name: TensorType(DType.BF16, None)
+            for tensor in graph.initializer
+            if tensor.data_type == onnx.TensorProto.BFLOAT16
+        }
+    taken = {name for graph in graphs_of(proto) for node in graph.node for name in (*node.input, *node.output)}
+    for graph in reversed(list(graphs_of(proto, functions=False))):  # bodies first: their owners are copied
+        nodes = [made for node in graph.node for made in _in_f32(node, types, taken)]
+        del graph.node[:]
+        graph.node.extend(nodes)
+    return model.with_proto(proto)
+
+
+def _in_f32(node: onnx.NodeProto, types: Mapping[str, ValueType], taken: set[str]) -> Iterator[onnx.NodeProto]:
+    """Yield a node with the casts that it needs before and behind it."""
+    import onnx
+
+    made = onnx.NodeProto()
+    made.CopyFrom(node)
+    if node.op_type in _RUN_AS_THEY_ARE:
+        yield made
+        return
+    f32, bf16 = onnx.TensorProto.FLOAT, onnx.TensorProto.BFLOAT16
+    for index, name in enumerate(node.input):
+        if _is_bf16(types.get(name)):
+            made.input[index] = _free(f"{name}_f32", taken)
+            yield onnx.helper.make_node("Cast", [name], [made.input[index]], to=f32)
+    behind = []
+    for index, name in enumerate(node.output):
+        if _is_bf16(types.get(name)):
+            made.output[index] = _free(f"{name}_f32", taken)
+            behind.append(onnx.helper.make_node("Cast", [made.output[index]], [name], to=bf16))
+    if behind:
+        for attribute in made.attribute:
+            if attribute.name in _TYPE_ATTRIBUTES and attribute.i == bf16:
+                attribute.i = f32
+            elif attribute.HasField("t") and attribute.t.data_type == bf16:
+                array = onnx.numpy_helper.to_array(attribute.t).astype("float32")
+                attribute.t.CopyFrom(onnx.numpy_helper.from_array(array, attribute.t.name))
+    yield made
+    yield from behind
+
+
+def _is_bf16(kind: ValueType | None) -> bool:
+    return isinstance(kind, TensorType) and kind.dtype is DType.BF16
+
+
+def _free(wanted: str, taken: set[str]) -> str:
+    name, count = wanted, 1
+    while name in taken:
+        count += 1
+        name = f"{wanted}_{count}"
+    taken.add(name)
+    return name
