@@ -9,17 +9,17 @@ from __future__ import annotations
 import functools
 import math
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
+import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
-import psutil
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["CoreShare", "cgroup_quota_cores", "core_share"]
 
 
-@dataclass(frozen=True, slots=True)
-class CoreShare:
+class CoreShare(NamedTuple):
     """The cores of the host and the part of them this process may use.
 
     Attributes:
@@ -44,6 +44,12 @@ class CoreShare:
 @functools.cache
 def core_share() -> CoreShare:
     """Return the share of this process; read once, since workers are started with it."""
+    if sys.platform == "linux":
+        logical = os.cpu_count() or 1
+        physical = _physical_cores(Path("/sys/devices/system/cpu")) or logical
+        return CoreShare(logical, physical, len(os.sched_getaffinity(0)) or logical, cgroup_quota_cores())
+    import psutil  # on Linux the kernel tells in a tenth of the time that its import takes, 12 ms of a quick start
+
     logical = psutil.cpu_count(logical=True) or os.cpu_count() or 1
     physical = psutil.cpu_count(logical=False) or logical
     return CoreShare(logical, physical, _affinity(logical), cgroup_quota_cores())
@@ -94,7 +100,16 @@ def _limit_v1(folder: Path) -> float | None:
     return int(quota) / int(period)
 
 
+def _physical_cores(folder: Path) -> int:
+    """Return how many groups of sibling threads Linux lists, 0 where it lists none."""
+    files = [place / "topology" / "core_cpus_list" for place in folder.glob("cpu[0-9]*")]
+    old = [place.with_name("thread_siblings_list") for place in files]  # its name before Linux 5.3
+    return len({text for pair in zip(files, old, strict=True) if (text := _read(pair[0]) or _read(pair[1]))})
+
+
 def _affinity(logical: int) -> int:
+    import psutil
+
     if hasattr(psutil.Process, "cpu_affinity"):
         try:
             return len(psutil.Process().cpu_affinity()) or logical

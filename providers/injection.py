@@ -28,7 +28,7 @@ from rlx_ort.converters.to_onnx.exported import ExportedModel
 from rlx_ort.converters.to_onnx.writer import INLINE_BYTES
 from rlx_ort.errors import ParamError
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.tensor import TensorData
+from rlx_ort.ir.tensor import FileRange, TensorData
 from rlx_ort.providers.compiled.settings import cache_root
 
 __all__ = ["BORROWING_VERSION", "cache_folder", "external_tensors", "prepare_weights", "write_weights_file"]
@@ -44,6 +44,7 @@ _KEEP_UNUSED_DAYS = 7
 _FOLDER_KEY = "session.model_external_initializers_file_folder_path"
 # ONNX Runtime takes references to files or a table of buffers, not both: a few others may go into the model itself.
 _LARGEST_REST_BYTES = 16 * 1024 * 1024
+_compared: dict[Path, tuple[int, ...]] = {}  # files whose bytes this process knows, by their stamps
 
 
 def prepare_weights(
@@ -96,7 +97,11 @@ def write_weights_file(
 ) -> tuple[Path, dict[str, tuple[int, int]]]:
     """Write buffers to a file named by its content, once, and return it with the (offset, length) of each.
 
-    The file appears whole or not at all, since a mapped file that is cut short kills the process that maps it.
+    The file appears whole or not at all, since a mapped file that is cut short kills the process that maps it. One that
+    is there already is compared with the buffers byte by byte, once a process for as long as nobody writes to it.
+
+    Raises:
+        OSError: it cannot be written.
     """
     import hashlib  # loads OpenSSL, which most processes do not need
 
@@ -110,8 +115,7 @@ def write_weights_file(
     path = folder / f"{digest.hexdigest()}.bin"
     size = max((offset + length for offset, length in entries.values()), default=0)
     with filelock.FileLock(f"{path}.lock"):
-        if path.is_file() and path.stat().st_size == size:
-            os.utime(path)
+        if _holds(path, size, weights, entries):
             return path, entries
         _remove_unused(folder)
         with tempfile.NamedTemporaryFile(dir=folder, suffix=".part", delete=False) as file:
@@ -121,11 +125,13 @@ def write_weights_file(
                     file.write(buffer.data)
                 file.flush()
                 os.fsync(file.fileno())
-            except OSError:
+                file.close()
+                Path(file.name).replace(path)
+            except BaseException:
                 file.close()
                 Path(file.name).unlink(missing_ok=True)
                 raise
-        Path(file.name).replace(path)
+        _compared[path] = _stamp(path)
     return path, entries
 
 
@@ -173,6 +179,38 @@ def _borrow(options: Any, buffers: Mapping[str, npt.NDArray[Any]]) -> list[npt.N
     sizes = [buffer.nbytes for buffer in kept]
     options.add_external_initializers_from_files_in_memory(list(buffers), kept, sizes)
     return kept
+
+
+def _holds(
+    path: Path, size: int, weights: Mapping[str, npt.NDArray[Any]], entries: Mapping[str, tuple[int, int]]
+) -> bool:
+    """Return whether a file holds the buffers, and note its use; reads it unless this process knows it as it is."""
+    try:
+        if path.is_symlink() or not path.is_file() or path.stat().st_size != size:
+            return False
+        if _compared.get(path) != _stamp(path):
+            with path.open("rb") as file:
+                stamp = _stamp(path)
+                for name, buffer in weights.items():
+                    file.seek(entries[name][0])
+                    data = memoryview(buffer)
+                    for begin in range(0, len(data), _LARGE):
+                        part = data[begin : begin + _LARGE]
+                        if file.read(len(part)) != part:
+                            _log.warning("the weights in %s were changed, and are written again", path)
+                            return False
+            _compared[path] = stamp
+        os.utime(path)
+        _compared[path] = _stamp(path)
+    except OSError as err:
+        _log.info("the weights in %s cannot be used, and are written again: %s", path, err)
+        return False
+    return True
+
+
+def _stamp(path: Path) -> tuple[int, ...]:
+    status = path.stat()
+    return (*FileRange.stamp_of(status), status.st_ctime_ns)
 
 
 def _layout(weights: Mapping[str, npt.NDArray[Any]]) -> dict[str, tuple[int, int]]:

@@ -26,8 +26,6 @@ from rlx_ort.providers.installation import (
 )
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from rlx_ort.providers.base import EngineSession, SessionRequest
     from rlx_ort.providers.recipe import SessionRecipe
 
@@ -37,7 +35,6 @@ __all__ = [
     "describe_runtime",
     "engine_exceptions",
     "onnxruntime",
-    "open_saved",
     "open_session",
     "quantization",
     "runtime_problem",
@@ -140,32 +137,10 @@ def open_session(recipe: SessionRecipe, request: SessionRequest) -> EngineSessio
         EngineError: the model was refused, or an option is unknown; ONNX Runtime's exception is the cause.
     """
     from rlx_ort.providers.opening import open_session as open_it
+    from rlx_ort.providers.shutdown import refuse_at_the_end
 
+    refuse_at_the_end()
     return open_it(recipe, request)
-
-
-def open_saved(model: Path, threads: int, *, packed: bool) -> Any:
-    """Return a session on the CPU on a model of the compile cache, opened as it is.
-
-    Without `packed` it uses the weights as they lie in the file, which takes 0.03 s for 440 MB of weights in place of
-    0.2 s, since ONNX Runtime packs them anew to find what was saved; runs are then 1.1 to 2 times slower.
-
-    Raises:
-        EngineError: ONNX Runtime cannot be used, or refuses the model.
-    """
-    engine = onnxruntime()
-    options = engine.SessionOptions()
-    options.graph_optimization_level = engine.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.intra_op_num_threads = threads
-    options.log_severity_level = 4
-    if not packed:
-        options.add_session_config_entry("session.disable_prepacking", "1")
-        # It is there for a few runs, and workers that spin would take the cores of what else is starting.
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    try:
-        return engine.InferenceSession(str(model), options, providers=["CPUExecutionProvider"], enable_fallback=0)
-    except engine_exceptions() as err:
-        raise EngineError(f"the saved model {model} does not open: {err}") from err
 
 
 def _load() -> Problem | None:

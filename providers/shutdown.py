@@ -1,7 +1,8 @@
 """A clean end of the process with runs in flight.
 
 ONNX Runtime ends the process with SIGABRT when the interpreter goes down while a thread is inside a run. So at exit
-every open session is told to stop, no new run begins, and the interpreter waits for the threads that are still inside.
+every open session is told to stop, no new run begins and no session is opened any more, and the interpreter waits for
+the threads that are still inside.
 """
 
 from __future__ import annotations
@@ -16,13 +17,18 @@ from pathlib import Path
 from types import FrameType
 from typing import Protocol
 
-__all__ = ["watch"]
+from rlx_ort.errors import EngineError
+
+__all__ = ["ending", "refuse_at_the_end", "watch"]
 
 _LONGEST_WAIT_S = 30.0
 _STEP_S = 0.002
 _OWN_FILES = frozenset(
     str(Path(__file__).with_name(name))
-    for name in ("session.py", "ort_binding.py", "ort_loop.py", "ort_slots.py", "ort_tensor.py", "runtime.py")
+    for name in (
+        *("session.py", "saved.py", "runtime.py"),
+        *("ort_binding.py", "ort_loop.py", "ort_slots.py", "ort_tensor.py"),
+    )
 )
 
 
@@ -31,12 +37,13 @@ class _Stoppable(Protocol):
         """End what is in flight and let nothing begin."""
 
 
+_ending = threading.Event()
 _live: dict[int, weakref.ref[_Stoppable]] = {}
 _lock = threading.RLock()  # a weak reference may die, and call back, in the middle of our own calls
 
 
 def watch(session: _Stoppable) -> None:
-    """Stop a session's runs when the process ends."""
+    """Stop a session's runs when the process ends, at once where it does already."""
     key = id(session)
 
     def forget(_: object) -> None:
@@ -45,18 +52,39 @@ def watch(session: _Stoppable) -> None:
 
     with _lock:
         _live[key] = weakref.ref(session, forget)
+    if _ending.is_set():
+        session.stop_runs()
+
+
+def ending() -> bool:
+    """Return whether the process is about to end, so that nothing may go into ONNX Runtime any more."""
+    return _ending.is_set()
+
+
+def refuse_at_the_end() -> None:
+    """Let no session be opened once the process ends.
+
+    To be called within the files that the end of the process waits for: a thread that enters one of them either is
+    waited for, or finds the process ending here.
+
+    Raises:
+        EngineError: the process ends.
+    """
+    if _ending.is_set():
+        raise EngineError("the process ends, and no session is opened any more")
 
 
 @atexit.register
 def stop_all(inside: Callable[[], bool] | None = None) -> None:
-    """Stop every session and wait, at most half a minute, for the threads inside a run."""
+    """Stop every session and wait, at most half a minute, for the threads that run one or open one."""
+    _ending.set()
     with _lock:
         sessions = [found for found in (link() for link in _live.values()) if found is not None]
     for session in sessions:
         session.stop_runs()
     deadline = time.monotonic() + _LONGEST_WAIT_S
     busy = inside or _threads_inside
-    while sessions and busy() and time.monotonic() < deadline:
+    while busy() and time.monotonic() < deadline:
         time.sleep(_STEP_S)
 
 

@@ -11,18 +11,19 @@ it is not the default.
 
 from __future__ import annotations
 
-import logging
 import threading
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlx_ort import environment
-from rlx_ort.execution.options import CompileOptions
 from rlx_ort.providers.cores import core_share
 
-__all__ = ["ThreadBudget", "budget"]
+if TYPE_CHECKING:
+    import logging
 
-_log = logging.getLogger("rlx_ort.threads")
+    from rlx_ort.execution.options import CompileOptions
+
+__all__ = ["ThreadBudget", "budget"]
 
 
 class ThreadBudget:
@@ -61,25 +62,28 @@ class ThreadBudget:
         try:
             bindings.set_global_thread_pool_sizes(self.total, 1)
         except errors as err:
-            _log.warning("RLX_SHARED_POOL comes too late, ONNX Runtime was in use before: %s", err)
+            _log().warning("RLX_SHARED_POOL comes too late, ONNX Runtime was in use before: %s", err)
         else:
             self.shared = True
 
-    def apply(self, made: Any, options: CompileOptions, model: object, *, on_cpu: bool) -> None:
-        """Set the threads of a session that is to be opened; `hold` keeps what it was given."""
+    def apply(self, made: Any, options: CompileOptions | None, model: object, *, on_cpu: bool) -> None:
+        """Set the threads of a session that is to be opened; `hold` keeps what it was given.
+
+        Without options nobody asked for a number.
+        """
         if self.shared:
             made.use_per_session_threads = False
             made.intra_op_num_threads = self.total
-        elif options.intra_op_threads is not None:
+        elif options is not None and options.intra_op_threads is not None:
             made.intra_op_num_threads = options.intra_op_threads
         elif not on_cpu:
             made.intra_op_num_threads = 1
         else:
             made.intra_op_num_threads = 1 + self._grant(id(model))
 
-    def hold(self, session: object, options: CompileOptions, model: object, *, on_cpu: bool) -> None:
+    def hold(self, session: object, options: CompileOptions | None, model: object, *, on_cpu: bool) -> None:
         """Keep what `apply` gave for a model until its last session is gone."""
-        if self.shared or options.intra_op_threads is not None or not on_cpu:
+        if self.shared or (options is not None and options.intra_op_threads is not None) or not on_cpu:
             return
         key = id(model)
         with self._lock:
@@ -94,7 +98,7 @@ class ThreadBudget:
                 self._grants[key] = (max(0, self.total - 1 - self.granted), 0)
             workers = self._grants[key][0]
         if workers < self.total - 1:
-            _log.info(
+            _log().info(
                 "a session runs on %d of %d threads, because others hold the rest; RLX_SHARED_POOL=1 lets all sessions "
                 "share one pool, and CompileOptions.intra_op_threads sets a number",
                 1 + workers,
@@ -118,3 +122,9 @@ _budget = ThreadBudget()
 def budget() -> ThreadBudget:
     """Return the budget of this process."""
     return _budget
+
+
+def _log() -> logging.Logger:
+    import logging  # a start from the cache has nothing to tell
+
+    return logging.getLogger("rlx_ort.threads")

@@ -10,6 +10,7 @@ The public names are loaded when they are first used: importing the package impo
 
 from __future__ import annotations
 
+import gc
 import importlib
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from rlx_ort.converters.from_torch import from_torch
     from rlx_ort.converters.to_onnx import to_onnx
     from rlx_ort.deploy.open import open_package
+    from rlx_ort.deploy.start import start_package
+    from rlx_ort.deploy.warm import warm_package
     from rlx_ort.device import Device
     from rlx_ort.errors import (
         CalibrationError,
@@ -116,7 +119,9 @@ __all__ = [
     "open_package",
     "register_provider",
     "save_onnx",
+    "start_package",
     "to_onnx",
+    "warm_package",
 ]
 
 _MODULE_OF = {
@@ -152,7 +157,9 @@ _MODULE_OF = {
     "open_package": "deploy.open",
     "register_provider": "providers.registry",
     "save_onnx": "converters.files",
+    "start_package": "deploy.start",
     "to_onnx": "converters.to_onnx",
+    "warm_package": "deploy.warm",
 }
 
 
@@ -166,7 +173,13 @@ def __getattr__(name: str) -> Any:
         value: Any = version(__name__)
     else:
         module = _MODULE_OF.get(name, "errors")
-        value = getattr(importlib.import_module(f"{__name__}.{module}"), name)
+        collecting = gc.isenabled()
+        gc.disable()  # nothing that is imported is garbage, and looking for some takes a fifth of the time
+        try:
+            value = getattr(importlib.import_module(f"{__name__}.{module}"), name)
+        finally:
+            if collecting:
+                gc.enable()
     globals()[name] = value
     return value
 

@@ -3,20 +3,16 @@
 It joins the two halves that do not know each other: `rlx_ort.selection` chooses a device, `rlx_ort.execution` runs.
 A device that somebody names, in code or in a variable, must take every node (strict); one that was chosen
 automatically may be helped by the CPU (assisted). `CompileOptions.placement` overrides both.
+
+The halves are imported when a method first needs them: a warmed package runs without either.
 """
 
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
-from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy.typing as npt
-
-from rlx_ort.adaptive import Choice, choose
 from rlx_ort.device import Device
 from rlx_ort.errors import (
     DeviceError,
@@ -27,26 +23,27 @@ from rlx_ort.errors import (
     ParamError,
     RunError,
 )
-from rlx_ort.execution.benchmark import DeviceBenchResult, InputSignature, benchmark_devices, input_signature
-from rlx_ort.execution.compiled import CompiledGraph
-from rlx_ort.execution.engine_slot import EngineSlot
 from rlx_ort.execution.options import CompileOptions, PlacementRule
-from rlx_ort.execution.placement import Placement
-from rlx_ort.execution.session import open_slot, working_provider
-from rlx_ort.execution.weights import WeightStore
-from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.tensor import TensorData
-from rlx_ort.selection.candidates import DeviceCandidate, device_report, devices_for_with_policy
-from rlx_ort.selection.candidates import fastest_device_for_with_policy as fastest_for
 from rlx_ort.selection.policy import Adaptive, Benchmark, DevicePolicy, device_chain_from_env, labels
-from rlx_ort.selection.resolve import chain_with, is_named, resolve_device, resolve_device_chain, run_with_fallback
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+    import numpy.typing as npt
+
+    from rlx_ort.adaptive import Choice
+    from rlx_ort.execution.benchmark import DeviceBenchResult, InputSignature
+    from rlx_ort.execution.compiled import CompiledGraph
+    from rlx_ort.execution.engine_slot import EngineSlot
+    from rlx_ort.execution.placement import Placement
+    from rlx_ort.execution.weights import WeightStore
+    from rlx_ort.ir.dtype import DType
     from rlx_ort.ir.graph import Graph
+    from rlx_ort.ir.tensor import TensorData
+    from rlx_ort.selection.candidates import DeviceCandidate
 
 __all__ = ["GraphDevices", "graph_param_names", "load"]
-
-_log = logging.getLogger(__name__)
 
 
 def graph_param_names(graph: Graph) -> list[str]:
@@ -86,16 +83,27 @@ class GraphDevices:
     _compile_locks: dict[Device, threading.Lock]
     _devices: list[Device] | None
     _winners: dict[InputSignature, Device]
+    _revision: int
 
     def __init__(self, graph: Graph, policy: DevicePolicy | None = None, options: CompileOptions | None = None) -> None:
-        self._graph = graph
+        self._prepare(policy, options)
+        self._take(graph)
+
+    def _prepare(self, policy: DevicePolicy | None, options: CompileOptions | None) -> None:
+        """Set everything but the graph and its weights, which `_take` brings."""
         self._policy = policy or DevicePolicy()
         self._options = options or CompileOptions()
-        self._weights = WeightStore.for_graph(graph)
         self._lock = threading.RLock()
         self.last_attempts: tuple[tuple[Device, str], ...] = ()
         self.last_choice: Choice | None = None
         self._forget()
+
+    def _take(self, graph: Graph) -> None:
+        from rlx_ort.execution.weights import WeightStore
+
+        self._weights = WeightStore.for_graph(graph)
+        self._revision = graph.revision
+        self._graph = graph
 
     @classmethod
     def from_env(cls, graph: Graph, options: CompileOptions | None = None) -> GraphDevices:
@@ -130,15 +138,19 @@ class GraphDevices:
 
     def devices(self) -> list[Device]:
         """Return the devices that may be chosen, best first; found once and kept until `invalidate_cache`."""
+        from rlx_ort.selection.candidates import devices_for_with_policy
+
         self._follow_graph()
         with self._lock:
             if self._devices is None:
-                self._devices = devices_for_with_policy(self._graph, self._policy, self._options)
+                self._devices = devices_for_with_policy(self.graph, self._policy, self._options)
             return list(self._devices)
 
     def report(self) -> list[DeviceCandidate]:
         """Return a fresh report: one row a device, with what stands in its way."""
-        return device_report(self._graph, self._policy, self._options)
+        from rlx_ort.selection.candidates import device_report
+
+        return device_report(self.graph, self._policy, self._options)
 
     def fastest(self) -> Device:
         """Return the device with the smallest predicted time now; `RLX_DEVICE` is not looked at.
@@ -146,7 +158,9 @@ class GraphDevices:
         Raises:
             NoViableDeviceError: no device may be chosen; it says why for each.
         """
-        return fastest_for(self._graph, self._policy, self._options)
+        from rlx_ort.selection.candidates import fastest_device_for_with_policy
+
+        return fastest_device_for_with_policy(self.graph, self._policy, self._options)
 
     def resolve(self, device: Device | str | None = None) -> Device:
         """Return the device to use: the one given, else `RLX_DEVICE`, else the fastest.
@@ -155,7 +169,9 @@ class GraphDevices:
             DeviceError: the device given cannot be had, or none can.
             LegalizeError: the device given does not take the graph.
         """
-        return resolve_device(self._graph, device, self._policy, self._options)
+        from rlx_ort.selection.resolve import resolve_device
+
+        return resolve_device(self.graph, device, self._policy, self._options)
 
     def resolve_chain(self, device: Device | str | None = None) -> Device:
         """Return the first device that may run the graph: the one given, then those of `RLX_DEVICE_CHAIN`.
@@ -165,10 +181,12 @@ class GraphDevices:
         Raises:
             NoViableDeviceError: none of them may.
         """
+        from rlx_ort.selection.resolve import chain_with, resolve_device_chain
+
         chain = chain_with(device)
         if not device_chain_from_env():
             return self.resolve(device)
-        return resolve_device_chain(self._graph, chain, self._policy, self._options)
+        return resolve_device_chain(self.graph, chain, self._policy, self._options)
 
     def resolve_with_inputs(self, inputs: Mapping[str, Any], device: Device | str | None = None) -> Device:
         """Return the device to use for such inputs; under the benchmark strategy the fastest measured one.
@@ -183,13 +201,17 @@ class GraphDevices:
         pick = self._policy.pick_strategy()
         if device is not None or not isinstance(pick, (Benchmark, Adaptive)):
             return self.resolve(device)
+        from rlx_ort.execution.benchmark import input_signature
+
         self._follow_graph()
         key, winners = input_signature(inputs), self._winners  # another thread may begin with an empty map meanwhile
         winner = winners.get(key)
         if winner is not None:
             return winner
         if isinstance(pick, Adaptive):
-            choice = choose(self._graph, self._policy, self._options, inputs, self._assisted, pick.runs)
+            from rlx_ort.adaptive import choose
+
+            choice = choose(self.graph, self._policy, self._options, inputs, self._assisted, pick.runs)
             self.last_choice, winner = choice, choice.device
         else:
             rows = self.benchmark(inputs, pick.runs)
@@ -210,7 +232,7 @@ class GraphDevices:
             ParamError: no such parameter, another shape, or another dtype than declared.
         """
         self._follow_graph()
-        self._weights.set(name, array, cast=cast)
+        self.weights.set(name, array, cast=cast)
 
     def set_param_typed(
         self, name: str, data: bytes | bytearray | memoryview, dtype: DType | str, *, cast: bool = False
@@ -221,11 +243,11 @@ class GraphDevices:
             ParamError: no such parameter, a wrong number of bytes, or another dtype than declared.
         """
         self._follow_graph()
-        self._weights.set_typed(name, data, dtype, cast=cast)
+        self.weights.set_typed(name, data, dtype, cast=cast)
 
     def update_params(self) -> contextlib.AbstractContextManager[None]:
         """Return a `with` block whose `set_param` calls take effect together, when it ends without an error."""
-        return self._weights.update()
+        return self.weights.update()
 
     def sync_params_to_all(self) -> None:
         """Open stale sessions again now, on every device that was compiled, and not at their next run.
@@ -269,18 +291,22 @@ class GraphDevices:
         self, inputs: Mapping[str, Any], device: Device | str | None = None
     ) -> CompiledGraph:
         """Return the graph compiled for the device that `resolve_with_inputs` returns."""
+        from rlx_ort.selection.resolve import is_named
+
         chosen = self.resolve_with_inputs(inputs, device)
         benchmarked = device is None and isinstance(self._policy.pick_strategy(), (Benchmark, Adaptive))
         return self._compiled(chosen, named=not benchmarked and is_named(chosen, device))
 
     def warm_all(self) -> list[Device]:
         """Compile the graph for every device of `devices` and return those that took it; the others are logged."""
+        import logging  # a start from the compile cache has nothing to tell
+
         warm = []
         for device in self.devices():
             try:
                 self._compiled(device, named=False)
             except (DeviceError, GraphError, RunError) as err:
-                _log.warning("%s is not warmed up: %s", device.display, err)
+                logging.getLogger(__name__).warning("%s is not warmed up: %s", device.display, err)
             else:
                 warm.append(device)
         return warm
@@ -327,10 +353,12 @@ class GraphDevices:
             InputError: the inputs do not fit the graph, which would fail everywhere.
             ParamError: a parameter is not set.
         """
+        from rlx_ort.selection.resolve import run_with_fallback
+
         attempts: list[tuple[Device, str]] = []
         try:
             return run_with_fallback(
-                self._graph,
+                self.graph,
                 self._policy,
                 chain,
                 lambda device: self.run(device, inputs),
@@ -350,6 +378,8 @@ class GraphDevices:
             InputError: the inputs do not fit the graph.
             ParamError: a parameter is not set.
         """
+        from rlx_ort.selection.resolve import chain_with
+
         chain = chain_with(device)
         if chain:
             return self.run_try(chain, inputs)
@@ -370,6 +400,8 @@ class GraphDevices:
 
         Devices that fail come last, with the reason. Nothing is remembered.
         """
+        from rlx_ort.execution.benchmark import benchmark_devices
+
         return benchmark_devices(self.devices(), self._assisted, inputs, runs)
 
     # State
@@ -402,10 +434,9 @@ class GraphDevices:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<GraphDevices {self._graph.name!r}, compiled for {labels(self._slots)}>"
+        return f"<GraphDevices {self.graph.name!r}, compiled for {labels(self._slots)}>"
 
     def _forget(self) -> None:
-        self._revision = self._graph.revision
         self._slots = {}
         self._compiled_graphs = {}
         self._compile_locks = {}
@@ -414,13 +445,17 @@ class GraphDevices:
 
     def _follow_graph(self) -> None:
         """Compile anew when the graph has grown since; without this, answers would be those of the old graph."""
-        if self._graph.revision != self._revision:
+        graph = self.graph
+        if graph.revision != self._revision:
             with self._lock:
                 self.close()
-                self._weights.declare_from(self._graph)
+                self._revision = graph.revision
+                self.weights.declare_from(graph)
 
     def _resolved(self, device: Device | str | None) -> tuple[Device, bool]:
         """Return the device to use and whether somebody named it."""
+        from rlx_ort.selection.resolve import is_named
+
         chosen = self.resolve(device)
         return chosen, is_named(chosen, device)
 
@@ -435,16 +470,19 @@ class GraphDevices:
             return found
         refusal = self._policy.refusal(device)
         if refusal is not None:
-            raise NoViableDeviceError(f"{device.display} may not run graph {self._graph.name!r}: it is {refusal}")
+            raise NoViableDeviceError(f"{device.display} may not run graph {self.graph.name!r}: it is {refusal}")
         with self._lock:
             compiling = self._compile_locks.setdefault(device, threading.Lock())
         with compiling:
             found = self._compiled_graphs.get((device, rule))
             if found is None:
+                from rlx_ort.execution.compiled import CompiledGraph
+                from rlx_ort.execution.session import open_slot, working_provider
+
                 slot = self._slots.get(device)
                 if slot is None:
                     provider = working_provider(device)
-                    slot = open_slot(provider, device, self._graph, self._weights, self._options)
+                    slot = open_slot(provider, device, self.graph, self.weights, self._options)
                     self._slots[device] = slot
                 found = CompiledGraph(slot, rule)
                 self._compiled_graphs[device, rule] = found

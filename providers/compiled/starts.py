@@ -1,8 +1,9 @@
 """What a warmed package starts from: which entry of the cache answers for it, found without reading the model.
 
 A note is written by `rlx-ort package warm` and read when the package is started. It holds the facts that the entry's
-key was made of and that may have changed since: the build of ONNX Runtime and the processor. Only models on the CPU
-are noted, and only those whose inputs and outputs are plain arrays.
+key was made of and that may have changed since: the build of ONNX Runtime, the installation of this library, which
+wrote the model, the processor, and `RLX_KERNEL_DISPATCH`. Only models on the CPU are noted, and only those whose inputs
+and outputs are plain arrays.
 """
 
 from __future__ import annotations
@@ -10,8 +11,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import rlx_ort
+from rlx_ort import environment
 from rlx_ort.providers.compiled.key import SCHEMA
 from rlx_ort.providers.compiled.machine import cpu_facts
 
@@ -34,12 +38,11 @@ class Interface(NamedTuple):
 
 
 class Start(NamedTuple):
-    """What a package starts from: the entry of the cache, the model's interface, and how many threads it ran on."""
+    """What a package starts from: the entry of the cache, and the model's interface."""
 
     entry: Entry
     inputs: tuple[Interface, ...]
     outputs: tuple[Interface, ...]
-    threads: int
 
 
 def starts_folder(root: Path) -> Path:
@@ -53,7 +56,6 @@ def note_start(
     digest: str,
     engine: str,
     interface: tuple[tuple[Interface, ...], tuple[Interface, ...]],
-    threads: int,
 ) -> None:
     """Note that a package starts from an entry; a note that is there is replaced.
 
@@ -69,7 +71,6 @@ def note_start(
         "facts": _facts(engine),
         "inputs": interface[0],
         "outputs": interface[1],
-        "threads": threads,
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
@@ -78,7 +79,12 @@ def note_start(
 
 
 def find_start(store: CompileStore, package_sha256: str, engine: str) -> Start | None:
-    """Return what a package starts from here and now, or None when that has to be made first."""
+    """Return what a package starts from here and now, or None when that has to be made first.
+
+    The entry is checked as `CompileStore.find` does.
+    """
+    if _another_provider():
+        return None
     try:
         document = json.loads(_path(store, package_sha256).read_bytes())
         if document["schema"] != SCHEMA or document["facts"] != _facts(engine):
@@ -90,13 +96,39 @@ def find_start(store: CompileStore, package_sha256: str, engine: str) -> Start |
             tuple(Interface(str(name), str(dtype), tuple(shape)) for name, dtype, shape in document[side])
             for side in ("inputs", "outputs")
         )
-        return Start(entry, inputs, outputs, max(1, int(document["threads"])))
+        return Start(entry, inputs, outputs)
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
 def _facts(engine: str) -> Mapping[str, Any]:
-    return {"engine": engine, **cpu_facts()}
+    dispatch = (environment.get("KERNEL_DISPATCH") or "").strip()
+    return {"engine": engine, "library": _installation(), "kernel_dispatch": dispatch, **cpu_facts()}
+
+
+def _installation() -> str:
+    """Return what tells this installation from an older or newer one: the stamp of a file that installing writes.
+
+    Its version would take 25 ms to read. A frozen application has no such file, and is one itself.
+    """
+    for path in (rlx_ort.__file__, sys.executable):
+        try:
+            status = os.stat(path)  # noqa: PTH116  # a plain path
+        except OSError:
+            continue
+        return f"{path} {status.st_ino} {status.st_size} {status.st_mtime_ns}"
+    return ""
+
+
+def _another_provider() -> bool:
+    """Return whether somebody registered a provider of their own for the CPU; only a loaded registry has one."""
+    loaded = sys.modules.get("rlx_ort.providers.registry")
+    if loaded is None or not loaded.default_registry.cache_info().currsize:
+        return False
+    from rlx_ort.device import Device
+    from rlx_ort.providers.cpu import CpuProvider
+
+    return type(loaded.default_registry().for_device(Device.CPU)) is not CpuProvider
 
 
 def _path(store: CompileStore, package_sha256: str) -> Path:

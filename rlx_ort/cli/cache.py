@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rlx_ort.cli import options
+from rlx_ort.cli.packages import shared
 from rlx_ort.cli.show import binary_size, note, print_facts, print_json, print_table, progress
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def command() -> None:
     """Show, clear and explain the compile cache.
 
     It holds optimised models with their weights and what providers compiled, for packages that were warmed and for
-    sessions that ask. RLX_CACHE_DIR moves it, RLX_CACHE_LIMIT limits it, RLX_CACHE=off keeps all from it.
+    sessions that ask. RLX_CACHE_DIR moves it, RLX_CACHE_LIMIT limits it, RLX_CACHE=off keeps packages from it.
     """
 
 
@@ -90,10 +91,18 @@ def clear(as_json: bool) -> None:
 
 @command.command("explain")
 @click.argument("subject", metavar="MODEL|PACKAGE|KEY")
-@click.option("--device", "device_name", metavar="DEVICE", default="cpu", show_default=True, help="For a model.")
+@click.option(
+    "--device",
+    "device_name",
+    metavar="DEVICE",
+    default="cpu",
+    show_default=True,
+    help="The device, of a model or package.",
+)
 @options.dims
+@shared.key
 @options.as_json
-def explain(subject: str, device_name: str, dims: dict[str, int], as_json: bool) -> None:
+def explain(subject: str, device_name: str, dims: dict[str, int], key: Path | None, as_json: bool) -> None:
     """Say whether a model is in the cache, and what changed since it was compiled before.
 
     A KEY, or its first digits as `cache list` shows them, says the same of an entry that is there.
@@ -104,12 +113,14 @@ def explain(subject: str, device_name: str, dims: dict[str, int], as_json: bool)
     entries = default_store().entries()
     path = Path(subject)
     if path.exists():
-        found = explain_key(_key_of(path, device_name, dims), entries)
+        found = explain_key(_key_of(path, device_name, dims, key), entries)
     else:
         matching = [entry for entry in entries if entry.digest.startswith(subject.lower())]
         if len(matching) != 1:
             what = "no file and no key of the cache" if not matching else f"the begin of {len(matching)} keys"
-            raise click.BadParameter(f"{subject!r} is {what}; `rlx-ort cache list` shows them", param_hint="SUBJECT")
+            raise click.BadParameter(
+                f"{subject!r} is {what}; `rlx-ort cache list` shows them", param_hint="MODEL|PACKAGE|KEY"
+            )
         found = explain_entry(matching[0], entries)
     if as_json:
         print_json(_document(found))
@@ -117,7 +128,7 @@ def explain(subject: str, device_name: str, dims: dict[str, int], as_json: bool)
         _print(found)
 
 
-def _key_of(path: Path, device_name: str, dims: dict[str, int]) -> CacheKey:
+def _key_of(path: Path, device_name: str, dims: dict[str, int], key: Path | None) -> CacheKey:
     from rlx_ort.cli.models import read_model
     from rlx_ort.deploy.open import runner_of
     from rlx_ort.device import parse_device
@@ -128,7 +139,7 @@ def _key_of(path: Path, device_name: str, dims: dict[str, int]) -> CacheKey:
     if _is_package(path):
         from rlx_ort.deploy.package import Package
 
-        with Package(path) as package, runner_of(package, options=CompileOptions(dims=dims)) as runner:
+        with Package(path, key=key) as package, runner_of(package, options=CompileOptions(dims=dims)) as runner:
             return key_of_graph(runner.graph, device, runner.options)
     return key_of_graph(read_model(path), device, CompileOptions(dims=dims))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,12 +17,14 @@ __all__ = ["replacing"]
 def replacing(path: Path) -> Iterator[IO[bytes]]:
     """Open a file beside `path` for writing and put it in place of `path` when the block ends without an error.
 
+    Its name is one that nobody can foresee, and a file or link that has it all the same is not written to.
+
     Raises:
         click.FileError: the file cannot be written.
     """
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}.partial")
     try:
-        with partial.open("wb") as stream:
+        with partial.open("xb") as stream:
             yield stream
         partial.replace(path)
     except OSError as err:

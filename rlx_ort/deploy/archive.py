@@ -7,8 +7,8 @@ import struct
 from collections.abc import Mapping
 from pathlib import Path
 
-from rlx_ort.deploy.mapped import OpenFile
 from rlx_ort.deploy.names import MOST_FILES, check_names
+from rlx_ort.deploy.open_file import OpenFile
 from rlx_ort.deploy.zip_layout import END_BYTES, Member, layout_of
 from rlx_ort.errors import IntegrityError
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 import stat
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
 from rlx_ort.deploy.archive import Archive
-from rlx_ort.deploy.mapped import OpenFile, is_link
-from rlx_ort.deploy.names import MOST_FILES, check_names
+from rlx_ort.deploy.names import INDEX, LARGEST_INDEX_BYTES, MANIFEST, MOST_FILES, SIGNATURE, check_names
+from rlx_ort.deploy.open_file import OpenFile, is_link
 from rlx_ort.errors import IntegrityError, PackageError
 
-__all__ = ["Container", "Folder", "open_container"]
+__all__ = ["Container", "Folder", "compare_files", "open_container", "read_index"]
 
 
 class Container(Protocol):
@@ -87,6 +88,51 @@ def open_container(path: Path, *, hard_links: bool = False) -> Container:
     if stat.S_ISDIR(status.st_mode):
         return Folder(path, hard_links=hard_links)
     return Archive(path, hard_links=hard_links)
+
+
+def read_index(container: Container) -> bytes:
+    """Return the bytes of a package's index, at most 64 MiB. No digest covers them, since they hold all digests.
+
+    Raises:
+        IntegrityError: there is none, it is too large, or an archive has another CRC-32 for it or for the signature.
+    """
+    path, sizes = container.path, container.sizes
+    if INDEX not in sizes or MANIFEST not in sizes:
+        raise IntegrityError(f"{path} is no package of this library: it has no {INDEX} or no {MANIFEST}")
+    if sizes[INDEX] > LARGEST_INDEX_BYTES:
+        raise IntegrityError(f"{INDEX} of {path} is {sizes[INDEX]} bytes; at most {LARGEST_INDEX_BYTES} are read")
+    data = _read(container, INDEX)
+    for name in (INDEX, SIGNATURE):  # these two no digest covers, so the container's own sum is compared
+        if name in container.crcs and sizes[name] <= LARGEST_INDEX_BYTES:
+            found = zlib.crc32(data if name == INDEX else _read(container, name))
+            if found != container.crcs[name]:
+                raise IntegrityError(f"{name} of {path} does not fit its CRC-32 in the archive")
+    return data
+
+
+def compare_files(container: Container, files: Mapping[str, tuple[int, int]]) -> None:
+    """Compare the names, sizes and sums of a container with those that its index lists, name -> (bytes, CRC-32).
+
+    Raises:
+        IntegrityError: they differ; the message names the file.
+    """
+    path = container.path
+    present = {name: size for name, size in container.sizes.items() if name not in (INDEX, SIGNATURE)}
+    missing = sorted(set(files).difference(present))
+    added = sorted(set(present).difference(files))
+    if missing or added:
+        what = [f"{name} is missing" for name in missing[:5]] + [f"{name} was added" for name in added[:5]]
+        raise IntegrityError(f"{path} does not hold the files that its {INDEX} lists: {', '.join(what)}")
+    for name, (size, crc) in files.items():
+        if present[name] != size:
+            raise IntegrityError(f"{name} of {path} has {present[name]} bytes, its {INDEX} says {size}")
+        if container.crcs.get(name, crc) != crc:
+            raise IntegrityError(f"{name} of {path} has another CRC-32 in the archive than in its {INDEX}")
+
+
+def _read(container: Container, name: str) -> bytes:
+    file, offset = container.locate(name)
+    return file.read(offset, container.sizes[name])
 
 
 def _files(folder: Path, prefix: str = "", depth: int = 0) -> list[tuple[str, int]]:

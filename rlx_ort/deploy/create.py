@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
+import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +17,7 @@ import numpy.typing as npt
 
 from rlx_ort.deploy.blobs import Blob, Digested
 from rlx_ort.deploy.golden import TOLERANCES
-from rlx_ort.deploy.index import Case, FileEntry, Index, StoredTensor, Variant
+from rlx_ort.deploy.index import REQUIRABLE, Case, FileEntry, Index, StoredTensor, Variant
 from rlx_ort.deploy.names import INDEX, MANIFEST
 from rlx_ort.deploy.ort_manifest import MODEL_FILE, asset_path, asset_uri, manifest_bytes, referring_model
 from rlx_ort.deploy.write import Content, write_package
@@ -45,7 +47,8 @@ class Recipe:
         version: its version, free text.
         serial: a number that grows with each release; `open_package(..., min_serial=N)` refuses older ones.
         variants: device -> precision, each with its own ONNX model and weights in that precision.
-        precisions: device -> precision, for devices without weights of their own: those are rounded when loaded.
+        precisions: device -> precision, for devices without weights of their own: those are rounded when loaded. It
+            comes before the precision of a variant that has the model's own weights.
         policy: which devices may run it.
         dims: sizes of named dims.
         buckets: a named dim and half-open ranges of lengths that share a compiled graph, or None.
@@ -103,6 +106,7 @@ def create_package(
         ConversionError: a node has no ONNX form.
     """
     recipe = recipe or Recipe()
+    _check_recipe(recipe)
     unset = [value.name for value in graph.params if value.name not in graph.weights]
     if unset:
         raise PackageError(f"graph {graph.name!r} has parameters without data: {', '.join(unset[:8])}; set them first")
@@ -112,6 +116,22 @@ def create_package(
     Index.from_bytes(raw)  # what is written can be read
     write_package(Path(target), {**files, INDEX: Content.of(raw)}, folder=folder, force=force, progress=progress)
     return hashlib.sha256(raw).hexdigest()
+
+
+def _check_recipe(recipe: Recipe) -> None:
+    """Refuse what would be dropped in silence, or would make a package that nobody can open."""
+    if recipe.verify_on_first_use and not recipe.golden:
+        raise PackageError(
+            "a check at first use needs golden cases, and there are none; give inputs, or leave the check away"
+        )
+    for what, least in recipe.requires.items():
+        if what not in REQUIRABLE or not re.match(r"\d", least):
+            known = " or ".join(REQUIRABLE)
+            raise PackageError(f"{what}={least} is no requirement: name {known} and its lowest version, as in 1.31")
+    for name, largest in recipe.tolerances.items():
+        if name not in TOLERANCES or not 0 <= largest < math.inf:
+            known = ", ".join(TOLERANCES)
+            raise PackageError(f"{name}={largest} is no tolerance: a number from 0 for one of {known}")
 
 
 def _check_graph(graph: Graph) -> None:
@@ -150,7 +170,7 @@ class _Making:
         models: dict[str, tuple[Any, dict[str, tuple[int, int]], dict[str, TensorData], Blob]] = {}
         for label, precision in recipe.variants.items():
             device = Device(label)
-            name = f"{device.label.replace(':', '-')}-{precision.value}"
+            name = _variant_name(device, precision)
             models[name] = self._model(name, precision)
             rounded = {param: f"{name}/{param}" for param in models[name][0].stored_as}
             variants[name] = Variant(device.label, precision, rounded)
@@ -165,8 +185,7 @@ class _Making:
         if id(self._base) not in digested and self._base.size:
             self._add_blob(self._base, asset_path)
         for label, precision in recipe.precisions.items():
-            device = Device(label)
-            variants[f"{device.label.replace(':', '-')}-{precision.value}"] = Variant(device.label, precision)
+            _give_precision(variants, Device(label), precision)
         cases = self._golden()
         name = recipe.name or self._graph.name
         self._add(MANIFEST, manifest_bytes(name, recipe.version, listed))
@@ -188,7 +207,7 @@ class _Making:
             provenance=recipe.provenance,
             cases=cases,
             tolerances={**TOLERANCES, **recipe.tolerances} if cases else {},
-            verify_on_first_use=recipe.verify_on_first_use and bool(cases),
+            verify_on_first_use=recipe.verify_on_first_use,
         )
         return self._files, index
 
@@ -225,6 +244,7 @@ class _Making:
             return ()
         blob, cases = Blob(), []
         for number, (inputs, outputs) in enumerate(self._recipe.golden):
+            self._check_case(number, inputs, outputs)
             expected = self._expected(inputs) if outputs is None else outputs
             sides = []
             for side, arrays in (("in", inputs), ("out", expected)):
@@ -235,6 +255,15 @@ class _Making:
             cases.append(Case(*sides))
         self._add_blob(blob, lambda _: _GOLDEN)
         return tuple(cases)
+
+    def _check_case(self, number: int, inputs: Arrays, outputs: Arrays | None) -> None:
+        wanted, known = {value.name for value in self._graph.inputs}, set(self._graph.output_names)
+        if set(inputs) != wanted:
+            found, needed = ", ".join(inputs) or "none", ", ".join(sorted(wanted)) or "none"
+            raise PackageError(f"golden case {number} has the inputs {found}, and the model takes {needed}")
+        if outputs is not None and (not outputs or not known.issuperset(outputs)):
+            found, needed = ", ".join(outputs) or "none", ", ".join(sorted(known))
+            raise PackageError(f"golden case {number} has the outputs {found}, and the model gives {needed}")
 
     def _expected(self, inputs: Arrays) -> dict[str, npt.NDArray[Any]]:
         from rlx_ort.execution.session import Session
@@ -253,3 +282,22 @@ class _Making:
         self._entries[path] = found.entry
         self._tensors |= found.tensors
         return found
+
+
+def _variant_name(device: Device, precision: Precision) -> str:
+    return f"{device.label.replace(':', '-')}-{precision.value}"
+
+
+def _give_precision(variants: dict[str, Variant], device: Device, precision: Precision) -> None:
+    """Let a device run in a precision; its variant gives way, whose ONNX model stays for other readers of the package.
+
+    Raises:
+        PackageError: the device has stored weights in another precision, which nobody could use.
+    """
+    rounded: dict[str, str] = {}
+    for name, variant in [item for item in variants.items() if item[1].device == device.label]:
+        if variant.rounded and variant.precision is not precision:
+            what = f"{device.label} has weights in {variant.precision.value} and is to run in {precision.value}"
+            raise PackageError(f"{what}; give it one of the two")
+        rounded = dict(variants.pop(name).rounded)
+    variants[_variant_name(device, precision)] = Variant(device.label, precision, rounded)

@@ -6,10 +6,11 @@ device computes; so it is done once a machine, and again after an update of ONNX
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
-import tempfile
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -100,9 +101,12 @@ def _read(path: Path) -> str | None:
 
 
 def _write(path: Path, device: Device, refused: str) -> None:
+    partial = path.with_name(f"{path.name}.{uuid.uuid4().hex}.part")
     try:
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".part", delete=False, encoding="utf-8") as file:
+        with partial.open("x", encoding="utf-8") as file:
             json.dump({"schema": _SCHEMA, "device": device.label, "refused": refused}, file)
-        Path(file.name).replace(path)
+        partial.replace(path)
     except OSError as err:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
         _log.warning("the golden check of %s cannot be kept: %s", device.display, err)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from rlx_ort.deploy.names import INDEX, SIGNATURE, check_names
 from rlx_ort.deploy.strict_json import Fields, dump, parse
@@ -15,13 +15,14 @@ from rlx_ort.execution.options import Precision
 from rlx_ort.ir.dtype import DType
 from rlx_ort.selection.policy import Adaptive, Benchmark, CostModel, DevicePickStrategy, DevicePolicy
 
-__all__ = ["FORMAT", "SCHEMA", "Case", "FileEntry", "Index", "StoredTensor", "Variant"]
+__all__ = ["FORMAT", "REQUIRABLE", "SCHEMA", "Case", "FileEntry", "Index", "StoredTensor", "Variant"]
 
 FORMAT = "rlx_ort package"
 """What the `format` entry says."""
 SCHEMA = 1
 """Version of the index; a reader takes its own and older ones."""
-LARGEST_INDEX_BYTES = 64 << 20
+REQUIRABLE = ("rlx_ort", "onnxruntime")
+"""What a package may require a lowest version of."""
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _KEYS = (
@@ -30,8 +31,7 @@ _KEYS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class FileEntry:
+class FileEntry(NamedTuple):
     """A file of the package: its size in bytes, SHA-256 and CRC-32. The last is what a zip archive repeats."""
 
     size: int
@@ -39,8 +39,7 @@ class FileEntry:
     crc32: int
 
 
-@dataclass(frozen=True, slots=True)
-class StoredTensor:
+class StoredTensor(NamedTuple):
     """Where a tensor is, what it is, and its digest. Offsets count from the begin of its file."""
 
     file: str
@@ -66,8 +65,7 @@ class Variant:
     rounded: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Case:
+class Case(NamedTuple):
     """A golden case: input and output names -> stored tensors."""
 
     inputs: Mapping[str, str]
@@ -162,6 +160,10 @@ class Index:
         tensors = {name: _tensor(item, files) for name, item in top.entries("tensors").items()}
         golden = top.fields("golden")
         cases = tuple(_case(Fields(item, f"{golden.where}.cases"), tensors) for item in golden.items("cases"))
+        variants = {name: _variant(item, tensors) for name, item in top.entries("variants").items()}
+        devices = [variant.device for variant in variants.values()]
+        if len(set(devices)) != len(devices):
+            raise IntegrityError(f"{INDEX} of the package has two variants for one device, and could mean either")
         graph = top.text("graph")
         if graph not in files:
             raise IntegrityError(f"{INDEX} names {graph!r} as the graph, which is no file of the package")
@@ -170,7 +172,7 @@ class Index:
             graph=graph,
             files=files,
             tensors=tensors,
-            variants={name: _variant(item, tensors) for name, item in top.entries("variants").items()},
+            variants=variants,
             version=top.text("version", ""),
             serial=top.count("serial", 0),
             policy=_policy(top.fields("policy")),
@@ -194,7 +196,7 @@ def _tensor(item: Fields, files: Mapping[str, FileEntry]) -> StoredTensor:
     item.only("file", "offset", "size", "dtype", "shape", "sha256")
     try:
         dtype = DType(item.text("dtype"))
-        shape = tuple(size for size in item.items("shape") if isinstance(size, int) and 0 <= size < 1 << 40)
+        shape = tuple(size for size in item.items("shape") if type(size) is int and 0 <= size < 1 << 40)
     except ValueError as err:
         raise IntegrityError(f"{item.where} of the package: {err}") from err
     found = StoredTensor(item.text("file"), item.count("offset"), item.count("size"), dtype, shape, _digest(item))
@@ -221,7 +223,10 @@ def _variant(item: Fields, tensors: Mapping[str, StoredTensor]) -> Variant:
 
 def _case(item: Fields, tensors: Mapping[str, StoredTensor]) -> Case:
     item.only("inputs", "outputs")
-    return Case(_references(item.fields("inputs"), tensors), _references(item.fields("outputs"), tensors))
+    case = Case(_references(item.fields("inputs"), tensors), _references(item.fields("outputs"), tensors))
+    if not case.outputs:
+        raise IntegrityError(f"{item.where} of the package has a golden case without outputs, which any device passes")
+    return case
 
 
 def _references(item: Fields, tensors: Mapping[str, StoredTensor]) -> dict[str, str]:
@@ -271,14 +276,18 @@ def _buckets(item: Fields) -> tuple[str, tuple[tuple[int, int], ...]]:
     item.only("dim", "ranges")
     ranges = []
     for pair in item.items("ranges"):
-        if not (isinstance(pair, list) and len(pair) == 2 and all(isinstance(end, int) for end in pair)):
+        if not (isinstance(pair, list) and len(pair) == 2 and all(type(end) is int for end in pair)):
             raise IntegrityError(f"{item.where} of the package: {pair!r:.60} is no range of two whole numbers")
         ranges.append((pair[0], pair[1]))
     return item.text("dim"), tuple(ranges)
 
 
 def _tolerances(item: Fields) -> dict[str, float]:
-    return {name: item.number(name) for name in item.raw}
+    found = {name: item.number(name) for name in item.raw}
+    for name, value in found.items():
+        if value < 0:
+            raise IntegrityError(f"{item.where}.{name} of the package is {value}, and an error is never below 0")
+    return found
 
 
 def _counts(item: Fields) -> dict[str, int]:

@@ -1,149 +1,20 @@
-"""Files of a package that stay open while they are mapped, and tensors in them that are verified before use.
-
-What is hashed is read through the handle that is mapped, so both see the same file whatever happens to its name. The
-reads go through a small buffer: pages that were only hashed never count as memory of this process.
-"""
+"""`PackageTensor`: a tensor in a file of a package that is verified before its bytes are used."""
 
 from __future__ import annotations
 
 import hashlib
-import mmap
-import os
-import stat
 import threading
-import weakref
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from rlx_ort.deploy.open_file import OpenFile
 from rlx_ort.errors import IntegrityError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.tensor import FileRange, TensorData
 
-__all__ = ["OpenFile", "PackageTensor", "is_link"]
-
-_CHUNK_BYTES = 1 << 18
-
-
-def is_link(status: os.stat_result) -> bool:
-    """Return whether a status, taken without following, is that of a symbolic link or of a junction of Windows."""
-    attributes = getattr(status, "st_file_attributes", 0)
-    return stat.S_ISLNK(status.st_mode) or bool(attributes & stat.FILE_ATTRIBUTE_REPARSE_POINT)
-
-
-class OpenFile:
-    """A regular file that is read and mapped through one handle. Closes itself when nobody uses it or its bytes.
-
-    Args:
-        path: the file; a symbolic link is refused.
-        name: what to call it in messages.
-        hard_links: whether the file may have other names, under which somebody may write to it.
-
-    Raises:
-        IntegrityError: it cannot be opened, or is not a regular file of its own.
-    """
-
-    def __init__(self, path: Path, name: str, *, hard_links: bool = False) -> None:
-        self.path = path
-        self.name = name
-        try:
-            before = path.lstat()
-            if is_link(before) or not stat.S_ISREG(before.st_mode):
-                raise IntegrityError(f"{name} is a link or no regular file; packages hold plain files only")
-            self._file = path.open("rb", buffering=0)
-            self._closer = weakref.finalize(self, self._file.close)
-            status = os.fstat(self._file.fileno())
-        except OSError as err:
-            raise IntegrityError(f"{name} of the package cannot be read: {err}") from err
-        if (before.st_dev, before.st_ino) != (status.st_dev, status.st_ino):
-            raise IntegrityError(f"{name} was replaced while it was opened; open the package again")
-        if status.st_nlink != 1 and not hard_links:
-            raise IntegrityError(
-                f"{name} has {status.st_nlink} hard links, so somebody may write to it under another name; copy it, "
-                "or open the package with private=True"
-            )
-        self.size = status.st_size
-        self.stamp = FileRange.stamp_of(status)
-        self._changed_ns = status.st_ctime_ns
-        self._lock = threading.Lock()
-        self._view: npt.NDArray[np.uint8] | None = None
-
-    def read(self, offset: int, size: int) -> bytes:
-        """Return some bytes of the file.
-
-        Raises:
-            IntegrityError: there are not that many.
-        """
-        buffer = bytearray(size)
-        self.read_into(offset, memoryview(buffer))
-        return bytes(buffer)
-
-    def read_into(self, offset: int, target: memoryview) -> None:
-        """Fill a buffer from some place of the file; may be called from several threads.
-
-        Raises:
-            IntegrityError: the file ends before, or cannot be read.
-        """
-        filled = 0
-        try:
-            while filled < len(target):
-                count = self._read_some(offset + filled, target[filled:])
-                if not count:
-                    raise IntegrityError(f"{self.name} ends {len(target) - filled} bytes too early")
-                filled += count
-        except (OSError, ValueError) as err:  # ValueError: it was closed
-            raise IntegrityError(f"{self.name} of the package cannot be read: {err}") from err
-
-    def sha256(self, offset: int, size: int, progress: Callable[[int], object] | None = None) -> str:
-        """Return the digest of some bytes, hexadecimal; reads them through a buffer of 256 KiB.
-
-        `progress` is called with the bytes done since the last call.
-        """
-        digest = hashlib.sha256()
-        buffer = memoryview(bytearray(min(size, _CHUNK_BYTES)))
-        end = offset + size
-        while offset < end:
-            part = buffer[: min(len(buffer), end - offset)]
-            self.read_into(offset, part)
-            digest.update(part)
-            offset += len(part)
-            if progress is not None:
-                progress(len(part))
-        return digest.hexdigest()
-
-    def view(self, offset: int, size: int) -> npt.NDArray[np.uint8]:
-        """Return some bytes as a read-only memory map; the whole file is mapped once, and nothing is read."""
-        with self._lock:
-            if self._view is None:
-                mapped = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
-                self._view = np.frombuffer(mapped, np.uint8)
-            return self._view[offset : offset + size]
-
-    def check_unchanged(self) -> None:
-        """Refuse to go on with a file that was written to since it was opened.
-
-        Raises:
-            IntegrityError: its size or one of its times is another one.
-        """
-        status = os.fstat(self._file.fileno())
-        # Losing its last name changes a file's ctime as well, and is harmless: the handle keeps the bytes.
-        changed_ns = status.st_ctime_ns if status.st_nlink else self._changed_ns
-        if (FileRange.stamp_of(status), changed_ns) != (self.stamp, self._changed_ns):
-            raise IntegrityError(f"{self.name} was changed while it was in use; open the package again")
-
-    def _read_some(self, offset: int, target: memoryview) -> int:
-        if hasattr(os, "preadv"):
-            return os.preadv(self._file.fileno(), [target], offset)
-        with self._lock:  # Windows has one place in the file for all threads
-            self._file.seek(offset)
-            return self._file.readinto(target) or 0
-
-    def close(self) -> None:
-        """Close the handle; maps that were handed out stay."""
-        self._closer()
+__all__ = ["PackageTensor"]
 
 
 class PackageTensor(TensorData):

@@ -8,9 +8,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from rlx_ort.errors import IntegrityError
+from rlx_ort.errors import IntegrityError, PackageError
 
-__all__ = ["INDEX", "MANIFEST", "SIGNATURE", "check_name", "check_names"]
+__all__ = ["INDEX", "MANIFEST", "SIGNATURE", "check_model_name", "check_name", "check_names"]
 
 INDEX = "rlx.json"
 """The file that lists all others with their digests."""
@@ -19,6 +19,7 @@ MANIFEST = "manifest.json"
 SIGNATURE = "signature.json"
 """The Sigstore bundle of a signed package; the one file that the index does not list."""
 
+LARGEST_INDEX_BYTES = 64 << 20
 MOST_FILES = 4096
 _LONGEST_NAME = 240  # below Windows' 260 characters when the package lies near the root of a drive
 _DEEPEST = 8
@@ -40,6 +41,21 @@ def check_name(name: str) -> None:
     problem = _problem(name)
     if problem:
         raise IntegrityError(f"the package names a file {name!r}, which {problem}; do not use this package")
+
+
+def check_model_name(name: str) -> None:
+    """Refuse a name for a model that cannot be that of one file or folder on every system.
+
+    A package may call itself anything, so what it says may not decide where a file is written.
+
+    Raises:
+        PackageError: it has other characters than letters, digits, '.', '_', '+' and '-', or is reserved on Windows.
+    """
+    if "/" in name or _problem(f"{name}.onnx") or name.endswith("."):
+        raise PackageError(
+            f"{name!r} cannot be the name of an exported model: letters, digits, '.', '_', '+' and '-' only, at most "
+            "95 of them, and no name that Windows reserves; give another one with --name"
+        )
 
 
 def check_names(names: Iterable[str]) -> None:
@@ -79,7 +95,7 @@ def _problem(name: str) -> str:
     if ".." in parts or "." in parts or "" in parts:
         return "has a part that is empty, '.' or '..'"
     if len(parts) > _DEEPEST:
-        return f"is deeper than {_DEEPEST} folders"
+        return f"has more than {_DEEPEST} parts"
     for part in parts:
         if not _SEGMENT.fullmatch(part):
             return "has characters that are not the same on every system (allowed: A-Z a-z 0-9 . _ + -)"

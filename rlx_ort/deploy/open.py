@@ -8,16 +8,18 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rlx_ort import environment
+from rlx_ort.deploy.devices import PackageDevices
 from rlx_ort.deploy.package import Package
 from rlx_ort.device import Device
-from rlx_ort.errors import IntegrityError, PackageError
-from rlx_ort.execution.options import CacheUse, CompileOptions
-from rlx_ort.graph_devices import GraphDevices
+from rlx_ort.errors import PackageError
+from rlx_ort.execution.options import CacheUse, CompileOptions, WeightSharing
 from rlx_ort.providers.compiled.settings import use_of
 from rlx_ort.selection.policy import DevicePolicy
 
 if TYPE_CHECKING:
+    from rlx_ort.deploy.quick import QuickSession
     from rlx_ort.execution.buckets import BucketedCompileCache
+    from rlx_ort.graph_devices import GraphDevices
     from rlx_ort.ir.graph import Graph
 
 __all__ = ["buckets_of", "narrowed_policy", "open_package", "options_of", "runner_of"]
@@ -33,13 +35,16 @@ def open_package(
     min_serial: int = 0,
     private: bool = False,
     verify_on_first_use: bool | None = None,
-) -> GraphDevices:
+) -> PackageDevices:
     """Return a packaged model, ready to run on the devices of this machine.
 
     Weights stay in the package and are mapped from there; the bytes of each are hashed when a session first takes
     them, so opening takes milliseconds and an `IntegrityError` may also come from the first run. No session is opened,
     unless the package asks for its golden cases on a machine that has not run them: see `rlx_ort.deploy.first_use`.
     Devices that failed them are denied, and `last_attempts` says why.
+
+    Where `rlx-ort package warm` left what it compiled, runs on the CPU begin from that, and the graph is not decoded
+    before something else needs it: see `rlx_ort.deploy.devices`. The package is checked all the same.
 
     Args:
         path: the package, a folder or a file.
@@ -49,20 +54,23 @@ def open_package(
             `RLX_PACKAGE_KEY` names, if it is set.
         sha256: the digest of the index that is wanted, hexadecimal, as `rlx-ort package inspect` prints it.
         min_serial: the lowest serial number to accept.
-        private: whether weights are copied into memory of this process, which a later write to the file cannot reach.
+        private: whether weights are copied into memory of this process, which a later write to a file cannot reach. So
+            no session is opened from the compile cache, whose files are mapped, and none is kept there.
         verify_on_first_use: whether to run the golden cases on a new machine, in place of what the package says.
 
     Raises:
-        PackageError: there is no package, or it needs newer versions.
+        PackageError: there is no package, it needs newer versions, or `options` ask for the cache beside `private`.
         IntegrityError: it is not what it says it is, or not signed by the key.
         NoViableDeviceError: no device gives the golden outputs.
     """
     key = require_signature or environment.get("PACKAGE_KEY") or None
     package = Package(path, key=key, sha256=sha256, min_serial=min_serial, private=private)
-    runner = runner_of(package, policy, options)
     wanted = package.index.verify_on_first_use if verify_on_first_use is None else verify_on_first_use
     if wanted and not package.cases:
         raise PackageError(f"{path} has no golden cases that a first use could be checked with")
+    quick = None if wanted or private or options is not None else _quick_session(package)
+    settings = _without_cache(options) if private else options
+    runner = PackageDevices(package, policy or package.index.policy, options_of(package, settings), quick)
     if wanted:
         from rlx_ort.deploy.first_use import admit_devices
 
@@ -79,16 +87,7 @@ def runner_of(
         PackageError: the graph file is no graph.
         IntegrityError: it was changed.
     """
-    index = package.index
-    graph = package.graph()
-    declared = {value.name for value in graph.params}
-    runner = GraphDevices(graph, policy or index.policy, options_of(package, options))
-    for variant in index.variants.values():
-        for param, stored in variant.rounded.items():
-            if param not in declared or runner.weights.get(param) is None:
-                raise IntegrityError(f"{package.path} has rounded weights for {param!r}, which is no parameter of it")
-            runner.weights.provide_rounded(param, package.tensor(stored))
-    return runner
+    return PackageDevices(package, policy or package.index.policy, options_of(package, options))
 
 
 def buckets_of(
@@ -131,3 +130,33 @@ def narrowed_policy(package: DevicePolicy, caller: DevicePolicy) -> DevicePolicy
         allow = tuple(device for device in caller.allow if device in package.allow)
     pick = package.pick if caller.pick == DevicePolicy().pick else caller.pick
     return DevicePolicy(allow, package.deny + caller.deny, caller.prefer + package.prefer, pick)
+
+
+def _without_cache(options: CompileOptions | None) -> CompileOptions:
+    """Return the options of a package with private weights.
+
+    Raises:
+        PackageError: they ask for the compile cache, which would map the weights from its own files.
+    """
+    options = options or CompileOptions()
+    cached = options.cache not in (None, CacheUse.OFF)
+    if cached or options.sharing is WeightSharing.PREPACKED:
+        asked = f"cache={options.cache}" if cached else f"sharing={options.sharing}"
+        raise PackageError(f"private=True keeps weights out of files, and {asked} maps them from one; leave out either")
+    return replace(options, cache=CacheUse.OFF)
+
+
+def _quick_session(package: Package) -> QuickSession | None:
+    """Return what a warmed package starts from, once its graph file is known to be the one that was warmed."""
+    from rlx_ort.deploy.quick import find_quick
+    from rlx_ort.errors import EngineError
+
+    if environment.flag("DISPATCH_REPORT") or environment.flag("VERBOSE"):  # a report tells of the graph's nodes
+        return None
+    try:
+        quick = find_quick(package.sha256)
+    except EngineError:  # there is no ONNX Runtime; whoever opens a session is told
+        return None
+    if quick is not None:
+        package.check_file(package.index.graph)
+    return quick

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property, partial
 from pathlib import Path
@@ -13,21 +12,22 @@ from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 
-from rlx_ort.deploy.container import Container, open_container
-from rlx_ort.deploy.index import LARGEST_INDEX_BYTES, Case, Index
+from rlx_ort.deploy.container import Container, compare_files, open_container, read_index
+from rlx_ort.deploy.index import REQUIRABLE, Case, Index
 from rlx_ort.deploy.mapped import PackageTensor
 from rlx_ort.deploy.names import INDEX, MANIFEST, SIGNATURE
 from rlx_ort.deploy.ort_manifest import check_manifest
-from rlx_ort.deploy.write import Content
 from rlx_ort.errors import ConversionError, IntegrityError, PackageError
 
 if TYPE_CHECKING:
+    from rlx_ort.deploy.write import Content
     from rlx_ort.ir.graph import Graph
 
 __all__ = ["Package"]
 
 _EAGER_BYTES = 4 << 20
 _LARGEST_TEXT_BYTES = 1 << 30
+_LARGEST_SIGNATURE_BYTES = 16 << 20
 _CHUNK_BYTES = 1 << 20
 
 
@@ -62,12 +62,15 @@ class Package:
         self._private = private
         self._container: Container = open_container(self.path, hard_links=private)
         try:
-            raw = self._read_index()
+            self._raw = raw = read_index(self._container)
             self.sha256 = hashlib.sha256(raw).hexdigest()
             if sha256 is not None and self.sha256 != sha256.lower():
                 raise IntegrityError(f"{self.path} is another package: SHA-256 {self.sha256}, wanted {sha256}")
             self.index = Index.from_bytes(raw)
-            self._compare_files()
+            listed = {name: (entry.size, entry.crc32) for name, entry in self.index.files.items()}
+            compare_files(self._container, listed)
+            if MANIFEST not in listed:
+                raise IntegrityError(f"{INDEX} of {self.path} does not list {MANIFEST}")
             if key is not None:
                 from rlx_ort.deploy.signing import check_signature
 
@@ -129,11 +132,34 @@ class Package:
         return data
 
     def contents(self) -> dict[str, Content]:
-        """Return every file, the index and the signature included, as something that can be written again."""
-        entries = self.index.files
-        found = {name: Content(entry.size, entry.crc32, partial(self.chunks, name)) for name, entry in entries.items()}
-        own = [name for name in self.names if name in (INDEX, SIGNATURE)]
-        return {**found, **{name: Content.of(b"".join(self.chunks(name))) for name in own}}
+        """Return every file, the index and the signature included, as something that can be written again.
+
+        The index is the one that was checked at opening. All others are hashed as they are read: what was changed
+        since raises an `IntegrityError` at its end, and what was written by then is not to be kept.
+        """
+        from rlx_ort.deploy.write import Content
+
+        found = {
+            name: Content(entry.size, entry.crc32, partial(self._hashed_chunks, name))
+            for name, entry in self.index.files.items()
+        }
+        found[INDEX] = Content.of(self._raw)
+        if self.is_signed:
+            found[SIGNATURE] = Content.of(self.signature)
+        return found
+
+    @cached_property
+    def signature(self) -> bytes:
+        """The bytes of the signature, read once; empty where there is none. `deploy.signing` checks them.
+
+        Raises:
+            IntegrityError: it is larger than signatures are, or cannot be read.
+        """
+        if not self.is_signed:
+            return b""
+        if self.size_of(SIGNATURE) > _LARGEST_SIGNATURE_BYTES:
+            raise IntegrityError(f"{SIGNATURE} of {self.path} is too large for a signature")
+        return b"".join(self.chunks(SIGNATURE))
 
     def check_file(self, name: str, progress: Callable[[int], object] | None = None) -> None:
         """Hash a file and compare it with the index; `progress` is called with the bytes done since the last call.
@@ -208,39 +234,16 @@ class Package:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
+    def _hashed_chunks(self, name: str) -> Iterator[bytes]:
+        digest = hashlib.sha256()
+        for chunk in self.chunks(name):
+            digest.update(chunk)
+            yield chunk
+        self._compare(name, digest.hexdigest())
+
     @cached_property
     def _tensors(self) -> dict[str, PackageTensor]:
         return {}
-
-    def _read_index(self) -> bytes:
-        size = self._container.sizes.get(INDEX)
-        if size is None or MANIFEST not in self._container.sizes:
-            raise IntegrityError(f"{self.path} is no package of this library: it has no {INDEX} or no {MANIFEST}")
-        if size > LARGEST_INDEX_BYTES:
-            raise IntegrityError(f"{INDEX} of {self.path} is {size} bytes; at most {LARGEST_INDEX_BYTES} are read")
-        data = b"".join(self.chunks(INDEX))
-        for name in (INDEX, SIGNATURE):  # these two no digest covers, so the container's own sum is compared
-            if name in self._container.crcs and self._container.sizes[name] <= LARGEST_INDEX_BYTES:
-                found = zlib.crc32(b"".join(self.chunks(name)))
-                if found != self._container.crcs[name]:
-                    raise IntegrityError(f"{name} of {self.path} does not fit its CRC-32 in the archive")
-        return data
-
-    def _compare_files(self) -> None:
-        """Compare the names, sizes and sums of the container with those of the index."""
-        present = {name: size for name, size in self._container.sizes.items() if name not in (INDEX, SIGNATURE)}
-        missing = sorted(set(self.index.files).difference(present))
-        added = sorted(set(present).difference(self.index.files))
-        if missing or added:
-            what = [f"{name} is missing" for name in missing[:5]] + [f"{name} was added" for name in added[:5]]
-            raise IntegrityError(f"{self.path} does not hold the files that its {INDEX} lists: {', '.join(what)}")
-        for name, entry in self.index.files.items():
-            if present[name] != entry.size:
-                raise IntegrityError(f"{name} of {self.path} has {present[name]} bytes, its {INDEX} says {entry.size}")
-            if self._container.crcs.get(name, entry.crc32) != entry.crc32:
-                raise IntegrityError(f"{name} of {self.path} has another CRC-32 in the archive than in its {INDEX}")
-        if MANIFEST not in self.index.files:
-            raise IntegrityError(f"{INDEX} of {self.path} does not list {MANIFEST}")
 
     def _compare(self, name: str, digest: str) -> None:
         entry = self.index.files[name]
@@ -253,12 +256,14 @@ class Package:
 
 def _check_versions(requires: Mapping[str, str], path: Path) -> None:
     """Compare what is installed, by its metadata; where no ONNX Runtime is, opening a session says so."""
-    from importlib.metadata import version
+    if not requires:
+        return
+    from importlib.metadata import version  # takes 25 ms to load
 
     from rlx_ort.providers.installation import runtime_packages
 
     for what, least in requires.items():
-        if what not in ("rlx_ort", "onnxruntime"):
+        if what not in REQUIRABLE:
             raise PackageError(f"{path} requires {what!r}, of which this version of rlx_ort knows nothing; update it")
         installed = [version("rlx_ort")] if what == "rlx_ort" else list(runtime_packages().values())
         if installed and all(_numbers(here) < _numbers(least) for here in installed):

@@ -9,7 +9,6 @@ read; so a signature is checked without reading gigabytes.
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlx_ort.deploy.names import INDEX, SIGNATURE
-from rlx_ort.deploy.write import Content, write_package
+from rlx_ort.deploy.write import Content, add_file, write_package
 from rlx_ort.errors import IntegrityError, PackageError
 
 if TYPE_CHECKING:
@@ -25,13 +24,13 @@ if TYPE_CHECKING:
 
 __all__ = ["check_signature", "sign_package"]
 
-_LARGEST_BYTES = 16 << 20
-
 
 def sign_package(package: Package, private_key: Path, password: str | None = None) -> None:
     """Verify everything in a package, sign it, and put the signature into it; a signature that is there is replaced.
 
-    The folder form gets one more file; the one-file form is written anew beside its place and moved there.
+    The folder form gets one more file; the one-file form is written anew beside its place and moved there, for which
+    the package is closed, since Windows replaces no open file. A path that is a link stays one: what it leads to is
+    signed.
 
     Raises:
         IntegrityError: the package is not what it says it is; nothing is signed.
@@ -47,18 +46,12 @@ def sign_package(package: Package, private_key: Path, password: str | None = Non
         except Exception as err:  # the library raises what its own libraries raise
             raise PackageError(f"{package.path} cannot be signed with {private_key}: {err}") from err
         signature = made.read_bytes()
+    place = package.path.resolve()
     if package.is_folder:
-        part = package.path / f".{SIGNATURE}.{os.urandom(6).hex()}.partial"
-        try:
-            part.write_bytes(signature)
-            part.replace(package.path / SIGNATURE)
-        except OSError as err:
-            raise PackageError(f"the signature of {package.path} cannot be written: {err}") from err
-        finally:
-            part.unlink(missing_ok=True)
+        add_file(place, SIGNATURE, signature)
         return
     contents = {**package.contents(), SIGNATURE: Content.of(signature)}
-    write_package(package.path, contents, folder=False, force=True)
+    write_package(place, contents, folder=False, force=True, before_move=package.close)
 
 
 def check_signature(package: Package, public_key: Path) -> None:
@@ -70,14 +63,12 @@ def check_signature(package: Package, public_key: Path) -> None:
     """
     if not package.is_signed:
         raise IntegrityError(f"{package.path} is not signed, and a signature by {public_key} is required")
-    if package.size_of(SIGNATURE) > _LARGEST_BYTES:
-        raise IntegrityError(f"{SIGNATURE} of {package.path} is too large for a signature")
     verifying = _library().verifying
     try:
         config = verifying.Config().use_elliptic_key_verifier(public_key=public_key)
     except Exception as err:  # the library raises what its own libraries raise
         raise PackageError(f"{public_key} is no public key that verifies packages: {err}") from err
-    raw = b"".join(package.chunks(SIGNATURE))
+    raw = package.signature
     with _file_of(raw) as path:
         try:
             _check_bundle(raw)

@@ -1,22 +1,24 @@
-"""Starts a warmed package in the shortest time: from the compile cache alone, without reading the model.
+"""Starts a warmed package on one device in the shortest time: from the compile cache alone, without reading the model.
 
-`open_package` gives everything; this gives the first results sooner. What it does not know, it hands to `open_package`.
-This module loads few others, since their import would take longer than the start.
+`open_package` gives everything, and first results nearly as soon; it looks at all files of the package, this only at
+the index, and at the names and sizes of the others. What it does not know, it hands to `open_package`. This module
+loads few others, since their import would take longer than the start.
 """
 
 from __future__ import annotations
 
 import gc
 import hashlib
+import json
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from rlx_ort.errors import EngineError, PackageError
+from rlx_ort.deploy.container import compare_files, open_container, read_index
+from rlx_ort.deploy.quick import QuickSession, find_quick
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Mapping
     from types import TracebackType
 
@@ -24,80 +26,84 @@ if TYPE_CHECKING:
 
     from rlx_ort.execution.compiled import CompiledGraph
     from rlx_ort.graph_devices import GraphDevices
-    from rlx_ort.providers.compiled.starts import Interface, Start
 
-__all__ = ["StartedPackage", "package_sha256", "start_package"]
-
-_INDEX = "rlx.json"
-_RUNS_BEFORE_PACKING = 4  # packing takes as long as 1 to 10 runs of a large model, and halves those of a few rows
+__all__ = ["StartedPackage", "start_package"]
 
 
-def start_package(path: str | Path, device: str = "cpu") -> StartedPackage:
+def start_package(
+    path: str | os.PathLike[str],
+    device: str = "cpu",
+    *,
+    require_signature: str | os.PathLike[str] | None = None,
+    sha256: str | None = None,
+    min_serial: int = 0,
+) -> StartedPackage:
     """Return a package ready to run on a device, from what `rlx-ort package warm` left in the compile cache.
 
     A package that was not warmed here, or for another device than the CPU, is opened in full. The first runs use the
     weights as they lie in the cache's file, which all processes share; after four, a thread opens the session with
     packed weights, and later runs use that. The two differ by rounding.
 
-    The package's own files are not verified here but their index, `rlx.json`, by whose digest the cache finds what was
-    made of the verified package. Where `RLX_PACKAGE_KEY` asks for signatures, it is opened in full.
+    Of the package's own files only the index, `rlx.json`, is read here: by its digest the cache finds what was made of
+    the verified package. Names and sizes of all others are compared with it, their bytes when it is opened in full.
+    What is opened in full later has the same index, or it is refused. A package whose signature is asked for is opened
+    in full at once, which looks at it.
+
+    Args:
+        path: the package, a folder or a file.
+        device: the device's name.
+        require_signature: PEM file of the public key that must have signed the package; by default what
+            `RLX_PACKAGE_KEY` names, if it is set.
+        sha256: the digest of the index that is wanted, hexadecimal, as `rlx-ort package inspect` prints it.
+        min_serial: the lowest serial number to accept.
 
     Raises:
         PackageError: there is no package at the path, or it cannot be opened in full either.
+        IntegrityError: it is not what it says it is, or not the one that was asked for.
         DeviceError: the device cannot be had.
     """
+    from rlx_ort import environment
+
     place = Path(path)
-    collecting = gc.isenabled()
-    gc.disable()  # nothing of what is imported here is ever garbage
-    try:
-        started = _quick(place, device)
-    finally:
-        if collecting:
-            gc.enable()
-    if started is None:
-        started = StartedPackage(place, device)
+    key = require_signature or environment.get("PACKAGE_KEY") or None
+    quick, digest = None, sha256
+    if device == "cpu" and key is None:
+        collecting = gc.isenabled()
+        gc.disable()  # nothing of what is imported here is ever garbage
+        try:
+            quick, digest = _quick_session(place, sha256, min_serial)
+            if quick is not None and not quick.open():
+                quick = None
+        finally:
+            if collecting:
+                gc.enable()
+    started = StartedPackage(place, device, quick, key=key, sha256=digest, min_serial=min_serial)
+    if quick is None:
         started.compiled  # noqa: B018  # errors belong to the start, not to the first run
     return started
 
 
-def _quick(place: Path, device: str) -> StartedPackage | None:
-    """Return the package started from the cache alone, or None where it cannot be."""
-    from rlx_ort import environment
-    from rlx_ort.providers.compiled.settings import use_of
-    from rlx_ort.providers.compiled.starts import find_start
-    from rlx_ort.providers.compiled.store import default_store
-    from rlx_ort.providers.runtime import describe_runtime, open_saved
-
-    # Where signatures are asked for, the package is opened in full, which looks at them.
-    if device == "cpu" and use_of(None, "found") != "off" and not environment.get("PACKAGE_KEY"):
-        start = find_start(default_store(), package_sha256(place), describe_runtime())
-        if start is not None:
-            try:
-                session = open_saved(_model_of(start), start.threads, packed=False)
-            except EngineError:
-                default_store().drop(start.entry.digest)
-            else:
-                return StartedPackage(place, device, start, session)
-    return None
-
-
-def package_sha256(path: Path) -> str:
-    """Return the digest of a package's index, which names everything in it by its own digest.
+def _quick_session(path: Path, sha256: str | None, min_serial: int) -> tuple[QuickSession | None, str]:
+    """Return what a package starts from, if anything, and the digest of its index.
 
     Raises:
         PackageError: there is no package at the path.
+        IntegrityError: it breaks a rule of the format, or its files are not those that its index lists.
     """
+    container = open_container(path)
     try:
-        if path.is_dir():
-            data = (path / _INDEX).read_bytes()
-        else:
-            import zipfile
-
-            with zipfile.ZipFile(path) as archive:
-                data = archive.read(_INDEX)
-    except Exception as err:  # zipfile raises what its decoders raise
-        raise PackageError(f"there is no package at {path}: {err}") from err
-    return hashlib.sha256(data).hexdigest()
+        raw = read_index(container)
+        digest = hashlib.sha256(raw).hexdigest()
+        if sha256 is not None and digest != sha256.lower():
+            return None, sha256  # whoever opens it in full says so
+        quick = find_quick(digest)
+        if quick is None:
+            return None, digest
+        index = json.loads(raw)  # the package with this very index was verified when it was warmed
+        compare_files(container, {name: (entry["size"], entry["crc32"]) for name, entry in index["files"].items()})
+        return (quick if index["serial"] >= min_serial else None), digest
+    finally:
+        container.close()
 
 
 class StartedPackage:
@@ -109,15 +115,24 @@ class StartedPackage:
         quick: whether it was started from the compile cache alone.
     """
 
-    def __init__(self, path: Path, device: str, start: Start | None = None, session: Any = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        device: str,
+        quick: QuickSession | None = None,
+        *,
+        key: str | os.PathLike[str] | None = None,
+        sha256: str | None = None,
+        min_serial: int = 0,
+    ) -> None:
         self.path = path
         self.device = device
-        self.quick = start is not None
-        self._start = start
-        self._session = session
+        self.quick = quick is not None
+        self._quick = quick
+        self._key = key
+        self._sha256 = sha256
+        self._min_serial = min_serial
         self._lock = threading.Lock()
-        self._runs = 0
-        self._packing: threading.Thread | None = None
         self._runner: GraphDevices | None = None
         self._compiled: CompiledGraph | None = None
 
@@ -131,24 +146,25 @@ class StartedPackage:
             InputError: an input is missing, unknown, or of another shape or dtype.
             EngineError: the run failed.
         """
-        session, start = self._session, self._start
-        if session is None or start is None or not _fits(inputs, start.inputs):
-            return self.compiled.run(inputs)
-        try:
-            results: list[Any] = session.run([output.name for output in start.outputs], dict(inputs))
-        except Exception as err:  # the engine's exceptions have no common base
-            raise EngineError(f"the run of {self.path.name} on {self.device} failed: {err}") from err
-        self._count()
-        return results
+        quick = self._quick
+        results = None if quick is None else quick.run(inputs)
+        return self.compiled.run(inputs) if results is None else results
 
     @property
     def runner(self) -> GraphDevices:
-        """The package opened in full, on every device; opened when it is first asked for."""
+        """The package opened in full, on every device; opened when it is first asked for.
+
+        Raises:
+            IntegrityError: another package is at the path than the one it was started with.
+        """
         with self._lock:
             if self._runner is None:
                 from rlx_ort.deploy.open import open_package
 
-                self._runner = open_package(self.path)
+                self._runner = open_package(
+                    self.path, require_signature=self._key, sha256=self._sha256, min_serial=self._min_serial
+                )
+                self._sha256 = self._runner.package_sha256
             return self._runner
 
     @property
@@ -156,6 +172,9 @@ class StartedPackage:
         """The graph on the device, with everything a `CompiledGraph` can; opens the package in full."""
         runner = self.runner
         with self._lock:
+            quick, self._quick = self._quick, None
+            if quick is not None:
+                quick.close()  # its threads go to the session that is opened now
             if self._compiled is None:
                 self._compiled = runner.compile(self.device)
             return self._compiled
@@ -163,11 +182,10 @@ class StartedPackage:
     def close(self) -> None:
         """Give the sessions up; runs that are in them finish. Closing twice is harmless."""
         with self._lock:
-            packing, self._session = self._packing, None
-            self._start = None
+            quick, self._quick = self._quick, None
             runner, self._runner, self._compiled = self._runner, None, None
-        if packing is not None:
-            packing.join()
+        if quick is not None:
+            quick.close()
         if runner is not None:
             runner.close()
 
@@ -178,46 +196,3 @@ class StartedPackage:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def _count(self) -> None:
-        """Count a run on unpacked weights, and have them packed when it was one of several."""
-        if self._packing is not None:
-            return
-        with self._lock:
-            self._runs += 1
-            if self._runs < _RUNS_BEFORE_PACKING or self._packing is not None or self._start is None:
-                return
-            self._packing = threading.Thread(target=self._pack, args=(self._start,), name="rlx_ort-pack")
-        self._packing.start()
-
-    def _pack(self, start: Start) -> None:
-        import contextlib
-
-        from rlx_ort.providers.runtime import open_saved
-
-        with contextlib.suppress(EngineError):  # the session that is open goes on
-            session = open_saved(_model_of(start), start.threads, packed=True)
-            with self._lock:
-                if self._session is not None:
-                    self._session = session
-
-
-def _model_of(start: Start) -> Path:
-    from rlx_ort.providers.compiled.entry import MODEL_FILE
-
-    return start.entry.folder / MODEL_FILE
-
-
-def _fits(inputs: Mapping[str, Any], declared: tuple[Interface, ...]) -> bool:
-    """Return whether the inputs are just the declared ones, as arrays of their dtypes and of shapes that fit."""
-    if len(inputs) != len(declared):
-        return False
-    sizes: dict[str, int] = {}
-    for name, dtype, shape in declared:
-        array = inputs.get(name)
-        if type(array) is not np.ndarray or array.dtype != dtype or array.ndim != len(shape):
-            return False
-        for dim, size in zip(shape, array.shape, strict=True):
-            if dim is not None and size != (sizes.setdefault(dim, size) if isinstance(dim, str) else dim):
-                return False
-    return True

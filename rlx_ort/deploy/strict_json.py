@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Mapping
 from typing import Any, NoReturn, TypeVar
 
@@ -61,7 +62,8 @@ class Fields:
     def number(self, key: str, default: float | None = None) -> float:
         """Return a number of either kind as a float."""
         value = self._item.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
+        # Whole numbers have no end in JSON; this comparison is exact, where `float` of a larger one overflows.
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or abs(value) > sys.float_info.max:
             self._fail(f"a number as {key!r}, not {value!r:.60}")
         return float(value)
 

@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import uuid
 from collections.abc import Mapping, Sequence
@@ -18,6 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeAlias, Union
 
+from rlx_ort.deploy.names import check_model_name
 from rlx_ort.errors import PackageError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import TensorType
@@ -96,11 +96,10 @@ def export_triton(
 
     from rlx_ort.converters.files import save_onnx
 
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
-        raise PackageError(f"{name!r} cannot be the name of a Triton model: letters, digits, '.', '_' and '-' only")
+    check_model_name(name)
     folder = target / name
     if folder.exists() and not force:
-        raise PackageError(f"{folder} exists; --force replaces it")
+        raise PackageError(f"{folder} exists and was left as it is; force replaces it")
     config_text(graph, name)  # what Triton has no type for is refused before anything is written
     partial = target / f".{name}.{uuid.uuid4().hex}"
     old = target / f".{name}.{uuid.uuid4().hex}"

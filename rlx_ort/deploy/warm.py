@@ -1,4 +1,4 @@
-"""Fills the compile cache for a package ahead of its first run, and notes what `start_package` starts from."""
+"""Fills the compile cache for a package ahead of its first run, and notes what it starts from next time."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from rlx_ort import environment
 from rlx_ort.deploy.open import runner_of
 from rlx_ort.deploy.package import Package
 from rlx_ort.device import Device
@@ -33,7 +34,7 @@ class WarmedDevice:
         entry: the digest of the cache's entry, empty where there is none.
         nbytes: its size on disk.
         seconds: how long opening took, filling included.
-        starts: whether `start_package` starts from it.
+        starts: whether `open_package` and `start_package` start from it without the graph.
         problem: why there is no entry; empty when there is one.
     """
 
@@ -49,15 +50,30 @@ def warm_package(
     path: str | os.PathLike[str],
     devices: Sequence[Device] | None = None,
     progress: Callable[[Device], object] | None = None,
+    *,
+    require_signature: str | os.PathLike[str] | None = None,
+    sha256: str | None = None,
+    min_serial: int = 0,
 ) -> list[WarmedDevice]:
     """Compile a package for devices, by default all that its policy allows and that work here, and keep the results.
 
     Takes as long as compiling does, and writes up to twice the size of the model. A second call finds everything.
 
+    Args:
+        path: the package, a folder or a file.
+        devices: what to compile for; each must take every node. By default all that may run, helped by the CPU.
+        progress: called with each device before its turn.
+        require_signature: PEM file of the public key that must have signed the package; by default what
+            `RLX_PACKAGE_KEY` names, if it is set.
+        sha256: the digest of the index that is wanted, hexadecimal.
+        min_serial: the lowest serial number to accept.
+
     Raises:
-        PackageError: there is no package, or it is not what it says it is.
+        PackageError: there is no package, or it needs newer versions.
+        IntegrityError: it is not what it says it is, or not signed by the key.
     """
-    with Package(path) as package:
+    key = require_signature or environment.get("PACKAGE_KEY") or None
+    with Package(path, key=key, sha256=sha256, min_serial=min_serial) as package:
         runner = runner_of(package, options=CompileOptions(cache=CacheUse.ON))
         # A named device must take every node; automatic choice may be helped by the CPU, and so may this.
         named = devices is not None
@@ -105,7 +121,6 @@ def _note(package: Package, compiled: CompiledGraph, opening: Opening) -> bool:
     """Note what the package starts from, where it can start without the graph, and return whether it can."""
     from rlx_ort.providers.compiled.starts import note_start
     from rlx_ort.providers.compiled.store import default_store
-    from rlx_ort.providers.cores import core_share
     from rlx_ort.providers.runtime import describe_runtime
 
     inputs = [_interface(name, kind) for name, kind in compiled.input_specs.items()]
@@ -124,7 +139,6 @@ def _note(package: Package, compiled: CompiledGraph, opening: Opening) -> bool:
         opening.entry.digest,
         describe_runtime(),
         (found_inputs, found_outputs),
-        core_share().threads,
     )
     return True
 

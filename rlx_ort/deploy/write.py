@@ -15,7 +15,7 @@ from typing import BinaryIO
 from rlx_ort.deploy.zip_layout import Member, layout_of
 from rlx_ort.errors import PackageError
 
-__all__ = ["Content", "write_folder", "write_package"]
+__all__ = ["Content", "add_file", "write_folder", "write_package"]
 
 _STALE_S = 24 * 3600
 
@@ -41,6 +41,7 @@ def write_package(
     folder: bool,
     force: bool = False,
     progress: Callable[[int], object] | None = None,
+    before_move: Callable[[], object] | None = None,
 ) -> None:
     """Write the files as a package beside its place, flush it to the disk, and move it there.
 
@@ -52,6 +53,7 @@ def write_package(
         folder: whether to write the folder form.
         force: whether a file that is there may be replaced.
         progress: called with the bytes written since the last call.
+        before_move: called once all is written, to close what is about to be replaced.
 
     Raises:
         PackageError: something is there already, cannot be written, or changed while it was packed.
@@ -70,6 +72,8 @@ def write_package(
             with partial.open("xb") as stream:
                 _write_archive(stream, files, progress)
                 _flush(stream)
+        if before_move is not None:
+            before_move()
         partial.replace(target)
         _flush_folder(target.parent)
     except OSError as err:
@@ -81,6 +85,29 @@ def write_package(
         else:
             with contextlib.suppress(OSError):
                 partial.unlink(missing_ok=True)
+
+
+def add_file(folder: Path, name: str, data: bytes) -> None:
+    """Put a file into a package that is a folder, whole or not at all; one of that name is replaced.
+
+    It is written beside the folder, since a package with half a file in it is none.
+
+    Raises:
+        PackageError: it cannot be written there, or not be moved from there into the folder.
+    """
+    partial = folder.with_name(f".{folder.name}.{os.urandom(6).hex()}.partial")
+    try:
+        _remove_stale(folder)
+        with partial.open("xb") as stream:
+            stream.write(data)
+            _flush(stream)
+        partial.replace(folder / name)
+        _flush_folder(folder)
+    except OSError as err:
+        raise PackageError(f"{name} of {folder} cannot be written: {err}; check the rights of both folders") from err
+    finally:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
 
 
 def write_folder(root: Path, files: Mapping[str, Content], progress: Callable[[int], object] | None = None) -> None:

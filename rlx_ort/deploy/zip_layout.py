@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 __all__ = ["END_BYTES", "LARGE_ALIGNMENT", "LARGE_BYTES", "Layout", "Member", "layout_of"]
 
@@ -36,8 +36,7 @@ _ZIP64_ID = 0x0001
 _LIMIT32 = 0xFFFFFFFF
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
+class Member(NamedTuple):
     """A file inside the archive: its name, its size in bytes and its CRC-32."""
 
     name: str
@@ -45,8 +44,7 @@ class Member:
     crc: int
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(NamedTuple):
     """Where everything is in the archive of some members.
 
     Attributes:

@@ -18,7 +18,7 @@ __all__ = ["measure"]
 
 REPEATS = 15
 TARGET = 0.5
-MOST_SHARED = 0.1
+MOST_ALONE = 0.1
 """The share of its weights that a second process may have for itself."""
 BATCH, TOKENS = 1, 16
 
@@ -42,28 +42,46 @@ package = start_package(sys.argv[1])
 hidden = package.run(feeds)[0]
 assert package.quick
 """
-FULL = f"""
+OPENED = f"""
 import sys
 import rlx_ort
-from rlx_ort.deploy.open import open_package
-runner = open_package(sys.argv[1])
+runner = rlx_ort.open_package(sys.argv[1])
 {FEEDS}
 hidden = runner.run("cpu", feeds)[0]
+assert "started" in repr(runner)
+"""
+COMPILED = f"""
+import sys
+import rlx_ort
+runner = rlx_ort.open_package(sys.argv[1])
+{FEEDS}
+hidden = runner.compile("cpu").run(feeds)[0]
+"""
+IMPORTED = """
+import rlx_ort.graph_devices
+"""
+BARE = """
+import numpy
 """
 SAVED = "np.save(sys.argv[2], hidden)"
 HELD = """
 import json
 def memory():
-    found = {}
-    for line in open("/proc/self/smaps_rollup", encoding="ascii"):
+    found = {"anonymous": 0, "Rss": 0, "Pss": 0, "Private_Clean": 0, "Private_Dirty": 0}
+    weights = False
+    for line in open("/proc/self/smaps", encoding="utf-8"):
         name, _, rest = line.partition(":")
-        if name in ("Rss", "Pss", "Anonymous"):
-            found[name] = int(rest.split()[0]) * 1024
+        if "-" in name:  # the head of a mapping ends with its file
+            weights = line.rstrip().endswith("weights.bin")
+        elif name == "Anonymous":
+            found["anonymous"] += int(rest.split()[0]) * 1024
+        elif weights and name in found:
+            found[name] += int(rest.split()[0]) * 1024
     return found
 for _ in range(int(sys.argv[2])):
     package.run(feeds)
-if package._packing is not None:
-    package._packing.join()
+if package._quick._packing is not None:
+    package._quick._packing.join()
     package.run(feeds)
 print("ready", flush=True)
 while sys.stdin.readline():
@@ -77,7 +95,14 @@ def measure() -> Iterator[Figure]:
     with tempfile.TemporaryDirectory() as folder:
         os.environ["RLX_CACHE_DIR"] = str(Path(folder) / "cache")
         package = _warmed_package(model, Path(folder) / "bert.ortpackage")
-        programs = {"plain": (PLAIN, model), "warmed": (WARMED, package), "full": (FULL, package)}
+        programs = {
+            "plain": (PLAIN, model),
+            "warmed": (WARMED, package),
+            "opened": (OPENED, package),
+            "compiled": (COMPILED, package),
+            "bare": (BARE, model),
+            "imported": (IMPORTED, model),
+        }
         times: dict[str, list[float]] = {name: [] for name in programs}
         for repeat in range(-1, REPEATS):  # one turn before, for the page cache
             for name, (program, path) in programs.items():
@@ -106,25 +131,32 @@ def _warmed_package(model: Path, target: Path) -> Path:
 
 def _starts(times: dict[str, list[float]]) -> Iterator[Figure]:
     plain = statistics.median(times["plain"])
-    for name, target in (("warmed", TARGET), ("full", None)):
+    for name, what, target in (
+        ("warmed", "a warmed package by start_package", TARGET),
+        ("opened", "the same by open_package and run", TARGET),
+        ("compiled", "the same by open_package and compile, which decodes the graph", None),
+    ):
         ratio = statistics.median(mine / other for mine, other in zip(times[name], times["plain"], strict=True))
-        what = "a warmed package by start_package" if name == "warmed" else "the same by open_package and its graph"
         detail = (
             f"{statistics.median(times[name]):.3f} s against {plain:.3f} s, medians of {REPEATS}; {BATCH} x {TOKENS}"
         )
         yield Figure(f"process start to first result, {what}, over InferenceSession", ratio, "times", target, detail)
+    more = statistics.median(mine - other for mine, other in zip(times["imported"], times["bare"], strict=True))
+    detail = f"{statistics.median(times['imported']):.3f} s, medians of {REPEATS} processes"
+    yield Figure("import rlx_ort.graph_devices, beyond numpy", more, "s", detail=detail)
 
 
 def _difference(model: Path, package: Path, folder: Path) -> Figure:
     import numpy as np
 
     results = []
-    for number, (program, path) in enumerate(((PLAIN, model), (WARMED, package))):
+    for number, (program, path) in enumerate(((PLAIN, model), (WARMED, package), (OPENED, package))):
         saved = folder / f"{number}.npy"
         seconds_of([sys.executable, "-c", program + SAVED, str(path), str(saved)])
         results.append(np.load(saved))
-    largest = float(np.abs(results[0] - results[1]).max() / np.abs(results[0]).max())
-    return Figure("largest difference of the two results, relative to the largest value", largest, "", 1e-4)
+    scale = np.abs(results[0]).max()
+    largest = float(max(np.abs(results[0] - other).max() for other in results[1:]) / scale)
+    return Figure("largest difference of the results, relative to the largest value", largest, "", 1e-4)
 
 
 def _shared(package: Path, runs: int, when: str) -> Figure:
@@ -152,13 +184,12 @@ def _shared(package: Path, runs: int, when: str) -> Figure:
             process.kill()
             process.communicate()
     second = found[1]
-    mapped = second["Rss"] - second["Anonymous"]
-    # Pages that both map count by half in each; what is more is the second one's own.
-    own = 2 * max(0, second["Pss"] - second["Anonymous"]) - mapped
-    detail = f"Rss {second['Rss'] / 2**20:.0f}, Pss {second['Pss'] / 2**20:.0f}, anonymous "
-    detail += f"{second['Anonymous'] / 2**20:.0f} MiB, while the first one runs"
-    share = max(0.0, own / mapped)
-    return Figure(f"share of mapped pages that a second process has alone, {when}", share, "", MOST_SHARED, detail)
+    if not second["Rss"]:
+        raise RuntimeError("the second process maps no weights.bin")
+    share = (second["Private_Clean"] + second["Private_Dirty"]) / second["Rss"]
+    detail = f"weights mapped: Rss {second['Rss'] / 2**20:.0f}, Pss {second['Pss'] / 2**20:.0f} MiB; anonymous, all "
+    detail += f"told: {second['anonymous'] / 2**20:.0f} MiB; while the first one runs"
+    return Figure(f"share of its weights that a second process has alone, {when}", share, "", MOST_ALONE, detail)
 
 
 def _line(process: subprocess.Popen[str]) -> str:

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 from command_line import Cli
 from signing_keys import write_keys
-from small_packages import flip
+from small_packages import flip, make
+
+from rlx_ort.selection.policy import DevicePolicy
 
 X = np.array([[1.0, 2.0], [3.0, 4.0]], np.float32)
 
@@ -185,6 +187,61 @@ def test_diff_tells_what_changed(cli: Cli, add_one: Path, package: Path, tmp_pat
     assert (outcome.code, outcome.document["same"]) == (1, False)
     names = {(row["what"], row["name"]) for row in outcome.document["differences"]}
     assert {("setting", "serial"), ("file", "golden/data.bin")} <= names
+
+
+@pytest.mark.parametrize("command", ["verify", "run", "extract", "export"])
+@pytest.mark.parametrize("pin", [("--sha256", "0" * 64), ("--min-serial", "6")], ids=["digest", "serial"])
+def test_another_package_than_is_wanted_is_exit_code_7(
+    cli: Cli, tmp_path: Path, command: str, pin: tuple[str, str]
+) -> None:
+    """Every subcommand that uses a package's bytes can be told which package to take."""
+    path = make(tmp_path / "a.ortpackage", serial=5)
+    more = {"extract": ["-o", tmp_path / "out"], "export": [tmp_path / "out", "--format", "onnx"]}.get(command, [])
+    outcome = cli("package", command, path, *more, *pin)
+    assert (outcome.code, outcome.out) == (7, "")
+    assert not (tmp_path / "out").exists()
+
+
+def test_diff_finds_every_setting(cli: Cli, package: Path, tmp_path: Path) -> None:
+    """Also one that `inspect` shows in short: here the number of runs of a strategy."""
+    a = make(tmp_path / "a.ortpackage", policy=DevicePolicy().with_benchmark_pick(3))
+    b = make(tmp_path / "b.ortpackage", policy=DevicePolicy().with_benchmark_pick(4))
+    outcome = cli("package", "diff", a, b, "--json")
+    assert outcome.code == 1
+    assert outcome.document["differences"] == [{"what": "setting", "name": "policy.pick.runs", "first": 3, "second": 4}]
+
+
+@pytest.mark.parametrize("name", ["../outside/net", "/{folder}/outside/net", "C:net", "nul"])
+@pytest.mark.parametrize("form", ["onnx", "triton"])
+def test_the_name_of_a_package_leads_nowhere(cli: Cli, tmp_path: Path, form: str, name: str) -> None:
+    """A package may call itself anything; where an export writes does not follow from it."""
+    path = make(tmp_path / "a.ortpackage", name=name.format(folder=str(tmp_path)[1:]))
+    (tmp_path / "outside").mkdir()
+    outcome = cli("package", "export", path, tmp_path / "out", "--format", form)
+    assert outcome.code == 7
+    assert "--name" in outcome.err
+    assert list((tmp_path / "outside").iterdir()) == []
+    assert not (tmp_path / "out").exists()
+    assert cli("package", "export", path, tmp_path / "out", "--format", form, "--name", "net").code == 0
+
+
+def test_a_package_does_not_steer_the_terminal(cli: Cli, tmp_path: Path) -> None:
+    """Escape sequences in what a package says of itself are shown and not obeyed."""
+    path = make(tmp_path / "a.ortpackage", license="\x1b[31mred", provenance={"a\x07": "b\x9b"})
+    text = cli("package", "inspect", path).out
+    assert [letter for letter in text if not letter.isprintable() and letter != "\n"] == []
+    assert "\\x1b[31mred" in text
+
+
+def test_tolerances_are_kept(cli: Cli, add_one: Path, tmp_path: Path) -> None:
+    """They take the place of the usual ones, and nonsense is refused."""
+    np.savez(tmp_path / "in.npz", x=X)
+    target = tmp_path / "a.ortpackage"
+    golden = ("package", "create", add_one, "-o", target, "--golden", tmp_path / "in.npz")
+    assert cli(*golden, "--tolerance", "f16=many").code == 2
+    assert cli(*golden, "--tolerance", "f31=0.1").code == 7
+    assert cli(*golden, "--tolerance", "f16=0.25").code == 0
+    assert cli("package", "inspect", target, "--json").document["tolerances"]["f16"] == 0.25
 
 
 def test_a_signed_package_is_taken_by_its_key_only(cli: Cli, package: Path, tmp_path: Path) -> None:

@@ -37,13 +37,21 @@ def _precisions(ctx: click.Context, param: click.Parameter, values: tuple[str, .
 
 
 def _pairs(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
-    found = {}
+    found: dict[str, str] = {}
     for text in values:
         key, equals, value = text.partition("=")
         if not (key and equals):
             raise click.BadParameter(f"{text!r} is not KEY=TEXT", ctx, param)
-        found[key] = value
+        if found.setdefault(key, value) != value:
+            raise click.BadParameter(f"{key!r} is given twice, as {found[key]!r} and {value!r}", ctx, param)
     return found
+
+
+def _numbers(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, float]:
+    try:
+        return {key: float(value) for key, value in _pairs(ctx, param, values).items()}
+    except ValueError as err:
+        raise click.BadParameter(f"{err}; it is PRECISION=NUMBER, as in f16=0.02", ctx, param) from err
 
 
 def _buckets(
@@ -93,6 +101,14 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     multiple=True,
     help="An npz file with the outputs for the --golden of the same place; by default the CPU computes them.",
 )
+@click.option(
+    "--tolerance",
+    "tolerances",
+    multiple=True,
+    metavar="PRECISION=NUMBER",
+    callback=_numbers,
+    help="The largest error of golden outputs in a precision, relative to the largest value, as in f16=0.02.",
+)
 @click.option("--verify-on-first-use", is_flag=True, help="Run the golden inputs on each new machine.")
 @options.only
 @options.deny
@@ -113,13 +129,19 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 )
 @click.option("--license", "license_id", default="", metavar="SPDX", help="The licence, as in Apache-2.0.")
 @click.option("--license-file", type=_FILE, help="A file with the licence's text, which becomes part of the package.")
-@click.option("--provenance", multiple=True, metavar="KEY=TEXT", callback=_pairs, help="Where the model comes from.")
+@click.option(
+    "--provenance",
+    multiple=True,
+    metavar="KEY=TEXT",
+    callback=_pairs,
+    help="Where the model comes from; may be repeated.",
+)
 @click.option(
     "--require",
     multiple=True,
     metavar="NAME=VERSION",
     callback=_pairs,
-    help="Lowest version.",
+    help="The lowest version of rlx_ort or onnxruntime, as in onnxruntime=1.31; may be repeated.",
 )
 @options.as_json
 def command(

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from rlx_ort.cli import options
-from rlx_ort.cli.packages.inspect import described
+from rlx_ort.cli.packages import shared
 from rlx_ort.cli.show import note, print_json, print_table
 
 if TYPE_CHECKING:
@@ -18,20 +19,25 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 _PACKAGE = click.Path(exists=True, path_type=Path)
-_OWN = ("package", "form", "files", "sha256", "tensors")
+_BY_NAME = {"files": "file", "tensors": "tensor"}
 
 
 @click.command("diff")
 @click.argument("first", type=_PACKAGE)
 @click.argument("second", type=_PACKAGE)
+@shared.key
 @options.as_json
-def command(first: Path, second: Path, as_json: bool) -> None:
-    """Compare two packages by their indexes: settings, files and tensors. The exit code is 1 when they differ."""
+def command(first: Path, second: Path, key: Path | None, as_json: bool) -> None:
+    """Compare two packages by their indexes: settings, files, tensors, and whether they are signed.
+
+    Large files are compared by the digests that the indexes promise; `verify` reads the bytes. The exit code is 1 when
+    the packages differ.
+    """
     from rlx_ort.deploy.package import Package
 
-    with Package(first) as one, Package(second) as other:
-        rows = [*_settings(one, other), *_parts(one, other)]
-        document = {"first": str(first), "second": str(second), "same": one.sha256 == other.sha256, "differences": rows}
+    with Package(first, key=key) as one, Package(second, key=key) as other:
+        rows = list(_differences(one, other))
+        document = {"first": str(first), "second": str(second), "same": not rows, "differences": rows}
     if as_json:
         print_json(document)
     elif rows:
@@ -43,24 +49,36 @@ def command(first: Path, second: Path, as_json: bool) -> None:
         click.get_current_context().exit(1)
 
 
-def _settings(one: Package, other: Package) -> list[dict[str, Any]]:
-    left, right = described(one), described(other)
-    keys = [key for key in left if key not in _OWN and left[key] != right[key]]
-    return [{"what": "setting", "name": key, "first": left[key], "second": right[key]} for key in keys]
+def _differences(one: Package, other: Package) -> Iterator[dict[str, Any]]:
+    """Yield a row for each entry of the two indexes that differs, settings first."""
+    left, right = json.loads(one.index.to_bytes()), json.loads(other.index.to_bytes())
+    for key in sorted({*left, *right} - {*_BY_NAME}):
+        yield from _rows("setting", key, left.get(key), right.get(key))
+    if one.signature != other.signature:
+        signed = ["signed" if package.is_signed else None for package in (one, other)]
+        yield {"what": "signature", "name": "signature", "first": signed[0], "second": signed[1]}
+    for key, what in _BY_NAME.items():
+        for name in sorted({*left[key], *right[key]}):
+            first, second = left[key].get(name), right[key].get(name)
+            if first != second:
+                yield {"what": what, "name": name, "first": _digest(first, second), "second": _digest(second, first)}
 
 
-def _parts(one: Package, other: Package) -> list[dict[str, Any]]:
-    rows = []
-    for what, left, right in (
-        ("file", one.index.files, other.index.files),
-        ("tensor", one.index.tensors, other.index.tensors),
-    ):
-        first, second = _digests(left), _digests(right)
-        for name in sorted({*first, *second}):
-            if first.get(name) != second.get(name):
-                rows.append({"what": what, "name": name, "first": first.get(name), "second": second.get(name)})
-    return rows
+def _rows(what: str, name: str, first: Any, second: Any) -> Iterator[dict[str, Any]]:
+    """Yield the leaves in which two values differ, named by the way to them."""
+    if first == second:
+        return
+    if isinstance(first, dict) and isinstance(second, dict):
+        for key in sorted({*first, *second}):
+            yield from _rows(what, f"{name}.{key}", first.get(key), second.get(key))
+    else:
+        yield {"what": what, "name": name, "first": first, "second": second}
 
 
-def _digests(entries: Mapping[str, Any]) -> dict[str, str]:
-    return {name: entry.sha256[:16] for name, entry in entries.items()}
+def _digest(entry: dict[str, Any] | None, other: dict[str, Any] | None) -> str | None:
+    """Return what tells an entry from another: its digest, or where that is the same, what else it says."""
+    if entry is None:
+        return None
+    if other is None or entry["sha256"] != other["sha256"]:
+        return str(entry["sha256"][:16])
+    return ", ".join(f"{key} {entry[key]}" for key in entry if entry[key] != other[key])

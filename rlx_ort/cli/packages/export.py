@@ -19,12 +19,26 @@ __all__ = ["command"]
 @click.option("--format", "form", type=click.Choice(["triton", "onnx"]), required=True, help="What to write.")
 @click.option("--name", help="The model's name; that of the package by default.")
 @click.option(
-    "--max-batch", type=click.IntRange(min=0), default=8, show_default=True, help="Triton: most rows at once."
+    "--max-batch",
+    type=click.IntRange(min=0),
+    default=8,
+    show_default=True,
+    help="Triton: the most rows that it puts together, 0 for none.",
 )
-@click.option("--instances", type=click.IntRange(min=1), default=1, show_default=True, help="Triton: open instances.")
-@click.option("--kind", type=click.Choice(["auto", "cpu", "gpu"]), default="auto", show_default=True, help="Triton.")
+@click.option(
+    "--instances", type=click.IntRange(min=1), default=1, show_default=True, help="Triton: instances on each processor."
+)
+@click.option(
+    "--kind",
+    type=click.Choice(["auto", "cpu", "gpu"]),
+    default="auto",
+    show_default=True,
+    help="Triton: which processors.",
+)
 @click.option("--force", is_flag=True, help="Replace what is there.")
 @shared.key
+@shared.sha256
+@shared.min_serial
 @options.as_json
 def command(
     package: Path,
@@ -36,6 +50,8 @@ def command(
     kind: str,
     force: bool,
     key: Path | None,
+    sha256: str | None,
+    min_serial: int,
     as_json: bool,
 ) -> None:
     """Write the model of a package for another server or tool, every byte of it checked before.
@@ -44,14 +60,20 @@ def command(
     tried. `onnx` makes NAME.onnx and NAME.onnx.data. The policy, golden cases and signature stay behind.
     """
     from rlx_ort.converters.files import save_onnx
+    from rlx_ort.deploy.names import check_model_name
     from rlx_ort.deploy.open import runner_of
     from rlx_ort.deploy.package import Package
     from rlx_ort.deploy.triton import batch_dim, export_triton
 
-    with Package(package, key=key) as opened, progress(f"writing {target}"), runner_of(opened) as runner:
+    with (
+        Package(package, key=key, sha256=sha256, min_serial=min_serial) as opened,
+        progress(f"writing {target}"),
+        runner_of(opened) as runner,
+    ):
+        called = name or opened.index.name
+        check_model_name(called)
         opened.check_all()
         graph, given = runner.graph, runner.options
-        called = name or opened.index.name
         if form == "triton":
             written = export_triton(
                 graph, target, called, max_batch=max_batch, instances=instances, kind=kind, options=given, force=force

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rlx_ort.cli import options
+from rlx_ort.cli.packages import shared
 from rlx_ort.cli.show import binary_size, note, print_json, print_table, progress
 
 if TYPE_CHECKING:
@@ -18,13 +19,24 @@ __all__ = ["command"]
 
 
 @click.command("warm")
-@click.argument("package", type=click.Path(exists=True, path_type=Path))
+@shared.package
 @click.option(
     "--device", "devices", metavar="DEVICES", help="Warm for these devices, as in cpu,cuda; default: all that may run."
 )
+@shared.key
+@shared.sha256
+@shared.min_serial
 @options.as_json
 @click.pass_context
-def command(context: click.Context, package: Path, devices: str | None, as_json: bool) -> None:
+def command(
+    context: click.Context,
+    package: Path,
+    devices: str | None,
+    key: Path | None,
+    sha256: str | None,
+    min_serial: int,
+    as_json: bool,
+) -> None:
     """Compile a package ahead of its first run.
 
     Writes optimised models and what providers compile to the compile cache, where sessions that are opened later find
@@ -35,7 +47,7 @@ def command(context: click.Context, package: Path, devices: str | None, as_json:
 
     chosen = None if devices is None else parse_device_list(devices)
     with progress(f"warming {package}"):
-        rows = warm_package(package, chosen)
+        rows = warm_package(package, chosen, require_signature=key, sha256=sha256, min_serial=min_serial)
     if as_json:
         print_json({"package": str(package), "devices": [asdict(row) for row in rows]})
     else:

@@ -46,7 +46,7 @@ def test_a_session_opened_after_warming_uses_what_was_kept(package, device):
     assert [row.problem for row in rows] == ["", ""]
     assert rows[0].entry == rows[1].entry
     with watched() as openings, open_package(package) as runner:
-        close_to(runner.run(device, {"x": X})[0])
+        close_to(runner.compile(device).run({"x": X})[0])
     assert [opening.entry.digest for opening in openings] == [rows[0].entry]
 
 
@@ -78,7 +78,7 @@ def test_a_warmed_package_starts_without_its_graph(package):
         assert started.quick
         for _ in range(8):
             close_to(started.run({"x": X})[0])
-        started._packing.join()
+        started._quick.settle()
         close_to(started.run({"x": X})[0])
         assert started._runner is None
 

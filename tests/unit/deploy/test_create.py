@@ -5,12 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from small_packages import files_of, make, make_graph
+from small_packages import X, files_of, golden, make, make_graph
 
 from rlx_ort.deploy.create import create_package
+from rlx_ort.deploy.package import Package
 from rlx_ort.deploy.write import Content, write_package
 from rlx_ort.errors import PackageError
 from rlx_ort.execution.options import CompileOptions, Precision
@@ -53,9 +55,57 @@ def test_a_parameter_without_data_is_named(tmp_path: Path) -> None:
         create_package(graph, tmp_path / "a.ortpackage")
 
 
+def test_a_precision_comes_before_that_of_a_variant_with_the_model_s_own_weights(tmp_path: Path) -> None:
+    """`precisions` decides how a device runs, and the variant's ONNX model stays for other readers."""
+    variants, precisions = {"cpu": Precision.F32}, {"cpu": Precision.F16}
+    path = make(tmp_path / "a.ortpackage", variants=variants, precisions=precisions)
+    with Package(path) as package:
+        assert [(item.device, item.precision) for item in package.index.variants.values()] == [("cpu", Precision.F16)]
+    assert "cpu-f32/model.onnx" in files_of(path)
+
+
+def test_weights_in_one_precision_and_a_run_in_another_are_refused(tmp_path: Path) -> None:
+    """Nothing could use the stored weights, so one of the two is a mistake."""
+    variants, precisions = {"cuda": Precision.F16}, {"cuda": Precision.BF16}
+    with pytest.raises(PackageError, match="weights in f16 and is to run in bf16"):
+        make(tmp_path / "a.ortpackage", variants=variants, precisions=precisions)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"golden": [], "verify_on_first_use": True}, "golden cases"),
+        ({"requires": {"magic": "1"}}, "magic"),
+        ({"requires": {"onnxruntime": "newest"}}, "newest"),
+        ({"tolerances": {"f31": 0.1}}, "f31"),
+        ({"golden": [(golden()[0], {})]}, "the outputs none, and the model gives"),
+        ({"golden": [(golden()[0], {"z": X})]}, "the outputs z, and the model gives"),
+        ({"golden": [({"y": X}, golden()[1])]}, "the inputs y, and the model takes x"),
+        ({"tolerances": {"f32": float("nan")}}, "nan"),
+    ],
+    ids=[
+        "a check of nothing",
+        "an unknown requirement",
+        "no version",
+        "no precision",
+        "nothing to compare",
+        "no output",
+        "no input",
+        "no number",
+    ],
+)
+def test_a_recipe_that_would_be_dropped_or_never_open_is_refused(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    """Nothing is written, and the message names the entry."""
+    with pytest.raises(PackageError, match=message):
+        make(tmp_path / "a.ortpackage", **changes)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_strings_in_golden_outputs_are_refused(tmp_path: Path) -> None:
     """A data file has no strings, and the message names the tensor."""
-    case = ({"x": np.array(["a"], dtype=object)}, {})
+    case = ({"x": np.array(["a"], dtype=object)}, golden()[1])
     with pytest.raises(PackageError, match="golden/0/in/x"):
         make(tmp_path / "a.ortpackage", golden=[case])
 

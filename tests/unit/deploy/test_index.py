@@ -81,7 +81,7 @@ def test_reading_and_writing_gives_the_same_bytes(files: dict[str, bytes]) -> No
     assert Index.from_bytes(files["rlx.json"]).to_bytes() == files["rlx.json"]
 
 
-def _changed(index: Any, *path: str, to: Any) -> Any:
+def _changed(index: Any, *path: str | int, to: Any) -> Any:
     made = json.loads(json.dumps(index))
     place = made
     for key in path[:-1]:
@@ -108,11 +108,18 @@ def _changed(index: Any, *path: str, to: Any) -> Any:
         (["variants", "cpu-f32", "precision"], "f8"),
         (["variants", "cpu-f32", "rounded"], {"first": "absent"}),
         (["golden", "cases"], [{"inputs": {"x": "absent"}, "outputs": {}}]),
+        (["golden", "cases", 0, "outputs"], {}),
         (["dims"], {"rows": -1}),
+        (["golden", "tolerances"], {"f32": 10**400}),
+        (["golden", "tolerances"], {"f32": -0.1}),
+        (["golden", "tolerances"], {"f32": True}),
+        (["variants", "cpu-f32", "device"], "cuda"),
+        (["tensors", "tensor0", "shape"], [32, 32, True]),
+        (["buckets"], {"dim": "rows", "ranges": [[True, 4]]}),
         (["buckets"], {"dim": "rows", "ranges": [[1]]}),
     ],
 )
-def test_a_wrong_entry_is_refused(files: dict[str, bytes], tmp_path: Path, path: list[str], value: Any) -> None:
+def test_a_wrong_entry_is_refused(files: dict[str, bytes], tmp_path: Path, path: list[str | int], value: Any) -> None:
     """An index that contradicts itself is refused though every digest in it is right."""
     index = _changed(json.loads(files["rlx.json"]), *path, to=value)
     with pytest.raises(IntegrityError):
@@ -129,11 +136,13 @@ def test_an_index_that_lists_a_forbidden_file_is_refused(files: dict[str, bytes]
 
 
 @pytest.mark.parametrize("requires", [{"rlx_ort": "999"}, {"onnxruntime": "999.1"}, {"magic": "1"}])
-def test_newer_versions_than_are_here_are_asked_for(tmp_path: Path, requires: dict[str, str]) -> None:
+def test_newer_versions_than_are_here_are_asked_for(
+    files: dict[str, bytes], tmp_path: Path, requires: dict[str, str]
+) -> None:
     """The message names what is required, and that is no fault of the package's bytes."""
-    path = make(tmp_path / "newer.ortpackage", requires=requires)
+    index = _changed(json.loads(files["rlx.json"]), "requires", to=requires)
     with pytest.raises(PackageError, match=next(iter(requires))) as caught:
-        Package(path)
+        Package(repacked(tmp_path / "newer.ortpackage", rebuilt(files, index)))
     assert not isinstance(caught.value, IntegrityError)
 
 

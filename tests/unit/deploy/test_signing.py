@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from small_packages import files_of, flip, make, rebuilt, repacked
 from rlx_ort.deploy.open import open_package
 from rlx_ort.deploy.package import Package
 from rlx_ort.deploy.signing import sign_package
+from rlx_ort.deploy.write import write_package
 from rlx_ort.environment import override
 from rlx_ort.errors import IntegrityError, PackageError
 
@@ -40,6 +42,58 @@ def test_the_right_key_takes_it(signed: Path, keys: dict[str, tuple[Path, Path]]
         package.check_all()
     with Package(signed) as package:
         assert package.is_signed
+
+
+def test_the_signature_stays_valid_in_the_other_form(
+    signed: Path, tmp_path: Path, keys: dict[str, tuple[Path, Path]]
+) -> None:
+    """A signed file that is written as a folder under another name, or the other way round, is still signed."""
+    other = tmp_path / "other.ortpackage"
+    with Package(signed, key=keys["ours"][1]) as package:
+        write_package(other, package.contents(), folder=not package.is_folder)
+    Package(other, key=keys["ours"][1]).close()
+
+
+def test_signing_again_replaces_the_signature(signed: Path, keys: dict[str, tuple[Path, Path]]) -> None:
+    """The new key is taken, the old one no more, and nothing else is in the folder of the package."""
+    with Package(signed) as package:
+        sign_package(package, keys["theirs"][0])
+    Package(signed, key=keys["theirs"][1]).close()
+    with pytest.raises(IntegrityError, match=r"signature\.json"):
+        Package(signed, key=keys["ours"][1])
+    assert [path.name for path in signed.parent.iterdir()] == [signed.name]
+
+
+def test_while_it_is_signed_a_package_is_whole_and_not_open(
+    signed: Path, monkeypatch: pytest.MonkeyPatch, keys: dict[str, tuple[Path, Path]]
+) -> None:
+    """A process that dies before the last move leaves what was there; Windows moves nothing over an open file."""
+    move, seen = Path.replace, []
+
+    def watching(source: Path, target: Path) -> Path:
+        Package(signed, key=keys["ours"][1]).close()
+        descriptors = Path("/proc/self/fd")
+        held = [os.path.realpath(path) for path in descriptors.iterdir()] if descriptors.is_dir() else []
+        seen.append(str(target.resolve()) in held)
+        return move(source, target)
+
+    monkeypatch.setattr(Path, "replace", watching)
+    with Package(signed) as package:
+        sign_package(package, keys["theirs"][0])
+    assert seen == [False]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="links need a privilege on Windows")
+def test_signing_through_a_link_signs_what_it_leads_to(
+    signed: Path, tmp_path: Path, keys: dict[str, tuple[Path, Path]]
+) -> None:
+    """The link stays a link, and the package behind it has the new signature."""
+    link = tmp_path / "newest.ortpackage"
+    link.symlink_to(signed)
+    with Package(link) as package:
+        sign_package(package, keys["theirs"][0])
+    assert link.is_symlink()
+    Package(signed, key=keys["theirs"][1]).close()
 
 
 def test_another_key_does_not(signed: Path, keys: dict[str, tuple[Path, Path]]) -> None:

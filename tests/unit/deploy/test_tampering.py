@@ -6,12 +6,15 @@ import json
 import os
 import shutil
 import sys
+import zlib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from small_packages import SIZE, files_of, flip, make, rebuilt, repacked
 
 from rlx_ort.deploy.package import Package
+from rlx_ort.deploy.write import write_package
 from rlx_ort.errors import IntegrityError, PackageError
 
 NAMES = ["manifest.json", "rlx.json", "graph.json", "cpu-f32/model.onnx", "golden/data.bin", "LICENSE.txt"]
@@ -106,6 +109,29 @@ def test_removed_and_added_files_are_named(
         (package / name).write_bytes(b"{}") if folder else repacked(package, {**files, name: b"{}"})
     with pytest.raises(IntegrityError, match=name):
         Package(package)
+
+
+@pytest.mark.parametrize("name", ["weights 0", "rlx.json"])
+def test_what_changes_after_the_check_is_not_written_again(
+    originals: dict[bool, Path], tmp_path: Path, name: str
+) -> None:
+    """Bytes are hashed as they are copied, so the copy is whole and right, or there is none; even if the CRC fits."""
+    package = _copy(originals[True], tmp_path)
+    target = tmp_path / "out.ortpackage"
+    with Package(package) as opened:
+        opened.check_all()
+        if name == "rlx.json":
+            (package / name).write_bytes(b"{}")
+            write_package(target, opened.contents(), folder=True)
+            assert (target / name).read_bytes() == (originals[True] / name).read_bytes()
+            return
+        name = _weights_files(package)[0]
+        flip(package / name, 100)
+        files = opened.contents()
+        forged = zlib.crc32((package / name).read_bytes())
+        with pytest.raises(IntegrityError, match=r"weights\.bin"):
+            write_package(target, {**files, name: replace(files[name], crc32=forged)}, folder=True)
+    assert [path.name for path in tmp_path.iterdir()] == [package.name]
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "rlx.json"])

@@ -138,7 +138,9 @@ def test_the_repository_has_the_weights_once(tmp_path):
     assert 4 * 300 * 4 <= total < 4 * 300 * 4 + 4096
 
 
-@pytest.mark.parametrize("name", ["", "..", "a/b", "a\\b", ".hidden", "a b", "x" * 101])
+@pytest.mark.parametrize(
+    "name", ["", "..", "a/b", "a\\b", ".hidden", "a b", "x" * 101, "/a", "C:a", "nul", "AUX", "a."]
+)
 def test_a_name_that_is_no_folder_s_is_refused(tmp_path, name):
     """Nothing is written outside of the repository."""
     with pytest.raises(PackageError, match="cannot be the name"):

@@ -1,0 +1,165 @@
+"""`QuickSession`: a warmed package on the CPU, run from the compile cache alone.
+
+Nothing of the model is read but what was saved of it, so results come as soon as the engine is loaded. What it cannot
+do it says, and its owners open the package in full. This module loads few others: their import would take longer than
+the start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rlx_ort.errors import EngineError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from rlx_ort.providers.compiled.starts import Interface, Start
+    from rlx_ort.providers.saved import SavedSession
+
+__all__ = ["QuickSession", "find_quick"]
+
+_RUNS_BEFORE_PACKING = 4  # packing takes as long as 1 to 10 runs of a large model, and halves those of a few rows
+
+
+def find_quick(package_sha256: str) -> QuickSession | None:
+    """Return a session for the package whose index has this digest, not opened yet; None where it was not warmed.
+
+    The entry of the cache is checked as at each use: sizes, and digests up to 1 MiB a file. `RLX_CACHE=off` keeps
+    packages from it.
+
+    Raises:
+        EngineError: ONNX Runtime cannot be used.
+    """
+    from rlx_ort.providers.compiled.settings import use_of
+    from rlx_ort.providers.compiled.starts import find_start
+    from rlx_ort.providers.compiled.store import default_store
+    from rlx_ort.providers.runtime import describe_runtime
+
+    if use_of(None, "found") == "off":
+        return None
+    start = find_start(default_store(), package_sha256, describe_runtime())
+    return None if start is None else QuickSession(start)
+
+
+class QuickSession:
+    """The session of a warmed package; opened by `open` or by the first run. `run` may be called from several threads.
+
+    The first runs use the weights as they lie in the cache's file, which all processes share; after four, a thread
+    opens the session with packed weights, and later runs use that. The two differ by rounding.
+    """
+
+    def __init__(self, start: Start) -> None:
+        self._start = start
+        self._names = [output.name for output in start.outputs]
+        self._lock = threading.Lock()
+        self._session: SavedSession | None = None
+        self._closed = False
+        self._runs = 0
+        self._packing: threading.Thread | None = None
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed, or the entry of the cache could not be opened; then it runs nothing any more."""
+        return self._closed
+
+    def open(self) -> bool:
+        """Open the engine's session if that was not done, and return whether there is one; a bad entry is dropped.
+
+        Raises:
+            EngineError: the process ends.
+        """
+        with self._lock:
+            if self._session is None and not self._closed:
+                try:
+                    self._session = self._opened(packed=False)
+                except EngineError:
+                    from rlx_ort.providers.compiled.store import default_store
+                    from rlx_ort.providers.shutdown import ending
+
+                    if ending():  # which says nothing of the entry
+                        raise
+                    default_store().drop(self._start.entry.digest)
+                    self._closed = True
+            return self._session is not None
+
+    def run(self, inputs: Mapping[str, Any]) -> list[Any] | None:
+        """Run once and return the outputs in order; None where somebody else must: see `closed` and `fits`.
+
+        A run that fails closes the session, and whoever runs the graph in full tells what is wrong.
+
+        Raises:
+            EngineError: the process ends.
+        """
+        if not self.fits(inputs) or not self.open():
+            return None
+        session = self._session
+        if session is None:  # closed by another thread
+            return None
+        try:
+            results = session.run(self._names, inputs)
+        except EngineError:
+            if session.stopped:
+                raise
+            self.close()
+            return None
+        self._count()
+        return results
+
+    def fits(self, inputs: Mapping[str, Any]) -> bool:
+        """Return whether the inputs are just the declared ones, as arrays of their dtypes and of shapes that fit."""
+        declared: tuple[Interface, ...] = self._start.inputs
+        if len(inputs) != len(declared):
+            return False
+        sizes: dict[str, int] = {}
+        for name, dtype, shape in declared:
+            array = inputs.get(name)
+            if type(array) is not np.ndarray or array.dtype != dtype or array.ndim != len(shape):
+                return False
+            for dim, size in zip(shape, array.shape, strict=True):
+                if dim is not None and size != (sizes.setdefault(dim, size) if isinstance(dim, str) else dim):
+                    return False
+        return True
+
+    def settle(self) -> None:
+        """Wait until the weights are packed, if that has begun."""
+        packing = self._packing
+        if packing is not None:
+            packing.join()
+
+    def close(self) -> None:
+        """Give the session and its threads up; runs that are in it finish. Closing twice is harmless."""
+        with self._lock:
+            self._closed, self._session = True, None
+        self.settle()
+
+    def _opened(self, *, packed: bool) -> SavedSession:
+        from rlx_ort.providers.compiled.entry import MODEL_FILE
+        from rlx_ort.providers.saved import SavedSession
+
+        # The budget keeps the owner alive for as long as the session; this object would keep the session in turn.
+        return SavedSession(self._start.entry.folder / MODEL_FILE, self._start, packed=packed)
+
+    def _count(self) -> None:
+        """Count a run on unpacked weights, and have them packed when it was one of several."""
+        if self._packing is not None:
+            return
+        with self._lock:
+            self._runs += 1
+            if self._runs < _RUNS_BEFORE_PACKING or self._packing is not None or self._closed:
+                return
+            packing = threading.Thread(target=self._pack, name="rlx_ort-pack")
+            with contextlib.suppress(RuntimeError):  # the interpreter ends and starts no thread any more
+                packing.start()
+                self._packing = packing
+
+    def _pack(self) -> None:
+        with contextlib.suppress(EngineError):  # the session that is open goes on
+            session = self._opened(packed=True)
+            with self._lock:
+                if not self._closed:
+                    self._session = session
