@@ -193,7 +193,7 @@ def _holds(
                 stamp = _stamp(path)
                 for name, buffer in weights.items():
                     file.seek(entries[name][0])
-                    data = memoryview(buffer)
+                    data = buffer.data
                     for begin in range(0, len(data), _LARGE):
                         part = data[begin : begin + _LARGE]
                         if file.read(len(part)) != part:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["CompileStore", "default_store"]
 
 _PART, _TRASH, _LOCKS = "part-", "trash-", "locks"
+_NOTES = ("starts", "digests")  # see `starts` and `digests` beside this module
 _RETRIES = 5  # a virus scanner may hold a new file for a moment on Windows
 _RETRY_S = 0.05
 
@@ -139,8 +140,15 @@ class CompileStore:
         return gone
 
     def clear(self) -> tuple[int, list[str]]:
-        """Delete every entry; return the bytes that were freed and the digests of those in use, which stay."""
+        """Delete every entry; return the bytes that were freed and the digests of those in use, which stay.
+
+        What was noted of packages and weights files goes as well, and is not counted.
+        """
+        import shutil
+
         self._clear_parts()
+        for notes in _NOTES:
+            shutil.rmtree(self.root / notes, ignore_errors=True)
         freed, kept = 0, []
         for entry in self.entries():
             size = entry.nbytes

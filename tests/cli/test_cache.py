@@ -10,6 +10,7 @@ import pytest
 from small_packages import X, make, reference
 
 from rlx_ort.graph_devices import load
+from rlx_ort.providers.compiled.store import default_store
 
 
 @pytest.fixture
@@ -43,6 +44,7 @@ def test_warming_listing_explaining_and_clearing(cli, package):
         "changed": [],
     }
     assert cli("cache", "clear", "--json").document["freed_bytes"] == row["nbytes"]
+    assert [path.name for path in (default_store().root).iterdir()] == ["locks"]
     assert cli("cache", "explain", package, "--json").document["cached"] is False
 
 

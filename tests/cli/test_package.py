@@ -253,6 +253,30 @@ def test_a_signed_package_is_taken_by_its_key_only(cli: Cli, package: Path, tmp_
     assert cli("package", "verify", package, "--key", ours[1], "--json").document["signature"] == "verified"
     assert cli("package", "verify", package, "--key", theirs[1]).code == 7
     assert cli("package", "run", package, "--key", ours[1], "--device", "cpu").code == 0
+    assert cli("package", "diff", package, package, "--key", ours[1]).code == 0
+    assert cli("package", "warm", package, "--key", ours[1], "--device", "cpu").code == 0
+    assert cli("cache", "explain", package, "--key", ours[1], "--json").document["cached"] is True
+
+
+@pytest.mark.parametrize("asked", ["option", "variable"])
+@pytest.mark.parametrize("command", ["inspect", "verify", "run", "extract", "diff", "warm", "export", "explain"])
+def test_every_command_that_reads_a_package_asks_for_its_signature(
+    cli: Cli, package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, asked: str
+) -> None:
+    """A package without one is refused by all of them, by `--key` and by `RLX_PACKAGE_KEY`."""
+    pytest.importorskip("model_signing.signing", exc_type=ImportError)
+    monkeypatch.setenv("RLX_CACHE_DIR", str(tmp_path / "cache"))
+    _, public = write_keys(tmp_path, "ours")
+    out = tmp_path / "out"
+    more = {"extract": ["-o", out], "export": [out, "--format", "onnx"], "diff": [package]}.get(command, [])
+    if asked == "option":
+        more = [*more, "--key", public]
+    else:
+        monkeypatch.setenv("RLX_PACKAGE_KEY", str(public))
+    outcome = cli("cache" if command == "explain" else "package", command, package, *more)
+    assert outcome.code == 7
+    assert "sign" in outcome.err
+    assert not out.exists()
 
 
 def test_the_help_lists_the_subcommands(cli: Cli) -> None:

@@ -218,6 +218,18 @@ def test_a_damaged_result_is_checked_again(tmp_path: Path, monkeypatch: pytest.M
     assert ran == ["cpu"] * 3
 
 
+def test_a_result_that_cannot_be_kept_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The package opens, and the cache folder holds no half-written file."""
+
+    def full(self: Path, target: Path) -> Path:
+        raise OSError(28, "no space left", str(target))
+
+    path = make(tmp_path / "a.ortpackage", verify_on_first_use=True, policy=DevicePolicy.only(["cpu"]))
+    monkeypatch.setattr(Path, "replace", full)
+    rlx_ort.open_package(path).close()
+    assert list((tmp_path / "cache" / "first-use").iterdir()) == []
+
+
 @pytest.mark.webgpu
 def test_a_wrong_device_gives_way_to_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The preferred device that fails the golden cases is denied with its reason, and the next one answers."""

@@ -15,8 +15,8 @@ from rlx_ort.deploy.open import open_package
 from rlx_ort.deploy.start import start_package
 from rlx_ort.deploy.warm import warm_package
 from rlx_ort.device import Device
-from rlx_ort.errors import DeviceError, InputError, PackageError
-from rlx_ort.execution.options import CacheUse, CompileOptions
+from rlx_ort.errors import DeviceError, InputError, IntegrityError, PackageError
+from rlx_ort.execution.options import CacheUse, CompileOptions, WeightSharing
 from rlx_ort.providers.compiled.models import watched
 from rlx_ort.providers.compiled.store import default_store
 
@@ -203,3 +203,42 @@ def test_options_of_the_caller_come_before_the_package(package):
     with watched() as openings, open_package(package, options=CompileOptions(cache=CacheUse.OFF)) as runner:
         runner.run("cpu", {"x": np.ones((1, SIZE), np.float32)})
     assert openings == []
+
+
+def test_private_weights_come_from_no_file_of_the_cache(package):
+    """They are copied and hashed, and what was warmed is mapped from a file that others may write to."""
+    warm_package(package, [Device.CPU])
+    with watched() as openings, open_package(package, private=True) as runner:
+        close_to(runner.run("cpu", {"x": X})[0])
+    assert openings == []
+
+
+@pytest.mark.parametrize(
+    "options",
+    [CompileOptions(cache=CacheUse.ON), CompileOptions(sharing=WeightSharing.PREPACKED)],
+    ids=["on", "packed"],
+)
+def test_private_weights_from_the_cache_cannot_be_had(package, options):
+    """Whoever asks for both is told, since one of the two would not hold."""
+    with pytest.raises(PackageError, match="private=True"):
+        open_package(package, options=options, private=True)
+
+
+@pytest.mark.parametrize("asked", ["variable", "argument"])
+def test_a_package_without_the_signature_that_is_asked_for_is_not_warmed(package, monkeypatch, tmp_path, asked):
+    """The cache is filled from nothing that could not be opened."""
+    key = tmp_path / "key.pem"
+    key.write_text("no key", encoding="ascii")
+    if asked == "variable":
+        monkeypatch.setenv("RLX_PACKAGE_KEY", str(key))
+    with pytest.raises(PackageError):
+        warm_package(package, [Device.CPU], require_signature=None if asked == "variable" else key)
+    assert default_store().entries() == []
+
+
+@pytest.mark.parametrize("wanted", [{"sha256": "0" * 64}, {"min_serial": 6}], ids=["digest", "serial"])
+def test_another_package_than_the_one_asked_for_is_not_warmed(package, wanted):
+    """As `open_package` refuses it."""
+    with pytest.raises(IntegrityError):
+        warm_package(package, [Device.CPU], **wanted)
+    assert default_store().entries() == []

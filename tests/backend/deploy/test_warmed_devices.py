@@ -114,6 +114,54 @@ begun.wait()
     assert done.returncode == 0, done.stderr
 
 
+def test_the_process_ends_well_while_a_thread_opens_sessions(warmed: Path, tmp_path: Path) -> None:
+    """A daemon thread that opens one after the other, as the one that packs weights does, is waited for and refused."""
+    program = f"""
+import threading
+import numpy as np
+import rlx_ort
+from rlx_ort.providers.compiled.store import default_store
+x = np.ones((20, {SIZE}), np.float32)
+begun = threading.Event()
+def work():
+    try:
+        while True:
+            with rlx_ort.open_package({str(warmed)!r}) as runner:
+                runner.run("cpu", {{"x": x}})
+                runner._quick._runs = 3  # the next run has the weights packed
+                runner.run("cpu", {{"x": x}})
+            begun.set()
+    except rlx_ort.EngineError:
+        pass
+threading.Thread(target=work, daemon=True).start()
+begun.wait()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert len(default_store().entries()) == 1
+
+
+def test_no_session_is_opened_once_the_process_ends(warmed: Path, tmp_path: Path) -> None:
+    """Whoever asks for one gets an error, and the entry of the cache, which is right, stays."""
+    program = f"""
+import atexit
+import numpy as np
+import rlx_ort
+x = np.ones((20, {SIZE}), np.float32)
+def late():
+    for options in (None, rlx_ort.CompileOptions()):
+        try:
+            rlx_ort.open_package({str(warmed)!r}, options=options).run("cpu", {{"x": x}})
+        except rlx_ort.RlxError as err:
+            print("process ends" in str(err))
+atexit.register(late)  # called after those that are registered later
+rlx_ort.open_package({str(warmed)!r}).run("cpu", {{"x": x}})
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path, timeout=60)
+    assert done.stdout.split() == ["True", "True"], done.stdout + done.stderr
+    assert len(default_store().entries()) == 1
+
+
 def test_a_parameter_that_is_set_reaches_the_next_run(warmed: Path) -> None:
     """The session from the cache has the old one, and is given up."""
     with opened(warmed) as runner:

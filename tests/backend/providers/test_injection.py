@@ -13,6 +13,7 @@ from rlx_ort.errors import EngineError, ParamError
 from rlx_ort.execution.options import OptimizationLevel, WeightSharing
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.tensor import TensorData
+from rlx_ort.providers import injection
 from rlx_ort.providers.injection import BORROWING_VERSION, write_weights_file
 from rlx_ort.providers.runtime import runtime_version
 
@@ -229,6 +230,33 @@ def test_a_weights_file_that_was_cut_short_is_written_again(tmp_path: Path):
     path.write_bytes(b"short")
     write_weights_file(buffers, tmp_path)
     assert path.read_bytes() == buffers["a"].tobytes()
+
+
+def test_a_weights_file_that_was_changed_is_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """One of the right name and size is read before it is used, by each process that did not write it itself."""
+    buffers = {"a": np.arange(200, dtype=np.uint8), "b": np.arange(2 << 20, dtype=np.uint32).view(np.uint8)}
+    path, entries = write_weights_file(buffers, tmp_path)
+    content = bytearray(path.read_bytes())
+    content[entries["b"][0] + 3_000_000] ^= 1
+    monkeypatch.setattr(injection, "_compared", {})
+    path.write_bytes(content)
+    write_weights_file(buffers, tmp_path)
+    offset, length = entries["b"]
+    assert path.read_bytes()[offset : offset + length] == buffers["b"].tobytes()
+    assert [found.name for found in tmp_path.iterdir() if found.suffix == ".part"] == []
+
+
+def test_a_weights_file_is_read_once_a_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Sessions that share weights do not read them again to compare them."""
+    buffers = {"a": np.arange(200, dtype=np.uint8)}
+    monkeypatch.setattr(injection, "_compared", {})
+    path, _ = write_weights_file(buffers, tmp_path)
+    before = path.stat().st_ino
+    opened = []
+    plain = Path.open
+    monkeypatch.setattr(Path, "open", lambda self, *rest: opened.append(self) or plain(self, *rest))
+    write_weights_file(buffers, tmp_path)
+    assert (opened, path.stat().st_ino) == ([], before)
 
 
 def test_other_contents_get_another_file(tmp_path: Path):
