@@ -46,7 +46,8 @@ VARIABLES: Mapping[str, str] = MappingProxyType(
         "RLX_SHARED_POOL": "flag: one pool of threads for all sessions; sessions of other libraries then fail to open",
         "RLX_AUTO_CALIBRATE": "flag: measure a device that was never calibrated here when a prediction first needs it; "
         "takes up to 8 seconds a device",
-        "RLX_CACHE": "`on`, `off` or `found`: how sessions use the compile cache; `off` by default, and `found` for packages",
+        "RLX_CACHE": "`on`, `off` or `found`: how sessions use the compile cache; `off` by default, "
+        "and `found` for packages",
         "RLX_CACHE_LIMIT": "the most the compile cache takes on disk, such as 4G; 10G by default",
         "RLX_PACKAGE_KEY": "a PEM file: `open_package` takes only packages that this public key has signed",
         "RLX_CACHE_DIR": "the folder for what is kept between runs; the system's cache folder by default",

@@ -60,9 +60,7 @@ class Levels:
 
     def __str__(self) -> str:
         first, last = (level / MEBIBYTE for level in self.windows)
-        return (
-            f"first window {first:.1f} MiB, last {last:.1f} MiB, slope {self.slope / 1024 * 1000:+.1f} KiB per 1000"
-        )
+        return f"first window {first:.1f} MiB, last {last:.1f} MiB, slope {self.slope / 1024 * 1000:+.1f} KiB per 1000"
 
 
 def storm_graph(name: str = "storm") -> Any:
