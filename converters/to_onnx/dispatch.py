@@ -6,6 +6,7 @@ say what the node says, both before it writes anything; then the common lowering
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -68,6 +69,7 @@ class _Native:
 
 
 _natives: dict[type[Op], _Native] = {}
+_choosing: weakref.WeakKeyDictionary[Graph, tuple[object, bool]] = weakref.WeakKeyDictionary()
 
 
 def lowers_native(
@@ -137,8 +139,11 @@ class Dispatcher:
 
 
 def has_choice(graph: Graph) -> bool:
-    """Return whether any op of the graph, bodies included, has two forms."""
-    return any(_chooses(node) for node in graph.nodes)
+    """Return whether any op of the graph, bodies included, has two forms; remembered until the graph grows."""
+    known = _choosing.get(graph)
+    if known is None or known[0] != graph.revision:
+        known = _choosing[graph] = (graph.revision, any(_chooses(node) for node in graph.nodes))
+    return known[1]
 
 
 def _chooses(node: Node) -> bool:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from rlx_ort.calibration import store
+from rlx_ort.converters.collector import paused_collector
 from rlx_ort.device import Device, priority_rank
 from rlx_ort.errors import NoViableDeviceError
 from rlx_ort.execution.options import CompileOptions, PlacementRule
@@ -175,7 +176,8 @@ def _ranked(graph: Graph, policy: DevicePolicy, options: CompileOptions) -> Sequ
     for entry_state, entry_policy, entry_options, ranking in known or ():
         if entry_state == state and entry_policy == policy and entry_options == options:
             return ranking
-    ranking = _rank(graph, policy, options)
+    with paused_collector():  # judging makes an object a node, over which it would walk several times
+        ranking = _rank(graph, policy, options)
     if known is None:
         known = _choices.setdefault(graph, deque(maxlen=_CHOICES_A_GRAPH))
     # Ranking may have probed devices or measured them; what it found is as of now.

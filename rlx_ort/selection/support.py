@@ -166,7 +166,15 @@ def support_of(device: Device, graph: Graph, options: CompileOptions | None = No
     rule = options.placement or PlacementRule.STRICT
     origins = tuple(node.origin for node in model.nodes)  # equal models of graphs that differ in dead nodes
     key = (model.sha256, origins, provider.name, device, rule, runtime_version())
-    return _cache.get(key) or _cache.put(key, _judge(model, graph, device, provider, rule))
+    known = _cache.get(key)
+    if known is None:
+        # Devices that share a provider differ in the words of a refusal only.
+        whole = (model.sha256, origins, provider.name, rule, runtime_version())
+        known = _cache.get(whole) or _judge(model, graph, device, provider, rule)
+        if known.supported and known.claim_count is not None:
+            _cache.put(whole, known)
+        _cache.put(key, known)
+    return known
 
 
 def model_for(provider: Provider, graph: Graph, options: CompileOptions) -> ExportedModel | None:

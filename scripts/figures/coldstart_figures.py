@@ -92,6 +92,7 @@ while sys.stdin.readline():
 def measure() -> Iterator[Figure]:
     """Yield the starts in turns, the difference of the results, and the memory of a second process."""
     model = exported_file()
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # installed packages have their bytecode, so the checkout may too
     with tempfile.TemporaryDirectory() as folder:
         os.environ["RLX_CACHE_DIR"] = str(Path(folder) / "cache")
         package = _warmed_package(model, Path(folder) / "bert.ortpackage")
