@@ -35,7 +35,7 @@ class _Case:
 
 CASES = {
     "cpu": (
-        # 128 tokens, a short answer: binding a sequence's handles and its first step take as long as 0.6 steps of these.
+        # 128 tokens, a short answer: binding the handles and the first step take as long as 0.6 steps of width 64.
         _Case(tiny_llama.Sizes(256, 64, 2, 4, 2, 128, 160), 16, 128, 31),
         _Case(tiny_llama.Sizes(1024, 256, 4, 8, 4, 704, 160), 16, 128, 15),
         _Case(tiny_llama.Sizes(8192, 1024, 4, 16, 8, 2816, 64), 16, 16, 9),  # a quarter of the layers of a 1B model
