@@ -104,25 +104,26 @@ class OrtLoop(Loop):
         session.open_core()
         bind = inner.bind_ortvalue_input
         kept = []
-        for index, (name, value) in enumerate(zip(self._inputs, values, strict=True)):
+        for index, value in enumerate(values):
             last = bound[index]
             if value is last:
                 continue
             if value.__class__ is OrtTensor:
                 if value.core is not core and value.core is not None:
                     kept.append(value.value_for(core))
-                bind(name, value.inner)
+                bind(self._inputs[index], value.inner)
                 bound[index] = value
             elif last.__class__ is not tuple or not self._written(last, value):
-                bound[index] = self._fixed(name, value)
+                bound[index] = self._fixed(self._inputs[index], value)
         bind = inner.bind_output
         for name, place in self._outputs:
             bind(name, place)
         self._call(inner, core.options)
         del kept
         vector = inner.get_outputs()
+        on_host = self._on_host
         return [
-            OrtTensor(session, vector[index], core) if stays else vector[index].numpy()
+            OrtTensor(session, vector[index], core, None, on_host) if stays else vector[index].numpy()
             for index, stays in enumerate(self._stays)
         ]
 

@@ -31,17 +31,23 @@ class OrtTensor(DeviceTensor):
         value: the OrtValue, or the engine's inner object that an OrtValue wraps.
         core: the open session whose allocator owns the memory, None for memory that belongs to no session.
         memory: host memory that the value borrows.
+        plain: whether it is in host memory and numpy knows its elements, where that is known beforehand.
 
     Attributes:
         inner: the engine's inner object, or the OrtValue where the engine shows none.
         core: as given.
     """
 
-    def __init__(self, session: OrtEngineSession, value: Any, core: SessionCore | None, memory: Any = None) -> None:
+    __slots__ = ("__weakref__", "_known_type", "_memory", "_plain", "_session", "_shape", "core", "inner")
+
+    def __init__(
+        self, session: OrtEngineSession, value: Any, core: SessionCore | None, memory: Any = None, plain: bool = False
+    ) -> None:
         self.inner = getattr(value, "_ortvalue", value)
         self.core = core
         self._session = session
         self._memory = memory
+        self._plain = plain
         # Asked for when needed: a loop makes many tensors that nobody looks at.
         self._shape: tuple[int, ...] | None = None
         self._known_type: DType | None = None
@@ -96,8 +102,8 @@ class OrtTensor(DeviceTensor):
 
     def numpy(self) -> npt.NDArray[Any]:
         """Return the elements on the host, as a copy; see `DeviceTensor.numpy`."""
-        if self.on_host:
-            found: npt.NDArray[Any] = from_ort_value(self.inner, "device tensor")
+        if self._plain or self.on_host:
+            found: npt.NDArray[Any] = self.inner.numpy() if self._plain else from_ort_value(self.inner, "device tensor")
             return found if found.flags.owndata else found.copy()
         with self._session.guarded():
             return self._read()

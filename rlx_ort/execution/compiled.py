@@ -180,6 +180,10 @@ class CompiledGraph(MoeControls, HandleCalls, BackgroundRuns):
         """
         if indices is None:
             return self.run(inputs)
+        if self._handles.step is not None and self._extent is None:
+            found = self._run_again(inputs, indices)
+            if found is not None:
+                return found
         wanted = list(dict.fromkeys(indices))
         for index in wanted:
             if not 0 <= index < len(self._output_names):
@@ -366,6 +370,19 @@ class CompiledGraph(MoeControls, HandleCalls, BackgroundRuns):
         """Wait for committed runs, unless this is one."""
         if self._pipeline.busy:
             self._pipeline.settle()
+
+    def _run_again(self, inputs: Mapping[str, Any], indices: Sequence[int]) -> list[Any] | None:
+        """Run a loop's next step, without the checks that its first step had; None when the call is another one."""
+        if self._pipeline.busy:
+            self._pipeline.settle()
+        handles = self._handles
+        with handles.lock:
+            found = handles.run_again(self._engine(), inputs, indices)
+            if found is None:
+                return None
+            self._last = found
+        read, outputs = found
+        return outputs.copy() if len(read) == len(indices) else [outputs[read.index(index)] for index in indices]
 
     def _run_with_state(self, inputs: Mapping[str, Any], indices: Sequence[int]) -> list[Any]:
         if self._handles:

@@ -17,6 +17,8 @@ class DeviceTensor(abc.ABC):
     It keeps the session that made it alive, and is taken by every session on the same device.
     """
 
+    __slots__ = ()
+
     @property
     @abc.abstractmethod
     def shape(self) -> tuple[int, ...]:
@@ -61,6 +63,8 @@ class HostTensor(DeviceTensor):
     Args:
         array: what it holds; nobody may write to it from here on.
     """
+
+    __slots__ = ("__weakref__", "array")
 
     def __init__(self, array: npt.NDArray[Any]) -> None:
         self.array = array

@@ -78,37 +78,40 @@ class HandleStep:
         """Return whether all inputs are tensors of numbers."""
         return all(isinstance(kind, TensorType) and kind.dtype is not DType.STRING for kind in types.values())
 
-    def fits(self, engine: Engine, inputs: Mapping[str, Any], indices: Sequence[int]) -> bool:
-        """Return whether a call is this one again: the same engine, names, dtypes and shapes given, and outputs."""
-        return (
-            engine is self.engine
-            and inputs.__class__ is dict
-            and list(indices) == self._indices
-            and list(inputs) == self._given
-            and list(map(type, inputs.values())) == self._arrays
-            and list(map(_facts, inputs.values())) == self._given_facts
-        )
+    def run(
+        self,
+        engine: Engine,
+        inputs: Mapping[str, Any],
+        indices: Sequence[int],
+        host: dict[str, Any],
+        device: dict[str, DeviceTensor],
+    ) -> tuple[list[int], list[Any]] | None:
+        """Run, move outputs into the handles, and return the indices asked for, each once, and these outputs as arrays.
 
-    def run(self, inputs: Mapping[str, Any], host: dict[str, Any], device: dict[str, DeviceTensor]) -> list[Any] | None:
-        """Run on a call that fits, move outputs into the handles, and return all outputs that were run for.
-
-        None when the handles' sizes do not agree with each other any more, and nothing has run.
+        None when the call is another one, or the handles' sizes do not agree with each other any more, and nothing has
+        run. The same call has the same engine, names, dtypes and shapes given, and outputs.
 
         Raises:
             EngineError: the run failed; no handle has changed, and the step is of no use any more.
         """
-        handles = [*map(device.__getitem__, self._held), *map(host.__getitem__, self._kept)]
-        if not self._agree(list(map(_shape, handles))):
+        if engine is not self.engine or inputs.__class__ is not dict or list(indices) != self._indices:
             return None
-        results = self._loop.run([*inputs.values(), *handles])
+        values = list(inputs.values())
+        if (
+            list(inputs) != self._given
+            or list(map(type, values)) != self._arrays
+            or list(map(_facts, values)) != self._given_facts
+        ):
+            return None
+        values += map(device.__getitem__, self._held)
+        values += map(host.__getitem__, self._kept)
+        if not self._agree(list(map(_shape, values[len(self._given) :]))):
+            return None
+        results = self._loop.run(values)
         for handle, place in self._host_feeds:
             host[handle] = _as_array(results[place]).copy()
         for handle, place in self._device_feeds:
             device[handle] = results[place]
-        return results
-
-    def asked(self, results: Sequence[Any]) -> tuple[list[int], list[Any]]:
-        """Return the indices asked for, each once, and these outputs as arrays."""
         return self._read, [_as_array(results[place]) for place in self._read_places]
 
     def _set_rules(self, types: Mapping[str, ValueType], feeds: Mapping[str, Any]) -> None:

@@ -46,7 +46,7 @@ class Handles:
         self._device: dict[str, DeviceTensor] = {}
         self._host_feeds: dict[str, int] = {}
         self._device_feeds: dict[str, int] = {}
-        self._step: HandleStep | None = None
+        self.step: HandleStep | None = None
         self._repeats = HandleStep.possible(inputs)
 
     def __bool__(self) -> bool:
@@ -71,7 +71,7 @@ class Handles:
         value = self._checked(name, array)
         with self.lock:
             if name not in self._host:
-                self._step = None
+                self.step = None
             self._host[name] = value.copy()
             self._device.pop(name, None)
             self._device_feeds.pop(name, None)
@@ -80,7 +80,7 @@ class Handles:
         """Keep a tensor on the device as the value of an input; replaces a handle of that name, on either side."""
         with self.lock:
             if name not in self._device:
-                self._step = None
+                self.step = None
             self._device[name] = tensor
             self._host.pop(name, None)
             self._host_feeds.pop(name, None)
@@ -155,14 +155,14 @@ class Handles:
     def clear(self) -> None:
         """Forget every handle and feed."""
         with self.lock:
-            self._step = None
+            self.step = None
             for table in (self._host, self._device, self._host_feeds, self._device_feeds):
                 table.clear()
 
     def unbind(self) -> None:
         """Let go of the engine that the last run was bound to; values and feeds stay."""
         with self.lock:
-            self._step = None
+            self.step = None
 
     def behind(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the inputs with the handles for those that are not given."""
@@ -181,14 +181,17 @@ class Handles:
             InputError: an input is missing, unknown or of another type.
             EngineError: the run failed.
         """
-        step, self._step = self._step, None
-        if step is not None and step.fits(engine, inputs, indices):
-            results = step.run(inputs, self._host, self._device)
-            if results is not None:
-                self._step = step
-                return step.asked(results)
-        step = None  # and with it what it has bound
-        return self._run_first(engine, inputs, indices)
+        return self.run_again(engine, inputs, indices) or self._run_first(engine, inputs, indices)
+
+    def run_again(
+        self, engine: Engine, inputs: Mapping[str, Any], indices: Sequence[int]
+    ) -> tuple[list[int], list[Any]] | None:
+        """Run when the call is the last one again, see `run`; None when it is not, and nothing has run."""
+        step, self.step = self.step, None  # what it has bound goes with it, unless it is of use again
+        found = None if step is None else step.run(engine, inputs, indices, self._host, self._device)
+        if found is not None:
+            self.step = step
+        return found
 
     def _run_first(
         self, engine: Engine, inputs: Mapping[str, Any], indices: Sequence[int]
@@ -213,7 +216,7 @@ class Handles:
         self._host.update({handle: arrays[index].copy() for handle, index in host.items()})
         self._device.update({handle: results[index] for handle, index in device.items()})
         if self._device and self._repeats and all(feeds[name] is value for name, value in inputs.items()):
-            self._step = HandleStep(
+            self.step = HandleStep(
                 engine,
                 self._inputs,
                 feeds,
@@ -249,7 +252,7 @@ class Handles:
         target = self._inputs.get(name)
         if not isinstance(output, TensorType) or (isinstance(target, TensorType) and target.dtype is not output.dtype):
             raise InputError(f"output {index} is {output} and cannot feed handle {name!r}, which is {target}")
-        self._step = None
+        self.step = None
         feeds[name] = index
 
     def _checked(self, name: str, array: npt.ArrayLike) -> npt.NDArray[Any]:

@@ -165,6 +165,32 @@ def test_a_loop_takes_other_inputs_on_its_way(device: Device) -> None:
             np.testing.assert_allclose(out, state * (1 + index), rtol=1e-4, atol=1e-5)
 
 
+def test_a_loop_returns_an_output_as_often_as_it_is_listed(device: Device) -> None:
+    """Every step of a loop that lists an output twice returns it twice, each time in its place."""
+    compiled = Session(device).compile(growing_graph())
+    rows = RNG.standard_normal((4, 1, 4)).astype(np.float32)
+    compiled.bind_gpu_handle("cache", rows[0])
+    compiled.set_gpu_handle_feed("cache", 0)
+    for count, row in enumerate(rows[1:], start=2):
+        sums, cache, again = compiled.run_read_outputs({"row": row}, [1, 0, 1])
+        np.testing.assert_array_equal(cache, rows[:count, 0])
+        np.testing.assert_allclose(sums, rows[:count, 0].sum(0), rtol=1e-5, atol=1e-5)
+        np.testing.assert_array_equal(sums, again)
+
+
+def test_a_loop_waits_for_the_runs_committed_on_its_way(device: Device) -> None:
+    """A committed run between two steps of a loop moves the handle before the second step reads it."""
+    compiled = Session(device).compile(growing_graph())
+    rows = np.arange(24, dtype=np.float32).reshape(6, 1, 4)
+    compiled.bind_gpu_handle("cache", rows[0])
+    compiled.set_gpu_handle_feed("cache", 0)
+    for row in rows[1:4]:
+        compiled.run_read_outputs({"row": row}, [1])
+    compiled.commit_no_wait({"row": rows[4]})
+    found = compiled.run_read_outputs({"row": rows[5]}, [1])[0]
+    np.testing.assert_array_equal(found, rows[:, 0].sum(0))
+
+
 def test_sizes_that_stop_agreeing_in_a_loop_are_refused(device: Device) -> None:
     """A handle that a loop has made another size than its partner ends in an InputError, and no handle changes."""
     graph = Graph("two")
