@@ -1,6 +1,6 @@
 """Times a graph on a few devices in turn, so that a disturbance of the machine meets all of them alike.
 
-Each round gives every device a short block of runs, of which the first is not counted. A device that is clearly
+Each round gives every device a short block of runs, of which the first ones are not counted. A device that is clearly
 slower is dropped early. What counts is the median over a device's blocks of the median of a block.
 """
 
@@ -21,7 +21,11 @@ from rlx_ort.execution.compiled import CompiledGraph
 __all__ = ["Lane", "race", "timed_block"]
 
 _log = logging.getLogger(__name__)
-_BLOCK_NS = 2_000_000  # a block of short runs is as long as this, so that a clock tick or a woken thread is lost in it
+_BLOCK_NS = 3_000_000  # a block of short runs is as long as this, so that a clock tick or a woken thread is lost in it
+_WARM_NS = 2_000_000
+"""Short runs before a block that do not count: threads sleep through another device's block, and products of 32 us took
+47 us in the first 2 ms after it (16 cores beside an H200)."""
+
 _MOST_RUNS = 200
 _DROPPED = 1.4  # a device whose best block is so much slower than the leader's usual one is out of the race
 _BUDGET_S = 0.4
@@ -29,11 +33,12 @@ _BUDGET_S = 0.4
 
 @dataclass
 class Lane:
-    """One device in the race: its block medians so far, in ns."""
+    """One device in the race: what a run takes, about, and its block medians so far, in ns."""
 
     device: Device
     compiled: CompiledGraph | None = None
     compile_ns: int = 0
+    run_ns: float = 1.0
     blocks: list[float] = field(default_factory=list)
     failure: str = ""
 
@@ -81,9 +86,10 @@ def race(
     return sorted(rows, key=lambda row: (row.median_exec_ns is None, row.median_exec_ns or 0))
 
 
-def timed_block(compiled: CompiledGraph, inputs: Mapping[str, Any], count: int) -> list[int]:
-    """Return the times of some runs in ns, after one that is not counted."""
-    compiled.run(inputs)
+def timed_block(compiled: CompiledGraph, inputs: Mapping[str, Any], count: int, warm: int = 1) -> list[int]:
+    """Return the times of some runs in ns, after `warm` that are not counted."""
+    for _ in range(warm):
+        compiled.run(inputs)
     times = []
     for _ in range(count):
         before = time.perf_counter_ns()
@@ -99,6 +105,9 @@ def _opened(device: Device, compile_on: Callable[[Device], CompiledGraph], input
         lane.compiled = compile_on(device)
         lane.compile_ns = time.perf_counter_ns() - start
         lane.compiled.run(inputs)  # the first run of a device compiles kernels and fills caches
+        start = time.perf_counter_ns()
+        lane.compiled.run(inputs)
+        lane.run_ns = max(float(time.perf_counter_ns() - start), 1.0)
     except (InputError, ParamError):
         raise
     except (DeviceError, GraphError, RunError) as err:
@@ -109,12 +118,16 @@ def _opened(device: Device, compile_on: Callable[[Device], CompiledGraph], input
 def _run_block(lane: Lane, inputs: Mapping[str, Any]) -> None:
     if lane.compiled is None:
         return
-    last_ns = lane.blocks[-1] if lane.blocks else 0.0
-    count = min(max(round(_BLOCK_NS / last_ns), 1), _MOST_RUNS) if last_ns else 3
+    count, warm = _runs_in(_BLOCK_NS, lane.run_ns), _runs_in(_WARM_NS, lane.run_ns)
     try:
-        lane.blocks.append(float(statistics.median(timed_block(lane.compiled, inputs, count))))
+        lane.run_ns = max(float(statistics.median(timed_block(lane.compiled, inputs, count, warm))), 1.0)
+        lane.blocks.append(lane.run_ns)
     except (DeviceError, GraphError, RunError) as err:
         _fail(lane, err)
+
+
+def _runs_in(time_ns: float, run_ns: float) -> int:
+    return min(max(round(time_ns / run_ns), 1), _MOST_RUNS)
 
 
 def _fail(lane: Lane, err: Exception) -> None:

@@ -27,7 +27,8 @@ class Track:
         """Return something that can be run."""
         return _Runner(device)
 
-    def _block(self, runner: _Runner, inputs: object, count: int) -> list[int]:
+    def _block(self, runner: _Runner, inputs: object, count: int, warm: int) -> list[int]:
+        count = min(count, 3)
         self.log.append(runner.device)
         time = next(self._blocks[runner.device])
         if isinstance(time, Exception):
@@ -117,15 +118,17 @@ def test_inputs_that_do_not_fit_are_the_callers_mistake(monkeypatch: pytest.Monk
         race([CPU, CUDA], compile_on, {}, 2)
 
 
-def test_short_runs_are_timed_in_longer_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs of 100 us come 20 to a block of 2 ms; runs of 10 ms come alone."""
-    counts: dict[Device, list[int]] = {CPU: [], CUDA: []}
+@pytest.mark.parametrize(("run_ns", "count", "warm"), [(100_000, 30, 20), (10_000_000, 1, 1), (100, 200, 200)])
+def test_short_runs_are_timed_in_longer_blocks(
+    monkeypatch: pytest.MonkeyPatch, run_ns: int, count: int, warm: int
+) -> None:
+    """Runs of 100 us come 30 to a block of 3 ms, after 20 that do not count; runs of 10 ms come alone, after one."""
+    found: list[tuple[int, int]] = []
 
-    def block(runner: _Runner, inputs: object, count: int) -> list[int]:
-        counts[runner.device].append(count)
-        return [100_000 if runner.device == CPU else 130_000] * count
+    def block(runner: _Runner, inputs: object, count: int, warm: int) -> list[int]:
+        found.append((count, warm))
+        return [run_ns] * count
 
     monkeypatch.setattr(racing, "timed_block", block)
     race([CPU, CUDA], _Runner, {}, 3)  # type: ignore[arg-type]  # only `run` is needed
-    assert counts[CPU][1:] == [20, 20]
-    assert counts[CUDA][1:] == [15, 15]
+    assert set(found[2:]) == {(count, warm)}
