@@ -96,16 +96,19 @@ class Dispatcher:
         config: the policy.
         kernels: what the model is written for; None for a model that any provider may get.
         forms: id of a user's node -> the forms that it, or an op in its bodies, was written in.
+        latest: the form of the latest node, None where it has only one.
     """
 
     config: KernelDispatch = field(default_factory=KernelDispatch)
     kernels: KernelSet | None = None
     forms: dict[int, set[str]] = field(default_factory=dict)
+    latest: str | None = None
     _refused: dict[str, str] = field(default_factory=dict)
 
     def native(self, emit: Emitter, origin: int, op: Op, inputs: Sequence[Any]) -> Any | None:
         """Return the results of the native lowering, or None when the common one is to be used."""
         known = _native_of(op)
+        self.latest = None
         if known is None:
             return None
         result = None
@@ -115,8 +118,14 @@ class Dispatcher:
             except NoNativeForm as reason:
                 if self.config.forces_native(op.kind):
                     self._refused.setdefault(str(emit.node), str(reason))
-        self.forms.setdefault(origin, set()).add(COMMON if result is None else NATIVE)
+        self.latest = COMMON if result is None else NATIVE
+        self.decide(origin, self.latest)
         return result
+
+    def decide(self, origin: int, form: str | None) -> None:
+        """Remember the form of a node that is written like an earlier one; None where there was no choice."""
+        if form is not None:
+            self.forms.setdefault(origin, set()).add(form)
 
     def check(self, graph: Graph) -> None:
         """Return if every node that must have the native form got it.
@@ -133,6 +142,11 @@ class Dispatcher:
         )
 
     @property
+    def refused(self) -> int:
+        """How many nodes, so far, cannot have the native form that they must have."""
+        return len(self._refused)
+
+    @property
     def decided(self) -> Mapping[int, frozenset[str]]:
         """What was decided so far, by id of the user's node."""
         return MappingProxyType({origin: frozenset(forms) for origin, forms in self.forms.items()})
@@ -142,12 +156,21 @@ def has_choice(graph: Graph) -> bool:
     """Return whether any op of the graph, bodies included, has two forms; remembered until the graph grows."""
     known = _choosing.get(graph)
     if known is None or known[0] != graph.revision:
-        known = _choosing[graph] = (graph.revision, any(_chooses(node) for node in graph.nodes))
+        kinds = [kind for kind in {type(node.op) for node in graph.nodes} if not _never_chooses(kind)]
+        found = bool(kinds) and any(_chooses(node) for node in graph.nodes if type(node.op) in kinds)
+        known = _choosing[graph] = (graph.revision, found)
     return known[1]
 
 
+def _never_chooses(kind: type[Op]) -> bool:
+    """Return whether no op of a class has two forms, nor bodies in which another could."""
+    load_family(kind)
+    return kind not in _natives and kind.bodies is Op.bodies
+
+
 def _chooses(node: Node) -> bool:
-    return _native_of(node.op) is not None or any(has_choice(body) for body in node.op.bodies())
+    native = _natives.get(type(node.op))  # loaded by `_never_chooses`
+    return (native is not None and native.when(node.op)) or any(map(has_choice, node.op.bodies()))
 
 
 def _native_of(op: Op) -> _Native | None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -12,9 +11,12 @@ import numpy.typing as npt
 from rlx_ort.converters.to_onnx.attributes import attribute
 from rlx_ort.converters.to_onnx.dispatch import NoNativeForm
 from rlx_ort.converters.to_onnx.families import load_family
+from rlx_ort.converters.to_onnx.frame import Frame
 from rlx_ort.converters.to_onnx.imported import imported_node, trimmed
-from rlx_ort.converters.to_onnx.model import ModelGraph, ModelNode, ModelValue
-from rlx_ort.converters.to_onnx.writer import ModelWriter, NodeRecord
+from rlx_ort.converters.to_onnx.model import ModelGraph, ModelNode, ModelValue, Repeated
+from rlx_ort.converters.to_onnx.records import NodeRecord, Pattern
+from rlx_ort.converters.to_onnx.repeats import Repeats
+from rlx_ort.converters.to_onnx.writer import ModelWriter
 from rlx_ort.errors import ConversionError, GraphVerifyError
 from rlx_ort.ir.core import Node, Ref
 from rlx_ort.ir.dtype import DType
@@ -38,6 +40,7 @@ Lowering: TypeAlias = Callable[["Emitter", Any, Sequence[Any]], Any]
 """(emitter, op, ONNX values of the inputs) -> one ONNX value, or a tuple with one per result."""
 
 _lowerings: dict[type[Op], Lowering] = {}
+_UNNAMED: Mapping[int, str] = {}
 
 
 def lowers(op: type[O]) -> Callable[[Lowering], Lowering]:
@@ -65,12 +68,15 @@ class Emitter:
     def __init__(self, writer: ModelWriter, parent: Emitter | None = None) -> None:
         self._writer = writer
         self._parent = parent
-        self._nodes: list[ModelNode] = []
+        self._nodes: list[ModelNode | Repeated] = []
         self._owned: set[ModelNode] = set()
-        self._frame: _Frame
+        self._frame: Frame
+        self._repeats = Repeats(writer)
+        self._constants: list[ModelValue] = []  # that the node being lowered has asked for
+        self._asks_around = False  # whether the node being lowered depends on more than itself
 
     @property
-    def nodes(self) -> Sequence[ModelNode]:
+    def nodes(self) -> Sequence[ModelNode | Repeated]:
         """The nodes written so far, bodies' own nodes left out."""
         return tuple(self._nodes)
 
@@ -112,13 +118,15 @@ class Emitter:
         self._nodes.append(node)
         self._owned.add(node)
         body = self._parent is not None
-        writer.records.append(NodeRecord(node, writer.origin, written, writer.origin_label, imported, body))
+        writer.records.append(NodeRecord(Pattern(node, written, imported, body), writer.origin, writer.source))
 
     def constant(self, data: npt.ArrayLike, dtype: DType | None = None) -> ModelValue:
         """Return a constant (an initializer), one for equal data; Python floats are f32 unless told otherwise."""
         if dtype is None and not isinstance(data, np.ndarray | np.generic):
             dtype = DType.F32 if np.asarray(data).dtype == np.float64 else None
-        return self._writer.constant(TensorData.from_array(data, dtype), f"{self.node.name}/constant")
+        value = self._writer.constant(TensorData.from_array(data, dtype), f"{self.node.name}/constant")
+        self._constants.append(value)
+        return value
 
     def i64(self, values: Sequence[int]) -> ModelValue:
         """Return a constant int64 vector, as axes and static shapes are."""
@@ -178,7 +186,10 @@ class Emitter:
         """Return the data of input `index` of the node being lowered when it is a constant, else None."""
         ref = self.node.inputs[index] if index < len(self.node.inputs) else None
         op = None if ref is None else self._frame.graph.nodes[ref.node].op
-        return op.data if isinstance(op, Constant) else None
+        if not isinstance(op, Constant):
+            return None
+        self._asks_around = True
+        return op.data
 
     def require_kernel(
         self,
@@ -201,6 +212,7 @@ class Emitter:
 
     def inline(self, body: Graph, inputs: Sequence[ModelValue]) -> tuple[ModelValue, ...]:
         """Lower a body into this graph with its `Input` leaves replaced by `inputs`; captures resolve as well."""
+        self._asks_around = True
         frame, node = self._frame, self.node
         results = self.lower(body, inputs, frame.current, outer=frame)
         self._frame, self.node = frame, node
@@ -208,6 +220,7 @@ class Emitter:
 
     def subgraph(self, body: Graph, node_inputs: Sequence[ModelValue | None]) -> ModelGraph:
         """Lower a body into an ONNX subgraph for If, Loop or Scan; captures refer to `node_inputs`."""
+        self._asks_around = True
         inner = Emitter(self._writer, parent=self)
         inputs = [self._writer.input(node) for node in body.nodes if isinstance(node.op, Input)]
         results = inner.lower(body, inputs, node_inputs)
@@ -224,9 +237,10 @@ class Emitter:
 
         It may use values of this graph; bodies it writes with `inline` capture the inputs of the node being lowered.
         """
+        self._asks_around = True
         inner = Emitter(self._writer, parent=self)
         inner.node = self.node
-        inner._frame = _Frame(self._frame.graph, current=self._frame.current, named=True)
+        inner._frame = Frame(self._frame.graph, current=self._frame.current, named=True)
         formal = []
         for label, kind in inputs:
             value = ModelValue(name=self._writer.value_names.unique(f"{self.node.name}/{label}"))
@@ -243,29 +257,33 @@ class Emitter:
         captured: Sequence[ModelValue | None] = (),
         *,
         names: Mapping[Ref, str] | None = None,
-        outer: _Frame | None = None,
+        outer: Frame | None = None,
+        live: Collection[int] | None = None,
     ) -> tuple[ModelValue, ...]:
         """Write every node of a graph that its outputs need and return the values of the outputs.
 
-        `names` holds names, already reserved, for some of the results.
+        `names` holds names, already reserved, for some of the results; `live` is `live_nodes(graph)` where it is known.
 
         Raises:
             ConversionError: a node has no ONNX form.
         """
-        frame = _Frame(graph, outer=outer)
-        live = live_nodes(graph)
+        frame = Frame(graph, outer=outer)
+        live = live_nodes(graph) if live is None else live
         formal = iter(inputs)
+        named: dict[int, dict[int, str]] = {}
+        for ref, name in (names or {}).items():
+            named.setdefault(ref.node, {})[ref.output] = name
+        if self._parent is None and outer is None:
+            self._lower_main(frame, live, formal, named)
+            return tuple(frame.values[value.ref.node][value.ref.output] for value in graph.outputs)
         for node in graph.nodes:
             if isinstance(node.op, Input):
-                frame.values[Ref(node.id)] = next(formal)
+                frame.values[node.id] = (next(formal),)
             elif node.id in live:
-                if self._parent is None and outer is None:
-                    self._writer.origin = self._writer.origins.get(node.id, node.id)
-                    self._writer.origin_label = str(node)
                 self._frame, self.node = frame, node
-                self._lower_node(node, captured, names or {})
+                self._lower_node(node, captured, named.get(node.id, _UNNAMED))
         self._frame = frame
-        return tuple(frame.values[value.ref] for value in graph.outputs)
+        return tuple(frame.values[value.ref.node][value.ref.output] for value in graph.outputs)
 
     def output(self, value: ModelValue, name: str, *, reserved: bool = False) -> ModelValue:
         """Return a value that may be an output of this graph: the value, or an Identity of it.
@@ -285,16 +303,64 @@ class Emitter:
         frame.outputs.add(value)
         return value
 
-    def _lower_node(self, node: Node, captured: Sequence[ModelValue | None], names: Mapping[Ref, str]) -> None:
+    def _lower_main(
+        self, frame: Frame, live: Collection[int], inputs: Iterator[ModelValue], named: Mapping[int, Mapping[int, str]]
+    ) -> None:
+        """Write the nodes of the main graph; one that is like an earlier one is written as that was."""
+        self._frame = frame
+        writer, repeats, values = self._writer, self._repeats, frame.values
+        origins, forms = writer.origins, repeats.forms
+        for node in frame.graph.nodes:
+            place, op = node.id, node.op
+            if type(op) is Input:
+                values[place] = (next(inputs),)
+                repeats.mark(node, values[place])
+            elif place not in live:
+                continue
+            elif type(op) is Param:
+                values[place] = (writer.param(op),)
+                repeats.mark(node, values[place])
+            else:
+                read = [None if ref is None else values[ref.node][ref.output] for ref in node.inputs]
+                key = repeats.key_of(node, read)
+                try:
+                    form = forms.get(key)
+                except TypeError:  # an op was made with an attribute that its class does not declare
+                    key = form = None
+                writer.origin, writer.source = origins.get(place, place), node
+                names = named.get(place, _UNNAMED)
+                if form is None:
+                    self._lower_first(node, read, key, names)
+                else:
+                    values[place] = repeats.repeat(form, node, read, names)
+                    self._nodes += writer.records[-len(form.lines) :] if form.lines else ()
+
+    def _lower_first(
+        self, node: Node, inputs: Sequence[ModelValue | None], key: Hashable | None, names: Mapping[int, str]
+    ) -> None:
+        """Lower a node of the main graph, and let those that are like it learn from it."""
+        writer, repeats, values = self._writer, self._repeats, self._frame.values
+        dispatcher = writer.dispatcher
+        start, refused = len(writer.records), dispatcher.refused
+        self.node = node
+        self._constants.clear()
+        self._asks_around, dispatcher.latest = False, None
+        self._lower_node(node, (), names)
+        repeats.mark(node, values[node.id])
+        # A refusal names each node, so each is lowered.
+        if key is not None and not self._asks_around and dispatcher.refused == refused:
+            records = writer.records[start:]
+            repeats.learn(key, node, inputs, values[node.id], records, self._constants, dispatcher.latest)
+
+    def _lower_node(self, node: Node, captured: Sequence[ModelValue | None], names: Mapping[int, str]) -> None:
         frame, start = self._frame, len(self._nodes)
         results = self._results(node, captured)
         frame.current, frame.named = (), False
+        frame.values[node.id] = results
         for index, value in enumerate(results):
-            ref = Ref(node.id, index)
-            frame.values[ref] = value
             if value.producer() is not None and value.name is None:
                 wanted = node.output_names[index]
-                value.name = names[ref] if ref in names else wanted and self._writer.value_names.unique(wanted)
+                value.name = names[index] if index in names else wanted and self._writer.value_names.unique(wanted)
                 if not isinstance(node.types[index], UnknownType):
                     self._writer.set_type(value, node.types[index])
         self._name_results(start)
@@ -308,6 +374,8 @@ class Emitter:
     def _name_results(self, start: int) -> None:
         """Name the results, which have no name yet, of the nodes from `start` on."""
         for written in self._nodes[start:]:
+            if not isinstance(written, ModelNode):
+                continue  # repeated nodes have names from the start
             for value in written.outputs:
                 if value.name is None:
                     value.name = self._writer.value_names.unique(f"{self.node.name}/{written.op_type}")
@@ -323,7 +391,8 @@ class Emitter:
             if value is None:
                 raise ConversionError(f"{node} captures input {op.index} of the node around it, which is absent")
             return (value,)
-        current = [None if ref is None else self._frame.values[ref] for ref in node.inputs]
+        values = self._frame.values
+        current = [None if ref is None else values[ref.node][ref.output] for ref in node.inputs]
         self._frame.current = current
         if isinstance(op, OnnxNode):
             return imported_node(self, op, current)
@@ -339,11 +408,12 @@ class Emitter:
         """Return the size of a named dimension as an int64 vector of one element."""
         if name is None:
             raise ConversionError(f"{self.node} needs, at run time, a dimension nothing is known about; name it")
+        self._asks_around = True
         for frame in self._frames():  # innermost first: a body may use a name for another size than its surroundings
             if str(name) in frame.symbols:
                 return frame.symbols[str(name)]
-            for ref, value in frame.values.items():
-                holder = frame.graph.nodes[ref.node].types[ref.output]
+            known = ((kind, value) for at in frame.values for kind, value in frame.typed(at))
+            for holder, value in known:
                 if isinstance(holder, TensorType) and holder.shape is not None and name in holder.shape:
                     axis, kind = holder.shape.index(name), TensorType(DType.I64, Shape([1]))
                     size: ModelValue = self.op("Shape", value, start=axis, end=axis + 1, types=[kind])
@@ -351,11 +421,11 @@ class Emitter:
                     return size
         raise ConversionError(f"{self.node} needs the size of dimension {name!r}, which no earlier value has")
 
-    def _frames(self) -> Iterator[_Frame]:
+    def _frames(self) -> Iterator[Frame]:
         """Yield the graphs being lowered, from the innermost out."""
         scope: Emitter | None = self
         while scope is not None:
-            frame: _Frame | None = scope._frame
+            frame: Frame | None = scope._frame
             while frame is not None:
                 yield frame
                 frame = frame.outer
@@ -364,24 +434,10 @@ class Emitter:
 
 def live_nodes(graph: Graph) -> set[int]:
     """Return the ids of the nodes that the outputs of a graph depend on."""
-    live: set[int] = set()
-    pending = [value.ref.node for value in graph.outputs]
-    while pending:
-        node = pending.pop()
-        if node not in live:
-            live.add(node)
-            pending += [ref.node for ref in graph.nodes[node].inputs if ref is not None]
+    live = {value.ref.node for value in graph.outputs}
+    for node in reversed(graph.nodes):  # a node reads earlier ones only
+        if node.id in live:
+            for ref in node.inputs:
+                if ref is not None:
+                    live.add(ref.node)
     return live
-
-
-@dataclass(slots=True)
-class _Frame:
-    """One IR graph while it is being lowered; an inlined body has the frame around it as `outer`."""
-
-    graph: Graph
-    outer: _Frame | None = None
-    values: dict[Ref, ModelValue] = field(default_factory=dict)
-    current: Sequence[ModelValue | None] = ()
-    named: bool = False
-    outputs: set[ModelValue] = field(default_factory=set)
-    symbols: dict[str, ModelValue] = field(default_factory=dict)

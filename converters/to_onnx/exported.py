@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from rlx_ort.converters.onnx_types import dtype_of, tensor_proto
-from rlx_ort.converters.to_onnx.writer import INLINE_BYTES
+from rlx_ort.converters.to_onnx.model import INLINE_BYTES
 from rlx_ort.errors import ParamError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.tensor import TensorData

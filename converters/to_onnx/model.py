@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rlx_ort.converters.onnx_types import elem_type, tensor_proto, type_proto
 from rlx_ort.ir.tensor import TensorData
@@ -18,7 +18,22 @@ from rlx_ort.ir.types import TensorType, UnknownType, ValueType
 if TYPE_CHECKING:
     import onnx
 
-__all__ = ["ExternalWeight", "ModelAttribute", "ModelGraph", "WholeModel", "ModelNode", "ModelValue", "model_proto"]
+__all__ = [
+    "INLINE_BYTES",
+    "ExternalWeight",
+    "ModelAttribute",
+    "ModelGraph",
+    "ModelNode",
+    "ModelValue",
+    "Repeated",
+    "WholeModel",
+    "model_proto",
+    "names_of",
+]
+
+
+INLINE_BYTES = 128
+"""Tensors below this size are kept inside the model: ONNX Runtime copies them anyway."""
 
 
 class ModelValue:
@@ -26,12 +41,12 @@ class ModelValue:
 
     __slots__ = ("name", "node")
 
-    def __init__(self, name: str | None = None) -> None:
+    def __init__(self, name: str | None = None, node: ModelNode | None = None) -> None:
         self.name = name
-        self.node: ModelNode | None = None
+        self.node = node
 
     def producer(self) -> ModelNode | None:
-        """Return the node that computes the value, None for inputs and initializers."""
+        """Return the node that computes the value, or the one it repeats; None for inputs and initializers."""
         return self.node
 
     def __repr__(self) -> str:
@@ -77,6 +92,26 @@ class ModelNode:
         return f"<ModelNode {self.name!r} {self.domain or 'ai.onnx'}::{self.op_type}>"
 
 
+class Repeated(Protocol):
+    """A node that differs from another by names alone; those of absent inputs and outputs are empty."""
+
+    @property
+    def like(self) -> ModelNode:
+        """The other node."""
+
+    @property
+    def name(self) -> str:
+        """The node's name."""
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """Names of the values it reads."""
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """Names of the values it writes."""
+
+
 @dataclass(slots=True, eq=False)
 class ExternalWeight:
     """An initializer whose data is found under its own name, wherever the session gets its weights."""
@@ -90,7 +125,7 @@ class ModelGraph:
 
     inputs: Sequence[ModelValue]
     outputs: Sequence[ModelValue]
-    nodes: Sequence[ModelNode]
+    nodes: Sequence[ModelNode | Repeated]
     name: str
     initializers: Mapping[str, TensorData | ExternalWeight] = field(default_factory=dict)
     doc: str = ""
@@ -129,13 +164,22 @@ def _write_graph(proto: onnx.GraphProto, graph: ModelGraph, types: Mapping[Model
     for infos, values in ((proto.input, graph.inputs), (proto.output, graph.outputs)):
         for value in values:
             _write_type(infos.add(name=value.name), types.get(value))
-    declared = set(graph.outputs)
+    declared = {value.name for value in graph.outputs}
     for node in graph.nodes:
-        _write_node(proto.node.add(), node, types)
-        for value in node.outputs:
+        if isinstance(node, ModelNode):
+            like, inputs, outputs = node, names_of(node.inputs), names_of(node.outputs)
+        else:
+            like, inputs, outputs = node.like, node.input_names, node.output_names
+        _write_node(proto.node.add(), node.name, like, inputs, outputs, types)
+        for name, value in zip(outputs, like.outputs, strict=True):
             kind = types.get(value)
-            if value.name and value not in declared and kind is not None and not isinstance(kind, UnknownType):
-                _write_type(proto.value_info.add(name=value.name), kind)
+            if name and name not in declared and kind is not None and not isinstance(kind, UnknownType):
+                _write_type(proto.value_info.add(name=name), kind)
+
+
+def names_of(values: Sequence[ModelValue | None]) -> tuple[str, ...]:
+    """Return the names of values, empty for absent ones."""
+    return tuple(["" if value is None else value.name or "" for value in values])
 
 
 def _write_type(info: onnx.ValueInfoProto, kind: ValueType | None) -> None:
@@ -143,15 +187,22 @@ def _write_type(info: onnx.ValueInfoProto, kind: ValueType | None) -> None:
         type_proto(kind, info.type)
 
 
-def _write_node(proto: onnx.NodeProto, node: ModelNode, types: Mapping[ModelValue, ValueType]) -> None:
-    proto.name = node.name
+def _write_node(
+    proto: onnx.NodeProto,
+    name: str,
+    node: ModelNode,
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    types: Mapping[ModelValue, ValueType],
+) -> None:
+    proto.name = name
     proto.op_type = node.op_type
     if node.domain:
         proto.domain = node.domain
     if node.overload:
         proto.overload = node.overload
-    proto.input.extend("" if value is None else value.name or "" for value in node.inputs)
-    proto.output.extend(value.name or "" for value in node.outputs)
+    proto.input.extend(inputs)
+    proto.output.extend(outputs)
     for attribute in node.attributes.values():
         _write_attribute(proto.attribute.add(), attribute, types)
 

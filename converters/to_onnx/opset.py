@@ -7,14 +7,15 @@ the schemas agree on everything the node uses, and no silent change of meaning (
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rlx_ort.converters.onnx_types import type_proto_text
 from rlx_ort.converters.to_onnx.emitter import DEFAULT_OPSET
+from rlx_ort.converters.to_onnx.records import NodeRecord, Pattern
 from rlx_ort.converters.to_onnx.semantics import BREAKS, RENAMED, Break, NodeForm, is_redundant
 from rlx_ort.converters.to_onnx.widening import only_widens
-from rlx_ort.converters.to_onnx.writer import ModelWriter, NodeRecord
+from rlx_ort.converters.to_onnx.writer import ModelWriter
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import MapType, OptionalType, SequenceType, TensorType, UnknownType, ValueType
@@ -50,23 +51,28 @@ def choose_imports(writer: ModelWriter, wanted: int | None = None) -> dict[str, 
     imports: dict[str, int] = {}
     standard = []
     for record in writer.records:
-        domain = record.node.domain
+        domain = record.pattern.like.domain
         if domain == "":
             standard.append(record)
         else:
-            imports[domain] = max(imports.get(domain, 1), record.written)
+            imports[domain] = max(imports.get(domain, 1), record.pattern.written)
     if wanted is not None and not 1 <= wanted <= MAX_OPSET:
         raise ConversionError(f"opset {wanted} was asked for; ONNX Runtime loads 1 to {MAX_OPSET}")
-    target = _choose(writer, standard) if wanted is None else _checked(writer, standard, wanted)
+    firsts: dict[Pattern, NodeRecord] = {}
     for record in standard:
-        for name in obsolete_attributes(record.node.op_type, record.node.attributes, record.written, target):
-            del record.node.attributes[name]
+        firsts.setdefault(record.pattern, record)
+    target = _choose(writer, firsts) if wanted is None else _checked(writer, standard, wanted)
+    for pattern in firsts:
+        node = pattern.like
+        for name in obsolete_attributes(node.op_type, node.attributes, pattern.written, target):
+            del node.attributes[name]
     return {"": target, **imports}
 
 
 def ir_version(types: Iterable[ValueType]) -> int:
     """Return the lowest IR version that has every element type, 10 at least; ONNX Runtime 1.24 reads 10."""
-    return max((_NEWER_TYPES.get(dtype, _IR_VERSION) for kind in types for dtype in _dtypes(kind)), default=_IR_VERSION)
+    dtypes = {dtype for kind in types for dtype in ((kind.dtype,) if type(kind) is TensorType else _dtypes(kind))}
+    return max((_NEWER_TYPES.get(dtype, _IR_VERSION) for dtype in dtypes), default=_IR_VERSION)
 
 
 def obstacle(node: NodeForm, written: int, target: int) -> str:
@@ -103,35 +109,39 @@ def obsolete_attributes(op_type: str, names: Iterable[str], written: int, target
     return [] if new is None or written == target else [name for name in names if name not in new.attributes]
 
 
-def _checked(writer: ModelWriter, records: list[NodeRecord], wanted: int) -> int:
+def _obstacle(writer: ModelWriter, pattern: Pattern, target: int) -> str:
+    node = pattern.like
+    if only_widens(node.op_type, pattern.written, target):
+        return ""  # whatever its form is
+    return obstacle(_form(node, writer.types), pattern.written, target)
+
+
+def _checked(writer: ModelWriter, records: Iterable[NodeRecord], wanted: int) -> int:
     """Return the version asked for, if every node may have it."""
-    reasons = {
-        f"{record.label}: {reason}"
-        for record in records
-        if (reason := obstacle(_form(record.node, writer.types), record.written, wanted))
-    }
+    refused = {pattern: _obstacle(writer, pattern, wanted) for pattern in {record.pattern for record in records}}
+    reasons = {f"{record.label}: {refused[record.pattern]}" for record in records if refused[record.pattern]}
     if reasons:
         listed = "\n  ".join(sorted(reasons))
         raise ConversionError(f"the graph cannot be written for opset {wanted}:\n  {listed}\nask for a newer opset")
     return wanted
 
 
-def _choose(writer: ModelWriter, records: list[NodeRecord]) -> int:
-    own: list[int] = sorted({record.written for record in records if record.imported}, reverse=True)
+def _choose(writer: ModelWriter, firsts: Mapping[Pattern, NodeRecord]) -> int:
+    """Return the best version for all nodes; `firsts` has the first of those that were written alike."""
+    own: list[int] = sorted({pattern.written for pattern in firsts if pattern.imported}, reverse=True)
     above = [*range(DEFAULT_OPSET, MAX_OPSET + 1)]
     below = [*range(DEFAULT_OPSET - 1, 0, -1)]
-    forms = [(record, _form(record.node, writer.types)) for record in records]
     refused: dict[int, tuple[NodeRecord, str]] = {}
     candidates: list[int] = [*above, *(version for version in own if version <= MAX_OPSET), *below]
     for target in dict.fromkeys(candidates):
-        for record, form in forms:
-            reason = obstacle(form, record.written, target)
+        for pattern in firsts:
+            reason = _obstacle(writer, pattern, target)
             if reason:
-                refused[target] = (record, reason)
+                refused[target] = (firsts[pattern], reason)
                 break
         else:
             return target
-    if len(own) == 1 and all(record.imported for record in records):
+    if len(own) == 1 and all(pattern.imported for pattern in firsts):
         return own[0]
     reasons = {f"{record.label}: {reason}" for record, reason in refused.values()}
     raise ConversionError(

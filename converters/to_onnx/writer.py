@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from rlx_ort.converters.to_onnx.dispatch import Dispatcher
-from rlx_ort.converters.to_onnx.model import ExternalWeight, ModelNode, ModelValue
+from rlx_ort.converters.to_onnx.model import INLINE_BYTES, ExternalWeight, ModelValue
+from rlx_ort.converters.to_onnx.records import NodeRecord
 from rlx_ort.ir.core import Node
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.ops.leaf import Param
@@ -15,10 +16,7 @@ from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import TensorType, ValueType
 
-__all__ = ["INLINE_BYTES", "ModelWriter", "NodeRecord", "UniqueNames"]
-
-INLINE_BYTES = 128
-"""Tensors below this size are kept inside the model: ONNX Runtime copies them anyway."""
+__all__ = ["INLINE_BYTES", "ModelWriter", "UniqueNames"]
 
 
 class UniqueNames:
@@ -34,35 +32,15 @@ class UniqueNames:
 
     def unique(self, wanted: str) -> str:
         """Return `wanted`, or `wanted_2`, `wanted_3`... when it is taken."""
-        name = wanted
-        number = self._counters.get(wanted, 1)
-        while name in self._taken:
-            number += 1
-            name = f"{wanted}_{number}"
-        self._counters[wanted] = number
-        self._taken.add(name)
+        name, taken = wanted, self._taken
+        if name in taken:
+            number = self._counters.get(wanted, 1)
+            while name in taken:
+                number += 1
+                name = f"{wanted}_{number}"
+            self._counters[wanted] = number
+        taken.add(name)
         return name
-
-
-@dataclass(slots=True)
-class NodeRecord:
-    """A node as it was written, with what choosing an opset and reporting need to know.
-
-    Attributes:
-        node: the node.
-        origin: id of the top-level node of the user's graph that it stands for.
-        written: the opset version its form belongs to.
-        label: the user's node, as messages name it.
-        imported: whether it came from a model, so that its form belongs to exactly that version.
-        body: whether it stands in a subgraph.
-    """
-
-    node: ModelNode
-    origin: int
-    written: int
-    label: str
-    imported: bool
-    body: bool
 
 
 @dataclass(slots=True)
@@ -79,7 +57,7 @@ class ModelWriter:
         records: the nodes, in the order they were finished.
         types: type of each value, where it is known.
         origin: id of the top-level node that is being lowered.
-        origin_label: that node, as messages name it.
+        source: the node that is being lowered.
         dispatcher: chooses between the forms of ops that have two.
         origins: id of a node of the graph that is written -> id of the user's node, where they differ.
     """
@@ -93,7 +71,7 @@ class ModelWriter:
     records: list[NodeRecord] = field(default_factory=list)
     types: dict[ModelValue, ValueType] = field(default_factory=dict)
     origin: int = 0
-    origin_label: str = ""
+    source: Node | None = None
     dispatcher: Dispatcher = field(default_factory=Dispatcher)
     origins: Mapping[int, int] = field(default_factory=dict)
     _by_content: dict[tuple[DType, tuple[int, ...], int], list[tuple[TensorData, ModelValue]]] = field(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.dtype import DType
@@ -173,6 +173,16 @@ class Value:
         return f"<Value {self.name!r} {self.type} of {self._graph.name!r}>"
 
 
+class _Added(NamedTuple):
+    """What a node was when `add_node` had checked it, by which `verify` tells nodes that were changed by hand."""
+
+    node: Node
+    op: Op
+    inputs: tuple[Ref | None, ...]
+    types: tuple[ValueType, ...]
+    inferred: bool
+
+
 @dataclass(slots=True, eq=False)
 class GraphCore:
     """The list of nodes, the outputs, and the data of parameters that already have some.
@@ -189,6 +199,7 @@ class GraphCore:
     revision: int = 0
     _outputs: list[tuple[str, Ref]] = field(default_factory=list)
     _names: dict[str, int] = field(default_factory=dict)  # name -> the highest number tried after it
+    _added: list[_Added | None] = field(default_factory=list, repr=False)
 
     def add_node(
         self,
@@ -216,6 +227,7 @@ class GraphCore:
         if output_names is None:
             output_names = [node_name] if len(results) == 1 else [f"{node_name}.{i}" for i in range(len(results))]
         node = Node(len(self.nodes), op, refs, results, node_name, tuple(output_names))
+        self._remember(_Added(node, op, refs, results, types is None))
         self.nodes.append(node)
         self.revision += 1
         return tuple(Value(self, Ref(node.id, index)) for index in range(len(results)))
@@ -275,6 +287,15 @@ class GraphCore:
 
     def __len__(self) -> int:
         return len(self.nodes)
+
+    def _remember(self, added: _Added) -> None:
+        """Keep what a node is like as it is added; what is known of places that were changed by hand is forgotten."""
+        place, known = len(self.nodes), self._added
+        if len(known) > place:
+            del known[place:]
+        elif len(known) < place:
+            known.extend([None] * (place - len(known)))
+        known.append(added)
 
     def _own(self, op: Op, value: Value) -> Ref:
         if not isinstance(value, Value):

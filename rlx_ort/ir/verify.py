@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import GraphCore, Node, Ref
+from rlx_ort.ir.op import Op
 from rlx_ort.ir.ops.leaf import Capture, Input, Param, fits
 from rlx_ort.ir.ops.onnx import OnnxNode
 from rlx_ort.ir.ops.refused import Refused
@@ -53,8 +54,10 @@ def check(graph: GraphCore) -> None:
 
 def _problems(graph: GraphCore, owner: str) -> Iterator[Problem]:
     yield from _name_problems(graph, owner)
-    for place, node in enumerate(graph.nodes):
-        if not _is_sound(graph, node, place):
+    inferred = _inferred_places(graph)
+    sound = len(inferred) == len(graph.nodes) and not any(type(node.op) is Capture for node in graph.nodes)
+    for place, node in enumerate(() if sound else graph.nodes):
+        if place not in inferred and not _is_sound(graph, node, place):
             yield from _node_problems(graph, node, place, f"{owner}{node}")
         if isinstance(node.op, Capture) and not owner:
             yield Problem(f"{node} captures a value, but its graph is no body", "use an input instead", place)
@@ -62,6 +65,34 @@ def _problems(graph: GraphCore, owner: str) -> Iterator[Problem]:
             yield from _capture_problems(node, body, f"{owner}{node}")
             yield from _problems(body, f"{owner}{node}, body {body.name!r}: ")
     yield from _output_problems(graph, owner)
+
+
+def _inferred_places(graph: GraphCore) -> frozenset[int] | set[int]:
+    """Return the places of nodes whose types were inferred when they were added, if the graph is still as it was built.
+
+    `add_node` then checked all that `_is_sound` looks for. Where any node was changed or put in by hand there is none,
+    and every node is looked at: what is after a changed one may rely on what that was before.
+    """
+    if len(graph._added) != len(graph.nodes):
+        return frozenset()
+    found: set[int] = set()
+    plain = {kind for kind in {type(node.op) for node in graph.nodes} if kind.bodies is Op.bodies}
+    for place, (node, added) in enumerate(zip(graph.nodes, graph._added, strict=True)):
+        if added is None:
+            return frozenset()
+        as_added, op, inputs, types, inferred = added
+        if (
+            as_added is not node
+            or node.op is not op
+            or node.inputs is not inputs
+            or node.types is not types
+            or node.id != place
+        ):
+            return frozenset()
+        # A body may be changed after its owner was added, and with it what the owner infers.
+        if inferred and len(node.output_names) == len(types) and type(op) in plain:
+            found.add(place)
+    return found
 
 
 def _is_sound(graph: GraphCore, node: Node, place: int) -> bool:
@@ -100,6 +131,34 @@ def _node_problems(graph: GraphCore, node: Node, place: int, label: str) -> Iter
 
 def _name_problems(graph: GraphCore, owner: str) -> Iterator[Problem]:
     where = f"{owner}graph {graph.name!r}"
+    if not _names_differ(graph):
+        yield from _clashes(graph, where)
+    params = {node.op.name: node for node in graph.nodes if isinstance(node.op, Param)} if graph.weights else {}
+    for name, tensor in graph.weights.items():
+        if name not in params:
+            yield Problem(f"{where} has weight data for {name!r}, which is no parameter", "remove it or add the param")
+            continue
+        op = params[name].op
+        if isinstance(op, Param) and (op.type.dtype is not tensor.dtype or op.type.shape != tensor.shape):
+            found = f"{tensor.dtype.value}{Shape(tensor.shape)}"
+            message = f"{where}: {params[name]} is declared {op.type}, its data is {found}"
+            yield Problem(message, "give it data of the declared type", params[name].id)
+
+
+def _names_differ(graph: GraphCore) -> bool:
+    """Return True where `_clashes` would find nothing: a quick look, as at nodes."""
+    nodes = {node.name for node in graph.nodes}
+    values = [name for node in graph.nodes for name in node.output_names if name]
+    leaves = [node.op.name for node in graph.nodes if type(node.op) is Param or type(node.op) is Input]
+    return (
+        len(nodes) == len(graph.nodes)
+        and all(nodes)
+        and len(set(values)) == len(values)
+        and len(set(leaves)) == len(leaves)
+    )
+
+
+def _clashes(graph: GraphCore, where: str) -> Iterator[Problem]:
     node_names: dict[str, int] = {}
     value_names: dict[str, int] = {}
     leaf_names: dict[str, int] = {}
@@ -118,16 +177,6 @@ def _name_problems(graph: GraphCore, owner: str) -> Iterator[Problem]:
                 message = f"{where}: {node} and node {leaf_names[node.op.name]} are both fed as {node.op.name!r}"
                 yield Problem(message, "rename one of them", node.id)
             leaf_names.setdefault(node.op.name, node.id)
-    params = {node.op.name: node for node in graph.nodes if isinstance(node.op, Param)}
-    for name, tensor in graph.weights.items():
-        if name not in params:
-            yield Problem(f"{where} has weight data for {name!r}, which is no parameter", "remove it or add the param")
-            continue
-        op = params[name].op
-        if isinstance(op, Param) and op.type != TensorType(tensor.dtype, Shape(tensor.shape)):
-            found = f"{tensor.dtype.value}{Shape(tensor.shape)}"
-            message = f"{where}: {params[name]} is declared {op.type}, its data is {found}"
-            yield Problem(message, "give it data of the declared type", params[name].id)
 
 
 def _input_problems(graph: GraphCore, node: Node, place: int, label: str) -> Iterator[Problem]:

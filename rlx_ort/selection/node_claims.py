@@ -6,10 +6,10 @@ it casts f16 to f32 around a node that has no f16 kernel. Neither is a reason to
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from rlx_ort.converters.to_onnx.exported import ExportedModel, ExportedNode
+from rlx_ort.converters.to_onnx.exported import ExportedNode
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import TensorType, ValueType
 from rlx_ort.providers.base import KernelClaim
@@ -20,22 +20,30 @@ __all__ = ["cpu_takes_node", "signature", "takes_node"]
 
 
 def takes_node(
-    claims: Sequence[KernelClaim], cpu_claims: Sequence[KernelClaim] | None, node: ExportedNode, model: ExportedModel
+    claims: Sequence[KernelClaim],
+    cpu_claims: Sequence[KernelClaim] | None,
+    node: ExportedNode,
+    functions: Collection[tuple[str, str]],
 ) -> bool:
-    """Return whether a kernel takes the node, or ONNX Runtime expands it because the CPU has no kernel either."""
+    """Return whether a kernel takes the node, or ONNX Runtime expands it because the CPU has no kernel either.
+
+    `functions` are the domain and name of those that the model brings.
+    """
     if _has_kernel(claims, node):
         return True
-    return not _has_kernel(cpu_claims or (), node) and _takes_expanded(claims, cpu_claims, node, model)
+    return not _has_kernel(cpu_claims or (), node) and _takes_expanded(claims, cpu_claims, node, functions)
 
 
-def cpu_takes_node(cpu_claims: Sequence[KernelClaim], node: ExportedNode, model: ExportedModel) -> bool:
+def cpu_takes_node(
+    cpu_claims: Sequence[KernelClaim], node: ExportedNode, functions: Collection[tuple[str, str]]
+) -> bool:
     """Return whether the CPU takes the node, if need be expanded or with its f16 values cast to f32."""
     if _has_kernel(cpu_claims, node):
         return True
     wide = replace(node, inputs=_widened(node.inputs), outputs=_widened(node.outputs))
     if _has_kernel(cpu_claims, wide):
         return True
-    return _takes_expanded(cpu_claims, None, wide, model)
+    return _takes_expanded(cpu_claims, None, wide, functions)
 
 
 def signature(node: ExportedNode) -> str:
@@ -49,16 +57,19 @@ def _has_kernel(claims: Sequence[KernelClaim], node: ExportedNode) -> bool:
 
 
 def _takes_expanded(
-    claims: Sequence[KernelClaim], cpu_claims: Sequence[KernelClaim] | None, node: ExportedNode, model: ExportedModel
+    claims: Sequence[KernelClaim],
+    cpu_claims: Sequence[KernelClaim] | None,
+    node: ExportedNode,
+    functions: Collection[tuple[str, str]],
 ) -> bool:
     """Return whether the nodes of a function's body are taken; a body nobody can look into here is trusted."""
-    if any((function.domain, function.name) == (node.domain, node.op_type) for function in model.model.functions):
+    if (node.domain, node.op_type) in functions:
         return True
     if not is_function(node.domain, node.op_type, node.version):
         return False
     body = function_body(node)
     return body is None or all(
-        inner.op_type == "Constant" or _is_shape(inner) or takes_node(claims, cpu_claims, inner, model)
+        inner.op_type == "Constant" or _is_shape(inner) or takes_node(claims, cpu_claims, inner, functions)
         for inner in body
     )
 

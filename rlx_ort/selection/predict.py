@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import math
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Mapping
 
 from rlx_ort import environment
+from rlx_ort.converters.to_onnx.draft import Draft
 from rlx_ort.device import Device
 from rlx_ort.errors import CalibrationError, RlxError
 from rlx_ort.execution.options import CompileOptions, Precision
@@ -16,15 +18,15 @@ from rlx_ort.ir.graph import Graph
 from rlx_ort.selection.availability import provider_of
 from rlx_ort.selection.cost import BackendCostModel, ProfileCostModel
 from rlx_ort.selection.estimate import Estimate, estimate_workload, total_ns
-from rlx_ort.selection.support import model_for, support_of
+from rlx_ort.selection.support import draft_for, support_of
 from rlx_ort.selection.workload import Work, Workload, workload_of
 
 __all__ = ["cost_model", "explain", "predicted_ns", "why_default", "works_of"]
 
 _log = logging.getLogger(__name__)
-_CACHE_SIZE = 256
+_WORKLOADS_A_DRAFT = 64
 _lock = threading.Lock()
-_workloads: OrderedDict[object, Workload] = OrderedDict()
+_workloads: weakref.WeakKeyDictionary[Draft, OrderedDict[object, Workload]] = weakref.WeakKeyDictionary()
 _tried: set[Device] = set()
 
 
@@ -106,22 +108,21 @@ def predicted_ns(
 def _workload(graph: Graph, device: Device, options: CompileOptions, dims: Mapping[str, int]) -> Workload | None:
     provider = provider_of(device)
     options = options.on(device)
-    exported = None if provider is None else model_for(provider, graph, options)
-    if exported is None:
+    draft = None if provider is None else draft_for(provider, graph, options)
+    if draft is None:
         return None
-    # Equal models of graphs that differ in dead nodes have other origins.
     f32 = "tf32" if options.precision is Precision.TF32 else "f32"
-    key = (exported.sha256, hash(tuple(node.origin for node in exported.nodes)), tuple(sorted(dims.items())), f32)
+    key = (tuple(sorted(dims.items())), f32)
     with _lock:
-        known = _workloads.get(key)
-        if known is not None:
-            _workloads.move_to_end(key)
-            return known
-    found = workload_of(exported, dims, f32=f32)
+        known = _workloads.setdefault(draft, OrderedDict())
+        if key in known:
+            known.move_to_end(key)
+            return known[key]
+    found = workload_of(draft.outline, dims, f32=f32)
     with _lock:
-        _workloads[key] = found
-        if len(_workloads) > _CACHE_SIZE:
-            _workloads.popitem(last=False)
+        known[key] = found
+        if len(known) > _WORKLOADS_A_DRAFT:
+            known.popitem(last=False)
     return found
 
 

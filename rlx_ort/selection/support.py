@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from rlx_ort.converters.to_onnx.exported import ExportedModel
+from rlx_ort.converters.to_onnx.draft import Draft
+from rlx_ort.converters.to_onnx.exported import ExportedModel, ExportedNode
+from rlx_ort.converters.to_onnx.outline import Outline
+from rlx_ort.converters.to_onnx.records import Pattern
 from rlx_ort.device import Device
 from rlx_ort.errors import ConversionError
 from rlx_ort.execution.options import CompileOptions, PlacementRule
@@ -30,6 +33,7 @@ from rlx_ort.selection.node_claims import cpu_takes_node, signature, takes_node
 __all__ = [
     "Support",
     "UnsupportedOp",
+    "draft_for",
     "first_unsupported_op",
     "first_unsupported_op_with_options",
     "model_for",
@@ -39,7 +43,7 @@ __all__ = [
     "supports_graph_with_options",
 ]
 
-_CACHE_SIZE = 512
+_DEVICE, _HELPED, _FREE = "device", "cpu", "nobody"
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,47 +164,53 @@ def support_of(device: Device, graph: Graph, options: CompileOptions | None = No
     from rlx_ort.providers.runtime import runtime_version
 
     try:
-        model = _exported(provider, graph, options)
+        draft = _drafted(provider, graph, options)
     except ConversionError as err:
         return Support(reason=str(err))
     rule = options.placement or PlacementRule.STRICT
-    origins = tuple(node.origin for node in model.nodes)  # equal models of graphs that differ in dead nodes
-    key = (model.sha256, origins, provider.name, device, rule, runtime_version())
-    known = _cache.get(key)
+    key = (provider.name, device, rule, runtime_version())
+    whole = (provider.name, rule, runtime_version())
+    with _lock:
+        supports = _supports.setdefault(draft, {})
+    # Devices that share a provider differ in the words of a refusal only.
+    known = supports.get(key) or supports.get(whole)
     if known is None:
-        # Devices that share a provider differ in the words of a refusal only.
-        whole = (model.sha256, origins, provider.name, rule, runtime_version())
-        known = _cache.get(whole) or _judge(model, graph, device, provider, rule)
-        if known.supported and known.claim_count is not None:
-            _cache.put(whole, known)
-        _cache.put(key, known)
+        known = _judge(draft.outline, graph, device, provider, rule)
+        shared = known.supported and known.claim_count is not None
+        supports[whole if shared else key] = known
     return known
 
 
-def model_for(provider: Provider, graph: Graph, options: CompileOptions) -> ExportedModel | None:
-    """Return the model that the provider would get, or None when the graph cannot be written."""
+def draft_for(provider: Provider, graph: Graph, options: CompileOptions) -> Draft | None:
+    """Return what the model that the provider would get is made from, or None when the graph cannot be written."""
     if _refused(graph):
         return None
     try:
-        return _exported(provider, graph, options)
+        return _drafted(provider, graph, options)
     except ConversionError:
         return None  # `support_of` has told why
 
 
-def _exported(provider: Provider, graph: Graph, options: CompileOptions) -> ExportedModel:
-    """Return the model for a provider; remembered, since to find that nothing changed takes milliseconds."""
-    from rlx_ort.converters.to_onnx.exporter import exported
+def model_for(provider: Provider, graph: Graph, options: CompileOptions) -> ExportedModel | None:
+    """Return the model that the provider would get, or None when the graph cannot be written."""
+    draft = draft_for(provider, graph, options)
+    return None if draft is None else draft.finished()
+
+
+def _drafted(provider: Provider, graph: Graph, options: CompileOptions) -> Draft:
+    """Return the draft for a provider; remembered, since to find that nothing changed takes milliseconds."""
+    from rlx_ort.converters.to_onnx.exporter import drafted
     from rlx_ort.providers.kernels import kernel_set
 
     providers = registry.default_registry()
     state = (graph.revision, providers, providers.generation, provider)
-    known = _models.setdefault(graph, deque(maxlen=_MODELS_A_GRAPH))
-    for entry_state, entry_options, model in list(known):
+    known = _drafts.setdefault(graph, deque(maxlen=_DRAFTS_A_GRAPH))
+    for entry_state, entry_options, draft in list(known):
         if entry_state == state and entry_options == options:
-            return model
-    model = exported(graph, options, kernel_set(provider, graph))
-    known.append((state, options, model))
-    return model
+            return draft
+    draft = drafted(graph, options, kernel_set(provider, graph))
+    known.append((state, options, draft))
+    return draft
 
 
 def _refused(graph: Graph) -> tuple[UnsupportedOp, ...]:
@@ -211,43 +221,14 @@ def _refused(graph: Graph) -> tuple[UnsupportedOp, ...]:
     return known[1]
 
 
-_MODELS_A_GRAPH = 16
-_models: weakref.WeakKeyDictionary[Graph, deque[tuple[object, CompileOptions, ExportedModel]]]
-_models = weakref.WeakKeyDictionary()
+_DRAFTS_A_GRAPH = 16
+_drafts: weakref.WeakKeyDictionary[Graph, deque[tuple[object, CompileOptions, Draft]]] = weakref.WeakKeyDictionary()
 _refusals: weakref.WeakKeyDictionary[Graph, tuple[object, tuple[UnsupportedOp, ...]]] = weakref.WeakKeyDictionary()
+_supports: weakref.WeakKeyDictionary[Draft, dict[object, Support]] = weakref.WeakKeyDictionary()
+_lock = threading.Lock()
 
 
-class _Cache:
-    """A bounded map that forgets what was asked for longest ago; safe to use from several threads."""
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._entries: OrderedDict[object, Support] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def get(self, key: object) -> Support | None:
-        with self._lock:
-            found = self._entries.get(key)
-            if found is not None:
-                self._entries.move_to_end(key)
-            return found
-
-    def put(self, key: object, support: Support) -> Support:
-        with self._lock:
-            self._entries[key] = support
-            if len(self._entries) > self._size:
-                self._entries.popitem(last=False)
-        return support
-
-    def clear(self) -> None:
-        with self._lock:
-            self._entries.clear()
-
-
-_cache = _Cache(_CACHE_SIZE)
-
-
-def _judge(model: ExportedModel, graph: Graph, device: Device, provider: Provider, rule: PlacementRule) -> Support:
+def _judge(outline: Outline, graph: Graph, device: Device, provider: Provider, rule: PlacementRule) -> Support:
     claims = provider.claims()
     if claims is None:
         found = availability(device)  # a provider that compiles whole graphs, or one that is not here
@@ -255,20 +236,35 @@ def _judge(model: ExportedModel, graph: Graph, device: Device, provider: Provide
     cpu_claims = _cpu_claims()
     is_cpu = device.kind == Device.CPU.kind
     helped = rule is PlacementRule.ASSISTED and not is_cpu and cpu_claims is not None
+
+    def verdict(kind: ExportedNode) -> str | None:
+        """Return who takes nodes of a kind, `device` or `cpu`, or None for nobody."""
+        functions = outline.functions
+        if cpu_takes_node(claims, kind, functions) if is_cpu else takes_node(claims, cpu_claims, kind, functions):
+            return _DEVICE
+        return _HELPED if helped and cpu_takes_node(cpu_claims or (), kind, functions) else None
+
+    verdicts: dict[Pattern, str | None] = {}
     unsupported: dict[int, UnsupportedOp] = {}
     cpu_nodes: set[int] = set()
-    on_device = 0
-    compute = [node for node in model.nodes if not node.shape_only]
-    for node in compute:
-        if cpu_takes_node(claims, node, model) if is_cpu else takes_node(claims, cpu_claims, node, model):
-            on_device += 1
-        elif helped and cpu_takes_node(cpu_claims or (), node, model):
+    computes = on_device = False
+    for node in outline.nodes:
+        pattern = node.pattern
+        if pattern not in verdicts:
+            verdicts[pattern] = _FREE if node.kind.shape_only else verdict(node.kind)
+        taker = verdicts[pattern]
+        if taker is _FREE:
+            continue
+        computes = True
+        if taker is _DEVICE:
+            on_device = True
+        elif taker is _HELPED:
             cpu_nodes.add(node.origin)
-        else:
-            reason = f"{device.family.display} has no kernel for {signature(node)}"
-            unsupported.setdefault(node.origin, _unsupported(graph.nodes[node.origin], reason))
+        elif node.origin not in unsupported:
+            reason = f"{device.family.display} has no kernel for {signature(node.kind)}"
+            unsupported[node.origin] = _unsupported(graph.nodes[node.origin], reason)
     reason = ""
-    if compute and not on_device and not unsupported:
+    if computes and not on_device and not unsupported:
         reason = f"{device.family.display} has a kernel for none of the graph's nodes; the CPU would run all of them"
     ordered = tuple(unsupported[index] for index in sorted(unsupported))
     return Support(ordered, frozenset(cpu_nodes), len(claims), reason)
@@ -283,6 +279,10 @@ def _without_lowering(graph: Graph) -> Iterator[UnsupportedOp]:
     """Yield the nodes that have no ONNX form, on any device; what no output needs is not exported."""
     from rlx_ort.converters.to_onnx.emitter import live_nodes
 
+    # Most graphs are of ops that are all known, which their classes tell.
+    kinds = {type(node.op): node.op for node in graph.nodes}
+    if all(kind.bodies is Op.bodies and _has_lowering(op) for kind, op in kinds.items()):
+        return
     for index in sorted(live_nodes(graph)):
         node = graph.nodes[index]
         missing = next((op for op in _ops_within(node) if not _has_lowering(op)), None)

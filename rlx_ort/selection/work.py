@@ -32,6 +32,7 @@ class Work(NamedTuple):
         resident: bytes of all weights that the graph's products read, rounded up to a power of two; 0 when it is
             not known. What fits into caches is read faster.
         first: whether it is the first product of a run, which waits for its launch.
+        copied: whether it is a product whose rows a concatenation has just put together.
     """
 
     kind: str
@@ -43,6 +44,7 @@ class Work(NamedTuple):
     times: int = 1
     resident: int = 0
     first: bool = False
+    copied: bool = False
 
 
 class Fact(NamedTuple):
@@ -163,5 +165,5 @@ def _row_length(op_type: str, like: str, inputs: Sequence[Fact], out: Fact) -> i
                 return math.prod(data[axis + 1 :])
     if op_type == "Concat" and len(data) == len(out.shape):
         axis = next((at for at, pair in enumerate(zip(data, out.shape, strict=True)) if pair[0] != pair[1]), 0)
-        return 2 * min(math.prod(fact.shape[axis:]) for fact in inputs)  # as the probe's pieces, which are half a row
+        return 2 * math.prod(out.shape[axis:]) // len(inputs)  # as the probe's pieces, which are half a row
     return 0

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain
 from typing import NamedTuple
 
 from rlx_ort.converters.to_onnx.exported import ExportedModel, ExportedNode
+from rlx_ort.converters.to_onnx.outline import Outline
+from rlx_ort.converters.to_onnx.records import NodeRecord, Pattern
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import TensorType, ValueType
 from rlx_ort.selection.work import Fact, Work, work_of
@@ -28,127 +32,155 @@ _RANDOM = frozenset(
     {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial"}
 )
 _TAGS = {"gemm": "gemm", "conv": "conv", "pointwise": "conv", "depthwise": "conv"}
+_FREE = -1
 _TRIPS = 8  # how often the body of a loop of unknown length is taken to run
 
 
 class Step(NamedTuple):
     """A node and its work; None for a node that costs nothing."""
 
-    node: ExportedNode
+    node: NodeRecord
     work: Work | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Workload:
     """Everything a run of a model does.
 
     Attributes:
-        steps: the nodes, in order.
+        nodes: the nodes, in order.
+        works: the work of each node; None for one that costs nothing.
+        sizes: the bytes of each result of each node.
         inputs: bytes of each input.
         outputs: bytes of each output.
-        nbytes: value name -> bytes, for values that nodes write.
         assumed: the inputs' dims that have no size and count as `DEFAULT_DIM`, as unnamed ones between nodes do.
         counts: each different piece of work, and how many nodes do it.
         read: names of the inputs that nodes read.
         written: names of the outputs that nodes write.
     """
 
-    steps: tuple[Step, ...]
+    nodes: Sequence[NodeRecord]
+    works: Sequence[Work | None]
+    sizes: Sequence[tuple[int, ...]]
     inputs: Mapping[str, int]
     outputs: Mapping[str, int]
-    nbytes: Mapping[str, int] = field(default_factory=dict)
     assumed: tuple[str, ...] = ()
     counts: Mapping[Work, int] = field(default_factory=dict)
     read: frozenset[str] = frozenset()
     written: frozenset[str] = frozenset()
 
+    @cached_property
+    def steps(self) -> tuple[Step, ...]:
+        """The nodes with their works."""
+        return tuple(map(Step, self.nodes, self.works))
 
-def workload_of(model: ExportedModel, dims: Mapping[str, int] | None = None, *, f32: str = "f32") -> Workload:
+    @cached_property
+    def nbytes(self) -> Mapping[str, int]:
+        """Value name -> bytes, for values that nodes write."""
+        return {
+            name: size
+            for node, sizes in zip(self.nodes, self.sizes, strict=True)
+            for name, size in zip(node.output_names, sizes, strict=True)
+        }
+
+
+def workload_of(model: ExportedModel | Outline, dims: Mapping[str, int] | None = None, *, f32: str = "f32") -> Workload:
     """Return the work of a model; a dim without a size in `dims` counts as `DEFAULT_DIM`.
 
     `f32` is the arithmetic of f32 products and convolutions: `tf32` where the device may round them.
     """
-    return _Reader(model, dims or {}, f32).read()
+    outline = model if isinstance(model, Outline) else Outline.of_model(model)
+    return _Reader(outline, dims or {}, f32).read()
 
 
-def _mark_first(steps: list[Step], counts: Counter[Work]) -> None:
-    """Tell the first product of a run that it is the first."""
-    for at, step in enumerate(steps):
-        if step.work is not None and step.work.kind == "gemm":
-            counts[step.work] -= 1
-            if not counts[step.work]:
-                del counts[step.work]
-            first = step.work._replace(first=True)
-            counts[first] += 1
-            steps[at] = Step(step.node, first)
-            return
+class _Kind:
+    """What is known of a kind of nodes: the numbers of their types, and the works that were told so far."""
+
+    __slots__ = ("inputs", "is_free", "may_fuse", "outputs", "plain", "sizes")
+
+    def __init__(self, reader: _Reader, node: ExportedNode) -> None:
+        self.is_free = node.shape_only or node.op_type == "Constant"
+        self.may_fuse = node.op_type in _FUSIBLE or node.op_type == "Transpose"
+        self.outputs = [reader.number(kind) for kind in node.outputs]
+        self.sizes = tuple([reader.facts[at].nbytes for at in self.outputs])
+        self.inputs: list[int] | None = None  # numbered once a node of the kind costs something
+        self.plain: dict[bool, tuple[int, str]] = {}  # whether the second operand is shared -> its work, and what kind
 
 
 class _Reader:
-    """Reads a model once. Types have a number each, so that equal nodes are told by comparing a few integers."""
+    """Reads an outline once. Types and works have a number each; what a kind of nodes has in common is told once."""
 
-    def __init__(self, model: ExportedModel, dims: Mapping[str, int], f32: str) -> None:
-        self.model = model
+    def __init__(self, outline: Outline, dims: Mapping[str, int], f32: str) -> None:
+        self.outline = outline
         self.dims = dims
         self.f32 = f32
         self.assumed: dict[str, None] = {}
-        kinds = [kind for kind in model.input_types.values() if isinstance(kind, TensorType)]
+        kinds = [kind for kind in outline.input_types.values() if isinstance(kind, TensorType)]
         self.given = {dim for kind in kinds for dim in kind.shape or () if isinstance(dim, str)}
-        self.run_time = set(model.input_types)  # values that are not known when the session is opened
-        self.uses: Counter[str] = Counter(list(model.output_types))
-        self.readers: dict[str, str] = {}  # value -> the operator that reads it last
-        for node in model.nodes:
-            self.run_time.update(node.output_names)
-            self.uses.update(node.input_names)
-            self.readers.update(dict.fromkeys(node.input_names, node.op_type))
-        self.tags: dict[str, str] = {}  # value -> the kind of product or convolution that a node may be fused with
+        nodes = outline.nodes
+        # Values that are not known when the session is opened.
+        self.run_time = {*outline.input_types, *chain.from_iterable([node.output_names for node in nodes])}
+        self.uses = Counter(list(outline.output_types))
+        self.uses.update(chain.from_iterable([node.input_names for node in nodes]))
+        self.tags: dict[str, str] = {}  # name -> the kind of product or convolution that a node may be fused with
         self.facts: list[Fact] = []
+        self.works: list[Work] = []
+        self._work_numbers: dict[Work, int] = {}
         self._numbers: dict[object, int] = {}
         self._number_of: dict[int, int] = {}  # by identity: the model keeps its types alive
-        self._known: dict[tuple[object, ...], Work] = {}
         self._weights: dict[str, int] = {}  # name -> bytes, of what products multiply with
+        self._copied: set[str] = set()  # values that were put together out of others
 
     def read(self) -> Workload:
-        steps: list[Step] = []
-        nbytes: dict[str, int] = {}
-        counts: Counter[Work] = Counter()
-        read: set[str] = set()
-        written: set[str] = set()
-        for node in self.model.nodes:
-            outputs = [self.number(kind) for kind in node.outputs]
-            work = self._work(node, outputs)
-            steps.append(Step(node, work))
-            nbytes.update((name, self.facts[at].nbytes) for name, at in zip(node.output_names, outputs, strict=True))
-            if work is not None:
-                counts[work] += 1
-                read.update(node.input_names)
-                written.update(node.output_names)
-        steps, counts = self._with_residents(steps, counts)
-        _mark_first(steps, counts)
-        inputs = {name: self.facts[self.number(kind)].nbytes for name, kind in self.model.input_types.items()}
-        results = {name: self.facts[self.number(kind)].nbytes for name, kind in self.model.output_types.items()}
+        """Return the work of the outline."""
+        kinds: dict[Pattern, _Kind] = {}
+        steps: list[int] = []  # number of each node's work, _FREE for none
+        sizes: list[tuple[int, ...]] = []
+        for node in self.outline.nodes:
+            kind = kinds.get(node.pattern)
+            if kind is None:
+                kind = kinds[node.pattern] = _Kind(self, node.kind)
+            steps.append(_FREE if kind.is_free else self._work(node, kind))
+            sizes.append(kind.sizes)
+        busy = [node for node, step in zip(self.outline.nodes, steps, strict=True) if step != _FREE]
+        read = set(chain.from_iterable([node.input_names for node in busy]))
+        written = set(chain.from_iterable([node.output_names for node in busy]))
+        counts = self._with_residents(Counter(steps))
+        self._mark_first(steps, counts)
+        inputs = {name: self.facts[self.number(kind)].nbytes for name, kind in self.outline.input_types.items()}
+        results = {name: self.facts[self.number(kind)].nbytes for name, kind in self.outline.output_types.items()}
         return Workload(
-            tuple(steps),
+            self.outline.nodes,
+            [None if step == _FREE else self.works[step] for step in steps],
+            sizes,
             inputs,
             results,
-            nbytes,
             tuple(name for name in self.assumed if name in self.given),
-            counts,
+            {self.works[number]: count for number, count in counts.items()},
             frozenset(read & inputs.keys()),
             frozenset(written & results.keys()),
         )
 
-    def _with_residents(self, steps: list[Step], counts: Counter[Work]) -> tuple[list[Step], Counter[Work]]:
-        """Return the steps and counts with what all weights take told to each product."""
+    def _with_residents(self, counts: Counter[int]) -> Counter[int]:
+        """Tell each product what all weights take, and return the counts without what costs nothing."""
+        del counts[_FREE]
         total = sum(self._weights.values())
-        if not total:
-            return steps, counts
-        resident = 1 << (total - 1).bit_length()
-        told = {work: work._replace(resident=resident) for work in counts if work.kind == "gemm"}
-        if not told:
-            return steps, counts
-        changed = [Step(step.node, told.get(step.work, step.work)) if step.work is not None else step for step in steps]
-        return changed, Counter({told.get(work, work): count for work, count in counts.items()})
+        if total:
+            resident = 1 << (total - 1).bit_length()
+            self.works = [work._replace(resident=resident) if work.kind == "gemm" else work for work in self.works]
+        return counts
+
+    def _mark_first(self, steps: list[int], counts: Counter[int]) -> None:
+        """Tell the first product of a run that it is the first."""
+        for at, step in enumerate(steps):
+            if step != _FREE and self.works[step].kind == "gemm":
+                counts[step] -= 1
+                if not counts[step]:
+                    del counts[step]
+                steps[at] = len(self.works)
+                counts[steps[at]] = 1
+                self.works.append(self.works[step]._replace(first=True))
+                return
 
     def number(self, kind: ValueType | None) -> int:
         """Return the number of a type; equal types have one, and `facts` has what it stands for."""
@@ -177,43 +209,60 @@ class _Reader:
         self.assumed[dim or "?"] = None
         return DEFAULT_DIM
 
-    def _work(self, node: ExportedNode, outputs: list[int]) -> Work | None:
-        op_type = node.op_type
-        if node.shape_only or op_type == "Constant":
-            return None
+    def _work(self, node: NodeRecord, kind: _Kind) -> int:
+        """Return the number of a node's work, `_FREE` when it costs nothing."""
         names = node.input_names
-        if self._folds(node):
+        if self.run_time.isdisjoint(names) and self._folds(node):
             self.run_time.difference_update(node.output_names)
-            return None
-        inputs = [self.number(kind) for kind in node.inputs]
-        if op_type == "Transpose" and self._is_turned(node, inputs, outputs):
-            out = self.facts[outputs[0]]
-            return Work("fused", "turned", (out.elements,), 0.0, 2.0 * out.nbytes, out.dtype)
-        if op_type in _FUSIBLE:
-            fused = self._fused(node, inputs, outputs)
+            return _FREE
+        if kind.inputs is None:
+            kind.inputs = [self.number(known) for known in node.kind.inputs]
+        if kind.may_fuse:
+            fused = self._fused(node, kind, kind.inputs)
             if fused is not None:
                 return fused
         shared = len(names) > 1 and names[1] not in self.run_time
-        key = (op_type, shared, node.body, *inputs, -1, *outputs)
-        work = self._known.get(key)
-        if work is None:
-            work = work_of(op_type, [self.facts[at] for at in inputs], [self.facts[at] for at in outputs], shared)
-            self._known[key] = work = work._replace(times=_TRIPS) if node.body else work
-        if work.kind == "gemm" and shared:
-            self._weights[names[1]] = self.facts[inputs[1]].nbytes
-        if work.kind in _TAGS:
-            self.tags[node.output_names[0]] = _TAGS[work.kind]
-        elif work.kind == "view":
+        if shared not in kind.plain:
+            kind.plain[shared] = self._plain(node.kind, kind.inputs, kind.outputs, shared)
+        number, work_kind = kind.plain[shared]
+        if work_kind == "op":
+            if node.op_type == "Concat":
+                self._copied.update(node.output_names)
+            return number
+        if work_kind == "gemm":
+            if shared:
+                self._weights[names[1]] = self.facts[kind.inputs[1]].nbytes
+            if names[0] in self._copied:
+                number = self._number_work(self.works[number]._replace(copied=True))
+        if work_kind in _TAGS:
+            self.tags[node.output_names[0]] = _TAGS[work_kind]
+        elif work_kind == "view":
             self._pass_tag(node)
-        return work
+        return number
 
-    def _folds(self, node: ExportedNode) -> bool:
-        """Return whether ONNX Runtime computes the node once, when the session is opened."""
-        if node.body or node.op_type in _RANDOM or not any(node.input_names):
-            return False
-        return self.run_time.isdisjoint(node.input_names)
+    def _plain(self, node: ExportedNode, inputs: list[int], outputs: list[int], shared: bool) -> tuple[int, str]:
+        """Return the number and the kind of the work of a node that is fused with no other."""
+        facts = self.facts
+        work = work_of(node.op_type, [facts[at] for at in inputs], [facts[at] for at in outputs], shared)
+        return self._number_work(work._replace(times=_TRIPS) if node.body else work), work.kind
 
-    def _is_turned(self, node: ExportedNode, inputs: list[int], outputs: list[int]) -> bool:
+    def _number_work(self, work: Work) -> int:
+        """Return the number of a piece of work; equal pieces have one."""
+        number = self._work_numbers.setdefault(work, len(self.works))
+        if number == len(self.works):
+            self.works.append(work)
+        return number
+
+    def _joined(self, like: str, kind: _Kind) -> int:
+        """Return the work of a node that is fused with another."""
+        out = self.facts[kind.outputs[0]]
+        return self._number_work(Work("fused", like, (out.elements,), 0.0, 2.0 * out.nbytes, out.dtype))
+
+    def _folds(self, node: NodeRecord) -> bool:
+        """Return whether ONNX Runtime computes a node of known values once, when the session is opened."""
+        return not node.kind.body and node.kind.op_type not in _RANDOM and any(node.input_names)
+
+    def _is_turned(self, node: NodeRecord, inputs: list[int], outputs: list[int]) -> bool:
         """Return whether a transpose only swaps the last two axes for one product, with which it may be fused."""
         name = node.output_names[0]
         if self.uses[name] != 1 or self.readers.get(name) != "MatMul":
@@ -221,23 +270,30 @@ class _Reader:
         before, after = self.facts[inputs[0]].shape, self.facts[outputs[0]].shape
         return len(before) > 1 and after == (*before[:-2], before[-1], before[-2])
 
-    def _fused(self, node: ExportedNode, inputs: list[int], outputs: list[int]) -> Work | None:
-        """Return the work of a node that is fused with the product or convolution before it; None for others."""
+    @cached_property
+    def readers(self) -> dict[str, str]:
+        """Name of a value -> the operator that reads it last."""
+        return {name: node.op_type for node in self.outline.nodes for name in node.input_names}
+
+    def _fused(self, node: NodeRecord, kind: _Kind, inputs: list[int]) -> int | None:
+        """Return the work of a node that is fused with a product or convolution beside it; None for others."""
+        if node.op_type == "Transpose":
+            return self._joined("turned", kind) if self._is_turned(node, inputs, kind.outputs) else None
         for at, name in enumerate(node.input_names[:2]):
             tag = self.tags.get(name, "")
             if tag and self.uses[name] == 1:
                 found = self._pair(node, tag, at, inputs)
                 if found is not None:
                     like, self.tags[node.output_names[0]] = found
-                    out = self.facts[outputs[0]]
-                    return Work("fused", like, (out.elements,), 0.0, 2.0 * out.nbytes, out.dtype)
+                    return self._joined(like, kind)
         return None
 
-    def _pair(self, node: ExportedNode, tag: str, at: int, inputs: list[int]) -> tuple[str, str] | None:
+    def _pair(self, node: NodeRecord, tag: str, at: int, inputs: list[int]) -> tuple[str, str] | None:
         """Return the name of a fusion and the tag of its result."""
-        if node.op_type in _ACTIVATIONS:
+        op_type = node.kind.op_type
+        if op_type in _ACTIVATIONS:
             return ("gemm_act", "") if tag.startswith("gemm") else ("conv_act", "")
-        if node.op_type == "BatchNormalization":
+        if op_type == "BatchNormalization":
             return ("folded", "conv") if tag == "conv" else None
         if tag == "conv":
             return "conv_add", "conv+add"
@@ -247,7 +303,7 @@ class _Reader:
         is_row = product.shape != () and other.elements == product.shape[-1]
         return ("bias", "gemm+bias") if is_row and node.input_names[1 - at] not in self.run_time else None
 
-    def _pass_tag(self, node: ExportedNode) -> None:
+    def _pass_tag(self, node: NodeRecord) -> None:
         """A view between a product and its bias does not stand in the way of their fusion."""
         if node.input_names and node.output_names and self.uses[node.input_names[0]] == 1:
             tag = self.tags.get(node.input_names[0], "")

@@ -81,22 +81,20 @@ def _reading(folder: str) -> Figure:
 
 
 def _choosing() -> Iterator[Figure]:
-    """Yield the whole time of a first choice, its two parts on other graphs, and the time of the same choice again."""
+    """Yield the time of a first choice, the rest of the export that its first run needs, and of the choice again."""
     devices = ", ".join(device.label for device in available_devices() if is_selectable(device))
     fastest_device_for(_graph(NODES, 8))  # probes the devices and reads their kernels, once a process
-    whole, writing, deciding = [], [], []
-    for at in range(GRAPHS):
-        graph, other = (_graph(NODES, 16 + 16 * at + 8 * side) for side in (0, 1))
-        whole.append(_seconds(partial(fastest_device_for, graph)))
-        writing.append(_seconds(partial(exported, other, automatic(None))))
-        deciding.append(_seconds(partial(fastest_device_for, other)))
-    name = f"choosing for a new graph of {NODES} nodes"
-    detail = f"among {devices}; longest {max(whole) * 1e3:.1f} ms"
-    yield Figure(name, statistics.median(whole) * 1e3, "ms", FIRST_LIMIT_MS, detail)
-    yield Figure(
-        f"{name}, its export alone", statistics.median(writing) * 1e3, "ms", None, "its first run needs it too"
-    )
-    yield Figure(f"{name}, without its export", statistics.median(deciding) * 1e3, "ms")
+    for growth, kind, limit in ((0, "equal layers", FIRST_LIMIT_MS), (1, "layers of which no two are alike", None)):
+        choosing, finishing = [], []
+        for at in range(GRAPHS):
+            graph = _graph(NODES, 16 + 8 * at, growth)
+            choosing.append(_seconds(partial(fastest_device_for, graph)))
+            finishing.append(_seconds(partial(exported, graph, automatic(None))))
+        name = f"choosing for a new graph of {NODES} nodes in {kind}"
+        detail = f"among {devices}; longest {max(choosing) * 1e3:.1f} ms"
+        yield Figure(name, statistics.median(choosing) * 1e3, "ms", limit, detail)
+        detail = "what is left of its export once it was judged"
+        yield Figure(f"{name}, its model after that", statistics.median(finishing) * 1e3, "ms", None, detail)
     again = [_seconds(partial(fastest_device_for, graph)) for _ in range(CACHED_CALLS)]
     yield Figure("choosing for it again", statistics.median(again) * 1e6, "us", CACHED_LIMIT_US)
 
@@ -110,14 +108,18 @@ def _seconds(action: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def _graph(nodes: int, width: int) -> Graph:
-    """Return dense layers with normalisation, ten nodes each, whose width tells this graph from others."""
+def _graph(nodes: int, width: int, growth: int = 0) -> Graph:
+    """Return dense layers with normalisation, ten nodes each, whose width tells this graph from others.
+
+    Each layer is wider than the one before by `growth`, so that none has the types of another unless it is 0.
+    """
     graph = Graph(f"layers{width}")
     value = graph.input("x", ["batch", width])
     for layer in range(nodes // 10):
-        hidden = value @ graph.param(f"w{layer}", [width, 4 * width]) + graph.param(f"b{layer}", [4 * width])
-        hidden = graph.relu(hidden) @ graph.param(f"v{layer}", [4 * width, width])
+        wide, width = 4 * width, width + growth
+        hidden = value @ graph.param(f"w{layer}", [value.shape[-1], wide]) + graph.param(f"b{layer}", [wide])
+        hidden = graph.relu(hidden) @ graph.param(f"v{layer}", [wide, width])
         scaled = graph.sigmoid(hidden) * graph.tanh(hidden)
-        value = graph.relu(graph.softmax(scaled, -1) + value)
+        value = graph.relu(graph.softmax(scaled, -1) + (hidden if growth else value))
     graph.outputs = [value]
     return graph

@@ -12,6 +12,7 @@ from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import Ref
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
+from rlx_ort.ir.ops.elementwise import Activation
 from rlx_ort.ir.ops.leaf import Capture, Input
 from rlx_ort.ir.ops.onnx import OnnxNode
 from rlx_ort.ir.ops.reduce import Softmax
@@ -181,3 +182,51 @@ def test_onnx_node_keeps_its_declared_types() -> None:
     kind = TensorType(DType.F32, Shape([7]))
     g.outputs = list(g.add_node(OnnxNode("Mystery", "com.example", 1), [g.input("x", [3])], types=[kind]))
     assert verify(g) == []
+
+
+def test_a_graph_is_not_inferred_again_while_it_is_as_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the builders inferred still holds, so long graphs are verified quickly."""
+    graph = sound_graph()
+    monkeypatch.setattr(Activation, "infer", lambda self, inputs: pytest.fail("inferred again"))
+    assert verify(graph) == []
+
+
+def test_what_reads_a_changed_node_is_looked_at() -> None:
+    """An input that was replaced as a whole is sound itself; the product that reads it is not any more."""
+    graph = sound_graph()
+    kind = TensorType(DType.F32, Shape(["n", 5]))
+    graph.nodes[0].op, graph.nodes[0].types = Input("x", kind), (kind,)
+    assert [problem.node for problem in verify(graph)] == [2]
+
+
+def test_nodes_of_another_graph_are_looked_at() -> None:
+    """A node that was sound where it was built may not be so among other nodes."""
+    source, graph = sound_graph(), Graph("other")
+    x = graph.input("x", ["n", 3])
+    graph.nodes += source.nodes[1:]
+    graph.outputs = [x]
+    assert [problem.node for problem in verify(graph)] == [2]
+
+
+def test_a_node_that_is_put_back_behind_another_is_looked_at() -> None:
+    """What was known of a place is forgotten once the place is given to a new node."""
+    graph = sound_graph()
+    last = graph.nodes.pop()
+    graph.nodes.pop()
+    graph.append(Softmax(0), graph.inputs[0], name="mm")
+    graph.nodes.append(last)
+    last.inputs = tuple(last.inputs)
+    assert [problem.node for problem in verify(graph)] == [3]
+
+
+def test_a_body_that_was_changed_is_looked_at_with_its_owner() -> None:
+    """An op infers from its bodies, which may grow after it was added."""
+    graph = Graph("outer")
+    x, flag = graph.input("x", [4]), graph.input("flag", [], "bool")
+    body = Graph("body")
+    y = body.input("y", [4])
+    body.outputs = [body.activation("relu", y)]
+    graph.outputs = [graph.if_(flag, body, body, [x])]
+    assert verify(graph) == []
+    body.outputs = [body.reduce(y, "sum", [0], True)]
+    assert [problem.node for problem in verify(graph)] == [2]

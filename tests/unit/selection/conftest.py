@@ -120,10 +120,10 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
         monkeypatch.delenv(name, raising=False)
     environment.clear_overrides()
     kernel_claims.schema_version.cache_clear()
-    support._cache.clear()
+    support._supports.clear()
     yield Machine(empty)
     kernel_claims.schema_version.cache_clear()
-    support._cache.clear()
+    support._supports.clear()
 
 
 def _onnx_schemas() -> dict[tuple[str, str], dict[int, Any]]:

@@ -1,5 +1,6 @@
 """Whether a device takes a graph: kernels, versions, types, placement rules, messages and the memory of answers."""
 
+import gc
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,7 +90,6 @@ def test_the_version_range_of_a_kernel_matters(machine: Any) -> None:
     machine.add("gpu", kernels=(KernelClaim("", "Erf", 9, 12, {}),))
     assert not supports_graph("gpu", machine.chain("Erf"))
     machine.add("gpu", kernels=(KernelClaim("", "Erf", 13, None, {}),))
-    support._cache.clear()
     assert supports_graph("gpu", machine.chain("Erf"))
 
 
@@ -260,37 +260,40 @@ def test_no_op_is_supported_on_a_device_that_is_away(machine: Any) -> None:
     assert not supports("mlx", OnnxNode("Relu"))
 
 
-def test_a_question_is_answered_once_for_equal_models(machine: Any) -> None:
-    """The answer is kept by the model's hash, not by the graph object."""
+def test_a_question_is_answered_once(machine: Any) -> None:
+    """The answer is kept for as long as the graph stays as it is."""
     provider = machine.add("gpu", kernels=machine.kernels("Relu"))
+    graph = machine.chain("Relu")
     for _ in range(3):
-        assert supports_graph("gpu", machine.chain("Relu"))
+        assert supports_graph("gpu", graph)
     assert provider.claims_asked == 1
 
 
-def test_a_graph_is_exported_once_for_many_questions(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Devices share one export."""
-    exports = []
-    export = exporter.export_model
+def test_answers_are_forgotten_with_their_graph(machine: Any) -> None:
+    """Nothing is kept of a graph that is gone."""
+    machine.add("gpu", kernels=machine.kernels("Relu"))
+    graph = machine.chain("Relu")
+    assert supports_graph("gpu", graph)
+    assert len(support._supports) == 1
+    del graph
+    gc.collect()
+    assert len(support._supports) == 0
+
+
+def test_a_graph_is_lowered_once_for_many_questions(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Devices share what was lowered to judge the graph, and so does the model of the session that is opened."""
+    drafts = []
+    make = exporter.draft
 
     def counted(graph: Graph, *arguments: Any) -> Any:
-        exports.append(graph)
-        return export(graph, *arguments)
+        drafts.append(graph)
+        return make(graph, *arguments)
 
-    monkeypatch.setattr(exporter, "export_model", counted)
+    monkeypatch.setattr(exporter, "draft", counted)
     machine.add("gpu", kernels=machine.kernels("Relu"))
     machine.add("cpu", kernels=machine.kernels("Relu"))
     graph = machine.chain("Relu")
     assert supports_graph("gpu", graph)
     assert supports_graph("cpu", graph)
-    assert len(exports) == 1
-
-
-def test_the_memory_of_answers_is_bounded() -> None:
-    """The answer that was not asked for longest is dropped."""
-    memory = support._Cache(2)
-    for key in ("a", "b"):
-        memory.put(key, support.Support())
-    assert memory.get("a") is not None
-    memory.put("c", support.Support())
-    assert (memory.get("b"), memory.get("a") is None, memory.get("c") is None) == (None, False, False)
+    assert [node.op_type for node in exporter.exported(graph).nodes] == ["Relu"]
+    assert len(drafts) == 1

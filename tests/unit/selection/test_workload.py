@@ -198,6 +198,15 @@ def test_each_product_knows_what_all_weights_take() -> None:
     assert [work.resident for work in works] == [8192] * 3
 
 
+def test_a_product_of_what_was_just_put_together_says_so() -> None:
+    """Its rows lie with whoever concatenated them; the product after it has its rows from a product."""
+    graph = Graph("copied")
+    x = graph.concat([graph.input("x", [4, 8]), graph.input("y", [4, 8])], 1)
+    graph.outputs = [x @ graph.param("w", [16, 16]) @ graph.param("v", [16, 16])]
+    works = [step.work for step in workload(graph).steps if step.work is not None and step.work.kind == "gemm"]
+    assert [work.copied for work in works] == [True, False]
+
+
 @pytest.mark.parametrize(
     ("build", "row"),
     [
@@ -208,11 +217,11 @@ def test_each_product_knows_what_all_weights_take() -> None:
         (lambda g, x: g.gather(x, g.input("i", [3], DType.I64), 1), 6),
         (lambda g, x: g.gather(x, g.input("i", [3], DType.I64), 0), 30),
         (lambda g, x: g.concat([x, g.input("y", [4, 5, 6])], 2), 12),
-        (lambda g, x: g.concat([x, g.input("y", [4, 2, 6])], 1), 24),
+        (lambda g, x: g.concat([x, g.input("y", [4, 2, 6])], 1), 42),
     ],
 )
 def test_work_over_rows_says_how_long_they_are(build: Callable[[Graph, Value], Value], row: int) -> None:
-    """What is normalised, reduced or copied together; a concatenation's shortest piece counts twice."""
+    """What is normalised, reduced or copied together; a concatenation's mean piece counts twice."""
     graph = Graph("rows")
     graph.outputs = [build(graph, graph.input("x", [4, 5, 6]))]
     ((kind, size),) = kinds(graph)

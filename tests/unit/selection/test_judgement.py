@@ -1,0 +1,155 @@
+"""A graph is judged before there is a model of it, and the judgement is that of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlx_ort.converters.to_onnx.draft import Draft
+from rlx_ort.converters.to_onnx.exporter import draft
+from rlx_ort.converters.to_onnx.outline import Outline
+from rlx_ort.device import Device
+from rlx_ort.execution.options import CompileOptions, PlacementRule
+from rlx_ort.ir.dtype import DType
+from rlx_ort.ir.graph import Graph
+from rlx_ort.selection.predict import predicted_ns
+from rlx_ort.selection.support import draft_for, support_of
+from rlx_ort.selection.workload import Workload, workload_of
+
+LAYERS = 4
+
+
+def dense() -> Graph:
+    """Equal layers of products, biases, activations and normalisations."""
+    graph = Graph("dense")
+    value = graph.input("x", ["batch", 8])
+    for layer in range(LAYERS):
+        hidden = value @ graph.param(f"w{layer}", [8, 32]) + graph.param(f"b{layer}", [32])
+        hidden = graph.gelu(hidden) @ graph.param(f"v{layer}", [32, 8])
+        value = graph.softmax(hidden * 0.5 + value, -1)
+    graph.outputs = [value, graph.tanh(value)]
+    return graph
+
+
+def convolutions() -> Graph:
+    """Convolutions with a residual, whose activations are fused."""
+    graph = Graph("convolutions")
+    value = graph.input("x", [1, 4, 9, 9])
+    for layer in range(LAYERS):
+        kernel = graph.param(f"k{layer}", [4, 4, 3, 3])
+        value = graph.relu(graph.conv2d(value, kernel, padding=1) + value)
+    graph.outputs = [value]
+    return graph
+
+
+def shapes() -> Graph:
+    """A row laid out to a size that only a run knows, which is computed from the shape of another value."""
+    graph = Graph("shapes")
+    value = graph.input("x", ["batch", "tokens", 6])
+    for layer in range(LAYERS):
+        row = graph.param(f"row{layer}", [1, 1, 6])
+        value = graph.sigmoid(value) * graph.expand(row, ["batch", "tokens", 6])
+    graph.outputs = [value]
+    return graph
+
+
+def untyped() -> Graph:
+    """Ops of several nodes, between which only ONNX knows the types."""
+    graph = Graph("untyped")
+    value = graph.input("x", ["batch", 4])
+    for _ in range(LAYERS):
+        value = graph.silu(value) + graph.activation("mish", value)
+    graph.outputs = [value]
+    return graph
+
+
+def folded() -> Graph:
+    """Nodes of constants alone, which are computed when a session is opened."""
+    graph = Graph("folded")
+    x = graph.input("x", [4, 4])
+    for layer in range(LAYERS):
+        weight = graph.transpose(graph.constant(np.full((4, 4), layer, np.float32)), [1, 0])
+        x = x @ graph.exp(weight)
+    graph.outputs = [x]
+    return graph
+
+
+def branching() -> Graph:
+    """A body, whose nodes are judged as well."""
+    graph = Graph("branching")
+    x, flag = graph.input("x", [4]), graph.input("flag", [1], "bool")
+    for _ in range(2):
+        x = graph.if_(flag, lambda body, y: body.relu(y), lambda body, y: body.tanh(y), [x])
+    graph.outputs = [x]
+    return graph
+
+
+GRAPHS = [dense, convolutions, shapes, untyped, folded, branching]
+
+
+def told(outline: Outline) -> tuple[Any, ...]:
+    """Return all that an outline says."""
+    return [node.exported() for node in outline.nodes], outline.input_types, outline.output_types
+
+
+def figures(workload: Workload) -> tuple[Any, ...]:
+    """Return all that a workload says."""
+    steps = [(step.node.name, step.work) for step in workload.steps]
+    return steps, list(workload.counts.items()), workload.nbytes, workload.assumed, workload.read, workload.written
+
+
+@pytest.mark.parametrize("build", GRAPHS, ids=lambda build: build.__name__)
+def test_the_outline_says_what_the_model_says(build: Callable[[], Graph]) -> None:
+    """Every node with its types, names and origin, and the interface, told before the model is made and from it."""
+    before = draft(build())
+    outline = before.outline
+    assert told(outline) == told(Outline.of_model(before.finished()))
+
+
+def test_the_outline_tells_nodes_that_only_compute_shapes() -> None:
+    """They are those that ONNX Runtime keeps on the CPU: what reads sizes, and what follows from it."""
+    nodes = draft(shapes()).outline.nodes
+    assert {node.op_type for node in nodes if node.kind.shape_only} == {"Shape", "Concat"}
+    assert {node.op_type for node in nodes if not node.kind.shape_only} == {"Sigmoid", "Expand", "Mul"}
+
+
+@pytest.mark.parametrize("build", GRAPHS, ids=lambda build: build.__name__)
+def test_the_work_is_that_of_the_model(build: Callable[[], Graph]) -> None:
+    """Steps, counts in their order, sizes and assumed dims are equal."""
+    before = draft(build())
+    work = workload_of(before.outline, {"batch": 3})
+    assert figures(work) == figures(workload_of(before.finished(), {"batch": 3}))
+
+
+@pytest.mark.parametrize("rule", list(PlacementRule))
+@pytest.mark.parametrize("build", GRAPHS, ids=lambda build: build.__name__)
+def test_support_and_prediction_are_those_of_the_model(
+    build: Callable[[], Graph], rule: PlacementRule, machine: Any
+) -> None:
+    """A device that lacks a kernel gives the same blocker, CPU nodes and time whether the model was made before."""
+    names = sorted({node.op_type for node in draft(build()).outline.nodes})
+    everything = frozenset(DType)
+    machine.add("cpu", kernels=machine.kernels(*names, dtypes=everything), profile=machine.profile(gemm_gflops=2.0))
+    provider = machine.add("gpu", kernels=machine.kernels(*names[:-1], dtypes=everything), profile=machine.profile())
+    options = CompileOptions(placement=rule)
+    early, late = build(), build()
+    made = draft_for(provider, late, options)
+    assert made is not None
+    made.finished()
+    for device in (Device("cpu"), Device("gpu")):
+        assert support_of(device, early, options) == support_of(device, late, options)
+        assert predicted_ns(early, device, options) == predicted_ns(late, device, options)
+    assert support_of(Device("cpu"), early, options).supported
+    assert support_of(Device("gpu"), early, options).cpu_nodes or rule is PlacementRule.STRICT
+
+
+def test_judging_makes_no_model(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph whose types are known is judged and priced without a protobuf."""
+    monkeypatch.setattr(Draft, "finished", lambda self: pytest.fail("the model was made"))
+    machine.add("gpu", kernels=machine.kernels("Relu"), profile=machine.profile())
+    graph = machine.chain("Relu")
+    assert support_of(Device("gpu"), graph).supported
+    assert predicted_ns(graph, Device("gpu"), CompileOptions()) is not None
