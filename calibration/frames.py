@@ -48,6 +48,7 @@ class Frames:
         self._time = time
         self._longest_ns = 4 * budget.point_ns
         self._known: dict[tuple[int, int], float] = {}
+        self._paces: dict[tuple[int, int], float] = {}
         self._open: dict[int, CompiledGraph] = {}
 
     @property
@@ -74,6 +75,15 @@ class Frames:
     def making(self, shape: tuple[int, ...]) -> float:
         """Return what the tensor alone takes in ns, as far as it is known: a part of what any op does with it."""
         return max(self._known.get(_key(shape), 0.0) - self.roundtrip_ns, 0.0)
+
+    def pace_ns(self, shape: tuple[int, ...]) -> float:
+        """Return how fast the host was when a size's frame was timed; 0 when it was not."""
+        return self._paces.get(_key(shape), 0.0)
+
+    def forget(self, limit_ns: float) -> None:
+        """Forget the frames that were timed on a host slower than a limit, so that they are timed anew."""
+        for key in [key for key, pace_ns in self._paces.items() if pace_ns > limit_ns]:
+            del self._paces[key], self._known[key]
 
     def prepare(self, shapes: Iterable[tuple[int, ...]], deadline_ns: float = math.inf) -> None:
         """Time the frames of sizes that were not timed yet, smallest first, where a chain could not be open beside."""
@@ -102,6 +112,7 @@ class Frames:
         feeds = {"seed": np.full(1, 0.5, np.float32), "shape": np.array(shape, np.int64)}
         found = self._time(compiled, feeds, most, not self._known)
         self._known[_key(shape)] = 0.0 if found is None else found.ns
+        self._paces[_key(shape)] = 0.0 if found is None else found.pace_ns
 
 
 def _key(shape: tuple[int, ...]) -> tuple[int, int]:

@@ -33,6 +33,9 @@ __all__ = [
 ]
 
 
+_TURNED = ["d0", "d2", "d1"]
+
+
 class Chain:
     """A probe graph while it is built: `value` is the end of the chain.
 
@@ -107,31 +110,30 @@ def gemm(k: int, n: int, links: int, dtype: DType = DType.F32, kept: int = 1) ->
     return chain.done()
 
 
-def lone_product(side: int) -> Graph:
-    """Return one product of an input row and a square weight."""
+def lone_product(m: int, side: int) -> Graph:
+    """Return one product of an input (m, side) and a square weight."""
     graph = Graph("lone")
     weight = np.resize(np.random.default_rng(0).standard_normal(1 << 16).astype(np.float32), (side, side))
-    x, w = graph.input("x", [1, side]), graph.param("w", [side, side])
+    x, w = graph.input("x", [m, side]), graph.param("w", [side, side])
     graph.weights["w"] = TensorData.from_array(weight * np.float32(side**-0.5), DType.F32)
-    kind = TensorType(DType.F32, Shape([1, side]))
+    kind = TensorType(DType.F32, Shape([m, side]))
     graph.outputs = list(graph.onnx_node("MatMul", [x, w], types=[kind]))
     return graph
 
 
 def bmm(links: int, dtype: DType = DType.F32, *, turned: bool = False) -> Graph:
-    """Return a chain of batched products of two computed values, (b, s, d) by (b, d, s) by (b, s, d).
+    """Return a chain of batched products of two computed values, (b, s, d) by (b, d, s) and (b, s, s) by (b, s, d).
 
-    With `turned`, one operand of each product comes out of a transpose of its last two axes.
+    The key is a view of the first value, which costs nothing. With `turned`, one operand of each product comes out of
+    a transpose of its last two axes.
     """
     chain = Chain("bmm", 3, dtype)
-    seed = chain.graph.input("key", [1], dtype)
-    shape = chain.graph.input("key_shape", [3], DType.I64)
-    key = chain.op("Expand", [seed, shape], ["d0", "d2", "d1"])
     value = chain.value
     swap = {"perm": (0, 2, 1)}
+    key = None if turned else chain.op("Reshape", [value, chain.graph.input("key_shape", [3], DType.I64)], _TURNED)
     for _ in range(links // 2):
         # A different value is turned each time, or the engine would turn one once.
-        right = chain.op("Transpose", [chain.value], ["d0", "d2", "d1"], swap) if turned else key
+        right = chain.op("Transpose", [chain.value], _TURNED, swap) if key is None else key
         scores = chain.op("MatMul", [chain.value, right], ["d0", "d1", "d1"])
         if turned:
             scores = chain.op("Transpose", [scores], ["d0", "d1", "d1"], swap)

@@ -6,9 +6,10 @@ import math
 from collections.abc import Callable, Mapping
 
 from rlx_ort.calibration.corrections import LEAST_ERROR, class_of, error_of
+from rlx_ort.calibration.lone import LoneProducts
 from rlx_ort.calibration.products import ProductTable
 from rlx_ort.calibration.profile import CalibrationProfile
-from rlx_ort.calibration.row_lengths import RowLengths
+from rlx_ort.calibration.row_lengths import USUAL, RowLengths
 from rlx_ort.calibration.tables import Curve, Grid
 from rlx_ort.device import Device
 from rlx_ort.errors import CalibrationError
@@ -37,16 +38,18 @@ class MeasuredCostModel:
         self.profile = profile
         self._threads = threads
         self._rows: dict[tuple[str, str], dict[tuple[int, ...], float]] = {}
+        self._spreads: dict[str, dict[float, float]] = {}  # of rows of one size in f32
         for row in profile.rows:
             self._rows.setdefault((row.probe, row.dtype), {})[row.size] = row.ns
+            if len(row.size) == 1 and row.dtype == "f32":
+                self._spreads.setdefault(row.probe, {})[float(row.size[0])] = row.spread
         missing = [probe for probe in _REQUIRED if (probe, "f32") not in self._rows]
         if missing:
             raise CalibrationError(f"the profile of {device.display} has no row of {', '.join(missing)}")
         self._dispatch = self._single("dispatch")
         self._tensor_in = self._single("tensor_in")
         self._tensor_out = self._single("tensor_out")
-        lone = self._rows.get(("lone", "f32"), {}).values()
-        self._lone = sum(lone) / len(lone) if lone else 0.0
+        self._alone = LoneProducts(self._rows.get(("alone", "f32"), {}), self._rows["gemm", "f32"])
         self._factor_of = dict(profile.corrections)
         self._moved = self._factor_of.get("transfer", 1.0)
         self._products: dict[str, ProductTable] = {}
@@ -59,7 +62,7 @@ class MeasuredCostModel:
             "bmm": self._bmm,
             "conv": lambda work: self._pixels("conv3x3", work),
             "pointwise": lambda work: self._pixels("conv1x1", work),
-            "depthwise": lambda work: self._pixels("depthwise", work),
+            "depthwise": self._depthwise,
             "attention": self._attention,
             "rnn": self._recurrent,
             "fused": self._fused,
@@ -92,7 +95,9 @@ class MeasuredCostModel:
         if known is None:
             factor = self._factor_of.get(class_of(work.like if work.kind == "op" else work.kind), 1.0)
             known = self._formulas.get(work.kind, self._operator)(work) * work.times * factor
-            known += self._lone if work.first else 0.0
+            if work.first and not work.copied:
+                m, k, n = work.size
+                known = self._alone(m, k, n, known)
             self._known[work] = known
         return known
 
@@ -121,11 +126,11 @@ class MeasuredCostModel:
 
     def upload_ns(self, nbytes: int) -> float:
         """Return the time to bring one value to the device, in ns."""
-        return (self._tensor_in + self._beyond_small("upload", nbytes)) * self._moved
+        return self._tensor_in * self._moved + self._beyond_small("upload", nbytes)
 
     def readback_ns(self, nbytes: int) -> float:
         """Return the time to bring one value to the host, in ns."""
-        return (self._tensor_out + self._beyond_small("readback", nbytes)) * self._moved
+        return self._tensor_out * self._moved + self._beyond_small("readback", nbytes)
 
     def num_threads(self) -> int:
         """Return the threads the device computes with."""
@@ -142,7 +147,8 @@ class MeasuredCostModel:
     def _curve(self, probe: str) -> Curve:
         curve = self._curves.get(probe)
         if curve is None:
-            curve = Curve((float(size[0]), ns) for size, ns in self._rows[probe, "f32"].items())
+            rows = self._rows[probe, "f32"].items()
+            curve = Curve(((float(size[0]), ns) for size, ns in rows), self._spreads.get(probe, {}))
             self._curves[probe] = curve
         return curve
 
@@ -163,7 +169,24 @@ class MeasuredCostModel:
     def _gemm(self, work: Work) -> float:
         m, k, n = work.size
         ns = self._product("f32")(m, k, n, work.resident)
+        if work.copied and ("copied", "f32") in self._rows:
+            ns += self._fetching()(m * k)
         return max(ns * self._dtype_factor(work.dtype, m, math.sqrt(k * n)), self._least)
+
+    def _fetching(self) -> Curve:
+        """Return elements -> what a product takes longer when a copy has just put its rows together.
+
+        A copy runs on few threads, often on one. All threads of a CPU then fetch their rows out of that core's cache.
+        """
+        known = self._curves.get("fetching")
+        if known is None:
+            product, row = self._product("f32"), float(USUAL)
+            points = []
+            for (elements,), ns in self._rows["copied", "f32"].items():
+                copies = _COPIES * self._operator(Work("op", "Concat", (elements,)))
+                points.append((float(elements), max(ns - copies - product(elements / row, row, row), 0.0)))
+            known = self._curves["fetching"] = Curve(points)
+        return known
 
     def _dtype_factor(self, dtype: str, m: float, side: float) -> float:
         """Return how a type's products compare with f32 ones of about the same shape."""
@@ -197,6 +220,17 @@ class MeasuredCostModel:
             return self._gemm(Work("gemm", "MatMul", (pixels, channels, channels), dtype=work.dtype)) * 1.5
         grid = self._grid(probe)
         return max(grid(*work.size) * self._dtype_factor(work.dtype, 512, 512), self._least)
+
+    def _depthwise(self, work: Work) -> float:
+        """Return the time of a convolution of each channel by itself, which goes by the elements alone."""
+        rows = self._rows.get(("depthwise", "f32"))
+        if not rows:
+            return self._pixels("conv3x3", work)
+        curve = self._curves.get("depthwise elements")
+        if curve is None:
+            points = ((pixels * channels, ns) for (pixels, channels), ns in rows.items())
+            curve = self._curves["depthwise elements"] = Curve(points)
+        return max(curve(math.prod(work.size)) * self._dtype_factor(work.dtype, 512, 512), self._least)
 
     def _attention(self, work: Work) -> float:
         rows = self._rows.get(("attention", "f32"))
@@ -312,8 +346,9 @@ class MeasuredCostModel:
         return self._dispatch * 0.8
 
 
+_COPIES = 3  # two slices and a concatenation, in a link of `copied`
 _UNFUSED = {"bias": "AddRow", "gemm_act": "Relu", "conv_act": "Relu", "conv_add": "Add", "turned": "Transpose"}
-_POWERS = {"conv3x3": (1, 2), "conv1x1": (1, 2), "depthwise": (1, 1), "lstm": (1, 1, 2)}
+_POWERS = {"conv3x3": (1, 2), "conv1x1": (1, 2), "lstm": (1, 1, 2)}
 _COARSER = {
     "AddRow": "Add",
     "TransposeRows": "Gather",

@@ -30,13 +30,13 @@ def conv(probe: str, channels: int, pictures: tuple[tuple[int, int], ...]) -> Se
 def batched(shapes: tuple[tuple[int, int, int], ...]) -> Series:
     """Return the series of products of computed values, (batch, s, d) by (d, s) and (s, s) by (s, d)."""
     points = tuple(computing(shape, shape, 2.0 * math.prod(shape) * shape[1]) for shape in shapes)
-    return Series("bmm", graphs.bmm, points, 4, feeds=_key)
+    return Series("bmm", graphs.bmm, points, 4, feeds=_shaped)
 
 
 def turned(shapes: tuple[tuple[int, int, int], ...]) -> Series:
     """Return the series of the same with a transpose before each product, to be measured after `batched`."""
     points = tuple(computing(shape, shape, 2.0 * math.prod(shape) * shape[1]) for shape in shapes)
-    return Series("turned", lambda links: graphs.bmm(links, turned=True), points, 4, feeds=_key, companion="bmm")
+    return Series("turned", lambda links: graphs.bmm(links, turned=True), points, 4, feeds=_small, companion="bmm")
 
 
 def attention(shapes: tuple[tuple[int, int], ...]) -> Series:
@@ -54,7 +54,11 @@ def recurrent(hidden: int, shapes: tuple[tuple[int, int], ...]) -> Series:
     return Series("lstm", lambda links: graphs.lstm(hidden, links), points, 2, companion="dispatch", stretched=False)
 
 
-def _key(shape: tuple[int, ...]) -> dict[str, Any]:
+def _shaped(shape: tuple[int, ...]) -> dict[str, Any]:
     batch, length, depth = shape
-    seed = np.full(1, 1.0 / math.sqrt(depth * length), np.float32)
-    return {"key": seed, "key_shape": np.array([batch, depth, length], np.int64)}
+    return _small(shape) | {"key_shape": np.array([batch, depth, length], np.int64)}
+
+
+def _small(shape: tuple[int, ...]) -> dict[str, Any]:
+    """Return a first value of which products of any number stay what they are."""
+    return {"seed": np.full(1, 1.0 / math.sqrt(shape[1] * shape[2]), np.float32)}

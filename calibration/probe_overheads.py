@@ -11,6 +11,7 @@ from rlx_ort.calibration import graphs
 from rlx_ort.calibration.prober import FAILURES, Prober
 from rlx_ort.calibration.profile import Sample
 from rlx_ort.calibration.timing import Timed
+from rlx_ort.device import Device
 from rlx_ort.errors import RunError
 from rlx_ort.execution.compiled import CompiledGraph
 from rlx_ort.ir.dtype import DType
@@ -20,7 +21,10 @@ from rlx_ort.ir.types import TensorType
 
 __all__ = ["again", "anchor", "lone_products", "overheads", "transfers"]
 
-_LONE_SIDES = (256, 512, 1024)
+_LONE = ((1, 256), (1, 1024))
+_LONE_ON_CPU = (*_LONE, (1, 2048), (32, 256), (32, 1024), (128, 512), (512, 512))
+"""Further ones would be sent to an accelerator row by row, which takes longer than the product."""
+
 _EXTRA = 7  # more inputs, or outputs, than the smallest graph has
 
 
@@ -58,16 +62,14 @@ def overheads(prober: Prober) -> None:
 
 
 def again(prober: Prober) -> None:
-    """Measure the round trip and what goes with it once more, and keep the quicker of the two.
+    """Measure the round trip and what goes with it once more, and keep the quicker of each.
 
     A device that has just been woken takes longer to start work, and nothing ever makes it quicker than it is.
     """
     begun = prober.budget.elapsed_ns
-    seen = {row.probe: row for row in prober.rows if row.size == ()}
     if 2 * prober.spent.get("overheads", 0.0) * 1e9 < prober.budget.limit_ns - begun:
-        found = {row.probe: row for row in _small_costs(prober, 32 if prober.quick else 64)}
-        if found["roundtrip"].ns < seen["roundtrip"].ns:
-            prober.rows = [found.get(row.probe, row) if row.size == () else row for row in prober.rows]
+        prober.hurried = False  # a few runs of a session that has just been opened would be the slow ones
+        prober.once_more(lambda: prober.rows.extend(_small_costs(prober, 32 if prober.quick else 64)))
     prober.account("overheads", begun)
 
 
@@ -105,22 +107,25 @@ def _alone(prober: Prober, graph: Graph, feeds: dict[str, Any]) -> Timed | None:
 
 
 def lone_products(prober: Prober) -> None:
-    """Measure what a run of one product takes beyond the round trip and the product's time in a chain.
+    """Measure what a run of one product takes beyond the round trip.
 
-    In a chain, a device computes one product while the next is launched; for one alone both take their time.
+    In a chain, an accelerator computes one product while the next is launched; for one alone both take their time.
+    On a CPU one alone is quicker: no core has to fetch its rows from others that have just written them.
     """
-    begun = prober.budget.elapsed_ns
-    for side in _LONE_SIDES:
-        row_ns = prober.of("gemm", (1, side, side))
+    begun, hurried = prober.budget.elapsed_ns, prober.hurried
+    prober.hurried = False  # a few runs of a session that has just been opened would be the slow ones
+    for m, side in _LONE_ON_CPU if prober.device.kind == Device.CPU.kind else _LONE:
+        row_ns = prober.of("gemm", (m, side, side))
         if row_ns <= 0 or not prober.budget.fits(prober.budget.limit_ns, 10 * prober.of("roundtrip")):
             continue
         try:
-            found = _alone(prober, graphs.lone_product(side), {"x": np.full((1, side), 0.5, np.float32)})
+            found = _alone(prober, graphs.lone_product(m, side), {"x": np.full((m, side), 0.5, np.float32)})
         except FAILURES as err:
-            prober.skipped["lone"] = str(err).splitlines()[0]
+            prober.skipped["alone"] = str(err).splitlines()[0]
             continue
-        prober.add("lone", (1, side, side), found, base_ns=prober.of("roundtrip") - prober.dispatch_ns + row_ns)
-    prober.account("lone", begun)
+        prober.add("alone", (m, side, side), found, base_ns=prober.of("roundtrip") - prober.dispatch_ns)
+    prober.hurried = hurried
+    prober.account("alone", begun)
 
 
 def transfers(prober: Prober, deadline_ns: float) -> None:

@@ -24,7 +24,7 @@ class ProductTable:
         cold: bytes of all weights -> ns of (1, 1024) by (1024, 1024), when as many bytes of weights take turns.
     """
 
-    __slots__ = ("_cold", "_coldest", "_skews", "_squares")
+    __slots__ = ("_cold", "_coldest", "_skews", "_squares", "_warmest")
 
     def __init__(self, rows: Mapping[tuple[int, int, int], float], cold: Mapping[int, float] | None = None) -> None:
         squares = {(float(m), float(k)): ns for (m, k, n), ns in rows.items() if k == n}
@@ -34,7 +34,7 @@ class ProductTable:
             skewed = {}
         self._squares = Grid(squares, (1, 2))
         self._cold = Curve(cold.items()) if cold and len(cold) > 1 else None
-        self._coldest = max(cold, default=0) if cold else 0
+        self._warmest, self._coldest = (min(cold), max(cold)) if cold else (0, 0)
         found: dict[float, list[float]] = {}
         for (m, k, n), ns in skewed.items():
             slope = math.log(max(ns, 20.0) / self._squares(m, math.sqrt(k * n))) / abs(math.log(n / k))
@@ -45,12 +45,14 @@ class ProductTable:
         """Return the time of a product, in ns; `resident` is what all weights of the graph take, in bytes."""
         ns = self._squares(m, math.sqrt(k * n)) * math.exp(self._skew(m) * abs(math.log(n / k)))
         nbytes = k * n * _F32
-        if self._cold is None or resident <= nbytes:
+        if self._cold is None or resident <= max(nbytes, self._warmest):
             return ns
         # All of it where the weight is what takes the time, a share where computing hides it.
         warm_ns = self._squares(1, math.sqrt(k * n))
-        # Beyond the most that was measured it stays: a weight that comes from memory does not get colder.
-        more = max(self._cold(min(resident, self._coldest)) / max(self._cold(nbytes), 1.0) - 1.0, 0.0)
+        # Beyond the most that was measured it stays: a weight that comes from memory does not get colder. Nor does one
+        # get warmer below the least.
+        warm = self._cold(max(nbytes, self._warmest))
+        more = max(self._cold(min(resident, self._coldest)) / max(warm, 1.0) - 1.0, 0.0)
         return ns + more * warm_ns * min(1.0, warm_ns / max(ns, 1.0))
 
     def _skew(self, m: float) -> float:

@@ -1,6 +1,6 @@
 """`CalibrationProfile`: what was measured on one device, as a documented JSON file.
 
-    {"schema": 2, "unit": "ns",
+    {"schema": 3, "unit": "ns",
      "key": {"device", "ep", "hardware", "identity", "engine", "ep_version", "driver", "threads"},
      "machine": "...", "measured": "2026-11-01T12:00:00+00:00", "quick": false, "elapsed_s": 6.1,
      "rows": [{"probe": "gemm", "size": [64, 256, 256], "dtype": "f32", "ns": 5100.0, "spread": 0.03, "repeats": 9}],
@@ -26,7 +26,7 @@ from rlx_ort.errors import CalibrationError
 
 __all__ = ["NOISY", "SCHEMA", "CalibrationProfile", "ProfileKey", "Reference", "Sample"]
 
-SCHEMA = 2
+SCHEMA = 3
 """The version of the file's form and of what the probes measure; another version is measured again."""
 
 NOISY = 0.25

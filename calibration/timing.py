@@ -19,11 +19,16 @@ _MOST_WARM = 5000  # calls, where the clock stands still
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """A median time in nanoseconds, the distance of the quartiles as a share of it, and the number of runs."""
+    """A median time in nanoseconds, the distance of the quartiles as a share of it, and the number of runs.
+
+    `pace_ns` is how fast the host was meanwhile, see `Pace`; 0 where nobody looked, infinite where the runs were far
+    apart.
+    """
 
     ns: float
     spread: float
     repeats: int
+    pace_ns: float = 0.0
 
 
 class Budget:

@@ -28,6 +28,7 @@ from regret.measure import Limits, Outcome, kept_awake, measure_case
 from regret.tables import summary_lines, tables
 from rlx_ort.calibration import store
 from rlx_ort.calibration.calibrate import calibrate
+from rlx_ort.calibration.pace import Pace
 from rlx_ort.calibration.profile import CalibrationProfile
 from rlx_ort.device import Device, parse_device_list
 from rlx_ort.errors import RlxError
@@ -64,6 +65,7 @@ def main() -> None:
     outcomes: list[Outcome] = []
     policies: list[dict[str, Any]] = []
     left_out = []
+    pace = Pace(time.perf_counter_ns)
     with kept_awake(devices):
         for case in cases():
             if chosen.only not in case.name:
@@ -73,7 +75,7 @@ def main() -> None:
                 continue
             graph, inputs = case.build()
             try:
-                outcome = measure_case(case.family, case.name, graph, inputs, devices, limits)
+                outcome = measure_case(case.family, case.name, graph, inputs, devices, limits, pace)
             except Exception:  # one graph must not take the others' results with it
                 traceback.print_exc()
                 left_out.append(case.name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -26,6 +27,9 @@ class Stage:
         self.times = times
         self.predicted: dict[str, dict[str, float]] = {}
         self.begun: list[str] = []
+        self.closed: list[str] = []
+        self.after: Callable[[], None] = lambda: None  # called when the graph of this name runs
+        self.after_graph = ""
         self.profile: CalibrationProfile = here.profile()
         self.prober = Prober(Device.CUDA, Budget(limit_s, 0.015, lambda: self.now))
         graphs = tuple(ReferenceGraph(name, lambda name=name: (Graph(name), {})) for name in times)
@@ -51,9 +55,12 @@ class Compiled:
         if not self.stage.times[self.name]:
             raise RunError("no such kernel\nand more")
         self.stage.now += self.stage.times[self.name]
+        if self.name == self.stage.after_graph:
+            self.stage.after()
 
     def close(self) -> None:
-        """Do nothing."""
+        """Note it."""
+        self.stage.closed.append(self.name)
 
 
 _USUAL = {"overhead": 0.2 * _MS, "product": 0.8 * _MS}
@@ -73,7 +80,7 @@ def test_graphs_that_take_longer_than_predicted_correct_the_class(monkeypatch: p
     stage = Stage(monkeypatch, here, {f"g{at}": 2 * _MS for at in range(6)}, limit_s=10.0)
     corrections = stage.check().corrections
     assert corrections.keys() == {"product"}
-    assert corrections["product"] > 1.5
+    assert corrections["product"] > 1.3
 
 
 def test_the_last_graphs_are_left_out_where_the_time_runs_out(monkeypatch: pytest.MonkeyPatch, here: Any) -> None:
@@ -83,6 +90,21 @@ def test_the_last_graphs_are_left_out_where_the_time_runs_out(monkeypatch: pytes
     assert 3 < len(found.references) < 100
     assert found.skipped["references"].startswith(f"no time for g{len(found.references)} ")
     assert stage.now < 0.24e9
+
+
+def test_the_quicker_of_two_measurements_counts(monkeypatch: pytest.MonkeyPatch, here: Any) -> None:
+    """What slowed the machine down while all graphs were measured is gone when they are measured again."""
+    stage = Stage(monkeypatch, here, {"g0": 4 * _MS, "g1": 3 * _MS}, limit_s=10.0)
+    stage.after = lambda: stage.times.update(g0=2 * _MS)
+    stage.after_graph = "g1"
+    assert [(row.name, row.ns) for row in stage.check().references] == [("g0", 2.0 * _MS), ("g1", 3.0 * _MS)]
+
+
+def test_sessions_are_closed_at_the_end(monkeypatch: pytest.MonkeyPatch, here: Any) -> None:
+    """Between the two measurements they stay open."""
+    stage = Stage(monkeypatch, here, {"g0": 2 * _MS, "g1": 3 * _MS, "g2": 0}, limit_s=10.0)
+    stage.check()
+    assert sorted(stage.closed) == sorted(stage.begun) == ["g0", "g1", "g2"]
 
 
 def test_a_graph_that_fails_is_passed_over(monkeypatch: pytest.MonkeyPatch, here: Any) -> None:

@@ -25,9 +25,9 @@ def test_graphs_that_agree_with_their_rows_need_no_correction() -> None:
 
 
 def test_a_class_that_takes_longer_everywhere_is_corrected() -> None:
-    """Eight graphs of products that take 1.5 times as long, against one that says nothing is wrong."""
+    """Eight graphs of products that take 1.5 times as long, against four that say nothing is wrong."""
     found = fit(graphs(1.5, 8, product=1000.0))
-    assert found.corrections["product"] == pytest.approx(1.5 ** (8 / 9), rel=0.02)
+    assert found.corrections["product"] == pytest.approx(1.5 ** (8 / 12), rel=0.02)
 
 
 def test_a_correction_is_bounded() -> None:
@@ -46,7 +46,7 @@ def test_the_class_at_fault_is_corrected_and_the_other_is_not() -> None:
     elements = graphs(1.5, 6, elements=1000.0)
     both = graphs(1.5, 6, product=700.0, elements=300.0)
     found = fit([*products, *elements, *both])
-    assert found.corrections["product"] == pytest.approx(1.5, rel=0.05)
+    assert 1.5**0.65 < found.corrections["product"] < 1.5  # held towards 1 by as much as four graphs
     assert found.corrections["elements"] == pytest.approx(1.0, rel=0.05)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -99,12 +100,77 @@ def test_a_fused_node_grows_as_the_node_alone_beyond_what_was_measured(here: Any
     assert model.work_ns(Work("fused", "gemm_act", (1 << 20,))) == pytest.approx(18_000.0 + large - small)
 
 
-def test_the_first_product_of_a_run_waits_for_its_launch(here: Any) -> None:
-    """The mean of what was measured of lone products is added once."""
-    rows = (Sample("lone", (1, 256, 256), 8000.0), Sample("lone", (1, 1024, 1024), 12_000.0))
+ALONE = Work("gemm", "MatMul", (8, 64, 64), first=True)
+
+
+def alone(here: Any, chained_ns: float, alone_ns: float) -> MeasuredCostModel:
+    """Return a model of a device that takes so long for a product within a chain, and for one alone."""
+    return model_of(here, Sample("gemm", (8, 64, 64), chained_ns), Sample("alone", (8, 64, 64), alone_ns))
+
+
+def test_the_first_product_of_a_run_takes_what_one_alone_takes(here: Any) -> None:
+    """On an accelerator it waits for its launch, and those after it do not."""
+    model = alone(here, 5000.0, 15_000.0)
+    assert model.work_ns(ALONE) == pytest.approx(15_000.0)
+    assert model.work_ns(ALONE._replace(first=False)) == pytest.approx(5000.0)
+
+
+def test_a_launch_does_not_grow_with_the_product(here: Any) -> None:
+    """A product of 512 times the rows waits for its launch as long as a small one."""
+    model = alone(here, 5000.0, 15_000.0)
+    large = ALONE._replace(size=(4096, 64, 64))
+    assert model.work_ns(large) - model.work_ns(large._replace(first=False)) == pytest.approx(10_000.0)
+
+
+def test_what_a_product_alone_saves_is_a_share(here: Any) -> None:
+    """Where no core fetches rows from others, a larger product saves more."""
+    model = alone(here, 5000.0, 4000.0)
+    large = ALONE._replace(size=(4096, 64, 64))
+    assert model.work_ns(large) == pytest.approx(0.8 * model.work_ns(large._replace(first=False)))
+
+
+def test_a_product_alone_is_like_the_nearest_that_was_measured(here: Any) -> None:
+    """One row saves half where one row was measured to, and many rows a tenth where many were."""
+    few, many = (1, 1024, 1024), (512, 1024, 1024)
+    model = model_of(
+        here,
+        *(Sample("gemm", size, 1e5) for size in (few, many)),
+        *(Sample("alone", size, ns) for size, ns in ((few, 5e4), (many, 9e4))),
+    )
+    alone = [model.work_ns(Work("gemm", "MatMul", size, first=True)) for size in (few, many)]
+    assert alone == pytest.approx([5e4, 9e4], rel=0.01)
+
+
+def test_a_product_fetches_the_rows_that_were_just_put_together(here: Any) -> None:
+    """What a link of copies and a product takes beyond its three copies and the product, by the elements."""
+    size = (64, 256, 256)
+    rows = [Sample("gemm", size, 20_000.0), Sample("op:Concat", (64 * 256,), 2000.0)]
+    model = model_of(here, *rows, Sample("copied", (64 * 256,), 33_000.0))
+    product = Work("gemm", "MatMul", size)
+    assert model.work_ns(product) == pytest.approx(20_000.0)
+    assert model.work_ns(product._replace(copied=True)) == pytest.approx(27_000.0)
+
+
+def test_a_depthwise_convolution_goes_by_its_elements(here: Any) -> None:
+    """Four times the channels with a quarter of the pixels are as many elements."""
+    model = model_of(here, Sample("depthwise", (784, 64), 18_000.0), Sample("depthwise", (12_544, 64), 57_000.0))
+    assert model.work_ns(Work("depthwise", "Conv", (196, 256))) == pytest.approx(18_000.0)
+
+
+def test_a_correction_of_transfers_leaves_bandwidth_as_it_was_measured(here: Any) -> None:
+    """What each value takes is halved, what its bytes take is not."""
+    rows = (Sample("tensor_in", (), 8000.0), Sample("upload", (4096,), 2000.0))
     model = model_of(here, *rows)
-    later = Work("gemm", "MatMul", (8, 64, 64))
-    assert model.work_ns(later._replace(first=True)) - model.work_ns(later) == pytest.approx(10_000.0)
+    halved = MeasuredCostModel(model.device, dataclasses.replace(model.profile, corrections={"transfer": 0.5}))
+    assert model.upload_ns(4096) == pytest.approx(10_000.0)
+    assert halved.upload_ns(4096) == pytest.approx(6000.0)
+
+
+def test_a_time_that_drowned_in_noise_does_not_drag_down_its_neighbour(here: Any) -> None:
+    """A subtraction that left nothing, with runs far apart, says less than a steady row."""
+    rows = (Sample("fused:bias", (512,), 18_000.0, spread=0.04), Sample("fused:bias", (8192,), 0.0, spread=1.6))
+    model = model_of(here, *rows)
+    assert model.work_ns(Work("fused", "bias", (512,))) == pytest.approx(18_000.0, rel=0.05)
 
 
 def test_a_batch_beyond_the_measured_ones_is_priced_by_a_large_product(here: Any) -> None:

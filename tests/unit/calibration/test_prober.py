@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from rlx_ort.calibration.prober import Prober
+from rlx_ort.calibration.profile import Sample
 from rlx_ort.calibration.series import Point, Series, computing
 from rlx_ort.calibration.timing import Budget
 from rlx_ort.device import Device
@@ -203,3 +204,76 @@ def test_loading_kernels_once_does_not_stop_a_series(monkeypatch: pytest.MonkeyP
             machine.prober.run(machine.series(1000, 2000, 3000), 300.0 * _MS, patience_ns)
         found.append(machine.sizes)
     assert found == [[1000], [1000, 2000, 3000]]
+
+
+def test_a_second_visit_keeps_the_quicker_time_of_each_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was slowed down the first time is put right, what is slowed down now stays as it was."""
+    machine = Machine(monkeypatch)
+    series = machine.series(1000, 2000)
+    machine.prober.rows = [Sample("op:Fake", (1000,), 1500.0), Sample("op:Fake", (2000,), 1800.0)]
+    machine.prober.revisit(series, 1e12)
+    assert machine.rows() == pytest.approx({(1000,): 1000.0, (2000,): 1800.0}, abs=1.0)
+    assert len(machine.prober.rows) == 2
+
+
+def test_a_second_visit_without_time_takes_nothing_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows of the first visit stay, and nothing is said to be missing."""
+    machine = Machine(monkeypatch)
+    machine.prober.rows = [Sample("op:Fake", (1000,), 1500.0)]
+    machine.prober.revisit(machine.series(1000), 0.0)
+    assert machine.rows() == {(1000,): 1500.0}
+    assert not machine.prober.skipped
+
+
+class SteadyPace:
+    """A pace that the test sets; anything above 100 is slow."""
+
+    limit_ns = 100.0
+
+    def __init__(self) -> None:
+        self.ns = 50.0
+
+    def now(self) -> float:
+        """Return what the test says."""
+        return self.ns
+
+
+def test_a_row_from_a_disturbed_host_gives_way_to_one_that_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the later one took longer: a frame that was slowed down makes what is left too little."""
+    machine = Machine(monkeypatch)
+    pace = SteadyPace()
+    monkeypatch.setattr(machine.prober, "pace", pace)
+    pace.ns = 150.0
+    machine.prober.run(machine.series(1000), 1e12)
+    assert machine.prober.disturbed("op:Fake", (1000,))
+    machine.prober.rows = [Sample("op:Fake", (1000,), 700.0)]
+    pace.ns = 50.0
+    machine.prober.frames.forget(pace.limit_ns)
+    machine.prober.revisit(machine.series(1000), 1e12, disturbed=True)
+    assert machine.rows() == {(1000,): pytest.approx(1000.0)}
+    assert not machine.prober.disturbed("op:Fake", (1000,))
+
+
+def test_only_disturbed_sizes_are_measured_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was measured on a host as usual is left alone."""
+    machine = Machine(monkeypatch)
+    pace = SteadyPace()
+    monkeypatch.setattr(machine.prober, "pace", pace)
+    machine.prober.run(machine.series(1000), 1e12)
+    pace.ns = 150.0
+    machine.prober.run(machine.series(2000), 1e12)
+    pace.ns, machine.sizes = 50.0, []
+    machine.prober.revisit(machine.series(1000, 2000), 1e12, disturbed=True)
+    assert machine.sizes == [2000]
+
+
+def test_a_frame_from_a_disturbed_host_makes_its_rows_disturbed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row is what is left above its frame, so both have to be right."""
+    machine = Machine(monkeypatch)
+    pace = SteadyPace()
+    monkeypatch.setattr(machine.prober, "pace", pace)
+    pace.ns = 150.0
+    machine.prober.frames.prepare([(1000,)])
+    pace.ns = 50.0
+    machine.prober.run(machine.series(1000), 1e12)
+    assert machine.prober.disturbed("op:Fake", (1000,))

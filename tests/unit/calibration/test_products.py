@@ -46,3 +46,11 @@ def test_computing_hides_what_cold_weights_cost() -> None:
 def test_without_squares_the_others_stand_for_them() -> None:
     """A profile of one skewed row still predicts."""
     assert ProductTable({(8, 16, 256): 500.0})(8, 64, 64) == pytest.approx(500.0)
+
+
+def test_weights_below_the_least_that_took_turns_are_as_warm() -> None:
+    """What 4 and 16 MB of weights in turn take says nothing about 1 and 2 MB."""
+    rows = {(1, 256, 256): 4000.0, (1, 1024, 1024): 14_000.0}
+    table = ProductTable(rows, {4 << 20: 14_000.0, 16 << 20: 24_000.0})
+    assert table(1, 256, 256, 2 << 20) == pytest.approx(table(1, 256, 256))
+    assert table(1, 256, 256, 16 << 20) > table(1, 256, 256)

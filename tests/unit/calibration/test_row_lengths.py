@@ -44,6 +44,15 @@ def test_beyond_the_sizes_the_factor_stays() -> None:
     assert found(1, 64) == pytest.approx(2.0)
 
 
+def test_lengths_are_compared_for_as_many_rows() -> None:
+    """Rows of any length cost by the row, and less of it the more there are: 500 rows cost what 500 usual ones do."""
+    by_rows = {rows: 1000.0 * rows**0.5 for rows in (1, 16, 256, 4096)}
+    usual = {rows * USUAL: ns for rows, ns in by_rows.items()}
+    found = RowLengths({(rows * 1024, 1024): ns for rows, ns in by_rows.items() if rows < 4096}, usual)
+    ns = found(500 * 512, 512) * 1000.0 * (500 * 512 / USUAL) ** 0.5
+    assert ns == pytest.approx(1000.0 * 500**0.5)
+
+
 def test_without_other_lengths_there_is_no_factor() -> None:
     """A quick calibration has none."""
     assert RowLengths({}, {1024: 500.0})(1024, 8) == pytest.approx(1.0)

@@ -37,6 +37,13 @@ def test_a_point_that_falls_is_smoothed() -> None:
     assert curve(100) == pytest.approx(200.0)
 
 
+def test_an_unsteady_point_gives_way_to_a_steady_one() -> None:
+    """Of two times that fall, the one that jumped about by as much as itself hardly counts."""
+    points = [(10, 100.0), (100, 1000.0), (1000, 100.0)]
+    assert Curve(points, {1000: 1.0})(100) == pytest.approx(1000.0, rel=0.02)
+    assert Curve(points)(100) == pytest.approx(1000.0**0.5 * 100.0**0.5)
+
+
 def test_a_grid_goes_through_its_points() -> None:
     """At a measured size the time is the measured one."""
     points = {(m, k): float(m * k + 50) for m in (1, 10, 100) for k in (16, 64)}
@@ -56,6 +63,12 @@ def test_above_a_grid_the_time_grows_with_each_size() -> None:
     assert Grid(points)(20, 30) == pytest.approx(10 * 10 * 100 * 6)
 
 
+def test_above_a_grid_that_does_not_grow_the_time_grows_half_as_the_work() -> None:
+    """What launches held up so far may be held up by its work there: four times the batch takes twice as long."""
+    points = {(t, b): 100.0 * t for t in (1, 10) for b in (1, 10)}
+    assert Grid(points)(10, 40) == pytest.approx(2 * 1000.0)
+
+
 def test_a_point_that_was_not_measured_is_filled_at_the_best_measured_rate() -> None:
     """The missing corner has ten times the work of (1, 10), but (10, 1) shows that 70 ns a unit are possible."""
     grid = Grid({(1, 1): 100.0, (1, 10): 1000.0, (10, 1): 700.0})
@@ -71,3 +84,9 @@ def test_the_work_grows_with_a_power_of_a_size() -> None:
     """Twice the channels beyond the grid are four times the work."""
     points = {(m, c): float(m * c * c) for m in (10, 100) for c in (10, 100)}
     assert Grid(points, (1, 2))(200, 200) == pytest.approx(200 * 200 * 200)
+
+
+def test_a_hole_in_a_grid_is_filled_from_both_sides() -> None:
+    """A column of which only the least size was measured does not grow by its work from there."""
+    grid = Grid({(1, 256): 4.0, (1, 512): 8.0, (1, 1024): 16.0, (128, 256): 100.0, (128, 1024): 400.0}, (1, 2))
+    assert grid(128, 512) == pytest.approx(200.0)

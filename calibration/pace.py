@@ -1,0 +1,60 @@
+"""How fast the host runs now, against how fast it usually does.
+
+A core that shares its hardware with something busy runs a while at two thirds of its speed, and whatever is launched
+from it takes as much longer. On the host of an H200 such a while lasted 0.2 to 1.5 s: a loop of plain Python took 20.8
+us instead of 12.9, and so did numpy, while launches of CUDA took 1.35 times as long. A measurement made then says
+nothing about the device, and the loop tells so.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+
+from rlx_ort.calibration.timing import Clock
+
+__all__ = ["Pace"]
+
+_TURNS = 400  # about 12 us, far longer than reading the clock
+_TRIES = 3  # the least counts: an interrupt is no slow core
+_USUAL = 0.3  # of all times of the loop are quicker than the usual one
+_SLOW = 1.2  # clock frequencies moved the loop by a tenth, a busy neighbour by half
+_LEAST_KNOWN = 8
+
+
+class Pace:
+    """The times of a loop that always does the same.
+
+    Args:
+        clock: tells the time.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._known: list[float] = []
+
+    def now(self) -> float:
+        """Return what the loop takes now in ns, and remember it; about 40 us."""
+        found = math.inf
+        for _ in range(_TRIES):
+            before = self._clock()
+            total = 0
+            for turn in range(_TURNS):
+                total += turn * turn
+            taken = self._clock() - before
+            if taken > 0:  # a clock that stands still or goes back says nothing
+                found = min(found, taken)
+        if not math.isfinite(found):
+            return 0.0
+        bisect.insort(self._known, found)
+        return float(found)
+
+    @property
+    def limit_ns(self) -> float:
+        """What the loop may take on a core that is not disturbed, as far as is known by now.
+
+        It goes by what is usual, not by the best: where the host is always as busy, that is what it can do.
+        """
+        if len(self._known) < _LEAST_KNOWN:
+            return math.inf
+        return _SLOW * self._known[int(_USUAL * len(self._known))]
