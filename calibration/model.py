@@ -9,7 +9,7 @@ from rlx_ort.calibration.corrections import LEAST_ERROR, class_of, error_of
 from rlx_ort.calibration.lone import LoneProducts
 from rlx_ort.calibration.products import ProductTable
 from rlx_ort.calibration.profile import CalibrationProfile
-from rlx_ort.calibration.row_lengths import USUAL, RowLengths
+from rlx_ort.calibration.row_lengths import RowLengths
 from rlx_ort.calibration.tables import Curve, Grid
 from rlx_ort.device import Device
 from rlx_ort.errors import CalibrationError
@@ -95,7 +95,7 @@ class MeasuredCostModel:
         if known is None:
             factor = self._factor_of.get(class_of(work.like if work.kind == "op" else work.kind), 1.0)
             known = self._formulas.get(work.kind, self._operator)(work) * work.times * factor
-            if work.first and not work.copied:
+            if work.first:
                 m, k, n = work.size
                 known = self._alone(m, k, n, known)
             self._known[work] = known
@@ -169,24 +169,7 @@ class MeasuredCostModel:
     def _gemm(self, work: Work) -> float:
         m, k, n = work.size
         ns = self._product("f32")(m, k, n, work.resident)
-        if work.copied and ("copied", "f32") in self._rows:
-            ns += self._fetching()(m * k)
         return max(ns * self._dtype_factor(work.dtype, m, math.sqrt(k * n)), self._least)
-
-    def _fetching(self) -> Curve:
-        """Return elements -> what a product takes longer when a copy has just put its rows together.
-
-        A copy runs on few threads, often on one. All threads of a CPU then fetch their rows out of that core's cache.
-        """
-        known = self._curves.get("fetching")
-        if known is None:
-            product, row = self._product("f32"), float(USUAL)
-            points = []
-            for (elements,), ns in self._rows["copied", "f32"].items():
-                copies = _COPIES * self._operator(Work("op", "Concat", (elements,)))
-                points.append((float(elements), max(ns - copies - product(elements / row, row, row), 0.0)))
-            known = self._curves["fetching"] = Curve(points)
-        return known
 
     def _dtype_factor(self, dtype: str, m: float, side: float) -> float:
         """Return how a type's products compare with f32 ones of about the same shape."""
@@ -346,7 +329,6 @@ class MeasuredCostModel:
         return self._dispatch * 0.8
 
 
-_COPIES = 3  # two slices and a concatenation, in a link of `copied`
 _UNFUSED = {"bias": "AddRow", "gemm_act": "Relu", "conv_act": "Relu", "conv_add": "Add", "turned": "Transpose"}
 _POWERS = {"conv3x3": (1, 2), "conv1x1": (1, 2), "lstm": (1, 1, 2)}
 _COARSER = {

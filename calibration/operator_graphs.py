@@ -10,7 +10,7 @@ from rlx_ort.calibration.graphs import Chain
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph, Value
 
-__all__ = ["NODES_A_LINK", "copies_and_products", "elementwise"]
+__all__ = ["NODES_A_LINK", "elementwise"]
 
 NODES_A_LINK: Mapping[str, int] = {"Where": 2, "Cast": 2, "Concat": 3}
 """Nodes of about one cost each that a link is made of, and that share its time; one where nothing is said."""
@@ -23,15 +23,6 @@ def elementwise(op_type: str, links: int, width: int, dtype: DType = DType.F32) 
     link = _LINKS.get(op_type)
     for _ in range(links):
         chain.value = _unary(chain, op_type) if link is None else link(chain, first, width)
-    return chain.done()
-
-
-def copies_and_products(links: int, width: int) -> Graph:
-    """Return a chain over (rows, width) whose links put halves together, as `Concat` does, and multiply them."""
-    chain = Chain("copied", 2)
-    weight = chain.weight((width, width), width**-0.5)
-    for _ in range(links):
-        chain.value = chain.op("MatMul", [_concat(chain, chain.value, width), weight], chain.dims)
     return chain.done()
 
 

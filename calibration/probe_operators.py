@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from rlx_ort.calibration.operator_graphs import NODES_A_LINK, copies_and_products, elementwise
+from rlx_ort.calibration.operator_graphs import NODES_A_LINK, elementwise
 from rlx_ort.calibration.row_lengths import USUAL
 from rlx_ort.calibration.series import Point, Series
 from rlx_ort.execution.options import CompileOptions, OptimizationLevel
 
-__all__ = ["BY_ROW", "CORE_OPERATORS", "MORE_OPERATORS", "by_row", "operator", "products_of_copies"]
+__all__ = ["BY_ROW", "CORE_OPERATORS", "MORE_OPERATORS", "by_row", "operator"]
 
 CORE_OPERATORS = (
     "Add",
@@ -61,13 +61,6 @@ def by_row(name: str, length: int, counts: tuple[int, ...]) -> Series:
     """Return the series of an operator over so many elements in rows of another length."""
     points = tuple(Point((count // length, length), (count, length), float(count)) for count in counts)
     return _series(f"rows:{name}", name, length, points)
-
-
-def products_of_copies(rows: tuple[int, ...]) -> Series:
-    """Return the series of two slices, a concatenation, and a product of (m, 256) by (256, 256) with what it wrote."""
-    points = tuple(Point((m, USUAL), (m * USUAL,), float(m)) for m in rows)
-    plain = CompileOptions(optimization=OptimizationLevel.OFF)
-    return Series("copied", lambda links: copies_and_products(links, USUAL), points, 4, options=plain)
 
 
 def _series(probe: str, name: str, width: int, points: tuple[Point, ...]) -> Series:

@@ -7,7 +7,6 @@ What `size` counts in a row, by probe:
     upload (bytes), readback (bytes)  a tensor to the device, to the host, beyond a small one
     gemm (m, k, n)             a matrix product with a weight that stays in the caches
     alone (m, k, n)            what a run of one product takes beyond the round trip
-    copied (elements)          two slices, a concatenation, and a product of (m, 256) by (256, 256) with what it wrote
     weights (bytes)            (1, 1024) by (1024, 1024) with so many bytes of weights in turn
     bmm (batch, s, d)          a product of two computed values, the mean of (s, d) by (d, s) and (s, s) by (s, d)
     turned (batch, s, d)       a transpose before such a product; next to nothing where it is fused
@@ -153,7 +152,6 @@ def _core(device: Device, *, slow: bool) -> _Plan:
         ("recurrent layers", [layers.recurrent(hidden, ((16, 1), (64, 1), (16, 16))) for hidden in (256, 64)]),
         ("matrix products", [products.squares(2048, rows)]),
         ("lone products", []),
-        ("products of copies", [operators.products_of_copies((64, 256, 1024))] if on_cpu else []),
         ("matrix products", [products.skewed(16, 256, (1, 32, 512))]),
         ("matrix products", [products.squares(4096, rows[:5:2])]),
         ("row lengths", [operators.by_row(name, 1024, counts[:3]) for name in operators.BY_ROW[:2]]),

@@ -31,8 +31,7 @@ class Work(NamedTuple):
         times: how often it runs.
         resident: bytes of all weights that the graph's products read, rounded up to a power of two; 0 when it is
             not known. What fits into caches is read faster.
-        first: whether it is the first product of a run, which waits for its launch.
-        copied: whether it is a product whose rows a concatenation has just put together.
+        first: whether it is the first product of a run and multiplies an input, so that it waits for its launch.
     """
 
     kind: str
@@ -44,7 +43,6 @@ class Work(NamedTuple):
     times: int = 1
     resident: int = 0
     first: bool = False
-    copied: bool = False
 
 
 class Fact(NamedTuple):

@@ -129,7 +129,6 @@ class _Reader:
         self._numbers: dict[object, int] = {}
         self._number_of: dict[int, int] = {}  # by identity: the model keeps its types alive
         self._weights: dict[str, int] = {}  # name -> bytes, of what products multiply with
-        self._copied: set[str] = set()  # values that were put together out of others
 
     def read(self) -> Workload:
         """Return the work of the outline."""
@@ -171,9 +170,11 @@ class _Reader:
         return counts
 
     def _mark_first(self, steps: list[int], counts: Counter[int]) -> None:
-        """Tell the first product of a run that it is the first."""
+        """Tell the first product of a run that it is the first, where no other node makes what it multiplies."""
         for at, step in enumerate(steps):
             if step != _FREE and self.works[step].kind == "gemm":
+                if self.outline.nodes[at].input_names[0] not in self.outline.input_types:
+                    return
                 counts[step] -= 1
                 if not counts[step]:
                     del counts[step]
@@ -226,14 +227,9 @@ class _Reader:
             kind.plain[shared] = self._plain(node.kind, kind.inputs, kind.outputs, shared)
         number, work_kind = kind.plain[shared]
         if work_kind == "op":
-            if node.op_type == "Concat":
-                self._copied.update(node.output_names)
             return number
-        if work_kind == "gemm":
-            if shared:
-                self._weights[names[1]] = self.facts[kind.inputs[1]].nbytes
-            if names[0] in self._copied:
-                number = self._number_work(self.works[number]._replace(copied=True))
+        if work_kind == "gemm" and shared:
+            self._weights[names[1]] = self.facts[kind.inputs[1]].nbytes
         if work_kind in _TAGS:
             self.tags[node.output_names[0]] = _TAGS[work_kind]
         elif work_kind == "view":

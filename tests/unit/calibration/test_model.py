@@ -141,16 +141,6 @@ def test_a_product_alone_is_like_the_nearest_that_was_measured(here: Any) -> Non
     assert alone == pytest.approx([5e4, 9e4], rel=0.01)
 
 
-def test_a_product_fetches_the_rows_that_were_just_put_together(here: Any) -> None:
-    """What a link of copies and a product takes beyond its three copies and the product, by the elements."""
-    size = (64, 256, 256)
-    rows = [Sample("gemm", size, 20_000.0), Sample("op:Concat", (64 * 256,), 2000.0)]
-    model = model_of(here, *rows, Sample("copied", (64 * 256,), 33_000.0))
-    product = Work("gemm", "MatMul", size)
-    assert model.work_ns(product) == pytest.approx(20_000.0)
-    assert model.work_ns(product._replace(copied=True)) == pytest.approx(27_000.0)
-
-
 def test_a_depthwise_convolution_goes_by_its_elements(here: Any) -> None:
     """Four times the channels with a quarter of the pixels are as many elements."""
     model = model_of(here, Sample("depthwise", (784, 64), 18_000.0), Sample("depthwise", (12_544, 64), 57_000.0))

@@ -198,13 +198,17 @@ def test_each_product_knows_what_all_weights_take() -> None:
     assert [work.resident for work in works] == [8192] * 3
 
 
-def test_a_product_of_what_was_just_put_together_says_so() -> None:
-    """Its rows lie with whoever concatenated them; the product after it has its rows from a product."""
-    graph = Graph("copied")
-    x = graph.concat([graph.input("x", [4, 8]), graph.input("y", [4, 8])], 1)
-    graph.outputs = [x @ graph.param("w", [16, 16]) @ graph.param("v", [16, 16])]
-    works = [step.work for step in workload(graph).steps if step.work is not None and step.work.kind == "gemm"]
-    assert [work.copied for work in works] == [True, False]
+def test_a_product_of_what_another_node_makes_is_not_the_first() -> None:
+    """The device is at work already when it comes; a product of an input waits for its launch."""
+    found = []
+    for changed in (False, True):
+        graph = Graph("first")
+        x = graph.input("x", [4, 16])
+        x = graph.softmax(x) if changed else x
+        graph.outputs = [x @ graph.param("w", [16, 16]) @ graph.param("v", [16, 16])]
+        works = [step.work for step in workload(graph).steps if step.work is not None and step.work.kind == "gemm"]
+        found.append([work.first for work in works])
+    assert found == [[True, False], [False, False]]
 
 
 @pytest.mark.parametrize(
