@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
-from figures.record import Figure, turns_of
+from figures.record import Figure, step_turns_of
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
 
@@ -20,7 +20,6 @@ import tiny_llama  # the examples are no package
 __all__ = ["measure"]
 
 TARGET = 1 / 0.97
-RUNS = 1
 
 
 @dataclass(frozen=True)
@@ -65,14 +64,14 @@ def _measure_on(label: str, case: _Case) -> Iterator[Figure]:
     decoder = tiny_llama.Decoder(sizes, tiny_llama.make_weights(sizes), label)
     prompt = np.random.default_rng(3).integers(0, sizes.vocabulary, (1, case.prompt_tokens))
     loops = _Loops(decoder, prompt, label, steps)
-    expected = loops.ours()
+    expected = _drawn(loops.ours())
     for other in (loops.by_hand, loops.over_host):
-        if not np.array_equal(other(), expected):
+        if not np.array_equal(_drawn(other()), expected):
             raise AssertionError(f"{other.__name__} on {label} draws other tokens")
     title = f"decode on {label}, width {sizes.width}: time over"
 
-    def told(name: str, other: Callable[[], Any], target: float | None) -> Figure:
-        found = turns_of(loops.ours, other, case.blocks, RUNS)
+    def told(name: str, other: Callable[[], Iterator[Any]], target: float | None) -> Figure:
+        found = step_turns_of(loops.ours, other, case.blocks)
         detail = f"{steps / found.first:.0f} against {steps / found.second:.0f} tokens/s"
         return Figure(f"{title} {name}", found.ratio, "times", target, f"{detail}, least times {found.least_ratio:.3f}")
 
@@ -82,8 +81,15 @@ def _measure_on(label: str, case: _Case) -> Iterator[Figure]:
     yield told("a loop through the host", loops.over_host, 1 / 1.5 if label == "cuda" and wide else None)
 
 
+def _drawn(loop: Iterator[Any]) -> Any:
+    return np.concatenate([token for token in loop if token is not None], axis=1)
+
+
 class _Loops:
-    """The same tokens in three ways, each from the cache that the prompt left."""
+    """The same tokens in three ways, each from the cache that the prompt left.
+
+    A loop yields None when it is set up, and the token of each step.
+    """
 
     def __init__(self, decoder: tiny_llama.Decoder, prompt: Any, label: str, steps: int) -> None:
         self.decoder, self.steps = decoder, steps
@@ -102,25 +108,24 @@ class _Loops:
             raise RuntimeError("the decode graph is not open")
         self.session = engine.session.raw
 
-    def ours(self) -> Any:
+    def ours(self) -> Iterator[Any]:
         """Loop over the compiled graph with handles on the device."""
         decode = self.decoder.decode
         for name, tensor in zip(["ids", *self.names], self.tensors, strict=True):
             decode.bind_gpu_handle(name, tensor)
         for place, name in enumerate(["ids", *self.names]):
             decode.set_gpu_handle_feed(name, place + 1)
-        found = []
+        yield None
         for past in range(self.first, self.first + self.steps):
             rows = slice(past, past + 1)
-            found += decode.run_read_outputs({"cos": self.cos[rows], "sin": self.sin[rows]}, [1])
-        return np.concatenate(found, axis=1)
+            yield decode.run_read_outputs({"cos": self.cos[rows], "sin": self.sin[rows]}, [1])[0]
 
-    def by_hand(self) -> Any:
+    def by_hand(self) -> Iterator[Any]:
         """Loop over ONNX Runtime's IOBinding, rebinding outputs as inputs."""
         make = onnxruntime.OrtValue.ortvalue_from_numpy
         values = [make(array, self.device) for array in (self.token, *self.cache)]
         binding = self.session.io_binding()
-        found = []
+        yield None
         for past in range(self.first, self.first + self.steps):
             rows = slice(past, past + 1)
             binding.bind_cpu_input("cos", self.cos[rows])
@@ -131,17 +136,15 @@ class _Loops:
                 binding.bind_output(name, self.device)
             self.session.run_with_iobinding(binding)
             values = binding.get_outputs()
-            found.append(values[0].numpy())
-        return np.concatenate(found, axis=1)
+            yield values[0].numpy()
 
-    def over_host(self) -> Any:
+    def over_host(self) -> Iterator[Any]:
         """Loop over plain runs, the cache going to the host and back in each."""
         token, cache = self.token, self.cache
-        found = []
+        yield None
         for past in range(self.first, self.first + self.steps):
             rows = slice(past, past + 1)
             held = dict(zip(self.names, cache, strict=True))
             feeds = {"ids": token, "cos": self.cos[rows], "sin": self.sin[rows], **held}
             token, *cache = self.session.run(self.outputs[1:], feeds)
-            found.append(token)
-        return np.concatenate(found, axis=1)
+            yield token

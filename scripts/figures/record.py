@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ __all__ = [
     "scaled",
     "seconds_of",
     "shorten",
+    "step_turns_of",
     "turns_of",
 ]
 
@@ -129,6 +130,33 @@ def turns_of(first: Callable[[], object], second: Callable[[], object], blocks: 
             ratios.append(found[0] / found[1])
     medians = [statistics.median(samples) for samples in times]
     return Turns(medians[0], medians[1], statistics.median(ratios), min(times[0]) / min(times[1]))
+
+
+def step_turns_of(first: Callable[[], Iterable[object]], second: Callable[[], Iterable[object]], blocks: int) -> Turns:
+    """Measure two loops step by step in turns, in both orders; a block is both loops whole, one goes before as warm-up.
+
+    A loop of some tens of milliseconds is as long as a core is disturbed by what else runs on its hardware, which in
+    turns of whole loops counts for one of them.
+    """
+    times: tuple[list[float], list[float]] = ([], [])
+    for block in range(-1, blocks):
+        loops, spent, turn = [iter(first()), iter(second())], [0.0, 0.0], block
+        going = True
+        while going:
+            turn += 1
+            for side in (0, 1) if turn % 2 else (1, 0):
+                start = time.perf_counter()
+                going = next(loops[side], _END) is not _END
+                spent[side] += time.perf_counter() - start
+        if block >= 0:
+            for side in (0, 1):
+                times[side].append(spent[side])
+    medians = [statistics.median(samples) for samples in times]
+    ratio = statistics.median(ours / theirs for ours, theirs in zip(*times, strict=True))
+    return Turns(medians[0], medians[1], ratio, min(times[0]) / min(times[1]))
+
+
+_END = object()
 
 
 def in_turns(
