@@ -8,6 +8,7 @@ from collections.abc import Mapping
 __all__ = ["LoneProducts"]
 
 _NEAR = 0.05  # squared logarithms: a size this close to a measured one is taken to be that one
+_LAUNCH = 1.25  # times as long alone is a launch that is waited for; less is a share, which noise alone may be
 
 
 class LoneProducts:
@@ -34,7 +35,8 @@ class LoneProducts:
         total = weights = 0.0
         for (its_rows, its_side), before, after in self._known:
             weight = 1.0 / ((rows - its_rows) ** 2 + (side - its_side) ** 2 + _NEAR)
-            total += weight * (after - before if after > before else ns * (after / before - 1.0))
+            launched = after > _LAUNCH * before
+            total += weight * (after - before if launched else ns * (after / before - 1.0))
             weights += weight
         return ns + total / weights if weights else ns
 

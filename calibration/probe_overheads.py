@@ -22,8 +22,9 @@ from rlx_ort.ir.types import TensorType
 __all__ = ["again", "anchor", "lone_products", "overheads", "transfers"]
 
 _LONE = ((1, 256), (1, 1024))
-_LONE_ON_CPU = (*_LONE, (1, 2048), (32, 256), (32, 1024), (128, 512), (512, 512))
-"""Further ones would be sent to an accelerator row by row, which takes longer than the product."""
+_LONE_ON_CPU = ((1, 2048), (32, 256), (32, 1024), (128, 512), (512, 512))
+"""Further ones; an accelerator would have to be sent the rows, which takes longer than the product."""
+_LONE_QUICK = ((1, 512), (32, 512))
 
 _EXTRA = 7  # more inputs, or outputs, than the smallest graph has
 
@@ -114,7 +115,9 @@ def lone_products(prober: Prober) -> None:
     """
     begun, hurried = prober.budget.elapsed_ns, prober.hurried
     prober.hurried = False  # a few runs of a session that has just been opened would be the slow ones
-    for m, side in _LONE_ON_CPU if prober.device.kind == Device.CPU.kind else _LONE:
+    on_cpu = prober.device.kind == Device.CPU.kind
+    full = (*_LONE, *_LONE_ON_CPU) if on_cpu else _LONE
+    for m, side in _LONE_QUICK if prober.quick else full:
         row_ns = prober.of("gemm", (m, side, side))
         if row_ns <= 0 or not prober.budget.fits(prober.budget.limit_ns, 10 * prober.of("roundtrip")):
             continue

@@ -122,6 +122,13 @@ def test_a_launch_does_not_grow_with_the_product(here: Any) -> None:
     assert model.work_ns(large) - model.work_ns(large._replace(first=False)) == pytest.approx(10_000.0)
 
 
+def test_a_little_longer_alone_is_no_launch(here: Any) -> None:
+    """A product of 1.6 ms that took 76 us longer by chance does not make one of 4 us take 80."""
+    rows = [Sample("gemm", (512, 512, 512), 1_624_000.0), Sample("alone", (512, 512, 512), 1_700_000.0)]
+    model = model_of(here, *rows, Sample("gemm", (8, 64, 64), 4000.0))
+    assert model.work_ns(ALONE) == pytest.approx(4000.0, rel=0.05)
+
+
 def test_what_a_product_alone_saves_is_a_share(here: Any) -> None:
     """Where no core fetches rows from others, a larger product saves more."""
     model = alone(here, 5000.0, 4000.0)
