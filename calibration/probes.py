@@ -13,8 +13,7 @@ What `size` counts in a row, by probe:
     conv3x3, conv1x1, depthwise (pixels, channels)  pixels of all pictures together
     attention (batch * heads, sequence, head_dim)   fused attention
     lstm (steps, batch, hidden)  one LSTM layer
-    op:NAME (elements)         one node of an operator over rows of 256; op:TransposeRows keeps the last axis;
-                               op:Gather and op:Concat share their time with additions
+    op:NAME (elements)         one node of an operator over rows of 256; op:TransposeRows keeps the last axis
     rows:NAME (elements, row)  the same over rows of another length, or copies of pieces half as long
     fused:NAME (elements)      what a node adds to the product or convolution before it; next to nothing where fused
     session (), session_node () opening a session, and each node of it

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from rlx_ort.converters.bundle import INLINE_BYTES, ModelBundle, external_tensors, location_of, reference
 from rlx_ort.converters.onnx_types import dtype_of, tensor_proto, type_of
+from rlx_ort.converters.to_onnx.writer import UniqueNames
 from rlx_ort.converters.transforms.scope import near_names
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.tensor import TensorData
@@ -65,12 +66,12 @@ def bake(bundle: ModelBundle, tensors: Mapping[str, TensorData]) -> tuple[ModelB
         raise ConversionError(f"the tensors given do not fit {bundle.origin}:\n  {listed}")
 
     weights = dict(bundle.weights)
-    used = {location_of(tensor) for tensor in external_tensors(proto)}
+    locations = UniqueNames(location_of(tensor) for tensor in external_tensors(proto))
     for name in replaced:
-        made = _placed(name, tensors[name], location_of(initializers[name]) or _free(name, used), weights)
+        made = _placed(name, tensors[name], location_of(initializers[name]) or locations.unique(name), weights)
         initializers[name].CopyFrom(made)
     for name in promoted:
-        graph.initializer.append(_placed(name, tensors[name], _free(name, used), weights))
+        graph.initializer.append(_placed(name, tensors[name], locations.unique(name), weights))
     if promoted and proto.ir_version >= 4:  # before, weights are inputs as well
         kept = [value for value in graph.input if value.name not in promoted]
         kept = [type(value).FromString(value.SerializeToString()) for value in kept]
@@ -107,15 +108,6 @@ def _placed(name: str, data: TensorData, location: str, weights: dict[str, Tenso
         return tensor_proto(data, name)
     weights[location] = data
     return reference(name, data, location)
-
-
-def _free(name: str, used: set[str]) -> str:
-    location, number = name, 1
-    while location in used:
-        number += 1
-        location = f"{name}_{number}"
-    used.add(location)
-    return location
 
 
 def _hint(unused: list[str], known: list[str]) -> str:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import onnx
 
     from rlx_ort.converters.bundle import ModelBundle
+    from rlx_ort.converters.to_onnx.writer import UniqueNames
 
 __all__ = ["holds_bf16", "with_f32_kernels"]
 
@@ -47,6 +48,7 @@ def with_f32_kernels(model: ModelBundle) -> ModelBundle:
 
     from rlx_ort.converters.bundle import graphs_of
     from rlx_ort.converters.to_onnx.infer import infer_proto
+    from rlx_ort.converters.to_onnx.writer import UniqueNames
 
     proto = onnx.ModelProto()
     proto.CopyFrom(model.proto)
@@ -57,15 +59,17 @@ def with_f32_kernels(model: ModelBundle) -> ModelBundle:
             for tensor in graph.initializer
             if tensor.data_type == onnx.TensorProto.BFLOAT16
         }
-    taken = {name for graph in graphs_of(proto) for node in graph.node for name in (*node.input, *node.output)}
+    names = UniqueNames(
+        name for graph in graphs_of(proto) for node in graph.node for name in (*node.input, *node.output)
+    )
     for graph in reversed(list(graphs_of(proto, functions=False))):  # bodies first: their owners are copied
-        nodes = [made for node in graph.node for made in _in_f32(node, types, taken)]
+        nodes = [made for node in graph.node for made in _in_f32(node, types, names)]
         del graph.node[:]
         graph.node.extend(nodes)
     return model.with_proto(proto)
 
 
-def _in_f32(node: onnx.NodeProto, types: Mapping[str, ValueType], taken: set[str]) -> Iterator[onnx.NodeProto]:
+def _in_f32(node: onnx.NodeProto, types: Mapping[str, ValueType], names: UniqueNames) -> Iterator[onnx.NodeProto]:
     """Yield a node with the casts that it needs before and behind it."""
     import onnx
 
@@ -77,12 +81,12 @@ def _in_f32(node: onnx.NodeProto, types: Mapping[str, ValueType], taken: set[str
     f32, bf16 = onnx.TensorProto.FLOAT, onnx.TensorProto.BFLOAT16
     for index, name in enumerate(node.input):
         if _is_bf16(types.get(name)):
-            made.input[index] = _free(f"{name}_f32", taken)
+            made.input[index] = names.unique(f"{name}_f32")
             yield onnx.helper.make_node("Cast", [name], [made.input[index]], to=f32)
     behind = []
     for index, name in enumerate(node.output):
         if _is_bf16(types.get(name)):
-            made.output[index] = _free(f"{name}_f32", taken)
+            made.output[index] = names.unique(f"{name}_f32")
             behind.append(onnx.helper.make_node("Cast", [made.output[index]], [name], to=bf16))
     if behind:
         for attribute in made.attribute:
@@ -97,12 +101,3 @@ def _in_f32(node: onnx.NodeProto, types: Mapping[str, ValueType], taken: set[str
 
 def _is_bf16(kind: ValueType | None) -> bool:
     return isinstance(kind, TensorType) and kind.dtype is DType.BF16
-
-
-def _free(wanted: str, taken: set[str]) -> str:
-    name, count = wanted, 1
-    while name in taken:
-        count += 1
-        name = f"{wanted}_{count}"
-    taken.add(name)
-    return name

@@ -205,17 +205,18 @@ def _nodes(proto: onnx.ModelProto) -> tuple[ExportedNode, ...]:
     from rlx_ort.converters.to_onnx.exported import ExportedNode
     from rlx_ort.converters.to_onnx.infer import infer_proto
     from rlx_ort.converters.to_onnx.shape_only import is_shape_type, shape_only_nodes
+    from rlx_ort.converters.to_onnx.writer import UniqueNames
 
     types = infer_proto(proto)
     versions = {entry.domain: entry.version for entry in proto.opset_import}
-    taken = {node.name for graph in graphs_of(proto, functions=False) for node in graph.node}
+    names = UniqueNames(node.name for graph in graphs_of(proto, functions=False) for node in graph.node)
     found: list[ExportedNode] = []
     small = set()
     for graph in graphs_of(proto, functions=False):
         small |= {tensor.name for tensor in graph.initializer if is_shape_type(_tensor_type(tensor))}
         for node in graph.node:
             if not node.name:
-                node.name = _free_name(node.op_type, taken)
+                node.name = names.unique(node.op_type)
             found.append(
                 ExportedNode(
                     name=node.name,
@@ -242,15 +243,6 @@ def _tensor_type(tensor: onnx.TensorProto) -> ValueType | None:
         return TensorType(dtype_of(tensor.data_type), Shape(tensor.dims))
     except ConversionError:
         return None
-
-
-def _free_name(wanted: str, taken: set[str]) -> str:
-    name, count = wanted, 1
-    while name in taken:
-        count += 1
-        name = f"{wanted}_{count}"
-    taken.add(name)
-    return name
 
 
 def _ort_file(path: Path) -> ExportedModel:
