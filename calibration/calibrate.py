@@ -17,7 +17,7 @@ __all__ = ["calibrate", "limit_s"]
 
 _FULL_S, _QUICK_S, _SOFTWARE_S = 8.0, 2.0, 30.0
 _QUICK_RESERVE = 0.75  # of a short limit: opening the last session takes as long there
-_RESERVE = 0.92  # of the limit is for measuring, the rest for what the last probe takes too long
+_RESERVE = 0.95  # of the limit is for measuring, the rest for what the last probe takes too long
 
 
 def calibrate(

@@ -20,9 +20,11 @@ from rlx_ort.ir.types import TensorType
 
 __all__ = [
     "Chain",
+    "additions",
     "attention",
     "bmm",
     "conv",
+    "copied",
     "frame",
     "fused_gemm",
     "gemm",
@@ -113,11 +115,33 @@ def gemm(k: int, n: int, links: int, dtype: DType = DType.F32, kept: int = 1) ->
 def lone_product(m: int, side: int) -> Graph:
     """Return one product of an input (m, side) and a square weight."""
     graph = Graph("lone")
-    weight = np.resize(np.random.default_rng(0).standard_normal(1 << 16).astype(np.float32), (side, side))
-    x, w = graph.input("x", [m, side]), graph.param("w", [side, side])
-    graph.weights["w"] = TensorData.from_array(weight * np.float32(side**-0.5), DType.F32)
-    kind = TensorType(DType.F32, Shape([m, side]))
-    graph.outputs = list(graph.onnx_node("MatMul", [x, w], types=[kind]))
+    x, kind = graph.input("x", [m, side]), TensorType(DType.F32, Shape([m, side]))
+    graph.outputs = list(graph.onnx_node("MatMul", [x, _square(graph, side)], types=[kind]))
+    return graph
+
+
+def copied(side: int, *, multiplied: bool) -> Graph:
+    """Return two inputs (m, side / 2) put together and, if `multiplied`, the product with a square weight."""
+    graph = Graph("copied")
+    halves = [graph.input(name, ["m", side // 2]) for name in ("left", "right")]
+    kind = TensorType(DType.F32, Shape(["m", side]))
+    (rows,) = graph.onnx_node("Concat", halves, {"axis": 1}, types=[kind])
+    if multiplied:
+        (rows,) = graph.onnx_node("MatMul", [rows, _square(graph, side)], types=[kind])
+    graph.outputs = [rows]
+    return graph
+
+
+def additions(links: int) -> Graph:
+    """Return a chain of additions to an input (n), whose first element is the output."""
+    graph = Graph("additions")
+    first = value = graph.input("x", ["n"])
+    for _ in range(links):
+        (value,) = graph.onnx_node("Add", [value, first], types=[TensorType(DType.F32, Shape(["n"]))])
+    ends = [graph.constant(np.full(1, end, np.int64)) for end in (0, 1)]
+    graph.outputs = list(
+        graph.onnx_node("Slice", [value, *ends], types=[TensorType(DType.F32, Shape([1]))], version=21)
+    )
     return graph
 
 
@@ -227,3 +251,10 @@ def transfers(inputs: int, outputs: int) -> Graph:
         results.append(total)
     graph.outputs = results
     return graph
+
+
+def _square(graph: Graph, side: int) -> Value:
+    """Add a square weight to a graph."""
+    data = np.resize(np.random.default_rng(0).standard_normal(1 << 16).astype(np.float32), (side, side))
+    graph.weights["w"] = TensorData.from_array(data * np.float32(side**-0.5), DType.F32)
+    return graph.param("w", [side, side])

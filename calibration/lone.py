@@ -21,11 +21,19 @@ class LoneProducts:
     Args:
         alone: (m, k, n) -> ns of a run's only product.
         chained: (m, k, n) -> ns of a product within a chain.
+        launched: whether one that takes far longer waits for its launch; if not, all that it takes longer is a share.
     """
 
-    __slots__ = ("_known",)
+    __slots__ = ("_known", "_launch")
 
-    def __init__(self, alone: Mapping[tuple[int, ...], float], chained: Mapping[tuple[int, ...], float]) -> None:
+    def __init__(
+        self,
+        alone: Mapping[tuple[int, ...], float],
+        chained: Mapping[tuple[int, ...], float],
+        *,
+        launched: bool = True,
+    ) -> None:
+        self._launch = _LAUNCH if launched else math.inf
         pairs = [(size, chained.get(size, 0.0), ns) for size, ns in alone.items()]
         self._known = [(_place(*size), before, ns) for size, before, ns in pairs if before > 0 and ns > 0]
 
@@ -35,7 +43,7 @@ class LoneProducts:
         total = weights = 0.0
         for (its_rows, its_side), before, after in self._known:
             weight = 1.0 / ((rows - its_rows) ** 2 + (side - its_side) ** 2 + _NEAR)
-            launched = after > _LAUNCH * before
+            launched = after > self._launch * before
             total += weight * (after - before if launched else ns * (after / before - 1.0))
             weights += weight
         return ns + total / weights if weights else ns

@@ -49,7 +49,11 @@ class MeasuredCostModel:
         self._dispatch = self._single("dispatch")
         self._tensor_in = self._single("tensor_in")
         self._tensor_out = self._single("tensor_out")
-        self._alone = LoneProducts(self._rows.get(("alone", "f32"), {}), self._rows["gemm", "f32"])
+        chained = self._rows["gemm", "f32"]
+        self._first = {
+            "input": LoneProducts(self._rows.get(("alone", "f32"), {}), chained),
+            "node": LoneProducts(self._rows.get(("after", "f32"), {}), chained, launched=False),
+        }
         self._factor_of = dict(profile.corrections)
         self._moved = self._factor_of.get("transfer", 1.0)
         self._products: dict[str, ProductTable] = {}
@@ -97,7 +101,7 @@ class MeasuredCostModel:
             known = self._formulas.get(work.kind, self._operator)(work) * work.times * factor
             if work.first:
                 m, k, n = work.size
-                known = self._alone(m, k, n, known)
+                known = self._first[work.first](m, k, n, known)
             self._known[work] = known
         return known
 

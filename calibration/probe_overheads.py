@@ -11,7 +11,6 @@ from rlx_ort.calibration import graphs
 from rlx_ort.calibration.prober import FAILURES, Prober
 from rlx_ort.calibration.profile import Sample
 from rlx_ort.calibration.timing import Timed
-from rlx_ort.device import Device
 from rlx_ort.errors import RunError
 from rlx_ort.execution.compiled import CompiledGraph
 from rlx_ort.ir.dtype import DType
@@ -19,12 +18,7 @@ from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.types import TensorType
 
-__all__ = ["again", "anchor", "lone_products", "overheads", "transfers"]
-
-_LONE = ((1, 256), (1, 1024))
-_LONE_ON_CPU = ((1, 2048), (32, 256), (32, 1024), (128, 512), (512, 512))
-"""Further ones; an accelerator would have to be sent the rows, which takes longer than the product."""
-_LONE_QUICK = ((1, 512), (32, 512))
+__all__ = ["again", "anchor", "overheads", "transfers"]
 
 _EXTRA = 7  # more inputs, or outputs, than the smallest graph has
 
@@ -105,30 +99,6 @@ def _alone(prober: Prober, graph: Graph, feeds: dict[str, Any]) -> Timed | None:
         return prober.time(compiled, feeds, fresh=True, thorough=not prober.hurried)
     finally:
         compiled.close()
-
-
-def lone_products(prober: Prober) -> None:
-    """Measure what a run of one product takes beyond the round trip.
-
-    In a chain, an accelerator computes one product while the next is launched; for one alone both take their time.
-    On a CPU one alone is quicker: no core has to fetch its rows from others that have just written them.
-    """
-    begun, hurried = prober.budget.elapsed_ns, prober.hurried
-    prober.hurried = False  # a few runs of a session that has just been opened would be the slow ones
-    on_cpu = prober.device.kind == Device.CPU.kind
-    full = (*_LONE, *_LONE_ON_CPU) if on_cpu else _LONE
-    for m, side in _LONE_QUICK if prober.quick else full:
-        row_ns = prober.of("gemm", (m, side, side))
-        if row_ns <= 0 or not prober.budget.fits(prober.budget.limit_ns, 10 * prober.of("roundtrip")):
-            continue
-        try:
-            found = _alone(prober, graphs.lone_product(m, side), {"x": np.full((m, side), 0.5, np.float32)})
-        except FAILURES as err:
-            prober.skipped["alone"] = str(err).splitlines()[0]
-            continue
-        prober.add("alone", (m, side, side), found, base_ns=prober.of("roundtrip") - prober.dispatch_ns)
-    prober.hurried = hurried
-    prober.account("alone", begun)
 
 
 def transfers(prober: Prober, deadline_ns: float) -> None:

@@ -92,13 +92,16 @@ def conv_fusions(pictures: tuple[tuple[int, int], ...]) -> list[Series]:
 
 
 def subtract(prober: Prober) -> None:
-    """Turn the times of whole links into what each fused node adds to the link without it."""
+    """Turn the times of whole links into what each fused node adds to the link without it.
+
+    A link of no time is one that drowned in noise, and tells nothing.
+    """
     before: Mapping[str, str] = {"bias": "", "gemm_act": "bias", "conv_act": "conv", "conv_add": "conv"}
     whole = {(row.probe[6:], row.size): row for row in prober.rows if row.probe.startswith("fused:")}
     prober.rows = [row for row in prober.rows if not row.probe.startswith("fused:")]
     for (probe, size), row in whole.items():
         bare = whole.get((before.get(probe, "-"), size))
-        if bare is not None:
+        if bare is not None and min(row.ns, bare.ns) > 0:
             extra = max(row.ns - bare.ns, 0.0)
             spread = max(row.spread, bare.spread) * row.ns / max(extra, row.ns * 0.01)
             prober.rows.append(Sample(f"fused:{probe}", size, extra, row.dtype, round(spread, 4), row.repeats))

@@ -7,6 +7,7 @@ What `size` counts in a row, by probe:
     upload (bytes), readback (bytes)  a tensor to the device, to the host, beyond a small one
     gemm (m, k, n)             a matrix product with a weight that stays in the caches
     alone (m, k, n)            what a run of one product takes beyond the round trip
+    after (m, k, n)            what a product adds to a run of the copy that writes its rows
     weights (bytes)            (1, 1024) by (1024, 1024) with so many bytes of weights in turn
     bmm (batch, s, d)          a product of two computed values, the mean of (s, d) by (d, s) and (s, s) by (s, d)
     turned (batch, s, d)       a transpose before such a product; next to nothing where it is fused
@@ -23,6 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rlx_ort.calibration import first_products
 from rlx_ort.calibration import probe_layers as layers
 from rlx_ort.calibration import probe_operators as operators
 from rlx_ort.calibration import probe_overheads as first
@@ -40,7 +42,7 @@ _CORE_SHARE = 0.8  # of the time for probes, when what every prediction needs sh
 _SLOW_DISPATCH_NS = 20_000.0  # a device in software gets fewer sizes of everything
 _LEAST_FINER, _MOST_FINER = 0.7, 0.8  # of the budget may be gone when the finer grids are through
 _ONCE_MORE = 0.12  # of the budget is for measuring some rows once more
-_REFERENCE_POINTS, _REFERENCE_SESSIONS = 2.0, 2.0  # what a graph takes: points' time, sessions like the first
+_REFERENCE_POINTS, _REFERENCE_SESSIONS = 1.5, 1.5  # what a graph takes: points' time, sessions like the first
 _Plan = Sequence[tuple[str, Sequence[Series]]]
 
 
@@ -85,8 +87,10 @@ def _follow(prober: Prober, plan: _Plan, target_ns: float, deadline_ns: float, p
         prober.step(title)
         if title == "transfers":
             first.transfers(prober, limit_ns)
-        elif title == "lone products":
-            first.lone_products(prober)
+        elif title == "first products":
+            first_products.measure(prober)
+        elif title == "large additions" and not group:
+            operators.large_additions(prober, deadline_ns)
         for series in group:
             now = prober.budget.elapsed_ns
             prober.hurried = now - begun > (target_ns - begun) * (done + 1) / count
@@ -106,8 +110,8 @@ def _revisit(prober: Prober, plan: _Plan, deadline_ns: float) -> None:
     prober.frames.forget(prober.pace.limit_ns)
     if any(prober.disturbed(row.probe, row.size) for row in prober.rows if row.probe in ("upload", "readback")):
         prober.once_more(lambda: first.transfers(prober, deadline_ns))
-    if any(prober.disturbed(row.probe, row.size) for row in prober.rows if row.probe == "alone"):
-        prober.once_more(lambda: first.lone_products(prober))
+    if any(prober.disturbed(row.probe, row.size) for row in prober.rows if row.probe in first_products.PROBES):
+        prober.once_more(lambda: first_products.measure(prober))
     for disturbed in (True, False):
         for _, group in plan:
             for series in group:
@@ -142,7 +146,7 @@ def _core(device: Device, *, slow: bool) -> _Plan:
         ("matrix products", [products.squares(side, rows[:5]) for side in (64, 512)]),
         ("operators", [operators.operator(name, counts) for name in operators.CORE_OPERATORS[1:]]),
         ("convolutions", [layers.conv(probe, 64, pictures) for probe in layers.CONVS]),
-        ("operators", [operators.operator("Add", (1 << 24 if on_cpu else 1 << 25,))]),
+        ("large additions", [] if on_cpu else [operators.operator("Add", (1 << 25,))]),
         ("fusions with products", products.product_fusions((8, 1024) if slow else (8, 128, 1024, 8192))),
         ("fusions with convolutions", products.conv_fusions(((1, 7), (4, 56)))),
         ("batched products", [layers.batched(((8, 16, 64), (8, 128, 64), (96, 128, 64), (96, 512, 64)))]),
@@ -150,7 +154,7 @@ def _core(device: Device, *, slow: bool) -> _Plan:
         ("attention", [layers.attention(((1, 16), (1, 128), (8, 128), (8, 512)))]),
         ("recurrent layers", [layers.recurrent(hidden, ((16, 1), (64, 1), (16, 16))) for hidden in (256, 64)]),
         ("matrix products", [products.squares(2048, rows)]),
-        ("lone products", []),
+        ("first products", []),
         ("matrix products", [products.skewed(16, 256, (1, 32, 512))]),
         ("matrix products", [products.squares(4096, rows[:5:2])]),
         ("row lengths", [operators.by_row(name, 1024, counts[:3]) for name in operators.BY_ROW[:2]]),
@@ -203,5 +207,5 @@ def _quick(*, far: bool) -> _Plan:
         ("convolutions", [layers.conv(probe, 64, ((1, 7), (1, 28), (4, 28))) for probe in layers.CONVS]),
         ("batched products", [layers.batched(((8, 64, 64),))]),
         ("attention", [] if far else [layers.attention(((1, 64),))]),
-        ("lone products", []),
+        ("first products", []),
     )

@@ -31,7 +31,7 @@ class Work(NamedTuple):
         times: how often it runs.
         resident: bytes of all weights that the graph's products read, rounded up to a power of two; 0 when it is
             not known. What fits into caches is read faster.
-        first: whether it is the first product of a run and multiplies an input, so that it waits for its launch.
+        first: what the first product of a run multiplies, `input` or `node`, the result of one; empty for other work.
     """
 
     kind: str
@@ -42,7 +42,7 @@ class Work(NamedTuple):
     dtype: str = "f32"
     times: int = 1
     resident: int = 0
-    first: bool = False
+    first: str = ""
 
 
 class Fact(NamedTuple):

@@ -170,17 +170,21 @@ class _Reader:
         return counts
 
     def _mark_first(self, steps: list[int], counts: Counter[int]) -> None:
-        """Tell the first product of a run that it is the first, where no other node makes what it multiplies."""
+        """Tell the first product of a run what it multiplies: an input, or what another node has written."""
+        given = set(self.outline.input_types)  # and views of them
         for at, step in enumerate(steps):
-            if step != _FREE and self.works[step].kind == "gemm":
-                if self.outline.nodes[at].input_names[0] not in self.outline.input_types:
-                    return
+            if step == _FREE:
+                continue
+            node, work = self.outline.nodes[at], self.works[step]
+            if work.kind == "view" and given.issuperset(node.input_names[:1]):
+                given.update(node.output_names)
+            elif work.kind == "gemm":
                 counts[step] -= 1
                 if not counts[step]:
                     del counts[step]
                 steps[at] = len(self.works)
                 counts[steps[at]] = 1
-                self.works.append(self.works[step]._replace(first=True))
+                self.works.append(work._replace(first="input" if node.input_names[0] in given else "node"))
                 return
 
     def number(self, kind: ValueType | None) -> int:

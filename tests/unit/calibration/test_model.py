@@ -100,7 +100,7 @@ def test_a_fused_node_grows_as_the_node_alone_beyond_what_was_measured(here: Any
     assert model.work_ns(Work("fused", "gemm_act", (1 << 20,))) == pytest.approx(18_000.0 + large - small)
 
 
-ALONE = Work("gemm", "MatMul", (8, 64, 64), first=True)
+ALONE = Work("gemm", "MatMul", (8, 64, 64), first="input")
 
 
 def alone(here: Any, chained_ns: float, alone_ns: float) -> MeasuredCostModel:
@@ -112,14 +112,14 @@ def test_the_first_product_of_a_run_takes_what_one_alone_takes(here: Any) -> Non
     """On an accelerator it waits for its launch, and those after it do not."""
     model = alone(here, 5000.0, 15_000.0)
     assert model.work_ns(ALONE) == pytest.approx(15_000.0)
-    assert model.work_ns(ALONE._replace(first=False)) == pytest.approx(5000.0)
+    assert model.work_ns(ALONE._replace(first="")) == pytest.approx(5000.0)
 
 
 def test_a_launch_does_not_grow_with_the_product(here: Any) -> None:
     """A product of 512 times the rows waits for its launch as long as a small one."""
     model = alone(here, 5000.0, 15_000.0)
     large = ALONE._replace(size=(4096, 64, 64))
-    assert model.work_ns(large) - model.work_ns(large._replace(first=False)) == pytest.approx(10_000.0)
+    assert model.work_ns(large) - model.work_ns(large._replace(first="")) == pytest.approx(10_000.0)
 
 
 def test_a_little_longer_alone_is_no_launch(here: Any) -> None:
@@ -133,7 +133,7 @@ def test_what_a_product_alone_saves_is_a_share(here: Any) -> None:
     """Where no core fetches rows from others, a larger product saves more."""
     model = alone(here, 5000.0, 4000.0)
     large = ALONE._replace(size=(4096, 64, 64))
-    assert model.work_ns(large) == pytest.approx(0.8 * model.work_ns(large._replace(first=False)))
+    assert model.work_ns(large) == pytest.approx(0.8 * model.work_ns(large._replace(first="")))
 
 
 def test_a_product_alone_is_like_the_nearest_that_was_measured(here: Any) -> None:
@@ -144,8 +144,23 @@ def test_a_product_alone_is_like_the_nearest_that_was_measured(here: Any) -> Non
         *(Sample("gemm", size, 1e5) for size in (few, many)),
         *(Sample("alone", size, ns) for size, ns in ((few, 5e4), (many, 9e4))),
     )
-    alone = [model.work_ns(Work("gemm", "MatMul", size, first=True)) for size in (few, many)]
+    alone = [model.work_ns(Work("gemm", "MatMul", size, first="input")) for size in (few, many)]
     assert alone == pytest.approx([5e4, 9e4], rel=0.01)
+
+
+def test_the_first_product_after_another_node_takes_a_share_longer(here: Any) -> None:
+    """The node waits for every core that has read its rows before, which costs more for more rows: it is no launch."""
+    model = model_of(here, Sample("gemm", (8, 64, 64), 5000.0), Sample("after", (8, 64, 64), 10_000.0))
+    small = ALONE._replace(first="node")
+    large = small._replace(size=(4096, 64, 64))
+    assert model.work_ns(small) == pytest.approx(10_000.0)
+    assert model.work_ns(large) == pytest.approx(2 * model.work_ns(large._replace(first="")))
+
+
+def test_the_first_product_after_another_node_is_any_other_where_that_was_not_measured(here: Any) -> None:
+    """On an accelerator the device is at work already when it comes."""
+    model = alone(here, 5000.0, 15_000.0)
+    assert model.work_ns(ALONE._replace(first="node")) == pytest.approx(5000.0)
 
 
 def test_a_depthwise_convolution_goes_by_its_elements(here: Any) -> None:

@@ -1,0 +1,97 @@
+"""Measures the first product of a run, which takes other times than one that comes after another product.
+
+One that multiplies an input waits for its launch on an accelerator, and on a CPU it is quicker: no core has to fetch
+its rows from others that have just written them. One that multiplies what another node has written comes after that
+node has waited for every core that read the rows of the last run: on 16 cores beside an H200 an activation of 200 x 256
+took 38 us before a product and 6 us without one, a concatenation 52 and 15 us.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from rlx_ort.calibration import graphs
+from rlx_ort.calibration.prober import FAILURES, Prober
+from rlx_ort.calibration.timing import Timed
+from rlx_ort.device import Device
+
+__all__ = ["PROBES", "measure"]
+
+PROBES = ("alone", "after")
+
+_ALONE = ((1, 256), (1, 1024))
+_ALONE_ON_CPU = ((1, 2048), (32, 256), (32, 1024), (128, 512), (512, 512))
+"""Further ones; an accelerator would have to be sent the rows, which takes longer than the product."""
+_ALONE_QUICK = ((1, 512), (32, 512))
+_AFTER = ((256, (1, 8, 32, 128, 512)), (64, (128,)), (1024, (8, 128)))
+"""Sides of weights and the rows that they are multiplied by; engines share a product out by its longer side."""
+
+
+def measure(prober: Prober) -> None:
+    """Measure products of an input and, on a CPU that there is time for, products of what a copy has written."""
+    begun, hurried = prober.budget.elapsed_ns, prober.hurried
+    prober.hurried = False  # a few runs of a session that has just been opened would be the slow ones
+    on_cpu = prober.device.kind == Device.CPU.kind
+    full = (*_ALONE, *_ALONE_ON_CPU) if on_cpu else _ALONE
+    for m, side in _ALONE_QUICK if prober.quick else full:
+        _alone(prober, m, side)
+    prober.account("alone", begun)
+    if on_cpu and not prober.quick:
+        begun = prober.budget.elapsed_ns
+        for side, rows in _AFTER:
+            _after(prober, side, rows)
+        prober.account("after", begun)
+    prober.hurried = hurried
+
+
+def _alone(prober: Prober, m: int, side: int) -> None:
+    """Measure what a run of one product takes beyond the round trip."""
+    if prober.of("gemm", (m, side, side)) <= 0 or not _has_time(prober):
+        return
+    try:
+        compiled = prober.compile(graphs.lone_product(m, side))
+    except FAILURES as err:
+        prober.skipped["alone"] = str(err).splitlines()[0]
+        return
+    try:
+        found = prober.time(compiled, {"x": np.full((m, side), 0.5, np.float32)}, fresh=True, thorough=True)
+    finally:
+        compiled.close()
+    prober.add("alone", (m, side, side), found, base_ns=prober.of("roundtrip") - prober.dispatch_ns)
+
+
+def _after(prober: Prober, side: int, rows: tuple[int, ...]) -> None:
+    """Measure what a product adds to a run of the copy that writes its rows."""
+    rows = tuple(m for m in rows if prober.of("gemm", (m, side, side)) > 0)
+    if not rows or not _has_time(prober):
+        return
+    try:
+        bare, whole = (_copies(prober, side, rows, multiplied=multiplied) for multiplied in (False, True))
+    except FAILURES as err:
+        prober.skipped["after"] = str(err).splitlines()[0]
+        return
+    for m in rows:
+        base, found = bare[m], whole[m]
+        if base is not None and found is not None:
+            found = dataclasses.replace(found, pace_ns=max(base.pace_ns, found.pace_ns))
+            prober.add("after", (m, side, side), found, base_ns=base.ns)
+
+
+def _copies(prober: Prober, side: int, rows: tuple[int, ...], *, multiplied: bool) -> dict[int, Timed | None]:
+    """Return the times of putting two halves of so many rows together, with or without the product."""
+    compiled = prober.compile(graphs.copied(side, multiplied=multiplied))
+    found: dict[int, Timed | None] = {}
+    try:
+        for m in rows:
+            feeds: dict[str, Any] = {name: np.full((m, side // 2), 0.5, np.float32) for name in ("left", "right")}
+            found[m] = prober.time(compiled, feeds, fresh=not found)
+    finally:
+        compiled.close()
+    return found
+
+
+def _has_time(prober: Prober) -> bool:
+    return prober.budget.fits(prober.budget.limit_ns, 10 * prober.of("roundtrip"))
