@@ -9,6 +9,7 @@ took 38 us before a product and 6 us without one, a concatenation 52 and 15 us.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -30,26 +31,31 @@ _AFTER = ((256, (1, 8, 32, 128, 512)), (64, (128,)), (1024, (8, 128)))
 """Sides of weights and the rows that they are multiplied by; engines share a product out by its longer side."""
 
 
-def measure(prober: Prober) -> None:
-    """Measure products of an input and, on a CPU that there is time for, products of what a copy has written."""
+def measure(prober: Prober, deadline_ns: float, *, disturbed: bool = False) -> None:
+    """Measure products of an input and, on a CPU, products of what a copy has written.
+
+    Only those that were measured on a disturbed host where that is said.
+    """
     begun, hurried = prober.budget.elapsed_ns, prober.hurried
     prober.hurried = False  # a few runs of a session that has just been opened would be the slow ones
     on_cpu = prober.device.kind == Device.CPU.kind
     full = (*_ALONE, *_ALONE_ON_CPU) if on_cpu else _ALONE
     for m, side in _ALONE_QUICK if prober.quick else full:
-        _alone(prober, m, side)
+        if not disturbed or prober.disturbed("alone", (m, side, side)):
+            _alone(prober, m, side, deadline_ns)
     prober.account("alone", begun)
     if on_cpu and not prober.quick:
         begun = prober.budget.elapsed_ns
         for side, rows in _AFTER:
-            _after(prober, side, rows)
+            wanted = [m for m in rows if not disturbed or prober.disturbed("after", (m, side, side))]
+            _after(prober, side, wanted, deadline_ns)
         prober.account("after", begun)
     prober.hurried = hurried
 
 
-def _alone(prober: Prober, m: int, side: int) -> None:
+def _alone(prober: Prober, m: int, side: int, deadline_ns: float) -> None:
     """Measure what a run of one product takes beyond the round trip."""
-    if prober.of("gemm", (m, side, side)) <= 0 or not _has_time(prober):
+    if prober.of("gemm", (m, side, side)) <= 0 or not _has_time(prober, 1, deadline_ns):
         return
     try:
         compiled = prober.compile(graphs.lone_product(m, side))
@@ -63,10 +69,10 @@ def _alone(prober: Prober, m: int, side: int) -> None:
     prober.add("alone", (m, side, side), found, base_ns=prober.of("roundtrip") - prober.dispatch_ns)
 
 
-def _after(prober: Prober, side: int, rows: tuple[int, ...]) -> None:
+def _after(prober: Prober, side: int, rows: Sequence[int], deadline_ns: float) -> None:
     """Measure what a product adds to a run of the copy that writes its rows."""
-    rows = tuple(m for m in rows if prober.of("gemm", (m, side, side)) > 0)
-    if not rows or not _has_time(prober):
+    rows = [m for m in rows if prober.of("gemm", (m, side, side)) > 0]
+    if not rows or not _has_time(prober, 2 * len(rows), deadline_ns):
         return
     try:
         bare, whole = (_copies(prober, side, rows, multiplied=multiplied) for multiplied in (False, True))
@@ -80,7 +86,7 @@ def _after(prober: Prober, side: int, rows: tuple[int, ...]) -> None:
             prober.add("after", (m, side, side), found, base_ns=base.ns)
 
 
-def _copies(prober: Prober, side: int, rows: tuple[int, ...], *, multiplied: bool) -> dict[int, Timed | None]:
+def _copies(prober: Prober, side: int, rows: Sequence[int], *, multiplied: bool) -> dict[int, Timed | None]:
     """Return the times of putting two halves of so many rows together, with or without the product."""
     compiled = prober.compile(graphs.copied(side, multiplied=multiplied))
     found: dict[int, Timed | None] = {}
@@ -93,5 +99,5 @@ def _copies(prober: Prober, side: int, rows: tuple[int, ...], *, multiplied: boo
     return found
 
 
-def _has_time(prober: Prober) -> bool:
-    return prober.budget.fits(prober.budget.limit_ns, 10 * prober.of("roundtrip"))
+def _has_time(prober: Prober, points: int, deadline_ns: float) -> bool:
+    return prober.budget.fits(deadline_ns, points * prober.budget.point_ns)

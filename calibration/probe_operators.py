@@ -73,7 +73,7 @@ def large_additions(prober: Prober, deadline_ns: float) -> None:
         return
     try:
         for count in _LARGE:
-            if not prober.budget.fits(deadline_ns, 2 * _LARGE_RUNS * last_ns):
+            if last_ns > prober.budget.point_ns or not prober.budget.fits(deadline_ns, 2 * _LARGE_RUNS * last_ns):
                 prober.skipped["op:Add"] = f"no time for f32 of size {(count,)} and above"
                 break
             found = prober.time(compiled, {"x": np.full(count, 0.5, np.float32)}, least=_LARGE_RUNS, fresh=not last_ns)

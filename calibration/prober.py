@@ -31,6 +31,7 @@ FAILURES = (DeviceError, GraphError, RunError)
 """What a device may raise at a graph it cannot run: the probe is skipped, with the message."""
 
 _LONGEST_STRETCH = 8
+_ROUND_TRIPS = 3  # that short work takes in a chain on an accelerator, since the round trip drifts by a third of itself
 _MANY_BYTES = 1 << 18  # weights whose size tells how long sessions take to open
 _MOST_RUNS = 200
 _FRESH_SHARE, _WARM_SHARE = 0.4, 0.1  # of a point's time for warming up: after opening a session, after another size
@@ -188,7 +189,8 @@ class Prober:
         """Tell what a round trip and a node take, which decides how long chains must be."""
         self.frames.roundtrip_ns, self.dispatch_ns = roundtrip_ns, dispatch_ns
         if dispatch_ns < _SLOW_DISPATCH_NS:
-            self._stretch = min(max(round(roundtrip_ns / (8 * dispatch_ns + 1)), 1), _LONGEST_STRETCH)
+            trips = 1 if self.device.kind == Device.CPU.kind else _ROUND_TRIPS
+            self._stretch = min(max(round(trips * roundtrip_ns / (8 * dispatch_ns + 1)), 1), _LONGEST_STRETCH)
 
     def step(self, what: str) -> None:
         """Tell the progress; the first step is at 0."""

@@ -42,6 +42,7 @@ _CORE_SHARE = 0.8  # of the time for probes, when what every prediction needs sh
 _SLOW_DISPATCH_NS = 20_000.0  # a device in software gets fewer sizes of everything
 _LEAST_FINER, _MOST_FINER = 0.7, 0.8  # of the budget may be gone when the finer grids are through
 _ONCE_MORE = 0.12  # of the budget is for measuring some rows once more
+_CORE_ONCE_MORE = 0.06  # of it, for disturbed rows that every prediction needs, before the finer grids
 _REFERENCE_POINTS, _REFERENCE_SESSIONS = 1.5, 1.5  # what a graph takes: points' time, sessions like the first
 _Plan = Sequence[tuple[str, Sequence[Series]]]
 
@@ -65,13 +66,16 @@ def measure(prober: Prober) -> None:
         _follow(prober, plan, _CORE_SHARE * deadline_ns, deadline_ns, 0.0 if prober.quick else _PATIENCE * limit_ns)
         prober.hurried = False
         if not prober.quick:
+            # What every prediction needs comes before what makes some better.
+            _revisit(prober, plan, min(prober.budget.elapsed_ns + _CORE_ONCE_MORE * limit_ns, deadline_ns), (True,))
             finer = _finer(prober.device)
             _follow(prober, finer, deadline_ns, deadline_ns)
             plan = (*plan, *finer)
         prober.step("once more")
         first.again(prober)
         if not prober.quick:
-            _revisit(prober, plan, deadline_ns + _ONCE_MORE * limit_ns)
+            _revisit_others(prober, deadline_ns + _ONCE_MORE * limit_ns)
+            _revisit(prober, plan, deadline_ns + _ONCE_MORE * limit_ns, (True, False))
         products.subtract(prober)
     finally:
         if kept is not None:
@@ -88,7 +92,7 @@ def _follow(prober: Prober, plan: _Plan, target_ns: float, deadline_ns: float, p
         if title == "transfers":
             first.transfers(prober, limit_ns)
         elif title == "first products":
-            first_products.measure(prober)
+            first_products.measure(prober, deadline_ns)
         elif title == "large additions" and not group:
             operators.large_additions(prober, deadline_ns)
         for series in group:
@@ -100,22 +104,25 @@ def _follow(prober: Prober, plan: _Plan, target_ns: float, deadline_ns: float, p
             done += 1
 
 
-def _revisit(prober: Prober, plan: _Plan, deadline_ns: float) -> None:
-    """Measure once more what was measured on a disturbed host, then what is most important.
+def _revisit(prober: Prober, plan: _Plan, deadline_ns: float, passes: tuple[bool, ...]) -> None:
+    """Measure once more, in a pass each, what was measured on a disturbed host, or all in order of importance.
 
     What else runs on the machine slows a device down for a second or so at a time (an H200 that was shared: by 1.5
     for launches, by 1.2 to 1.8 for the CPU), which is all of the time that a series takes. A disturbance of the core
     that launches shows in the pace, one of other cores in the spread at best.
     """
     prober.frames.forget(prober.pace.limit_ns)
-    if any(prober.disturbed(row.probe, row.size) for row in prober.rows if row.probe in ("upload", "readback")):
-        prober.once_more(lambda: first.transfers(prober, deadline_ns))
-    if any(prober.disturbed(row.probe, row.size) for row in prober.rows if row.probe in first_products.PROBES):
-        prober.once_more(lambda: first_products.measure(prober))
-    for disturbed in (True, False):
+    for disturbed in passes:
         for _, group in plan:
             for series in group:
                 prober.revisit(series, deadline_ns, disturbed=disturbed)
+
+
+def _revisit_others(prober: Prober, deadline_ns: float) -> None:
+    """Measure once more what is no chain and was measured on a disturbed host."""
+    if any(prober.disturbed(row.probe, row.size) for row in prober.rows if row.probe in ("upload", "readback")):
+        prober.once_more(lambda: first.transfers(prober, deadline_ns))
+    prober.once_more(lambda: first_products.measure(prober, deadline_ns, disturbed=True))
 
 
 def _finer_ns(prober: Prober) -> float:
