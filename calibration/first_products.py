@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx_ort.calibration import graphs
+from rlx_ort.calibration import run_graphs
 from rlx_ort.calibration.prober import FAILURES, Prober
 from rlx_ort.calibration.timing import Timed
 from rlx_ort.device import Device
@@ -58,7 +58,7 @@ def _alone(prober: Prober, m: int, side: int, deadline_ns: float) -> None:
     if prober.of("gemm", (m, side, side)) <= 0 or not _has_time(prober, 1, deadline_ns):
         return
     try:
-        compiled = prober.compile(graphs.lone_product(m, side))
+        compiled = prober.compile(run_graphs.lone_product(m, side))
     except FAILURES as err:
         prober.skipped["alone"] = str(err).splitlines()[0]
         return
@@ -88,7 +88,7 @@ def _after(prober: Prober, side: int, rows: Sequence[int], deadline_ns: float) -
 
 def _copies(prober: Prober, side: int, rows: Sequence[int], *, multiplied: bool) -> dict[int, Timed | None]:
     """Return the times of putting two halves of so many rows together, with or without the product."""
-    compiled = prober.compile(graphs.copied(side, multiplied=multiplied))
+    compiled = prober.compile(run_graphs.copied(side, multiplied=multiplied))
     found: dict[int, Timed | None] = {}
     try:
         for m in rows:

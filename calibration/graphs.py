@@ -20,18 +20,13 @@ from rlx_ort.ir.types import TensorType
 
 __all__ = [
     "Chain",
-    "additions",
     "attention",
     "bmm",
     "conv",
-    "copied",
     "frame",
     "fused_gemm",
     "gemm",
-    "lone_product",
     "lstm",
-    "transfer",
-    "transfers",
 ]
 
 
@@ -112,39 +107,6 @@ def gemm(k: int, n: int, links: int, dtype: DType = DType.F32, kept: int = 1) ->
     return chain.done()
 
 
-def lone_product(m: int, side: int) -> Graph:
-    """Return one product of an input (m, side) and a square weight."""
-    graph = Graph("lone")
-    x, kind = graph.input("x", [m, side]), TensorType(DType.F32, Shape([m, side]))
-    graph.outputs = list(graph.onnx_node("MatMul", [x, _square(graph, side)], types=[kind]))
-    return graph
-
-
-def copied(side: int, *, multiplied: bool) -> Graph:
-    """Return two inputs (m, side / 2) put together and, if `multiplied`, the product with a square weight."""
-    graph = Graph("copied")
-    halves = [graph.input(name, ["m", side // 2]) for name in ("left", "right")]
-    kind = TensorType(DType.F32, Shape(["m", side]))
-    (rows,) = graph.onnx_node("Concat", halves, {"axis": 1}, types=[kind])
-    if multiplied:
-        (rows,) = graph.onnx_node("MatMul", [rows, _square(graph, side)], types=[kind])
-    graph.outputs = [rows]
-    return graph
-
-
-def additions(links: int) -> Graph:
-    """Return a chain of additions to an input (n), whose first element is the output."""
-    graph = Graph("additions")
-    first = value = graph.input("x", ["n"])
-    for _ in range(links):
-        (value,) = graph.onnx_node("Add", [value, first], types=[TensorType(DType.F32, Shape(["n"]))])
-    ends = [graph.constant(np.full(1, end, np.int64)) for end in (0, 1)]
-    graph.outputs = list(
-        graph.onnx_node("Slice", [value, *ends], types=[TensorType(DType.F32, Shape([1]))], version=21)
-    )
-    return graph
-
-
 def bmm(links: int, dtype: DType = DType.F32, *, turned: bool = False) -> Graph:
     """Return a chain of batched products of two computed values, (b, s, d) by (b, d, s) and (b, s, s) by (b, s, d).
 
@@ -221,40 +183,3 @@ def lstm(hidden: int, links: int) -> Graph:
         axes = chain.graph.constant(np.array([1], np.int64))
         chain.value = chain.op("Squeeze", [result, axes], ["d0", "d1", hidden])
     return chain.done()
-
-
-def transfer(*, upload: bool) -> Graph:
-    """Return a graph whose large tensor comes from the host, or goes to it."""
-    if not upload:
-        chain = Chain("readback", 1)
-        chain.graph.outputs = [chain.value]
-        return chain.graph
-    graph = Graph("upload")
-    data = graph.input("data", ["d0"])
-    start, end = (graph.constant(np.array([number], np.int64)) for number in (0, 1))
-    kind = TensorType(DType.F32, Shape([1]))
-    graph.outputs = list(graph.onnx_node("Slice", [data, start, end], types=[kind]))
-    return graph
-
-
-def transfers(inputs: int, outputs: int) -> Graph:
-    """Return a graph of one tiny op an output, with so many inputs; extra inputs are added to the first op."""
-    graph = Graph("transfers")
-    values = [graph.input(f"x{index}", [4]) for index in range(inputs)]
-    kind = TensorType(DType.F32, Shape([4]))
-    total = values[0]
-    for value in values[1:]:
-        (total,) = graph.onnx_node("Add", [total, value], types=[kind])
-    results = []
-    for _ in range(outputs):
-        (total,) = graph.onnx_node("Neg", [total], types=[kind])
-        results.append(total)
-    graph.outputs = results
-    return graph
-
-
-def _square(graph: Graph, side: int) -> Value:
-    """Add a square weight to a graph."""
-    data = np.resize(np.random.default_rng(0).standard_normal(1 << 16).astype(np.float32), (side, side))
-    graph.weights["w"] = TensorData.from_array(data * np.float32(side**-0.5), DType.F32)
-    return graph.param("w", [side, side])

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx_ort.calibration import graphs
+from rlx_ort.calibration import run_graphs
 from rlx_ort.calibration.operator_graphs import NODES_A_LINK, elementwise
 from rlx_ort.calibration.prober import FAILURES, Prober
 from rlx_ort.calibration.row_lengths import USUAL
@@ -67,7 +67,7 @@ def large_additions(prober: Prober, deadline_ns: float) -> None:
     """
     begun, last_ns = prober.budget.elapsed_ns, 0.0
     try:
-        compiled = prober.compile(graphs.additions(_LARGE_LINKS))
+        compiled = prober.compile(run_graphs.additions(_LARGE_LINKS))
     except FAILURES as err:
         prober.skipped["op:Add"] = str(err).splitlines()[0]
         return

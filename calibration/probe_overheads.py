@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from rlx_ort.calibration import graphs
+from rlx_ort.calibration import run_graphs as graphs
 from rlx_ort.calibration.prober import FAILURES, Prober
 from rlx_ort.calibration.profile import Sample
 from rlx_ort.calibration.timing import Timed
+from rlx_ort.device import Device
 from rlx_ort.errors import RunError
 from rlx_ort.execution.compiled import CompiledGraph
 from rlx_ort.ir.dtype import DType
@@ -20,6 +22,7 @@ from rlx_ort.ir.types import TensorType
 
 __all__ = ["again", "anchor", "overheads", "transfers"]
 
+_SMALL = 4  # elements of a small tensor
 _EXTRA = 7  # more inputs, or outputs, than the smallest graph has
 
 
@@ -30,7 +33,7 @@ def anchor(prober: Prober) -> CompiledGraph:
     kernels again (WebGPU: 63 ms against 2 ms for a session, measured on an H200).
     """
     compiled = prober.compile(_tiny_chain(1))
-    compiled.run({"x": np.ones(4, np.float32)})
+    compiled.run({"x": np.ones(_SMALL, np.float32)})
     return compiled
 
 
@@ -72,7 +75,7 @@ def _small_costs(prober: Prober, links: int) -> list[Sample]:
     """Return the rows of the round trip, the launch slope, and one more small input and output."""
     kept, prober.rows = prober.rows, []
     try:
-        feeds = {"x": np.ones(4, np.float32)}
+        feeds = {"x": np.ones(_SMALL, np.float32)}
         single, chain = (_alone(prober, _tiny_chain(count), feeds) for count in (1, links + 1))
         if single is None or chain is None:
             raise RunError(f"the clock stands still on {prober.device.display}: nothing can be measured")
@@ -84,7 +87,7 @@ def _small_costs(prober: Prober, links: int) -> list[Sample]:
             ("tensor_in", graphs.transfers(1 + _EXTRA, 1)),
             ("tensor_out", graphs.transfers(1, 1 + _EXTRA)),
         ):
-            small = {value.name: np.ones(4, np.float32) for value in graph.inputs}
+            small = {value.name: np.ones(_SMALL, np.float32) for value in graph.inputs}
             found = _alone(prober, graph, small)
             prober.add(probe, (), found, base_ns=single.ns + _EXTRA * dispatch_ns, share=_EXTRA)
         return prober.rows
@@ -105,40 +108,53 @@ def transfers(prober: Prober, deadline_ns: float) -> None:
     """Measure what a large input or output takes beyond a small one, each size in one session."""
     counts = (1 << 8, 1 << 18) if prober.quick else (1 << 8, 1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22)
     begun = prober.budget.elapsed_ns
-    for probe in ("upload", "readback"):
-        try:
-            compiled = prober.compile(graphs.transfer(upload=probe == "upload"))
-        except FAILURES as err:
-            prober.skipped[probe] = str(err).splitlines()[0]
-            continue
-        try:
-            _transfer_sizes(prober, compiled, probe, counts, deadline_ns)
-        finally:
-            compiled.close()
+    try:
+        _transfer_sizes(prober, graphs.upload(), "upload", counts, deadline_ns)
+        if prober.device.kind == Device.CPU.kind:
+            # One thread takes far longer to make a large tensor than to hand it out, so all threads turn an input here.
+            bare = _transfer_sizes(prober, graphs.turned_sign(whole=False), "", counts, deadline_ns)
+            graph, making = graphs.turned_sign(whole=True), lambda count: bare.get(count, math.inf)
+        else:
+            graph, making = graphs.readback(), lambda count: prober.frames.of((count,))
+        _transfer_sizes(prober, graph, "readback", counts, deadline_ns, making)
+    except FAILURES as err:
+        prober.skipped["transfers"] = str(err).splitlines()[0]
     prober.account("transfers", begun)
 
 
 def _transfer_sizes(
-    prober: Prober, compiled: CompiledGraph, probe: str, counts: Sequence[int], deadline_ns: float
-) -> None:
-    small = prober.time(compiled, _large(probe, 4), fresh=True)
-    last_ns, last_count = 0.0, counts[0]
-    for count in counts if small is not None else ():
-        expected = last_ns * count / last_count
-        if expected > 8 * prober.budget.point_ns or not prober.budget.fits(deadline_ns, 3 * expected):
-            prober.skipped[probe] = f"no time for {count * 4} bytes"
-            break
-        base_ns = 0.0 if small is None else small.ns
-        if probe == "readback":  # the device also has to make the tensor
-            base_ns += max(prober.frames.of((count,)) - prober.frames.of((4,)), 0.0)
-        found = prober.time(compiled, _large(probe, count), least=5)
-        last_ns, last_count = 0.0 if found is None else found.ns, count
-        prober.add(probe, (count * 4,), found, base_ns=base_ns)
+    prober: Prober,
+    graph: Graph,
+    probe: str,
+    counts: Sequence[int],
+    deadline_ns: float,
+    making: Callable[[int], float] = lambda count: 0.0,
+) -> dict[int, float]:
+    """Return the time of each size, and keep rows of what it takes beyond a small one and making the tensor."""
+    compiled = prober.compile(graph)
+    found: dict[int, float] = {}
+    try:
+        for count in (_SMALL, *counts):
+            last = max(found, default=count)
+            expected_ns = found.get(last, 0.0) * (count / last if last > _SMALL else 1.0)
+            if expected_ns > 8 * prober.budget.point_ns or not prober.budget.fits(deadline_ns, 3 * expected_ns):
+                prober.skipped[probe or "readback"] = f"no time for {count * 4} bytes"
+                break
+            base_ns = found.get(_SMALL, 0.0) + max(making(count) - making(_SMALL), 0.0)
+            timed = prober.time(compiled, _large(graph, count), least=5, fresh=not found)
+            if timed is None:
+                break
+            found[count] = timed.ns
+            if probe and count > _SMALL and math.isfinite(base_ns):
+                prober.add(probe, (count * 4,), timed, base_ns=base_ns)
+    finally:
+        compiled.close()
+    return found
 
 
-def _large(probe: str, count: int) -> dict[str, Any]:
+def _large(graph: Graph, count: int) -> dict[str, Any]:
     """Return the inputs of a graph that moves so many elements."""
-    if probe == "upload":
+    if len(graph.inputs) == 1:
         return {"data": np.ones(count, np.float32)}
     return {"seed": np.ones(1, np.float32), "shape": np.array([count], np.int64)}
 

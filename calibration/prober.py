@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
+import statistics
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -230,7 +231,10 @@ class Prober:
         points = series.points
         if disturbed:
             points = tuple(point for point in points if self.disturbed(series.probe, point.size, series.label))
-        if points:
+        # Where a device prepares itself for each shape, as by searching for the best convolution, it does so again.
+        extras = self._extra_ns.get(series.probe, [])
+        preparing_ns = len(points) * statistics.median(extras) if extras else 0.0
+        if points and self.budget.fits(deadline_ns, preparing_ns):
             self.once_more(lambda: self.run(dataclasses.replace(series, points=points), deadline_ns))
 
     def _run(self, series: Series, deadline_ns: float, patience_ns: float) -> None:

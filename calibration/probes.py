@@ -92,7 +92,7 @@ def _follow(prober: Prober, plan: _Plan, target_ns: float, deadline_ns: float, p
         if title == "transfers":
             first.transfers(prober, limit_ns)
         elif title == "first products":
-            first_products.measure(prober, deadline_ns)
+            first_products.measure(prober, limit_ns)
         elif title == "large additions" and not group:
             operators.large_additions(prober, deadline_ns)
         for series in group:

@@ -1,0 +1,96 @@
+"""Graphs of which a whole run is timed, where `graphs` has chains whose links are."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rlx_ort.calibration.graphs import Chain
+from rlx_ort.ir.dtype import DType
+from rlx_ort.ir.graph import Graph, Value
+from rlx_ort.ir.shape import Shape
+from rlx_ort.ir.tensor import TensorData
+from rlx_ort.ir.types import TensorType
+
+__all__ = ["additions", "copied", "lone_product", "readback", "transfers", "turned_sign", "upload"]
+
+
+def transfers(inputs: int, outputs: int) -> Graph:
+    """Return a graph of one tiny op an output, with so many inputs; extra inputs are added to the first op."""
+    graph = Graph("transfers")
+    values = [graph.input(f"x{index}", [4]) for index in range(inputs)]
+    kind = TensorType(DType.F32, Shape([4]))
+    total = values[0]
+    for value in values[1:]:
+        (total,) = graph.onnx_node("Add", [total, value], types=[kind])
+    results = []
+    for _ in range(outputs):
+        (total,) = graph.onnx_node("Neg", [total], types=[kind])
+        results.append(total)
+    graph.outputs = results
+    return graph
+
+
+def upload() -> Graph:
+    """Return a graph whose large tensor comes from the host."""
+    graph = Graph("upload")
+    graph.outputs = [_first_of(graph, graph.input("data", ["d0"]))]
+    return graph
+
+
+def readback() -> Graph:
+    """Return a graph that makes a large tensor, which goes to the host."""
+    chain = Chain("readback", 1)
+    chain.graph.outputs = [chain.value]
+    return chain.graph
+
+
+def turned_sign(*, whole: bool) -> Graph:
+    """Return a graph that turns the sign of a large input, whose result goes to the host, or one element of it."""
+    graph = Graph("turned_sign")
+    kind = TensorType(DType.F32, Shape(["d0"]))
+    (value,) = graph.onnx_node("Neg", [graph.input("data", ["d0"])], types=[kind])
+    graph.outputs = [value if whole else _first_of(graph, value)]
+    return graph
+
+
+def lone_product(m: int, side: int) -> Graph:
+    """Return one product of an input (m, side) and a square weight."""
+    graph = Graph("lone")
+    x, kind = graph.input("x", [m, side]), TensorType(DType.F32, Shape([m, side]))
+    graph.outputs = list(graph.onnx_node("MatMul", [x, _square(graph, side)], types=[kind]))
+    return graph
+
+
+def copied(side: int, *, multiplied: bool) -> Graph:
+    """Return two inputs (m, side / 2) put together and, if `multiplied`, the product with a square weight."""
+    graph = Graph("copied")
+    halves = [graph.input(name, ["m", side // 2]) for name in ("left", "right")]
+    kind = TensorType(DType.F32, Shape(["m", side]))
+    (rows,) = graph.onnx_node("Concat", halves, {"axis": 1}, types=[kind])
+    if multiplied:
+        (rows,) = graph.onnx_node("MatMul", [rows, _square(graph, side)], types=[kind])
+    graph.outputs = [rows]
+    return graph
+
+
+def additions(links: int) -> Graph:
+    """Return a chain of additions to an input (n), whose first element is the output."""
+    graph = Graph("additions")
+    first = value = graph.input("x", ["n"])
+    for _ in range(links):
+        (value,) = graph.onnx_node("Add", [value, first], types=[TensorType(DType.F32, Shape(["n"]))])
+    graph.outputs = [_first_of(graph, value)]
+    return graph
+
+
+def _first_of(graph: Graph, value: Value) -> Value:
+    """Return the first element of a vector."""
+    ends = [graph.constant(np.full(1, end, np.int64)) for end in (0, 1)]
+    return graph.onnx_node("Slice", [value, *ends], types=[TensorType(DType.F32, Shape([1]))])[0]
+
+
+def _square(graph: Graph, side: int) -> Value:
+    """Add a square weight to a graph."""
+    data = np.resize(np.random.default_rng(0).standard_normal(1 << 16).astype(np.float32), (side, side))
+    graph.weights["w"] = TensorData.from_array(data * np.float32(side**-0.5), DType.F32)
+    return graph.param("w", [side, side])
