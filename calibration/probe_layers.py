@@ -24,7 +24,8 @@ def conv(probe: str, channels: int, pictures: tuple[tuple[int, int], ...]) -> Se
         computing((count, channels, side, side), (count * side * side, channels), each * count * side * side)
         for count, side in pictures
     )
-    return Series(probe, lambda links: graphs.conv(channels, kernel, links, depthwise=depthwise), points, 4)
+    # Each node searches for its best algorithm at each size on some devices: no more nodes than it takes.
+    return Series(probe, lambda links: graphs.conv(channels, kernel, links, depthwise=depthwise), points, 4, trips=1)
 
 
 def batched(shapes: tuple[tuple[int, int, int], ...]) -> Series:

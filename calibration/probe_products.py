@@ -88,7 +88,7 @@ def conv_fusions(pictures: tuple[tuple[int, int], ...]) -> list[Series]:
     3 x 3 it was a twentieth, and drowned.
     """
     points = tuple(Point((b, 64, side, side), (b * side * side * 64,), b * side * side * 64.0) for b, side in pictures)
-    return [Series(f"fused:{probe}", _fused_conv(extra), points, 6) for probe, extra in _CONV_FUSIONS]
+    return [Series(f"fused:{probe}", _fused_conv(extra), points, 6, trips=1) for probe, extra in _CONV_FUSIONS]
 
 
 def subtract(prober: Prober) -> None:

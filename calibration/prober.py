@@ -31,8 +31,7 @@ Progress = Callable[[str, float], None]
 FAILURES = (DeviceError, GraphError, RunError)
 """What a device may raise at a graph it cannot run: the probe is skipped, with the message."""
 
-_LONGEST_STRETCH = 8
-_ROUND_TRIPS = 3  # that short work takes in a chain on an accelerator, since the round trip drifts by a third of itself
+_LEAST_CHAIN, _LONGEST_STRETCH = 8, 8
 _MANY_BYTES = 1 << 18  # weights whose size tells how long sessions take to open
 _MOST_RUNS = 200
 _FRESH_SHARE, _WARM_SHARE = 0.4, 0.1  # of a point's time for warming up: after opening a session, after another size
@@ -83,7 +82,7 @@ class Prober:
         self._paces: dict[tuple[str, tuple[int, ...], str], float] = {}
         self._links: dict[str, list[tuple[float, float]]] = {}
         self._point_limit_ns = 4 * budget.point_ns
-        self._stretch = 1
+        self._trip_chains = 0.0  # short chains of the least work that take as long as a round trip
         self._extra_ns: dict[str, list[float]] = {}
         self._opening: list[float] = []  # ns a byte of weights, of each session so far
 
@@ -190,8 +189,7 @@ class Prober:
         """Tell what a round trip and a node take, which decides how long chains must be."""
         self.frames.roundtrip_ns, self.dispatch_ns = roundtrip_ns, dispatch_ns
         if dispatch_ns < _SLOW_DISPATCH_NS:
-            trips = 1 if self.device.kind == Device.CPU.kind else _ROUND_TRIPS
-            self._stretch = min(max(round(trips * roundtrip_ns / (8 * dispatch_ns + 1)), 1), _LONGEST_STRETCH)
+            self._trip_chains = roundtrip_ns / (_LEAST_CHAIN * dispatch_ns + 1)
 
     def step(self, what: str) -> None:
         """Tell the progress; the first step is at 0."""
@@ -238,7 +236,7 @@ class Prober:
             self.once_more(lambda: self.run(dataclasses.replace(series, points=points), deadline_ns))
 
     def _run(self, series: Series, deadline_ns: float, patience_ns: float) -> None:
-        count = series.links * (self._stretch if series.stretched else 1)
+        count = series.links * self._stretch(series)
         compiled: CompiledGraph | None = None
         seen = self._links.setdefault(series.probe, [])
         # Half of the time: each size is timed twice, as a frame and as a chain.
@@ -276,6 +274,13 @@ class Prober:
         finally:
             if compiled is not None:
                 compiled.close()
+
+    def _stretch(self, series: Series) -> int:
+        """Return how many times as long a chain is made as it has to be."""
+        if not series.stretched:
+            return 1
+        trips = 1 if self.device.kind == Device.CPU.kind else series.trips
+        return min(max(round(trips * self._trip_chains), 1), _LONGEST_STRETCH)
 
     def _foreseen(self, point: Point, last: tuple[float, float] | None, seen: list[tuple[float, float]]) -> float:
         """Return the time to expect of a link in ns: from the size before, another series of the probe, or rates.

@@ -52,6 +52,7 @@ class Series:
         companion: a probe whose rows are what else a link does, to be subtracted.
         feeds: gives more inputs for a shape.
         stretched: whether the chain is made longer where a round trip is long.
+        trips: round trips that a stretched chain of short work takes on an accelerator, since they drift by a third.
         shortened: whether the chain is made shorter where a few links take long enough.
     """
 
@@ -66,6 +67,7 @@ class Series:
     companion: str = ""
     feeds: Callable[[tuple[int, ...]], Mapping[str, Any]] | None = None
     stretched: bool = True
+    trips: int = 3
     shortened: bool = True
 
     def fitting(self, count: int, link_ns: float, limit_ns: float) -> int:

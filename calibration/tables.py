@@ -44,14 +44,14 @@ class Curve:
 
     def __call__(self, size: float) -> float:
         """Return the time at a size, in ns."""
-        x = math.log(max(size, 1.0))
-        if x <= self._x[0]:
-            return math.exp(self._y[0] + self._low_slope * (x - self._x[0]))
-        if x >= self._x[-1]:
-            return math.exp(self._y[-1] + (x - self._x[-1]))
-        at = bisect.bisect_right(self._x, x)
-        share = (x - self._x[at - 1]) / (self._x[at] - self._x[at - 1])
-        return math.exp(self._y[at - 1] + share * (self._y[at] - self._y[at - 1]))
+        xs, ys, x = self._x, self._y, math.log(max(size, 1.0))
+        at = bisect.bisect_right(xs, x)
+        if at == 0:
+            return math.exp(ys[0] + self._low_slope * (x - xs[0]))
+        low_x, low_y = xs[at - 1], ys[at - 1]
+        if at == len(xs):
+            return math.exp(low_y + (x - low_x))
+        return math.exp(low_y + (x - low_x) / (xs[at] - low_x) * (ys[at] - low_y))
 
 
 class Grid:
