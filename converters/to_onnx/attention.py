@@ -85,7 +85,7 @@ def _masked(emit: Emitter, op: Attention, scores: Any, mask: Sequence[Any], layo
 
 def _hidden_keys(emit: Emitter, mask: Any, rank: int) -> Any:
     """Return where a `(B, K)` mask hides a key, broadcast over heads and queries."""
-    dtype = emit.input_type(3).dtype
+    dtype = emit.input_dtype(3)
     if dtype is DType.BOOL:
         hidden = emit.op("Not", mask)
     elif dtype.is_integer:

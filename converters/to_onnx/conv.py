@@ -21,7 +21,7 @@ def _conv(emit: Emitter, op: Conv2d, inputs: Sequence[Any]) -> Any:
     return op_in(
         emit,
         "Conv",
-        emit.input_type(0).dtype,
+        emit.input_dtype(0),
         *inputs,
         strides=list(op.stride),
         pads=[*op.padding, *op.padding],
@@ -35,7 +35,7 @@ def _conv_transpose(emit: Emitter, op: ConvTranspose2d, inputs: Sequence[Any]) -
     return op_in(
         emit,
         "ConvTranspose",
-        emit.input_type(0).dtype,
+        emit.input_dtype(0),
         *inputs,
         strides=list(op.stride),
         pads=[*op.padding, *op.padding],
@@ -47,7 +47,7 @@ def _conv_transpose(emit: Emitter, op: ConvTranspose2d, inputs: Sequence[Any]) -
 
 @lowers(Pool)
 def _pool(emit: Emitter, op: Pool, inputs: Sequence[Any]) -> Any:
-    dtype, x = emit.input_type(0).dtype, inputs[0]
+    dtype, x = emit.input_dtype(0), inputs[0]
     window: dict[str, Any] = {
         "kernel_shape": list(op.kernel),
         "strides": list(op.stride),
@@ -65,5 +65,5 @@ def _pool(emit: Emitter, op: Pool, inputs: Sequence[Any]) -> Any:
 def _resize(emit: Emitter, op: ResizeNearest2x, inputs: Sequence[Any]) -> Any:
     scales = emit.constant(np.array([1, 1, 2, 2], np.float32))
     how: dict[str, Any] = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
-    dtype: DType = emit.input_type(0).dtype
+    dtype: DType = emit.input_dtype(0)
     return op_in(emit, "Resize", dtype, inputs[0], others=[None, scales], **how)

@@ -105,7 +105,7 @@ def _blocks(emit: Emitter, op: DequantMatMul, inputs: Sequence[Any], k: int, n: 
 
 def _nibbles(emit: Emitter, data: ModelValue, count: int) -> Any:
     """Write packed half bytes, low half first, as `count` numbers; u4 is passed on as it is."""
-    if emit.input_type(1).dtype is DType.U4:
+    if emit.input_dtype(1) is DType.U4:
         return data
     flat = emit.op("Reshape", Bytes(emit, data).pairs().value, emit.i64([-1]))
     if count % 2 == 0:
@@ -135,7 +135,7 @@ def _nvfp4(emit: Emitter, inputs: Sequence[Any], types: Sequence[TensorType], k:
 
 def _packed_product(emit: Emitter, op: DequantMatMul, inputs: Sequence[Any], k: int, n: int) -> Any:
     """Write a product by MatMulNBits, with the weight repacked to its layout: rows of N, low half first."""
-    dtype = emit.input_type(0).dtype
+    dtype = emit.input_dtype(0)
     compute = dtype if dtype is DType.F16 else DType.F32
     x = emit.cast(inputs[0], compute)
     block, mins = op.block or 32, None
@@ -176,7 +176,7 @@ def _packed_product(emit: Emitter, op: DequantMatMul, inputs: Sequence[Any], k: 
 
 
 def _rank(emit: Emitter) -> int:
-    return known_shape(emit.node.op, emit.input_type(0), "x").rank
+    return emit.input_rank(0, "x")
 
 
 def _repacked(codes: Bytes, n: int, blocks: int, block: int) -> Any:

@@ -98,8 +98,8 @@ class Draft:
 def _all_known(writer: ModelWriter, main: ModelGraph) -> bool:
     """Return whether the type of every value that a node writes or the model gives is known."""
     types, unknown = writer.types, UnknownType()
-    patterns = {record.pattern for record in writer.records}
-    values = [value for pattern in patterns for value in pattern.like.outputs if value.name]
+    written = {record.pattern.like for record in writer.records}
+    values = [value for node in written for value in node.outputs if value.name]
     return not any(isinstance(types.get(value, unknown), UnknownType) for value in [*values, *main.outputs])
 
 

@@ -39,7 +39,7 @@ def activate(emit: Emitter, function: str, x: ModelValue, dtype: DType) -> Any:
 
 @lowers(Activation)
 def _activation(emit: Emitter, op: Activation, inputs: Sequence[Any]) -> Any:
-    return activate(emit, op.function, inputs[0], emit.input_type(0).dtype)
+    return activate(emit, op.function, inputs[0], emit.input_dtype(0))
 
 
 def _gelu(emit: Emitter, x: Any, dtype: DType) -> Any:
@@ -129,7 +129,7 @@ _COMPOSED: dict[str, Callable[[Emitter, Any, DType], Any]] = {
 @lowers(Binary)
 def _binary(emit: Emitter, op: Binary, inputs: Sequence[Any]) -> Any:
     lhs, rhs = inputs
-    dtype = emit.input_type(0).dtype
+    dtype = emit.input_dtype(0)
     if op.function == "mod":
         return op_in(emit, "Mod", dtype, lhs, rhs, fmod=1)
     if op.function == "atan2":
@@ -175,7 +175,7 @@ def _shift(emit: Emitter, function: str, x: Any, places: Any, dtype: DType) -> A
 
 @lowers(Compare)
 def _compare(emit: Emitter, op: Compare, inputs: Sequence[Any]) -> Any:
-    dtype = emit.input_type(0).dtype
+    dtype = emit.input_dtype(0)
     if op.function == "ne":
         return emit.op("Not", op_in(emit, "Equal", dtype, *inputs, result=DType.BOOL))
     return op_in(emit, _COMPARE[op.function], dtype, *inputs, result=DType.BOOL)
@@ -184,7 +184,7 @@ def _compare(emit: Emitter, op: Compare, inputs: Sequence[Any]) -> Any:
 @lowers(Where)
 def _where(emit: Emitter, op: Where, inputs: Sequence[Any]) -> Any:
     condition, then, otherwise = inputs
-    dtype = emit.input_type(1).dtype
+    dtype = emit.input_dtype(1)
     compute = compute_dtype("Where", dtype)
     if compute is dtype:
         return emit.op("Where", condition, then, otherwise)
@@ -198,7 +198,7 @@ def _cast(emit: Emitter, op: Cast, inputs: Sequence[Any]) -> Any:
 
 @lowers(Clamp)
 def _clamp(emit: Emitter, op: Clamp, inputs: Sequence[Any]) -> Any:
-    dtype = emit.input_type(0).dtype
+    dtype = emit.input_dtype(0)
     bounds = [None if bound is None else emit.constant(bound, dtype) for bound in (op.low, op.high)]
     return op_in(emit, "Clip", dtype, inputs[0], *bounds)
 

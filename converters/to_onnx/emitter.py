@@ -20,7 +20,7 @@ from rlx_ort.converters.to_onnx.writer import ModelWriter
 from rlx_ort.errors import ConversionError, GraphVerifyError
 from rlx_ort.ir.core import Node, Ref
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.op import Op
+from rlx_ort.ir.op import Op, known_shape
 from rlx_ort.ir.ops.leaf import Capture, Constant, Input, Param
 from rlx_ort.ir.ops.onnx import OnnxNode
 from rlx_ort.ir.shape import Dim, Shape
@@ -62,18 +62,23 @@ def lowering_of(op: Op) -> Lowering | None:
 class Emitter:
     """Writes the ONNX nodes of one graph (or body)."""
 
-    node: Node
-    """The IR node that is being lowered; `node.types` are the types its results must have."""
-
     def __init__(self, writer: ModelWriter, parent: Emitter | None = None) -> None:
         self._writer = writer
         self._parent = parent
         self._nodes: list[ModelNode | Repeated] = []
         self._owned: set[ModelNode] = set()
         self._frame: Frame
-        self._repeats = Repeats(writer)
+        self._node: Node  # the IR node that is being lowered
+        self._repeats = Repeats(writer, self._nodes)
         self._constants: list[ModelValue] = []  # that the node being lowered has asked for
         self._asks_around = False  # whether the node being lowered depends on more than itself
+        self._asks_sizes = False  # whether it may depend on more of its types than element types and ranks
+
+    @property
+    def node(self) -> Node:
+        """The IR node that is being lowered; `node.types` are the types its results must have."""
+        self._asks_sizes = True
+        return self._node
 
     @property
     def nodes(self) -> Sequence[ModelNode | Repeated]:
@@ -112,7 +117,7 @@ class Emitter:
         """Append a finished node whose form belongs to opset version `written` of its domain."""
         writer = self._writer
         if not name:
-            name = f"{self.node.name}/{node.op_type}" if self._frame.named else self.node.name
+            name = f"{self._node.name}/{node.op_type}" if self._frame.named else self._node.name
             self._frame.named = True
         node.name = writer.node_names.unique(name + self._mark())
         self._nodes.append(node)
@@ -124,7 +129,7 @@ class Emitter:
         """Return a constant (an initializer), one for equal data; Python floats are f32 unless told otherwise."""
         if dtype is None and not isinstance(data, np.ndarray | np.generic):
             dtype = DType.F32 if np.asarray(data).dtype == np.float64 else None
-        value = self._writer.constant(TensorData.from_array(data, dtype), f"{self.node.name}/constant")
+        value = self._writer.constant(TensorData.from_array(data, dtype), f"{self._node.name}/constant")
         self._constants.append(value)
         return value
 
@@ -172,19 +177,55 @@ class Emitter:
         Raises:
             GraphVerifyError: the input is absent or no tensor.
         """
-        kind = self.known_type(index)
-        if not isinstance(kind, TensorType):
-            raise GraphVerifyError(f"{self.node} needs a tensor as input {index}, got {kind or 'nothing'}")
-        return kind
+        self._asks_sizes = True
+        return self._tensor(index)
+
+    def input_dtype(self, index: int) -> DType:
+        """Return the element type of input `index` of the node being lowered.
+
+        A lowering that asks for no more is not asked again for nodes that differ by sizes.
+
+        Raises:
+            GraphVerifyError: the input is absent or no tensor.
+        """
+        return self._tensor(index).dtype
+
+    def input_rank(self, index: int, name: str) -> int:
+        """Return the rank of input `index` of the node being lowered, which messages call `name`; as `input_dtype`.
+
+        Raises:
+            GraphVerifyError: the input is absent or no tensor, or its rank is unknown.
+        """
+        return known_shape(self._node.op, self._tensor(index), name).rank
+
+    def known_dtype(self, index: int) -> DType | None:
+        """Return the element type of input `index` as `input_dtype`, None for one that is absent or no tensor."""
+        kind = self._type(index)
+        return kind.dtype if isinstance(kind, TensorType) else None
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """The names of the results of the node being lowered."""
+        return self._node.output_names
 
     def known_type(self, index: int) -> ValueType | None:
         """Return the IR type of input `index` of the node being lowered, None for an absent one."""
-        ref = self.node.inputs[index] if index < len(self.node.inputs) else None
+        self._asks_sizes = True
+        return self._type(index)
+
+    def _type(self, index: int) -> ValueType | None:
+        ref = self._node.inputs[index] if index < len(self._node.inputs) else None
         return None if ref is None else self._frame.graph.nodes[ref.node].types[ref.output]
+
+    def _tensor(self, index: int) -> TensorType:
+        kind = self._type(index)
+        if not isinstance(kind, TensorType):
+            raise GraphVerifyError(f"{self._node} needs a tensor as input {index}, got {kind or 'nothing'}")
+        return kind
 
     def input_data(self, index: int) -> TensorData | None:
         """Return the data of input `index` of the node being lowered when it is a constant, else None."""
-        ref = self.node.inputs[index] if index < len(self.node.inputs) else None
+        ref = self._node.inputs[index] if index < len(self._node.inputs) else None
         op = None if ref is None else self._frame.graph.nodes[ref.node].op
         if not isinstance(op, Constant):
             return None
@@ -213,9 +254,9 @@ class Emitter:
     def inline(self, body: Graph, inputs: Sequence[ModelValue]) -> tuple[ModelValue, ...]:
         """Lower a body into this graph with its `Input` leaves replaced by `inputs`; captures resolve as well."""
         self._asks_around = True
-        frame, node = self._frame, self.node
+        frame, node = self._frame, self._node
         results = self.lower(body, inputs, frame.current, outer=frame)
-        self._frame, self.node = frame, node
+        self._frame, self._node = frame, node
         return results
 
     def subgraph(self, body: Graph, node_inputs: Sequence[ModelValue | None]) -> ModelGraph:
@@ -239,14 +280,14 @@ class Emitter:
         """
         self._asks_around = True
         inner = Emitter(self._writer, parent=self)
-        inner.node = self.node
+        inner._node = self._node
         inner._frame = Frame(self._frame.graph, current=self._frame.current, named=True)
         formal = []
         for label, kind in inputs:
-            value = ModelValue(name=self._writer.value_names.unique(f"{self.node.name}/{label}"))
+            value = ModelValue(name=self._writer.value_names.unique(f"{self._node.name}/{label}"))
             self._writer.set_type(value, kind)
             formal.append(value)
-        results = [inner.output(value, f"{self.node.name}/{name}") for value in build(inner, formal)]
+        results = [inner.output(value, f"{self._node.name}/{name}") for value in build(inner, formal)]
         inner._name_results(0)
         return ModelGraph(formal, results, nodes=inner._nodes, name=name)
 
@@ -280,7 +321,7 @@ class Emitter:
             if isinstance(node.op, Input):
                 frame.values[node.id] = (next(formal),)
             elif node.id in live:
-                self._frame, self.node = frame, node
+                self._frame, self._node = frame, node
                 self._lower_node(node, captured, named.get(node.id, _UNNAMED))
         self._frame = frame
         return tuple(frame.values[value.ref.node][value.ref.output] for value in graph.outputs)
@@ -329,28 +370,35 @@ class Emitter:
                     key = form = None
                 writer.origin, writer.source = origins.get(place, place), node
                 names = named.get(place, _UNNAMED)
+                if form is None and key is not None:
+                    form = repeats.resized(key, node, read)
                 if form is None:
                     self._lower_first(node, read, key, names)
                 else:
                     values[place] = repeats.repeat(form, node, read, names)
-                    self._nodes += writer.records[-len(form.lines) :] if form.lines else ()
 
     def _lower_first(
-        self, node: Node, inputs: Sequence[ModelValue | None], key: Hashable | None, names: Mapping[int, str]
+        self,
+        node: Node,
+        inputs: Sequence[ModelValue | None],
+        key: tuple[Hashable, ...] | None,
+        names: Mapping[int, str],
     ) -> None:
         """Lower a node of the main graph, and let those that are like it learn from it."""
         writer, repeats, values = self._writer, self._repeats, self._frame.values
         dispatcher = writer.dispatcher
         start, refused = len(writer.records), dispatcher.refused
-        self.node = node
+        self._node = node
         self._constants.clear()
-        self._asks_around, dispatcher.latest = False, None
+        self._asks_around = self._asks_sizes = False
+        dispatcher.latest = None
         self._lower_node(node, (), names)
         repeats.mark(node, values[node.id])
         # A refusal names each node, so each is lowered.
         if key is not None and not self._asks_around and dispatcher.refused == refused:
-            records = writer.records[start:]
-            repeats.learn(key, node, inputs, values[node.id], records, self._constants, dispatcher.latest)
+            records, results = writer.records[start:], values[node.id]
+            any_size = not self._asks_sizes
+            repeats.learn(key, node, inputs, results, records, self._constants, dispatcher.latest, any_size=any_size)
 
     def _lower_node(self, node: Node, captured: Sequence[ModelValue | None], names: Mapping[int, str]) -> None:
         frame, start = self._frame, len(self._nodes)
@@ -369,7 +417,7 @@ class Emitter:
         """Return what follows an @ in the name of the node around a body, by which its nodes are placed like it."""
         if self._parent is None:
             return ""
-        return self._parent._mark() or "".join(self._parent.node.name.partition("@")[1:])
+        return self._parent._mark() or "".join(self._parent._node.name.partition("@")[1:])
 
     def _name_results(self, start: int) -> None:
         """Name the results, which have no name yet, of the nodes from `start` on."""
@@ -378,7 +426,7 @@ class Emitter:
                 continue  # repeated nodes have names from the start
             for value in written.outputs:
                 if value.name is None:
-                    value.name = self._writer.value_names.unique(f"{self.node.name}/{written.op_type}")
+                    value.name = self._writer.value_names.unique(f"{self._node.name}/{written.op_type}")
 
     def _results(self, node: Node, captured: Sequence[ModelValue | None]) -> Sequence[ModelValue]:
         op = node.op
@@ -407,7 +455,7 @@ class Emitter:
     def _symbol(self, name: Dim) -> ModelValue:
         """Return the size of a named dimension as an int64 vector of one element."""
         if name is None:
-            raise ConversionError(f"{self.node} needs, at run time, a dimension nothing is known about; name it")
+            raise ConversionError(f"{self._node} needs, at run time, a dimension nothing is known about; name it")
         self._asks_around = True
         for frame in self._frames():  # innermost first: a body may use a name for another size than its surroundings
             if str(name) in frame.symbols:
@@ -419,7 +467,7 @@ class Emitter:
                     size: ModelValue = self.op("Shape", value, start=axis, end=axis + 1, types=[kind])
                     self._frame.symbols[str(name)] = size
                     return size
-        raise ConversionError(f"{self.node} needs the size of dimension {name!r}, which no earlier value has")
+        raise ConversionError(f"{self._node} needs the size of dimension {name!r}, which no earlier value has")
 
     def _frames(self) -> Iterator[Frame]:
         """Yield the graphs being lowered, from the innermost out."""

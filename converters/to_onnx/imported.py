@@ -22,7 +22,7 @@ def imported_node(emitter: Emitter, op: OnnxNode, inputs: Sequence[ModelValue | 
         attribute(name, value, op.attribute_kinds.get(name, ""), lambda body: emitter.subgraph(body, inputs))
         for name, value in op.attributes.items()
     ]
-    names = emitter.node.output_names
+    names = emitter.output_names
     results = tuple(ModelValue(name=None if name else "") for name in names)
     present = max((index + 1 for index, name in enumerate(names) if name), default=0)
     formal = trimmed(inputs[: op.formal_inputs])

@@ -35,7 +35,7 @@ _NARROW = frozenset({DType.F16, DType.BF16})
 @lowers(Sort)
 def _sort(emit: Emitter, op: Sort, inputs: Sequence[Any]) -> Any:
     values = _ordered(emit, op, inputs[0], op.descending)[0]
-    return emit.cast(values, emit.input_type(0).dtype)
+    return emit.cast(values, emit.input_dtype(0))
 
 
 @lowers(ArgSort)
@@ -91,7 +91,7 @@ def _reverse(emit: Emitter, op: Reverse, inputs: Sequence[Any]) -> Any:
 
 @lowers(Trilu)
 def _trilu(emit: Emitter, op: Trilu, inputs: Sequence[Any]) -> Any:
-    dtype = emit.input_type(0).dtype
+    dtype = emit.input_dtype(0)
     wide = dtype if dtype in _TRILU else DType.I64 if dtype is DType.U32 else DType.I32
     x = inputs[0] if wide is dtype else emit.cast(inputs[0], wide)
     diagonal = emit.constant(op.diagonal, DType.I64)
@@ -121,7 +121,7 @@ def _scatter_nd(emit: Emitter, op: ScatterNd, inputs: Sequence[Any]) -> Any:
 
 
 def _scattered(emit: Emitter, op_type: str, mode: str, inputs: Sequence[Any], **attributes: Any) -> Any:
-    dtype = emit.input_type(0).dtype
+    dtype = emit.input_dtype(0)
     wide = DType.F32 if dtype in _NARROW and mode != "set" else dtype
     x, places, updates = inputs
     reduction = None if mode == "set" else mode
@@ -130,4 +130,4 @@ def _scattered(emit: Emitter, op_type: str, mode: str, inputs: Sequence[Any], **
 
 
 def _places(emit: Emitter, indices: Any) -> Any:
-    return indices if emit.input_type(1).dtype in {DType.I32, DType.I64} else emit.cast(indices, DType.I64)
+    return indices if emit.input_dtype(1) in {DType.I32, DType.I64} else emit.cast(indices, DType.I64)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.types import TensorType
 
 if TYPE_CHECKING:
     from rlx_ort.converters.to_onnx.emitter import Emitter
@@ -24,8 +23,7 @@ _TRAPPING = frozenset({DType.I32, DType.I64})  # narrower ones are divided as i3
 
 def may_trap(emit: Emitter) -> bool:
     """Return whether the node being lowered, a division or remainder, may divide an i32 or i64 by -1."""
-    kind = emit.known_type(1)
-    if not isinstance(kind, TensorType) or kind.dtype not in _TRAPPING:
+    if emit.known_dtype(1) not in _TRAPPING:
         return False
     data = emit.input_data(1)
     return data is None or bool(np.any(data.numpy() == -1))
@@ -33,7 +31,7 @@ def may_trap(emit: Emitter) -> bool:
 
 def divisor_and_sign(emit: Emitter, divisor: ModelValue) -> tuple[ModelValue, ModelValue]:
     """Return the divisor with 1 in place of -1, and -1 in those places and 1 in all others."""
-    dtype = emit.input_type(1).dtype
+    dtype = emit.input_dtype(1)
     one, minus = emit.constant(1, dtype), emit.constant(-1, dtype)
     negative = emit.op("Equal", divisor, minus)
     return emit.op("Where", negative, one, divisor), emit.op("Where", negative, minus, one)

@@ -19,13 +19,13 @@ __all__: list[str] = []
 
 @lowers(MatMul)
 def _matmul(emit: Emitter, op: MatMul, inputs: Sequence[Any]) -> Any:
-    return op_in(emit, "MatMul", emit.input_type(0).dtype, *inputs)
+    return op_in(emit, "MatMul", emit.input_dtype(0), *inputs)
 
 
 @lowers(FusedMatMulBiasAct)
 def _fused_matmul(emit: Emitter, op: FusedMatMulBiasAct, inputs: Sequence[Any]) -> Any:
     x, weight, bias = inputs
-    dtype = emit.input_type(0).dtype
+    dtype = emit.input_dtype(0)
     result = emit.op("Add", op_in(emit, "MatMul", dtype, x, weight), bias)
     return result if op.activation is None else activate(emit, op.activation, result, dtype)
 
@@ -33,7 +33,7 @@ def _fused_matmul(emit: Emitter, op: FusedMatMulBiasAct, inputs: Sequence[Any]) 
 @lowers(LoraMatMul)
 def _lora_matmul(emit: Emitter, op: LoraMatMul, inputs: Sequence[Any]) -> Any:
     x, weight, a, b = inputs
-    dtype = emit.input_type(0).dtype
+    dtype = emit.input_dtype(0)
     correction = op_in(emit, "MatMul", dtype, op_in(emit, "MatMul", dtype, x, a), b)
     scaled = emit.op("Mul", correction, emit.constant(op.scale, dtype))
     return emit.op("Add", op_in(emit, "MatMul", dtype, x, weight), scaled)

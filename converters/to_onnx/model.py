@@ -29,11 +29,13 @@ __all__ = [
     "WholeModel",
     "model_proto",
     "names_of",
+    "types_of",
 ]
 
 
 INLINE_BYTES = 128
 """Tensors below this size are kept inside the model: ONNX Runtime copies them anyway."""
+_UNKNOWN = UnknownType()
 
 
 class ModelValue:
@@ -93,7 +95,7 @@ class ModelNode:
 
 
 class Repeated(Protocol):
-    """A node that differs from another by names alone; those of absent inputs and outputs are empty."""
+    """A node that differs from another by names and sizes alone; names of absent inputs and outputs are empty."""
 
     @property
     def like(self) -> ModelNode:
@@ -110,6 +112,10 @@ class Repeated(Protocol):
     @property
     def output_names(self) -> tuple[str, ...]:
         """Names of the values it writes."""
+
+    @property
+    def output_types(self) -> tuple[ValueType | None, ...]:
+        """Types of the values it writes; empty where they are those of the other node."""
 
 
 @dataclass(slots=True, eq=False)
@@ -167,12 +173,11 @@ def _write_graph(proto: onnx.GraphProto, graph: ModelGraph, types: Mapping[Model
     declared = {value.name for value in graph.outputs}
     for node in graph.nodes:
         if isinstance(node, ModelNode):
-            like, inputs, outputs = node, names_of(node.inputs), names_of(node.outputs)
+            like, inputs, outputs, kinds = node, names_of(node.inputs), names_of(node.outputs), None
         else:
-            like, inputs, outputs = node.like, node.input_names, node.output_names
+            like, inputs, outputs, kinds = node.like, node.input_names, node.output_names, node.output_types
         _write_node(proto.node.add(), node.name, like, inputs, outputs, types)
-        for name, value in zip(outputs, like.outputs, strict=True):
-            kind = types.get(value)
+        for name, kind in zip(outputs, kinds or map(types.get, like.outputs), strict=True):
             if name and name not in declared and kind is not None and not isinstance(kind, UnknownType):
                 _write_type(proto.value_info.add(name=name), kind)
 
@@ -180,6 +185,13 @@ def _write_graph(proto: onnx.GraphProto, graph: ModelGraph, types: Mapping[Model
 def names_of(values: Sequence[ModelValue | None]) -> tuple[str, ...]:
     """Return the names of values, empty for absent ones."""
     return tuple(["" if value is None else value.name or "" for value in values])
+
+
+def types_of(
+    values: Sequence[ModelValue | None], types: Mapping[ModelValue, ValueType]
+) -> tuple[ValueType | None, ...]:
+    """Return the types of values, None for absent ones."""
+    return tuple([types.get(value, _UNKNOWN) if value is not None and value.name else None for value in values])
 
 
 def _write_type(info: onnx.ValueInfoProto, kind: ValueType | None) -> None:

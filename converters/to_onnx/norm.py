@@ -30,14 +30,14 @@ __all__: list[str] = []
 @lowers(LayerNorm)
 def _layer_norm(emit: Emitter, op: LayerNorm, inputs: Sequence[Any]) -> Any:
     x, gamma, beta = inputs
-    rank = known_shape(op, emit.input_type(0), "x").rank
+    rank = emit.input_rank(0, "x")
     return _along_last(emit, x, rank, op.axis, lambda moved: _layer(emit, moved, gamma, beta, op.eps))
 
 
 @lowers(RmsNorm)
 def _rms_norm(emit: Emitter, op: RmsNorm, inputs: Sequence[Any]) -> Any:
     x, gamma, beta = inputs
-    rank = known_shape(op, emit.input_type(0), "x").rank
+    rank = emit.input_rank(0, "x")
     return _along_last(emit, x, rank, op.axis, lambda moved: _rms(emit, moved, gamma, beta, op.eps))
 
 
@@ -67,7 +67,7 @@ def _rms(emit: Emitter, x: Any, gamma: Any, beta: Any, eps: float) -> Any:
     That fusion reads eps as f32 and takes 1e-5 for any other dtype, so halves are normalised in f32, which their mean
     of squares needs anyway, and f64 is squared in a way that the fusion does not know.
     """
-    dtype = emit.input_type(0).dtype
+    dtype = emit.input_dtype(0)
     compute = DType.F64 if dtype is DType.F64 else DType.F32
     wide = emit.cast(x, compute) if compute is not dtype else x
     square = emit.op("Mul", wide, wide) if compute is DType.F64 else emit.op("Pow", wide, emit.constant(2, compute))

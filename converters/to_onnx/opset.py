@@ -7,7 +7,7 @@ the schemas agree on everything the node uses, and no silent change of meaning (
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from rlx_ort.converters.onnx_types import type_proto_text
@@ -58,13 +58,12 @@ def choose_imports(writer: ModelWriter, wanted: int | None = None) -> dict[str, 
             imports[domain] = max(imports.get(domain, 1), record.pattern.written)
     if wanted is not None and not 1 <= wanted <= MAX_OPSET:
         raise ConversionError(f"opset {wanted} was asked for; ONNX Runtime loads 1 to {MAX_OPSET}")
-    firsts: dict[Pattern, NodeRecord] = {}
+    firsts: dict[ModelNode, NodeRecord] = {}
     for record in standard:
-        firsts.setdefault(record.pattern, record)
-    target = _choose(writer, firsts) if wanted is None else _checked(writer, standard, wanted)
-    for pattern in firsts:
-        node = pattern.like
-        for name in obsolete_attributes(node.op_type, node.attributes, pattern.written, target):
+        firsts.setdefault(record.pattern.like, record)
+    target = _choose(writer, firsts.values()) if wanted is None else _checked(writer, standard, wanted)
+    for node, record in firsts.items():
+        for name in obsolete_attributes(node.op_type, node.attributes, record.pattern.written, target):
             del node.attributes[name]
     return {"": target, **imports}
 
@@ -126,22 +125,23 @@ def _checked(writer: ModelWriter, records: Iterable[NodeRecord], wanted: int) ->
     return wanted
 
 
-def _choose(writer: ModelWriter, firsts: Mapping[Pattern, NodeRecord]) -> int:
+def _choose(writer: ModelWriter, firsts: Collection[NodeRecord]) -> int:
     """Return the best version for all nodes; `firsts` has the first of those that were written alike."""
-    own: list[int] = sorted({pattern.written for pattern in firsts if pattern.imported}, reverse=True)
+    patterns = [record.pattern for record in firsts]
+    own: list[int] = sorted({pattern.written for pattern in patterns if pattern.imported}, reverse=True)
     above = [*range(DEFAULT_OPSET, MAX_OPSET + 1)]
     below = [*range(DEFAULT_OPSET - 1, 0, -1)]
     refused: dict[int, tuple[NodeRecord, str]] = {}
     candidates: list[int] = [*above, *(version for version in own if version <= MAX_OPSET), *below]
     for target in dict.fromkeys(candidates):
-        for pattern in firsts:
-            reason = _obstacle(writer, pattern, target)
+        for record in firsts:
+            reason = _obstacle(writer, record.pattern, target)
             if reason:
-                refused[target] = (firsts[pattern], reason)
+                refused[target] = (record, reason)
                 break
         else:
             return target
-    if len(own) == 1 and all(pattern.imported for pattern in firsts):
+    if len(own) == 1 and all(pattern.imported for pattern in patterns):
         return own[0]
     reasons = {f"{record.label}: {reason}" for record, reason in refused.values()}
     raise ConversionError(

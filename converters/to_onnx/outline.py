@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from rlx_ort.converters.to_onnx.exported import ExportedModel, ExportedNode
-from rlx_ort.converters.to_onnx.model import ModelNode, ModelValue, names_of
+from rlx_ort.converters.to_onnx.exported import ExportedModel
+from rlx_ort.converters.to_onnx.model import ModelNode, ModelValue, names_of, types_of
 from rlx_ort.converters.to_onnx.records import NodeRecord, Pattern
 from rlx_ort.converters.to_onnx.shape_only import is_shape_type, shape_only_places, starts_shapes
 from rlx_ort.converters.to_onnx.writer import ModelWriter
@@ -41,7 +41,12 @@ class Outline:
         patterns: dict[object, Pattern] = {}
         nodes = []
         for node in model.nodes:
-            pattern = _pattern_of(node, patterns)
+            operator, types = (node.domain, node.op_type, node.version), (node.inputs, node.outputs)
+            pattern = patterns.get((operator, types, node.shape_only, node.body))
+            if pattern is None:
+                like = ModelNode(node.domain, node.op_type, ())
+                pattern = Pattern(like, node.version, False, node.body, *types, node.version, node.shape_only)
+                patterns[operator, types, node.shape_only, node.body] = pattern
             nodes.append(NodeRecord(pattern, node.origin, None, node.name, node.input_names, node.output_names))
         functions = frozenset((function.domain, function.name) for function in model.model.functions)
         return cls(nodes, model.input_types, model.output_types, functions)
@@ -60,46 +65,35 @@ class Outline:
         `inferred` has the types by name where the writer lacks some; it may tell nodes apart that were written alike.
         """
         nodes = [record if record.name else record.named() for record in writer.records]
-        if inferred is None:
-            for pattern in {record.pattern for record in nodes}:
-                like = pattern.like
-                reads, writes = _types_of(like.inputs, writer.types), _types_of(like.outputs, writer.types)
-                pattern.kind = _kind(pattern, imports[like.domain], reads, writes)
-        else:
-            patterns: dict[object, Pattern] = {}
-            for at, record in enumerate(nodes):
-                reads, writes = _types_named(record.input_names, inferred), _types_named(record.output_names, inferred)
-                kind = _kind(record.pattern, imports[record.like.domain], reads, writes)
-                nodes[at] = record._replace(pattern=_pattern_of(kind, patterns))
-        if any(starts_shapes(pattern.kind) for pattern in {record.pattern for record in nodes} if pattern.kind):
+        patterns = {record.pattern for record in nodes}
+        for pattern in patterns:
+            like = pattern.like
+            pattern.version = imports[like.domain]
+            if not pattern.outputs:
+                pattern.inputs = types_of(like.inputs, writer.types)
+                pattern.outputs = types_of(like.outputs, writer.types)
+        if inferred is not None:
+            nodes = _told_apart(nodes, inferred)
+            patterns = {record.pattern for record in nodes}
+        if any(map(starts_shapes, patterns)):
             small = {name for name, value in writer.initializers.items() if is_shape_type(writer.types[value])}
             _mark_shapes(nodes, small)
         return cls(nodes, _interface(writer, inputs, inferred), _interface(writer, outputs, inferred))
 
 
-def _pattern_of(node: ExportedNode, patterns: dict[object, Pattern]) -> Pattern:
-    """Return the pattern of nodes like this, which is made for the first of them."""
-    look = (node.domain, node.op_type, node.version, node.inputs, node.outputs, node.shape_only, node.body)
-    known = patterns.get(look)
-    if known is None:
-        kind = replace(node, name="", origin=0, input_names=(), output_names=())
-        like = ModelNode(node.domain, node.op_type, ())
-        known = patterns[look] = Pattern(like, node.version, False, node.body, kind)
-    return known
-
-
-def _kind(
-    pattern: Pattern, version: int, reads: tuple[ValueType | None, ...], writes: tuple[ValueType | None, ...]
-) -> ExportedNode:
-    like = pattern.like
-    return ExportedNode("", like.domain, like.op_type, version, 0, reads, writes, (), (), body=pattern.body)
-
-
-def _types_of(
-    values: Sequence[ModelValue | None], types: Mapping[ModelValue, ValueType]
-) -> tuple[ValueType | None, ...]:
-    unknown = UnknownType()
-    return tuple([types.get(value, unknown) if value is not None and value.name else None for value in values])
+def _told_apart(nodes: Sequence[NodeRecord], types: Mapping[str, ValueType]) -> list[NodeRecord]:
+    """Return the nodes with a pattern for each kind of them, going by the types of values by name."""
+    patterns: dict[object, Pattern] = {}
+    found = []
+    for node in nodes:
+        written, like = node.pattern, node.like
+        reads, writes = _types_named(node.input_names, types), _types_named(node.output_names, types)
+        look = (like.domain, like.op_type, written.version, reads, writes, written.body)
+        if look not in patterns:
+            like = ModelNode(like.domain, like.op_type, ())
+            patterns[look] = replace(written, like=like, inputs=reads, outputs=writes)
+        found.append(node._replace(pattern=patterns[look]))
+    return found
 
 
 def _types_named(names: Sequence[str], types: Mapping[str, ValueType]) -> tuple[ValueType | None, ...]:
@@ -123,5 +117,5 @@ def _mark_shapes(nodes: list[NodeRecord], small_constants: set[str]) -> None:
     for at in shape_only_places(nodes, small_constants):
         pattern = nodes[at].pattern
         if pattern not in marked:
-            marked[pattern] = replace(pattern, kind=replace(nodes[at].kind, shape_only=True))
+            marked[pattern] = replace(pattern, shape_only=True)
         nodes[at] = nodes[at]._replace(pattern=marked[pattern])

@@ -1,4 +1,4 @@
-"""`NodeRecord`: a node as it was written, and `Pattern`: what it shares with nodes that were written alike."""
+"""`NodeRecord`: a node as it was written, and `Pattern`: what it shares with equal nodes of equal types."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import NamedTuple
 from rlx_ort.converters.to_onnx.exported import ExportedNode
 from rlx_ort.converters.to_onnx.model import ModelNode, names_of
 from rlx_ort.ir.core import Node
+from rlx_ort.ir.types import ValueType
 
 __all__ = ["NodeRecord", "Pattern"]
 
@@ -17,18 +18,47 @@ class Pattern:
     """Nodes that differ by names and origin alone, told from others by identity.
 
     Attributes:
-        like: the first of them.
+        like: the first that was written like them. It may be of other sizes; element types and ranks are the same.
         written: the opset version their form belongs to.
         imported: whether they came from a model, so that their form belongs to exactly that version.
         body: whether they stand in a subgraph.
-        kind: them as an `ExportedNode` without names and origin, once the opsets of the model are chosen.
+        inputs: types of their inputs, None for absent ones; told by an outline where they are those of `like`.
+        outputs: types of their outputs, likewise.
+        version: opset version of the domain in the model, in an outline.
+        shape_only: whether they only compute shapes, in an outline.
     """
 
     like: ModelNode
     written: int
     imported: bool
     body: bool
-    kind: ExportedNode | None = None
+    inputs: tuple[ValueType | None, ...] = ()
+    outputs: tuple[ValueType | None, ...] = ()
+    version: int = 0
+    shape_only: bool = False
+
+    @property
+    def domain(self) -> str:
+        """The domain of the operator, empty for ai.onnx."""
+        return self.like.domain
+
+    @property
+    def op_type(self) -> str:
+        """The operator."""
+        return self.like.op_type
+
+    def exported(
+        self,
+        name: str = "",
+        origin: int = 0,
+        input_names: tuple[str, ...] = (),
+        output_names: tuple[str, ...] = (),
+    ) -> ExportedNode:
+        """Return such a node of an outline."""
+        return ExportedNode(
+            *(name, self.like.domain, self.like.op_type, self.version, origin, self.inputs, self.outputs),
+            *(input_names, output_names, self.shape_only, self.body),
+        )
 
 
 class NodeRecord(NamedTuple):
@@ -56,10 +86,9 @@ class NodeRecord(NamedTuple):
         return self.pattern.like
 
     @property
-    def kind(self) -> ExportedNode:
-        """Operator, opset and types of the node, in an outline."""
-        assert self.pattern.kind is not None  # noqa: S101  # an outline is made of patterns that have it
-        return self.pattern.kind
+    def output_types(self) -> tuple[ValueType | None, ...]:
+        """Types of the values it writes; empty where they are those of `like`."""
+        return self.pattern.outputs
 
     @property
     def op_type(self) -> str:
@@ -68,16 +97,13 @@ class NodeRecord(NamedTuple):
 
     def named(self) -> NodeRecord:
         """Return the record of a first node with the names in it."""
-        like = self.pattern.like
-        return self._replace(name=like.name, input_names=names_of(like.inputs), output_names=names_of(like.outputs))
+        pattern, origin, source = self[:3]
+        like = pattern.like
+        return NodeRecord(pattern, origin, source, like.name, names_of(like.inputs), names_of(like.outputs))
 
     def exported(self) -> ExportedNode:
         """Return the node of an outline with its names and origin."""
-        kind = self.kind
-        return ExportedNode(
-            *(self.name, kind.domain, kind.op_type, kind.version, self.origin, kind.inputs, kind.outputs),
-            *(self.input_names, self.output_names, kind.shape_only, kind.body),
-        )
+        return self.pattern.exported(self.name, self.origin, self.input_names, self.output_names)
 
     @property
     def label(self) -> str:

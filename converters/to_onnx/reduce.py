@@ -19,7 +19,7 @@ _REDUCE = {"sum": "ReduceSum", "mean": "ReduceMean", "max": "ReduceMax", "min": 
 def _reduce(emit: Emitter, op: Reduce, inputs: Sequence[Any]) -> Any:
     if not op.axes:
         return emit.op("Identity", inputs[0])
-    dtype, axes = emit.input_type(0).dtype, emit.i64(op.axes)
+    dtype, axes = emit.input_dtype(0), emit.i64(op.axes)
     return op_in(emit, _REDUCE[op.function], dtype, inputs[0], others=[axes], keepdims=int(op.keep_dim))
 
 
@@ -32,12 +32,12 @@ def _softmax(emit: Emitter, op: Softmax, inputs: Sequence[Any]) -> Any:
 def _cumsum(emit: Emitter, op: Cumsum, inputs: Sequence[Any]) -> Any:
     axis = emit.constant(op.axis, DType.I64)
     flags: dict[str, Any] = {"exclusive": int(op.exclusive), "reverse": int(op.reverse)}
-    return op_in(emit, "CumSum", emit.input_type(0).dtype, inputs[0], others=[axis], **flags)
+    return op_in(emit, "CumSum", emit.input_dtype(0), inputs[0], others=[axis], **flags)
 
 
 @lowers(TopK)
 def _topk(emit: Emitter, op: TopK, inputs: Sequence[Any]) -> Any:
-    dtype = emit.input_type(0).dtype
+    dtype = emit.input_dtype(0)
     x = emit.cast(inputs[0], compute) if (compute := compute_dtype("TopK", dtype)) is not dtype else inputs[0]
     _, places = emit.op("TopK", x, emit.i64([op.k]), outputs=2, axis=-1, largest=1, sorted=1)
     return places if op.dtype is DType.I64 else emit.op("Cast", places, to=op.dtype)
@@ -54,5 +54,5 @@ def _argmin(emit: Emitter, op: ArgMin, inputs: Sequence[Any]) -> Any:
 
 
 def _places(emit: Emitter, op_type: str, op: ArgMax | ArgMin, x: Any) -> Any:
-    dtype = emit.input_type(0).dtype
+    dtype = emit.input_dtype(0)
     return op_in(emit, op_type, dtype, x, result=DType.I64, axis=op.axis, keepdims=int(op.keep_dim))

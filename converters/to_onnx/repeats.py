@@ -2,36 +2,25 @@
 
 What comes of a node depends on its op, on the types it reads and makes, and on nothing else, unless its lowering asks
 for something that is not its own: the data of a constant, the size of a named dimension, a body. Such a node, and one
-whose op holds what cannot be compared exactly, is lowered each time.
+whose op holds what cannot be compared exactly, is lowered each time. A lowering that asks for nothing but element types
+and ranks, and writes one node, says the same of nodes of all sizes.
 """
 
 from __future__ import annotations
 
-import enum
-import operator
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from types import NoneType
-from typing import Any, TypeAlias
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
 
-from rlx_ort.converters.to_onnx.model import ModelValue, names_of
+from rlx_ort.converters.to_onnx.exact import exact_op
+from rlx_ort.converters.to_onnx.model import ModelNode, ModelValue, Repeated, names_of, types_of
 from rlx_ort.converters.to_onnx.records import NodeRecord, Pattern
 from rlx_ort.converters.to_onnx.writer import ModelWriter
 from rlx_ort.ir.core import Node
-from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.op import Op
 from rlx_ort.ir.ops.leaf import Constant
-from rlx_ort.ir.shape import Shape
-from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import TensorType, UnknownType, ValueType
 
 __all__ = ["Repeats"]
-
-_OWN_OPS = "rlx_ort.ir.ops."
-_PLAIN = frozenset({str, int, bool, NoneType, DType, bytes})
-"""Types whose values are the same where they are equal and of one type; 0.0 and -0.0 are not."""
-_PLAIN_FIELDS = frozenset({"str", "int", "bool", "DType", "str | None", "int | None", "DType | None"})
-"""Declarations of fields whose values are the same where they are equal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +46,6 @@ class _Form:
         inner: places of the values that are no results, with their types as far as they are known.
         marks: the marks of the results.
         decision: the form that was chosen for an op that has two, as `Dispatcher.latest`.
-        only: for the plainest form, one node that reads inputs and whose one output is the result: its pattern, and
-            the order in which it reads, None for all as they are, none absent.
     """
 
     lines: tuple[_Line, ...]
@@ -67,30 +54,57 @@ class _Form:
     inner: tuple[tuple[int, ValueType | None], ...]
     marks: tuple[int, ...]
     decision: str | None
-    only: tuple[Pattern, tuple[int, ...] | None] | None
+
+
+class _Single(NamedTuple):
+    """The plainest form: one node, which reads inputs of the node it is written for, and whose output is the result.
+
+    Attributes:
+        pattern: what it shares with others like it.
+        order: places of what it reads among the inputs; None for all as they are, none absent.
+        marks: the mark of the result.
+        decision: the form that was chosen for an op that has two, as `Dispatcher.latest`.
+    """
+
+    pattern: Pattern
+    order: tuple[int, ...] | None
+    marks: tuple[int, ...]
+    decision: str | None
+
+
+_Key: TypeAlias = tuple[Any, ...]
+_Look: TypeAlias = tuple[bool, Hashable, Hashable, bool]
 
 
 class Repeats:
     """What was written so far for the nodes of one graph.
 
+    Args:
+        writer: what the graphs of the model share.
+        nodes: the nodes of the graph; `repeat` adds to them.
+
     Attributes:
         forms: `key_of` a node -> what was written for such nodes, None where that says nothing of others.
     """
 
-    def __init__(self, writer: ModelWriter) -> None:
+    def __init__(self, writer: ModelWriter, nodes: list[ModelNode | Repeated]) -> None:
         self._writer = writer
+        self._nodes = nodes
         self._seen: set[Hashable] = set()
-        self.forms: dict[Hashable | None, _Form | None] = {}
+        self.forms: dict[_Key | None, _Form | _Single | None] = {}
+        self._sizeless: dict[_Key | None, _Single] = {}  # what was written for nodes of any size
         self._marks: dict[int, tuple[int, ...]] = {}  # node -> what a lowering may learn of each result, as numbers
-        self._numbers: dict[Hashable, int] = {}
+        self._numbers: dict[Hashable, int] = {None: 0}  # None stands for an absent input
+        self._ranks: list[int] = [0]  # number -> what it tells but for sizes, as another number
+        self._rank_numbers: dict[Hashable, int] = {None: 0}
 
-    def key_of(self, node: Node, inputs: Sequence[ModelValue | None]) -> Hashable | None:
+    def key_of(self, node: Node, inputs: Sequence[ModelValue | None]) -> _Key | None:
         """Return what a node's lowering depends on, None where that cannot be said."""
-        exact = _exact_op(node.op)
+        exact = exact_op(node.op)
         if exact is None or "" in node.output_names:
             return None
         marks = self._marks
-        read = tuple([-1 if ref is None else marks[ref.node][ref.output] for ref in node.inputs])
+        read = tuple([0 if ref is None else marks[ref.node][ref.output] for ref in node.inputs])
         made = tuple([(id(kind.dtype), kind.shape) if type(kind) is TensorType else kind for kind in node.types])
         if len(inputs) > 1 and (inputs[0] is inputs[1] or (len(inputs) > 2 and len(set(inputs)) < len(inputs))):
             return (exact, read, made, tuple(map(inputs.index, inputs)))
@@ -98,41 +112,70 @@ class Repeats:
 
     def mark(self, node: Node, results: Sequence[ModelValue]) -> None:
         """Remember the results of a node that was lowered, for the keys of those that read them."""
-        types, marks = self._writer.types, self._numbers
+        types = self._writer.types
         if len(results) == 1 and node.types[0] is types.get(results[0]) and type(node.types[0]) is TensorType:
             kind = node.types[0]  # a parameter or an input, as a rule
             look = (id(kind.dtype), kind.shape)
-            whole = (type(node.op) is Constant, look, look, results[0].name == "")
-            self._marks[node.id] = (marks.setdefault(whole, len(marks)),)
+            self._marks[node.id] = (self._number((type(node.op) is Constant, look, look, results[0].name == "")),)
             return
         constant = type(node.op) is Constant
         looks = [
             (constant, _look(kind), _look(types.get(value)), value.name == "")
             for kind, value in zip(node.types, results, strict=False)
         ]
-        self._marks[node.id] = tuple([marks.setdefault(look, len(marks)) for look in looks])
+        self._marks[node.id] = tuple(map(self._number, looks))
 
     def learn(
         self,
-        key: Hashable,
+        key: _Key,
         node: Node,
         inputs: Sequence[ModelValue | None],
         results: Sequence[ModelValue],
         records: Sequence[NodeRecord],
         constants: Sequence[ModelValue],
         decision: str | None,
+        *,
+        any_size: bool = False,
     ) -> None:
         """Remember what was written for a node, if it is made of nothing but its inputs, constants and itself.
 
-        The first of its kind may be the only one, so the second is learned from.
+        The first of its kind may be the only one, so the second is learned from. `any_size` says that sizes did not
+        matter.
         """
-        if key not in self._seen:
-            self._seen.add(key)
+        sizeless = self._sizeless_key(key) if any_size else None
+        seen = sizeless or key
+        if seen not in self._seen:
+            self._seen.add(seen)
         elif key not in self.forms:
-            self.forms[key] = self._form(node, inputs, results, records, constants, decision)
+            form = self.forms[key] = self._form(node, inputs, results, records, constants, decision)
+            if sizeless is not None and isinstance(form, _Single):
+                self._sizeless[sizeless] = form
+
+    def resized(self, key: _Key, node: Node, inputs: Sequence[ModelValue | None]) -> _Single | None:
+        """Return the form of a node that differs by sizes alone from those one was learned of, None without any."""
+        known = self._sizeless.get(self._sizeless_key(key))
+        if known is None:
+            return None
+        like, order, (mark,), decision = known
+        reads = types_of(inputs if order is None else [inputs[at] for at in order], self._writer.types)
+        pattern = Pattern(like.like, like.written, like.imported, like.body, reads, node.types)
+        look = key[2][0]
+        number = self._numbers.setdefault((False, look, look, False), len(self._numbers))
+        if number == len(self._ranks):
+            self._ranks.append(self._ranks[mark])
+        form = self.forms[key] = _Single(pattern, order, (number,), decision)
+        return form
+
+    def _sizeless_key(self, key: _Key) -> _Key | None:
+        """Return what a key tells but for sizes, None where there is not one result whose type and rank are known."""
+        read, made, ranks = key[1], key[2], self._ranks
+        if len(made) != 1 or type(made[0]) is not tuple or made[0][1] is None:
+            return None
+        dtype, shape = made[0]
+        return (key[0], tuple([ranks[number] for number in read]), dtype, len(shape), *key[3:])
 
     def repeat(
-        self, form: _Form, node: Node, inputs: Sequence[Any], names: Mapping[int, str]
+        self, form: _Form | _Single, node: Node, inputs: Sequence[Any], names: Mapping[int, str]
     ) -> tuple[ModelValue, ...]:
         """Write a node by the form of one like it, as records only, and return the results; `names` as `lower`."""
         self._marks[node.id] = form.marks
@@ -140,15 +183,17 @@ class Repeats:
         types, unique = writer.types, writer.value_names.unique
         if form.decision is not None:
             writer.dispatcher.decide(writer.origin, form.decision)
-        if form.only is not None and not names:
-            pattern, order = form.only
-            name = unique(node.output_names[0])
+        if isinstance(form, _Single):
+            pattern, order = form.pattern, form.order
+            name = names[0] if names else unique(node.output_names[0])
             value = ModelValue(name, pattern.like)
             if type(node.types[0]) is not UnknownType:
                 types[value] = node.types[0]
             reads = tuple([known.name for known in inputs]) if order is None else names_of([inputs[at] for at in order])
             called = writer.node_names.unique(node.name)
-            writer.records.append(NodeRecord(pattern, writer.origin, writer.source, called, reads, (name,)))
+            record = NodeRecord(pattern, writer.origin, writer.source, called, reads, (name,))
+            writer.records.append(record)
+            self._nodes.append(record)
             return (value,)
         pool: list[Any] = [*inputs, *form.fixed]
         for line in form.lines:
@@ -170,7 +215,9 @@ class Repeats:
         for line in form.lines:
             called = writer.node_names.unique(node.name + line.suffix)
             read, made = tuple([told[at] for at in line.inputs]), told[line.outputs]
-            writer.records.append(NodeRecord(line.pattern, writer.origin, writer.source, called, read, made))
+            record = NodeRecord(line.pattern, writer.origin, writer.source, called, read, made)
+            writer.records.append(record)
+            self._nodes.append(record)
         return results
 
     def _form(
@@ -181,7 +228,7 @@ class Repeats:
         records: Sequence[NodeRecord],
         constants: Sequence[ModelValue],
         decision: str | None,
-    ) -> _Form | None:
+    ) -> _Form | _Single | None:
         if not set(constants).isdisjoint(inputs):
             return None  # equal constants are one value, and another node may read another one there
         made = [value for record in records for value in record.like.outputs]
@@ -204,9 +251,10 @@ class Repeats:
             lines.append(_Line(record.pattern, suffix, read, slice(start, end)))
             start = end
         plain = len(made) == len(lines) == 1 and list(results) == made and max(lines[0].inputs, default=0) < len(inputs)
-        order = lines[0].inputs if plain else ()
-        as_they_are = None not in inputs and order == tuple(range(len(inputs)))
-        only = (lines[0].pattern, None if as_they_are else order) if plain else None
+        if plain:
+            order = lines[0].inputs
+            as_they_are = None not in inputs and order == tuple(range(len(inputs)))
+            return _Single(lines[0].pattern, None if as_they_are else order, self._marks[node.id], decision)
         return _Form(
             tuple(lines),
             fixed,
@@ -214,8 +262,16 @@ class Repeats:
             tuple([(places[value], types.get(value)) for value in inner]),
             self._marks[node.id],
             decision,
-            only,
         )
+
+    def _number(self, look: _Look) -> int:
+        """Return the number of what a lowering may learn of a value."""
+        number = self._numbers.setdefault(look, len(self._numbers))
+        if number == len(self._ranks):
+            constant, told, known, nameless = look
+            rough = (constant, _rank(told), _rank(known), nameless)
+            self._ranks.append(self._rank_numbers.setdefault(rough, len(self._rank_numbers)))
+        return number
 
 
 def _look(kind: ValueType | None) -> Hashable:
@@ -223,59 +279,9 @@ def _look(kind: ValueType | None) -> Hashable:
     return (id(kind.dtype), kind.shape) if type(kind) is TensorType else kind
 
 
-def _exact_op(op: Op) -> Hashable | None:
-    """Return what only ops of the same class with the very same attributes have, None where there is no such thing."""
-    kind = type(op)
-    reading = _readings.get(kind)
-    if reading is None:
-        reading = _readings[kind] = _reading(kind)
-    getter, is_plain = reading
-    values = getter(op)
-    if is_plain:
-        return (kind, values)
-    try:
-        return (kind, _exact(values))
-    except TypeError:
-        return None
-
-
-_Reading: TypeAlias = "tuple[Callable[[Any], Any], bool]"
-"""What reads the attributes of an op, and whether they are the very same where they are equal."""
-
-_readings: dict[type[Op], _Reading] = {}
-
-
-def _reading(kind: type[Op]) -> _Reading:
-    if not kind.__module__.startswith(_OWN_OPS):
-        return _unreadable, False
-    names = [item.name for item in fields(kind)]
-    if not names:
-        return lambda op: None, True
-    return operator.attrgetter(*names), all(str(item.type) in _PLAIN_FIELDS for item in fields(kind))
-
-
-def _unreadable(op: Op) -> Any:
-    """Stand for what nothing is known of: an op from outside may depend on more than it shows."""
-    return NotImplemented
-
-
-def _exact(value: Any) -> Hashable:
-    """Return what only the very same value has.
-
-    Raises:
-        TypeError: nothing is known to tell such values apart.
-    """
-    kind = type(value)
-    if kind in _PLAIN or issubclass(kind, enum.Enum):
-        return (kind, value)
-    if kind is float:
-        return (kind, float.hex(value))
-    if kind is tuple or kind is Shape:
-        return (kind, *map(_exact, value))
-    if kind is TensorType:
-        return (kind, value)
-    if kind is TensorData:
-        return (kind, id(value))  # the graph keeps it alive
-    if kind is dict:
-        return (kind, *((name, _exact(item)) for name, item in value.items()))
-    raise TypeError(f"{kind.__name__} {value!r}")
+def _rank(look: Hashable) -> Hashable:
+    """Return what `_look` tells of a type but for its sizes."""
+    if type(look) is not tuple:
+        return look
+    dtype, shape = look
+    return (dtype, None if shape is None else len(shape))

@@ -103,14 +103,14 @@ def _slice(emit: Emitter, op: Slice, inputs: Sequence[Any]) -> Any:
 @lowers(Gather)
 def _gather(emit: Emitter, op: Gather, inputs: Sequence[Any]) -> Any:
     table, indices = inputs
-    if emit.input_type(1).dtype not in {DType.I32, DType.I64}:
+    if emit.input_dtype(1) not in {DType.I32, DType.I64}:
         indices = emit.cast(indices, DType.I64)
     return emit.op("Gather", table, indices, axis=op.axis)
 
 
 @lowers(Pad)
 def _pad(emit: Emitter, op: Pad, inputs: Sequence[Any]) -> Any:
-    dtype = emit.input_type(0).dtype
+    dtype = emit.input_dtype(0)
     amounts = emit.i64([*op.before, *op.after])
     extra = [emit.constant(op.value, compute_dtype("Pad", dtype))] if op.mode == "constant" and op.value else []
     return op_in(emit, "Pad", dtype, inputs[0], others=[amounts, *extra], mode=op.mode)
@@ -118,4 +118,4 @@ def _pad(emit: Emitter, op: Pad, inputs: Sequence[Any]) -> Any:
 
 @lowers(Tile)
 def _tile(emit: Emitter, op: Tile, inputs: Sequence[Any]) -> Any:
-    return op_in(emit, "Tile", emit.input_type(0).dtype, inputs[0], others=[emit.i64(op.repeats)])
+    return op_in(emit, "Tile", emit.input_dtype(0), inputs[0], others=[emit.i64(op.repeats)])

@@ -14,9 +14,18 @@ __all__ = ["is_shape_type", "shape_only_nodes", "shape_only_places", "starts_sha
 _SOURCES = {"Shape", "Size"}
 
 
+class _Kind(Protocol):
+    @property
+    def domain(self) -> str: ...
+    @property
+    def op_type(self) -> str: ...
+    @property
+    def outputs(self) -> Sequence[ValueType | None]: ...
+
+
 class _Node(Protocol):
     @property
-    def kind(self) -> ExportedNode: ...
+    def pattern(self) -> _Kind: ...
     @property
     def input_names(self) -> Sequence[str]: ...
     @property
@@ -32,7 +41,7 @@ def shape_only_nodes(nodes: Sequence[ExportedNode], small_constants: Collection[
 
 
 def shape_only_places(nodes: Iterable[_Node], small_constants: Collection[str]) -> list[int]:
-    """Return the places of the nodes that only compute shapes; `kind` of a node tells its operator and its types.
+    """Return the places of the nodes that only compute shapes; `pattern` of a node tells its operator and its types.
 
     A node only computes shapes when it reads a shape, or nothing but results of such nodes and small integer
     constants, and its results are integer or bool tensors of rank 0 or 1. ONNX Runtime pins by the same rule:
@@ -45,14 +54,14 @@ def shape_only_places(nodes: Iterable[_Node], small_constants: Collection[str]) 
         follows = any(name in from_shapes for name in read) and all(
             name in from_shapes or name in small_constants for name in read
         )
-        types = node.kind.outputs
-        if (starts_shapes(node.kind) or follows) and all(is_shape_type(kind) for kind in types if kind is not None):
+        types = node.pattern.outputs
+        if (starts_shapes(node.pattern) or follows) and all(is_shape_type(kind) for kind in types if kind is not None):
             from_shapes.update(name for name in node.output_names if name)
             found.append(at)
     return found
 
 
-def starts_shapes(node: ExportedNode) -> bool:
+def starts_shapes(node: _Kind) -> bool:
     """Return whether a node reads a shape, as those begin with that only compute shapes."""
     return node.domain == "" and node.op_type in _SOURCES
 
@@ -65,8 +74,8 @@ def is_shape_type(kind: ValueType | None) -> bool:
 
 
 class _Own(NamedTuple):
-    """A node that tells its own kind."""
+    """A node that is its own pattern."""
 
-    kind: ExportedNode
+    pattern: ExportedNode
     input_names: Sequence[str]
     output_names: Sequence[str]

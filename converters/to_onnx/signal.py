@@ -141,4 +141,4 @@ def _complex_norm_sq(emit: Emitter, op: ComplexNormSq, inputs: Sequence[Any]) ->
 
 @lowers(Conjugate)
 def _conjugate(emit: Emitter, op: Conjugate, inputs: Sequence[Any]) -> Any:
-    return emit.op("Mul", inputs[0], emit.constant(np.asarray([1.0, -1.0]), emit.input_type(0).dtype))
+    return emit.op("Mul", inputs[0], emit.constant(np.asarray([1.0, -1.0]), emit.input_dtype(0)))

@@ -33,7 +33,7 @@ _UNROLLED = 8
 @lowers(BatchedDenseSolve)
 def _solve(emit: Emitter, op: DenseSolve | BatchedDenseSolve, inputs: Sequence[Any]) -> Any:
     matrix, right = (known_shape(op, emit.input_type(place), "ab"[place]) for place in (0, 1))
-    dtype = emit.input_type(0).dtype
+    dtype = emit.input_dtype(0)
     size = matrix[-1]
     n = size if isinstance(size, int) else 0
     if n == 0 or 0 in right:

@@ -20,7 +20,7 @@ def _conv3d(emit: Emitter, op: Conv3d, inputs: Sequence[Any]) -> Any:
     return op_in(
         emit,
         "Conv",
-        emit.input_type(0).dtype,
+        emit.input_dtype(0),
         *inputs,
         strides=op.stride,
         pads=[*op.padding, *op.padding],

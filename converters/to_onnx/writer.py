@@ -90,10 +90,12 @@ class ModelWriter:
 
     def param(self, op: Param) -> ModelValue:
         """Return the initializer of a parameter, declared on first use; bodies share it with the main graph."""
-        if op.name not in self.initializers:
-            self.params.append(op.name)
-            self._declare(op.name, op.type, ExternalWeight(op.type))
-        return self.initializers[op.name]
+        name, kind = op.name, op.type
+        value = self.initializers.get(name)
+        if value is None:
+            self.params.append(name)
+            value = self._declare(name, kind, ExternalWeight(kind))
+        return value
 
     def constant(self, data: TensorData, name: str) -> ModelValue:
         """Return the initializer of a constant, one for equal data."""
@@ -114,7 +116,7 @@ class ModelWriter:
 
     def _declare(self, name: str, kind: TensorType, tensor: TensorData | ExternalWeight) -> ModelValue:
         value = ModelValue(name)
-        self.set_type(value, kind)
+        self.types[value] = kind
         self.initializers[name] = value
         self.tensors[name] = tensor
         return value

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from rlx_ort.errors import GraphVerifyError
@@ -54,10 +54,10 @@ def check(graph: GraphCore) -> None:
 
 def _problems(graph: GraphCore, owner: str) -> Iterator[Problem]:
     yield from _name_problems(graph, owner)
-    inferred = _inferred_places(graph)
-    sound = len(inferred) == len(graph.nodes) and not any(type(node.op) is Capture for node in graph.nodes)
-    for place, node in enumerate(() if sound else graph.nodes):
-        if place not in inferred and not _is_sound(graph, node, place):
+    kinds = {type(node.op) for node in graph.nodes}
+    unsure = _unsure_places(graph, kinds)
+    for place, node in enumerate(graph.nodes if unsure or Capture in kinds else ()):
+        if place in unsure and not _is_sound(graph, node, place):
             yield from _node_problems(graph, node, place, f"{owner}{node}")
         if isinstance(node.op, Capture) and not owner:
             yield Problem(f"{node} captures a value, but its graph is no body", "use an input instead", place)
@@ -67,19 +67,21 @@ def _problems(graph: GraphCore, owner: str) -> Iterator[Problem]:
     yield from _output_problems(graph, owner)
 
 
-def _inferred_places(graph: GraphCore) -> frozenset[int] | set[int]:
-    """Return the places of nodes whose types were inferred when they were added, if the graph is still as it was built.
+def _unsure_places(graph: GraphCore, kinds: Collection[type[Op]]) -> Collection[int]:
+    """Return the places of nodes that are to be looked at: those whose types were not inferred when they were added.
 
-    `add_node` then checked all that `_is_sound` looks for. Where any node was changed or put in by hand there is none,
-    and every node is looked at: what is after a changed one may rely on what that was before.
+    At the others `add_node` checked all that `_is_sound` looks for. Where any node was changed or put in by hand, every
+    node is looked at: what is after a changed one may rely on what that was before.
     """
+    every = range(len(graph.nodes))
     if len(graph._added) != len(graph.nodes):
-        return frozenset()
+        return every
+    # A body may be changed after its owner was added, and with it what the owner infers.
+    owners = {kind for kind in kinds if kind.bodies is not Op.bodies}
     found: set[int] = set()
-    plain = {kind for kind in {type(node.op) for node in graph.nodes} if kind.bodies is Op.bodies}
     for place, (node, added) in enumerate(zip(graph.nodes, graph._added, strict=True)):
         if added is None:
-            return frozenset()
+            return every
         as_added, op, inputs, types, inferred = added
         if (
             as_added is not node
@@ -88,9 +90,8 @@ def _inferred_places(graph: GraphCore) -> frozenset[int] | set[int]:
             or node.types is not types
             or node.id != place
         ):
-            return frozenset()
-        # A body may be changed after its owner was added, and with it what the owner infers.
-        if inferred and len(node.output_names) == len(types) and type(op) in plain:
+            return every
+        if not inferred or len(node.output_names) != len(types) or type(op) in owners:
             found.add(place)
     return found
 

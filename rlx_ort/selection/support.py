@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rlx_ort.converters.to_onnx.draft import Draft
-from rlx_ort.converters.to_onnx.exported import ExportedModel, ExportedNode
+from rlx_ort.converters.to_onnx.exported import ExportedModel
 from rlx_ort.converters.to_onnx.outline import Outline
 from rlx_ort.converters.to_onnx.records import Pattern
 from rlx_ort.device import Device
@@ -43,7 +43,7 @@ __all__ = [
     "supports_graph_with_options",
 ]
 
-_DEVICE, _HELPED, _FREE = "device", "cpu", "nobody"
+_DEVICE, _HELPED = "device", "cpu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,34 +237,29 @@ def _judge(outline: Outline, graph: Graph, device: Device, provider: Provider, r
     is_cpu = device.kind == Device.CPU.kind
     helped = rule is PlacementRule.ASSISTED and not is_cpu and cpu_claims is not None
 
-    def verdict(kind: ExportedNode) -> str | None:
-        """Return who takes nodes of a kind, `device` or `cpu`, or None for nobody."""
-        functions = outline.functions
+    def verdict(pattern: Pattern) -> str | None:
+        """Return who takes the nodes of a pattern, `device` or `cpu`, or None for nobody."""
+        functions, kind = outline.functions, pattern.exported()
         if cpu_takes_node(claims, kind, functions) if is_cpu else takes_node(claims, cpu_claims, kind, functions):
             return _DEVICE
         return _HELPED if helped and cpu_takes_node(cpu_claims or (), kind, functions) else None
 
-    verdicts: dict[Pattern, str | None] = {}
+    patterns = {node.pattern for node in outline.nodes}
+    computing = {pattern.like: pattern for pattern in patterns if not pattern.shape_only}  # sizes do not matter
+    takers = {like: verdict(pattern) for like, pattern in computing.items()}
+    if all(taker is _DEVICE for taker in takers.values()):
+        return Support(claim_count=len(claims))
     unsupported: dict[int, UnsupportedOp] = {}
     cpu_nodes: set[int] = set()
-    computes = on_device = False
     for node in outline.nodes:
-        pattern = node.pattern
-        if pattern not in verdicts:
-            verdicts[pattern] = _FREE if node.kind.shape_only else verdict(node.kind)
-        taker = verdicts[pattern]
-        if taker is _FREE:
-            continue
-        computes = True
-        if taker is _DEVICE:
-            on_device = True
-        elif taker is _HELPED:
+        taker = _DEVICE if node.pattern.shape_only else takers[node.like]
+        if taker is _HELPED:
             cpu_nodes.add(node.origin)
-        elif node.origin not in unsupported:
-            reason = f"{device.family.display} has no kernel for {signature(node.kind)}"
+        elif taker is None and node.origin not in unsupported:
+            reason = f"{device.family.display} has no kernel for {signature(node.pattern.exported())}"
             unsupported[node.origin] = _unsupported(graph.nodes[node.origin], reason)
     reason = ""
-    if computes and not on_device and not unsupported:
+    if _DEVICE not in takers.values() and not unsupported:
         reason = f"{device.family.display} has a kernel for none of the graph's nodes; the CPU would run all of them"
     ordered = tuple(unsupported[index] for index in sorted(unsupported))
     return Support(ordered, frozenset(cpu_nodes), len(claims), reason)

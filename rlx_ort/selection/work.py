@@ -60,10 +60,12 @@ _NOTHING = Fact()
 def work_of(op_type: str, inputs: Sequence[Fact], outputs: Sequence[Fact], shared: bool) -> Work:
     """Return the work of a node; `shared` says that every batch multiplies with the same second operand."""
     out = outputs[0] if outputs else _NOTHING
-    moved = float(sum(fact.nbytes for fact in (*inputs, *outputs)))
     if op_type in VIEWS:
         return Work("view", "Reshape", dtype=out.dtype)
     how = CLASSES.get(op_type, _UNLISTED)
+    if how.kind == "op":
+        return _by_elements(op_type, how, inputs, outputs)
+    moved = float(sum([fact.nbytes for fact in (*inputs, *outputs)]))
     shapes = [fact.shape for fact in inputs]
     if how.kind == "gemm" and shapes and shapes[0] and out.shape:
         return _product(op_type, shapes, out, moved, shared)
@@ -73,7 +75,7 @@ def work_of(op_type: str, inputs: Sequence[Fact], outputs: Sequence[Fact], share
         return _attention(shapes, out, moved)
     if how.kind == "rnn" and len(shapes) > 2 and len(shapes[0]) == 3 and len(shapes[2]) == 3:
         return _recurrent(op_type, shapes, out, moved)
-    return _by_elements(op_type, how, inputs, outputs, moved)
+    return _by_elements(op_type, how, inputs, outputs)
 
 
 def _product(op_type: str, shapes: list[tuple[int, ...]], out: Fact, moved: float, shared: bool) -> Work:
@@ -128,9 +130,15 @@ def _recurrent(op_type: str, shapes: list[tuple[int, ...]], out: Fact, moved: fl
     return Work("rnn", op_type, (steps, batch, width, hidden, directions), flops, moved, out.dtype)
 
 
-def _by_elements(op_type: str, how: OpClass, inputs: Sequence[Fact], outputs: Sequence[Fact], moved: float) -> Work:
-    written = max((fact.elements for fact in outputs), default=0)
-    elements = written if op_type in COPIES else max((fact.elements for fact in (*inputs, *outputs)), default=0)
+def _by_elements(op_type: str, how: OpClass, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Work:
+    elements = moved = 0
+    for fact in outputs:
+        moved += fact.nbytes
+        elements = max(elements, fact.elements)
+    for fact in inputs:
+        moved += fact.nbytes
+        if op_type not in COPIES:
+            elements = max(elements, fact.elements)
     like = how.like if how.kind == "op" else "Add"
     if like == "Transpose" and len(inputs) > 0 and outputs and len(inputs[0].shape) > 2:
         # The last axis of most transposes of attention stays where it is, so that whole rows are moved.
@@ -141,7 +149,7 @@ def _by_elements(op_type: str, how: OpClass, inputs: Sequence[Fact], outputs: Se
     width = out.nbytes / out.elements if out.elements else 4.0
     count = max(round(elements * how.factor * width / 4), 1)
     row = round(_row_length(op_type, like, inputs, out) * width / 4)
-    return Work("op", like, (count, row) if 0 < row <= count else (count,), float(elements), moved, out.dtype)
+    return Work("op", like, (count, row) if 0 < row <= count else (count,), float(elements), float(moved), out.dtype)
 
 
 def _row_length(op_type: str, like: str, inputs: Sequence[Fact], out: Fact) -> int:

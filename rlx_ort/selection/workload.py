@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
 from typing import NamedTuple
 
-from rlx_ort.converters.to_onnx.exported import ExportedModel, ExportedNode
+from rlx_ort.converters.to_onnx.exported import ExportedModel
 from rlx_ort.converters.to_onnx.outline import Outline
 from rlx_ort.converters.to_onnx.records import NodeRecord, Pattern
 from rlx_ort.ir.dtype import DType
@@ -27,7 +27,7 @@ DEFAULT_DIM = 32
 """The size a dimension without one is taken to have: between one sequence and a batch of long ones."""
 
 _ACTIVATIONS = frozenset({"Relu", "LeakyRelu", "Sigmoid", "Tanh", "Clip", "HardSigmoid", "HardSwish"})
-_FUSIBLE = frozenset({*_ACTIVATIONS, "Add", "BatchNormalization"})
+_FUSIBLE = frozenset({*_ACTIVATIONS, "Add", "BatchNormalization", "Transpose"})
 _RANDOM = frozenset(
     {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial"}
 )
@@ -50,7 +50,7 @@ class Workload:
     Attributes:
         nodes: the nodes, in order.
         works: the work of each node; None for one that costs nothing.
-        sizes: the bytes of each result of each node.
+        results: what is known of each result of each node.
         inputs: bytes of each input.
         outputs: bytes of each output.
         assumed: the inputs' dims that have no size and count as `DEFAULT_DIM`, as unnamed ones between nodes do.
@@ -61,7 +61,7 @@ class Workload:
 
     nodes: Sequence[NodeRecord]
     works: Sequence[Work | None]
-    sizes: Sequence[tuple[int, ...]]
+    results: Sequence[Sequence[Fact]]
     inputs: Mapping[str, int]
     outputs: Mapping[str, int]
     assumed: tuple[str, ...] = ()
@@ -78,9 +78,9 @@ class Workload:
     def nbytes(self) -> Mapping[str, int]:
         """Value name -> bytes, for values that nodes write."""
         return {
-            name: size
-            for node, sizes in zip(self.nodes, self.sizes, strict=True)
-            for name, size in zip(node.output_names, sizes, strict=True)
+            name: fact.nbytes
+            for node, results in zip(self.nodes, self.results, strict=True)
+            for name, fact in zip(node.output_names, results, strict=True)
         }
 
 
@@ -94,17 +94,18 @@ def workload_of(model: ExportedModel | Outline, dims: Mapping[str, int] | None =
 
 
 class _Kind:
-    """What is known of a kind of nodes: the numbers of their types, and the works that were told so far."""
+    """What is known of a kind of nodes: the facts of their types, and the works that were told so far."""
 
-    __slots__ = ("inputs", "is_free", "may_fuse", "outputs", "plain", "sizes")
+    __slots__ = ("fused", "inputs", "is_free", "may_fuse", "op_type", "outputs", "plain")
 
-    def __init__(self, reader: _Reader, node: ExportedNode) -> None:
-        self.is_free = node.shape_only or node.op_type == "Constant"
-        self.may_fuse = node.op_type in _FUSIBLE or node.op_type == "Transpose"
-        self.outputs = [reader.number(kind) for kind in node.outputs]
-        self.sizes = tuple([reader.facts[at].nbytes for at in self.outputs])
-        self.inputs: list[int] | None = None  # numbered once a node of the kind costs something
+    def __init__(self, reader: _Reader, pattern: Pattern) -> None:
+        self.op_type = op_type = pattern.like.op_type
+        self.is_free = pattern.shape_only or op_type == "Constant"
+        self.may_fuse = op_type in _FUSIBLE
+        self.outputs = reader.facts(pattern.outputs)
+        self.inputs: list[Fact] | None = None  # told once a node of the kind costs something
         self.plain: dict[bool, tuple[int, str]] = {}  # whether the second operand is shared -> its work, and what kind
+        self.fused: dict[str, int] = {}  # how it is fused with another -> its work
 
 
 class _Reader:
@@ -123,35 +124,35 @@ class _Reader:
         self.uses = Counter(list(outline.output_types))
         self.uses.update(chain.from_iterable([node.input_names for node in nodes]))
         self.tags: dict[str, str] = {}  # name -> the kind of product or convolution that a node may be fused with
-        self.facts: list[Fact] = []
         self.works: list[Work] = []
         self._work_numbers: dict[Work, int] = {}
-        self._numbers: dict[object, int] = {}
-        self._number_of: dict[int, int] = {}  # by identity: the model keeps its types alive
+        self._facts: dict[object, Fact] = {}  # equal types have one
+        self._fact_of: dict[int, Fact] = {}  # by identity: the model keeps its types alive
         self._weights: dict[str, int] = {}  # name -> bytes, of what products multiply with
 
     def read(self) -> Workload:
         """Return the work of the outline."""
         kinds: dict[Pattern, _Kind] = {}
         steps: list[int] = []  # number of each node's work, _FREE for none
-        sizes: list[tuple[int, ...]] = []
+        made: list[Sequence[Fact]] = []
         for node in self.outline.nodes:
             kind = kinds.get(node.pattern)
             if kind is None:
-                kind = kinds[node.pattern] = _Kind(self, node.kind)
+                kind = kinds[node.pattern] = _Kind(self, node.pattern)
             steps.append(_FREE if kind.is_free else self._work(node, kind))
-            sizes.append(kind.sizes)
+            made.append(kind.outputs)
         busy = [node for node, step in zip(self.outline.nodes, steps, strict=True) if step != _FREE]
         read = set(chain.from_iterable([node.input_names for node in busy]))
         written = set(chain.from_iterable([node.output_names for node in busy]))
+        self._mark_lookups(steps)
         counts = self._with_residents(Counter(steps))
         self._mark_first(steps, counts)
-        inputs = {name: self.facts[self.number(kind)].nbytes for name, kind in self.outline.input_types.items()}
-        results = {name: self.facts[self.number(kind)].nbytes for name, kind in self.outline.output_types.items()}
+        inputs = self._sizes(self.outline.input_types)
+        results = self._sizes(self.outline.output_types)
         return Workload(
             self.outline.nodes,
             [None if step == _FREE else self.works[step] for step in steps],
-            sizes,
+            made,
             inputs,
             results,
             tuple(name for name in self.assumed if name in self.given),
@@ -168,6 +169,17 @@ class _Reader:
             resident = 1 << (total - 1).bit_length()
             self.works = [work._replace(resident=resident) if work.kind == "gemm" else work for work in self.works]
         return counts
+
+    def _mark_lookups(self, steps: list[int]) -> None:
+        """Tell lookups in a weight or an input from copies out of what another node has just written."""
+        if not any(work.like == "Gather" for work in self.works):
+            return
+        given = self.outline.input_types
+        for at, (node, step) in enumerate(zip(self.outline.nodes, steps, strict=True)):
+            if step != _FREE and node.op_type == "Gather":
+                table = node.input_names[0]
+                if table in given or table not in self.run_time:
+                    steps[at] = self._number_work(self.works[step]._replace(like="Lookup"))
 
     def _mark_first(self, steps: list[int], counts: Counter[int]) -> None:
         """Tell the first product of a run what it multiplies: an input, or what another node has written."""
@@ -187,26 +199,32 @@ class _Reader:
                 self.works.append(work._replace(first="input" if node.input_names[0] in given else "node"))
                 return
 
-    def number(self, kind: ValueType | None) -> int:
-        """Return the number of a type; equal types have one, and `facts` has what it stands for."""
-        known = self._number_of.get(id(kind))
-        if known is None:
-            look = (kind.dtype, kind.shape) if type(kind) is TensorType else None
-            known = self._numbers.get(look, -1)
-            if known < 0:
-                known = self._numbers[look] = len(self.facts)
-                self.facts.append(self._fact(kind))
-            self._number_of[id(kind)] = known
-        return known
+    def _sizes(self, types: Mapping[str, ValueType]) -> dict[str, int]:
+        return {name: fact.nbytes for name, fact in zip(types, self.facts(types.values()), strict=True)}
+
+    def facts(self, kinds: Iterable[ValueType | None]) -> list[Fact]:
+        """Return what pricing needs of types."""
+        known = self._fact_of
+        return [known.get(id(kind)) or self._new(kind) for kind in kinds]
+
+    def _new(self, kind: ValueType | None) -> Fact:
+        """Return the facts of a type that is asked for the first time; another equal one may have been."""
+        look = (id(kind.dtype), kind.shape) if type(kind) is TensorType else None
+        found = self._facts.get(look)
+        if found is None:
+            found = self._facts[look] = self._fact(kind)
+        self._fact_of[id(kind)] = found
+        return found
 
     def _fact(self, kind: ValueType | None) -> Fact:
         if not isinstance(kind, TensorType):
             return Fact()
-        dims = () if kind.shape is None else kind.shape
-        shape = tuple(dim if isinstance(dim, int) else self._size(dim) for dim in dims)
+        dtype, dims = kind.dtype, kind.shape or ()
+        shape = tuple([dim if isinstance(dim, int) else self._size(dim) for dim in dims])
         count = math.prod(shape)
-        nbytes = 0 if kind.dtype is DType.STRING else kind.dtype.nbytes(count)
-        return Fact(shape, self.f32 if kind.dtype is DType.F32 else kind.dtype.value, count, nbytes)
+        if dtype is DType.F32:
+            return Fact(shape, self.f32, count, 4 * count)
+        return Fact(shape, dtype.value, count, 0 if dtype is DType.STRING else dtype.nbytes(count))
 
     def _size(self, dim: str | None) -> int:
         if dim is not None and dim in self.dims:
@@ -220,31 +238,29 @@ class _Reader:
         if self.run_time.isdisjoint(names) and self._folds(node):
             self.run_time.difference_update(node.output_names)
             return _FREE
-        if kind.inputs is None:
-            kind.inputs = [self.number(known) for known in node.kind.inputs]
+        inputs = kind.inputs
+        if inputs is None:
+            inputs = kind.inputs = self.facts(node.pattern.inputs)
         if kind.may_fuse:
-            fused = self._fused(node, kind, kind.inputs)
+            fused = self._fused(node, kind, inputs)
             if fused is not None:
                 return fused
         shared = len(names) > 1 and names[1] not in self.run_time
-        if shared not in kind.plain:
-            kind.plain[shared] = self._plain(node.kind, kind.inputs, kind.outputs, shared)
-        number, work_kind = kind.plain[shared]
+        plain = kind.plain.get(shared)
+        if plain is None:
+            work = work_of(kind.op_type, inputs, kind.outputs, shared)
+            number = self._number_work(work._replace(times=_TRIPS) if node.pattern.body else work)
+            plain = kind.plain[shared] = number, work.kind
+        number, work_kind = plain
         if work_kind == "op":
             return number
         if work_kind == "gemm" and shared:
-            self._weights[names[1]] = self.facts[kind.inputs[1]].nbytes
+            self._weights[names[1]] = inputs[1].nbytes
         if work_kind in _TAGS:
             self.tags[node.output_names[0]] = _TAGS[work_kind]
         elif work_kind == "view":
             self._pass_tag(node)
         return number
-
-    def _plain(self, node: ExportedNode, inputs: list[int], outputs: list[int], shared: bool) -> tuple[int, str]:
-        """Return the number and the kind of the work of a node that is fused with no other."""
-        facts = self.facts
-        work = work_of(node.op_type, [facts[at] for at in inputs], [facts[at] for at in outputs], shared)
-        return self._number_work(work._replace(times=_TRIPS) if node.body else work), work.kind
 
     def _number_work(self, work: Work) -> int:
         """Return the number of a piece of work; equal pieces have one."""
@@ -255,19 +271,23 @@ class _Reader:
 
     def _joined(self, like: str, kind: _Kind) -> int:
         """Return the work of a node that is fused with another."""
-        out = self.facts[kind.outputs[0]]
-        return self._number_work(Work("fused", like, (out.elements,), 0.0, 2.0 * out.nbytes, out.dtype))
+        known = kind.fused.get(like)
+        if known is None:
+            out = kind.outputs[0]
+            work = Work("fused", like, (out.elements,), 0.0, 2.0 * out.nbytes, out.dtype)
+            known = kind.fused[like] = self._number_work(work)
+        return known
 
     def _folds(self, node: NodeRecord) -> bool:
         """Return whether ONNX Runtime computes a node of known values once, when the session is opened."""
-        return not node.kind.body and node.kind.op_type not in _RANDOM and any(node.input_names)
+        return not node.pattern.body and node.op_type not in _RANDOM and any(node.input_names)
 
-    def _is_turned(self, node: NodeRecord, inputs: list[int], outputs: list[int]) -> bool:
+    def _is_turned(self, node: NodeRecord, inputs: list[Fact], outputs: list[Fact]) -> bool:
         """Return whether a transpose only swaps the last two axes for one product, with which it may be fused."""
         name = node.output_names[0]
         if self.uses[name] != 1 or self.readers.get(name) != "MatMul":
             return False
-        before, after = self.facts[inputs[0]].shape, self.facts[outputs[0]].shape
+        before, after = inputs[0].shape, outputs[0].shape
         return len(before) > 1 and after == (*before[:-2], before[-1], before[-2])
 
     @cached_property
@@ -275,12 +295,12 @@ class _Reader:
         """Name of a value -> the operator that reads it last."""
         return {name: node.op_type for node in self.outline.nodes for name in node.input_names}
 
-    def _fused(self, node: NodeRecord, kind: _Kind, inputs: list[int]) -> int | None:
+    def _fused(self, node: NodeRecord, kind: _Kind, inputs: list[Fact]) -> int | None:
         """Return the work of a node that is fused with a product or convolution beside it; None for others."""
-        if node.op_type == "Transpose":
+        if kind.op_type == "Transpose":
             return self._joined("turned", kind) if self._is_turned(node, inputs, kind.outputs) else None
         for at, name in enumerate(node.input_names[:2]):
-            tag = self.tags.get(name, "")
+            tag = self.tags.get(name)
             if tag and self.uses[name] == 1:
                 found = self._pair(node, tag, at, inputs)
                 if found is not None:
@@ -288,9 +308,9 @@ class _Reader:
                     return self._joined(like, kind)
         return None
 
-    def _pair(self, node: NodeRecord, tag: str, at: int, inputs: list[int]) -> tuple[str, str] | None:
+    def _pair(self, node: NodeRecord, tag: str, at: int, inputs: list[Fact]) -> tuple[str, str] | None:
         """Return the name of a fusion and the tag of its result."""
-        op_type = node.kind.op_type
+        op_type = node.op_type
         if op_type in _ACTIVATIONS:
             return ("gemm_act", "") if tag.startswith("gemm") else ("conv_act", "")
         if op_type == "BatchNormalization":
@@ -299,7 +319,7 @@ class _Reader:
             return "conv_add", "conv+add"
         if tag != "gemm":
             return None
-        other, product = self.facts[inputs[1 - at]], self.facts[inputs[at]]
+        other, product = inputs[1 - at], inputs[at]
         is_row = product.shape != () and other.elements == product.shape[-1]
         return ("bias", "gemm+bias") if is_row and node.input_names[1 - at] not in self.run_time else None
 

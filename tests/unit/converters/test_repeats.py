@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 from op_cases import CASES, Case, plain
 
+from rlx_ort.converters.to_onnx import emitter
 from rlx_ort.converters.to_onnx.dispatch import NATIVE, KernelSet
+from rlx_ort.converters.to_onnx.emitter import Emitter
 from rlx_ort.converters.to_onnx.exported import ExportedModel
 from rlx_ort.converters.to_onnx.exporter import export_model
 from rlx_ort.converters.to_onnx.repeats import Repeats
@@ -19,7 +21,7 @@ from rlx_ort.execution.dispatch import KernelDispatch, KernelDispatchPolicy
 from rlx_ort.execution.options import CompileOptions
 from rlx_ort.ir.core import Node, Ref, Value
 from rlx_ort.ir.graph import Graph
-from rlx_ort.ir.ops.elementwise import Clamp
+from rlx_ort.ir.ops.elementwise import Activation, Clamp
 from rlx_ort.ir.ops.leaf import Input, Param
 
 TIMES = 4
@@ -133,6 +135,55 @@ def test_types_tell_nodes_apart() -> None:
         x, n = graph.relu(x), graph.relu(n)
     graph.outputs = [x, n]
     assert [node.op_type for node in export_model(graph).nodes] == ["Relu", "Max"] * 4
+
+
+def widening(*steps: Callable[[Graph, Value], Value]) -> Graph:
+    """Return a graph that takes steps one after the other, each on a wider value than the one before."""
+    graph = Graph("widening")
+    value = graph.input("x", ["n", 1])
+    for at, step in enumerate(steps):
+        value = step(graph, value @ graph.param(f"w{at}", [value.shape[-1], at + 2]))
+    graph.outputs = [value]
+    return graph
+
+
+def dense(graph: Graph, x: Value) -> Value:
+    """Return a layer whose ops are written by element types and ranks alone."""
+    return graph.softmax(graph.relu(x) / (x + graph.tanh(x)), -1)
+
+
+def test_nodes_that_differ_by_sizes_alone_repeat_one_another() -> None:
+    """A lowering that asks for element types and ranks is not asked again; the types told are each node's own."""
+    graph = widening(*[dense] * 5)
+    with counted() as repeated:
+        model = export_model(graph)
+    assert len(repeated) == 3 * 6
+    assert [node.outputs for node in model.nodes] == [graph.nodes[node.origin].types for node in model.nodes]
+    with each_alone():
+        assert told(export_model(graph)) == told(model)
+
+
+def test_a_lowering_that_asks_for_sizes_is_asked_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it writes may depend on them."""
+
+    def parity(emit: Emitter, op: Activation, inputs: Sequence[Any]) -> Any:
+        width = emit.input_type(0).shape[-1]
+        return emit.op("Relu" if width % 2 else "Tanh", inputs[0])
+
+    monkeypatch.setitem(emitter._lowerings, Activation, parity)
+    nodes = export_model(widening(*[lambda graph, x: graph.relu(x)] * 6)).nodes
+    assert [node.op_type for node in nodes if node.op_type != "MatMul"] == ["Tanh", "Relu"] * 3
+
+
+def test_ranks_tell_nodes_apart() -> None:
+    """Axis 1 is the last one of a matrix, whose norm needs no transposes around it."""
+    graph = Graph("ranks")
+    scale, shift = graph.param("scale", [4]), graph.param("shift", [4])
+    shapes = [[2, 4], [3, 4], [5, 4], [6, 4, 2], [7, 4]]
+    values = [graph.input(f"x{at}", shape) for at, shape in enumerate(shapes)]
+    graph.outputs = [graph.layer_norm(value, scale, shift, axis=1) for value in values]
+    norm = ["LayerNormalization"]
+    assert [node.op_type for node in export_model(graph).nodes] == norm * 3 + ["Transpose", *norm, "Transpose"] + norm
 
 
 def test_one_value_twice_is_no_two_values() -> None:

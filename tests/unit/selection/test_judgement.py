@@ -112,8 +112,8 @@ def test_the_outline_says_what_the_model_says(build: Callable[[], Graph]) -> Non
 def test_the_outline_tells_nodes_that_only_compute_shapes() -> None:
     """They are those that ONNX Runtime keeps on the CPU: what reads sizes, and what follows from it."""
     nodes = draft(shapes()).outline.nodes
-    assert {node.op_type for node in nodes if node.kind.shape_only} == {"Shape", "Concat"}
-    assert {node.op_type for node in nodes if not node.kind.shape_only} == {"Sigmoid", "Expand", "Mul"}
+    assert {node.op_type for node in nodes if node.pattern.shape_only} == {"Shape", "Concat"}
+    assert {node.op_type for node in nodes if not node.pattern.shape_only} == {"Sigmoid", "Expand", "Mul"}
 
 
 @pytest.mark.parametrize("build", GRAPHS, ids=lambda build: build.__name__)

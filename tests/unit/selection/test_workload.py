@@ -123,6 +123,21 @@ def test_a_lookup_costs_what_it_reads_and_not_the_table() -> None:
     assert kinds(graph) == [("op", (80, 8))]
 
 
+@pytest.mark.parametrize(
+    ("table", "like"),
+    [
+        (lambda g: g.param("table", [1000, 8]), "Lookup"),
+        (lambda g: g.input("table", [1000, 8]), "Lookup"),
+        (lambda g: g.softmax(g.input("x", [1000, 8])), "Gather"),
+    ],
+)
+def test_a_lookup_is_told_from_a_copy_of_what_was_just_written(table: Callable[[Graph], Value], like: str) -> None:
+    """A weight or an input lies where it always has, and a result lies in the caches of the cores that wrote it."""
+    graph = Graph("lookup")
+    graph.outputs = [graph.gather(table(graph), graph.input("i", [10], DType.I64), 0)]
+    assert [work.like for work in workload(graph).works if work is not None][-1] == like
+
+
 def test_equal_work_is_counted_once() -> None:
     """A graph that repeats itself is priced by its different parts, of which the first product is one."""
     graph = Graph("repeats")
