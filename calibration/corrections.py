@@ -42,6 +42,7 @@ _CLASSES: Mapping[str, str] = {
     "LayerNormalization": "rows",
     "ReduceMean": "rows",
     "Gather": "copies",
+    "Lookup": "copies",
     "Transpose": "copies",
     "TransposeRows": "copies",
     "Concat": "copies",

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 
 from rlx_ort.calibration.corrections import LEAST_ERROR, class_of, error_of
 from rlx_ort.calibration.lone import LoneProducts
+from rlx_ort.calibration.operators import OperatorTable
 from rlx_ort.calibration.products import ProductTable
 from rlx_ort.calibration.profile import CalibrationProfile
 from rlx_ort.calibration.row_lengths import RowLengths
@@ -18,7 +19,7 @@ from rlx_ort.selection.workload import Work
 __all__ = ["MeasuredCostModel"]
 
 _REQUIRED = ("roundtrip", "dispatch", "gemm", "op:Add")
-_COMPUTING = 4  # times an addition: an operator that takes longer is not held up by memory
+_MOST_KNOWN = 1 << 16  # prices that are remembered, of 300 bytes or so: a process may see any number of shapes
 _BYTES = {"f16": 2, "bf16": 2, "f64": 8}
 
 
@@ -60,6 +61,7 @@ class MeasuredCostModel:
         self._known: dict[Work, float] = {}
         self._curves: dict[str, Curve] = {}
         self._grids: dict[str, Grid] = {}
+        self._operators: dict[str, OperatorTable] = {}
         self._lengths: dict[str, RowLengths] = {}
         self._formulas: dict[str, Callable[[Work], float]] = {
             "gemm": self._gemm,
@@ -102,6 +104,8 @@ class MeasuredCostModel:
             if work.first:
                 m, k, n = work.size
                 known = self._first[work.first](m, k, n, known)
+            if len(self._known) > _MOST_KNOWN:
+                self._known.clear()
             self._known[work] = known
         return known
 
@@ -273,45 +277,24 @@ class MeasuredCostModel:
         return min(self._curve("op:Reshape")(1024), self._dispatch)
 
     def _operator(self, work: Work) -> float:
-        elements = work.size[0]
-        for like in (work.like, _COARSER.get(work.like, "Add"), "Add"):
-            rows = self._rows.get((f"op:{like}", "f32"))
-            if rows:
-                largest = max(rows)[0]
-                ns = self._curve(f"op:{like}")(min(elements, largest)) * self._bend(like, min(elements, largest))
-                if elements > largest:
-                    ns *= self._growth(ns, largest, elements)
-                if len(work.size) > 1 and like == work.like:
-                    ns *= self._lengths_of(like)(elements, work.size[1])
-                return max(ns, self._least)
-        raise CalibrationError("the profile has no operator to compare with")
+        if work.like == "Lookup" and ("op:Lookup", "f32") not in self._rows:
+            return self._operator(work._replace(like="Gather"))
+        like, elements = work.like, work.size[0]
+        table = self._operators.get(like)
+        if table is None:
+            table = self._operators[like] = self._table(like)
+        ns = table(elements)
+        if len(work.size) > 1 and (f"op:{like}", "f32") in self._rows:
+            ns *= self._lengths_of(like)(elements, work.size[1])
+        return max(ns, self._least)
 
-    def _bend(self, like: str, elements: int) -> float:
-        """Return what the straight line between an operator's sizes leaves out, seen on the addition's finer sizes.
-
-        Where tensors outgrow a cache, time rises at once; additions are measured at enough sizes to show it.
-        """
-        sizes = {size for (size,) in self._rows[f"op:{like}", "f32"]}
-        if like == "Add" or self._curve(f"op:{like}")(elements) > _COMPUTING * self._curve("op:Add")(elements):
-            return 1.0
-        coarse = self._curves.get(f"bend:{like}")
-        if coarse is None:
-            rows = {size[0]: ns for size, ns in self._rows["op:Add", "f32"].items() if size[0] in sizes}
-            if len(rows) < len(sizes):
-                return 1.0
-            coarse = self._curves[f"bend:{like}"] = Curve(rows.items())
-        return self._curve("op:Add")(elements) / coarse(elements)
-
-    def _growth(self, ns: float, largest: int, elements: int) -> float:
-        """Return how many times as long an operator takes beyond its largest size.
-
-        What is about as quick as an addition there moves memory, and grows as the addition does, which was measured
-        furthest. What is far slower computes, in proportion.
-        """
-        add = self._curve("op:Add")
-        if ns > _COMPUTING * add(largest):
-            return elements / largest
-        return min(add(elements) / add(largest), elements / largest)
+    def _table(self, like: str) -> OperatorTable:
+        """Return the times of an operator, or of what stands for it where it was not measured."""
+        names = (like, _COARSER.get(like, "Add"), "Add")
+        probe = next(f"op:{name}" for name in names if (f"op:{name}", "f32") in self._rows)
+        sizes = frozenset(size for (size,) in self._rows[probe, "f32"])
+        additions = {size: ns for (size,), ns in self._rows["op:Add", "f32"].items()}
+        return OperatorTable(self._curve(probe), sizes, additions, self._curve("op:Add"))
 
     def _lengths_of(self, like: str) -> RowLengths:
         """Return how the length of a row tells on an operator's time."""

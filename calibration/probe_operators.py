@@ -6,14 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from rlx_ort.calibration import run_graphs
 from rlx_ort.calibration.operator_graphs import NODES_A_LINK, elementwise
-from rlx_ort.calibration.prober import FAILURES, Prober
 from rlx_ort.calibration.row_lengths import USUAL
 from rlx_ort.calibration.series import Point, Series
 from rlx_ort.execution.options import CompileOptions, OptimizationLevel
 
-__all__ = ["BY_ROW", "CORE_OPERATORS", "MORE_OPERATORS", "by_row", "large_additions", "operator"]
+__all__ = ["BY_ROW", "CORE_OPERATORS", "MORE_OPERATORS", "by_row", "operator"]
 
 CORE_OPERATORS = (
     "Add",
@@ -49,7 +47,6 @@ MORE_OPERATORS = (
 BY_ROW = ("LayerNormalization", "Softmax", "ReduceMean", "Gather", "Concat")
 """The operators whose time depends on how long a row is."""
 
-_LARGE, _LARGE_LINKS, _LARGE_RUNS = (1 << 23, 1 << 24), 4, 3
 _ROW = 64  # what a head of attention moves at once
 _COMPANIONS = {"ReduceMean": "dispatch"}  # a tiny addition is measured with it in a link, and subtracted
 
@@ -58,30 +55,6 @@ def operator(name: str, counts: tuple[int, ...]) -> Series:
     """Return the series of an operator over so many elements; the engine optimises nothing away."""
     points = tuple(Point(_shape(name, count), (count,), float(count)) for count in counts)
     return _series(f"op:{name}", name, USUAL, points)
-
-
-def large_additions(prober: Prober, deadline_ns: float) -> None:
-    """Measure additions of tensors larger than caches on a CPU, where they come as inputs.
-
-    A chain makes its own, on one thread, and what ten links take drowns in the noise of that.
-    """
-    begun, last_ns = prober.budget.elapsed_ns, 0.0
-    try:
-        compiled = prober.compile(run_graphs.additions(_LARGE_LINKS))
-    except FAILURES as err:
-        prober.skipped["op:Add"] = str(err).splitlines()[0]
-        return
-    try:
-        for count in _LARGE:
-            if last_ns > prober.budget.point_ns or not prober.budget.fits(deadline_ns, 2 * _LARGE_RUNS * last_ns):
-                prober.skipped["op:Add"] = f"no time for f32 of size {(count,)} and above"
-                break
-            found = prober.time(compiled, {"x": np.full(count, 0.5, np.float32)}, least=_LARGE_RUNS, fresh=not last_ns)
-            last_ns = 0.0 if found is None else found.ns
-            prober.add("op:Add", (count,), found, base_ns=prober.of("roundtrip"), share=_LARGE_LINKS)
-    finally:
-        compiled.close()
-    prober.account("op:Add", begun)
 
 
 def by_row(name: str, length: int, counts: tuple[int, ...]) -> Series:

@@ -14,7 +14,8 @@ What `size` counts in a row, by probe:
     conv3x3, conv1x1, depthwise (pixels, channels)  pixels of all pictures together
     attention (batch * heads, sequence, head_dim)   fused attention
     lstm (steps, batch, hidden)  one LSTM layer
-    op:NAME (elements)         one node of an operator over rows of 256; op:TransposeRows keeps the last axis
+    op:NAME (elements)         one node of an operator over rows of 256; op:TransposeRows keeps the last axis,
+                               op:Lookup is a Gather out of a tensor that no node has just written
     rows:NAME (elements, row)  the same over rows of another length, or copies of pieces half as long
     fused:NAME (elements)      what a node adds to the product or convolution before it; next to nothing where fused
     session (), session_node () opening a session, and each node of it
@@ -24,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rlx_ort.calibration import first_products
+from rlx_ort.calibration import first_products, probe_given
 from rlx_ort.calibration import probe_layers as layers
 from rlx_ort.calibration import probe_operators as operators
 from rlx_ort.calibration import probe_overheads as first
@@ -93,8 +94,8 @@ def _follow(prober: Prober, plan: _Plan, target_ns: float, deadline_ns: float, p
             first.transfers(prober, limit_ns)
         elif title == "first products":
             first_products.measure(prober, limit_ns)
-        elif title == "large additions" and not group:
-            operators.large_additions(prober, deadline_ns)
+        elif title == "given tensors":
+            probe_given.measure(prober, deadline_ns)
         for series in group:
             now = prober.budget.elapsed_ns
             prober.hurried = now - begun > (target_ns - begun) * (done + 1) / count
@@ -122,6 +123,8 @@ def _revisit_others(prober: Prober, deadline_ns: float) -> None:
     """Measure once more what is no chain and was measured on a disturbed host."""
     if any(prober.disturbed(row.probe, row.size) for row in prober.rows if row.probe in ("upload", "readback")):
         prober.once_more(lambda: first.transfers(prober, deadline_ns))
+    if any(prober.disturbed(row.probe, row.size) for row in prober.rows if row.probe == "op:Lookup"):
+        prober.once_more(lambda: probe_given.measure(prober, deadline_ns))
     prober.once_more(lambda: first_products.measure(prober, deadline_ns, disturbed=True))
 
 
@@ -153,7 +156,8 @@ def _core(device: Device, *, slow: bool) -> _Plan:
         ("matrix products", [products.squares(side, rows[:5]) for side in (64, 512)]),
         ("operators", [operators.operator(name, counts) for name in operators.CORE_OPERATORS[1:]]),
         ("convolutions", [layers.conv(probe, 64, pictures) for probe in layers.CONVS]),
-        ("large additions", [] if on_cpu else [operators.operator("Add", (1 << 25,))]),
+        ("operators", [] if on_cpu else [operators.operator("Add", (1 << 25,))]),
+        ("given tensors", []),
         ("fusions with products", products.product_fusions((8, 1024) if slow else (8, 128, 1024, 8192))),
         ("fusions with convolutions", products.conv_fusions(((1, 7), (4, 56)))),
         ("batched products", [layers.batched(((8, 16, 64), (8, 128, 64), (96, 128, 64), (96, 512, 64)))]),

@@ -11,7 +11,7 @@ from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import TensorType
 
-__all__ = ["additions", "copied", "lone_product", "readback", "transfers", "turned_sign", "upload"]
+__all__ = ["additions", "copied", "lone_product", "lookup", "readback", "transfers", "turned_sign", "upload"]
 
 
 def transfers(inputs: int, outputs: int) -> Graph:
@@ -80,6 +80,16 @@ def additions(links: int) -> Graph:
     for _ in range(links):
         (value,) = graph.onnx_node("Add", [value, first], types=[TensorType(DType.F32, Shape(["n"]))])
     graph.outputs = [_first_of(graph, value)]
+    return graph
+
+
+def lookup() -> Graph:
+    """Return a graph that looks rows up in a table, both of which are inputs; one element of them is the output."""
+    graph = Graph("lookup")
+    table, rows = graph.input("table", ["r", "w"]), graph.input("rows", ["n"], DType.I64)
+    (found,) = graph.onnx_node("Gather", [table, rows], types=[TensorType(DType.F32, Shape(["n", "w"]))])
+    start, end = (graph.constant(np.full(2, at, np.int64)) for at in (0, 1))
+    graph.outputs = list(graph.onnx_node("Slice", [found, start, end], types=[TensorType(DType.F32, Shape([1, 1]))]))
     return graph
 
 

@@ -205,6 +205,16 @@ def test_a_quick_operator_grows_as_the_addition_does(here: Any) -> None:
     assert model.work_ns(Work("op", "Tanh", (1 << 20,))) == pytest.approx(200_000.0)
 
 
+def test_a_lookup_has_rows_of_its_own_or_those_of_a_copy(here: Any) -> None:
+    """Only a CPU's calibration tells the two apart."""
+    copied = Sample("op:Gather", (1 << 18,), 40_000.0)
+    lookup = Work("op", "Lookup", (1 << 18,))
+    assert model_of(here, copied).work_ns(lookup) == pytest.approx(40_000.0)
+    both = model_of(here, copied, Sample("op:Lookup", (1 << 18,), 15_000.0))
+    assert both.work_ns(lookup) == pytest.approx(15_000.0)
+    assert both.work_ns(lookup._replace(like="Gather")) == pytest.approx(40_000.0)
+
+
 def test_the_length_of_a_row_counts_where_it_was_measured(here: Any) -> None:
     """Rows a quarter as long take three times as long in all, as they were seen to."""
     usual = (Sample("op:Softmax", (1024,), 2000.0), Sample("op:Softmax", (1 << 20,), 200_000.0))
