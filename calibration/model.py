@@ -244,9 +244,11 @@ class MeasuredCostModel:
         return max(self._grid("lstm")(steps, batch, side) * directions, self._least)
 
     def _fused(self, work: Work) -> float:
-        """Return what a fused node adds to the one before it, which may be more than it would take by itself.
+        """Return what a fused node adds to the one before it.
 
-        Beyond the largest tensor that was measured it grows as the node by itself does.
+        On a CPU that may be more than it would take by itself: its values lie with other cores. On an accelerator it
+        is not, whatever the difference of two chains says. Beyond the largest tensor that was measured it grows as the
+        node by itself does.
         """
         like = _UNFUSED.get(work.like)
         if like is None:
@@ -258,8 +260,10 @@ class MeasuredCostModel:
             return 0.0 if work.like == "bias" else alone / 2
         curve, largest = self._curve(f"fused:{work.like}"), max(self._rows[f"fused:{work.like}", "f32"])[0]
         if work.size[0] <= largest:
-            return curve(work.size[0])
-        return curve(largest) + alone - self._operator(Work("op", like, (largest,)))
+            ns = curve(work.size[0])
+        else:
+            ns = curve(largest) + alone - self._operator(Work("op", like, (largest,)))
+        return ns if self.device.kind == Device.CPU.kind else min(ns, alone)
 
     def _turned(self, elements: int, alone_ns: float) -> float:
         """Return what a transpose adds to the product that reads it; engines fuse it on some devices."""

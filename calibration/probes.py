@@ -7,7 +7,7 @@ What `size` counts in a row, by probe:
     upload (bytes), readback (bytes)  a tensor to the device, to the host, beyond a small one
     gemm (m, k, n)             a matrix product with a weight that stays in the caches
     alone (m, k, n)            what a run of one product takes beyond the round trip
-    after (m, k, n)            what a product adds to a run of the copy that writes its rows
+    after (m, k, n)            what a product adds to a run of the copies that make its rows
     weights (bytes)            (1, 1024) by (1024, 1024) with so many bytes of weights in turn
     bmm (batch, s, d)          a product of two computed values, the mean of (s, d) by (d, s) and (s, s) by (s, d)
     turned (batch, s, d)       a transpose before such a product; next to nothing where it is fused
@@ -166,6 +166,7 @@ def _core(device: Device, *, slow: bool) -> _Plan:
         ("recurrent layers", [layers.recurrent(hidden, ((16, 1), (64, 1), (16, 16))) for hidden in (256, 64)]),
         ("matrix products", [products.squares(2048, rows)]),
         ("first products", []),
+        ("cold weights", [products.cold_weights(count) for count in (1, 10)] if on_cpu else []),
         ("matrix products", [products.skewed(16, 256, (1, 32, 512))]),
         ("matrix products", [products.squares(4096, rows[:5:2])]),
         ("row lengths", [operators.by_row(name, 1024, counts[:3]) for name in operators.BY_ROW[:2]]),
@@ -181,7 +182,7 @@ def _counts(device: Device, *, slow: bool = False) -> tuple[int, ...]:
 def _finer(device: Device) -> _Plan:
     """Return what makes predictions better where there is time for it."""
     on_cpu = device.kind == Device.CPU.kind
-    cold = [products.cold_weights(count) for count in (1, 4, 10, 32)]
+    cold = [products.cold_weights(count) for count in (4, 32)]
     other = [
         series for side in (256, 1024) for series in products.other_types(side, (1, 64, 512, 4096), tf32=not on_cpu)
     ]

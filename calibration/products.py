@@ -17,14 +17,14 @@ class ProductTable:
 
     A product with a (k, n) weight is priced as one with a square weight of as many elements, which does the same
     work and reads as much. What a skewed weight takes more or less was measured at some skews, and grows with the
-    logarithm of the skew.
+    logarithm of the skew, up to the most that was measured.
 
     Args:
         rows: (m, k, n) -> ns, with a weight that stays in the caches.
         cold: bytes of all weights -> ns of (1, 1024) by (1024, 1024), when as many bytes of weights take turns.
     """
 
-    __slots__ = ("_cold", "_coldest", "_skews", "_squares", "_warmest")
+    __slots__ = ("_cold", "_coldest", "_most_skewed", "_skews", "_squares", "_warmest")
 
     def __init__(self, rows: Mapping[tuple[int, int, int], float], cold: Mapping[int, float] | None = None) -> None:
         squares = {(float(m), float(k)): ns for (m, k, n), ns in rows.items() if k == n}
@@ -35,6 +35,7 @@ class ProductTable:
         self._squares = Grid(squares, (1, 2))
         self._cold = Curve(cold.items()) if cold and len(cold) > 1 else None
         self._warmest, self._coldest = (min(cold), max(cold)) if cold else (0, 0)
+        self._most_skewed = max((abs(math.log(n / k)) for _, k, n in skewed), default=0.0)
         found: dict[float, list[float]] = {}
         for (m, k, n), ns in skewed.items():
             slope = math.log(max(ns, 20.0) / self._squares(m, math.sqrt(k * n))) / abs(math.log(n / k))
@@ -43,7 +44,8 @@ class ProductTable:
 
     def __call__(self, m: float, k: float, n: float, resident: int = 0) -> float:
         """Return the time of a product, in ns; `resident` is what all weights of the graph take, in bytes."""
-        ns = self._squares(m, math.sqrt(k * n)) * math.exp(self._skew(m) * abs(math.log(n / k)))
+        skew = min(abs(math.log(n / k)), self._most_skewed)
+        ns = self._squares(m, math.sqrt(k * n)) * math.exp(self._skew(m) * skew)
         nbytes = k * n * _F32
         if self._cold is None or resident <= max(nbytes, self._warmest):
             return ns

@@ -61,14 +61,19 @@ def lone_product(m: int, side: int) -> Graph:
     return graph
 
 
-def copied(side: int, *, multiplied: bool) -> Graph:
-    """Return two inputs (m, side / 2) put together and, if `multiplied`, the product with a square weight."""
+def copied(side: int, lookups: int, *, multiplied: bool) -> Graph:
+    """Return rows that are looked up in a table, put together to (m, side) and, if `multiplied`, multiplied.
+
+    The table is an input, and so are the numbers of the rows of each lookup; the weight is square.
+    """
     graph = Graph("copied")
-    halves = [graph.input(name, ["m", side // 2]) for name in ("left", "right")]
-    kind = TensorType(DType.F32, Shape(["m", side]))
-    (rows,) = graph.onnx_node("Concat", halves, {"axis": 1}, types=[kind])
+    table, narrow = graph.input("table", ["r", side // lookups]), TensorType(DType.F32, Shape(["m", side // lookups]))
+    wide = TensorType(DType.F32, Shape(["m", side]))
+    numbers = [graph.input(f"rows{at}", ["m"], DType.I64) for at in range(lookups)]
+    parts = [graph.onnx_node("Gather", [table, rows], types=[narrow])[0] for rows in numbers]
+    (rows,) = graph.onnx_node("Concat", parts, {"axis": 1}, types=[wide])
     if multiplied:
-        (rows,) = graph.onnx_node("MatMul", [rows, _square(graph, side)], types=[kind])
+        (rows,) = graph.onnx_node("MatMul", [rows, _square(graph, side)], types=[wide])
     graph.outputs = [rows]
     return graph
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,7 +27,7 @@ from rlx_ort.ir.graph import Graph
 from rlx_ort.selection.policy import DevicePolicy
 from rlx_ort.selection.predict import explain, works_of
 
-__all__ = ["Limits", "Outcome", "kept_awake", "measure_case", "time_runs"]
+__all__ = ["Block", "Limits", "Outcome", "kept_awake", "measure_case", "time_runs", "undisturbed"]
 
 _AGAIN, _PAUSE_S = 16, 0.1  # times that a disturbed block is measured again, and the time before each
 _SETTLING_S = 0.4
@@ -45,6 +45,19 @@ class Limits:
     blocks: int
 
 
+Block = tuple[float, float, int]
+"""Median and least time of a run in a block, in ns, and the number of runs."""
+
+
+def undisturbed(blocks: Sequence[Block]) -> float:
+    """Return what a device takes when nobody else uses the machine much: the lower quartile of its blocks' medians.
+
+    The pace of one core does not tell what others do to the rest of them. Plain ONNX Runtime took 86 us for a row by a
+    weight of 21 MB on 16 cores, and 32 us a moment later, in one session, with its threads pinned or not.
+    """
+    return sorted(block[0] for block in blocks)[len(blocks) // 4]
+
+
 @dataclass
 class Outcome:
     """What came out for one case.
@@ -60,7 +73,7 @@ class Outcome:
     predicted: dict[str, float] = field(default_factory=dict)
     error: dict[str, float] = field(default_factory=dict)
     measured: dict[str, float] = field(default_factory=dict)
-    blocks: dict[str, list[tuple[float, float, int]]] = field(default_factory=dict)
+    blocks: dict[str, list[Block]] = field(default_factory=dict)
     first_ns: dict[str, tuple[int, int]] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
     terms: dict[str, list[tuple[str, float, int]]] = field(default_factory=dict)
@@ -83,16 +96,16 @@ class Outcome:
         """Return the time of a device over that of the best one; the worst measured one for a device without."""
         return self.measured.get(label, max(self.measured.values())) / self.measured[self.best]
 
+    def usual_regret(self, label: str) -> float:
+        """Return the same by the medians of the blocks, the disturbed ones included."""
+        usual = {label: statistics.median(row[0] for row in rows) for label, rows in self.blocks.items()}
+        return usual.get(label, max(usual.values())) / min(usual.values())
+
     @property
     def noise(self) -> float:
         """The regret of the best device of one half of the blocks by the times of the other half: what noise makes."""
         halves = [
-            {
-                label: statistics.median(row[0] for row in rows[at::2])
-                for label, rows in self.blocks.items()
-                if rows[at::2]
-            }
-            for at in (0, 1)
+            {label: undisturbed(rows[at::2]) for label, rows in self.blocks.items() if rows[at::2]} for at in (0, 1)
         ]
         if not all(halves) or halves[0].keys() != halves[1].keys():
             return 1.0
@@ -226,5 +239,4 @@ def _measure(
                 continue
             row = (float(statistics.median(times)), float(min(times)), len(times))
             outcome.blocks.setdefault(label, []).append(row)
-    for label, rows in outcome.blocks.items():
-        outcome.measured[label] = statistics.median(row[0] for row in rows)
+    outcome.measured.update({label: undisturbed(rows) for label, rows in outcome.blocks.items()})

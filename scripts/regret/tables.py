@@ -53,6 +53,10 @@ def summary_lines(
                 f"regret, {title}: geometric mean {_geomean(regrets):.3f} (target {targets[0]}), "
                 f"worst {max(regrets):.2f} (target {targets[1]}), right in {sum(r == 1 for r in regrets)}/{len(rivals)}"
             )
+            usual = [outcome.usual_regret(pick(outcome)) for outcome in rivals]  # type: ignore[no-untyped-call]  # as above
+            lines.append(
+                f"  by the medians of all blocks: geometric mean {_geomean(usual):.3f}, worst {max(usual):.2f}"
+            )
         noise = [outcome.noise for outcome in rivals]
         lines.append(
             f"regret that noise makes, one half of the blocks against the other: geometric mean {_geomean(noise):.3f}, "

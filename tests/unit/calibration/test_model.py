@@ -14,10 +14,10 @@ from rlx_ort.errors import CalibrationError
 from rlx_ort.selection.workload import Work
 
 
-def model_of(here: Any, *more: Sample) -> MeasuredCostModel:
+def model_of(here: Any, *more: Sample, device: Device = Device.CUDA) -> MeasuredCostModel:
     """Return the model of the test's profile with more rows."""
     profile = here.profile()
-    return MeasuredCostModel(Device.CUDA, here.profile(rows=(*profile.rows, *more)))
+    return MeasuredCostModel(device, here.profile(rows=(*profile.rows, *more)))
 
 
 def test_a_measured_product_costs_what_was_measured(here: Any) -> None:
@@ -95,9 +95,17 @@ def test_a_product_and_its_turned_shape_share_a_row(here: Any) -> None:
 
 def test_a_fused_node_grows_as_the_node_alone_beyond_what_was_measured(here: Any) -> None:
     """One noisy row is not stretched to sizes nobody measured."""
-    model = model_of(here, Sample("fused:gemm_act", (512,), 18_000.0))
+    model = model_of(here, Sample("fused:gemm_act", (512,), 18_000.0), device=Device.CPU)
     small, large = (model.work_ns(Work("op", "Relu", (count,))) for count in (512, 1 << 20))
     assert model.work_ns(Work("fused", "gemm_act", (1 << 20,))) == pytest.approx(18_000.0 + large - small)
+
+
+def test_on_an_accelerator_a_fused_node_takes_no_longer_than_alone(here: Any) -> None:
+    """Its values lie in one memory, so a longer time is noise of the subtraction of two chains."""
+    row, fused = Sample("fused:gemm_act", (512,), 18_000.0), Work("fused", "gemm_act", (512,))
+    assert model_of(here, row, device=Device.CPU).work_ns(fused) == pytest.approx(18_000.0)
+    on_cuda = model_of(here, row)
+    assert on_cuda.work_ns(fused) == pytest.approx(on_cuda.work_ns(Work("op", "Relu", (512,))))
 
 
 ALONE = Work("gemm", "MatMul", (8, 64, 64), first="input")
@@ -181,7 +189,7 @@ def test_a_correction_of_transfers_leaves_bandwidth_as_it_was_measured(here: Any
 def test_a_time_that_drowned_in_noise_does_not_drag_down_its_neighbour(here: Any) -> None:
     """A subtraction that left nothing, with runs far apart, says less than a steady row."""
     rows = (Sample("fused:bias", (512,), 18_000.0, spread=0.04), Sample("fused:bias", (8192,), 0.0, spread=1.6))
-    model = model_of(here, *rows)
+    model = model_of(here, *rows, device=Device.CPU)
     assert model.work_ns(Work("fused", "bias", (512,))) == pytest.approx(18_000.0, rel=0.05)
 
 

@@ -28,6 +28,12 @@ def test_what_a_skewed_weight_takes_more_is_measured_and_grows_with_the_skew() -
     assert table(64, 64, 64) == pytest.approx(8000.0)
 
 
+def test_beyond_the_most_skewed_that_was_measured_it_takes_no_more() -> None:
+    """Noise of one row would count twice at a skew of 256."""
+    table = ProductTable(SQUARES | {(64, 16, 256): 16_000.0})
+    assert table(64, 1024, 4) == pytest.approx(16_000.0)
+
+
 def test_cold_weights_cost_what_streaming_them_takes_more() -> None:
     """A row of (1024, 1024) takes 16 us warm, three times that when 64 MB take turns."""
     cold = {4 << 20: 10_000.0, 64 << 20: 30_000.0}
