@@ -103,7 +103,7 @@ class Prober:
         fresh: bool = False,
         thorough: bool = False,
     ) -> Timed | None:
-        """Return the median time of a run after a warm-up; None when the clock makes no sense.
+        """Return the usual time of a run after a warm-up; None when the clock makes no sense.
 
         Args:
             compiled: what runs.
@@ -159,6 +159,19 @@ class Prober:
     def disturbed(self, probe: str, size: tuple[int, ...], label: str = "f32") -> bool:
         """Return whether a row's runs were far apart, or the host was slower meanwhile than it usually is."""
         return self._paces.get((probe, size, label), 0.0) > self.pace.limit_ns
+
+    def severity(self, series: Series) -> float:
+        """Return how far the worst row of a series was disturbed, as a share of its time."""
+        limit_ns, sizes = self.pace.limit_ns, {point.size for point in series.points}
+        rows = [
+            row for row in self.rows if (row.probe, row.dtype) == (series.probe, series.label) and row.size in sizes
+        ]
+        worst = 0.0
+        for row in rows:
+            if self.disturbed(*_key(row)):
+                slower = self._paces[_key(row)] / limit_ns - 1.0  # infinite where only the spread tells
+                worst = max(worst, row.spread, slower if math.isfinite(slower) else 0.0)
+        return worst
 
     def once_more(self, measure: Callable[[], object]) -> None:
         """Measure what has rows already, and keep the better of the two rows of each size.

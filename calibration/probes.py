@@ -106,17 +106,17 @@ def _follow(prober: Prober, plan: _Plan, target_ns: float, deadline_ns: float, p
 
 
 def _revisit(prober: Prober, plan: _Plan, deadline_ns: float, passes: tuple[bool, ...]) -> None:
-    """Measure once more, in a pass each, what was measured on a disturbed host, or all in order of importance.
+    """Measure once more, in a pass each, what was measured on a disturbed host, the worst first, or all in order.
 
     What else runs on the machine slows a device down for a second or so at a time (an H200 that was shared: by 1.5
     for launches, by 1.2 to 1.8 for the CPU), which is all of the time that a series takes. A disturbance of the core
     that launches shows in the pace, one of other cores in the spread at best.
     """
     prober.frames.forget(prober.pace.limit_ns)
+    every = [series for _, group in plan for series in group]
     for disturbed in passes:
-        for _, group in plan:
-            for series in group:
-                prober.revisit(series, deadline_ns, disturbed=disturbed)
+        for series in sorted(every, key=prober.severity, reverse=True) if disturbed else every:
+            prober.revisit(series, deadline_ns, disturbed=disturbed)
 
 
 def _revisit_others(prober: Prober, deadline_ns: float) -> None:

@@ -1,4 +1,4 @@
-"""Timing with a budget: medians after a warm-up, the spread beside them, and no run that takes too long."""
+"""Timing with a budget: lower quartiles after a warm-up, the spread beside them, and no run that takes too long."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ _MOST_WARM = 5000  # calls, where the clock stands still
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """A median time in nanoseconds, the distance of the quartiles as a share of it, and the number of runs.
+    """A lower quartile in nanoseconds, the distance of the quartiles as a share of the median, and the number of runs.
+
+    What else runs on the machine only makes runs longer: where half of them were disturbed, the median says nothing.
 
     `pace_ns` is how fast the host was meanwhile, see `Pace`; 0 where nobody looked, infinite where the runs were far
     apart.
@@ -66,11 +68,11 @@ def timed(
     warm_ns: float = 0.0,
     enough_ns: float = math.inf,
 ) -> Timed | None:
-    """Return the median time of a call after a warm-up that does not count; None when the clock makes no sense.
+    """Return the usual time of a call after a warm-up that does not count; None when the clock makes no sense.
 
     The warm-up is `warm` calls, and more until `warm_ns` are gone: threads spread over the cores and clocks rise in
     milliseconds, however many calls those are. Calls are timed until `most` of them or `enough_ns`, whichever comes
-    first. It is the median of `least` calls even when those take longer than a point may, unless far longer.
+    first. There are `least` calls even when those take longer than a point may, unless far longer.
     """
     clock = budget.clock
     start = clock()
@@ -97,8 +99,8 @@ def timed(
             break
     if not times:
         return None
-    median = float(statistics.median(times))
-    return Timed(median, quartile_spread(times), len(times))
+    low = statistics.quantiles(times, n=4, method="inclusive")[0] if len(times) > 1 else times[0]
+    return Timed(float(low), quartile_spread(times), len(times))
 
 
 def quartile_spread(times: list[int]) -> float:

@@ -277,3 +277,15 @@ def test_a_frame_from_a_disturbed_host_makes_its_rows_disturbed(monkeypatch: pyt
     pace.ns = 50.0
     machine.prober.run(machine.series(1000), 1e12)
     assert machine.prober.disturbed("op:Fake", (1000,))
+
+
+def test_the_severity_of_a_series_is_that_of_its_worst_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By half above the pace, as a share, and not what other sizes of its probe had."""
+    machine = Machine(monkeypatch)
+    pace = SteadyPace()
+    monkeypatch.setattr(machine.prober, "pace", pace)
+    for size, ns in ((1000, 120.0), (2000, 150.0), (3000, 50.0)):
+        pace.ns = ns
+        machine.prober.run(machine.series(size), 1e12)
+    series = [machine.series(*sizes) for sizes in ((1000, 2000), (1000,), (3000,))]
+    assert [machine.prober.severity(one) for one in series] == pytest.approx([0.5, 0.2, 0.0])
