@@ -298,7 +298,8 @@ class MeasuredCostModel:
         probe = next(f"op:{name}" for name in names if (f"op:{name}", "f32") in self._rows)
         sizes = frozenset(size for (size,) in self._rows[probe, "f32"])
         additions = {size: ns for (size,), ns in self._rows["op:Add", "f32"].items()}
-        return OperatorTable(self._curve(probe), sizes, additions, self._curve("op:Add"))
+        kept = 0.5 if like in _IN_PLACE else 1.0
+        return OperatorTable(self._curve(probe), sizes, additions, self._curve("op:Add"), kept)
 
     def _lengths_of(self, like: str) -> RowLengths:
         """Return how the length of a row tells on an operator's time."""
@@ -321,6 +322,7 @@ class MeasuredCostModel:
 
 
 _UNFUSED = {"bias": "AddRow", "gemm_act": "Relu", "conv_act": "Relu", "conv_add": "Add", "turned": "Transpose"}
+_IN_PLACE = frozenset({"AddRow", "Relu", "Tanh", "Sigmoid", "Exp", "Erf", "Gelu", "Sin", "Sqrt"})
 _POWERS = {"conv3x3": (1, 2), "conv1x1": (1, 2), "lstm": (1, 1, 2)}
 _COARSER = {
     "AddRow": "Add",

@@ -17,21 +17,31 @@ class OperatorTable:
     Where tensors outgrow a cache, time rises at once; additions are measured at enough sizes to show it, and bend the
     straight line between an operator's sizes. An operator that is far slower than the addition computes, and is not
     bent. Beyond its largest size, what is about as quick as an addition there moves memory, and grows as the addition
-    does, which was measured furthest; what computes grows in proportion.
+    does, which was measured furthest; what computes grows in proportion. An operator of one tensor, which it changes in
+    place, grows as the addition of half as many elements: that keeps as much in the caches.
 
     Args:
         curve: the operator's time over its elements.
         sizes: the elements it was measured at.
         additions: elements -> ns of the addition.
         addition: the addition's time over its elements.
+        kept: what it keeps in the caches, as a share of what an addition of as many elements does.
     """
 
-    __slots__ = ("_added_largest", "_addition", "_coarse", "_curve", "_largest")
+    __slots__ = ("_added_largest", "_addition", "_coarse", "_curve", "_kept", "_largest", "_moves")
 
-    def __init__(self, curve: Curve, sizes: frozenset[int], additions: Mapping[int, float], addition: Curve) -> None:
-        self._curve, self._addition = curve, addition
+    def __init__(
+        self,
+        curve: Curve,
+        sizes: frozenset[int],
+        additions: Mapping[int, float],
+        addition: Curve,
+        kept: float = 1.0,
+    ) -> None:
+        self._curve, self._addition, self._kept = curve, addition, kept
         self._largest = max(sizes)
-        self._added_largest = addition(self._largest)
+        self._moves = _COMPUTING * addition(self._largest)
+        self._added_largest = addition(kept * self._largest)
         # None for the addition itself, and where its sizes are not among the addition's.
         bends = curve is not addition and sizes <= additions.keys()
         self._coarse = Curve((size, ns) for size, ns in additions.items() if size in sizes) if bends else None
@@ -48,6 +58,6 @@ class OperatorTable:
         if elements <= largest:
             return ns
         in_proportion = elements / largest
-        if ns > _COMPUTING * self._added_largest:
+        if ns > self._moves:
             return ns * in_proportion
-        return ns * min(self._addition(elements) / self._added_largest, in_proportion)
+        return ns * min(self._addition(self._kept * elements) / self._added_largest, in_proportion)

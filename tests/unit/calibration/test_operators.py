@@ -11,9 +11,9 @@ _ADDITIONS = {1000: 100.0, 2000: 200.0, 4000: 1600.0, 8000: 3200.0, 16_000: 9600
 _ADDITION = Curve(_ADDITIONS.items())
 
 
-def table(rows: dict[int, float]) -> OperatorTable:
+def table(rows: dict[int, float], kept: float = 1.0) -> OperatorTable:
     """Return the table of an operator that was measured at some sizes."""
-    return OperatorTable(Curve(rows.items()), frozenset(rows), _ADDITIONS, _ADDITION)
+    return OperatorTable(Curve(rows.items()), frozenset(rows), _ADDITIONS, _ADDITION, kept)
 
 
 @pytest.mark.parametrize("elements", [1000, 8000])
@@ -39,6 +39,12 @@ def test_a_quick_operator_grows_as_the_addition_beyond_its_largest_size() -> Non
     """The addition takes twice as long for twice the elements there, though its memory allows for three times."""
     assert table({1000: 150.0, 8000: 4000.0})(16_000) == pytest.approx(8000.0)
     assert table({1000: 150.0, 2000: 300.0})(1600 * 2) == pytest.approx(300.0 * 1.6)
+
+
+def test_an_operator_of_one_tensor_grows_as_the_addition_of_half_as_many_elements() -> None:
+    """4,000 elements of it fit where 2,000 of an addition do, which take twice as long as 1,000."""
+    assert table({1000: 150.0, 2000: 300.0}, kept=0.5)(4000) == pytest.approx(600.0)
+    assert table({1000: 150.0, 4000: 600.0}, kept=0.5)(8000) == pytest.approx(600.0 * 2)
 
 
 def test_sizes_that_the_addition_lacks_bend_nothing() -> None:
