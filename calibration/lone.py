@@ -22,9 +22,10 @@ class LoneProducts:
         alone: (m, k, n) -> ns of a run's only product.
         chained: (m, k, n) -> ns of a product within a chain.
         launched: whether one that takes far longer waits for its launch; if not, all that it takes longer is a share.
+        shares: the least and the most of its time within a chain that it may take; what is beyond is noise.
     """
 
-    __slots__ = ("_known", "_launch")
+    __slots__ = ("_known", "_launch", "_least", "_most")
 
     def __init__(
         self,
@@ -32,8 +33,10 @@ class LoneProducts:
         chained: Mapping[tuple[int, ...], float],
         *,
         launched: bool = True,
+        shares: tuple[float, float] = (0.0, math.inf),
     ) -> None:
         self._launch = _LAUNCH if launched else math.inf
+        self._least, self._most = shares
         pairs = [(size, chained.get(size, 0.0), ns) for size, ns in alone.items()]
         self._known = [(_place(*size), before, ns) for size, before, ns in pairs if before > 0 and ns > 0]
 
@@ -44,7 +47,8 @@ class LoneProducts:
         for (its_rows, its_side), before, after in self._known:
             weight = 1.0 / ((rows - its_rows) ** 2 + (side - its_side) ** 2 + _NEAR)
             launched = after > self._launch * before
-            total += weight * (after - before if launched else ns * (after / before - 1.0))
+            share = min(max(after / before, self._least), self._most)
+            total += weight * (after - before if launched else ns * (share - 1.0))
             weights += weight
         return ns + total / weights if weights else ns
 

@@ -50,10 +50,13 @@ class MeasuredCostModel:
         self._dispatch = self._single("dispatch")
         self._tensor_in = self._single("tensor_in")
         self._tensor_out = self._single("tensor_out")
-        chained = self._rows["gemm", "f32"]
+        alone, after, chained = (self._rows.get((probe, "f32"), {}) for probe in ("alone", "after", "gemm"))
+        # A CPU has no launch to wait for, so one alone saves time or nothing; and waiting for other cores saves none.
         self._first = {
-            "input": LoneProducts(self._rows.get(("alone", "f32"), {}), chained),
-            "node": LoneProducts(self._rows.get(("after", "f32"), {}), chained, launched=False),
+            "input": LoneProducts(alone, chained, launched=False, shares=(0.0, 1.0))
+            if device.kind == Device.CPU.kind
+            else LoneProducts(alone, chained),
+            "node": LoneProducts(after, chained, launched=False, shares=(1.0, math.inf)),
         }
         self._factor_of = dict(profile.corrections)
         self._moved = self._factor_of.get("transfer", 1.0)

@@ -10,14 +10,15 @@ from rlx_ort.calibration.tables import Curve, Grid
 __all__ = ["ProductTable"]
 
 _F32 = 4
+_NEAR = 0.05  # squared logarithms: a size this close to a measured one is taken to be that one
 
 
 class ProductTable:
     """Time over (m, k, n).
 
     A product with a (k, n) weight is priced as one with a square weight of as many elements, which does the same
-    work and reads as much. What a skewed weight takes more or less was measured at some skews, and grows with the
-    logarithm of the skew, up to the most that was measured.
+    work and reads as much. What a skewed weight takes more or less was measured at some sizes, of which the nearest
+    count most, and grows with the logarithm of the skew, up to the most that was measured.
 
     Args:
         rows: (m, k, n) -> ns, with a weight that stays in the caches.
@@ -36,16 +37,16 @@ class ProductTable:
         self._cold = Curve(cold.items()) if cold and len(cold) > 1 else None
         self._warmest, self._coldest = (min(cold), max(cold)) if cold else (0, 0)
         self._most_skewed = max((abs(math.log(n / k)) for _, k, n in skewed), default=0.0)
-        found: dict[float, list[float]] = {}
+        self._skews: list[tuple[float, float, float]] = []  # logarithms of rows, side, and the factor an e-fold of skew
         for (m, k, n), ns in skewed.items():
-            slope = math.log(max(ns, 20.0) / self._squares(m, math.sqrt(k * n))) / abs(math.log(n / k))
-            found.setdefault(math.log(m), []).append(slope)
-        self._skews = sorted((at, sum(slopes) / len(slopes)) for at, slopes in found.items())
+            side = math.sqrt(k * n)
+            slope = math.log(max(ns, 20.0) / self._squares(m, side)) / abs(math.log(n / k))
+            self._skews.append((math.log(m), math.log(side), slope))
 
     def __call__(self, m: float, k: float, n: float, resident: int = 0) -> float:
         """Return the time of a product, in ns; `resident` is what all weights of the graph take, in bytes."""
-        skew = min(abs(math.log(n / k)), self._most_skewed)
-        ns = self._squares(m, math.sqrt(k * n)) * math.exp(self._skew(m) * skew)
+        skew, side = min(abs(math.log(n / k)), self._most_skewed), math.sqrt(k * n)
+        ns = self._squares(m, side) * (math.exp(self._skew(m, side) * skew) if skew > 0.0 else 1.0)
         nbytes = k * n * _F32
         if self._cold is None or resident <= max(nbytes, self._warmest):
             return ns
@@ -57,13 +58,12 @@ class ProductTable:
         more = max(self._cold(min(resident, self._coldest)) / max(warm, 1.0) - 1.0, 0.0)
         return ns + more * warm_ns * min(1.0, warm_ns / max(ns, 1.0))
 
-    def _skew(self, m: float) -> float:
-        """Return the logarithm of the factor for each e-fold of skew, between the rows it was measured at."""
-        if not self._skews:
-            return 0.0
-        x = math.log(max(m, 1.0))
-        low = max((pair for pair in self._skews if pair[0] <= x), default=self._skews[0])
-        high = min((pair for pair in self._skews if pair[0] >= x), default=self._skews[-1])
-        if high[0] <= low[0]:
-            return low[1]
-        return low[1] + (high[1] - low[1]) * (x - low[0]) / (high[0] - low[0])
+    def _skew(self, m: float, side: float) -> float:
+        """Return the logarithm of the factor for each e-fold of skew; the sizes nearest to this one count most."""
+        rows, breadth = math.log(max(m, 1.0)), math.log(max(side, 1.0))
+        total = weights = 0.0
+        for its_rows, its_breadth, slope in self._skews:
+            weight = 1.0 / ((rows - its_rows) ** 2 + (breadth - its_breadth) ** 2 + _NEAR)
+            total += weight * slope
+            weights += weight
+        return total / weights if weights else 0.0
