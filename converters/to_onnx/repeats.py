@@ -90,6 +90,7 @@ class Repeats:
     def __init__(self, writer: ModelWriter, nodes: list[ModelNode | Repeated]) -> None:
         self._writer = writer
         self._nodes = nodes
+        self._value_name, self._node_name = writer.value_names.unique, writer.node_names.unique
         self._seen: set[Hashable] = set()
         self.forms: dict[_Key | None, _Form | _Single | None] = {}
         self._sizeless: dict[_Key | None, _Single] = {}  # what was written for nodes of any size
@@ -105,7 +106,12 @@ class Repeats:
             return None
         marks = self._marks
         read = tuple([0 if ref is None else marks[ref.node][ref.output] for ref in node.inputs])
-        made = tuple([(id(kind.dtype), kind.shape) if type(kind) is TensorType else kind for kind in node.types])
+        made: tuple[Hashable, ...]
+        kind = node.types[0] if len(node.types) == 1 else None
+        if type(kind) is TensorType:
+            made = ((id(kind.dtype), kind.shape),)
+        else:
+            made = tuple(map(_look, node.types))
         if len(inputs) > 1 and (inputs[0] is inputs[1] or (len(inputs) > 2 and len(set(inputs)) < len(inputs))):
             return (exact, read, made, tuple(map(inputs.index, inputs)))
         return (exact, read, made)
@@ -178,23 +184,26 @@ class Repeats:
         self, form: _Form | _Single, node: Node, inputs: Sequence[Any], names: Mapping[int, str]
     ) -> tuple[ModelValue, ...]:
         """Write a node by the form of one like it, as records only, and return the results; `names` as `lower`."""
-        self._marks[node.id] = form.marks
-        writer = self._writer
-        types, unique = writer.types, writer.value_names.unique
-        if form.decision is not None:
-            writer.dispatcher.decide(writer.origin, form.decision)
-        if isinstance(form, _Single):
-            pattern, order = form.pattern, form.order
+        writer, unique = self._writer, self._value_name
+        if type(form) is _Single:
+            pattern, order, self._marks[node.id], decision = form
+            if decision is not None:
+                writer.dispatcher.decide(writer.origin, decision)
             name = names[0] if names else unique(node.output_names[0])
             value = ModelValue(name, pattern.like)
-            if type(node.types[0]) is not UnknownType:
-                types[value] = node.types[0]
+            kind = node.types[0]
+            if type(kind) is not UnknownType:
+                writer.types[value] = kind
             reads = tuple([known.name for known in inputs]) if order is None else names_of([inputs[at] for at in order])
-            called = writer.node_names.unique(node.name)
+            called = self._node_name(node.name)
             record = NodeRecord(pattern, writer.origin, writer.source, called, reads, (name,))
             writer.records.append(record)
             self._nodes.append(record)
             return (value,)
+        self._marks[node.id] = form.marks
+        types = writer.types
+        if form.decision is not None:
+            writer.dispatcher.decide(writer.origin, form.decision)
         pool: list[Any] = [*inputs, *form.fixed]
         for line in form.lines:
             like = line.pattern.like
@@ -213,7 +222,7 @@ class Repeats:
                 types[value] = known
         told = names_of(pool)
         for line in form.lines:
-            called = writer.node_names.unique(node.name + line.suffix)
+            called = self._node_name(node.name + line.suffix)
             read, made = tuple([told[at] for at in line.inputs]), told[line.outputs]
             record = NodeRecord(line.pattern, writer.origin, writer.source, called, read, made)
             writer.records.append(record)

@@ -32,13 +32,15 @@ class UniqueNames:
 
     def unique(self, wanted: str) -> str:
         """Return `wanted`, or `wanted_2`, `wanted_3`... when it is taken."""
-        name, taken = wanted, self._taken
-        if name in taken:
-            number = self._counters.get(wanted, 1)
-            while name in taken:
-                number += 1
-                name = f"{wanted}_{number}"
-            self._counters[wanted] = number
+        taken = self._taken
+        if wanted not in taken:
+            taken.add(wanted)
+            return wanted
+        name, number = wanted, self._counters.get(wanted, 1)
+        while name in taken:
+            number += 1
+            name = f"{wanted}_{number}"
+        self._counters[wanted] = number
         taken.add(name)
         return name
 
