@@ -106,12 +106,8 @@ class Repeats:
             return None
         marks = self._marks
         read = tuple([0 if ref is None else marks[ref.node][ref.output] for ref in node.inputs])
-        made: tuple[Hashable, ...]
         kind = node.types[0] if len(node.types) == 1 else None
-        if type(kind) is TensorType:
-            made = ((id(kind.dtype), kind.shape),)
-        else:
-            made = tuple(map(_look, node.types))
+        made = ((id(kind.dtype), kind.shape),) if type(kind) is TensorType else tuple(map(_look, node.types))
         if len(inputs) > 1 and (inputs[0] is inputs[1] or (len(inputs) > 2 and len(set(inputs)) < len(inputs))):
             return (exact, read, made, tuple(map(inputs.index, inputs)))
         return (exact, read, made)
@@ -185,7 +181,7 @@ class Repeats:
     ) -> tuple[ModelValue, ...]:
         """Write a node by the form of one like it, as records only, and return the results; `names` as `lower`."""
         writer, unique = self._writer, self._value_name
-        if type(form) is _Single:
+        if isinstance(form, _Single):
             pattern, order, self._marks[node.id], decision = form
             if decision is not None:
                 writer.dispatcher.decide(writer.origin, decision)
