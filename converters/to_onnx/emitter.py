@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx_ort.converters.to_onnx.attributes import attribute
+from rlx_ort.converters.to_onnx.current import CurrentNode
 from rlx_ort.converters.to_onnx.dispatch import NoNativeForm
 from rlx_ort.converters.to_onnx.families import load_family
 from rlx_ort.converters.to_onnx.frame import Frame
@@ -17,10 +18,10 @@ from rlx_ort.converters.to_onnx.model import ModelGraph, ModelNode, ModelValue, 
 from rlx_ort.converters.to_onnx.records import NodeRecord, Pattern
 from rlx_ort.converters.to_onnx.repeats import Repeats
 from rlx_ort.converters.to_onnx.writer import ModelWriter
-from rlx_ort.errors import ConversionError, GraphVerifyError
+from rlx_ort.errors import ConversionError
 from rlx_ort.ir.core import Node, Ref
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.op import Op, known_shape
+from rlx_ort.ir.op import Op
 from rlx_ort.ir.ops.leaf import Capture, Constant, Input, Param
 from rlx_ort.ir.ops.onnx import OnnxNode
 from rlx_ort.ir.shape import Dim, Shape
@@ -59,26 +60,17 @@ def lowering_of(op: Op) -> Lowering | None:
     return _lowerings.get(type(op))
 
 
-class Emitter:
+class Emitter(CurrentNode):
     """Writes the ONNX nodes of one graph (or body)."""
 
     def __init__(self, writer: ModelWriter, parent: Emitter | None = None) -> None:
+        super().__init__()
         self._writer = writer
         self._parent = parent
         self._nodes: list[ModelNode | Repeated] = []
         self._owned: set[ModelNode] = set()
-        self._frame: Frame
-        self._node: Node  # the IR node that is being lowered
         self._repeats = Repeats(writer, self._nodes)
         self._constants: list[ModelValue] = []  # that the node being lowered has asked for
-        self._asks_around = False  # whether the node being lowered depends on more than itself
-        self._asks_sizes = False  # whether it may depend on more of its types than element types and ranks
-
-    @property
-    def node(self) -> Node:
-        """The IR node that is being lowered; `node.types` are the types its results must have."""
-        self._asks_sizes = True
-        return self._node
 
     @property
     def nodes(self) -> Sequence[ModelNode | Repeated]:
@@ -170,67 +162,6 @@ class Emitter:
         kind = TensorType(dtype, known.shape if isinstance(known, TensorType) else None)
         converted: ModelValue = self.op("Cast", value, to=dtype, types=[kind])
         return converted
-
-    def input_type(self, index: int) -> TensorType:
-        """Return the IR type of input `index` of the node being lowered.
-
-        Raises:
-            GraphVerifyError: the input is absent or no tensor.
-        """
-        self._asks_sizes = True
-        return self._tensor(index)
-
-    def input_dtype(self, index: int) -> DType:
-        """Return the element type of input `index` of the node being lowered.
-
-        A lowering that asks for no more is not asked again for nodes that differ by sizes.
-
-        Raises:
-            GraphVerifyError: the input is absent or no tensor.
-        """
-        return self._tensor(index).dtype
-
-    def input_rank(self, index: int, name: str) -> int:
-        """Return the rank of input `index` of the node being lowered, which messages call `name`; as `input_dtype`.
-
-        Raises:
-            GraphVerifyError: the input is absent or no tensor, or its rank is unknown.
-        """
-        return known_shape(self._node.op, self._tensor(index), name).rank
-
-    def known_dtype(self, index: int) -> DType | None:
-        """Return the element type of input `index` as `input_dtype`, None for one that is absent or no tensor."""
-        kind = self._type(index)
-        return kind.dtype if isinstance(kind, TensorType) else None
-
-    @property
-    def output_names(self) -> tuple[str, ...]:
-        """The names of the results of the node being lowered."""
-        return self._node.output_names
-
-    def known_type(self, index: int) -> ValueType | None:
-        """Return the IR type of input `index` of the node being lowered, None for an absent one."""
-        self._asks_sizes = True
-        return self._type(index)
-
-    def _type(self, index: int) -> ValueType | None:
-        ref = self._node.inputs[index] if index < len(self._node.inputs) else None
-        return None if ref is None else self._frame.graph.nodes[ref.node].types[ref.output]
-
-    def _tensor(self, index: int) -> TensorType:
-        kind = self._type(index)
-        if not isinstance(kind, TensorType):
-            raise GraphVerifyError(f"{self._node} needs a tensor as input {index}, got {kind or 'nothing'}")
-        return kind
-
-    def input_data(self, index: int) -> TensorData | None:
-        """Return the data of input `index` of the node being lowered when it is a constant, else None."""
-        ref = self._node.inputs[index] if index < len(self._node.inputs) else None
-        op = None if ref is None else self._frame.graph.nodes[ref.node].op
-        if not isinstance(op, Constant):
-            return None
-        self._asks_around = True
-        return op.data
 
     def require_kernel(
         self,

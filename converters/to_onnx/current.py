@@ -1,0 +1,95 @@
+"""`CurrentNode`: what a lowering may ask about the node that is being lowered, and what it asked."""
+
+from __future__ import annotations
+
+from rlx_ort.converters.to_onnx.frame import Frame
+from rlx_ort.errors import GraphVerifyError
+from rlx_ort.ir.core import Node
+from rlx_ort.ir.dtype import DType
+from rlx_ort.ir.op import known_shape
+from rlx_ort.ir.ops.leaf import Constant
+from rlx_ort.ir.tensor import TensorData
+from rlx_ort.ir.types import TensorType, ValueType
+
+__all__ = ["CurrentNode"]
+
+
+class CurrentNode:
+    """The node that is being lowered, in the graph around it.
+
+    Whoever asks for no more than element types, ranks and names writes the same for nodes of other sizes, which are
+    then written without asking again.
+    """
+
+    def __init__(self) -> None:
+        self._frame: Frame
+        self._node: Node
+        self._asks_around = False  # whether its lowering depends on more than the node itself
+        self._asks_sizes = False  # whether it may depend on more of the node's types than element types and ranks
+
+    @property
+    def node(self) -> Node:
+        """The IR node that is being lowered; `node.types` are the types its results must have."""
+        self._asks_sizes = True
+        return self._node
+
+    def input_type(self, index: int) -> TensorType:
+        """Return the IR type of input `index` of the node being lowered.
+
+        Raises:
+            GraphVerifyError: the input is absent or no tensor.
+        """
+        self._asks_sizes = True
+        return self._tensor(index)
+
+    def input_dtype(self, index: int) -> DType:
+        """Return the element type of input `index` of the node being lowered.
+
+        A lowering that asks for no more is not asked again for nodes that differ by sizes.
+
+        Raises:
+            GraphVerifyError: the input is absent or no tensor.
+        """
+        return self._tensor(index).dtype
+
+    def input_rank(self, index: int, name: str) -> int:
+        """Return the rank of input `index` of the node being lowered, which messages call `name`; as `input_dtype`.
+
+        Raises:
+            GraphVerifyError: the input is absent or no tensor, or its rank is unknown.
+        """
+        return known_shape(self._node.op, self._tensor(index), name).rank
+
+    def known_dtype(self, index: int) -> DType | None:
+        """Return the element type of input `index` as `input_dtype`, None for one that is absent or no tensor."""
+        kind = self._type(index)
+        return kind.dtype if isinstance(kind, TensorType) else None
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """The names of the results of the node being lowered."""
+        return self._node.output_names
+
+    def known_type(self, index: int) -> ValueType | None:
+        """Return the IR type of input `index` of the node being lowered, None for an absent one."""
+        self._asks_sizes = True
+        return self._type(index)
+
+    def _type(self, index: int) -> ValueType | None:
+        ref = self._node.inputs[index] if index < len(self._node.inputs) else None
+        return None if ref is None else self._frame.graph.nodes[ref.node].types[ref.output]
+
+    def _tensor(self, index: int) -> TensorType:
+        kind = self._type(index)
+        if not isinstance(kind, TensorType):
+            raise GraphVerifyError(f"{self._node} needs a tensor as input {index}, got {kind or 'nothing'}")
+        return kind
+
+    def input_data(self, index: int) -> TensorData | None:
+        """Return the data of input `index` of the node being lowered when it is a constant, else None."""
+        ref = self._node.inputs[index] if index < len(self._node.inputs) else None
+        op = None if ref is None else self._frame.graph.nodes[ref.node].op
+        if not isinstance(op, Constant):
+            return None
+        self._asks_around = True
+        return op.data
