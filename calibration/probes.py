@@ -140,7 +140,7 @@ _ROWS = (1, 8, 32, 128, 512, 4096)
 _COUNTS = (1 << 10, 1 << 14, 1 << 18, 1 << 22)
 _CPU_COUNTS = (1 << 10, 1 << 14, 1 << 18, 1 << 20)  # one thread makes the tensors, so larger ones drown in their making
 _BETWEEN = (1 << 16, 1 << 20, 1 << 21, 1 << 22)  # more sizes of the addition, to see where tensors outgrow the caches
-_BETWEEN_SIDES = 1448  # of 1024 and 2048, where weights outgrow the caches of 16 cores: 16 MB took 21 or 43 us a row
+_MIDDLE_SIDE = 1448  # between 1024 and 2048 weights outgrow the caches of 16 cores: a row by 16 MB took 21 or 43 us
 _MIXING = ("conv3x3", "conv1x1")  # convolutions whose time does not go by the elements alone
 _PICTURES = ((1, 7), (1, 28), (4, 56), (32, 56))
 
@@ -167,7 +167,7 @@ def _core(device: Device, *, slow: bool) -> _Plan:
         ("recurrent layers", [layers.recurrent(hidden, ((16, 1), (64, 1), (16, 16))) for hidden in (256, 64)]),
         (
             "matrix products",
-            [products.squares(2048, rows), *([products.squares(_BETWEEN_SIDES, (1, 8))] if on_cpu else [])],
+            [products.squares(2048, rows), *([products.squares(_MIDDLE_SIDE, (1, 8))] if on_cpu else [])],
         ),
         ("first products", []),
         ("cold weights", [products.cold_weights(count) for count in (1, 10)] if on_cpu else []),
