@@ -137,6 +137,7 @@ def _finer_ns(prober: Prober) -> float:
 
 
 _ROWS = (1, 8, 32, 128, 512, 4096)
+_FEW_ROWS = 4  # as quick as one row on a CPU, which waits for the weight: with 8 rows it took 1.5 to 3 times as long
 _COUNTS = (1 << 10, 1 << 14, 1 << 18, 1 << 22)
 _CPU_COUNTS = (1 << 10, 1 << 14, 1 << 18, 1 << 20)  # one thread makes the tensors, so larger ones drown in their making
 _BETWEEN = (1 << 16, 1 << 20, 1 << 21, 1 << 22)  # more sizes of the addition, to see where tensors outgrow the caches
@@ -147,14 +148,15 @@ _PICTURES = ((1, 7), (1, 28), (4, 56), (32, 56))
 
 def _core(device: Device, *, slow: bool) -> _Plan:
     """Return what every prediction needs, two or more sizes of each, most important first."""
-    rows, counts = _ROWS[::2] if slow else _ROWS, _counts(device, slow=slow)
-    pictures = _PICTURES[:2] if slow else _PICTURES
     on_cpu = device.kind == Device.CPU.kind
+    rows, counts = _ROWS[::2] if slow else _ROWS, _counts(device, slow=slow)
+    few = (_FEW_ROWS,) if on_cpu else ()
+    pictures = _PICTURES[:2] if slow else _PICTURES
     return (
-        ("matrix products", [products.squares(side, rows) for side in (256, 1024)]),
+        ("matrix products", [products.squares(side, (*rows, *few)) for side in (256, 1024)]),
         ("operators", [operators.operator("Add", counts if slow else tuple(sorted({*counts, *_BETWEEN})))]),
         ("transfers", []),
-        ("matrix products", [products.squares(side, rows[:5]) for side in (64, 512)]),
+        ("matrix products", [products.squares(side, (*rows[:5], *few)) for side in (64, 512)]),
         ("operators", [operators.operator(name, counts) for name in operators.CORE_OPERATORS[1:]]),
         ("convolutions", [layers.conv(probe, 64, pictures) for probe in layers.CONVS]),
         ("operators", [] if on_cpu else [operators.operator("Add", (1 << 25,))]),
@@ -167,13 +169,13 @@ def _core(device: Device, *, slow: bool) -> _Plan:
         ("recurrent layers", [layers.recurrent(hidden, ((16, 1), (64, 1), (16, 16))) for hidden in (256, 64)]),
         (
             "matrix products",
-            [products.squares(2048, rows), *([products.squares(_MIDDLE_SIDE, (1, 8))] if on_cpu else [])],
+            [products.squares(2048, (*rows, *few)), *([products.squares(_MIDDLE_SIDE, (1, *few, 8))] if on_cpu else [])],
         ),
         ("first products", []),
         ("cold weights", [products.cold_weights(count) for count in (1, 10)] if on_cpu else []),
         ("matrix products", [products.skewed(16, 256, (1, 32, 512))]),
         ("matrix products", [products.squares(4096, rows[:5:2])]),
-        ("row lengths", [operators.by_row(name, 1024, counts[:3]) for name in operators.BY_ROW[:2]]),
+        ("row lengths", [operators.by_row(name, 1024, counts[1:3]) for name in operators.BY_ROW[:2]]),
         ("convolutions", [layers.conv(probe, 256, pictures[:3]) for probe in _MIXING]),
     )
 
@@ -191,15 +193,15 @@ def _finer(device: Device) -> _Plan:
         series for side in (256, 1024) for series in products.other_types(side, (1, 64, 512, 4096), tf32=not on_cpu)
     ]
     return (
+        ("operators", [operators.operator(name, _COUNTS[::2]) for name in operators.MORE_OPERATORS]),
         ("cold weights", cold if on_cpu else []),
         ("convolutions", [layers.conv(probe, 16, _PICTURES) for probe in _MIXING]),
         ("matrix products", [products.squares(16, _ROWS), products.squares(128, _ROWS)]),
         ("matrix products", [products.skewed(*sides, (1, 32, 512)) for sides in ((64, 1024), (256, 4096))]),
         ("matrix products", [products.squares(4096, (8, 128, 4096))]),
         ("row lengths", [operators.by_row("Concat", 1 << 14, (1 << 18, 1 << 20))]),
-        ("row lengths", [operators.by_row(name, 64, _COUNTS[:3]) for name in operators.BY_ROW]),
-        ("row lengths", [operators.by_row(name, 1024, _COUNTS[:3]) for name in operators.BY_ROW[2:]]),
-        ("operators", [operators.operator(name, _COUNTS[::2]) for name in operators.MORE_OPERATORS]),
+        ("row lengths", [operators.by_row(name, 64, _COUNTS[1:3]) for name in operators.BY_ROW]),
+        ("row lengths", [operators.by_row(name, 1024, _COUNTS[1:3]) for name in operators.BY_ROW[2:]]),
         ("other types", other),
         ("operators", [] if on_cpu else [operators.operator(name, (1 << 25,)) for name in ("Softmax", "Transpose")]),
         ("recurrent layers", [layers.recurrent(512, ((16, 1), (64, 1), (16, 16), (64, 16)))]),

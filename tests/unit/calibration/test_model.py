@@ -203,14 +203,20 @@ def test_a_batch_beyond_the_measured_ones_is_priced_by_a_large_product(here: Any
 
 def test_a_slow_operator_grows_in_proportion_beyond_its_largest_size(here: Any) -> None:
     """Ten times an addition is not held up by memory, so 64 times the elements take 64 times as long."""
-    model = model_of(here, Sample("op:Tanh", (1024,), 10_000.0))
-    assert model.work_ns(Work("op", "Tanh", (1 << 16,))) == pytest.approx(640_000.0)
+    model = model_of(here, Sample("op:Tanh", (1 << 14,), 63_096.0))
+    assert model.work_ns(Work("op", "Tanh", (1 << 20,))) == pytest.approx(64 * 63_096.0)
 
 
 def test_a_quick_operator_grows_as_the_addition_does(here: Any) -> None:
-    """The addition takes 100 times as long for 1024 times the elements."""
-    model = model_of(here, Sample("op:Tanh", (1024,), 2000.0))
+    """The addition takes 100,000 ns for 1 << 20 elements, and 10 to the power 3.8 for 1 << 14."""
+    model = model_of(here, Sample("op:Tanh", (1 << 14,), 2 * 10**3.8))
     assert model.work_ns(Work("op", "Tanh", (1 << 20,))) == pytest.approx(200_000.0)
+
+
+def test_a_small_tensor_alone_does_not_tell_what_a_large_one_takes(here: Any) -> None:
+    """Five times an addition of 1024 elements is what launching takes: a large one is priced as an addition."""
+    model = model_of(here, Sample("op:Mul", (1024,), 5000.0))
+    assert model.work_ns(Work("op", "Mul", (1 << 20,))) == pytest.approx(100_000.0)
 
 
 def test_a_lookup_has_rows_of_its_own_or_those_of_a_copy(here: Any) -> None:
@@ -230,3 +236,10 @@ def test_the_length_of_a_row_counts_where_it_was_measured(here: Any) -> None:
     model = model_of(here, *usual, *short)
     assert model.work_ns(Work("op", "Softmax", (1 << 20, 256))) == pytest.approx(200_000.0)
     assert model.work_ns(Work("op", "Softmax", (1 << 20, 64))) == pytest.approx(600_000.0)
+
+
+def test_a_few_short_rows_do_not_tell_what_many_take(here: Any) -> None:
+    """Where only a small tensor was measured in short rows, large ones are priced as of the usual length."""
+    usual = (Sample("op:Softmax", (1024,), 2000.0), Sample("op:Softmax", (1 << 20,), 200_000.0))
+    model = model_of(here, *usual, Sample("rows:Softmax", (1024, 64), 8000.0))
+    assert model.work_ns(Work("op", "Softmax", (1 << 20, 64))) == pytest.approx(200_000.0)
