@@ -39,6 +39,7 @@ _SCHEMA = 2
 _DOUBT = 1.5
 """How many of its stated errors a prediction may be off before it is trusted: an error is usual, not the worst."""
 
+_SAME = 1.03  # times the best that a race of a tenth of a second cannot tell from it: there the prediction decides
 _FOLDER = "choices"
 
 
@@ -142,9 +143,13 @@ def _from_rows(rows: Sequence[DeviceBenchResult], policy: DevicePolicy, predicte
     failed = {row.label: row.failure for row in rows if row.median_exec_ns is None}
     if not times:
         raise DeviceFallbackError((row.device, row.failure) for row in rows)
-    limit = min(times.values()) * CLOSE
-    close = [device for device, time in times.items() if time <= limit]
-    winner = min(close, key=lambda device: (policy.prefer_rank(device), times[device]))
+    best_ns = min(times.values())
+    close = [device for device, time in times.items() if time <= best_ns * CLOSE]
+
+    def rank(device: Device) -> tuple[int, float, float]:
+        return policy.prefer_rank(device), max(times[device], best_ns * _SAME), predicted.get(device.label, math.inf)
+
+    winner = min(close, key=rank)
     return Choice(winner, "measured", predicted, {device.label: time for device, time in times.items()}, failed)
 
 

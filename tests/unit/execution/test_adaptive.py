@@ -184,6 +184,17 @@ def test_a_preferred_device_wins_within_five_percent_of_the_best_measurement(
         assert GraphDevices(matmul_graph(WEIGHTS), policy).resolve_with_inputs(inputs) == wanted
 
 
+def test_what_a_race_cannot_tell_apart_is_decided_by_prediction(
+    providers: Any, matmul_graph: Build, timed: Any
+) -> None:
+    """CUDA is predicted the quicker one: 2 % slower in the race it is chosen, 4 % slower it is not."""
+    close_together(providers)
+    for slower, wanted in ((5100, CUDA), (5200, WEBGPU)):
+        timed["times"] = {"cuda": slower, "webgpu": 5000}
+        inputs = {"x": np.ones((slower, 4), np.float32)}
+        assert GraphDevices(matmul_graph(WEIGHTS), ADAPTIVE).resolve_with_inputs(inputs) == wanted
+
+
 def test_a_denied_device_is_neither_measured_nor_chosen(providers: Any, matmul_graph: Build, timed: Any) -> None:
     """Of two that are close, the allowed one is taken without a look at the other."""
     close_together(providers)
