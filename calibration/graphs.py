@@ -71,8 +71,8 @@ class Chain:
         """Add a weight of normally distributed values; short ones repeat, which changes no time."""
         name = f"w{len(self.weights)}"
         count = int(np.prod(shape))
-        block = self._random.standard_normal(min(count, 1 << 16)).astype(np.float32) * scale
-        data = np.resize(block, count).reshape(shape).astype(self.dtype.numpy)
+        block = (self._random.standard_normal(min(count, 1 << 16)) * scale).astype(self.dtype.numpy)
+        data = np.resize(block, shape)
         self.weights[name] = data
         return self.graph.param(name, list(shape), self.dtype)
 

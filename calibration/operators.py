@@ -16,9 +16,10 @@ class OperatorTable:
 
     Where tensors outgrow a cache, time rises at once; additions are measured at enough sizes to show it, and bend the
     straight line between an operator's sizes. An operator that is far slower than the addition computes, and is not
-    bent. Beyond its largest size, what is about as quick as an addition there moves memory, and grows as the addition
-    does, which was measured furthest; what computes grows in proportion. An operator of one tensor, which it changes in
-    place, grows as the addition of half as many elements: that keeps as much in the caches.
+    bent. One that was measured at one size goes as the addition does below it. Beyond its largest size, what is about
+    as quick as an addition there moves memory, and grows as the addition does, which was measured furthest; what
+    computes grows in proportion. An operator of one tensor, which it changes in place, grows as the addition of half as
+    many elements: that keeps as much in the caches.
 
     Args:
         curve: the operator's time over its elements.
@@ -28,7 +29,7 @@ class OperatorTable:
         kept: what it keeps in the caches, as a share of what an addition of as many elements does.
     """
 
-    __slots__ = ("_added_largest", "_addition", "_coarse", "_curve", "_kept", "_largest", "_moves")
+    __slots__ = ("_added_largest", "_addition", "_coarse", "_curve", "_kept", "_largest", "_moves", "_once")
 
     def __init__(
         self,
@@ -45,13 +46,16 @@ class OperatorTable:
         # None for the addition itself, and where its sizes are not among the addition's.
         bends = curve is not addition and sizes <= additions.keys()
         self._coarse = Curve((size, ns) for size, ns in additions.items() if size in sizes) if bends else None
+        self._once = curve is not addition and len(sizes) == 1
 
     def __call__(self, elements: float) -> float:
         """Return the time for so many elements, in ns."""
         largest = self._largest
         inside = min(elements, largest)
         ns = self._curve(inside)
-        if self._coarse is not None:
+        if self._once:
+            ns *= self._addition(inside) / self._addition(largest)
+        elif self._coarse is not None:
             added = self._addition(inside)
             if ns <= _COMPUTING * added:
                 ns *= added / self._coarse(inside)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 
 from rlx_ort.calibration import graphs
@@ -26,11 +27,16 @@ __all__ = [
 COLD_SIDE = 1024
 """The side of the weights in `weights` rows: 4 MiB each, of f32."""
 
+_FEW_BYTES = 1 << 24
 
-def squares(side: int, rows: tuple[int, ...], dtype: DType = DType.F32, label: str = "f32") -> Series:
-    """Return the series of (m, side) by (side, side)."""
+
+def squares(
+    side: int, rows: tuple[int, ...], dtype: DType = DType.F32, label: str = "f32", *, few: bool = False
+) -> Series:
+    """Return the series of (m, side) by (side, side); with `few`, in a chain that opens quickly, see `_few`."""
     options = CompileOptions(precision=Precision.TF32) if label == "tf32" else None
-    return _products(side, side, rows, dtype, label, options)
+    series = _products(side, side, rows, dtype, label, options)
+    return dataclasses.replace(series, links=_few(side)) if few else series
 
 
 def skewed(k: int, n: int, rows: tuple[int, ...]) -> Series:
@@ -44,6 +50,15 @@ def _products(
     links = 16 if k * n <= 256 * 1024 else 8 if k * n <= 1024**2 else 4
     points = tuple(computing((m, k), (m, k, n), 2.0 * m * k * n) for m in rows)
     return Series("gemm", lambda count: graphs.gemm(k, n, count, dtype), points, links, dtype, label, options)
+
+
+def _few(side: int) -> int:
+    """Return the links of a chain whose weights take 16 MB in all.
+
+    A CPU packs the weight anew for each link when the session opens, which took 90 ms for 4096 x 4096: as long as many
+    runs of it.
+    """
+    return min(max((_FEW_BYTES // (4 * side * side)) // 2 * 2, 2), 16)
 
 
 def cold_weights(count: int) -> Series:

@@ -23,6 +23,7 @@ What `size` counts in a row, by probe:
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 from rlx_ort.calibration import first_products, probe_given
@@ -151,12 +152,14 @@ def _core(device: Device, *, slow: bool) -> _Plan:
     on_cpu = device.kind == Device.CPU.kind
     rows, counts = _ROWS[::2] if slow else _ROWS, _counts(device, slow=slow)
     few = (_FEW_ROWS,) if on_cpu else ()
+    squares = functools.partial(products.squares, few=on_cpu)
+    largest = [squares(4096, rows[:5:2])]
     pictures = _PICTURES[:2] if slow else _PICTURES
     return (
-        ("matrix products", [products.squares(side, (*rows, *few)) for side in (256, 1024)]),
+        ("matrix products", [squares(side, (*rows, *few)) for side in (256, 1024)]),
         ("operators", [operators.operator("Add", counts if slow else tuple(sorted({*counts, *_BETWEEN})))]),
         ("transfers", []),
-        ("matrix products", [products.squares(side, (*rows[:5], *few)) for side in (64, 512)]),
+        ("matrix products", [squares(side, (*rows[:5], *few)) for side in (64, 512)]),
         ("operators", [operators.operator(name, counts) for name in operators.CORE_OPERATORS[1:]]),
         ("convolutions", [layers.conv(probe, 64, pictures) for probe in layers.CONVS]),
         ("operators", [] if on_cpu else [operators.operator("Add", (1 << 25,))]),
@@ -169,14 +172,16 @@ def _core(device: Device, *, slow: bool) -> _Plan:
         ("recurrent layers", [layers.recurrent(hidden, ((16, 1), (64, 1), (16, 16))) for hidden in (256, 64)]),
         (
             "matrix products",
-            [products.squares(2048, (*rows, *few)), *([products.squares(_MIDDLE_SIDE, (1, *few, 8))] if on_cpu else [])],
+            [squares(2048, (*rows, *few)), *([squares(_MIDDLE_SIDE, (1, *few, 8))] if on_cpu else [])],
         ),
         ("first products", []),
         ("cold weights", [products.cold_weights(count) for count in (1, 10)] if on_cpu else []),
         ("matrix products", [products.skewed(16, 256, (1, 32, 512))]),
-        ("matrix products", [products.squares(4096, rows[:5:2])]),
+        ("matrix products", [] if on_cpu else largest),
         ("row lengths", [operators.by_row(name, 1024, counts[1:3]) for name in operators.BY_ROW[:2]]),
         ("convolutions", [layers.conv(probe, 256, pictures[:3]) for probe in _MIXING]),
+        ("operators", [operators.operator(name, counts[2:3]) for name in operators.MORE_OPERATORS] if on_cpu else []),
+        ("matrix products", largest if on_cpu else []),  # opening it takes a CPU as long as ten others
     )
 
 
@@ -189,16 +194,17 @@ def _finer(device: Device) -> _Plan:
     """Return what makes predictions better where there is time for it."""
     on_cpu = device.kind == Device.CPU.kind
     cold = [products.cold_weights(count) for count in (4, 32)]
+    squares = functools.partial(products.squares, few=on_cpu)
     other = [
         series for side in (256, 1024) for series in products.other_types(side, (1, 64, 512, 4096), tf32=not on_cpu)
     ]
     return (
-        ("operators", [operators.operator(name, _COUNTS[::2]) for name in operators.MORE_OPERATORS]),
+        ("operators", [] if on_cpu else [operators.operator(name, _COUNTS[::2]) for name in operators.MORE_OPERATORS]),
         ("cold weights", cold if on_cpu else []),
         ("convolutions", [layers.conv(probe, 16, _PICTURES) for probe in _MIXING]),
-        ("matrix products", [products.squares(16, _ROWS), products.squares(128, _ROWS)]),
+        ("matrix products", [squares(16, _ROWS), squares(128, _ROWS)]),
         ("matrix products", [products.skewed(*sides, (1, 32, 512)) for sides in ((64, 1024), (256, 4096))]),
-        ("matrix products", [products.squares(4096, (8, 128, 4096))]),
+        ("matrix products", [squares(4096, (8, 128, 4096))]),
         ("row lengths", [operators.by_row("Concat", 1 << 14, (1 << 18, 1 << 20))]),
         ("row lengths", [operators.by_row(name, 64, _COUNTS[1:3]) for name in operators.BY_ROW]),
         ("row lengths", [operators.by_row(name, 1024, _COUNTS[1:3]) for name in operators.BY_ROW[2:]]),

@@ -47,6 +47,13 @@ def test_an_operator_of_one_tensor_grows_as_the_addition_of_half_as_many_element
     assert table({1000: 150.0, 4000: 600.0}, kept=0.5)(8000) == pytest.approx(600.0 * 2)
 
 
+@pytest.mark.parametrize("ns", [6400.0, 160_000.0])
+def test_below_the_only_size_it_goes_as_the_addition(ns: float) -> None:
+    """Whether it moves memory or computes: 1,000 elements take 100 ns to add, 8,000 take 3,200."""
+    assert table({8000: ns})(1000) == pytest.approx(ns / 32)
+    assert table({8000: ns})(8000) == pytest.approx(ns)
+
+
 def test_sizes_that_the_addition_lacks_bend_nothing() -> None:
     """There is nothing to compare them with."""
     assert table({1000: 100.0, 3000: 300.0})(2000) == pytest.approx(200.0)
