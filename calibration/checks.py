@@ -80,6 +80,7 @@ def _all(model: MeasuredCostModel, prober: Prober, measured: list[_Measured]) ->
     limit_ns -= _ONCE_MORE * (limit_ns - prober.budget.elapsed_ns)
     longest_ns = 0.0
     for graph in REFERENCES:
+        prober.rest()
         since = prober.budget.elapsed_ns
         if not prober.budget.fits(limit_ns, longest_ns):
             prober.skipped["references"] = f"no time for {graph.name} and those after it"
@@ -120,6 +121,7 @@ def _measured(graph: ReferenceGraph, model: MeasuredCostModel, prober: Prober, l
 
 def _once_more(one: _Measured, prober: Prober) -> Reference:
     """Return what a graph took, with the quicker of two measurements where there is time for another."""
+    prober.rest()
     first = one.reference
     if not prober.budget.fits(prober.budget.limit_ns, prober.budget.point_ns + _RUNS * first.ns):
         return first

@@ -60,6 +60,7 @@ def measure(prober: Prober, deadline_ns: float, *, disturbed: bool = False) -> N
 
 def _alone(prober: Prober, m: int, side: int, deadline_ns: float) -> None:
     """Measure what a run of one product takes beyond the round trip."""
+    prober.rest()
     if prober.of("gemm", (m, side, side)) <= 0 or not _has_time(prober, 1, deadline_ns):
         return
     try:
@@ -76,6 +77,7 @@ def _alone(prober: Prober, m: int, side: int, deadline_ns: float) -> None:
 
 def _after(prober: Prober, side: int, rows: Sequence[int], deadline_ns: float) -> None:
     """Measure what a product adds to a run of the copies that make its rows."""
+    prober.rest()
     rows = [m for m in rows if prober.of("gemm", (m, side, side)) > 0]
     if not rows or not _has_time(prober, 2 * len(rows), deadline_ns):
         return

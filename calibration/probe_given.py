@@ -29,6 +29,7 @@ def measure(prober: Prober, deadline_ns: float) -> None:
         return
     probes: dict[str, Callable[[Prober, float], None]] = {"op:Add": _additions, "op:Lookup": _lookups}
     for probe, series in probes.items():
+        prober.rest()
         begun = prober.budget.elapsed_ns
         try:
             series(prober, deadline_ns)

@@ -16,6 +16,7 @@ from rlx_ort.calibration.pace import Pace
 from rlx_ort.calibration.profile import Sample
 from rlx_ort.calibration.series import Point, Series
 from rlx_ort.calibration.timing import Budget, Timed, timed
+from rlx_ort.calibration.turns import Turn
 from rlx_ort.device import Device
 from rlx_ort.errors import DeviceError, GraphError, RunError
 from rlx_ort.execution.compiled import CompiledGraph
@@ -50,6 +51,7 @@ class Prober:
         budget: the time it may take.
         quick: measure fewer points.
         progress: told what is going on.
+        turn: its turn among devices that are calibrated together.
 
     Attributes:
         rows: what was measured so far.
@@ -61,7 +63,13 @@ class Prober:
     """
 
     def __init__(
-        self, device: Device, budget: Budget, *, quick: bool = False, progress: Progress | None = None
+        self,
+        device: Device,
+        budget: Budget,
+        *,
+        quick: bool = False,
+        progress: Progress | None = None,
+        turn: Turn | None = None,
     ) -> None:
         self.device = device
         self.budget = budget
@@ -69,11 +77,12 @@ class Prober:
         self.rows: list[Sample] = []
         self.skipped: dict[str, str] = {}
         self.spent: dict[str, float] = {}
-        self.pace = Pace(budget.clock)
+        self.pace = Pace(budget.clock) if turn is None else turn.pace
         self.most = _MOST_RUNS
         self.hurried = False
         self.dispatch_ns = 0.0
         self._progress = progress
+        self._turn = turn
         self.frames = Frames(
             budget,
             lambda graph: self.compile(graph),
@@ -208,6 +217,11 @@ class Prober:
         """Tell the progress; the first step is at 0."""
         self._tell(what, self.budget.elapsed_ns / self.budget.limit_ns if self.rows else 0.0)
 
+    def rest(self) -> None:
+        """Let other devices measure something; nothing of this one runs meanwhile, nor counts as its time."""
+        if self._turn is not None:
+            self._turn.rest()
+
     def done(self) -> None:
         """Close what is open, and tell the progress that it is over."""
         self.frames.close()
@@ -227,6 +241,7 @@ class Prober:
         Short work is measured in long chains where a round trip is long, so that it stands out of the round trip's
         noise. Only one chain is open at a time: idle threads of another would take the cores.
         """
+        self.rest()
         begun = self.budget.elapsed_ns
         if not self.budget.fits(deadline_ns):
             self.skipped.setdefault(series.probe, f"no time for {series.label}")

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 import traceback
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from regret.engine_policies import POLICIES, measure_policy
 from regret.measure import Limits, Outcome, kept_awake, measure_case
 from regret.tables import summary_lines, tables
 from rlx_ort.calibration import store
-from rlx_ort.calibration.calibrate import calibrate
+from rlx_ort.calibration.calibrate import calibrate_together
 from rlx_ort.calibration.pace import Pace
 from rlx_ort.calibration.profile import CalibrationProfile
 from rlx_ort.device import Device, parse_device_list
@@ -51,16 +52,16 @@ def main() -> None:
     parser.add_argument("--block-s", type=float, default=0.012, help="time for a block of runs on one device")
     parser.add_argument("--blocks", type=int, default=8, help="blocks of runs on each device, in turn with the others")
     parser.add_argument("--only", default="", help="only cases whose name has this in it")
-    parser.add_argument("--calibrate", help="only calibrate this device, and write its profile")
+    parser.add_argument("--calibrate", help="only calibrate these devices, and write their profiles")
     chosen = parser.parse_args()
     faulthandler.enable()
     chosen.out.mkdir(parents=True, exist_ok=True)
     if chosen.calibrate:
-        _calibrate(Device(chosen.calibrate), chosen)
+        _calibrate(parse_device_list(chosen.calibrate), chosen)
         return
     started = time.monotonic()
     devices = list(parse_device_list(chosen.devices)) if chosen.devices else _devices()
-    profiles = {device.label: _profile(device, chosen) for device in devices}
+    profiles = _profiles(devices, chosen)
     limits = Limits(chosen.run_s, chosen.block_s, chosen.blocks)
     outcomes: list[Outcome] = []
     policies: list[dict[str, Any]] = []
@@ -107,56 +108,66 @@ def _devices() -> list[Device]:
     return [device for device in available_devices() if is_selectable(device) and device.kind not in _SAME_HARDWARE]
 
 
-def _profile(device: Device, chosen: argparse.Namespace) -> dict[str, Any]:
-    """Calibrate a device in a process of its own: whatever ends that one, the suite goes on with default figures."""
-    path = chosen.out.resolve() / f"profile-{device.label.replace(':', '-')}.json"
-    profile = store.find(device).profile if chosen.keep else None
-    started = time.perf_counter()
-    if profile is None:
-        command = [
-            sys.executable,
-            "-X",
-            "faulthandler",
-            __file__,
-            "--out",
-            str(chosen.out),
-            "--calibrate",
-            device.label,
-        ]
-        try:
-            subprocess.run([*command, *(["--quick"] if chosen.quick else [])], check=True, timeout=_CALIBRATION_S)
-        except subprocess.SubprocessError as err:
-            print(f"{device.label}: not calibrated: {err}", flush=True)
-            return {"error": str(err)}
-        profile = CalibrationProfile.from_json(path.read_text(encoding="utf-8"))
-        store.keep(device, profile)
-    else:
-        path.write_text(profile.to_json(), encoding="utf-8")
-    wall_s = time.perf_counter() - started
-    skipped = "; ".join(f"{probe}: {why}" for probe, why in profile.skipped.items())
-    noisy = len(profile.noisy_rows)
-    print(
-        f"{device.label}: {len(profile.rows)} rows, {noisy} noisy, in {profile.elapsed_s:.1f} s, "
-        f"process {wall_s:.1f} s; {skipped}",
-        flush=True,
-    )
-    return {
-        "key": asdict(profile.key),
-        "elapsed_s": profile.elapsed_s,
-        "process_s": wall_s,
-        "rows": len(profile.rows),
-        "noisy": noisy,
-        "quick": profile.quick,
-    }
+def _profiles(devices: Sequence[Device], chosen: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """Return device label -> what is known of its calibration, which is measured now unless a stored one will do."""
+    missing = [device for device in devices if not chosen.keep or store.find(device).profile is None]
+    if missing and not _measured(missing, chosen):
+        for device in missing:  # one of them may have ended the process
+            _measured([device], chosen)
+    found: dict[str, dict[str, Any]] = {}
+    for device in devices:
+        path = _path(device, chosen)
+        if device in missing:
+            if not path.exists():
+                found[device.label] = {"error": "not calibrated"}
+                continue
+            profile = CalibrationProfile.from_json(path.read_text(encoding="utf-8"))
+            store.keep(device, profile)
+        else:
+            profile = store.find(device).profile or CalibrationProfile.from_json(path.read_text(encoding="utf-8"))
+            path.write_text(profile.to_json(), encoding="utf-8")
+        skipped = "; ".join(f"{probe}: {why}" for probe, why in profile.skipped.items())
+        noisy = len(profile.noisy_rows)
+        print(
+            f"{device.label}: {len(profile.rows)} rows, {noisy} noisy, in {profile.elapsed_s:.1f} s; {skipped}",
+            flush=True,
+        )
+        found[device.label] = {
+            "key": asdict(profile.key),
+            "elapsed_s": profile.elapsed_s,
+            "rows": len(profile.rows),
+            "noisy": noisy,
+            "quick": profile.quick,
+        }
+    return found
 
 
-def _calibrate(device: Device, chosen: argparse.Namespace) -> None:
-    """Be that process: calibrate, and write the profile."""
+def _measured(devices: Sequence[Device], chosen: argparse.Namespace) -> bool:
+    """Calibrate devices in a process of its own, whatever ends that one; return whether it came to its end."""
+    labels = ",".join(device.label for device in devices)
+    command = [sys.executable, "-X", "faulthandler", __file__, "--out", str(chosen.out), "--calibrate", labels]
+    try:
+        subprocess.run([*command, *(["--quick"] if chosen.quick else [])], check=True, timeout=_CALIBRATION_S)
+    except subprocess.SubprocessError as err:
+        print(f"{labels}: not calibrated: {err}", flush=True)
+        return False
+    return True
+
+
+def _calibrate(devices: Sequence[Device], chosen: argparse.Namespace) -> None:
+    """Be that process: calibrate, and write the profiles."""
     begun = time.perf_counter()
-    profile = calibrate(device, quick=chosen.quick)
-    print(f"{device.label}: calibrate took {time.perf_counter() - begun:.2f} s", flush=True)
-    path = chosen.out / f"profile-{device.label.replace(':', '-')}.json"
-    path.write_text(profile.to_json(), encoding="utf-8")
+    found = calibrate_together(devices, quick=chosen.quick)
+    print(f"{', '.join(device.label for device in devices)}: calibrated in {time.perf_counter() - begun:.2f} s")
+    for device, profile in found.items():
+        if isinstance(profile, CalibrationProfile):
+            _path(device, chosen).write_text(profile.to_json(), encoding="utf-8")
+        else:
+            print(f"{device.label}: not calibrated: {profile}")
+
+
+def _path(device: Device, chosen: argparse.Namespace) -> Path:
+    return Path(chosen.out.resolve() / f"profile-{device.label.replace(':', '-')}.json")
 
 
 def _policies(graph: Any, inputs: dict[str, Any], outcome: Outcome, limits: Limits) -> dict[str, Any]:

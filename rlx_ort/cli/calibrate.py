@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -31,21 +32,20 @@ def command(names: str | None, quick: bool, show_only: bool, as_json: bool) -> N
     from rlx_ort.device import parse_device_list
 
     devices = parse_device_list(names) if names else _here()
+    found = {device: _stored(device) for device in devices} if show_only else _measured(devices, quick)
     rows: list[dict[str, Any]] = []
     errors: list[RlxError] = []
-    for device in devices:
-        try:
-            profile = _stored(device) if show_only else _measured(device, quick)
-        except RlxError as err:
-            errors.append(err)
-            rows.append({"device": device.label, "profile": None, "reason": str(err)})
+    for device, profile in found.items():
+        if isinstance(profile, RlxError):
+            errors.append(profile)
+            rows.append({"device": device.label, "profile": None, "reason": str(profile)})
         else:
             rows.append(_row(device, profile))
     if as_json:
         print_json({"devices": rows})
     else:
         _print(rows)
-    if errors and len(errors) == len(devices) and not show_only:
+    if errors and len(errors) == len(rows) and not show_only:
         raise errors[0]
 
 
@@ -59,27 +59,24 @@ def _here() -> list[Device]:
     return [device for device in known if is_available(device) and is_selectable(device)]
 
 
-def _measured(device: Device, quick: bool) -> CalibrationProfile:
-    from rlx_ort.calibration.calibrate import calibrate
+def _measured(devices: Iterable[Device], quick: bool) -> dict[Device, CalibrationProfile | RlxError]:
+    from rlx_ort.calibration.calibrate import calibrate_together
 
-    title = f"measuring {device.label}"
-    with progress(title) as shown:
+    with progress("measuring") as shown:
         update = getattr(shown, "update", None)  # there is none where stderr is no terminal
 
-        def tell(what: str, gone: float) -> None:
+        def tell(device: Device, what: str, gone: float) -> None:
             if update is not None:
-                update(f"{title}: {what}, {gone:.0%} of the time is gone")
+                update(f"measuring {device.label}: {what}, {gone:.0%} of its time is gone")
 
-        return calibrate(device, quick=quick, progress=tell)
+        return calibrate_together(devices, quick=quick, progress=tell)
 
 
-def _stored(device: Device) -> CalibrationProfile:
+def _stored(device: Device) -> CalibrationProfile | RlxError:
     from rlx_ort.calibration import store
 
     found = store.find(device)
-    if found.profile is None:
-        raise CalibrationError(f"{device.display}: {found.reason}")
-    return found.profile
+    return found.profile or CalibrationError(f"{device.display}: {found.reason}")
 
 
 def _row(device: Device, profile: CalibrationProfile) -> dict[str, Any]:
