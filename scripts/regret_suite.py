@@ -36,7 +36,7 @@ from rlx_ort.errors import RlxError
 from rlx_ort.providers import runtime
 from rlx_ort.selection.availability import available_devices, is_selectable
 
-_CALIBRATION_S = 240  # a process that takes longer hangs
+_CALIBRATION_S = 40  # a device whose process takes longer hangs; a GPU in software takes 30
 _SAME_HARDWARE = ("gpu", "vulkan")  # other names of the webgpu provider
 
 
@@ -147,7 +147,9 @@ def _measured(devices: Sequence[Device], chosen: argparse.Namespace) -> bool:
     labels = ",".join(device.label for device in devices)
     command = [sys.executable, "-X", "faulthandler", __file__, "--out", str(chosen.out), "--calibrate", labels]
     try:
-        subprocess.run([*command, *(["--quick"] if chosen.quick else [])], check=True, timeout=_CALIBRATION_S)
+        subprocess.run(
+            [*command, *(["--quick"] if chosen.quick else [])], check=True, timeout=20 + _CALIBRATION_S * len(devices)
+        )
     except subprocess.SubprocessError as err:
         print(f"{labels}: not calibrated: {err}", flush=True)
         return False
