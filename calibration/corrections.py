@@ -41,6 +41,8 @@ _CLASSES: Mapping[str, str] = {
     "Softmax": "rows",
     "LayerNormalization": "rows",
     "ReduceMean": "rows",
+    "MaxColumns": "rows",
+    "SumColumns": "rows",
     "Gather": "copies",
     "Lookup": "copies",
     "Transpose": "copies",

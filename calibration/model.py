@@ -348,4 +348,6 @@ _COARSER = {
     "Concat": "Gather",
     "Transpose": "Gather",
     "ReduceMean": "LayerNormalization",
+    "MaxColumns": "ReduceMean",
+    "SumColumns": "ReduceMean",
 }

@@ -62,11 +62,15 @@ def _layer_norm(chain: Chain, first: Value, width: int) -> Value:
     return chain.op("LayerNormalization", [chain.value, scale, bias], chain.dims, {"axis": -1})
 
 
-def _reduce(chain: Chain, first: Value, width: int) -> Value:
-    """Reduce the first tensor anew each time, and add up the small results: nothing large is written."""
-    axes = chain.graph.constant(np.array([-1], np.int64))
-    small = chain.op("ReduceMean", [first, axes], ["d0", 1], {"keepdims": 1})
-    return small if chain.value is first else chain.op("Add", [chain.value, small], ["d0", 1])
+def _reduce(op_type: str, axis: int) -> Callable[[Chain, Value, int], Value]:
+    """Return what reduces the first tensor anew each time, and adds up the small results: nothing large is written."""
+
+    def link(chain: Chain, first: Value, width: int) -> Value:
+        dims: list[int | str] = ["d0", 1] if axis else [1, width]
+        small = chain.op(op_type, [first, chain.graph.constant(np.array([axis], np.int64))], dims, {"keepdims": 1})
+        return small if chain.value is first else chain.op("Add", [chain.value, small], dims)
+
+    return link
 
 
 def _transpose(chain: Chain, first: Value, width: int) -> Value:
@@ -111,7 +115,9 @@ _LINKS: dict[str, Callable[[Chain, Value, int], Value]] = {
     "Cast": _cast,
     "Softmax": _softmax,
     "LayerNormalization": _layer_norm,
-    "ReduceMean": _reduce,
+    "ReduceMean": _reduce("ReduceMean", 1),
+    "SumColumns": _reduce("ReduceSum", 0),
+    "MaxColumns": _reduce("ReduceMax", 0),
     "Transpose": _transpose,
     "TransposeRows": _transpose_rows,
     "Gather": _gather,

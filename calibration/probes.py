@@ -16,6 +16,7 @@ What `size` counts in a row, by probe:
     lstm (steps, batch, hidden)  one LSTM layer
     op:NAME (elements)         one node of an operator over rows of 256; op:TransposeRows keeps the last axis,
                                op:Lookup is a Gather out of a tensor that no node has just written
+                               op:MaxColumns and op:SumColumns reduce all rows to one
     rows:NAME (elements, row)  the same over rows of another length, or copies of pieces half as long
     fused:NAME (elements)      what a node adds to the product or convolution before it; next to nothing where fused
     session (), session_node () opening a session, and each node of it
@@ -154,6 +155,7 @@ def _core(device: Device, *, slow: bool) -> _Plan:
     few = (_FEW_ROWS,) if on_cpu else ()
     squares = functools.partial(products.squares, few=on_cpu)
     largest = [squares(4096, rows[:5:2])]
+    columns = [operators.operator(name, counts[1:]) for name in operators.COLUMNS]
     pictures = _PICTURES[:2] if slow else _PICTURES
     return (
         ("matrix products", [squares(side, (*rows, *few)) for side in (256, 1024)]),
@@ -180,6 +182,7 @@ def _core(device: Device, *, slow: bool) -> _Plan:
         ("matrix products", [] if on_cpu else largest),
         ("row lengths", [operators.by_row(name, 1024, counts[1:3]) for name in operators.BY_ROW[:2]]),
         ("convolutions", [layers.conv(probe, 256, pictures[:3]) for probe in _MIXING]),
+        ("operators", columns if on_cpu else []),
         ("operators", [operators.operator(name, counts[2:3]) for name in operators.MORE_OPERATORS] if on_cpu else []),
         ("matrix products", largest if on_cpu else []),  # opening it takes a CPU as long as ten others
     )
@@ -200,6 +203,7 @@ def _finer(device: Device) -> _Plan:
     ]
     return (
         ("operators", [] if on_cpu else [operators.operator(name, _COUNTS[::2]) for name in operators.MORE_OPERATORS]),
+        ("operators", [] if on_cpu else [operators.operator(name, _COUNTS[1:]) for name in operators.COLUMNS]),
         ("cold weights", cold if on_cpu else []),
         ("convolutions", [layers.conv(probe, 16, _PICTURES) for probe in _MIXING]),
         ("matrix products", [squares(16, _ROWS), squares(128, _ROWS)]),

@@ -11,6 +11,8 @@ from rlx_ort.selection.op_classes import CLASSES, COPIES, VIEWS, OpClass
 __all__ = ["Fact", "Work", "work_of"]
 
 _BROADCASTING = frozenset({"Add", "Sub", "Mul", "Div"})
+_REDUCING = ("Reduce", "Arg")  # what names of operators that reduce begin with
+_SUMS = frozenset({"ReduceSum", "ReduceMean"})
 _UNLISTED = OpClass("op", "Add", 2.0)
 
 
@@ -146,10 +148,19 @@ def _by_elements(op_type: str, how: OpClass, inputs: Sequence[Fact], outputs: Se
     if op_type in _BROADCASTING and len(inputs) == 2 and 1 < min(inputs[0].elements, inputs[1].elements) < elements:
         like = "AddRow"
     out = outputs[0] if outputs else _NOTHING
+    if like == "ReduceMean" and op_type.startswith(_REDUCING) and inputs and _keeps_last(inputs[0].shape, out.shape):
+        like = "SumColumns" if op_type in _SUMS else "MaxColumns"
     width = out.nbytes / out.elements if out.elements else 4.0
     count = max(round(elements * how.factor * width / 4), 1)
     row = round(_row_length(op_type, like, inputs, out) * width / 4)
     return Work("op", like, (count, row) if 0 < row <= count else (count,), float(elements), float(moved), out.dtype)
+
+
+def _keeps_last(data: tuple[int, ...], out: tuple[int, ...]) -> bool:
+    """Return whether a reduction goes over axes before the last one, as far as the shapes tell."""
+    if len(data) < 2 or not out or out[-1] != data[-1] or math.prod(out) == math.prod(data):
+        return False
+    return len(out) == len(data) or out != data[: len(out)]
 
 
 def _row_length(op_type: str, like: str, inputs: Sequence[Fact], out: Fact) -> int:
@@ -162,7 +173,7 @@ def _row_length(op_type: str, like: str, inputs: Sequence[Fact], out: Fact) -> i
     data = inputs[0].shape
     if like == "Softmax" or op_type.endswith(("LayerNormalization", "RMSNormalization")):
         return data[-1]
-    if op_type.startswith(("Reduce", "Global")):
+    if like == "ReduceMean" and op_type.startswith(("Reduce", "Global")):
         return inputs[0].elements // out.elements
     if op_type == "Gather" and len(inputs) == 2:
         indices = inputs[1].shape

@@ -240,7 +240,6 @@ def test_the_first_product_of_a_run_says_what_it_multiplies(
         (lambda g, x: g.softmax(x), 6),
         (lambda g, x: g.layer_norm(x, g.param("s", [6]), g.param("b", [6])), 6),
         (lambda g, x: g.mean(x, [2]), 6),
-        (lambda g, x: g.mean(x, [0]), 4),
         (lambda g, x: g.gather(x, g.input("i", [3], DType.I64), 1), 6),
         (lambda g, x: g.gather(x, g.input("i", [3], DType.I64), 0), 30),
         (lambda g, x: g.concat([x, g.input("y", [4, 5, 6])], 2), 12),
@@ -253,3 +252,32 @@ def test_work_over_rows_says_how_long_they_are(build: Callable[[Graph, Value], V
     graph.outputs = [build(graph, graph.input("x", [4, 5, 6]))]
     ((kind, size),) = kinds(graph)
     assert (kind, size[1]) == ("op", row)
+
+
+@pytest.mark.parametrize(
+    ("build", "like"),
+    [
+        (lambda g, x: g.mean(x, [0]), "SumColumns"),
+        (lambda g, x: g.sum(x, [1]), "SumColumns"),
+        (lambda g, x: g.sum(x, [0], True), "SumColumns"),
+        (lambda g, x: g.max(x, [0, 1]), "MaxColumns"),
+        (lambda g, x: g.max(x, [0], True), "MaxColumns"),
+        (lambda g, x: g.max(x, [2]), "ReduceMean"),
+        (lambda g, x: g.sum(x, [1, 2], True), "ReduceMean"),
+        (lambda g, x: g.mean(x, [0, 1, 2]), "ReduceMean"),
+    ],
+)
+def test_a_reduction_says_whether_it_leaves_the_last_axis(build: Callable[[Graph, Value], Value], like: str) -> None:
+    """Engines have other kernels for that, which take several times as long."""
+    graph = Graph("reduced")
+    graph.outputs = [build(graph, graph.input("x", [4, 5, 6]))]
+    (work,) = [step.work for step in workload(graph).steps if step.work is not None]
+    assert work.like == like
+
+
+def test_a_square_says_nothing_so_that_rows_are_reduced() -> None:
+    """Of (6, 6) either axis leaves six elements; the last one is the usual one."""
+    graph = Graph("square")
+    graph.outputs = [graph.sum(graph.input("x", [6, 6]), [0])]
+    (work,) = [step.work for step in workload(graph).steps if step.work is not None]
+    assert work.like == "ReduceMean"
