@@ -36,23 +36,24 @@ _AFTER = ((256, (1, 8, 32, 128, 512)), (64, (128,)), (1024, (8, 128)))
 _LOOKUPS, _TABLE_ROWS = 4, 2048
 
 
-def measure(prober: Prober, deadline_ns: float, *, disturbed: bool = False) -> None:
+def measure(prober: Prober, deadline_ns: float, *, again: bool = False) -> None:
     """Measure products of an input and, on a CPU, products of what was looked up and put together.
 
-    Only those that were measured on a disturbed host where that is said.
+    Once more, those alone are all measured on a CPU, since what they take depends on the session that they run in, and
+    of others those that were measured on a disturbed host.
     """
     begun, hurried = prober.budget.elapsed_ns, prober.hurried
     prober.hurried = False  # a few runs of a session that has just been opened would be the slow ones
     on_cpu = prober.device.kind == Device.CPU.kind
     full = (*_ALONE, *_ALONE_ON_CPU) if on_cpu else _ALONE
     for m, side in _ALONE_QUICK if prober.quick else full:
-        if not disturbed or prober.disturbed("alone", (m, side, side)):
+        if on_cpu or not again or prober.disturbed("alone", (m, side, side)):
             _alone(prober, m, side, deadline_ns)
     prober.account("alone", begun)
     if on_cpu and not prober.quick:
         begun = prober.budget.elapsed_ns
         for side, rows in _AFTER:
-            wanted = [m for m in rows if not disturbed or prober.disturbed("after", (m, side, side))]
+            wanted = [m for m in rows if not again or prober.disturbed("after", (m, side, side))]
             _after(prober, side, wanted, deadline_ns)
         prober.account("after", begun)
     prober.hurried = hurried

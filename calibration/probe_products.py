@@ -58,7 +58,7 @@ def _few(side: int) -> int:
     A CPU packs the weight anew for each link when the session opens, which took 90 ms for 4096 x 4096: as long as many
     runs of it.
     """
-    return min(max((_FEW_BYTES // (4 * side * side)) // 2 * 2, 2), 16)
+    return min(max(_FEW_BYTES // (4 * side * side), 1), 16)
 
 
 def cold_weights(count: int) -> Series:

@@ -24,10 +24,11 @@ What `size` counts in a row, by probe:
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 
-from rlx_ort.calibration import first_products, probe_given
+from rlx_ort.calibration import first_products, probe_given, second_visits
 from rlx_ort.calibration import probe_layers as layers
 from rlx_ort.calibration import probe_operators as operators
 from rlx_ort.calibration import probe_overheads as first
@@ -43,8 +44,8 @@ _FAIR = 2  # times its share of the time that is left is what a series may take
 _PATIENCE = 0.1  # of the budget that a series every prediction needs may take beyond that: kernels load at first use
 _CORE_SHARE = 0.8  # of the time for probes, when what every prediction needs should be through
 _SLOW_DISPATCH_NS = 20_000.0  # a device in software gets fewer sizes of everything
-_LEAST_FINER, _MOST_FINER = 0.7, 0.76  # of the budget may be gone when the finer grids are through
-_ONCE_MORE = 0.16  # of the budget is for measuring some rows once more
+_LEAST_FINER, _MOST_FINER = 0.68, 0.72  # of the budget may be gone when the finer grids are through
+_ONCE_MORE = 0.2  # of the budget is for measuring some rows once more
 _CORE_ONCE_MORE = 0.06  # of it, for disturbed rows that every prediction needs, before the finer grids
 _REFERENCE_POINTS, _REFERENCE_SESSIONS = 1.5, 1.5  # what a graph takes: points' time, sessions like the first
 _Plan = Sequence[tuple[str, Sequence[Series]]]
@@ -70,15 +71,15 @@ def measure(prober: Prober) -> None:
         prober.hurried = False
         if not prober.quick:
             # What every prediction needs comes before what makes some better.
-            _revisit(prober, plan, min(prober.budget.elapsed_ns + _CORE_ONCE_MORE * limit_ns, deadline_ns), (True,))
+            core_ns = prober.budget.elapsed_ns + _CORE_ONCE_MORE * limit_ns
+            second_visits.visit_disturbed(prober, _series(plan), min(core_ns, deadline_ns))
             finer = _finer(prober.device)
             _follow(prober, finer, deadline_ns, deadline_ns)
             plan = (*plan, *finer)
         prober.step("once more")
         first.again(prober)
         if not prober.quick:
-            _revisit_others(prober, deadline_ns + _ONCE_MORE * limit_ns)
-            _revisit(prober, plan, deadline_ns + _ONCE_MORE * limit_ns, (True, False))
+            second_visits.visit(prober, _series(plan), deadline_ns + _ONCE_MORE * limit_ns)
         products.subtract(prober)
     finally:
         if kept is not None:
@@ -107,27 +108,8 @@ def _follow(prober: Prober, plan: _Plan, target_ns: float, deadline_ns: float, p
             done += 1
 
 
-def _revisit(prober: Prober, plan: _Plan, deadline_ns: float, passes: tuple[bool, ...]) -> None:
-    """Measure once more, in a pass each, what was measured on a disturbed host, the worst first, or all in order.
-
-    What else runs on the machine slows a device down for a second or so at a time (an H200 that was shared: by 1.5
-    for launches, by 1.2 to 1.8 for the CPU), which is all of the time that a series takes. A disturbance of the core
-    that launches shows in the pace, one of other cores in the spread at best.
-    """
-    prober.frames.forget(prober.pace.limit_ns)
-    every = [series for _, group in plan for series in group]
-    for disturbed in passes:
-        for series in sorted(every, key=prober.severity, reverse=True) if disturbed else every:
-            prober.revisit(series, deadline_ns, disturbed=disturbed)
-
-
-def _revisit_others(prober: Prober, deadline_ns: float) -> None:
-    """Measure once more what is no chain and was measured on a disturbed host."""
-    if any(prober.disturbed(row.probe, row.size) for row in prober.rows if row.probe in ("upload", "readback")):
-        prober.once_more(lambda: first.transfers(prober, deadline_ns))
-    if any(prober.disturbed(row.probe, row.size) for row in prober.rows if row.probe == "op:Lookup"):
-        prober.once_more(lambda: probe_given.measure(prober, deadline_ns))
-    prober.once_more(lambda: first_products.measure(prober, deadline_ns, disturbed=True))
+def _series(plan: _Plan) -> list[Series]:
+    return [series for _, group in plan for series in group]
 
 
 def _finer_ns(prober: Prober) -> float:
@@ -154,7 +136,7 @@ def _core(device: Device, *, slow: bool) -> _Plan:
     rows, counts = _ROWS[::2] if slow else _ROWS, _counts(device, slow=slow)
     few = (_FEW_ROWS,) if on_cpu else ()
     squares = functools.partial(products.squares, few=on_cpu)
-    largest = [squares(4096, rows[:5:2])]
+    largest = [dataclasses.replace(squares(4096, rows[:5:2]), once=on_cpu)]
     columns = [operators.operator(name, counts[1:]) for name in operators.COLUMNS]
     pictures = _PICTURES[:2] if slow else _PICTURES
     return (

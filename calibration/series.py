@@ -54,6 +54,7 @@ class Series:
         stretched: whether the chain is made longer where a round trip is long.
         trips: round trips that a stretched chain of short work takes on an accelerator, since they drift by a third.
         shortened: whether the chain is made shorter where a few links take long enough.
+        once: whether it is not measured a second time, since opening it takes longer than its runs.
     """
 
     probe: str
@@ -69,6 +70,7 @@ class Series:
     stretched: bool = True
     trips: int = 3
     shortened: bool = True
+    once: bool = False
 
     def fitting(self, count: int, link_ns: float, limit_ns: float) -> int:
         """Return how many links a chain should have that takes so long a link: fewer where a few are long enough."""
