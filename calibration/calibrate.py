@@ -98,6 +98,7 @@ def _calibrated(device: Device, turn: Turn, *, quick: bool, progress: Progress |
             elapsed_s=round(budget.elapsed_ns / 1e9, 2),
             skipped=dict(prober.skipped),
             spent=dict(prober.spent),
+            pace_ns=prober.pace.usual_ns,
         )
         if not quick:
             profile = check(profile, prober)

@@ -20,6 +20,8 @@ _TRIES = 3  # the least counts: an interrupt is no slow core
 _USUAL = 0.3  # of all times of the loop are quicker than the usual one
 _SLOW = 1.2  # clock frequencies moved the loop by a tenth, a busy neighbour by half
 _LEAST_KNOWN = 8
+_ENOUGH_KNOWN = 256  # from so many times on a process knows its host and interpreter better than it can be told
+_MOST_KNOWN = 4096
 
 
 class Pace:
@@ -32,6 +34,7 @@ class Pace:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._known: list[float] = []
+        self._told_ns = math.inf
 
     def now(self) -> float:
         """Return what the loop takes now in ns, and remember it; about 40 us."""
@@ -47,14 +50,27 @@ class Pace:
         if not math.isfinite(found):
             return 0.0
         bisect.insort(self._known, found)
+        if len(self._known) > _MOST_KNOWN:
+            self._known = self._known[::2]  # in order, so what is usual stays
         return float(found)
+
+    def remember(self, usual_ns: float) -> None:
+        """Take over what the loop usually took at another time, as a calibration noted it; 0 says nothing."""
+        if usual_ns > 0:
+            self._told_ns = min(self._told_ns, usual_ns)
+
+    @property
+    def usual_ns(self) -> float:
+        """What the loop has usually taken here, or 0 where it was timed too few times to say."""
+        known = self._known
+        return known[int(_USUAL * len(known))] if len(known) >= _LEAST_KNOWN else 0.0
 
     @property
     def limit_ns(self) -> float:
         """What the loop may take on a core that is not disturbed, as far as is known by now.
 
-        It goes by what is usual, not by the best: where the host is always as busy, that is what it can do.
+        It goes by what is usual, not by the best: where the host is always as busy, that is what it can do. Of what is
+        usual here and what was remembered the lesser counts at first, since a process may begin in a busy while.
         """
-        if len(self._known) < _LEAST_KNOWN:
-            return math.inf
-        return _SLOW * self._known[int(_USUAL * len(self._known))]
+        told_ns = self._told_ns if len(self._known) < _ENOUGH_KNOWN else math.inf
+        return _SLOW * min(self.usual_ns or math.inf, told_ns)

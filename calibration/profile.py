@@ -2,7 +2,7 @@
 
     {"schema": 3, "unit": "ns",
      "key": {"device", "ep", "hardware", "identity", "engine", "ep_version", "driver", "threads"},
-     "machine": "...", "measured": "2026-11-01T12:00:00+00:00", "quick": false, "elapsed_s": 6.1,
+     "machine": "...", "measured": "2026-11-01T12:00:00+00:00", "quick": false, "elapsed_s": 6.1, "pace_ns": 12900.0,
      "rows": [{"probe": "gemm", "size": [64, 256, 256], "dtype": "f32", "ns": 5100.0, "spread": 0.03, "repeats": 9}],
      "references": [{"name": "dense 1 x 416", "ns": 81000.0, "spread": 0.02, "terms": {"product": 70100.0, ...}}],
      "corrections": {"product": 1.08}, "errors": {"product": 0.12},
@@ -11,7 +11,8 @@
 A row is the median time of one operation in nanoseconds; what `size` counts stands beside each probe in
 `rlx_ort.calibration.probes`. `spread` is the distance of the quartiles as a share of the median. References are small
 whole graphs: what they took, and what the rows alone predict for them by class of work. From them come the factor that
-predictions of a class are multiplied by, and the error that is left. `spent` is in seconds.
+predictions of a class are multiplied by, and the error that is left. `pace_ns` tells how fast the host was, see `Pace`;
+files that were written before it was known have none. `spent` is in seconds.
 """
 
 from __future__ import annotations
@@ -129,6 +130,7 @@ class CalibrationProfile:
         corrections: class of work -> what predictions are multiplied by.
         errors: class of work -> the error to expect of a prediction, as a share.
         spent: probe -> seconds that it took.
+        pace_ns: what the loop of `Pace` usually took while it was measured; 0 where it is not known.
     """
 
     key: ProfileKey
@@ -142,6 +144,7 @@ class CalibrationProfile:
     corrections: Mapping[str, float] = field(default_factory=dict)
     errors: Mapping[str, float] = field(default_factory=dict)
     spent: Mapping[str, float] = field(default_factory=dict)
+    pace_ns: float = 0.0
 
     @property
     def noisy_rows(self) -> tuple[Sample, ...]:
@@ -157,7 +160,7 @@ class CalibrationProfile:
     def to_json(self) -> str:
         """Return the profile as JSON text."""
         document: dict[str, Any] = {"schema": SCHEMA, "unit": "ns", "key": asdict(self.key)}
-        document |= {name: getattr(self, name) for name in ("machine", "measured", "quick", "elapsed_s")}
+        document |= {name: getattr(self, name) for name in ("machine", "measured", "quick", "elapsed_s", "pace_ns")}
         document["rows"] = [asdict(row) | {"noisy": row.noisy} for row in self.rows]
         document["references"] = [asdict(reference) for reference in self.references]
         document |= {name: dict(getattr(self, name)) for name in ("corrections", "errors", "skipped", "spent")}
@@ -187,17 +190,23 @@ class CalibrationProfile:
                 corrections=_positive(document["corrections"]),
                 errors=_positive(document["errors"]),
                 spent={str(name): float(seconds) for name, seconds in document["spent"].items()},
+                pace_ns=_time(document.get("pace_ns", 0.0), "the host's pace"),
             )
         except (ValueError, KeyError, TypeError, AttributeError) as err:
             raise CalibrationError(f"the text is no calibration profile: {err!r}") from err
 
 
 def _row(row: Mapping[str, Any]) -> Sample:
-    ns = float(row["ns"])
-    if not 0 <= ns < float("inf"):
-        raise ValueError(f"{row['probe']} has the time {ns}")
+    ns = _time(row["ns"], str(row["probe"]))
     size = tuple(int(number) for number in row["size"])
     return Sample(str(row["probe"]), size, ns, str(row["dtype"]), float(row["spread"]), int(row["repeats"]))
+
+
+def _time(number: Any, name: str) -> float:
+    ns = float(number)
+    if not 0 <= ns < float("inf"):
+        raise ValueError(f"{name} has the time {ns}")
+    return ns
 
 
 def _reference(entry: Mapping[str, Any]) -> Reference:

@@ -6,15 +6,17 @@ the next process does not measure again.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import logging
 import math
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -31,6 +33,9 @@ from rlx_ort.selection.candidates import CLOSE, automatic, devices_for_with_poli
 from rlx_ort.selection.policy import DevicePolicy
 from rlx_ort.selection.predict import explain
 from rlx_ort.selection.support import model_for
+
+if TYPE_CHECKING:
+    from rlx_ort.calibration.pace import Pace
 
 __all__ = ["Choice", "choose", "dims_of"]
 
@@ -74,8 +79,8 @@ def choose(
     """Return the device to run such inputs on.
 
     Every device whose prediction may be the best, by the error its cost model states for such a graph, is timed on
-    the real inputs, in turn with the others: a warm-up and `runs` rounds. A device that fails is passed over for the
-    next best.
+    the real inputs, in turn with the others: a warm-up and `runs` rounds, again where the host was disturbed, for a
+    second at most. A device that fails is passed over for the next best.
 
     Raises:
         NoViableDeviceError: no device may be chosen.
@@ -95,9 +100,10 @@ def choose(
     known = _read(path, rivals, predicted)
     if known is not None:
         return known
-    rows = race(rivals, compile_on, inputs, runs)
+    pace = _pace_beside(rivals)
+    rows = race(rivals, compile_on, inputs, runs, pace=pace)
     if all(row.median_exec_ns is None for row in rows):
-        rows += race([device for device in ranked if device not in rivals], compile_on, inputs, runs)
+        rows += race([device for device in ranked if device not in rivals], compile_on, inputs, runs, pace=pace)
     choice = _from_rows(rows, policy, predicted)
     if path is not None:
         _write(path, choice)
@@ -136,6 +142,26 @@ def _predictions(
 def _limit(ranges: Mapping[Device, tuple[float, float]]) -> float:
     """Return the longest time that the best prediction may turn out to take."""
     return min((high for _, high in ranges.values()), default=math.inf)
+
+
+@functools.cache
+def _pace() -> Pace:
+    """Return how fast the host is for this process, which goes on learning what is usual with every race."""
+    from rlx_ort.calibration.pace import Pace
+
+    return Pace(time.perf_counter_ns)
+
+
+def _pace_beside(devices: Iterable[Device]) -> Pace:
+    """Return the process's pace, which knows how fast the host was when the devices were calibrated."""
+    from rlx_ort.calibration import store
+
+    pace = _pace()
+    for device in devices:
+        profile = store.find(device).profile
+        if profile is not None:
+            pace.remember(profile.pace_ns)
+    return pace
 
 
 def _from_rows(rows: Sequence[DeviceBenchResult], policy: DevicePolicy, predicted: Mapping[str, float]) -> Choice:

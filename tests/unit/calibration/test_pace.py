@@ -60,6 +60,46 @@ def test_a_host_that_is_always_busy_is_as_usual() -> None:
     assert found[-1] <= pace.limit_ns
 
 
+def test_what_was_told_counts_until_the_usual_pace_is_known() -> None:
+    """A fifth above the 13 that were usual when a device was calibrated."""
+    pace = Pace(Clock([26]))
+    pace.remember(13.0)
+    pace.now()
+    assert pace.usual_ns == 0.0
+    assert pace.limit_ns == pytest.approx(1.2 * 13)
+
+
+@pytest.mark.parametrize(("told", "least"), [([13.0], 13.0), ([40.0], 26.0), ([14.0, 13.0, 15.0], 13.0), ([0.0], 26.0)])
+def test_the_lesser_of_what_was_told_and_what_is_usual_is_the_measure(told: list[float], least: float) -> None:
+    """Loops of 26 are usual in this process; being told of 0 says nothing."""
+    pace = Pace(Clock([26]))
+    for _ in range(8):
+        pace.now()
+    for usual_ns in told:
+        pace.remember(usual_ns)
+    assert pace.usual_ns == 26.0
+    assert pace.limit_ns == pytest.approx(1.2 * least)
+
+
+def test_a_process_that_has_looked_often_goes_by_what_it_saw() -> None:
+    """Loops of 26 are usual for this interpreter, whatever another one took when a device was calibrated."""
+    pace = Pace(Clock([26]))
+    pace.remember(13.0)
+    for _ in range(256):
+        pace.now()
+    assert pace.limit_ns == pytest.approx(1.2 * 26)
+
+
+def test_what_is_usual_stays_known_and_does_not_grow_for_ever() -> None:
+    """Ten thousand times, spread over 1000 to 1999, leave some thousand, whose quantile of 0.3 is 1300 as before."""
+    times = [1000 + 7 * at % 1000 for at in range(10_000)]
+    pace = Pace(Clock(_loops(*[time for time in times for _ in range(3)])))
+    for _ in times:
+        pace.now()
+    assert 1000 < len(pace._known) < 5000
+    assert pace.usual_ns == pytest.approx(1300, abs=5)
+
+
 @pytest.mark.parametrize("step", [0, -5])
 def test_a_clock_that_makes_no_sense_tells_nothing(step: int) -> None:
     """A clock that stands still or goes back leaves no pace behind."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,8 @@ import pytest
 from rlx_ort import adaptive
 from rlx_ort.adaptive import dims_of
 from rlx_ort.calibration import store
+from rlx_ort.calibration.pace import Pace
+from rlx_ort.calibration.profile import CalibrationProfile
 from rlx_ort.device import Device
 from rlx_ort.errors import DeviceFallbackError, NoViableDeviceError
 from rlx_ort.execution.benchmark import DeviceBenchResult
@@ -21,6 +25,7 @@ from rlx_ort.ir.graph import Graph
 from rlx_ort.providers import plugins, runtime
 from rlx_ort.providers.base import CostProfile
 from rlx_ort.selection.policy import Adaptive, DevicePickStrategy, DevicePolicy
+from tests.unit.calibration.conftest import ROWS
 
 CPU, CUDA, WEBGPU = Device.CPU, Device.CUDA, Device.WEBGPU
 WEIGHTS = np.arange(12, dtype=np.float32).reshape(4, 3)
@@ -37,16 +42,18 @@ def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(runtime, "describe_runtime", lambda: "onnxruntime 1.31.1")
     monkeypatch.setattr(plugins, "find_plugins", lambda: ())
     store.forget()
+    adaptive._pace.cache_clear()
     return tmp_path / "choices"
 
 
 @pytest.fixture
 def timed(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
-    """Replace the race: `times` is ns or a failure by device, `asked` the devices that took part."""
-    script: dict[str, Any] = {"asked": [], "times": {}}
+    """Replace the race: `times` is ns or a failure by device, `asked` who took part, `paces` what told the host's."""
+    script: dict[str, Any] = {"asked": [], "times": {}, "paces": []}
 
-    def measure(devices: Iterable[Device], *rest: object) -> list[DeviceBenchResult]:
+    def measure(devices: Iterable[Device], *rest: object, pace: Pace) -> list[DeviceBenchResult]:
         rows = []
+        script["paces"].append(pace)
         for device in devices:
             script["asked"].append(device)
             time = script["times"].get(device.label, 1000)
@@ -229,6 +236,31 @@ def test_the_measured_device_is_the_one_that_runs(providers: Any, matmul_graph: 
     compiled = GraphDevices(matmul_graph(WEIGHTS), ADAPTIVE).compile_resolved_with_inputs(INPUTS)
     assert compiled.device == WEBGPU
     np.testing.assert_array_equal(compiled.run(INPUTS)[0], INPUTS["x"] @ WEIGHTS)
+
+
+def test_races_of_a_process_share_what_they_know_of_the_host(providers: Any, matmul_graph: Build, timed: Any) -> None:
+    """Also the race of what is left where all close devices failed; without calibrations nothing is known before."""
+    close_together(providers)
+    timed["times"] = {"cuda": "lost", "webgpu": "lost", "cpu": 70_000}
+    GraphDevices(matmul_graph(WEIGHTS), ADAPTIVE).resolve_with_inputs(INPUTS)
+    GraphDevices(matmul_graph(WEIGHTS), ADAPTIVE).resolve_with_inputs(INPUTS)
+    first, *others = timed["paces"]
+    assert len(others) == 3
+    assert all(pace is first for pace in others)
+    assert first.limit_ns == math.inf
+
+
+def test_a_race_knows_how_fast_the_host_was_when_its_devices_were_calibrated(
+    providers: Any, matmul_graph: Build, timed: Any
+) -> None:
+    """Of two calibrations that noted it the quicker one counts, and the CPU's does not, which takes no part."""
+    for device, pace_ns, slower in ((CUDA, 14_000.0, 1), (WEBGPU, 13_000.0, 1), (CPU, 9_000.0, 100)):
+        rows = tuple(dataclasses.replace(row, ns=row.ns * slower) for row in ROWS)
+        store.keep(device, CalibrationProfile(store.key_of(device), rows, pace_ns=pace_ns))
+    GraphDevices(matmul_graph(WEIGHTS), ADAPTIVE).resolve_with_inputs(INPUTS)
+    [pace] = timed["paces"]
+    assert set(timed["asked"]) == {CUDA, WEBGPU}
+    assert pace.limit_ns == pytest.approx(1.2 * 13_000.0)
 
 
 def test_the_inputs_decide_the_sizes_of_named_dims(matmul_graph: Build) -> None:

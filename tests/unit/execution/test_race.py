@@ -1,8 +1,10 @@
-"""A race of devices: blocks in turn, early drops, failures, and the median that counts."""
+"""A race of devices: blocks in turn, early drops, failures, a disturbed host, and the median that counts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +21,9 @@ class Track:
     """Devices whose blocks take what the test says; the order in which they ran is in `log`."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, blocks: Mapping[Device, Any]) -> None:
-        self.log: list[Device] = []
+        self.log: list[Device | str] = []
+        self.time_s = 0.0
+        self.block_s = 0.0
         self._blocks = {device: iter(times) for device, times in blocks.items()}
         monkeypatch.setattr(racing, "timed_block", self._block)
 
@@ -30,6 +34,7 @@ class Track:
     def _block(self, runner: _Runner, inputs: object, count: int, warm: int) -> list[int]:
         count = min(count, 3)
         self.log.append(runner.device)
+        self.time_s += self.block_s
         time = next(self._blocks[runner.device])
         if isinstance(time, Exception):
             raise time
@@ -43,6 +48,34 @@ class _Runner:
     def run(self, inputs: object) -> list[Any]:
         """Do nothing: only blocks are timed."""
         return []
+
+
+class Host:
+    """A host whose pace the test says, slow above 100; its time passes by blocks and pauses, and pauses are logged."""
+
+    limit_ns = 100.0
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, track: Track, paces: Iterable[int]) -> None:
+        self.paused_s = 0.0
+        self._track, self._paces = track, iter(paces)
+        clock = SimpleNamespace(
+            perf_counter=lambda: track.time_s, perf_counter_ns=lambda: round(track.time_s * 1e9), sleep=self._sleep
+        )
+        monkeypatch.setattr(racing, "time", clock)
+
+    def now(self) -> float:
+        """Return the next pace."""
+        return next(self._paces)
+
+    def _sleep(self, seconds: float) -> None:
+        self._track.log.append("pause")
+        self._track.time_s += seconds
+        self.paused_s += seconds
+
+
+def then_calm(*paces: int) -> Iterator[int]:
+    """Return paces after which the host is as fast as usual."""
+    return itertools.chain(paces, itertools.repeat(50))
 
 
 def steady(ns: int) -> list[int]:
@@ -132,3 +165,78 @@ def test_short_runs_are_timed_in_longer_blocks(
     monkeypatch.setattr(racing, "timed_block", block)
     race([CPU, CUDA], _Runner, {}, 3)  # type: ignore[arg-type]  # only `run` is needed
     assert set(found[2:]) == {(count, warm)}
+
+
+def test_a_round_begins_when_the_host_is_calm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two pauses, and then every block."""
+    track = Track(monkeypatch, {CPU: steady(100), CUDA: steady(110)})
+    host = Host(monkeypatch, track, then_calm(150, 150))
+    race([CPU, CUDA], track.compile_on, {}, 2, pace=host)
+    assert track.log == ["pause", "pause", CPU, CUDA, CUDA, CPU]
+
+
+def test_a_disturbed_round_is_measured_again_and_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host is slow after the second block: both blocks are taken back, and the round is gone through again."""
+    track = Track(monkeypatch, {CPU: [700, *steady(100)], CUDA: [900, *steady(110)]})
+    host = Host(monkeypatch, track, then_calm(50, 50, 150))
+    rows = race([CPU, CUDA], track.compile_on, {}, 1, pace=host)
+    assert [(row.device, row.median_exec_ns) for row in rows] == [(CPU, 100), (CUDA, 110)]
+    assert track.log == [CPU, CUDA, CPU, CUDA]
+
+
+def test_a_disturbed_block_ends_its_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The blocks after it would be taken back as well."""
+    track = Track(monkeypatch, {CPU: [700, *steady(100)], CUDA: steady(110)})
+    host = Host(monkeypatch, track, then_calm(50, 150))
+    race([CPU, CUDA], track.compile_on, {}, 1, pace=host)
+    assert track.log == [CPU, CPU, CUDA]
+
+
+def test_a_device_that_fails_in_a_disturbed_round_stays_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow host is no reason to fail."""
+    track = Track(monkeypatch, {CPU: steady(100), CUDA: [RunError("out of memory"), 90, 90]})
+    host = Host(monkeypatch, track, then_calm(50, 50, 150))
+    rows = race([CPU, CUDA], track.compile_on, {}, 2, pace=host)
+    assert [(row.median_exec_ns, row.failure) for row in rows] == [(100, ""), (None, "out of memory")]
+    assert track.log.count(CUDA) == 1
+
+
+def test_waiting_for_a_calm_host_ends_after_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host that stays slow is measured as it is."""
+    track = Track(monkeypatch, {CPU: steady(100), CUDA: steady(110)})
+    host = Host(monkeypatch, track, itertools.repeat(150))
+    rows = race([CPU, CUDA], track.compile_on, {}, 2, pace=host)
+    assert [row.median_exec_ns for row in rows] == [100, 110]
+    assert [one for one in track.log if one != "pause"] == [CPU, CUDA, CUDA, CPU]
+    assert host.paused_s == pytest.approx(1.0)
+
+
+def test_rounds_are_not_repeated_for_more_than_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of blocks of 0.3 s, each of them disturbed, three are taken back, and a fourth would be beyond the second."""
+    track = Track(monkeypatch, {CPU: [901, 902, 903, *steady(100)], CUDA: steady(110)})
+    track.block_s = 0.3
+    host = Host(monkeypatch, track, itertools.cycle((50, 150)))
+    rows = race([CPU, CUDA], track.compile_on, {}, 1, pace=host)
+    assert [row.median_exec_ns for row in rows] == [100, 110]
+    assert track.log == [CPU, CPU, CPU, CPU, CUDA]
+
+
+def test_what_a_disturbance_takes_is_not_of_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With 0.9 s of waiting there are as many rounds as without, where the budget is 0.5 s and a round takes 0.2 s."""
+    found = []
+    for slow in (0, 45):
+        mixed = [100, 120, 101, 119] * 5
+        track = Track(monkeypatch, {CPU: mixed, CUDA: mixed[1:]})
+        track.block_s = 0.1
+        host = Host(monkeypatch, track, then_calm(*[150] * slow))
+        race([CPU, CUDA], track.compile_on, {}, 5, 0.5, pace=host)
+        found.append((track.log.count("pause"), track.log.count(CPU)))
+    assert found == [(0, 3), (45, 3)]
+
+
+def test_without_a_pace_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow the host is."""
+    track = Track(monkeypatch, {CPU: steady(100), CUDA: steady(110)})
+    Host(monkeypatch, track, itertools.repeat(150))
+    race([CPU, CUDA], track.compile_on, {}, 2)
+    assert track.log == [CPU, CUDA, CUDA, CPU]
