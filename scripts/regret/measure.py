@@ -30,10 +30,13 @@ from rlx_ort.selection.predict import explain, works_of
 __all__ = ["Block", "Limits", "Outcome", "kept_awake", "measure_case", "time_runs", "undisturbed"]
 
 _AGAIN, _PAUSE_S = 16, 0.1  # times that a disturbed block is measured again, and the time before each
-_SETTLING_S = 0.4
-"""Time that a new session runs before it is measured: on the CPU of 16 cores beside an H200 a row by a weight of 21 MB
-took 84 us in the first block of 12 ms, 61 to 70 us in the eighth, and 32 us from then on; on another day it took 93 us
-at first, 85 us after 0.4 s, and 78 us after 1.2 s. Each core comes to read the same part of the weight."""
+_SESSIONS = 2
+"""Sessions that a device's blocks come from, one half each: on 16 cores beside an H200 two rows by a weight of 9 MB
+took 26 us in one session of the CPU and 42 us in another of the same minute, each from its first second to its last."""
+
+_SETTLING_S = 0.2
+"""Time that a new session runs before it is measured: on those 16 cores a row by a weight of 21 MB once took 84 us at
+first and 32 us after half a second. Mostly nothing changes after the first 2 ms (15 graphs, a second each)."""
 
 
 @dataclass(frozen=True)
@@ -130,21 +133,12 @@ def measure_case(
         start = time.perf_counter_ns()
         runner.fastest()
         outcome.choose_again_ns = time.perf_counter_ns() - start
-        ready: dict[str, CompiledGraph] = {}
-        for device in devices:
-            if not _predict(outcome, graph, device, options, limits):
-                continue
-            try:
-                start = time.perf_counter_ns()
-                compiled = runner.compile(device)
-                compiled_at = time.perf_counter_ns()
-                compiled.run(inputs)
-                outcome.first_ns[device.label] = (compiled_at - start, time.perf_counter_ns() - compiled_at)
-            except RlxError as err:
-                outcome.skipped[device.label] = str(err).splitlines()[0]
-                continue
-            ready[device.label] = compiled
-        _measure(outcome, ready, inputs, limits, pace)
+        shown = [device for device in devices if _predict(outcome, graph, device, options, limits)]
+        with GraphDevices(graph, policy, options) as other:
+            for at, sessions in enumerate((runner, other)):
+                ready = _opened(outcome, sessions, shown, inputs)
+                _measure(outcome, ready, inputs, limits, pace, len(range(at, limits.blocks, _SESSIONS)))
+        outcome.measured.update({label: undisturbed(rows) for label, rows in outcome.blocks.items()})
         if not outcome.skipped:
             runner.set_policy(policy.with_adaptive_pick())
             _wait_for_calm(pace)  # as for the blocks that it is compared with
@@ -218,25 +212,55 @@ def _block(outcome: Outcome, run: Callable[[], object], block_s: float, pace: Pa
     return time_runs(run, block_s)
 
 
+def _opened(
+    outcome: Outcome, runner: GraphDevices, devices: Sequence[Device], inputs: dict[str, Any]
+) -> dict[str, CompiledGraph]:
+    """Return device label -> a session that has run once; what fails is noted."""
+    ready: dict[str, CompiledGraph] = {}
+    for device in devices:
+        if device.label in outcome.skipped:
+            continue
+        try:
+            start = time.perf_counter_ns()
+            compiled = runner.compile(device)
+            compiled_at = time.perf_counter_ns()
+            compiled.run(inputs)
+            outcome.first_ns.setdefault(device.label, (compiled_at - start, time.perf_counter_ns() - compiled_at))
+        except RlxError as err:
+            _skip(outcome, device.label, err)
+            continue
+        ready[device.label] = compiled
+    return ready
+
+
 def _measure(
-    outcome: Outcome, ready: dict[str, CompiledGraph], inputs: dict[str, Any], limits: Limits, pace: Pace
+    outcome: Outcome,
+    ready: dict[str, CompiledGraph],
+    inputs: dict[str, Any],
+    limits: Limits,
+    pace: Pace,
+    blocks: int,
 ) -> None:
     """Time the devices in turn, in both orders, once each of them has settled."""
     for label in list(ready):
         try:
             time_runs(partial(ready[label].run, inputs), _SETTLING_S)
         except RlxError as err:
-            outcome.skipped[label] = str(err).splitlines()[0]
+            _skip(outcome, label, err)
             del ready[label]
-    for at in range(limits.blocks):
+    for at in range(blocks):
         for label in list(ready)[:: 1 if at % 2 == 0 else -1]:
             try:
                 times = _block(outcome, partial(ready[label].run, inputs), limits.block_s, pace)
             except RlxError as err:
-                outcome.skipped[label] = str(err).splitlines()[0]
+                _skip(outcome, label, err)
                 del ready[label]
-                outcome.blocks.pop(label, None)
                 continue
             row = (float(statistics.median(times)), float(min(times)), len(times))
             outcome.blocks.setdefault(label, []).append(row)
-    outcome.measured.update({label: undisturbed(rows) for label, rows in outcome.blocks.items()})
+
+
+def _skip(outcome: Outcome, label: str, err: RlxError) -> None:
+    """Note that a device failed; what was measured of it so far does not count."""
+    outcome.skipped[label] = str(err).splitlines()[0]
+    outcome.blocks.pop(label, None)
