@@ -27,6 +27,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from rlx_ort.calibration import first_products, probe_given, second_visits
 from rlx_ort.calibration import probe_layers as layers
@@ -44,11 +45,20 @@ _FAIR = 2  # times its share of the time that is left is what a series may take
 _PATIENCE = 0.1  # of the budget that a series every prediction needs may take beyond that: kernels load at first use
 _CORE_SHARE = 0.8  # of the time for probes, when what every prediction needs should be through
 _SLOW_DISPATCH_NS = 20_000.0  # a device in software gets fewer sizes of everything
-_LEAST_FINER, _MOST_FINER = 0.68, 0.72  # of the budget may be gone when the finer grids are through
-_ONCE_MORE = 0.2  # of the budget is for measuring some rows once more
-_CORE_ONCE_MORE = 0.06  # of it, for disturbed rows that every prediction needs, before the finer grids
+_CORE_ONCE_MORE = 0.06  # of the budget is for disturbed rows that every prediction needs, before the finer grids
 _REFERENCE_POINTS, _REFERENCE_SESSIONS = 1.5, 1.5  # what a graph takes: points' time, sessions like the first
 _Plan = Sequence[tuple[str, Sequence[Series]]]
+
+
+class _Shares(NamedTuple):
+    """Shares of the budget: gone when the finer grids are through, at least and at most, and for second visits."""
+
+    least: float
+    most: float
+    once_more: float
+
+
+_SHARES, _CPU_SHARES = _Shares(0.7, 0.8, 0.12), _Shares(0.68, 0.72, 0.2)
 
 
 def measure(prober: Prober) -> None:
@@ -79,7 +89,7 @@ def measure(prober: Prober) -> None:
         prober.step("once more")
         first.again(prober)
         if not prober.quick:
-            second_visits.visit(prober, _series(plan), deadline_ns + _ONCE_MORE * limit_ns)
+            second_visits.visit(prober, _series(plan), deadline_ns + _shares(prober.device).once_more * limit_ns)
         products.subtract(prober)
     finally:
         if kept is not None:
@@ -116,8 +126,14 @@ def _finer_ns(prober: Prober) -> float:
     """Return when the last series should be through, so that there is time to measure again, and for whole graphs."""
     limit_ns = prober.budget.limit_ns
     graph_ns = _REFERENCE_POINTS * prober.budget.point_ns + _REFERENCE_SESSIONS * prober.of("session")
-    left_ns = (1.0 - _ONCE_MORE) * limit_ns - len(REFERENCES) * graph_ns
-    return min(max(left_ns, _LEAST_FINER * limit_ns), _MOST_FINER * limit_ns)
+    shares = _shares(prober.device)
+    left_ns = (1.0 - shares.once_more) * limit_ns - len(REFERENCES) * graph_ns
+    return min(max(left_ns, shares.least * limit_ns), shares.most * limit_ns)
+
+
+def _shares(device: Device) -> _Shares:
+    """Return how the time is shared out; a CPU measures its products in two sessions."""
+    return _CPU_SHARES if device.kind == Device.CPU.kind else _SHARES
 
 
 _ROWS = (1, 8, 32, 128, 512, 4096)
