@@ -15,7 +15,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rlx_ort.calibration.calibrate import calibrate, calibrate_together
+    from rlx_ort.calibration.calibrate import calibrate
     from rlx_ort.calibration.profile import CalibrationProfile
     from rlx_ort.converters.files import save_onnx
     from rlx_ort.converters.from_onnx import from_onnx
@@ -110,7 +110,6 @@ __all__ = [
     "__version__",
     "available_devices",
     "calibrate",
-    "calibrate_together",
     "device_report",
     "explain",
     "fastest_device",
@@ -149,7 +148,6 @@ _MODULE_OF = {
     "WeightSharing": "execution.options",
     "available_devices": "selection.availability",
     "calibrate": "calibration.calibrate",
-    "calibrate_together": "calibration.calibrate",
     "device_report": "selection.candidates",
     "explain": "selection.predict",
     "fastest_device": "selection.availability",
