@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from rlx_ort.calibration.frames import Frames
+from rlx_ort.calibration.measured_rows import MeasuredRows
 from rlx_ort.calibration.pace import Pace
-from rlx_ort.calibration.profile import Sample
 from rlx_ort.calibration.series import Point, Series
 from rlx_ort.calibration.timing import Budget, Timed, timed
 from rlx_ort.calibration.turns import Turn
@@ -43,7 +43,7 @@ _UNSTEADY = 0.15  # of a median: quartiles that are further apart say that other
 _log = logging.getLogger(__name__)
 
 
-class Prober:
+class Prober(MeasuredRows):
     """Measures one device and collects the rows.
 
     Args:
@@ -54,11 +54,8 @@ class Prober:
         turn: its turn among devices that are calibrated together.
 
     Attributes:
-        rows: what was measured so far.
-        skipped: probe -> why it has no row, or not all of them.
         spent: probe -> seconds it took, sessions and warm-up included.
         frames: the times of graphs without their chains.
-        pace: how fast the host was and is.
         hurried: whether points get less time than they should, since not everything would be reached otherwise.
     """
 
@@ -71,13 +68,11 @@ class Prober:
         progress: Progress | None = None,
         turn: Turn | None = None,
     ) -> None:
+        super().__init__(Pace(budget.clock) if turn is None else turn.pace)
         self.device = device
         self.budget = budget
         self.quick = quick
-        self.rows: list[Sample] = []
-        self.skipped: dict[str, str] = {}
         self.spent: dict[str, float] = {}
-        self.pace = Pace(budget.clock) if turn is None else turn.pace
         self.most = _MOST_RUNS
         self.hurried = False
         self.dispatch_ns = 0.0
@@ -88,7 +83,6 @@ class Prober:
             lambda graph: self.compile(graph),
             lambda compiled, feeds, most, fresh: self.time(compiled, feeds, most=most, fresh=fresh),
         )
-        self._paces: dict[tuple[str, tuple[int, ...], str], float] = {}
         self._links: dict[str, list[tuple[float, float]]] = {}
         self._point_limit_ns = 4 * budget.point_ns
         self._trip_chains = 0.0  # short chains of the least work that take as long as a round trip
@@ -139,74 +133,6 @@ class Prober:
         pace_ns = math.inf if found.spread > _UNSTEADY else max(before, self.pace.now())
         return dataclasses.replace(found, pace_ns=pace_ns)
 
-    def add(
-        self,
-        probe: str,
-        size: tuple[int, ...],
-        found: Timed | None,
-        dtype: str = "f32",
-        *,
-        base_ns: float = 0.0,
-        share: int = 1,
-        minus_ns: float = 0.0,
-    ) -> None:
-        """Keep a row: what is left above the base, divided among the links, less what else a link does."""
-        if found is None:
-            self.skipped[probe] = "the clock stood still"
-            return
-        ns = max((found.ns - base_ns) / share - minus_ns, 0.0)
-        # The spread of the whole run, carried over to the part that is left.
-        spread = found.spread * found.ns / max(found.ns - base_ns, found.ns * 0.01)
-        self.rows.append(Sample(probe, size, ns, dtype, round(spread, 4), found.repeats))
-        self._paces[probe, size, dtype] = found.pace_ns
-
-    def of(self, probe: str, size: tuple[int, ...] = ()) -> float:
-        """Return what a probe measured at a size, or at any; 0 when it has no such row."""
-        rows = [row for row in self.rows if row.probe == probe and row.size in (size, ())]
-        return rows[0].ns if rows else 0.0
-
-    def disturbed(self, probe: str, size: tuple[int, ...], label: str = "f32") -> bool:
-        """Return whether a row's runs were far apart, or the host was slower meanwhile than it usually is."""
-        return self._paces.get((probe, size, label), 0.0) > self.pace.limit_ns
-
-    def severity(self, series: Series) -> float:
-        """Return how far the worst row of a series was disturbed, as a share of its time."""
-        limit_ns, sizes = self.pace.limit_ns, {point.size for point in series.points}
-        rows = [
-            row for row in self.rows if (row.probe, row.dtype) == (series.probe, series.label) and row.size in sizes
-        ]
-        worst = 0.0
-        for row in rows:
-            if self.disturbed(*_key(row)):
-                slower = self._paces[_key(row)] / limit_ns - 1.0  # infinite where only the spread tells
-                worst = max(worst, row.spread, slower if math.isfinite(slower) else 0.0)
-        return worst
-
-    def once_more(self, measure: Callable[[], object]) -> None:
-        """Measure what has rows already, and keep the better of the two rows of each size.
-
-        A row from an undisturbed host is better than one from a disturbed host, and else the quicker one is: what else
-        runs on a machine only ever makes a device slower.
-        """
-        count, skipped, paces = len(self.rows), dict(self.skipped), dict(self._paces)
-        worse = {key for key in paces if self.disturbed(*key)}
-        try:
-            measure()
-        finally:
-            found = {_key(row): row for row in self.rows[count:]}
-            del self.rows[count:]
-            self.skipped = skipped  # nothing is missing that has a row already
-        for at, row in enumerate(self.rows):
-            key = _key(row)
-            other = found.get(key)
-            if other is None:
-                continue
-            steadier = key in worse and not self.disturbed(*key)
-            if 0 < other.ns < row.ns or (steadier and other.ns > 0):
-                self.rows[at] = other
-            else:
-                self._paces[key] = paces.get(key, 0.0)
-
     def launches(self, roundtrip_ns: float, dispatch_ns: float) -> None:
         """Tell what a round trip and a node take, which decides how long chains must be."""
         self.frames.roundtrip_ns, self.dispatch_ns = roundtrip_ns, dispatch_ns
@@ -252,8 +178,19 @@ class Prober:
             self.skipped[series.probe] = f"{series.label}: {str(err).splitlines()[0]}"
         self.account(series.probe, begun)
 
-    def revisit(self, series: Series, deadline_ns: float, *, disturbed: bool = False) -> None:
-        """Time a chain once more, seconds after the first time; only sizes that were disturbed where that is said."""
+    def severity(self, series: Series) -> float:
+        """Return how far the worst row of a series was disturbed, as a share of its time."""
+        return self.worst(series.probe, [point.size for point in series.points], series.label)
+
+    def revisit(self, series: Series, deadline_ns: float, *, disturbed: bool = False, quickest: bool = False) -> None:
+        """Time a chain once more, seconds after the first time, and keep the better row of each size.
+
+        Args:
+            series: the chain.
+            deadline_ns: when it should be through, counted from the budget's start.
+            disturbed: only sizes that were measured on a disturbed host.
+            quickest: the quicker row is the better one in any case.
+        """
         points = series.points
         if disturbed:
             points = tuple(point for point in points if self.disturbed(series.probe, point.size, series.label))
@@ -261,7 +198,8 @@ class Prober:
         extras = self._extra_ns.get(series.probe, [])
         preparing_ns = len(points) * statistics.median(extras) if extras else 0.0
         if points and self.budget.fits(deadline_ns, preparing_ns):
-            self.once_more(lambda: self.run(dataclasses.replace(series, points=points), deadline_ns))
+            again = dataclasses.replace(series, points=points)
+            self.once_more(lambda: self.run(again, deadline_ns), quickest=quickest)
 
     def _run(self, series: Series, deadline_ns: float, patience_ns: float) -> None:
         count = series.links * self._stretch(series)
@@ -288,10 +226,17 @@ class Prober:
                 base, begun = self.frames.of(point.shape), self.budget.elapsed_ns
                 found = self.time(compiled, self._feeds(series, point), fresh=fresh)
                 minus = self.of(series.companion, point.size) if series.companion else 0.0
-                share, row = count * series.nodes, (series.probe, point.size, series.label)
-                self.add(series.probe, point.size, found, series.label, base_ns=base, share=share, minus_ns=minus)
-                frame_ns = self.frames.pace_ns(point.shape)
-                self._paces[row] = max(self._paces.get(row, 0.0), frame_ns)
+                share, frame_ns = count * series.nodes, self.frames.pace_ns(point.shape)
+                self.add(
+                    series.probe,
+                    point.size,
+                    found,
+                    series.label,
+                    base_ns=base,
+                    base_pace_ns=frame_ns,
+                    share=share,
+                    minus_ns=minus,
+                )
                 if found is not None:
                     last = point.work, max(found.ns - base, 0.0) / count
                     seen.append(last)
@@ -362,7 +307,3 @@ class Prober:
         _log.debug("calibrating %s: %s", self.device.label, what)
         if self._progress is not None:
             self._progress(what, min(gone, 1.0))
-
-
-def _key(row: Sample) -> tuple[str, tuple[int, ...], str]:
-    return row.probe, row.size, row.dtype

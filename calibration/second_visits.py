@@ -28,7 +28,9 @@ def visit(prober: Prober, every: Sequence[Series], deadline_ns: float) -> None:
     if prober.device.kind == Device.CPU.kind:
         prober.frames.forget(prober.pace.limit_ns)
         prober.once_more(lambda: first_products.measure(prober, deadline_ns, again=True))
-        _again(prober, [_small(series) for series in rest if _is_product(series)], deadline_ns)
+        for series in rest:
+            if _is_product(series):
+                prober.revisit(_small(series), deadline_ns, quickest=True)
         rest = [series for series in rest if not _is_product(series)]
     else:
         prober.once_more(lambda: first_products.measure(prober, deadline_ns, again=True))
@@ -37,7 +39,8 @@ def visit(prober: Prober, every: Sequence[Series], deadline_ns: float) -> None:
     if any(prober.disturbed(row.probe, row.size) for row in prober.rows if row.probe == "op:Lookup"):
         prober.once_more(lambda: probe_given.measure(prober, deadline_ns))
     visit_disturbed(prober, every, deadline_ns)
-    _again(prober, rest, deadline_ns)
+    for series in rest:
+        prober.revisit(series, deadline_ns)
 
 
 def visit_disturbed(prober: Prober, every: Sequence[Series], deadline_ns: float) -> None:
@@ -45,11 +48,6 @@ def visit_disturbed(prober: Prober, every: Sequence[Series], deadline_ns: float)
     prober.frames.forget(prober.pace.limit_ns)
     for series in sorted(every, key=prober.severity, reverse=True):
         prober.revisit(series, deadline_ns, disturbed=True)
-
-
-def _again(prober: Prober, every: Sequence[Series], deadline_ns: float) -> None:
-    for series in every:
-        prober.revisit(series, deadline_ns)
 
 
 def _small(series: Series) -> Series:

@@ -254,6 +254,24 @@ def test_a_row_from_a_disturbed_host_gives_way_to_one_that_is_not(monkeypatch: p
     assert not machine.prober.disturbed("op:Fake", (1000,))
 
 
+@pytest.mark.parametrize(("first_ns", "kept_ns"), [(900.0, 900.0), (1500.0, 1000.0)])
+def test_of_products_in_two_sessions_the_quicker_one_counts(
+    monkeypatch: pytest.MonkeyPatch, first_ns: float, kept_ns: float
+) -> None:
+    """Whether it was disturbed or not: a session may be slow on a host that is as usual."""
+    machine = Machine(monkeypatch)
+    pace = SteadyPace()
+    monkeypatch.setattr(machine.prober, "pace", pace)
+    pace.ns = 150.0
+    machine.prober.run(machine.series(1000), 1e12)
+    assert machine.prober.disturbed("op:Fake", (1000,))
+    machine.prober.rows = [Sample("op:Fake", (1000,), first_ns)]
+    pace.ns = 50.0
+    machine.prober.frames.forget(pace.limit_ns)
+    machine.prober.revisit(machine.series(1000), 1e12, quickest=True)
+    assert machine.rows() == {(1000,): pytest.approx(kept_ns)}
+
+
 def test_only_disturbed_sizes_are_measured_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was measured on a host as usual is left alone."""
     machine = Machine(monkeypatch)

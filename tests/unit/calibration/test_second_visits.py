@@ -23,7 +23,9 @@ def visited(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, tuple[int, ...],
     """What is measured again: probe, rows, and whether only what was disturbed."""
     found: list[tuple[str, tuple[int, ...], bool]] = []
 
-    def revisit(prober: Prober, of: Series, deadline_ns: float, *, disturbed: bool = False) -> None:
+    def revisit(
+        prober: Prober, of: Series, deadline_ns: float, *, disturbed: bool = False, quickest: bool = False
+    ) -> None:
         found.append((of.probe, tuple(point.size[0] for point in of.points), disturbed))
 
     monkeypatch.setattr(Prober, "revisit", revisit)
