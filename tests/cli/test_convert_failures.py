@@ -144,9 +144,11 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, small: Path, out: Pat
 
 
 STOPPED = """
-import sys, time
+import signal, sys, time
 from rlx_ort.cli import main
 from rlx_ort.parity import compare
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs inherit that it is ignored
 
 def compare_to(*arguments, **options):
     print("staged", flush=True)
