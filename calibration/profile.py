@@ -8,11 +8,11 @@
      "corrections": {"product": 1.08}, "errors": {"product": 0.12},
      "skipped": {"attention": "why it was not measured"}, "spent": {"gemm": 0.81}}
 
-A row is the median time of one operation in nanoseconds; what `size` counts stands beside each probe in
-`rlx_ort.calibration.probes`. `spread` is the distance of the quartiles as a share of the median. References are small
-whole graphs: what they took, and what the rows alone predict for them by class of work. From them come the factor that
-predictions of a class are multiplied by, and the error that is left. `pace_ns` tells how fast the host was, see `Pace`;
-files that were written before it was known have none. `spent` is in seconds.
+A row is the time of one operation in nanoseconds, by the lower quartile of its runs; what `size` counts stands beside
+each probe in `rlx_ort.calibration.probes`. `spread` is the distance of the quartiles as a share of the median.
+References are small whole graphs: what they took, and what the rows alone predict for them by class of work. From them
+come the factor that predictions of a class are multiplied by, and the error that is left. `pace_ns` tells how fast the
+host was, see `Pace`; files that were written before it was known have none. `spent` is in seconds.
 """
 
 from __future__ import annotations
@@ -78,10 +78,10 @@ class Sample:
     Attributes:
         probe: what was measured.
         size: the sizes it was measured at; each probe says what they are.
-        ns: the median time of one operation, in nanoseconds.
+        ns: the time of one operation by the lower quartile of its runs, in nanoseconds.
         dtype: the element type.
         spread: the distance of the quartiles as a share of the median.
-        repeats: how many runs the median is of.
+        repeats: how many runs the quartile is of.
     """
 
     probe: str
@@ -103,7 +103,7 @@ class Reference:
 
     Attributes:
         name: what it is.
-        ns: the median time of a run, in nanoseconds.
+        ns: the time of a run, the lower quartile of many, in nanoseconds.
         spread: the distance of the quartiles as a share of the median.
         terms: class of work -> what the rows alone predict for it, in nanoseconds.
     """
