@@ -153,7 +153,6 @@ def _core(device: Device, *, slow: bool) -> _Plan:
     few = (_FEW_ROWS,) if on_cpu else ()
     squares = functools.partial(products.squares, few=on_cpu)
     largest = [dataclasses.replace(squares(4096, rows[:5:2]), once=on_cpu)]
-    columns = [operators.operator(name, counts[1:]) for name in operators.COLUMNS]
     pictures = _PICTURES[:2] if slow else _PICTURES
     return (
         ("matrix products", [squares(side, (*rows, *few)) for side in (256, 1024)]),
@@ -180,7 +179,7 @@ def _core(device: Device, *, slow: bool) -> _Plan:
         ("matrix products", [] if on_cpu else largest),
         ("row lengths", [operators.by_row(name, 1024, counts[1:3]) for name in operators.BY_ROW[:2]]),
         ("convolutions", [layers.conv(probe, 256, pictures[:3]) for probe in _MIXING]),
-        ("operators", columns if on_cpu else []),
+        ("operators", _columns(counts) if on_cpu else []),
         ("operators", [operators.operator(name, counts[2:3]) for name in operators.MORE_OPERATORS] if on_cpu else []),
         ("matrix products", largest if on_cpu else []),  # opening it takes a CPU as long as ten others
     )
@@ -189,6 +188,12 @@ def _core(device: Device, *, slow: bool) -> _Plan:
 def _counts(device: Device, *, slow: bool = False) -> tuple[int, ...]:
     """Return the numbers of elements that operators are measured at."""
     return _COUNTS[:3] if slow else _CPU_COUNTS if device.kind == Device.CPU.kind else _COUNTS
+
+
+def _columns(counts: tuple[int, ...]) -> list[Series]:
+    """Return what is reduced over rows, of the usual length and of a larger one."""
+    usual = [operators.operator(name, counts[1:]) for name in operators.COLUMNS]
+    return [*usual, *(operators.by_row(name, operators.WIDE, _COUNTS[2:]) for name in operators.COLUMNS)]
 
 
 def _finer(device: Device) -> _Plan:
@@ -201,7 +206,7 @@ def _finer(device: Device) -> _Plan:
     ]
     return (
         ("operators", [] if on_cpu else [operators.operator(name, _COUNTS[::2]) for name in operators.MORE_OPERATORS]),
-        ("operators", [] if on_cpu else [operators.operator(name, _COUNTS[1:]) for name in operators.COLUMNS]),
+        ("operators", [] if on_cpu else _columns(_COUNTS)),
         ("cold weights", cold if on_cpu else []),
         ("convolutions", [layers.conv(probe, 16, _PICTURES) for probe in _MIXING]),
         ("matrix products", [squares(16, _ROWS), squares(128, _ROWS)]),

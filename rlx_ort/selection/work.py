@@ -31,7 +31,7 @@ class Work(NamedTuple):
         nbytes: bytes read and written.
         dtype: the element type of its result.
         times: how often it runs.
-        resident: bytes of all weights that the graph's products read, rounded up to a power of two; 0 when it is
+        resident: bytes of all weights that the graph's products read, rounded up to four binary digits; 0 when it is
             not known. What fits into caches is read faster.
         first: what the first product of a run multiplies, `input` or `node`, the result of one; empty for other work.
     """
@@ -163,8 +163,20 @@ def _keeps_last(data: tuple[int, ...], out: tuple[int, ...]) -> bool:
     return len(out) == len(data) or out != data[: len(out)]
 
 
+def _kept(data: tuple[int, ...], out: tuple[int, ...]) -> int:
+    """Return the product of the last sizes that both shapes have, those behind the axes that are reduced."""
+    length = 1
+    for before, after in zip(reversed(data), reversed(out), strict=False):
+        if before != after:
+            break
+        length *= after
+    return length
+
+
 def _row_length(op_type: str, like: str, inputs: Sequence[Fact], out: Fact) -> int:
-    """Return the elements that are normalised or reduced together, or copied in one piece; 0 where it does not tell.
+    """Return the elements that are normalised or reduced together, copied in one piece, or kept of what is reduced.
+
+    0 where it does not tell.
 
     The axis is not known here: normalisations are taken to be over the last one.
     """
@@ -173,6 +185,8 @@ def _row_length(op_type: str, like: str, inputs: Sequence[Fact], out: Fact) -> i
     data = inputs[0].shape
     if like == "Softmax" or op_type.endswith(("LayerNormalization", "RMSNormalization")):
         return data[-1]
+    if like in ("MaxColumns", "SumColumns"):
+        return _kept(data, out.shape)
     if like == "ReduceMean" and op_type.startswith(("Reduce", "Global")):
         return inputs[0].elements // out.elements
     if op_type == "Gather" and len(inputs) == 2:

@@ -53,6 +53,13 @@ def test_lengths_are_compared_for_as_many_rows() -> None:
     assert ns == pytest.approx(1000.0 * 500**0.5)
 
 
+def test_more_rows_than_were_measured_take_no_longer_each() -> None:
+    """Rows of the usual length were measured while they outgrew the caches; longer ones had outgrown them before."""
+    usual = {1 << 18: 1_000.0, 1 << 20: 16_000.0}  # sixteen times as long for four times as many
+    found = RowLengths({(1 << 22, 1024): 40_000.0}, usual)
+    assert found(1 << 24, 1024) * usual[1 << 20] * 16 == pytest.approx(4 * 40_000.0)
+
+
 def test_without_other_lengths_there_is_no_factor() -> None:
     """A quick calibration has none."""
     assert RowLengths({}, {1024: 500.0})(1024, 8) == pytest.approx(1.0)
