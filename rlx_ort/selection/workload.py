@@ -33,6 +33,7 @@ _RANDOM = frozenset(
 )
 _TAGS = {"gemm": "gemm", "conv": "conv", "pointwise": "conv", "depthwise": "conv"}
 _FREE = -1
+_RESIDENT_BITS = 4  # of the bytes of all weights: few numbers, so that graphs of about one size share prices
 _TRIPS = 8  # how often the body of a loop of unknown length is taken to run
 
 
@@ -166,7 +167,8 @@ class _Reader:
         del counts[_FREE]
         total = sum(self._weights.values())
         if total:
-            resident = 1 << (total - 1).bit_length()
+            step = 1 << max(total.bit_length() - _RESIDENT_BITS, 0)
+            resident = -(-total // step) * step
             self.works = [work._replace(resident=resident) if work.kind == "gemm" else work for work in self.works]
         return counts
 

@@ -204,13 +204,22 @@ def test_a_transpose_for_one_product_is_told_from_others() -> None:
 
 
 def test_each_product_knows_what_all_weights_take() -> None:
-    """1,024 and 4,096 bytes are 5,120, rounded up to a power of two; a weight that is used twice counts once."""
+    """1,024 and 6,144 bytes are 7,168; a weight that is used twice counts once."""
     graph = Graph("resident")
     x = graph.input("x", [2, 16])
-    small, wide = graph.param("small", [16, 16]), graph.param("wide", [16, 64])
+    small, wide = graph.param("small", [16, 16]), graph.param("wide", [16, 96])
     graph.outputs = [(x @ small @ small) @ wide]
     works = [step.work for step in workload(graph).steps if step.work is not None and step.work.kind == "gemm"]
-    assert [work.resident for work in works] == [8192] * 3
+    assert [work.resident for work in works] == [7168] * 3
+
+
+@pytest.mark.parametrize(("columns", "resident"), [(16, 1024), (17, 1152), (18, 1152), (19, 1280), (31, 2048)])
+def test_what_all_weights_take_is_rounded_up_to_four_binary_digits(columns: int, resident: int) -> None:
+    """Graphs of about one size then share prices: columns of 64 bytes count in steps of an eighth of 1,024."""
+    graph = Graph("rounded")
+    graph.outputs = [graph.input("x", [2, 16]) @ graph.param("w", [16, columns])]
+    (work,) = [step.work for step in workload(graph).steps if step.work is not None]
+    assert work.resident == resident
 
 
 @pytest.mark.parametrize(
@@ -240,6 +249,10 @@ def test_the_first_product_of_a_run_says_what_it_multiplies(
         (lambda g, x: g.softmax(x), 6),
         (lambda g, x: g.layer_norm(x, g.param("s", [6]), g.param("b", [6])), 6),
         (lambda g, x: g.mean(x, [2]), 6),
+        (lambda g, x: g.max(x, [1]), 6),
+        (lambda g, x: g.max(x, [1], True), 6),
+        (lambda g, x: g.sum(x, [0]), 30),
+        (lambda g, x: g.sum(x, [0, 1]), 6),
         (lambda g, x: g.gather(x, g.input("i", [3], DType.I64), 1), 6),
         (lambda g, x: g.gather(x, g.input("i", [3], DType.I64), 0), 30),
         (lambda g, x: g.concat([x, g.input("y", [4, 5, 6])], 2), 12),
@@ -247,7 +260,7 @@ def test_the_first_product_of_a_run_says_what_it_multiplies(
     ],
 )
 def test_work_over_rows_says_how_long_they_are(build: Callable[[Graph, Value], Value], row: int) -> None:
-    """What is normalised, reduced or copied together; a concatenation's mean piece counts twice."""
+    """What is normalised, reduced, kept or copied together; a concatenation's mean piece counts twice."""
     graph = Graph("rows")
     graph.outputs = [build(graph, graph.input("x", [4, 5, 6]))]
     ((kind, size),) = kinds(graph)
