@@ -253,23 +253,34 @@ class MeasuredCostModel:
         """Return what a fused node adds to the one before it.
 
         On a CPU that may be more than it would take by itself: its values lie with other cores. On an accelerator it
-        is not, whatever the difference of two chains says. Beyond the largest tensor that was measured it grows as the
-        node by itself does.
+        is not, whatever the difference of two chains says; nor is an activation with the bias before it, so that what
+        the chain with a bias alone took too long, or was too quick, is not missing or counted twice.
         """
-        like = _UNFUSED.get(work.like)
-        if like is None:
+        like = work.like
+        if like not in _UNFUSED:
             return 0.0
-        alone = self._operator(Work("op", like, work.size))
-        if work.like == "turned":
-            return self._turned(work.size[0], alone)
-        if (f"fused:{work.like}", "f32") not in self._rows:
-            return 0.0 if work.like == "bias" else alone / 2
-        curve, largest = self._curve(f"fused:{work.like}"), max(self._rows[f"fused:{work.like}", "f32"])[0]
-        if work.size[0] <= largest:
-            ns = curve(work.size[0])
-        else:
-            ns = curve(largest) + alone - self._operator(Work("op", like, (largest,)))
-        return ns if self.device.kind == Device.CPU.kind else min(ns, alone)
+        elements = work.size[0]
+        if like == "turned":
+            return self._turned(elements, self._unfused(like, elements))
+        if self.device.kind == Device.CPU.kind:
+            return self._added(like, elements)
+        chain = ("bias", like) if like == "gemm_act" and ("fused:bias", "f32") in self._rows else (like,)
+        added = [self._added(each, elements) for each in chain]
+        alone = [self._unfused(each, elements) for each in chain]
+        return min(sum(added), sum(alone)) - min(sum(added[:-1]), sum(alone[:-1]))
+
+    def _added(self, like: str, elements: int) -> float:
+        """Return what the chains say; beyond the largest tensor it grows as the node by itself does."""
+        alone, rows = self._unfused(like, elements), self._rows.get((f"fused:{like}", "f32"))
+        if not rows:
+            return 0.0 if like == "bias" else alone / 2
+        curve, largest = self._curve(f"fused:{like}"), max(rows)[0]
+        if elements <= largest:
+            return curve(elements)
+        return curve(largest) + alone - self._unfused(like, largest)
+
+    def _unfused(self, like: str, elements: int) -> float:
+        return self._operator(Work("op", _UNFUSED[like], (elements,)))
 
     def _turned(self, elements: int, alone_ns: float) -> float:
         """Return what a transpose adds to the product that reads it; engines fuse it on some devices."""

@@ -108,6 +108,17 @@ def test_on_an_accelerator_a_fused_node_takes_no_longer_than_alone(here: Any) ->
     assert on_cuda.work_ns(fused) == pytest.approx(on_cuda.work_ns(Work("op", "Relu", (512,))))
 
 
+@pytest.mark.parametrize(("bias_ns", "act_ns"), [(10_000.0, 20.0), (20.0, 10_000.0), (700.0, 1200.0)])
+def test_on_an_accelerator_a_bias_and_an_activation_are_bounded_together(
+    here: Any, bias_ns: float, act_ns: float
+) -> None:
+    """The chain with the bias alone may come out too slow or too quick; the one with both tells what both take."""
+    model = model_of(here, Sample("fused:bias", (512,), bias_ns), Sample("fused:gemm_act", (512,), act_ns))
+    alone = sum(model.work_ns(Work("op", like, (512,))) for like in ("AddRow", "Relu"))
+    both = sum(model.work_ns(Work("fused", like, (512,))) for like in ("bias", "gemm_act"))
+    assert both == pytest.approx(min(bias_ns + act_ns, alone))
+
+
 ALONE = Work("gemm", "MatMul", (8, 64, 64), first="input")
 
 
