@@ -19,7 +19,12 @@ from rlx_ort.device import Device
 __all__ = ["measure"]
 
 _ADDED, _LINKS, _RUNS = (1 << 23, 1 << 24), 4, 3
-_LOOKED_UP = {USUAL: (1 << 10, 1 << 14, 1 << 18, 1 << 20), 64: (1 << 10, 1 << 14, 1 << 18), 1024: (1 << 14, 1 << 18)}
+_LOOKED_UP = {
+    USUAL: (1 << 10, 1 << 14, 1 << 18, 1 << 20),
+    64: (1 << 10, 1 << 14, 1 << 18),
+    1024: (1 << 14, 1 << 18),
+    16: (1 << 10, 1 << 14),  # each row takes about as long as one of 64
+}
 _TABLE = 1 << 22  # elements, of which each row is looked up once at most
 
 
