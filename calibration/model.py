@@ -20,6 +20,8 @@ __all__ = ["MeasuredCostModel"]
 
 _REQUIRED = ("roundtrip", "dispatch", "gemm", "op:Add")
 _MOST_KNOWN = 1 << 16  # prices that are remembered, of 300 bytes or so: a process may see any number of shapes
+_PAGE = 1024  # elements of a page of memory
+_BY_STRIDE = frozenset({"MaxColumns", "SumColumns"})  # slower where rows are a multiple of a page apart
 _BYTES = {"f16": 2, "bf16": 2, "f64": 8}
 _TELLING = 1 << 14
 """Elements from which on an operator's time tells what larger tensors take. On 16 cores 1,024 elements took 1.3 us to
@@ -68,7 +70,7 @@ class MeasuredCostModel:
         self._curves: dict[str, Curve] = {}
         self._grids: dict[str, Grid] = {}
         self._operators: dict[str, OperatorTable] = {}
-        self._lengths: dict[str, RowLengths] = {}
+        self._lengths: dict[tuple[str, bool], RowLengths] = {}
         self._formulas: dict[str, Callable[[Work], float]] = {
             "gemm": self._gemm,
             "bmm": self._bmm,
@@ -306,7 +308,7 @@ class MeasuredCostModel:
             table = self._operators[like] = self._table(like)
         ns = table(elements)
         if len(work.size) > 1 and (f"op:{like}", "f32") in self._rows:
-            ns *= self._lengths_of(like)(elements, work.size[1])
+            ns *= self._lengths_of(like, work.size[1])(elements, work.size[1])
         return max(ns, self._least)
 
     def _table(self, like: str) -> OperatorTable:
@@ -319,16 +321,21 @@ class MeasuredCostModel:
         kept = 0.5 if like in _IN_PLACE else 1.0
         return OperatorTable(self._curve(probe), sizes, additions, self._curve("op:Add"), kept)
 
-    def _lengths_of(self, like: str) -> RowLengths:
+    def _lengths_of(self, like: str, row: int) -> RowLengths:
         """Return how the length of a row tells on an operator's time."""
-        known = self._lengths.get(like)
+        by_stride = like in _BY_STRIDE
+        aligned = by_stride and row % _PAGE == 0
+        known = self._lengths.get((like, aligned))
         if known is None:
             measured, usual = self._rows.get((f"rows:{like}", "f32"), {}), self._rows[f"op:{like}", "f32"]
             told = {row for elements, row in measured if elements >= _TELLING}
-            rows = {size: ns for size, ns in measured.items() if size[1] in told}
-            known = self._lengths[like] = RowLengths(
-                {(size[0], size[1]): ns for size, ns in rows.items()}, {size[0]: ns for size, ns in usual.items()}
-            )
+            rows = {
+                (size[0], size[1]): ns
+                for size, ns in measured.items()
+                if size[1] in told and not (by_stride and (size[1] % _PAGE == 0) != aligned)
+            }
+            known = RowLengths(rows, {size[0]: ns for size, ns in usual.items()})
+            self._lengths[like, aligned] = known
         return known
 
     def _largest(self, probe: str) -> int:

@@ -16,7 +16,7 @@ What `size` counts in a row, by probe:
     lstm (steps, batch, hidden)  one LSTM layer
     op:NAME (elements)         one node of an operator over rows of 256; op:TransposeRows keeps the last axis,
                                op:Lookup is a Gather out of a tensor that no node has just written
-                               op:MaxColumns and op:SumColumns reduce all rows to one
+                               op:MaxColumns and op:SumColumns reduce all rows, of 250, to one
     rows:NAME (elements, row)  the same over rows of another length, or copies of pieces half as long
     fused:NAME (elements)      what a node adds to the product or convolution before it; next to nothing where fused
     session (), session_node () opening a session, and each node of it
@@ -141,7 +141,9 @@ _FEW_ROWS = 4  # as quick as one row on a CPU, which waits for the weight: with 
 _COUNTS = (1 << 10, 1 << 14, 1 << 18, 1 << 22)
 _CPU_COUNTS = (1 << 10, 1 << 14, 1 << 18, 1 << 20)  # one thread makes the tensors, so larger ones drown in their making
 _BETWEEN = (1 << 16, 1 << 20, 1 << 21, 1 << 22)  # more sizes of the addition, to see where tensors outgrow the caches
-_MIDDLE_SIDE = 1448  # between 1024 and 2048 weights outgrow the caches of 16 cores: a row by 16 MB took 21 or 43 us
+_MIDDLE_SIDES = (1448, 2560)
+"""Sides at which weights outgrow caches: a row took 16 cores 27 us by the first of them, 31 us by 2048 x 2048, 118 us
+by the second and 310 us by 4096 x 4096."""
 _MIXING = ("conv3x3", "conv1x1")  # convolutions whose time does not go by the elements alone
 _PICTURES = ((1, 7), (1, 28), (4, 56), (32, 56))
 
@@ -171,7 +173,10 @@ def _core(device: Device, *, slow: bool) -> _Plan:
         ("recurrent layers", [layers.recurrent(hidden, ((16, 1), (64, 1), (16, 16))) for hidden in (256, 64)]),
         (
             "matrix products",
-            [squares(2048, (*rows, *few)), *([squares(_MIDDLE_SIDE, (1, *few, 8))] if on_cpu else [])],
+            [
+                squares(2048, (*rows, *few)),
+                *(squares(side, (1, *few, 8)) for side in (_MIDDLE_SIDES if on_cpu else ())),
+            ],
         ),
         ("first products", []),
         ("cold weights", [products.cold_weights(count) for count in (1, 10)] if on_cpu else []),
@@ -179,7 +184,7 @@ def _core(device: Device, *, slow: bool) -> _Plan:
         ("matrix products", [] if on_cpu else largest),
         ("row lengths", [operators.by_row(name, 1024, counts[1:3]) for name in operators.BY_ROW[:2]]),
         ("convolutions", [layers.conv(probe, 256, pictures[:3]) for probe in _MIXING]),
-        ("operators", _columns(counts) if on_cpu else []),
+        ("operators", _columns(device) if on_cpu else []),
         ("operators", [operators.operator(name, counts[2:3]) for name in operators.MORE_OPERATORS] if on_cpu else []),
         ("matrix products", largest if on_cpu else []),  # opening it takes a CPU as long as ten others
     )
@@ -190,10 +195,12 @@ def _counts(device: Device, *, slow: bool = False) -> tuple[int, ...]:
     return _COUNTS[:3] if slow else _CPU_COUNTS if device.kind == Device.CPU.kind else _COUNTS
 
 
-def _columns(counts: tuple[int, ...]) -> list[Series]:
-    """Return what is reduced over rows, of the usual length and of a larger one."""
-    usual = [operators.operator(name, counts[1:]) for name in operators.COLUMNS]
-    return [*usual, *(operators.by_row(name, operators.WIDE, _COUNTS[2:]) for name in operators.COLUMNS)]
+def _columns(device: Device) -> list[Series]:
+    """Return what is reduced over rows, of about the usual length and of larger ones."""
+    on_cpu = device.kind == Device.CPU.kind
+    usual = [operators.operator(name, _counts(device)[1:]) for name in operators.COLUMNS]
+    lengths = (operators.COLUMNS_WIDE, operators.COLUMNS_ALIGNED) if on_cpu else (operators.COLUMNS_WIDE,)
+    return [*usual, *(operators.by_row(name, length, _COUNTS[2:]) for length in lengths for name in operators.COLUMNS)]
 
 
 def _finer(device: Device) -> _Plan:
@@ -206,7 +213,7 @@ def _finer(device: Device) -> _Plan:
     ]
     return (
         ("operators", [] if on_cpu else [operators.operator(name, _COUNTS[::2]) for name in operators.MORE_OPERATORS]),
-        ("operators", [] if on_cpu else _columns(_COUNTS)),
+        ("operators", [] if on_cpu else _columns(device)),
         ("cold weights", cold if on_cpu else []),
         ("convolutions", [layers.conv(probe, 16, _PICTURES) for probe in _MIXING]),
         ("matrix products", [squares(16, _ROWS), squares(128, _ROWS)]),

@@ -119,6 +119,21 @@ def test_on_an_accelerator_a_bias_and_an_activation_are_bounded_together(
     assert both == pytest.approx(min(bias_ns + act_ns, alone))
 
 
+@pytest.mark.parametrize(
+    ("row", "ns"), [(2000, 200_000.0), (1900, 200_000.0), (2500, 200_000.0), (2048, 800_000.0), (4096, 800_000.0)]
+)
+def test_rows_a_page_apart_are_reduced_more_slowly(here: Any, row: int, ns: float) -> None:
+    """They take each other's place in a cache, so their own measurement counts, and for no others."""
+    count = 1 << 20
+    model = model_of(
+        here,
+        *(Sample("op:MaxColumns", (size,), 100_000.0 * size / count) for size in (1 << 18, count)),
+        *(Sample("rows:MaxColumns", (size, 2000), 200_000.0 * size / count) for size in (1 << 18, count)),
+        *(Sample("rows:MaxColumns", (size, 2048), 800_000.0 * size / count) for size in (1 << 18, count)),
+    )
+    assert model.work_ns(Work("op", "MaxColumns", (count, row))) == pytest.approx(ns, rel=0.03)
+
+
 ALONE = Work("gemm", "MatMul", (8, 64, 64), first="input")
 
 
