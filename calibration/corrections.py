@@ -43,6 +43,8 @@ _CLASSES: Mapping[str, str] = {
     "ReduceMean": "rows",
     "MaxColumns": "rows",
     "SumColumns": "rows",
+    "MaxOfGiven": "rows",
+    "SumOfGiven": "rows",
     "Gather": "copies",
     "Lookup": "copies",
     "Transpose": "copies",

@@ -14,14 +14,19 @@ from rlx_ort.calibration.row_lengths import RowLengths
 from rlx_ort.calibration.tables import Curve, Grid
 from rlx_ort.device import Device
 from rlx_ort.errors import CalibrationError
+from rlx_ort.selection.work import OF_GIVEN
 from rlx_ort.selection.workload import Work
 
 __all__ = ["MeasuredCostModel"]
 
 _REQUIRED = ("roundtrip", "dispatch", "gemm", "op:Add")
 _MOST_KNOWN = 1 << 16  # prices that are remembered, of 300 bytes or so: a process may see any number of shapes
+_MANY_ROWS = 64
+"""Rows from which on their time tells what more of them take: 16 go to one core or two."""
+
 _PAGE = 1024  # elements of a page of memory
-_BY_STRIDE = frozenset({"MaxColumns", "SumColumns"})  # slower where rows are a multiple of a page apart
+_BY_STRIDE = frozenset({"MaxColumns", "SumColumns", "MaxOfGiven", "SumOfGiven"})  # slower if rows are pages apart
+_COMPUTED = {given: computed for computed, given in OF_GIVEN.items()}
 _BYTES = {"f16": 2, "bf16": 2, "f64": 8}
 _TELLING = 1 << 14
 """Elements from which on an operator's time tells what larger tensors take. On 16 cores 1,024 elements took 1.3 us to
@@ -300,9 +305,9 @@ class MeasuredCostModel:
         return min(self._curve("op:Reshape")(1024), self._dispatch)
 
     def _operator(self, work: Work) -> float:
-        if work.like == "Lookup" and ("op:Lookup", "f32") not in self._rows:
-            return self._operator(work._replace(like="Gather"))
         like, elements = work.like, work.size[0]
+        if like in _COMPUTED and (f"op:{like}", "f32") not in self._rows:
+            return self._operator(work._replace(like=_COMPUTED[like]))
         table = self._operators.get(like)
         if table is None:
             table = self._operators[like] = self._table(like)
@@ -323,17 +328,16 @@ class MeasuredCostModel:
 
     def _lengths_of(self, like: str, row: int) -> RowLengths:
         """Return how the length of a row tells on an operator's time."""
-        by_stride = like in _BY_STRIDE
+        measured = self._rows.get((f"rows:{like}", "f32"), {})
+        by_stride = like in _BY_STRIDE and any(size[1] % _PAGE == 0 for size in measured)
         aligned = by_stride and row % _PAGE == 0
         known = self._lengths.get((like, aligned))
         if known is None:
-            measured, usual = self._rows.get((f"rows:{like}", "f32"), {}), self._rows[f"op:{like}", "f32"]
-            told = {row for elements, row in measured if elements >= _TELLING}
-            rows = {
-                (size[0], size[1]): ns
-                for size, ns in measured.items()
-                if size[1] in told and not (by_stride and (size[1] % _PAGE == 0) != aligned)
-            }
+            told = {length for elements, length in measured if elements >= max(_TELLING, _MANY_ROWS * length)}
+            if by_stride:
+                told = {length for length in told if (length % _PAGE == 0) == aligned}
+            rows = {(size[0], size[1]): ns for size, ns in measured.items() if size[1] in told}
+            usual = self._rows[f"op:{like}", "f32"]
             known = RowLengths(rows, {size[0]: ns for size, ns in usual.items()})
             self._lengths[like, aligned] = known
         return known

@@ -57,16 +57,18 @@ COLUMNS = ("MaxColumns", "SumColumns")
 """What is reduced over an axis before the last one: on two cores a sum took 3 times, a maximum 8 times as long as over
 the last axis."""
 
-COLUMNS_WIDE, COLUMNS_ALIGNED = 2000, 2048
-"""The columns of wide tensors. Each core reads its columns of every row, in longer pieces the wider a row is. Rows that
-are a multiple of a page apart take each other's place in a cache: on 16 cores a maximum over 4 million elements took
-1.46 ms in rows of 2048, 0.48 ms in rows of 2000, and 0.77 ms in rows of 256."""
+COLUMNS_NARROW, COLUMNS_WIDE, COLUMNS_ALIGNED = 250, 2000, 2048
+"""The columns of tensors, of which the narrow ones stand for the usual row.
+
+Each core reads its columns of every row, in longer pieces the wider a row is. Rows that are a multiple of a page apart
+take each other's place in a cache: on 16 cores a maximum over 4 million elements took 1.46 ms in rows of 2048, 0.48 ms
+in rows of 2000, and 0.77 ms in rows of 256.
+"""
 
 BY_ROW = ("LayerNormalization", "Softmax", "ReduceMean", "Gather", "Concat")
 """The operators whose time depends on how long a row is."""
 
 _ROW = 64  # what a head of attention moves at once
-_NARROW = 250  # columns, about as many as a usual row has, but rows are no power of two apart
 _COMPANIONS = dict.fromkeys(("ReduceMean", *COLUMNS), "dispatch")
 """A tiny addition is measured with it in a link, and subtracted."""
 
@@ -74,7 +76,7 @@ _COMPANIONS = dict.fromkeys(("ReduceMean", *COLUMNS), "dispatch")
 def operator(name: str, counts: tuple[int, ...]) -> Series:
     """Return the series of an operator over so many elements; the engine optimises nothing away."""
     points = tuple(Point(_shape(name, count), (count,), float(count)) for count in counts)
-    return _series(f"op:{name}", name, _NARROW if name in COLUMNS else USUAL, points)
+    return _series(f"op:{name}", name, COLUMNS_NARROW if name in COLUMNS else USUAL, points)
 
 
 def by_row(name: str, length: int, counts: tuple[int, ...]) -> Series:
@@ -88,7 +90,7 @@ def _series(probe: str, name: str, width: int, points: tuple[Point, ...]) -> Ser
         probe,
         lambda links: elementwise(name, links, width),
         points,
-        4 if name in NODES_A_LINK else 8,
+        4 if name in NODES_A_LINK or name in COLUMNS else 8,
         options=CompileOptions(optimization=OptimizationLevel.OFF),
         nodes=NODES_A_LINK.get(name, 1),
         companion=_COMPANIONS.get(name, ""),
@@ -100,7 +102,7 @@ def _shape(name: str, count: int) -> tuple[int, ...]:
     if name == "TransposeRows":
         return 8, count // (8 * _ROW), _ROW
     if name in COLUMNS:
-        return count // _NARROW, _NARROW
+        return count // COLUMNS_NARROW, COLUMNS_NARROW
     return count // USUAL, USUAL
 
 

@@ -15,7 +15,8 @@ What `size` counts in a row, by probe:
     attention (batch * heads, sequence, head_dim)   fused attention
     lstm (steps, batch, hidden)  one LSTM layer
     op:NAME (elements)         one node of an operator over rows of 256; op:TransposeRows keeps the last axis,
-                               op:Lookup is a Gather out of a tensor that no node has just written
+                               op:Lookup is a Gather out of a tensor that no node has just written, op:MaxOfGiven and
+                               op:SumOfGiven reduce all rows of one to one
                                op:MaxColumns and op:SumColumns reduce all rows, of 250, to one
     rows:NAME (elements, row)  the same over rows of another length, or copies of pieces half as long
     fused:NAME (elements)      what a node adds to the product or convolution before it; next to nothing where fused
@@ -196,11 +197,9 @@ def _counts(device: Device, *, slow: bool = False) -> tuple[int, ...]:
 
 
 def _columns(device: Device) -> list[Series]:
-    """Return what is reduced over rows, of about the usual length and of larger ones."""
-    on_cpu = device.kind == Device.CPU.kind
+    """Return what is reduced over rows, of about the usual length and of a larger one."""
     usual = [operators.operator(name, _counts(device)[1:]) for name in operators.COLUMNS]
-    lengths = (operators.COLUMNS_WIDE, operators.COLUMNS_ALIGNED) if on_cpu else (operators.COLUMNS_WIDE,)
-    return [*usual, *(operators.by_row(name, length, _COUNTS[2:]) for length in lengths for name in operators.COLUMNS)]
+    return [*usual, *(operators.by_row(name, operators.COLUMNS_WIDE, _COUNTS[2:]) for name in operators.COLUMNS)]
 
 
 def _finer(device: Device) -> _Plan:

@@ -11,7 +11,17 @@ from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import TensorType
 
-__all__ = ["additions", "copied", "lone_product", "lookup", "readback", "transfers", "turned_sign", "upload"]
+__all__ = [
+    "additions",
+    "copied",
+    "lone_product",
+    "lookup",
+    "readback",
+    "reduced",
+    "transfers",
+    "turned_sign",
+    "upload",
+]
 
 
 def transfers(inputs: int, outputs: int) -> Graph:
@@ -95,6 +105,15 @@ def lookup() -> Graph:
     (found,) = graph.onnx_node("Gather", [table, rows], types=[TensorType(DType.F32, Shape(["n", "w"]))])
     start, end = (graph.constant(np.full(2, at, np.int64)) for at in (0, 1))
     graph.outputs = list(graph.onnx_node("Slice", [found, start, end], types=[TensorType(DType.F32, Shape([1, 1]))]))
+    return graph
+
+
+def reduced(op_type: str) -> Graph:
+    """Return a graph that reduces all rows of an input (r, w) to one, (1, w)."""
+    graph = Graph("reduced")
+    axis = graph.constant(np.zeros(1, np.int64))
+    kind = TensorType(DType.F32, Shape([1, "w"]))
+    graph.outputs = list(graph.onnx_node(op_type, [graph.input("x", ["r", "w"]), axis], types=[kind]))
     return graph
 
 

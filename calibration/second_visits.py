@@ -36,7 +36,7 @@ def visit(prober: Prober, every: Sequence[Series], deadline_ns: float) -> None:
         prober.once_more(lambda: first_products.measure(prober, deadline_ns, again=True))
     if any(prober.disturbed(row.probe, row.size) for row in prober.rows if row.probe in ("upload", "readback")):
         prober.once_more(lambda: probe_overheads.transfers(prober, deadline_ns))
-    if any(prober.disturbed(row.probe, row.size) for row in prober.rows if row.probe == "op:Lookup"):
+    if any(prober.disturbed(row.probe, row.size) for row in prober.rows if row.probe in probe_given.PROBES):
         prober.once_more(lambda: probe_given.measure(prober, deadline_ns))
     visit_disturbed(prober, every, deadline_ns)
     for series in rest:

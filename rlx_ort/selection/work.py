@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from rlx_ort.selection.op_classes import CLASSES, COPIES, VIEWS, OpClass
 
-__all__ = ["Fact", "Work", "work_of"]
+__all__ = ["OF_GIVEN", "Fact", "Work", "work_of"]
+
+OF_GIVEN: Mapping[str, str] = {"Gather": "Lookup", "MaxColumns": "MaxOfGiven", "SumColumns": "SumOfGiven"}
+"""What stands for a node that reads a weight or an input, where another operator stands for one that reads a result."""
 
 _BROADCASTING = frozenset({"Add", "Sub", "Mul", "Div"})
 _REDUCING = ("Reduce", "Arg")  # what names of operators that reduce begin with

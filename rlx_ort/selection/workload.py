@@ -19,7 +19,7 @@ from rlx_ort.converters.to_onnx.outline import Outline
 from rlx_ort.converters.to_onnx.records import NodeRecord, Pattern
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import TensorType, ValueType
-from rlx_ort.selection.work import Fact, Work, work_of
+from rlx_ort.selection.work import OF_GIVEN, Fact, Work, work_of
 
 __all__ = ["DEFAULT_DIM", "Step", "Work", "Workload", "workload_of"]
 
@@ -145,7 +145,7 @@ class _Reader:
         busy = [node for node, step in zip(self.outline.nodes, steps, strict=True) if step != _FREE]
         read = set(chain.from_iterable([node.input_names for node in busy]))
         written = set(chain.from_iterable([node.output_names for node in busy]))
-        self._mark_lookups(steps)
+        self._mark_given(steps)
         counts = self._with_residents(Counter(steps))
         self._mark_first(steps, counts)
         inputs = self._sizes(self.outline.input_types)
@@ -172,16 +172,19 @@ class _Reader:
             self.works = [work._replace(resident=resident) if work.kind == "gemm" else work for work in self.works]
         return counts
 
-    def _mark_lookups(self, steps: list[int]) -> None:
-        """Tell lookups in a weight or an input from copies out of what another node has just written."""
-        if not any(work.like == "Gather" for work in self.works):
+    def _mark_given(self, steps: list[int]) -> None:
+        """Tell what looks up or reduces a weight or an input from what does so to a result that was just written."""
+        if not any(work.like in OF_GIVEN for work in self.works):
             return
         given = self.outline.input_types
         for at, (node, step) in enumerate(zip(self.outline.nodes, steps, strict=True)):
-            if step != _FREE and node.op_type == "Gather":
-                table = node.input_names[0]
-                if table in given or table not in self.run_time:
-                    steps[at] = self._number_work(self.works[step]._replace(like="Lookup"))
+            if step == _FREE:
+                continue
+            work = self.works[step]
+            if work.like in OF_GIVEN and (work.like != "Gather" or node.op_type == "Gather"):
+                data = node.input_names[0]
+                if data in given or data not in self.run_time:
+                    steps[at] = self._number_work(work._replace(like=OF_GIVEN[work.like]))
 
     def _mark_first(self, steps: list[int], counts: Counter[int]) -> None:
         """Tell the first product of a run what it multiplies: an input, or what another node has written."""

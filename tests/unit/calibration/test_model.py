@@ -255,6 +255,23 @@ def test_a_lookup_has_rows_of_its_own_or_those_of_a_copy(here: Any) -> None:
     assert both.work_ns(lookup._replace(like="Gather")) == pytest.approx(40_000.0)
 
 
+def test_a_reduction_of_an_input_has_rows_of_its_own_or_those_of_a_result(here: Any) -> None:
+    """Only a CPU's calibration tells the two apart."""
+    computed = Sample("op:MaxColumns", (1 << 18,), 40_000.0)
+    given = Work("op", "MaxOfGiven", (1 << 18, 900))
+    assert model_of(here, computed).work_ns(given) == pytest.approx(40_000.0)
+    both = model_of(here, computed, Sample("op:MaxOfGiven", (1 << 18,), 15_000.0))
+    assert both.work_ns(given) == pytest.approx(15_000.0)
+    assert both.work_ns(given._replace(like="MaxColumns")) == pytest.approx(40_000.0)
+
+
+def test_a_few_long_rows_do_not_tell_what_many_take(here: Any) -> None:
+    """Sixteen rows keep a core or two busy: the usual ones tell more about a thousand long ones."""
+    usual = (Sample("op:ReduceMean", (1 << 14,), 8_000.0), Sample("op:ReduceMean", (1 << 20,), 30_000.0))
+    few = Sample("rows:ReduceMean", (1 << 14, 1024), 11_000.0)
+    assert model_of(here, *usual, few).work_ns(Work("op", "ReduceMean", (1 << 20, 1024))) == pytest.approx(30_000.0)
+
+
 def test_the_length_of_a_row_counts_where_it_was_measured(here: Any) -> None:
     """Rows a quarter as long take three times as long in all, as they were seen to."""
     usual = (Sample("op:Softmax", (1024,), 2000.0), Sample("op:Softmax", (1 << 20,), 200_000.0))

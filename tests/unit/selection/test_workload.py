@@ -283,9 +283,27 @@ def test_work_over_rows_says_how_long_they_are(build: Callable[[Graph, Value], V
 def test_a_reduction_says_whether_it_leaves_the_last_axis(build: Callable[[Graph, Value], Value], like: str) -> None:
     """Engines have other kernels for that, which take several times as long."""
     graph = Graph("reduced")
-    graph.outputs = [build(graph, graph.input("x", [4, 5, 6]))]
-    (work,) = [step.work for step in workload(graph).steps if step.work is not None]
+    graph.outputs = [build(graph, graph.softmax(graph.input("x", [4, 5, 6])))]
+    _, work = [step.work for step in workload(graph).steps if step.work is not None]
     assert work.like == like
+
+
+@pytest.mark.parametrize(
+    ("build", "like"),
+    [
+        (lambda g, x: g.max(x, [0]), "MaxOfGiven"),
+        (lambda g, x: g.max(g.param("w", [4, 5, 6]) + x, [0]), "MaxColumns"),
+        (lambda g, x: g.sum(x, [1]), "SumOfGiven"),
+        (lambda g, x: g.max(x, [2]), "ReduceMean"),
+    ],
+)
+def test_reducing_an_input_is_told_from_reducing_what_was_just_written(
+    build: Callable[[Graph, Value], Value], like: str
+) -> None:
+    """Each core finds its columns of an input where they have always been; within rows that makes no difference."""
+    graph = Graph("given")
+    graph.outputs = [build(graph, graph.input("x", [4, 5, 6]))]
+    assert [work.like for work in workload(graph).works if work is not None][-1] == like
 
 
 def test_a_square_says_nothing_so_that_rows_are_reduced() -> None:
