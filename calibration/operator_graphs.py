@@ -85,11 +85,13 @@ def _transpose_rows(chain: Chain, first: Value, width: int) -> Value:
 
 
 def _gather(chain: Chain, first: Value, width: int) -> Value:
+    """Add what was looked up to what it was looked up in, as models do: another lookup finds more in the caches."""
     rows = chain.graph.inputs
     index = next((value for value in rows if value.name == "rows"), None)
     if index is None:
         index = chain.graph.input("rows", ["d0"], DType.I64)
-    return chain.op("Gather", [chain.value, index], chain.dims, {"axis": 0})
+    found = chain.op("Gather", [chain.value, index], chain.dims, {"axis": 0})
+    return chain.op("Add", [found, chain.value], chain.dims)
 
 
 def _concat(chain: Chain, first: Value, width: int) -> Value:

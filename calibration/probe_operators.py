@@ -69,8 +69,9 @@ BY_ROW = ("LayerNormalization", "Softmax", "ReduceMean", "Gather", "Concat")
 """The operators whose time depends on how long a row is."""
 
 _ROW = 64  # what a head of attention moves at once
-_COMPANIONS = dict.fromkeys(("ReduceMean", *COLUMNS), "dispatch")
-"""A tiny addition is measured with it in a link, and subtracted."""
+_COMPANIONS = {**dict.fromkeys(("ReduceMean", *COLUMNS), "dispatch"), "Gather": "op:Add"}
+"""An addition is measured with it in a link, and subtracted: a tiny one, or one of as many elements. On 16 cores
+3,000 rows of 300 took 70 us to look up in what had just been looked up, and 100 us in what had just been added."""
 
 
 def operator(name: str, counts: tuple[int, ...]) -> Series:

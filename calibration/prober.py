@@ -225,7 +225,7 @@ class Prober(MeasuredRows):
                     break
                 base, begun = self.frames.of(point.shape), self.budget.elapsed_ns
                 found = self.time(compiled, self._feeds(series, point), fresh=fresh)
-                minus = self.of(series.companion, point.size) if series.companion else 0.0
+                minus = self._beside(series, point)
                 share, frame_ns = count * series.nodes, self.frames.pace_ns(point.shape)
                 self.add(
                     series.probe,
@@ -247,6 +247,12 @@ class Prober(MeasuredRows):
         finally:
             if compiled is not None:
                 compiled.close()
+
+    def _beside(self, series: Series, point: Point) -> float:
+        """Return what else a link does takes, at the same size, or for as many elements in rows of any length."""
+        if not series.companion:
+            return 0.0
+        return self.of(series.companion, point.size) or self.of(series.companion, point.size[:1])
 
     def _stretch(self, series: Series) -> int:
         """Return how many times as long a chain is made as it has to be."""

@@ -151,6 +151,17 @@ def test_a_companion_is_taken_off(monkeypatch: pytest.MonkeyPatch) -> None:
     assert machine.prober.of("op:Second", (1000,)) == pytest.approx(0.0, abs=1.0)
 
 
+def test_a_companion_without_lengths_is_taken_off_rows_of_any_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An addition of as many elements takes as long, whatever the length of a row."""
+    machine = Machine(monkeypatch)
+    machine.prober.rows.append(Sample("op:Fake", (1000,), 400.0))
+    machine.prober.run(
+        Series("rows:Second", machine.series(1000).build, (Point((1000,), (1000, 8), 1000.0),), companion="op:Fake"),
+        1e12,
+    )
+    assert machine.prober.of("rows:Second", (1000, 8)) == pytest.approx(600.0, abs=1.0)
+
+
 def test_a_hurried_point_takes_less_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where not everything would be reached, each size gets fewer runs."""
     spent = []
