@@ -184,6 +184,7 @@ def _core(device: Device, *, slow: bool) -> _Plan:
         ("matrix products", [products.skewed(16, 256, (1, 32, 512))]),
         ("matrix products", [] if on_cpu else largest),
         ("row lengths", [operators.by_row(name, 1024, counts[1:3]) for name in operators.BY_ROW[:2]]),
+        ("convolutions", _narrow_convolutions() if on_cpu else []),
         ("convolutions", [layers.conv(probe, 256, pictures[:3]) for probe in _MIXING]),
         ("operators", _columns(device) if on_cpu else []),
         ("operators", [operators.operator(name, counts[2:3]) for name in operators.MORE_OPERATORS] if on_cpu else []),
@@ -194,6 +195,10 @@ def _core(device: Device, *, slow: bool) -> _Plan:
 def _counts(device: Device, *, slow: bool = False) -> tuple[int, ...]:
     """Return the numbers of elements that operators are measured at."""
     return _COUNTS[:3] if slow else _CPU_COUNTS if device.kind == Device.CPU.kind else _COUNTS
+
+
+def _narrow_convolutions() -> list[Series]:
+    return [layers.conv(probe, 16, _PICTURES) for probe in _MIXING]
 
 
 def _columns(device: Device) -> list[Series]:
@@ -214,7 +219,7 @@ def _finer(device: Device) -> _Plan:
         ("operators", [] if on_cpu else [operators.operator(name, _COUNTS[::2]) for name in operators.MORE_OPERATORS]),
         ("operators", [] if on_cpu else _columns(device)),
         ("cold weights", cold if on_cpu else []),
-        ("convolutions", [layers.conv(probe, 16, _PICTURES) for probe in _MIXING]),
+        ("convolutions", [] if on_cpu else _narrow_convolutions()),
         ("matrix products", [squares(16, _ROWS), squares(128, _ROWS)]),
         ("matrix products", [products.skewed(*sides, (1, 32, 512)) for sides in ((64, 1024), (256, 4096))]),
         ("matrix products", [squares(4096, (8, 128, 4096))]),

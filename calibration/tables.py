@@ -60,9 +60,9 @@ class Grid:
     The work is the product of the sizes, each to its power. Inside, logarithms are interpolated linearly along each
     axis. Above the grid the time grows half as between the two largest, half with the work: what was held up by
     launches so far may be by its work there. Below, it falls as between the two smallest, but never faster than the
-    work. Points of the grid that were not measured are filled from those beside them along an axis, and at its edges
-    from the nearest measured one: less work takes as long, more work at least as long and at most as much longer, at
-    the best rate that was measured.
+    work. Along an axis with one point, it grows with the work, and falls half as fast. Points of the grid that were
+    not measured are filled from those beside them along an axis, and at its edges from the nearest measured one: less
+    work takes as long, more work at least as long and at most as much longer, at the best rate that was measured.
 
     Args:
         points: sizes -> ns.
@@ -94,7 +94,7 @@ class Grid:
         axis, x, rest = self._axes[len(fixed)], left[0], left[1:]
         power = self._powers[len(fixed)]
         if len(axis) == 1:
-            return self._at((*fixed, axis[0]), rest) + power * max(x - axis[0], 0.0)
+            return self._at((*fixed, axis[0]), rest) + (power if x > axis[0] else power / 2) * (x - axis[0])
         at = min(max(bisect.bisect_right(axis, x), 1), len(axis) - 1)
         low = self._at((*fixed, axis[at - 1]), rest)
         if x == axis[at - 1]:

@@ -69,6 +69,12 @@ def test_above_a_grid_that_does_not_grow_the_time_grows_half_as_the_work() -> No
     assert Grid(points)(10, 40) == pytest.approx(2 * 1000.0)
 
 
+def test_along_an_axis_with_one_point_the_time_falls_half_as_fast_as_it_grows() -> None:
+    """A fourth of the channels are a sixteenth of the work: a fourth of the time, between none less and all of it."""
+    grid = Grid({(m, 64.0): 100.0 * m for m in (1.0, 100.0)}, (1, 2))
+    assert (grid(10, 128), grid(10, 16)) == pytest.approx((4 * 1000.0, 1000.0 / 4))
+
+
 def test_a_point_that_was_not_measured_is_filled_at_the_best_measured_rate() -> None:
     """The missing corner has ten times the work of (1, 10), but (10, 1) shows that 70 ns a unit are possible."""
     grid = Grid({(1, 1): 100.0, (1, 10): 1000.0, (10, 1): 700.0})
