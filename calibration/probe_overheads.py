@@ -26,7 +26,7 @@ __all__ = ["again", "anchor", "overheads", "transfers"]
 _SMALL = 4  # elements of a small tensor
 _EXTRA = 7  # more inputs, or outputs, than the smallest graph has
 _ROUNDS = 3
-_QUICK_SIZES = 4  # of a transfer: up to 64 KiB, a tenth of a millisecond each
+_QUICK_SIZES = 4  # of a transfer, up to 64 KiB
 
 
 def anchor(prober: Prober) -> CompiledGraph:

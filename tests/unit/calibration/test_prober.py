@@ -249,17 +249,23 @@ class SteadyPace:
         return self.ns
 
 
-def test_a_row_from_a_disturbed_host_gives_way_to_one_that_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where the later one took longer: a frame that was slowed down makes what is left too little."""
+def calm_after_a_row(monkeypatch: pytest.MonkeyPatch, first_ns: float) -> Machine:
+    """Return a machine that has measured a row of so many ns on a disturbed host, which is calm now."""
     machine = Machine(monkeypatch)
     pace = SteadyPace()
     monkeypatch.setattr(machine.prober, "pace", pace)
     pace.ns = 150.0
     machine.prober.run(machine.series(1000), 1e12)
     assert machine.prober.disturbed("op:Fake", (1000,))
-    machine.prober.rows = [Sample("op:Fake", (1000,), 700.0)]
+    machine.prober.rows = [Sample("op:Fake", (1000,), first_ns)]
     pace.ns = 50.0
     machine.prober.frames.forget(pace.limit_ns)
+    return machine
+
+
+def test_a_row_from_a_disturbed_host_gives_way_to_one_that_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the later one took longer: a frame that was slowed down makes what is left too little."""
+    machine = calm_after_a_row(monkeypatch, 700.0)
     machine.prober.revisit(machine.series(1000), 1e12, disturbed=True)
     assert machine.rows() == {(1000,): pytest.approx(1000.0)}
     assert not machine.prober.disturbed("op:Fake", (1000,))
@@ -270,15 +276,7 @@ def test_of_products_in_two_sessions_the_quicker_one_counts(
     monkeypatch: pytest.MonkeyPatch, first_ns: float, kept_ns: float
 ) -> None:
     """Whether it was disturbed or not: a session may be slow on a host that is as usual."""
-    machine = Machine(monkeypatch)
-    pace = SteadyPace()
-    monkeypatch.setattr(machine.prober, "pace", pace)
-    pace.ns = 150.0
-    machine.prober.run(machine.series(1000), 1e12)
-    assert machine.prober.disturbed("op:Fake", (1000,))
-    machine.prober.rows = [Sample("op:Fake", (1000,), first_ns)]
-    pace.ns = 50.0
-    machine.prober.frames.forget(pace.limit_ns)
+    machine = calm_after_a_row(monkeypatch, first_ns)
     machine.prober.revisit(machine.series(1000), 1e12, quickest=True)
     assert machine.rows() == {(1000,): pytest.approx(kept_ns)}
 
