@@ -60,7 +60,9 @@ class MeasuredCostModel:
         self._dispatch = self._single("dispatch")
         self._tensor_in = self._single("tensor_in")
         self._tensor_out = self._single("tensor_out")
-        alone, after, chained = (self._rows.get((probe, "f32"), {}) for probe in ("alone", "after", "gemm"))
+        alone, after = (self._rows.get((probe, "f32"), {}) for probe in ("alone", "after"))
+        self._products: dict[str, ProductTable] = {}
+        chained = {size: self._product("f32")(*size) for size in (*alone, *after)}
         # A CPU has no launch to wait for, so one alone saves time or nothing; and waiting for other cores saves none.
         self._first = {
             "input": LoneProducts(alone, chained, launched=False, shares=(0.0, 1.0))
@@ -70,7 +72,6 @@ class MeasuredCostModel:
         }
         self._factor_of = dict(profile.corrections)
         self._moved = self._factor_of.get("transfer", 1.0)
-        self._products: dict[str, ProductTable] = {}
         self._known: dict[Work, float] = {}
         self._curves: dict[str, Curve] = {}
         self._grids: dict[str, Grid] = {}

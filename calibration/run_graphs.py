@@ -63,11 +63,11 @@ def turned_sign(*, whole: bool) -> Graph:
     return graph
 
 
-def lone_product(m: int, side: int) -> Graph:
-    """Return one product of an input (m, side) and a square weight."""
+def lone_product(m: int, k: int, n: int) -> Graph:
+    """Return one product of an input (m, k) and a weight (k, n)."""
     graph = Graph("lone")
-    x, kind = graph.input("x", [m, side]), TensorType(DType.F32, Shape([m, side]))
-    graph.outputs = list(graph.onnx_node("MatMul", [x, _square(graph, side)], types=[kind]))
+    x, kind = graph.input("x", [m, k]), TensorType(DType.F32, Shape([m, n]))
+    graph.outputs = list(graph.onnx_node("MatMul", [x, _weight(graph, k, n)], types=[kind]))
     return graph
 
 
@@ -83,7 +83,7 @@ def copied(side: int, lookups: int, *, multiplied: bool) -> Graph:
     parts = [graph.onnx_node("Gather", [table, rows], types=[narrow])[0] for rows in numbers]
     (rows,) = graph.onnx_node("Concat", parts, {"axis": 1}, types=[wide])
     if multiplied:
-        (rows,) = graph.onnx_node("MatMul", [rows, _square(graph, side)], types=[wide])
+        (rows,) = graph.onnx_node("MatMul", [rows, _weight(graph, side, side)], types=[wide])
     graph.outputs = [rows]
     return graph
 
@@ -123,8 +123,8 @@ def _first_of(graph: Graph, value: Value) -> Value:
     return graph.onnx_node("Slice", [value, *ends], types=[TensorType(DType.F32, Shape([1]))])[0]
 
 
-def _square(graph: Graph, side: int) -> Value:
-    """Add a square weight to a graph."""
-    data = np.resize(np.random.default_rng(0).standard_normal(1 << 16).astype(np.float32), (side, side))
-    graph.weights["w"] = TensorData.from_array(data * np.float32(side**-0.5), DType.F32)
-    return graph.param("w", [side, side])
+def _weight(graph: Graph, k: int, n: int) -> Value:
+    """Add a weight (k, n) to a graph."""
+    data = np.resize(np.random.default_rng(0).standard_normal(1 << 16).astype(np.float32), (k, n))
+    graph.weights["w"] = TensorData.from_array(data * np.float32(k**-0.5), DType.F32)
+    return graph.param("w", [k, n])

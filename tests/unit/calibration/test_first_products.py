@@ -38,6 +38,14 @@ def test_a_product_alone_is_what_is_left_of_a_run_without_the_round_trip(monkeyp
     assert machine.rows("alone") == pytest.approx({(1, 256, 256): _PRODUCT, (32, 256, 256): 32 * _PRODUCT})
 
 
+def test_a_skewed_product_alone_is_measured_where_the_square_of_its_size_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a chain of skewed products takes more, where each core fetches rows from others, is not its."""
+    machine = machine_of(monkeypatch)
+    machine.prober.rows.append(Sample("gemm", (128, 512, 512), 1e4))
+    first_products.measure(machine.prober, 1e12)
+    assert machine.rows("alone")[128, 256, 1024] == pytest.approx(128 * _PRODUCT)
+
+
 def test_a_product_after_a_copy_is_what_it_adds_to_the_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     """The copy's own time is taken off, the wait that the two cause is not."""
     machine = machine_of(monkeypatch)

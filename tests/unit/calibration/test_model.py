@@ -182,6 +182,15 @@ def test_a_product_alone_is_like_the_nearest_that_was_measured(here: Any) -> Non
     assert alone == pytest.approx([5e4, 9e4], rel=0.01)
 
 
+def test_a_skewed_product_alone_is_told_by_a_skewed_one(here: Any) -> None:
+    """In a chain its skew takes half as long again; alone it takes as long as a square."""
+    square, skewed = (128, 512, 512), (128, 256, 1024)
+    rows = [Sample("gemm", square, 1e5), Sample("gemm", (32, 256, 1024), 3e4), Sample("gemm", (32, 512, 512), 2e4)]
+    model = model_of(here, *rows, Sample("alone", skewed, 1e5))
+    assert model.work_ns(Work("gemm", "MatMul", skewed)) == pytest.approx(1.5e5)
+    assert model.work_ns(Work("gemm", "MatMul", skewed, first="input")) == pytest.approx(1e5)
+
+
 def test_the_first_product_after_another_node_takes_a_share_longer(here: Any) -> None:
     """The node waits for every core that has read its rows before, which costs more for more rows: it is no launch."""
     model = model_of(here, Sample("gemm", (8, 64, 64), 5000.0), Sample("after", (8, 64, 64), 10_000.0))
