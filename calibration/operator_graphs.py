@@ -85,13 +85,16 @@ def _transpose_rows(chain: Chain, first: Value, width: int) -> Value:
 
 
 def _gather(chain: Chain, first: Value, width: int) -> Value:
-    """Add what was looked up to what it was looked up in, as models do: another lookup finds more in the caches."""
     rows = chain.graph.inputs
     index = next((value for value in rows if value.name == "rows"), None)
     if index is None:
         index = chain.graph.input("rows", ["d0"], DType.I64)
-    found = chain.op("Gather", [chain.value, index], chain.dims, {"axis": 0})
-    return chain.op("Add", [found, chain.value], chain.dims)
+    return chain.op("Gather", [chain.value, index], chain.dims, {"axis": 0})
+
+
+def _gather_added(chain: Chain, first: Value, width: int) -> Value:
+    """Add what was looked up to what it was looked up in, as models do: another lookup finds more in the caches."""
+    return chain.op("Add", [_gather(chain, first, width), chain.value], chain.dims)
 
 
 def _concat(chain: Chain, first: Value, width: int) -> Value:
@@ -123,6 +126,7 @@ _LINKS: dict[str, Callable[[Chain, Value, int], Value]] = {
     "Transpose": _transpose,
     "TransposeRows": _transpose_rows,
     "Gather": _gather,
+    "GatherAdded": _gather_added,
     "Concat": _concat,
     "Reshape": _reshape,
 }

@@ -69,32 +69,38 @@ BY_ROW = ("LayerNormalization", "Softmax", "ReduceMean", "Gather", "Concat")
 """The operators whose time depends on how long a row is."""
 
 _ROW = 64  # what a head of attention moves at once
-_COMPANIONS = {**dict.fromkeys(("ReduceMean", *COLUMNS), "dispatch"), "Gather": "op:Add"}
-"""An addition is measured with it in a link, and subtracted: a tiny one, or one of as many elements. On 16 cores
-3,000 rows of 300 took 70 us to look up in what had just been looked up, and 100 us in what had just been added."""
+_COMPANIONS = dict.fromkeys(("ReduceMean", *COLUMNS), "dispatch")
+"""A tiny addition is measured with it in a link, and subtracted."""
 
 
-def operator(name: str, counts: tuple[int, ...]) -> Series:
-    """Return the series of an operator over so many elements; the engine optimises nothing away."""
+def operator(name: str, counts: tuple[int, ...], *, added: bool = False) -> Series:
+    """Return the series of an operator over so many elements; the engine optimises nothing away.
+
+    With `added`, a lookup is measured in turn with an addition of as many elements, which is subtracted. On 16 cores
+    3,000 rows of 300 took 70 us to look up in what had just been looked up, and 100 us in what had just been added. On
+    an accelerator both wait for their launch, and the difference is noise: 1.0 to 10.4 us in five runs on CUDA, where a
+    lookup takes 3.8.
+    """
     points = tuple(Point(_shape(name, count), (count,), float(count)) for count in counts)
-    return _series(f"op:{name}", name, COLUMNS_NARROW if name in COLUMNS else USUAL, points)
+    return _series(f"op:{name}", name, COLUMNS_NARROW if name in COLUMNS else USUAL, points, added=added)
 
 
-def by_row(name: str, length: int, counts: tuple[int, ...]) -> Series:
-    """Return the series of an operator over so many elements in rows of another length."""
+def by_row(name: str, length: int, counts: tuple[int, ...], *, added: bool = False) -> Series:
+    """Return the series of an operator over so many elements in rows of another length; `added` as in `operator`."""
     points = tuple(Point((count // length, length), (count, length), float(count)) for count in counts)
-    return _series(f"rows:{name}", name, length, points)
+    return _series(f"rows:{name}", name, length, points, added=added)
 
 
-def _series(probe: str, name: str, width: int, points: tuple[Point, ...]) -> Series:
+def _series(probe: str, name: str, width: int, points: tuple[Point, ...], *, added: bool) -> Series:
+    in_turn = added and name == "Gather"
     return Series(
         probe,
-        lambda links: elementwise(name, links, width),
+        lambda links: elementwise("GatherAdded" if in_turn else name, links, width),
         points,
         4 if name in NODES_A_LINK or name in COLUMNS else 8,
         options=CompileOptions(optimization=OptimizationLevel.OFF),
         nodes=NODES_A_LINK.get(name, 1),
-        companion=_COMPANIONS.get(name, ""),
+        companion="op:Add" if in_turn else _COMPANIONS.get(name, ""),
         feeds=_rows if name == "Gather" else None,
     )
 
