@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -32,9 +33,10 @@ _ONCE_MORE = 0.25  # of the time for graphs is for measuring them a second time
 
 
 class _Measured(NamedTuple):
-    """A graph that was measured; `compiled` is None where its session is closed."""
+    """A graph that was measured, and how fast the host was; `compiled` is None where its session is closed."""
 
     reference: Reference
+    pace_ns: float
     graph: Graph
     inputs: Mapping[str, Any]
     compiled: CompiledGraph | None
@@ -44,7 +46,8 @@ def check(profile: CalibrationProfile, prober: Prober) -> CalibrationProfile:
     """Return the profile with references, corrections and errors, from as many graphs as there is time for.
 
     Each is measured twice, first all of them, then all of them again, and the quicker time counts: what else runs on
-    the machine slows a device down for longer than one graph is measured.
+    the machine slows a device down for longer than one graph is measured. What an accelerator took on a disturbed
+    host is left out, since its rows are of an undisturbed one.
     """
     begun = prober.budget.elapsed_ns
     try:
@@ -56,12 +59,16 @@ def check(profile: CalibrationProfile, prober: Prober) -> CalibrationProfile:
     measured: list[_Measured] = []
     try:
         _all(model, prober, measured)
-        found = [_once_more(one, prober) for one in measured]
+        again = [_once_more(one, prober) for one in measured]
     finally:
         for one in measured:
             if one.compiled is not None:
                 one.compiled.close()
     prober.account("references", begun)
+    limit_ns = prober.pace.limit_ns if prober.launched else math.inf
+    found = [reference for reference, pace_ns in again if pace_ns <= limit_ns]
+    if len(found) < len(again):
+        prober.skipped["disturbed"] = f"{len(again) - len(found)} of {len(again)} graphs, on a disturbed host"
     result = fit(found)
     return dataclasses.replace(
         profile,
@@ -116,27 +123,28 @@ def _measured(graph: ReferenceGraph, model: MeasuredCostModel, prober: Prober, l
     if prober.device.kind == Device.CPU.kind:  # idle threads would take the cores
         compiled.close()
         kept = None
-    return _Measured(Reference(graph.name, found.ns, _spread(found), terms), built, inputs, kept)
+    reference = Reference(graph.name, found.ns, _spread(found), terms)
+    return _Measured(reference, found.quicker_pace_ns, built, inputs, kept)
 
 
-def _once_more(one: _Measured, prober: Prober) -> Reference:
-    """Return what a graph took, with the quicker of two measurements where there is time for another."""
+def _once_more(one: _Measured, prober: Prober) -> tuple[Reference, float]:
+    """Return what a graph took and how fast the host was, by the quicker of two measurements if there is time."""
     prober.rest()
     first = one.reference
     if not prober.budget.fits(prober.budget.limit_ns, prober.budget.point_ns + _RUNS * first.ns):
-        return first
+        return first, one.pace_ns
     compiled = one.compiled or prober.compile(one.graph)
     try:
         found = prober.time(compiled, one.inputs, fresh=one.compiled is None)
     except FAILURES as err:
         _log.info("%s failed the second time: %s", first.name, err)
-        return first
+        return first, one.pace_ns
     finally:
         if one.compiled is None:
             compiled.close()
     if found is None or found.ns >= first.ns:
-        return first
-    return dataclasses.replace(first, ns=found.ns, spread=_spread(found))
+        return first, one.pace_ns
+    return dataclasses.replace(first, ns=found.ns, spread=_spread(found)), found.quicker_pace_ns
 
 
 def _spread(found: Timed) -> float:

@@ -130,14 +130,20 @@ class Prober(MeasuredRows):
         )
         if found is None:
             return None
-        pace_ns = math.inf if found.spread > _UNSTEADY else max(before, self.pace.now())
-        return dataclasses.replace(found, pace_ns=pace_ns)
+        after = self.pace.now()
+        pace_ns = math.inf if found.spread > _UNSTEADY else max(before, after)
+        return dataclasses.replace(found, pace_ns=pace_ns, quicker_pace_ns=min(before, after))
 
     def launches(self, roundtrip_ns: float, dispatch_ns: float) -> None:
         """Tell what a round trip and a node take, which decides how long chains must be."""
         self.frames.roundtrip_ns, self.dispatch_ns = roundtrip_ns, dispatch_ns
         if dispatch_ns < _SLOW_DISPATCH_NS:
             self._trip_chains = roundtrip_ns / (_LEAST_CHAIN * dispatch_ns + 1)
+
+    @property
+    def launched(self) -> bool:
+        """Whether nodes are launched to an accelerator: not so on a CPU, nor on a GPU in software, which is one."""
+        return self.device.kind != Device.CPU.kind and self.dispatch_ns < _SLOW_DISPATCH_NS
 
     def step(self, what: str) -> None:
         """Tell the progress; the first step is at 0."""
@@ -182,7 +188,15 @@ class Prober(MeasuredRows):
         """Return how far the worst row of a series was disturbed, as a share of its time."""
         return self.worst(series.probe, [point.size for point in series.points], series.label)
 
-    def revisit(self, series: Series, deadline_ns: float, *, disturbed: bool = False, quickest: bool = False) -> None:
+    def revisit(
+        self,
+        series: Series,
+        deadline_ns: float,
+        *,
+        disturbed: bool = False,
+        quickest: bool = False,
+        mean: bool = False,
+    ) -> None:
         """Time a chain once more, seconds after the first time, and keep the better row of each size.
 
         Args:
@@ -190,6 +204,7 @@ class Prober(MeasuredRows):
             deadline_ns: when it should be through, counted from the budget's start.
             disturbed: only sizes that were measured on a disturbed host.
             quickest: the quicker row is the better one in any case.
+            mean: neither is better, and the mean counts.
         """
         points = series.points
         if disturbed:
@@ -199,7 +214,7 @@ class Prober(MeasuredRows):
         preparing_ns = len(points) * statistics.median(extras) if extras else 0.0
         if points and self.budget.fits(deadline_ns, preparing_ns):
             again = dataclasses.replace(series, points=points)
-            self.once_more(lambda: self.run(again, deadline_ns), quickest=quickest)
+            self.once_more(lambda: self.run(again, deadline_ns), quickest=quickest, mean=mean)
 
     def _run(self, series: Series, deadline_ns: float, patience_ns: float) -> None:
         count = series.links * self._stretch(series)

@@ -35,6 +35,7 @@ from rlx_ort.calibration import probe_layers as layers
 from rlx_ort.calibration import probe_operators as operators
 from rlx_ort.calibration import probe_overheads as first
 from rlx_ort.calibration import probe_products as products
+from rlx_ort.calibration.host_speed import launched_undisturbed
 from rlx_ort.calibration.prober import Prober
 from rlx_ort.calibration.references import REFERENCES
 from rlx_ort.calibration.series import Series
@@ -91,6 +92,8 @@ def measure(prober: Prober) -> None:
         first.again(prober)
         if not prober.quick:
             second_visits.visit(prober, _series(plan), deadline_ns + _shares(prober.device).once_more * limit_ns)
+        if prober.launched:
+            prober.rows = launched_undisturbed(prober.rows, prober.slower)
         products.subtract(prober)
     finally:
         if kept is not None:

@@ -23,14 +23,16 @@ class Timed:
 
     What else runs on the machine only makes runs longer: where half of them were disturbed, the median says nothing.
 
-    `pace_ns` is how fast the host was meanwhile, see `Pace`; 0 where nobody looked, infinite where the runs were far
-    apart.
+    `pace_ns` is how fast the host was meanwhile, see `Pace`, by the slower one of two looks, before and after; 0 where
+    nobody looked, infinite where the runs were far apart. `quicker_pace_ns` is the other look: since the quartile goes
+    by the quicker runs, it tells more about the time itself.
     """
 
     ns: float
     spread: float
     repeats: int
     pace_ns: float = 0.0
+    quicker_pace_ns: float = 0.0
 
 
 class Budget:

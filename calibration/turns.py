@@ -19,6 +19,8 @@ from rlx_ort.errors import CalibrationError
 
 __all__ = ["Turn", "Turns"]
 
+_QUICKER = 0.05  # of the times of the host's loop are quicker than undisturbed: a calibration may meet few such moments
+
 
 class Turns:
     """Hands the machine to one calibration after the other, in the order in which they ask.
@@ -31,7 +33,7 @@ class Turns:
     """
 
     def __init__(self, clock: Clock = time.perf_counter_ns) -> None:
-        self.pace = Pace(clock)
+        self.pace = Pace(clock, _QUICKER)
         self._clock = clock
         self._lock = threading.Lock()
         self._taken = self._stopped = False

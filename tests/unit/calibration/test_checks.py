@@ -100,6 +100,33 @@ def test_the_quicker_of_two_measurements_counts(monkeypatch: pytest.MonkeyPatch,
     assert [(row.name, row.ns) for row in stage.check().references] == [("g0", 2.0 * _MS), ("g1", 3.0 * _MS)]
 
 
+class SlowPace:
+    """A host that is slow from when one graph is compiled to when the next one is."""
+
+    limit_ns = 100.0
+
+    def __init__(self, stage: Stage, name: str) -> None:
+        self.stage = stage
+        self.name = name
+
+    def now(self) -> float:
+        """Return a slow pace while the last graph that ran is the one."""
+        return 150.0 if self.stage.begun[-1] == self.name else 50.0
+
+
+@pytest.mark.parametrize(("dispatch_ns", "kept"), [(3_000.0, ["g0", "g2"]), (50_000.0, ["g0", "g1", "g2"])])
+def test_a_graph_launched_from_a_disturbed_host_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, here: Any, dispatch_ns: float, kept: list[str]
+) -> None:
+    """A GPU in software is no accelerator: what slows the host down slows it down as much."""
+    stage = Stage(monkeypatch, here, {f"g{at}": 2 * _MS for at in range(3)}, limit_s=10.0)
+    monkeypatch.setattr(stage.prober, "pace", SlowPace(stage, "g1"))
+    stage.prober.launches(1e5, dispatch_ns)
+    found = stage.check()
+    assert [row.name for row in found.references] == kept
+    assert found.skipped.get("disturbed", "").startswith("1 of 3" if len(kept) == 2 else "")
+
+
 def test_sessions_are_closed_at_the_end(monkeypatch: pytest.MonkeyPatch, here: Any) -> None:
     """Between the two measurements they stay open."""
     stage = Stage(monkeypatch, here, {"g0": 2 * _MS, "g1": 3 * _MS, "g2": 0}, limit_s=10.0)

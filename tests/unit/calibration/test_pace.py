@@ -60,6 +60,14 @@ def test_a_host_that_is_always_busy_is_as_usual() -> None:
     assert found[-1] <= pace.limit_ns
 
 
+def test_a_calibration_takes_few_quick_loops_for_the_usual_ones() -> None:
+    """Eight of a hundred: the host is slow nearly all the time that it takes."""
+    pace = Pace(Clock(_loops(*[13] * 24, *[26] * 276)), 0.05)
+    found = [pace.now() for _ in range(100)]
+    assert pace.usual_ns == 13
+    assert found[-1] > pace.limit_ns
+
+
 def test_what_was_told_counts_until_the_usual_pace_is_known() -> None:
     """A fifth above the 13 that were usual when a device was calibrated."""
     pace = Pace(Clock([26]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -239,7 +240,7 @@ def test_a_second_visit_without_time_takes_nothing_away(monkeypatch: pytest.Monk
 class SteadyPace:
     """A pace that the test sets; anything above 100 is slow."""
 
-    limit_ns = 100.0
+    limit_ns, usual_ns = 100.0, 80.0
 
     def __init__(self) -> None:
         self.ns = 50.0
@@ -279,6 +280,37 @@ def test_of_products_in_two_sessions_the_quicker_one_counts(
     machine = calm_after_a_row(monkeypatch, first_ns)
     machine.prober.revisit(machine.series(1000), 1e12, quickest=True)
     assert machine.rows() == {(1000,): pytest.approx(kept_ns)}
+
+
+def test_of_two_sessions_of_which_neither_is_better_the_mean_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The geometric one, of 4000 and 1000."""
+    machine = calm_after_a_row(monkeypatch, 4000.0)
+    machine.prober.revisit(machine.series(1000), 1e12, mean=True)
+    assert machine.rows() == {(1000,): pytest.approx(2000.0)}
+
+
+def test_how_much_slower_the_host_was_is_told_of_each_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By half for one, within the limit for the other."""
+    machine = Machine(monkeypatch)
+    pace = SteadyPace()
+    monkeypatch.setattr(machine.prober, "pace", pace)
+    for size, ns in ((1000, 150.0), (2000, 90.0)):
+        pace.ns = ns
+        machine.prober.run(machine.series(size), 1e12)
+    slower = {row.size: machine.prober.slower(row) for row in machine.prober.rows}
+    assert slower == {(1000,): pytest.approx(150 / pace.usual_ns), (2000,): 1.0}
+
+
+def test_a_row_keeps_how_slow_the_host_was_when_a_later_one_is_worse(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first row stays, and it is not of a disturbed host."""
+    machine = Machine(monkeypatch)
+    pace = SteadyPace()
+    monkeypatch.setattr(machine.prober, "pace", pace)
+    machine.prober.run(machine.series(1000), 1e12)
+    machine.prober.rows = [dataclasses.replace(row, ns=row.ns - 1.0) for row in machine.prober.rows]
+    pace.ns = 150.0
+    machine.prober.revisit(machine.series(1000), 1e12)
+    assert [machine.prober.slower(row) for row in machine.prober.rows] == [1.0]
 
 
 def test_only_disturbed_sizes_are_measured_once_more(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,9 +23,7 @@ def visited(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, tuple[int, ...],
     """What is measured again: probe, rows, and whether only what was disturbed."""
     found: list[tuple[str, tuple[int, ...], bool]] = []
 
-    def revisit(
-        prober: Prober, of: Series, deadline_ns: float, *, disturbed: bool = False, quickest: bool = False
-    ) -> None:
+    def revisit(prober: Prober, of: Series, deadline_ns: float, *, disturbed: bool = False, **kept: bool) -> None:
         found.append((of.probe, tuple(point.size[0] for point in of.points), disturbed))
 
     monkeypatch.setattr(Prober, "revisit", revisit)
@@ -59,3 +57,18 @@ def test_an_accelerator_measures_again_what_was_disturbed_before_all_of_it(
     second_visits.visit(prober_of(Device.CUDA), EVERY, 1e12)
     assert all(disturbed for _, _, disturbed in visited[1:4])
     assert visited[4:] == [("op:Add", (8,), False), ("gemm", (1, 8, 512), False)]
+
+
+@pytest.mark.parametrize(("side", "kept"), [(2048, "quickest"), (2560, "mean")])
+def test_beyond_the_caches_the_mean_of_two_sessions_counts(
+    monkeypatch: pytest.MonkeyPatch, side: int, kept: str
+) -> None:
+    """There most sessions are slow ones; a smaller weight is slow in few of them."""
+    asked: list[set[str]] = []
+    monkeypatch.setattr(
+        Prober, "revisit", lambda *rest, **how: asked.append({name for name, wanted in how.items() if wanted})
+    )
+    monkeypatch.setattr(first_products, "measure", lambda *rest, **more: None)
+    points = (Point((1, side), (1, side, side), 1.0),)
+    second_visits.visit(prober_of(Device.CPU), [Series("gemm", lambda links: Graph("none"), points)], 1e12)
+    assert asked[0] == {kept}
