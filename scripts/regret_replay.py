@@ -20,7 +20,7 @@ from pathlib import Path
 
 from regret.cases import cases
 from regret.measure import Outcome
-from regret.tables import summary_lines, tables
+from regret.tables import by_family, summary_lines, tables
 from rlx_ort.calibration.checks import terms_by_class
 from rlx_ort.calibration.corrections import fit
 from rlx_ort.calibration.model import MeasuredCostModel
@@ -68,7 +68,7 @@ def _replayed(folder: Path, *, refit: bool) -> tuple[list[Outcome], float]:
         outcome = Outcome(row["family"], row["name"], predicted, measured=row["measured"], blocks=row["blocks"])
         outcome.chosen = min(predicted, key=lambda label: predicted[label])
         outcomes.append(outcome)
-    return outcomes, moved
+    return by_family(outcomes), moved
 
 
 def _model(folder: Path, label: str, *, refit: bool) -> MeasuredCostModel:

@@ -26,7 +26,7 @@ from typing import Any
 from regret.cases import cases
 from regret.engine_policies import POLICIES, measure_policy
 from regret.measure import Limits, Outcome, kept_awake, measure_case
-from regret.tables import summary_lines, tables
+from regret.tables import by_family, summary_lines, tables
 from rlx_ort.calibration import store
 from rlx_ort.calibration.calibrate import calibrate_together
 from rlx_ort.calibration.pace import Pace
@@ -67,6 +67,8 @@ def main() -> None:
     policies: list[dict[str, Any]] = []
     left_out = []
     pace = Pace(time.perf_counter_ns)
+    for profile in filter(None, (store.find(device).profile for device in devices)):
+        pace.remember(profile.pace_ns)
     with kept_awake(devices):
         for case in cases():
             if chosen.only not in case.name:
@@ -99,7 +101,12 @@ def main() -> None:
         "engine_policies": policies,
     }
     (chosen.out / "regret.json").write_text(json.dumps(document, indent=1), encoding="utf-8")
-    lines = [*tables(outcomes), "", *summary_lines(outcomes, policies, profiles), f"left out: {left_out or 'none'}"]
+    lines = [
+        *tables(by_family(outcomes)),
+        "",
+        *summary_lines(outcomes, policies, profiles),
+        f"left out: {left_out or 'none'}",
+    ]
     (chosen.out / "regret.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
     print("\n".join(lines))
 

@@ -10,7 +10,13 @@ from typing import Any
 from regret.engine_policies import POLICIES
 from regret.measure import Outcome
 
-__all__ = ["summary_lines", "tables"]
+__all__ = ["by_family", "summary_lines", "tables"]
+
+
+def by_family(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """Return the outcomes of each family together, in the order in which they were measured."""
+    families = list(dict.fromkeys(outcome.family for outcome in outcomes))
+    return sorted(outcomes, key=lambda outcome: families.index(outcome.family))
 
 
 def tables(outcomes: Sequence[Outcome]) -> list[str]:
