@@ -53,6 +53,8 @@ def measure(prober: Prober, deadline_ns: float, *, again: bool = False) -> None:
     full = (*_ALONE, *_ALONE_ON_CPU) if on_cpu else _ALONE
     for size in _ALONE_QUICK if prober.quick else full:
         if on_cpu or not again or prober.disturbed("alone", size):
+            if again and prober.launched:
+                prober.await_calm()
             _alone(prober, size, deadline_ns)
     prober.account("alone", begun)
     if on_cpu and not prober.quick:

@@ -110,6 +110,7 @@ def _in_turn(prober: Prober, tiny: Sequence[Graph]) -> list[Timed | None]:
             stack.callback(compiled.close)
             ready.append((compiled, {value.name: np.ones(_SMALL, np.float32) for value in graph.inputs}))
         for at_round in range(_ROUNDS):
+            prober.await_calm()
             for at, (compiled, feeds) in enumerate(ready):
                 timed, best = prober.time(compiled, feeds, fresh=not at_round), found[at]
                 if timed is not None and (best is None or timed.ns < best.ns):

@@ -6,6 +6,7 @@ import dataclasses
 import logging
 import math
 import statistics
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -39,6 +40,7 @@ _FRESH_SHARE, _WARM_SHARE = 0.4, 0.1  # of a point's time for warming up: after 
 _TIMED_SHARE, _HURRIED_SHARE = 0.35, 0.1  # of a point's time for runs that count, if they are short
 _LONG_CHAIN = 1 / 12  # of what a chain may take at most: a longer one is cut where the session allows it
 _SLOW_DISPATCH_NS = 20_000.0  # a device in software: its nodes stand out of any round trip
+_CALM_TRIES, _CALM_PAUSE_S = 20, 0.005
 _UNSTEADY = 0.15  # of a median: quartiles that are further apart say that other cores than this one were disturbed
 _log = logging.getLogger(__name__)
 
@@ -144,6 +146,16 @@ class Prober(MeasuredRows):
     def launched(self) -> bool:
         """Whether nodes are launched to an accelerator: not so on a CPU, nor on a GPU in software, which is one."""
         return self.device.kind != Device.CPU.kind and self.dispatch_ns < _SLOW_DISPATCH_NS
+
+    def await_calm(self) -> None:
+        """Wait a tenth of a second at most until the host is undisturbed, for what is worth it and timed next.
+
+        Short whiles end in that time: beside an H200 a core was slow for 10 to 70 ms at a time, now and then for 0.2 s.
+        """
+        for _ in range(_CALM_TRIES if not self.quick else 0):
+            if self.pace.now() <= self.pace.limit_ns:
+                return
+            time.sleep(_CALM_PAUSE_S)
 
     def step(self, what: str) -> None:
         """Tell the progress; the first step is at 0."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from rlx_ort.calibration import prober as prober_module
 from rlx_ort.calibration.prober import Prober
 from rlx_ort.calibration.profile import Sample
 from rlx_ort.calibration.series import Point, Series, computing
@@ -311,6 +312,37 @@ def test_a_row_keeps_how_slow_the_host_was_when_a_later_one_is_worse(monkeypatch
     pace.ns = 150.0
     machine.prober.revisit(machine.series(1000), 1e12)
     assert [machine.prober.slower(row) for row in machine.prober.rows] == [1.0]
+
+
+def test_what_is_worth_it_waits_for_a_calm_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The third look finds it calm."""
+    machine, pauses = Machine(monkeypatch), []
+    pace = SteadyPace()
+    monkeypatch.setattr(machine.prober, "pace", pace)
+    pace.ns = 150.0
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        pace.ns = 50.0 if len(pauses) == 2 else 150.0
+
+    monkeypatch.setattr(prober_module.time, "sleep", pause)
+    machine.prober.await_calm()
+    assert len(pauses) == 2
+
+
+@pytest.mark.parametrize(("quick", "most_s"), [(False, 0.1), (True, 0.0)])
+def test_a_host_that_stays_disturbed_is_not_waited_for_long(
+    monkeypatch: pytest.MonkeyPatch, quick: bool, most_s: float
+) -> None:
+    """Nor at all by a short calibration."""
+    machine, pauses = Machine(monkeypatch), []
+    pace = SteadyPace()
+    machine.prober.quick = quick
+    monkeypatch.setattr(machine.prober, "pace", pace)
+    pace.ns = 150.0
+    monkeypatch.setattr(prober_module.time, "sleep", pauses.append)
+    machine.prober.await_calm()
+    assert sum(pauses) == pytest.approx(most_s)
 
 
 def test_only_disturbed_sizes_are_measured_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
