@@ -12,7 +12,7 @@ A row is the time of one operation in nanoseconds, by the lower quartile of its 
 each probe in `rlx_ort.calibration.probes`. `spread` is the distance of the quartiles as a share of the median.
 References are small whole graphs: what they took, and what the rows alone predict for them by class of work. From them
 come the factor that predictions of a class are multiplied by, and the error that is left. `pace_ns` tells how fast the
-host was, see `Pace`; files that were written before it was known have none. `spent` is in seconds.
+undisturbed host was, see `Pace`; files that were written before it was known have none. `spent` is in seconds.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class CalibrationProfile:
         corrections: class of work -> what predictions are multiplied by.
         errors: class of work -> the error to expect of a prediction, as a share.
         spent: probe -> seconds that it took.
-        pace_ns: what the loop of `Pace` usually took while it was measured; 0 where it is not known.
+        pace_ns: what the loop of `Pace` took on the undisturbed host; 0 where it is not known.
     """
 
     key: ProfileKey
