@@ -60,18 +60,10 @@ class MeasuredCostModel:
         self._dispatch = self._single("dispatch")
         self._tensor_in = self._single("tensor_in")
         self._tensor_out = self._single("tensor_out")
-        alone, after = (self._rows.get((probe, "f32"), {}) for probe in ("alone", "after"))
-        self._products: dict[str, ProductTable] = {}
-        chained = {size: self._product("f32")(*size) for size in (*alone, *after)}
-        # A CPU has no launch to wait for, so one alone saves time or nothing; and waiting for other cores saves none.
-        self._first = {
-            "input": LoneProducts(alone, chained, launched=False, shares=(0.0, 1.0))
-            if device.kind == Device.CPU.kind
-            else LoneProducts(alone, chained),
-            "node": LoneProducts(after, chained, launched=False, shares=(1.0, math.inf)),
-        }
         self._factor_of = dict(profile.corrections)
         self._moved = self._factor_of.get("transfer", 1.0)
+        self._first: dict[str, LoneProducts] = {}
+        self._products: dict[str, ProductTable] = {}
         self._known: dict[Work, float] = {}
         self._curves: dict[str, Curve] = {}
         self._grids: dict[str, Grid] = {}
@@ -117,7 +109,7 @@ class MeasuredCostModel:
             known = self._formulas.get(work.kind, self._operator)(work) * work.times * factor
             if work.first:
                 m, k, n = work.size
-                known = self._first[work.first](m, k, n, known)
+                known = self._first_product(work.first)(m, k, n, known)
             if len(self._known) > _MOST_KNOWN:
                 self._known.clear()
             self._known[work] = known
@@ -186,6 +178,21 @@ class MeasuredCostModel:
             cold = self._rows.get(("weights", "f32"), {}) if dtype == "f32" else {}
             rows = {(m, k, n): ns for (m, k, n), ns in self._rows["gemm", dtype].items()}
             table = self._products[dtype] = ProductTable(rows, {size: ns for (size,), ns in cold.items()})
+        return table
+
+    def _first_product(self, reads: str) -> LoneProducts:
+        """Return what the first product of a run takes, which reads an input or what another node has written."""
+        table = self._first.get(reads)
+        if table is None:
+            rows = self._rows.get(("alone" if reads == "input" else "after", "f32"), {})
+            chained = {size: self._product("f32")(*size) for size in rows}
+            if reads == "node":  # waiting for other cores saves no time
+                table = LoneProducts(rows, chained, launched=False, shares=(1.0, math.inf))
+            elif self.device.kind == Device.CPU.kind:  # without a launch to wait for, it saves time or nothing
+                table = LoneProducts(rows, chained, launched=False, shares=(0.0, 1.0))
+            else:
+                table = LoneProducts(rows, chained)
+            self._first[reads] = table
         return table
 
     def _gemm(self, work: Work) -> float:
