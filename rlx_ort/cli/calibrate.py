@@ -45,6 +45,8 @@ def command(names: str | None, quick: bool, show_only: bool, as_json: bool) -> N
         print_json({"devices": rows})
     else:
         _print(rows)
+        if show_only and rows and len(errors) == len(rows):
+            note("nothing is stored; run `rlx-ort calibrate`")
     if errors and len(errors) == len(rows) and not show_only:
         raise errors[0]
 
@@ -127,8 +129,6 @@ def _print(rows: list[dict[str, Any]]) -> None:
         note(
             f"much of {', '.join(noisy_devices)} was noisy: something else is running; calibrate again when it is quiet"
         )
-    if rows and all(row["profile"] is None for row in rows):
-        note("nothing is stored; run `rlx-ort calibrate`")
 
 
 def _is_noisy(profile: dict[str, Any]) -> bool:

@@ -52,6 +52,7 @@ def test_calibrating_a_device_that_is_not_here_fails_with_its_own_exit_code(cli:
     outcome = cli("calibrate", "--device", "tpu")
     assert outcome.code == 6
     assert "cannot be calibrated" in outcome.err
+    assert "run `rlx-ort calibrate`" not in outcome.err  # it just did
 
 
 def test_bench_tells_percentiles_and_the_prediction(cli: Cli, classifier: Path) -> None:
