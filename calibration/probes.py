@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -77,7 +78,7 @@ def measure(prober: Prober) -> None:
         first.overheads(prober)
         limit_ns = prober.budget.limit_ns
         slow = prober.dispatch_ns > _SLOW_DISPATCH_NS
-        plan = _quick(far=prober.frames.slow) if prober.quick else _core(prober.device, slow=slow)
+        plan = _quick(prober.device, far=prober.frames.slow) if prober.quick else _core(prober.device, slow=slow)
         deadline_ns = limit_ns if prober.quick else _finer_ns(prober)
         _follow(prober, plan, _CORE_SHARE * deadline_ns, deadline_ns, 0.0 if prober.quick else _PATIENCE * limit_ns)
         prober.hurried = False
@@ -104,7 +105,7 @@ def _follow(prober: Prober, plan: _Plan, target_ns: float, deadline_ns: float, p
     """Measure a plan's series in order; they hurry where the plan would not be through at the target."""
     limit_ns = prober.budget.limit_ns
     count = sum(len(series) for _, series in plan)
-    begun, done = prober.budget.elapsed_ns, 0
+    begun, taken = prober.budget.elapsed_ns, [0.0]
     for title, group in plan:
         prober.step(title)
         if title == "transfers":
@@ -114,12 +115,12 @@ def _follow(prober: Prober, plan: _Plan, target_ns: float, deadline_ns: float, p
         elif title == "given tensors":
             probe_given.measure(prober, deadline_ns)
         for series in group:
-            now = prober.budget.elapsed_ns
+            now, done = prober.budget.elapsed_ns, len(taken) - 1
             prober.hurried = now - begun > (target_ns - begun) * (done + 1) / count
-            # Nothing takes so much that what comes after it gets nothing.
-            fair = _FAIR * max(deadline_ns - now, 0.0) / (count - done)
+            # Nothing takes so much that what comes after it gets nothing; but less than it takes is time lost.
+            fair = max(_FAIR * max(deadline_ns - now, 0.0) / (count - done), statistics.median(taken))
             prober.run(series, min(now + fair, deadline_ns), patience_ns)
-            done += 1
+            taken.append(prober.budget.elapsed_ns - now)
 
 
 def _series(plan: _Plan) -> list[Series]:
@@ -158,6 +159,7 @@ def _core(device: Device, *, slow: bool) -> _Plan:
     rows, counts = _ROWS[::2] if slow else _ROWS, _counts(device, slow=slow)
     few = (_FEW_ROWS,) if on_cpu else ()
     squares = functools.partial(products.squares, few=on_cpu)
+    conv = functools.partial(layers.conv, on_cpu=on_cpu)
     largest = [dataclasses.replace(squares(4096, rows[:5:2]), once=on_cpu)]
     pictures = _PICTURES[:2] if slow else _PICTURES
     return (
@@ -166,7 +168,9 @@ def _core(device: Device, *, slow: bool) -> _Plan:
         ("transfers", []),
         ("matrix products", [squares(side, (*rows[:5], *few)) for side in (64, 512)]),
         ("operators", [operators.operator(name, counts, added=on_cpu) for name in operators.CORE_OPERATORS[1:]]),
-        ("convolutions", [layers.conv(probe, 64, pictures) for probe in layers.CONVS]),
+        ("convolutions", [conv(probe, 64, pictures) for probe in _MIXING]),
+        # To search for the best algorithm of four depthwise ones of the largest pictures took CUDA 1.1 s.
+        ("convolutions", [conv("depthwise", 64, pictures if on_cpu else pictures[:3])]),
         ("operators", [] if on_cpu else [operators.operator("Add", (1 << 25,))]),
         ("given tensors", []),
         ("fusions with products", products.product_fusions((8, 1024) if slow else (8, 128, 1024, 8192))),
@@ -187,8 +191,8 @@ def _core(device: Device, *, slow: bool) -> _Plan:
         ("matrix products", [products.skewed(16, 256, (1, 32, 512))]),
         ("matrix products", [] if on_cpu else largest),
         ("row lengths", [operators.by_row(name, 1024, counts[1:3]) for name in operators.BY_ROW[:2]]),
-        ("convolutions", _narrow_convolutions() if on_cpu else []),
-        ("convolutions", [layers.conv(probe, 256, pictures[:3]) for probe in _MIXING]),
+        ("convolutions", [] if slow else [conv(probe, 16, pictures if on_cpu else pictures[1:3]) for probe in _MIXING]),
+        ("convolutions", [conv(probe, 256, pictures[:3]) for probe in _MIXING]),
         ("operators", _columns(device) if on_cpu else []),
         ("operators", [operators.operator(name, counts[2:3]) for name in operators.MORE_OPERATORS] if on_cpu else []),
         ("matrix products", largest if on_cpu else []),  # opening it takes a CPU as long as ten others
@@ -198,10 +202,6 @@ def _core(device: Device, *, slow: bool) -> _Plan:
 def _counts(device: Device, *, slow: bool = False) -> tuple[int, ...]:
     """Return the numbers of elements that operators are measured at."""
     return _COUNTS[:3] if slow else _CPU_COUNTS if device.kind == Device.CPU.kind else _COUNTS
-
-
-def _narrow_convolutions() -> list[Series]:
-    return [layers.conv(probe, 16, _PICTURES) for probe in _MIXING]
 
 
 def _columns(device: Device) -> list[Series]:
@@ -222,7 +222,6 @@ def _finer(device: Device) -> _Plan:
         ("operators", [] if on_cpu else [operators.operator(name, _COUNTS[::2]) for name in operators.MORE_OPERATORS]),
         ("operators", [] if on_cpu else _columns(device)),
         ("cold weights", cold if on_cpu else []),
-        ("convolutions", [] if on_cpu else _narrow_convolutions()),
         ("matrix products", [squares(16, _ROWS), squares(128, _ROWS)]),
         ("matrix products", [products.skewed(*sides, (1, 32, 512)) for sides in ((64, 1024), (256, 4096))]),
         ("matrix products", [squares(4096, (8, 128, 4096))]),
@@ -236,20 +235,21 @@ def _finer(device: Device) -> _Plan:
     )
 
 
-def _quick(*, far: bool) -> _Plan:
+def _quick(device: Device, *, far: bool) -> _Plan:
     """Return the short form: two sizes of what matters most.
 
     A device that is far from the host gets no fused attention, which then costs what its products and softmax do: the
     first use on a machine builds its kernel, 1.05 s for WebGPU on an H200, and that is half of the time there is.
     """
     counts = (1 << 10, 1 << 18)
+    conv = functools.partial(layers.conv, on_cpu=device.kind == Device.CPU.kind)
     return (
         ("matrix products", [products.squares(512, (1, 32, 512))]),
         ("operators", [operators.operator("Add", (*counts, 1 << 22))]),
         ("transfers", []),
         ("matrix products", [products.squares(side, (1, 32, 512)) for side in (64, 2048)]),
         ("operators", [operators.operator(name, counts) for name in operators.CORE_OPERATORS[1:6]]),
-        ("convolutions", [layers.conv(probe, 64, ((1, 7), (1, 28), (4, 28))) for probe in layers.CONVS]),
+        ("convolutions", [conv(probe, 64, ((1, 7), (1, 28), (4, 28))) for probe in layers.CONVS]),
         ("batched products", [layers.batched(((8, 64, 64),))]),
         ("attention", [] if far else [layers.attention(((1, 64),))]),
         ("first products", []),

@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 
 from rlx_ort import environment
-from rlx_ort.calibration import store
+from rlx_ort.calibration import graphs, store
 from rlx_ort.calibration.calibrate import calibrate
 from rlx_ort.calibration.profile import CalibrationProfile
 from rlx_ort.device import Device
 from rlx_ort.errors import CalibrationError
+from rlx_ort.execution.session import Session
+from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
 from rlx_ort.selection.predict import cost_model, explain
 
@@ -142,3 +144,13 @@ def test_a_gpu_in_software_is_predicted_to_be_slower_than_the_cpu() -> None:
     assert on_gpu is not None
     assert on_cpu is not None
     assert on_gpu.total_ns > on_cpu.total_ns
+
+
+@pytest.mark.parametrize("dtype", [DType.F32, DType.F16])
+def test_handing_out_a_tensor_changes_no_value(dtype: DType) -> None:
+    """A chain of products gives the same numbers with all cores having written its tensor before."""
+    chain = graphs.gemm(64, 64, 3, dtype)
+    feeds = {"seed": np.full(1, 0.5, dtype.numpy), "shape": np.array([8, 64], np.int64)}
+    (plain,) = Session(Device.CPU).compile(chain).run(feeds)
+    (handed_out,) = Session(Device.CPU).compile(graphs.spread(chain)).run(feeds)
+    np.testing.assert_array_equal(handed_out, plain)
