@@ -1,6 +1,6 @@
 """Choose again for runs of scripts/regret_suite.py that were kept, with the cost model as it is now.
 
-    python scripts/regret_replay.py docs/results/h200-2026-11-22/run1 docs/results/h200-2026-11-22/run2
+    python scripts/regret_replay.py docs/results/h200-2026-11-22/run5 docs/results/h200-2026-11-22/run7
 
 Nothing is measured: the rows and the reference graphs' times come from the kept profiles, the graphs' times from
 regret.json. Predictions, corrections, choices and regrets are computed anew, so a change of the model shows in seconds
