@@ -83,7 +83,7 @@ class Prober(MeasuredRows):
         self._turn = turn
         self.frames = Frames(
             budget,
-            lambda graph: self.compile(self._shared_out(graph)),
+            lambda graph: self.compile(self._handed_out(graph)),
             lambda compiled, feeds, most, fresh: self.time(compiled, feeds, most=most, fresh=fresh),
         )
         self._links: dict[str, list[tuple[float, float]]] = {}
@@ -332,13 +332,13 @@ class Prober(MeasuredRows):
         if not self.budget.fits(deadline_ns, nbytes * min(self._opening[1:], default=0.0)):
             return None
         start = self.budget.elapsed_ns
-        compiled = self.compile(self._shared_out(graph), series.options)
+        compiled = self.compile(self._handed_out(graph), series.options)
         if nbytes >= _MANY_BYTES:
             self._opening.append((self.budget.elapsed_ns - start) / nbytes)
         return compiled
 
-    def _shared_out(self, chain: Graph) -> Graph:
-        """Return a chain whose tensor lies with all cores where the device has several that make nothing together."""
+    def _handed_out(self, chain: Graph) -> Graph:
+        """Return a chain's graph as it is measured: on a CPU, where one core makes the tensor, all of them have it."""
         return graphs.spread(chain) if self.device.kind == Device.CPU.kind else chain
 
     def _tell(self, what: str, gone: float) -> None:

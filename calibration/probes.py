@@ -117,7 +117,7 @@ def _follow(prober: Prober, plan: _Plan, target_ns: float, deadline_ns: float, p
         for series in group:
             now, done = prober.budget.elapsed_ns, len(taken) - 1
             prober.hurried = now - begun > (target_ns - begun) * (done + 1) / count
-            # Nothing takes so much that what comes after it gets nothing; but less than it takes is time lost.
+            # Nothing takes so much that what comes after it gets nothing, nor gets less than opening a session takes.
             fair = max(_FAIR * max(deadline_ns - now, 0.0) / (count - done), statistics.median(taken))
             prober.run(series, min(now + fair, deadline_ns), patience_ns)
             taken.append(prober.budget.elapsed_ns - now)
