@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -124,6 +125,11 @@ __all__ = [
     "warm_package",
 ]
 
+# In a checkout that is not installed, `converters`, `providers` and `calibration` stand beside this folder.
+_checkout = Path(__file__).resolve().parents[1]
+if not (_checkout / "rlx_ort" / "providers").exists() and (_checkout / "providers" / "ort_provider.py").is_file():
+    __path__.append(str(_checkout))
+
 _MODULE_OF = {
     "BackendsManifest": "manifest",
     "CalibrationProfile": "calibration.profile",
@@ -168,9 +174,7 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name == "__version__":
-        from importlib.metadata import version
-
-        value: Any = version(__name__)
+        value: Any = _version()
     else:
         module = _MODULE_OF.get(name, "errors")
         collecting = gc.isenabled()
@@ -182,6 +186,18 @@ def __getattr__(name: str) -> Any:
                 gc.enable()
     globals()[name] = value
     return value
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(__name__)
+    except PackageNotFoundError:  # a checkout that is not installed
+        import tomllib
+
+        project = tomllib.loads((_checkout / "pyproject.toml").read_text(encoding="utf-8"))
+        return str(project["project"]["version"])
 
 
 def __dir__() -> list[str]:

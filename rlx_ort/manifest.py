@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 from dataclasses import asdict, dataclass
 
@@ -47,6 +46,7 @@ class BackendsManifest:
     @classmethod
     def current(cls) -> BackendsManifest:
         """Return the manifest of this process; no session is opened."""
+        import rlx_ort
         from rlx_ort.providers import runtime
         from rlx_ort.providers.plugins import plugin_for
         from rlx_ort.providers.registry import default_registry
@@ -60,7 +60,7 @@ class BackendsManifest:
             version = "" if plugin is None else plugin.version
             found.append(Backend(provider.name, provider.kinds, provider.ep_name, labels, version))
         engine = "" if runtime.runtime_problem() is not None else runtime.describe_runtime()
-        return cls("rlx_ort", importlib.metadata.version("rlx_ort"), engine, tuple(found))
+        return cls("rlx_ort", rlx_ort.__version__, engine, tuple(found))
 
     def json(self) -> str:
         """Return the manifest as JSON text."""

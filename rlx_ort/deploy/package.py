@@ -258,14 +258,13 @@ def _check_versions(requires: Mapping[str, str], path: Path) -> None:
     """Compare what is installed, by its metadata; where no ONNX Runtime is, opening a session says so."""
     if not requires:
         return
-    from importlib.metadata import version  # takes 25 ms to load
-
+    import rlx_ort
     from rlx_ort.providers.installation import runtime_packages
 
     for what, least in requires.items():
         if what not in REQUIRABLE:
             raise PackageError(f"{path} requires {what!r}, of which this version of rlx_ort knows nothing; update it")
-        installed = [version("rlx_ort")] if what == "rlx_ort" else list(runtime_packages().values())
+        installed = [rlx_ort.__version__] if what == "rlx_ort" else list(runtime_packages().values())
         if installed and all(_numbers(here) < _numbers(least) for here in installed):
             raise PackageError(f"{path} requires {what} {least} or newer, here is {installed[0]}; update it")
 
