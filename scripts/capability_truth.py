@@ -17,15 +17,16 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "tests" / "helpers")]
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "tests" / "helpers"), str(ROOT)]
 
-from onnx_suite.cases import Case, all_cases
+from onnx_suite.cases import Case, all_cases  # noqa: E402  # a folder of the tests
 
-import rlx_ort
-from rlx_ort.device import Device
-from rlx_ort.errors import NoViableDeviceError, PlacementError, RlxError
-from rlx_ort.ir.graph import Graph
-from rlx_ort.selection.support import support_of
+import rlx_ort  # noqa: E402
+from rlx_ort.device import Device  # noqa: E402
+from rlx_ort.errors import NoViableDeviceError, PlacementError, RlxError  # noqa: E402
+from rlx_ort.ir.graph import Graph  # noqa: E402
+from rlx_ort.selection.support import support_of  # noqa: E402
 
 FIRST_LINE = 300
 

@@ -24,9 +24,10 @@ if TYPE_CHECKING:
     from rlx_ort.converters.to_onnx.outline import Outline
     from rlx_ort.converters.to_onnx.records import NodeRecord, Pattern
     from rlx_ort.device import Device
+    from rlx_ort.providers.asking import Question
     from rlx_ort.providers.base import Provider
 
-__all__ = ["NodeGroup", "answers_for", "groups_of"]
+__all__ = ["NodeGroup", "answers_for", "groups_of", "questions_of"]
 
 _log = logging.getLogger(__name__)
 _BUDGET_S = 10.0
@@ -118,7 +119,7 @@ def answers_for(
     missing = [group for group in groups if group.key not in found]
     if missing:
         model = draft.finished().model
-        questions = list(_questions(missing, draft.outline, model))
+        questions = list(questions_of(missing, draft.outline, model))
         answers = ask(provider, device, questions, model, asked_with, _BUDGET_S)
         if len(answers) < len(missing):
             _log.info("%s: %d questions have no answer", device.display, len(missing) - len(answers))
@@ -128,7 +129,8 @@ def answers_for(
     return found
 
 
-def _questions(groups: Sequence[NodeGroup], outline: Outline, model: onnx.ModelProto) -> Iterator[object]:
+def questions_of(groups: Sequence[NodeGroup], outline: Outline, model: onnx.ModelProto) -> Iterator[Question]:
+    """Yield the question of each group; its node is that of the finished model."""
     from rlx_ort.providers.asking import Question
 
     wanted = {group.first.name for group in groups}
