@@ -22,37 +22,14 @@ __all__ = [
     "DispatchSummary",
     "KernelDispatchReport",
     "dispatch_report_for_device",
-    "dispatch_report_for_device_with_options",
     "format_dispatch_report",
     "legalize_graph_for_device",
-    "legalize_graph_for_device_with_options",
-    "legalize_graph_for_device_with_report",
     "merge_placement",
     "report_as_dict",
 ]
 
 
-def legalize_graph_for_device(graph: Graph, device: Device | str) -> Graph:
-    """Return the graph if the device can compile it.
-
-    Raises:
-        LegalizeError: it cannot; the message names the nodes, `report` has every kind.
-        DeviceUnavailableError: nothing is known about the device's kernels here.
-    """
-    return legalize_graph_for_device_with_options(graph, device)[0]
-
-
-def legalize_graph_for_device_with_report(graph: Graph, device: Device | str) -> tuple[Graph, KernelDispatchReport]:
-    """Return the graph and the dispatch report if the device can compile it.
-
-    Raises:
-        LegalizeError: it cannot; the message names the nodes, `report` has every kind.
-        DeviceUnavailableError: nothing is known about the device's kernels here.
-    """
-    return legalize_graph_for_device_with_options(graph, device)
-
-
-def legalize_graph_for_device_with_options(
+def legalize_graph_for_device(
     graph: Graph, device: Device | str, options: CompileOptions | None = None
 ) -> tuple[Graph, KernelDispatchReport]:
     """Return the graph and the dispatch report if the device can compile it under the options.
@@ -63,25 +40,16 @@ def legalize_graph_for_device_with_options(
         LegalizeError: it cannot; the message names the nodes, `report` has every kind.
         DeviceUnavailableError: nothing is known about the device's kernels here.
     """
-    report = dispatch_report_for_device_with_options(graph, device, options)
+    report = dispatch_report_for_device(graph, device, options)
     if not report.compile_ready:
         raise legalize_error(graph, report)
     return graph, report
 
 
-def dispatch_report_for_device(graph: Graph, device: Device | str) -> KernelDispatchReport:
-    """Return how each kind of op in the graph gets to the device; unsupported ones are listed, not raised.
-
-    Raises:
-        DeviceUnavailableError: nothing is known about the device's kernels here.
-    """
-    return dispatch_report_for_device_with_options(graph, device)
-
-
-def dispatch_report_for_device_with_options(
+def dispatch_report_for_device(
     graph: Graph, device: Device | str, options: CompileOptions | None = None
 ) -> KernelDispatchReport:
-    """Return how each kind of op in the graph gets to the device under the options.
+    """Return how each kind of op in the graph gets to the device; unsupported ones are listed, not raised.
 
     Raises:
         DeviceUnavailableError: nothing is known about the device's kernels here.

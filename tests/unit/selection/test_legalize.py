@@ -17,11 +17,8 @@ from rlx_ort.providers.base import KernelClaim
 from rlx_ort.selection.legalize import (
     DispatchSummary,
     dispatch_report_for_device,
-    dispatch_report_for_device_with_options,
     format_dispatch_report,
     legalize_graph_for_device,
-    legalize_graph_for_device_with_options,
-    legalize_graph_for_device_with_report,
     merge_placement,
     report_as_dict,
 )
@@ -33,14 +30,14 @@ def test_a_graph_that_the_device_takes_comes_back(machine: Any) -> None:
     """Nothing is rewritten, so it is the same graph."""
     machine.add("gpu", kernels=machine.kernels("Erf"))
     graph = machine.chain("Erf")
-    assert legalize_graph_for_device(graph, "gpu") is graph
+    assert legalize_graph_for_device(graph, "gpu")[0] is graph
 
 
 def test_the_report_comes_with_the_graph(machine: Any) -> None:
     """Both answers are of one look at the graph."""
     machine.add("gpu", kernels=machine.kernels("Erf"))
     graph = machine.chain("Erf")
-    legal, report = legalize_graph_for_device_with_report(graph, "gpu")
+    legal, report = legalize_graph_for_device(graph, "gpu")
     assert legal is graph
     assert report == dispatch_report_for_device(graph, "gpu")
 
@@ -91,7 +88,7 @@ def test_a_graph_is_legal_on_a_device_that_is_away_but_lists_its_kernels(machine
     """Legalising needs no live device."""
     machine.add("cuda", kernels=machine.kernels("Erf"), answer=machine.away)
     graph = machine.chain("Erf")
-    assert legalize_graph_for_device(graph, "cuda") is graph
+    assert legalize_graph_for_device(graph, "cuda")[0] is graph
 
 
 @pytest.mark.parametrize("ask", [legalize_graph_for_device, dispatch_report_for_device])
@@ -123,7 +120,7 @@ def test_nodes_that_the_cpu_takes_over_are_shown_as_its_own(machine: Any) -> Non
     machine.add("gpu", kernels=machine.kernels("Erf"))
     machine.add("cpu", kernels=machine.kernels("Cos"))
     graph = machine.chain("Erf", "Cos")
-    legal, report = legalize_graph_for_device_with_options(graph, "gpu", ASSISTED)
+    legal, report = legalize_graph_for_device(graph, "gpu", ASSISTED)
     assert legal is graph
     assert {row.logical_name: row.path for row in report.summaries} == {
         "ai.onnx::Erf-21": "native",
@@ -135,10 +132,10 @@ def test_a_graph_of_which_nothing_would_run_on_the_device_is_refused(machine: An
     """The CPU may help, not replace the device."""
     machine.add("gpu", kernels=machine.kernels("Erf"))
     machine.add("cpu", kernels=machine.kernels("Cos"))
-    report = dispatch_report_for_device_with_options(machine.chain("Cos"), "gpu", ASSISTED)
+    report = dispatch_report_for_device(machine.chain("Cos"), "gpu", ASSISTED)
     assert not report.compile_ready
     with pytest.raises(LegalizeError, match="none of the graph's nodes"):
-        legalize_graph_for_device_with_options(machine.chain("Cos"), "gpu", ASSISTED)
+        legalize_graph_for_device(machine.chain("Cos"), "gpu", ASSISTED)
 
 
 def test_the_text_has_a_header_a_line_a_kind_and_the_leftovers(machine: Any) -> None:
@@ -196,7 +193,7 @@ def test_the_report_says_which_policy_was_in_force(machine: Any) -> None:
     """It is that of the options."""
     options = CompileOptions(kernel_dispatch=KernelDispatch(KernelDispatchPolicy.FORCE_COMMON))
     machine.add("gpu", kernels=machine.kernels(*BASIC))
-    assert dispatch_report_for_device_with_options(_block(), "gpu", options).policy == "force-common"
+    assert dispatch_report_for_device(_block(), "gpu", options).policy == "force-common"
 
 
 def test_a_decomposed_node_whose_basic_op_lacks_a_kernel_is_refused_under_its_own_name(machine: Any) -> None:
@@ -211,7 +208,7 @@ def test_a_forced_form_that_cannot_be_had_is_refused_with_the_node(machine: Any)
     options = CompileOptions(kernel_dispatch=KernelDispatch(force_native_kinds=frozenset({"RmsNorm"})))
     machine.add("gpu", kernels=machine.kernels(*BASIC))
     with pytest.raises(LegalizeError, match=r"'norm' .RmsNorm.: gpuEP has no kernel") as caught:
-        legalize_graph_for_device_with_options(_block(), "gpu", options)
+        legalize_graph_for_device(_block(), "gpu", options)
     assert {row.path for row in caught.value.report.summaries} == {"unknown"}
 
 
