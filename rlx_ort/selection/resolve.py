@@ -24,7 +24,7 @@ from rlx_ort.execution.options import CompileOptions, PlacementRule
 from rlx_ort.ir.graph import Graph
 from rlx_ort.selection.availability import require_available
 from rlx_ort.selection.candidates import blocker_of, devices_for, fastest_device_for
-from rlx_ort.selection.legalize import legalize_graph_for_device
+from rlx_ort.selection.legalize import require_legal
 from rlx_ort.selection.policy import DevicePolicy, device_chain_from_env, device_from_env, labels
 
 __all__ = ["resolve_device", "resolve_device_chain", "run_with_fallback"]
@@ -138,7 +138,7 @@ def _checked_hint(graph: Graph, device: Device, policy: DevicePolicy, options: C
             f"{viable}. Change the hint or the policy."
         )
     require_available(device)
-    legalize_graph_for_device(graph, device, _named(options))
+    require_legal(graph, device, _named(options))
     return device
 
 

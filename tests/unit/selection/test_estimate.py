@@ -15,7 +15,7 @@ from rlx_ort.selection.candidates import device_report, fastest_device_for
 from rlx_ort.selection.cost import ProfileCostModel
 from rlx_ort.selection.estimate import estimate_workload, total_ns
 from rlx_ort.selection.policy import DevicePolicy
-from rlx_ort.selection.predict import explain
+from rlx_ort.selection.predict import cost_model, explain
 from rlx_ort.selection.workload import workload_of
 
 
@@ -121,3 +121,11 @@ def test_a_choice_is_made_anew_when_the_graph_grows(calibrated: None) -> None:
     assert fastest_device_for(graph) == Device.CUDA
     graph.outputs = [graph.input("y", [1, 64]) @ graph.param("v", [64, 64])]
     assert fastest_device_for(graph) == Device.CPU
+
+
+def test_a_cost_model_is_found_by_a_device_s_name(machine: Any) -> None:
+    """A name stands for the device."""
+    machine.add("gpu", profile=machine.profile())
+    model = cost_model("gpu")
+    assert model is not None
+    assert model.device == Device.GPU

@@ -10,9 +10,11 @@ from rlx_ort.errors import DeviceUnavailableError, LegalizeError
 from rlx_ort.execution.dispatch import KernelDispatch, KernelDispatchPolicy
 from rlx_ort.execution.options import CompileOptions, PlacementRule
 from rlx_ort.execution.placement import PlacedNode, Placement
+from rlx_ort.execution.precision import PrecisionPolicy
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.ops.refused import refused_op
+from rlx_ort.ir.verify import verify
 from rlx_ort.providers.base import KernelClaim
 from rlx_ort.selection.legalize import (
     DispatchSummary,
@@ -210,6 +212,56 @@ def test_a_forced_form_that_cannot_be_had_is_refused_with_the_node(machine: Any)
     with pytest.raises(LegalizeError, match=r"'norm' .RmsNorm.: gpuEP has no kernel") as caught:
         legalize_graph_for_device(_block(), "gpu", options)
     assert {row.path for row in caught.value.report.summaries} == {"unknown"}
+
+
+def _kinds(graph: Graph) -> set[str]:
+    return {node.op.kind for node in graph.nodes if not node.op.is_leaf}
+
+
+def test_an_op_without_a_native_kernel_comes_back_as_the_basic_ops_that_the_device_takes(machine: Any) -> None:
+    """The normalisation is gone, its basic ops have kernels, and there is nothing left to rewrite."""
+    machine.add("gpu", kernels=machine.kernels(*BASIC))
+    legal, report = legalize_graph_for_device(_block(), "gpu")
+    assert report.common_lowered_kinds == ("Activation", "RmsNorm")
+    assert "RmsNorm" not in _kinds(legal)
+    again, after = legalize_graph_for_device(legal, "gpu")
+    assert again is legal
+    assert after.common_lowered_kinds == ()
+
+
+def test_an_op_with_a_native_kernel_stays(machine: Any) -> None:
+    """Only what the device refuses is rewritten."""
+    kernel = KernelClaim("com.microsoft", "QuickGelu", 1, None, {"T": frozenset({DType.F32})})
+    machine.add("gpu", kernels=(*machine.kernels(*BASIC), kernel))
+    graph = _block()
+    legal, _ = legalize_graph_for_device(graph, "gpu")
+    assert "RmsNorm" not in _kinds(legal)
+    assert legal.outputs[0].node.op == graph.outputs[0].node.op
+
+
+def test_a_rewritten_graph_keeps_the_interface_and_leaves_the_old_one_alone(machine: Any) -> None:
+    """Inputs, parameters, weights and outputs have their names and types, and the graph passes verification."""
+    machine.add("gpu", kernels=machine.kernels(*BASIC))
+    graph = _block()
+    before = list(graph.nodes)
+    legal, _ = legalize_graph_for_device(graph, "gpu")
+
+    def interface(of: Graph) -> list[Any]:
+        return [[(v.name, v.type) for v in values] for values in (of.inputs, of.params, of.outputs)] + [of.output_names]
+
+    assert interface(legal) == interface(graph)
+    assert verify(legal) == []
+    assert graph.nodes == before
+
+
+def test_a_precision_policy_leaves_rewriting_to_compiling(machine: Any) -> None:
+    """The policy's classes are those of the ops of the graph given, a normalisation being a reduction."""
+    machine.add("gpu", kernels=machine.kernels(*BASIC, "Cast", dtypes=frozenset({DType.F32, DType.F16})))
+    graph = _block()
+    policy = PrecisionPolicy.auto_mixed_conservative()
+    legal, report = legalize_graph_for_device(graph, "gpu", CompileOptions(precision_policy=policy))
+    assert legal is graph
+    assert "RmsNorm" in report.common_lowered_kinds
 
 
 def test_a_refused_kind_says_why_and_what_to_do(machine: Any) -> None:
