@@ -9,6 +9,7 @@ from rlx_ort.converters.from_onnx import from_onnx
 from rlx_ort.converters.to_onnx import to_onnx
 from rlx_ort.ir.core import Node, Ref, Value
 from rlx_ort.ir.graph import Graph
+from rlx_ort.ir.op import Op
 from rlx_ort.ir.ops.leaf import Constant, Input, Param
 from rlx_ort.ir.rewrite import empty_like, live_nodes
 
@@ -55,9 +56,8 @@ def _replaced(result: Graph, node: Node, inputs: Sequence[Value | None], options
     for value in inputs:
         if value is not None and value.ref not in stand_ins:
             # A lowering may look at the data of a constant, as at a beta of zeros.
-            op = value.node.op if isinstance(value.node.op, Constant) else Input(f"in{len(stand_ins)}", value.type)
-            name = f"in{len(stand_ins)}"
-            (stand_ins[value.ref],) = alone.add_node(op, [], name=name, types=[value.type], output_names=[name])
+            op: Op = value.node.op if isinstance(value.node.op, Constant) else Input(value.name, value.type)
+            (stand_ins[value.ref],) = alone.add_node(op, [], types=[value.type], output_names=[value.name])
     given = [None if value is None else stand_ins[value.ref] for value in inputs]
     alone.set_outputs(alone.add_node(node.op, given, name=node.name, types=node.types, output_names=node.output_names))
 

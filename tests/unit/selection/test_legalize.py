@@ -254,6 +254,20 @@ def test_a_rewritten_graph_keeps_the_interface_and_leaves_the_old_one_alone(mach
     assert graph.nodes == before
 
 
+def test_a_replaced_node_keeps_the_name_of_its_result(machine: Any) -> None:
+    """Other nodes may have taken the names that new ones would get."""
+    g = Graph("names")
+    x = g.input("in0", [2, 4])
+    first = g.activation("silu", x, name="in1")
+    g.set_outputs([g.activation("silu", first * g.activation("relu", x, name="in1.0"), name="in1/Mul")], ["y"])
+    machine.add("gpu", kernels=machine.kernels(*BASIC))
+    legal, _ = legalize_graph_for_device(g, "gpu")
+    results = [name for node in legal.nodes for name in node.output_names]
+    assert {"in0", "in1", "in1.0", "in1/Mul"} <= set(results)
+    assert len(set(results)) == len(results)
+    assert verify(legal) == []
+
+
 def test_a_precision_policy_leaves_rewriting_to_compiling(machine: Any) -> None:
     """The policy's classes are those of the ops of the graph given, a normalisation being a reduction."""
     machine.add("gpu", kernels=machine.kernels(*BASIC, "Cast", dtypes=frozenset({DType.F32, DType.F16})))
