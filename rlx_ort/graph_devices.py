@@ -138,12 +138,12 @@ class GraphDevices:
 
     def devices(self) -> list[Device]:
         """Return the devices that may be chosen, best first; found once and kept until `invalidate_cache`."""
-        from rlx_ort.selection.candidates import devices_for_with_policy
+        from rlx_ort.selection.candidates import devices_for
 
         self._follow_graph()
         with self._lock:
             if self._devices is None:
-                self._devices = devices_for_with_policy(self.graph, self._policy, self._options)
+                self._devices = devices_for(self.graph, self._policy, self._options)
             return list(self._devices)
 
     def report(self) -> list[DeviceCandidate]:
@@ -158,9 +158,9 @@ class GraphDevices:
         Raises:
             NoViableDeviceError: no device may be chosen; it says why for each.
         """
-        from rlx_ort.selection.candidates import fastest_device_for_with_policy
+        from rlx_ort.selection.candidates import fastest_device_for
 
-        return fastest_device_for_with_policy(self.graph, self._policy, self._options)
+        return fastest_device_for(self.graph, self._policy, self._options)
 
     def resolve(self, device: Device | str | None = None) -> Device:
         """Return the device to use: the one given, else `RLX_DEVICE`, else the fastest.

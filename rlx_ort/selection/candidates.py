@@ -27,9 +27,7 @@ __all__ = [
     "DeviceCandidate",
     "device_report",
     "devices_for",
-    "devices_for_with_policy",
     "fastest_device_for",
-    "fastest_device_for_with_policy",
 ]
 
 CLOSE = 1.05
@@ -93,12 +91,7 @@ def device_report(
     return [_row(graph, device, policy, options, chosen, predictions) for device in policy.probe_set()]
 
 
-def devices_for(graph: Graph) -> list[Device]:
-    """Return the devices that work here and take the graph, by platform priority."""
-    return devices_for_with_policy(graph, DevicePolicy())
-
-
-def devices_for_with_policy(
+def devices_for(
     graph: Graph, policy: DevicePolicy | None = None, options: CompileOptions | None = None
 ) -> list[Device]:
     """Return the devices that may be chosen for the graph, by preference, then by platform priority.
@@ -113,16 +106,7 @@ def devices_for_with_policy(
     return policy.apply(device for device in found if blocker_of(graph, device, policy, options) is None)
 
 
-def fastest_device_for(graph: Graph) -> Device:
-    """Return the device with the smallest predicted time for the graph.
-
-    Raises:
-        NoViableDeviceError: no device that works here takes it.
-    """
-    return fastest_device_for_with_policy(graph, DevicePolicy())
-
-
-def fastest_device_for_with_policy(
+def fastest_device_for(
     graph: Graph, policy: DevicePolicy | None = None, options: CompileOptions | None = None
 ) -> Device:
     """Return the device with the smallest predicted time among those that may be chosen for the graph.
@@ -186,7 +170,7 @@ def _ranked(graph: Graph, policy: DevicePolicy, options: CompileOptions) -> Sequ
 
 
 def _rank(graph: Graph, policy: DevicePolicy, options: CompileOptions) -> list[Device]:
-    devices = devices_for_with_policy(graph, policy, options)
+    devices = devices_for(graph, policy, options)
     predictions = {device: predicted_ns(graph, device, options) for device in devices}
     known = [time for time in predictions.values() if time is not None]
     limit = min(known, default=math.inf) * CLOSE

@@ -30,7 +30,7 @@ _workloads: weakref.WeakKeyDictionary[Draft, OrderedDict[object, Workload]] = we
 _tried: set[Device] = set()
 
 
-def cost_model(device: Device) -> BackendCostModel | None:
+def cost_model(device: Device | str) -> BackendCostModel | None:
     """Return the cost model of a device: its stored calibration, else its provider's default profile, else None.
 
     Nothing is measured, unless `RLX_AUTO_CALIBRATE` is set: then a device without a calibration gets one here, once
@@ -38,6 +38,7 @@ def cost_model(device: Device) -> BackendCostModel | None:
     """
     from rlx_ort.calibration import store
 
+    device = Device(device)
     provider = provider_of(device)
     if provider is None:
         return None

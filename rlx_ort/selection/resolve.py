@@ -23,8 +23,8 @@ from rlx_ort.errors import (
 from rlx_ort.execution.options import CompileOptions, PlacementRule
 from rlx_ort.ir.graph import Graph
 from rlx_ort.selection.availability import require_available
-from rlx_ort.selection.candidates import blocker_of, devices_for_with_policy, fastest_device_for_with_policy
-from rlx_ort.selection.legalize import legalize_graph_for_device_with_options
+from rlx_ort.selection.candidates import blocker_of, devices_for, fastest_device_for
+from rlx_ort.selection.legalize import require_legal
 from rlx_ort.selection.policy import DevicePolicy, device_chain_from_env, device_from_env, labels
 
 __all__ = ["resolve_device", "resolve_device_chain", "run_with_fallback"]
@@ -56,7 +56,7 @@ def resolve_device(
         if blocker is None:
             return wished
         _log.warning("RLX_DEVICE asks for %s, which is skipped: %s", wished.display, blocker)
-    return fastest_device_for_with_policy(graph, policy, options)
+    return fastest_device_for(graph, policy, options)
 
 
 def resolve_device_chain(
@@ -78,7 +78,7 @@ def resolve_device_chain(
         if blocker is None:
             return device
         rows.append((device, blocker))
-    viable = labels(devices_for_with_policy(graph, policy, options))
+    viable = labels(devices_for(graph, policy, options))
     raise NoViableDeviceError(
         f"no device of the chain ({labels(devices)}) may run graph {graph.name!r}; devices that may: {viable}", rows
     )
@@ -132,13 +132,13 @@ def is_named(chosen: Device, device: Device | str | None) -> bool:
 def _checked_hint(graph: Graph, device: Device, policy: DevicePolicy, options: CompileOptions | None) -> Device:
     refusal = policy.refusal(device)
     if refusal is not None:
-        viable = labels(devices_for_with_policy(graph, policy, options))
+        viable = labels(devices_for(graph, policy, options))
         raise NoViableDeviceError(
             f"the hint asks for {device.display}, which is {refusal}; devices that may run graph {graph.name!r}: "
             f"{viable}. Change the hint or the policy."
         )
     require_available(device)
-    legalize_graph_for_device_with_options(graph, device, _named(options))
+    require_legal(graph, device, _named(options))
     return device
 
 

@@ -35,12 +35,10 @@ __all__ = [
     "UnsupportedOp",
     "draft_for",
     "first_unsupported_op",
-    "first_unsupported_op_with_options",
     "model_for",
     "support_of",
     "supports",
     "supports_graph",
-    "supports_graph_with_options",
 ]
 
 
@@ -113,23 +111,13 @@ def supports(device: Device | str, op: Op) -> bool:
     return any(claim.op_type == op.op_type and claim.domain == op.domain for claim in claims)
 
 
-def supports_graph(device: Device | str, graph: Graph) -> bool:
-    """Return whether the device works here and takes every node of the graph."""
-    return supports_graph_with_options(device, graph)
-
-
-def supports_graph_with_options(device: Device | str, graph: Graph, options: CompileOptions | None = None) -> bool:
+def supports_graph(device: Device | str, graph: Graph, options: CompileOptions | None = None) -> bool:
     """Return whether the device works here and takes the graph under the options' placement rule, else strictly."""
     device = Device(device)
     return is_available(device) and support_of(device, graph, options).supported
 
 
-def first_unsupported_op(device: Device | str, graph: Graph) -> UnsupportedOp | None:
-    """Return the first node of the graph that the device does not take, or None when it takes all."""
-    return first_unsupported_op_with_options(device, graph)
-
-
-def first_unsupported_op_with_options(
+def first_unsupported_op(
     device: Device | str, graph: Graph, options: CompileOptions | None = None
 ) -> UnsupportedOp | None:
     """Return the first node that stands in the way under the options; on a device that is not here, the first of all.

@@ -15,9 +15,7 @@ from rlx_ort.selection.candidates import (
     DeviceCandidate,
     device_report,
     devices_for,
-    devices_for_with_policy,
     fastest_device_for,
-    fastest_device_for_with_policy,
 )
 from rlx_ort.selection.policy import DevicePolicy
 
@@ -57,14 +55,14 @@ def test_the_policy_filters_and_orders_viable_devices(machine: Any) -> None:
     for kind in ("cpu", "metal", "cuda"):
         add(machine, kind)
     policy = DevicePolicy().with_deny(["metal"]).with_prefer(["cpu"])
-    assert devices_for_with_policy(machine.chain("Erf"), policy) == [CPU, CUDA]
+    assert devices_for(machine.chain("Erf"), policy) == [CPU, CUDA]
 
 
 def test_a_denied_device_is_not_even_probed(machine: Any) -> None:
     """Choosing does not touch what must not be used."""
     provider = add(machine, "cuda")
     add(machine, "cpu")
-    devices_for_with_policy(machine.chain("Erf"), DevicePolicy().with_deny(["cuda"]))
+    devices_for(machine.chain("Erf"), DevicePolicy().with_deny(["cuda"]))
     assert provider.probes == 0
 
 
@@ -73,7 +71,7 @@ def test_a_second_device_of_a_kind_is_viable_when_the_policy_names_it(machine: A
     add(machine, "cuda")
     graph = machine.chain("Erf")
     assert devices_for(graph) == [CUDA]
-    assert devices_for_with_policy(graph, DevicePolicy.only(["cuda:1"])) == [Device("cuda:1")]
+    assert devices_for(graph, DevicePolicy.only(["cuda:1"])) == [Device("cuda:1")]
 
 
 def test_a_test_provider_is_viable_only_when_the_policy_names_it(machine: Any) -> None:
@@ -82,7 +80,7 @@ def test_a_test_provider_is_viable_only_when_the_policy_names_it(machine: Any) -
     add(machine, "cpu")
     graph = machine.chain("Erf")
     assert devices_for(graph) == [CPU]
-    assert devices_for_with_policy(graph, DevicePolicy.only(["cuda", "cpu"])) == [CUDA, CPU]
+    assert devices_for(graph, DevicePolicy.only(["cuda", "cpu"])) == [CUDA, CPU]
 
 
 def test_the_cpu_may_help_in_an_automatic_choice_unless_it_is_strict(machine: Any) -> None:
@@ -90,8 +88,8 @@ def test_the_cpu_may_help_in_an_automatic_choice_unless_it_is_strict(machine: An
     add(machine, "gpu")
     add(machine, "cpu", kernels=machine.kernels("Erf", "Cos"))
     graph = machine.chain("Erf", "Cos")
-    assert devices_for_with_policy(graph) == [GPU, CPU]
-    assert devices_for_with_policy(graph, options=STRICT) == [CPU]
+    assert devices_for(graph) == [GPU, CPU]
+    assert devices_for(graph, options=STRICT) == [CPU]
 
 
 def test_the_fastest_device_has_the_smallest_prediction(machine: Any) -> None:
@@ -117,15 +115,15 @@ def test_a_preference_wins_within_five_percent_of_the_best(machine: Any) -> None
     add(machine, "cuda", 100.0)
     add(machine, "cpu", 104.0)
     graph = machine.chain("Erf")
-    assert fastest_device_for_with_policy(graph, DevicePolicy()) == CUDA
-    assert fastest_device_for_with_policy(graph, DevicePolicy().with_prefer(["cpu"])) == CPU
+    assert fastest_device_for(graph, DevicePolicy()) == CUDA
+    assert fastest_device_for(graph, DevicePolicy().with_prefer(["cpu"])) == CPU
 
 
 def test_a_preference_does_not_win_beyond_five_percent(machine: Any) -> None:
     """106 is not as good as 100."""
     add(machine, "cuda", 100.0)
     add(machine, "cpu", 106.0)
-    assert fastest_device_for_with_policy(machine.chain("Erf"), DevicePolicy().with_prefer(["cpu"])) == CUDA
+    assert fastest_device_for(machine.chain("Erf"), DevicePolicy().with_prefer(["cpu"])) == CUDA
 
 
 def test_without_predictions_the_preference_and_then_the_priority_decide(machine: Any) -> None:
@@ -134,7 +132,7 @@ def test_without_predictions_the_preference_and_then_the_priority_decide(machine
         add(machine, kind)
     graph = machine.chain("Erf")
     assert fastest_device_for(graph) == CUDA
-    assert fastest_device_for_with_policy(graph, DevicePolicy().with_prefer(["metal"])) == METAL
+    assert fastest_device_for(graph, DevicePolicy().with_prefer(["metal"])) == METAL
 
 
 def test_a_device_without_a_prediction_comes_after_those_with_one(machine: Any) -> None:
@@ -171,7 +169,7 @@ def test_with_nothing_viable_the_fastest_raises_with_each_blocker(machine: Any) 
     add(machine, "gpu", kernels=machine.kernels("Cos"))
     add(machine, "cpu")
     with pytest.raises(NoViableDeviceError) as caught:
-        fastest_device_for_with_policy(machine.chain("Erf"), DevicePolicy().with_deny(["cpu"]))
+        fastest_device_for(machine.chain("Erf"), DevicePolicy().with_deny(["cpu"]))
     blockers = {device.label: reason for device, reason in caught.value.blockers}
     assert blockers["cuda"] == "libfake.so is missing; install libfake"
     assert "none of the graph's nodes" in blockers["gpu"]
@@ -183,7 +181,7 @@ def test_an_empty_allow_list_leaves_nothing(machine: Any) -> None:
     """Nothing is viable, and nothing is chosen."""
     add(machine, "cpu")
     with pytest.raises(NoViableDeviceError):
-        fastest_device_for_with_policy(machine.chain("Erf"), DevicePolicy.only([]))
+        fastest_device_for(machine.chain("Erf"), DevicePolicy.only([]))
 
 
 def test_the_report_has_a_row_for_each_known_device(machine: Any) -> None:
