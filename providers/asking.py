@@ -33,6 +33,7 @@ __all__ = ["Question", "ask", "ask_sheet", "asking_options", "short_reason"]
 
 _TOGETHER = 64  # nodes a session: opening one costs as much as some twenty nodes
 _REASON_CHARACTERS = 300
+_BODIES = (5, 10)  # GRAPH and GRAPHS: https://github.com/onnx/onnx/blob/main/onnx/onnx.proto (AttributeType)
 _NUMBERED = re.compile(r"\bq(\d+)\b")
 
 
@@ -89,8 +90,9 @@ def ask(
     groups += [[question] for question in alone]
     while groups and time.monotonic() < deadline:
         group = groups.pop()
+        sheet = _sheet(group, model).SerializeToString()
         try:
-            found = ask_sheet(provider, device, _sheet(group, model).SerializeToString(), options)
+            found = ask_sheet(provider, device, sheet, options)
         except DeviceUnavailableError:
             break
         except RlxError as err:
@@ -99,12 +101,19 @@ def ask(
             else:
                 groups += _split(group, str(err))
             continue
-        answers.update(zip([question.key for question in group], found, strict=True))
+        for question, answer in zip(group, found, strict=True):
+            if answer:
+                answers[question.key] = answer
+            else:
+                groups.append([question])
     return answers
 
 
 def ask_sheet(provider: Provider, device: Device, sheet: bytes, options: CompileOptions) -> list[str]:
     """Return the answer to each node of a sheet; opens one session and closes it.
+
+    The nodes of functions that ONNX Runtime expands have no names, so the answer to a function is empty unless it
+    is alone on its sheet.
 
     Raises:
         RlxError: the session was refused, for one node at least.
@@ -123,15 +132,17 @@ def ask_sheet(provider: Provider, device: Device, sheet: bytes, options: Compile
     }
     model = ExportedModel(proto, tuple(weights), nodes, {}, {})
     takers: list[set[str]] = [set() for _ in nodes]
+    alone = len(nodes) == 1 and not any(attribute.type in _BODIES for attribute in proto.graph.node[0].attribute)
     session = provider.open(SessionRequest(device, model, weights, options))
     try:
         for assigned in session.assignments:
-            node = model.node_of(assigned.name)
+            node = nodes[0] if alone else model.node_of(assigned.name)
             if node is not None:
                 takers[node.origin].add(assigned.provider)
     finally:
         session.close()
-    return [DEVICE if found <= {provider.ep_name} else HELPED for found in takers]
+    nothing = DEVICE if len(nodes) == 1 else ""
+    return [(DEVICE if found == {provider.ep_name} else HELPED) if found else nothing for found in takers]
 
 
 def asking_options(options: CompileOptions) -> CompileOptions:

@@ -30,6 +30,7 @@ class Outline:
         output_types: name -> type, in order.
         functions: domain and name of each function that the model brings.
         constants: name -> data of each initializer, or where it comes from.
+        types: name -> type of the values whose type is known.
     """
 
     nodes: Sequence[NodeRecord]
@@ -37,6 +38,7 @@ class Outline:
     output_types: Mapping[str, ValueType]
     functions: frozenset[tuple[str, str]] = field(default_factory=frozenset)
     constants: Mapping[str, TensorData | ExternalWeight] = field(default_factory=dict)
+    types: Mapping[str, ValueType] = field(default_factory=dict)
 
     @classmethod
     def of_model(cls, model: ExportedModel) -> Outline:
@@ -82,7 +84,8 @@ class Outline:
             small = {name for name, value in writer.initializers.items() if is_shape_type(writer.types[value])}
             _mark_shapes(nodes, small)
         interface = (_interface(writer, inputs, inferred), _interface(writer, outputs, inferred))
-        return cls(nodes, *interface, constants=writer.tensors)
+        types = {value.name: kind for value, kind in writer.types.items() if value.name} | dict(inferred or {})
+        return cls(nodes, *interface, constants=writer.tensors, types=types)
 
 
 def _told_apart(nodes: Sequence[NodeRecord], types: Mapping[str, ValueType]) -> list[NodeRecord]:

@@ -41,6 +41,7 @@ _NOT_FOLDED = frozenset(
     {"Bernoulli", "DequantizeLinear", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform",
      "RandomUniformLike"}
 )  # fmt: skip
+_OF_SHAPE = frozenset({"Shape", "Size"})
 
 
 @dataclass(slots=True)
@@ -77,7 +78,7 @@ def groups_of(outline: Outline, options: CompileOptions, *, whole: bool, shapes:
             bodies go with the node they belong to.
         shapes: whether nodes that only compute shapes count: on the CPU, which runs them for every other device.
     """
-    folded = set() if options.optimization is OptimizationLevel.OFF else _folded(outline)
+    folded = set() if options.optimization is OptimizationLevel.OFF else _folded(outline, options.dims)
     groups: dict[object, NodeGroup] = {}
     by_key: dict[str, NodeGroup] = {}
     constants = outline.constants
@@ -135,14 +136,10 @@ def questions_of(groups: Sequence[NodeGroup], outline: Outline, model: onnx.Mode
 
     wanted = {group.first.name for group in groups}
     protos = {node.name: node for node in _all_nodes(model.graph) if node.name in wanted}
-    types: dict[str, ValueType] | None = None
     for group in groups:
         node = protos[group.first.name]
-        outer: dict[str, ValueType] = {}
-        if group.has_bodies:
-            if types is None:
-                types = _types_by_name(outline)
-            outer = {name: types[name] for name in _read_from_outside(node) if name in types}
+        read = _read_from_outside(node) if group.has_bodies else []
+        outer = {name: outline.types[name] for name in read if name in outline.types}
         pattern = group.pattern
         yield Question(group.key, node, pattern.inputs, pattern.outputs, group.constants, outer)
 
@@ -209,14 +206,18 @@ def _constants(node: NodeRecord, constants: Mapping[str, object]) -> dict[int, T
     return found
 
 
-def _folded(outline: Outline) -> set[str]:
+def _folded(outline: Outline, dims: Mapping[str, int]) -> set[str]:
     """Return the names of the nodes whose results are constant; bodies are left out."""
     known = set(outline.constants)
     known.add("")
     found = set()
     for node in outline.nodes:
         pattern = node.pattern
-        if pattern.body or pattern.op_type in _NOT_FOLDED or not known.issuperset(node.input_names):
+        if pattern.body or pattern.op_type in _NOT_FOLDED:
+            continue
+        if not known.issuperset(node.input_names) and not (
+            pattern.op_type in _OF_SHAPE and _is_static(outline.types.get(node.input_names[0]), dims)
+        ):
             continue
         if any(attribute.kind.startswith("GRAPH") for attribute in pattern.like.attributes.values()):
             continue
@@ -225,24 +226,18 @@ def _folded(outline: Outline) -> set[str]:
     return found
 
 
+def _is_static(kind: ValueType | None, dims: Mapping[str, int]) -> bool:
+    if not isinstance(kind, TensorType) or kind.shape is None:
+        return False
+    return all(isinstance(dim, int) or dim in dims for dim in kind.shape)
+
+
 def _all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
     for node in graph.node:
         yield node
         for attribute in node.attribute:
             for body in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
                 yield from _all_nodes(body)
-
-
-def _types_by_name(outline: Outline) -> dict[str, ValueType]:
-    types: dict[str, ValueType] = dict(outline.input_types)
-    for node in outline.nodes:
-        for name, kind in zip(node.input_names, node.pattern.inputs, strict=True):
-            if name and kind is not None:
-                types.setdefault(name, kind)
-        for name, kind in zip(node.output_names, node.pattern.outputs, strict=True):
-            if name and kind is not None:
-                types.setdefault(name, kind)
-    return types
 
 
 def _read_from_outside(node: onnx.NodeProto) -> list[str]:
