@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,6 +21,8 @@ from rlx_ort.converters.to_onnx.exported import ExportedModel, ExportedNode
 from rlx_ort.device import Device
 from rlx_ort.errors import DeviceUnavailableError, RlxError
 from rlx_ort.execution.options import CacheUse, CompileOptions, OptimizationLevel
+from rlx_ort.ir.dtype import DType
+from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import TensorType, UnknownType, ValueType
 from rlx_ort.providers.answers import DEVICE, HELPED
@@ -84,15 +86,18 @@ def ask(
         return ask_in_child(provider, device, sheets, options, budget_s)
     deadline = time.monotonic() + budget_s
     answers: dict[str, str] = {}
-    alone = [question for question in askable if question.outer]
-    together = [question for question in askable if not question.outer]
+    doubtful = {question.key for question in askable if _mentions(question, provider.doubtful_dtypes)}
+    if doubtful and all(_computes(provider, device, dtype, options) for dtype in provider.doubtful_dtypes):
+        doubtful.clear()
+    alone = [question for question in askable if question.outer or question.key in doubtful]
+    together = [question for question in askable if question not in alone]
     groups = [together[at : at + _TOGETHER] for at in range(0, len(together), _TOGETHER)]
     groups += [[question] for question in alone]
     while groups and time.monotonic() < deadline:
         group = groups.pop()
         sheet = _sheet(group, model).SerializeToString()
         try:
-            found = ask_sheet(provider, device, sheet, options)
+            found = ask_sheet(provider, device, sheet, options, run=group[0].key in doubtful)
         except DeviceUnavailableError:
             break
         except RlxError as err:
@@ -109,14 +114,16 @@ def ask(
     return answers
 
 
-def ask_sheet(provider: Provider, device: Device, sheet: bytes, options: CompileOptions) -> list[str]:
-    """Return the answer to each node of a sheet; opens one session and closes it.
+def ask_sheet(
+    provider: Provider, device: Device, sheet: bytes, options: CompileOptions, *, run: bool = False
+) -> list[str]:
+    """Return the answer to each node of a sheet; opens one session, runs it once if asked to, and closes it.
 
     The nodes of functions that ONNX Runtime expands have no names, so the answer to a function is empty unless it
     is alone on its sheet.
 
     Raises:
-        RlxError: the session was refused, for one node at least.
+        RlxError: the session was refused, for one node at least, or the run failed.
     """
     import onnx
 
@@ -132,13 +139,17 @@ def ask_sheet(provider: Provider, device: Device, sheet: bytes, options: Compile
     }
     model = ExportedModel(proto, tuple(weights), nodes, {}, {})
     takers: list[set[str]] = [set() for _ in nodes]
-    alone = len(nodes) == 1 and not any(attribute.type in _BODIES for attribute in proto.graph.node[0].attribute)
+    bodies = any(attribute.type in _BODIES for node in proto.graph.node for attribute in node.attribute)
     session = provider.open(SessionRequest(device, model, weights, options))
     try:
         for assigned in session.assignments:
-            node = nodes[0] if alone else model.node_of(assigned.name)
+            node = nodes[0] if len(nodes) == 1 and not bodies else model.node_of(assigned.name)
             if node is not None:
                 takers[node.origin].add(assigned.provider)
+        if len(nodes) == 1 and not takers[0]:  # eliminated, or expanded with its bodies
+            takers[0].update(assigned.provider for assigned in session.assignments)
+        if run and takers[0] == {provider.ep_name}:
+            session.run([value.name for value in proto.graph.output], _some_inputs(proto.graph))
     finally:
         session.close()
     nothing = DEVICE if len(nodes) == 1 else ""
@@ -156,6 +167,37 @@ def asking_options(options: CompileOptions) -> CompileOptions:
         cache=CacheUse.OFF,
         session_config={"session.disable_prepacking": "1"},
     )
+
+
+def _mentions(question: Question, dtypes: Collection[DType]) -> bool:
+    kinds = (*question.inputs, *question.outputs)
+    return any(isinstance(kind, TensorType) and kind.dtype in dtypes for kind in kinds)
+
+
+def _computes(provider: Provider, device: Device, dtype: DType, options: CompileOptions) -> bool:
+    """Return whether a sum of two vectors of an element type runs on the device; opens a session."""
+    import onnx
+
+    node = onnx.NodeProto(op_type="Add", name="sum")
+    vector = TensorType(dtype, Shape((2,)))
+    question = Question("", node, (vector, vector), (vector,))
+    model = onnx.ModelProto(ir_version=10)
+    model.opset_import.add(domain="", version=21)
+    try:
+        sheet = _sheet([question], model).SerializeToString()
+        return ask_sheet(provider, device, sheet, options, run=True) == [DEVICE]
+    except RlxError:
+        return False
+
+
+def _some_inputs(graph: onnx.GraphProto) -> dict[str, Any]:
+    """Return ones for every input of a sheet; dims without a size are 1."""
+    found = {}
+    for value in graph.input:
+        tensor = value.type.tensor_type
+        shape = [dim.dim_value if dim.HasField("dim_value") else 1 for dim in tensor.shape.dim]
+        found[value.name] = np.ones(shape, dtype_of(tensor.elem_type).numpy)
+    return found
 
 
 def _askable(question: Question) -> bool:

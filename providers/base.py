@@ -151,6 +151,8 @@ class Provider(abc.ABC):
         compiles_per_shape: whether a run with new input shapes compiles the graph anew, which takes seconds.
         compiles: whether it compiles whole subgraphs, so that it has no kernels to list. Questions about single nodes
             go to a child process then, since some end the process.
+        doubtful_dtypes: element types whose nodes are assigned even where the device cannot compute them, so that a
+            question about one needs a run.
         distrusted_kernels: (domain, operator) of fused kernels that were seen to be wrong; ops with a basic form too
             are never written as these.
     """
@@ -162,6 +164,7 @@ class Provider(abc.ABC):
     exclusive: ClassVar[bool] = False
     compiles_per_shape: ClassVar[bool] = False
     compiles: ClassVar[bool] = False
+    doubtful_dtypes: ClassVar[frozenset[DType]] = frozenset()
     distrusted_kernels: ClassVar[frozenset[tuple[str, str]]] = frozenset()
 
     @abc.abstractmethod
