@@ -82,16 +82,21 @@ def groups_of(outline: Outline, options: CompileOptions, *, whole: bool, shapes:
     groups: dict[object, NodeGroup] = {}
     by_key: dict[str, NodeGroup] = {}
     constants = outline.constants
+    names = constants.keys()
     for node in outline.nodes:
-        pattern = node.pattern
-        if (pattern.shape_only and not shapes) or (whole and pattern.body) or node.name in folded:
+        pattern, _, _, name, input_names, _ = node
+        if (pattern.shape_only and not shapes) or (whole and pattern.body) or name in folded:
             continue
-        constant = tuple([name in constants for name in node.input_names])
-        values = tuple([_small(constants.get(name)) for name in node.input_names]) if whole else None
-        look = (pattern, constant, values)
+        look: object = pattern
+        constant: tuple[bool, ...] = ()
+        values: tuple[str, ...] | None = None
+        if not names.isdisjoint(input_names):
+            constant = tuple([name in constants for name in input_names])
+            values = tuple([_small(constants.get(name)) for name in input_names]) if whole else None
+            look = (pattern, constant, values)
         group = groups.get(look)
         if group is None:
-            key = _key(pattern, node, constant, values)
+            key = _key(pattern, constant, values, whole)
             group = by_key.get(key)
             if group is None:
                 group = by_key[key] = NodeGroup(key, pattern, node, [], _constants(node, constants))
@@ -144,29 +149,31 @@ def questions_of(groups: Sequence[NodeGroup], outline: Outline, model: onnx.Mode
         yield Question(group.key, node, pattern.inputs, pattern.outputs, group.constants, outer)
 
 
-def _key(pattern: Pattern, node: NodeRecord, constant: Sequence[bool], values: Sequence[str] | None) -> str:
+def _key(pattern: Pattern, constant: Sequence[bool], values: Sequence[str] | None, sized: bool) -> str:
     like = pattern.like
-    inputs = []
-    for place, kind in enumerate(pattern.inputs):
-        value = "" if values is None else values[place]
-        inputs.append(f"{_look(kind, sized=values is not None)}{'=' + value if value else 'c' * constant[place]}")
-    outputs = [_look(kind) for kind in pattern.outputs]
-    attributes = [f"{name}={_attribute(like.attributes[name])}" for name in sorted(like.attributes)]
-    key = f"{like.domain or 'ai.onnx'}::{like.op_type}-{pattern.version} {' '.join(attributes)}"
-    key = f"{key} ({', '.join(inputs)}) -> ({', '.join(outputs)})"
+    inputs = [_look(kind, sized=sized) for kind in pattern.inputs]
+    for place, is_constant in enumerate(constant):
+        if is_constant:
+            inputs[place] += f"={values[place]}" if values is not None and values[place] else "c"
+    attributes = "".join([f" {name}={_attribute(like.attributes[name])}" for name in sorted(like.attributes)])
+    outputs = ", ".join(map(_look, pattern.outputs))
+    key = (
+        f"{like.domain or 'ai.onnx'}::{like.op_type}-{pattern.version}{attributes} ({', '.join(inputs)}) -> ({outputs})"
+    )
     if pattern.shape_only:
         key += " shapes"
-    if len(key) > _LONG_KEY or any(attribute.kind.startswith("GRAPH") for attribute in like.attributes.values()):
-        text = f"{key} {_bodies(pattern)}"
-        key = f"{key[:_LONG_KEY]} {hashlib.sha256(text.encode()).hexdigest()[:24]}"
+    bodies = _bodies(pattern)
+    if len(key) > _LONG_KEY or bodies:
+        key = f"{key[:_LONG_KEY]} {hashlib.sha256(f'{key} {bodies}'.encode()).hexdigest()[:24]}"
     return key
 
 
 def _look(kind: ValueType | None, *, sized: bool = False) -> str:
     if isinstance(kind, TensorType):
-        rank = "?" if kind.shape is None else str(kind.shape.rank)
-        fixed = "s" if sized and kind.shape is not None and kind.shape.is_static else ""
-        return f"{kind.dtype.value}:{rank}{fixed}"
+        shape = kind.shape
+        if shape is None:
+            return f"{kind.dtype.value}:?"
+        return f"{kind.dtype.value}:{len(shape)}{'s' if sized and shape.is_static else ''}"
     return "-" if kind is None else str(kind)
 
 
