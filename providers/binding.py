@@ -83,7 +83,7 @@ class Binder(abc.ABC):
     @property
     @abc.abstractmethod
     def on_host(self) -> bool:
-        """Whether the device's memory is host memory."""
+        """Whether runs read their inputs in host memory, so that a buffer stays bound while its content changes."""
 
     @abc.abstractmethod
     def upload(self, array: npt.NDArray[Any]) -> DeviceTensor:
