@@ -56,7 +56,7 @@ class HostSlots(Slots):
                 self._io.bind_output(name, "cpu", 0)
                 self._outputs.append(None)
             else:
-                place = np.empty_like(like, order="C")
+                place = np.array(like, order="C")
                 self._bind(self._io.bind_ortvalue_output, name, place)
                 self._outputs.append(place)
         self._names = list(outputs)
@@ -66,6 +66,12 @@ class HostSlots(Slots):
         self._options = self._core.options
         self._copy = _copier(self._buffers)
         self._errors = session.errors
+
+    @property
+    def bound(self) -> Arrays:
+        """The buffers of the outputs of a known shape; see `Slots.bound`."""
+        places = zip(self._names, self._outputs, strict=True)
+        return {name: buffer for name, buffer in places if buffer is not None}
 
     def run(self, arrays: Sequence[npt.NDArray[Any]]) -> Sequence[npt.NDArray[Any]]:
         """Copy the arrays in, run, and return the output buffers; see `Slots.run`."""
