@@ -47,16 +47,28 @@ class CompiledGraph(MoeControls, HandleCalls, BackgroundRuns):
     buffers of `run_slots` and `run_raw`. Runs of a graph with handles, and those through the fixed buffers, take turns
     by a lock; runs of a graph with handles also wait for the committed ones, so the state is that of the order of the
     calls. Handles survive a change of parameters.
+
+    Args:
+        slot: holds the session.
+        rule: the placement rule.
+        inputs: what checks the inputs of runs, where it was made already.
+        owns_slot: whether closing the graph closes the slot as well.
     """
 
-    def __init__(self, slot: EngineSlot, rule: PlacementRule, inputs: InputPlan | None = None) -> None:
+    # All else is in `__dict__`, which graphs of other rules on the same slot share; see `held_to`.
+    __slots__ = ("_rule", "_strict")
+
+    def __init__(
+        self, slot: EngineSlot, rule: PlacementRule, inputs: InputPlan | None = None, *, owns_slot: bool = True
+    ) -> None:
         self._slot = slot
         self._rule = rule
         self._strict = rule is PlacementRule.STRICT
+        self._owns_slot = owns_slot
         self._weights = slot.weights
         self._inputs = inputs or InputPlan(slot.input_types)
         self._output_names = list(slot.output_types)
-        self._last: tuple[list[int] | None, list[Any]] = (None, [])
+        self._last: tuple[list[int] | None, Sequence[Any]] = (None, ())
         types = (slot.input_types, slot.output_types)
         self._handles = Handles(*types, self._inputs)
         self._slots = SlotRunner(*types, self._inputs)
@@ -82,6 +94,16 @@ class CompiledGraph(MoeControls, HandleCalls, BackgroundRuns):
     def rule(self) -> PlacementRule:
         """The placement rule it keeps."""
         return self._rule
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed, or the runner that lent it has closed its session."""
+        return self._slot.closed
+
+    @property
+    def has_handles(self) -> bool:
+        """Whether a handle is bound, so that runs may change what later runs give."""
+        return bool(self._handles)
 
     @property
     def exported(self) -> ExportedModel:
@@ -233,6 +255,20 @@ class CompiledGraph(MoeControls, HandleCalls, BackgroundRuns):
         self._copy_state_to(twin)
         return twin
 
+    def held_to(self, rule: PlacementRule) -> CompiledGraph:
+        """Return this graph with its session and all its state, held to another placement rule.
+
+        What either does to handles, the extent or the capture counts for both, and both are closed together.
+
+        Raises:
+            PlacementError: the nodes are not where the rule wants them.
+        """
+        self._slot.open_if_ready(rule)
+        other = object.__new__(CompiledGraph)
+        other.__dict__ = self.__dict__
+        other._rule, other._strict = rule, rule is PlacementRule.STRICT
+        return other
+
     def _copy_state_to(self, other: CompiledGraph) -> None:
         """Give a clone the state that runs have left."""
         other._last = self._last
@@ -326,11 +362,19 @@ class CompiledGraph(MoeControls, HandleCalls, BackgroundRuns):
         return frozenset(found | ({"run_slots"} if self.supports_run_slots else set()))
 
     def close(self) -> None:
-        """Give the session up; runs in other threads finish first. Closing twice is harmless."""
+        """Give the session and the state up; runs in other threads finish first. Closing twice is harmless.
+
+        A graph that a `GraphDevices` has lent gives up its state alone; the session stays open for the next one lent.
+        """
         self._pipeline.settle()
         self._pipeline.close()
-        self._slot.close()
-        self._last = (None, [])
+        lent = None if self._owns_slot else self._moe_base or self._slot
+        if self._slot is not lent:
+            self._slot.close()
+        if lent is not None:
+            self._slot, self._moe_base = lent.twin(), None
+            self._slot.close()
+        self._last = (None, ())
         self._unbind()
         self._handles.clear()
 
