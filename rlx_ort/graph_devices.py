@@ -211,7 +211,7 @@ class GraphDevices:
         if isinstance(pick, Adaptive):
             from rlx_ort.adaptive import choose
 
-            choice = choose(self.graph, self._policy, self._options, inputs, self._assisted, pick.runs)
+            choice = choose(self.graph, self._policy, self._options, inputs, self._to_time, pick.runs)
             self.last_choice, winner = choice, choice.device
         else:
             rows = self.benchmark(inputs, pick.runs)
@@ -264,7 +264,10 @@ class GraphDevices:
     # Compile
 
     def compile(self, device: Device | str) -> CompiledGraph:
-        """Return the graph compiled for a device; the second call returns the same object.
+        """Return the graph compiled for a device; the second call returns the same object, until it is closed.
+
+        Closing it gives up its handles and other state; the session belongs to the runner and stays open. A graph that
+        was chosen automatically shares all state with the one that was named, so a handle bound in one is in both.
 
         Raises:
             NoViableDeviceError: the policy refuses the device.
@@ -402,7 +405,7 @@ class GraphDevices:
         """
         from rlx_ort.execution.benchmark import benchmark_devices
 
-        return benchmark_devices(self.devices(), self._assisted, inputs, runs)
+        return benchmark_devices(self.devices(), self._to_time, inputs, runs)
 
     # State
 
@@ -459,14 +462,16 @@ class GraphDevices:
         chosen = self.resolve(device)
         return chosen, is_named(chosen, device)
 
-    def _assisted(self, device: Device) -> CompiledGraph:
-        return self._compiled(device, named=False)
+    def _to_time(self, device: Device) -> CompiledGraph:
+        """Return a graph whose runs leave the handles of the one that is lent as they are."""
+        found = self._compiled(device, named=False)
+        return found.clone() if found.has_handles else found
 
     def _compiled(self, device: Device, named: bool) -> CompiledGraph:
         self._follow_graph()
         rule = self._options.placement or (PlacementRule.STRICT if named else PlacementRule.ASSISTED)
         found = self._compiled_graphs.get((device, rule))
-        if found is not None:
+        if found is not None and not found.closed:
             return found
         refusal = self._policy.refusal(device)
         if refusal is not None:
@@ -474,7 +479,7 @@ class GraphDevices:
         with self._lock:
             compiling = self._compile_locks.setdefault(device, threading.Lock())
         with compiling:
-            found = self._compiled_graphs.get((device, rule))
+            found = self._lent(device, rule)
             if found is None:
                 from rlx_ort.execution.compiled import CompiledGraph
                 from rlx_ort.execution.session import open_slot, working_provider
@@ -484,6 +489,14 @@ class GraphDevices:
                     provider = working_provider(device)
                     slot = open_slot(provider, device, self.graph, self.weights, self._options)
                     self._slots[device] = slot
-                found = CompiledGraph(slot, rule)
-                self._compiled_graphs[device, rule] = found
+                found = CompiledGraph(slot, rule, owns_slot=False)
+            self._compiled_graphs[device, rule] = found
             return found
+
+    def _lent(self, device: Device, rule: PlacementRule) -> CompiledGraph | None:
+        """Return the graph that was lent for a device, held to the rule, or None where it was closed or never made."""
+        for known in (rule, *PlacementRule):
+            found = self._compiled_graphs.get((device, known))
+            if found is not None and not found.closed:
+                return found if known is rule else found.held_to(rule)
+        return None

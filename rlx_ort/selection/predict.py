@@ -15,6 +15,7 @@ from rlx_ort.device import Device
 from rlx_ort.errors import CalibrationError, RlxError
 from rlx_ort.execution.options import CompileOptions, Precision
 from rlx_ort.ir.graph import Graph
+from rlx_ort.providers.cores import device_threads
 from rlx_ort.selection.availability import provider_of
 from rlx_ort.selection.cost import BackendCostModel, ProfileCostModel
 from rlx_ort.selection.estimate import Estimate, estimate_workload, total_ns
@@ -49,7 +50,7 @@ def cost_model(device: Device | str) -> BackendCostModel | None:
     if measured is not None:
         return measured
     profile = provider.default_profile(device)
-    return None if profile is None else ProfileCostModel(device, profile)
+    return None if profile is None else ProfileCostModel(device, profile, device_threads(device))
 
 
 def why_default(device: Device) -> str:

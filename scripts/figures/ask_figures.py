@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from figures.record import Figure
 from rlx_ort import environment
+from rlx_ort.converters.collector import paused_collector
 from rlx_ort.converters.to_onnx.exporter import drafted
 from rlx_ort.execution.options import CompileOptions
 from rlx_ort.ir.graph import Graph, Value
@@ -18,6 +19,7 @@ from rlx_ort.selection.questions import answers_for, groups_of
 __all__ = ["measure"]
 
 REPEATS = 5
+OPTIONS = CompileOptions()
 
 
 def measure() -> Iterator[Figure]:
@@ -31,11 +33,12 @@ def measure() -> Iterator[Figure]:
             with tempfile.TemporaryDirectory() as folder:
                 environment.set_override("CACHE_DIR", folder)
                 for times in (first, known):
-                    draft = drafted(model(), CompileOptions(), None)
+                    draft = drafted(model(), OPTIONS, None)
                     outline = draft.outline
                     start = time.perf_counter()
-                    groups = groups_of(outline, CompileOptions(), whole=provider.compiles, shapes=device.kind == "cpu")
-                    answers = answers_for(provider, device, groups, draft, CompileOptions())
+                    with paused_collector():  # as a choice does
+                        groups = groups_of(outline, OPTIONS, whole=provider.compiles, shapes=device.kind == "cpu")
+                        answers = answers_for(provider, device, groups, draft, OPTIONS)
                     times.append(time.perf_counter() - start)
                     count = len(groups)
                     assert len(answers) == count

@@ -197,3 +197,16 @@ def test_without_a_usable_prediction_there_is_no_best_device(times: list[float],
     models = [model_of(machine.profile(roundtrip_ns=time), Device.GPU) for time in times]
     with pytest.raises(NoViableDeviceError):
         pick_best_device(Graph("g"), models)
+
+
+def test_the_default_model_of_the_cpu_counts_the_cores_of_the_process(
+    machine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The threads are the process's share of the cores on the CPU, and 1 on an accelerator."""
+    from rlx_ort.providers import cores
+
+    monkeypatch.setattr(cores, "core_share", lambda: cores.CoreShare(8, 4, 3, 2.5))
+    machine.add("gpu", profile=machine.profile())
+    machine.add("cpu", profile=machine.profile())
+    found = [cost_model(device) for device in (Device.CPU, Device.GPU)]
+    assert [model and model.num_threads() for model in found] == [2, 1]
