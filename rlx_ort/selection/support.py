@@ -250,7 +250,10 @@ def _judge(
         elif answer == HELPED and helped:
             cpu_nodes.update(node.origin for node in group.nodes)
         else:
-            if answer == HELPED:
+            why = listed(group)
+            if why not in (DEVICE, HELPED):
+                answer = why  # shorter than what ONNX Runtime says of a missing kernel
+            elif answer == HELPED:
                 answer = f"{device.family.display} leaves {signature(group.pattern.exported())} to the CPU"
             for node in group.nodes:
                 unsupported.setdefault(node.origin, _unsupported(graph.nodes[node.origin], answer))
