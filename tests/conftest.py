@@ -49,7 +49,8 @@ def named_devices(config: pytest.Config) -> list[Device]:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run tests of the `device` fixture on those of `--device`, by default on the CPU and, where it works, WebGPU."""
-    chosen = {name for mark in metafunc.definition.iter_markers("parametrize") for name in str(mark.args[0]).split(",")}
+    given = [mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")]
+    chosen = [name.strip() for names in given for name in (names.split(",") if isinstance(names, str) else names)]
     if "device" not in metafunc.fixturenames or "device" in chosen:
         return
     named = [device.label for device in named_devices(metafunc.config)]

@@ -21,8 +21,8 @@ import pytest
 def test_runs_on(device):
     '''A test of the fixture.'''
 
-@pytest.mark.parametrize("device", ["qnn"])
-def test_names_its_own(device):
+@pytest.mark.parametrize(("number", "device"), [(1, "qnn")])
+def test_names_its_own(number, device):
     '''A test that says itself where it runs.'''
 """
 
@@ -47,13 +47,13 @@ def ids(done: subprocess.CompletedProcess[str]) -> list[str]:
 
 def test_tests_run_on_the_cpu_and_webgpu_by_default(collect):
     """Without the option each test of the fixture is there twice."""
-    assert ids(collect()) == ["test_runs_on[cpu]", "test_runs_on[webgpu]", "test_names_its_own[qnn]"]
+    assert ids(collect()) == ["test_runs_on[cpu]", "test_runs_on[webgpu]", "test_names_its_own[1-qnn]"]
 
 
 @pytest.mark.parametrize("options", [["--device", "cpu"], ["--device=cpu,cpu:0"], ["--device=cpu", "--device=CPU"]])
 def test_tests_run_on_the_named_devices(collect, options):
     """The option names devices, separated by commas or repeated; a test that names its own keeps it."""
-    assert ids(collect(*options)) == ["test_runs_on[cpu]", "test_names_its_own[qnn]"]
+    assert ids(collect(*options)) == ["test_runs_on[cpu]", "test_names_its_own[1-qnn]"]
 
 
 def test_a_device_that_does_not_work_stops_the_tests(collect):
