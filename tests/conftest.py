@@ -8,10 +8,12 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+from device_facts import known_failure
 
 from rlx_ort import device as device_module
 from rlx_ort import environment
 from rlx_ort.device import Device
+from rlx_ort.errors import DeviceParseError
 from rlx_ort.providers.base import Availability
 
 REQUIRE_WEBGPU = "RLX_REQUIRE_WEBGPU"
@@ -23,18 +25,64 @@ hypothesis.settings.load_profile("rlx")
 _webgpu_required = os.environ.get(REQUIRE_WEBGPU, "") not in ("", "0")
 
 
-def webgpu_availability() -> Availability:
-    """Return whether WebGPU works here; the registry remembers the answer."""
+def availability(device: Device) -> Availability:
+    """Return whether a device works here; the registry remembers the answer."""
     from rlx_ort.providers.registry import default_registry
 
-    return default_registry().availability(Device.WEBGPU)
+    return default_registry().availability(device)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add `--device`."""
+    what = "run the tests that take a device on this one, by default on cpu and webgpu; repeat it or separate by commas"
+    parser.addoption("--device", action="append", default=[], metavar="NAME", help=what)
+
+
+def named_devices(config: pytest.Config) -> list[Device]:
+    """Return the devices of `--device`, none by default."""
+    names = [name for text in config.getoption("device") for name in text.split(",")]
+    try:
+        return list(dict.fromkeys(Device(name.strip()) for name in names))
+    except DeviceParseError as err:
+        raise pytest.UsageError(f"--device: {err}") from err
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run tests of the `device` fixture on those of `--device`, by default on the CPU and, where it works, WebGPU."""
+    given = [mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")]
+    chosen = [name.strip() for names in given for name in (names.split(",") if isinstance(names, str) else names)]
+    if "device" not in metafunc.fixturenames or "device" in chosen:
+        return
+    named = [device.label for device in named_devices(metafunc.config)]
+    default = ["cpu", pytest.param("webgpu", marks=pytest.mark.webgpu)]
+    metafunc.parametrize("device", named or default, indirect=True)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Expect the failures that are known of a test's device, and refuse devices of `--device` that do not work here."""
+    labels = [_label_of(item) for item in items]
+    for device in named_devices(config):
+        found = availability(device) if device.label in labels else None
+        if found is not None and not found.available:
+            raise pytest.UsageError(f"--device {device.label}: {found.reason} {found.remedy}")
+    for item, label in zip(items, labels, strict=True):
+        known = known_failure(label.partition(":")[0], item.nodeid) if label else None
+        if known is not None:
+            item.add_marker(pytest.mark.xfail(reason=known.reason, strict=True, run=not known.crashes))
+
+
+def _label_of(item: pytest.Item) -> str:
+    """Return the device that a test takes or is marked with, or nothing."""
+    marked = "webgpu" if item.get_closest_marker("webgpu") is not None else ""
+    params = item.callspec.params if hasattr(item, "callspec") else {}
+    return str(params.get("device", marked))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip, or fail where it is required, a test that needs a WebGPU device which is not here."""
     if item.get_closest_marker("webgpu") is None:
         return
-    found = webgpu_availability()
+    found = availability(Device.WEBGPU)
     if found.available:
         return
     reason = f"no WebGPU device: {found.reason} {found.remedy}"
@@ -67,7 +115,7 @@ def known_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(device_module, table, dict(getattr(device_module, table)))
 
 
-@pytest.fixture(params=["cpu", pytest.param("webgpu", marks=pytest.mark.webgpu)])
+@pytest.fixture
 def device(request: pytest.FixtureRequest) -> Device:
-    """Return each device that tests run on: the CPU always, WebGPU where it works."""
+    """Return each device that tests run on, see `--device`."""
     return Device(request.param)

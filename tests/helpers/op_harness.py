@@ -5,20 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import device_facts
 import numpy as np
 import numpy.typing as npt
+import pytest
 
 from rlx_ort.device import Device
 from rlx_ort.execution.options import CompileOptions, PlacementRule
 from rlx_ort.graph_devices import GraphDevices
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph, Value
+from rlx_ort.selection.support import first_unsupported_op
 
 __all__ = ["Array", "check", "rand", "run"]
 
 Array = npt.NDArray[Any]
-BOUNDS = {"cpu": 1e-5, "webgpu": 1e-4}
-"""Largest relative error of f32 results by device."""
 
 
 def rand(*shape: int, seed: int = 0) -> Array:
@@ -35,6 +36,7 @@ def run(
 ) -> list[Array]:
     """Build a graph from one input per array, run it, and return its results.
 
+    The test is skipped where an accelerator is known to have no kernel for the graph; the CPU has to run them all.
     `shapes` declares other shapes than the arrays have, with names for open dims; None takes the array's. The device
     may be helped by the CPU unless `strict`.
     """
@@ -47,6 +49,9 @@ def run(
         inputs.append(graph.input(f"x{index}", declared, DType.from_numpy(array.dtype)))
     made = build(graph, *inputs)
     graph.outputs = [made] if isinstance(made, Value) else list(made)
+    refused = first_unsupported_op(device, graph) if strict and device != Device.CPU else None
+    if refused is not None:
+        pytest.skip(f"{device.display} does not take {refused}")
     rule = PlacementRule.STRICT if strict else PlacementRule.ASSISTED
     runner = GraphDevices(graph, options=CompileOptions(placement=rule))
     results = runner.run(device, {f"x{index}": array for index, array in enumerate(values)})
@@ -78,7 +83,7 @@ def check(
     if result.dtype.kind != "f":
         np.testing.assert_array_equal(result, expected)
         return
-    limit = BOUNDS[device.kind] if bound is None else bound
+    limit = device_facts.bound(device) if bound is None else bound
     finite = np.abs(expected[np.isfinite(expected)])
     floor = limit * float(finite.max()) if finite.size else 0.0
     np.testing.assert_allclose(result.astype(np.float64), expected, rtol=limit, atol=floor)

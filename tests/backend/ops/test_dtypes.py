@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from functools import cache
 
+import device_facts
 import numpy as np
 import pytest
 from interpreter import RULES, Array, evaluate
@@ -25,27 +26,8 @@ from rlx_ort.ir.types import TensorType
 from rlx_ort.ir.verify import verify
 from rlx_ort.selection.legalize import legalize_graph_for_device
 
-BOUNDS = {
-    ("cpu", DType.F32): 1e-5,
-    ("cpu", DType.F64): 1e-5,  # where ONNX Runtime has no f64 kernel the op is computed in f32
-    ("cpu", DType.F16): 2e-3,
-    ("cpu", DType.BF16): 1.6e-2,
-    ("webgpu", DType.F32): 1e-4,
-    ("webgpu", DType.F16): 5e-3,
-}
-"""Largest error, relative to the element and to the largest element, by device and dtype of the result."""
-
 # Computed from other tests of the op, because the interpreter cannot know them.
 ELSEWHERE = {"Capture", "Custom", "OnnxNode", "Param"}
-
-ENGINE_BUGS = {
-    ("webgpu", "pow"): "plugin 0.4.0 cannot find its own function for a Pow that broadcasts: raw_hash_map::at",
-    ("webgpu", "softmax of nothing"): "plugin 0.4.0 dispatches no work group for an empty Softmax",
-    ("webgpu", "conv2d of 6 channels"): "https://github.com/microsoft/onnxruntime/issues/29651: wrong sums for input "
-    "channels that are a multiple of 3 and not of 4, above 3, where the output channels are a multiple of 4",
-    ("webgpu", "conv3d in 2 groups"): "plugin 0.4.0 has no grouped Conv3D and refuses only at the run",
-}
-"""What ONNX Runtime gets wrong although its kernel list says it can; each entry must fail, or be taken out."""
 
 
 def _takes(case: Case, dtype: DType) -> bool:
@@ -91,10 +73,6 @@ def test_op_is_right_or_refused(name: str, dtype: DType, device: Device) -> None
         return
     if device != Device.CPU and DType.F16 in dtypes_of(graph) and lacks_f16(device):
         pytest.skip(f"this adapter: {lacks_f16(device)}")
-    if (device.kind, name) in ENGINE_BUGS and dtype is not DType.F16:
-        with pytest.raises((EngineError, AssertionError)):
-            run_and_compare(case, graph, feeds, device, dtype)
-        pytest.xfail(ENGINE_BUGS[device.kind, name])
     run_and_compare(case, graph, feeds, device, dtype)
 
 
@@ -117,7 +95,7 @@ def compare(result: Array, expected: Array, case: Case, device: Device, dtype: D
     if not found.is_float:
         np.testing.assert_array_equal(result, expected)
         return
-    bound = max(BOUNDS.get((device.kind, kind), 0.0) for kind in (found, dtype)) * case.loose
+    bound = max(device_facts.bound(device, kind) for kind in (found, dtype)) * case.loose
     finite = np.abs(expected[np.isfinite(expected)])
     floor = bound * float(finite.max()) if finite.size else 0.0
     np.testing.assert_allclose(result.astype(np.float64), expected, rtol=bound, atol=floor)

@@ -1,0 +1,73 @@
+"""What the tests know of each device: how exact its results are, and which tests its engine is known to fail.
+
+One TOML file a device kind, in `tests/data/devices`. `[bounds]` has the largest relative error of its results by
+dtype. Each `[[known_failures]]` has a `reason` with a link or a reproduction, and `tests`: test ids, in which `*`
+stands for any text. A test that is listed must fail, one that is not listed must pass. `crashes = true` is for tests
+that end the process, which are not run. `package = "NAME"` limits an entry to where that package is installed.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import re
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlx_ort.device import Device
+from rlx_ort.ir.dtype import DType
+
+__all__ = ["FOLDER", "KnownFailure", "bound", "known_failure", "known_failures"]
+
+FOLDER = Path(__file__).parents[1] / "data" / "devices"
+
+
+@dataclass(frozen=True)
+class KnownFailure:
+    """Tests that fail on a device because of its engine."""
+
+    reason: str
+    tests: tuple[str, ...]
+    crashes: bool = False
+    package: str = ""
+
+    @property
+    def applies(self) -> bool:
+        """Whether the package it is limited to is installed."""
+        try:
+            return not self.package or bool(importlib.metadata.version(self.package))
+        except importlib.metadata.PackageNotFoundError:
+            return False
+
+    def lists(self, test_id: str) -> bool:
+        """Return whether a test is one of them."""
+        return any(re.fullmatch(".*".join(map(re.escape, name.split("*"))), test_id) for name in self.tests)
+
+
+def bound(device: Device, dtype: DType = DType.F32) -> float:
+    """Return the largest relative error of the device's results in a dtype, 0 where it has no such results."""
+    facts = _facts(device.kind)
+    if not facts:
+        raise FileNotFoundError(f"{FOLDER / device.kind}.toml is missing: it holds the bounds of {device.display}")
+    bounds: dict[str, float] = facts["bounds"]
+    return bounds.get(dtype.value, 0.0)
+
+
+def known_failures(kind: str) -> Iterator[KnownFailure]:
+    """Yield the known failures of a device kind; there are none of a kind without a file."""
+    for entry in _facts(kind).get("known_failures", ()):
+        yield KnownFailure(**{**entry, "tests": tuple(entry["tests"])})
+
+
+def known_failure(kind: str, test_id: str) -> KnownFailure | None:
+    """Return why a test is known to fail on a device kind here, or None."""
+    return next((entry for entry in known_failures(kind) if entry.lists(test_id) and entry.applies), None)
+
+
+@functools.cache
+def _facts(kind: str) -> dict[str, Any]:
+    path = FOLDER / f"{kind}.toml"
+    return tomllib.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}

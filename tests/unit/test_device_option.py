@@ -1,0 +1,98 @@
+"""`pytest --device` and the data about devices that it reads."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import device_facts
+import pytest
+from device_facts import KnownFailure
+
+from rlx_ort.device import Device
+
+ROOT = Path(__file__).parents[2]
+KINDS = sorted(path.stem for path in device_facts.FOLDER.glob("*.toml"))
+SUITE = """
+import pytest
+
+def test_runs_on(device):
+    '''A test of the fixture.'''
+
+@pytest.mark.parametrize(("number", "device"), [(1, "qnn")])
+def test_names_its_own(number, device):
+    '''A test that says itself where it runs.'''
+"""
+
+
+@pytest.fixture
+def collect(tmp_path):
+    """Return a function that lists, on a small suite beside our conftest.py, the tests for some `--device` options."""
+    (tmp_path / "conftest.py").write_bytes((ROOT / "tests" / "conftest.py").read_bytes())
+    (tmp_path / "test_small.py").write_text(SUITE, encoding="utf-8")
+
+    def run(*options: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider", *options]
+        config = ["-c", str(ROOT / "pyproject.toml"), "--rootdir", str(tmp_path), str(tmp_path)]
+        return subprocess.run([*command, *config], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+
+    return run
+
+
+def ids(done: subprocess.CompletedProcess[str]) -> list[str]:
+    return re.findall(r"::(\S+)", done.stdout)
+
+
+def test_tests_run_on_the_cpu_and_webgpu_by_default(collect):
+    """Without the option each test of the fixture is there twice."""
+    assert ids(collect()) == ["test_runs_on[cpu]", "test_runs_on[webgpu]", "test_names_its_own[1-qnn]"]
+
+
+@pytest.mark.parametrize("options", [["--device", "cpu"], ["--device=cpu,cpu:0"], ["--device=cpu", "--device=CPU"]])
+def test_tests_run_on_the_named_devices(collect, options):
+    """The option names devices, separated by commas or repeated; a test that names its own keeps it."""
+    assert ids(collect(*options)) == ["test_runs_on[cpu]", "test_names_its_own[1-qnn]"]
+
+
+def test_a_device_that_does_not_work_stops_the_tests(collect):
+    """A named device is used or refused with the reason; its tests are not skipped."""
+    done = collect("--device", "tpu")
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "--device tpu: no ONNX Runtime execution provider serves" in done.stdout + done.stderr
+
+
+def test_a_name_that_is_no_device_stops_the_tests(collect):
+    """The message quotes the name."""
+    done = collect("--device", "cpux")
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "cpux" in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_known_failure_has_a_reason_and_names_tests(kind):
+    """What a device is excused from says why, and names tests that exist."""
+    assert Device(kind).kind == kind
+    assert device_facts.bound(Device(kind)) > 0
+    for known in device_facts.known_failures(kind):
+        assert known.reason
+        assert known.tests
+        for name in known.tests:
+            path, _, test = name.partition("::")
+            source = (ROOT / path).read_text(encoding="utf-8")
+            assert f"def {test.partition('[')[0]}(" in source
+
+
+def test_a_star_stands_for_any_text_and_brackets_for_themselves():
+    """The parameters of a test stand in brackets, which other patterns would read as a set of letters."""
+    known = KnownFailure("why", ("t.py::test_op[cuda-*-f16]",))
+    assert known.lists("t.py::test_op[cuda-pow-f16]")
+    assert not known.lists("t.py::test_op[cuda-pow-f32]")
+    assert not known.lists("t.py::test_opc")
+
+
+def test_an_entry_may_be_for_a_package():
+    """An engine that comes in two builds has failures of each."""
+    assert KnownFailure("why", ("t.py::test",), package="numpy").applies
+    assert not KnownFailure("why", ("t.py::test",), package="no-such-package").applies
