@@ -1,0 +1,234 @@
+"""The GPU gate: what CI cannot see, run on a machine with a GPU in one go.
+
+    python scripts/gpu_gate.py --out FOLDER [--commit HASH] [--device cuda] [--parts suite,truth,checks,figures]
+
+Runs the backend tests on the device, the truth of the capability answers over the ONNX backend cases on the device,
+the CPU and WebGPU, the checks of `gpu_checks.py` and `device_runs.py`, and the figures of `bench.py ask cuda`. Writes
+gpu-gate.json with the commit, the versions, the counts and the figures. Its copy in docs/results/ is the record that a
+test compares with the code. The exit code is 1 when something fails that is not listed as known.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import concurrent.futures
+import datetime
+import hashlib
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ET
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+PARTS = ("suite", "truth", "checks", "figures")
+TAIL = 1500
+
+# What the record is about: a change to one of these makes it out of date.
+COVERED = (
+    "converters/to_onnx",
+    "providers/cuda.py",
+    "providers/asking.py",
+    "providers/answers.py",
+    "providers/listed_kernels.py",
+    "providers/kernel_lists",
+    "rlx_ort/selection/support.py",
+    "rlx_ort/selection/questions.py",
+    "rlx_ort/selection/node_claims.py",
+    "rlx_ort/selection/function_body.py",
+)
+
+
+def main() -> int:
+    """Run the parts and return 0 when nothing failed that is not known."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--commit", default="", help="the commit that is tested, where git is not at hand")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--parts", default=",".join(PARTS))
+    parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) // 2))
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    record: dict[str, Any] = {
+        "commit": options.commit or _git_commit(),
+        "covered": covered_digest(),
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "device": options.device,
+        "machine": machine(options.device),
+    }
+    run: dict[str, Callable[[], dict[str, Any]]] = {
+        "suite": lambda: suite(options.device, options.out, options.workers),
+        "truth": lambda: truth(options.device, options.out),
+        "checks": lambda: checks(options.device, options.out),
+        "figures": lambda: figures(options.out),
+    }
+    for part in options.parts.split(","):
+        start = time.perf_counter()
+        record[part] = {**run[part](), "seconds": round(time.perf_counter() - start, 1)}
+        (options.out / "gpu-gate.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        shown = {key: value for key, value in record[part].items() if not isinstance(value, list | dict)}
+        print(part, json.dumps(shown), flush=True)
+    return 0 if all(record[part].get("ok") for part in options.parts.split(",")) else 1
+
+
+def covered_digest() -> str:
+    """Return a hash of the covered code and data, without comments, docstrings and layout."""
+    digest = hashlib.sha256()
+    for path in covered_files():
+        digest.update(path.relative_to(ROOT).as_posix().encode())
+        if path.suffix == ".py":
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+            for node in ast.walk(tree):
+                body = getattr(node, "body", None)
+                if isinstance(body, list) and body and isinstance(body[0], ast.Expr):
+                    value = body[0].value
+                    if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                        body[0] = ast.Expr(ast.Constant(""))
+            digest.update(ast.dump(tree).encode())
+        else:
+            digest.update(path.read_bytes().replace(b"\r\n", b"\n"))
+    return digest.hexdigest()
+
+
+def covered_files() -> Iterator[Path]:
+    """Yield the files that the record is about, in a fixed order."""
+    for name in COVERED:
+        path = ROOT / name
+        found = [path] if path.is_file() else [*path.rglob("*.py"), *path.rglob("*.txt")]
+        yield from sorted(found, key=lambda file: file.relative_to(ROOT).as_posix())
+
+
+def machine(device: str) -> dict[str, str]:
+    """Return what the results depend on."""
+    program = (
+        "import json, onnxruntime, rlx_ort; from rlx_ort.selection.availability import availability; "
+        f"a = availability({device!r}); "
+        "print(json.dumps({'onnxruntime': onnxruntime.__version__, 'hardware': a.hardware, 'driver': a.driver, "
+        "'available': str(a.available), 'reason': a.reason}))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=_environment(), capture_output=True, text=True)
+    lines = done.stdout.strip().splitlines()
+    found = json.loads(lines[-1]) if lines else {"reason": done.stderr[-TAIL:]}
+    return {"python": platform.python_version(), "cores": str(os.cpu_count()), **found}
+
+
+def suite(device: str, out: Path, workers: int) -> dict[str, Any]:
+    """Run the backend tests on the device, a few files at a time, and return the counts and every failure."""
+    folder = out / "junit"
+    folder.mkdir(exist_ok=True)
+    files = sorted((ROOT / "tests" / "backend").rglob("test_*.py"))
+    counts = {"passed": 0, "failed": 0, "skipped": 0, "xfailed": 0}
+    failures: list[dict[str, str]] = []
+    times: dict[str, float] = {}
+    with concurrent.futures.ThreadPoolExecutor(workers) as pool:
+        for path, found in pool.map(lambda path: (path, _pytest(path, device, folder)), files):
+            times[path.relative_to(ROOT).as_posix()] = found["seconds"]
+            for outcome in counts:
+                counts[outcome] += found[outcome]
+            failures += found["failures"]
+    longest = dict(sorted(times.items(), key=lambda item: -item[1])[:5])
+    return {"ok": not failures, **counts, "failures": failures, "longest_s": longest}
+
+
+def _pytest(path: Path, device: str, folder: Path) -> dict[str, Any]:
+    name = path.relative_to(ROOT).as_posix()
+    report = folder / f"{name.replace('/', '.')}.xml"
+    start = time.perf_counter()
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", name, "--device", device]
+    try:
+        done = subprocess.run(
+            [*command, f"--junitxml={report}", "--tb=short"],
+            cwd=ROOT, env=_environment(), capture_output=True, text=True, timeout=400,
+        )  # fmt: skip
+        text, code = f"{done.stdout[-TAIL:]}{done.stderr[-TAIL:]}", done.returncode
+    except subprocess.TimeoutExpired:
+        text, code = "took longer than 400 s", -1
+    found: dict[str, Any] = {"passed": 0, "failed": 0, "skipped": 0, "xfailed": 0, "failures": []}
+    cases = ET.parse(report).getroot().iter("testcase") if report.exists() else iter(())  # noqa: S314  # pytest's own
+    for case in cases:
+        wrong = case.find("failure") if case.find("failure") is not None else case.find("error")
+        skipped = case.find("skipped")
+        if wrong is not None:
+            found["failed"] += 1
+            test = f"{case.get('classname')}::{case.get('name')}"
+            found["failures"].append({"test": test, "why": f"{wrong.get('message')}\n{wrong.text}"[-700:]})
+        elif skipped is not None:
+            found["xfailed" if skipped.get("type") == "pytest.xfail" else "skipped"] += 1
+        else:
+            found["passed"] += 1
+    if code not in (0, 1, 5) or (code == 1 and not found["failures"]):
+        found["failures"].append({"test": name, "why": text[-TAIL:]})
+        found["failed"] += 1
+    return {**found, "seconds": round(time.perf_counter() - start, 1)}
+
+
+def truth(device: str, out: Path) -> dict[str, Any]:
+    """Return how often the capability answers agree with a strict run, on the device, the CPU and WebGPU."""
+    wanted = dict.fromkeys([device, "cpu", "webgpu"])
+    least = {"cpu": 0.995, device: 0.995, "webgpu": 0.985}
+    rows = {}
+    jobs = {name: out / f"truth-{name}" for name in wanted}
+    programs = {
+        name: [sys.executable, "scripts/capability_truth.py", "--devices", name, "--out", str(folder)]
+        for name, folder in jobs.items()
+    }
+    running = {
+        name: subprocess.Popen(
+            program, cwd=ROOT, env=_environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        for name, program in programs.items()
+    }
+    for name, job in running.items():
+        job.wait(timeout=580)
+        path = jobs[name] / "capability.json"
+        if path.exists():
+            [rows[name]] = json.loads(path.read_text(encoding="utf-8"))["devices"]
+    agreement = {f"{name}_agreement": row["agreement"] for name, row in rows.items()}
+    late = sum(len([entry for entry in row["automatic"] if entry["kind"] != "failed"]) for row in rows.values())
+    ok = device in rows and all(row["agreement"] >= least[name] for name, row in rows.items()) and not late
+    return {"ok": ok, **agreement, "wrong_choices": late, "rows": rows}
+
+
+def checks(device: str, out: Path) -> dict[str, Any]:
+    """Run the checks of the device that are no tests."""
+    programs = {
+        "gpu_checks": ["scripts/gpu_checks.py", "--out", str(out / "checks"), "--devices", device],
+        "device_runs": ["scripts/device_runs.py", device],
+    }
+    found: dict[str, Any] = {}
+    for name, program in programs.items():
+        done = subprocess.run(
+            [sys.executable, *program], cwd=ROOT, env=_environment(), capture_output=True, text=True, timeout=300
+        )
+        found[name] = {"code": done.returncode, "lines": (done.stdout or done.stderr)[-TAIL:].splitlines()}
+    return {"ok": all(entry["code"] == 0 for entry in found.values()), "programs": found}
+
+
+def figures(out: Path) -> dict[str, Any]:
+    """Measure the figures of a GPU."""
+    program = [sys.executable, "scripts/bench.py", "ask", "cuda", "--json"]
+    done = subprocess.run(program, cwd=ROOT, env=_environment(), capture_output=True, text=True, timeout=300)
+    (out / "figures.jsonl").write_text(done.stdout, encoding="utf-8")
+    rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    missed = [row["figure"] for row in rows if row.get("ok") is False]
+    return {"ok": bool(rows), "missed": missed, "error": done.stderr[-TAIL:] if not rows else "", "rows": rows}
+
+
+def _environment() -> dict[str, str]:
+    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONUTF8": "1"}
+
+
+def _git_commit() -> str:
+    done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)  # noqa: S607
+    return done.stdout.strip()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
