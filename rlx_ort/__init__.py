@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from rlx_ort.providers.registry import register_provider
     from rlx_ort.router import DeviceRouter
     from rlx_ort.selection.availability import available_devices, fastest_device
-    from rlx_ort.selection.candidates import device_report
+    from rlx_ort.selection.candidates import device_report, rank
     from rlx_ort.selection.policy import DevicePickStrategy, DevicePolicy
     from rlx_ort.selection.predict import explain
 
@@ -118,6 +118,7 @@ __all__ = [
     "from_torch",
     "load",
     "open_package",
+    "rank",
     "register_provider",
     "save_onnx",
     "start_package",
@@ -161,6 +162,7 @@ _MODULE_OF = {
     "from_torch": "converters.from_torch",
     "load": "graph_devices",
     "open_package": "deploy.open",
+    "rank": "selection.candidates",
     "register_provider": "providers.registry",
     "save_onnx": "converters.files",
     "start_package": "deploy.start",

@@ -7,7 +7,7 @@ answer for the life of the process, so only the first question costs something.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from rlx_ort.device import Device, as_devices, priority_rank
 from rlx_ort.errors import DeviceUnavailableError, NoViableDeviceError
@@ -66,14 +66,17 @@ def provider_of(device: Device) -> Provider | None:
     return provider if provider is not None and (provider.ep_name or provider.selectable) else None
 
 
-def known_devices() -> list[Device]:
-    """Return every known kind and every index that hardware discovery sees, in the order of `Device.all()`.
+def known_devices(wanted: Callable[[Device], bool] = lambda device: True) -> list[Device]:
+    """Return the wanted ones of all known kinds and of all indexes that hardware discovery sees, by kind and index.
 
-    Nothing is probed: whether one works here is another question.
+    Nothing is probed, and providers with no wanted kind are not asked for their indexes.
     """
-    found = dict.fromkeys([*Device.all(), *registry.default_registry().registered_devices()])
-    order = {device.kind: place for place, device in enumerate(Device.all())}
-    return sorted(found, key=lambda device: (order[device.kind], device.index))
+    kinds = Device.all()
+    providers = registry.default_registry().providers()
+    asked = (provider for provider in providers if any(wanted(Device(kind)) for kind in provider.kinds))
+    found = dict.fromkeys([*kinds, *(device for provider in asked for device in provider.devices())])
+    order = {device.kind: place for place, device in enumerate(kinds)}
+    return sorted(filter(wanted, found), key=lambda device: (order[device.kind], device.index))
 
 
 def available_devices() -> list[Device]:

@@ -77,8 +77,8 @@ class DevicePolicy:
       of `gpu`, `webgpu` and `vulkan` the other two. `cuda:1` denies that index alone, with TensorRT on it. To keep the
       first device out and use the second, allow the second.
 
-    A denial goes by kind, not by card, since looking at a card means probing a denied device: without CUDA, `webgpu` and
-    `directx` may still use an NVIDIA GPU. Deny them as well to leave that GPU alone.
+    A denial goes by kind and index, not by card, since looking at a card means probing a denied device: without CUDA,
+    `webgpu` and `directx` may still use an NVIDIA GPU. Deny them as well to leave that GPU alone.
 
     Attributes:
         allow: the only devices that may be chosen, or None for no restriction; empty means none may.

@@ -17,7 +17,7 @@ NAMES = """
 BackendsManifest CalibrationProfile CompileOptions CompiledGraph DType Device DeviceBenchResult DevicePickStrategy
 DevicePolicy DeviceRouter FlexibleSession Graph GraphDevices OptimizationLevel Placement PlacementRule Precision
 Session Shape Value WeightSharing __version__ available_devices calibrate device_report explain fastest_device
-from_onnx from_torch load open_package register_provider save_onnx start_package to_onnx warm_package
+from_onnx from_torch load open_package rank register_provider save_onnx start_package to_onnx warm_package
 """
 
 
