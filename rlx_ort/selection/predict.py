@@ -19,6 +19,7 @@ from rlx_ort.errors import CalibrationError, RlxError
 from rlx_ort.execution.options import CompileOptions, Precision
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.types import TensorType
+from rlx_ort.providers.cores import core_share
 from rlx_ort.selection.availability import provider_of
 from rlx_ort.selection.cost import BackendCostModel, ProfileCostModel
 from rlx_ort.selection.estimate import Estimate, estimate_workload, total_ns
@@ -52,7 +53,8 @@ def cost_model(device: Device) -> BackendCostModel | None:
     if measured is not None:
         return measured
     profile = provider.default_profile(device)
-    return None if profile is None else ProfileCostModel(device, profile)
+    threads = core_share().threads if device.kind == Device.CPU.kind else 1
+    return None if profile is None else ProfileCostModel(device, profile, threads)
 
 
 def why_default(device: Device) -> str:

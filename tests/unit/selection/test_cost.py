@@ -1,6 +1,7 @@
 """Predicted times, computed by hand: one unit set, leaves free, launches, transfers, and the CPU's help."""
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.types import TensorType
+from rlx_ort.selection import predict
 from rlx_ort.selection.cost import DEFAULT_DIM, ProfileCostModel, estimate_graph_cost, pick_best_device
 from rlx_ort.selection.predict import cost_model
 
@@ -197,3 +199,55 @@ def test_without_a_usable_prediction_there_is_no_best_device(times: list[float],
     models = [model_of(machine.profile(roundtrip_ns=time), Device.GPU) for time in times]
     with pytest.raises(NoViableDeviceError):
         pick_best_device(Graph("g"), models)
+
+
+class Rates:
+    """A cost model with the methods of the original runtime, and nothing more."""
+
+    def __init__(self, device: Device, gflops: float) -> None:
+        self._device, self._gflops = device, gflops
+
+    def device(self) -> Device:
+        """Return the device."""
+        return self._device
+
+    def sgemm_gflops(self, m: int, k: int, n: int) -> float:
+        """Return a rate that depends on the shape."""
+        return self._gflops if m > 1 else 1.0
+
+    def memory_bw(self) -> float:
+        """Return a bandwidth that never counts."""
+        return 1e12
+
+    def dispatch_overhead_ns(self) -> float:
+        """Return the time of a launch."""
+        return 10.0
+
+    def roundtrip_overhead_ns(self) -> float:
+        """Return the time of an empty run."""
+        return 100.0
+
+    def num_threads(self) -> int:
+        """Return one."""
+        return 1
+
+
+def test_a_model_of_your_own_needs_only_its_rates() -> None:
+    """A product takes its FLOP over the rate for its shape, a launch and a round trip; transfers are free."""
+    graph = matmul_graph(8, 16, 4)
+    assert estimate_graph_cost(graph, Rates(Device.CUDA, 2.0)) == pytest.approx(100.0 + 10.0 + 8 * 16 * 4)
+    assert estimate_graph_cost(matmul_graph(1, 16, 4), Rates(Device.CUDA, 2.0)) == pytest.approx(110.0 + 2 * 16 * 4)
+
+
+def test_the_best_of_two_models_of_your_own_is_picked() -> None:
+    """The device is read from the method."""
+    assert pick_best_device(matmul_graph(8, 16, 4), [Rates(Device.CPU, 2.0), Rates(Device.CUDA, 4.0)]) == Device.CUDA
+
+
+def test_the_cpu_computes_with_the_threads_that_the_process_has(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shipped profile says nothing about them."""
+    machine.add("cpu", profile=machine.profile())
+    monkeypatch.setattr(predict, "core_share", lambda: SimpleNamespace(threads=3))
+    found = cost_model(Device.CPU)
+    assert found is not None
+    assert found.num_threads() == 3
