@@ -103,6 +103,10 @@ class GraphDevices:
         """Set everything but the graph and its weights, which `_take` brings."""
         self._policy = policy or DevicePolicy()
         self._options = options or CompileOptions()
+        fixed = self._options.placement
+        self._by_name, self._by_choice = (
+            self._options.with_(placement=fixed or rule) for rule in (PlacementRule.STRICT, PlacementRule.ASSISTED)
+        )
         self._lock = threading.RLock()
         self.last_attempts: tuple[tuple[Device, str], ...] = ()
         self.last_choice: Choice | None = None
@@ -154,21 +158,19 @@ class GraphDevices:
         """
         from rlx_ort.selection.candidates import devices_for_with_policy
         from rlx_ort.selection.refusals import refusals
-        from rlx_ort.selection.resolve import named
 
         self._follow_graph()
-        options = named(self._options)
         with self._lock:
-            refused = refusals(self.graph, options).keys()
+            refused = refusals(self.graph, self._by_name).keys()
             if self._devices is None or self._devices[0] != refused:
-                self._devices = refused, devices_for_with_policy(self.graph, self._policy, options)
+                self._devices = refused, devices_for_with_policy(self.graph, self._policy, self._by_name)
             return list(self._devices[1])
 
     def report(self) -> list[DeviceCandidate]:
         """Return a fresh report: one row a device, with what stands in its way."""
         from rlx_ort.selection.candidates import device_report
 
-        return device_report(self.graph, self._policy, self._options)
+        return device_report(self.graph, self._policy, self._by_choice)
 
     def rank(self, inputs: Mapping[str, Any] | None = None) -> list[DeviceCandidate]:
         """Return a row for every device the policy allows, the best choice first, blocked ones last.
@@ -177,7 +179,7 @@ class GraphDevices:
         """
         from rlx_ort.selection.candidates import rank
 
-        return rank(self.graph, inputs, self._policy, self._options)
+        return rank(self.graph, inputs, self._policy, self._by_choice)
 
     def fastest(self, inputs: Mapping[str, Any] | None = None) -> Device:
         """Return the device with the smallest predicted time now; `RLX_DEVICE` is not looked at.
@@ -190,7 +192,7 @@ class GraphDevices:
         """
         from rlx_ort.selection.candidates import fastest_device_for_with_policy
 
-        return fastest_device_for_with_policy(self.graph, self._policy, self._options, inputs)
+        return fastest_device_for_with_policy(self.graph, self._policy, self._by_choice, inputs)
 
     def resolve(self, device: Device | str | None = None) -> Device:
         """Return the device to use: the one given, else `RLX_DEVICE`, else the fastest.
@@ -497,18 +499,17 @@ class GraphDevices:
         if not isinstance(pick, (Benchmark, Adaptive)):
             return self._resolved(inputs)
         from rlx_ort.execution.benchmark import input_signature
-        from rlx_ort.selection.candidates import automatic
         from rlx_ort.selection.refusals import refusals
 
         self._follow_graph()
         key, winners = input_signature(inputs), self._winners  # another thread may begin with an empty map meanwhile
         winner = winners.get(key)
-        if winner is not None and winner not in refusals(self.graph, automatic(self._options)):
+        if winner is not None and winner not in refusals(self.graph, self._by_choice):
             return winner, False
         if isinstance(pick, Adaptive):
             from rlx_ort.adaptive import choose
 
-            found = choose(self.graph, self._policy, self._options, inputs, self._assisted, pick.runs)
+            found = choose(self.graph, self._policy, self._by_choice, inputs, self._assisted, pick.runs)
             self.last_choice, winner = found, found.device
         else:
             rows = self.benchmark(inputs, pick.runs)
@@ -525,7 +526,7 @@ class GraphDevices:
         from rlx_ort.selection.candidates import devices_for_with_policy
 
         self._follow_graph()
-        return devices_for_with_policy(self.graph, self._policy, self._options)
+        return devices_for_with_policy(self.graph, self._policy, self._by_choice)
 
     def _first_of(self, chain: Devices, work: Callable[[Device], T]) -> tuple[Device, T]:
         """Return the first device of a chain on which the work succeeds, and its result; keep the attempts."""
@@ -540,12 +541,12 @@ class GraphDevices:
     def _open_first(self, choose: Callable[[], tuple[Device, bool]]) -> CompiledGraph:
         """Return the graph compiled for the first choice that takes it, and keep who refuses."""
         from rlx_ort.selection.refusals import refusals
-        from rlx_ort.selection.resolve import named, open_first
+        from rlx_ort.selection.resolve import open_first
 
         try:
             return open_first(choose, self._opened)
         finally:
-            self.last_attempts = tuple(refusals(self.graph, named(self._options)).items())
+            self.last_attempts = tuple(refusals(self.graph, self._by_name).items())
 
     def _assisted(self, device: Device) -> CompiledGraph:
         return self._opened(device, named=False)
@@ -565,7 +566,7 @@ class GraphDevices:
 
     def _compiled(self, device: Device, named: bool) -> CompiledGraph:
         self._follow_graph()
-        rule = self._options.placement or (PlacementRule.STRICT if named else PlacementRule.ASSISTED)
+        rule = (self._by_name if named else self._by_choice).placement or PlacementRule.STRICT
         found = self._compiled_graphs.get((device, rule))
         if found is not None:
             return found

@@ -34,6 +34,8 @@ _SCHEMA = 1
 def admit_devices(package: Package, runner: GraphDevices) -> None:
     """Deny the chosen device if it fails the golden cases, then the next, until one is right.
 
+    A denial covers what `DevicePolicy` says: the other indexes of the kind, and the kinds on the same hardware.
+
     The runner's policy denies the ones that failed, and its `last_attempts` says why.
 
     Raises:

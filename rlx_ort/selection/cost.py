@@ -176,6 +176,8 @@ def completed(model: BasicCostModel) -> BackendCostModel:
 class _GivenCostModel(ProfileCostModel):
     """A `ProfileCostModel` with the rates of somebody's model, which may depend on the shape."""
 
+    _model: BasicCostModel
+
     def __init__(self, model: BasicCostModel) -> None:
         device = model.device() if callable(model.device) else model.device
         conv, nothing = model.sgemm_gflops(512, 512, 512), 0.0
