@@ -67,7 +67,7 @@ def key_of(device: Device) -> ProfileKey:
         CalibrationError: the device does not work here or has no execution provider.
     """
     from rlx_ort.providers import runtime
-    from rlx_ort.providers.cores import core_share
+    from rlx_ort.providers.cores import device_threads
     from rlx_ort.providers.plugins import plugin_for
     from rlx_ort.selection.availability import availability, provider_of
 
@@ -92,7 +92,7 @@ def key_of(device: Device) -> ProfileKey:
         engine=runtime.describe_runtime(),
         ep_version="" if plugin is None else plugin.version,
         driver=found.driver,
-        threads=core_share().threads if device.kind == Device.CPU.kind else 1,
+        threads=device_threads(device),
     )
     with _lock:
         return _keys.setdefault((device, provider.ep_name, found), key)

@@ -149,6 +149,10 @@ class Provider(abc.ABC):
         selectable: whether automatic choice may pick it; test providers say no.
         exclusive: whether only one session of the provider may run at a time in this process.
         compiles_per_shape: whether a run with new input shapes compiles the graph anew, which takes seconds.
+        compiles: whether it compiles whole subgraphs, so that it has no kernels to list. Questions about single nodes
+            go to a child process then, since some end the process.
+        doubtful_dtypes: element types whose nodes are assigned even where the device cannot compute them, so that a
+            question about one needs a run.
         distrusted_kernels: (domain, operator) of fused kernels that were seen to be wrong; ops with a basic form too
             are never written as these.
     """
@@ -159,6 +163,8 @@ class Provider(abc.ABC):
     selectable: ClassVar[bool] = True
     exclusive: ClassVar[bool] = False
     compiles_per_shape: ClassVar[bool] = False
+    compiles: ClassVar[bool] = False
+    doubtful_dtypes: ClassVar[frozenset[DType]] = frozenset()
     distrusted_kernels: ClassVar[frozenset[tuple[str, str]]] = frozenset()
 
     @abc.abstractmethod
@@ -181,6 +187,17 @@ class Provider(abc.ABC):
 
     def claims(self) -> Sequence[KernelClaim] | None:
         """Return the provider's kernels, or None when they cannot be listed (compiling providers)."""
+        return None
+
+    def judged_by(self) -> str:
+        """Return where `claims` come from when it is not the provider itself, else an empty text."""
+        return ""
+
+    def question_scope(self, device: Device) -> str | None:
+        """Return provider, versions and hardware as one text, for which answers about single nodes stay true.
+
+        None for a provider that cannot be asked.
+        """
         return None
 
     def devices(self) -> Sequence[Device]:

@@ -50,6 +50,11 @@ class StoppableRun(abc.ABC):
 class Slots(abc.ABC):
     """Fixed input and output buffers of a session for one set of input shapes; for one thread at a time."""
 
+    @property
+    def bound(self) -> Mapping[str, npt.NDArray[Any]]:
+        """Output name -> the buffer that every run writes it to; other outputs are new arrays each time."""
+        return {}
+
     @abc.abstractmethod
     def run(self, arrays: Sequence[npt.NDArray[Any]]) -> Sequence[npt.NDArray[Any]]:
         """Copy the arrays in, run, and return the output buffers, which the next run overwrites.
@@ -83,7 +88,7 @@ class Binder(abc.ABC):
     @property
     @abc.abstractmethod
     def on_host(self) -> bool:
-        """Whether the device's memory is host memory."""
+        """Whether runs read their inputs in host memory, so that a buffer stays bound while its content changes."""
 
     @abc.abstractmethod
     def upload(self, array: npt.NDArray[Any]) -> DeviceTensor:
@@ -116,7 +121,8 @@ class Binder(abc.ABC):
     def slots(self, inputs: Arrays, outputs: Arrays, fixed: Collection[str]) -> Slots | None:
         """Return buffers like these arrays, or None where the engine cannot bind such element types.
 
-        Outputs in `fixed` always have the shape of the array given; the shape of the others may vary.
+        Outputs in `fixed` always have the shape of the array given, and buffers for them begin as copies of it; the
+        shape of the others may vary.
         """
 
     @abc.abstractmethod
@@ -186,7 +192,12 @@ class _RunSlots(Slots):
         self._runs = runs
         self._inputs = inputs
         self._outputs = list(outputs)
-        self._buffers = {name: np.empty_like(outputs[name]) for name in fixed}
+        self._buffers = {name: outputs[name].copy() for name in fixed}
+
+    @property
+    def bound(self) -> Mapping[str, npt.NDArray[Any]]:
+        """The buffers of the outputs of a known shape; see `Slots.bound`."""
+        return self._buffers
 
     def run(self, arrays: Sequence[npt.NDArray[Any]]) -> Sequence[npt.NDArray[Any]]:
         """Run and copy the results into the buffers; see `Slots.run`."""

@@ -13,10 +13,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from rlx_ort.device import Device
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["CoreShare", "cgroup_quota_cores", "core_share"]
+__all__ = ["CoreShare", "cgroup_quota_cores", "core_share", "device_threads"]
 
 
 class CoreShare(NamedTuple):
@@ -39,6 +41,11 @@ class CoreShare(NamedTuple):
         """The threads one session should use, at least 1; a fraction of a core is rounded down."""
         limit = math.inf if self.quota is None else self.quota
         return max(1, int(min(self.host_physical, self.affinity, limit)))
+
+
+def device_threads(device: Device) -> int:
+    """Return the threads that a device computes with: this process's share of the cores on the CPU, else 1."""
+    return core_share().threads if device.kind == Device.CPU.kind else 1
 
 
 @functools.cache

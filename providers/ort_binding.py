@@ -21,6 +21,7 @@ from rlx_ort.providers.binding import Arrays, Binder, Loop, Slots, StoppableRun
 from rlx_ort.providers.ort_loop import OrtLoop, Place, bind_input, bind_output, run_binding
 from rlx_ort.providers.ort_slots import DeviceSlots, GraphSlots, HostSlots
 from rlx_ort.providers.ort_tensor import DLPACK_DEVICE, OrtTensor
+from rlx_ort.providers.recipe import HOST_MEMORY
 from rlx_ort.providers.shutdown import watch
 from rlx_ort.providers.values import from_ort_value, has_foreign_dtype, to_ort_value
 
@@ -36,12 +37,14 @@ class OrtBinder(Binder):
     def __init__(self, session: OrtEngineSession) -> None:
         self._session = session
         self._memory, self._index = session.recipe.memory
+        self._keeps_on_host = session.recipe.memory == HOST_MEMORY
         self._places = (Place(session.engine, self._memory, self._index), Place(session.engine, "cpu", 0))
 
     @property
     def on_host(self) -> bool:
-        """Whether the device's memory is host memory."""
-        return self._memory == "cpu"
+        """Whether runs read their inputs in host memory; see `Binder.on_host`."""
+        session = self._session
+        return self._keeps_on_host and all(session.bound_memory(spec.name) == HOST_MEMORY for spec in session.inputs)
 
     def upload(self, array: npt.NDArray[Any]) -> DeviceTensor:
         """Return a tensor on the device with a copy of the array; see `Binder.upload`."""
@@ -50,7 +53,7 @@ class OrtBinder(Binder):
             session.open_core()
             dtype = DType.from_numpy(array.dtype)
             kind = TensorType(dtype)
-            if self.on_host or has_foreign_dtype(kind):
+            if self._keeps_on_host or has_foreign_dtype(kind):
                 # ONNX Runtime makes values of types numpy does not know in host memory only, and copies them in a run.
                 value, memory = to_ort_value(session.engine, "device tensor", array.copy(), kind)
                 return OrtTensor(session, value, None, memory)
@@ -63,8 +66,8 @@ class OrtBinder(Binder):
         """Return the tensor behind an object with `__dlpack__` without a copy, or None if it is on another device."""
         session = self._session
         kind, index = source.__dlpack_device__()
-        wanted = (DLPACK_DEVICE.get(self._memory), 0 if self.on_host else self._index)
-        if self.on_host or (int(kind), int(index)) != wanted:
+        wanted = (DLPACK_DEVICE.get(self._memory), self._index)
+        if self._keeps_on_host or (int(kind), int(index)) != wanted:
             return None
         with session.guarded():
             _finish_work_on(source, int(index))
@@ -108,14 +111,14 @@ class OrtBinder(Binder):
             kind = types[name]
             if not isinstance(kind, TensorType) or kind.dtype is DType.STRING or kind.dtype.is_packed:
                 return None
-            if not self.on_host and has_foreign_dtype(kind):
+            if not self._keeps_on_host and has_foreign_dtype(kind):
                 return None
         with session.guarded():
             if session.recipe.device_graph:
                 return GraphSlots(session, list(inputs), list(outputs))
-            if self.on_host:
+            if self._keeps_on_host:
                 return HostSlots(session, types, inputs, outputs, fixed)
-            return DeviceSlots(session, inputs, outputs)
+            return DeviceSlots(session, types, inputs, outputs)
 
     def stoppable(self) -> StoppableRun:
         """Return a run that can be stopped."""

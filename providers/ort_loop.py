@@ -21,7 +21,7 @@ from rlx_ort.providers.binding import Loop
 from rlx_ort.providers.exceptions import running_error
 from rlx_ort.providers.ort_slots import COPY_AT_MOST_BYTES, binding_call
 from rlx_ort.providers.ort_tensor import OrtTensor
-from rlx_ort.providers.recipe import nothing_to_hold
+from rlx_ort.providers.recipe import HOST_MEMORY, nothing_to_hold
 from rlx_ort.providers.values import has_foreign_dtype, is_tensor_like, to_ort_value
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class OrtLoop(Loop):
         self._call, self._binding = binding_call(core.session, self._io)
         self._core = core
         self._unguarded = recipe.run_lock is nothing_to_hold and recipe.before_run is None
-        self._on_host = recipe.memory[0] == "cpu"
+        self._keeps_on_host = recipe.memory == HOST_MEMORY
         self._inputs = list(inputs)
         self._bound: list[Any] = [None] * len(inputs)  # a tensor, or (array, value) of fixed memory
         self._outputs = [(name, (here if name in resident else host).inner) for name in outputs]
@@ -121,7 +121,7 @@ class OrtLoop(Loop):
         self._call(inner, core.options)
         del kept
         vector = inner.get_outputs()
-        on_host = self._on_host
+        on_host = self._keeps_on_host
         return [
             OrtTensor(session, vector[index], core, None, on_host) if stays else vector[index].numpy()
             for index, stays in enumerate(self._stays)
@@ -131,20 +131,21 @@ class OrtLoop(Loop):
         """Bind an array, in memory that later arrays of its shape can be copied into where that is cheaper."""
         kind = self._session.input_type(name)
         plain = value.__class__ is np.ndarray and not has_foreign_dtype(kind)
-        if not plain or (self._on_host and value.nbytes > COPY_AT_MOST_BYTES):
+        memory = self._session.bound_memory(name)
+        if not plain or memory is None or (memory == HOST_MEMORY and value.nbytes > COPY_AT_MOST_BYTES):
             # Kept until the next run, which binds anew: its owner may give the array other memory meanwhile.
             return [bind_input(self._session, self._core, self._io, name, value)]
         own = np.array(value, order="C")
-        found = self._session.engine.OrtValue.ortvalue_from_numpy(own, *self._session.recipe.memory)
+        found = self._session.engine.OrtValue.ortvalue_from_numpy(own, *memory)
         self._io.bind_ortvalue_input(name, found)
-        return own, found
+        return own, found, memory == HOST_MEMORY
 
-    def _written(self, fixed: tuple[npt.NDArray[Any], Any], value: Any) -> bool:
+    def _written(self, fixed: tuple[npt.NDArray[Any], Any, bool], value: Any) -> bool:
         """Copy an array into bound memory, if it is one of the same shape and dtype."""
-        own, found = fixed
+        own, found, on_host = fixed
         if value.__class__ is not np.ndarray or value.shape != own.shape or value.dtype != own.dtype:
             return False
-        if self._on_host:
+        if on_host:
             own[...] = value
         else:
             found.update_inplace(np.ascontiguousarray(value).reshape(value.shape))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import sys
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -13,6 +14,7 @@ from rlx_ort.providers import claims as kernel_claims
 from rlx_ort.providers import runtime
 from rlx_ort.providers.base import Availability, EngineSession, KernelClaim, Provider, SessionRequest
 from rlx_ort.providers.installation import Problem, install_command
+from rlx_ort.providers.listed_kernels import KernelList, listed_kernels
 from rlx_ort.providers.plugins import plugin_devices, plugin_for, register_plugin
 from rlx_ort.providers.probing import prove
 from rlx_ort.providers.recipe import SessionRecipe
@@ -28,7 +30,6 @@ class OrtProvider(Provider):
         extra: the extra of `rlx_ort` that installs it, empty when there is none.
         remedy: what to do when no extra installs it.
         plugin: whether a plugin package brings it; a built-in provider of the same name is used when there is one.
-        compiles: whether it compiles whole subgraphs, so that it has no kernels to list.
         option_keys: the provider options it knows, None when they are not listed.
     """
 
@@ -36,7 +37,6 @@ class OrtProvider(Provider):
     extra: ClassVar[str] = ""
     remedy: ClassVar[str] = ""
     plugin: ClassVar[bool] = False
-    compiles: ClassVar[bool] = False
     option_keys: ClassVar[frozenset[str] | None] = None
 
     @abc.abstractmethod
@@ -58,10 +58,33 @@ class OrtProvider(Provider):
         return self._open(request)
 
     def claims(self) -> Sequence[KernelClaim] | None:
-        """Return the provider's kernels from ONNX Runtime's registry, or None when it compiles or is not here."""
-        if self.compiles or self.missing(Device(self.kinds[0])) is not None:
+        """Return the provider's kernels from ONNX Runtime's registry, else from a shipped list; None if it compiles."""
+        if self.compiles:
             return None
-        return kernel_claims.kernels_of(self.ep_name)
+        if self.missing(Device(self.kinds[0])) is None:
+            live = kernel_claims.kernels_of(self.ep_name)
+            if live is not None:
+                return live
+        listed = self._listed()
+        return None if listed is None else listed.claims
+
+    def judged_by(self) -> str:
+        """Return the shipped list that `claims` come from, empty when ONNX Runtime lists the kernels itself."""
+        listed = None if self.compiles else self._listed()
+        if listed is None or self.claims() is not listed.claims:
+            return ""
+        return listed.title
+
+    def question_scope(self, device: Device) -> str | None:
+        """Return the execution provider with its version, ONNX Runtime's, and the hardware with its driver."""
+        plugin = plugin_for(self.ep_name) if self.plugin else None
+        version = runtime.describe_runtime() if plugin is None else f"{runtime.describe_runtime()}, {plugin.version}"
+        found = self.facts(device)
+        return "; ".join((self.ep_name, version, sys.platform, found.hardware, found.driver))
+
+    def _listed(self) -> KernelList | None:
+        here = runtime.runtime_problem() is None and self.ep_name in runtime.available_eps()
+        return listed_kernels(self.ep_name, runtime.runtime_version() if here else None)
 
     def missing(self, device: Device) -> Problem | None:
         """Return what is not installed or cannot be loaded, found without opening a session, or None."""

@@ -22,7 +22,10 @@ COPY_AT_MOST_BYTES = 64 * 1024  # binding another buffer costs as much as copyin
 
 
 class HostSlots(Slots):
-    """Slots of a provider whose memory is the host's: bound buffers are read and written in place."""
+    """Slots in host memory: buffers are read and written in place.
+
+    Inputs that the provider copies when they are bound are bound again in each run.
+    """
 
     def __init__(
         self,
@@ -41,7 +44,7 @@ class HostSlots(Slots):
         self._bound: dict[str, tuple[int, Any]] = {}
         self._varying = [name for name in outputs if name not in fixed]
         for index, (name, like) in enumerate(inputs.items()):
-            if like.nbytes > COPY_AT_MOST_BYTES:
+            if like.nbytes > COPY_AT_MOST_BYTES or session.bound_memory(name) is None:
                 self._bound[name] = (index, None)
                 continue
             buffer = np.empty_like(like, order="C")
@@ -53,7 +56,7 @@ class HostSlots(Slots):
                 self._io.bind_output(name, "cpu", 0)
                 self._outputs.append(None)
             else:
-                place = np.empty_like(like, order="C")
+                place = np.array(like, order="C")
                 self._bind(self._io.bind_ortvalue_output, name, place)
                 self._outputs.append(place)
         self._names = list(outputs)
@@ -63,6 +66,12 @@ class HostSlots(Slots):
         self._options = self._core.options
         self._copy = _copier(self._buffers)
         self._errors = session.errors
+
+    @property
+    def bound(self) -> Arrays:
+        """The buffers of the outputs of a known shape; see `Slots.bound`."""
+        places = zip(self._names, self._outputs, strict=True)
+        return {name: buffer for name, buffer in places if buffer is not None}
 
     def run(self, arrays: Sequence[npt.NDArray[Any]]) -> Sequence[npt.NDArray[Any]]:
         """Copy the arrays in, run, and return the output buffers; see `Slots.run`."""
@@ -100,26 +109,40 @@ class HostSlots(Slots):
 
 
 class DeviceSlots(Slots):
-    """Slots of a provider with its own memory: inputs are written to fixed tensors there, outputs are read back."""
+    """Slots of a provider with its own memory: inputs are written to fixed tensors there, outputs are read back.
 
-    def __init__(self, session: OrtEngineSession, inputs: Arrays, outputs: Arrays) -> None:
+    Inputs that the provider reads on the host have fixed tensors there.
+    """
+
+    def __init__(
+        self, session: OrtEngineSession, types: Mapping[str, ValueType], inputs: Arrays, outputs: Arrays
+    ) -> None:
         self._session = session
+        self._types = types
         self._core = session.open_core()
         self._io = self._core.session.io_binding()
         self._names = list(outputs)
-        memory = session.recipe.memory
-        self._inputs = []
+        self._inputs: list[tuple[str, Any]] = []
+        self._kept: list[Any] = []
         for name, like in inputs.items():
-            value = session.engine.OrtValue.ortvalue_from_numpy(like, *memory)
-            self._io.bind_ortvalue_input(name, value)
-            self._inputs.append(value)
+            memory, value = session.bound_memory(name), None
+            if memory is not None:
+                self._kept.append(own := np.array(like, order="C"))  # a value in host memory borrows it
+                value = session.engine.OrtValue.ortvalue_from_numpy(own, *memory)
+                self._io.bind_ortvalue_input(name, value)
+            self._inputs.append((name, value))
         self._call, self._binding = binding_call(self._core.session, self._io)
 
     def run(self, arrays: Sequence[npt.NDArray[Any]]) -> Sequence[npt.NDArray[Any]]:
         """Write the arrays to the device, run, and read the outputs; see `Slots.run`."""
         with self._session.guarded():
-            for value, array in zip(self._inputs, arrays, strict=True):
-                value.update_inplace(array)
+            borrowed = []
+            for (name, value), array in zip(self._inputs, arrays, strict=True):
+                if value is None:
+                    borrowed.append(to_ort_value(self._session.engine, name, array, self._types[name]))
+                    self._io.bind_ortvalue_input(name, borrowed[-1][0])
+                else:
+                    value.update_inplace(array)
             for name in self._names:
                 self._io.bind_output(name, "cpu", 0)
             self._call(self._binding, self._core.options)

@@ -12,9 +12,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rlx_ort.execution.options import CompileOptions
 
-__all__ = ["CPU_EP", "Keeps", "SessionRecipe", "names", "nothing_to_hold"]
+__all__ = ["CPU_EP", "HOST_MEMORY", "Keeps", "SessionRecipe", "names", "nothing_to_hold"]
 
 CPU_EP = "CPUExecutionProvider"
+
+HOST_MEMORY = ("cpu", 0)
+"""ONNX Runtime's name and index of ordinary host memory."""
 
 
 class Keeps(enum.Enum):
@@ -72,7 +75,7 @@ class SessionRecipe:
     mem_pattern: bool = True
     run_lock: Callable[[], contextlib.AbstractContextManager[Any]] = nothing_to_hold
     before_run: Callable[[], None] | None = None
-    memory: tuple[str, int] = ("cpu", 0)
+    memory: tuple[str, int] = HOST_MEMORY
     device_graph: bool = False
     keeps: Keeps = Keeps.NOTHING
     cache_options: Callable[[str], Mapping[str, str]] | None = None

@@ -15,7 +15,7 @@ from rlx_ort.providers.binding import Binder
 from rlx_ort.providers.exceptions import running_error
 from rlx_ort.providers.ort_binding import GraphRuns, OrtBinder
 from rlx_ort.providers.ort_types import refined, value_type
-from rlx_ort.providers.recipe import SessionRecipe, nothing_to_hold
+from rlx_ort.providers.recipe import HOST_MEMORY, SessionRecipe, nothing_to_hold
 from rlx_ort.providers.shutdown import watch
 from rlx_ort.providers.values import from_ort_value, has_foreign_dtype, is_tensor_like, to_ort_value
 
@@ -79,6 +79,7 @@ class OrtEngineSession:
         )
         self._input_types = {spec.name: spec.type for spec in self._inputs}
         self._output_types = {spec.name: spec.type for spec in self._outputs}
+        self._bound_memory: Mapping[str, tuple[str, int]] | None = None
         self._guard = recipe.run_lock
         self._foreign_inputs = frozenset(spec.name for spec in self._inputs if has_foreign_dtype(spec.type))
         self._foreign_outputs = frozenset(spec.name for spec in self._outputs if has_foreign_dtype(spec.type))
@@ -168,6 +169,16 @@ class OrtEngineSession:
     def output_type(self, name: str) -> ValueType:
         """Return the type of an output."""
         return self._output_types[name]
+
+    def bound_memory(self, name: str) -> tuple[str, int] | None:
+        """Return the memory, by name and index, in which each run reads what is bound to an input anew.
+
+        None where there is none that values can be made in: ONNX Runtime then copies a value when it is bound, so later
+        writes to it have no effect, and the input is bound again for each run.
+        """
+        if self._bound_memory is None:
+            self._bound_memory = _bound_memory(self.open_core().session, self._inputs, self.recipe)
+        return self._bound_memory.get(name)
 
     @contextlib.contextmanager
     def guarded(self) -> Iterator[None]:
@@ -262,6 +273,24 @@ def _run_ort_values(session: Any, names: list[str], values: Mapping[str, Any], o
         return list(session.run_with_ort_values(names, values, options))
     vector = call({name: value._ortvalue for name, value in values.items()}, names, options)
     return [vector[index] for index in range(len(vector))]
+
+
+def _bound_memory(session: Any, inputs: Sequence[ValueSpec], recipe: SessionRecipe) -> dict[str, tuple[str, int]]:
+    """Return the memory that each input is read in; inputs in memory of another kind are left out.
+
+    An input may be read in host memory on a device that has its own, such as the shape that Reshape takes, and in the
+    provider's memory on a device whose recipe has host memory.
+    """
+    ask = getattr(session, "get_input_memory_infos", None)
+    if ask is None:  # the recipe is all there is to go by, and is sure of the CPU's own kernels alone
+        return {spec.name: recipe.memory for spec in inputs if recipe.on_cpu or recipe.memory != HOST_MEMORY}
+    found = {}
+    for spec, info in zip(inputs, ask(), strict=True):
+        if info.name == "Cpu":
+            found[spec.name] = HOST_MEMORY
+        elif recipe.memory != HOST_MEMORY and info.device_mem_type.name == "DEFAULT":  # pinned memory is another kind
+            found[spec.name] = recipe.memory
+    return found
 
 
 def _readable(kind: ValueType | None) -> bool:

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 from rlx_ort.device import Device
 from rlx_ort.errors import DeviceUnavailableError
 from rlx_ort.execution.options import CompileOptions
+from rlx_ort.ir.dtype import DType
 from rlx_ort.providers import runtime
 from rlx_ort.providers.base import Availability, CostProfile
 from rlx_ort.providers.installation import Problem
@@ -47,6 +48,7 @@ class WebGpuProvider(OrtProvider):
     extra: ClassVar[str] = "webgpu"
     plugin: ClassVar[bool] = True
     exclusive: ClassVar[bool] = True
+    doubtful_dtypes: ClassVar[frozenset[DType]] = frozenset({DType.F16})
     # Plugin 0.4.0 on SwiftShader: from 32 queries on, where the kernel takes its flash form, results are off by 15 to
     # 20 percent, with a causal mask and with none (scripts/gpu_checks.py shows it).
     distrusted_kernels: ClassVar[frozenset[tuple[str, str]]] = frozenset({("com.microsoft", "MultiHeadAttention")})
@@ -121,7 +123,7 @@ class WebGpuProvider(OrtProvider):
 
     # --- claims and quirks
     # f16 nodes are assigned even where the adapter has no shader-f16, and fail at the first run:
-    # https://github.com/microsoft/onnxruntime/issues?q=webgpu+shader-f16. Only a trial run tells.
+    # https://github.com/microsoft/onnxruntime/issues?q=webgpu+shader-f16. So questions about f16 are run.
     # Kernels are densest at opset 21; 22 loses pooling, LSTM and trigonometry, 25 Transpose and Shape.
 
     # --- default profile

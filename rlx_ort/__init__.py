@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rlx_ort.deploy.open import open_package
     from rlx_ort.deploy.start import start_package
     from rlx_ort.deploy.warm import warm_package
-    from rlx_ort.device import Device
+    from rlx_ort.device import DEVICE_PRIORITY, Device, device_label, parse_device, parse_device_list
     from rlx_ort.errors import (
         CalibrationError,
         ConversionError,
@@ -48,35 +48,73 @@ if TYPE_CHECKING:
         RunError,
     )
     from rlx_ort.execution.benchmark import DeviceBenchResult
+    from rlx_ort.execution.buckets import Bucket, BucketedCompileCache, pad_rows, power_of_two_ladder, slice_rows
+    from rlx_ort.execution.compile_cache import CompileCache
     from rlx_ort.execution.compiled import CompiledGraph
+    from rlx_ort.execution.dispatch import KernelDispatch, KernelDispatchPolicy
+    from rlx_ort.execution.dispatch_report import DispatchSummary, KernelDispatchReport, format_dispatch_report
+    from rlx_ort.execution.expert_pool import (
+        ExpertPool,
+        RefreshPolicy,
+        budget_from_memory,
+        merged_mask,
+        per_layer_masks,
+        refresh_pools,
+    )
+    from rlx_ort.execution.kv_cache import LayerKvCache, bucket_decode_mask
+    from rlx_ort.execution.moe_controls import MoeResidencyStats
     from rlx_ort.execution.options import CompileOptions, OptimizationLevel, PlacementRule, Precision, WeightSharing
     from rlx_ort.execution.placement import Placement
+    from rlx_ort.execution.precision import PrecisionPolicy
     from rlx_ort.execution.session import Session
     from rlx_ort.flexible_session import FlexibleSession
-    from rlx_ort.graph_devices import GraphDevices, load
-    from rlx_ort.ir.dtype import DType
+    from rlx_ort.graph_devices import GraphDevices, graph_param_names, load
+    from rlx_ort.ir.core import Node
+    from rlx_ort.ir.dims import DimBinding, dynamic_symbols, has_dynamic_dims, infer_bindings_from_inputs
+    from rlx_ort.ir.dtype import DType, promote
     from rlx_ort.ir.graph import Graph, Value
-    from rlx_ort.ir.shape import Shape
+    from rlx_ort.ir.op import Op, op_kinds
+    from rlx_ort.ir.shape import Dim, Shape
+    from rlx_ort.ir.verify import verify
     from rlx_ort.manifest import BackendsManifest
     from rlx_ort.providers.registry import register_provider
     from rlx_ort.router import DeviceRouter
-    from rlx_ort.selection.availability import available_devices, fastest_device
-    from rlx_ort.selection.candidates import device_report, rank
-    from rlx_ort.selection.policy import DevicePickStrategy, DevicePolicy
-    from rlx_ort.selection.predict import explain
+    from rlx_ort.selection.availability import (
+        available_apple_devices,
+        available_devices,
+        drain_device,
+        fastest_among,
+        fastest_device,
+        full_name,
+        is_available,
+        supports_run_slots,
+    )
+    from rlx_ort.selection.candidates import DeviceCandidate, device_report, devices_for, fastest_device_for, rank
+    from rlx_ort.selection.cost import BackendCostModel, ProfileCostModel, estimate_graph_cost, pick_best_device
+    from rlx_ort.selection.legalize import dispatch_report_for_device, legalize_graph_for_device
+    from rlx_ort.selection.policy import DevicePickStrategy, DevicePolicy, device_chain_from_env, device_from_env
+    from rlx_ort.selection.predict import cost_model, explain
+    from rlx_ort.selection.resolve import resolve_device, resolve_device_chain, run_with_fallback
+    from rlx_ort.selection.support import UnsupportedOp, first_unsupported_op, supports, supports_graph
 
     __version__: str
 
 __all__ = [
+    "BackendCostModel",
     "BackendsManifest",
+    "Bucket",
+    "BucketedCompileCache",
     "CalibrationError",
     "CalibrationProfile",
+    "CompileCache",
     "CompileOptions",
     "CompiledGraph",
     "ConversionError",
+    "DEVICE_PRIORITY",
     "DType",
     "Device",
     "DeviceBenchResult",
+    "DeviceCandidate",
     "DeviceError",
     "DeviceFallbackError",
     "DeviceParseError",
@@ -84,7 +122,11 @@ __all__ = [
     "DevicePolicy",
     "DeviceRouter",
     "DeviceUnavailableError",
+    "Dim",
+    "DimBinding",
+    "DispatchSummary",
     "EngineError",
+    "ExpertPool",
     "FlexibleSession",
     "Graph",
     "GraphDevices",
@@ -92,8 +134,15 @@ __all__ = [
     "GraphVerifyError",
     "InputError",
     "IntegrityError",
+    "KernelDispatch",
+    "KernelDispatchPolicy",
+    "KernelDispatchReport",
+    "LayerKvCache",
     "LegalizeError",
+    "MoeResidencyStats",
     "NoViableDeviceError",
+    "Node",
+    "Op",
     "OptimizationLevel",
     "PackageError",
     "ParamError",
@@ -102,27 +151,71 @@ __all__ = [
     "PlacementError",
     "PlacementRule",
     "Precision",
+    "PrecisionPolicy",
+    "ProfileCostModel",
+    "RefreshPolicy",
     "RlxError",
     "RunError",
     "Session",
     "Shape",
+    "UnsupportedOp",
     "Value",
     "WeightSharing",
     "__version__",
+    "available_apple_devices",
     "available_devices",
+    "bucket_decode_mask",
+    "budget_from_memory",
     "calibrate",
+    "cost_model",
+    "device_chain_from_env",
+    "device_from_env",
+    "device_label",
     "device_report",
+    "devices_for",
+    "dispatch_report_for_device",
+    "drain_device",
+    "dynamic_symbols",
+    "estimate_graph_cost",
     "explain",
+    "fastest_among",
     "fastest_device",
+    "fastest_device_for",
+    "first_unsupported_op",
+    "format_dispatch_report",
     "from_onnx",
     "from_torch",
+    "full_name",
+    "graph_param_names",
+    "has_dynamic_dims",
+    "infer_bindings_from_inputs",
+    "is_available",
+    "legalize_graph_for_device",
     "load",
+    "merged_mask",
+    "op_kinds",
     "open_package",
+    "pad_rows",
+    "parse_device",
+    "parse_device_list",
+    "per_layer_masks",
+    "pick_best_device",
+    "power_of_two_ladder",
+    "promote",
     "rank",
+    "refresh_pools",
     "register_provider",
+    "resolve_device",
+    "resolve_device_chain",
+    "run_with_fallback",
     "save_onnx",
+    "slice_rows",
     "start_package",
+    "supports",
+    "supports_graph",
+    "supports_run_slots",
     "to_onnx",
+    "verify",
     "warm_package",
 ]
 
@@ -132,41 +225,102 @@ if not (_checkout / "rlx_ort" / "providers").exists() and (_checkout / "provider
     __path__.append(str(_checkout))
 
 _MODULE_OF = {
+    "BackendCostModel": "selection.cost",
     "BackendsManifest": "manifest",
+    "Bucket": "execution.buckets",
+    "BucketedCompileCache": "execution.buckets",
     "CalibrationProfile": "calibration.profile",
+    "CompileCache": "execution.compile_cache",
     "CompileOptions": "execution.options",
     "CompiledGraph": "execution.compiled",
+    "DEVICE_PRIORITY": "device",
     "DType": "ir.dtype",
     "Device": "device",
     "DeviceBenchResult": "execution.benchmark",
+    "DeviceCandidate": "selection.candidates",
     "DevicePickStrategy": "selection.policy",
     "DevicePolicy": "selection.policy",
     "DeviceRouter": "router",
+    "Dim": "ir.shape",
+    "DimBinding": "ir.dims",
+    "DispatchSummary": "execution.dispatch_report",
+    "ExpertPool": "execution.expert_pool",
     "FlexibleSession": "flexible_session",
     "Graph": "ir.graph",
     "GraphDevices": "graph_devices",
+    "KernelDispatch": "execution.dispatch",
+    "KernelDispatchPolicy": "execution.dispatch",
+    "KernelDispatchReport": "execution.dispatch_report",
+    "LayerKvCache": "execution.kv_cache",
+    "MoeResidencyStats": "execution.moe_controls",
+    "Node": "ir.core",
+    "Op": "ir.op",
     "OptimizationLevel": "execution.options",
     "Placement": "execution.placement",
     "PlacementRule": "execution.options",
     "Precision": "execution.options",
+    "PrecisionPolicy": "execution.precision",
+    "ProfileCostModel": "selection.cost",
+    "RefreshPolicy": "execution.expert_pool",
     "Session": "execution.session",
     "Shape": "ir.shape",
+    "UnsupportedOp": "selection.support",
     "Value": "ir.graph",
     "WeightSharing": "execution.options",
+    "available_apple_devices": "selection.availability",
     "available_devices": "selection.availability",
+    "bucket_decode_mask": "execution.kv_cache",
+    "budget_from_memory": "execution.expert_pool",
     "calibrate": "calibration.calibrate",
+    "cost_model": "selection.predict",
+    "device_chain_from_env": "selection.policy",
+    "device_from_env": "selection.policy",
+    "device_label": "device",
     "device_report": "selection.candidates",
+    "devices_for": "selection.candidates",
+    "dispatch_report_for_device": "selection.legalize",
+    "drain_device": "selection.availability",
+    "dynamic_symbols": "ir.dims",
+    "estimate_graph_cost": "selection.cost",
     "explain": "selection.predict",
+    "fastest_among": "selection.availability",
     "fastest_device": "selection.availability",
+    "fastest_device_for": "selection.candidates",
+    "first_unsupported_op": "selection.support",
+    "format_dispatch_report": "execution.dispatch_report",
     "from_onnx": "converters.from_onnx",
     "from_torch": "converters.from_torch",
+    "full_name": "selection.availability",
+    "graph_param_names": "graph_devices",
+    "has_dynamic_dims": "ir.dims",
+    "infer_bindings_from_inputs": "ir.dims",
+    "is_available": "selection.availability",
+    "legalize_graph_for_device": "selection.legalize",
     "load": "graph_devices",
+    "merged_mask": "execution.expert_pool",
+    "op_kinds": "ir.op",
     "open_package": "deploy.open",
+    "pad_rows": "execution.buckets",
+    "parse_device": "device",
+    "parse_device_list": "device",
+    "per_layer_masks": "execution.expert_pool",
+    "pick_best_device": "selection.cost",
+    "power_of_two_ladder": "execution.buckets",
+    "promote": "ir.dtype",
     "rank": "selection.candidates",
+    "refresh_pools": "execution.expert_pool",
     "register_provider": "providers.registry",
+    "resolve_device": "selection.resolve",
+    "resolve_device_chain": "selection.resolve",
+    "run_with_fallback": "selection.resolve",
     "save_onnx": "converters.files",
+    "slice_rows": "execution.buckets",
     "start_package": "deploy.start",
+    "supports": "selection.support",
+    "supports_graph": "selection.support",
+    "supports_run_slots": "selection.availability",
     "to_onnx": "converters.to_onnx",
+    "verify": "ir.verify",
     "warm_package": "deploy.warm",
 }
 

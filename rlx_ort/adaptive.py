@@ -26,7 +26,7 @@ from rlx_ort.execution.options import CompileOptions
 from rlx_ort.execution.race import race
 from rlx_ort.ir.graph import Graph
 from rlx_ort.selection.availability import provider_of
-from rlx_ort.selection.candidates import CLOSE, automatic, devices_for_with_policy, no_viable_device
+from rlx_ort.selection.candidates import CLOSE, automatic, devices_for, no_viable_device
 from rlx_ort.selection.policy import DevicePolicy
 from rlx_ort.selection.predict import dims_of, explain
 from rlx_ort.selection.support import model_for
@@ -88,7 +88,7 @@ def choose(
         DeviceFallbackError: every device that could be timed failed.
     """
     options = automatic(options)
-    devices = devices_for_with_policy(graph, policy, options)
+    devices = devices_for(graph, policy, options)
     if not devices:
         raise no_viable_device(graph, policy, options)
     lows, predicted = _predictions(graph, devices, options, dims_of(graph, inputs))

@@ -55,36 +55,39 @@ class FlexibleSession:
         """Return a session with other options."""
         return FlexibleSession(self._policy, options)
 
-    def compile_on(self, device: Device | str, graph: Graph, weights: WeightStore | None = None) -> CompiledGraph:
+    def compile_on(
+        self,
+        device: Device | str,
+        graph: Graph,
+        weights: WeightStore | None = None,
+        options: CompileOptions | None = None,
+    ) -> CompiledGraph:
         """Return the graph compiled for a device, which must take every node unless the options say otherwise.
+
+        Options that are given hold for this graph alone, instead of the session's.
 
         Raises:
             DeviceUnavailableError: the device does not work here.
             PlacementError: it does not take every node it must take.
         """
-        return self.compile_with_on(device, graph, self._options, weights)
-
-    def compile_with_on(
-        self, device: Device | str, graph: Graph, options: CompileOptions, weights: WeightStore | None = None
-    ) -> CompiledGraph:
-        """Return the graph compiled for a device with options for this graph alone; see `compile_on`."""
-        return Session(device, options).compile(graph, weights)
+        return Session(device, options or self._options).compile(graph, weights)
 
     def compile_resolved(
-        self, graph: Graph, device: Device | str | None = None, weights: WeightStore | None = None
+        self,
+        graph: Graph,
+        device: Device | str | None = None,
+        weights: WeightStore | None = None,
+        options: CompileOptions | None = None,
     ) -> CompiledGraph:
         """Return the graph compiled for the device given, else for `RLX_DEVICE`, else for the fastest that takes it.
+
+        Options that are given hold for this graph alone, instead of the session's.
 
         Raises:
             DeviceError: the device given cannot be had, or none can.
             LegalizeError: the device given does not take the graph.
         """
-        return self.compile_resolved_with(graph, device, self._options, weights)
-
-    def compile_resolved_with(
-        self, graph: Graph, device: Device | str | None, options: CompileOptions, weights: WeightStore | None = None
-    ) -> CompiledGraph:
-        """Return the graph compiled for the device that `compile_resolved` would take, with options for it alone."""
+        options = options or self._options
         if device is not None:
             chosen = resolve_device(graph, device, self._policy, options)
             return Session(chosen, options).compile(graph, weights)

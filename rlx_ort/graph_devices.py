@@ -156,14 +156,14 @@ class GraphDevices:
         Found once and kept until `invalidate_cache`, or until a device refuses at opening, which is then left out. An
         automatic choice may also take a device that the CPU has to help: `rank` has those as well.
         """
-        from rlx_ort.selection.candidates import devices_for_with_policy
+        from rlx_ort.selection.candidates import devices_for
         from rlx_ort.selection.refusals import refusals
 
         self._follow_graph()
         with self._lock:
             refused = refusals(self.graph, self._by_name).keys()
             if self._devices is None or self._devices[0] != refused:
-                self._devices = refused, devices_for_with_policy(self.graph, self._policy, self._by_name)
+                self._devices = refused, devices_for(self.graph, self._policy, self._by_name)
             return list(self._devices[1])
 
     def report(self) -> list[DeviceCandidate]:
@@ -190,9 +190,9 @@ class GraphDevices:
         Raises:
             NoViableDeviceError: no device may be chosen; it says why for each.
         """
-        from rlx_ort.selection.candidates import fastest_device_for_with_policy
+        from rlx_ort.selection.candidates import fastest_device_for
 
-        return fastest_device_for_with_policy(self.graph, self._policy, self._by_choice, inputs)
+        return fastest_device_for(self.graph, self._policy, self._by_choice, inputs)
 
     def resolve(self, device: Device | str | None = None) -> Device:
         """Return the device to use: the one given, else `RLX_DEVICE`, else the fastest.
@@ -275,7 +275,10 @@ class GraphDevices:
     # Compile
 
     def compile(self, device: Device | str) -> CompiledGraph:
-        """Return the graph compiled for a device; the second call returns the same object.
+        """Return the graph compiled for a device; the second call returns the same object, until it is closed.
+
+        Closing it gives up its handles and other state; the session belongs to the runner and stays open. A graph that
+        was chosen automatically shares all state with the one that was named, so a handle bound in one is in both.
 
         Raises:
             NoViableDeviceError: the policy refuses the device.
@@ -431,7 +434,7 @@ class GraphDevices:
         """
         from rlx_ort.execution.benchmark import benchmark_devices
 
-        return benchmark_devices(self._choices(), self._assisted, inputs, runs)
+        return benchmark_devices(self._choices(), self._to_time, inputs, runs)
 
     # State
 
@@ -509,7 +512,7 @@ class GraphDevices:
         if isinstance(pick, Adaptive):
             from rlx_ort.adaptive import choose
 
-            found = choose(self.graph, self._policy, self._by_choice, inputs, self._assisted, pick.runs)
+            found = choose(self.graph, self._policy, self._by_choice, inputs, self._to_time, pick.runs)
             self.last_choice, winner = found, found.device
         else:
             rows = self.benchmark(inputs, pick.runs)
@@ -523,10 +526,10 @@ class GraphDevices:
 
     def _choices(self) -> list[Device]:
         """Return the devices that an automatic choice may take now."""
-        from rlx_ort.selection.candidates import devices_for_with_policy
+        from rlx_ort.selection.candidates import devices_for
 
         self._follow_graph()
-        return devices_for_with_policy(self.graph, self._policy, self._by_choice)
+        return devices_for(self.graph, self._policy, self._by_choice)
 
     def _first_of(self, chain: Devices, work: Callable[[Device], T]) -> tuple[Device, T]:
         """Return the first device of a chain on which the work succeeds, and its result; keep the attempts."""
@@ -551,6 +554,11 @@ class GraphDevices:
     def _assisted(self, device: Device) -> CompiledGraph:
         return self._opened(device, named=False)
 
+    def _to_time(self, device: Device) -> CompiledGraph:
+        """Return a graph whose runs leave the handles of the one that is lent as they are."""
+        found = self._assisted(device)
+        return found.clone() if found.has_handles else found
+
     def _opened(self, device: Device, named: bool) -> CompiledGraph:
         """Return the graph compiled for a device, with its session open unless a parameter is still to be set."""
         compiled = self._compiled(device, named)
@@ -568,25 +576,32 @@ class GraphDevices:
         self._follow_graph()
         rule = (self._by_name if named else self._by_choice).placement or PlacementRule.STRICT
         found = self._compiled_graphs.get((device, rule))
-        if found is not None:
+        if found is not None and not found.closed:
             return found
         refusal = self._policy.refusal(device)
         if refusal is not None:
             raise NoViableDeviceError(f"{device.display} may not run graph {self.graph.name!r}: it is {refusal}")
         with self._lock:
             compiling = self._compile_locks.setdefault(device, threading.Lock())
-        with compiling:
-            found = self._compiled_graphs.get((device, rule))
+        with compiling, self._remembering(device, rule):
+            found = self._lent(device, rule)
             if found is None:
                 from rlx_ort.execution.compiled import CompiledGraph
                 from rlx_ort.execution.session import open_slot, working_provider
 
-                with self._remembering(device, rule):
-                    slot = self._slots.get(device)
-                    if slot is None:
-                        provider = working_provider(device)
-                        slot = open_slot(provider, device, self.graph, self.weights, self._options)
-                        self._slots[device] = slot
-                    found = CompiledGraph(slot, rule)
-                self._compiled_graphs[device, rule] = found
+                slot = self._slots.get(device)
+                if slot is None:
+                    provider = working_provider(device)
+                    slot = open_slot(provider, device, self.graph, self.weights, self._options)
+                    self._slots[device] = slot
+                found = CompiledGraph(slot, rule, owns_slot=False)
+            self._compiled_graphs[device, rule] = found
             return found
+
+    def _lent(self, device: Device, rule: PlacementRule) -> CompiledGraph | None:
+        """Return the graph that was lent for a device, held to the rule, or None where it was closed or never made."""
+        for known in (rule, *PlacementRule):
+            found = self._compiled_graphs.get((device, known))
+            if found is not None and not found.closed:
+                return found if known is rule else found.held_to(rule)
+        return None

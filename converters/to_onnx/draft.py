@@ -61,15 +61,16 @@ class Draft:
         with self._lock, paused_collector():
             if self._finished is None:
                 self._finished = self._made_model()
-                self._writing = self._outline = None  # what they say is in the model
+                self._writing = None  # all of it is in the model and the outline
             return self._finished
 
     def _made_outline(self) -> Outline:
-        if self._writing is None:
-            return Outline.of_model(self.finished())
+        assert self._writing is not None  # noqa: S101  # given up only when there is an outline
         writer, main = self._writing
         if not _all_known(writer, main):
-            return Outline.of_model(self.finished())
+            self.finished()
+            assert self._outline is not None  # noqa: S101  # made with the model
+            return self._outline
         return Outline.of_writer(writer, self._imports, main.inputs, main.outputs)
 
     def _made_model(self) -> ExportedModel:
@@ -82,6 +83,7 @@ class Draft:
         else:
             inferred = _inferred(writer, proto)
             outline = Outline.of_writer(writer, self._imports, main.inputs, main.outputs, inferred)
+            self._outline = outline
         return ExportedModel(
             model=proto,
             params=tuple(writer.params),

@@ -10,10 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from rlx_ort.converters.to_onnx.exported import ExportedModel
-from rlx_ort.converters.to_onnx.model import ModelNode, ModelValue, names_of, types_of
+from rlx_ort.converters.to_onnx.model import ExternalWeight, ModelNode, ModelValue, names_of, types_of
 from rlx_ort.converters.to_onnx.records import NodeRecord, Pattern
 from rlx_ort.converters.to_onnx.shape_only import is_shape_type, shape_only_places, starts_shapes
 from rlx_ort.converters.to_onnx.writer import ModelWriter
+from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import UnknownType, ValueType
 
 __all__ = ["Outline"]
@@ -28,12 +29,16 @@ class Outline:
         input_types: name -> type, in order.
         output_types: name -> type, in order.
         functions: domain and name of each function that the model brings.
+        constants: name -> data of each initializer, or where it comes from.
+        types: name -> type of the values whose type is known.
     """
 
     nodes: Sequence[NodeRecord]
     input_types: Mapping[str, ValueType]
     output_types: Mapping[str, ValueType]
     functions: frozenset[tuple[str, str]] = field(default_factory=frozenset)
+    constants: Mapping[str, TensorData | ExternalWeight] = field(default_factory=dict)
+    types: Mapping[str, ValueType] = field(default_factory=dict)
 
     @classmethod
     def of_model(cls, model: ExportedModel) -> Outline:
@@ -78,7 +83,9 @@ class Outline:
         if any(map(starts_shapes, patterns)):
             small = {name for name, value in writer.initializers.items() if is_shape_type(writer.types[value])}
             _mark_shapes(nodes, small)
-        return cls(nodes, _interface(writer, inputs, inferred), _interface(writer, outputs, inferred))
+        interface = (_interface(writer, inputs, inferred), _interface(writer, outputs, inferred))
+        types = {value.name: kind for value, kind in writer.types.items() if value.name} | dict(inferred or {})
+        return cls(nodes, *interface, constants=writer.tensors, types=types)
 
 
 def _told_apart(nodes: Sequence[NodeRecord], types: Mapping[str, ValueType]) -> list[NodeRecord]:
@@ -88,9 +95,9 @@ def _told_apart(nodes: Sequence[NodeRecord], types: Mapping[str, ValueType]) -> 
     for node in nodes:
         written, like = node.pattern, node.like
         reads, writes = _types_named(node.input_names, types), _types_named(node.output_names, types)
-        look = (like.domain, like.op_type, written.version, reads, writes, written.body)
+        look = (written, reads, writes)
         if look not in patterns:
-            like = ModelNode(like.domain, like.op_type, ())
+            like = ModelNode(like.domain, like.op_type, (), tuple(like.attributes.values()))
             patterns[look] = replace(written, like=like, inputs=reads, outputs=writes)
         found.append(node._replace(pattern=patterns[look]))
     return found

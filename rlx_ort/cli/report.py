@@ -198,10 +198,10 @@ def _dispatch(
 ) -> KernelDispatchReport | None:
     """Return how the ops get to the device, and where a session put them; None when nothing is known about it here."""
     from rlx_ort.errors import DeviceUnavailableError
-    from rlx_ort.selection.legalize import dispatch_report_for_device_with_options, merge_placement
+    from rlx_ort.selection.legalize import dispatch_report_for_device, merge_placement
 
     try:
-        report = dispatch_report_for_device_with_options(graph, device, compile_options)
+        report = dispatch_report_for_device(graph, device, compile_options)
     except DeviceUnavailableError:
         return None
     return report if placement is None else merge_placement(report, placement)

@@ -20,6 +20,7 @@ class BackgroundRuns(abc.ABC):
     """Committed, pipelined and awaited runs."""
 
     _inputs: InputPlan
+    _last: tuple[list[int] | None, Sequence[Any]]
     _output_names: list[str]
     _pipeline: Pipeline
     _plain: bool
@@ -34,20 +35,38 @@ class BackgroundRuns(abc.ABC):
         """Return an engine with the newest weights."""
 
     @abc.abstractmethod
-    def _run_now(self, inputs: Mapping[str, Any], indices: Sequence[int]) -> list[Any]:
+    def _indices(self, indices: Sequence[int] | None) -> Sequence[int]:
+        """Return the indices of outputs that were asked for, None for all, if there are such outputs."""
+
+    @abc.abstractmethod
+    def _run_now(self, inputs: Mapping[str, Any], indices: Sequence[int], *, on_device: bool = False) -> list[Any]:
         """Run with handles and the extent as they are, and return the listed outputs."""
 
-    def commit_no_wait(self, inputs: Mapping[str, Any]) -> None:
-        """Run in the background, after the runs committed before; handles are fed, the outputs are dropped.
+    def commit_no_wait(
+        self, inputs: Mapping[str, Any], outputs: Sequence[int] | None = (), *, on_device: bool = False
+    ) -> None:
+        """Run in the background, after the runs committed before; handles are fed.
 
-        Arrays are copied, so they may be written to at once. Errors come from `sync_pending`.
+        Arrays are copied, so they may be written to at once. Errors of the run come from `sync_pending`, and so do the
+        listed outputs, which are kept until then; None means all, and by default they are dropped.
+
+        Args:
+            inputs: as in `run`.
+            outputs: the indices of the outputs that `sync_pending` is to return.
+            on_device: whether these are to stay on the device, as `DeviceTensor`, and not be copied to the host.
+
+        Raises:
+            InputError: an index names no output.
         """
-        ready = snapshot(inputs)
-        self._pipeline.commit(lambda: self._run_now(ready, ()))
+        ready, wanted = snapshot(inputs), self._indices(outputs)
+        self._pipeline.commit(lambda: self._run_now(ready, wanted, on_device=on_device))
 
-    def sync_pending(self) -> None:
-        """Wait for the committed runs, and raise the first error among them."""
-        self._pipeline.sync()
+    def sync_pending(self) -> list[list[Any]]:
+        """Wait for the committed runs and return the outputs of those that were asked for some, in order.
+
+        When a run failed, the first error is raised, and the outputs of the others are dropped.
+        """
+        return self._pipeline.sync()
 
     def run_pipelined(self, inputs: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
         """Run once for each set of inputs and return the outputs of each, equal to those of runs one by one.
@@ -58,7 +77,10 @@ class BackgroundRuns(abc.ABC):
             InputError: an input is wrong.
             EngineError: a run failed.
         """
-        return run_all(self.run, inputs, overlap=self._plain and not self._slot.provider.exclusive)
+        results = run_all(self.run, inputs, overlap=self._plain and not self._slot.provider.exclusive)
+        if results:
+            self._note(results[-1].copy())  # those that overlap may end in another order
+        return results
 
     async def run_async(self, inputs: Mapping[str, Any]) -> list[Any]:
         """Run in a thread and return the outputs as `run` does; cancelling the task stops the run at its next node.
@@ -74,10 +96,16 @@ class BackgroundRuns(abc.ABC):
             return await run_in_background(lambda: self.run(inputs), _nothing)
         engine = self._engine()
         feeds = self._inputs.feeds(inputs, engine)
+        names = self._output_names
         if feeds.__class__ is ResidentFeeds:
-            return await run_in_background(lambda: engine.binder.run(feeds, self._output_names, ()), _nothing)
+            return await run_in_background(lambda: self._note(engine.binder.run(feeds, names, ())), _nothing)
         once = engine.binder.stoppable()
-        return await run_in_background(lambda: once.run(self._output_names, feeds), once.stop)
+        return await run_in_background(lambda: self._note(once.run(names, feeds)), once.stop)
+
+    def _note(self, outputs: list[Any]) -> list[Any]:
+        """Keep a run's outputs as those of the last one, and return a list of them for the caller."""
+        self._last = (None, outputs)
+        return outputs.copy()
 
 
 def _nothing() -> None:

@@ -118,10 +118,11 @@ class BucketedCompileCache:
         if bucket is None:
             return None
         with self._lock:
-            if bucket not in self._compiled:
+            found = self._compiled.get(bucket)
+            if found is None or found.closed:
                 graph = build(bucket.upper)
-                self._compiled[bucket] = self._session.compile(graph, self._shared_weights(graph))
-            return bucket.upper, self._compiled[bucket]
+                found = self._compiled[bucket] = self._session.compile(graph, self._shared_weights(graph))
+            return bucket.upper, found
 
     def ensure_graph_with_params(
         self, key: int, build: Build, params: Mapping[str, npt.ArrayLike | TensorData]

@@ -97,7 +97,9 @@ class CompileCache:
             found = self._known.get(full)
             if found is not None:
                 self._known.move_to_end(full)
-                return found
+                if not found.closed:
+                    return found
+                weights = found.weights if weights is None else weights
         session = self._session if options is None else Session(self.device, options)
         made = session.compile(build(), weights)
         with self._lock:

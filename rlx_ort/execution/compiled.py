@@ -47,16 +47,28 @@ class CompiledGraph(MoeControls, HandleCalls, BackgroundRuns):
     buffers of `run_slots` and `run_raw`. Runs of a graph with handles, and those through the fixed buffers, take turns
     by a lock; runs of a graph with handles also wait for the committed ones, so the state is that of the order of the
     calls. Handles survive a change of parameters.
+
+    Args:
+        slot: holds the session.
+        rule: the placement rule.
+        inputs: what checks the inputs of runs, where it was made already.
+        owns_slot: whether closing the graph closes the slot as well.
     """
 
-    def __init__(self, slot: EngineSlot, rule: PlacementRule, inputs: InputPlan | None = None) -> None:
+    # All else is in `__dict__`, which graphs of other rules on the same slot share; see `held_to`.
+    __slots__ = ("_rule", "_strict")
+
+    def __init__(
+        self, slot: EngineSlot, rule: PlacementRule, inputs: InputPlan | None = None, *, owns_slot: bool = True
+    ) -> None:
         self._slot = slot
         self._rule = rule
         self._strict = rule is PlacementRule.STRICT
+        self._owns_slot = owns_slot
         self._weights = slot.weights
         self._inputs = inputs or InputPlan(slot.input_types)
         self._output_names = list(slot.output_types)
-        self._last: tuple[list[int] | None, list[Any]] = (None, [])
+        self._last: tuple[list[int] | None, Sequence[Any]] = (None, ())
         types = (slot.input_types, slot.output_types)
         self._handles = Handles(*types, self._inputs)
         self._slots = SlotRunner(*types, self._inputs)
@@ -82,6 +94,16 @@ class CompiledGraph(MoeControls, HandleCalls, BackgroundRuns):
     def rule(self) -> PlacementRule:
         """The placement rule it keeps."""
         return self._rule
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed, or the runner that lent it has closed its session."""
+        return self._slot.closed
+
+    @property
+    def has_handles(self) -> bool:
+        """Whether a handle is bound, so that runs may change what later runs give."""
+        return bool(self._handles)
 
     @property
     def exported(self) -> ExportedModel:
@@ -204,17 +226,14 @@ class CompiledGraph(MoeControls, HandleCalls, BackgroundRuns):
             found = self._run_again(inputs, indices)
             if found is not None:
                 return found
-        wanted = list(dict.fromkeys(indices))
-        for index in wanted:
-            if not 0 <= index < len(self._output_names):
-                raise InputError(f"there is no output {index}; the graph has {len(self._output_names)} outputs, from 0")
-        return self._run_with_state(inputs, indices)
+        return self._run_with_state(inputs, self._indices(indices))
 
     def read_output_row(self, out: int, row: int, row_inner: int) -> npt.NDArray[Any] | None:
         """Return row `row` of output `out` of the last run, whose elements are counted in rows of `row_inner`.
 
-        None when there is no such row, or the last run did not read that output. The array shares the output's
-        memory. With several threads the last run is the one that ended last.
+        None when there is no such row, or the last run did not read that output: `run_dlpack` reads none, since its
+        outputs stay on the device. The array shares the output's memory, which after `run_slots` and `run_raw` is the
+        buffer that the next such call overwrites. With several threads the last run is the one that ended last.
         """
         indices, outputs = self._last
         if indices is not None:
@@ -256,6 +275,20 @@ class CompiledGraph(MoeControls, HandleCalls, BackgroundRuns):
         self._copy_state_to(twin)
         return twin
 
+    def held_to(self, rule: PlacementRule) -> CompiledGraph:
+        """Return this graph with its session and all its state, held to another placement rule.
+
+        What either does to handles, the extent or the capture counts for both, and both are closed together.
+
+        Raises:
+            PlacementError: the nodes are not where the rule wants them.
+        """
+        self._slot.open_if_ready(rule)
+        other = object.__new__(CompiledGraph)
+        other.__dict__ = self.__dict__
+        other._rule, other._strict = rule, rule is PlacementRule.STRICT
+        return other
+
     def _copy_state_to(self, other: CompiledGraph) -> None:
         """Give a clone the state that runs have left."""
         other._last = self._last
@@ -283,8 +316,12 @@ class CompiledGraph(MoeControls, HandleCalls, BackgroundRuns):
         engine = self._slot.current
         if engine is None or engine.version != self._weights.version or engine.files or not engine.strict_ok:
             engine = self._engine()
+        if self._extent is not None:
+            arrays = [*at_extent(self.input_specs, self._inputs.ordered(arrays), self._extent).values()]
         with self._slots_lock:
-            return self._slots.run(engine, arrays)
+            outputs = self._slots.run(engine, arrays)
+            self._last = (None, self._slots.buffers)
+            return outputs
 
     def run_raw(self, inputs: Mapping[str, Any]) -> list[npt.NDArray[Any]]:
         """Run like `run_slots` on inputs by name; the outputs are valid until the next such call.
@@ -315,24 +352,20 @@ class CompiledGraph(MoeControls, HandleCalls, BackgroundRuns):
     def run_dlpack(self, inputs: Mapping[str, Any]) -> list[DeviceTensor]:
         """Run and return the outputs where the device made them: objects with `__dlpack__`, without a host copy.
 
-        Inputs may be objects with `__dlpack__` as in `run`. What torch and cupy have queued on theirs is waited for;
-        what other libraries have queued must be done before.
+        Handles are used and fed as in `run`. Inputs may be objects with `__dlpack__` as in `run`. What torch and cupy
+        have queued on theirs is waited for; what other libraries have queued must be done before.
 
         Raises:
             InputError: an input is wrong.
             EngineError: the run failed.
         """
-        with self._handles.lock:
-            self._settled()
-            engine = self._engine()
-            feeds = self._handles.behind(inputs)
-            return engine.binder.run(self._inputs.feeds(feeds, engine), self._output_names, self._output_names)
+        return self._run_with_state(inputs, range(len(self._output_names)), on_device=True)
 
     def set_active_extent(self, extent: tuple[int, int] | None) -> None:
         """Say that of `upper` rows only the first `actual` matter in the runs to come, until None takes it back.
 
         A hint. A graph that takes any number of rows is run on `actual` of them, and its outputs have as many; others
-        run in full, and what their outputs hold beyond `actual` means nothing.
+        run in full, and what their outputs hold beyond `actual` means nothing. Rows on a device are not cut either.
 
         Raises:
             InputError: it is not `(actual, upper)` with 0 < actual <= upper.
@@ -349,11 +382,19 @@ class CompiledGraph(MoeControls, HandleCalls, BackgroundRuns):
         return frozenset(found | ({"run_slots"} if self.supports_run_slots else set()))
 
     def close(self) -> None:
-        """Give the session up; runs in other threads finish first. Closing twice is harmless."""
+        """Give the session and the state up; runs in other threads finish first. Closing twice is harmless.
+
+        A graph that a `GraphDevices` has lent gives up its state alone; the session stays open for the next one lent.
+        """
         self._pipeline.settle()
         self._pipeline.close()
-        self._slot.close()
-        self._last = (None, [])
+        lent = None if self._owns_slot else self._moe_base or self._slot
+        if self._slot is not lent:
+            self._slot.close()
+        if lent is not None:
+            self._slot, self._moe_base = lent.twin(), None
+            self._slot.close()
+        self._last = (None, ())
         self._unbind()
         self._handles.clear()
 
@@ -404,19 +445,31 @@ class CompiledGraph(MoeControls, HandleCalls, BackgroundRuns):
         read, outputs = found
         return outputs.copy() if len(read) == len(indices) else [outputs[read.index(index)] for index in indices]
 
-    def _run_with_state(self, inputs: Mapping[str, Any], indices: Sequence[int]) -> list[Any]:
+    def _indices(self, indices: Sequence[int] | None) -> Sequence[int]:
+        """Return the indices of outputs that were asked for, None for all, if there are such outputs."""
+        count = len(self._output_names)
+        if indices is None:
+            return range(count)
+        for index in indices:
+            if not 0 <= index < count:
+                raise InputError(f"there is no output {index}; the graph has {count} outputs, from 0")
+        return indices
+
+    def _run_with_state(
+        self, inputs: Mapping[str, Any], indices: Sequence[int], *, on_device: bool = False
+    ) -> list[Any]:
         if self._handles:
             self._settled()
-        return self._run_now(inputs, indices)
+        return self._run_now(inputs, indices, on_device=on_device)
 
-    def _run_now(self, inputs: Mapping[str, Any], indices: Sequence[int]) -> list[Any]:
+    def _run_now(self, inputs: Mapping[str, Any], indices: Sequence[int], *, on_device: bool = False) -> list[Any]:
         """Run with handles and the extent as they are, and return the listed outputs."""
         with self._handles.lock if self._handles else contextlib.nullcontext():
             engine = self._engine()
             if self._extent is not None:
                 inputs = at_extent(self.input_specs, self._handles.behind(inputs), self._extent)
-            read, outputs = self._handles.run(engine, inputs, indices)
-            self._last = (read, outputs)
+            read, outputs = self._handles.run(engine, inputs, indices, on_device=on_device)
+            self._last = ([], []) if on_device else (read, outputs)
         return [outputs[read.index(index)] for index in indices]
 
     def _declared_dtypes(self) -> list[DType]:

@@ -34,7 +34,7 @@ class FedBinder(HostBinder):
 
     @property
     def on_host(self) -> bool:
-        """Whether the device's memory is host memory."""
+        """Whether runs read their inputs in host memory; see `Binder.on_host`."""
         return self._runs.binder.on_host
 
     def upload(self, array: npt.NDArray[Any]) -> DeviceTensor:

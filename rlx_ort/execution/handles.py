@@ -171,17 +171,20 @@ class Handles:
         held = {name: value for name, value in (*self._host.items(), *self._device.items()) if name in self._inputs}
         return {**held, **inputs}
 
-    def run(self, engine: Engine, inputs: Mapping[str, Any], indices: Sequence[int]) -> tuple[list[int], list[Any]]:
+    def run(
+        self, engine: Engine, inputs: Mapping[str, Any], indices: Sequence[int], *, on_device: bool = False
+    ) -> tuple[list[int], list[Any]]:
         """Run with the handles behind the inputs and move outputs into the handles.
 
-        Returns the indices asked for, each once, and these outputs as arrays. A run that fails changes no handle. The
-        lock is held where there are handles.
+        Returns the indices asked for, each once, and these outputs as arrays, or as device tensors if `on_device`. A
+        run that fails changes no handle. The lock is held where there are handles.
 
         Raises:
             InputError: an input is missing, unknown or of another type.
             EngineError: the run failed.
         """
-        return self.run_again(engine, inputs, indices) or self._run_first(engine, inputs, indices)
+        again = None if on_device else self.run_again(engine, inputs, indices)
+        return again or self._run_first(engine, inputs, indices, on_device)
 
     def run_again(
         self, engine: Engine, inputs: Mapping[str, Any], indices: Sequence[int]
@@ -194,7 +197,7 @@ class Handles:
         return found
 
     def _run_first(
-        self, engine: Engine, inputs: Mapping[str, Any], indices: Sequence[int]
+        self, engine: Engine, inputs: Mapping[str, Any], indices: Sequence[int], on_device: bool
     ) -> tuple[list[int], list[Any]]:
         """Run with every check, and remember the run where it may come again."""
         feeds = self._plan.feeds(self.behind(inputs), engine)
@@ -204,17 +207,19 @@ class Handles:
         # An engine reads a list of no names as all of them.
         wanted = list(dict.fromkeys((*read, *host.values(), *device.values()))) or [0]
         names = [self._names[index] for index in wanted]
-        resident = frozenset(self._names[index] for index in device.values())
+        resident = frozenset(self._names[index] for index in (*device.values(), *(read if on_device else ())))
         if resident or feeds.__class__ is ResidentFeeds:
             results = dict(zip(wanted, engine.binder.run(feeds, names, resident), strict=True))
         else:
             results = dict(zip(wanted, engine.run(names, feeds), strict=True))
         arrays = {
             index: found.numpy() if isinstance(found := results[index], DeviceTensor) else found
-            for index in (*read, *host.values())
+            for index in (*(() if on_device else read), *host.values())
         }
         self._host.update({handle: arrays[index].copy() for handle, index in host.items()})
         self._device.update({handle: results[index] for handle, index in device.items()})
+        if on_device:
+            return read, [results[index] for index in read]
         if self._device and self._repeats and all(feeds[name] is value for name, value in inputs.items()):
             self.step = HandleStep(
                 engine,

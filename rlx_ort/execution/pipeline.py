@@ -31,22 +31,23 @@ class Pipeline:
         """Whether committed runs have not been waited for."""
         return bool(self._pending)
 
-    def commit(self, call: Callable[[], object]) -> None:
-        """Run a call after those committed before, without waiting; its result is dropped, its error kept."""
+    def commit(self, call: Callable[[], Any]) -> None:
+        """Run a call after those committed before, without waiting; its error is kept, and its result unless empty."""
         with self._lock:
             if self._committer is None:
                 self._committer = Workers(1, "rlx_ort-commit")
-            # Those that went well have nothing to tell any more.
-            self._pending = [run for run in self._pending if not run.done() or run.exception() is not None]
+            self._pending = [run for run in self._pending if not _is_spent(run)]
             self._pending.append(self._committer.submit(call))
 
-    def sync(self) -> None:
-        """Wait until every committed run has ended, and raise the first error among them."""
+    def sync(self) -> list[list[Any]]:
+        """Wait until every committed run has ended, and return the results that are not empty, in order.
+
+        The first error among them is raised instead.
+        """
         with self._lock:
             pending, self._pending = self._pending, []
         wait(pending)
-        for run in pending:
-            run.result()
+        return [result for run in pending if (result := run.result())]
 
     def settle(self) -> None:
         """Wait until every committed run has ended; errors stay for `sync`."""
@@ -60,6 +61,11 @@ class Pipeline:
             committer, self._committer = self._committer, None
         if committer is not None:
             committer.close()
+
+
+def _is_spent(run: Future[Any]) -> bool:
+    """Return whether a run has ended and has neither an error nor a result to hand out."""
+    return run.done() and run.exception() is None and not run.result()
 
 
 def run_all(

@@ -27,12 +27,15 @@ _POOL_SIZE = 4
 class SlotRunner:
     """Fixed buffers for the shapes of the last run; for one thread at a time, which the caller sees to.
 
-    The first run of a set of shapes is a plain one that tells the sizes of the outputs.
+    The first run of a set of shapes is a plain one; buffers of the sizes of its outputs are bound for those after it.
 
     Args:
         inputs: input name -> declared type.
         outputs: output name -> declared type.
         plan: what checks the inputs of runs.
+
+    Attributes:
+        buffers: the outputs of the last run, in order; not to be changed.
     """
 
     def __init__(self, inputs: Mapping[str, ValueType], outputs: Mapping[str, ValueType], plan: InputPlan) -> None:
@@ -54,7 +57,7 @@ class SlotRunner:
         self._shapes: list[tuple[int, ...]] = []
         self._matches: Callable[[Sequence[Any]], bool] = _nothing_matches
         self._dtypes = [kind.dtype.numpy for kind in tensors]
-        self._buffers: Sequence[npt.NDArray[Any]] = ()
+        self.buffers: Sequence[npt.NDArray[Any]] = ()
 
     @property
     def supported(self) -> bool:
@@ -66,8 +69,8 @@ class SlotRunner:
 
     @property
     def views(self) -> list[npt.NDArray[Any]]:
-        """The output buffers of the last run."""
-        return list(self._buffers)
+        """The output buffers of the last run, in a list of the caller's own."""
+        return list(self.buffers)
 
     def run(self, engine: Engine, arrays: Sequence[Any]) -> list[npt.NDArray[Any]]:
         """Run on arrays in the order of the inputs; return the output buffers.
@@ -78,7 +81,7 @@ class SlotRunner:
         """
         if engine is self._engine and self._matches(arrays):
             assert self._slots is not None  # noqa: S101  # buffers and the engine they are bound to come together
-            self._buffers = found = self._slots.run(arrays)
+            self.buffers = found = self._slots.run(arrays)
             return list(found)
         return self._prepare(engine, arrays)
 
@@ -86,7 +89,7 @@ class SlotRunner:
         """Let go of the buffers and of the engine they are bound to."""
         self._engine = None
         self._slots = None
-        self._buffers = ()
+        self.buffers = ()
 
     def _prepare(self, engine: Engine, arrays: Sequence[Any]) -> list[npt.NDArray[Any]]:
         """Check the arrays in full; bind new buffers where their shapes, or the engine, are new."""
@@ -99,13 +102,14 @@ class SlotRunner:
             named = dict(zip(self._outputs, outputs, strict=True))
             given = dict(zip(self._inputs, ready, strict=True))
             slots = engine.binder.slots(given, named, self._fixed) if self.supported else None
-            if slots is None:
-                self._buffers = outputs
-                return list(outputs)
-            self._engine, self._slots, self._shapes = engine, slots, shapes
-            self._matches = _matcher(self._dtypes, shapes)
-        self._buffers = self._slots.run(ready)
-        return list(self._buffers)
+            if slots is not None:
+                self._engine, self._slots, self._shapes = engine, slots, shapes
+                self._matches = _matcher(self._dtypes, shapes)
+                named |= slots.bound
+            self.buffers = list(named.values())
+        else:
+            self.buffers = self._slots.run(ready)
+        return self.views
 
 
 def _nothing_matches(arrays: Sequence[Any]) -> bool:

@@ -151,9 +151,10 @@ class WeightStore:
     def set(self, name: str, value: npt.ArrayLike | TensorData, *, cast: bool = False) -> None:
         """Give a parameter new data; an array that its owner may still write to is copied.
 
-        The dtype must be the declared one; Python numbers and lists are judged by value. With `cast`, any numeric
-        array is converted, rounding floats where the declared type is narrower. `TensorData` and arrays that nobody
-        can write to, such as read-only memory maps, are shared.
+        The dtype must be the declared one, or a float type whose values the declared float type all holds, such as f16
+        for f32; Python numbers and lists are judged by value. With `cast`, any numeric array is converted, rounding
+        floats where the declared type is narrower. `TensorData` and arrays that nobody can write to, such as read-only
+        memory maps, are shared.
 
         Raises:
             ParamError: no such parameter, another shape, or another dtype than declared.
@@ -166,7 +167,8 @@ class WeightStore:
     ) -> None:
         """Give a parameter the elements in raw little-endian bytes; packed types as ONNX packs them.
 
-        The dtype must be the declared one unless `cast` asks for the conversion.
+        The dtype must be the declared one, or a float type that widens to it without loss, such as f16 or bf16 to f32,
+        unless `cast` asks for the conversion.
 
         Raises:
             ParamError: no such parameter, a wrong number of bytes, or another dtype than declared.
@@ -319,7 +321,8 @@ class WeightStore:
                 return TensorData.from_array(as_array(value, dtype))
             array = np.asarray(value)
             numeric = array.dtype.kind not in "OSUmM"
-            data = TensorData.from_array(array.astype(dtype.numpy) if cast and numeric else array)
+            converts = numeric and (cast or _widens(array.dtype, dtype))
+            data = TensorData.from_array(array.astype(dtype.numpy, copy=False) if converts else array)
         except (ValueError, TypeError) as err:
             raise ParamError(f"parameter {name!r} is {declared}: {err}") from err
         if np.may_share_memory(array, data.buffer) and _may_change(array):
@@ -331,6 +334,11 @@ class _OpenUpdate(threading.local):
     """The changes of the `update` block that the current thread is in, or None outside of one."""
 
     changes: dict[str, TensorData] | None = None
+
+
+def _widens(source: np.dtype[Any], declared: DType) -> bool:
+    """Return whether both are floats, and the declared one holds every value of the source."""
+    return declared.is_float and DType.from_numpy(source).is_float and np.can_cast(source, declared.numpy, "safe")
 
 
 def _may_change(array: npt.NDArray[Any]) -> bool:

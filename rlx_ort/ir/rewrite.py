@@ -15,7 +15,7 @@ from rlx_ort.ir.ops.shape import Expand, Reshape
 from rlx_ort.ir.shape import Dim, Shape
 from rlx_ort.ir.types import MapType, OptionalType, SequenceType, TensorType, ValueType
 
-__all__ = ["bind_dims", "eliminate_dead_code", "live_nodes"]
+__all__ = ["bind_dims", "eliminate_dead_code", "empty_like", "live_nodes"]
 
 
 def bind_dims(graph: Graph, sizes: Mapping[str, int]) -> Graph:
@@ -26,7 +26,7 @@ def bind_dims(graph: Graph, sizes: Mapping[str, int]) -> Graph:
     Raises:
         GraphVerifyError: the sizes do not fit the graph; the message names the node.
     """
-    result = _empty_like(graph)
+    result = empty_like(graph)
     for node in graph.nodes:
         op = _bind_op(node.op, sizes)
         declared = tuple(_bind_type(value, sizes) for value in node.types)
@@ -55,7 +55,7 @@ def eliminate_dead_code(graph: Graph) -> Graph:
     live = live_nodes(graph)
     kept = [node for node in graph.nodes if node.id in live or isinstance(node.op, Input)]
     places = {node.id: place for place, node in enumerate(kept)}
-    result = _empty_like(graph)
+    result = empty_like(graph)
     for node in kept:
         inputs = tuple(None if ref is None else Ref(places[ref.node], ref.output) for ref in node.inputs)
         result.nodes.append(Node(places[node.id], node.op, inputs, node.types, node.name, node.output_names))
@@ -65,7 +65,8 @@ def eliminate_dead_code(graph: Graph) -> Graph:
     return result
 
 
-def _empty_like(graph: Graph) -> Graph:
+def empty_like(graph: Graph) -> Graph:
+    """Return a graph with the weights, metadata and taken names of another, and no nodes."""
     result = Graph(graph.name)
     result.weights = dict(graph.weights)
     result.metadata = dict(graph.metadata)

@@ -28,9 +28,7 @@ __all__ = [
     "DeviceCandidate",
     "device_report",
     "devices_for",
-    "devices_for_with_policy",
     "fastest_device_for",
-    "fastest_device_for_with_policy",
     "rank",
 ]
 
@@ -131,12 +129,7 @@ def rank(
     return _rows(graph, [*ranked, *blocked], policy, options, dims)
 
 
-def devices_for(graph: Graph) -> list[Device]:
-    """Return the devices that work here and take the graph, by platform priority."""
-    return devices_for_with_policy(graph, DevicePolicy())
-
-
-def devices_for_with_policy(
+def devices_for(
     graph: Graph, policy: DevicePolicy | None = None, options: CompileOptions | None = None
 ) -> list[Device]:
     """Return the devices that may be chosen for the graph, by preference, then by platform priority.
@@ -151,16 +144,7 @@ def devices_for_with_policy(
     return policy.apply(device for device in allowed if _blocker(graph, device, policy, options, refused) is None)
 
 
-def fastest_device_for(graph: Graph) -> Device:
-    """Return the device with the smallest predicted time for the graph.
-
-    Raises:
-        NoViableDeviceError: no device that works here takes it.
-    """
-    return fastest_device_for_with_policy(graph, DevicePolicy())
-
-
-def fastest_device_for_with_policy(
+def fastest_device_for(
     graph: Graph,
     policy: DevicePolicy | None = None,
     options: CompileOptions | None = None,
@@ -256,7 +240,7 @@ def _state(graph: Graph, refused: frozenset[Device]) -> object:
 
 
 def _rank(graph: Graph, policy: DevicePolicy, options: CompileOptions, dims: Mapping[str, int]) -> list[Device]:
-    devices = devices_for_with_policy(graph, policy, options)
+    devices = devices_for(graph, policy, options)
     predictions = {device: predicted_ns(graph, device, options, dims) for device in devices}
     known = [time for time in predictions.values() if time is not None]
     limit = min(known, default=math.inf) * CLOSE

@@ -1,10 +1,12 @@
-"""Whether a graph can be compiled for a device, and the report that says so op by op."""
+"""Whether a graph can be compiled for a device, the report that says so op by op, and the graph in legal ops."""
 
 from __future__ import annotations
 
 from rlx_ort.device import Device
 from rlx_ort.errors import DeviceUnavailableError, LegalizeError
+from rlx_ort.execution.dispatch import KernelDispatch, KernelDispatchPolicy
 from rlx_ort.execution.dispatch_report import (
+    COMMON,
     DispatchSummary,
     KernelDispatchReport,
     common_kinds,
@@ -22,66 +24,62 @@ __all__ = [
     "DispatchSummary",
     "KernelDispatchReport",
     "dispatch_report_for_device",
-    "dispatch_report_for_device_with_options",
     "format_dispatch_report",
     "legalize_graph_for_device",
-    "legalize_graph_for_device_with_options",
-    "legalize_graph_for_device_with_report",
     "merge_placement",
     "report_as_dict",
+    "require_legal",
 ]
 
 
-def legalize_graph_for_device(graph: Graph, device: Device | str) -> Graph:
-    """Return the graph if the device can compile it.
-
-    Raises:
-        LegalizeError: it cannot; the message names the nodes, `report` has every kind.
-        DeviceUnavailableError: nothing is known about the device's kernels here.
-    """
-    return legalize_graph_for_device_with_options(graph, device)[0]
-
-
-def legalize_graph_for_device_with_report(graph: Graph, device: Device | str) -> tuple[Graph, KernelDispatchReport]:
-    """Return the graph and the dispatch report if the device can compile it.
-
-    Raises:
-        LegalizeError: it cannot; the message names the nodes, `report` has every kind.
-        DeviceUnavailableError: nothing is known about the device's kernels here.
-    """
-    return legalize_graph_for_device_with_options(graph, device)
-
-
-def legalize_graph_for_device_with_options(
+def legalize_graph_for_device(
     graph: Graph, device: Device | str, options: CompileOptions | None = None
 ) -> tuple[Graph, KernelDispatchReport]:
-    """Return the graph and the dispatch report if the device can compile it under the options.
+    """Return a graph of ops that the device takes as they stand, and the dispatch report of the graph given.
+
+    A node whose native form the device refuses and whose common form it takes is replaced by the basic nodes of that
+    form. The graph itself is returned where there is none. Both compile on the device with the same options and give
+    the same results, as compiling chooses the same forms. Two things are left to compiling: nodes with bodies, and all
+    nodes where the options change the precision, because a precision policy goes by the ops of the graph given.
 
     The device need not work here, as long as its provider can list its kernels.
 
     Raises:
-        LegalizeError: it cannot; the message names the nodes, `report` has every kind.
+        LegalizeError: the device does not take the graph; the message names the nodes, `report` has every kind.
         DeviceUnavailableError: nothing is known about the device's kernels here.
     """
-    report = dispatch_report_for_device_with_options(graph, device, options)
-    if not report.compile_ready:
-        raise legalize_error(graph, report)
-    return graph, report
+    report = require_legal(graph, device, options)
+    options = (options or CompileOptions()).on(report.device)
+    provider = provider_of(report.device)
+    model = None if provider is None else model_for(provider, graph, options)
+    if model is None or not options.effective_precision.is_f32:
+        return graph, report
+    common = {index for index, forms in model.forms.items() if forms == {COMMON} and not graph.nodes[index].op.bodies()}
+    if not common:
+        return graph, report
+    from rlx_ort.converters.decompose import decomposed
+
+    dispatch = KernelDispatch(KernelDispatchPolicy.FORCE_COMMON)
+    return decomposed(graph, common, CompileOptions(kernel_dispatch=dispatch, opset=options.opset)), report
 
 
-def dispatch_report_for_device(graph: Graph, device: Device | str) -> KernelDispatchReport:
-    """Return how each kind of op in the graph gets to the device; unsupported ones are listed, not raised.
+def require_legal(graph: Graph, device: Device | str, options: CompileOptions | None = None) -> KernelDispatchReport:
+    """Return the dispatch report if the device takes the graph.
 
     Raises:
+        LegalizeError: it does not; the message names the nodes, `report` has every kind.
         DeviceUnavailableError: nothing is known about the device's kernels here.
     """
-    return dispatch_report_for_device_with_options(graph, device)
+    report = dispatch_report_for_device(graph, device, options)
+    if not report.compile_ready:
+        raise legalize_error(graph, report)
+    return report
 
 
-def dispatch_report_for_device_with_options(
+def dispatch_report_for_device(
     graph: Graph, device: Device | str, options: CompileOptions | None = None
 ) -> KernelDispatchReport:
-    """Return how each kind of op in the graph gets to the device under the options.
+    """Return how each kind of op in the graph gets to the device; unsupported ones are listed, not raised.
 
     Raises:
         DeviceUnavailableError: nothing is known about the device's kernels here.

@@ -19,7 +19,7 @@ from rlx_ort.errors import CalibrationError, RlxError
 from rlx_ort.execution.options import CompileOptions, Precision
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.types import TensorType
-from rlx_ort.providers.cores import core_share
+from rlx_ort.providers.cores import device_threads
 from rlx_ort.selection.availability import provider_of
 from rlx_ort.selection.cost import BackendCostModel, ProfileCostModel
 from rlx_ort.selection.estimate import Estimate, estimate_workload, total_ns
@@ -35,7 +35,7 @@ _workloads: weakref.WeakKeyDictionary[Draft, OrderedDict[object, Workload]] = we
 _tried: set[Device] = set()
 
 
-def cost_model(device: Device) -> BackendCostModel | None:
+def cost_model(device: Device | str) -> BackendCostModel | None:
     """Return the cost model of a device: its stored calibration, else its provider's default profile, else None.
 
     Nothing is measured, unless `RLX_AUTO_CALIBRATE` is set: then a device without a calibration gets one here, once
@@ -43,6 +43,7 @@ def cost_model(device: Device) -> BackendCostModel | None:
     """
     from rlx_ort.calibration import store
 
+    device = Device(device)
     provider = provider_of(device)
     if provider is None:
         return None
@@ -53,8 +54,7 @@ def cost_model(device: Device) -> BackendCostModel | None:
     if measured is not None:
         return measured
     profile = provider.default_profile(device)
-    threads = core_share().threads if device.kind == Device.CPU.kind else 1
-    return None if profile is None else ProfileCostModel(device, profile, threads)
+    return None if profile is None else ProfileCostModel(device, profile, device_threads(device))
 
 
 def why_default(device: Device) -> str:

@@ -17,8 +17,8 @@ from rlx_ort.errors import DeviceFallbackError, NoViableDeviceError, is_device_f
 from rlx_ort.execution.options import CompileOptions, PlacementRule
 from rlx_ort.ir.graph import Graph
 from rlx_ort.selection.availability import require_available
-from rlx_ort.selection.candidates import blocker_of, devices_for_with_policy, fastest_device_for_with_policy
-from rlx_ort.selection.legalize import legalize_graph_for_device_with_options
+from rlx_ort.selection.candidates import blocker_of, devices_for, fastest_device_for
+from rlx_ort.selection.legalize import require_legal
 from rlx_ort.selection.policy import DevicePolicy, Devices, device_chain_from_env, device_from_env, labels
 from rlx_ort.selection.refusals import refusals
 
@@ -64,7 +64,7 @@ def choice(
         if blocker is None:
             return wished, True
         _log.warning("RLX_DEVICE asks for %s, which is skipped: %s", wished.display, blocker)
-    return fastest_device_for_with_policy(graph, policy, options, inputs), False
+    return fastest_device_for(graph, policy, options, inputs), False
 
 
 def open_first(choose: Callable[[], tuple[Device, bool]], open_on: Callable[[Device, bool], T]) -> T:
@@ -107,7 +107,7 @@ def resolve_device_chain(
         if blocker is None:
             return device
         rows.append((device, blocker))
-    viable = labels(devices_for_with_policy(graph, policy, options))
+    viable = labels(devices_for(graph, policy, options))
     raise NoViableDeviceError(
         f"no device of the chain ({labels(devices)}) may run graph {graph.name!r}; devices that may: {viable}", rows
     )
@@ -159,13 +159,13 @@ def chain_with(device: Device | str | None) -> list[Device]:
 def _checked_hint(graph: Graph, device: Device, policy: DevicePolicy, options: CompileOptions | None) -> Device:
     refusal = policy.refusal(device)
     if refusal is not None:
-        viable = labels(devices_for_with_policy(graph, policy, options))
+        viable = labels(devices_for(graph, policy, options))
         raise NoViableDeviceError(
             f"the hint asks for {device.display}, which is {refusal}; devices that may run graph {graph.name!r}: "
             f"{viable}. Change the hint or the policy."
         )
     require_available(device)
-    legalize_graph_for_device_with_options(graph, device, named(options))
+    require_legal(graph, device, named(options))
     return device
 
 

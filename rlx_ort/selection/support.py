@@ -14,8 +14,6 @@ from dataclasses import dataclass
 
 from rlx_ort.converters.to_onnx.draft import Draft
 from rlx_ort.converters.to_onnx.exported import ExportedModel
-from rlx_ort.converters.to_onnx.outline import Outline
-from rlx_ort.converters.to_onnx.records import Pattern
 from rlx_ort.device import Device
 from rlx_ort.errors import ConversionError
 from rlx_ort.execution.options import CompileOptions, PlacementRule
@@ -25,25 +23,23 @@ from rlx_ort.ir.op import Op
 from rlx_ort.ir.ops.onnx import OnnxNode
 from rlx_ort.ir.ops.refused import Refused
 from rlx_ort.providers import registry
+from rlx_ort.providers.answers import DEVICE, HELPED
 from rlx_ort.providers.base import KernelClaim, Provider
 from rlx_ort.selection.availability import availability, is_available, provider_of
 from rlx_ort.selection.function_body import is_function
 from rlx_ort.selection.node_claims import cpu_takes_node, signature, takes_node
+from rlx_ort.selection.questions import NodeGroup, answers_for, groups_of
 
 __all__ = [
     "Support",
     "UnsupportedOp",
     "draft_for",
     "first_unsupported_op",
-    "first_unsupported_op_with_options",
     "model_for",
     "support_of",
     "supports",
     "supports_graph",
-    "supports_graph_with_options",
 ]
-
-_DEVICE, _HELPED = "device", "cpu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +71,14 @@ class Support:
         cpu_nodes: ids of the user's nodes that the CPU would take over; empty under the strict rule.
         claim_count: kernels the provider lists, or None for one that compiles and lists none.
         reason: why the whole graph is refused when no single node is to blame.
+        judged_by: the shipped kernel list that was gone by, empty where the provider itself was asked.
     """
 
     unsupported: tuple[UnsupportedOp, ...] = ()
     cpu_nodes: frozenset[int] = frozenset()
     claim_count: int | None = None
     reason: str = ""
+    judged_by: str = ""
 
     @property
     def supported(self) -> bool:
@@ -114,23 +112,13 @@ def supports(device: Device | str, op: Op | str) -> bool:
     return any(claim.op_type == op.op_type and claim.domain == op.domain for claim in claims)
 
 
-def supports_graph(device: Device | str, graph: Graph) -> bool:
-    """Return whether the device works here and takes every node of the graph."""
-    return supports_graph_with_options(device, graph)
-
-
-def supports_graph_with_options(device: Device | str, graph: Graph, options: CompileOptions | None = None) -> bool:
+def supports_graph(device: Device | str, graph: Graph, options: CompileOptions | None = None) -> bool:
     """Return whether the device works here and takes the graph under the options' placement rule, else strictly."""
     device = Device(device)
     return is_available(device) and support_of(device, graph, options).supported
 
 
-def first_unsupported_op(device: Device | str, graph: Graph) -> UnsupportedOp | None:
-    """Return the first node of the graph that the device does not take, or None when it takes all."""
-    return first_unsupported_op_with_options(device, graph)
-
-
-def first_unsupported_op_with_options(
+def first_unsupported_op(
     device: Device | str, graph: Graph, options: CompileOptions | None = None
 ) -> UnsupportedOp | None:
     """Return the first node that stands in the way under the options; on a device that is not here, the first of all.
@@ -169,14 +157,15 @@ def support_of(device: Device, graph: Graph, options: CompileOptions | None = No
     except ConversionError as err:
         return Support(reason=str(err))
     rule = options.placement or PlacementRule.STRICT
-    key = (provider.name, device, rule, runtime_version())
-    whole = (provider.name, rule, runtime_version())
+    judging = (rule, runtime_version(), options.optimization, options.precision, registry.default_registry().generation)
+    key = (provider.name, device, judging)
+    whole = (provider.name, judging)
     with _lock:
         supports = _supports.setdefault(draft, {})
     # Devices that share a provider differ in the words of a refusal only.
     known = supports.get(key) or supports.get(whole)
     if known is None:
-        known = _judge(draft.outline, graph, device, provider, rule)
+        known = _judge(draft, graph, device, provider, rule, options)
         shared = known.supported and known.claim_count is not None
         supports[whole if shared else key] = known
     return known
@@ -229,41 +218,52 @@ _supports: weakref.WeakKeyDictionary[Draft, dict[object, Support]] = weakref.Wea
 _lock = threading.Lock()
 
 
-def _judge(outline: Outline, graph: Graph, device: Device, provider: Provider, rule: PlacementRule) -> Support:
+def _judge(
+    draft: Draft, graph: Graph, device: Device, provider: Provider, rule: PlacementRule, options: CompileOptions
+) -> Support:
     claims = provider.claims()
-    if claims is None:
-        found = availability(device)  # a provider that compiles whole graphs, or one that is not here
-        return Support() if found.available else Support(reason=found.reason)
-    cpu_claims = _cpu_claims()
+    found = availability(device)
+    if claims is None and not found.available:
+        return Support(reason=found.reason)
     is_cpu = device.kind == Device.CPU.kind
+    groups = groups_of(draft.outline, options, whole=provider.compiles, shapes=is_cpu)
+    answers = answers_for(provider, device, groups, draft, options) if found.available else {}
+    cpu_claims = _cpu_claims()
     helped = rule is PlacementRule.ASSISTED and not is_cpu and cpu_claims is not None
 
-    def verdict(pattern: Pattern) -> str | None:
-        """Return who takes the nodes of a pattern, `device` or `cpu`, or None for nobody."""
-        functions, kind = outline.functions, pattern.exported()
+    def listed(group: NodeGroup) -> str:
+        """Return the answer that the kernel lists give."""
+        functions, kind = draft.outline.functions, group.pattern.exported()
+        if claims is None:
+            return DEVICE
         if cpu_takes_node(claims, kind, functions) if is_cpu else takes_node(claims, cpu_claims, kind, functions):
-            return _DEVICE
-        return _HELPED if helped and cpu_takes_node(cpu_claims or (), kind, functions) else None
+            return DEVICE
+        why = f"{device.family.display} has no kernel for {signature(kind)}"
+        return HELPED if helped and cpu_takes_node(cpu_claims or (), kind, functions) else why
 
-    patterns = {node.pattern for node in outline.nodes}
-    computing = {pattern.like: pattern for pattern in patterns if not pattern.shape_only}  # sizes do not matter
-    takers = {like: verdict(pattern) for like, pattern in computing.items()}
-    if all(taker is _DEVICE for taker in takers.values()):
-        return Support(claim_count=len(claims))
     unsupported: dict[int, UnsupportedOp] = {}
     cpu_nodes: set[int] = set()
-    for node in outline.nodes:
-        taker = _DEVICE if node.pattern.shape_only else takers[node.like]
-        if taker is _HELPED:
-            cpu_nodes.add(node.origin)
-        elif taker is None and node.origin not in unsupported:
-            reason = f"{device.family.display} has no kernel for {signature(node.pattern.exported())}"
-            unsupported[node.origin] = _unsupported(graph.nodes[node.origin], reason)
+    on_device = not groups
+    for group in groups:
+        answer = answers.get(group.key) or listed(group)
+        if answer == DEVICE:
+            on_device = True
+        elif answer == HELPED and helped:
+            cpu_nodes.update(node.origin for node in group.nodes)
+        else:
+            why = listed(group)
+            if why not in (DEVICE, HELPED):
+                answer = why  # shorter than what ONNX Runtime says of a missing kernel
+            elif answer == HELPED:
+                answer = f"{device.family.display} leaves {signature(group.pattern.exported())} to the CPU"
+            for node in group.nodes:
+                unsupported.setdefault(node.origin, _unsupported(graph.nodes[node.origin], answer))
     reason = ""
-    if _DEVICE not in takers.values() and not unsupported:
-        reason = f"{device.family.display} has a kernel for none of the graph's nodes; the CPU would run all of them"
+    if not on_device and not unsupported:
+        reason = f"{device.family.display} takes none of the graph's nodes; the CPU would run all of them"
     ordered = tuple(unsupported[index] for index in sorted(unsupported))
-    return Support(ordered, frozenset(cpu_nodes), len(claims), reason)
+    count = None if claims is None else len(claims)
+    return Support(ordered, frozenset(cpu_nodes), count, reason, "" if answers else provider.judged_by())
 
 
 def _cpu_claims() -> Sequence[KernelClaim] | None:

@@ -77,4 +77,5 @@ def test_a_frozen_program_brings_what_it_needs_and_not_the_command_line(program:
     inside = program.parent / "_internal"
     assert list(inside.glob("onnxruntime-*.dist-info"))
     assert list(inside.glob("rlx_ort-*.dist-info"))
+    assert list((inside / "rlx_ort" / "providers" / "kernel_lists").glob("*.txt"))
     assert not (inside / "matplotlib").exists()

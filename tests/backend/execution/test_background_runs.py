@@ -12,6 +12,7 @@ from step_graphs import assert_same, step_graph, step_inputs
 
 from rlx_ort.device import Device
 from rlx_ort.errors import InputError
+from rlx_ort.execution.device_tensor import DeviceTensor
 from rlx_ort.execution.options import CompileOptions
 from rlx_ort.execution.session import Session
 from rlx_ort.ir.graph import Graph
@@ -141,3 +142,22 @@ def test_cancelling_the_task_stops_the_run() -> None:
 
     asyncio.run(cancelled())
     assert ended.wait(1.0), "the run went on after it was cancelled"
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_outputs_of_committed_runs_come_when_they_are_waited_for(device: Device, on_device: bool) -> None:
+    """All outputs or one, as arrays or left on the device, with handles fed all the same."""
+    compiled = Session(device).compile(step_graph())
+    steps = step_inputs(3)
+    twin = compiled.clone()
+    for graph in (compiled, twin):
+        graph.bind_gpu_handle("out0", steps[0]["out0"])
+        graph.set_gpu_handle_feed("out0", 0)
+    expected = [twin.run({"x": step["x"]}) for step in steps]
+    for step, wanted in zip(steps, (None, [1], ()), strict=True):
+        compiled.commit_no_wait({"x": step["x"]}, wanted, on_device=on_device)
+    first, second = compiled.sync_pending()
+    for found, want in zip((*first, *second), (*expected[0], expected[1][1]), strict=True):
+        assert isinstance(found, DeviceTensor) == on_device
+        assert_same(device, found.numpy() if on_device else found, want)
+    assert_same(device, compiled.read_gpu_handle("out0"), expected[2][0])

@@ -264,3 +264,15 @@ def test_calls_about_handles_say_that_they_are_supported(device: Device) -> None
     assert compiled.bind_gpu_handle("out0", state)
     assert compiled.set_gpu_handle_feed("out0", 0)
     assert {"clone", "moe", "persistent_handles", "gpu_handles"} <= compiled.capabilities()
+
+
+def test_outputs_left_on_the_device_feed_handles(device: Device) -> None:
+    """`run_dlpack` moves outputs into handles as every run does."""
+    compiled = Session(device).compile(step_graph())
+    (inputs,) = step_inputs()
+    compiled.bind_gpu_handle("out0", inputs["out0"])
+    compiled.set_gpu_handle_feed("out0", 0)
+    (new, _) = compiled.run_dlpack({"x": inputs["x"]})
+    assert_same(device, compiled.read_gpu_handle("out0"), new.numpy())
+    expected = np.tanh(inputs["out0"].astype(np.float64) @ W + inputs["x"])
+    np.testing.assert_allclose(new.numpy(), expected, rtol=1e-5, atol=1e-6)

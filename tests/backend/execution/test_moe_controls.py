@@ -14,7 +14,9 @@ from rlx_ort.execution.compiled import CompiledGraph
 from rlx_ort.execution.moe_controls import MoeResidencyStats
 from rlx_ort.execution.options import CompileOptions, PlacementRule
 from rlx_ort.execution.session import Session
+from rlx_ort.graph_devices import GraphDevices
 from rlx_ort.ir.graph import Graph
+from rlx_ort.selection.policy import DevicePolicy
 
 EXPERTS, WIDTH, TOKENS, PICKED = 4, 4, 3, 2
 SOURCE = np.random.default_rng(5)
@@ -175,3 +177,27 @@ def test_a_mask_is_one_row_of_booleans() -> None:
         compiled.set_moe_resident_experts(np.array([1, 0, 1, 0]))  # type: ignore[arg-type]  # that is the point
     with pytest.raises(InputError, match="booleans"):
         compiled.set_moe_resident_experts(np.ones((2, 2), bool))
+
+
+def test_every_run_through_buffers_is_recorded_once(device: Device) -> None:
+    """The first `run_slots` of a shape counts like any other."""
+    compiled = _compiled(device)
+    compiled.enable_moe_topk_capture(EXPERTS)
+    for runs in (1, 2):
+        for _ in range(runs):
+            compiled.run_slots([X])
+        (layer,) = compiled.take_moe_topk_capture() or []
+        np.testing.assert_array_equal(layer, np.concatenate([_picks()] * runs))
+
+
+def test_capture_counts_for_the_named_and_the_chosen_graph() -> None:
+    """What is enabled through one graph of a device records the runs of the other."""
+    runner = GraphDevices(_graph(), DevicePolicy(allow=[Device.CPU]))
+    runner.compile("cpu").enable_moe_topk_capture(EXPERTS)
+    runner.run_fastest({"x": X})
+    (layer,) = runner.compile("cpu").take_moe_topk_capture() or []
+    np.testing.assert_array_equal(layer, _picks())
+    with runner.compile("cpu") as lent:
+        lent.run({"x": X})
+    assert runner.compile("cpu").take_moe_topk_capture() is None
+    np.testing.assert_allclose(runner.run("cpu", {"x": X})[0], _expected(), rtol=1e-4, atol=1e-5)

@@ -17,7 +17,7 @@ from rlx_ort.execution.session import Session
 from rlx_ort.ir.graph import Graph, Value
 from rlx_ort.selection.legalize import (
     dispatch_report_for_device,
-    legalize_graph_for_device_with_options,
+    legalize_graph_for_device,
     merge_placement,
 )
 from rlx_ort.selection.support import support_of
@@ -93,7 +93,7 @@ def test_bf16_is_refused_where_the_cpu_has_no_kernel_and_the_report_names_the_no
     g = Graph("small")
     g.outputs = [g.matmul(g.input("x", [1, 2]), g.param("w", [2, 2]), name="product")]
     with pytest.raises(LegalizeError) as caught:
-        legalize_graph_for_device_with_options(g, "cpu", CompileOptions(precision=Precision.BF16))
+        legalize_graph_for_device(g, "cpu", CompileOptions(precision=Precision.BF16))
     assert "'product' (MatMul): CPU has no kernel for ai.onnx::MatMul-21 (bf16)" in str(caught.value)
     assert "Choose another device" in str(caught.value)
     assert [node.name for node in caught.value.report.still_unsupported] == ["product"]

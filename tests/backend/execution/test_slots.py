@@ -172,3 +172,18 @@ def test_addresses_are_those_of_the_buffers() -> None:
     arrays = [np.ones((3, 4), np.float32), np.ones((3, 4), np.float32)]
     views = [compiled.run_slots(arrays) for _ in range(2)][1]
     assert compiled.arena_ptr() == [(view.__array_interface__["data"][0], 48) for view in views]
+
+
+def test_the_first_run_leaves_its_outputs_in_the_buffers(device: Device) -> None:
+    """What the first call returns is right, and on the CPU it is the memory that later calls write to."""
+    compiled = Session(device).compile(step_graph())
+    first, second = step_inputs(2)
+    expected = compiled.run(first)
+    found = compiled.run_slots(list(first.values()))
+    for got, want in zip(found, expected, strict=True):
+        assert_same(device, got, want)
+    before = compiled.arena_ptr()
+    compiled.run_slots(list(second.values()))
+    if device == Device.CPU:
+        assert compiled.arena_ptr() == before
+    assert_same(device, compiled.read_output_row(1, 2, 4), compiled.run(second)[1][2])

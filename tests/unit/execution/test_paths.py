@@ -298,3 +298,56 @@ def test_errors_in_a_pipeline_do_not_stop_what_comes_after() -> None:
         pipeline.sync()
     assert ran == [1, 2]
     pipeline.close()
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda compiled: compiled.run({"x": X.tolist()})[0],
+        lambda compiled: compiled.run({"x": list(X)})[0],
+        lambda compiled: compiled.run_dlpack({"x": X})[0].numpy(),
+        lambda compiled: compiled.run_slots([X])[0],
+        lambda compiled: compiled.run_raw({"x": X})[0],
+        lambda compiled: compiled.run_slots([X.tolist()])[0],
+        lambda compiled: compiled.run_read_outputs({"x": X}, [0])[0],
+        lambda compiled: asyncio.run(compiled.run_async({"x": X}))[0],
+        lambda compiled: compiled.run_pipelined([{"x": X}])[0][0],
+    ],
+    ids=["list", "rows", "dlpack", "slots", "raw", "slots_list", "read_outputs", "async", "pipelined"],
+)
+def test_every_way_to_run_keeps_to_the_extent(compiled: CompiledGraph, run: Callable[[CompiledGraph], Any]) -> None:
+    """Lists are cut like arrays, and every way to run gives the rows that matter."""
+    compiled.set_active_extent((1, 2))
+    np.testing.assert_array_equal(run(compiled), Y[:1])
+
+
+def test_rows_on_a_device_are_not_cut(compiled: CompiledGraph) -> None:
+    """A tensor on the device is run in full, which the hint allows."""
+    compiled.set_active_extent((1, 2))
+    np.testing.assert_array_equal(compiled.run({"x": HostTensor(X)})[0], Y)
+
+
+def test_inputs_that_are_no_dict_are_refused_with_an_extent_too(compiled: CompiledGraph) -> None:
+    """The error is the one of a run without an extent."""
+    compiled.set_active_extent((1, 2))
+    with pytest.raises(InputError, match="takes a dict"):
+        compiled.run([X])  # type: ignore[arg-type]  # that is the point
+
+
+def test_committed_runs_return_the_outputs_they_were_asked_for(compiled: CompiledGraph) -> None:
+    """`sync_pending` returns them in the order of the runs, and those of runs asked for none not at all."""
+    compiled.commit_no_wait({"x": X}, None)
+    compiled.commit_no_wait({"x": X * 2})
+    compiled.commit_no_wait({"x": X * 3}, [0, 0])
+    found = compiled.sync_pending()
+    assert [len(outputs) for outputs in found] == [1, 2]
+    np.testing.assert_array_equal(found[0][0], Y)
+    np.testing.assert_array_equal(found[1], [Y * 3, Y * 3])
+    assert compiled.sync_pending() == []
+
+
+def test_an_output_that_is_not_there_cannot_be_committed(compiled: CompiledGraph) -> None:
+    """The index is refused at once, and nothing runs."""
+    with pytest.raises(InputError, match="no output 1"):
+        compiled.commit_no_wait({"x": X}, [1])
+    assert compiled.sync_pending() == []

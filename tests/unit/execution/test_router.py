@@ -148,7 +148,7 @@ def test_a_flexible_session_takes_options_for_one_graph(providers: Any, matmul_g
     """They replace the session's own for that graph alone."""
     session = FlexibleSession(options=CompileOptions(precision=Precision.F32))
     given = CompileOptions(placement=PlacementRule.ASSISTED)
-    assert session.compile_with_on("cpu", matmul_graph(WEIGHTS), given).rule is PlacementRule.ASSISTED
+    assert session.compile_on("cpu", matmul_graph(WEIGHTS), options=given).rule is PlacementRule.ASSISTED
     assert session.compile_on("cpu", matmul_graph(WEIGHTS)).rule is PlacementRule.STRICT
     assert session.with_precision("tf32").precision is Precision.TF32
 

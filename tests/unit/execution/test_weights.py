@@ -134,14 +134,35 @@ def test_typed_bytes_of_a_writable_buffer_are_copied() -> None:
     np.testing.assert_array_equal(_numpy(store), VALUES)
 
 
-def test_typed_bytes_of_another_dtype_need_cast() -> None:
-    """f16 bytes for an f32 parameter are refused, and widened exactly when asked."""
+@pytest.mark.parametrize("dtype", [DType.F16, DType.BF16])
+def test_narrow_floats_widen_without_cast(dtype: DType) -> None:
+    """f16 and bf16 data of an f32 parameter keeps its values, as bytes and as an array."""
     store = _store()
-    halves = VALUES.astype(np.float16).tobytes()
+    narrow = VALUES.astype(dtype.numpy)
+    store.set_typed("w", narrow.tobytes(), dtype)
+    np.testing.assert_array_equal(_numpy(store), narrow.astype(np.float32))
+    store.set("w", narrow + 1)
+    np.testing.assert_array_equal(_numpy(store), (narrow + 1).astype(np.float32))
+
+
+@pytest.mark.parametrize(
+    ("declared", "given"),
+    [
+        (DType.F16, DType.F32),
+        (DType.BF16, DType.F32),
+        (DType.F16, DType.BF16),
+        (DType.BF16, DType.F16),
+        (DType.F32, DType.I8),
+    ],
+)
+def test_typed_bytes_that_would_lose_values_need_cast(declared: DType, given: DType) -> None:
+    """A narrower float, one of another range, and integers for floats are refused, and converted when asked."""
+    store = _store(declared)
+    data = VALUES.astype(given.numpy)
     with pytest.raises(ParamError, match="cast"):
-        store.set_typed("w", halves, "f16")
-    store.set_typed("w", halves, "f16", cast=True)
-    np.testing.assert_array_equal(_numpy(store), VALUES)
+        store.set_typed("w", data.tobytes(), given)
+    store.set_typed("w", data.tobytes(), given, cast=True)
+    np.testing.assert_array_equal(_numpy(store), data.astype(declared.numpy))
 
 
 @pytest.mark.parametrize("count", [0, 5, 7])

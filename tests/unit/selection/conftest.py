@@ -117,7 +117,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
     monkeypatch.setattr(device, "_kinds", dict(device._kinds))
     monkeypatch.setattr(device, "_spellings", dict(device._spellings))
     for name in environment.VARIABLES:
-        monkeypatch.delenv(name, raising=False)
+        if name != "RLX_CACHE_DIR":  # the folder of this run of the tests
+            monkeypatch.delenv(name, raising=False)
     environment.clear_overrides()
     kernel_claims.schema_version.cache_clear()
     support._supports.clear()

@@ -15,9 +15,7 @@ from rlx_ort.selection.candidates import (
     DeviceCandidate,
     device_report,
     devices_for,
-    devices_for_with_policy,
     fastest_device_for,
-    fastest_device_for_with_policy,
     rank,
 )
 from rlx_ort.selection.policy import DevicePolicy
@@ -58,14 +56,14 @@ def test_the_policy_filters_and_orders_viable_devices(machine: Any) -> None:
     for kind in ("cpu", "metal", "cuda"):
         add(machine, kind)
     policy = DevicePolicy().with_deny(["metal"]).with_prefer(["cpu"])
-    assert devices_for_with_policy(machine.chain("Erf"), policy) == [CPU, CUDA]
+    assert devices_for(machine.chain("Erf"), policy) == [CPU, CUDA]
 
 
 def test_a_denied_device_is_not_even_probed(machine: Any) -> None:
     """Choosing does not touch what must not be used."""
     provider = add(machine, "cuda")
     add(machine, "cpu")
-    devices_for_with_policy(machine.chain("Erf"), DevicePolicy().with_deny(["cuda"]))
+    devices_for(machine.chain("Erf"), DevicePolicy().with_deny(["cuda"]))
     assert provider.probes == 0
 
 
@@ -74,8 +72,8 @@ def test_every_index_that_is_seen_is_viable(machine: Any) -> None:
     add(machine, "cuda", devices=lambda self: (CUDA, Device("cuda:1")))
     graph = machine.chain("Erf")
     assert devices_for(graph) == [CUDA, Device("cuda:1")]
-    assert devices_for_with_policy(graph, DevicePolicy(deny="cuda:1")) == [CUDA]
-    assert devices_for_with_policy(graph, DevicePolicy.only(["cuda:2"])) == [Device("cuda:2")]
+    assert devices_for(graph, DevicePolicy(deny="cuda:1")) == [CUDA]
+    assert devices_for(graph, DevicePolicy.only(["cuda:2"])) == [Device("cuda:2")]
 
 
 def test_the_report_has_a_row_for_every_index(machine: Any) -> None:
@@ -100,7 +98,7 @@ def test_a_test_provider_is_viable_only_when_the_policy_names_it(machine: Any) -
     add(machine, "cpu")
     graph = machine.chain("Erf")
     assert devices_for(graph) == [CPU]
-    assert devices_for_with_policy(graph, DevicePolicy.only(["cuda", "cpu"])) == [CUDA, CPU]
+    assert devices_for(graph, DevicePolicy.only(["cuda", "cpu"])) == [CUDA, CPU]
 
 
 def test_the_cpu_may_help_in_an_automatic_choice_unless_it_is_strict(machine: Any) -> None:
@@ -108,8 +106,8 @@ def test_the_cpu_may_help_in_an_automatic_choice_unless_it_is_strict(machine: An
     add(machine, "gpu")
     add(machine, "cpu", kernels=machine.kernels("Erf", "Cos"))
     graph = machine.chain("Erf", "Cos")
-    assert devices_for_with_policy(graph) == [GPU, CPU]
-    assert devices_for_with_policy(graph, options=STRICT) == [CPU]
+    assert devices_for(graph) == [GPU, CPU]
+    assert devices_for(graph, options=STRICT) == [CPU]
 
 
 def test_the_fastest_device_has_the_smallest_prediction(machine: Any) -> None:
@@ -135,15 +133,15 @@ def test_a_preference_wins_within_five_percent_of_the_best(machine: Any) -> None
     add(machine, "cuda", 100.0)
     add(machine, "cpu", 104.0)
     graph = machine.chain("Erf")
-    assert fastest_device_for_with_policy(graph, DevicePolicy()) == CUDA
-    assert fastest_device_for_with_policy(graph, DevicePolicy().with_prefer(["cpu"])) == CPU
+    assert fastest_device_for(graph, DevicePolicy()) == CUDA
+    assert fastest_device_for(graph, DevicePolicy().with_prefer(["cpu"])) == CPU
 
 
 def test_a_preference_does_not_win_beyond_five_percent(machine: Any) -> None:
     """106 is not as good as 100."""
     add(machine, "cuda", 100.0)
     add(machine, "cpu", 106.0)
-    assert fastest_device_for_with_policy(machine.chain("Erf"), DevicePolicy().with_prefer(["cpu"])) == CUDA
+    assert fastest_device_for(machine.chain("Erf"), DevicePolicy().with_prefer(["cpu"])) == CUDA
 
 
 def test_without_predictions_the_preference_and_then_the_priority_decide(machine: Any) -> None:
@@ -152,7 +150,7 @@ def test_without_predictions_the_preference_and_then_the_priority_decide(machine
         add(machine, kind)
     graph = machine.chain("Erf")
     assert fastest_device_for(graph) == CUDA
-    assert fastest_device_for_with_policy(graph, DevicePolicy().with_prefer(["metal"])) == METAL
+    assert fastest_device_for(graph, DevicePolicy().with_prefer(["metal"])) == METAL
 
 
 def test_a_device_without_a_prediction_comes_after_those_with_one(machine: Any) -> None:
@@ -189,7 +187,7 @@ def test_with_nothing_viable_the_fastest_raises_with_each_blocker(machine: Any) 
     add(machine, "gpu", kernels=machine.kernels("Cos"))
     add(machine, "cpu")
     with pytest.raises(NoViableDeviceError) as caught:
-        fastest_device_for_with_policy(machine.chain("Erf"), DevicePolicy().with_deny(["cpu"]))
+        fastest_device_for(machine.chain("Erf"), DevicePolicy().with_deny(["cpu"]))
     blockers = {device.label: reason for device, reason in caught.value.blockers}
     assert blockers["cuda"] == "libfake.so is missing; install libfake"
     assert "none of the graph's nodes" in blockers["gpu"]
@@ -201,7 +199,7 @@ def test_an_empty_allow_list_leaves_nothing(machine: Any) -> None:
     """Nothing is viable, and nothing is chosen."""
     add(machine, "cpu")
     with pytest.raises(NoViableDeviceError):
-        fastest_device_for_with_policy(machine.chain("Erf"), DevicePolicy.only([]))
+        fastest_device_for(machine.chain("Erf"), DevicePolicy.only([]))
 
 
 def test_the_report_has_a_row_for_each_known_device(machine: Any) -> None:

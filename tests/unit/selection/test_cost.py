@@ -1,7 +1,6 @@
 """Predicted times, computed by hand: one unit set, leaves free, launches, transfers, and the CPU's help."""
 
 import math
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.types import TensorType
-from rlx_ort.selection import predict
 from rlx_ort.selection.cost import DEFAULT_DIM, ProfileCostModel, estimate_graph_cost, pick_best_device
 from rlx_ort.selection.predict import cost_model
 
@@ -244,10 +242,14 @@ def test_the_best_of_two_models_of_your_own_is_picked() -> None:
     assert pick_best_device(matmul_graph(8, 16, 4), [Rates(Device.CPU, 2.0), Rates(Device.CUDA, 4.0)]) == Device.CUDA
 
 
-def test_the_cpu_computes_with_the_threads_that_the_process_has(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The shipped profile says nothing about them."""
+def test_the_default_model_of_the_cpu_counts_the_cores_of_the_process(
+    machine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The threads are the process's share of the cores on the CPU, and 1 on an accelerator."""
+    from rlx_ort.providers import cores
+
+    monkeypatch.setattr(cores, "core_share", lambda: cores.CoreShare(8, 4, 3, 2.5))
+    machine.add("gpu", profile=machine.profile())
     machine.add("cpu", profile=machine.profile())
-    monkeypatch.setattr(predict, "core_share", lambda: SimpleNamespace(threads=3))
-    found = cost_model(Device.CPU)
-    assert found is not None
-    assert found.num_threads() == 3
+    found = [cost_model(device) for device in (Device.CPU, Device.GPU)]
+    assert [model and model.num_threads() for model in found] == [2, 1]

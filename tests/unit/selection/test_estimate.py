@@ -11,11 +11,11 @@ from rlx_ort.calibration.model import MeasuredCostModel
 from rlx_ort.calibration.profile import CalibrationProfile, ProfileKey, Sample
 from rlx_ort.device import Device
 from rlx_ort.ir.graph import Graph
-from rlx_ort.selection.candidates import device_report, fastest_device_for, fastest_device_for_with_policy
+from rlx_ort.selection.candidates import device_report, fastest_device_for
 from rlx_ort.selection.cost import ProfileCostModel
 from rlx_ort.selection.estimate import estimate_workload, total_ns
 from rlx_ort.selection.policy import DevicePolicy
-from rlx_ort.selection.predict import explain
+from rlx_ort.selection.predict import cost_model, explain
 from rlx_ort.selection.workload import workload_of
 
 
@@ -62,13 +62,13 @@ def test_a_preference_counts_within_five_percent_of_a_measured_best(calibrated: 
     """At 24 rows the CPU takes 58.0 and the GPU 59.5 microseconds, at 16 the difference is 75 %."""
     policy = DevicePolicy().with_prefer(["cuda"])
     assert fastest_device_for(dense(24)) == Device.CPU
-    assert fastest_device_for_with_policy(dense(24), policy) == Device.CUDA
-    assert fastest_device_for_with_policy(dense(16), policy) == Device.CPU
+    assert fastest_device_for(dense(24), policy) == Device.CUDA
+    assert fastest_device_for(dense(16), policy) == Device.CPU
 
 
 def test_a_denied_device_is_not_chosen_however_fast_it_was_measured(calibrated: None) -> None:
     """The policy comes before the figures."""
-    assert fastest_device_for_with_policy(dense(1024), DevicePolicy().with_deny(["cuda"])) == Device.CPU
+    assert fastest_device_for(dense(1024), DevicePolicy().with_deny(["cuda"])) == Device.CPU
 
 
 def test_the_report_says_where_the_figures_come_from(calibrated: None) -> None:
@@ -121,3 +121,11 @@ def test_a_choice_is_made_anew_when_the_graph_grows(calibrated: None) -> None:
     assert fastest_device_for(graph) == Device.CUDA
     graph.outputs = [graph.input("y", [1, 64]) @ graph.param("v", [64, 64])]
     assert fastest_device_for(graph) == Device.CPU
+
+
+def test_a_cost_model_is_found_by_a_device_s_name(machine: Any) -> None:
+    """A name stands for the device."""
+    machine.add("gpu", profile=machine.profile())
+    model = cost_model("gpu")
+    assert model is not None
+    assert model.device == Device.GPU

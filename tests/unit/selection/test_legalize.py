@@ -10,18 +10,17 @@ from rlx_ort.errors import DeviceUnavailableError, LegalizeError
 from rlx_ort.execution.dispatch import KernelDispatch, KernelDispatchPolicy
 from rlx_ort.execution.options import CompileOptions, PlacementRule
 from rlx_ort.execution.placement import PlacedNode, Placement
+from rlx_ort.execution.precision import PrecisionPolicy
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.ops.refused import refused_op
+from rlx_ort.ir.verify import verify
 from rlx_ort.providers.base import KernelClaim
 from rlx_ort.selection.legalize import (
     DispatchSummary,
     dispatch_report_for_device,
-    dispatch_report_for_device_with_options,
     format_dispatch_report,
     legalize_graph_for_device,
-    legalize_graph_for_device_with_options,
-    legalize_graph_for_device_with_report,
     merge_placement,
     report_as_dict,
 )
@@ -33,14 +32,14 @@ def test_a_graph_that_the_device_takes_comes_back(machine: Any) -> None:
     """Nothing is rewritten, so it is the same graph."""
     machine.add("gpu", kernels=machine.kernels("Erf"))
     graph = machine.chain("Erf")
-    assert legalize_graph_for_device(graph, "gpu") is graph
+    assert legalize_graph_for_device(graph, "gpu")[0] is graph
 
 
 def test_the_report_comes_with_the_graph(machine: Any) -> None:
     """Both answers are of one look at the graph."""
     machine.add("gpu", kernels=machine.kernels("Erf"))
     graph = machine.chain("Erf")
-    legal, report = legalize_graph_for_device_with_report(graph, "gpu")
+    legal, report = legalize_graph_for_device(graph, "gpu")
     assert legal is graph
     assert report == dispatch_report_for_device(graph, "gpu")
 
@@ -91,7 +90,7 @@ def test_a_graph_is_legal_on_a_device_that_is_away_but_lists_its_kernels(machine
     """Legalising needs no live device."""
     machine.add("cuda", kernels=machine.kernels("Erf"), answer=machine.away)
     graph = machine.chain("Erf")
-    assert legalize_graph_for_device(graph, "cuda") is graph
+    assert legalize_graph_for_device(graph, "cuda")[0] is graph
 
 
 @pytest.mark.parametrize("ask", [legalize_graph_for_device, dispatch_report_for_device])
@@ -123,7 +122,7 @@ def test_nodes_that_the_cpu_takes_over_are_shown_as_its_own(machine: Any) -> Non
     machine.add("gpu", kernels=machine.kernels("Erf"))
     machine.add("cpu", kernels=machine.kernels("Cos"))
     graph = machine.chain("Erf", "Cos")
-    legal, report = legalize_graph_for_device_with_options(graph, "gpu", ASSISTED)
+    legal, report = legalize_graph_for_device(graph, "gpu", ASSISTED)
     assert legal is graph
     assert {row.logical_name: row.path for row in report.summaries} == {
         "ai.onnx::Erf-21": "native",
@@ -135,10 +134,10 @@ def test_a_graph_of_which_nothing_would_run_on_the_device_is_refused(machine: An
     """The CPU may help, not replace the device."""
     machine.add("gpu", kernels=machine.kernels("Erf"))
     machine.add("cpu", kernels=machine.kernels("Cos"))
-    report = dispatch_report_for_device_with_options(machine.chain("Cos"), "gpu", ASSISTED)
+    report = dispatch_report_for_device(machine.chain("Cos"), "gpu", ASSISTED)
     assert not report.compile_ready
     with pytest.raises(LegalizeError, match="none of the graph's nodes"):
-        legalize_graph_for_device_with_options(machine.chain("Cos"), "gpu", ASSISTED)
+        legalize_graph_for_device(machine.chain("Cos"), "gpu", ASSISTED)
 
 
 def test_the_text_has_a_header_a_line_a_kind_and_the_leftovers(machine: Any) -> None:
@@ -196,7 +195,7 @@ def test_the_report_says_which_policy_was_in_force(machine: Any) -> None:
     """It is that of the options."""
     options = CompileOptions(kernel_dispatch=KernelDispatch(KernelDispatchPolicy.FORCE_COMMON))
     machine.add("gpu", kernels=machine.kernels(*BASIC))
-    assert dispatch_report_for_device_with_options(_block(), "gpu", options).policy == "force-common"
+    assert dispatch_report_for_device(_block(), "gpu", options).policy == "force-common"
 
 
 def test_a_decomposed_node_whose_basic_op_lacks_a_kernel_is_refused_under_its_own_name(machine: Any) -> None:
@@ -211,8 +210,72 @@ def test_a_forced_form_that_cannot_be_had_is_refused_with_the_node(machine: Any)
     options = CompileOptions(kernel_dispatch=KernelDispatch(force_native_kinds=frozenset({"RmsNorm"})))
     machine.add("gpu", kernels=machine.kernels(*BASIC))
     with pytest.raises(LegalizeError, match=r"'norm' .RmsNorm.: gpuEP has no kernel") as caught:
-        legalize_graph_for_device_with_options(_block(), "gpu", options)
+        legalize_graph_for_device(_block(), "gpu", options)
     assert {row.path for row in caught.value.report.summaries} == {"unknown"}
+
+
+def _kinds(graph: Graph) -> set[str]:
+    return {node.op.kind for node in graph.nodes if not node.op.is_leaf}
+
+
+def test_an_op_without_a_native_kernel_comes_back_as_the_basic_ops_that_the_device_takes(machine: Any) -> None:
+    """The normalisation is gone, its basic ops have kernels, and there is nothing left to rewrite."""
+    machine.add("gpu", kernels=machine.kernels(*BASIC))
+    legal, report = legalize_graph_for_device(_block(), "gpu")
+    assert report.common_lowered_kinds == ("Activation", "RmsNorm")
+    assert "RmsNorm" not in _kinds(legal)
+    again, after = legalize_graph_for_device(legal, "gpu")
+    assert again is legal
+    assert after.common_lowered_kinds == ()
+
+
+def test_an_op_with_a_native_kernel_stays(machine: Any) -> None:
+    """Only what the device refuses is rewritten."""
+    kernel = KernelClaim("com.microsoft", "QuickGelu", 1, None, {"T": frozenset({DType.F32})})
+    machine.add("gpu", kernels=(*machine.kernels(*BASIC), kernel))
+    graph = _block()
+    legal, _ = legalize_graph_for_device(graph, "gpu")
+    assert "RmsNorm" not in _kinds(legal)
+    assert legal.outputs[0].node.op == graph.outputs[0].node.op
+
+
+def test_a_rewritten_graph_keeps_the_interface_and_leaves_the_old_one_alone(machine: Any) -> None:
+    """Inputs, parameters, weights and outputs have their names and types, and the graph passes verification."""
+    machine.add("gpu", kernels=machine.kernels(*BASIC))
+    graph = _block()
+    before = list(graph.nodes)
+    legal, _ = legalize_graph_for_device(graph, "gpu")
+
+    def interface(of: Graph) -> list[Any]:
+        return [[(v.name, v.type) for v in values] for values in (of.inputs, of.params, of.outputs)] + [of.output_names]
+
+    assert interface(legal) == interface(graph)
+    assert verify(legal) == []
+    assert graph.nodes == before
+
+
+def test_a_replaced_node_keeps_the_name_of_its_result(machine: Any) -> None:
+    """Other nodes may have taken the names that new ones would get."""
+    g = Graph("names")
+    x = g.input("in0", [2, 4])
+    first = g.activation("silu", x, name="in1")
+    g.set_outputs([g.activation("silu", first * g.activation("relu", x, name="in1.0"), name="in1/Mul")], ["y"])
+    machine.add("gpu", kernels=machine.kernels(*BASIC))
+    legal, _ = legalize_graph_for_device(g, "gpu")
+    results = [name for node in legal.nodes for name in node.output_names]
+    assert {"in0", "in1", "in1.0", "in1/Mul"} <= set(results)
+    assert len(set(results)) == len(results)
+    assert verify(legal) == []
+
+
+def test_a_precision_policy_leaves_rewriting_to_compiling(machine: Any) -> None:
+    """The policy's classes are those of the ops of the graph given, a normalisation being a reduction."""
+    machine.add("gpu", kernels=machine.kernels(*BASIC, "Cast", dtypes=frozenset({DType.F32, DType.F16})))
+    graph = _block()
+    policy = PrecisionPolicy.auto_mixed_conservative()
+    legal, report = legalize_graph_for_device(graph, "gpu", CompileOptions(precision_policy=policy))
+    assert legal is graph
+    assert "RmsNorm" in report.common_lowered_kinds
 
 
 def test_a_refused_kind_says_why_and_what_to_do(machine: Any) -> None:

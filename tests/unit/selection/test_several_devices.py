@@ -13,7 +13,7 @@ from rlx_ort.calibration.profile import CalibrationProfile, Sample
 from rlx_ort.device import Device
 from rlx_ort.providers import plugins, runtime
 from rlx_ort.providers.base import Availability
-from rlx_ort.selection.candidates import fastest_device_for_with_policy
+from rlx_ort.selection.candidates import fastest_device_for
 from rlx_ort.selection.policy import DevicePolicy
 
 FIRST, SECOND = Device("cuda"), Device("cuda:1")
@@ -67,7 +67,7 @@ def test_the_faster_of_two_equal_cards_is_chosen(times: tuple[float, float], wan
     """A card that another program keeps busy was measured to be slower; the index decides nothing."""
     keep(FIRST, times[0])
     keep(SECOND, times[1])
-    assert fastest_device_for_with_policy(cards.chain("Erf", shape=(32, 32)), CARDS) == wanted
+    assert fastest_device_for(cards.chain("Erf", shape=(32, 32)), CARDS) == wanted
 
 
 def test_a_profile_of_a_card_that_moved_to_another_slot_is_ignored(cards: Any, monkeypatch: pytest.MonkeyPatch) -> None:

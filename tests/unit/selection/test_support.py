@@ -20,11 +20,9 @@ from rlx_ort.providers.base import KernelClaim
 from rlx_ort.selection import support
 from rlx_ort.selection.support import (
     first_unsupported_op,
-    first_unsupported_op_with_options,
     support_of,
     supports,
     supports_graph,
-    supports_graph_with_options,
 )
 
 ASSISTED = CompileOptions(placement=PlacementRule.ASSISTED)
@@ -146,8 +144,8 @@ def test_the_cpu_may_help_under_the_assisted_rule(machine: Any) -> None:
     machine.add("gpu", kernels=machine.kernels("Relu"))
     machine.add("cpu", kernels=machine.kernels("Erf"))
     graph = machine.chain("Relu", "Erf")
-    assert supports_graph_with_options("gpu", graph, ASSISTED)
-    assert not supports_graph_with_options("gpu", graph, STRICT)
+    assert supports_graph("gpu", graph, ASSISTED)
+    assert not supports_graph("gpu", graph, STRICT)
     assert support_of(Device.GPU, graph, ASSISTED).cpu_nodes == {2}
 
 
@@ -155,7 +153,7 @@ def test_the_cpu_cannot_help_with_what_it_does_not_take(machine: Any) -> None:
     """Assisted is not anything goes."""
     machine.add("gpu", kernels=machine.kernels("Relu"))
     machine.add("cpu", kernels=machine.kernels("Sigmoid"))
-    assert not supports_graph_with_options("gpu", machine.chain("Relu", "Erf"), ASSISTED)
+    assert not supports_graph("gpu", machine.chain("Relu", "Erf"), ASSISTED)
 
 
 def test_a_graph_that_the_cpu_would_run_alone_is_not_supported_by_another_device(machine: Any) -> None:
@@ -163,7 +161,7 @@ def test_a_graph_that_the_cpu_would_run_alone_is_not_supported_by_another_device
     machine.add("gpu", kernels=machine.kernels("Relu"))
     machine.add("cpu", kernels=machine.kernels("Erf"))
     graph = machine.chain("Erf")
-    assert not supports_graph_with_options("gpu", graph, ASSISTED)
+    assert not supports_graph("gpu", graph, ASSISTED)
     assert "none of the graph's nodes" in str(support_of(Device.GPU, graph, ASSISTED).blocker)
 
 
@@ -202,8 +200,8 @@ def test_what_is_unsupported_depends_on_the_options(machine: Any) -> None:
     machine.add("gpu", kernels=machine.kernels("Relu"))
     machine.add("cpu", kernels=machine.kernels("Erf"))
     graph = machine.chain("Relu", "Erf")
-    assert first_unsupported_op_with_options("gpu", graph, ASSISTED) is None
-    assert first_unsupported_op_with_options("gpu", graph, STRICT) is not None
+    assert first_unsupported_op("gpu", graph, ASSISTED) is None
+    assert first_unsupported_op("gpu", graph, STRICT) is not None
 
 
 def test_on_a_device_that_is_away_the_first_op_of_all_is_unsupported(machine: Any) -> None:

@@ -1,0 +1,277 @@
+"""Asking a provider which nodes it takes: one small session with each node once, whose assignment is read back.
+
+A kernel list knows operators and element types; attributes, ranks and constant inputs decide as well, and compiling
+providers have no list. So each node is put into a model of its own inputs, without optimisation, which would fold or
+fuse it away. Opening such a session takes 0.2 ms on the CPU, 0.7 ms on WebGPU and about 10 ms on OpenVINO (ONNX Runtime
+1.31.1). Providers that compile are asked in a child process, because some nodes end the process (QNN 2.7.0).
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rlx_ort.converters.onnx_types import dtype_of, elem_type, tensor_proto, type_proto
+from rlx_ort.converters.to_onnx.exported import ExportedModel, ExportedNode
+from rlx_ort.device import Device
+from rlx_ort.errors import DeviceUnavailableError, RlxError
+from rlx_ort.execution.options import CacheUse, CompileOptions, OptimizationLevel
+from rlx_ort.ir.dtype import DType
+from rlx_ort.ir.shape import Shape
+from rlx_ort.ir.tensor import TensorData
+from rlx_ort.ir.types import TensorType, UnknownType, ValueType
+from rlx_ort.providers.answers import DEVICE, HELPED
+from rlx_ort.providers.base import Provider, SessionRequest
+
+if TYPE_CHECKING:
+    import onnx
+
+__all__ = ["Question", "ask", "ask_sheet", "asking_options", "short_reason"]
+
+_TOGETHER = 64  # nodes a session: opening one costs as much as some twenty nodes
+_REASON_CHARACTERS = 300
+_BODIES = (5, 10)  # GRAPH and GRAPHS: https://github.com/onnx/onnx/blob/main/onnx/onnx.proto (AttributeType)
+_NUMBERED = re.compile(r"\bq(\d+)\b")
+
+
+@dataclass(frozen=True)
+class Question:
+    """One node to ask about.
+
+    Attributes:
+        key: the same for all nodes that get the same answer.
+        node: the node, with its bodies.
+        inputs: types of its inputs, None for absent ones.
+        outputs: types of its outputs, None for absent ones.
+        constants: places of the inputs that are constant -> their data, None where only its type is known.
+        outer: name -> type of what its bodies read from outside.
+    """
+
+    key: str
+    node: onnx.NodeProto
+    inputs: tuple[ValueType | None, ...]
+    outputs: tuple[ValueType | None, ...]
+    constants: Mapping[int, TensorData | None] = field(default_factory=dict)
+    outer: Mapping[str, ValueType] = field(default_factory=dict)
+
+
+def ask(
+    provider: Provider,
+    device: Device,
+    questions: Sequence[Question],
+    model: onnx.ModelProto,
+    options: CompileOptions,
+    budget_s: float,
+) -> dict[str, str]:
+    """Return the answer to each question by its key; those that were not reached within the budget have none.
+
+    Args:
+        provider: the provider to ask.
+        device: its device, which works here.
+        questions: the nodes, each key once.
+        model: the model the nodes are of, for its opsets and functions.
+        options: the arithmetic and the provider options to open sessions with.
+        budget_s: seconds after which no other session is opened.
+    """
+    askable = [question for question in questions if _askable(question)]
+    if provider.compiles:
+        from rlx_ort.providers.asking_child import ask_in_child
+
+        sheets = [(question.key, _sheet([question], model, all_constant=True)) for question in askable]
+        return ask_in_child(provider, device, sheets, options, budget_s)
+    deadline = time.monotonic() + budget_s
+    answers: dict[str, str] = {}
+    doubtful = {question.key for question in askable if _mentions(question, provider.doubtful_dtypes)}
+    if doubtful and all(_computes(provider, device, dtype, options) for dtype in provider.doubtful_dtypes):
+        doubtful.clear()
+    alone = [question for question in askable if question.outer or question.key in doubtful]
+    together = [question for question in askable if question not in alone]
+    groups = [together[at : at + _TOGETHER] for at in range(0, len(together), _TOGETHER)]
+    groups += [[question] for question in alone]
+    while groups and time.monotonic() < deadline:
+        group = groups.pop()
+        sheet = _sheet(group, model).SerializeToString()
+        try:
+            found = ask_sheet(provider, device, sheet, options, run=group[0].key in doubtful)
+        except DeviceUnavailableError:
+            break
+        except RlxError as err:
+            if len(group) == 1:
+                answers[group[0].key] = short_reason(err)
+            else:
+                groups += _split(group, str(err))
+            continue
+        for question, answer in zip(group, found, strict=True):
+            if answer:
+                answers[question.key] = answer
+            else:
+                groups.append([question])
+    return answers
+
+
+def ask_sheet(
+    provider: Provider, device: Device, sheet: bytes, options: CompileOptions, *, run: bool = False
+) -> list[str]:
+    """Return the answer to each node of a sheet; opens one session, runs it once if asked to, and closes it.
+
+    The nodes of functions that ONNX Runtime expands have no names, so the answer to a function is empty unless it
+    is alone on its sheet.
+
+    Raises:
+        RlxError: the session was refused, for one node at least, or the run failed.
+    """
+    import onnx
+
+    proto = onnx.ModelProto.FromString(sheet)
+    nodes = tuple(
+        ExportedNode(node.name, node.domain, node.op_type, 0, at, (), (), tuple(node.input), tuple(node.output))
+        for at, node in enumerate(proto.graph.node)
+    )
+    weights = {
+        tensor.name: _ones(tensor)
+        for tensor in proto.graph.initializer
+        if tensor.data_location == onnx.TensorProto.EXTERNAL
+    }
+    model = ExportedModel(proto, tuple(weights), nodes, {}, {})
+    takers: list[set[str]] = [set() for _ in nodes]
+    bodies = any(attribute.type in _BODIES for node in proto.graph.node for attribute in node.attribute)
+    session = provider.open(SessionRequest(device, model, weights, options))
+    try:
+        for assigned in session.assignments:
+            node = nodes[0] if len(nodes) == 1 and not bodies else model.node_of(assigned.name)
+            if node is not None:
+                takers[node.origin].add(assigned.provider)
+        if len(nodes) == 1 and not takers[0]:  # eliminated, or expanded with its bodies
+            takers[0].update(assigned.provider for assigned in session.assignments)
+        if run and takers[0] == {provider.ep_name}:
+            session.run([value.name for value in proto.graph.output], _some_inputs(proto.graph))
+    finally:
+        session.close()
+    nothing = DEVICE if len(nodes) == 1 else ""
+    return [(DEVICE if found == {provider.ep_name} else HELPED) if found else nothing for found in takers]
+
+
+def asking_options(options: CompileOptions) -> CompileOptions:
+    """Return the options to ask with: the caller's arithmetic and provider options, and nothing that costs time."""
+    return CompileOptions(
+        precision=options.precision,
+        optimization=OptimizationLevel.OFF,
+        provider_options=options.provider_options,
+        custom_op_libraries=options.custom_op_libraries,
+        intra_op_threads=1,
+        cache=CacheUse.OFF,
+        session_config={"session.disable_prepacking": "1"},
+    )
+
+
+def _mentions(question: Question, dtypes: Collection[DType]) -> bool:
+    kinds = (*question.inputs, *question.outputs)
+    return any(isinstance(kind, TensorType) and kind.dtype in dtypes for kind in kinds)
+
+
+def _computes(provider: Provider, device: Device, dtype: DType, options: CompileOptions) -> bool:
+    """Return whether a sum of two vectors of an element type runs on the device; opens a session."""
+    import onnx
+
+    node = onnx.NodeProto(op_type="Add", name="sum")
+    vector = TensorType(dtype, Shape((2,)))
+    question = Question("", node, (vector, vector), (vector,))
+    model = onnx.ModelProto(ir_version=10)
+    model.opset_import.add(domain="", version=21)
+    try:
+        sheet = _sheet([question], model).SerializeToString()
+        return ask_sheet(provider, device, sheet, options, run=True) == [DEVICE]
+    except RlxError:
+        return False
+
+
+def _some_inputs(graph: onnx.GraphProto) -> dict[str, Any]:
+    """Return ones for every input of a sheet; dims without a size are 1."""
+    found = {}
+    for value in graph.input:
+        tensor = value.type.tensor_type
+        shape = [dim.dim_value if dim.HasField("dim_value") else 1 for dim in tensor.shape.dim]
+        found[value.name] = np.ones(shape, dtype_of(tensor.elem_type).numpy)
+    return found
+
+
+def _askable(question: Question) -> bool:
+    kinds = (*question.inputs, *question.outer.values())
+    return not any(isinstance(kind, UnknownType) for kind in kinds)
+
+
+def _split(group: Sequence[Question], text: str) -> list[Sequence[Question]]:
+    """Return what to ask next after a refusal: the node that it names alone, or both halves."""
+    named = {int(number) for number in _NUMBERED.findall(text)}
+    if len(named) == 1 and (at := named.pop()) < len(group):
+        return [[*group[:at], *group[at + 1 :]], [group[at]]]
+    half = len(group) // 2
+    return [group[:half], group[half:]]
+
+
+def short_reason(err: RlxError) -> str:
+    """Return why a session was refused, in at most 300 characters."""
+    text = " ".join(_NUMBERED.sub("node", str(err)).split())
+    return text if len(text) <= _REASON_CHARACTERS else f"{text[:_REASON_CHARACTERS]}..."
+
+
+def _sheet(questions: Sequence[Question], model: onnx.ModelProto, *, all_constant: bool = False) -> onnx.ModelProto:
+    """Return a model of these nodes, each with inputs of its own.
+
+    Large constants are inputs, as kernels ask for their type only, unless `all_constant`: compiling providers want
+    weights that are constant.
+    """
+    import onnx
+
+    sheet = onnx.ModelProto(ir_version=model.ir_version, producer_name="rlx_ort")
+    sheet.opset_import.extend(model.opset_import)
+    sheet.functions.extend(model.functions)
+    sheet.graph.name = "questions"
+    for at, question in enumerate(questions):
+        node = sheet.graph.node.add()
+        node.CopyFrom(question.node)
+        node.name = f"q{at}"
+        del node.input[:], node.output[:]
+        for place, kind in enumerate(question.inputs):
+            node.input.append(f"q{at}_in{place}" if kind is not None else "")
+            if kind is not None:
+                _declare(sheet.graph, node.input[-1], kind, question, place, all_constant)
+        for place, kind in enumerate(question.outputs):
+            node.output.append(f"q{at}_out{place}" if kind is not None else "")
+            if kind is not None:
+                known = None if isinstance(kind, UnknownType) else type_proto(kind)
+                sheet.graph.output.add(name=node.output[-1], type=known)
+        for name, kind in question.outer.items():
+            sheet.graph.input.add(name=name, type=type_proto(kind))
+    return sheet
+
+
+def _declare(
+    graph: onnx.GraphProto, name: str, kind: ValueType, question: Question, place: int, all_constant: bool
+) -> None:
+    """Declare an input of a node: an initializer where it is constant, else an input of the graph."""
+    import onnx
+
+    data = question.constants.get(place)
+    if data is not None:
+        graph.initializer.append(tensor_proto(data, name))
+        return
+    constant = place in question.constants and all_constant
+    if constant and isinstance(kind, TensorType) and kind.shape is not None and kind.shape.is_static:
+        tensor = graph.initializer.add(name=name, data_type=elem_type(kind.dtype), dims=kind.shape.static())
+        tensor.data_location = onnx.TensorProto.EXTERNAL
+        for key, value in (("location", name), ("offset", 0), ("length", _ones(tensor).nbytes)):
+            tensor.external_data.add(key=key, value=str(value))
+        return
+    graph.input.add(name=name, type=type_proto(kind))
+
+
+def _ones(tensor: onnx.TensorProto) -> TensorData:
+    """Return data for a constant whose data is not known: ones, by which a provider may divide."""
+    dtype = dtype_of(tensor.data_type)
+    return TensorData.from_array(np.ones(tuple(tensor.dims), dtype.numpy), dtype)

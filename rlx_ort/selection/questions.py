@@ -1,0 +1,261 @@
+"""The different questions that a model's nodes put to a provider, and how they are answered.
+
+Nodes get the same answer when they share operator, version, attributes, element types, ranks and which inputs are
+constant. Nodes that ONNX Runtime folds away before it assigns any put no question.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from rlx_ort.converters.to_onnx.model import ModelAttribute, ModelGraph
+from rlx_ort.execution.options import CompileOptions, OptimizationLevel
+from rlx_ort.ir.tensor import TensorData
+from rlx_ort.ir.types import TensorType, ValueType
+
+if TYPE_CHECKING:
+    import onnx
+
+    from rlx_ort.converters.to_onnx.draft import Draft
+    from rlx_ort.converters.to_onnx.outline import Outline
+    from rlx_ort.converters.to_onnx.records import NodeRecord, Pattern
+    from rlx_ort.device import Device
+    from rlx_ort.providers.asking import Question
+    from rlx_ort.providers.base import Provider
+
+__all__ = ["NodeGroup", "answers_for", "groups_of", "questions_of"]
+
+_log = logging.getLogger(__name__)
+_BUDGET_S = 10.0
+"""How long a provider may be asked about one graph; OpenVINO takes 10 ms a question."""
+
+_LONG_KEY = 160
+_SMALL_VALUES = 16
+# ONNX Runtime does not fold what is random, nor weights that are stored quantised:
+# https://github.com/microsoft/onnxruntime/blob/main/onnxruntime/core/optimizer/constant_folding.cc
+_NOT_FOLDED = frozenset(
+    {"Bernoulli", "DequantizeLinear", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform",
+     "RandomUniformLike"}
+)  # fmt: skip
+_OF_SHAPE = frozenset({"Shape", "Size"})
+
+
+@dataclass(slots=True)
+class NodeGroup:
+    """Nodes of a model that get the same answer.
+
+    Attributes:
+        key: what the answer depends on, as text.
+        pattern: what the first of them shares with equal nodes.
+        first: the first of them.
+        nodes: all of them.
+        constants: places of the first one's inputs that are constant -> their data, None where only the type is known.
+    """
+
+    key: str
+    pattern: Pattern
+    first: NodeRecord
+    nodes: list[NodeRecord] = field(default_factory=list)
+    constants: Mapping[int, TensorData | None] = field(default_factory=dict)
+
+    @property
+    def has_bodies(self) -> bool:
+        """Whether the nodes have bodies, whose nodes put questions of their own."""
+        return any(attribute.kind.startswith("GRAPH") for attribute in self.pattern.like.attributes.values())
+
+
+def groups_of(outline: Outline, options: CompileOptions, *, whole: bool, shapes: bool) -> list[NodeGroup]:
+    """Return the groups of nodes that a device has to take.
+
+    Args:
+        outline: the nodes of the model.
+        options: what the model is compiled with; without optimisation nothing is folded.
+        whole: whether the provider compiles: then the values of small constants and static sizes matter as well, and
+            bodies go with the node they belong to.
+        shapes: whether nodes that only compute shapes count: on the CPU, which runs them for every other device.
+    """
+    folded = set() if options.optimization is OptimizationLevel.OFF else _folded(outline, options.dims)
+    groups: dict[object, NodeGroup] = {}
+    by_key: dict[str, NodeGroup] = {}
+    constants = outline.constants
+    names = constants.keys()
+    for node in outline.nodes:
+        pattern, _, _, name, input_names, _ = node
+        if (pattern.shape_only and not shapes) or (whole and pattern.body) or name in folded:
+            continue
+        look: object = pattern
+        constant: tuple[bool, ...] = ()
+        values: tuple[str, ...] | None = None
+        if not names.isdisjoint(input_names):
+            constant = tuple([name in constants for name in input_names])
+            values = tuple([_small(constants.get(name)) for name in input_names]) if whole else None
+            look = (pattern, constant, values)
+        group = groups.get(look)
+        if group is None:
+            key = _key(pattern, constant, values, whole)
+            group = by_key.get(key)
+            if group is None:
+                group = by_key[key] = NodeGroup(key, pattern, node, [], _constants(node, constants))
+            groups[look] = group
+        group.nodes.append(node)
+    return list(by_key.values())
+
+
+def answers_for(
+    provider: Provider, device: Device, groups: Sequence[NodeGroup], draft: Draft, options: CompileOptions
+) -> dict[str, str]:
+    """Return what the provider answers to each group by its key, asked now or earlier; nothing if it cannot be asked.
+
+    The device works here. New questions open small sessions, in a child process for providers that compile.
+    """
+    from rlx_ort.providers.answers import answers_of
+    from rlx_ort.providers.asking import ask, asking_options
+
+    scope = provider.question_scope(device)
+    if scope is None or not groups:
+        return {}
+    asked_with = asking_options(options)
+    extra = sorted(asked_with.provider_options.items())
+    store = answers_of(f"{scope}; {device.label}; {options.precision.value}; {extra}")
+    found = store.known([group.key for group in groups])
+    missing = [group for group in groups if group.key not in found]
+    if missing:
+        model = draft.finished().model
+        questions = list(questions_of(missing, draft.outline, model))
+        answers = ask(provider, device, questions, model, asked_with, _BUDGET_S)
+        if len(answers) < len(missing):
+            _log.info("%s: %d questions have no answer", device.display, len(missing) - len(answers))
+        if answers:
+            store.keep(answers)
+        found.update(answers)
+    return found
+
+
+def questions_of(groups: Sequence[NodeGroup], outline: Outline, model: onnx.ModelProto) -> Iterator[Question]:
+    """Yield the question of each group; its node is that of the finished model."""
+    from rlx_ort.providers.asking import Question
+
+    wanted = {group.first.name for group in groups}
+    protos = {node.name: node for node in _all_nodes(model.graph) if node.name in wanted}
+    for group in groups:
+        node = protos[group.first.name]
+        read = _read_from_outside(node) if group.has_bodies else []
+        outer = {name: outline.types[name] for name in read if name in outline.types}
+        pattern = group.pattern
+        yield Question(group.key, node, pattern.inputs, pattern.outputs, group.constants, outer)
+
+
+def _key(pattern: Pattern, constant: Sequence[bool], values: Sequence[str] | None, sized: bool) -> str:
+    like = pattern.like
+    inputs = [_look(kind, sized=sized) for kind in pattern.inputs]
+    for place, is_constant in enumerate(constant):
+        if is_constant:
+            inputs[place] += f"={values[place]}" if values is not None and values[place] else "c"
+    attributes = "".join([f" {name}={_attribute(like.attributes[name])}" for name in sorted(like.attributes)])
+    outputs = ", ".join(map(_look, pattern.outputs))
+    key = (
+        f"{like.domain or 'ai.onnx'}::{like.op_type}-{pattern.version}{attributes} ({', '.join(inputs)}) -> ({outputs})"
+    )
+    if pattern.shape_only:
+        key += " shapes"
+    bodies = _bodies(pattern)
+    if len(key) > _LONG_KEY or bodies:
+        key = f"{key[:_LONG_KEY]} {hashlib.sha256(f'{key} {bodies}'.encode()).hexdigest()[:24]}"
+    return key
+
+
+def _look(kind: ValueType | None, *, sized: bool = False) -> str:
+    if isinstance(kind, TensorType):
+        shape = kind.shape
+        if shape is None:
+            return f"{kind.dtype.value}:?"
+        return f"{kind.dtype.value}:{len(shape)}{'s' if sized and shape.is_static else ''}"
+    return "-" if kind is None else str(kind)
+
+
+def _attribute(attribute: ModelAttribute) -> str:
+    value = attribute.value
+    if isinstance(value, TensorData):
+        return f"{value.dtype.value}{list(value.shape)}:{hashlib.sha256(value.numpy().tobytes()).hexdigest()[:12]}"
+    return "body" if attribute.kind.startswith("GRAPH") else repr(value)
+
+
+def _bodies(pattern: Pattern) -> str:
+    """Return what the bodies of a node say, without the names of their nodes and values."""
+    lines = []
+    for attribute in pattern.like.attributes.values():
+        graphs = attribute.value if attribute.kind == "GRAPHS" else [attribute.value]
+        for graph in graphs if attribute.kind.startswith("GRAPH") else []:
+            if isinstance(graph, ModelGraph):
+                for node in graph.nodes:
+                    like = getattr(node, "like", node)
+                    shown = [f"{name}={_attribute(like.attributes[name])}" for name in sorted(like.attributes)]
+                    lines.append(f"{like.domain}::{like.op_type} {' '.join(shown)}")
+    return "; ".join(lines)
+
+
+def _small(data: object) -> str:
+    if isinstance(data, TensorData) and data.num_elements <= _SMALL_VALUES:
+        return str(data.numpy().reshape(-1).tolist())
+    return ""
+
+
+def _constants(node: NodeRecord, constants: Mapping[str, object]) -> dict[int, TensorData | None]:
+    found: dict[int, TensorData | None] = {}
+    for place, name in enumerate(node.input_names):
+        if name in constants:
+            data = constants[name]
+            found[place] = data if isinstance(data, TensorData) else None
+    return found
+
+
+def _folded(outline: Outline, dims: Mapping[str, int]) -> set[str]:
+    """Return the names of the nodes whose results are constant; bodies are left out."""
+    known = set(outline.constants)
+    known.add("")
+    found = set()
+    for node in outline.nodes:
+        pattern = node.pattern
+        if pattern.body or pattern.op_type in _NOT_FOLDED:
+            continue
+        if not known.issuperset(node.input_names) and not (
+            pattern.op_type in _OF_SHAPE and _is_static(outline.types.get(node.input_names[0]), dims)
+        ):
+            continue
+        if any(attribute.kind.startswith("GRAPH") for attribute in pattern.like.attributes.values()):
+            continue
+        found.add(node.name)
+        known.update(node.output_names)
+    return found
+
+
+def _is_static(kind: ValueType | None, dims: Mapping[str, int]) -> bool:
+    if not isinstance(kind, TensorType) or kind.shape is None:
+        return False
+    return all(isinstance(dim, int) or dim in dims for dim in kind.shape)
+
+
+def _all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            for body in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
+                yield from _all_nodes(body)
+
+
+def _read_from_outside(node: onnx.NodeProto) -> list[str]:
+    """Return the names that a node's bodies read and do not define."""
+    found: dict[str, None] = {}
+    for attribute in node.attribute:
+        for body in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
+            inside = {value.name for value in body.input} | {tensor.name for tensor in body.initializer}
+            inside.update(name for each in body.node for name in each.output)
+            for each in body.node:
+                names = [*each.input, *_read_from_outside(each)]
+                found.update((name, None) for name in names if name and name not in inside)
+            found.update((value.name, None) for value in body.output if value.name not in inside)
+    return list(found)

@@ -1,0 +1,136 @@
+"""Compare the capability answer with what happens: every ONNX backend case, compiled strictly on a device and run.
+
+    python scripts/capability_truth.py --devices cpu,webgpu --out FOLDER [--every 5]
+
+Writes capability.json: for each device how often the answer and the session agree, and each disagreement with its
+reason. For each device but the CPU it also records whether the automatic choice answers, with the CPU and without.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "tests" / "helpers"), str(ROOT)]
+
+from onnx_suite.cases import Case, all_cases  # noqa: E402  # a folder of the tests
+
+import rlx_ort  # noqa: E402
+from rlx_ort.device import Device  # noqa: E402
+from rlx_ort.errors import NoViableDeviceError, PlacementError, RlxError  # noqa: E402
+from rlx_ort.ir.graph import Graph  # noqa: E402
+from rlx_ort.selection.support import support_of  # noqa: E402
+
+FIRST_LINE = 300
+
+
+def main() -> int:
+    """Run the comparison and return 0."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--devices", default="cpu")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--every", type=int, default=1, help="take each nth case only")
+    parser.add_argument("--no-choice", action="store_true", help="leave the automatic choice out")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    document = truth([Device(name) for name in options.devices.split(",")], options.every, choice=not options.no_choice)
+    (options.out / "capability.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    for row in document["devices"]:
+        print(summary(row))
+    return 0
+
+
+def truth(devices: list[Device], every: int = 1, *, choice: bool = True) -> dict[str, Any]:
+    """Return the comparison for each device, with what it depends on."""
+    import onnxruntime
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the suite's own sources overflow and divide by zero on purpose
+        cases = all_cases()[::every]
+    versions = {"onnxruntime": onnxruntime.__version__, "python": platform.python_version()}
+    return {"versions": versions, "devices": [of_device(device, cases, choice) for device in devices]}
+
+
+def of_device(device: Device, cases: tuple[Case, ...], choice: bool) -> dict[str, Any]:
+    """Return how often the answer for a device is right over the cases, and where it is not."""
+    start = time.perf_counter()
+    counts = {"both yes": 0, "both no": 0, "false yes": 0, "false no": 0, "not imported": 0}
+    wrong: list[dict[str, str]] = []
+    automatic: list[dict[str, str]] = []
+    for case in cases:
+        try:
+            model, sets = case.load()
+            graph = rlx_ort.from_onnx(model)
+        except RlxError:
+            counts["not imported"] += 1
+            continue
+        inputs = dict(zip([value.name for value in graph.inputs], sets[0][0], strict=False))
+        try:
+            support = support_of(device, graph)
+            said, why = support.supported, support.blocker or ""
+        except RlxError as err:
+            said, why = False, str(err)
+        runs, failure = strict_run(device, graph, inputs)
+        kind = ("both yes" if runs else "false yes") if said else ("false no" if runs else "both no")
+        counts[kind] += 1
+        if kind.startswith("false"):
+            wrong.append({"case": case.id, "kind": kind, "reason": (failure or why)[:FIRST_LINE]})
+        if choice and device.kind != "cpu":
+            automatic += choice_failures(case, device, graph, inputs)
+    judged = sum(counts.values()) - counts["not imported"]
+    return {
+        "device": device.label,
+        "cases": judged,
+        "agreement": round((counts["both yes"] + counts["both no"]) / max(judged, 1), 4),
+        "counts": counts,
+        "wrong": wrong,
+        "automatic": automatic,
+        "seconds": round(time.perf_counter() - start, 1),
+    }
+
+
+def strict_run(device: Device, graph: Graph, inputs: dict[str, Any]) -> tuple[bool, str]:
+    """Return whether a graph compiles strictly on a device and runs, and why not."""
+    try:
+        rlx_ort.Session(device).compile(graph).run(inputs)
+    except RlxError as err:
+        return False, f"{type(err).__name__}: {err}"
+    return True, ""
+
+
+def choice_failures(case: Case, device: Device, graph: Graph, inputs: dict[str, Any]) -> list[dict[str, str]]:
+    """Return what the automatic choice does wrong: no answer where the CPU has one, or a late refusal without it."""
+    found = []
+    if strict_run(Device.CPU, graph, inputs)[0]:
+        policy = rlx_ort.DevicePolicy.only([device, "cpu"])
+        try:
+            rlx_ort.GraphDevices(graph, policy).run_fastest(inputs)
+        except RlxError as err:
+            found.append({"case": case.id, "kind": "no answer", "reason": f"{type(err).__name__}: {err}"[:FIRST_LINE]})
+    try:
+        rlx_ort.GraphDevices(graph, rlx_ort.DevicePolicy.only([device])).run_fastest(inputs)
+    except PlacementError as err:
+        found.append({"case": case.id, "kind": "late refusal", "reason": str(err)[:FIRST_LINE]})
+    except NoViableDeviceError:
+        pass  # refused before the user's session was opened
+    except RlxError as err:
+        found.append({"case": case.id, "kind": "failed", "reason": f"{type(err).__name__}: {err}"[:FIRST_LINE]})
+    return found
+
+
+def summary(row: dict[str, Any]) -> str:
+    """Return one line about a device."""
+    kinds = ", ".join(f"{count} {kind}" for kind, count in row["counts"].items())
+    late = {kind: sum(entry["kind"] == kind for entry in row["automatic"]) for kind in ("no answer", "late refusal")}
+    return f"{row['device']}: {row['agreement']:.2%} of {row['cases']} ({kinds}); automatic {late}; {row['seconds']} s"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

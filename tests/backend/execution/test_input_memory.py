@@ -1,0 +1,103 @@
+"""Inputs are read anew in every run, whichever memory the provider reads them in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlx_ort.device import Device
+from rlx_ort.execution.compiled import CompiledGraph
+from rlx_ort.execution.options import CompileOptions, PlacementRule
+from rlx_ort.execution.session import Session
+from rlx_ort.ir.dtype import DType
+from rlx_ort.ir.graph import Graph
+from rlx_ort.ir.shape import Shape
+from rlx_ort.ir.types import TensorType
+from rlx_ort.providers.session import OrtEngineSession
+
+X = np.arange(8, dtype=np.float32).reshape(2, 4)
+
+
+def _reshaped() -> Graph:
+    """Return `reshape(x + x, sizes)`, whose sizes a device with its own memory reads on the host."""
+    graph = Graph("reshaped")
+    x, sizes = graph.input("x", ["n", 4]), graph.input("sizes", [2], "i64")
+    kind = TensorType(DType.F32, Shape(["rows", "columns"]))
+    graph.outputs = list(graph.onnx_node("Reshape", [x + x, sizes], types=[kind], name="reshape"))
+    return graph
+
+
+def _ways(compiled: CompiledGraph) -> dict[str, Callable[[dict[str, Any]], list[Any]]]:
+    """Return the ways to run that keep inputs bound."""
+
+    def step(inputs: dict[str, Any]) -> list[Any]:
+        if not compiled.has_gpu_handle("x"):
+            compiled.bind_gpu_handle("x", X)
+        return compiled.run({"sizes": inputs["sizes"]})
+
+    return {
+        "run_slots": lambda inputs: compiled.run_slots(list(inputs.values())),
+        "run_raw": compiled.run_raw,
+        "handles": step,
+    }
+
+
+@pytest.mark.parametrize("way", ["run_slots", "run_raw", "handles"])
+def test_an_input_that_the_host_reads_is_not_stale(device: Device, way: str) -> None:
+    """A bound shape that changes from run to run counts in each of them."""
+    compiled = Session(device, CompileOptions(placement=PlacementRule.ASSISTED)).compile(_reshaped())
+    run = _ways(compiled)[way]
+    for sizes in ((2, 4), (4, 2), (8, 1), (1, 8), (2, 4)):
+        found = run({"x": X, "sizes": np.array(sizes, np.int64)})[0]
+        np.testing.assert_array_equal(found, (X * 2).reshape(sizes))
+
+
+class _Info:
+    """What ONNX Runtime says of an input on the OpenVINO plugin."""
+
+    name = "OpenVINO_shared_CPU"
+
+
+class _CopyingBinding:
+    """An IOBinding that copies what is bound, as ONNX Runtime does for inputs that are not in plain host memory."""
+
+    def __init__(self, io: Any, engine: Any) -> None:
+        self._io = io
+        self._engine = engine
+        self._kept: list[Any] = []
+
+    def bind_ortvalue_input(self, name: str, value: Any) -> None:
+        """Bind a copy of a value."""
+        self._kept.append(value.numpy().copy())
+        self._io.bind_ortvalue_input(name, self._engine.OrtValue.ortvalue_from_numpy(self._kept[-1]))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._io, name)
+
+
+@pytest.mark.parametrize("way", ["run_slots", "run_raw", "handles"])
+def test_inputs_are_bound_again_where_binding_copies_them(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    """On a provider with input memory of its own behind a recipe of host memory, no run sees an older input."""
+    compiled = Session("cpu").compile(_reshaped())
+    session = compiled._slot.engine(compiled.rule).session
+    assert isinstance(session, OrtEngineSession)
+    bind = session.raw.io_binding
+    monkeypatch.setattr(session.raw, "io_binding", lambda: _CopyingBinding(bind(), session.engine))
+    monkeypatch.setattr(session.raw, "get_input_memory_infos", lambda: [_Info(), _Info()])
+    run = _ways(compiled)[way]
+    for sizes in ((2, 4), (4, 2), (8, 1)):
+        np.testing.assert_array_equal(run({"x": X, "sizes": np.array(sizes)})[0], (X * 2).reshape(sizes))
+
+
+def test_slots_take_arrays_in_any_order_of_memory(device: Device) -> None:
+    """A transposed array is read by its indices, by bound buffers too."""
+    graph = Graph("double")
+    x = graph.input("x", [4, 4])
+    graph.outputs = [x + x]
+    compiled = Session(device).compile(graph)
+    square = np.arange(16, dtype=np.float32).reshape(4, 4)
+    for array in (square, square.T, square):
+        np.testing.assert_array_equal(compiled.run_slots([array])[0], array * 2)

@@ -1,0 +1,222 @@
+"""Shipped kernel lists: how a line is read, which version counts, and what the shipped files hold."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from rlx_ort.ir.dtype import DType
+from rlx_ort.providers import listed_kernels as module
+from rlx_ort.providers.base import KernelClaim
+from rlx_ort.providers.listed_kernels import listed_kernels, parse_list
+
+ROOT = Path(__file__).resolve().parents[3]
+FILES = sorted((ROOT / "providers" / "kernel_lists").iterdir())
+CUDA = [path for path in FILES if path.name.startswith("CUDA")]
+F32, F64, I64 = DType.F32, DType.F64, DType.I64
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Read lists from an empty folder instead of the shipped ones."""
+    monkeypatch.setattr(module, "_folder", lambda: tmp_path)
+    module._versions.cache_clear()
+    module._read.cache_clear()
+    yield tmp_path
+    module._versions.cache_clear()
+    module._read.cache_clear()
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    """Load the script that writes the lists."""
+    spec = importlib.util.spec_from_file_location("kernel_lists", ROOT / "scripts" / "kernel_lists.py")
+    assert spec is not None
+    assert spec.loader is not None
+    loaded = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loaded)
+    return loaded
+
+
+def operators(path: Path) -> dict[str, list[KernelClaim]]:
+    """Return the kernels of a list's ai.onnx operators by name."""
+    found: dict[str, list[KernelClaim]] = {}
+    for claim in parse_list(path.read_text(encoding="utf-8")):
+        if claim.domain == "":
+            found.setdefault(claim.op_type, []).append(claim)
+    return found
+
+
+def shipped(name: str) -> dict[str, list[KernelClaim]]:
+    """Return the ai.onnx operators of a shipped list by name."""
+    return operators(ROOT / "providers" / "kernel_lists" / f"{name}.txt")
+
+
+# --- the form of a line
+
+
+@pytest.mark.parametrize(
+    ("line", "wanted"),
+    [
+        ("ai.onnx Abs 6-12 T=f32,f64", KernelClaim("", "Abs", 6, 12, {"T": frozenset({F32, F64})})),
+        ("ai.onnx Abs 13+ T=f32", KernelClaim("", "Abs", 13, None, {"T": frozenset({F32})})),
+        ("ai.onnx Add 13 T=f32", KernelClaim("", "Add", 13, 13, {"T": frozenset({F32})})),
+        ("com.microsoft Gelu 1+", KernelClaim("com.microsoft", "Gelu", 1, None, {})),
+        (
+            "ai.onnx Cast 9-12 T1=f32 T2=i64,string",
+            KernelClaim("", "Cast", 9, 12, {"T1": frozenset({F32}), "T2": frozenset({I64, DType.STRING})}),
+        ),
+        (
+            "ai.onnx Identity 16+ V=f4e2m1,opt(seq(i64)),seq(f32)",
+            KernelClaim("", "Identity", 16, None, {"V": frozenset({DType.F4E2M1, I64, F32})}),
+        ),
+    ],
+)
+def test_a_line_is_a_kernel(line: str, wanted: KernelClaim) -> None:
+    """Domain, operator, versions and element types become a claim."""
+    assert list(parse_list(line)) == [wanted]
+
+
+def test_comments_and_empty_lines_are_skipped() -> None:
+    """A header of comments is no kernel, and kernels keep their order."""
+    text = "# CUDAExecutionProvider\n\nai.onnx Relu 14+ T=f32\n# more\nai.onnx Abs 13+ T=f32\n"
+    assert [claim.op_type for claim in parse_list(text)] == ["Relu", "Abs"]
+
+
+@pytest.mark.parametrize(
+    "line", ["ai.onnx Abs", "ai.onnx Abs six T=f32", "ai.onnx Abs 13+ T=float", "ai.onnx Abs 13+ T="]
+)
+def test_a_line_of_another_form_is_an_error(line: str) -> None:
+    """A damaged list is not read as one with fewer kernels."""
+    with pytest.raises(ValueError, match=r".+"):
+        list(parse_list(line))
+
+
+# --- the choice of a version
+
+
+@pytest.mark.parametrize(
+    ("asked", "wanted"),
+    [
+        ((1, 24, 4), (1, 24)),
+        ((1, 26), (1, 24)),
+        ((1, 27, 1), (1, 27)),
+        ((1, 40, 0), (1, 31)),
+        ((2, 0, 0), (1, 31)),
+        ((1, 8, 0), (1, 9)),
+        (None, (1, 31)),
+    ],
+)
+def test_the_newest_list_that_is_not_newer_counts(
+    folder: Path, asked: tuple[int, ...] | None, wanted: tuple[int, int]
+) -> None:
+    """Versions compare as numbers; before the oldest list the oldest counts, and without a version the newest."""
+    for minor in (9, 24, 27, 31):
+        (folder / f"SomeProvider-1.{minor}.txt").write_text(f"ai.onnx Abs {minor}+ T=f32\n", encoding="utf-8")
+    found = listed_kernels("SomeProvider", asked)
+    assert found is not None
+    assert found.version == wanted
+    assert [claim.first_version for claim in found.claims] == [wanted[1]]
+
+
+def test_a_provider_without_a_list_has_none(folder: Path) -> None:
+    """Lists of other providers, and other files, do not count."""
+    (folder / "OtherProvider-1.31.txt").write_text("ai.onnx Abs 13+ T=f32\n", encoding="utf-8")
+    (folder / "SomeProvider.txt").write_text("ai.onnx Abs 13+ T=f32\n", encoding="utf-8")
+    assert listed_kernels("SomeProvider", None) is None
+
+
+# --- the shipped lists
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_shipped_list_is_found_by_its_name_and_holds_a_provider(path: Path) -> None:
+    """Each file parses, is the one for its version, and has more than 100 kernels."""
+    ep_name, _, version = path.stem.rpartition("-")
+    wanted = tuple(map(int, version.split(".")))
+    found = listed_kernels(ep_name, wanted)
+    assert found is not None
+    assert found.version == wanted
+    assert len(found.claims) > 100
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_shipped_list_names_its_provider_version_and_source(path: Path) -> None:
+    """The header says where the facts come from and when they were read, without an address."""
+    ep_name, _, version = path.stem.rpartition("-")
+    title, source = path.read_text(encoding="utf-8").splitlines()[:2]
+    assert title == f"# {ep_name}, ONNX Runtime {version}"
+    assert source.startswith("# source: ")
+    assert "2026-11-22" in source
+    assert "//" not in source
+
+
+def test_the_lists_are_what_the_script_writes(script: ModuleType) -> None:
+    """Every file is in the script's form, and none repeats the version before it."""
+    assert list(script.check()) == []
+
+
+def test_the_lists_are_small() -> None:
+    """They are part of every installation."""
+    assert sum(path.stat().st_size for path in FILES) < 300_000
+
+
+@pytest.mark.parametrize("path", CUDA, ids=lambda path: path.stem)
+def test_cuda_lacks_what_an_nvidia_gpu_refused(path: Path) -> None:
+    """Strict sessions on an H200 refused Acos, Atan and Celu, and docs/OperatorKernels.md has no CUDA row for them."""
+    found = operators(path)
+    assert not {"Acos", "Atan", "Celu"} & found.keys()
+    assert {"Add", "Conv", "Einsum", "Elu", "Erf"} <= found.keys()
+
+
+@pytest.mark.parametrize("path", CUDA, ids=lambda path: path.stem)
+def test_cuda_kernels_take_the_documented_versions_and_types(path: Path) -> None:
+    """The rows of Einsum and CumSum are those of ONNX Runtime's docs/OperatorKernels.md."""
+    found = operators(path)
+    numbers = frozenset({F32, F64, DType.I32, I64, DType.U32, DType.U64})
+    axes = frozenset({DType.I32, I64})
+    assert found["Einsum"] == [KernelClaim("", "Einsum", 12, None, {"T": frozenset({DType.F16, F32, F64})})]
+    assert found["CumSum"] == [
+        KernelClaim("", "CumSum", 11, 13, {"T": numbers, "T2": axes}),
+        KernelClaim("", "CumSum", 14, None, {"T": numbers | {DType.F16}, "T2": axes}),
+    ]
+
+
+@pytest.mark.parametrize("name", ["DmlExecutionProvider-1.24", "WebGpuExecutionProvider-1.31"])
+def test_directml_and_webgpu_have_what_cuda_lacks(name: str) -> None:
+    """Both have kernels for the inverse trigonometric functions, in f32 at least."""
+    found = shipped(name)
+    for operator in ("Acos", "Asin", "Atan", "Tan"):
+        assert all(F32 in claim.dtypes["T"] for claim in found[operator])
+
+
+# --- the script
+
+
+def test_joining_kernels_adds_no_combination_of_types(script: ModuleType) -> None:
+    """Kernels that differ in one parameter share a line; those that differ in two do not."""
+
+    def kernel(values: DType, indices: DType) -> KernelClaim:
+        return KernelClaim("", "Op", 7, 12, {"T": frozenset({values}), "I": frozenset({indices})})
+
+    assert script.render([kernel(F32, I64), kernel(F64, I64)]) == ["ai.onnx Op 7-12 I=i64 T=f32,f64"]
+    assert script.render([kernel(F32, I64), kernel(F64, DType.I32)]) == [
+        "ai.onnx Op 7-12 I=i32 T=f64",
+        "ai.onnx Op 7-12 I=i64 T=f32",
+    ]
+
+
+def test_a_version_without_a_change_gets_no_file(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The list of the version before serves it."""
+    monkeypatch.setattr(script, "FOLDER", tmp_path)
+    old, new = (KernelClaim("", "Op", first, None, {}) for first in (7, 13))
+    script.write("SomeProvider", "1.9.1", [old], "a test")
+    script.write("SomeProvider", "1.10.0", [old], "a test")
+    script.write("SomeProvider", "1.11.0", [old, new], "a test")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["SomeProvider-1.11.txt", "SomeProvider-1.9.txt"]

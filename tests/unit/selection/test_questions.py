@@ -1,0 +1,162 @@
+"""Which nodes put the same question, and what the answers make of a graph."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from asked_providers import AskedProvider, CrashingProvider
+
+from rlx_ort.converters.to_onnx.exporter import drafted
+from rlx_ort.device import Device
+from rlx_ort.execution.options import CompileOptions, OptimizationLevel, PlacementRule
+from rlx_ort.ir.graph import Graph
+from rlx_ort.providers import registry
+from rlx_ort.providers.asking import ask, asking_options
+from rlx_ort.providers.base import Provider
+from rlx_ort.selection.questions import NodeGroup, answers_for, groups_of, questions_of
+from rlx_ort.selection.support import support_of
+
+PLAIN = CompileOptions()
+STRICT = CompileOptions(placement=PlacementRule.STRICT)
+ASSISTED = CompileOptions(placement=PlacementRule.ASSISTED)
+
+
+def groups(graph: Graph, options: CompileOptions = PLAIN, *, whole: bool = False) -> list[NodeGroup]:
+    return groups_of(drafted(graph, options, None).outline, options, whole=whole, shapes=False)
+
+
+def unary(*names: str) -> Graph:
+    """Return a chain of activations on a vector."""
+    graph = Graph("chain")
+    value = graph.input("x", [4])
+    for name in names:
+        value = graph.activation(name, value)
+    graph.outputs = [value]
+    return graph
+
+
+def asked(provider: Provider, graph: Graph, budget_s: float = 20.0) -> dict[str, str]:
+    """Return what a provider answers, by operator."""
+    registry.default_registry().register(provider)
+    draft = drafted(graph, PLAIN, None)
+    found = groups_of(draft.outline, PLAIN, whole=provider.compiles, shapes=False)
+    model = draft.finished().model
+    questions = list(questions_of(found, draft.outline, model))
+    answers = ask(provider, Device(provider.kinds[0]), questions, model, asking_options(PLAIN), budget_s)
+    return {group.pattern.op_type: answers[group.key] for group in found if group.key in answers}
+
+
+def test_equal_nodes_of_other_sizes_put_one_question() -> None:
+    """Sizes do not matter to a kernel."""
+    g = Graph("sizes")
+    a, b = g.input("a", [2, 3]), g.input("b", [7, 5])
+    g.outputs = [g.relu(a), g.relu(b)]
+    assert [len(group.nodes) for group in groups(g)] == [2]
+
+
+def test_other_attributes_put_another_question() -> None:
+    """A kernel may refuse an attribute."""
+    g = Graph("attributes")
+    x = g.input("x", [2, 3, 4])
+    g.outputs = [g.softmax(x, axis=1), g.softmax(x, axis=2)]
+    assert len(groups(g)) == 2
+
+
+def test_another_rank_puts_another_question() -> None:
+    """A kernel may take some ranks only."""
+    g = Graph("ranks")
+    g.outputs = [g.relu(g.input("a", [2, 3])), g.relu(g.input("b", [2, 3, 4]))]
+    assert len(groups(g)) == 2
+
+
+def test_a_constant_input_puts_another_question() -> None:
+    """Compiling providers take some operators with constant inputs only."""
+    g = Graph("constant")
+    x, y = g.input("x", [4, 4]), g.input("y", [4, 4])
+    g.outputs = [x @ y, x @ g.param("w", [4, 4], data=np.ones((4, 4), np.float32))]
+    assert len(groups(g)) == 2
+
+
+def test_folded_nodes_put_no_question() -> None:
+    """What depends on constants alone is computed before nodes are assigned."""
+    g = Graph("folded")
+    w = g.param("w", [4, 4], data=np.ones((4, 4), np.float32))
+    g.outputs = [g.input("x", [4, 4]) @ g.exp(w)]
+    assert [group.pattern.op_type for group in groups(g)] == ["MatMul"]
+    off = CompileOptions(optimization=OptimizationLevel.OFF)
+    assert {group.pattern.op_type for group in groups(g, off)} == {"Exp", "MatMul"}
+
+
+def test_answers_are_the_provider_the_cpu_or_the_reason() -> None:
+    """A refusal of one node does not hide the answers to the others of its session."""
+    found = asked(AskedProvider(), unary("relu", "neg", "exp", "tanh"))
+    assert found["Relu"] == found["Tanh"] == "device"
+    assert found["Neg"] == "cpu"
+    assert "no kernel for Exp" in found["Exp"]
+
+
+def test_a_node_that_ends_the_process_ends_only_the_child() -> None:
+    """The crash is the answer, and the questions after it are asked in another child."""
+    found = asked(CrashingProvider(), unary("relu", "abs", "tanh"))
+    assert found["Relu"] == found["Tanh"] == "device"
+    assert "ended the process" in found["Abs"]
+
+
+def test_a_question_that_takes_too_long_has_no_answer() -> None:
+    """The child is stopped when the budget is spent."""
+    start = time.monotonic()
+    found = asked(CrashingProvider(), unary("relu", "sqrt"), budget_s=3.0)
+    assert "Sqrt" not in found
+    assert time.monotonic() - start < 50
+
+
+def test_a_crash_is_not_asked_for_again(machine: Any) -> None:
+    """The answer is on disk, so a later graph with the same node is refused without a question."""
+    provider = CrashingProvider()
+    machine.providers.register(provider)
+    device, graph = Device("crashing"), unary("abs")
+    first = support_of(device, graph, STRICT)
+    assert "ended the process" in first.unsupported[0].reason
+    draft = drafted(unary("abs"), PLAIN, None)
+    found = groups_of(draft.outline, PLAIN, whole=True, shapes=False)
+    start = time.monotonic()
+    answers = answers_for(provider, device, found, draft, PLAIN)
+    assert "ended the process" in answers[found[0].key]
+    assert time.monotonic() - start < 0.2  # a child takes longer to start
+
+
+def test_what_is_left_to_the_cpu_is_refused_strictly(machine: Any) -> None:
+    """The strict rule names the node; the assisted rule counts it as the CPU's."""
+    machine.add("cpu", kernels=machine.kernels("Relu", "Neg"))
+    machine.providers.register(AskedProvider())
+    device, graph = Device("asked"), unary("relu", "neg")
+    strict = support_of(device, graph, STRICT)
+    assert [node.kind for node in strict.unsupported] == ["Activation"]
+    assert "to the CPU" in strict.unsupported[0].reason
+    assert len(support_of(device, graph, ASSISTED).cpu_nodes) == 1
+
+
+def test_a_known_answer_opens_no_session(machine: Any) -> None:
+    """A second graph with the same kinds of nodes is judged from the store."""
+    provider = AskedProvider()
+    machine.providers.register(provider)
+    support_of(Device("asked"), unary("sigmoid", "tanh"), STRICT)
+    before = len(provider.opened)
+    assert before
+    assert support_of(Device("asked"), unary("tanh", "sigmoid"), STRICT).supported
+    assert len(provider.opened) == before
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b'{"schema": 1}', b'{"schema": 1, "scope": "other", "answers": {}}'])
+def test_a_damaged_file_costs_asking_again(damage: bytes, tmp_path: Any) -> None:
+    """Nothing but the answers is lost."""
+    from rlx_ort.providers.answers import Answers
+
+    path = tmp_path / "answers.json"
+    path.write_bytes(damage)
+    assert Answers(path, "scope").known(["a"]) == {}
+    Answers(path, "scope").keep({"a": "device"})
+    assert Answers(path, "scope").known(["a", "b"]) == {"a": "device"}
