@@ -238,11 +238,14 @@ def test_a_flexible_session_passes_over_a_device_that_refuses(providers: Any, ma
     assert FlexibleSession().compile_resolved(matmul_graph(ONES)).device == WEBGPU
 
 
+@pytest.mark.parametrize("error", [FULL, MemoryError()], ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize("pick", [DevicePolicy().with_benchmark_pick(1), DevicePolicy().with_adaptive_pick(1)])
-def test_the_measuring_picks_pass_over_a_device_that_refuses(pick: DevicePolicy, providers: Any, runner: Any) -> None:
+def test_the_measuring_picks_pass_over_a_device_that_refuses(
+    pick: DevicePolicy, error: Exception, providers: Any, runner: GraphDevices
+) -> None:
     """Whether it was timed or believed, the next one answers and the refusal is known."""
     runner.set_policy(pick)
-    providers["cuda"].refuses["cuda"] = FULL
+    providers["cuda"].refuses["cuda"] = error
     np.testing.assert_array_equal(runner.run_resolved_with_inputs(INPUTS)[0], Y)
     assert CUDA not in runner.devices()
 
