@@ -89,7 +89,7 @@ if TYPE_CHECKING:
         is_available,
         supports_run_slots,
     )
-    from rlx_ort.selection.candidates import DeviceCandidate, device_report, devices_for, fastest_device_for
+    from rlx_ort.selection.candidates import DeviceCandidate, device_report, devices_for, fastest_device_for, rank
     from rlx_ort.selection.cost import BackendCostModel, ProfileCostModel, estimate_graph_cost, pick_best_device
     from rlx_ort.selection.legalize import dispatch_report_for_device, legalize_graph_for_device
     from rlx_ort.selection.policy import DevicePickStrategy, DevicePolicy, device_chain_from_env, device_from_env
@@ -202,6 +202,7 @@ __all__ = [
     "pick_best_device",
     "power_of_two_ladder",
     "promote",
+    "rank",
     "refresh_pools",
     "register_provider",
     "resolve_device",
@@ -306,6 +307,7 @@ _MODULE_OF = {
     "pick_best_device": "selection.cost",
     "power_of_two_ladder": "execution.buckets",
     "promote": "ir.dtype",
+    "rank": "selection.candidates",
     "refresh_pools": "execution.expert_pool",
     "register_provider": "providers.registry",
     "resolve_device": "selection.resolve",

@@ -18,8 +18,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from rlx_ort.device import Device
 from rlx_ort.errors import CalibrationError, DeviceFallbackError
 from rlx_ort.execution.benchmark import DeviceBenchResult, input_signature
@@ -27,17 +25,16 @@ from rlx_ort.execution.compiled import CompiledGraph
 from rlx_ort.execution.options import CompileOptions
 from rlx_ort.execution.race import race
 from rlx_ort.ir.graph import Graph
-from rlx_ort.ir.types import TensorType
 from rlx_ort.selection.availability import provider_of
 from rlx_ort.selection.candidates import CLOSE, automatic, devices_for, no_viable_device
 from rlx_ort.selection.policy import DevicePolicy
-from rlx_ort.selection.predict import explain
+from rlx_ort.selection.predict import dims_of, explain
 from rlx_ort.selection.support import model_for
 
 if TYPE_CHECKING:
     from rlx_ort.calibration.pace import Pace
 
-__all__ = ["Choice", "choose", "dims_of"]
+__all__ = ["Choice", "choose"]
 
 _log = logging.getLogger(__name__)
 _SCHEMA = 2
@@ -112,20 +109,6 @@ def choose(
     if path is not None:
         _write(path, choice)
     return choice
-
-
-def dims_of(graph: Graph, inputs: Mapping[str, Any]) -> dict[str, int]:
-    """Return the sizes that the inputs give to the graph's named dims; what does not fit is left to the run."""
-    sizes: dict[str, int] = {}
-    for value in graph.inputs:
-        kind, array = value.type, inputs.get(value.name)
-        if array is None or not isinstance(kind, TensorType) or kind.shape is None:
-            continue
-        shape = getattr(array, "shape", None)
-        shape = np.shape(array) if shape is None else shape
-        if len(shape) == len(kind.shape):
-            sizes.update({dim: int(size) for dim, size in zip(kind.shape, shape, strict=True) if isinstance(dim, str)})
-    return sizes
 
 
 def _predictions(

@@ -18,11 +18,16 @@ __all__ = ["DEVICE_PRIORITY", "Device", "DeviceKind", "device_label", "parse_dev
 
 @dataclass(frozen=True, slots=True)
 class DeviceKind:
-    """A family of devices: its label, the name people read, and the spellings that are understood."""
+    """A family of devices: its label, the name people read, and the spellings that are understood.
+
+    `covers` are other kinds that reach the same hardware through it or under another name: denying this kind in a
+    policy denies them as well.
+    """
 
     label: str
     display: str
     aliases: tuple[str, ...] = ()
+    covers: tuple[str, ...] = ()
 
 
 # Order of `Device.all()`; the first twelve are the original runtime's enum, in its order.
@@ -31,14 +36,14 @@ _BUILT_IN_KINDS = (
     DeviceKind("metal", "Metal", ("mtl", "mps")),
     DeviceKind("mlx", "MLX"),
     DeviceKind("ane", "ANE", ("neural-engine", "coreml")),
-    DeviceKind("cuda", "CUDA", ("nvidia",)),
+    DeviceKind("cuda", "CUDA", ("nvidia",), covers=("tensorrt", "nv-tensorrt-rtx")),
     DeviceKind("rocm", "ROCm", ("hip", "amd", "migraphx")),
     DeviceKind("tpu", "TPU"),
-    DeviceKind("gpu", "GPU (wgpu)", ("wgpu",)),
-    DeviceKind("vulkan", "Vulkan", ("vk",)),
+    DeviceKind("gpu", "GPU (wgpu)", ("wgpu",), covers=("vulkan", "webgpu")),
+    DeviceKind("vulkan", "Vulkan", ("vk",), covers=("gpu", "webgpu")),
     DeviceKind("opengl", "OpenGL", ("gl",)),
     DeviceKind("directx", "DirectX 12", ("dx12", "d3d12", "directml", "dml")),
-    DeviceKind("webgpu", "WebGPU"),
+    DeviceKind("webgpu", "WebGPU", covers=("gpu", "vulkan")),
     DeviceKind("openvino", "OpenVINO"),
     DeviceKind("tensorrt", "TensorRT", ("trt",)),
     DeviceKind("nv-tensorrt-rtx", "TensorRT RTX", ("tensorrt-rtx", "trt-rtx")),
@@ -183,8 +188,16 @@ def device_label(device: Device) -> str:
     return device.label
 
 
-def as_devices(devices: Iterable[Device | str]) -> tuple[Device, ...]:
-    """Return the given devices or names as devices, order and duplicates kept."""
+def as_devices(devices: Device | str | Iterable[Device | str]) -> tuple[Device, ...]:
+    """Return the given devices or names as devices, order and duplicates kept; one string is a list as in a variable.
+
+    Raises:
+        DeviceParseError: a name is no known device, or the string names none.
+    """
+    if isinstance(devices, Device):
+        return (devices,)
+    if isinstance(devices, str):
+        return tuple(parse_device_list(devices))
     return tuple(Device(device) for device in devices)
 
 

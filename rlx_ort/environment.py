@@ -32,8 +32,8 @@ T = TypeVar("T")
 VARIABLES: Mapping[str, str] = MappingProxyType(
     {
         "RLX_DEVICE": "the device to run on, unless the code names one; skipped with a warning when it cannot run",
-        "RLX_DEVICES": "the only devices that may be chosen",
-        "RLX_DENY_DEVICES": "devices that must not be chosen; wins over RLX_DEVICES",
+        "RLX_DEVICES": "the only devices that may be used; `cuda` is the first CUDA device, `cuda:1` the second",
+        "RLX_DENY_DEVICES": "devices that must not be used; wins over RLX_DEVICES; `cuda` is every CUDA device",
         "RLX_PREFER_DEVICES": "devices that win when predictions are within 5 % of each other, best first",
         "RLX_BENCHMARK_PICK": "choose by timing this many runs on each device instead of by prediction",
         "RLX_ADAPTIVE_PICK": "choose by prediction, and time this many runs where predictions are too close to tell",

@@ -208,3 +208,18 @@ class ParityError(RlxError):
     def __init__(self, message: str, comparison: Any = None) -> None:
         super().__init__(message)
         self.comparison = comparison
+
+
+_WRONG_EVERYWHERE = (InputError, ParamError, DeviceParseError, GraphVerifyError, PackageError)
+
+
+def is_device_failure(error: BaseException) -> bool:
+    """Return whether another device may succeed where this error was raised.
+
+    True for the errors of this package that a device is the reason of, for `MemoryError`, and for ONNX Runtime's own
+    exceptions. False for what is wrong on every device (inputs, parameters, device names, the graph, the package) and
+    for every other exception, which is a bug or the caller's own business.
+    """
+    if isinstance(error, RlxError):
+        return not isinstance(error, _WRONG_EVERYWHERE)
+    return isinstance(error, MemoryError) or type(error).__module__.partition(".")[0] == "onnxruntime"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from rlx_ort.device import Device
 from rlx_ort.execution.compiled import CompiledGraph
-from rlx_ort.execution.options import CompileOptions, PlacementRule, Precision
+from rlx_ort.execution.options import CompileOptions, Precision
 from rlx_ort.execution.session import Session
 from rlx_ort.execution.weights import WeightStore
 from rlx_ort.ir.graph import Graph
+from rlx_ort.selection.candidates import automatic
 from rlx_ort.selection.policy import DevicePolicy
-from rlx_ort.selection.resolve import is_named, resolve_device
+from rlx_ort.selection.refusals import remembered
+from rlx_ort.selection.resolve import choice, named, open_first, resolve_device
 
 __all__ = ["FlexibleSession"]
 
@@ -77,7 +79,7 @@ class FlexibleSession:
         weights: WeightStore | None = None,
         options: CompileOptions | None = None,
     ) -> CompiledGraph:
-        """Return the graph compiled for the device given, else for `RLX_DEVICE`, else for the fastest.
+        """Return the graph compiled for the device given, else for `RLX_DEVICE`, else for the fastest that takes it.
 
         Options that are given hold for this graph alone, instead of the session's.
 
@@ -86,7 +88,13 @@ class FlexibleSession:
             LegalizeError: the device given does not take the graph.
         """
         options = options or self._options
-        chosen = resolve_device(graph, device, self._policy, options)
-        if options.placement is None and not is_named(chosen, device):
-            options = options.with_(placement=PlacementRule.ASSISTED)
-        return Session(chosen, options).compile(graph, weights)
+        if device is not None:
+            chosen = resolve_device(graph, device, self._policy, options)
+            return Session(chosen, options).compile(graph, weights)
+
+        def open_on(chosen: Device, by_name: bool) -> CompiledGraph:
+            ruled = named(options) if by_name else automatic(options)
+            with remembered(graph, chosen, ruled):
+                return Session(chosen, ruled).compile(graph, weights)
+
+        return open_first(lambda: choice(graph, None, self._policy, options), open_on)

@@ -4,6 +4,9 @@ It joins the two halves that do not know each other: `rlx_ort.selection` chooses
 A device that somebody names, in code or in a variable, must take every node (strict); one that was chosen
 automatically may be helped by the CPU (assisted). `CompileOptions.placement` overrides both.
 
+An automatic choice goes on to the next device of `rank` when one refuses the graph at opening, and remembers that for
+the graph. A device named in the call fails instead, and `RLX_DEVICE` is skipped with a warning.
+
 The halves are imported when a method first needs them: a warmed package runs without either.
 """
 
@@ -11,23 +14,21 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlx_ort.device import Device
 from rlx_ort.errors import (
     DeviceError,
     DeviceFallbackError,
     GraphError,
-    InputError,
     NoViableDeviceError,
-    ParamError,
-    RunError,
+    is_device_failure,
 )
 from rlx_ort.execution.options import CompileOptions, PlacementRule
 from rlx_ort.selection.policy import Adaptive, Benchmark, DevicePolicy, device_chain_from_env, labels
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Mapping, Set
     from pathlib import Path
 
     import numpy.typing as npt
@@ -42,8 +43,11 @@ if TYPE_CHECKING:
     from rlx_ort.ir.graph import Graph
     from rlx_ort.ir.tensor import TensorData
     from rlx_ort.selection.candidates import DeviceCandidate
+    from rlx_ort.selection.policy import Devices
 
 __all__ = ["GraphDevices", "graph_param_names", "load"]
+
+T = TypeVar("T")
 
 
 def graph_param_names(graph: Graph) -> list[str]:
@@ -54,11 +58,15 @@ def graph_param_names(graph: Graph) -> list[str]:
 def load(path: str | Path, policy: DevicePolicy | None = None, options: CompileOptions | None = None) -> GraphDevices:
     """Read a model, ONNX or IR JSON by its content, and return it ready to run on the devices of this machine.
 
+    Without a policy, the `RLX_*` variables are the policy; see `DevicePolicy.from_env`.
+
     Raises:
         ConversionError: the file is no model, or holds something that cannot be translated.
+        DeviceParseError: no policy is given, and one of the variables does not parse.
     """
     from rlx_ort.converters.load import load_graph
 
+    policy = DevicePolicy.from_env() if policy is None else policy
     return GraphDevices(load_graph(path), policy, options)
 
 
@@ -70,18 +78,20 @@ class GraphDevices:
 
     Args:
         graph: the graph; if it grows later, it is compiled anew.
-        policy: which devices may be chosen; everything by default, without a look at the environment.
+        policy: which devices may be chosen; everything by default. The policy variables are read by `from_env` and
+            `load` alone.
         options: how to compile.
 
     Attributes:
-        last_attempts: the devices that refused or failed before one answered in the last `run_try` or `run_chain`.
+        last_attempts: the devices that did not answer, with the reason: those that refused or failed in the last
+            `run_try` or chain, or, after an automatic choice, all that are known to refuse the graph.
         last_choice: what the adaptive strategy last chose, with predictions and measurements; None before.
     """
 
     _slots: dict[Device, EngineSlot]
     _compiled_graphs: dict[tuple[Device, PlacementRule], CompiledGraph]
     _compile_locks: dict[Device, threading.Lock]
-    _devices: list[Device] | None
+    _devices: tuple[Set[Device], list[Device]] | None
     _winners: dict[InputSignature, Device]
     _revision: int
 
@@ -93,6 +103,10 @@ class GraphDevices:
         """Set everything but the graph and its weights, which `_take` brings."""
         self._policy = policy or DevicePolicy()
         self._options = options or CompileOptions()
+        fixed = self._options.placement
+        self._by_name, self._by_choice = (
+            self._options.with_(placement=fixed or rule) for rule in (PlacementRule.STRICT, PlacementRule.ASSISTED)
+        )
         self._lock = threading.RLock()
         self.last_attempts: tuple[tuple[Device, str], ...] = ()
         self.last_choice: Choice | None = None
@@ -137,30 +151,48 @@ class GraphDevices:
     # Which device
 
     def devices(self) -> list[Device]:
-        """Return the devices that may be chosen, best first; found once and kept until `invalidate_cache`."""
+        """Return the devices that take the whole graph, so that `run(device)` accepts them, in the policy's order.
+
+        Found once and kept until `invalidate_cache`, or until a device refuses at opening, which is then left out. An
+        automatic choice may also take a device that the CPU has to help: `rank` has those as well.
+        """
         from rlx_ort.selection.candidates import devices_for
+        from rlx_ort.selection.refusals import refusals
 
         self._follow_graph()
         with self._lock:
-            if self._devices is None:
-                self._devices = devices_for(self.graph, self._policy, self._options)
-            return list(self._devices)
+            refused = refusals(self.graph, self._by_name).keys()
+            if self._devices is None or self._devices[0] != refused:
+                self._devices = refused, devices_for(self.graph, self._policy, self._by_name)
+            return list(self._devices[1])
 
     def report(self) -> list[DeviceCandidate]:
         """Return a fresh report: one row a device, with what stands in its way."""
         from rlx_ort.selection.candidates import device_report
 
-        return device_report(self.graph, self._policy, self._options)
+        return device_report(self.graph, self._policy, self._by_choice)
 
-    def fastest(self) -> Device:
+    def rank(self, inputs: Mapping[str, Any] | None = None) -> list[DeviceCandidate]:
+        """Return a row for every device the policy allows, the best choice first, blocked ones last.
+
+        Automatic choices follow this order. The inputs size the predictions; see `rlx_ort.rank`.
+        """
+        from rlx_ort.selection.candidates import rank
+
+        return rank(self.graph, inputs, self._policy, self._by_choice)
+
+    def fastest(self, inputs: Mapping[str, Any] | None = None) -> Device:
         """Return the device with the smallest predicted time now; `RLX_DEVICE` is not looked at.
+
+        The inputs size the prediction. No session is opened: a device is passed over once it has refused the graph in
+        `compile_fastest` or another automatic choice.
 
         Raises:
             NoViableDeviceError: no device may be chosen; it says why for each.
         """
         from rlx_ort.selection.candidates import fastest_device_for
 
-        return fastest_device_for(self.graph, self._policy, self._options)
+        return fastest_device_for(self.graph, self._policy, self._by_choice, inputs)
 
     def resolve(self, device: Device | str | None = None) -> Device:
         """Return the device to use: the one given, else `RLX_DEVICE`, else the fastest.
@@ -189,7 +221,7 @@ class GraphDevices:
         return resolve_device_chain(self.graph, chain, self._policy, self._options)
 
     def resolve_with_inputs(self, inputs: Mapping[str, Any], device: Device | str | None = None) -> Device:
-        """Return the device to use for such inputs; under the benchmark strategy the fastest measured one.
+        """Return the device to use for inputs of these sizes; under the benchmark strategy the fastest measured one.
 
         Under the adaptive strategy devices are measured where predictions cannot tell. The winner is remembered for
         the shapes and dtypes of the inputs. `RLX_DEVICE` does not count under either.
@@ -198,30 +230,9 @@ class GraphDevices:
             DeviceFallbackError: every device failed in the benchmark.
             NoViableDeviceError: no device may be chosen.
         """
-        pick = self._policy.pick_strategy()
-        if device is not None or not isinstance(pick, (Benchmark, Adaptive)):
+        if device is not None:
             return self.resolve(device)
-        from rlx_ort.execution.benchmark import input_signature
-
-        self._follow_graph()
-        key, winners = input_signature(inputs), self._winners  # another thread may begin with an empty map meanwhile
-        winner = winners.get(key)
-        if winner is not None:
-            return winner
-        if isinstance(pick, Adaptive):
-            from rlx_ort.adaptive import choose
-
-            choice = choose(self.graph, self._policy, self._options, inputs, self._to_time, pick.runs)
-            self.last_choice, winner = choice, choice.device
-        else:
-            rows = self.benchmark(inputs, pick.runs)
-            if not rows:
-                return self.fastest()
-            if rows[0].median_exec_ns is None:
-                raise DeviceFallbackError((row.device, row.failure) for row in rows)
-            winner = rows[0].device
-        winners[key] = winner
-        return winner
+        return self._choice(inputs)[0]
 
     # Weights
 
@@ -277,38 +288,62 @@ class GraphDevices:
         return self._compiled(Device(device), named=True)
 
     def compile_fastest(self) -> CompiledGraph:
-        """Return the graph compiled for the fastest device; see `fastest` and `compile`."""
-        return self._compiled(self.fastest(), named=False)
+        """Return the graph compiled for the fastest device that takes it; see `fastest` and `rank`.
+
+        Where a parameter is still to be set no session is opened, and the first device is taken at its word.
+
+        Raises:
+            NoViableDeviceError: no device takes the graph; it says why for each.
+        """
+        return self._open_first(lambda: (self.fastest(), False))
 
     def compile_resolved(self, device: Device | str | None = None) -> CompiledGraph:
-        """Return the graph compiled for the device that `resolve` returns."""
-        return self._compiled(*self._resolved(device))
+        """Return the graph compiled for the device given, else `RLX_DEVICE`, else the fastest that takes it.
+
+        Raises:
+            DeviceError: the device given cannot be had, or no device takes the graph.
+            LegalizeError: the device given does not take the graph.
+            PlacementError: the device given does not take every node.
+        """
+        return self._open_first(self._resolved) if device is None else self._compiled(self.resolve(device), named=True)
 
     def compile_chain(self, device: Device | str | None = None) -> CompiledGraph:
-        """Return the graph compiled for the device that `resolve_chain` returns."""
+        """Return the graph compiled for the first that takes it of the device given and those of `RLX_DEVICE_CHAIN`.
+
+        Without a chain this is `compile_resolved`.
+
+        Raises:
+            DeviceFallbackError: every device of the chain refused.
+        """
+        from rlx_ort.selection.resolve import chain_with
+
         if not device_chain_from_env():
             return self.compile_resolved(device)
-        return self._compiled(self.resolve_chain(device), named=True)
+        return self._first_of(chain_with(device), self.compile)[1]
 
     def compile_resolved_with_inputs(
         self, inputs: Mapping[str, Any], device: Device | str | None = None
     ) -> CompiledGraph:
-        """Return the graph compiled for the device that `resolve_with_inputs` returns."""
-        from rlx_ort.selection.resolve import is_named
-
-        chosen = self.resolve_with_inputs(inputs, device)
-        benchmarked = device is None and isinstance(self._policy.pick_strategy(), (Benchmark, Adaptive))
-        return self._compiled(chosen, named=not benchmarked and is_named(chosen, device))
+        """Return the graph compiled for the device that `resolve_with_inputs` returns, or the next that takes it."""
+        return self.compile_resolved(device) if device is not None else self._open_first(lambda: self._choice(inputs))
 
     def warm_all(self) -> list[Device]:
-        """Compile the graph for every device of `devices` and return those that took it; the others are logged."""
+        """Open a session on every device that an automatic choice may take, and return those that took the graph.
+
+        The others are logged, and `report` has the reason.
+
+        Raises:
+            ParamError: a parameter is not set, so no session can be opened.
+        """
         import logging  # a start from the compile cache has nothing to tell
 
         warm = []
-        for device in self.devices():
+        for device in self._choices():
             try:
-                self._compiled(device, named=False)
-            except (DeviceError, GraphError, RunError) as err:
+                self._assisted(device).open()
+            except Exception as err:
+                if not is_device_failure(err):
+                    raise
                 logging.getLogger(__name__).warning("%s is not warmed up: %s", device.display, err)
             else:
                 warm.append(device)
@@ -335,18 +370,25 @@ class GraphDevices:
         return self.compile(device).run(inputs)
 
     def run_resolved(self, inputs: Mapping[str, Any], device: Device | str | None = None) -> list[Any]:
-        """Run on the device that `resolve` returns."""
-        return self.compile_resolved(device).run(inputs)
+        """Run on the device given, else `RLX_DEVICE`, else the fastest for these inputs that takes the graph."""
+        if device is not None:
+            return self.compile_resolved(device).run(inputs)
+        return self._open_first(lambda: self._resolved(inputs)).run(inputs)
 
     def run_fastest(self, inputs: Mapping[str, Any]) -> list[Any]:
-        """Run on the device that `fastest` returns."""
-        return self.compile_fastest().run(inputs)
+        """Run on the device that is predicted to be fastest for these inputs and takes the graph; see `rank`.
+
+        Raises:
+            NoViableDeviceError: no device takes the graph; it says why for each.
+            RunError: the run failed; no other device is tried then, see `run_try`.
+        """
+        return self._open_first(lambda: (self.fastest(inputs), False)).run(inputs)
 
     def run_resolved_with_inputs(self, inputs: Mapping[str, Any], device: Device | str | None = None) -> list[Any]:
         """Run on the device that `resolve_with_inputs` returns."""
         return self.compile_resolved_with_inputs(inputs, device).run(inputs)
 
-    def run_try(self, chain: Iterable[Device | str], inputs: Mapping[str, Any]) -> tuple[Device, list[Any]]:
+    def run_try(self, chain: Devices, inputs: Mapping[str, Any]) -> tuple[Device, list[Any]]:
         """Run on the first device of a chain that works, and return it with the outputs.
 
         A device that refuses or fails, when compiling or when running, is an attempt; the next one is tried.
@@ -356,20 +398,7 @@ class GraphDevices:
             InputError: the inputs do not fit the graph, which would fail everywhere.
             ParamError: a parameter is not set.
         """
-        from rlx_ort.selection.resolve import run_with_fallback
-
-        attempts: list[tuple[Device, str]] = []
-        try:
-            return run_with_fallback(
-                self.graph,
-                self._policy,
-                chain,
-                lambda device: self.run(device, inputs),
-                self._options,
-                attempts=attempts,
-            )
-        finally:
-            self.last_attempts = tuple(attempts)
+        return self._first_of(chain, lambda device: self.run(device, inputs))
 
     def run_chain(self, inputs: Mapping[str, Any], device: Device | str | None = None) -> tuple[Device, list[Any]]:
         """Run on the device given, then on those of `RLX_DEVICE_CHAIN`; the first that works answers.
@@ -386,31 +415,31 @@ class GraphDevices:
         chain = chain_with(device)
         if chain:
             return self.run_try(chain, inputs)
-        self.last_attempts = ()
         try:
-            chosen, named = self._resolved(None)
+            compiled = self._open_first(lambda: self._resolved(inputs))
         except (DeviceError, GraphError) as err:
-            raise DeviceFallbackError.from_text(str(err)) from err
+            attempts = self.last_attempts
+            raise (DeviceFallbackError(attempts) if attempts else DeviceFallbackError.from_text(str(err))) from err
         try:
-            return chosen, self._compiled(chosen, named=named).run(inputs)
-        except (InputError, ParamError):
-            raise
-        except (DeviceError, GraphError, RunError) as err:
-            raise DeviceFallbackError([(chosen, str(err))]) from err
+            return compiled.device, compiled.run(inputs)
+        except Exception as err:
+            if not is_device_failure(err):
+                raise
+            raise DeviceFallbackError([*self.last_attempts, (compiled.device, str(err))]) from err
 
     def benchmark(self, inputs: Mapping[str, Any], runs: int = 10) -> list[DeviceBenchResult]:
-        """Time the graph on every device of `devices`: one warm-up, then `runs` runs; fastest first.
+        """Time the graph on every device that an automatic choice may take: a warm-up, then `runs` runs; fastest first.
 
         Devices that fail come last, with the reason. Nothing is remembered.
         """
         from rlx_ort.execution.benchmark import benchmark_devices
 
-        return benchmark_devices(self.devices(), self._to_time, inputs, runs)
+        return benchmark_devices(self._choices(), self._to_time, inputs, runs)
 
     # State
 
     def invalidate_cache(self) -> None:
-        """Close every session and forget the devices and the benchmark winners; the weights stay.
+        """Close every session and forget the devices, which refused, and the benchmark winners; the weights stay.
 
         What the probes found is remembered by the registry, for the whole process.
         """
@@ -419,6 +448,11 @@ class GraphDevices:
             self._forget()
         for slot in slots:
             slot.close()
+        graph = getattr(self, "_graph", None)  # a packaged one may not have been read
+        if graph is not None:
+            from rlx_ort.selection.refusals import forget
+
+            forget(graph)
 
     def set_policy(self, policy: DevicePolicy) -> None:
         """Replace the policy and forget what the old one decided; see `invalidate_cache`."""
@@ -455,21 +489,92 @@ class GraphDevices:
                 self._revision = graph.revision
                 self.weights.declare_from(graph)
 
-    def _resolved(self, device: Device | str | None) -> tuple[Device, bool]:
-        """Return the device to use and whether somebody named it."""
-        from rlx_ort.selection.resolve import is_named
+    def _resolved(self, inputs: Mapping[str, Any] | None = None) -> tuple[Device, bool]:
+        """Return `RLX_DEVICE` or the fastest device for the inputs, and whether it was named."""
+        from rlx_ort.selection.resolve import choice
 
-        chosen = self.resolve(device)
-        return chosen, is_named(chosen, device)
+        self._follow_graph()
+        return choice(self.graph, None, self._policy, self._options, inputs)
+
+    def _choice(self, inputs: Mapping[str, Any]) -> tuple[Device, bool]:
+        """Return the device of the policy's strategy for the inputs, and whether it was named."""
+        pick = self._policy.pick_strategy()
+        if not isinstance(pick, (Benchmark, Adaptive)):
+            return self._resolved(inputs)
+        from rlx_ort.execution.benchmark import input_signature
+        from rlx_ort.selection.refusals import refusals
+
+        self._follow_graph()
+        key, winners = input_signature(inputs), self._winners  # another thread may begin with an empty map meanwhile
+        winner = winners.get(key)
+        if winner is not None and winner not in refusals(self.graph, self._by_choice):
+            return winner, False
+        if isinstance(pick, Adaptive):
+            from rlx_ort.adaptive import choose
+
+            found = choose(self.graph, self._policy, self._by_choice, inputs, self._to_time, pick.runs)
+            self.last_choice, winner = found, found.device
+        else:
+            rows = self.benchmark(inputs, pick.runs)
+            if not rows:
+                return self.fastest(inputs), False
+            if rows[0].median_exec_ns is None:
+                raise DeviceFallbackError((row.device, row.failure) for row in rows)
+            winner = rows[0].device
+        winners[key] = winner
+        return winner, False
+
+    def _choices(self) -> list[Device]:
+        """Return the devices that an automatic choice may take now."""
+        from rlx_ort.selection.candidates import devices_for
+
+        self._follow_graph()
+        return devices_for(self.graph, self._policy, self._by_choice)
+
+    def _first_of(self, chain: Devices, work: Callable[[Device], T]) -> tuple[Device, T]:
+        """Return the first device of a chain on which the work succeeds, and its result; keep the attempts."""
+        from rlx_ort.selection.resolve import run_with_fallback
+
+        attempts: list[tuple[Device, str]] = []
+        try:
+            return run_with_fallback(self.graph, self._policy, chain, work, self._options, attempts)
+        finally:
+            self.last_attempts = tuple(attempts)
+
+    def _open_first(self, choose: Callable[[], tuple[Device, bool]]) -> CompiledGraph:
+        """Return the graph compiled for the first choice that takes it, and keep who refuses."""
+        from rlx_ort.selection.refusals import refusals
+        from rlx_ort.selection.resolve import open_first
+
+        try:
+            return open_first(choose, self._opened)
+        finally:
+            self.last_attempts = tuple(refusals(self.graph, self._by_name).items())
+
+    def _assisted(self, device: Device) -> CompiledGraph:
+        return self._opened(device, named=False)
 
     def _to_time(self, device: Device) -> CompiledGraph:
         """Return a graph whose runs leave the handles of the one that is lent as they are."""
-        found = self._compiled(device, named=False)
+        found = self._assisted(device)
         return found.clone() if found.has_handles else found
+
+    def _opened(self, device: Device, named: bool) -> CompiledGraph:
+        """Return the graph compiled for a device, with its session open unless a parameter is still to be set."""
+        compiled = self._compiled(device, named)
+        if not compiled.is_open:
+            with self._remembering(device, compiled.rule):
+                compiled.open(required=False)
+        return compiled
+
+    def _remembering(self, device: Device, rule: PlacementRule) -> contextlib.AbstractContextManager[None]:
+        from rlx_ort.selection.refusals import remembered
+
+        return remembered(self.graph, device, self._options.with_(placement=rule))
 
     def _compiled(self, device: Device, named: bool) -> CompiledGraph:
         self._follow_graph()
-        rule = self._options.placement or (PlacementRule.STRICT if named else PlacementRule.ASSISTED)
+        rule = (self._by_name if named else self._by_choice).placement or PlacementRule.STRICT
         found = self._compiled_graphs.get((device, rule))
         if found is not None and not found.closed:
             return found
@@ -478,7 +583,7 @@ class GraphDevices:
             raise NoViableDeviceError(f"{device.display} may not run graph {self.graph.name!r}: it is {refusal}")
         with self._lock:
             compiling = self._compile_locks.setdefault(device, threading.Lock())
-        with compiling:
+        with compiling, self._remembering(device, rule):
             found = self._lent(device, rule)
             if found is None:
                 from rlx_ort.execution.compiled import CompiledGraph

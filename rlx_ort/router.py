@@ -39,6 +39,7 @@ class DeviceRouter:
 
     Raises:
         NoViableDeviceError: no device took the graph.
+        ParamError: a parameter is not set.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class DeviceRouter:
         return self._runner
 
     def devices(self) -> list[str]:
-        """Return the labels of the devices that may be chosen, best first."""
+        """Return the labels of the devices that `run_on` accepts, in the policy's order."""
         return [device.label for device in self._runner.devices()]
 
     def run(self, inputs: Mapping[str, Any], device: Device | str | None = None) -> tuple[Device, list[Any]]:

@@ -66,22 +66,20 @@ def command(
     process it took, beside the predicted time. Inputs are made up. A device of --devices must take every node; on the
     others the CPU may help.
     """
-    from rlx_ort.adaptive import dims_of
     from rlx_ort.cli.arrays import made_up_inputs
-    from rlx_ort.device import parse_device_list
     from rlx_ort.execution.options import CompileOptions, PlacementRule
     from rlx_ort.graph_devices import GraphDevices
-    from rlx_ort.selection.policy import DevicePolicy
+    from rlx_ort.selection.predict import dims_of
 
     graph = read_model(model)
     sizes = {**dims, **_sizes(graph, shapes)}
     feeds = made_up_inputs(graph.inputs, sizes, _SEED)
     used = dims_of(graph, feeds)
-    policy = DevicePolicy.only(parse_device_list(names)) if names else DevicePolicy.from_env()
+    policy = options.policy_of(names, None, None)
     rule = PlacementRule.STRICT if names else PlacementRule.ASSISTED
     rows = []
     with GraphDevices(graph, policy, CompileOptions(placement=rule)) as runner:
-        devices = list(policy.allow or runner.devices())
+        devices = list(policy.allow or ()) if names else runner.devices()
         for device in devices:
             with progress(f"running on {device.label}"):
                 rows.append(_row(runner, device, feeds, runs))
@@ -122,8 +120,7 @@ def _sizes(graph: Graph, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int
 def _row(runner: GraphDevices, device: Device, feeds: Mapping[str, Any], runs: int) -> dict[str, Any]:
     import psutil
 
-    from rlx_ort.adaptive import dims_of
-    from rlx_ort.selection.predict import explain
+    from rlx_ort.selection.predict import dims_of, explain
 
     row: dict[str, Any] = {"device": device.label, "p50_ns": None, "failure": ""}
     try:

@@ -53,12 +53,9 @@ def command(names: str | None, quick: bool, show_only: bool, as_json: bool) -> N
 
 def _here() -> list[Device]:
     """Return every device that works here and may be chosen, also the second and later ones of a kind."""
-    from rlx_ort.device import Device
-    from rlx_ort.providers.registry import default_registry
-    from rlx_ort.selection.availability import is_available, is_selectable
+    from rlx_ort.selection.availability import is_available, is_selectable, known_devices
 
-    known = dict.fromkeys([*Device.all(), *default_registry().registered_devices()])
-    return [device for device in known if is_available(device) and is_selectable(device)]
+    return [device for device in known_devices() if is_available(device) and is_selectable(device)]
 
 
 def _measured(devices: Iterable[Device], quick: bool) -> dict[Device, CalibrationProfile | RlxError]:

@@ -40,13 +40,10 @@ def command(as_json: bool) -> None:
 
 
 def _rows() -> list[dict[str, Any]]:
-    from rlx_ort.device import Device
-    from rlx_ort.providers.registry import default_registry
-    from rlx_ort.selection.availability import availability, full_name
+    from rlx_ort.selection.availability import availability, full_name, known_devices
 
-    known = dict.fromkeys([*Device.all(), *default_registry().registered_devices()])
     rows = []
-    for device in known:
+    for device in known_devices():
         found = availability(device)
         rows.append(
             {

@@ -83,7 +83,7 @@ def command(
         if open_sessions:
             with progress(f"opening a session on {candidate.label}"):
                 placement, opened = None, _UNOPENED
-                if candidate.supports_graph:
+                if candidate.supports_graph and policy.allows(candidate.device):
                     placement, opened = _opened(graph, candidate.device, compile_options)
                 row |= opened
         else:

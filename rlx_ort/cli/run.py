@@ -92,7 +92,7 @@ def command(
                 compiled, outputs, refused = _first_that_works(runner, tries, feeds)
             else:
                 compiled = runner.compile_resolved_with_inputs(feeds)
-                outputs = compiled.run(feeds)
+                outputs, refused = compiled.run(feeds), list(runner.last_attempts)
         results = dict(zip(compiled.output_specs, outputs, strict=True))
         document = {
             "model": str(model),

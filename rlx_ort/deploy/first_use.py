@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 from rlx_ort.deploy.golden import check_device
 from rlx_ort.device import Device
-from rlx_ort.errors import CalibrationError, NoViableDeviceError
+from rlx_ort.errors import CalibrationError, NoViableDeviceError, RunError
 
 if TYPE_CHECKING:
     from rlx_ort.deploy.package import Package
+    from rlx_ort.execution.compiled import CompiledGraph
     from rlx_ort.graph_devices import GraphDevices
 
 __all__ = ["admit_devices"]
@@ -32,6 +33,8 @@ _SCHEMA = 1
 
 def admit_devices(package: Package, runner: GraphDevices) -> None:
     """Deny the chosen device if it fails the golden cases, then the next, until one is right.
+
+    A denial covers what `DevicePolicy` says: the other indexes of the kind, and the kinds on the same hardware.
 
     The runner's policy denies the ones that failed, and its `last_attempts` says why.
 
@@ -64,7 +67,14 @@ def _verdict(package: Package, runner: GraphDevices, device: Device, inputs: Map
     known = None if path is None else _read(path)
     if known is not None:
         return known
-    parity = check_device(package, runner, device, lambda: runner.compile_resolved_with_inputs(inputs))
+
+    def compile_it() -> CompiledGraph:
+        compiled = runner.compile_resolved_with_inputs(inputs)
+        if compiled.device != device:  # it refused the graph, and the next one was taken
+            raise RunError(dict(runner.last_attempts).get(device, f"{device.display} was not chosen again"))
+        return compiled
+
+    parity = check_device(package, runner, device, compile_it)
     if path is not None and not parity.reason:  # what did not run today may run tomorrow
         _write(path, device, parity.verdict)
     return parity.verdict

@@ -48,7 +48,8 @@ def open_package(
 
     Args:
         path: the package, a folder or a file.
-        policy: which devices may be chosen, in place of the package's own policy.
+        policy: which devices may be chosen, in place of the package's own policy and of the `RLX_*` variables; without
+            one, what both allow.
         options: how to compile; its dims and precisions come before those of the package.
         require_signature: PEM file of the public key that must have signed the package; by default what
             `RLX_PACKAGE_KEY` names, if it is set.
@@ -62,7 +63,10 @@ def open_package(
         PackageError: there is no package, it needs newer versions, or `options` ask for the cache beside `private`.
         IntegrityError: it is not what it says it is, or not signed by the key.
         NoViableDeviceError: no device gives the golden outputs.
+        DeviceParseError: no policy is given, and one of the variables does not parse.
     """
+    if policy is None:
+        caller = DevicePolicy.from_env()  # before anything is read: a typo must not widen what may run
     key = require_signature or environment.get("PACKAGE_KEY") or None
     package = Package(path, key=key, sha256=sha256, min_serial=min_serial, private=private)
     wanted = package.index.verify_on_first_use if verify_on_first_use is None else verify_on_first_use
@@ -70,7 +74,8 @@ def open_package(
         raise PackageError(f"{path} has no golden cases that a first use could be checked with")
     quick = None if wanted or private or options is not None else _quick_session(package)
     settings = _without_cache(options) if private else options
-    runner = PackageDevices(package, policy or package.index.policy, options_of(package, settings), quick)
+    policy = narrowed_policy(package.index.policy, caller) if policy is None else policy
+    runner = PackageDevices(package, policy, options_of(package, settings), quick)
     if wanted:
         from rlx_ort.deploy.first_use import admit_devices
 

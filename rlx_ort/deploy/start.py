@@ -67,7 +67,8 @@ def start_package(
     place = Path(path)
     key = require_signature or environment.get("PACKAGE_KEY") or None
     quick, digest = None, sha256
-    if device == "cpu" and key is None:
+    ruled = environment.get("DEVICES") or environment.get("DENY_DEVICES")  # what is opened in full obeys them
+    if device == "cpu" and key is None and not ruled:
         collecting = gc.isenabled()
         gc.disable()  # nothing of what is imported here is ever garbage
         try:

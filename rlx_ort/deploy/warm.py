@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rlx_ort import environment
-from rlx_ort.deploy.open import runner_of
+from rlx_ort.deploy.open import narrowed_policy, runner_of
 from rlx_ort.deploy.package import Package
 from rlx_ort.device import Device
 from rlx_ort.errors import RlxError
 from rlx_ort.execution.options import CacheUse, CompileOptions, PlacementRule
 from rlx_ort.ir.types import TensorType
+from rlx_ort.selection.policy import DevicePolicy
 
 if TYPE_CHECKING:
     from rlx_ort.execution.compiled import CompiledGraph
@@ -55,7 +56,9 @@ def warm_package(
     sha256: str | None = None,
     min_serial: int = 0,
 ) -> list[WarmedDevice]:
-    """Compile a package for devices, by default all that its policy allows and that work here, and keep the results.
+    """Compile a package for devices, by default all that may run it and that work here, and keep the results.
+
+    Which may is what the package's policy and the `RLX_*` variables both allow.
 
     Takes as long as compiling does, and writes up to twice the size of the model. A second call finds everything.
 
@@ -71,37 +74,35 @@ def warm_package(
     Raises:
         PackageError: there is no package, or it needs newer versions.
         IntegrityError: it is not what it says it is, or not signed by the key.
+        DeviceParseError: one of the `RLX_*` variables does not parse.
     """
     key = require_signature or environment.get("PACKAGE_KEY") or None
     with Package(path, key=key, sha256=sha256, min_serial=min_serial) as package:
-        runner = runner_of(package, options=CompileOptions(cache=CacheUse.ON))
         # A named device must take every node; automatic choice may be helped by the CPU, and so may this.
-        named = devices is not None
+        rule = PlacementRule.ASSISTED if devices is None else PlacementRule.STRICT
+        policy = narrowed_policy(package.index.policy, DevicePolicy.from_env())
+        runner = runner_of(package, policy, CompileOptions(placement=rule, cache=CacheUse.ON))
         with runner:
             return [
-                _warmed(package, runner.options, device, named, progress)
+                _warmed(package, runner.policy, runner.options, device, progress)
                 for device in (devices if devices is not None else runner.devices())
             ]
 
 
 def _warmed(
     package: Package,
+    policy: DevicePolicy,
     options: CompileOptions,
     device: Device,
-    named: bool,
     progress: Callable[[Device], object] | None,
 ) -> WarmedDevice:
     from rlx_ort.providers.compiled.models import watched
 
     if progress is not None:
         progress(device)
-    rule = PlacementRule.STRICT if named else PlacementRule.ASSISTED
     began = time.perf_counter()
     try:
-        with (
-            watched() as openings,
-            runner_of(package, options=replace(options, placement=options.placement or rule)) as runner,
-        ):
+        with watched() as openings, runner_of(package, policy, options) as runner:
             compiled = runner.compile(device)
             seconds = time.perf_counter() - began
             if not openings:

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from rlx_ort.device import Device
-from rlx_ort.errors import DeviceError, GraphError, InputError, ParamError, RunError
+from rlx_ort.errors import is_device_failure
 from rlx_ort.execution.compiled import CompiledGraph
 
 __all__ = ["DeviceBenchResult", "InputSignature", "benchmark_devices", "input_signature"]
@@ -84,9 +84,9 @@ def _timed(
             before = time.perf_counter_ns()
             compiled.run(inputs)
             times.append(time.perf_counter_ns() - before)
-    except (InputError, ParamError):
-        raise
-    except (DeviceError, GraphError, RunError) as err:
+    except Exception as err:
+        if not is_device_failure(err):
+            raise
         _log.warning("%s is left out of the benchmark: %s", device.display, err)
-        return DeviceBenchResult(device, device.label, compiled_at - start, None, str(err))
+        return DeviceBenchResult(device, device.label, compiled_at - start, None, str(err) or type(err).__name__)
     return DeviceBenchResult(device, device.label, compiled_at - start, sorted(times)[len(times) // 2])

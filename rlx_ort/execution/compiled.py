@@ -138,6 +138,26 @@ class CompiledGraph(MoeControls, HandleCalls, BackgroundRuns):
         assert self._slot.placement is not None  # noqa: S101  # opening a session fills it in
         return self._slot.placement
 
+    @property
+    def is_open(self) -> bool:
+        """Whether its session is open now; else the next run opens it."""
+        return self._slot.current is not None
+
+    def open(self, *, required: bool = True) -> None:
+        """Open the session now and not at the first run; unless `required`, not while a parameter is still to be set.
+
+        Raises:
+            ParamError: a parameter is not set, and the session is required.
+            PlacementError: the nodes are not where the rule wants them.
+            DeviceUnavailableError: the device does not work here.
+            LegalizeError: a node has no kernel.
+            EngineError: the engine refused the model.
+        """
+        if required:
+            self._slot.engine(self._rule)
+        else:
+            self._slot.open_if_ready(self._rule)
+
     def set_param(self, name: str, array: npt.ArrayLike | TensorData, *, cast: bool = False) -> None:
         """Give a parameter new data; see `WeightStore.set`.
 

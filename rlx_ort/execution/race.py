@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from rlx_ort.device import Device
-from rlx_ort.errors import DeviceError, GraphError, InputError, ParamError, RunError
+from rlx_ort.errors import is_device_failure
 from rlx_ort.execution.benchmark import DeviceBenchResult
 from rlx_ort.execution.compiled import CompiledGraph
 
@@ -130,9 +130,9 @@ def _opened(device: Device, compile_on: Callable[[Device], CompiledGraph], input
         start = time.perf_counter_ns()
         lane.compiled.run(inputs)
         lane.run_ns = max(float(time.perf_counter_ns() - start), 1.0)
-    except (InputError, ParamError):
-        raise
-    except (DeviceError, GraphError, RunError) as err:
+    except Exception as err:
+        if not is_device_failure(err):
+            raise
         _fail(lane, err)
     return lane
 
@@ -181,7 +181,9 @@ def _run_block(lane: Lane, inputs: Mapping[str, Any]) -> None:
     try:
         lane.run_ns = max(float(statistics.median(timed_block(lane.compiled, inputs, count, warm))), 1.0)
         lane.blocks.append(lane.run_ns)
-    except (DeviceError, GraphError, RunError) as err:
+    except Exception as err:
+        if not is_device_failure(err):
+            raise
         _fail(lane, err)
 
 
@@ -191,7 +193,7 @@ def _runs_in(time_ns: float, run_ns: float) -> int:
 
 def _fail(lane: Lane, err: Exception) -> None:
     _log.warning("%s is left out of the race: %s", lane.device.display, err)
-    lane.failure = str(err)
+    lane.failure = str(err) or type(err).__name__
 
 
 def _still_in(lanes: list[Lane], done: int) -> list[Lane]:

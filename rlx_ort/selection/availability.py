@@ -7,9 +7,9 @@ answer for the life of the process, so only the first question costs something.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable
 
-from rlx_ort.device import Device, priority_rank
+from rlx_ort.device import Device, as_devices, priority_rank
 from rlx_ort.errors import DeviceUnavailableError, NoViableDeviceError
 from rlx_ort.providers import registry
 from rlx_ort.providers.base import Availability, Provider
@@ -23,6 +23,7 @@ __all__ = [
     "fastest_device",
     "full_name",
     "is_available",
+    "known_devices",
     "provider_of",
     "require_available",
     "supports_run_slots",
@@ -65,6 +66,19 @@ def provider_of(device: Device) -> Provider | None:
     return provider if provider is not None and (provider.ep_name or provider.selectable) else None
 
 
+def known_devices(wanted: Callable[[Device], bool] = lambda device: True) -> list[Device]:
+    """Return the wanted ones of all known kinds and of all indexes that hardware discovery sees, by kind and index.
+
+    Nothing is probed, and providers with no wanted kind are not asked for their indexes.
+    """
+    kinds = Device.all()
+    providers = registry.default_registry().providers()
+    asked = (provider for provider in providers if any(wanted(Device(kind)) for kind in provider.kinds))
+    found = dict.fromkeys([*kinds, *(device for provider in asked for device in provider.devices())])
+    order = {device.kind: place for place, device in enumerate(kinds)}
+    return sorted(filter(wanted, found), key=lambda device: (order[device.kind], device.index))
+
+
 def available_devices() -> list[Device]:
     """Return the devices that work here, the first of each kind, in the order of `Device.all()`."""
     return [device for device in Device.all() if is_available(device)]
@@ -90,15 +104,17 @@ def fastest_device() -> Device:
     return fastest_among(found)
 
 
-def fastest_among(devices: Sequence[Device]) -> Device:
+def fastest_among(devices: Device | str | Iterable[Device | str]) -> Device:
     """Return the device with the best platform priority; of several unknown to it, the first.
 
     Raises:
         NoViableDeviceError: the list is empty.
+        DeviceParseError: a name is no known device.
     """
-    if not devices:
+    found = as_devices(devices)
+    if not found:
         raise NoViableDeviceError("there is no device to choose from: the list is empty")
-    return min(devices, key=priority_rank)
+    return min(found, key=priority_rank)
 
 
 def is_selectable(device: Device) -> bool:

@@ -6,8 +6,8 @@ import math
 import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from dataclasses import dataclass, field
+from typing import Any
 
 from rlx_ort.calibration import store
 from rlx_ort.converters.collector import paused_collector
@@ -17,9 +17,10 @@ from rlx_ort.execution.options import CompileOptions, PlacementRule
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.types import TensorType
 from rlx_ort.providers import registry
-from rlx_ort.selection.availability import availability, is_selectable, provider_of, supports_run_slots
+from rlx_ort.selection.availability import availability, is_selectable, known_devices, provider_of, supports_run_slots
 from rlx_ort.selection.policy import DevicePolicy
-from rlx_ort.selection.predict import cost_model, predicted_ns
+from rlx_ort.selection.predict import cost_model, dims_of, predicted_ns
+from rlx_ort.selection.refusals import refusals
 from rlx_ort.selection.support import Support, support_of
 
 __all__ = [
@@ -28,19 +29,34 @@ __all__ = [
     "device_report",
     "devices_for",
     "fastest_device_for",
+    "rank",
 ]
 
 CLOSE = 1.05
 """Predictions within this factor of the best are equal, as far as a preference is concerned."""
 
 _CHOICES_A_GRAPH = 8
-_Choice: TypeAlias = tuple[object, DevicePolicy, CompileOptions, Sequence[Device]]
+_SIZES_A_CHOICE = 64
+_BY_NAME_ONLY = "only runs when it is asked for by name"
+_Sizes = tuple[tuple[str, int], ...]
+
+
+@dataclass
+class _Choice:
+    """The rankings under a policy and options, by the sizes of the named dims, and what they hold for."""
+
+    policy: DevicePolicy
+    options: CompileOptions
+    state: object = None
+    rankings: dict[_Sizes, Sequence[Device]] = field(default_factory=dict)
+
+
 _choices: weakref.WeakKeyDictionary[Graph, deque[_Choice]] = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceCandidate:
-    """One row of `device_report`.
+    """One row of `device_report` and `rank`.
 
     Attributes:
         device: the device.
@@ -85,10 +101,32 @@ def device_report(
     """
     policy = policy or DevicePolicy()
     options = automatic(options)
-    ranked = _ranked(graph, policy, options)
-    chosen = ranked[0] if ranked else None
-    predictions = {device: predicted_ns(graph, device, options) for device in ranked}
-    return [_row(graph, device, policy, options, chosen, predictions) for device in policy.probe_set()]
+    return _rows(graph, policy.probe_set(), policy, options, {})
+
+
+def rank(
+    graph: Graph,
+    inputs: Mapping[str, Any] | None = None,
+    policy: DevicePolicy | None = None,
+    options: CompileOptions | None = None,
+) -> list[DeviceCandidate]:
+    """Return a row for every device the policy allows: first those that may be chosen, best first, then the others.
+
+    Automatic choices take the first row without a blocker. Every index is a row of its own. A device that refused the
+    graph when its session was opened has that as its blocker. No session of the graph is opened here.
+
+    Args:
+        graph: the graph.
+        inputs: the inputs of a run, which size the graph's named dims; without, they come from the options.
+        policy: which devices may be chosen; everything by default, without a look at the environment.
+        options: how to compile; the CPU may help unless they say otherwise.
+    """
+    policy = policy or DevicePolicy()
+    options = automatic(options)
+    dims = dims_of(graph, inputs or {})
+    ranked = _ranked(graph, policy, options, dims)
+    blocked = policy.apply(device for device in _allowed(policy) if device not in ranked)
+    return _rows(graph, [*ranked, *blocked], policy, options, dims)
 
 
 def devices_for(
@@ -96,20 +134,23 @@ def devices_for(
 ) -> list[Device]:
     """Return the devices that may be chosen for the graph, by preference, then by platform priority.
 
-    Devices that no automatic choice may take are in it only when the policy's allow list names them.
+    Every index that hardware discovery sees counts. Devices that no automatic choice may take are in it only when the
+    policy's allow list names them; devices that refused the graph when a session was opened are not.
     """
     policy = policy or DevicePolicy()
     options = automatic(options)
-    named = policy.allow or ()
-    known = dict.fromkeys([*Device.all(), *named])
-    found = [device for device in known if policy.allows(device) and (device in named or is_selectable(device))]
-    return policy.apply(device for device in found if blocker_of(graph, device, policy, options) is None)
+    refused = refusals(graph, options)
+    allowed = _allowed(policy)
+    return policy.apply(device for device in allowed if _blocker(graph, device, policy, options, refused) is None)
 
 
 def fastest_device_for(
-    graph: Graph, policy: DevicePolicy | None = None, options: CompileOptions | None = None
+    graph: Graph,
+    policy: DevicePolicy | None = None,
+    options: CompileOptions | None = None,
+    inputs: Mapping[str, Any] | None = None,
 ) -> Device:
-    """Return the device with the smallest predicted time among those that may be chosen for the graph.
+    """Return the device with the smallest predicted time among those that may be chosen for the graph; see `rank`.
 
     A preferred device wins when its prediction is within 5 % of the best. Devices without a prediction come after
     those with one, by preference and then by platform priority.
@@ -119,7 +160,7 @@ def fastest_device_for(
     """
     policy = policy or DevicePolicy()
     options = automatic(options)
-    ranked = _ranked(graph, policy, options)
+    ranked = _ranked(graph, policy, options, dims_of(graph, inputs or {}))
     if not ranked:
         raise no_viable_device(graph, policy, options)
     return ranked[0]
@@ -141,37 +182,66 @@ def blocker_of(graph: Graph, device: Device, policy: DevicePolicy, options: Comp
 
 def no_viable_device(graph: Graph, policy: DevicePolicy, options: CompileOptions) -> NoViableDeviceError:
     """Return the error for a graph that no device may run, with the blocker of each device of the probe set."""
-    rows = []
-    for device in dict.fromkeys(policy.probe_set()):
-        blocker = blocker_of(graph, device, policy, options)
-        rows.append((device, blocker or "only runs when it is asked for by name"))
+    refused = refusals(graph, options)
+    probed = dict.fromkeys(policy.probe_set())
+    rows = [(device, _blocker(graph, device, policy, options, refused) or _BY_NAME_ONLY) for device in probed]
     remedy = "widen the policy, or bring in another execution provider"
     return NoViableDeviceError(f"no device may run graph {graph.name!r}: {remedy}.", rows)
 
 
-def _ranked(graph: Graph, policy: DevicePolicy, options: CompileOptions) -> Sequence[Device]:
+def _allowed(policy: DevicePolicy) -> list[Device]:
+    """Return the devices the policy allows, each once; nothing that it refuses is looked at."""
+    if policy.allow is None:
+        return known_devices(policy.allows)
+    return [device for device in dict.fromkeys(policy.allow) if policy.allows(device)]
+
+
+def _blocker(
+    graph: Graph, device: Device, policy: DevicePolicy, options: CompileOptions, refused: Mapping[Device, str]
+) -> str | None:
+    """Return why an automatic choice cannot take a device, or None: `blocker_of`, or what opening it showed."""
+    blocker = blocker_of(graph, device, policy, options)
+    if blocker is None and device in refused:
+        blocker = f"refused the graph when its session was opened: {refused[device].splitlines()[0]}"
+    named = policy.allow is not None and device in policy.allow
+    return blocker if blocker or named or is_selectable(device) else _BY_NAME_ONLY
+
+
+def _ranked(graph: Graph, policy: DevicePolicy, options: CompileOptions, dims: Mapping[str, int]) -> Sequence[Device]:
     """Return the devices that may be chosen, the automatic choice first.
 
-    The answer is remembered until the graph, a provider or a calibration of this process changes.
+    The answer is remembered until the graph, a provider, a refusal or a calibration of this process changes.
     """
-    providers = registry.default_registry()
-    state = (providers, providers.generation, store.generation(), graph.revision)
-    known = _choices.get(graph)
-    for entry_state, entry_policy, entry_options, ranking in known or ():
-        if entry_state == state and entry_policy == policy and entry_options == options:
+    refused = frozenset(refusals(graph, options))
+    sizes = tuple(sorted(dims.items()))
+    known = _choices.setdefault(graph, deque(maxlen=_CHOICES_A_GRAPH))
+    choice = next((entry for entry in list(known) if entry.policy == policy and entry.options == options), None)
+    if choice is None:
+        choice = _Choice(policy, options)
+        known.append(choice)
+    if choice.state == _state(graph, refused):
+        ranking = choice.rankings.get(sizes)
+        if ranking is not None:
             return ranking
     with paused_collector():  # judging makes an object a node, over which it would walk several times
-        ranking = _rank(graph, policy, options)
-    if known is None:
-        known = _choices.setdefault(graph, deque(maxlen=_CHOICES_A_GRAPH))
+        ranking = _rank(graph, policy, options, dims)
     # Ranking may have probed devices or measured them; what it found is as of now.
-    known.append(((providers, providers.generation, store.generation(), graph.revision), policy, options, ranking))
+    state = _state(graph, refused)
+    if choice.state != state or len(choice.rankings) >= _SIZES_A_CHOICE:
+        choice.rankings = {}  # before the state, so that no thread finds old rankings under the new state
+        choice.state = state
+    choice.rankings[sizes] = ranking
     return ranking
 
 
-def _rank(graph: Graph, policy: DevicePolicy, options: CompileOptions) -> list[Device]:
+def _state(graph: Graph, refused: frozenset[Device]) -> object:
+    providers = registry.default_registry()
+    return providers, providers.generation, store.generation(), graph.revision, refused
+
+
+def _rank(graph: Graph, policy: DevicePolicy, options: CompileOptions, dims: Mapping[str, int]) -> list[Device]:
     devices = devices_for(graph, policy, options)
-    predictions = {device: predicted_ns(graph, device, options) for device in devices}
+    predictions = {device: predicted_ns(graph, device, options, dims) for device in devices}
     known = [time for time in predictions.values() if time is not None]
     limit = min(known, default=math.inf) * CLOSE
 
@@ -186,36 +256,51 @@ def _rank(graph: Graph, policy: DevicePolicy, options: CompileOptions) -> list[D
     return sorted(devices, key=place)
 
 
+def _rows(
+    graph: Graph, devices: Sequence[Device], policy: DevicePolicy, options: CompileOptions, dims: Mapping[str, int]
+) -> list[DeviceCandidate]:
+    ranked = _ranked(graph, policy, options, dims)
+    chosen = ranked[0] if ranked else None
+    refused = refusals(graph, options)
+    rows = []
+    for device in devices:
+        predicted = predicted_ns(graph, device, options, dims) if device in ranked else None
+        blocker = _blocker(graph, device, policy, options, refused)
+        rows.append(_row(graph, device, options, device == chosen, blocker, predicted, dims))
+    return rows
+
+
 def _row(
     graph: Graph,
     device: Device,
-    policy: DevicePolicy,
     options: CompileOptions,
-    chosen: Device | None,
-    predictions: Mapping[Device, float | None],
+    recommended: bool,
+    blocker: str | None,
+    predicted: float | None,
+    dims: Mapping[str, int],
 ) -> DeviceCandidate:
     found = availability(device)
     support = support_of(device, graph, options) if found.available else Support(reason="not here")
-    model = cost_model(device) if predictions.get(device) is not None else None
+    model = cost_model(device) if predicted is not None else None
     return DeviceCandidate(
         device=device,
         label=device.label,
         available=found.available,
         registered=provider_of(device) is not None,
         supports_graph=support.supported,
-        recommended=device == chosen,
-        blocker=blocker_of(graph, device, policy, options),
+        recommended=recommended,
+        blocker=blocker,
         hardware=found.hardware,
         driver=found.driver,
         capabilities=_capabilities(device),
-        predicted_ns=predictions.get(device),
+        predicted_ns=predicted,
         profile_source=None if model is None else model.source,
         cpu_nodes=len(support.cpu_nodes),
-        assumed_dims=() if model is None else _without_size(graph, options),
+        assumed_dims=() if model is None else _without_size(graph, {**options.dims, **dims}),
     )
 
 
-def _without_size(graph: Graph, options: CompileOptions) -> tuple[str, ...]:
+def _without_size(graph: Graph, sizes: Mapping[str, int]) -> tuple[str, ...]:
     """Return the dims of the graph's inputs that have no size, named or by their place."""
     found: dict[str, None] = {}
     for value in graph.inputs:
@@ -223,7 +308,7 @@ def _without_size(graph: Graph, options: CompileOptions) -> tuple[str, ...]:
         for axis, dim in enumerate(shape or ()):
             if dim is None:
                 found[f"{value.name}[{axis}]"] = None
-            elif isinstance(dim, str) and dim not in options.dims:
+            elif isinstance(dim, str) and dim not in sizes:
                 found[dim] = None
     return tuple(found)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, cast
 
 from rlx_ort.device import Device
 from rlx_ort.errors import NoViableDeviceError
@@ -27,18 +27,42 @@ from rlx_ort.selection.workload import DEFAULT_DIM, Work
 __all__ = [
     "DEFAULT_DIM",
     "BackendCostModel",
+    "BasicCostModel",
     "ProfileCostModel",
+    "completed",
     "estimate_graph_cost",
     "pick_best_device",
 ]
 
 
-class BackendCostModel(Protocol):
-    """What a device needs for its part of a run. Implementations may be asked from several threads."""
+class BasicCostModel(Protocol):
+    """The rates of a device: all that a cost model of your own must have.
+
+    `device` may also be a method. A `BackendCostModel` is made of it where one is needed; see `completed`.
+    """
 
     @property
     def device(self) -> Device:
         """The device it speaks for."""
+
+    def sgemm_gflops(self, m: int, k: int, n: int) -> float:
+        """Return the sustained rate of an f32 product of (m, k) and (k, n), in GFLOP/s."""
+
+    def memory_bw(self) -> float:
+        """Return the device's memory bandwidth, in bytes per ns."""
+
+    def dispatch_overhead_ns(self) -> float:
+        """Return the time to start one kernel, in ns."""
+
+    def roundtrip_overhead_ns(self) -> float:
+        """Return the time of a run that computes nothing, in ns."""
+
+    def num_threads(self) -> int:
+        """Return the threads the device computes with; 1 for accelerators. Predictions do not use it."""
+
+
+class BackendCostModel(BasicCostModel, Protocol):
+    """What a device needs for its part of a run. Implementations may be asked from several threads."""
 
     @property
     def source(self) -> str:
@@ -54,29 +78,14 @@ class BackendCostModel(Protocol):
     def work_ns(self, work: Work) -> float:
         """Return the time of one piece of work with its launch, in ns."""
 
-    def sgemm_gflops(self, m: int, k: int, n: int) -> float:
-        """Return the sustained rate of an f32 product of (m, k) and (k, n), in GFLOP/s."""
-
     def conv_gflops(self) -> float:
         """Return the sustained rate of f32 convolutions, in GFLOP/s."""
-
-    def memory_bw(self) -> float:
-        """Return the device's memory bandwidth, in bytes per ns."""
-
-    def dispatch_overhead_ns(self) -> float:
-        """Return the time to start one kernel, in ns."""
-
-    def roundtrip_overhead_ns(self) -> float:
-        """Return the time of a run that computes nothing, in ns."""
 
     def upload_ns(self, nbytes: int) -> float:
         """Return the time to bring one value from the host to the device, in ns."""
 
     def readback_ns(self, nbytes: int) -> float:
         """Return the time to bring one value from the device to the host, in ns."""
-
-    def num_threads(self) -> int:
-        """Return the threads the device computes with; 1 for accelerators. Predictions do not use it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,27 +163,56 @@ class ProfileCostModel:
         return self.threads
 
 
+def completed(model: BasicCostModel) -> BackendCostModel:
+    """Return a model with everything that predictions ask for; the rates alone make a profile.
+
+    What the rates leave out is assumed: convolutions run at the rate of a product of size 512, transfers are free.
+    """
+    if hasattr(model, "work_ns"):
+        return cast(BackendCostModel, model)
+    return _GivenCostModel(model)
+
+
+class _GivenCostModel(ProfileCostModel):
+    """A `ProfileCostModel` with the rates of somebody's model, which may depend on the shape."""
+
+    _model: BasicCostModel
+
+    def __init__(self, model: BasicCostModel) -> None:
+        device = model.device() if callable(model.device) else model.device
+        conv, nothing = model.sgemm_gflops(512, 512, 512), 0.0
+        rates = (model.memory_bw(), model.dispatch_overhead_ns(), model.roundtrip_overhead_ns())
+        profile = CostProfile(conv, conv, *rates, nothing, nothing, source=f"given: {type(model).__name__}")
+        super().__init__(device, profile, model.num_threads())
+        object.__setattr__(self, "_model", model)
+
+    def sgemm_gflops(self, m: int, k: int, n: int) -> float:
+        """Return the model's rate of the product."""
+        return self._model.sgemm_gflops(m, k, n)
+
+
 _CONVOLUTIONS = ("conv", "pointwise", "depthwise")
 
 
 def estimate_graph_cost(
     graph: Graph,
-    model: BackendCostModel,
+    model: BasicCostModel,
     *,
     dims: Mapping[str, int] | None = None,
     cpu_nodes: Collection[int] = (),
-    cpu_model: BackendCostModel | None = None,
+    cpu_model: BasicCostModel | None = None,
 ) -> float:
     """Return the predicted time of one run, in ns.
 
     Args:
         graph: the graph; dead nodes count, fusion does not.
-        model: the device's figures.
+        model: the device's figures; its rates are enough, see `completed`.
         dims: sizes of named dims; a dimension that has none counts as `DEFAULT_DIM`.
         cpu_nodes: ids of the nodes that the CPU takes over; they count as the device's own without a `cpu_model`.
         cpu_model: the figures for those nodes.
     """
     sizes = dict(dims or {})
+    model, cpu_model = completed(model), None if cpu_model is None else completed(cpu_model)
     on_cpu = frozenset(cpu_nodes) if cpu_model is not None else frozenset()
     total = model.roundtrip_overhead_ns()
     for value in graph.outputs:
@@ -190,7 +228,7 @@ def estimate_graph_cost(
 
 
 def pick_best_device(
-    graph: Graph, models: Sequence[BackendCostModel], *, dims: Mapping[str, int] | None = None
+    graph: Graph, models: Sequence[BasicCostModel], *, dims: Mapping[str, int] | None = None
 ) -> Device:
     """Return the device with the smallest predicted time; of equals, the earlier one.
 
@@ -199,6 +237,7 @@ def pick_best_device(
     """
     best: Device | None = None
     best_ns = math.inf
+    models = [completed(model) for model in models]
     for model in models:
         predicted_ns = estimate_graph_cost(graph, model, dims=dims)
         if predicted_ns < best_ns:  # false for NaN as well

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import ClassVar, TypeAlias
 
 from rlx_ort import environment
 from rlx_ort.device import Device, as_devices, parse_device, parse_device_list, priority_rank
@@ -19,6 +19,9 @@ __all__ = [
     "device_chain_from_env",
     "device_from_env",
 ]
+
+Devices: TypeAlias = Device | str | Iterable[Device | str]
+"""Devices or their names, or one string that lists some, as in `"cuda,cpu"`."""
 
 _UNRANKED = 255
 
@@ -66,13 +69,25 @@ DevicePickStrategy.ADAPTIVE = Adaptive()
 class DevicePolicy:
     """Which devices may be chosen. Frozen: the `with_` methods return a changed copy.
 
-    Devices are compared by value, so denying `cuda` denies the first CUDA device and leaves `cuda:1`.
+    Lists take devices, names, or one string such as `"cuda,cpu"`. When in doubt they keep a device out:
+
+    - `allow` is exact: `cuda` (the same device as `cuda:0`) allows the first CUDA device, and `cuda:1` the second.
+    - `deny` is wide: a kind without an index, or with index 0, denies every index of the kind and the kinds that reach
+      the same hardware through it or under another name: `cuda` also denies `tensorrt` and `nv-tensorrt-rtx`, and each
+      of `gpu`, `webgpu` and `vulkan` the other two. `cuda:1` denies that index alone, with TensorRT on it. To keep the
+      first device out and use the second, allow the second.
+
+    A denial goes by kind and index, not by card, since looking at a card means probing a denied device: without CUDA,
+    `webgpu` and `directx` may still use an NVIDIA GPU. Deny them as well to leave that GPU alone.
 
     Attributes:
         allow: the only devices that may be chosen, or None for no restriction; empty means none may.
         deny: devices that must not be chosen, even when allowed or asked for.
         prefer: devices that win when their predicted times are close, best first; adds no device.
         pick: how the choice is made.
+
+    Raises:
+        DeviceParseError: a name in a list is no known device.
     """
 
     allow: tuple[Device, ...] | None = None
@@ -80,21 +95,27 @@ class DevicePolicy:
     prefer: tuple[Device, ...] = ()
     pick: DevicePickStrategy = field(default_factory=CostModel)
 
+    def __post_init__(self) -> None:
+        if self.allow is not None:
+            object.__setattr__(self, "allow", as_devices(self.allow))
+        object.__setattr__(self, "deny", as_devices(self.deny))
+        object.__setattr__(self, "prefer", as_devices(self.prefer))
+
     @classmethod
     def all(cls) -> DevicePolicy:
         """Return the policy that restricts nothing."""
         return cls()
 
     @classmethod
-    def only(cls, devices: Iterable[Device | str]) -> DevicePolicy:
+    def only(cls, devices: Devices) -> DevicePolicy:
         """Return the policy that allows exactly these devices; none at all is legal and leaves nothing viable."""
         return cls(allow=as_devices(devices))
 
-    def with_deny(self, devices: Iterable[Device | str]) -> DevicePolicy:
+    def with_deny(self, devices: Devices) -> DevicePolicy:
         """Return a copy that denies these devices as well."""
         return replace(self, deny=self.deny + as_devices(devices))
 
-    def with_prefer(self, devices: Iterable[Device | str]) -> DevicePolicy:
+    def with_prefer(self, devices: Devices) -> DevicePolicy:
         """Return a copy that prefers these devices after those already preferred."""
         return replace(self, prefer=self.prefer + as_devices(devices))
 
@@ -130,31 +151,37 @@ class DevicePolicy:
         return self.pick
 
     def probe_set(self) -> list[Device]:
-        """Return the devices a report has rows for: the allow list as given, else every known device."""
-        return Device.all() if self.allow is None else list(self.allow)
+        """Return the devices a report has rows for: the allow list as given, else every known device and index."""
+        from rlx_ort.selection.availability import known_devices
 
-    def allows(self, device: Device) -> bool:
+        return known_devices() if self.allow is None else list(self.allow)
+
+    def allows(self, device: Device | str) -> bool:
         """Return whether a device may be chosen: not denied, and on the allow list if there is one."""
-        return device not in self.deny and (self.allow is None or device in self.allow)
+        return self.refusal(device) is None
 
-    def refusal(self, device: Device) -> str | None:
-        """Return why the policy refuses a device, or None when it does not; a denial is named first."""
-        if device in self.deny:
-            return f"denied by the policy (deny: {labels(self.deny)})"
+    def refusal(self, device: Device | str) -> str | None:
+        """Return why the policy refuses a device, with the rule that hit, or None; a denial is named first."""
+        device = Device(device)
+        denial = next((denied for denied in self.deny if _covers(denied, device)), None)
+        if denial is not None:
+            covered = "" if denial == device else f", which covers {device.label}"
+            return f"denied by the policy (deny: {denial.label}{covered})"
         if self.allow is not None and device not in self.allow:
             return f"outside the policy's allow list (only: {labels(self.allow)})"
         return None
 
-    def apply(self, candidates: Iterable[Device]) -> list[Device]:
+    def apply(self, candidates: Devices) -> list[Device]:
         """Return the candidates that may be chosen, best first: by preference, then by platform priority.
 
         The sort is stable and keeps duplicates.
         """
-        allowed = [device for device in candidates if self.allows(device)]
+        allowed = [device for device in as_devices(candidates) if self.allows(device)]
         return sorted(allowed, key=lambda device: (self.prefer_rank(device), priority_rank(device)))
 
-    def prefer_rank(self, device: Device) -> int:
+    def prefer_rank(self, device: Device | str) -> int:
         """Return the device's place among the preferred ones; the others share one last place."""
+        device = Device(device)
         return self.prefer.index(device) if device in self.prefer else _UNRANKED
 
 
@@ -186,6 +213,12 @@ def device_chain_from_env(prefix: str = "RLX") -> list[Device]:
 def labels(devices: Iterable[Device]) -> str:
     """Return the labels of devices as one text, `none` when there are none."""
     return ", ".join(device.label for device in devices) or "none"
+
+
+def _covers(denied: Device, device: Device) -> bool:
+    """Return whether a denial of one device keeps another one out; index 0 stands for every index of its kind."""
+    same_hardware = device.kind == denied.kind or device.kind in denied.family.covers
+    return same_hardware and denied.index in (0, device.index)
 
 
 def _read(prefix: str, key: str) -> tuple[str, str] | None:

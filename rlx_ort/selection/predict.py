@@ -8,6 +8,9 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
 
 from rlx_ort import environment
 from rlx_ort.converters.to_onnx.draft import Draft
@@ -15,6 +18,7 @@ from rlx_ort.device import Device
 from rlx_ort.errors import CalibrationError, RlxError
 from rlx_ort.execution.options import CompileOptions, Precision
 from rlx_ort.ir.graph import Graph
+from rlx_ort.ir.types import TensorType
 from rlx_ort.providers.cores import device_threads
 from rlx_ort.selection.availability import provider_of
 from rlx_ort.selection.cost import BackendCostModel, ProfileCostModel
@@ -22,7 +26,7 @@ from rlx_ort.selection.estimate import Estimate, estimate_workload, total_ns
 from rlx_ort.selection.support import draft_for, support_of
 from rlx_ort.selection.workload import Work, Workload, workload_of
 
-__all__ = ["cost_model", "explain", "predicted_ns", "why_default", "works_of"]
+__all__ = ["cost_model", "dims_of", "explain", "predicted_ns", "why_default", "works_of"]
 
 _log = logging.getLogger(__name__)
 _WORKLOADS_A_DRAFT = 64
@@ -65,7 +69,7 @@ def explain(
 ) -> Estimate | None:
     """Return the predicted time of a graph on a device with its parts, or None where nothing can be predicted.
 
-    `dims` are sizes of named dims, as the inputs of a run tell them; they come before those of the options.
+    `dims` are sizes of named dims, as `dims_of` reads them from the inputs; they come before those of the options.
     """
     device = Device(device)
     options = options or CompileOptions()
@@ -78,6 +82,20 @@ def explain(
         return None
     cpu_nodes = support_of(device, graph, options).cpu_nodes
     return estimate_workload(workload, model, cpu_nodes=cpu_nodes, cpu_model=cost_model(Device.CPU))
+
+
+def dims_of(graph: Graph, inputs: Mapping[str, Any]) -> dict[str, int]:
+    """Return the sizes that the inputs give to the graph's named dims; what does not fit is left to the run."""
+    sizes: dict[str, int] = {}
+    for value in graph.inputs:
+        kind, array = value.type, inputs.get(value.name)
+        if array is None or not isinstance(kind, TensorType) or kind.shape is None:
+            continue
+        shape = getattr(array, "shape", None)
+        shape = np.shape(array) if shape is None else shape
+        if len(shape) == len(kind.shape):
+            sizes.update({dim: int(size) for dim, size in zip(kind.shape, shape, strict=True) if isinstance(dim, str)})
+    return sizes
 
 
 def works_of(graph: Graph, device: Device, dims: Mapping[str, int] | None = None) -> Mapping[Work, int]:

@@ -2,32 +2,27 @@
 
 A device that somebody named is judged strictly: it must take every node. It is never replaced by another one
 without a word: what the code names fails loudly, what `RLX_DEVICE` names is skipped with a warning.
+
+Nothing here opens a session: `open_first` and `run_with_fallback` are given the function that does.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
-from typing import TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from rlx_ort.device import Device, as_devices
-from rlx_ort.errors import (
-    DeviceError,
-    DeviceFallbackError,
-    InputError,
-    LegalizeError,
-    NoViableDeviceError,
-    ParamError,
-    RunError,
-)
+from rlx_ort.errors import DeviceFallbackError, NoViableDeviceError, is_device_failure
 from rlx_ort.execution.options import CompileOptions, PlacementRule
 from rlx_ort.ir.graph import Graph
 from rlx_ort.selection.availability import require_available
 from rlx_ort.selection.candidates import blocker_of, devices_for, fastest_device_for
 from rlx_ort.selection.legalize import require_legal
-from rlx_ort.selection.policy import DevicePolicy, device_chain_from_env, device_from_env, labels
+from rlx_ort.selection.policy import DevicePolicy, Devices, device_chain_from_env, device_from_env, labels
+from rlx_ort.selection.refusals import refusals
 
-__all__ = ["resolve_device", "resolve_device_chain", "run_with_fallback"]
+__all__ = ["open_first", "resolve_device", "resolve_device_chain", "run_with_fallback"]
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -47,21 +42,55 @@ def resolve_device(
         DeviceUnavailableError: the hint does not work here.
         LegalizeError: the hint does not take the graph.
     """
-    policy = policy or DevicePolicy()
+    return choice(graph, hint, policy or DevicePolicy(), options)[0]
+
+
+def choice(
+    graph: Graph,
+    hint: Device | str | None,
+    policy: DevicePolicy,
+    options: CompileOptions | None,
+    inputs: Mapping[str, Any] | None = None,
+) -> tuple[Device, bool]:
+    """Return the device that `resolve_device` returns, and whether somebody named it; `inputs` size the predictions.
+
+    `RLX_DEVICE` is also skipped when the device is known to refuse the graph at opening.
+    """
     if hint is not None:
-        return _checked_hint(graph, Device(hint), policy, options)
+        return _checked_hint(graph, Device(hint), policy, options), True
     wished = device_from_env()
     if wished is not None:
-        blocker = _blocker(graph, wished, policy, options)
+        blocker = _blocker(graph, wished, policy, options) or refusals(graph, named(options)).get(wished)
         if blocker is None:
-            return wished
+            return wished, True
         _log.warning("RLX_DEVICE asks for %s, which is skipped: %s", wished.display, blocker)
-    return fastest_device_for(graph, policy, options)
+    return fastest_device_for(graph, policy, options, inputs), False
+
+
+def open_first(choose: Callable[[], tuple[Device, bool]], open_on: Callable[[Device, bool], T]) -> T:
+    """Return what `open_on` makes of the first choice that takes the graph.
+
+    `choose` returns a device and whether somebody named it. When `open_on` fails for a reason of the device's, it must
+    have remembered the refusal (`rlx_ort.selection.refusals`), so that the next choice is another one.
+
+    Raises:
+        NoViableDeviceError: no device is left; it lists each one with its reason.
+    """
+    tried: set[tuple[Device, bool]] = set()
+    while True:
+        chosen = choose()
+        try:
+            return open_on(*chosen)
+        except Exception as err:
+            if chosen in tried or not is_device_failure(err):
+                raise
+            tried.add(chosen)
+            _log.warning("%s is passed over: %s", chosen[0].display, str(err))  # an error would keep the graph alive
 
 
 def resolve_device_chain(
     graph: Graph,
-    chain: Iterable[Device | str],
+    chain: Devices,
     policy: DevicePolicy | None = None,
     options: CompileOptions | None = None,
 ) -> Device:
@@ -87,16 +116,19 @@ def resolve_device_chain(
 def run_with_fallback(
     graph: Graph,
     policy: DevicePolicy | None,
-    chain: Iterable[Device | str],
+    chain: Devices,
     fn: Callable[[Device], T],
     options: CompileOptions | None = None,
     attempts: list[tuple[Device, str]] | None = None,
 ) -> tuple[Device, T]:
     """Return the first device of the chain on which `fn` succeeds, and what it returned.
 
-    Devices that may not run the graph are passed over without calling `fn`. A device, run or legalisation error of
-    `fn` counts as a failed attempt; wrong inputs and parameters are raised, for they are wrong on every device. Each
-    device that is passed over or fails is appended to `attempts` with the reason, success or not.
+    Devices that may not run the graph are passed over without calling `fn`. These exceptions of `fn` are a failed
+    attempt, after which the next device is tried: every `RlxError` but the ones below, `MemoryError`, and what ONNX
+    Runtime itself raises. All others end the call as they are: `InputError`, `ParamError`, `DeviceParseError`,
+    `GraphVerifyError` and `PackageError`, which would come on every device, and exceptions of other libraries or of
+    Python; raise a `RunError` from those that another device may be spared. Each device that is passed over or fails is
+    appended to `attempts` with the reason, success or not.
 
     Raises:
         DeviceFallbackError: no device succeeded; it lists every attempt. An empty chain is one attempt of the CPU.
@@ -110,11 +142,11 @@ def run_with_fallback(
             continue
         try:
             return device, fn(device)
-        except (InputError, ParamError):
-            raise
-        except (DeviceError, RunError, LegalizeError) as err:
+        except Exception as err:
+            if not is_device_failure(err):
+                raise
             _log.warning("%s failed, trying the next device of the chain: %s", device.display, err)
-            attempts.append((device, str(err)))
+            attempts.append((device, str(err) or type(err).__name__))
     raise DeviceFallbackError(attempts or [(Device.CPU, "the chain is empty; name at least one device")])
 
 
@@ -122,11 +154,6 @@ def chain_with(device: Device | str | None) -> list[Device]:
     """Return the device given, if any, and then those of `RLX_DEVICE_CHAIN` that are not it."""
     chain = device_chain_from_env()
     return chain if device is None else list(dict.fromkeys([Device(device), *chain]))
-
-
-def is_named(chosen: Device, device: Device | str | None) -> bool:
-    """Return whether somebody named the device that was chosen, in the call or in `RLX_DEVICE`."""
-    return device is not None or device_from_env() == chosen
 
 
 def _checked_hint(graph: Graph, device: Device, policy: DevicePolicy, options: CompileOptions | None) -> Device:
@@ -138,15 +165,15 @@ def _checked_hint(graph: Graph, device: Device, policy: DevicePolicy, options: C
             f"{viable}. Change the hint or the policy."
         )
     require_available(device)
-    require_legal(graph, device, _named(options))
+    require_legal(graph, device, named(options))
     return device
 
 
 def _blocker(graph: Graph, device: Device, policy: DevicePolicy, options: CompileOptions | None) -> str | None:
-    return policy.refusal(device) or blocker_of(graph, device, policy, _named(options))
+    return policy.refusal(device) or blocker_of(graph, device, policy, named(options))
 
 
-def _named(options: CompileOptions | None) -> CompileOptions:
+def named(options: CompileOptions | None) -> CompileOptions:
     """Return the options for a device that somebody named: strict unless they say otherwise."""
     options = options or CompileOptions()
     return options if options.placement is not None else options.with_(placement=PlacementRule.STRICT)

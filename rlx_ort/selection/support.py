@@ -93,13 +93,14 @@ class Support:
         return self.reason or None
 
 
-def supports(device: Device | str, op: Op) -> bool:
+def supports(device: Device | str, op: Op | str) -> bool:
     """Return whether the device may take the op, whatever its types: a quick answer, where `supports_graph` is exact.
 
-    An op is taken when it can be written as ONNX nodes and the device works here. For a raw `OnnxNode` the
-    provider's kernels are asked.
+    An op is taken when it can be written as ONNX nodes and the device works here. For a raw `OnnxNode`, or the name of
+    an ONNX operator such as `MatMul`, the provider's kernels are asked.
     """
     device = Device(device)
+    op = OnnxNode(op) if isinstance(op, str) else op
     provider = provider_of(device)
     if provider is None or not is_available(device):
         return False

@@ -72,6 +72,14 @@ def test_bench_shows_why_a_device_has_no_time(cli: Cli, add_one: Path) -> None:
     assert rows[1]["failure"]
 
 
+def test_bench_opens_no_denied_device(cli: Cli, add_one: Path) -> None:
+    """RLX_DENY_DEVICES wins over --devices."""
+    with environment.override({"RLX_DENY_DEVICES": "cpu"}):
+        [row] = cli("bench", add_one, "--devices", "cpu", "--runs", "2", "--json").document["devices"]
+    assert row["p50_ns"] is None
+    assert "deny: cpu" in row["failure"]
+
+
 @pytest.mark.parametrize("text", ["ids", "ids=a,b", "=2,6"])
 def test_a_malformed_shape_is_wrong_usage(cli: Cli, classifier: Path, text: str) -> None:
     """--shape takes NAME=SIZES and nothing else."""

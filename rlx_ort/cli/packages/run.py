@@ -68,8 +68,9 @@ def command(
             if opened.index.verify_on_first_use:
                 admit_devices(opened, runner)
             feeds, origin = _feeds(opened, runner.graph, inputs_path, dims)
-            refused = runner.last_attempts
+            refused = dict(runner.last_attempts)
             compiled = runner.compile_resolved_with_inputs(feeds, device)
+            refused |= dict(runner.last_attempts)
             results = dict(zip(compiled.output_specs, compiled.run(feeds), strict=True))
             share = compiled.placement.requested_share
     arrays = {name: array for name, array in results.items() if hasattr(array, "dtype")}
@@ -80,7 +81,7 @@ def command(
         "device": compiled.device.label,
         "precision": runner.options.on(compiled.device).precision.value,
         "share": share,
-        "refused": [{"device": tried.label, "reason": reason} for tried, reason in refused],
+        "refused": [{"device": tried.label, "reason": reason} for tried, reason in refused.items()],
         "inputs": origin,
         "outputs": [{"name": name, "dtype": str(a.dtype), "shape": list(a.shape)} for name, a in arrays.items()],
         "outputs_file": None if outputs_path is None else str(outputs_path),

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rlx_ort.deploy.golden import DeviceParity
     from rlx_ort.deploy.package import Package
     from rlx_ort.device import Device
+    from rlx_ort.selection.policy import DevicePolicy
 
 __all__ = ["command"]
 
@@ -70,19 +71,20 @@ def _parity(package: Package, devices: str) -> list[DeviceParity]:
     if not package.cases:
         note("the package has no golden cases; make it with --golden")
         return []
-    chosen: list[Device] = _here() if devices.strip().lower() == "all" else parse_device_list(devices)
+    policy = DevicePolicy.from_env()
+    chosen: list[Device] = _here(policy) if devices.strip().lower() == "all" else parse_device_list(devices)
     rows = []
-    with runner_of(package, DevicePolicy(), CompileOptions(placement=PlacementRule.ASSISTED)) as runner:
+    with runner_of(package, policy, CompileOptions(placement=PlacementRule.ASSISTED)) as runner:
         for device in chosen:
             with progress(f"running golden cases on {device.label}"):
                 rows.append(check_device(package, runner, device))
     return rows
 
 
-def _here() -> list[Device]:
+def _here(policy: DevicePolicy) -> list[Device]:
     from rlx_ort.selection.availability import available_devices
 
-    return list(available_devices())
+    return [device for device in available_devices() if policy.allows(device)]
 
 
 def _row(row: DeviceParity) -> dict[str, Any]:

@@ -19,9 +19,14 @@ from rlx_ort.deploy.golden import check_device
 from rlx_ort.deploy.mapped import PackageTensor
 from rlx_ort.deploy.open import buckets_of, runner_of
 from rlx_ort.deploy.package import Package
-from rlx_ort.errors import IntegrityError, NoViableDeviceError, PackageError
+from rlx_ort.errors import DeviceParseError, IntegrityError, NoViableDeviceError, PackageError
 from rlx_ort.execution.options import CompileOptions, Precision
 from rlx_ort.graph_devices import GraphDevices
+from rlx_ort.providers import registry
+from rlx_ort.providers.base import CostProfile
+from rlx_ort.providers.cpu import CpuProvider
+from rlx_ort.providers.null import NullProvider
+from rlx_ort.providers.registry import ProviderRegistry
 from rlx_ort.providers.runtime import onnxruntime
 from rlx_ort.selection.policy import DevicePolicy
 
@@ -250,6 +255,36 @@ def test_a_wrong_device_gives_way_to_the_next(tmp_path: Path, monkeypatch: pytes
         ((device, reason),) = runner.last_attempts
     assert device.label == "webgpu"
     assert "off by 9" in reason
+
+
+def test_a_device_that_does_not_open_is_refused_and_not_known_to_be_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The check of the device that answered instead is not taken for its own, in this process or in the next."""
+    fast = CostProfile(1e6, 1e6, 1e6, 1.0, 1.0, 0.0, 0.0)
+    broken = NullProvider(open_failure="no memory", profile=fast)
+    known = ProviderRegistry((CpuProvider(), broken))
+    path = make(tmp_path / "a.ortpackage", verify_on_first_use=True, policy=DevicePolicy.only(["null", "cpu"]))
+    monkeypatch.setattr(registry, "default_registry", lambda: known)
+    ran = _run_on(monkeypatch)
+    for _ in range(2):
+        with rlx_ort.open_package(path) as runner:
+            assert [(device.label, reason) for device, reason in runner.last_attempts] == [("null", "no memory")]
+            np.testing.assert_allclose(runner.run_fastest({"x": X})[0], reference(X), rtol=1e-5, atol=1e-5)
+    assert ran == ["null", "cpu", "null"]
+
+
+def test_the_variables_narrow_the_policy_of_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A denied device does not run, unless a policy is given in place of both; a typo raises."""
+    path = make(tmp_path / "a.ortpackage")
+    monkeypatch.setenv("RLX_DENY_DEVICES", "cpu")
+    with rlx_ort.open_package(path) as runner, pytest.raises(NoViableDeviceError, match="deny: cpu"):
+        runner.run("cpu", {"x": X})
+    with rlx_ort.open_package(path, DevicePolicy()) as runner:
+        runner.run("cpu", {"x": X})
+    monkeypatch.setenv("RLX_DENY_DEVICES", "cpuu")
+    with pytest.raises(DeviceParseError, match="RLX_DENY_DEVICES"):
+        rlx_ort.open_package(path)
 
 
 def test_a_package_without_golden_cases_cannot_be_checked(tmp_path: Path) -> None:

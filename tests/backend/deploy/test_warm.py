@@ -15,7 +15,7 @@ from rlx_ort.deploy.open import open_package
 from rlx_ort.deploy.start import start_package
 from rlx_ort.deploy.warm import warm_package
 from rlx_ort.device import Device
-from rlx_ort.errors import DeviceError, InputError, IntegrityError, PackageError
+from rlx_ort.errors import DeviceError, InputError, IntegrityError, NoViableDeviceError, PackageError
 from rlx_ort.execution.options import CacheUse, CompileOptions, WeightSharing
 from rlx_ort.providers.compiled.models import watched
 from rlx_ort.providers.compiled.store import default_store
@@ -81,6 +81,15 @@ def test_a_warmed_package_starts_without_its_graph(package):
         started._quick.settle()
         close_to(started.run({"x": X})[0])
         assert started._runner is None
+
+
+def test_a_denied_device_starts_nothing(package, monkeypatch):
+    """Not from the cache either, which a start takes without looking at the package's own policy."""
+    warm_package(package, [Device.CPU])
+    monkeypatch.setenv("RLX_DENY_DEVICES", "cpu")
+    with pytest.raises(NoViableDeviceError, match="deny: cpu"):
+        start_package(package)
+    assert "cpu" not in [row.device for row in warm_package(package)]
 
 
 def test_starting_reads_no_model(package, tmp_path):

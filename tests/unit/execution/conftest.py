@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rlx_ort.device import Device
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.shape import Shape
@@ -34,7 +35,11 @@ class MatMulSession(NullSession):
 
 
 class FakeProvider(NullProvider):
-    """A provider of one device kind; `opened` keeps a weak account of what it opened."""
+    """A provider of one device kind.
+
+    `opened` counts the sessions it opened, `cards` is how many devices it sees, and `refuses` the error with which a
+    device, by label, refuses to open a session.
+    """
 
     selectable = True
 
@@ -45,9 +50,18 @@ class FakeProvider(NullProvider):
         self.kinds = (kind,)
         self.ep_name = "CPUExecutionProvider" if kind == "cpu" else f"{kind.upper()}ExecutionProvider"
         self.opened = 0
+        self.cards = 1
+        self.refuses: dict[str, Exception] = {}
+
+    def devices(self) -> Sequence[Device]:
+        """Return one device for each card."""
+        return tuple(Device(self.kind, index) for index in range(self.cards))
 
     def open(self, request: SessionRequest) -> EngineSession:
         """Open a session that multiplies."""
+        refusal = self.refuses.get(request.device.label)
+        if refusal is not None:
+            raise refusal
         super().open(request)
         self.opened += 1
         return MatMulSession(self, request)

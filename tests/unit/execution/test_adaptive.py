@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from rlx_ort import adaptive
-from rlx_ort.adaptive import dims_of
 from rlx_ort.calibration import store
 from rlx_ort.calibration.pace import Pace
 from rlx_ort.calibration.profile import CalibrationProfile
@@ -25,6 +24,7 @@ from rlx_ort.ir.graph import Graph
 from rlx_ort.providers import plugins, runtime
 from rlx_ort.providers.base import CostProfile
 from rlx_ort.selection.policy import Adaptive, DevicePickStrategy, DevicePolicy
+from rlx_ort.selection.predict import dims_of
 from tests.unit.calibration.conftest import ROWS
 
 CPU, CUDA, WEBGPU = Device.CPU, Device.CUDA, Device.WEBGPU

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,8 +22,9 @@ from rlx_ort.errors import (
     PlacementError,
 )
 from rlx_ort.execution.options import CompileOptions, PlacementRule
-from rlx_ort.graph_devices import GraphDevices, graph_param_names
+from rlx_ort.graph_devices import GraphDevices, graph_param_names, load
 from rlx_ort.ir.graph import Graph
+from rlx_ort.ir.serde import save_json
 from rlx_ort.selection.policy import DevicePolicy
 
 ONES = np.ones((4, 3), np.float32)
@@ -88,9 +90,24 @@ def test_from_env_reads_the_policy(providers: Any, matmul_graph: Build) -> None:
 
 
 def test_the_default_policy_does_not_read_the_environment(providers: Any, matmul_graph: Build) -> None:
-    """Only `from_env` looks at the policy variables."""
+    """The constructor is literal; `from_env` and `load` look at the policy variables."""
     with environment.override({"RLX_DENY_DEVICES": "cuda"}):
         assert CUDA in GraphDevices(matmul_graph()).devices()
+
+
+def test_load_reads_the_policy_variables_unless_a_policy_is_given(
+    providers: Any, matmul_graph: Build, tmp_path: Path
+) -> None:
+    """What the environment denies is denied; a policy of the caller's is taken as it is; a typo raises."""
+    path = tmp_path / "model.json"
+    save_json(matmul_graph(ONES), path)
+    with environment.override({"RLX_DENY_DEVICES": "cuda"}):
+        assert load(path).devices() == [WEBGPU, CPU]
+        assert load(path, DevicePolicy()).devices() == [CUDA, WEBGPU, CPU]
+    with environment.override({"RLX_DENY_DEVICES": "cudda"}):
+        assert load(path, DevicePolicy()).policy == DevicePolicy()
+        with pytest.raises(DeviceParseError, match=r"RLX_DENY_DEVICES.*'cudda'"):
+            load(path)
 
 
 def test_fastest_is_the_smallest_prediction(runner: GraphDevices) -> None:
@@ -259,8 +276,6 @@ def test_named_is_strict_and_automatic_is_assisted(providers: Any, matmul_graph:
     runner.run_fastest(INPUTS)
     with pytest.raises(PlacementError, match="'relu'"):
         runner.run("cuda", INPUTS)
-    with environment.override({"RLX_DEVICE": "cuda"}), pytest.raises(PlacementError):
-        runner.run_resolved(INPUTS)
     runner.run_fastest(INPUTS)
     assert providers["cuda"].opened == 1
     assert runner.placement("cuda").requested_share == 0.5

@@ -17,6 +17,7 @@ from rlx_ort.selection.availability import (
     fastest_device,
     full_name,
     is_available,
+    known_devices,
     require_available,
     supports_run_slots,
 )
@@ -119,6 +120,25 @@ def test_the_fastest_device_is_never_one_that_must_be_named(machine: Any) -> Non
     assert fastest_device() == Device.CPU
 
 
+def test_known_devices_are_every_kind_and_every_index(machine: Any) -> None:
+    """By kind and index, as the providers count them; nothing is probed."""
+    provider = machine.add("cuda", devices=lambda self: (Device("cuda"), Device("cuda:1")))
+    found = known_devices()
+    assert [device for device in found if device.kind == "cuda"] == [Device("cuda"), Device("cuda:1")]
+    assert {device for device in found if not device.index} == set(Device.all())
+    assert provider.probes == 0
+
+
+def test_a_provider_of_which_nothing_is_wanted_is_not_asked_for_its_devices(machine: Any) -> None:
+    """Counting CUDA's cards starts its driver, which a denial must prevent."""
+
+    def count(self: Any) -> tuple[Device, ...]:
+        raise AssertionError("was asked")
+
+    machine.add("cuda", devices=count)
+    assert Device.CUDA not in known_devices(lambda device: device != Device.CUDA)
+
+
 def test_without_any_device_the_fastest_raises_with_the_reasons(machine: Any) -> None:
     """The original answered CPU even where there was none."""
     machine.add("cuda", answer=machine.away)
@@ -129,6 +149,12 @@ def test_without_any_device_the_fastest_raises_with_the_reasons(machine: Any) ->
 def test_fastest_among_follows_the_priority() -> None:
     """The first of the priority that is in the list."""
     assert fastest_among([Device.CPU, Device.METAL, Device.ROCM]) == Device.ROCM
+
+
+@pytest.mark.parametrize("names", [["cpu", "metal", "rocm"], "cpu,metal,rocm"])
+def test_fastest_among_takes_names(names: str | list[str]) -> None:
+    """As a list, or as one string."""
+    assert fastest_among(names) == Device.ROCM
 
 
 def test_fastest_among_unknown_kinds_is_the_first(machine: Any) -> None:

@@ -16,6 +16,7 @@ from rlx_ort.selection.candidates import (
     device_report,
     devices_for,
     fastest_device_for,
+    rank,
 )
 from rlx_ort.selection.policy import DevicePolicy
 
@@ -66,12 +67,29 @@ def test_a_denied_device_is_not_even_probed(machine: Any) -> None:
     assert provider.probes == 0
 
 
-def test_a_second_device_of_a_kind_is_viable_when_the_policy_names_it(machine: Any) -> None:
-    """Only the first of each kind is looked at by itself."""
-    add(machine, "cuda")
+def test_every_index_that_is_seen_is_viable(machine: Any) -> None:
+    """In the order of the index; the policy may name one that discovery does not see."""
+    add(machine, "cuda", devices=lambda self: (CUDA, Device("cuda:1")))
     graph = machine.chain("Erf")
-    assert devices_for(graph) == [CUDA]
-    assert devices_for(graph, DevicePolicy.only(["cuda:1"])) == [Device("cuda:1")]
+    assert devices_for(graph) == [CUDA, Device("cuda:1")]
+    assert devices_for(graph, DevicePolicy(deny="cuda:1")) == [CUDA]
+    assert devices_for(graph, DevicePolicy.only(["cuda:2"])) == [Device("cuda:2")]
+
+
+def test_the_report_has_a_row_for_every_index(machine: Any) -> None:
+    """The second card has its own, right after the first."""
+    add(machine, "cuda", devices=lambda self: (CUDA, Device("cuda:1")))
+    labels = [row.label for row in device_report(machine.chain("Erf"))]
+    assert labels[labels.index("cuda") + 1] == "cuda:1"
+
+
+def test_a_test_provider_is_blocked_in_the_ranking_unless_it_is_named(machine: Any) -> None:
+    """With the reason."""
+    add(machine, "null", selectable=False)
+    graph = machine.chain("Erf")
+    row = rows(rank(graph))["null"]
+    assert row.blocker == "only runs when it is asked for by name"
+    assert rank(graph, policy=DevicePolicy.only("null"))[0].blocker is None
 
 
 def test_a_test_provider_is_viable_only_when_the_policy_names_it(machine: Any) -> None:

@@ -199,6 +199,49 @@ def test_without_a_usable_prediction_there_is_no_best_device(times: list[float],
         pick_best_device(Graph("g"), models)
 
 
+class Rates:
+    """A cost model with the methods of the original runtime, and nothing more."""
+
+    def __init__(self, device: Device, gflops: float) -> None:
+        self._device, self._gflops = device, gflops
+
+    def device(self) -> Device:
+        """Return the device."""
+        return self._device
+
+    def sgemm_gflops(self, m: int, k: int, n: int) -> float:
+        """Return a rate that depends on the shape."""
+        return self._gflops if m > 1 else 1.0
+
+    def memory_bw(self) -> float:
+        """Return a bandwidth that never counts."""
+        return 1e12
+
+    def dispatch_overhead_ns(self) -> float:
+        """Return the time of a launch."""
+        return 10.0
+
+    def roundtrip_overhead_ns(self) -> float:
+        """Return the time of an empty run."""
+        return 100.0
+
+    def num_threads(self) -> int:
+        """Return one."""
+        return 1
+
+
+def test_a_model_of_your_own_needs_only_its_rates() -> None:
+    """A product takes its FLOP over the rate for its shape, a launch and a round trip; transfers are free."""
+    graph = matmul_graph(8, 16, 4)
+    assert estimate_graph_cost(graph, Rates(Device.CUDA, 2.0)) == pytest.approx(100.0 + 10.0 + 8 * 16 * 4)
+    assert estimate_graph_cost(matmul_graph(1, 16, 4), Rates(Device.CUDA, 2.0)) == pytest.approx(110.0 + 2 * 16 * 4)
+
+
+def test_the_best_of_two_models_of_your_own_is_picked() -> None:
+    """The device is read from the method."""
+    assert pick_best_device(matmul_graph(8, 16, 4), [Rates(Device.CPU, 2.0), Rates(Device.CUDA, 4.0)]) == Device.CUDA
+
+
 def test_the_default_model_of_the_cpu_counts_the_cores_of_the_process(
     machine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

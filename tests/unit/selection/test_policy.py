@@ -121,9 +121,64 @@ def test_the_sort_is_stable_and_keeps_duplicates() -> None:
     assert DevicePolicy().apply([CPU, first, second, CPU, first]) == [first, second, first, CPU, CPU]
 
 
-def test_denying_a_device_leaves_another_index_alone() -> None:
-    """Devices are compared by value."""
-    assert DevicePolicy().with_deny(["cuda"]).apply([CUDA, Device("cuda:1")]) == [Device("cuda:1")]
+@pytest.mark.parametrize("field", ["allow", "deny", "prefer"])
+def test_names_become_devices_in_the_constructor(field: str) -> None:
+    """A string that is not parsed would never be equal to a device, so a denial would deny nothing."""
+    assert getattr(DevicePolicy(**{field: ["webgpu", CPU]}), field) == (Device.WEBGPU, CPU)
+
+
+@pytest.mark.parametrize("field", ["allow", "deny", "prefer"])
+def test_one_string_is_a_list_of_names(field: str) -> None:
+    """It is read as in a variable, not letter by letter."""
+    assert getattr(DevicePolicy(**{field: "cuda, cpu"}), field) == (CUDA, CPU)
+    assert DevicePolicy.only("cpu") == DevicePolicy.only(["cpu"])
+    assert DevicePolicy.only(CPU) == DevicePolicy.only(["cpu"])
+
+
+@pytest.mark.parametrize("field", ["allow", "deny", "prefer"])
+@pytest.mark.parametrize("names", ["cudda", ["cudda"], "", [""]])
+def test_a_name_that_is_no_device_raises_in_the_constructor(field: str, names: str | list[str]) -> None:
+    """A typo must not widen what may run."""
+    with pytest.raises(DeviceParseError):
+        DevicePolicy(**{field: names})  # type: ignore[arg-type]  # the field's name is only known here
+
+
+def test_denying_a_kind_denies_every_index_of_it() -> None:
+    """`cuda` means CUDA, not its first card."""
+    assert DevicePolicy(deny=["cuda"]).apply([CUDA, "cuda:1", "cuda:7", CPU]) == [CPU]
+
+
+def test_denying_one_index_leaves_the_others() -> None:
+    """`cuda:1` is one card."""
+    assert DevicePolicy(deny=["cuda:1"]).apply(["cuda", "cuda:1", "cuda:2"]) == [CUDA, Device("cuda:2")]
+
+
+@pytest.mark.parametrize("compiler", ["tensorrt", "nv-tensorrt-rtx"])
+def test_denying_cuda_denies_the_compilers_for_the_same_gpu(compiler: str) -> None:
+    """They run on what was denied; denying a compiler leaves CUDA alone."""
+    assert not DevicePolicy(deny=["cuda"]).allows(compiler)
+    assert not DevicePolicy(deny=["cuda:1"]).allows(f"{compiler}:1")
+    assert DevicePolicy(deny=["cuda:1"]).allows(compiler)
+    assert DevicePolicy(deny=[compiler]).allows("cuda")
+
+
+@pytest.mark.parametrize("denied", ["gpu", "webgpu", "vulkan"])
+def test_denying_one_name_of_the_gpu_denies_the_others(denied: str) -> None:
+    """All three are served by one provider on one adapter."""
+    assert DevicePolicy(deny=[denied]).apply(["gpu", "webgpu", "vulkan", "cpu"]) == [CPU]
+
+
+def test_allowing_is_exact() -> None:
+    """An allow list never lets more through than it names."""
+    policy = DevicePolicy.only(["cuda", "webgpu"])
+    assert policy.apply(["cuda", "cuda:1", "tensorrt", "webgpu", "gpu"]) == [CUDA, Device.WEBGPU]
+
+
+def test_a_refusal_names_the_rule_that_hit() -> None:
+    """Of several denials the one that covers the device."""
+    policy = DevicePolicy(deny=["metal", "cuda"])
+    assert policy.refusal("cuda") == "denied by the policy (deny: cuda)"
+    assert policy.refusal("tensorrt:1") == "denied by the policy (deny: cuda, which covers tensorrt:1)"
 
 
 def test_a_refusal_names_the_list_that_refuses_and_denial_first() -> None:

@@ -11,7 +11,9 @@ from rlx_ort.errors import (
     DeviceParseError,
     DeviceUnavailableError,
     EngineError,
+    GraphVerifyError,
     InputError,
+    IntegrityError,
     LegalizeError,
     NoViableDeviceError,
     ParamError,
@@ -265,11 +267,48 @@ def test_wrong_inputs_and_parameters_are_no_reason_to_change_the_device(error: R
         run_with_fallback(graph, None, ["cuda", "cpu"], work)
 
 
-def test_an_error_that_is_not_ours_is_not_swallowed(graph: Any) -> None:
-    """A programming mistake is not an attempt."""
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError("on the host"),
+        type("Fail", (Exception,), {"__module__": "onnxruntime.capi.onnxruntime_pybind11_state"})("no kernel"),
+    ],
+    ids=["memory", "engine"],
+)
+def test_memory_and_the_engines_own_exceptions_are_attempts(error: Exception, graph: Any) -> None:
+    """A function that opens sessions itself raises these, and another device may be spared."""
+
+    def work(device: Device) -> int:
+        if device == CUDA:
+            raise error
+        return 7
+
+    attempts: list[tuple[Device, str]] = []
+    assert run_with_fallback(graph, None, "cuda,cpu", work, attempts=attempts) == (CPU, 7)
+    assert attempts == [(CUDA, str(error))]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        KeyError("bug"),
+        OSError("no file"),
+        RuntimeError("of another library"),
+        DeviceParseError("cudda", "no device"),
+        GraphVerifyError("dangling"),
+        IntegrityError("changed"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_all_other_errors_end_the_call(error: Exception, graph: Any) -> None:
+    """A programming mistake, or what is wrong on every device, is not an attempt."""
+    called: list[Device] = []
 
     def work(device: Device) -> None:
-        raise KeyError("bug")
+        called.append(device)
+        raise error
 
-    with pytest.raises(KeyError):
+    with pytest.raises(type(error)) as caught:
         run_with_fallback(graph, None, ["cuda", "cpu"], work)
+    assert caught.value is error
+    assert called == [CUDA]

@@ -251,6 +251,13 @@ def test_a_leaf_is_supported_and_an_op_without_an_onnx_form_is_not(machine: Any)
     assert not supports("gpu", NoOnnxForm())
 
 
+def test_an_operator_may_be_asked_for_by_name(machine: Any) -> None:
+    """Its kernels are looked up as those of a raw node."""
+    machine.add("gpu", kernels=machine.kernels("Relu"))
+    assert supports("gpu", "Relu")
+    assert not supports("gpu", "Erf")
+
+
 def test_no_op_is_supported_on_a_device_that_is_away(machine: Any) -> None:
     """Being here comes first."""
     machine.add("gpu", kernels=machine.kernels("Relu"), answer=machine.away)
