@@ -33,7 +33,7 @@ def test_every_known_device_answers_with_a_reason_and_a_remedy_or_works(kind):
     assert answer.available or (answer.reason and answer.remedy)
 
 
-@pytest.mark.parametrize("kind", ["mlx", "tpu", "opengl"])
+@pytest.mark.parametrize("kind", ["tpu", "opengl"])
 def test_devices_nobody_serves_say_so(open_model, kind):
     """Known names without an execution provider are refused in words."""
     with pytest.raises(DeviceUnavailableError, match="no ONNX Runtime execution provider"):
