@@ -31,6 +31,7 @@ _PROPERTIES = {
     "cache_dir": "CACHE_DIR",
     "model_priority": "MODEL_PRIORITY",
 }
+_SHAPE_ONLY = frozenset({"Shape", "Size"})  # ONNX Runtime folds them where the shape is known
 _PRECISIONS = {Precision.F16: "f16", Precision.BF16: "bf16"}
 _SPELLINGS = {"FP32": "f32", "FP16": "f16", "BF16": "bf16", "ACCURACY": "f32"}
 
@@ -100,6 +101,7 @@ class OpenVinoProvider(OrtProvider):
             ep_devices=devices,
             cache_options=lambda folder: {"cache_dir": folder},
             spelled=lambda merged: _as_properties(merged, target.partition(".")[0]),
+            rewritten=_unread_inputs_last,
         )
 
     def _target(self, device: Device) -> str:
@@ -142,6 +144,30 @@ class OpenVinoProvider(OrtProvider):
 def _place(name: str) -> int:
     kind = name.partition(".")[0]
     return _ORDER.index(kind) if kind in _ORDER else len(_ORDER)
+
+
+def _unread_inputs_last(payload: bytes) -> bytes:
+    """Return the model with the inputs behind the others whose values no node reads.
+
+    OpenVINO takes inputs by their place after it dropped those that it does not need: with one of them before the
+    others it computes with the wrong tensors and says nothing (ONNX Runtime 1.24.1).
+    """
+    import onnx
+
+    model = onnx.ModelProto.FromString(payload)
+    read: set[str] = set()
+    graphs = [model.graph]
+    while graphs:
+        for node in graphs.pop().node:
+            graphs += [attribute.g for attribute in node.attribute if attribute.type == onnx.AttributeProto.GRAPH]
+            read.update(() if node.op_type in _SHAPE_ONLY else node.input)
+    inputs = list(model.graph.input)
+    ordered = sorted(inputs, key=lambda value: value.name not in read)
+    if ordered == inputs:
+        return payload
+    del model.graph.input[:]
+    model.graph.input.extend(ordered)
+    return model.SerializeToString(deterministic=True)
 
 
 def _as_properties(options: Mapping[str, str], target: str) -> dict[str, str]:

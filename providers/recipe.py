@@ -61,6 +61,7 @@ class SessionRecipe:
         cache_options: takes a folder and returns the provider options that make the provider keep there what it
             compiles; None when it has none. The folder belongs to one model with its weights on one device.
         spelled: takes all provider options and returns them as the provider reads them; None where that is the same.
+        rewritten: takes the bytes of a model and returns those to open; None where the model is taken as it is.
         device_graph: whether launches are recorded once and replayed, which needs static shapes and fixed addresses.
     """
 
@@ -77,6 +78,7 @@ class SessionRecipe:
     device_graph: bool = False
     keeps: Keeps = Keeps.NOTHING
     cache_options: Callable[[str], Mapping[str, str]] | None = None
+    rewritten: Callable[[bytes], bytes] | None = None
     spelled: Callable[[Mapping[str, str]], Mapping[str, str]] | None = None
 
     @property

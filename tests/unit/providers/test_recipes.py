@@ -124,6 +124,20 @@ def test_openvinos_options_reach_both_of_its_builds(plugged):
     assert found["CPU"].items() >= {"INFERENCE_PRECISION_HINT": "f16", "NUM_STREAMS": "2", "CACHE_DIR": "/kept"}.items()
 
 
+def test_openvino_gets_inputs_that_nothing_reads_behind_the_others(plugged):
+    """It takes inputs by their places after it dropped those; a node that asks for a shape alone is folded away."""
+    import onnx.parser
+
+    plugged("CPU")
+    rewritten = OpenVinoProvider().recipe(Device("openvino"), CompileOptions()).rewritten
+    assert rewritten is not None
+    text = '<ir_version: 10, opset_import: ["" : 21]> g (float[2] u, float[2] a, float[2] s, float[2] b, bool c)'
+    text += " => (float[2] y, int64[1] n) { y = If (c) <then_branch = t () => (float[2] v) { v = Sub(a, b) },"
+    text += " else_branch = e () => (float[2] w) { w = Neg(a) }> n = Shape(s) }"
+    model = onnx.ModelProto.FromString(rewritten(onnx.parser.parse_model(text).SerializeToString()))
+    assert [value.name for value in model.graph.input] == ["a", "b", "c", "u", "s"]
+
+
 @pytest.mark.parametrize("text", ["settings.json", "[]", '{"CPU": 1}'])
 def test_a_load_config_that_openvino_would_not_read_is_refused(plugged, text):
     """It takes the JSON itself; the name of a file made it answer from the CPU."""
