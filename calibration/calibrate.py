@@ -107,7 +107,8 @@ def _calibrated(device: Device, turn: Turn, *, quick: bool, progress: Progress |
         try:
             MeasuredCostModel(device, profile)
         except CalibrationError as err:
-            why = "".join(f"\n  {probe}: {reason}" for probe, reason in profile.skipped.items())
+            skipped = profile.skipped.items()
+            why = "".join(f"\n  {probe}: {reason}" for probe, reason in skipped if probe in str(err))
             raise CalibrationError(f"{err}; nothing is kept of it{why}") from err
         store.keep(device, profile)
     return profile

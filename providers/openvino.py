@@ -167,7 +167,8 @@ def _unread_inputs_last(payload: bytes) -> bytes:
         return payload
     del model.graph.input[:]
     model.graph.input.extend(ordered)
-    return model.SerializeToString(deterministic=True)
+    ordered_bytes: bytes = model.SerializeToString(deterministic=True)
+    return ordered_bytes
 
 
 def _as_properties(options: Mapping[str, str], target: str) -> dict[str, str]:
