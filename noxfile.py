@@ -19,6 +19,10 @@ OLDEST_ONNXRUNTIME = "1.24.4"
 OLD_CORE_TESTS = ("tests/backend/providers", "tests/backend/execution", "tests/backend/test_examples.py")
 
 
+# Tests of what a device computes; those that name it in their id are run.
+DEVICE_TESTS = ("tests/backend/ops", "tests/backend/execution", "tests/backend/parity")
+
+
 def build_wheel(session: nox.Session) -> str:
     """Build the wheel through the sdist, as a release does, and return its path."""
     folder = Path(session.create_tmp()) / "dist"
@@ -63,6 +67,22 @@ def oldest_core(session: nox.Session) -> None:
     """Run what depends on the core's version on the oldest supported ONNX Runtime."""
     session.install(f"{build_wheel(session)}[cpu]", f"onnxruntime=={OLDEST_ONNXRUNTIME}", *DEV)
     run_pytest(session, *OLD_CORE_TESTS)
+
+
+@nox.session
+def openvino(session: nox.Session) -> None:
+    """Run operators, execution and parity on OpenVINO, in Intel's own build: any x86 CPU will do."""
+    session.install(build_wheel(session), "onnxruntime-openvino==1.24.1", *DEV)
+    run_pytest(
+        session, "--device=openvino", "-k", "openvino", *DEVICE_TESTS, "tests/backend/providers/test_openvino.py"
+    )
+
+
+@nox.session
+def qnn(session: nox.Session) -> None:
+    """Run operators, execution and parity on the NPU that QNN's wheel for Linux x64 simulates."""
+    session.install(f"{build_wheel(session)}[cpu]", "onnxruntime==1.31.1", "onnxruntime-qnn==2.7.0", *DEV)
+    run_pytest(session, "--device=qnn", "-k", "qnn", *DEVICE_TESTS)
 
 
 @nox.session

@@ -11,12 +11,13 @@ from functools import partial
 
 from rlx_ort.calibration import probes, store
 from rlx_ort.calibration.checks import check
+from rlx_ort.calibration.model import MeasuredCostModel
 from rlx_ort.calibration.prober import Prober, Progress
 from rlx_ort.calibration.profile import CalibrationProfile
 from rlx_ort.calibration.timing import Budget, Clock
 from rlx_ort.calibration.turns import Turn, Turns
 from rlx_ort.device import Device
-from rlx_ort.errors import RlxError
+from rlx_ort.errors import CalibrationError, RlxError
 
 __all__ = ["Told", "calibrate", "calibrate_together", "limit_s"]
 
@@ -41,7 +42,7 @@ def calibrate(
     the profile. While another process calibrates the same device, this one waits and takes over its profile.
 
     Raises:
-        CalibrationError: the device does not work here.
+        CalibrationError: the device does not work here, or so little could be measured that nothing follows from it.
         RlxError: the device fails at the smallest graph.
     """
     return _calibrated(Device(device), Turns(clock).join(), quick=quick, progress=progress)
@@ -103,6 +104,12 @@ def _calibrated(device: Device, turn: Turn, *, quick: bool, progress: Progress |
         if not quick:
             profile = check(profile, prober)
         prober.done()
+        try:
+            MeasuredCostModel(device, profile)
+        except CalibrationError as err:
+            skipped = profile.skipped.items()
+            why = "".join(f"\n  {probe}: {reason}" for probe, reason in skipped if probe in str(err))
+            raise CalibrationError(f"{err}; nothing is kept of it{why}") from err
         store.keep(device, profile)
     return profile
 

@@ -12,7 +12,7 @@ from rlx_ort.providers import runtime
 from rlx_ort.providers.cores import CoreShare, core_share
 from rlx_ort.providers.installation import Problem, reinstall_command, runtime_packages
 from rlx_ort.providers.ort_provider import OrtProvider
-from rlx_ort.providers.plugins import Plugin, find_plugins, register_plugin
+from rlx_ort.providers.plugins import Plugin, find_plugins, plugin_devices, register_plugin
 from rlx_ort.providers.registry import ProviderRegistry, default_registry
 
 __all__ = ["Finding", "Severity", "diagnose"]
@@ -57,7 +57,7 @@ def diagnose(registry: ProviderRegistry | None = None) -> list[Finding]:
         findings.append(_runtime_finding(problem))
     else:
         findings += [Finding("runtime", Severity.INFO, f"{runtime.describe_runtime()} is loaded")]
-        findings += _plugins(find_plugins())
+        findings += _plugins(find_plugins(), registry or default_registry())
         findings += _providers(registry or default_registry())
     findings.append(_telemetry(os.environ))
     findings += _cores(core_share())
@@ -82,13 +82,23 @@ def _runtime_finding(problem: Problem) -> Finding:
     return Finding(code, Severity.ERROR, problem.reason, problem.remedy)
 
 
-def _plugins(plugins: tuple[Plugin, ...]) -> list[Finding]:
+def _plugins(plugins: tuple[Plugin, ...], registry: ProviderRegistry) -> list[Finding]:
     findings = []
+    served = {provider.ep_name: provider for provider in registry.providers() if isinstance(provider, OrtProvider)}
     for plugin in plugins:
-        problem = register_plugin(plugin, runtime.onnxruntime(), runtime.engine_exceptions())
+        engine = runtime.onnxruntime()
+        problem = register_plugin(plugin, engine, runtime.engine_exceptions())
         if problem is None:
             what = f"{plugin.distribution} {plugin.version} is registered ({', '.join(plugin.ep_names)})"
-            findings.append(Finding("plugin", Severity.INFO, what))
+            known = [served[name] for name in plugin.ep_names if name in served]
+            if any(plugin_devices(engine, provider.ep_name) for provider in known):
+                findings.append(Finding("plugin", Severity.INFO, what))
+            elif known:
+                what += " and rejects all hardware of this machine"
+                findings.append(Finding("no-hardware", Severity.WARNING, what, known[0].no_hardware_remedy()))
+            else:
+                what += "; rlx_ort has no device for it"
+                findings.append(Finding("plugin", Severity.INFO, what))
             continue
         code = "plugin-broken"
         if "needs a newer ONNX Runtime" in problem.reason:

@@ -26,6 +26,7 @@ class DirectMlProvider(OrtProvider):
     ep_name: ClassVar[str] = "DmlExecutionProvider"
     title: ClassVar[str] = "DirectML"
     extra: ClassVar[str] = "directml"
+    plugin: ClassVar[bool] = True
     # https://onnxruntime.ai/docs/execution-providers/DirectML-ExecutionProvider.html
     option_keys: ClassVar[frozenset[str] | None] = frozenset(
         ("device_id", "performance_preference", "device_filter", "disable_metacommands")
@@ -51,11 +52,14 @@ class DirectMlProvider(OrtProvider):
         """Return a recipe without memory patterns, which the provider refuses, and with one run at a time."""
         # https://onnxruntime.ai/docs/execution-providers/DirectML-ExecutionProvider.html#configuration-options:
         # memory patterns and parallel execution are not supported, and a session must not run in two threads.
+        # AMD's plugin (https://github.com/onnxruntime/onnxruntime-ep-amdgpu) takes the device itself and no options.
         lock = threading.RLock()
+        devices = self.ep_devices(device)
         return SessionRecipe(
             self.ep_name,
-            options={"device_id": str(device.index)},
-            option_keys=self.option_keys,
+            options={} if devices else {"device_id": str(device.index)},
+            option_keys=frozenset() if devices else self.option_keys,
+            ep_devices=devices,
             mem_pattern=False,
             run_lock=lambda: lock,
         )

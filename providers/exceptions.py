@@ -17,7 +17,7 @@ __all__ = ["ENGINE_EXCEPTIONS", "PLAIN_EXCEPTIONS", "opening_error", "running_er
 # name -> (while a session is opened, while it runs)
 ENGINE_EXCEPTIONS: dict[str, tuple[type[RlxError], type[RlxError]]] = {
     "DeviceReset": (DeviceUnavailableError, EngineError),
-    "EPFail": (DeviceUnavailableError, EngineError),
+    "EPFail": (EngineError, EngineError),  # what a provider says of models that it cannot compile
     "EngineError": (EngineError, EngineError),
     "Fail": (EngineError, EngineError),
     "InvalidArgument": (EngineError, InputError),
@@ -45,7 +45,10 @@ _ABOUT_INPUTS = re.compile(
     r"Invalid input name|Invalid output name|Got invalid dimensions|Unexpected input data type|Invalid rank for input"
     r"|Missing Input|Invalid Feed|Required inputs|Input name cannot|do not match expected type|Unable to handle object"
 )
-_DEVICE_GONE = re.compile(r"\bEP_FAIL\b|WebGPU device lost|Failed to get a WebGPU adapter")
+_DEVICE_GONE = re.compile(
+    r"WebGPU device lost|Failed to get a WebGPU adapter|no CUDA-capable device|invalid device ordinal"
+    r"|CUDA driver version is insufficient|devices are busy or unavailable|887A0005|887A0006|887A0007|887A0020"
+)
 _NOISE = re.compile(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ")
 # Source position and C++ signature in front of what happened.
 _POSITION = re.compile(r"/\S+?\.(?:cc|h|cpp):\d+ .*?\)(?:::<lambda\(\)>)? (?=\S)")

@@ -87,6 +87,8 @@ def _open(
         repacked = request.options.sharing is WeightSharing.PRIVATE
         version = runtime.runtime_version() or ()
         model, memory = prepare_weights(options, request.model, request.weights, version, repacked=repacked)
+        if recipe.rewritten is not None:
+            model = recipe.rewritten(model)
     else:
         model, memory = str(saved), []
     if prepare is not None:

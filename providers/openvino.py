@@ -2,19 +2,38 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, ClassVar
 
 from rlx_ort.device import Device
-from rlx_ort.errors import DeviceUnavailableError
+from rlx_ort.errors import DeviceUnavailableError, EngineError
 from rlx_ort.execution.options import CompileOptions, Precision
 from rlx_ort.providers import runtime
-from rlx_ort.providers.base import CostProfile
+from rlx_ort.providers.base import Availability, CostProfile
+from rlx_ort.providers.cpu import CpuProvider
+from rlx_ort.providers.hardware import cpu_name
 from rlx_ort.providers.ort_provider import OrtProvider
+from rlx_ort.providers.plugins import hardware_type
 from rlx_ort.providers.recipe import SessionRecipe, names
+from rlx_ort.providers.threads import budget
 
 __all__ = ["OpenVinoProvider"]
 
 _ORDER = ("GPU", "NPU", "CPU")
+# The plugin ignores these options of Intel's own build (and logs that they belong into load_config), so they are
+# handed to both as what OpenVINO calls them: https://docs.openvino.ai/2026/api/c_cpp_api/group__ov__runtime__cpp__prop__api.html
+_PROPERTIES = {
+    "precision": "INFERENCE_PRECISION_HINT",
+    "num_of_threads": "INFERENCE_NUM_THREADS",
+    "num_streams": "NUM_STREAMS",
+    "cache_dir": "CACHE_DIR",
+    "model_priority": "MODEL_PRIORITY",
+}
+_SHAPE_ONLY = frozenset({"Shape", "Size"})  # ONNX Runtime folds them where the shape is known
+_PRECISIONS = {Precision.F16: "f16", Precision.BF16: "bf16"}
+_SPELLINGS = {"FP32": "f32", "FP16": "f16", "BF16": "bf16", "ACCURACY": "f32"}
 
 
 class OpenVinoProvider(OrtProvider):
@@ -29,43 +48,87 @@ class OpenVinoProvider(OrtProvider):
     plugin: ClassVar[bool] = True
     compiles: ClassVar[bool] = True
     # https://onnxruntime.ai/docs/execution-providers/OpenVINO-ExecutionProvider.html#configuration-options
-    option_keys: ClassVar[frozenset[str] | None] = names(
-        """
-        device_type device_id precision num_of_threads num_streams cache_dir load_config enable_qdq_optimizer
-        disable_dynamic_shapes enable_opencl_throttling model_priority layout reshape_input enable_causallm
-        """
-    )
+    # Without device_type and device_id: the device's index chooses. Without layout and disable_dynamic_shapes: the
+    # plugin does not know them.
+    option_keys: ClassVar[frozenset[str] | None] = names("load_config reshape_input enable_causallm") | set(_PROPERTIES)
+
+    # --- probe
+    def facts(self, device: Device) -> Availability:
+        """Return the processor's name for OpenVINO's CPU, else what ONNX Runtime or OpenVINO calls the device."""
+        found = super().facts(device)
+        if found.hardware:
+            return found
+        target = self._target(device)
+        return Availability(False, hardware=cpu_name() if target == "CPU" else target, remedy=found.remedy)
+
+    def probe_precision(self, device: Device) -> Precision:
+        """Return f16 for an NPU, which has no other arithmetic on floats."""
+        return Precision.F16 if self._target(device).startswith("NPU") else Precision.F32
+
+    def no_hardware_remedy(self) -> str:
+        """Return what to do when the plugin is there and sees nothing that it runs on."""
+        return (
+            "the plugin runs on Intel's CPUs, GPUs and NPUs only, and GPUs and NPUs need Intel's driver; other CPUs "
+            "take Intel's own build of ONNX Runtime: pip uninstall -y onnxruntime && pip install onnxruntime-openvino"
+        )
+
+    def order(self, ep_device: Any) -> int:
+        """Return the place of a device of the plugin, which lists them as the operating system does."""
+        return _place(hardware_type(ep_device))
 
     # --- session options
     def recipe(self, device: Device, options: CompileOptions) -> SessionRecipe:
         """Return a recipe on one concrete device: OpenVINO's AUTO would choose against the policy of the caller.
 
+        It computes in f32 unless less is asked for; left to itself, OpenVINO takes bf16 or f16 where that is fast.
+
         Raises:
             DeviceUnavailableError: the index is beyond the devices OpenVINO sees.
+            EngineError: the device is an NPU, which computes in f16, and f32 was asked for.
         """
         devices = self.ep_devices(device)
-        chosen = {} if devices else {"device_type": self._device_type(device)}
-        # Its GPU computes in f16 unless it is told to keep the precision of the model.
-        chosen["precision"] = "FP16" if options.precision is Precision.F16 else "ACCURACY"
+        target = self._target(device)
+        if target.startswith("NPU") and options.precision is not Precision.F16:
+            raise EngineError("OpenVINO computes in f16 on NPUs; allow it with CompileOptions(precision=Precision.F16)")
+        chosen = {} if devices else {"device_type": target}
+        chosen["precision"] = _PRECISIONS.get(options.precision, "f32")
+        if target == "CPU":
+            chosen["num_of_threads"] = str(options.intra_op_threads or budget().total)
         return SessionRecipe(
             self.ep_name,
             options=chosen,
             option_keys=self.option_keys,
             ep_devices=devices,
             cache_options=lambda folder: {"cache_dir": folder},
+            spelled=lambda merged: _as_properties(merged, target.partition(".")[0]),
+            rewritten=_unread_inputs_last,
         )
 
-    def _device_type(self, device: Device) -> str:
+    def _target(self, device: Device) -> str:
+        """Return OpenVINO's name of the device, such as `GPU.1` or `CPU`.
+
+        Raises:
+            DeviceUnavailableError: the index is beyond the devices OpenVINO sees.
+        """
+        devices = self.ep_devices(device)
+        if devices:
+            return hardware_type(devices[0])
         listed = getattr(runtime.bindings(), "get_available_openvino_device_ids", None)
-        found = list(listed()) if listed is not None else ["CPU"]
-        found.sort(key=lambda name: (_ORDER.index(name.split(".")[0]) if name.split(".")[0] in _ORDER else 9, name))
+        found = sorted(listed() if listed is not None else ["CPU"], key=lambda name: (_place(name), name))
         if device.index >= len(found):
             raise DeviceUnavailableError(device, f"OpenVINO sees {', '.join(found) or 'nothing'}, counted from 0")
         return str(found[device.index])
 
     # --- default profile
     def default_profile(self, device: Device) -> CostProfile:
-        """Return the profile of an integrated GPU; assumed, not measured."""
+        """Return the profile of an integrated GPU, or of the CPU where OpenVINO runs on that; assumed, not measured."""
+        try:
+            on_cpu = self.missing(device) is None and self._target(device) == "CPU"
+        except DeviceUnavailableError:
+            on_cpu = False
+        if on_cpu:
+            cpu = CpuProvider().default_profile(device)
+            return replace(cpu, roundtrip_ns=30_000.0, source="default: as the CPU, with a longer round trip, assumed")
         return CostProfile(
             gemm_gflops=800.0,
             conv_gflops=600.0,
@@ -76,3 +139,58 @@ class OpenVinoProvider(OrtProvider):
             readback_bytes_per_ns=10.0,
             source="default: integrated GPU, assumed",
         )
+
+
+def _place(name: str) -> int:
+    kind = name.partition(".")[0]
+    return _ORDER.index(kind) if kind in _ORDER else len(_ORDER)
+
+
+def _unread_inputs_last(payload: bytes) -> bytes:
+    """Return the model with the inputs behind the others whose values no node reads.
+
+    OpenVINO takes inputs by their place after it dropped those that it does not need: with one of them before the
+    others it computes with the wrong tensors and says nothing (ONNX Runtime 1.24.1).
+    """
+    import onnx
+
+    model = onnx.ModelProto.FromString(payload)
+    read: set[str] = set()
+    graphs = [model.graph]
+    while graphs:
+        for node in graphs.pop().node:
+            graphs += [attribute.g for attribute in node.attribute if attribute.type == onnx.AttributeProto.GRAPH]
+            read.update(() if node.op_type in _SHAPE_ONLY else node.input)
+    inputs = list(model.graph.input)
+    ordered = sorted(inputs, key=lambda value: value.name not in read)
+    if ordered == inputs:
+        return payload
+    del model.graph.input[:]
+    model.graph.input.extend(ordered)
+    ordered_bytes: bytes = model.SerializeToString(deterministic=True)
+    return ordered_bytes
+
+
+def _as_properties(options: Mapping[str, str], target: str) -> dict[str, str]:
+    """Return provider options with those that the plugin ignores moved into load_config, where both builds read them.
+
+    Raises:
+        EngineError: the caller's load_config is no JSON object of objects, one a device.
+    """
+    left = {key: value for key, value in options.items() if key not in _PROPERTIES and key != "load_config"}
+    wanted = {_PROPERTIES[key]: value for key, value in options.items() if key in _PROPERTIES}
+    hint = wanted["INFERENCE_PRECISION_HINT"]
+    wanted["INFERENCE_PRECISION_HINT"] = _SPELLINGS.get(hint.upper(), hint)
+    given = _parsed(options.get("load_config", "{}"))
+    given[target] = {**wanted, **given.get(target, {})}
+    return {**left, "load_config": json.dumps(given, sort_keys=True)}
+
+
+def _parsed(text: str) -> dict[str, dict[str, Any]]:
+    try:
+        given = json.loads(text)
+    except ValueError as err:
+        raise EngineError(f"OpenVINO's load_config is not JSON: {err}; give the text, not the name of a file") from err
+    if not isinstance(given, dict) or not all(isinstance(value, dict) for value in given.values()):
+        raise EngineError(f'OpenVINO\'s load_config needs an object a device, such as {{"CPU": {{...}}}}; found {text}')
+    return given

@@ -9,13 +9,13 @@ from typing import Any, ClassVar
 
 from rlx_ort.device import Device
 from rlx_ort.errors import DeviceUnavailableError
-from rlx_ort.execution.options import CompileOptions
+from rlx_ort.execution.options import CompileOptions, Precision
 from rlx_ort.providers import claims as kernel_claims
 from rlx_ort.providers import runtime
 from rlx_ort.providers.base import Availability, EngineSession, KernelClaim, Provider, SessionRequest
 from rlx_ort.providers.installation import Problem, install_command
 from rlx_ort.providers.listed_kernels import KernelList, listed_kernels
-from rlx_ort.providers.plugins import plugin_devices, plugin_for, register_plugin
+from rlx_ort.providers.plugins import described, plugin_devices, plugin_for, register_plugin
 from rlx_ort.providers.probing import prove
 from rlx_ort.providers.recipe import SessionRecipe
 
@@ -48,7 +48,11 @@ class OrtProvider(Provider):
         problem = self.missing(device)
         if problem is not None:
             return Availability(False, problem.reason, problem.remedy)
-        return prove(device, self.ep_name, self._open, self.facts(device))
+        try:
+            facts, precision = self.facts(device), self.probe_precision(device)
+        except DeviceUnavailableError as err:
+            return Availability(False, err.reason, err.remedy)
+        return prove(device, self.ep_name, self._open, facts, precision)
 
     def open(self, request: SessionRequest) -> EngineSession:
         """Open a session on the device; see `Provider.open`."""
@@ -106,8 +110,15 @@ class OrtProvider(Provider):
         return None
 
     def facts(self, device: Device) -> Availability:
-        """Return what is known of the hardware, for the answer of a probe that works out."""
-        return Availability(False, remedy=self.install_remedy())
+        """Return what ONNX Runtime says of a plugin's hardware, for the answer of a probe that works out."""
+        hardware = identity = ""
+        for found in self.ep_devices(device):
+            hardware, identity = described(found.device)
+        return Availability(False, hardware=hardware, remedy=self.install_remedy(), identity=identity)
+
+    def probe_precision(self, device: Device) -> Precision:
+        """Return the arithmetic that the probe allows: f32 unless the device has only less."""
+        return Precision.F32
 
     def install_remedy(self) -> str:
         """Return the command or step that brings the provider to this machine."""
@@ -121,13 +132,17 @@ class OrtProvider(Provider):
         """
         if not self.plugin or plugin_for(self.ep_name) is None:
             return ()
-        found = plugin_devices(runtime.onnxruntime(), self.ep_name)
+        found = sorted(plugin_devices(runtime.onnxruntime(), self.ep_name), key=self.order)
         if not found:
             reason = f"{self.ep_name} is registered but finds no hardware it can use"
             raise DeviceUnavailableError(device, reason, self.no_hardware_remedy())
         if device.index >= len(found):
             raise DeviceUnavailableError(device, f"there are {len(found)} devices of {self.ep_name}, counted from 0")
         return (found[device.index],)
+
+    def order(self, ep_device: Any) -> int:
+        """Return the place of a plugin's device among the provider's indexes; equal ones keep ONNX Runtime's order."""
+        return 0
 
     def no_hardware_remedy(self) -> str:
         """Return what to do when the provider loads but sees no hardware."""

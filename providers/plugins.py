@@ -11,19 +11,28 @@ import importlib
 import importlib.metadata
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rlx_ort.providers.exceptions import readable
+from rlx_ort.providers.hardware import cpu_name
 from rlx_ort.providers.installation import Problem
 from rlx_ort.providers.windows_catalog import catalog_providers
 
-__all__ = ["Plugin", "described", "find_plugins", "plugin_devices", "plugin_for", "register_plugin"]
+__all__ = ["Plugin", "described", "find_plugins", "hardware_type", "plugin_devices", "plugin_for", "register_plugin"]
 
-# https://onnxruntime.ai/docs/execution-providers/plugin-ep-libraries/packaging.html
+# https://onnxruntime.ai/docs/execution-providers/plugin-ep-libraries/packaging.html asks for these names.
 _NAMING = re.compile(r"^onnxruntime-(?:ep-.+|qnn)$")
+# Not every plugin follows it (`onnxruntime-ggml`, `nxrt-ep-cpu`). Others are recognised by a small package whose module
+# names its library; looking into the files of every distribution would take seconds.
+_LIKELY = re.compile(r"(?:^|-)(?:onnxruntime|ort|ep)(?:-|$)")
+_OFFERS_LIBRARY = re.compile(r"^def (?:get_)?library_path\(", re.MULTILINE)
+_OFFERS_NAME = re.compile(r"^(?:EP_NAME|REGISTRATION_NAME|def (?:get_)?ep_names?)\b", re.MULTILINE)
+
+# The last one is a name to register the library under, which need not be that of its provider.
+_NAMES_OF_PROVIDERS = ("get_ep_names", "get_ep_name", "ep_name", "EP_NAME", "REGISTRATION_NAME")
 
 _lock = threading.RLock()
 _registered: dict[str, Problem | None] = {}
@@ -114,10 +123,22 @@ def _distributions() -> Iterator[tuple[importlib.metadata.Distribution, str]]:
     seen = set()
     for dist in importlib.metadata.distributions():
         name = re.sub(r"[-_.]+", "-", dist.metadata["Name"] or "").lower()
-        if _NAMING.match(name) and name not in seen:
-            seen.add(name)
-            top = (dist.read_text("top_level.txt") or "").split()
-            yield dist, top[0] if top else name.replace("-", "_")
+        if name in seen or not _LIKELY.search(name):
+            continue
+        seen.add(name)
+        top = (dist.read_text("top_level.txt") or "").split()
+        module = top[0] if top else name.replace("-", "_")
+        if _NAMING.match(name) or _offers_a_library(dist, module):
+            yield dist, module
+
+
+def _offers_a_library(dist: importlib.metadata.Distribution, module: str) -> bool:
+    """Whether a package that is named otherwise is a plugin; its module is read, not imported."""
+    try:
+        text = Path(str(dist.locate_file(f"{module}/__init__.py"))).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    return _OFFERS_LIBRARY.search(text) is not None and _OFFERS_NAME.search(text) is not None
 
 
 def _plugin(dist: importlib.metadata.Distribution, module_name: str) -> Plugin:
@@ -126,13 +147,13 @@ def _plugin(dist: importlib.metadata.Distribution, module_name: str) -> Plugin:
         module = importlib.import_module(module_name)
     except (ImportError, OSError) as err:
         return found(problem=f"its module {module_name} does not import: {err}")
-    names = getattr(module, "get_ep_names", None)
-    one_name = getattr(module, "get_ep_name", None)
-    path = getattr(module, "get_library_path", None)
-    if not callable(path) or not (callable(names) or callable(one_name)):
+    path = getattr(module, "get_library_path", None) or getattr(module, "library_path", None)
+    names = next(filter(None, (getattr(module, name, None) for name in _NAMES_OF_PROVIDERS)), None)
+    if not callable(path) or names is None:
         return found(problem=f"its module {module_name} has no get_library_path and get_ep_names")
     try:
-        eps = tuple(names()) if callable(names) else (str(_call(one_name)),)
+        told = names() if callable(names) else names
+        eps = (told,) if isinstance(told, str) else tuple(told)
         library = Path(path())
     except (RuntimeError, OSError, ValueError, TypeError) as err:
         return found(problem=f"it does not name its library: {err}")
@@ -145,10 +166,6 @@ def _plugin(dist: importlib.metadata.Distribution, module_name: str) -> Plugin:
     return found(ep_names=eps, library=library)
 
 
-def _call(function: Callable[[], object] | None) -> object:
-    return None if function is None else function()
-
-
 def _belongs_to(library: Path, dist: importlib.metadata.Distribution, module: Any) -> bool:
     """Whether the library lies in the package's own folder or among the files the installer recorded."""
     home = Path(str(getattr(module, "__file__", "") or ".")).resolve().parent
@@ -158,8 +175,15 @@ def _belongs_to(library: Path, dist: importlib.metadata.Distribution, module: An
     return any(Path(str(dist.locate_file(file))).resolve() == library.resolve() for file in recorded)
 
 
+def hardware_type(ep_device: Any) -> str:
+    """Return CPU, GPU or NPU: what one of ONNX Runtime's device objects runs on."""
+    return str(ep_device.device.type).rpartition(".")[2]
+
+
 def described(hardware: Any) -> tuple[str, str]:
     """Return a name for one of ONNX Runtime's hardware devices, from vendor and PCI ids, and what tells it apart."""
+    if str(hardware.type).endswith("CPU"):
+        return cpu_name(), ""
     metadata = {str(key).lower(): str(value) for key, value in dict(hardware.metadata).items()}
     name = metadata.get("description") or f"{hardware.vendor} {hardware.vendor_id:04x}:{hardware.device_id:04x}".strip()
     identity = next((metadata[key] for key in _IDENTITY_KEYS if metadata.get(key)), "")

@@ -11,7 +11,7 @@ import numpy as np
 from rlx_ort.converters.to_onnx.exported import ExportedModel
 from rlx_ort.device import Device
 from rlx_ort.errors import DeviceUnavailableError, RlxError
-from rlx_ort.execution.options import CacheUse, CompileOptions, OptimizationLevel
+from rlx_ort.execution.options import CacheUse, CompileOptions, OptimizationLevel, Precision
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.types import TensorType
@@ -45,13 +45,17 @@ def probe_model() -> ExportedModel:
 
 
 def prove(
-    device: Device, ep_name: str, open_on: Callable[[SessionRequest], EngineSession], facts: Availability
+    device: Device,
+    ep_name: str,
+    open_on: Callable[[SessionRequest], EngineSession],
+    facts: Availability,
+    precision: Precision = Precision.F32,
 ) -> Availability:
     """Return `facts` when the probe runs on the device and is right, else an answer that says what went wrong.
 
     Opens a session, runs it once and closes it: milliseconds on the CPU, up to a second on a GPU.
     """
-    options = CompileOptions(optimization=OptimizationLevel.OFF, intra_op_threads=1, cache=CacheUse.OFF)
+    options = CompileOptions(precision, optimization=OptimizationLevel.OFF, intra_op_threads=1, cache=CacheUse.OFF)
     left = np.array([[1, 2], [3, 4]], np.float32)
     right = np.array([[5, 6], [7, 8]], np.float32)
     try:

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from dataclasses import replace
+from typing import Any, ClassVar
 
 from rlx_ort.device import Device
+from rlx_ort.errors import DeviceUnavailableError
 from rlx_ort.execution.options import CompileOptions, Precision
-from rlx_ort.providers.base import CostProfile
+from rlx_ort.providers.base import Availability, CostProfile
 from rlx_ort.providers.ort_provider import OrtProvider
+from rlx_ort.providers.plugins import hardware_type
 from rlx_ort.providers.recipe import Keeps, SessionRecipe, names
 
 __all__ = ["QnnProvider"]
 
 
 class QnnProvider(OrtProvider):
-    """Qualcomm NPUs."""
+    """Qualcomm NPUs, and their simulator that runs on the CPU of Linux x64; GPUs come after NPUs."""
 
     # --- identity
     name: ClassVar[str] = "qnn"
     kinds: ClassVar[tuple[str, ...]] = ("qnn",)
     ep_name: ClassVar[str] = "QNNExecutionProvider"
     title: ClassVar[str] = "QNN"
-    remedy: ClassVar[str] = "pip install onnxruntime-qnn on Windows on ARM; elsewhere it can only compile"
+    remedy: ClassVar[str] = "pip install onnxruntime-qnn on Windows on ARM; on Linux x64 it simulates the NPU"
     plugin: ClassVar[bool] = True
     compiles: ClassVar[bool] = True
     compiles_per_shape: ClassVar[bool] = True
@@ -34,14 +37,26 @@ class QnnProvider(OrtProvider):
         """
     )
 
+    # --- probe
+    def order(self, ep_device: Any) -> int:
+        """Return the place of a device: NPUs, GPUs, then the CPU that simulates one."""
+        return ("NPU", "GPU", "CPU").index(hardware_type(ep_device))
+
+    def facts(self, device: Device) -> Availability:
+        """Return the hardware, and that it is no NPU where the provider simulates one on the CPU."""
+        found = super().facts(device)
+        return replace(found, hardware=f"simulator on {found.hardware}") if self._simulated(device) else found
+
     # --- session options
     def recipe(self, device: Device, options: CompileOptions) -> SessionRecipe:
         """Return a recipe on the NPU; f32 models run in f16 there, so only where that was asked for."""
         half = options.precision in (Precision.F16, Precision.BF16)
         chosen = {"htp_performance_mode": "burst", "enable_htp_fp16_precision": str(int(half))}
         devices = self.ep_devices(device)
-        if not devices:
-            chosen["backend_type"] = "htp"
+        if "backend_path" not in options.provider_options:  # the provider takes one of the two
+            # By itself the provider finds no backend for the CPU, where the Linux x64 wheel simulates the HTP.
+            gpu = any(hardware_type(found) == "GPU" for found in devices)
+            chosen["backend_type"] = "gpu" if gpu else "htp"
         return SessionRecipe(
             self.ep_name,
             options=chosen,
@@ -56,7 +71,18 @@ class QnnProvider(OrtProvider):
 
     # --- default profile
     def default_profile(self, device: Device) -> CostProfile:
-        """Return the profile of a laptop NPU; assumed, not measured."""
+        """Return the profile of a laptop NPU, or of the simulator; assumed, not measured."""
+        if self._simulated(device):
+            return CostProfile(
+                gemm_gflops=0.1,
+                conv_gflops=0.1,
+                memory_bytes_per_ns=0.1,
+                dispatch_ns=100_000.0,
+                roundtrip_ns=1_000_000.0,
+                upload_bytes_per_ns=1.0,
+                readback_bytes_per_ns=1.0,
+                source="default: simulator of an NPU, assumed",
+            )
         return CostProfile(
             gemm_gflops=1_000.0,
             conv_gflops=2_000.0,
@@ -67,3 +93,9 @@ class QnnProvider(OrtProvider):
             readback_bytes_per_ns=5.0,
             source="default: laptop NPU, assumed",
         )
+
+    def _simulated(self, device: Device) -> bool:
+        try:
+            return self.missing(device) is None and hardware_type(self.ep_devices(device)[0]) == "CPU"
+        except (DeviceUnavailableError, IndexError):
+            return False

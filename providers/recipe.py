@@ -63,6 +63,8 @@ class SessionRecipe:
         keeps: what of it the compile cache can hold.
         cache_options: takes a folder and returns the provider options that make the provider keep there what it
             compiles; None when it has none. The folder belongs to one model with its weights on one device.
+        spelled: takes all provider options and returns them as the provider reads them; None where that is the same.
+        rewritten: takes the bytes of a model and returns those to open; None where the model is taken as it is.
         device_graph: whether launches are recorded once and replayed, which needs static shapes and fixed addresses.
     """
 
@@ -79,6 +81,8 @@ class SessionRecipe:
     device_graph: bool = False
     keeps: Keeps = Keeps.NOTHING
     cache_options: Callable[[str], Mapping[str, str]] | None = None
+    rewritten: Callable[[bytes], bytes] | None = None
+    spelled: Callable[[Mapping[str, str]], Mapping[str, str]] | None = None
 
     @property
     def on_cpu(self) -> bool:
@@ -88,4 +92,5 @@ class SessionRecipe:
     def provider_options(self, options: CompileOptions) -> dict[str, str]:
         """Return the provider's options with the caller's on top, all as text."""
         merged = {**self.options, **options.provider_options}
-        return {str(key): str(value) for key, value in merged.items()}
+        text = {str(key): str(value) for key, value in merged.items()}
+        return text if self.spelled is None else dict(self.spelled(text))

@@ -1,21 +1,28 @@
-"""ROCm: AMD GPUs through MIGraphX, which compiles a program for each input shape; AMD's own wheel brings it.
+"""ROCm: AMD GPUs through MIGraphX, which compiles a program for each input shape.
+
+AMD's own build of ONNX Runtime brings it (`onnxruntime-migraphx`), or AMD's plugin for any build.
 
 The older ROCMExecutionProvider left ONNX Runtime in 1.23, before the oldest release that is supported here.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 from rlx_ort.device import Device
+from rlx_ort.errors import EngineError
 from rlx_ort.execution.options import CompileOptions, Precision
 from rlx_ort.providers.base import CostProfile
 from rlx_ort.providers.installation import Problem
 from rlx_ort.providers.libraries import engine_library, missing_libraries
 from rlx_ort.providers.ort_provider import OrtProvider
+from rlx_ort.providers.plugins import plugin_for
 from rlx_ort.providers.recipe import SessionRecipe, names
 
 __all__ = ["RocmProvider"]
+
+_HALVES = {Precision.F16: "migraphx_fp16_enable", Precision.BF16: "migraphx_bf16_enable"}
 
 
 class RocmProvider(OrtProvider):
@@ -27,6 +34,7 @@ class RocmProvider(OrtProvider):
     ep_name: ClassVar[str] = "MIGraphXExecutionProvider"
     title: ClassVar[str] = "ROCm (MIGraphX)"
     remedy: ClassVar[str] = "pip install onnxruntime-migraphx on Linux with ROCm, in place of onnxruntime"
+    plugin: ClassVar[bool] = True
     compiles: ClassVar[bool] = True
     compiles_per_shape: ClassVar[bool] = True
     # https://onnxruntime.ai/docs/execution-providers/MIGraphX-ExecutionProvider.html; the save and load options that
@@ -43,7 +51,8 @@ class RocmProvider(OrtProvider):
     # --- probe
     def missing_libraries(self, device: Device) -> Problem | None:
         """Return the ROCm libraries that are not found, all of them."""
-        library = engine_library("onnxruntime_providers_migraphx")
+        plugin = plugin_for(self.ep_name)
+        library = engine_library("onnxruntime_providers_migraphx") if plugin is None else plugin.library
         missing = () if library is None else missing_libraries(library)
         if library is None or not missing:
             return None
@@ -51,17 +60,22 @@ class RocmProvider(OrtProvider):
 
     # --- session options
     def recipe(self, device: Device, options: CompileOptions) -> SessionRecipe:
-        """Return a recipe on one GPU; half precision only where it was asked for."""
-        chosen = {"device_id": str(device.index)}
-        if options.precision is Precision.F16:
-            chosen["migraphx_fp16_enable"] = "1"
-        if options.precision is Precision.BF16:
-            chosen["migraphx_bf16_enable"] = "1"
+        """Return a recipe on one GPU; half precision only where it was asked for.
+
+        Raises:
+            DeviceUnavailableError: the index is beyond the devices of the plugin.
+        """
+        devices = self.ep_devices(device)
+        chosen = {} if devices else {"device_id": str(device.index)}
+        if options.precision in _HALVES:
+            chosen[_HALVES[options.precision]] = "1"
         return SessionRecipe(
             self.ep_name,
             options=chosen,
             option_keys=self.option_keys,
+            ep_devices=devices,
             cache_options=lambda folder: {"migraphx_model_cache_dir": folder},
+            spelled=_as_plugin_options if devices else None,
         )
 
     # --- claims and quirks
@@ -80,3 +94,19 @@ class RocmProvider(OrtProvider):
             readback_bytes_per_ns=10.0,
             source="default: middling GPU, assumed",
         )
+
+
+def _as_plugin_options(options: Mapping[str, str]) -> dict[str, str]:
+    """Return the options without the prefix, as `onnxruntime-ep-migraphx` names them.
+
+    Raises:
+        EngineError: the plugin has no such option.
+    """
+    # https://github.com/onnxruntime/onnxruntime-ep-amdgpu/blob/main/src/migraphx/mgx_options.h
+    plain = {key.removeprefix("migraphx_"): value for key, value in options.items()}
+    if "model_cache_dir" in plain:
+        plain["cache_dir"] = plain.pop("model_cache_dir")
+    lost = sorted(f"migraphx_{key}" for key in plain if key.startswith(("mem_limit", "arena_", "external_")))
+    if lost:
+        raise EngineError(f"the MIGraphX plugin has no option {', '.join(lost)}")
+    return plain

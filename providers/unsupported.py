@@ -11,7 +11,6 @@ from rlx_ort.providers.base import Availability, CostProfile, EngineSession, Pro
 __all__ = ["UnsupportedProvider"]
 
 _INSTEAD = {
-    "mlx": "use 'metal', which runs on the same GPU through Core ML",
     "tpu": "export the model and run it with a TPU runtime",
     "opengl": "use 'gpu', which runs on Vulkan, Direct3D 12 or Metal",
 }
@@ -21,7 +20,7 @@ class UnsupportedProvider(Provider):
     """Says of a device that nothing here can run on it, and what comes closest."""
 
     name: ClassVar[str] = "unsupported"
-    kinds: ClassVar[tuple[str, ...]] = ("mlx", "tpu", "opengl")
+    kinds: ClassVar[tuple[str, ...]] = ("tpu", "opengl")
     selectable: ClassVar[bool] = False
 
     def probe(self, device: Device) -> Availability:

@@ -48,6 +48,7 @@ _BUILT_IN_KINDS = (
     DeviceKind("tensorrt", "TensorRT", ("trt",)),
     DeviceKind("nv-tensorrt-rtx", "TensorRT RTX", ("tensorrt-rtx", "trt-rtx")),
     DeviceKind("qnn", "Qualcomm QNN", ("hexagon", "htp")),
+    DeviceKind("amdgpu", "AMD GPU"),
 )
 
 # Platform priority, best first, before any cost model speaks. The compilers that share a GPU or NPU with a plainer
@@ -66,6 +67,7 @@ DEVICE_PRIORITY = (
     "webgpu",
     "nv-tensorrt-rtx",
     "tensorrt",
+    "amdgpu",
     "openvino",
     "qnn",
     "cpu",

@@ -14,10 +14,10 @@ from rlx_ort.providers.diagnosis import Finding, Severity
 
 
 def test_devices_lists_every_kind_once(cli: Cli) -> None:
-    """The twelve device kinds and the four compilers each have one row, and the CPU's says it is available."""
+    """The twelve device kinds and the five compilers each have one row, and the CPU's says it is available."""
     rows = {row["device"]: row for row in cli("devices", "--json").document["devices"]}
     expected = "cpu metal mlx ane cuda rocm tpu gpu vulkan opengl directx webgpu openvino tensorrt nv-tensorrt-rtx qnn"
-    assert set(rows) == set(expected.split())
+    assert set(rows) == {*expected.split(), "amdgpu"}
     assert rows["cpu"]["available"] is True
 
 

@@ -4,6 +4,9 @@ One TOML file a device kind, in `tests/data/devices`. `[bounds]` has the largest
 dtype. Each `[[known_failures]]` has a `reason` with a link or a reproduction, and `tests`: test ids, in which `*`
 stands for any text. A test that is listed must fail, one that is not listed must pass. `crashes = true` is for tests
 that end the process, which are not run. `package = "NAME"` limits an entry to where that package is installed.
+
+`late_refusals` is the number of tests that a device may refuse when a session is opened, because its capability cannot
+be known before. They fail in no other way: nothing was computed.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from typing import Any
 from rlx_ort.device import Device
 from rlx_ort.ir.dtype import DType
 
-__all__ = ["FOLDER", "KnownFailure", "bound", "known_failure", "known_failures"]
+__all__ = ["FOLDER", "KnownFailure", "bound", "known_failure", "known_failures", "late_refusals"]
 
 FOLDER = Path(__file__).parents[1] / "data" / "devices"
 
@@ -65,6 +68,11 @@ def known_failures(kind: str) -> Iterator[KnownFailure]:
 def known_failure(kind: str, test_id: str) -> KnownFailure | None:
     """Return why a test is known to fail on a device kind here, or None."""
     return next((entry for entry in known_failures(kind) if entry.lists(test_id) and entry.applies), None)
+
+
+def late_refusals(kind: str) -> int:
+    """Return how many tests a device kind may refuse when the session is opened, and not by its capability before."""
+    return int(_facts(kind).get("late_refusals", 0))
 
 
 @functools.cache

@@ -49,8 +49,14 @@ def test_the_first_twelve_devices_come_in_the_order_of_the_table() -> None:
 
 
 def test_the_providers_of_onnx_runtime_follow_the_twelve() -> None:
-    """The design adds four kinds behind the original ones."""
-    assert [device.label for device in Device.all()][12:16] == ["openvino", "tensorrt", "nv-tensorrt-rtx", "qnn"]
+    """Five kinds stand behind the original ones."""
+    assert [device.label for device in Device.all()][12:17] == [
+        "openvino",
+        "tensorrt",
+        "nv-tensorrt-rtx",
+        "qnn",
+        "amdgpu",
+    ]
 
 
 @pytest.mark.parametrize(("spelling", "label"), SPELLINGS)
@@ -185,7 +191,7 @@ def test_a_list_without_names_is_an_error(text: str) -> None:
 
 
 def test_the_priority_is_that_of_the_contract_with_the_compilers_before_the_cpu() -> None:
-    """The twelve keep their order; the design's four stand between them and the CPU."""
+    """The twelve keep their order; the later five stand between them and the CPU."""
     original = ["tpu", "cuda", "rocm", "mlx", "metal", "ane", "gpu", "vulkan", "directx", "opengl", "webgpu", "cpu"]
     assert [label for label in DEVICE_PRIORITY if label in original] == original
     assert DEVICE_PRIORITY[-1] == "cpu"
@@ -194,7 +200,7 @@ def test_the_priority_is_that_of_the_contract_with_the_compilers_before_the_cpu(
 def test_every_built_in_kind_has_a_priority() -> None:
     """No built-in kind is left to the last place by accident."""
     assert {device.kind for device in Device.all()} >= set(DEVICE_PRIORITY)
-    assert len(set(DEVICE_PRIORITY)) == 16
+    assert len(set(DEVICE_PRIORITY)) == 17
 
 
 def test_kinds_are_constants_of_the_class() -> None:

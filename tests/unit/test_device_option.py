@@ -70,6 +70,42 @@ def test_a_name_that_is_no_device_stops_the_tests(collect):
     assert "cpux" in done.stdout + done.stderr
 
 
+LATE = """
+import pytest
+from rlx_ort.errors import EngineError, PlacementError
+
+@pytest.mark.parametrize("device", ["qnn"])
+@pytest.mark.parametrize("error", [PlacementError, lambda text: EngineError("ONNX Runtime did not take the model")])
+def test_refused(error, device):
+    raise error("refused")
+
+@pytest.mark.parametrize("device", ["qnn"])
+def test_wrong(device):
+    WRONG
+"""
+
+
+@pytest.mark.parametrize(
+    ("wrong", "allowed", "says", "code"),
+    [
+        ("pass", 2, "1 passed, 2 xfailed", pytest.ExitCode.OK),
+        ("pass", 1, "its data allows 1", pytest.ExitCode.TESTS_FAILED),
+        ("assert 0", 2, "1 failed, 2 xfailed", pytest.ExitCode.TESTS_FAILED),
+    ],
+)
+def test_late_refusals_are_counted_and_no_wrong_result_is_one(tmp_path, wrong, allowed, says, code):
+    """A device may refuse late as often as its data says; every other failure counts as ever."""
+    conftest = (ROOT / "tests" / "conftest.py").read_text(encoding="utf-8")
+    conftest += f"\nlate_refusals = {{'qnn': {allowed}}}.__getitem__\n"
+    (tmp_path / "conftest.py").write_text(conftest, encoding="utf-8")
+    (tmp_path / "test_small.py").write_text(LATE.replace("WRONG", wrong), encoding="utf-8")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", str(ROOT / "pyproject.toml")]
+    command += ["--rootdir", str(tmp_path), str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == code
+    assert says in done.stdout
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_known_failure_has_a_reason_and_names_tests(kind):
     """What a device is excused from says why, and names tests that exist."""

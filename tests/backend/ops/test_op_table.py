@@ -40,8 +40,9 @@ def test_the_table_is_up_to_date(op_table: ModuleType) -> None:
 def test_the_record_is_true_for_the_providers_it_was_made_of(op_table: ModuleType, device: Device) -> None:
     """With the versions that were recorded, each provider takes the very dtypes in the record."""
     known = json.loads(op_table.RECORD.read_text(encoding="utf-8"))
+    here = {dist.metadata["Name"]: dist.version for dist in importlib.metadata.distributions()}
     for name, number in known["versions"].items():
-        if importlib.metadata.version(name) != number:
+        if here.get(name) != number or device.kind not in known:
             pytest.skip(f"the record is of {name} {number}")
     found = {name: op_table.recorded_dtypes(device.kind, case) for name, case in CASES.items()}
     assert found == known[device.kind]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rlx_ort.device import Device
-from rlx_ort.errors import DeviceUnavailableError
+from rlx_ort.errors import DeviceUnavailableError, EngineError
 from rlx_ort.providers.cores import core_share
 from rlx_ort.providers.registry import ProviderRegistry, default_registry
 
@@ -33,7 +33,7 @@ def test_every_known_device_answers_with_a_reason_and_a_remedy_or_works(kind):
     assert answer.available or (answer.reason and answer.remedy)
 
 
-@pytest.mark.parametrize("kind", ["mlx", "tpu", "opengl"])
+@pytest.mark.parametrize("kind", ["tpu", "opengl"])
 def test_devices_nobody_serves_say_so(open_model, kind):
     """Known names without an execution provider are refused in words."""
     with pytest.raises(DeviceUnavailableError, match="no ONNX Runtime execution provider"):
@@ -240,8 +240,6 @@ def test_webgpu_is_refused_in_a_forked_child(python):
 @pytest.mark.webgpu
 def test_an_unknown_webgpu_option_is_refused(open_model):
     """The plugin would ignore it."""
-    from rlx_ort.errors import EngineError
-
     with pytest.raises(EngineError, match="preferredLayout"):
         open_model(ADD, device="webgpu", provider_options={"preferedLayout": "NHWC"})
 
@@ -249,7 +247,7 @@ def test_an_unknown_webgpu_option_is_refused(open_model):
 @pytest.mark.webgpu
 def test_a_bad_webgpu_option_value_is_refused(open_model):
     """A value the plugin does not take stops the session."""
-    with pytest.raises(DeviceUnavailableError):
+    with pytest.raises(EngineError, match="preferred layout"):
         open_model(ADD, device="webgpu", provider_options={"preferredLayout": "XX"})
 
 

@@ -6,6 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from rlx_ort.device import Device
 from rlx_ort.errors import DeviceUnavailableError, EngineError, InputError, LegalizeError, RlxError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.shape import Shape
@@ -167,8 +168,6 @@ def test_every_exception_of_onnx_runtime_is_mapped():
 @pytest.mark.parametrize("name", sorted(ENGINE_EXCEPTIONS))
 def test_mapped_exceptions_become_ours(name):
     """Each type becomes an RlxError, both while opening and while running."""
-    from rlx_ort.device import Device
-
     kind = engine_exception_types().get(name)
     if kind is None:
         pytest.skip(f"this ONNX Runtime has no {name}")
@@ -177,6 +176,16 @@ def test_mapped_exceptions_become_ours(name):
         assert isinstance(ours, RlxError)
         assert "what happened" in str(ours)
         assert "ONNXRuntimeError" not in str(ours)
+
+
+def test_a_model_that_a_provider_refuses_does_not_make_the_device_unavailable():
+    """The provider worked a moment ago; a device that is gone says so in words of its own."""
+    fail = bindings().EPFail
+    refused = opening_error(fail("[ONNXRuntimeError] : 11 : EP_FAIL : does not support Round"), Device.WEBGPU)
+    gone = opening_error(fail("[ONNXRuntimeError] : 11 : EP_FAIL : no CUDA-capable device is detected"), Device.CUDA)
+    assert isinstance(refused, EngineError)
+    assert "WebGPU: does not support Round" in str(refused)
+    assert isinstance(gone, DeviceUnavailableError)
 
 
 def test_an_unknown_config_key_is_refused_with_the_closest_one(open_model):

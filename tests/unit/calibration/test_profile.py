@@ -13,6 +13,7 @@ from rlx_ort.calibration.prober import Prober
 from rlx_ort.calibration.profile import CalibrationProfile
 from rlx_ort.device import Device
 from rlx_ort.errors import CalibrationError
+from tests.unit.calibration.conftest import ROWS
 
 
 def _changed(profile: CalibrationProfile, **fields: Any) -> str:
@@ -50,6 +51,7 @@ def test_a_calibration_notes_what_the_host_took(
     def measure(prober: Prober) -> None:
         for _ in range(looks):
             prober.pace.now()
+        prober.rows += ROWS
 
     monkeypatch.setattr(probes, "measure", measure)
     profile = calibrate.calibrate(Device.CUDA, quick=True, clock=itertools.count(0, 13).__next__)

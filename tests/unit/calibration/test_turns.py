@@ -75,6 +75,23 @@ def test_what_was_stopped_ends_with_its_next_turn() -> None:
             turn.rest()
 
 
+def test_a_calibration_from_which_nothing_follows_is_an_error_and_not_kept(
+    here: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device that fails at every product has no rates; the error says why each probe was skipped."""
+
+    def measure(prober: Prober) -> None:
+        prober.rows += [row for row in ROWS if row.probe != "gemm"]
+        prober.skipped["gemm"] = "no MatMul"
+
+    monkeypatch.setattr(probes, "measure", measure)
+    found = calibrate_together(["cuda"], quick=True)[Device.CUDA]
+    assert isinstance(found, CalibrationError)
+    assert "no row of gemm" in str(found)
+    assert "gemm: no MatMul" in str(found)
+    assert store.find(Device.CUDA).profile is None
+
+
 def test_each_device_gets_its_profile_and_a_failure_is_its_own(here: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """CUDA is measured although the device beside it does not exist."""
 

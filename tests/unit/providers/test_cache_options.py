@@ -24,7 +24,7 @@ COMPILERS = ("tensorrt", "nv-tensorrt-rtx", "openvino", "rocm", "metal", "qnn")
 def recipe_of(kind: str, monkeypatch, tmp_path) -> tuple[OrtProvider, SessionRecipe]:
     monkeypatch.setenv("RLX_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(OrtProvider, "ep_devices", lambda self, device: ())
-    monkeypatch.setattr("rlx_ort.providers.openvino.OpenVinoProvider._device_type", lambda self, device: "CPU")
+    monkeypatch.setattr("rlx_ort.providers.openvino.OpenVinoProvider._target", lambda self, device: "CPU")
     provider = default_registry().for_device(Device(kind))
     assert isinstance(provider, OrtProvider)
     return provider, provider.recipe(Device(kind), CompileOptions())

@@ -10,6 +10,7 @@ from rlx_ort.providers import diagnosis, installation, libraries, runtime, webgp
 from rlx_ort.providers.cores import CoreShare
 from rlx_ort.providers.diagnosis import Finding, Severity, diagnose
 from rlx_ort.providers.installation import Problem, find_problem
+from rlx_ort.providers.openvino import OpenVinoProvider
 from rlx_ort.providers.plugins import Plugin
 from rlx_ort.providers.registry import ProviderRegistry
 
@@ -88,8 +89,21 @@ def test_plugin_problems_have_codes(monkeypatch, reason, code):
     monkeypatch.setattr(diagnosis, "register_plugin", lambda *_: Problem(reason, "do"))
     monkeypatch.setattr(runtime, "onnxruntime", lambda: None)
     monkeypatch.setattr(runtime, "engine_exceptions", tuple)
-    (found,) = diagnosis._plugins((Plugin("x", "1"),))
+    (found,) = diagnosis._plugins((Plugin("x", "1"),), ProviderRegistry())
     assert (found.code, found.what, found.remedy) == (code, reason, "do")
+
+
+def test_a_plugin_that_rejects_the_hardware_is_a_warning_with_what_helps(monkeypatch):
+    """Installing what is installed would not help."""
+    monkeypatch.setattr(diagnosis, "register_plugin", lambda *_: None)
+    monkeypatch.setattr(diagnosis, "plugin_devices", lambda *_: ())
+    monkeypatch.setattr(runtime, "onnxruntime", lambda: None)
+    monkeypatch.setattr(runtime, "engine_exceptions", tuple)
+    plugin = Plugin("onnxruntime-ep-openvino", "1.8.1", ("OpenVINOExecutionProvider",))
+    (found,) = diagnosis._plugins((plugin,), ProviderRegistry((OpenVinoProvider(),)))
+    assert (found.code, found.severity) == ("no-hardware", Severity.WARNING)
+    assert "Intel" in found.remedy
+    assert "pip install onnxruntime-ep-openvino" not in found.remedy
 
 
 @pytest.mark.parametrize(

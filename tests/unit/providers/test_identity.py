@@ -10,7 +10,7 @@ from rlx_ort.device import Device
 from rlx_ort.providers import cuda
 from rlx_ort.providers.cuda import CudaProvider
 from rlx_ort.providers.cuda_driver import CudaGpu, same_bus
-from rlx_ort.providers.hardware import NvidiaGpu
+from rlx_ort.providers.hardware import NvidiaGpu, cpu_name
 from rlx_ort.providers.plugins import described
 
 SLOW = NvidiaGpu("Slow", "580.1", 8 * 1024**3, "00000000:01:00.0")
@@ -60,7 +60,15 @@ def test_pci_addresses_are_compared_by_number(one: str, other: str, same: bool) 
 
 def test_a_plugins_gpu_is_named_by_its_ids_and_told_apart_by_its_metadata() -> None:
     """Windows gives a LUID, Linux a PCI address."""
-    gpu = SimpleNamespace(vendor="NVIDIA", vendor_id=0x10DE, device_id=0x2335, metadata={"LUID": "77"})
+    gpu = SimpleNamespace(
+        type="OrtHardwareDeviceType.GPU", vendor="NVIDIA", vendor_id=0x10DE, device_id=0x2335, metadata={"LUID": "77"}
+    )
     assert described(gpu) == ("NVIDIA 10de:2335", "77")
     gpu.metadata = {"Description": "NVIDIA H200", "pci_bus_id": "0000:41:00.0"}
     assert described(gpu) == ("NVIDIA H200", "0000:41:00.0")
+
+
+def test_a_plugins_cpu_is_the_processor() -> None:
+    """Its ids say nothing but the vendor: profiles of two machines would pass for each other."""
+    cpu = SimpleNamespace(type="OrtHardwareDeviceType.CPU", vendor="AMD", vendor_id=0x1022, device_id=0, metadata={})
+    assert described(cpu) == (cpu_name(), "")

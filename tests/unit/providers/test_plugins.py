@@ -78,6 +78,27 @@ def test_a_plugin_that_cannot_be_trusted_or_read_says_why(install, number, text,
     assert problem in plugin.problem
 
 
+@pytest.mark.parametrize(
+    ("name", "offer"),
+    [
+        ("onnxruntime-ep-fake9", "def library_path(): return {}\ndef ep_name(): return 'FakeExecutionProvider'\n"),
+        ("onnxruntime-fake10", "EP_NAME = 'FakeExecutionProvider'\ndef library_path(): return {}\n"),
+        ("fake11-ep-cpu", "REGISTRATION_NAME = 'FakeExecutionProvider'\ndef get_library_path() -> str: return {}\n"),
+    ],
+)
+def test_a_plugin_is_recognised_by_what_it_offers(install, name, offer):
+    """`onnxruntime-ep-mlx`, `onnxruntime-ggml` and `nxrt-ep-cpu` keep to other names than the convention's."""
+    text = f"import pathlib\n{offer.format(INSIDE)}(pathlib.Path(__file__).parent / 'libfake.so').write_bytes(b'')\n"
+    plugin = install(name, name.replace("-", "_"), text)
+    assert (plugin.ep_names, plugin.problem) == (("FakeExecutionProvider",), "")
+
+
+def test_a_package_that_offers_no_library_is_no_plugin_and_is_not_imported(install):
+    """Extensions and tools of ONNX Runtime have similar names."""
+    with pytest.raises(StopIteration):
+        install("onnxruntime-fake12", "fake_12", "EP_NAME = 'x'\nraise RuntimeError('imported')")
+
+
 class RefusedError(Exception):
     """Plays ONNX Runtime's Fail."""
 

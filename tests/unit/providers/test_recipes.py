@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from rlx_ort.device import DEVICE_PRIORITY, Device
+from rlx_ort.errors import DeviceUnavailableError, EngineError
 from rlx_ort.execution.options import CompileOptions, Precision
+from rlx_ort.providers import ort_provider, rocm
 from rlx_ort.providers.coreml import CoreMlProvider
+from rlx_ort.providers.cpu import CpuProvider
 from rlx_ort.providers.cuda import CudaProvider, cuda_options
 from rlx_ort.providers.directml import DirectMlProvider
+from rlx_ort.providers.mlx import MlxProvider
+from rlx_ort.providers.openvino import OpenVinoProvider
 from rlx_ort.providers.ort_provider import OrtProvider
+from rlx_ort.providers.plugins import Plugin
+from rlx_ort.providers.qnn import QnnProvider
+from rlx_ort.providers.recipe import SessionRecipe
 from rlx_ort.providers.registry import default_registry
 from rlx_ort.providers.rocm import RocmProvider
 from rlx_ort.providers.tensorrt import TensorRtProvider
@@ -50,6 +64,183 @@ def test_rocm_is_migraphx_with_half_precision_only_on_request():
     assert RocmProvider.ep_name == "MIGraphXExecutionProvider"
     assert dict(plain.options) == {"device_id": "3"}
     assert half.options["migraphx_fp16_enable"] == "1"
+
+
+def ep_device(kind: str) -> Any:
+    """Play one of ONNX Runtime's device objects."""
+    return SimpleNamespace(device=SimpleNamespace(type=f"OrtHardwareDeviceType.{kind}"))
+
+
+@pytest.fixture
+def plugged(monkeypatch):
+    """Return a function that makes a plugin bring devices of these kinds of hardware, in ONNX Runtime's order."""
+
+    def bring(*kinds: str) -> list[Any]:
+        found = [ep_device(kind) for kind in kinds]
+        for module in (ort_provider, rocm):
+            monkeypatch.setattr(module, "plugin_for", lambda name: Plugin("x", "1", (name,), Path("x")))
+        monkeypatch.setattr(ort_provider, "plugin_devices", lambda engine, name: found)
+        monkeypatch.setattr(ort_provider.runtime, "onnxruntime", lambda: None)
+        return found
+
+    return bring
+
+
+def load_config(recipe: SessionRecipe, **options: Any) -> dict[str, Any]:
+    spelled = recipe.provider_options(CompileOptions(provider_options=options))
+    assert spelled.keys() <= {"load_config", "device_type"}  # all else is ignored by the plugin
+    found: dict[str, Any] = json.loads(spelled["load_config"])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("precision", "hint"),
+    [(Precision.F32, "f32"), (Precision.TF32, "f32"), (Precision.F16, "f16"), (Precision.BF16, "bf16")],
+)
+def test_openvino_computes_in_f32_unless_less_is_asked_for(plugged, precision, hint):
+    """Left to itself it takes bf16 where the processor has it."""
+    plugged("CPU")
+    recipe = OpenVinoProvider().recipe(Device("openvino"), CompileOptions(precision=precision))
+    assert load_config(recipe)["CPU"]["INFERENCE_PRECISION_HINT"] == hint
+
+
+def test_openvino_uses_the_threads_of_the_process_or_those_asked_for(plugged, monkeypatch):
+    """`RLX_WORKERS` and `intra_op_threads` count as on the CPU."""
+    plugged("CPU")
+    monkeypatch.setenv("RLX_WORKERS", "3")
+    for options, threads in ((CompileOptions(), "3"), (CompileOptions(intra_op_threads=2), "2")):
+        recipe = OpenVinoProvider().recipe(Device("openvino"), options)
+        assert load_config(recipe)["CPU"]["INFERENCE_NUM_THREADS"] == threads
+
+
+def test_openvinos_options_reach_both_of_its_builds(plugged):
+    """Under the names of OpenVINO, with the caller's own load_config on top, and its cache in the given folder."""
+    plugged("CPU")
+    recipe = OpenVinoProvider().recipe(Device("openvino"), CompileOptions())
+    recipe = replace(recipe, options={**recipe.options, **recipe.cache_options("/kept")})
+    own = json.dumps({"CPU": {"NUM_STREAMS": "2"}, "GPU": {"PLUGIN_THROTTLE": "1"}})
+    found = load_config(recipe, precision="FP16", num_streams=4, load_config=own)
+    assert found["GPU"] == {"PLUGIN_THROTTLE": "1"}
+    assert found["CPU"].items() >= {"INFERENCE_PRECISION_HINT": "f16", "NUM_STREAMS": "2", "CACHE_DIR": "/kept"}.items()
+
+
+def test_openvino_gets_inputs_that_nothing_reads_behind_the_others(plugged):
+    """It takes inputs by their places after it dropped those; a node that asks for a shape alone is folded away."""
+    import onnx.parser
+
+    plugged("CPU")
+    rewritten = OpenVinoProvider().recipe(Device("openvino"), CompileOptions()).rewritten
+    assert rewritten is not None
+    text = '<ir_version: 10, opset_import: ["" : 21]> g (float[2] u, float[2] a, float[2] s, float[2] b, bool c)'
+    text += " => (float[2] y, int64[1] n) { y = If (c) <then_branch = t () => (float[2] v) { v = Sub(a, b) },"
+    text += " else_branch = e () => (float[2] w) { w = Neg(a) }> n = Shape(s) }"
+    model = onnx.ModelProto.FromString(rewritten(onnx.parser.parse_model(text).SerializeToString()))
+    assert [value.name for value in model.graph.input] == ["a", "b", "c", "u", "s"]
+
+
+@pytest.mark.parametrize("text", ["settings.json", "[]", '{"CPU": 1}'])
+def test_a_load_config_that_openvino_would_not_read_is_refused(plugged, text):
+    """It takes the JSON itself; the name of a file made it answer from the CPU."""
+    plugged("CPU")
+    with pytest.raises(EngineError, match="load_config"):
+        load_config(OpenVinoProvider().recipe(Device("openvino"), CompileOptions()), load_config=text)
+
+
+def test_openvinos_index_counts_gpus_then_npus_then_the_cpu(plugged):
+    """ONNX Runtime lists them as the operating system does."""
+    cpu, npu, gpu, other = plugged("CPU", "NPU", "GPU", "GPU")
+    found = [OpenVinoProvider().ep_devices(Device("openvino", index)) for index in range(4)]
+    assert found == [(gpu,), (other,), (npu,), (cpu,)]
+
+
+def test_openvinos_npu_is_for_those_who_ask_for_f16(plugged):
+    """It computes in nothing else, so f32 would be less than was asked for."""
+    plugged("NPU")
+    with pytest.raises(EngineError, match="f16"):
+        OpenVinoProvider().recipe(Device("openvino"), CompileOptions())
+    assert OpenVinoProvider().recipe(Device("openvino"), CompileOptions(precision=Precision.F16)).ep_devices
+
+
+def test_openvino_on_the_cpu_is_not_taken_for_a_gpu(plugged, monkeypatch):
+    """Its default profile follows the hardware."""
+    monkeypatch.setattr(OpenVinoProvider, "missing", lambda self, device: None)
+    plugged("CPU", "GPU")
+    gpu, cpu = (OpenVinoProvider().default_profile(Device("openvino", index)) for index in (0, 1))
+    assert cpu.gemm_gflops == CpuProvider().default_profile(Device.CPU).gemm_gflops
+    assert "integrated GPU" in gpu.source
+
+
+@pytest.mark.parametrize(("hardware", "backend"), [("NPU", "htp"), ("CPU", "htp"), ("GPU", "gpu")])
+def test_qnn_is_told_its_backend(plugged, hardware, backend):
+    """It finds none for the CPU, where the wheel for Linux x64 simulates the HTP."""
+    plugged(hardware)
+    assert QnnProvider().recipe(Device("qnn"), CompileOptions()).options["backend_type"] == backend
+
+
+def test_a_backend_path_of_the_caller_takes_the_place_of_the_type(plugged):
+    """QNN refuses both at once."""
+    plugged("CPU")
+    options = CompileOptions(provider_options={"backend_path": "/lib/libQnnHtp.so"})
+    sent = QnnProvider().recipe(Device("qnn"), options).provider_options(options)
+    assert sent["backend_path"] == "/lib/libQnnHtp.so"
+    assert "backend_type" not in sent
+
+
+def test_a_simulated_npu_is_not_expected_to_be_fast(plugged, monkeypatch):
+    """Else an automatic choice would prefer it to the CPU that simulates it."""
+    monkeypatch.setattr(QnnProvider, "missing", lambda self, device: None)
+    plugged("CPU")
+    assert QnnProvider().default_profile(Device("qnn")).gemm_gflops < 1
+    assert QnnProvider().facts(Device("qnn")).hardware.startswith("simulator on")
+
+
+def test_migraphx_as_a_plugin_has_its_own_names_of_options(plugged):
+    """Without the prefix, on the device object, and with its own name of the cache's folder."""
+    (gpu,) = plugged("GPU")
+    recipe = RocmProvider().recipe(Device("rocm"), CompileOptions(precision=Precision.F16))
+    recipe = replace(recipe, options={**recipe.options, **recipe.cache_options("/kept")})
+    assert recipe.ep_devices == (gpu,)
+    assert recipe.provider_options(CompileOptions()) == {"fp16_enable": "1", "cache_dir": "/kept"}
+    with pytest.raises(EngineError, match="migraphx_mem_limit"):
+        recipe.provider_options(CompileOptions(provider_options={"migraphx_mem_limit": 1}))
+
+
+def test_directml_as_a_plugin_gets_the_device_itself(plugged):
+    """It has no options; runs still take turns."""
+    (gpu,) = plugged("GPU")
+    recipe = DirectMlProvider().recipe(Device.DIRECTX, CompileOptions())
+    assert recipe.ep_devices == (gpu,)
+    assert (dict(recipe.options), recipe.option_keys, recipe.mem_pattern) == ({}, frozenset(), False)
+
+
+@pytest.mark.parametrize("kind", ["mlx", "amdgpu"])
+def test_a_provider_that_is_a_plugin_only_runs_on_its_device_object(plugged, kind):
+    """The index counts what ONNX Runtime lists; one beyond is refused."""
+    (gpu,) = plugged("GPU")
+    provider = default_registry().for_device(Device(kind))
+    assert isinstance(provider, OrtProvider)
+    recipe = provider.recipe(Device(kind), CompileOptions())
+    assert recipe.ep_devices == (gpu,)
+    assert recipe.ep_name == {"mlx": "MLXExecutionProvider", "amdgpu": "AMDGPUExecutionProvider"}[kind]
+    with pytest.raises(DeviceUnavailableError):
+        provider.recipe(Device(kind, 1), CompileOptions())
+
+
+def test_amds_plugin_sends_no_telemetry(plugged):
+    """As ONNX Runtime itself."""
+    plugged("GPU")
+    recipe = default_registry().for_device(Device("amdgpu")).recipe(Device("amdgpu"), CompileOptions())
+    assert recipe.options["telemetry_enable"] == "0"
+
+
+@pytest.mark.parametrize(
+    ("system", "machine", "words"), [("darwin", "arm64", "onnxruntime-ep-mlx"), ("win32", "AMD64", "Apple silicon")]
+)
+def test_mlx_is_offered_where_it_runs(monkeypatch, system, machine, words):
+    """Elsewhere there is nothing to install."""
+    monkeypatch.setattr("sys.platform", system)
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    assert words in MlxProvider().install_remedy()
 
 
 def test_tensorrt_has_cuda_behind_it_and_no_engine_cache(monkeypatch, tmp_path):

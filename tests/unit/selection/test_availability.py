@@ -39,9 +39,9 @@ def test_a_device_whose_probe_fails_is_not_available_and_says_why(machine: Any) 
 
 def test_a_device_without_a_provider_is_not_available_and_says_why() -> None:
     """A known name that nothing serves is answered, not raised."""
-    assert not is_available("mlx")
-    assert "no ONNX Runtime execution provider" in availability("mlx").reason
-    assert availability("mlx").remedy
+    assert not is_available("tpu")
+    assert "no ONNX Runtime execution provider" in availability("tpu").reason
+    assert availability("tpu").remedy
 
 
 def test_a_failed_probe_is_final_however_often_one_asks(machine: Any) -> None:
@@ -183,7 +183,7 @@ def test_run_slots_work_wherever_there_is_a_provider(machine: Any) -> None:
     """The answer is static: it does not depend on the device being here."""
     provider = machine.add("cuda", answer=machine.away)
     assert supports_run_slots("cuda")
-    assert not supports_run_slots("mlx")
+    assert not supports_run_slots("tpu")
     assert provider.probes == 0
 
 
@@ -202,4 +202,4 @@ def test_draining_waits_for_the_run_of_another_thread(machine: Any) -> None:
 
 def test_draining_a_device_that_nothing_serves_is_harmless() -> None:
     """There is nothing to wait for."""
-    drain_device("mlx")
+    drain_device("tpu")

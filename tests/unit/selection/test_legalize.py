@@ -96,8 +96,8 @@ def test_a_graph_is_legal_on_a_device_that_is_away_but_lists_its_kernels(machine
 @pytest.mark.parametrize("ask", [legalize_graph_for_device, dispatch_report_for_device])
 def test_a_device_without_a_provider_is_an_error_with_a_remedy(ask: Any, machine: Any) -> None:
     """The error names the device and what would help."""
-    with pytest.raises(DeviceUnavailableError, match="MLX") as caught:
-        ask(machine.chain("Erf"), "mlx")
+    with pytest.raises(DeviceUnavailableError, match="TPU") as caught:
+        ask(machine.chain("Erf"), "tpu")
     assert caught.value.remedy
 
 

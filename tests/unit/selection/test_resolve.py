@@ -61,7 +61,7 @@ def test_the_environment_comes_before_the_cost_model(graph: Any, monkeypatch: py
     assert resolve_device(graph) == CUDA
 
 
-@pytest.mark.parametrize(("wish", "why"), [("metal", "libfake"), ("gpu", "node 1 'erf'"), ("mlx", "no ONNX Runtime")])
+@pytest.mark.parametrize(("wish", "why"), [("metal", "libfake"), ("gpu", "node 1 'erf'"), ("tpu", "no ONNX Runtime")])
 def test_a_device_of_the_environment_that_cannot_run_is_skipped_with_a_warning(
     wish: str, why: str, graph: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -61,7 +61,7 @@ def test_a_device_that_is_away_supports_no_graph(machine: Any) -> None:
 
 def test_a_device_without_a_provider_supports_no_graph(machine: Any) -> None:
     """Nothing is raised for a known name."""
-    assert not supports_graph("mlx", machine.chain("Relu"))
+    assert not supports_graph("tpu", machine.chain("Relu"))
 
 
 def test_an_empty_graph_is_supported(machine: Any) -> None:
@@ -262,7 +262,7 @@ def test_no_op_is_supported_on_a_device_that_is_away(machine: Any) -> None:
     """Being here comes first."""
     machine.add("gpu", kernels=machine.kernels("Relu"), answer=machine.away)
     assert not supports("gpu", OnnxNode("Relu"))
-    assert not supports("mlx", OnnxNode("Relu"))
+    assert not supports("tpu", OnnxNode("Relu"))
 
 
 def test_a_question_is_answered_once(machine: Any) -> None:

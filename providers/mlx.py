@@ -1,0 +1,64 @@
+"""MLX: Apple's array library on the GPUs of Macs with Apple silicon; the `onnxruntime-ep-mlx` plugin brings it."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from typing import ClassVar
+
+from rlx_ort.device import Device
+from rlx_ort.execution.options import CompileOptions
+from rlx_ort.providers.base import CostProfile
+from rlx_ort.providers.installation import Problem
+from rlx_ort.providers.ort_provider import OrtProvider
+from rlx_ort.providers.recipe import SessionRecipe
+
+__all__ = ["MlxProvider"]
+
+
+class MlxProvider(OrtProvider):
+    """The GPU of a Mac with Apple silicon, through MLX; index 0 only."""
+
+    # --- identity
+    name: ClassVar[str] = "mlx"
+    kinds: ClassVar[tuple[str, ...]] = ("mlx",)
+    # https://github.com/onnxruntime/onnxruntime-ep-mlx
+    ep_name: ClassVar[str] = "MLXExecutionProvider"
+    title: ClassVar[str] = "MLX"
+    plugin: ClassVar[bool] = True
+    compiles: ClassVar[bool] = True
+    option_keys: ClassVar[frozenset[str] | None] = frozenset()  # it is set up by environment variables of its own
+
+    # --- probe
+    def missing_libraries(self, device: Device) -> Problem | None:
+        """Refuse an index above 0: the provider takes one device."""
+        return Problem("there is one MLX device", "use 'mlx'") if device.index else None
+
+    def install_remedy(self) -> str:
+        """Return the command on a Mac with Apple silicon; elsewhere nothing brings MLX."""
+        if sys.platform == "darwin" and platform.machine() == "arm64":
+            return "pip install 'onnxruntime>=1.31' onnxruntime-ep-mlx on macOS 14 or newer"
+        return "MLX runs on Macs with Apple silicon only"
+
+    def no_hardware_remedy(self) -> str:
+        """Return what it runs on."""
+        return "it needs macOS 14 or newer and Metal, which virtual machines may lack; 'metal' uses Core ML"
+
+    # --- session options
+    def recipe(self, device: Device, options: CompileOptions) -> SessionRecipe:
+        """Return a recipe on the plugin's one device."""
+        return SessionRecipe(self.ep_name, option_keys=self.option_keys, ep_devices=self.ep_devices(device))
+
+    # --- default profile
+    def default_profile(self, device: Device) -> CostProfile:
+        """Return the profile of a laptop's GPU; assumed, not measured."""
+        return CostProfile(
+            gemm_gflops=3_000.0,
+            conv_gflops=1_500.0,
+            memory_bytes_per_ns=100.0,
+            dispatch_ns=5_000.0,
+            roundtrip_ns=200_000.0,
+            upload_bytes_per_ns=20.0,
+            readback_bytes_per_ns=20.0,
+            source="default: laptop GPU with Apple silicon, assumed",
+        )
