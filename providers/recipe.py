@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rlx_ort.execution.options import CompileOptions
+    from rlx_ort.providers.recordings import Recorder
 
-__all__ = ["CPU_EP", "Keeps", "SessionRecipe", "names", "nothing_to_hold"]
+__all__ = ["CPU_EP", "Keeps", "Recording", "SessionRecipe", "names", "nothing_to_hold"]
 
 CPU_EP = "CPUExecutionProvider"
 
@@ -41,6 +42,19 @@ def nothing_to_hold() -> contextlib.AbstractContextManager[Any]:
 
 
 @dataclass(frozen=True)
+class Recording:
+    """How a provider's sessions record the launches of their runs.
+
+    Attributes:
+        open: returns the driver for one session, or raises `NotRecordedError` with the reason.
+        required: whether a run that cannot be recorded is an error.
+    """
+
+    open: Callable[[], Recorder]
+    required: bool = False
+
+
+@dataclass(frozen=True)
 class SessionRecipe:
     """How to open a session on one execution provider.
 
@@ -60,7 +74,11 @@ class SessionRecipe:
         keeps: what of it the compile cache can hold.
         cache_options: takes a folder and returns the provider options that make the provider keep there what it
             compiles; None when it has none. The folder belongs to one model with its weights on one device.
-        device_graph: whether launches are recorded once and replayed, which needs static shapes and fixed addresses.
+        device_graph: whether the provider itself records launches once and replays them, over one binding with static
+            shapes.
+        recording: how this library records launches; None where it does not.
+        run_config: RunOptions entries for runs that return host arrays, where every node is on the provider.
+        stream_options: provider options that hold for one session in this process, so no part of a cache key.
     """
 
     ep_name: str
@@ -74,6 +92,9 @@ class SessionRecipe:
     before_run: Callable[[], None] | None = None
     memory: tuple[str, int] = ("cpu", 0)
     device_graph: bool = False
+    recording: Recording | None = None
+    run_config: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    stream_options: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     keeps: Keeps = Keeps.NOTHING
     cache_options: Callable[[str], Mapping[str, str]] | None = None
 
