@@ -339,7 +339,7 @@ class Recordings:
             raise NotRecordedError("an input or output is empty")
         if total > MOST_BYTES and not self._required:
             raise NotRecordedError(f"{total >> 20} MB of inputs and outputs take longer than the launches")
-        if self._evictions >= MOST_EVICTIONS:
+        if self._evictions >= MOST_EVICTIONS and not self._required:
             raise NotRecordedError(f"more than {MOST_RECORDINGS} input signatures take turns")
         outs = dict(zip(names, results, strict=True))
         recording = None
