@@ -108,7 +108,14 @@ class CudaProvider(OrtProvider):
         )
         recording = None
         if options.device_graph:
-            why = obstacle or ("a profile is written" if options.profile_prefix is not None else "")
+            shared = options.session_config.get("session.use_env_allocators") == "1"
+            why = obstacle or (
+                "a profile is written"
+                if options.profile_prefix is not None
+                else "other sessions share its arena (session.use_env_allocators)"
+                if shared
+                else ""
+            )
             recording = Recording(partial(open_recorder, device.index, why), options.device_graph is True)
         return SessionRecipe(
             self.ep_name,

@@ -110,6 +110,21 @@ def test_cuda_keeps_off_streams_that_the_caller_decides_about(monkeypatch):
         recipe.recording.open()
 
 
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"profile_prefix": "p"}, "profile"),
+        ({"session_config": {"session.use_env_allocators": "1"}}, "share its arena"),
+    ],
+)
+def test_cuda_does_not_record_what_would_be_hidden_or_overwritten(monkeypatch, options, reason):
+    """A replay writes no profile, and writes to an arena in which other sessions may keep tensors."""
+    monkeypatch.setattr(CudaProvider, "ep_devices", lambda self, device: ())
+    recipe = CudaProvider().recipe(Device.CUDA, CompileOptions(**options))
+    with pytest.raises(NotRecordedError, match=reason):
+        recipe.recording.open()
+
+
 def test_a_machine_without_the_driver_records_nothing(monkeypatch):
     """The reason names the library."""
     monkeypatch.setattr(cuda_recorder, "LIBRARY", "no-such-driver.so")
