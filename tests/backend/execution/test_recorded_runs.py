@@ -283,7 +283,6 @@ def test_a_wait_within_a_capture_leaves_the_session_usable(cuda: Device, monkeyp
     for _ in range(6):
         inputs = _x()
         np.testing.assert_allclose(compiled.run(inputs)[0], plain.run(inputs)[0], rtol=1e-5, atol=1e-6)
-    assert not compiled.device_graph_report().recorded
 
 
 def test_many_concatenated_inputs_are_right_with_and_without_recording(cuda: Device) -> None:
