@@ -18,7 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx_ort.providers.cuda_driver import LIBRARY
-from rlx_ort.providers.recordings import Copy, NotRecordedError
+from rlx_ort.providers.recordable import NotRecordedError
+from rlx_ort.providers.recordings import Copy
 
 __all__ = ["CudaRecorder", "free_bytes", "open_recorder"]
 
@@ -148,7 +149,7 @@ class CudaRecorder:
         _call("cuMemHostAlloc", ctypes.byref(at), max(1, like.nbytes), 0)
         raw = (ctypes.c_ubyte * max(1, like.nbytes)).from_address(int(at.value or 0))
         weakref.finalize(raw, _driver().cuMemFreeHost, at.value).atexit = False
-        return np.frombuffer(raw, like.dtype, like.size).reshape(like.shape)
+        return np.frombuffer(memoryview(raw), like.dtype, like.size).reshape(like.shape)
 
     def record(self, copies_in: Sequence[Copy], run: Callable[[], None], copies_out: Sequence[Copy]) -> int:
         """Return an executable graph of the copies and the run; see `Recorder.record`.

@@ -18,7 +18,8 @@ from rlx_ort.providers.exceptions import running_error
 from rlx_ort.providers.ort_binding import GraphRuns, OrtBinder
 from rlx_ort.providers.ort_types import refined, value_type
 from rlx_ort.providers.recipe import SessionRecipe, nothing_to_hold
-from rlx_ort.providers.recordings import BoundRun, Recorder, Recordings, host_work, not_recorded, unrecordable
+from rlx_ort.providers.recordable import host_work, unrecordable
+from rlx_ort.providers.recordings import BoundRun, Recorder, Recordings, not_recorded
 from rlx_ort.providers.shutdown import watch
 from rlx_ort.providers.values import from_ort_value, has_foreign_dtype, is_tensor_like, to_ort_value
 

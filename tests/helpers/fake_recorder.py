@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from rlx_ort.providers.recordings import Copy, NotRecordedError
+from rlx_ort.providers.recordable import NotRecordedError
+from rlx_ort.providers.recordings import Copy
 
 
 class FakeRecorder:

@@ -13,7 +13,7 @@ from rlx_ort.providers.coreml import CoreMlProvider
 from rlx_ort.providers.cuda import CudaProvider, cuda_options
 from rlx_ort.providers.directml import DirectMlProvider
 from rlx_ort.providers.ort_provider import OrtProvider
-from rlx_ort.providers.recordings import NotRecordedError
+from rlx_ort.providers.recordable import NotRecordedError
 from rlx_ort.providers.registry import default_registry
 from rlx_ort.providers.rocm import RocmProvider
 from rlx_ort.providers.tensorrt import TensorRtProvider

@@ -15,7 +15,8 @@ from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import TensorType
 from rlx_ort.providers import recordings
 from rlx_ort.providers.base import NodeAssignment
-from rlx_ort.providers.recordings import Recordings, host_work, unrecordable
+from rlx_ort.providers.recordable import NotRecordedError, check_replay, host_work, unrecordable
+from rlx_ort.providers.recordings import Recordings
 
 SHARED = object()
 EP = "CUDAExecutionProvider"
@@ -239,11 +240,11 @@ def test_runs_of_threads_do_not_mix() -> None:
 def test_floats_may_differ_by_roundings() -> None:
     """Kernels with atomic additions do not repeat themselves to the bit; NaN equals NaN."""
     want = np.array([1.0, np.nan, np.inf, 1e-9], np.float32)
-    recordings._check(["y"], [want], [want * np.float32(1 + 4e-7)])
-    with pytest.raises(recordings.NotRecordedError, match="'y'"):
-        recordings._check(["y"], [want], [np.array([1.0, 0.0, np.inf, 0.0], np.float32)])
-    with pytest.raises(recordings.NotRecordedError, match="'y'"):
-        recordings._check(["y"], [np.array([1, 2])], [np.array([1, 3])])
+    check_replay(["y"], [want], [want * np.float32(1 + 4e-7)])
+    with pytest.raises(NotRecordedError, match="'y'"):
+        check_replay(["y"], [want], [np.array([1.0, 0.0, np.inf, 0.0], np.float32)])
+    with pytest.raises(NotRecordedError, match="'y'"):
+        check_replay(["y"], [np.array([1, 2])], [np.array([1, 3])])
 
 
 @pytest.mark.parametrize(
