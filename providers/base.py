@@ -22,10 +22,12 @@ from rlx_ort.ir.types import ValueType
 __all__ = [
     "Availability",
     "CostProfile",
+    "DeviceGraphReport",
     "EngineSession",
     "KernelClaim",
     "NodeAssignment",
     "Provider",
+    "RecordedRun",
     "SessionRequest",
     "ValueSpec",
 ]
@@ -70,6 +72,36 @@ class NodeAssignment:
     name: str
     domain: str
     op_type: str
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedRun:
+    """An input signature whose launches are recorded.
+
+    Attributes:
+        inputs: input name -> dtype and shape, such as `float32[1, 768]`.
+        outputs: the outputs that it returns.
+        nbytes: bytes of its buffers in the device's memory; as many are pinned in host memory.
+    """
+
+    inputs: Mapping[str, str]
+    outputs: tuple[str, ...]
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceGraphReport:
+    """Which runs of a session replay recorded launches.
+
+    Attributes:
+        recorded: the recorded signatures, the one used longest ago first.
+        refused: signature -> why it is not recorded.
+        reason: why the session records nothing; empty while it does or may.
+    """
+
+    recorded: tuple[RecordedRun, ...] = ()
+    refused: Mapping[str, str] = field(default_factory=dict)
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)

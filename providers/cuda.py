@@ -6,6 +6,7 @@ import contextlib
 import functools
 import io
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 from rlx_ort.device import Device
@@ -13,15 +14,22 @@ from rlx_ort.execution.options import CompileOptions, Precision
 from rlx_ort.providers import runtime
 from rlx_ort.providers.base import Availability, CostProfile
 from rlx_ort.providers.cuda_driver import cuda_gpus, same_bus
+from rlx_ort.providers.cuda_recorder import open_recorder
 from rlx_ort.providers.hardware import nvidia_gpus
 from rlx_ort.providers.installation import Problem
 from rlx_ort.providers.libraries import engine_library, missing_libraries
 from rlx_ort.providers.ort_provider import OrtProvider
 from rlx_ort.providers.plugins import plugin_devices
-from rlx_ort.providers.recipe import Keeps, SessionRecipe, names
+from rlx_ort.providers.recipe import Keeps, Recording, SessionRecipe, names
 
 __all__ = ["CudaProvider", "cuda_libraries_problem"]
 
+_STREAM_OPTIONS = names(
+    """
+    enable_cuda_graph has_user_compute_stream user_compute_stream do_copy_in_default_stream use_ep_level_unified_stream
+    gpu_external_alloc gpu_external_free gpu_external_empty_cache
+    """
+)
 _WINDOWS_DLLS = ("cublasLt64_13.dll", "cublas64_13.dll", "cufft64_12.dll", "cudart64_13.dll", "cudnn64_9.dll")
 _DRIVER = ("libcuda.so.1", "nvcuda.dll")
 
@@ -85,19 +93,39 @@ class CudaProvider(OrtProvider):
     def recipe(self, device: Device, options: CompileOptions) -> SessionRecipe:
         """Return a recipe on one GPU, with TF32 off unless it is asked for: ORT's default costs 6e-4 of accuracy."""
         chosen = cuda_options(device.index, options.precision)
-        if options.device_graph:
-            chosen["enable_cuda_graph"] = "1"
         if options.device_memory_limit_bytes is not None:
             # By default the arena doubles what it takes, and would run into the limit with half of it unused.
             chosen["gpu_mem_limit"] = str(options.device_memory_limit_bytes)
             chosen["arena_extend_strategy"] = "kSameAsRequested"
+        plugin = self.ep_devices(device)
+        theirs = sorted(_STREAM_OPTIONS.intersection(options.provider_options))
+        obstacle = (
+            f"the provider option {theirs[0]!r} is set"
+            if theirs
+            else "this ONNX Runtime has CUDA as a plugin, whose streams are its own"
+            if plugin
+            else ""
+        )
+        recording = None
+        if options.device_graph:
+            shared = options.session_config.get("session.use_env_allocators") == "1"
+            why = obstacle or (
+                "a profile is written"
+                if options.profile_prefix is not None
+                else "other sessions share its arena (session.use_env_allocators)"
+                if shared
+                else ""
+            )
+            recording = Recording(partial(open_recorder, device.index, why), options.device_graph is True)
         return SessionRecipe(
             self.ep_name,
             options=chosen,
             option_keys=self.option_keys,
-            ep_devices=self.ep_devices(device),
+            ep_devices=plugin,
             memory=("cuda", device.index),
-            device_graph=options.device_graph,
+            recording=recording,
+            # The copy to a host array returns when it is done, so the wait for the device behind it only costs time.
+            run_config={} if obstacle else {"disable_synchronize_execution_providers": "1"},
             keeps=Keeps.OPTIMIZED,
         )
 

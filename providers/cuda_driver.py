@@ -12,9 +12,9 @@ import itertools
 import sys
 from dataclasses import dataclass
 
-__all__ = ["CudaGpu", "cuda_gpus", "same_bus"]
+__all__ = ["LIBRARY", "CudaGpu", "cuda_gpus", "same_bus"]
 
-_LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
+LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
 _BUS_ID_BYTES = 32
 
 
@@ -30,7 +30,7 @@ class CudaGpu:
 def cuda_gpus() -> tuple[CudaGpu, ...]:
     """Return the GPUs in the order of CUDA's ordinals, empty where the driver is missing or does not answer."""
     try:
-        library = ctypes.CDLL(_LIBRARY)
+        library = ctypes.CDLL(LIBRARY)
     except OSError:
         return ()
     count = ctypes.c_int()

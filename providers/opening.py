@@ -22,6 +22,8 @@ from rlx_ort.providers.heap import release_free_heap
 from rlx_ort.providers.injection import prepare_weights
 from rlx_ort.providers.installation import PLUGIN_VERSION
 from rlx_ort.providers.recipe import SessionRecipe
+from rlx_ort.providers.recordable import NotRecordedError, unrecordable
+from rlx_ort.providers.recordings import Recorder
 from rlx_ort.providers.session import OrtEngineSession
 from rlx_ort.providers.threads import budget
 
@@ -62,14 +64,38 @@ def open_session(recipe: SessionRecipe, request: SessionRequest) -> EngineSessio
     if recipe.ep_devices and version[:2] < PLUGIN_VERSION:
         reason = f"{runtime.describe_runtime()} does not tell which nodes a plugin provider runs; 1.31 or newer does"
         raise DeviceUnavailableError(request.device, reason, "pip install --upgrade onnxruntime")
-    cached = use_for(recipe, request.options) is not CacheUse.OFF
-    opened = open_cached(recipe, request, runtime.describe_runtime(), _open) if cached else None
-    session, memory = opened or _open(recipe, request)
+    recorder, reason = _recorder(recipe, request)
+    if recorder is not None:
+        recipe = replace(recipe, stream_options=recorder.options)
+    try:
+        cached = use_for(recipe, request.options) is not CacheUse.OFF
+        opened = open_cached(recipe, request, runtime.describe_runtime(), _open) if cached else None
+        session, memory = opened or _open(recipe, request)
+    except BaseException:
+        if recorder is not None:
+            recorder.close()
+        raise
     budget().hold(session, request.options, request.model, on_cpu=recipe.on_cpu)
     if not recipe.on_cpu and recipe.before_run is None:
         recipe = replace(recipe, before_run=forbid_in_forks(request.device))
     declared = (request.model.input_types, request.model.output_types)
-    return OrtEngineSession(engine, session, memory, request.device, recipe, runtime.engine_exceptions(), declared)
+    errors = runtime.engine_exceptions()
+    return OrtEngineSession(engine, session, memory, request.device, recipe, errors, declared, recorder or reason)
+
+
+def _recorder(recipe: SessionRecipe, request: SessionRequest) -> tuple[Recorder | None, str]:
+    """Return what records the launches of a session, or None and the reason."""
+    if recipe.recording is None:
+        return None, ""
+    model = request.model
+    # Judged before, for a session that launches on a stream of ours runs one thread at a time.
+    reason = unrecordable(model.nodes, {**model.input_types, **model.output_types})
+    if reason:
+        return None, reason
+    try:
+        return recipe.recording.open(), ""
+    except NotRecordedError as err:
+        return None, str(err)
 
 
 def _open(
@@ -102,12 +128,13 @@ def _open(
 def _create(engine: Any, recipe: SessionRecipe, request: SessionRequest, model: bytes | str, options: Any) -> Any:
     """Open ONNX Runtime's session and compare its providers with the one that was asked for."""
     providers = None
+    given = {**recipe.provider_options(request.options), **recipe.stream_options}
     try:
         if recipe.ep_devices:
-            options.add_provider_for_devices(list(recipe.ep_devices), recipe.provider_options(request.options))
+            options.add_provider_for_devices(list(recipe.ep_devices), given)
         else:
-            wanted = (recipe.ep_name, recipe.provider_options(request.options))
-            providers = [wanted, *((name, dict(given)) for name, given in recipe.helpers)]
+            wanted = (recipe.ep_name, given)
+            providers = [wanted, *((name, dict(options_of)) for name, options_of in recipe.helpers)]
         session = engine.InferenceSession(model, options, providers=providers, enable_fallback=0)
     except runtime.engine_exceptions() as err:
         raise opening_error(err, request.device) from err

@@ -18,8 +18,8 @@ from rlx_ort.execution.device_tensor import DeviceTensor
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import TensorType, ValueType
 from rlx_ort.providers.binding import Arrays, Binder, Loop, Slots, StoppableRun
-from rlx_ort.providers.ort_loop import OrtLoop, Place, bind_input, bind_output, run_binding
-from rlx_ort.providers.ort_slots import DeviceSlots, GraphSlots, HostSlots
+from rlx_ort.providers.ort_loop import LEFT_ON_DEVICE, OrtLoop, Place, bind_input, bind_output, run_binding
+from rlx_ort.providers.ort_slots import DeviceSlots, GraphSlots, HostSlots, RunSlots
 from rlx_ort.providers.ort_tensor import DLPACK_DEVICE, OrtTensor
 from rlx_ort.providers.recipe import HOST_MEMORY
 from rlx_ort.providers.shutdown import watch
@@ -82,6 +82,8 @@ class OrtBinder(Binder):
             core = session.open_core()
             if session.recipe.device_graph:
                 return session.graph_runs(core).run_values(core, feeds, names, resident)
+            if resident:
+                session.end_recording(LEFT_ON_DEVICE)
             io = core.session.io_binding()
             kept = [bind_input(session, core, io, name, value) for name, value in feeds.items() if value is not None]
             here, host = self._places
@@ -116,6 +118,8 @@ class OrtBinder(Binder):
         with session.guarded():
             if session.recipe.device_graph:
                 return GraphSlots(session, list(inputs), list(outputs))
+            if session.runs_slots:
+                return RunSlots(session, list(inputs), list(outputs))
             if self._keeps_on_host:
                 return HostSlots(session, types, inputs, outputs, fixed)
             return DeviceSlots(session, types, inputs, outputs)

@@ -27,7 +27,10 @@ from rlx_ort.providers.values import has_foreign_dtype, is_tensor_like, to_ort_v
 if TYPE_CHECKING:
     from rlx_ort.providers.session import OrtEngineSession, SessionCore
 
-__all__ = ["OrtLoop", "Place", "bind_input", "bind_output", "run_binding"]
+__all__ = ["LEFT_ON_DEVICE", "OrtLoop", "Place", "bind_input", "bind_output", "run_binding"]
+
+# A replay writes to memory that ONNX Runtime may since have given to such an output.
+LEFT_ON_DEVICE = "a run left outputs on the device, where a replay could overwrite them"
 
 
 class Place:
@@ -61,12 +64,14 @@ class OrtLoop(Loop):
     ) -> None:
         core = session.open_core()
         recipe = session.recipe
+        if resident:
+            session.end_recording(LEFT_ON_DEVICE)
         here, host = places
         self._session = session
         self._io = core.session.io_binding()
         self._call, self._binding = binding_call(core.session, self._io)
         self._core = core
-        self._unguarded = recipe.run_lock is nothing_to_hold and recipe.before_run is None
+        self._unguarded = recipe.run_lock is nothing_to_hold and recipe.before_run is None and not session.takes_turns
         self._keeps_on_host = recipe.memory == HOST_MEMORY
         self._inputs = list(inputs)
         self._bound: list[Any] = [None] * len(inputs)  # a tensor, or (array, value) of fixed memory

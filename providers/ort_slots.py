@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from rlx_ort.providers.values import from_ort_value, to_ort_value
 if TYPE_CHECKING:
     from rlx_ort.providers.session import OrtEngineSession
 
-__all__ = ["COPY_AT_MOST_BYTES", "DeviceSlots", "GraphSlots", "HostSlots", "binding_call"]
+__all__ = ["COPY_AT_MOST_BYTES", "DeviceSlots", "GraphSlots", "HostSlots", "RunSlots", "binding_call"]
 
 COPY_AT_MOST_BYTES = 64 * 1024  # binding another buffer costs as much as copying about this many
 
@@ -165,6 +166,23 @@ class GraphSlots(Slots):
             core = self._session.open_core()
             feeds = dict(zip(self._inputs, arrays, strict=True))
             return self._session.graph_runs(core).run(core, self._outputs, feeds)
+
+
+class RunSlots(Slots):
+    """Slots of a session whose plain runs are cheaper than bound device buffers, and whose launches may be recorded."""
+
+    def __init__(self, session: OrtEngineSession, inputs: list[str], outputs: list[str]) -> None:
+        self._run = session.run_slots
+        self._owner = next(_owners)
+        self._inputs = inputs
+        self._outputs = outputs
+
+    def run(self, arrays: Sequence[npt.NDArray[Any]]) -> Sequence[npt.NDArray[Any]]:
+        """Run and return the outputs; see `Slots.run`."""
+        return self._run(self._owner, self._outputs, dict(zip(self._inputs, arrays, strict=True)))
+
+
+_owners = itertools.count(1)
 
 
 def _copier(buffers: Sequence[npt.NDArray[Any]]) -> Callable[[Sequence[npt.NDArray[Any]]], None]:

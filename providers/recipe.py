@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rlx_ort.execution.options import CompileOptions
+    from rlx_ort.providers.recordings import Recorder
 
-__all__ = ["CPU_EP", "HOST_MEMORY", "Keeps", "SessionRecipe", "names", "nothing_to_hold"]
+__all__ = ["CPU_EP", "HOST_MEMORY", "Keeps", "Recording", "SessionRecipe", "names", "nothing_to_hold"]
 
 CPU_EP = "CPUExecutionProvider"
 
@@ -44,6 +45,19 @@ def nothing_to_hold() -> contextlib.AbstractContextManager[Any]:
 
 
 @dataclass(frozen=True)
+class Recording:
+    """How a provider's sessions record the launches of their runs.
+
+    Attributes:
+        open: returns the driver for one session, or raises `NotRecordedError` with the reason.
+        required: whether a run that cannot be recorded is an error.
+    """
+
+    open: Callable[[], Recorder]
+    required: bool = False
+
+
+@dataclass(frozen=True)
 class SessionRecipe:
     """How to open a session on one execution provider.
 
@@ -65,7 +79,11 @@ class SessionRecipe:
             compiles; None when it has none. The folder belongs to one model with its weights on one device.
         spelled: takes all provider options and returns them as the provider reads them; None where that is the same.
         rewritten: takes the bytes of a model and returns those to open; None where the model is taken as it is.
-        device_graph: whether launches are recorded once and replayed, which needs static shapes and fixed addresses.
+        device_graph: whether the provider itself records launches once and replays them, over one binding with static
+            shapes.
+        recording: how this library records launches; None where it does not.
+        run_config: RunOptions entries for runs that return host arrays, where every node is on the provider.
+        stream_options: provider options that hold for one session in this process, so no part of a cache key.
     """
 
     ep_name: str
@@ -79,6 +97,9 @@ class SessionRecipe:
     before_run: Callable[[], None] | None = None
     memory: tuple[str, int] = HOST_MEMORY
     device_graph: bool = False
+    recording: Recording | None = None
+    run_config: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    stream_options: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     keeps: Keeps = Keeps.NOTHING
     cache_options: Callable[[str], Mapping[str, str]] | None = None
     rewritten: Callable[[bytes], bytes] | None = None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -10,16 +12,21 @@ from typing import Any
 from rlx_ort.device import Device
 from rlx_ort.errors import EngineError
 from rlx_ort.ir.types import ValueType
-from rlx_ort.providers.base import NodeAssignment, ValueSpec
+from rlx_ort.providers.base import DeviceGraphReport, NodeAssignment, ValueSpec
 from rlx_ort.providers.binding import Binder
 from rlx_ort.providers.exceptions import running_error
 from rlx_ort.providers.ort_binding import GraphRuns, OrtBinder
 from rlx_ort.providers.ort_types import refined, value_type
 from rlx_ort.providers.recipe import HOST_MEMORY, SessionRecipe, nothing_to_hold
+from rlx_ort.providers.recordable import host_work, unrecordable
+from rlx_ort.providers.recordings import BoundRun, Recorder, Recordings, not_recorded
 from rlx_ort.providers.shutdown import watch
 from rlx_ort.providers.values import from_ort_value, has_foreign_dtype, is_tensor_like, to_ort_value
 
 __all__ = ["OrtEngineSession", "SessionCore"]
+
+
+_RUNS_A_WAIT = 63
 
 
 class SessionCore:
@@ -29,20 +36,27 @@ class SessionCore:
     and lets go of the session before the memory, in that order.
     """
 
-    __slots__ = ("call", "graph", "memory", "options", "session")
+    __slots__ = ("call", "graph", "memory", "options", "recorder", "recordings", "session")
 
-    def __init__(self, session: Any, memory: Sequence[Any], options: Any) -> None:
+    def __init__(self, session: Any, memory: Sequence[Any], options: Any, recorder: Recorder | None = None) -> None:
         self.session = session
         # One for all runs: making one for each takes a microsecond, and by it all of them are stopped at exit.
         self.options = options
         self.graph: GraphRuns | None = None
+        self.recordings: Recordings | None = None
+        self.recorder = recorder
         self.call = _fast_run(session)
         self.memory = memory
 
     def __del__(self) -> None:
         self.graph = None
         self.call = None
+        if self.recordings is not None:
+            self.recordings.close()
+        self.recordings = None
         self.session = None
+        if self.recorder is not None:
+            self.recorder.close()  # the session launched on its stream
         self.memory = ()
 
 
@@ -63,13 +77,16 @@ class OrtEngineSession:
         recipe: SessionRecipe,
         errors: tuple[type[Exception], ...],
         declared: tuple[Mapping[str, ValueType], Mapping[str, ValueType]],
+        recorder: Recorder | str = "",
     ) -> None:
         self.device = device
         self.recipe = recipe
         self.engine = engine
         self.errors = errors
         self._options = engine.RunOptions()
-        self._core: SessionCore | None = SessionCore(session, memory, self._options)
+        driver, self._reason = (None, recorder) if isinstance(recorder, str) else (recorder, "")
+        core = SessionCore(session, memory, self._options, driver)
+        self._core: SessionCore | None = core
         self._inputs = _specs(session.get_inputs(), declared[0])
         self._outputs = _specs(session.get_outputs(), declared[1])
         self._assignments = tuple(
@@ -84,10 +101,12 @@ class OrtEngineSession:
         self._foreign_inputs = frozenset(spec.name for spec in self._inputs if has_foreign_dtype(spec.type))
         self._foreign_outputs = frozenset(spec.name for spec in self._outputs if has_foreign_dtype(spec.type))
         self._graph_lock = threading.RLock()
-        alone = recipe.run_lock is nothing_to_hold and recipe.before_run is None and not recipe.device_graph
+        alone = recipe.run_lock is nothing_to_hold and not recipe.device_graph
+        self._before = recipe.before_run
         # Most sessions need none of the steps around a run, and a microsecond is a quarter of a small run.
         self._plain = alone and not self._foreign_inputs and not self._foreign_outputs
         self._stopped: SessionCore | None = None
+        self._unsynced = self._prepare_runs(core)
         watch(self)
 
     @property
@@ -133,6 +152,8 @@ class OrtEngineSession:
             raise self._closed_error()
         try:
             if self._plain:
+                if self._before is not None:
+                    self._before()
                 results: list[Any] = core.call(output_names, feeds, options or core.options)
                 return results
             with self._guard():
@@ -184,9 +205,9 @@ class OrtEngineSession:
     def guarded(self) -> Iterator[None]:
         """Hold what a use of the device must hold, refuse it where it would crash, and give errors our types."""
         try:
-            with self._guard(), self._graph_lock if self.recipe.device_graph else contextlib.nullcontext():
-                if self.recipe.before_run is not None:
-                    self.recipe.before_run()
+            with self._guard(), self._graph_lock if self.takes_turns else contextlib.nullcontext():
+                if self._before is not None:
+                    self._before()
                 yield
         except self.errors as err:
             raise running_error(err, self.device) from err
@@ -199,6 +220,8 @@ class OrtEngineSession:
 
     def stop_runs(self) -> None:
         """End all runs that are in flight and let no other begin; for the end of the process."""
+        if self._unsynced is not None:
+            self._unsynced.terminate = True
         self._options.terminate = True  # the session may be closed already, with runs still in it
         self._stopped, self._core = self._core, None  # kept: nobody may wait here for it to go down
 
@@ -213,12 +236,85 @@ class OrtEngineSession:
             raise self._closed_error()
         return core
 
+    @property
+    def takes_turns(self) -> bool:
+        """Whether runs must not be side by side, since they share recorded launches or the stream of such."""
+        core = self._core
+        return self.recipe.device_graph or (core is not None and core.recorder is not None)
+
+    @property
+    def runs_slots(self) -> bool:
+        """Whether plain runs and replays are cheaper than runs over buffers that are bound on the device."""
+        return self._unsynced is not None or self.open_core().recordings is not None
+
+    def run_slots(self, owner: int, names: Sequence[str], feeds: Mapping[str, Any]) -> Sequence[Any]:
+        """Run, into buffers that the next such call of the same owner overwrites where launches are recorded.
+
+        Raises:
+            InputError: ONNX Runtime refused a feed.
+            EngineError: the run failed, or the session is closed.
+        """
+        core = self._core
+        if core is None:
+            raise self._closed_error()
+        try:
+            if self._before is not None:
+                self._before()
+            recordings = core.recordings
+            if recordings is None or not recordings.active:
+                results: list[Any] = core.call(names, feeds, core.options)
+                return results
+            return recordings.run_slots(owner, names, feeds)
+        except self.errors as err:
+            raise running_error(err, self.device) from err
+
+    def end_recording(self, reason: str) -> None:
+        """Drop the recorded launches of runs and record no more; the session's guard is held."""
+        core = self.open_core()
+        if core.recordings is not None:
+            core.recordings.give_up(reason)
+
+    def device_graph_report(self) -> DeviceGraphReport:
+        """Return which runs replay recorded launches, and why others do not."""
+        core = self.open_core()
+        if core.recordings is not None:
+            return core.recordings.report()
+        return DeviceGraphReport(reason=self._reason or f"{self.device.display} records nothing unless it is asked to")
+
+    def _prepare_runs(self, core: SessionCore) -> Any:
+        """Set up how host arrays are run; return the RunOptions of runs that do not wait for the device, or None."""
+        recipe, plain, shared = self.recipe, core.call, core.options
+        if not (recipe.run_config or recipe.recording):
+            return None
+        reason = host_work(recipe.ep_name, recipe.memory[0], self._assignments, core.session)
+        quiet = None
+        if recipe.run_config and not reason and self._plain:
+            quiet = self.engine.RunOptions()
+            for key, value in recipe.run_config.items():
+                quiet.add_run_config_entry(key, value)
+            plain = core.call = _unsynced(plain, shared, quiet)
+        types = {**self._input_types, **self._output_types}
+        self._reason = self._reason or reason or unrecordable(self._assignments, types)
+        required = recipe.recording is not None and recipe.recording.required
+        if core.recorder is not None:
+            bind = functools.partial(BoundRun, self.engine, core.session, recipe.memory, (shared, quiet or shared))
+            core.recordings = Recordings(
+                core.recorder, plain, bind, self._graph_lock, shared, required=required, errors=self.errors
+            )
+            core.call = core.recordings.run
+            if self._reason:
+                core.recordings.give_up(self._reason)
+        if required and self._reason:
+            self._plain = True
+            core.call = functools.partial(_refuse_run, self._reason)
+        return quiet
+
     def _closed_error(self) -> EngineError:
         return EngineError(f"the session on {self.device.display} is closed; compile the graph again")
 
     def _run_checked(self, core: SessionCore, names: list[str], feeds: Mapping[str, Any], options: Any) -> list[Any]:
-        if self.recipe.before_run is not None:
-            self.recipe.before_run()
+        if self._before is not None:
+            self._before()
         if self.recipe.device_graph:
             with self._graph_lock:
                 return list(self.graph_runs(core).run(core, names, feeds))
@@ -263,6 +359,23 @@ def _fast_run(session: Any) -> Any:
     inner = getattr(session, "_sess", None)
     call: Callable[..., Any] | None = getattr(inner, "run", None)
     return session.run if call is None else call
+
+
+def _unsynced(call: Any, shared: Any, quiet: Any) -> Any:
+    """Return a `run` that does not wait for the device after the copies to the host have.
+
+    One in some runs waits: ONNX Runtime frees the host buffers that kernels copied from at the end of such a run only.
+    """
+    turn = itertools.cycle((shared, *(quiet,) * _RUNS_A_WAIT))
+
+    def run(names: Sequence[str], feeds: Mapping[str, Any], options: Any) -> Any:
+        return call(names, feeds, next(turn) if options is shared else options)
+
+    return run
+
+
+def _refuse_run(reason: str, names: Sequence[str], feeds: Mapping[str, Any], options: Any) -> Any:
+    raise not_recorded(reason)
 
 
 def _run_ort_values(session: Any, names: list[str], values: Mapping[str, Any], options: Any) -> list[Any]:

@@ -103,7 +103,7 @@ class WebGpuProvider(OrtProvider):
         devices = self.ep_devices(device)
         _owner[:] = _owner or [os.getpid()]
         chosen = {"dawnBackendType": "Vulkan"} if device.kind == "vulkan" else {}
-        if options.device_graph:
+        if options.device_graph is True:  # "auto" does not capture: a capture needs static shapes
             chosen["enableGraphCapture"] = "1"
         return SessionRecipe(
             self.ep_name,
@@ -113,7 +113,7 @@ class WebGpuProvider(OrtProvider):
             run_lock=self.run_lock,
             before_run=lambda: _refuse_after_fork(device),
             memory=("webgpu", 0),
-            device_graph=options.device_graph,
+            device_graph=options.device_graph is True,
             keeps=Keeps.OPTIMIZED,
         )
 

@@ -20,7 +20,7 @@ from figures.record import Figure, machine, shorten
 
 FAMILIES = (
     *("import", "overhead", "threads", "export", "share", "model", "weights", "decode", "choose", "convert", "package"),
-    *("coldstart", "ask"),
+    *("coldstart", "ask", "cuda"),
 )
 
 

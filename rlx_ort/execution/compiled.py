@@ -33,6 +33,7 @@ from rlx_ort.ir.types import TensorType, ValueType
 if TYPE_CHECKING:
     from rlx_ort.converters.to_onnx.exported import ExportedModel
     from rlx_ort.device import Device
+    from rlx_ort.providers.base import DeviceGraphReport
 
 __all__ = ["CompiledGraph"]
 
@@ -157,6 +158,20 @@ class CompiledGraph(MoeControls, HandleCalls, BackgroundRuns):
             self._slot.engine(self._rule)
         else:
             self._slot.open_if_ready(self._rule)
+
+    def device_graph_report(self) -> DeviceGraphReport:
+        """Return which runs replay recorded launches, the memory that takes, and why others do not; opens the session.
+
+        A change of parameters opens a new session, which records anew.
+
+        Raises:
+            ParamError: a parameter is not set.
+        """
+        from rlx_ort.providers.base import DeviceGraphReport
+
+        ask = getattr(self._engine().session, "device_graph_report", None)
+        found: DeviceGraphReport = DeviceGraphReport(reason="its engine records nothing") if ask is None else ask()
+        return found
 
     def set_param(self, name: str, array: npt.ArrayLike | TensorData, *, cast: bool = False) -> None:
         """Give a parameter new data; see `WeightStore.set`.

@@ -6,7 +6,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from rlx_ort.execution.dispatch import KernelDispatch
 from rlx_ort.execution.precision import PrecisionPolicy
@@ -90,8 +90,11 @@ class CompileOptions:
         provider_options: provider option -> value, on top of what the provider module sets.
         session_config: ONNX Runtime session config entries; unknown keys are refused, since ONNX Runtime takes
             them without a word.
-        device_graph: record the launches of a run once and replay them (CUDA graphs, WebGPU graph capture); shapes must
-            be static and every node on the device, and runs of one graph take turns. Devices without it ignore it.
+        device_graph: record the launches of a run once and replay them, which needs every node on the device. "auto"
+            records on CUDA, per input signature, after some plain runs, where a replay is right and faster;
+            `CompiledGraph.device_graph_report` gives the reason where not. True records the first run and raises where
+            that fails, and uses WebGPU's graph capture, whose shapes must be static. False never records. Runs of a
+            recorded graph take turns. Devices without it ignore it.
         device_memory_limit_bytes: the most memory a session takes on a CUDA device; a run that needs more is an
             `EngineError`, after which the session is usable.
         custom_op_libraries: absolute paths of custom-op libraries that the graph's `Custom` ops need. A library is
@@ -117,7 +120,7 @@ class CompileOptions:
     spinning: bool | None = None
     provider_options: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     session_config: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    device_graph: bool = False
+    device_graph: bool | Literal["auto"] = "auto"
     device_memory_limit_bytes: int | None = None
     custom_op_libraries: tuple[str, ...] = ()
     profile_prefix: str | None = None

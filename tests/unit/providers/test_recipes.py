@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from rlx_ort.device import DEVICE_PRIORITY, Device
 from rlx_ort.errors import DeviceUnavailableError, EngineError
 from rlx_ort.execution.options import CompileOptions, Precision
-from rlx_ort.providers import ort_provider, rocm
+from rlx_ort.providers import cuda_recorder, ort_provider, rocm
 from rlx_ort.providers.coreml import CoreMlProvider
 from rlx_ort.providers.cpu import CpuProvider
 from rlx_ort.providers.cuda import CudaProvider, cuda_options
@@ -24,6 +25,7 @@ from rlx_ort.providers.ort_provider import OrtProvider
 from rlx_ort.providers.plugins import Plugin
 from rlx_ort.providers.qnn import QnnProvider
 from rlx_ort.providers.recipe import SessionRecipe
+from rlx_ort.providers.recordable import NotRecordedError
 from rlx_ort.providers.registry import default_registry
 from rlx_ort.providers.rocm import RocmProvider
 from rlx_ort.providers.tensorrt import TensorRtProvider
@@ -274,3 +276,53 @@ def test_every_default_profile_is_positive_and_says_where_it_comes_from(provider
 def test_every_known_device_has_a_provider():
     """No built-in name is left without an answer."""
     assert [kind for kind in DEVICE_PRIORITY if default_registry().for_device(Device(kind)) is None] == []
+
+
+def test_cuda_records_by_default_and_requires_it_when_asked(monkeypatch):
+    """False records nothing, "auto" may, True must."""
+    monkeypatch.setattr(CudaProvider, "ep_devices", lambda self, device: ())
+    recipes = {
+        how: CudaProvider().recipe(Device.CUDA, CompileOptions(device_graph=how)) for how in (False, "auto", True)
+    }
+    assert recipes[False].recording is None
+    assert [recipes[how].recording.required for how in ("auto", True)] == [False, True]
+    assert all(recipe.run_config == {"disable_synchronize_execution_providers": "1"} for recipe in recipes.values())
+
+
+def test_cuda_keeps_off_streams_that_the_caller_decides_about(monkeypatch):
+    """With the caller's own stream or graph capture nothing is recorded, and runs wait for the device."""
+    monkeypatch.setattr(CudaProvider, "ep_devices", lambda self, device: ())
+    options = CompileOptions(provider_options={"enable_cuda_graph": "1"})
+    recipe = CudaProvider().recipe(Device.CUDA, options)
+    assert not recipe.run_config
+    with pytest.raises(NotRecordedError, match="'enable_cuda_graph' is set"):
+        recipe.recording.open()
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"profile_prefix": "p"}, "profile"),
+        ({"session_config": {"session.use_env_allocators": "1"}}, "share its arena"),
+    ],
+)
+def test_cuda_does_not_record_what_would_be_hidden_or_overwritten(monkeypatch, options, reason):
+    """A replay writes no profile, and writes to an arena in which other sessions may keep tensors."""
+    monkeypatch.setattr(CudaProvider, "ep_devices", lambda self, device: ())
+    recipe = CudaProvider().recipe(Device.CUDA, CompileOptions(**options))
+    with pytest.raises(NotRecordedError, match=reason):
+        recipe.recording.open()
+
+
+def test_a_machine_without_the_driver_records_nothing(monkeypatch):
+    """The reason names the library."""
+    monkeypatch.setattr(cuda_recorder, "LIBRARY", "no-such-driver.so")
+    monkeypatch.setattr(cuda_recorder, "_driver", cuda_recorder._driver.__wrapped__)
+    monkeypatch.setattr(cuda_recorder, "_context", cuda_recorder._context.__wrapped__)
+    with pytest.raises(NotRecordedError, match=r"no-such-driver\.so"):
+        cuda_recorder.open_recorder(0)
+
+
+def test_a_memcpy_node_has_the_size_of_the_driver_s_structure():
+    """CUDA_MEMCPY3D has 200 bytes on 64-bit systems; a wrong layout would misread captured copies."""
+    assert ctypes.sizeof(cuda_recorder._Memcpy3D) == 200

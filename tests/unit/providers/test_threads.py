@@ -106,16 +106,14 @@ def test_rlx_workers_sizes_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ThreadBudget().total == 7
 
 
-def test_device_graphs_and_memory_limits_become_options_of_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both reach the provider, the limit with an arena that does not double what it takes."""
+def test_memory_limits_become_options_of_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit comes with an arena that does not double what it takes."""
     monkeypatch.setattr(CudaProvider, "ep_devices", lambda self, device: ())
     provider = CudaProvider()
     plain = provider.recipe(Device("cuda:1"), CompileOptions())
-    assert not {"enable_cuda_graph", "gpu_mem_limit"} & set(plain.options)
-    assert (plain.memory, plain.device_graph) == (("cuda", 1), False)
-    asked = provider.recipe(Device("cuda"), CompileOptions(device_graph=True, device_memory_limit_bytes=1 << 30))
-    assert asked.device_graph
-    assert asked.options["enable_cuda_graph"] == "1"
+    assert "gpu_mem_limit" not in plain.options
+    assert plain.memory == ("cuda", 1)
+    asked = provider.recipe(Device("cuda"), CompileOptions(device_memory_limit_bytes=1 << 30))
     assert asked.options["gpu_mem_limit"] == str(1 << 30)
     assert asked.options["arena_extend_strategy"] == "kSameAsRequested"
 

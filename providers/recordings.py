@@ -1,0 +1,375 @@
+"""`Recordings`: the launches of a session's runs, recorded once per input signature and replayed.
+
+A replay runs the same kernels at the same addresses, without ONNX Runtime. Its intermediates lie in the session's
+arena, in blocks that ONNX Runtime believes free. So the first run that leaves outputs on the device, in that arena,
+ends recording for the session. All runs of the session launch on one stream, with library handles that ONNX Runtime
+shares between them, so they take turns, recorded or not.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from rlx_ort.errors import EngineError
+from rlx_ort.providers.base import DeviceGraphReport, RecordedRun
+from rlx_ort.providers.recordable import NotRecordedError, check_replay
+
+__all__ = ["BoundRun", "Copy", "Recorder", "Recordings", "not_recorded"]
+
+PLAIN_RUNS = 3  # of a signature before it is recorded
+MOST_RECORDINGS = 4
+MOST_SIGNATURES = 32  # that are remembered besides the recorded ones
+MOST_EVICTIONS = 16
+MOST_RUNS_WITHOUT = 64  # plain runs after which a session without any recording gives up
+MOST_BYTES = 16 << 20  # of inputs and outputs: the copy to pinned memory costs more than the launches
+WORTH = 0.97  # a replay's time over a plain run's, at most
+TIMED_PAIRS = 5
+
+Arrays: TypeAlias = Mapping[str, npt.NDArray[Any]]
+Copy: TypeAlias = tuple[int, int, int]
+"""Address on the device, address on the host, bytes."""
+Key: TypeAlias = tuple[int, tuple[str, ...], tuple[tuple[str, Any, tuple[int, ...]], ...]]
+
+_facts = attrgetter("dtype", "shape")
+
+
+class Recorder(Protocol):
+    """A device's driver, for one session: it records what is launched on a stream of its own.
+
+    Attributes:
+        options: the provider options that make a session launch on the stream.
+    """
+
+    options: Mapping[str, str]
+
+    def host_buffer(self, like: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return an array like another one in memory that the device copies from and to by itself."""
+
+    def record(self, copies_in: Sequence[Copy], run: Callable[[], None], copies_out: Sequence[Copy]) -> Any:
+        """Return a recording of the copies to the device, a run, and the copies back, none of which is executed.
+
+        Raises:
+            NotRecordedError: something in the run cannot be recorded.
+        """
+
+    def player(self, recording: Any) -> Callable[[], None]:
+        """Return what replays a recording and waits for its end."""
+
+    def drop(self, recording: Any) -> None:
+        """Free a recording."""
+
+    def close(self) -> None:
+        """Free the stream, after the session that used it."""
+
+
+class BoundRun:
+    """A run over tensors at fixed addresses on the device, outside of the session's arena."""
+
+    def __init__(
+        self,
+        engine: Any,
+        session: Any,
+        memory: tuple[str, int],
+        options: tuple[Any, Any],
+        inputs: Mapping[str, npt.NDArray[Any]],
+        outputs: Mapping[str, npt.NDArray[Any]],
+    ) -> None:
+        self._io = session.io_binding()
+        self._session = session
+        self._options, self._quiet = options
+        make = engine.OrtValue.ortvalue_from_shape_and_type
+        self._inputs = [make(list(array.shape), array.dtype, *memory) for array in inputs.values()]
+        self._outputs = [make(list(array.shape), array.dtype, *memory) for array in outputs.values()]
+        for name, value in zip(inputs, self._inputs, strict=True):
+            self._io.bind_ortvalue_input(name, value)
+        for name, value in zip(outputs, self._outputs, strict=True):
+            self._io.bind_ortvalue_output(name, value)
+        for value, array in zip(self._inputs, inputs.values(), strict=True):
+            value.update_inplace(np.zeros(array.shape, array.dtype))
+
+    @property
+    def addresses(self) -> tuple[list[int], list[int]]:
+        """The addresses of the inputs and of the outputs."""
+        return [value.data_ptr() for value in self._inputs], [value.data_ptr() for value in self._outputs]
+
+    def warm_up(self) -> None:
+        """Run on zeros until all that a run allocates or tunes once is there, then spoil the outputs."""
+        for _ in range(2):
+            self._session.run_with_iobinding(self._io, self._options)
+        for value in self._outputs:
+            value.update_inplace(np.full(value.shape(), 1, value.numpy().dtype))
+
+    def launch(self) -> None:
+        """Run without waiting for the device."""
+        self._session.run_with_iobinding(self._io, self._quiet)
+
+
+class _Recording:
+    """One recorded signature."""
+
+    def __init__(self, driver: Recorder, bound: BoundRun, key: Key, ins: Arrays, outs: Arrays) -> None:
+        self.driver = driver
+        self.bound = bound
+        self.key = key
+        self.outputs = list(outs)
+        self._names = list(ins)
+        self._facts = [_facts(array) for array in ins.values()]
+        self.inside = [driver.host_buffer(array) for array in ins.values()]
+        self.views = [driver.host_buffer(array) for array in outs.values()]
+        for view in self.views:
+            view[...] = 1
+        to, back = bound.addresses
+        bound.warm_up()
+        self.handle = driver.record(
+            [(at, here.ctypes.data, here.nbytes) for at, here in zip(to, self.inside, strict=True)],
+            bound.launch,
+            [(at, here.ctypes.data, here.nbytes) for at, here in zip(back, self.views, strict=True)],
+        )
+        self._play = driver.player(self.handle)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of its buffers on the device; as many are pinned on the host."""
+        return sum(array.nbytes for array in (*self.inside, *self.views))
+
+    def fits(self, owner: int, names: Sequence[str], feeds: Mapping[str, Any]) -> bool:
+        """Return whether a run has this signature."""
+        return (
+            owner == self.key[0]
+            and names == self.outputs
+            and list(feeds) == self._names
+            and list(map(_facts, feeds.values())) == self._facts
+        )
+
+    def run(self, feeds: Mapping[str, Any]) -> list[npt.NDArray[Any]]:
+        """Replay on arrays and return the output buffers, which the next replay overwrites."""
+        for place, array in zip(self.inside, feeds.values(), strict=True):
+            place[...] = array
+        self._play()
+        return self.views
+
+    def close(self) -> None:
+        """Free the recording; the buffers live as long as somebody holds a view."""
+        self.driver.drop(self.handle)
+
+
+class Recordings:
+    """Decides which runs of one session are recorded, and replays them; every call takes the session's lock.
+
+    Args:
+        driver: the device's driver.
+        plain: runs the session: `(names, feeds, options)`.
+        bind: makes a `BoundRun` for inputs and outputs like these.
+        lock: what all runs of the session hold.
+        shared: the RunOptions of runs that nobody stops by themselves.
+        required: record the first run of each signature and raise where that fails.
+        errors: the engine's exceptions.
+    """
+
+    def __init__(
+        self,
+        driver: Recorder,
+        plain: Callable[..., list[Any]],
+        bind: Callable[[Arrays, Arrays], BoundRun],
+        lock: Any,
+        shared: Any,
+        *,
+        required: bool,
+        errors: tuple[type[Exception], ...],
+    ) -> None:
+        self.active = True
+        self._driver = driver
+        self._plain = plain
+        self._bind = bind
+        self._lock = lock
+        self._shared = shared
+        self._required = required
+        self._errors = errors
+        self._recorded: OrderedDict[Key, _Recording] = OrderedDict()
+        self._last: _Recording | None = None
+        self._counts: OrderedDict[Key, int] = OrderedDict()
+        self._refused: OrderedDict[Key, str] = OrderedDict()
+        self._evictions = 0
+        self._runs_without = 0
+        self._reason = ""
+
+    def run(self, names: Sequence[str], feeds: Mapping[str, Any], options: Any) -> list[Any]:
+        """Run, by a replay where there is a recording, and return new arrays."""
+        with self._lock:
+            if not self.active or options is not self._shared:
+                return self._plain(names, feeds, options)
+            found = self._found(0, names, feeds)
+            if found is not None:
+                return [view.copy() for view in found.run(feeds)]
+            return self._run_plain(0, names, feeds)
+
+    def run_slots(self, owner: int, names: Sequence[str], feeds: Mapping[str, Any]) -> list[Any]:
+        """Run like `run` and return buffers that only the next such call of the same owner overwrites.
+
+        Each owner, a number above 0, has recordings of its own.
+        """
+        with self._lock:
+            if not self.active:
+                return self._plain(names, feeds, self._shared)
+            found = self._found(owner, names, feeds)
+            return self._run_plain(owner, names, feeds) if found is None else found.run(feeds)
+
+    def give_up(self, reason: str) -> None:
+        """Drop every recording and record no more."""
+        with self._lock:
+            if self.active:
+                self._reason = reason
+                self.active = False
+                self._drop_all()
+
+    def report(self) -> DeviceGraphReport:
+        """Return what is recorded, and what is not and why."""
+        with self._lock:
+            recorded = [
+                RecordedRun({name: _text(*facts) for name, *facts in key[2]}, key[1], found.nbytes)
+                for key, found in self._recorded.items()
+            ]
+            refused = {
+                ", ".join(f"{name} {_text(*facts)}" for name, *facts in key[2]): reason
+                for key, reason in self._refused.items()
+            }
+            return DeviceGraphReport(tuple(recorded), refused, self._reason)
+
+    def close(self) -> None:
+        """Free every recording; nothing runs any more."""
+        self.active = False
+        self._drop_all()
+
+    def _drop_all(self) -> None:
+        self._last = None
+        while self._recorded:
+            self._recorded.popitem()[1].close()
+
+    def _found(self, owner: int, names: Sequence[str], feeds: Mapping[str, Any]) -> _Recording | None:
+        last = self._last
+        if last is not None and last.fits(owner, names, feeds):
+            return last
+        key = _key(owner, names, feeds)
+        found = None if key is None else self._recorded.get(key)
+        if found is not None:
+            assert key is not None  # noqa: S101  # it was found by it
+            self._recorded.move_to_end(key)
+            self._last = found
+        return found
+
+    def _run_plain(self, owner: int, names: Sequence[str], feeds: Mapping[str, Any]) -> list[Any]:
+        """Run without a recording, and make one where it is time."""
+        results = self._plain(names, feeds, self._shared)
+        key = _key(owner, names, feeds)
+        if key is None:
+            return results
+        if key in self._refused:
+            self._raise_if_required(self._refused[key])
+            return results
+        self._runs_without += 1
+        count = self._counts.pop(key, 0) + 1
+        if count < PLAIN_RUNS and not self._required:
+            self._counts[key] = count
+            while len(self._counts) > MOST_SIGNATURES:
+                self._counts.popitem(last=False)
+            if not self._recorded and self._runs_without >= MOST_RUNS_WITHOUT:
+                self.give_up(f"no input signature came {PLAIN_RUNS} times in {self._runs_without} runs")
+            return results
+        try:
+            self._record(key, names, feeds, results)
+        except NotRecordedError as err:
+            self._refuse(key, str(err))
+            self._raise_if_required(str(err))
+        return results
+
+    def _raise_if_required(self, reason: str) -> None:
+        if self._required:
+            raise not_recorded(reason)
+
+    def _refuse(self, key: Key, reason: str) -> None:
+        self._refused[key] = reason
+        while len(self._refused) > MOST_SIGNATURES:
+            self._refused.popitem(last=False)
+        if not self._recorded and not self._counts and not self._required:
+            self.give_up(reason)
+
+    def _record(self, key: Key, names: Sequence[str], feeds: Arrays, results: Sequence[Any]) -> None:
+        """Record a signature that has just run plainly with these results, and check the recording.
+
+        Raises:
+            NotRecordedError: it cannot be recorded, is wrong, or is not worth its while.
+        """
+        if not all(
+            isinstance(array, np.ndarray) and array.dtype.kind in "biufc" for array in (*feeds.values(), *results)
+        ):
+            raise NotRecordedError("an input or output is no tensor of numbers")
+        total = sum(array.nbytes for array in (*feeds.values(), *results))
+        if any(array.size == 0 for array in (*feeds.values(), *results)):
+            raise NotRecordedError("an input or output is empty")
+        if total > MOST_BYTES and not self._required:
+            raise NotRecordedError(f"{total >> 20} MB of inputs and outputs take longer than the launches")
+        if self._evictions >= MOST_EVICTIONS and not self._required:
+            raise NotRecordedError(f"more than {MOST_RECORDINGS} input signatures take turns")
+        outs = dict(zip(names, results, strict=True))
+        recording = None
+        try:
+            recording = _Recording(self._driver, self._bind(feeds, outs), key, feeds, outs)
+            check_replay(names, results, recording.run(feeds))
+            if not self._required:
+                self._check_worth(recording, names, feeds)
+        except self._errors as err:
+            if recording is not None:
+                recording.close()
+            raise NotRecordedError(f"{type(err).__name__}: {err}") from err
+        except NotRecordedError:
+            if recording is not None:
+                recording.close()
+            raise
+        self._recorded[key] = self._last = recording
+        self._runs_without = 0
+        if len(self._recorded) > MOST_RECORDINGS:
+            self._evictions += 1
+            self._recorded.popitem(last=False)[1].close()
+
+    def _check_worth(self, recording: _Recording, names: Sequence[str], feeds: Arrays) -> None:
+        """Compare the least times of replays and plain runs, which take turns.
+
+        Raises:
+            NotRecordedError: a replay is not faster.
+        """
+        copies = recording.key[0] == 0
+        now, least = time.perf_counter_ns, [1 << 62, 1 << 62]
+        for _ in range(TIMED_PAIRS):
+            start = now()
+            self._plain(names, feeds, self._shared)
+            middle = now()
+            for view in recording.run(feeds):
+                if copies:
+                    view.copy()
+            least = [min(least[0], middle - start), min(least[1], now() - middle)]
+        if least[1] > WORTH * least[0]:
+            raise NotRecordedError(f"a replay takes {least[1] / 1e3:.1f} us, a plain run {least[0] / 1e3:.1f} us")
+
+
+def not_recorded(reason: str) -> EngineError:
+    """Return the error of a run that was to be recorded."""
+    return EngineError(f"device_graph=True, and the run cannot be recorded: {reason}; compile with device_graph='auto'")
+
+
+def _key(owner: int, names: Sequence[str], feeds: Mapping[str, Any]) -> Key | None:
+    """Return the signature of a run, or None for feeds that are not all arrays."""
+    try:
+        return owner, tuple(names), tuple((name, *_facts(array)) for name, array in feeds.items())
+    except AttributeError:
+        return None
+
+
+def _text(dtype: Any, shape: tuple[int, ...]) -> str:
+    return f"{dtype}{list(shape)}"

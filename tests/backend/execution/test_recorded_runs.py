@@ -1,0 +1,309 @@
+"""Recorded launches on real sessions: on the CPU provider with a driver that replays on the host, and on CUDA."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import threading
+from typing import Any
+
+import numpy as np
+import onnx.parser
+import pytest
+from fake_recorder import FakeRecorder
+from step_graphs import assert_same, step_graph, step_inputs
+
+from rlx_ort.converters.from_onnx import from_onnx
+from rlx_ort.device import Device
+from rlx_ort.errors import EngineError
+from rlx_ort.execution.compiled import CompiledGraph
+from rlx_ort.execution.options import CompileOptions
+from rlx_ort.execution.session import Session
+from rlx_ort.ir.graph import Graph
+from rlx_ort.providers import recordings
+from rlx_ort.providers.cpu import CpuProvider
+from rlx_ort.providers.recipe import Recording
+
+RNG = np.random.default_rng(17)
+
+
+@pytest.fixture
+def recorders(monkeypatch: pytest.MonkeyPatch) -> list[FakeRecorder]:
+    """Make CPU sessions record with fake drivers, and return these in the order of the sessions."""
+    Session("cpu")  # the probe's session must not be among them
+    made: list[FakeRecorder] = []
+    original = CpuProvider.recipe
+
+    def recipe(self: CpuProvider, device: Device, options: CompileOptions) -> Any:
+        def opened() -> FakeRecorder:
+            made.append(FakeRecorder())
+            return made[-1]
+
+        recording = Recording(opened, options.device_graph is True) if options.device_graph else None
+        return dataclasses.replace(original(self, device, options), recording=recording)
+
+    monkeypatch.setattr(CpuProvider, "recipe", recipe)
+    monkeypatch.setattr(recordings, "WORTH", 1e9)
+    return made
+
+
+def test_every_path_replays_what_plain_runs_give(recorders: list[FakeRecorder]) -> None:
+    """By name and by slots, over two signatures in turn, with new inputs each time."""
+    compiled = Session("cpu").compile(step_graph())
+    plain = Session("cpu", CompileOptions(device_graph=False)).compile(step_graph())
+    for rows in (3, 5) * 8:
+        (inputs,) = step_inputs(rows=rows)
+        expected = plain.run(inputs)
+        for found in (compiled.run(inputs), compiled.run_slots(list(inputs.values()))):
+            for got, want in zip(found, expected, strict=True):
+                np.testing.assert_array_equal(got, want)
+    assert recorders[0].replays > 8
+    assert compiled.device_graph_report().recorded
+    assert plain.device_graph_report().recorded == ()
+
+
+def test_a_changed_parameter_opens_a_session_that_records_anew(recorders: list[FakeRecorder]) -> None:
+    """The old recordings and their stream go with the old session."""
+    graph = Graph("scaled")
+    x = graph.input("x", [4])
+    graph.outputs = [x * graph.param("s", [4], data=np.full(4, 2.0, np.float32))]
+    compiled = Session("cpu").compile(graph)
+    ones = {"x": np.ones(4, np.float32)}
+    for _ in range(5):
+        compiled.run(ones)
+    compiled.set_param("s", np.full(4, 3.0, np.float32))
+    for _ in range(5):
+        np.testing.assert_array_equal(compiled.run(ones)[0], np.full(4, 3.0, np.float32))
+    gc.collect()
+    assert len(recorders) == 2
+    assert (recorders[0].closed, recorders[0].dropped) == (True, [1])
+    assert recorders[1].replays > 0
+    compiled.close()
+    gc.collect()
+    assert recorders[1].closed
+
+
+def test_outputs_left_on_the_device_end_recording(recorders: list[FakeRecorder]) -> None:
+    """The memory of such an output may be one that a replay writes to."""
+    compiled = Session("cpu").compile(step_graph())
+    (inputs,) = step_inputs()
+    for _ in range(5):
+        expected = compiled.run(inputs)
+    held = compiled.run_dlpack(inputs)
+    assert recorders[0].dropped == [1]
+    assert "left outputs on the device" in compiled.device_graph_report().reason
+    np.testing.assert_array_equal(held[0].numpy(), expected[0])
+    np.testing.assert_array_equal(compiled.run(inputs)[0], expected[0])
+
+
+def test_a_loop_over_device_handles_ends_recording(recorders: list[FakeRecorder]) -> None:
+    """Its state stays on the device from step to step."""
+    compiled = Session("cpu").compile(step_graph())
+    (inputs,) = step_inputs()
+    compiled.bind_gpu_handle("out0", inputs["out0"])
+    compiled.set_gpu_handle_feed("out0", 0)
+    rest = {"x": inputs["x"]}
+    for _ in range(4):
+        compiled.run(rest)
+    assert recorders[0].replays == 0
+    assert "left outputs on the device" in compiled.device_graph_report().reason
+
+
+def _positions() -> Graph:
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 21]> g (float[4] x) => (int64[1, n] y) { y = NonZero(x) }'
+    )
+    return from_onnx(model)
+
+
+def test_a_refusal_before_opening_takes_no_stream(recorders: list[FakeRecorder]) -> None:
+    """A graph that cannot be recorded keeps sessions whose runs may be side by side."""
+    graph = _positions()
+    compiled = Session("cpu").compile(graph)
+    compiled.run({"x": np.ones(4, np.float32)})
+    assert recorders == []
+    assert "depend on values" in compiled.device_graph_report().reason
+
+
+def test_when_required_a_graph_that_cannot_be_recorded_raises(recorders: list[FakeRecorder]) -> None:
+    """`device_graph=True` is no wish."""
+    graph = _positions()
+    compiled = Session("cpu", CompileOptions(device_graph=True)).compile(graph)
+    for call in (compiled.run, lambda inputs: compiled.run_slots(list(inputs.values()))):
+        with pytest.raises(EngineError, match="device_graph='auto'"):
+            call({"x": np.ones(4, np.float32)})
+
+
+def test_automatic_recording_changes_nothing_elsewhere(device: Device) -> None:
+    """Providers that do not record run as with False, and the report says so."""
+    if device.kind == "cuda":
+        pytest.skip("CUDA records")
+    compiled = Session(device, CompileOptions(device_graph="auto")).compile(step_graph())
+    plain = Session(device, CompileOptions(device_graph=False)).compile(step_graph())
+    for inputs in step_inputs(5):
+        for got, want in zip(compiled.run(inputs), plain.run(inputs), strict=True):
+            assert_same(device, got, want)
+    report = compiled.device_graph_report()
+    assert report.recorded == ()
+    assert report.reason
+
+
+# --- CUDA
+
+
+@pytest.fixture
+def cuda(device: Device) -> Device:
+    """Return a CUDA device; others skip."""
+    if device.kind != "cuda":
+        pytest.skip("only CUDA records launches")
+    return device
+
+
+def _chain(rows: int | str = 1, width: int = 256, count: int = 6) -> Graph:
+    graph = Graph("chain")
+    value = graph.input("x", [rows, width])
+    for index in range(count):
+        data = (RNG.standard_normal((width, width)) / width**0.5).astype(np.float32)
+        value = graph.tanh(value @ graph.param(f"w{index}", [width, width], data=data))
+    graph.outputs = [value]
+    return graph
+
+
+def _x(rows: int = 1, width: int = 256) -> dict[str, Any]:
+    return {"x": RNG.standard_normal((rows, width)).astype(np.float32)}
+
+
+def _pair(cuda: Device, graph: Graph, how: Any = True) -> tuple[CompiledGraph, CompiledGraph]:
+    """Return the graph that records and the graph that does not."""
+    return tuple(Session(cuda, CompileOptions(device_graph=each)).compile(graph) for each in (how, False))  # type: ignore[return-value]
+
+
+def test_cuda_replays_give_what_plain_runs_give(cuda: Device) -> None:
+    """Five signatures in turn, more than are kept, by name and by slots, with new inputs each time."""
+    recorded, plain = _pair(cuda, _chain("n"))
+    for rows in (1, 2, 3, 4, 5) * 3:
+        inputs = _x(rows)
+        (want,) = plain.run(inputs)
+        np.testing.assert_allclose(recorded.run(inputs)[0], want, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(recorded.run_slots([inputs["x"]])[0], want, rtol=1e-5, atol=1e-6)
+    assert len(recorded.device_graph_report().recorded) == 4
+
+
+def test_cuda_records_a_launch_bound_graph_by_itself(cuda: Device) -> None:
+    """After some plain runs a chain of small products is replayed, in every thread alike."""
+    compiled, plain = _pair(cuda, _chain(count=12), "auto")
+    cases = [_x() for _ in range(4)]
+    wanted = [plain.run(inputs)[0] for inputs in cases]
+    for inputs in cases:
+        compiled.run(inputs)
+    assert len(compiled.device_graph_report().recorded) == 1, compiled.device_graph_report()
+    errors: list[float] = []
+
+    def work(index: int) -> None:
+        for _ in range(50):
+            errors.append(float(np.abs(compiled.run(cases[index])[0] - wanted[index]).max()))
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(errors) == 200
+    assert max(errors) < 1e-5
+
+
+def test_cuda_runs_of_other_shapes_between_replays_are_right(cuda: Device) -> None:
+    """Plain runs use the arena that a recording's intermediates lie in, in turn."""
+    compiled, plain = _pair(cuda, _chain("n", count=12), "auto")
+    small = _x(1)
+    (want,) = plain.run(small)
+    for _ in range(4):
+        compiled.run(small)
+    for rows in (64, 2, 300, 7):
+        inputs = _x(rows)
+        np.testing.assert_allclose(compiled.run(inputs)[0], plain.run(inputs)[0], rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(compiled.run(small)[0], want, rtol=1e-5, atol=1e-6)
+
+
+def test_cuda_replays_do_not_overwrite_outputs_that_are_held(cuda: Device) -> None:
+    """Outputs left on the device, before and after launches were recorded, keep their values."""
+    compiled, plain = _pair(cuda, _chain("n", count=12), "auto")
+    inputs = _x(32)
+    (want,) = plain.run(inputs)
+    for _ in range(5):
+        compiled.run(inputs)
+    assert compiled.device_graph_report().recorded
+    held = [compiled.run_dlpack(inputs)[0] for _ in range(6)]
+    for _ in range(20):
+        compiled.run(_x(32))
+        compiled.run_slots([_x(32)["x"]])
+    for tensor in held:
+        np.testing.assert_allclose(tensor.numpy(), want, rtol=1e-5, atol=1e-6)
+
+
+def test_cuda_loops_over_handles_equal_plain_ones(cuda: Device) -> None:
+    """A state on the device is right whatever was recorded before."""
+    graph = Graph("state")
+    x, state = graph.input("x", [8, 64]), graph.input("state", [8, 64])
+    graph.outputs = [graph.tanh(x + state)]
+    compiled, plain = _pair(cuda, graph)
+    inputs = {name: RNG.standard_normal((8, 64)).astype(np.float32) for name in ("x", "state")}
+    compiled.run(inputs)
+    for each in (compiled, plain):
+        each.bind_gpu_handle("state", inputs["state"])
+        each.set_gpu_handle_feed("state", 0)
+    for _ in range(4):
+        np.testing.assert_allclose(compiled.run({"x": inputs["x"]})[0], plain.run({"x": inputs["x"]})[0], atol=1e-6)
+
+
+def test_a_recording_that_fails_leaves_the_session_usable(cuda: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A capture that is ended in the middle of a run gives a reason, and later runs are right."""
+    original = recordings.BoundRun.launch
+
+    def launch(self: recordings.BoundRun) -> None:
+        original(self)
+        raise RuntimeError("in the middle")
+
+    monkeypatch.setattr(recordings.BoundRun, "launch", launch)
+    compiled, plain = _pair(cuda, _chain(), "auto")
+    for _ in range(6):
+        inputs = _x()
+        np.testing.assert_allclose(compiled.run(inputs)[0], plain.run(inputs)[0], rtol=1e-5, atol=1e-6)
+    assert "in the middle" in compiled.device_graph_report().reason
+
+
+def test_a_wait_within_a_capture_leaves_the_session_usable(cuda: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ONNX Runtime's own failure inside a capture is survived as well."""
+
+    def launch(self: recordings.BoundRun) -> None:
+        self._session.run_with_iobinding(self._io, self._options)  # waits for the device, which no capture allows
+
+    monkeypatch.setattr(recordings.BoundRun, "launch", launch)
+    compiled, plain = _pair(cuda, _chain(), "auto")
+    for _ in range(6):
+        inputs = _x()
+        np.testing.assert_allclose(compiled.run(inputs)[0], plain.run(inputs)[0], rtol=1e-5, atol=1e-6)
+
+
+def test_many_concatenated_inputs_are_right_with_and_without_recording(cuda: Device) -> None:
+    """Concat of many inputs copies a table of addresses from host memory; a replay must not read a stale one."""
+    graph = Graph("concat")
+    values = [graph.input(f"x{index}", [2, 3]) for index in range(80)]
+    graph.outputs = [graph.tanh(graph.concat(values, 0))]
+    compiled, plain = _pair(cuda, graph, "auto")
+    for _ in range(80):
+        inputs = {f"x{index}": RNG.standard_normal((2, 3)).astype(np.float32) for index in range(80)}
+        want = np.tanh(np.concatenate(list(inputs.values()), 0))
+        np.testing.assert_allclose(compiled.run(inputs)[0], want, atol=1e-6)
+        np.testing.assert_allclose(plain.run(inputs)[0], want, atol=1e-6)
+
+
+def test_cuda_close_frees_recordings(cuda: Device) -> None:
+    """Twenty sessions that record leave no streams or graphs behind that the driver would run out of."""
+    graph = Graph("small")
+    x = graph.input("x", [4])
+    graph.outputs = [graph.tanh(x)]
+    for _ in range(20):
+        with Session(cuda, CompileOptions(device_graph=True)).compile(graph) as compiled:
+            np.testing.assert_allclose(compiled.run({"x": np.zeros(4, np.float32)})[0], np.zeros(4))
+            compiled.run_slots([np.zeros(4, np.float32)])

@@ -1,0 +1,296 @@
+"""When runs are recorded, replayed, refused and forgotten; with a driver and a session that are numpy."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_recorder import FakeRecorder
+
+from rlx_ort.errors import EngineError
+from rlx_ort.ir.dtype import DType
+from rlx_ort.ir.types import TensorType
+from rlx_ort.providers import recordings
+from rlx_ort.providers.base import NodeAssignment
+from rlx_ort.providers.recordable import NotRecordedError, check_replay, host_work, unrecordable
+from rlx_ort.providers.recordings import Recordings
+
+SHARED = object()
+EP = "CUDAExecutionProvider"
+
+
+class Doubling:
+    """A session whose output `y` is twice its input `x`; counts its plain runs."""
+
+    def __init__(self) -> None:
+        self.runs = 0
+
+    def run(self, names: Any, feeds: Any, options: Any) -> list[Any]:
+        """Run plainly."""
+        self.runs += 1
+        return [feeds["x"] * 2]
+
+    def bind(self, ins: Any, outs: Any) -> Any:
+        """Return the run over fixed buffers."""
+        x, y = np.zeros_like(ins["x"]), np.zeros_like(outs["y"])
+
+        def launch() -> None:
+            y[...] = x * 2
+
+        return SimpleNamespace(
+            addresses=([x.ctypes.data], [y.ctypes.data]), launch=launch, warm_up=lambda: y.fill(1), keep=(x, y)
+        )
+
+
+@pytest.fixture(autouse=True)
+def always_worth(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep recordings whatever the clock says; one test sets the limit itself."""
+    monkeypatch.setattr(recordings, "WORTH", 1e9)
+    monkeypatch.setattr(recordings, "TIMED_PAIRS", 1)
+
+
+def made(required: bool = False) -> tuple[Recordings, Doubling, FakeRecorder]:
+    """Return recordings over a doubling session and a fake driver."""
+    session, driver = Doubling(), FakeRecorder()
+    found = Recordings(
+        driver, session.run, session.bind, threading.RLock(), SHARED, required=required, errors=(RuntimeError,)
+    )
+    return found, session, driver
+
+
+def run(found: Recordings, *shape: int, value: float = 3.0, options: Any = SHARED) -> np.ndarray[Any, Any]:
+    """Run on an array of one value and return the output."""
+    (result,) = found.run(["y"], {"x": np.full(shape, value, np.float32)}, options)
+    return result
+
+
+def test_the_third_plain_run_of_a_signature_is_recorded_and_the_fourth_replays() -> None:
+    """Two runs are plain, the third is plain and recorded, then ONNX Runtime is not called any more."""
+    found, session, driver = made()
+    for count in (1, 2):
+        run(found, 4)
+        assert (driver.made, session.runs) == (0, count)
+    run(found, 4)
+    assert driver.made == 1
+    before = session.runs
+    np.testing.assert_array_equal(run(found, 4, value=-1.5), np.full(4, -3.0, np.float32))
+    assert session.runs == before
+
+
+def test_run_returns_arrays_that_later_runs_leave_alone() -> None:
+    """Replays write to one buffer, of which `run` returns copies."""
+    found, _, _ = made()
+    for _ in range(3):
+        run(found, 4)
+    first = run(found, 4, value=1.0)
+    run(found, 4, value=2.0)
+    np.testing.assert_array_equal(first, np.full(4, 2.0, np.float32))
+
+
+def test_slots_have_buffers_that_plain_replays_do_not_touch() -> None:
+    """Each owner's recording has buffers of its own, which its next run overwrites."""
+    found, _, _ = made()
+    x = np.ones(4, np.float32)
+    for _ in range(4):
+        (view,) = found.run_slots(1, ["y"], {"x": x})
+        run(found, 4, value=5.0)
+        found.run_slots(2, ["y"], {"x": x * 7})
+    np.testing.assert_array_equal(view, np.full(4, 2.0, np.float32))
+    assert found.run_slots(1, ["y"], {"x": x * 4})[0] is view
+    np.testing.assert_array_equal(view, np.full(4, 8.0, np.float32))
+
+
+def test_a_wrong_replay_is_refused_with_the_reason() -> None:
+    """The outputs of the first replay are compared with those of a plain run on the same inputs."""
+    found, session, driver = made()
+    driver.spoil = 1
+    for _ in range(5):
+        np.testing.assert_array_equal(run(found, 4), np.full(4, 6.0, np.float32))
+    assert driver.dropped == [1]
+    assert "error of 1.0e+00" in found.report().reason
+    assert session.runs == 5
+
+
+def test_a_replay_that_is_not_faster_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recording that saves nothing would cost memory and make runs take turns for nothing."""
+    monkeypatch.setattr(recordings, "WORTH", 0.0)
+    found, _, driver = made()
+    for _ in range(3):
+        run(found, 4)
+    assert driver.dropped == [1]
+    assert "us, a plain run" in found.report().reason
+
+
+def test_the_driver_s_refusal_ends_recording_and_not_the_run() -> None:
+    """What cannot be recorded runs plainly, and the report gives the driver's reason."""
+    found, _, driver = made()
+    driver.refusal = "the run launches a host function"
+    for _ in range(5):
+        np.testing.assert_array_equal(run(found, 4), np.full(4, 6.0, np.float32))
+    assert found.report().reason == driver.refusal
+    assert not found.active
+
+
+def test_a_refused_signature_leaves_the_others_alone() -> None:
+    """One signature that cannot be recorded does not keep the next from it."""
+    found, _, driver = made()
+    run(found, 8)  # undecided, so the session goes on
+    driver.refusal = "not this one"
+    for _ in range(3):
+        run(found, 4)
+    driver.refusal = ""
+    for _ in range(3):
+        run(found, 8)
+    report = found.report()
+    assert [one.inputs for one in report.recorded] == [{"x": "float32[8]"}]
+    assert report.refused == {"x float32[4]": "not this one"}
+
+
+def test_when_required_the_first_run_is_recorded() -> None:
+    """`device_graph=True` does not wait for further runs."""
+    found, session, driver = made(required=True)
+    run(found, 4)
+    assert (driver.made, session.runs) == (1, 1)
+
+
+def test_when_required_a_refusal_is_an_error_each_time() -> None:
+    """The error has the reason and what to do."""
+    found, _, driver = made(required=True)
+    driver.refusal = "a reason"
+    for _ in range(2):
+        with pytest.raises(EngineError, match=r"a reason; compile with device_graph='auto'"):
+            run(found, 4)
+
+
+def test_the_recording_used_longest_ago_makes_room() -> None:
+    """There are at most four; the fifth frees one, and its signature runs plainly again."""
+    found, _, driver = made(required=True)
+    for rows in (1, 2, 3, 4):
+        run(found, rows)
+    run(found, 1)
+    run(found, 5)
+    assert driver.dropped == [2]
+    assert [one.inputs["x"] for one in found.report().recorded] == [f"float32[{n}]" for n in (3, 4, 1, 5)]
+
+
+def test_recording_ends_where_no_signature_comes_again() -> None:
+    """A session whose shapes change with each run does not look at them for ever."""
+    found, _, _ = made()
+    for rows in range(1, 65):
+        run(found, rows)
+    assert "no input signature came 3 times in 64 runs" in found.report().reason
+
+
+@pytest.mark.parametrize(
+    ("array", "reason"), [(np.zeros(0, np.float32), "empty"), (np.zeros(5 << 20, np.float32), "MB")]
+)
+def test_empty_and_large_tensors_are_refused(array: np.ndarray[Any, Any], reason: str) -> None:
+    """There is nothing to copy, or the copies outweigh the launches."""
+    found, _, driver = made()
+    for _ in range(3):
+        found.run(["y"], {"x": array}, SHARED)
+    assert driver.made == 0
+    assert reason in found.report().reason
+
+
+def test_a_run_with_options_of_its_own_is_plain() -> None:
+    """A replay could not be stopped by them."""
+    found, session, _ = made()
+    for _ in range(3):
+        run(found, 4)
+    before = session.runs
+    run(found, 4, options=object())
+    assert session.runs == before + 1
+
+
+def test_giving_up_frees_every_recording() -> None:
+    """The reason is in the report, and later runs are plain."""
+    found, session, driver = made(required=True)
+    run(found, 4)
+    found.give_up("outputs were left on the device")
+    before = session.runs
+    run(found, 4)
+    assert (driver.dropped, session.runs) == ([1], before + 1)
+    assert found.report().recorded == ()
+    assert found.report().reason == "outputs were left on the device"
+
+
+def test_runs_of_threads_do_not_mix() -> None:
+    """Four threads get the results of their own inputs."""
+    found, _, _ = made()
+    wrong = []
+
+    def work(value: float) -> None:
+        for _ in range(200):
+            got = run(found, 64, value=value)
+            if not np.array_equal(got, np.full(64, 2 * value, np.float32)):
+                wrong.append((value, got))
+
+    threads = [threading.Thread(target=work, args=(float(n),)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_floats_may_differ_by_roundings() -> None:
+    """Kernels with atomic additions do not repeat themselves to the bit; NaN equals NaN."""
+    want = np.array([1.0, np.nan, np.inf, 1e-9], np.float32)
+    check_replay(["y"], [want], [want * np.float32(1 + 4e-7)])
+    with pytest.raises(NotRecordedError, match="'y'"):
+        check_replay(["y"], [want], [np.array([1.0, 0.0, np.inf, 0.0], np.float32)])
+    with pytest.raises(NotRecordedError, match="'y'"):
+        check_replay(["y"], [np.array([1, 2])], [np.array([1, 3])])
+
+
+@pytest.mark.parametrize(
+    ("op", "domain", "text"),
+    [
+        ("If", "", "control flow"),
+        ("RandomNormal", "", "random"),
+        ("NonZero", "", "depend on values"),
+        ("Mine", "my.ops", "domain my.ops"),
+    ],
+)
+def test_some_nodes_are_never_recorded(op: str, domain: str, text: str) -> None:
+    """The reason names the node."""
+    nodes = [NodeAssignment(EP, "first", "", "Add"), NodeAssignment(EP, "second", domain, op)]
+    reason = unrecordable(nodes, {"x": TensorType(DType.F32)})
+    assert "second" in reason
+    assert text in reason
+
+
+@pytest.mark.parametrize("dtype", [DType.STRING, DType.BF16, DType.U4])
+def test_some_types_are_never_recorded(dtype: DType) -> None:
+    """What numpy cannot hold is not staged in pinned memory."""
+    assert "'x'" in unrecordable([], {"x": TensorType(dtype)})
+    assert unrecordable([], {"x": TensorType(DType.F16)}) == ""
+
+
+def _session(inputs: list[tuple[str, int]], outputs: list[tuple[str, int]]) -> Any:
+    """Return a session with inputs and outputs in memories of these names and types."""
+    named = [SimpleNamespace(name=name) for name in "abc"]
+    infos = [[SimpleNamespace(name=n, device_mem_type=t) for n, t in side] for side in (inputs, outputs)]
+    return SimpleNamespace(
+        get_inputs=lambda: named[: len(inputs)],
+        get_outputs=lambda: named[: len(outputs)],
+        get_input_memory_infos=lambda: infos[0],
+        get_output_memory_infos=lambda: infos[1],
+    )
+
+
+def test_host_work_is_found_in_placements_and_memories() -> None:
+    """A node elsewhere, an input that the host reads, and an output that it makes."""
+    here = [NodeAssignment(EP, "n", "", "Add")]
+    device, host, pinned = ("", 0), ("Cpu", 0), ("", 5)
+    assert host_work(EP, "cuda", here, _session([device], [device])) == ""
+    assert "CPUExecutionProvider" in host_work(
+        EP, "cuda", [*here, NodeAssignment("CPUExecutionProvider", "m", "", "Atan")], _session([device], [device])
+    )
+    assert host_work(EP, "cuda", here, _session([device, host], [device])) == "input 'b' is in host memory"
+    assert host_work(EP, "cuda", here, _session([device], [device, pinned])) == "output 'b' is in host memory"
+    assert "1.23" in host_work(EP, "cuda", here, SimpleNamespace())
