@@ -29,6 +29,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 PARTS = ("suite", "truth", "checks", "figures")
 TAIL = 1500
+LIMIT_S = 200
 
 # What the record is about: a change to one of these makes it out of date.
 COVERED = (
@@ -143,12 +144,12 @@ def _pytest(path: Path, device: str, folder: Path) -> dict[str, Any]:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", name, "--device", device]
     try:
         done = subprocess.run(
-            [*command, f"--junitxml={report}", "--tb=short"],
-            cwd=ROOT, env=_environment(), capture_output=True, text=True, timeout=400,
+            [*command, f"--junitxml={report}", "--tb=short", "-o", "faulthandler_timeout=60"],
+            cwd=ROOT, env=_environment(), capture_output=True, text=True, timeout=LIMIT_S,
         )  # fmt: skip
         text, code = f"{done.stdout[-TAIL:]}{done.stderr[-TAIL:]}", done.returncode
-    except subprocess.TimeoutExpired:
-        text, code = "took longer than 400 s", -1
+    except subprocess.TimeoutExpired as err:
+        text, code = f"took longer than {LIMIT_S} s: {str(err.stderr)[-TAIL:]}", -1
     found: dict[str, Any] = {"passed": 0, "failed": 0, "skipped": 0, "xfailed": 0, "failures": []}
     cases = ET.parse(report).getroot().iter("testcase") if report.exists() else iter(())  # noqa: S314  # pytest's own
     for case in cases:

@@ -52,6 +52,6 @@ def test_an_op_that_one_device_lacks_is_refused_there_with_a_way_out() -> None:
         legalize_graph_for_device(g, "webgpu")
     for part in ("'my_rounding'", "WebGPU", "ai.onnx::Round", "Choose another device", "PlacementRule.ASSISTED"):
         assert part in str(caught.value)
-    assert legalize_graph_for_device(g, "cpu") is g
+    assert legalize_graph_for_device(g, "cpu")[0] is g
     with pytest.raises(RlxError, match="my_rounding"):
         GraphDevices(g).run("webgpu", {"x": np.zeros(3, np.float32)})

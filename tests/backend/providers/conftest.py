@@ -82,7 +82,7 @@ def _python(code: str, timeout: float = 120, **variables: str | None) -> subproc
     import os
 
     here = str(Path(__file__).parent)
-    env = {**os.environ, "PYTHONPATH": here}
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))}
     for name, value in variables.items():
         env.pop(name, None)
         if value is not None:
