@@ -62,6 +62,7 @@ def of_device(device: Device, cases: tuple[Case, ...], choice: bool) -> dict[str
     """Return how often the answer for a device is right over the cases, and where it is not."""
     start = time.perf_counter()
     counts = {"both yes": 0, "both no": 0, "false yes": 0, "false no": 0, "not imported": 0}
+    by_list = 0
     wrong: list[dict[str, str]] = []
     automatic: list[dict[str, str]] = []
     for case in cases:
@@ -75,11 +76,13 @@ def of_device(device: Device, cases: tuple[Case, ...], choice: bool) -> dict[str
         try:
             support = support_of(device, graph)
             said, why = support.supported, support.blocker or ""
+            listed = support_of(device, graph, ask=False).supported
         except RlxError as err:
-            said, why = False, str(err)
+            said, why, listed = False, str(err), False
         runs, failure = strict_run(device, graph, inputs)
         kind = ("both yes" if runs else "false yes") if said else ("false no" if runs else "both no")
         counts[kind] += 1
+        by_list += listed == runs
         if kind.startswith("false"):
             wrong.append({"case": case.id, "kind": kind, "reason": (failure or why)[:FIRST_LINE]})
         if choice and device.kind != "cpu":
@@ -89,6 +92,7 @@ def of_device(device: Device, cases: tuple[Case, ...], choice: bool) -> dict[str
         "device": device.label,
         "cases": judged,
         "agreement": round((counts["both yes"] + counts["both no"]) / max(judged, 1), 4),
+        "list_agreement": round(by_list / max(judged, 1), 4),
         "counts": counts,
         "wrong": wrong,
         "automatic": automatic,

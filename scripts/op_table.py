@@ -75,7 +75,7 @@ def record() -> dict[str, Any]:
 
 
 def recorded_dtypes(label: str, case: Case) -> str:
-    """Return the dtypes in which the provider of a device takes a case."""
+    """Return the dtypes in which the provider of a device has kernels for a case, whatever this machine's adapter."""
     from rlx_ort.selection.support import support_of
 
     found = []
@@ -84,7 +84,7 @@ def recorded_dtypes(label: str, case: Case) -> str:
             graph, _ = built(case, dtype)
         except GraphVerifyError:
             continue
-        if support_of(Device(label), graph).supported:
+        if support_of(Device(label), graph, ask=False).supported:
             found.append(dtype.value)
     return " ".join(found)
 

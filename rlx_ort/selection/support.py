@@ -1,7 +1,7 @@
-"""Whether a device takes a graph, read from its provider's kernel list; no session is opened.
+"""Capability: whether a device takes a graph, and which of its nodes it does not take.
 
-This is the first of two answers: it costs milliseconds and agrees with ONNX Runtime on about 99 nodes of 100. The
-second is the placement of the compiled graph, which is checked after a session is open.
+A provider that works here is asked about each different node, and its answers are kept on disk; where nobody can be
+asked, kernel lists judge. The user's own session is opened later, and its placement is checked once more.
 """
 
 from __future__ import annotations
@@ -134,8 +134,10 @@ def first_unsupported_op(
     return next(iter(support_of(device, graph, options).unsupported), None)
 
 
-def support_of(device: Device, graph: Graph, options: CompileOptions | None = None) -> Support:
+def support_of(device: Device, graph: Graph, options: CompileOptions | None = None, *, ask: bool = True) -> Support:
     """Return what a device makes of a graph, whether it works here or not; remembered per exported model.
+
+    A device that works here is asked about the nodes, unless `ask` is false; else kernel lists judge.
 
     Raises:
         GraphVerifyError: the graph itself is wrong.
@@ -157,7 +159,14 @@ def support_of(device: Device, graph: Graph, options: CompileOptions | None = No
     except ConversionError as err:
         return Support(reason=str(err))
     rule = options.placement or PlacementRule.STRICT
-    judging = (rule, runtime_version(), options.optimization, options.precision, registry.default_registry().generation)
+    judging = (
+        ask,
+        rule,
+        runtime_version(),
+        options.optimization,
+        options.precision,
+        registry.default_registry().generation,
+    )
     key = (provider.name, device, judging)
     whole = (provider.name, judging)
     with _lock:
@@ -165,7 +174,7 @@ def support_of(device: Device, graph: Graph, options: CompileOptions | None = No
     # Devices that share a provider differ in the words of a refusal only.
     known = supports.get(key) or supports.get(whole)
     if known is None:
-        known = _judge(draft, graph, device, provider, rule, options)
+        known = _judge(draft, graph, device, provider, rule, options, ask)
         shared = known.supported and known.claim_count is not None
         supports[whole if shared else key] = known
     return known
@@ -219,7 +228,13 @@ _lock = threading.Lock()
 
 
 def _judge(
-    draft: Draft, graph: Graph, device: Device, provider: Provider, rule: PlacementRule, options: CompileOptions
+    draft: Draft,
+    graph: Graph,
+    device: Device,
+    provider: Provider,
+    rule: PlacementRule,
+    options: CompileOptions,
+    ask: bool,
 ) -> Support:
     claims = provider.claims()
     found = availability(device)
@@ -227,7 +242,7 @@ def _judge(
         return Support(reason=found.reason)
     is_cpu = device.kind == Device.CPU.kind
     groups = groups_of(draft.outline, options, whole=provider.compiles, shapes=is_cpu)
-    answers = answers_for(provider, device, groups, draft, options) if found.available else {}
+    answers = answers_for(provider, device, groups, draft, options) if ask and found.available else {}
     cpu_claims = _cpu_claims()
     helped = rule is PlacementRule.ASSISTED and not is_cpu and cpu_claims is not None
 
@@ -256,6 +271,8 @@ def _judge(
                 answer = why  # shorter than what ONNX Runtime says of a missing kernel
             elif answer == HELPED:
                 answer = f"{device.family.display} leaves {signature(group.pattern.exported())} to the CPU"
+            else:
+                answer = f"{device.family.display} has no kernel for {signature(group.pattern.exported())}: {answer}"
             for node in group.nodes:
                 unsupported.setdefault(node.origin, _unsupported(graph.nodes[node.origin], answer))
     reason = ""

@@ -217,7 +217,8 @@ print(json.dumps(bool((result == 300 * number).all())), flush=True)
 
 
 def _start(tmp_path: Path, *, limit: str = "1G") -> subprocess.Popen[str]:
-    env = {**os.environ, "PYTHONPATH": str(HERE), "RLX_CACHE_DIR": str(tmp_path / "cache"), "RLX_CACHE_LIMIT": limit}
+    paths = os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH"))))
+    env = {**os.environ, "PYTHONPATH": paths, "RLX_CACHE_DIR": str(tmp_path / "cache"), "RLX_CACHE_LIMIT": limit}
     return subprocess.Popen(
         [sys.executable, "-P", "-c", WORKER],
         env=env,
