@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import abc
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
-from rlx_ort.converters.to_onnx.exported import ExportedModel
+from rlx_ort.converters.to_onnx.exported import ExportedModel, ExportedNode
 from rlx_ort.device import Device
 from rlx_ort.execution.options import CompileOptions
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.tensor import TensorData
-from rlx_ort.ir.types import ValueType
+from rlx_ort.ir.types import TensorType, ValueType
 
 __all__ = [
     "Availability",
@@ -25,11 +25,14 @@ __all__ = [
     "DeviceGraphReport",
     "EngineSession",
     "KernelClaim",
+    "KernelLimit",
     "NodeAssignment",
     "Provider",
     "RecordedRun",
     "SessionRequest",
     "ValueSpec",
+    "element",
+    "rank",
 ]
 
 
@@ -118,6 +121,33 @@ class KernelClaim:
 
 
 @dataclass(frozen=True, slots=True)
+class KernelLimit:
+    """A form of an operator that a provider takes when a session is opened, and whose kernel fails in the run.
+
+    Attributes:
+        op_type: the operator, of ai.onnx.
+        applies: whether a node has the form, by its types and its attributes as Python values.
+        reason: what the kernel does not do, and where that was seen.
+    """
+
+    op_type: str
+    applies: Callable[[ExportedNode, Mapping[str, Any]], bool]
+    reason: str
+
+
+def element(node: ExportedNode, place: int) -> DType | None:
+    """Return the element type of a node's input, or None where it is absent or no tensor."""
+    kind = node.inputs[place] if place < len(node.inputs) else None
+    return kind.dtype if isinstance(kind, TensorType) else None
+
+
+def rank(node: ExportedNode, place: int) -> int | None:
+    """Return the rank of a node's input, or None where it is unknown, absent or no tensor."""
+    kind = node.inputs[place] if place < len(node.inputs) else None
+    return len(kind.shape) if isinstance(kind, TensorType) and kind.shape is not None else None
+
+
+@dataclass(frozen=True, slots=True)
 class CostProfile:
     """What the cost model knows about a device. One unit set: GFLOP/s, bytes per ns, ns.
 
@@ -185,6 +215,7 @@ class Provider(abc.ABC):
             go to a child process then, since some end the process.
         doubtful_dtypes: element types whose nodes are assigned even where the device cannot compute them, so that a
             question about one needs a run.
+        limits: what kernels take and do not compute.
         distrusted_kernels: (domain, operator) of fused kernels that were seen to be wrong; ops with a basic form too
             are never written as these.
     """
@@ -197,6 +228,7 @@ class Provider(abc.ABC):
     compiles_per_shape: ClassVar[bool] = False
     compiles: ClassVar[bool] = False
     doubtful_dtypes: ClassVar[frozenset[DType]] = frozenset()
+    limits: ClassVar[Sequence[KernelLimit]] = ()
     distrusted_kernels: ClassVar[frozenset[tuple[str, str]]] = frozenset()
 
     @abc.abstractmethod

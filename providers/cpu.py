@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from rlx_ort.device import Device
 from rlx_ort.execution.options import CompileOptions
-from rlx_ort.providers.base import Availability, CostProfile
+from rlx_ort.ir.dtype import DType
+from rlx_ort.providers.base import Availability, CostProfile, KernelLimit, element
 from rlx_ort.providers.cores import core_share
 from rlx_ort.providers.hardware import cpu_name, memory_bytes
 from rlx_ort.providers.installation import Problem
@@ -18,6 +20,7 @@ __all__ = ["CpuProvider"]
 # Per core of an AVX2 server at about 3 GHz: half of 2 FMA units x 8 lanes x 2 FLOP x 3 GHz, which MLAS reaches.
 _GEMM_GFLOPS_PER_CORE = 50.0
 _MEMORY_BYTES_PER_NS = 10.0
+_FLOATS = (DType.F16, DType.F32, DType.F64)
 
 
 class CpuProvider(OrtProvider):
@@ -48,6 +51,13 @@ class CpuProvider(OrtProvider):
         return SessionRecipe(self.ep_name, option_keys=self.option_keys, keeps=Keeps.PACKED)
 
     # --- claims and quirks
+    limits: ClassVar[Sequence[KernelLimit]] = (
+        KernelLimit(
+            "Mod",
+            lambda node, attributes: not attributes.get("fmod", 0) and element(node, 0) in _FLOATS,
+            "its kernel computes floats with fmod=1 only (ONNX Runtime 1.31.1)",
+        ),
+    )
     # f16 nodes run through inserted f32 casts, bf16 ones mostly have no kernel; the registry tells both.
 
     # --- default profile

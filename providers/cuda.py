@@ -11,8 +11,9 @@ from typing import Any, ClassVar
 
 from rlx_ort.device import Device
 from rlx_ort.execution.options import CompileOptions, Precision
+from rlx_ort.ir.dtype import DType
 from rlx_ort.providers import runtime
-from rlx_ort.providers.base import Availability, CostProfile
+from rlx_ort.providers.base import Availability, CostProfile, KernelLimit, element
 from rlx_ort.providers.cuda_driver import cuda_gpus, same_bus
 from rlx_ort.providers.cuda_recorder import open_recorder
 from rlx_ort.providers.hardware import nvidia_gpus
@@ -31,6 +32,7 @@ _STREAM_OPTIONS = names(
     """
 )
 _WINDOWS_DLLS = ("cublasLt64_13.dll", "cublas64_13.dll", "cufft64_12.dll", "cudart64_13.dll", "cudnn64_9.dll")
+_SCATTERS = (DType.F32, DType.F16, DType.BF16)
 _DRIVER = ("libcuda.so.1", "nvcuda.dll")
 
 
@@ -130,6 +132,15 @@ class CudaProvider(OrtProvider):
         )
 
     # --- claims and quirks
+    limits: ClassVar[Sequence[KernelLimit]] = (
+        KernelLimit(
+            "ScatterND",
+            lambda node, attributes: (
+                attributes.get("reduction", "none") != "none" and element(node, 0) not in _SCATTERS
+            ),
+            "its reductions are of f32, f16 and bf16 only (H200, ONNX Runtime 1.31.1: not implemented for ScatterND)",
+        ),
+    )
     # ORT falls to sequential execution by itself; several threads may run several sessions at once.
 
     # --- default profile

@@ -10,6 +10,7 @@ import contextlib
 import os
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,7 +19,7 @@ from rlx_ort.errors import DeviceUnavailableError
 from rlx_ort.execution.options import CompileOptions
 from rlx_ort.ir.dtype import DType
 from rlx_ort.providers import runtime
-from rlx_ort.providers.base import Availability, CostProfile
+from rlx_ort.providers.base import Availability, CostProfile, KernelLimit, rank
 from rlx_ort.providers.installation import Problem
 from rlx_ort.providers.libraries import loads
 from rlx_ort.providers.ort_provider import OrtProvider
@@ -122,6 +123,18 @@ class WebGpuProvider(OrtProvider):
         return _run_lock
 
     # --- claims and quirks
+    limits: ClassVar[Sequence[KernelLimit]] = (
+        KernelLimit(
+            "Resize",
+            lambda node, attributes: bool(attributes.get("antialias", 0)),
+            "its kernel has no antialiasing (plugin 0.4.0: NOT implemented)",
+        ),
+        KernelLimit(
+            "ConvTranspose",
+            lambda node, attributes: rank(node, 0) not in (None, 3, 4),
+            "its kernel has one and two spatial dims (plugin 0.4.0: only Conv2d or Conv1d are supported)",
+        ),
+    )
     # f16 nodes are assigned even where the adapter has no shader-f16, and fail at the first run:
     # https://github.com/microsoft/onnxruntime/issues?q=webgpu+shader-f16. So questions about f16 are run.
     # Kernels are densest at opset 21; 22 loses pooling, LSTM and trigonometry, 25 Transpose and Shape.

@@ -21,7 +21,7 @@ from rlx_ort.selection.availability import availability, is_selectable, known_de
 from rlx_ort.selection.policy import DevicePolicy
 from rlx_ort.selection.predict import cost_model, dims_of, predicted_ns
 from rlx_ort.selection.refusals import refusals
-from rlx_ort.selection.support import Support, support_of
+from rlx_ort.selection.support import Support, UnsupportedOp, support_of
 
 __all__ = [
     "CLOSE",
@@ -72,6 +72,8 @@ class DeviceCandidate:
         predicted_ns: the predicted time of one run in ns, or None when it cannot be chosen or has no profile.
         profile_source: where the figures of the prediction come from; `default` are shipped and not measured here.
         cpu_nodes: how many of the graph's nodes the CPU would take over.
+        judged_by: the shipped kernel list that a device which is not here was judged by, empty for the others.
+        first_unsupported: the first node that stands in the way, strictly judged where the device is not here, or None.
         assumed_dims: the inputs' dims without a size, for which the prediction takes a stand-in, `DEFAULT_DIM`; one
             without a name is told by its place, as `x[0]`.
     """
@@ -90,6 +92,8 @@ class DeviceCandidate:
     profile_source: str | None = None
     cpu_nodes: int = 0
     assumed_dims: tuple[str, ...] = ()
+    judged_by: str = ""
+    first_unsupported: UnsupportedOp | None = None
 
 
 def device_report(
@@ -281,6 +285,10 @@ def _row(
 ) -> DeviceCandidate:
     found = availability(device)
     support = support_of(device, graph, options) if found.available else Support(reason="not here")
+    listed = None if found.available else _by_list(graph, device, options)
+    if listed is not None and blocker is not None:
+        verdict = listed.blocker or "takes every node of the graph"
+        blocker = f"{blocker}. Not here; judged by {listed.judged_by}: {verdict}"
     model = cost_model(device) if predicted is not None else None
     return DeviceCandidate(
         device=device,
@@ -297,7 +305,18 @@ def _row(
         profile_source=None if model is None else model.source,
         cpu_nodes=len(support.cpu_nodes),
         assumed_dims=() if model is None else _without_size(graph, {**options.dims, **dims}),
+        judged_by="" if listed is None else listed.judged_by,
+        first_unsupported=next(iter((support if listed is None else listed).unsupported), None),
     )
+
+
+def _by_list(graph: Graph, device: Device, options: CompileOptions) -> Support | None:
+    """Return what a device that is not here makes of every node by a shipped kernel list, or None without a list."""
+    provider = provider_of(device)
+    if provider is None or not provider.judged_by():
+        return None
+    support = support_of(device, graph, options.with_(placement=PlacementRule.STRICT))
+    return support if support.judged_by else None
 
 
 def _without_size(graph: Graph, sizes: Mapping[str, int]) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ import hashlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rlx_ort.converters.to_onnx.model import ModelAttribute, ModelGraph
 from rlx_ort.execution.options import CompileOptions, OptimizationLevel
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rlx_ort.converters.to_onnx.records import NodeRecord, Pattern
     from rlx_ort.device import Device
     from rlx_ort.providers.asking import Question
-    from rlx_ort.providers.base import Provider
+    from rlx_ort.providers.base import KernelLimit, Provider
 
 __all__ = ["NodeGroup", "answers_for", "groups_of", "questions_of"]
 
@@ -66,6 +66,16 @@ class NodeGroup:
     def has_bodies(self) -> bool:
         """Whether the nodes have bodies, whose nodes put questions of their own."""
         return any(attribute.kind.startswith("GRAPH") for attribute in self.pattern.like.attributes.values())
+
+    def limit(self, limits: Sequence[KernelLimit]) -> str:
+        """Return why the kernel of a provider with these limits fails in the run, or an empty text."""
+        like = self.pattern.like
+        known = [limit for limit in limits if limit.op_type == like.op_type and not like.domain]
+        if not known:
+            return ""
+        attributes = {name: _python(attribute.value) for name, attribute in like.attributes.items()}
+        node = self.pattern.exported()
+        return next((limit.reason for limit in known if limit.applies(node, attributes)), "")
 
 
 def groups_of(outline: Outline, options: CompileOptions, *, whole: bool, shapes: bool) -> list[NodeGroup]:
@@ -182,6 +192,10 @@ def _attribute(attribute: ModelAttribute) -> str:
     if isinstance(value, TensorData):
         return f"{value.dtype.value}{list(value.shape)}:{hashlib.sha256(value.numpy().tobytes()).hexdigest()[:12]}"
     return "body" if attribute.kind.startswith("GRAPH") else repr(value)
+
+
+def _python(value: Any) -> Any:
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
 def _bodies(pattern: Pattern) -> str:

@@ -260,13 +260,14 @@ def _judge(
     cpu_nodes: set[int] = set()
     on_device = not groups
     for group in groups:
-        answer = answers.get(group.key) or listed(group)
+        limit = group.limit(provider.limits)
+        answer = limit or answers.get(group.key) or listed(group)
         if answer == DEVICE:
             on_device = True
         elif answer == HELPED and helped:
             cpu_nodes.update(node.origin for node in group.nodes)
         else:
-            why = listed(group)
+            why = DEVICE if limit else listed(group)
             if why not in (DEVICE, HELPED):
                 answer = why  # shorter than what ONNX Runtime says of a missing kernel
             elif answer == HELPED:
