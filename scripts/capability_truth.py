@@ -26,7 +26,7 @@ import rlx_ort  # noqa: E402
 from rlx_ort.device import Device  # noqa: E402
 from rlx_ort.errors import NoViableDeviceError, PlacementError, RlxError  # noqa: E402
 from rlx_ort.ir.graph import Graph  # noqa: E402
-from rlx_ort.selection.support import support_of  # noqa: E402
+from rlx_ort.selection.support import Support, support_of  # noqa: E402
 
 FIRST_LINE = 300
 
@@ -63,6 +63,7 @@ def of_device(device: Device, cases: tuple[Case, ...], choice: bool) -> dict[str
     start = time.perf_counter()
     counts = {"both yes": 0, "both no": 0, "false yes": 0, "false no": 0, "not imported": 0}
     by_list = 0
+    differ: list[dict[str, str]] = []
     wrong: list[dict[str, str]] = []
     automatic: list[dict[str, str]] = []
     for case in cases:
@@ -74,15 +75,17 @@ def of_device(device: Device, cases: tuple[Case, ...], choice: bool) -> dict[str
             continue
         inputs = dict(zip([value.name for value in graph.inputs], sets[0][0], strict=False))
         try:
-            support = support_of(device, graph)
-            said, why = support.supported, support.blocker or ""
-            listed = support_of(device, graph, ask=False).supported
+            support, listed = support_of(device, graph), support_of(device, graph, ask=False)
         except RlxError as err:
-            said, why, listed = False, str(err), False
+            support = listed = Support(reason=str(err))
+        said, why = support.supported, support.blocker or ""
         runs, failure = strict_run(device, graph, inputs)
         kind = ("both yes" if runs else "false yes") if said else ("false no" if runs else "both no")
         counts[kind] += 1
-        by_list += listed == runs
+        by_list += listed.supported == runs
+        if listed.supported != said or _first(listed) != _first(support):
+            entry = {"case": case.id, "list": listed.blocker or "yes", "asked": why or "yes"}
+            differ.append({key: value[:FIRST_LINE] for key, value in entry.items()})
         if kind.startswith("false"):
             wrong.append({"case": case.id, "kind": kind, "reason": (failure or why)[:FIRST_LINE]})
         if choice and device.kind != "cpu":
@@ -93,11 +96,16 @@ def of_device(device: Device, cases: tuple[Case, ...], choice: bool) -> dict[str
         "cases": judged,
         "agreement": round((counts["both yes"] + counts["both no"]) / max(judged, 1), 4),
         "list_agreement": round(by_list / max(judged, 1), 4),
+        "list_differs": differ,
         "counts": counts,
         "wrong": wrong,
         "automatic": automatic,
         "seconds": round(time.perf_counter() - start, 1),
     }
+
+
+def _first(support: Support) -> str:
+    return str(support.unsupported[0].name) if support.unsupported else ""
 
 
 def strict_run(device: Device, graph: Graph, inputs: dict[str, Any]) -> tuple[bool, str]:

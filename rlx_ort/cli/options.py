@@ -33,7 +33,10 @@ dims = click.option(
     "--dim", "dims", multiple=True, metavar="NAME=SIZE", callback=_parse_dims, help="Fix a named dim; may be repeated."
 )
 
-only = click.option("--only", metavar="DEVICES", help="Allow these devices only, as in cpu,webgpu.")
+_ONLY = "Allow these devices only, as in cpu,webgpu."
+only = click.option("--only", metavar="DEVICES", help=_ONLY)
+shown = click.option("--only", "--device", "only", metavar="DEVICES", help=_ONLY)
+"""For commands that run on no device, so that `--device` can only mean this."""
 
 deny = click.option("--deny", metavar="DEVICES", help="Never use these devices.")
 

@@ -26,7 +26,7 @@ __all__ = ["command"]
 
 @click.command("report")
 @options.model
-@options.only
+@options.shown
 @options.deny
 @options.prefer
 @options.dims
