@@ -208,7 +208,16 @@ def checks(device: str, out: Path) -> dict[str, Any]:
             [sys.executable, *program], cwd=ROOT, env=_environment(), capture_output=True, text=True, timeout=300
         )
         found[name] = {"code": done.returncode, "lines": (done.stdout or done.stderr)[-TAIL:].splitlines()}
-    return {"ok": all(entry["code"] == 0 for entry in found.values()), "programs": found}
+    models = out / "models.json"
+    done = subprocess.run(
+        [sys.executable, "scripts/ten_models.py", "--out", str(models)],
+        cwd=ROOT,
+        env=_environment(),
+        capture_output=True,
+    )
+    listed = json.loads(models.read_text(encoding="utf-8")) if models.exists() else {}
+    ok = done.returncode == 0 and all(entry["code"] == 0 for entry in found.values())
+    return {"ok": ok, "programs": found, "models": listed}
 
 
 def figures(out: Path) -> dict[str, Any]:

@@ -77,6 +77,8 @@ def command(
             "profile_source": candidate.profile_source,
             "recommended": candidate.recommended,
             "blocker": candidate.blocker,
+            "judged_by": candidate.judged_by,
+            "first_unsupported": None if candidate.first_unsupported is None else candidate.first_unsupported.name,
             "hardware": candidate.hardware,
             "assumed_dims": list(candidate.assumed_dims),
         }

@@ -1,0 +1,85 @@
+"""Write docs/capability.md from the records in docs/results: how far the capability answers can be trusted.
+
+    python scripts/capability_page.py
+
+The rows come from `capability_truth.py`: those of the GPU machine by way of gpu-gate.json, the others from
+docs/results/capability/. A test compares the page with the records.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "docs" / "results"
+PAGE = ROOT / "docs" / "capability.md"
+HEAD = """# How far capability answers can be trusted
+
+Before a session is opened, `supports_graph`, `report`, `rank` and every automatic choice judge whether a device takes a
+graph. Three sources give the answer, in this order:
+
+1. The provider itself, where it works here: each different node (operator, attributes, element types, ranks, which
+   inputs are constant) is put into a small session, and the assignment is read back. Providers that compile whole graphs
+   are asked in a child process. Answers are kept on disk for the provider, its versions and the hardware.
+2. ONNX Runtime's kernel registry, for the CPU and for plugins, where nothing was asked yet.
+3. Kernel lists that come with the package, for CUDA, DirectML and WebGPU where they are not installed.
+
+The table compares the first source with what happens when the graph is compiled strictly and run, over the cases of the
+ONNX backend suite. A false yes is a graph that was promised and failed; a false no is one that was refused and runs.
+`By list` is the same comparison for the shipped kernel list alone.
+
+| Device | Where | Cases | Agreement | False yes | False no | By list |
+|---|---|---|---|---|---|---|
+"""
+
+
+def main() -> int:
+    """Write the page."""
+    PAGE.write_text(page(), encoding="utf-8", newline="\n")
+    return 0
+
+
+def page() -> str:
+    """Return the text of the page."""
+    lines, details = [], []
+    for where, row in rows():
+        counts = row["counts"]
+        by_list = f"{row['list_agreement']:.2%}" if row["device"] in ("cuda", "webgpu") else "-"
+        share = f"{row['agreement']:.2%}"
+        cells = (row["device"], where, row["cases"], share, counts["false yes"], counts["false no"], by_list)
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+        details += _details(where, row)
+    return HEAD + "\n".join(lines) + "\n" + "\n".join(details) + "\n"
+
+
+def rows() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield where each row was measured, and the row."""
+    gate = json.loads((RESULTS / "gpu-gate.json").read_text(encoding="utf-8"))
+    machine = gate["machine"]
+    for row in gate["truth"]["rows"].values():
+        yield f"{machine['hardware']}, ONNX Runtime {machine['onnxruntime']}", row
+    for path in sorted((RESULTS / "capability").glob("*.json")):
+        document = json.loads(path.read_text(encoding="utf-8"))
+        for row in document["devices"]:
+            yield f"{document['where']}, ONNX Runtime {document['versions']['onnxruntime']}", row
+
+
+def _details(where: str, row: dict[str, Any]) -> Iterator[str]:
+    if not row["wrong"]:
+        return
+    grouped: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for entry in row["wrong"]:
+        reason = " ".join(entry["reason"].replace("|", "/").split())
+        grouped[entry["kind"], reason[:160]].append(entry["case"].partition("/")[2])
+    yield f"\n## {row['device']} ({where})\n"
+    for (kind, reason), cases in sorted(grouped.items()):
+        yield f"- {kind}, {len(cases)}: `{'`, `'.join(cases[:12])}`{' and more' if len(cases) > 12 else ''}: {reason}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
