@@ -24,8 +24,8 @@ Before a session is opened, `supports_graph`, `report`, `rank` and every automat
 graph. Three sources give the answer, in this order:
 
 1. The provider itself, where it works here: each different node (operator, attributes, element types, ranks, which
-   inputs are constant) is put into a small session, and the assignment is read back. Providers that compile whole graphs
-   are asked in a child process. Answers are kept on disk for the provider, its versions and the hardware.
+   inputs are constant) is put into a small session, and the assignment is read back. Providers that compile whole
+   graphs are asked in a child process. Answers are kept on disk for the provider, its versions and the hardware.
 2. ONNX Runtime's kernel registry, for the CPU and for plugins, where nothing was asked yet.
 3. Kernel lists that come with the package, for CUDA, DirectML and WebGPU where they are not installed.
 
