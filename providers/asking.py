@@ -205,7 +205,7 @@ def _askable(question: Question) -> bool:
     return not any(isinstance(kind, UnknownType) for kind in kinds)
 
 
-def _split(group: Sequence[Question], text: str) -> list[Sequence[Question]]:
+def _split(group: list[Question], text: str) -> list[list[Question]]:
     """Return what to ask next after a refusal: the node that it names alone, or both halves."""
     named = {int(number) for number in _NUMBERED.findall(text)}
     if len(named) == 1 and (at := named.pop()) < len(group):

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from rlx_ort.converters.to_onnx.model import ModelAttribute, ModelGraph
+from rlx_ort.converters.to_onnx.model import ModelAttribute, ModelGraph, ModelNode
 from rlx_ort.execution.options import CompileOptions, OptimizationLevel
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import TensorType, ValueType
@@ -206,7 +206,7 @@ def _bodies(pattern: Pattern) -> str:
         for graph in graphs if attribute.kind.startswith("GRAPH") else []:
             if isinstance(graph, ModelGraph):
                 for node in graph.nodes:
-                    like = getattr(node, "like", node)
+                    like = node if isinstance(node, ModelNode) else node.like
                     shown = [f"{name}={_attribute(like.attributes[name])}" for name in sorted(like.attributes)]
                     lines.append(f"{like.domain}::{like.op_type} {' '.join(shown)}")
     return "; ".join(lines)
