@@ -39,9 +39,26 @@ ONNX backend suite. A false yes is a graph that was promised and failed; a false
 
 
 def main() -> int:
-    """Write the page."""
+    """Write the page, and the CUDA row of the README's support table."""
     PAGE.write_text(page(), encoding="utf-8", newline="\n")
+    readme = ROOT / "README.md"
+    lines = readme.read_text(encoding="utf-8").splitlines()
+    lines = [readme_row() if line.startswith("| `cuda` |") else line for line in lines]
+    readme.write_text("\n".join(lines) + "\n", encoding="utf-8", newline="\n")
     return 0
+
+
+def readme_row() -> str:
+    """Return the CUDA row of the README's support table."""
+    gate = json.loads((RESULTS / "gpu-gate.json").read_text(encoding="utf-8"))
+    machine, suite = gate["machine"], gate["suite"]
+    agreement = f"{gate['truth']['cuda_agreement']:.1%}"
+    tested = (
+        f"by the GPU gate (`scripts/gpu_gate.py`) on an {machine['hardware']}, {gate['date']}: {suite['passed']:,} backend "
+        f"tests, {suite['failed']} failed, {suite['xfailed']} known engine failures; capability right in {agreement} of "
+        "the ONNX cases (`docs/capability.md`); rules and options by unit tests in CI"
+    )
+    return f"| `cuda` | CUDA | extra `cuda` | {tested} |"
 
 
 def page() -> str:

@@ -13,14 +13,18 @@ ROOT = Path(__file__).resolve().parents[2]
 RECORD = ROOT / "docs" / "results" / "gpu-gate.json"
 
 
-@pytest.fixture(scope="module")
-def gate() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("gpu_gate", ROOT / "scripts" / "gpu_gate.py")
+def script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def gate() -> ModuleType:
+    return script("gpu_gate")
 
 
 def test_the_record_is_of_the_capability_data_and_the_lowerings_as_they_are(gate: ModuleType) -> None:
@@ -52,3 +56,10 @@ def test_a_comment_does_not_change_the_digest_and_a_statement_does(
         found.append(gate.covered_digest())
     assert found[0] == found[1]
     assert found[2] not in found[:2]
+
+
+def test_the_capability_page_and_the_readme_are_made_from_the_records() -> None:
+    """scripts/capability_page.py was run after the last record."""
+    written = script("capability_page")
+    assert written.PAGE.read_text(encoding="utf-8") == written.page()
+    assert written.readme_row() in (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
