@@ -54,16 +54,17 @@ def readme_row() -> str:
     machine, suite = gate["machine"], gate["suite"]
     agreement = f"{gate['truth']['cuda_agreement']:.1%}"
     tested = (
-        f"by the GPU gate (`scripts/gpu_gate.py`) on an {machine['hardware']}, {gate['date']}: {suite['passed']:,} backend "
-        f"tests, {suite['failed']} failed, {suite['xfailed']} known engine failures; capability right in {agreement} of "
-        "the ONNX cases (`docs/capability.md`); rules and options by unit tests in CI"
+        f"by the GPU gate (`scripts/gpu_gate.py`) on an {machine['hardware']}, {gate['date']}: {suite['passed']:,} "
+        f"backend tests, {suite['failed']} failed, {suite['xfailed']} known engine failures; capability right in "
+        f"{agreement} of the ONNX cases (`docs/capability.md`); rules and options by unit tests in CI"
     )
     return f"| `cuda` | CUDA | extra `cuda` | {tested} |"
 
 
 def page() -> str:
     """Return the text of the page."""
-    lines, details = [], []
+    lines: list[str] = []
+    details: list[str] = []
     for where, row in rows():
         counts = row["counts"]
         by_list = f"{row['list_agreement']:.2%}" if row["device"] in ("cuda", "webgpu") else "-"

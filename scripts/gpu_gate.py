@@ -216,7 +216,7 @@ def checks(device: str, out: Path) -> dict[str, Any]:
         capture_output=True,
     )
     listed = json.loads(models.read_text(encoding="utf-8")) if models.exists() else {}
-    ok = done.returncode == 0 and all(entry["code"] == 0 for entry in found.values())
+    ok = code == 0 and all(entry["code"] == 0 for entry in found.values())
     return {"ok": ok, "programs": found, "models": listed}
 
 

@@ -89,7 +89,7 @@ def choice() -> dict[str, Any]:
     """Return whether the choice sees both GPUs, and whether denying CUDA denies both."""
     made = graph(256, 3)
     labels = [row.label for row in rlx_ort.GraphDevices(made).rank({"x": np.zeros((4, 256), np.float32)})]
-    denied = rlx_ort.DevicePolicy(deny=["cuda"])
+    denied = rlx_ort.DevicePolicy().with_deny(["cuda"])
     left = [device.label for device in rlx_ort.GraphDevices(made, denied).devices()]
     return {"ranked": {"cuda", "cuda:1"} <= set(labels), "denied": not {"cuda", "cuda:1"} & set(left)}
 
