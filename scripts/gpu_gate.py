@@ -209,12 +209,8 @@ def checks(device: str, out: Path) -> dict[str, Any]:
         )
         found[name] = {"code": done.returncode, "lines": (done.stdout or done.stderr)[-TAIL:].splitlines()}
     models = out / "models.json"
-    done = subprocess.run(
-        [sys.executable, "scripts/ten_models.py", "--out", str(models)],
-        cwd=ROOT,
-        env=_environment(),
-        capture_output=True,
-    )
+    program = [sys.executable, "scripts/ten_models.py", "--out", str(models)]
+    code = subprocess.run(program, cwd=ROOT, env=_environment(), stdout=subprocess.DEVNULL).returncode
     listed = json.loads(models.read_text(encoding="utf-8")) if models.exists() else {}
     ok = code == 0 and all(entry["code"] == 0 for entry in found.values())
     return {"ok": ok, "programs": found, "models": listed}
