@@ -37,7 +37,9 @@ def value_type(text: str, dims: Sequence[object] | None = None) -> ValueType:
     inner = rest[:-1] if rest.endswith(")") else ""
     match head:
         case "tensor" if inner in _NAMES:
-            shape = None if dims is None else Shape(dim if isinstance(dim, int | str) else None for dim in dims)
+            # Where shape inference divides by a size of 0, ONNX Runtime shows a negative one.
+            known = [dim if isinstance(dim, str) or (isinstance(dim, int) and dim >= 0) else None for dim in dims or ()]
+            shape = None if dims is None else Shape(known)
             return TensorType(_NAMES[inner], shape)
         case "seq":
             return SequenceType(value_type(inner))

@@ -37,23 +37,28 @@ def main() -> int:
     parser.add_argument("--devices", default="cpu")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--every", type=int, default=1, help="take each nth case only")
+    parser.add_argument("--start", type=int, default=0, help="with --every, the first case; for processes side by side")
     parser.add_argument("--no-choice", action="store_true", help="leave the automatic choice out")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    document = truth([Device(name) for name in options.devices.split(",")], options.every, choice=not options.no_choice)
+    document = truth(
+        [Device(name) for name in options.devices.split(",")],
+        (options.start, options.every),
+        choice=not options.no_choice,
+    )
     (options.out / "capability.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     for row in document["devices"]:
         print(summary(row))
     return 0
 
 
-def truth(devices: list[Device], every: int = 1, *, choice: bool = True) -> dict[str, Any]:
+def truth(devices: list[Device], taken: tuple[int, int] = (0, 1), *, choice: bool = True) -> dict[str, Any]:
     """Return the comparison for each device, with what it depends on."""
     import onnxruntime
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the suite's own sources overflow and divide by zero on purpose
-        cases = all_cases()[::every]
+        cases = all_cases()[taken[0] :: taken[1]]
     versions = {"onnxruntime": onnxruntime.__version__, "python": platform.python_version()}
     return {"versions": versions, "devices": [of_device(device, cases, choice) for device in devices]}
 
@@ -90,18 +95,28 @@ def of_device(device: Device, cases: tuple[Case, ...], choice: bool) -> dict[str
             wrong.append({"case": case.id, "kind": kind, "reason": (failure or why)[:FIRST_LINE]})
         if choice and device.kind != "cpu":
             automatic += choice_failures(case, device, graph, inputs)
+    seconds = round(time.perf_counter() - start, 1)
+    found = {"counts": counts, "right_by_list": by_list, "list_differs": differ, "wrong": wrong, "automatic": automatic}
+    return row_of(device.label, {**found, "seconds": seconds})
+
+
+def row_of(label: str, found: dict[str, Any]) -> dict[str, Any]:
+    """Return the row of a device with its shares."""
+    counts = found["counts"]
     judged = sum(counts.values()) - counts["not imported"]
-    return {
-        "device": device.label,
-        "cases": judged,
-        "agreement": round((counts["both yes"] + counts["both no"]) / max(judged, 1), 4),
-        "list_agreement": round(by_list / max(judged, 1), 4),
-        "list_differs": differ,
-        "counts": counts,
-        "wrong": wrong,
-        "automatic": automatic,
-        "seconds": round(time.perf_counter() - start, 1),
-    }
+    agreement = round((counts["both yes"] + counts["both no"]) / max(judged, 1), 4)
+    by_list = round(found["right_by_list"] / max(judged, 1), 4)
+    return {"device": label, "cases": judged, "agreement": agreement, "list_agreement": by_list, **found}
+
+
+def joined(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return one row for the rows of processes that took different cases of a device."""
+    found: dict[str, Any] = {"counts": {kind: sum(row["counts"][kind] for row in rows) for kind in rows[0]["counts"]}}
+    found["right_by_list"] = sum(row["right_by_list"] for row in rows)
+    for key in ("list_differs", "wrong", "automatic"):
+        found[key] = [entry for row in rows for entry in row[key]]
+    found["seconds"] = max(row["seconds"] for row in rows)
+    return row_of(rows[0]["device"], found)
 
 
 def _first(support: Support) -> str:

@@ -30,6 +30,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PARTS = ("suite", "truth", "checks", "figures")
 TAIL = 1500
 LIMIT_S = 200
+SHARDS = 3  # processes a device that compare capability answers
 
 # What the record is about: a change to one of these makes it out of date.
 COVERED = (
@@ -69,13 +70,22 @@ def main() -> int:
         "checks": lambda: checks(options.device, options.out),
         "figures": lambda: figures(options.out),
     }
-    for part in options.parts.split(","):
-        start = time.perf_counter()
-        record[part] = {**run[part](), "seconds": round(time.perf_counter() - start, 1)}
+    parts = options.parts.split(",")
+    with concurrent.futures.ThreadPoolExecutor() as pool:  # tests and truth side by side, what is timed alone
+        started = {part: pool.submit(_timed, run[part]) for part in parts if part in ("suite", "truth")}
+        for part in started:
+            started[part].exception()
+    for part in parts:
+        record[part] = started[part].result() if part in started else _timed(run[part])
         (options.out / "gpu-gate.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
         shown = {key: value for key, value in record[part].items() if not isinstance(value, list | dict)}
         print(part, json.dumps(shown), flush=True)
-    return 0 if all(record[part].get("ok") for part in options.parts.split(",")) else 1
+    return 0 if all(record[part].get("ok") for part in parts) else 1
+
+
+def _timed(part: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    start = time.perf_counter()
+    return {**part(), "seconds": round(time.perf_counter() - start, 1)}
 
 
 def covered_digest() -> str:
@@ -171,29 +181,31 @@ def _pytest(path: Path, device: str, folder: Path) -> dict[str, Any]:
 
 def truth(device: str, out: Path) -> dict[str, Any]:
     """Return how often the capability answers agree with a strict run, on the device, the CPU and WebGPU."""
-    wanted = dict.fromkeys([device, "cpu", "webgpu"])
     least = {"cpu": 0.995, device: 0.995, "webgpu": 0.985}
-    rows = {}
-    jobs = {name: out / f"truth-{name}" for name in wanted}
-    programs = {
-        name: [sys.executable, "scripts/capability_truth.py", "--devices", name, "--out", str(folder)]
-        for name, folder in jobs.items()
-    }
-    running = {
-        name: subprocess.Popen(
-            program, cwd=ROOT, env=_environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-        for name, program in programs.items()
-    }
-    for name, job in running.items():
-        job.wait(timeout=580)
-        path = jobs[name] / "capability.json"
+    jobs = []
+    for name in dict.fromkeys([device, "webgpu", "cpu"]):
+        for start in range(SHARDS):
+            folder = out / f"truth-{name}-{start}"
+            program = [sys.executable, "scripts/capability_truth.py", "--devices", name, "--out", str(folder)]
+            program += ["--every", str(SHARDS), "--start", str(start)]
+            environment = {**_environment(), "RLX_CACHE_DIR": str(folder / "cache")}
+            quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+            jobs.append((name, folder, subprocess.Popen(program, cwd=ROOT, env=environment, **quiet)))  # type: ignore[call-overload]
+    found: dict[str, list[dict[str, Any]]] = {}
+    errors = []
+    for name, folder, job in jobs:
+        errors.append(str(job.communicate(timeout=500)[1])[-TAIL:] if job.wait() else "")
+        path = folder / "capability.json"
         if path.exists():
-            [rows[name]] = json.loads(path.read_text(encoding="utf-8"))["devices"]
+            found.setdefault(name, []).extend(json.loads(path.read_text(encoding="utf-8"))["devices"])
+    sys.path[:0] = [str(ROOT / "scripts")]
+    from capability_truth import joined
+
+    rows = {name: joined(shards) for name, shards in found.items() if len(shards) == SHARDS}
     agreement = {f"{name}_agreement": row["agreement"] for name, row in rows.items()}
     late = sum(len([entry for entry in row["automatic"] if entry["kind"] != "failed"]) for row in rows.values())
     ok = device in rows and all(row["agreement"] >= least[name] for name, row in rows.items()) and not late
-    return {"ok": ok, **agreement, "wrong_choices": late, "rows": rows}
+    return {"ok": ok, **agreement, "wrong_choices": late, "errors": [text for text in errors if text], "rows": rows}
 
 
 def checks(device: str, out: Path) -> dict[str, Any]:

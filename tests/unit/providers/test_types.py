@@ -54,3 +54,8 @@ def test_every_dtype_has_onnx_number():
     assert set(ONNX_ELEMENT_TYPE) == set(DType)
     assert len(set(ONNX_ELEMENT_TYPE.values())) == len(DType)
     assert (ONNX_ELEMENT_TYPE[DType.F32], ONNX_ELEMENT_TYPE[DType.BF16], ONNX_ELEMENT_TYPE[DType.I4]) == (1, 16, 22)
+
+
+def test_a_negative_size_counts_as_unknown() -> None:
+    """ONNX Runtime shows -1 for an output whose size its shape inference could not find."""
+    assert value_type("tensor(float)", [2, -1, "n"]) == TensorType(DType.F32, Shape([2, None, "n"]))
