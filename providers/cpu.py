@@ -54,7 +54,7 @@ class CpuProvider(OrtProvider):
     limits: ClassVar[Sequence[KernelLimit]] = (
         KernelLimit(
             "Mod",
-            lambda node, attributes: not attributes.get("fmod", 0) and element(node, 0) in _FLOATS,
+            lambda node, given: not given.get("fmod") and element(node, 0) in _FLOATS,
             "its kernel computes floats with fmod=1 only (ONNX Runtime 1.31.1)",
         ),
     )

@@ -135,9 +135,7 @@ class CudaProvider(OrtProvider):
     limits: ClassVar[Sequence[KernelLimit]] = (
         KernelLimit(
             "ScatterND",
-            lambda node, attributes: (
-                attributes.get("reduction", "none") != "none" and element(node, 0) not in _SCATTERS
-            ),
+            lambda node, given: given.get("reduction", "none") != "none" and element(node, 0) not in _SCATTERS,
             "its reductions are of f32, f16 and bf16 only (H200, ONNX Runtime 1.31.1: not implemented for ScatterND)",
         ),
     )

@@ -15,7 +15,7 @@ from rlx_ort.execution.options import CompileOptions, OptimizationLevel, Placeme
 from rlx_ort.ir.graph import Graph
 from rlx_ort.providers import registry
 from rlx_ort.providers.asking import ask, asking_options
-from rlx_ort.providers.base import Provider
+from rlx_ort.providers.base import KernelLimit, Provider
 from rlx_ort.selection.questions import NodeGroup, answers_for, groups_of, questions_of
 from rlx_ort.selection.support import support_of
 
@@ -160,3 +160,19 @@ def test_a_damaged_file_costs_asking_again(damage: bytes, tmp_path: Any) -> None
     assert Answers(path, "scope").known(["a"]) == {}
     Answers(path, "scope").keep({"a": "device"})
     assert Answers(path, "scope").known(["a", "b"]) == {"a": "device"}
+
+
+def test_a_form_whose_kernel_fails_in_the_run_is_refused(machine: Any) -> None:
+    """The provider says which attributes of an operator its kernel does not compute; other nodes are asked about."""
+
+    class Limited(AskedProvider):
+        limits = (KernelLimit("Softmax", lambda node, given: given.get("axis") == 0, "axis 0 is not computed"),)
+
+    machine.add("cpu", kernels=machine.kernels("Softmax"))
+    machine.providers.register(Limited())
+    for axis, supported in ((0, False), (1, True)):
+        g = Graph("limited")
+        g.outputs = [g.softmax(g.input("x", [2, 3]), axis=axis)]
+        found = support_of(Device("asked"), g, STRICT)
+        assert found.supported is supported
+        assert supported or "axis 0 is not computed" in found.unsupported[0].reason
