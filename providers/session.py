@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -17,6 +16,7 @@ from rlx_ort.providers.binding import Binder
 from rlx_ort.providers.exceptions import running_error
 from rlx_ort.providers.ort_binding import GraphRuns, OrtBinder
 from rlx_ort.providers.ort_types import refined, value_type
+from rlx_ort.providers.quiet_runs import QuietRuns, keep_for_ever
 from rlx_ort.providers.recipe import HOST_MEMORY, SessionRecipe, nothing_to_hold
 from rlx_ort.providers.recordable import host_work, unrecordable
 from rlx_ort.providers.recordings import BoundRun, Recorder, Recordings, not_recorded
@@ -26,9 +26,6 @@ from rlx_ort.providers.values import from_ort_value, has_foreign_dtype, is_tenso
 __all__ = ["OrtEngineSession", "SessionCore"]
 
 
-_RUNS_A_WAIT = 63
-
-
 class SessionCore:
     """The engine's session and the memory it borrows.
 
@@ -36,7 +33,7 @@ class SessionCore:
     and lets go of the session before the memory, in that order.
     """
 
-    __slots__ = ("call", "graph", "memory", "options", "recorder", "recordings", "session")
+    __slots__ = ("call", "graph", "memory", "options", "quiet", "recorder", "recordings", "session")
 
     def __init__(self, session: Any, memory: Sequence[Any], options: Any, recorder: Recorder | None = None) -> None:
         self.session = session
@@ -45,15 +42,23 @@ class SessionCore:
         self.graph: GraphRuns | None = None
         self.recordings: Recordings | None = None
         self.recorder = recorder
+        self.quiet: QuietRuns | None = None
         self.call = _fast_run(session)
         self.memory = memory
 
     def __del__(self) -> None:
         self.graph = None
         self.call = None
+        safe = self.quiet is None or self.quiet.end()
         if self.recordings is not None:
             self.recordings.close()
-        self.recordings = None
+            safe = safe and not self.recordings.broken
+        if not safe:
+            keep_for_ever((self.session, self.memory))  # and the stream, which is not closed
+            return
+        self.quiet = self.recordings = None
+        if self.recorder is not None:
+            self.recorder.wait()  # what the last run left to the driver must be over before the session is
         self.session = None
         if self.recorder is not None:
             self.recorder.close()  # the session launched on its stream
@@ -106,7 +111,8 @@ class OrtEngineSession:
         # Most sessions need none of the steps around a run, and a microsecond is a quarter of a small run.
         self._plain = alone and not self._foreign_inputs and not self._foreign_outputs
         self._stopped: SessionCore | None = None
-        self._unsynced = self._prepare_runs(core)
+        self._quiet: Any = None
+        self._prepare_runs(core)
         watch(self)
 
     @property
@@ -208,6 +214,9 @@ class OrtEngineSession:
             with self._guard(), self._graph_lock if self.takes_turns else contextlib.nullcontext():
                 if self._before is not None:
                     self._before()
+                core = self._core
+                if core is not None and core.quiet is not None and not core.quiet.over:
+                    core.quiet.end()  # what is to come may be beside runs by name
                 yield
         except self.errors as err:
             raise running_error(err, self.device) from err
@@ -220,8 +229,8 @@ class OrtEngineSession:
 
     def stop_runs(self) -> None:
         """End all runs that are in flight and let no other begin; for the end of the process."""
-        if self._unsynced is not None:
-            self._unsynced.terminate = True
+        if self._quiet is not None:
+            self._quiet.terminate = True
         self._options.terminate = True  # the session may be closed already, with runs still in it
         self._stopped, self._core = self._core, None  # kept: nobody may wait here for it to go down
 
@@ -245,28 +254,7 @@ class OrtEngineSession:
     @property
     def runs_slots(self) -> bool:
         """Whether plain runs and replays are cheaper than runs over buffers that are bound on the device."""
-        return self._unsynced is not None or self.open_core().recordings is not None
-
-    def run_slots(self, owner: int, names: Sequence[str], feeds: Mapping[str, Any]) -> Sequence[Any]:
-        """Run, into buffers that the next such call of the same owner overwrites where launches are recorded.
-
-        Raises:
-            InputError: ONNX Runtime refused a feed.
-            EngineError: the run failed, or the session is closed.
-        """
-        core = self._core
-        if core is None:
-            raise self._closed_error()
-        try:
-            if self._before is not None:
-                self._before()
-            recordings = core.recordings
-            if recordings is None or not recordings.active:
-                results: list[Any] = core.call(names, feeds, core.options)
-                return results
-            return recordings.run_slots(owner, names, feeds)
-        except self.errors as err:
-            raise running_error(err, self.device) from err
+        return self._quiet is not None or self.open_core().recordings is not None
 
     def end_recording(self, reason: str) -> None:
         """Drop the recorded launches of runs and record no more; the session's guard is held."""
@@ -281,25 +269,26 @@ class OrtEngineSession:
             return core.recordings.report()
         return DeviceGraphReport(reason=self._reason or f"{self.device.display} records nothing unless it is asked to")
 
-    def _prepare_runs(self, core: SessionCore) -> Any:
-        """Set up how host arrays are run; return the RunOptions of runs that do not wait for the device, or None."""
-        recipe, plain, shared = self.recipe, core.call, core.options
+    def _prepare_runs(self, core: SessionCore) -> None:
+        """Set up how host arrays are run."""
+        recipe, shared = self.recipe, core.options
         if not (recipe.run_config or recipe.recording):
-            return None
+            return
         reason = host_work(recipe.ep_name, recipe.memory[0], self._assignments, core.session)
-        quiet = None
         if recipe.run_config and not reason and self._plain:
-            quiet = self.engine.RunOptions()
+            self._quiet = self.engine.RunOptions()
             for key, value in recipe.run_config.items():
-                quiet.add_run_config_entry(key, value)
-            plain = core.call = _unsynced(plain, shared, quiet)
+                self._quiet.add_run_config_entry(key, value)
+            core.quiet = QuietRuns(core.call, shared, self._quiet, self.engine.RunOptions, self.errors)
+            core.call = core.quiet.run
         types = {**self._input_types, **self._output_types}
         self._reason = self._reason or reason or unrecordable(self._assignments, types)
         required = recipe.recording is not None and recipe.recording.required
         if core.recorder is not None:
-            bind = functools.partial(BoundRun, self.engine, core.session, recipe.memory, (shared, quiet or shared))
+            options = (shared, self._quiet or shared)
+            bind = functools.partial(BoundRun, self.engine, core.session, recipe.memory, options, self.errors)
             core.recordings = Recordings(
-                core.recorder, plain, bind, self._graph_lock, shared, required=required, errors=self.errors
+                core.recorder, core.call, bind, self._graph_lock, shared, required=required, errors=self.errors
             )
             core.call = core.recordings.run
             if self._reason:
@@ -307,7 +296,6 @@ class OrtEngineSession:
         if required and self._reason:
             self._plain = True
             core.call = functools.partial(_refuse_run, self._reason)
-        return quiet
 
     def _closed_error(self) -> EngineError:
         return EngineError(f"the session on {self.device.display} is closed; compile the graph again")
@@ -359,19 +347,6 @@ def _fast_run(session: Any) -> Any:
     inner = getattr(session, "_sess", None)
     call: Callable[..., Any] | None = getattr(inner, "run", None)
     return session.run if call is None else call
-
-
-def _unsynced(call: Any, shared: Any, quiet: Any) -> Any:
-    """Return a `run` that does not wait for the device after the copies to the host have.
-
-    One in some runs waits: ONNX Runtime frees the host buffers that kernels copied from at the end of such a run only.
-    """
-    turn = itertools.cycle((shared, *(quiet,) * _RUNS_A_WAIT))
-
-    def run(names: Sequence[str], feeds: Mapping[str, Any], options: Any) -> Any:
-        return call(names, feeds, next(turn) if options is shared else options)
-
-    return run
 
 
 def _refuse_run(reason: str, names: Sequence[str], feeds: Mapping[str, Any], options: Any) -> Any:
