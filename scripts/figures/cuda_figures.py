@@ -305,7 +305,7 @@ LAUNCH_BOUND: dict[str, Callable[[], tuple[Any, list[Inputs]]]] = {
 
 
 def main() -> int:
-    """Measure, print the figures, write the JSON, and return 1 when a target is missed."""
+    """Measure, print the figures, write the JSON, and return 1 when a target is missed or a graph fails."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=None, help="folder for cuda_figures.json")
     out = parser.parse_args().out
@@ -321,7 +321,10 @@ def main() -> int:
         print(f"{figure.figure}: {figure.value:.4g} {figure.unit}{target}  {figure.detail}")
     if not found:
         print("no CUDA device works here; rlx-ort doctor names what is missing")
-    return int(any(figure.ok is False for figure in figures))
+    for name, row in found.items():
+        if "failed" in row:
+            print(f"{name} FAILED: {row['failed']}")
+    return int(any(figure.ok is False for figure in figures) or any("failed" in row for row in found.values()))
 
 
 if __name__ == "__main__":
