@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +17,6 @@ from rlx_ort.providers.binding import Binder
 from rlx_ort.providers.exceptions import running_error
 from rlx_ort.providers.ort_binding import GraphRuns, OrtBinder
 from rlx_ort.providers.ort_types import refined, value_type
-from rlx_ort.providers.quiet_runs import QuietRuns, keep_for_ever
 from rlx_ort.providers.recipe import HOST_MEMORY, SessionRecipe, nothing_to_hold
 from rlx_ort.providers.recordable import host_work, unrecordable
 from rlx_ort.providers.recordings import BoundRun, Recorder, Recordings, not_recorded
@@ -33,7 +33,7 @@ class SessionCore:
     and lets go of the session before the memory, in that order.
     """
 
-    __slots__ = ("call", "graph", "memory", "options", "quiet", "recorder", "recordings", "session")
+    __slots__ = ("call", "graph", "memory", "options", "recorder", "recordings", "session")
 
     def __init__(self, session: Any, memory: Sequence[Any], options: Any, recorder: Recorder | None = None) -> None:
         self.session = session
@@ -42,21 +42,19 @@ class SessionCore:
         self.graph: GraphRuns | None = None
         self.recordings: Recordings | None = None
         self.recorder = recorder
-        self.quiet: QuietRuns | None = None
         self.call = _fast_run(session)
         self.memory = memory
 
     def __del__(self) -> None:
         self.graph = None
         self.call = None
-        safe = self.quiet is None or self.quiet.end()
         if self.recordings is not None:
             self.recordings.close()
-            safe = safe and not self.recordings.broken
-        if not safe:
-            keep_for_ever((self.session, self.memory))  # and the stream, which is not closed
-            return
-        self.quiet = self.recordings = None
+            if self.recordings.broken:
+                # Destroying a session that a capture broke may end the process; it lives on, and its stream with it.
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object((self.session, self.memory)))
+                return
+        self.recordings = None
         if self.recorder is not None:
             self.recorder.wait()  # what the last run left to the driver must be over before the session is
         self.session = None
@@ -111,7 +109,6 @@ class OrtEngineSession:
         # Most sessions need none of the steps around a run, and a microsecond is a quarter of a small run.
         self._plain = alone and not self._foreign_inputs and not self._foreign_outputs
         self._stopped: SessionCore | None = None
-        self._quiet: Any = None
         self._prepare_runs(core)
         watch(self)
 
@@ -214,9 +211,6 @@ class OrtEngineSession:
             with self._guard(), self._graph_lock if self.takes_turns else contextlib.nullcontext():
                 if self._before is not None:
                     self._before()
-                core = self._core
-                if core is not None and core.quiet is not None and not core.quiet.over:
-                    core.quiet.end()  # what is to come may be beside runs by name
                 yield
         except self.errors as err:
             raise running_error(err, self.device) from err
@@ -229,8 +223,6 @@ class OrtEngineSession:
 
     def stop_runs(self) -> None:
         """End all runs that are in flight and let no other begin; for the end of the process."""
-        if self._quiet is not None:
-            self._quiet.terminate = True
         self._options.terminate = True  # the session may be closed already, with runs still in it
         self._stopped, self._core = self._core, None  # kept: nobody may wait here for it to go down
 
@@ -254,7 +246,7 @@ class OrtEngineSession:
     @property
     def runs_slots(self) -> bool:
         """Whether plain runs and replays are cheaper than runs over buffers that are bound on the device."""
-        return self._quiet is not None or self.open_core().recordings is not None
+        return bool(self.recipe.run_config) or self.open_core().recordings is not None
 
     def end_recording(self, reason: str) -> None:
         """Drop the recorded launches of runs and record no more; the session's guard is held."""
@@ -275,17 +267,14 @@ class OrtEngineSession:
         if not (recipe.run_config or recipe.recording):
             return
         reason = host_work(recipe.ep_name, recipe.memory[0], self._assignments, core.session)
-        if recipe.run_config and not reason and self._plain:
-            self._quiet = self.engine.RunOptions()
-            for key, value in recipe.run_config.items():
-                self._quiet.add_run_config_entry(key, value)
-            core.quiet = QuietRuns(core.call, shared, self._quiet, self.engine.RunOptions, self.errors)
-            core.call = core.quiet.run
         types = {**self._input_types, **self._output_types}
         self._reason = self._reason or reason or unrecordable(self._assignments, types)
         required = recipe.recording is not None and recipe.recording.required
         if core.recorder is not None:
-            options = (shared, self._quiet or shared)
+            capturing = self.engine.RunOptions()
+            for key, value in recipe.run_config.items():
+                capturing.add_run_config_entry(key, value)
+            options = (shared, capturing)
             bind = functools.partial(BoundRun, self.engine, core.session, recipe.memory, options, self.errors)
             core.recordings = Recordings(
                 core.recorder, core.call, bind, self._graph_lock, shared, required=required, errors=self.errors

@@ -28,7 +28,7 @@ _OWN_FILES = frozenset(
     for name in (
         *("session.py", "saved.py", "runtime.py"),
         *("ort_binding.py", "ort_loop.py", "ort_slots.py", "ort_tensor.py"),
-        *("quiet_runs.py", "recordings.py", "cuda_recorder.py"),
+        *("recordings.py", "cuda_recorder.py"),
     )
 )
 
