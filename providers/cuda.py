@@ -126,7 +126,8 @@ class CudaProvider(OrtProvider):
             ep_devices=plugin,
             memory=("cuda", device.index),
             recording=recording,
-            # The copy to a host array returns when it is done, so the wait for the device behind it only costs time.
+            # A wait would end the recording. Plain runs do wait: without, pinned buffers stay with the session, and
+            # destroying it then can end the process (seen on an H200 with ONNX Runtime 1.31.1).
             run_config={} if obstacle else {"disable_synchronize_execution_providers": "1"},
             keeps=Keeps.OPTIMIZED,
         )

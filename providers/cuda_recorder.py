@@ -25,8 +25,9 @@ __all__ = ["CudaRecorder", "free_bytes", "open_recorder"]
 
 _NON_BLOCKING = 1
 _RELAXED = 2  # ONNX Runtime may allocate during a capture
-_KERNEL, _MEMCPY, _MEMSET, _EMPTY = 0, 1, 2, 5
-_NODE_NAMES = {3: "a host function", 4: "a child graph", 6: "an event wait", 7: "an event", 10: "an allocation"}
+_KERNEL, _MEMCPY, _MEMSET, _EMPTY, _ALLOCATE, _FREE = 0, 1, 2, 5, 10, 11
+_NODE_NAMES = {3: "a host function", 4: "a child graph", 6: "an event wait", 7: "an event"}
+_ALLOCATE_WORDS, _ALLOCATE_SIZE, _ALLOCATE_ADDRESS = 32, 13, 14  # CUDA_MEM_ALLOC_NODE_PARAMS in words of 8 bytes
 _HOST, _DEVICE, _UNIFIED = 1, 2, 4
 _POINTER_MEMORY_TYPE = 2
 
@@ -44,6 +45,8 @@ _ARGUMENTS: dict[str, list[Any]] = {
     "cuGraphGetNodes": [_P, _P, _P],
     "cuGraphNodeGetType": [_P, _P],
     "cuGraphMemcpyNodeGetParams": [_P, _P],
+    "cuGraphMemAllocNodeGetParams": [_P, _P],
+    "cuGraphMemFreeNodeGetParams": [_P, _P],
     "cuGraphLaunch": [_P, _P],
     "cuGraphExecDestroy": [_P],
     "cuGraphDestroy": [_P],
@@ -148,7 +151,7 @@ class CudaRecorder:
         _call("cuCtxSetCurrent", self._context)
         _call("cuMemHostAlloc", ctypes.byref(at), max(1, like.nbytes), 0)
         raw = (ctypes.c_ubyte * max(1, like.nbytes)).from_address(int(at.value or 0))
-        weakref.finalize(raw, _driver().cuMemFreeHost, at.value).atexit = False
+        weakref.finalize(raw, _free_host, self._context, at.value).atexit = False
         return np.frombuffer(memoryview(raw), like.dtype, like.size).reshape(like.shape)
 
     def record(self, copies_in: Sequence[Copy], run: Callable[[], None], copies_out: Sequence[Copy]) -> int:
@@ -161,18 +164,22 @@ class CudaRecorder:
         _call("cuCtxSetCurrent", self._context)
         _call("cuStreamSynchronize", stream)
         _call("cuStreamBeginCapture_v2", stream, _RELAXED)
+        recorded = False
         try:
             for device, host, size in copies_in:
                 _call("cuMemcpyHtoDAsync_v2", device, host, size, stream)
             run()
             for device, host, size in copies_out:
                 _call("cuMemcpyDtoHAsync_v2", host, device, size, stream)
-        except BaseException:
-            _driver().cuStreamEndCapture(stream, ctypes.byref(graph))
-            if graph.value:
+            recorded = True
+        finally:
+            # A run makes the GPU of its session the thread's own; this is for one that failed before it did.
+            _driver().cuCtxSetCurrent(self._context)
+            code = _driver().cuStreamEndCapture(stream, ctypes.byref(graph))
+            if graph.value and (code or not recorded):
                 _driver().cuGraphDestroy(graph)
-            raise
-        _call("cuStreamEndCapture", stream, ctypes.byref(graph))
+        if code:
+            raise NotRecordedError(f"the run was not recorded to its end: CUDA error {code}")
         try:
             _check_nodes(graph, frozenset(host for _, host, _ in (*copies_in, *copies_out)))
             made = _P()
@@ -199,6 +206,12 @@ class CudaRecorder:
         _driver().cuCtxSetCurrent(self._context)
         _driver().cuGraphExecDestroy(recording)
 
+    def wait(self) -> None:
+        """Wait for the stream and for what it calls on the host; see `Recorder.wait`."""
+        if self._stream:
+            _driver().cuCtxSetCurrent(self._context)
+            _driver().cuStreamSynchronize(self._stream)
+
     def close(self) -> None:
         """Free the stream; see `Recorder.close`."""
         stream, self._stream = self._stream, 0
@@ -208,7 +221,7 @@ class CudaRecorder:
 
 
 def _check_nodes(graph: Any, own: frozenset[int]) -> None:
-    """Refuse a graph that reads or writes host memory other than at the addresses `own`, or calls the host.
+    """Refuse a graph that reads or writes host memory other than at `own`, calls the host, or keeps what it allocates.
 
     Raises:
         NotRecordedError: it does.
@@ -216,6 +229,8 @@ def _check_nodes(graph: Any, own: frozenset[int]) -> None:
     count = _N()
     _call("cuGraphGetNodes", graph, None, ctypes.byref(count))
     nodes = (_P * count.value)()
+    allocated: dict[int, int] = {}
+    freed = set()
     _call("cuGraphGetNodes", graph, ctypes.byref(nodes), ctypes.byref(count))
     for node in nodes:
         kind = ctypes.c_int()
@@ -230,8 +245,28 @@ def _check_nodes(graph: Any, own: frozenset[int]) -> None:
                 at = host if type_ == _HOST else device
                 if at not in own and _on_host(type_, at):
                     raise NotRecordedError("a node copies from or to host memory during the run")
+        elif kind.value == _ALLOCATE:
+            words = (ctypes.c_ulonglong * _ALLOCATE_WORDS)()
+            _call("cuGraphMemAllocNodeGetParams", node, ctypes.byref(words))
+            allocated[words[_ALLOCATE_ADDRESS]] = words[_ALLOCATE_SIZE]
+        elif kind.value == _FREE:
+            address = ctypes.c_ulonglong()
+            _call("cuGraphMemFreeNodeGetParams", node, ctypes.byref(address))
+            freed.add(address.value)
         elif kind.value not in (_KERNEL, _MEMSET, _EMPTY):
             raise NotRecordedError(f"the run launches {_NODE_NAMES.get(kind.value, f'a node of type {kind.value}')}")
+    # cuBLAS takes its workspace within a graph, at an address of the graph's own, and gives it back there.
+    if allocated.keys() != freed:
+        sizes = ", ".join(f"{size >> 10} KB" for at, size in allocated.items() if at not in freed) or "nothing"
+        raise NotRecordedError(
+            f"the run allocates {len(allocated)} times and frees {len(freed)} times within the graph; it keeps {sizes}"
+        )
+
+
+def _free_host(context: int, address: int) -> None:
+    """Free pinned memory, in whatever thread the last view of it went."""
+    _driver().cuCtxSetCurrent(context)
+    _driver().cuMemFreeHost(address)
 
 
 def _on_host(type_: int, address: int | None) -> bool:

@@ -115,11 +115,11 @@ class OrtBinder(Binder):
                 return None
             if not self._keeps_on_host and has_foreign_dtype(kind):
                 return None
+        if session.runs_slots:
+            return RunSlots(session, list(inputs), list(outputs))
         with session.guarded():
             if session.recipe.device_graph:
                 return GraphSlots(session, list(inputs), list(outputs))
-            if session.runs_slots:
-                return RunSlots(session, list(inputs), list(outputs))
             if self._keeps_on_host:
                 return HostSlots(session, types, inputs, outputs, fixed)
             return DeviceSlots(session, types, inputs, outputs)

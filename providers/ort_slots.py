@@ -169,17 +169,33 @@ class GraphSlots(Slots):
 
 
 class RunSlots(Slots):
-    """Slots of a session whose plain runs are cheaper than bound device buffers, and whose launches may be recorded."""
+    """Slots of a session whose plain runs are cheaper than bound device buffers, and whose launches may be recorded.
+
+    Outputs are buffers that the next run overwrites where launches are recorded, and new arrays elsewhere.
+    """
 
     def __init__(self, session: OrtEngineSession, inputs: list[str], outputs: list[str]) -> None:
-        self._run = session.run_slots
+        self._session = session
+        self._before = session.recipe.before_run
+        self._errors = session.errors
         self._owner = next(_owners)
         self._inputs = inputs
         self._outputs = outputs
 
     def run(self, arrays: Sequence[npt.NDArray[Any]]) -> Sequence[npt.NDArray[Any]]:
         """Run and return the outputs; see `Slots.run`."""
-        return self._run(self._owner, self._outputs, dict(zip(self._inputs, arrays, strict=True)))
+        core = self._session.open_core()
+        feeds = dict(zip(self._inputs, arrays, strict=True))
+        try:
+            if self._before is not None:
+                self._before()
+            recordings = core.recordings
+            if recordings is None or not recordings.active:
+                found: list[npt.NDArray[Any]] = core.call(self._outputs, feeds, core.options)
+                return found
+            return recordings.run_slots(self._owner, self._outputs, feeds)
+        except self._errors as err:
+            raise running_error(err, self._session.device) from err
 
 
 _owners = itertools.count(1)

@@ -82,7 +82,7 @@ class SessionRecipe:
         device_graph: whether the provider itself records launches once and replays them, over one binding with static
             shapes.
         recording: how this library records launches; None where it does not.
-        run_config: RunOptions entries for runs that return host arrays, where every node is on the provider.
+        run_config: RunOptions entries for a run within a recording, which must not wait for the device.
         stream_options: provider options that hold for one session in this process, so no part of a cache key.
     """
 

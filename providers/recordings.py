@@ -8,6 +8,7 @@ shares between them, so they take turns, recorded or not.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -31,6 +32,8 @@ MOST_RUNS_WITHOUT = 64  # plain runs after which a session without any recording
 MOST_BYTES = 16 << 20  # of inputs and outputs: the copy to pinned memory costs more than the launches
 WORTH = 0.97  # a replay's time over a plain run's, at most
 TIMED_PAIRS = 5
+
+_log = logging.getLogger(__name__)
 
 Arrays: TypeAlias = Mapping[str, npt.NDArray[Any]]
 Copy: TypeAlias = tuple[int, int, int]
@@ -65,8 +68,15 @@ class Recorder(Protocol):
     def drop(self, recording: Any) -> None:
         """Free a recording."""
 
+    def wait(self) -> None:
+        """Wait for all that was launched on the stream."""
+
     def close(self) -> None:
         """Free the stream, after the session that used it."""
+
+
+class BrokenSessionError(Exception):
+    """A session no longer runs after a recording of it failed; the message is ONNX Runtime's."""
 
 
 class BoundRun:
@@ -78,12 +88,14 @@ class BoundRun:
         session: Any,
         memory: tuple[str, int],
         options: tuple[Any, Any],
+        errors: tuple[type[Exception], ...],
         inputs: Mapping[str, npt.NDArray[Any]],
         outputs: Mapping[str, npt.NDArray[Any]],
     ) -> None:
         self._io = session.io_binding()
         self._session = session
         self._options, self._quiet = options
+        self._errors = errors
         make = engine.OrtValue.ortvalue_from_shape_and_type
         self._inputs = [make(list(array.shape), array.dtype, *memory) for array in inputs.values()]
         self._outputs = [make(list(array.shape), array.dtype, *memory) for array in outputs.values()]
@@ -100,15 +112,32 @@ class BoundRun:
         return [value.data_ptr() for value in self._inputs], [value.data_ptr() for value in self._outputs]
 
     def warm_up(self) -> None:
-        """Run on zeros until all that a run allocates or tunes once is there, then spoil the outputs."""
+        """Run on zeros until all that a run allocates or tunes once is there."""
         for _ in range(2):
             self._session.run_with_iobinding(self._io, self._options)
-        for value in self._outputs:
-            value.update_inplace(np.full(value.shape(), 1, value.numpy().dtype))
 
     def launch(self) -> None:
         """Run without waiting for the device."""
         self._session.run_with_iobinding(self._io, self._quiet)
+
+    def settle(self) -> None:
+        """Run and wait, which frees the host buffers that `launch` has left, and shows that the session still works.
+
+        What failed inside of a capture may be reported by the next run; so that is no run of the caller's.
+
+        Raises:
+            BrokenSessionError: the session does not work any more.
+        """
+        for attempt in (1, 2):
+            try:
+                self._session.run_with_iobinding(self._io, self._options)
+                break
+            except self._errors as err:
+                _log.info("run %d after a recording failed: %s", attempt, err)
+                if attempt == 2:
+                    raise BrokenSessionError(f"after a recording, {type(err).__name__}: {err}") from err
+        for value in self._outputs:  # a replay that writes nothing must not go unseen
+            value.update_inplace(np.full(value.shape(), 1, value.numpy().dtype))
 
 
 class _Recording:
@@ -127,11 +156,14 @@ class _Recording:
             view[...] = 1
         to, back = bound.addresses
         bound.warm_up()
-        self.handle = driver.record(
-            [(at, here.ctypes.data, here.nbytes) for at, here in zip(to, self.inside, strict=True)],
-            bound.launch,
-            [(at, here.ctypes.data, here.nbytes) for at, here in zip(back, self.views, strict=True)],
-        )
+        try:
+            self.handle = driver.record(
+                [(at, here.ctypes.data, here.nbytes) for at, here in zip(to, self.inside, strict=True)],
+                bound.launch,
+                [(at, here.ctypes.data, here.nbytes) for at, here in zip(back, self.views, strict=True)],
+            )
+        finally:
+            bound.settle()
         self._play = driver.player(self.handle)
 
     @property
@@ -169,8 +201,12 @@ class Recordings:
         bind: makes a `BoundRun` for inputs and outputs like these.
         lock: what all runs of the session hold.
         shared: the RunOptions of runs that nobody stops by themselves.
-        required: record the first run of each signature and raise where that fails.
+        required: raise where a signature cannot be recorded when its time has come.
         errors: the engine's exceptions.
+
+    Attributes:
+        active: whether anything is recorded, or may be.
+        broken: whether the session was left in a state that nothing is known of.
     """
 
     def __init__(
@@ -185,6 +221,7 @@ class Recordings:
         errors: tuple[type[Exception], ...],
     ) -> None:
         self.active = True
+        self.broken = False
         self._driver = driver
         self._plain = plain
         self._bind = bind
@@ -275,17 +312,21 @@ class Recordings:
             return results
         self._runs_without += 1
         count = self._counts.pop(key, 0) + 1
-        if count < PLAIN_RUNS and not self._required:
+        if count < PLAIN_RUNS:
             self._counts[key] = count
             while len(self._counts) > MOST_SIGNATURES:
                 self._counts.popitem(last=False)
-            if not self._recorded and self._runs_without >= MOST_RUNS_WITHOUT:
+            if not self._recorded and self._runs_without >= MOST_RUNS_WITHOUT and not self._required:
                 self.give_up(f"no input signature came {PLAIN_RUNS} times in {self._runs_without} runs")
             return results
         try:
             self._record(key, names, feeds, results)
         except NotRecordedError as err:
             self._refuse(key, str(err))
+            self._raise_if_required(str(err))
+        except BrokenSessionError as err:
+            self.broken = True
+            self.give_up(str(err))
             self._raise_if_required(str(err))
         return results
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
-import itertools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -24,9 +24,6 @@ from rlx_ort.providers.shutdown import watch
 from rlx_ort.providers.values import from_ort_value, has_foreign_dtype, is_tensor_like, to_ort_value
 
 __all__ = ["OrtEngineSession", "SessionCore"]
-
-
-_RUNS_A_WAIT = 63
 
 
 class SessionCore:
@@ -53,7 +50,13 @@ class SessionCore:
         self.call = None
         if self.recordings is not None:
             self.recordings.close()
+            if self.recordings.broken:
+                # Destroying a session that a capture broke may end the process; it lives on, and its stream with it.
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object((self.session, self.memory)))
+                return
         self.recordings = None
+        if self.recorder is not None:
+            self.recorder.wait()  # what the last run left to the driver must be over before the session is
         self.session = None
         if self.recorder is not None:
             self.recorder.close()  # the session launched on its stream
@@ -106,7 +109,7 @@ class OrtEngineSession:
         # Most sessions need none of the steps around a run, and a microsecond is a quarter of a small run.
         self._plain = alone and not self._foreign_inputs and not self._foreign_outputs
         self._stopped: SessionCore | None = None
-        self._unsynced = self._prepare_runs(core)
+        self._prepare_runs(core)
         watch(self)
 
     @property
@@ -220,8 +223,6 @@ class OrtEngineSession:
 
     def stop_runs(self) -> None:
         """End all runs that are in flight and let no other begin; for the end of the process."""
-        if self._unsynced is not None:
-            self._unsynced.terminate = True
         self._options.terminate = True  # the session may be closed already, with runs still in it
         self._stopped, self._core = self._core, None  # kept: nobody may wait here for it to go down
 
@@ -245,28 +246,7 @@ class OrtEngineSession:
     @property
     def runs_slots(self) -> bool:
         """Whether plain runs and replays are cheaper than runs over buffers that are bound on the device."""
-        return self._unsynced is not None or self.open_core().recordings is not None
-
-    def run_slots(self, owner: int, names: Sequence[str], feeds: Mapping[str, Any]) -> Sequence[Any]:
-        """Run, into buffers that the next such call of the same owner overwrites where launches are recorded.
-
-        Raises:
-            InputError: ONNX Runtime refused a feed.
-            EngineError: the run failed, or the session is closed.
-        """
-        core = self._core
-        if core is None:
-            raise self._closed_error()
-        try:
-            if self._before is not None:
-                self._before()
-            recordings = core.recordings
-            if recordings is None or not recordings.active:
-                results: list[Any] = core.call(names, feeds, core.options)
-                return results
-            return recordings.run_slots(owner, names, feeds)
-        except self.errors as err:
-            raise running_error(err, self.device) from err
+        return bool(self.recipe.run_config) or self.open_core().recordings is not None
 
     def end_recording(self, reason: str) -> None:
         """Drop the recorded launches of runs and record no more; the session's guard is held."""
@@ -281,25 +261,23 @@ class OrtEngineSession:
             return core.recordings.report()
         return DeviceGraphReport(reason=self._reason or f"{self.device.display} records nothing unless it is asked to")
 
-    def _prepare_runs(self, core: SessionCore) -> Any:
-        """Set up how host arrays are run; return the RunOptions of runs that do not wait for the device, or None."""
-        recipe, plain, shared = self.recipe, core.call, core.options
+    def _prepare_runs(self, core: SessionCore) -> None:
+        """Set up how host arrays are run."""
+        recipe, shared = self.recipe, core.options
         if not (recipe.run_config or recipe.recording):
-            return None
+            return
         reason = host_work(recipe.ep_name, recipe.memory[0], self._assignments, core.session)
-        quiet = None
-        if recipe.run_config and not reason and self._plain:
-            quiet = self.engine.RunOptions()
-            for key, value in recipe.run_config.items():
-                quiet.add_run_config_entry(key, value)
-            plain = core.call = _unsynced(plain, shared, quiet)
         types = {**self._input_types, **self._output_types}
         self._reason = self._reason or reason or unrecordable(self._assignments, types)
         required = recipe.recording is not None and recipe.recording.required
         if core.recorder is not None:
-            bind = functools.partial(BoundRun, self.engine, core.session, recipe.memory, (shared, quiet or shared))
+            capturing = self.engine.RunOptions()
+            for key, value in recipe.run_config.items():
+                capturing.add_run_config_entry(key, value)
+            options = (shared, capturing)
+            bind = functools.partial(BoundRun, self.engine, core.session, recipe.memory, options, self.errors)
             core.recordings = Recordings(
-                core.recorder, plain, bind, self._graph_lock, shared, required=required, errors=self.errors
+                core.recorder, core.call, bind, self._graph_lock, shared, required=required, errors=self.errors
             )
             core.call = core.recordings.run
             if self._reason:
@@ -307,7 +285,6 @@ class OrtEngineSession:
         if required and self._reason:
             self._plain = True
             core.call = functools.partial(_refuse_run, self._reason)
-        return quiet
 
     def _closed_error(self) -> EngineError:
         return EngineError(f"the session on {self.device.display} is closed; compile the graph again")
@@ -359,19 +336,6 @@ def _fast_run(session: Any) -> Any:
     inner = getattr(session, "_sess", None)
     call: Callable[..., Any] | None = getattr(inner, "run", None)
     return session.run if call is None else call
-
-
-def _unsynced(call: Any, shared: Any, quiet: Any) -> Any:
-    """Return a `run` that does not wait for the device after the copies to the host have.
-
-    One in some runs waits: ONNX Runtime frees the host buffers that kernels copied from at the end of such a run only.
-    """
-    turn = itertools.cycle((shared, *(quiet,) * _RUNS_A_WAIT))
-
-    def run(names: Sequence[str], feeds: Mapping[str, Any], options: Any) -> Any:
-        return call(names, feeds, next(turn) if options is shared else options)
-
-    return run
 
 
 def _refuse_run(reason: str, names: Sequence[str], feeds: Mapping[str, Any], options: Any) -> Any:

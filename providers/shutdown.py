@@ -27,7 +27,8 @@ _OWN_FILES = frozenset(
     str(Path(__file__).with_name(name))
     for name in (
         *("session.py", "saved.py", "runtime.py"),
-        *("ort_binding.py", "ort_loop.py", "ort_slots.py", "ort_tensor.py", "recordings.py", "cuda_recorder.py"),
+        *("ort_binding.py", "ort_loop.py", "ort_slots.py", "ort_tensor.py"),
+        *("recordings.py", "cuda_recorder.py"),
     )
 )
 

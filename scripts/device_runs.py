@@ -102,7 +102,7 @@ def _device_graph(device: Device) -> str:
     graph = _step(32, 1024)
     plain = Session(device).compile(graph)
     recorded = Session(device, CompileOptions(device_graph=True)).compile(graph)
-    for _ in range(4):
+    for _ in range(6):  # the third run is recorded on CUDA
         inputs = _inputs(32, 1024)
         error = _error(recorded.run(inputs)[0], plain.run(inputs)[0])
         assert error < 1e-6, error

@@ -92,9 +92,10 @@ class CompileOptions:
             them without a word.
         device_graph: record the launches of a run once and replay them, which needs every node on the device. "auto"
             records on CUDA, per input signature, after some plain runs, where a replay is right and faster;
-            `CompiledGraph.device_graph_report` gives the reason where not. True records the first run and raises where
-            that fails, and uses WebGPU's graph capture, whose shapes must be static. False never records. Runs of a
-            recorded graph take turns. Devices without it ignore it.
+            `CompiledGraph.device_graph_report` gives the reason where not. True records after as many plain runs, even
+            where a replay is not faster, and a run that cannot be recorded raises then; it also uses WebGPU's graph
+            capture, whose shapes must be static. False never records. Runs of a recorded graph take turns. Devices
+            without it ignore it.
         device_memory_limit_bytes: the most memory a session takes on a CUDA device; a run that needs more is an
             `EngineError`, after which the session is usable.
         custom_op_libraries: absolute paths of custom-op libraries that the graph's `Custom` ops need. A library is

@@ -64,6 +64,9 @@ class FakeRecorder:
         """Note that a recording was freed."""
         self.dropped.append(recording[0])
 
+    def wait(self) -> None:
+        """Nothing runs by itself."""
+
     def close(self) -> None:
         """Note that the stream was freed."""
         self.closed = True

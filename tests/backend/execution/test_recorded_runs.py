@@ -248,7 +248,9 @@ def test_cuda_loops_over_handles_equal_plain_ones(cuda: Device) -> None:
     graph.outputs = [graph.tanh(x + state)]
     compiled, plain = _pair(cuda, graph)
     inputs = {name: RNG.standard_normal((8, 64)).astype(np.float32) for name in ("x", "state")}
-    compiled.run(inputs)
+    for _ in range(3):
+        compiled.run(inputs)
+    assert compiled.device_graph_report().recorded
     for each in (compiled, plain):
         each.bind_gpu_handle("state", inputs["state"])
         each.set_gpu_handle_feed("state", 0)
@@ -283,6 +285,9 @@ def test_a_wait_within_a_capture_leaves_the_session_usable(cuda: Device, monkeyp
     for _ in range(6):
         inputs = _x()
         np.testing.assert_allclose(compiled.run(inputs)[0], plain.run(inputs)[0], rtol=1e-5, atol=1e-6)
+    report = compiled.device_graph_report()
+    assert not report.recorded
+    assert report.reason
 
 
 def test_many_concatenated_inputs_are_right_with_and_without_recording(cuda: Device) -> None:
@@ -305,5 +310,42 @@ def test_cuda_close_frees_recordings(cuda: Device) -> None:
     graph.outputs = [graph.tanh(x)]
     for _ in range(20):
         with Session(cuda, CompileOptions(device_graph=True)).compile(graph) as compiled:
-            np.testing.assert_allclose(compiled.run({"x": np.zeros(4, np.float32)})[0], np.zeros(4))
-            compiled.run_slots([np.zeros(4, np.float32)])
+            for _ in range(5):
+                np.testing.assert_allclose(compiled.run({"x": np.zeros(4, np.float32)})[0], np.zeros(4))
+                compiled.run_slots([np.zeros(4, np.float32)])
+            assert len(compiled.device_graph_report().recorded) == 2
+
+
+@pytest.mark.parametrize("how", ["auto", False])
+def test_cuda_close_is_clean_where_kernels_copy_from_the_host(cuda: Device, how: Any) -> None:
+    """Sessions with pinned buffers that runs have left would abort the process, 20 of them almost surely."""
+    graph = Graph("concat")
+    values = [graph.input(f"x{index}", [2, 3]) for index in range(80)]
+    graph.outputs = [graph.concat(values, 0)]
+    inputs = {f"x{index}": np.full((2, 3), index, np.float32) for index in range(80)}
+    for runs in range(5, 25):
+        with Session(cuda, CompileOptions(device_graph=how)).compile(graph) as compiled:
+            for _ in range(runs):
+                np.testing.assert_array_equal(compiled.run(inputs)[0], np.concatenate(list(inputs.values())))
+
+
+@pytest.mark.parametrize("how", ["auto", False])
+def test_cuda_close_is_clean_after_runs_in_threads(cuda: Device, how: Any) -> None:
+    """Each run in flight leaves buffers of its own."""
+    graph = Graph("concat")
+    values = [graph.input(f"x{index}", [2, 3]) for index in range(80)]
+    graph.outputs = [graph.concat(values, 0)]
+    inputs = {f"x{index}": np.full((2, 3), index, np.float32) for index in range(80)}
+    for _ in range(5):
+        with Session(cuda, CompileOptions(device_graph=how)).compile(graph) as compiled:
+
+            def work(compiled: CompiledGraph = compiled) -> None:
+                for _ in range(20):
+                    compiled.run(inputs)
+                compiled.run_dlpack(inputs)
+
+            threads = [threading.Thread(target=work) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()

@@ -16,7 +16,7 @@ from rlx_ort.ir.types import TensorType
 from rlx_ort.providers import recordings
 from rlx_ort.providers.base import NodeAssignment
 from rlx_ort.providers.recordable import NotRecordedError, check_replay, host_work, unrecordable
-from rlx_ort.providers.recordings import Recordings
+from rlx_ort.providers.recordings import BrokenSessionError, Recordings
 
 SHARED = object()
 EP = "CUDAExecutionProvider"
@@ -27,6 +27,7 @@ class Doubling:
 
     def __init__(self) -> None:
         self.runs = 0
+        self.broken = ""
 
     def run(self, names: Any, feeds: Any, options: Any) -> list[Any]:
         """Run plainly."""
@@ -40,8 +41,13 @@ class Doubling:
         def launch() -> None:
             y[...] = x * 2
 
+        def settle() -> None:
+            if self.broken:
+                raise BrokenSessionError(self.broken)
+            y.fill(1)
+
         return SimpleNamespace(
-            addresses=([x.ctypes.data], [y.ctypes.data]), launch=launch, warm_up=lambda: y.fill(1), keep=(x, y)
+            addresses=([x.ctypes.data], [y.ctypes.data]), launch=launch, warm_up=launch, settle=settle, keep=(x, y)
         )
 
 
@@ -149,29 +155,46 @@ def test_a_refused_signature_leaves_the_others_alone() -> None:
     assert report.refused == {"x float32[4]": "not this one"}
 
 
-def test_when_required_the_first_run_is_recorded() -> None:
-    """`device_graph=True` does not wait for further runs."""
-    found, session, driver = made(required=True)
-    run(found, 4)
-    assert (driver.made, session.runs) == (1, 1)
+def test_when_required_the_third_run_is_recorded_too() -> None:
+    """`device_graph=True` waits until the plain runs have allocated and tuned what they do once."""
+    found, _, driver = made(required=True)
+    for made_so_far in (0, 0, 1):
+        run(found, 4)
+        assert driver.made == made_so_far
 
 
-def test_when_required_a_refusal_is_an_error_each_time() -> None:
+def test_when_required_a_refusal_is_an_error_from_then_on() -> None:
     """The error has the reason and what to do."""
     found, _, driver = made(required=True)
     driver.refusal = "a reason"
     for _ in range(2):
+        run(found, 4)
+    for _ in range(2):
         with pytest.raises(EngineError, match=r"a reason; compile with device_graph='auto'"):
             run(found, 4)
+
+
+@pytest.mark.parametrize("refusal", ["", "a node"])
+def test_a_session_that_a_recording_broke_is_marked(refusal: str) -> None:
+    """It records no more, and its owner must not destroy it."""
+    found, session, driver = made()
+    session.broken, driver.refusal = "RuntimeError: error 901", refusal
+    for _ in range(5):
+        run(found, 4)
+    assert found.broken
+    assert not found.active
+    assert "error 901" in found.report().reason
 
 
 def test_the_recording_used_longest_ago_makes_room() -> None:
     """There are at most four; the fifth frees one, and its signature runs plainly again."""
     found, _, driver = made(required=True)
     for rows in (1, 2, 3, 4):
-        run(found, rows)
+        for _ in range(3):
+            run(found, rows)
     run(found, 1)
-    run(found, 5)
+    for _ in range(3):
+        run(found, 5)
     assert driver.dropped == [2]
     assert [one.inputs["x"] for one in found.report().recorded] == [f"float32[{n}]" for n in (3, 4, 1, 5)]
 
@@ -209,7 +232,8 @@ def test_a_run_with_options_of_its_own_is_plain() -> None:
 def test_giving_up_frees_every_recording() -> None:
     """The reason is in the report, and later runs are plain."""
     found, session, driver = made(required=True)
-    run(found, 4)
+    for _ in range(3):
+        run(found, 4)
     found.give_up("outputs were left on the device")
     before = session.runs
     run(found, 4)
