@@ -67,37 +67,41 @@ def of_device(device: Device, cases: tuple[Case, ...], choice: bool) -> dict[str
     """Return how often the answer for a device is right over the cases, and where it is not."""
     start = time.perf_counter()
     counts = {"both yes": 0, "both no": 0, "false yes": 0, "false no": 0, "not imported": 0}
-    by_list = 0
-    differ: list[dict[str, str]] = []
-    wrong: list[dict[str, str]] = []
-    automatic: list[dict[str, str]] = []
-    for case in cases:
-        try:
-            model, sets = case.load()
-            graph = rlx_ort.from_onnx(model)
-        except RlxError:
-            counts["not imported"] += 1
-            continue
-        inputs = dict(zip([value.name for value in graph.inputs], sets[0][0], strict=False))
-        try:
-            support, listed = support_of(device, graph), support_of(device, graph, ask=False)
-        except RlxError as err:
-            support = listed = Support(reason=str(err))
-        said, why = support.supported, support.blocker or ""
-        runs, failure = strict_run(device, graph, inputs)
-        kind = ("both yes" if runs else "false yes") if said else ("false no" if runs else "both no")
-        counts[kind] += 1
-        by_list += listed.supported == runs
-        if listed.supported != said or _first(listed) != _first(support):
-            entry = {"case": case.id, "list": listed.blocker or "yes", "asked": why or "yes"}
-            differ.append({key: value[:FIRST_LINE] for key, value in entry.items()})
-        if kind.startswith("false"):
-            wrong.append({"case": case.id, "kind": kind, "reason": (failure or why)[:FIRST_LINE]})
-        if choice and device.kind != "cpu":
-            automatic += choice_failures(case, device, graph, inputs)
-    seconds = round(time.perf_counter() - start, 1)
-    found = {"counts": counts, "right_by_list": by_list, "list_differs": differ, "wrong": wrong, "automatic": automatic}
-    return row_of(device.label, {**found, "seconds": seconds})
+    found: dict[str, Any] = {"counts": counts, "right_by_list": 0, "list_differs": [], "wrong": [], "automatic": []}
+    try:
+        for case in cases:
+            _count(case, device, found, choice)
+    except KeyboardInterrupt:
+        print(f"stopped after {sum(counts.values())} of {len(cases)} cases", file=sys.stderr)
+    return row_of(device.label, {**found, "seconds": round(time.perf_counter() - start, 1)})
+
+
+def _count(case: Case, device: Device, found: dict[str, Any], choice: bool) -> None:
+    """Add what one case shows."""
+    counts = found["counts"]
+    try:
+        model, sets = case.load()
+        graph = rlx_ort.from_onnx(model)
+    except RlxError:
+        counts["not imported"] += 1
+        return
+    inputs = dict(zip([value.name for value in graph.inputs], sets[0][0], strict=False))
+    try:
+        support, listed = support_of(device, graph), support_of(device, graph, ask=False)
+    except RlxError as err:
+        support = listed = Support(reason=str(err))
+    said, why = support.supported, support.blocker or ""
+    runs, failure = strict_run(device, graph, inputs)
+    kind = ("both yes" if runs else "false yes") if said else ("false no" if runs else "both no")
+    if choice and device.kind != "cpu":
+        found["automatic"] += choice_failures(case, device, graph, inputs)
+    counts[kind] += 1
+    found["right_by_list"] += listed.supported == runs
+    if listed.supported != said or _first(listed) != _first(support):
+        entry = {"case": case.id, "list": listed.blocker or "yes", "asked": why or "yes"}
+        found["list_differs"].append({key: value[:FIRST_LINE] for key, value in entry.items()})
+    if kind.startswith("false"):
+        found["wrong"].append({"case": case.id, "kind": kind, "reason": (failure or why)[:FIRST_LINE]})
 
 
 def row_of(label: str, found: dict[str, Any]) -> dict[str, Any]:
