@@ -32,7 +32,9 @@ __all__ = [
     "SessionRequest",
     "ValueSpec",
     "element",
+    "is_float_remainder",
     "rank",
+    "result_element",
 ]
 
 
@@ -139,6 +141,18 @@ def element(node: ExportedNode, place: int) -> DType | None:
     """Return the element type of a node's input, or None where it is absent or no tensor."""
     kind = node.inputs[place] if place < len(node.inputs) else None
     return kind.dtype if isinstance(kind, TensorType) else None
+
+
+def result_element(node: ExportedNode, place: int) -> DType | None:
+    """Return the element type of a node's output, or None where it is absent or no tensor."""
+    kind = node.outputs[place] if place < len(node.outputs) else None
+    return kind.dtype if isinstance(kind, TensorType) else None
+
+
+def is_float_remainder(node: ExportedNode, given: Mapping[str, Any]) -> bool:
+    """Return whether a `Mod` is of floats without `fmod=1`, which ONNX allows and ONNX Runtime's kernels do not."""
+    dtype = element(node, 0)
+    return not given.get("fmod") and dtype is not None and dtype.is_float
 
 
 def rank(node: ExportedNode, place: int) -> int | None:

@@ -7,8 +7,7 @@ from typing import ClassVar
 
 from rlx_ort.device import Device
 from rlx_ort.execution.options import CompileOptions
-from rlx_ort.ir.dtype import DType
-from rlx_ort.providers.base import Availability, CostProfile, KernelLimit, element
+from rlx_ort.providers.base import Availability, CostProfile, KernelLimit, is_float_remainder
 from rlx_ort.providers.cores import core_share
 from rlx_ort.providers.hardware import cpu_name, memory_bytes
 from rlx_ort.providers.installation import Problem
@@ -20,7 +19,6 @@ __all__ = ["CpuProvider"]
 # Per core of an AVX2 server at about 3 GHz: half of 2 FMA units x 8 lanes x 2 FLOP x 3 GHz, which MLAS reaches.
 _GEMM_GFLOPS_PER_CORE = 50.0
 _MEMORY_BYTES_PER_NS = 10.0
-_FLOATS = (DType.F16, DType.F32, DType.F64)
 
 
 class CpuProvider(OrtProvider):
@@ -52,11 +50,7 @@ class CpuProvider(OrtProvider):
 
     # --- claims and quirks
     limits: ClassVar[Sequence[KernelLimit]] = (
-        KernelLimit(
-            "Mod",
-            lambda node, given: not given.get("fmod") and element(node, 0) in _FLOATS,
-            "its kernel computes floats with fmod=1 only (ONNX Runtime 1.31.1)",
-        ),
+        KernelLimit("Mod", is_float_remainder, "its kernel computes floats with fmod=1 only (ONNX Runtime 1.31.1)"),
     )
     # f16 nodes run through inserted f32 casts, bf16 ones mostly have no kernel; the registry tells both.
 

@@ -5,15 +5,23 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
+from rlx_ort.converters.to_onnx.exported import ExportedNode
 from rlx_ort.device import Device
 from rlx_ort.execution.options import CompileOptions, Precision
 from rlx_ort.ir.dtype import DType
 from rlx_ort.providers import runtime
-from rlx_ort.providers.base import Availability, CostProfile, KernelLimit, element
+from rlx_ort.providers.base import (
+    Availability,
+    CostProfile,
+    KernelLimit,
+    element,
+    is_float_remainder,
+    result_element,
+)
 from rlx_ort.providers.cuda_driver import cuda_gpus, same_bus
 from rlx_ort.providers.cuda_recorder import open_recorder
 from rlx_ort.providers.hardware import nvidia_gpus
@@ -33,7 +41,12 @@ _STREAM_OPTIONS = names(
 )
 _WINDOWS_DLLS = ("cublasLt64_13.dll", "cublas64_13.dll", "cufft64_12.dll", "cudart64_13.dll", "cudnn64_9.dll")
 _SCATTERS = (DType.F32, DType.F16, DType.BF16)
+_PACKED = (DType.I4, DType.U4)
 _DRIVER = ("libcuda.so.1", "nvcuda.dll")
+
+
+def _to_f4(node: ExportedNode, given: Mapping[str, Any]) -> bool:
+    return result_element(node, 0) is DType.F4E2M1
 
 
 class CudaProvider(OrtProvider):
@@ -133,11 +146,30 @@ class CudaProvider(OrtProvider):
         )
 
     # --- claims and quirks
+    # Each was assigned and failed in the run, on an H200 with ONNX Runtime 1.31.1 and these words of its kernel.
     limits: ClassVar[Sequence[KernelLimit]] = (
         KernelLimit(
             "ScatterND",
             lambda node, given: given.get("reduction", "none") != "none" and element(node, 0) not in _SCATTERS,
-            "its reductions are of f32, f16 and bf16 only (H200, ONNX Runtime 1.31.1: not implemented for ScatterND)",
+            "its reductions are not implemented for this element type",
+        ),
+        KernelLimit(
+            "Attention",
+            lambda node, given: bool(given.get("qk_matmul_output_mode")) and any(node.outputs[3:]),
+            "only kNone and kQK output modes are supported",
+        ),
+        KernelLimit("Mod", is_float_remainder, "it computes floats with fmod=1 only"),
+        KernelLimit("Cast", _to_f4, "unimplemented 'to' argument value 23"),
+        KernelLimit("CastLike", _to_f4, "unimplemented 'to' argument value 23"),
+        KernelLimit(
+            "DequantizeLinear",
+            lambda node, given: bool(given.get("block_size")) and element(node, 0) not in _PACKED,
+            "blocks of this element type are an unsupported quantization type",
+        ),
+        KernelLimit(
+            "QuantizeLinear",
+            lambda node, given: bool(given.get("block_size")) and result_element(node, 0) not in _PACKED,
+            "blocks of this element type are an unsupported quantization type",
         ),
     )
     # ORT falls to sequential execution by itself; several threads may run several sessions at once.

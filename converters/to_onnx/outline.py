@@ -82,6 +82,7 @@ class Outline:
             patterns = {record.pattern for record in nodes}
         if any(map(starts_shapes, patterns)):
             small = {name for name, value in writer.initializers.items() if is_shape_type(writer.types[value])}
+            small |= {value.name for value in inputs if value.name and is_shape_type(writer.types.get(value))}
             _mark_shapes(nodes, small)
         interface = (_interface(writer, inputs, inferred), _interface(writer, outputs, inferred))
         types = {value.name: kind for value, kind in writer.types.items() if value.name} | dict(inferred or {})

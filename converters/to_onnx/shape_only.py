@@ -43,8 +43,9 @@ def shape_only_nodes(nodes: Sequence[ExportedNode], small_constants: Collection[
 def shape_only_places(nodes: Iterable[_Node], small_constants: Collection[str]) -> list[int]:
     """Return the places of the nodes that only compute shapes; `pattern` of a node tells its operator and its types.
 
-    A node only computes shapes when it reads a shape, or nothing but results of such nodes and small integer
-    constants, and its results are integer or bool tensors of rank 0 or 1. ONNX Runtime pins by the same rule:
+    A node only computes shapes when it reads a shape, or nothing but results of such nodes and `small_constants`, which
+    are integer constants and graph inputs of rank 0 or 1, and its results are integer or bool tensors of rank 0 or 1.
+    ONNX Runtime pins by the same rule:
     https://github.com/microsoft/onnxruntime/blob/main/onnxruntime/core/framework/fallback_cpu_capability.cc
     """
     from_shapes: set[str] = set()

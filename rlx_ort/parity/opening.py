@@ -214,6 +214,7 @@ def _nodes(proto: onnx.ModelProto) -> tuple[ExportedNode, ...]:
     small = set()
     for graph in graphs_of(proto, functions=False):
         small |= {tensor.name for tensor in graph.initializer if is_shape_type(_tensor_type(tensor))}
+        small |= {value.name for value in graph.input if is_shape_type(types.get(value.name))}
         for node in graph.node:
             if not node.name:
                 node.name = names.unique(node.op_type)
