@@ -37,6 +37,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Add `--device`."""
     what = "run the tests that take a device on this one, by default on cpu and webgpu; repeat it or separate by commas"
     parser.addoption("--device", action="append", default=[], metavar="NAME", help=what)
+    parser.addoption("--shard", default="0/1", metavar="I/N", help="run each Nth test, from the Ith on")
 
 
 def named_devices(config: pytest.Config) -> list[Device]:
@@ -61,6 +62,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Expect the failures that are known of a test's device, and refuse devices of `--device` that do not work here."""
+    first, count = (int(part) for part in config.getoption("shard").split("/"))
+    items[:] = items[first::count]
     labels = [_label_of(item) for item in items]
     for device in named_devices(config):
         found = availability(device) if device.label in labels else None
