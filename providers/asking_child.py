@@ -17,16 +17,14 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 from rlx_ort.device import Device
 from rlx_ort.errors import DeviceUnavailableError, RlxError
 from rlx_ort.execution.options import CompileOptions, Precision
-from rlx_ort.providers.asking import ask_sheet, asking_options, short_reason
+from rlx_ort.providers.answers import DEVICE
+from rlx_ort.providers.asking import ask_inside, ask_sheet, asking_options, short_reason
 from rlx_ort.providers.base import Provider
-
-if TYPE_CHECKING:
-    import onnx
 
 __all__ = ["ask_in_child", "main"]
 
@@ -38,7 +36,7 @@ _START_S = 30.0
 def ask_in_child(
     provider: Provider,
     device: Device,
-    sheets: Sequence[tuple[str, onnx.ModelProto]],
+    sheets: Sequence[tuple[str, Sequence[bytes]]],
     options: CompileOptions,
     budget_s: float,
 ) -> dict[str, str]:
@@ -47,13 +45,13 @@ def ask_in_child(
     A frozen program cannot start another Python, so there the questions are asked in this process.
     """
     answers: dict[str, str] = {}
-    left = [(key, sheet.SerializeToString()) for key, sheet in sheets]
+    left = list(sheets)
     deadline = time.monotonic() + budget_s
     if getattr(sys, "frozen", False):
-        for key, sheet in left:
+        for key, forms in left:
             if time.monotonic() < deadline:
-                answers.update(_answered(provider, device, key, sheet, options))
-        return answers
+                answers[key] = _answer(provider, device, forms, options)
+        return {key: answer for key, answer in answers.items() if answer}
     while left and time.monotonic() < deadline:
         found, ended = _one_child(provider, device, left, options, deadline)
         answers.update(found)
@@ -68,7 +66,11 @@ def ask_in_child(
 
 
 def _one_child(
-    provider: Provider, device: Device, sheets: Sequence[tuple[str, bytes]], options: CompileOptions, deadline: float
+    provider: Provider,
+    device: Device,
+    sheets: Sequence[tuple[str, Sequence[bytes]]],
+    options: CompileOptions,
+    deadline: float,
 ) -> tuple[dict[str, str], int | None]:
     """Return what one child answered, in order, and its exit code; None for one that was stopped or did not start."""
     task = {
@@ -78,7 +80,7 @@ def _one_child(
         "precision": options.precision.value,
         "provider_options": dict(options.provider_options),
         "custom_op_libraries": list(options.custom_op_libraries),
-        "sheets": [[key, base64.b64encode(sheet).decode()] for key, sheet in sheets],
+        "sheets": [[key, *(base64.b64encode(form).decode() for form in forms)] for key, forms in sheets],
     }
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path), "PYTHONUTF8": "1"}
     command = [sys.executable, "-c", "from rlx_ort.providers.asking_child import main; main()"]
@@ -129,13 +131,24 @@ def _read(pipe: IO[bytes], lines: queue.Queue[bytes]) -> None:
     lines.put(b"")
 
 
-def _answered(provider: Provider, device: Device, key: str, sheet: bytes, options: CompileOptions) -> Mapping[str, str]:
-    try:
-        return {key: ask_sheet(provider, device, sheet, options)[0]}
-    except DeviceUnavailableError:
-        return {key: ""}  # no answer: the device, not the node, is at fault
-    except RlxError as err:
-        return {key: short_reason(err)}
+def _answer(provider: Provider, device: Device, forms: Sequence[bytes], options: CompileOptions) -> str:
+    """Return the answer to a node alone, or that to the node between neighbours if alone it is not taken."""
+    answer = ""
+    for ask_form, form in zip((_ask_alone, ask_inside), forms, strict=False):
+        try:
+            found = ask_form(provider, device, form, options)
+        except DeviceUnavailableError:
+            return ""  # the device, not the node, is at fault
+        except RlxError as err:
+            found = short_reason(err)
+        if found == DEVICE:
+            return found
+        answer = answer or found
+    return answer
+
+
+def _ask_alone(provider: Provider, device: Device, sheet: bytes, options: CompileOptions) -> str:
+    return ask_sheet(provider, device, sheet, options)[0]
 
 
 def main() -> None:
@@ -160,9 +173,8 @@ def main() -> None:
 def _all(
     provider: Provider, device: Device, sheets: Sequence[Sequence[str]], options: CompileOptions
 ) -> Iterator[dict[str, str]]:
-    for key, sheet in sheets:
-        answer = _answered(provider, device, key, base64.b64decode(sheet), options)
-        yield {"key": key, "answer": answer[key]}
+    for key, *forms in sheets:
+        yield {"key": key, "answer": _answer(provider, device, [base64.b64decode(form) for form in forms], options)}
 
 
 def _provider(task: Mapping[str, Any]) -> Provider:
