@@ -31,8 +31,9 @@ from rlx_ort.providers.base import Provider, SessionRequest
 if TYPE_CHECKING:
     import onnx
 
-__all__ = ["Question", "ask", "ask_sheet", "asking_options", "short_reason"]
+__all__ = ["Question", "ask", "ask_inside", "ask_sheet", "asking_options", "short_reason"]
 
+_NEIGHBOUR = "neighbour_"
 _TOGETHER = 64  # nodes a session: opening one costs as much as some twenty nodes
 _REASON_CHARACTERS = 300
 _BODIES = (5, 10)  # GRAPH and GRAPHS: https://github.com/onnx/onnx/blob/main/onnx/onnx.proto (AttributeType)
@@ -50,6 +51,8 @@ class Question:
         outputs: types of its outputs, None for absent ones.
         constants: places of the inputs that are constant -> their data, None where only its type is known.
         outer: name -> type of what its bodies read from outside.
+        computed: places of the inputs that other nodes compute.
+        used: whether other nodes read its first output.
     """
 
     key: str
@@ -58,6 +61,8 @@ class Question:
     outputs: tuple[ValueType | None, ...]
     constants: Mapping[int, TensorData | None] = field(default_factory=dict)
     outer: Mapping[str, ValueType] = field(default_factory=dict)
+    computed: tuple[int, ...] = ()
+    used: bool = False
 
 
 def ask(
@@ -82,7 +87,7 @@ def ask(
     if provider.compiles:
         from rlx_ort.providers.asking_child import ask_in_child
 
-        sheets = [(question.key, _sheet([question], model, all_constant=True)) for question in askable]
+        sheets = [(question.key, _sheets(question, model)) for question in askable]
         return ask_in_child(provider, device, sheets, options, budget_s)
     deadline = time.monotonic() + budget_s
     answers: dict[str, str] = {}
@@ -132,11 +137,7 @@ def ask_sheet(
         ExportedNode(node.name, node.domain, node.op_type, 0, at, (), (), tuple(node.input), tuple(node.output))
         for at, node in enumerate(proto.graph.node)
     )
-    weights = {
-        tensor.name: _ones(tensor)
-        for tensor in proto.graph.initializer
-        if tensor.data_location == onnx.TensorProto.EXTERNAL
-    }
+    weights = _outside(proto)
     model = ExportedModel(proto, tuple(weights), nodes, {}, {})
     takers: list[set[str]] = [set() for _ in nodes]
     bodies = any(attribute.type in _BODIES for node in proto.graph.node for attribute in node.attribute)
@@ -154,6 +155,24 @@ def ask_sheet(
         session.close()
     nothing = DEVICE if len(nodes) == 1 else ""
     return [(DEVICE if found == {provider.ep_name} else HELPED) if found else nothing for found in takers]
+
+
+def ask_inside(provider: Provider, device: Device, sheet: bytes, options: CompileOptions) -> str:
+    """Return the answer to a node between others, with the optimisation that drops nodes which do nothing.
+
+    Raises:
+        RlxError: the session was refused.
+    """
+    import onnx
+
+    model = ExportedModel(onnx.ModelProto.FromString(sheet), (), (), {}, {})
+    options = options.with_(optimization=OptimizationLevel.BASIC)
+    session = provider.open(SessionRequest(device, model, _outside(model.model), options))
+    try:
+        found = {each.provider for each in session.assignments if not each.name.startswith(_NEIGHBOUR)}
+    finally:
+        session.close()
+    return DEVICE if found <= {provider.ep_name} else HELPED
 
 
 def asking_options(options: CompileOptions) -> CompileOptions:
@@ -249,6 +268,51 @@ def _sheet(questions: Sequence[Question], model: onnx.ModelProto, *, all_constan
         for name, kind in question.outer.items():
             sheet.graph.input.add(name=name, type=type_proto(kind))
     return sheet
+
+
+def _sheets(question: Question, model: onnx.ModelProto) -> list[bytes]:
+    """Return the sheet of one question, and the one with neighbours if the node has some.
+
+    OpenVINO takes some operators only together with others, and a node that does nothing can only be dropped there.
+    """
+    alone = _sheet([question], model, all_constant=True)
+    sheets = [alone.SerializeToString()]
+    node = alone.graph.node[0]
+    nodes = [node]
+    for place in question.computed:
+        kind = question.inputs[place]
+        if isinstance(kind, TensorType):
+            name = node.input[place]
+            value = next(value for value in alone.graph.input if value.name == name)
+            value.name = f"{name}_before"
+            nodes.insert(0, _neighbour(value.name, name, kind))
+    kind = question.outputs[0] if question.used else None
+    if isinstance(kind, TensorType):
+        value = alone.graph.output[0]
+        nodes.append(_neighbour(value.name, f"{value.name}_after", kind))
+        value.name += "_after"
+    if len(nodes) > 1:
+        nodes = [type(node).FromString(node.SerializeToString()) for node in nodes]
+        del alone.graph.node[:]
+        alone.graph.node.extend(nodes)
+        sheets.append(alone.SerializeToString())
+    return sheets
+
+
+def _neighbour(name: str, result: str, kind: TensorType) -> onnx.NodeProto:
+    """Return a node that every provider takes, which cannot be dropped."""
+    import onnx
+
+    op_type = "And" if kind.dtype is DType.BOOL else "Add"
+    return onnx.NodeProto(op_type=op_type, name=f"{_NEIGHBOUR}{result}", input=[name, name], output=[result])
+
+
+def _outside(model: onnx.ModelProto) -> dict[str, TensorData]:
+    """Return data for the constants of a sheet whose data is not known."""
+    import onnx
+
+    tensors = model.graph.initializer
+    return {tensor.name: _ones(tensor) for tensor in tensors if tensor.data_location == onnx.TensorProto.EXTERNAL}
 
 
 def _declare(

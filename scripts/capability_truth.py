@@ -4,16 +4,20 @@
 
 Writes capability.json: for each device how often the answer and the session agree, and each disagreement with its
 reason. For each device but the CPU it also records whether the automatic choice answers, with the CPU and without.
+Cases run in a child process: one that ends it does not run on the device, and the next one gets another child.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import platform
 import sys
 import time
 import warnings
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
@@ -68,15 +72,18 @@ def of_device(device: Device, cases: tuple[Case, ...], choice: bool) -> dict[str
     start = time.perf_counter()
     counts = {"both yes": 0, "both no": 0, "false yes": 0, "false no": 0, "not imported": 0}
     found: dict[str, Any] = {"counts": counts, "right_by_list": 0, "list_differs": [], "wrong": [], "automatic": []}
+    child = Child()
     try:
         for case in cases:
-            _count(case, device, found, choice)
+            _count(case, device, found, child, choice)
     except KeyboardInterrupt:
         print(f"stopped after {sum(counts.values())} of {len(cases)} cases", file=sys.stderr)
+    finally:
+        child.close()
     return row_of(device.label, {**found, "seconds": round(time.perf_counter() - start, 1)})
 
 
-def _count(case: Case, device: Device, found: dict[str, Any], choice: bool) -> None:
+def _count(case: Case, device: Device, found: dict[str, Any], child: Child, choice: bool) -> None:
     """Add what one case shows."""
     counts = found["counts"]
     try:
@@ -91,7 +98,7 @@ def _count(case: Case, device: Device, found: dict[str, Any], choice: bool) -> N
     except RlxError as err:
         support = listed = Support(reason=str(err))
     said, why = support.supported, support.blocker or ""
-    runs, failure = strict_run(device, graph, inputs)
+    runs, failure = child.strict_run(device.label, model, inputs)
     kind = ("both yes" if runs else "false yes") if said else ("false no" if runs else "both no")
     if choice and device.kind != "cpu":
         found["automatic"] += choice_failures(case, device, graph, inputs)
@@ -125,6 +132,35 @@ def joined(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _first(support: Support) -> str:
     return str(support.unsupported[0].name) if support.unsupported else ""
+
+
+class Child:
+    """A process that runs cases, started again after a case that ended it."""
+
+    def __init__(self) -> None:
+        self._pool = self._started()
+
+    def strict_run(self, device: str, model: bytes, inputs: dict[str, Any]) -> tuple[bool, str]:
+        """Return whether a model compiles strictly on a device and runs, and why not."""
+        try:
+            return self._pool.submit(run_model, device, model, inputs).result()
+        except BrokenProcessPool:
+            self.close()
+            self._pool = self._started()
+            return False, "the case ended the process"
+
+    def close(self) -> None:
+        """End the process."""
+        self._pool.shutdown(cancel_futures=True)
+
+    @staticmethod
+    def _started() -> ProcessPoolExecutor:
+        return ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
+
+
+def run_model(device: str, model: bytes, inputs: dict[str, Any]) -> tuple[bool, str]:
+    """Return what `strict_run` does for a model; runs in the child."""
+    return strict_run(Device(device), rlx_ort.from_onnx(model), inputs)
 
 
 def strict_run(device: Device, graph: Graph, inputs: dict[str, Any]) -> tuple[bool, str]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from rlx_ort.converters.onnx_types import elem_type
 from rlx_ort.converters.to_onnx.attributes import attribute
 from rlx_ort.converters.to_onnx.integer_division import divisor_and_sign, may_trap
-from rlx_ort.converters.to_onnx.model import ModelNode, ModelValue
+from rlx_ort.converters.to_onnx.model import ModelAttribute, ModelNode, ModelValue
 from rlx_ort.ir.ops.onnx import OnnxNode
 
 if TYPE_CHECKING:
@@ -33,6 +34,12 @@ def imported_node(emitter: Emitter, op: OnnxNode, inputs: Sequence[ModelValue | 
             emitter.append(ModelNode("", "Mul", [quotient, sign], outputs=list(results)), op.version, imported=True)
             return results
         formal[1] = divisor
+    if op.domain == "" and op.op_type == "CastLike" and (dtype := emitter.known_dtype(1)) is not None:
+        # No provider has a CastLike, and ONNX Runtime expands it too late to fold the Cast that comes out of it.
+        to = ModelAttribute("to", "INT", elem_type(dtype))
+        node = ModelNode("", "Cast", formal[:1], [*attributes, to], outputs=list(results))
+        emitter.append(node, op.version, imported=True)
+        return results
     node = ModelNode(op.domain, op.op_type, formal, attributes, overload=op.overload, outputs=list(results[:present]))
     emitter.append(node, op.version, imported=True)
     return results

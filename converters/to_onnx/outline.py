@@ -88,6 +88,21 @@ class Outline:
         types = {value.name: kind for value, kind in writer.types.items() if value.name} | dict(inferred or {})
         return cls(nodes, *interface, constants=writer.tensors, types=types)
 
+    def with_types(self, types: Mapping[str, ValueType]) -> Outline:
+        """Return the outline with better types for some values; nodes of other sizes have patterns of their own."""
+        named = {
+            name: kind
+            for node in self.nodes
+            for names, kinds in (
+                (node.input_names, node.pattern.inputs),
+                (node.output_names, node.pattern.outputs),
+            )
+            for name, kind in zip(names, kinds, strict=False)
+            if name and kind is not None
+        }
+        merged = {**named, **self.types, **types}
+        return replace(self, nodes=_told_apart(self.nodes, merged), types=merged)
+
 
 def _told_apart(nodes: Sequence[NodeRecord], types: Mapping[str, ValueType]) -> list[NodeRecord]:
     """Return the nodes with a pattern for each kind of them, going by the types of values by name."""

@@ -1,7 +1,8 @@
 """The different questions that a model's nodes put to a provider, and how they are answered.
 
 Nodes get the same answer when they share operator, version, attributes, element types, ranks and which inputs are
-constant. Nodes that ONNX Runtime folds away before it assigns any put no question.
+constant. For providers that compile, which dims are 0, 1 or open, small constants and the place between other nodes
+count too. Nodes that ONNX Runtime folds away before it assigns any put no question.
 """
 
 from __future__ import annotations
@@ -10,12 +11,15 @@ import hashlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from rlx_ort.converters.to_onnx.model import ModelAttribute, ModelGraph, ModelNode
 from rlx_ort.execution.options import CompileOptions, OptimizationLevel
+from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import TensorType, ValueType
+from rlx_ort.selection.folding import as_compiled, folded_nodes
 
 if TYPE_CHECKING:
     import onnx
@@ -35,13 +39,7 @@ _BUDGET_S = 10.0
 
 _LONG_KEY = 160
 _SMALL_VALUES = 16
-# ONNX Runtime does not fold what is random, nor weights that are stored quantised:
-# https://github.com/microsoft/onnxruntime/blob/main/onnxruntime/core/optimizer/constant_folding.cc
-_NOT_FOLDED = frozenset(
-    {"Bernoulli", "DequantizeLinear", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform",
-     "RandomUniformLike"}
-)  # fmt: skip
-_OF_SHAPE = frozenset({"Shape", "Size"})
+_COUNTING = frozenset({DType.I32, DType.I64})
 
 
 @dataclass(slots=True)
@@ -54,6 +52,8 @@ class NodeGroup:
         first: the first of them.
         nodes: all of them.
         constants: places of the first one's inputs that are constant -> their data, None where only the type is known.
+        computed: places of the first one's inputs that other nodes compute.
+        used: whether other nodes read its first output, so that ONNX Runtime may drop it.
     """
 
     key: str
@@ -61,6 +61,8 @@ class NodeGroup:
     first: NodeRecord
     nodes: list[NodeRecord] = field(default_factory=list)
     constants: Mapping[int, TensorData | None] = field(default_factory=dict)
+    computed: tuple[int, ...] = ()
+    used: bool = False
 
     @property
     def has_bodies(self) -> bool:
@@ -78,21 +80,30 @@ class NodeGroup:
         return next((limit.reason for limit in known if limit.applies(node, attributes)), "")
 
 
-def groups_of(outline: Outline, options: CompileOptions, *, whole: bool, shapes: bool) -> list[NodeGroup]:
+def groups_of(
+    draft: Draft,
+    options: CompileOptions,
+    *,
+    whole: bool,
+    shapes: bool,
+    weights: Mapping[str, TensorData] = MappingProxyType({}),
+) -> list[NodeGroup]:
     """Return the groups of nodes that a device has to take.
 
     Args:
-        outline: the nodes of the model.
+        draft: the model.
         options: what the model is compiled with; without optimisation nothing is folded.
         whole: whether the provider compiles: then the values of small constants and static sizes matter as well, and
             bodies go with the node they belong to.
+        weights: the data of parameters, as far as it is known; it matters to providers that compile.
         shapes: whether nodes that only compute shapes count: on the CPU, which runs them for every other device.
     """
-    folded = set() if options.optimization is OptimizationLevel.OFF else _folded(outline, options.dims)
+    outline, constants = as_compiled(draft, weights, options) if whole else (draft.outline, draft.outline.constants)
+    folded = folded_nodes(outline, options)
+    names = constants.keys()
+    written = {name for node in outline.nodes for name in node.output_names} - names if whole else set()
     groups: dict[object, NodeGroup] = {}
     by_key: dict[str, NodeGroup] = {}
-    constants = outline.constants
-    names = constants.keys()
     for node in outline.nodes:
         pattern, _, _, name, input_names, _ = node
         if (pattern.shape_only and not shapes) or (whole and pattern.body) or name in folded:
@@ -104,12 +115,19 @@ def groups_of(outline: Outline, options: CompileOptions, *, whole: bool, shapes:
             constant = tuple([name in constants for name in input_names])
             values = tuple([_small(constants.get(name)) for name in input_names]) if whole else None
             look = (pattern, constant, values)
+        computed, used = (), False
+        if whole and options.optimization is not OptimizationLevel.OFF:
+            computed = tuple([place for place, name in enumerate(input_names) if name in written])
+            used = node.output_names[0] not in outline.output_types
+            look = (look, computed, used)
         group = groups.get(look)
         if group is None:
             key = _key(pattern, constant, values, whole)
+            if computed or used:
+                key += f" from {computed} " + "inside" * used
             group = by_key.get(key)
             if group is None:
-                group = by_key[key] = NodeGroup(key, pattern, node, [], _constants(node, constants))
+                group = by_key[key] = NodeGroup(key, pattern, node, [], _constants(node, constants), computed, used)
             groups[look] = group
         group.nodes.append(node)
     return list(by_key.values())
@@ -156,7 +174,9 @@ def questions_of(groups: Sequence[NodeGroup], outline: Outline, model: onnx.Mode
         read = _read_from_outside(node) if group.has_bodies else []
         outer = {name: outline.types[name] for name in read if name in outline.types}
         pattern = group.pattern
-        yield Question(group.key, node, pattern.inputs, pattern.outputs, group.constants, outer)
+        yield Question(
+            group.key, node, pattern.inputs, pattern.outputs, group.constants, outer, group.computed, group.used
+        )
 
 
 def _key(pattern: Pattern, constant: Sequence[bool], values: Sequence[str] | None, sized: bool) -> str:
@@ -166,7 +186,7 @@ def _key(pattern: Pattern, constant: Sequence[bool], values: Sequence[str] | Non
         if is_constant:
             inputs[place] += f"={values[place]}" if values is not None and values[place] else "c"
     attributes = "".join([f" {name}={_attribute(like.attributes[name])}" for name in sorted(like.attributes)])
-    outputs = ", ".join(map(_look, pattern.outputs))
+    outputs = ", ".join([_look(kind, sized=sized) for kind in pattern.outputs])
     key = (
         f"{like.domain or 'ai.onnx'}::{like.op_type}-{pattern.version}{attributes} ({', '.join(inputs)}) -> ({outputs})"
     )
@@ -183,7 +203,11 @@ def _look(kind: ValueType | None, *, sized: bool = False) -> str:
         shape = kind.shape
         if shape is None:
             return f"{kind.dtype.value}:?"
-        return f"{kind.dtype.value}:{len(shape)}{'s' if sized and shape.is_static else ''}"
+        if not sized:
+            return f"{kind.dtype.value}:{len(shape)}"
+        exact = kind.dtype in _COUNTING and len(shape) == 1  # axes and shapes, whose length is another rank
+        dims = ["?" if not isinstance(dim, int) else str(dim) if exact or dim < 2 else "n" for dim in shape]
+        return f"{kind.dtype.value}[{','.join(dims)}]"
     return "-" if kind is None else str(kind)
 
 
@@ -225,32 +249,6 @@ def _constants(node: NodeRecord, constants: Mapping[str, object]) -> dict[int, T
             data = constants[name]
             found[place] = data if isinstance(data, TensorData) else None
     return found
-
-
-def _folded(outline: Outline, dims: Mapping[str, int]) -> set[str]:
-    """Return the names of the nodes whose results are constant; bodies are left out."""
-    known = set(outline.constants)
-    known.add("")
-    found = set()
-    for node in outline.nodes:
-        pattern = node.pattern
-        if pattern.body or pattern.op_type in _NOT_FOLDED:
-            continue
-        if not known.issuperset(node.input_names) and not (
-            pattern.op_type in _OF_SHAPE and _is_static(outline.types.get(node.input_names[0]), dims)
-        ):
-            continue
-        if any(attribute.kind.startswith("GRAPH") for attribute in pattern.like.attributes.values()):
-            continue
-        found.add(node.name)
-        known.update(node.output_names)
-    return found
-
-
-def _is_static(kind: ValueType | None, dims: Mapping[str, int]) -> bool:
-    if not isinstance(kind, TensorType) or kind.shape is None:
-        return False
-    return all(isinstance(dim, int) or dim in dims for dim in kind.shape)
 
 
 def _all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:

@@ -241,7 +241,7 @@ def _judge(
     if claims is None and not found.available:
         return Support(reason=found.reason)
     is_cpu = device.kind == Device.CPU.kind
-    groups = groups_of(draft.outline, options, whole=provider.compiles, shapes=is_cpu)
+    groups = groups_of(draft, options, whole=provider.compiles, shapes=is_cpu, weights=graph.weights)
     answers = answers_for(provider, device, groups, draft, options) if ask and found.available else {}
     cpu_claims = _cpu_claims()
     helped = rule is PlacementRule.ASSISTED and not is_cpu and cpu_claims is not None

@@ -7,12 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from asked_providers import AskedProvider, CrashingProvider
+from asked_providers import AskedProvider, CrashingProvider, SocialProvider
 
 from rlx_ort.converters.to_onnx.exporter import drafted
 from rlx_ort.device import Device
 from rlx_ort.execution.options import CompileOptions, OptimizationLevel, PlacementRule
+from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
+from rlx_ort.ir.shape import Shape
+from rlx_ort.ir.types import TensorType, UnknownType
 from rlx_ort.providers import registry
 from rlx_ort.providers.asking import ask, asking_options
 from rlx_ort.providers.base import KernelLimit, Provider
@@ -25,7 +28,7 @@ ASSISTED = CompileOptions(placement=PlacementRule.ASSISTED)
 
 
 def groups(graph: Graph, options: CompileOptions = PLAIN, *, whole: bool = False) -> list[NodeGroup]:
-    return groups_of(drafted(graph, options, None).outline, options, whole=whole, shapes=False)
+    return groups_of(drafted(graph, options, None), options, whole=whole, shapes=False)
 
 
 def unary(*names: str) -> Graph:
@@ -42,7 +45,7 @@ def asked(provider: Provider, graph: Graph, budget_s: float = 20.0) -> dict[str,
     """Return what a provider answers, by operator."""
     registry.default_registry().register(provider)
     draft = drafted(graph, PLAIN, None)
-    found = groups_of(draft.outline, PLAIN, whole=provider.compiles, shapes=False)
+    found = groups_of(draft, PLAIN, whole=provider.compiles, shapes=False)
     model = draft.finished().model
     questions = list(questions_of(found, draft.outline, model))
     answers = ask(provider, Device(provider.kinds[0]), questions, model, asking_options(PLAIN), budget_s)
@@ -121,7 +124,7 @@ def test_a_crash_is_not_asked_for_again(machine: Any) -> None:
     first = support_of(device, graph, STRICT)
     assert "ended the process" in first.unsupported[0].reason
     draft = drafted(unary("abs"), PLAIN, None)
-    found = groups_of(draft.outline, PLAIN, whole=True, shapes=False)
+    found = groups_of(draft, PLAIN, whole=True, shapes=False)
     start = time.monotonic()
     answers = answers_for(provider, device, found, draft, PLAIN)
     assert "ended the process" in answers[found[0].key]
@@ -176,3 +179,54 @@ def test_a_form_whose_kernel_fails_in_the_run_is_refused(machine: Any) -> None:
         found = support_of(Device("asked"), g, STRICT)
         assert found.supported is supported
         assert supported or "axis 0 is not computed" in found.unsupported[0].reason
+
+
+def keyed(graph: Graph) -> list[str]:
+    """Return the operators that a compiling provider is asked about, a name for each question."""
+    return sorted(group.pattern.op_type for group in groups(graph, whole=True))
+
+
+def test_compilers_are_asked_about_broadcast_and_empty_tensors_on_their_own() -> None:
+    """They refuse a dim of 1 or 0 where they take others."""
+    g = Graph("dims")
+    inputs = [g.input(name, dims) for name, dims in {"a": [2, 3], "b": [4, 5], "c": [2, 1], "d": [0, 3]}.items()]
+    g.outputs = [g.relu(value) for value in inputs]
+    assert keyed(g) == ["Relu"] * 3
+    assert len(groups(g)) == 1
+
+
+def test_a_known_shape_makes_what_reads_it_constant() -> None:
+    """A compiler sees the shape that ONNX Runtime computed, and the types that follow from it."""
+    g = Graph("shapes")
+    x, like = g.input("x", [6, 2]), g.input("like", [3, 4])
+    (shape,) = g.onnx_node("Shape", [like], types=[TensorType(DType.I64, Shape((2,)))])
+    (reshaped,) = g.onnx_node("Reshape", [x, shape], types=[UnknownType()])
+    (result,) = g.onnx_node("Relu", [reshaped], types=[UnknownType()])
+    g.outputs = [result]
+    found = {group.pattern.op_type: group for group in groups(g, whole=True)}
+    assert found.keys() == {"Reshape", "Relu"}
+    assert found["Reshape"].constants[1].numpy().tolist() == [3, 4]
+    assert [str(kind) for kind in found["Relu"].pattern.inputs] == ["f32(3, 4)"]
+
+
+def test_small_weights_are_constants_with_values() -> None:
+    """Sessions have them inside the model, where a compiler reads them."""
+    g = Graph("weights")
+    x, axes = g.input("x", [2, 3]), g.param("axes", [1], "i64", data=np.array([1], np.int64))
+    g.outputs = g.onnx_node("ReduceSum", [x, axes], types=[TensorType(DType.F32, Shape((2, 1)))])
+    (group,) = groups_of(drafted(g, PLAIN, None), PLAIN, whole=True, shapes=False, weights=g.weights)
+    assert group.constants[1].numpy().tolist() == [1]
+
+
+def test_a_node_that_is_taken_between_others_only_is_taken_there() -> None:
+    """The first and only node of a graph has no neighbours."""
+    assert asked(SocialProvider(), unary("relu", "tanh", "relu"))["Tanh"] == "device"
+    assert asked(SocialProvider(), unary("tanh"))["Tanh"] == "cpu"
+
+
+def test_the_place_of_a_node_does_not_matter_without_optimisation() -> None:
+    """Nothing is dropped then."""
+    off = CompileOptions(optimization=OptimizationLevel.OFF)
+    chain = unary("relu", "relu", "relu")
+    assert len(groups(chain, off, whole=True)) == 1
+    assert len(groups(chain, whole=True)) == 3

@@ -1,0 +1,230 @@
+"""What ONNX Runtime does away with before it assigns nodes: it computes what is constant and drops what does nothing.
+
+Providers see what is left, so only that is asked about, with the constants that it reads then.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from rlx_ort.converters.onnx_types import tensor_proto
+from rlx_ort.converters.to_onnx.exported import ExportedModel
+from rlx_ort.converters.to_onnx.model import INLINE_BYTES, ExternalWeight
+from rlx_ort.device import Device
+from rlx_ort.errors import RlxError
+from rlx_ort.execution.options import CacheUse, CompileOptions, OptimizationLevel
+from rlx_ort.ir.shape import Shape
+from rlx_ort.ir.tensor import TensorData
+from rlx_ort.ir.types import TensorType, UnknownType, ValueType
+
+if TYPE_CHECKING:
+    import onnx
+
+    from rlx_ort.converters.to_onnx.draft import Draft
+    from rlx_ort.converters.to_onnx.outline import Outline
+    from rlx_ort.converters.to_onnx.records import NodeRecord
+
+__all__ = ["as_compiled", "folded_nodes"]
+
+_log = logging.getLogger(__name__)
+# ONNX Runtime does not fold what is random, nor weights that are stored quantised:
+# https://github.com/microsoft/onnxruntime/blob/main/onnxruntime/core/optimizer/constant_folding.cc
+_NOT_FOLDED = frozenset(
+    {"Bernoulli", "DequantizeLinear", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform",
+     "RandomUniformLike"}
+)  # fmt: skip
+_OF_SHAPE = frozenset({"Shape", "Size"})
+_ROUNDS = 3  # better types let more be folded
+_LARGEST_ELEMENTS = 1024
+"""How many elements a value that is computed here may have: shapes, axes and scales, no weights."""
+
+
+def folded_nodes(outline: Outline, options: CompileOptions) -> dict[str, NodeRecord]:
+    """Return the nodes whose results are constant, by name; bodies are left out.
+
+    Without optimisation there are none.
+    """
+    if options.optimization is OptimizationLevel.OFF:
+        return {}
+    known = set(outline.constants)
+    known.add("")
+    found = {}
+    for node in outline.nodes:
+        pattern = node.pattern
+        if pattern.body or pattern.op_type in _NOT_FOLDED:
+            continue
+        if not known.issuperset(node.input_names) and not (
+            pattern.op_type in _OF_SHAPE and _static(outline.types.get(node.input_names[0]), options.dims) is not None
+        ):
+            continue
+        if any(attribute.kind.startswith("GRAPH") for attribute in pattern.like.attributes.values()):
+            continue
+        found[node.name] = node
+        known.update(node.output_names)
+    return found
+
+
+def as_compiled(
+    draft: Draft, weights: Mapping[str, TensorData], options: CompileOptions
+) -> tuple[Outline, dict[str, TensorData | ExternalWeight | None]]:
+    """Return the nodes of a model with the types they have after folding, and what is constant then.
+
+    The data of a constant is there where it is small and follows from small data; the CPU computes it.
+
+    Args:
+        draft: the model.
+        weights: the data of its parameters, as far as it is known.
+        options: what it is compiled with.
+    """
+    outline = draft.outline
+    outline = outline.with_types({name: _sized(kind, options.dims) for name, kind in outline.types.items()})
+    constants: dict[str, TensorData | ExternalWeight | None] = dict(outline.constants)
+    for name, tensor in outline.constants.items():
+        data = weights.get(name) if isinstance(tensor, ExternalWeight) else None
+        if data is not None and data.nbytes < INLINE_BYTES:  # sessions have those in the model, too
+            constants[name] = data
+    for _ in range(_ROUNDS):
+        folded = folded_nodes(outline, options)
+        values = _folded_values(draft, outline, folded, constants, options)
+        constants.update(values)
+        open_ended = any(not _is_static(kind) for node in outline.nodes for kind in node.pattern.inputs)
+        if not open_ended or not any(values.values()):
+            break
+        refined = _refined(draft.finished().model, outline, folded, values)
+        if not refined:
+            break
+        outline = outline.with_types(refined)
+    return outline, constants
+
+
+def _folded_values(
+    draft: Draft,
+    outline: Outline,
+    folded: Mapping[str, NodeRecord],
+    constants: Mapping[str, object],
+    options: CompileOptions,
+) -> dict[str, TensorData | None]:
+    values: dict[str, TensorData | None] = {}
+    known = {
+        name: data
+        for name, data in constants.items()
+        if isinstance(data, TensorData) and data.num_elements <= _LARGEST_ELEMENTS
+    }
+    computed: list[NodeRecord] = []
+    made: dict[str, None] = {}
+    for node in folded.values():
+        written = [name for name in node.output_names if name]
+        values.update((name, known.get(name)) for name in written)
+        if known.keys() >= set(written):
+            continue
+        sizes = _sizes(node, outline.types, options.dims)
+        if sizes is not None:
+            known[node.output_names[0]] = values[node.output_names[0]] = sizes
+        elif all(not name or name in known or name in made for name in node.input_names) and all(
+            _is_small(outline.types.get(name)) for name in written
+        ):
+            computed.append(node)
+            made.update((name, None) for name in written)
+    if computed:
+        values.update(_computed(draft.finished().model, computed, known, list(made)))
+    return values
+
+
+def _refined(
+    model: onnx.ModelProto,
+    outline: Outline,
+    folded: Mapping[str, NodeRecord],
+    values: Mapping[str, TensorData | None],
+) -> dict[str, ValueType]:
+    """Return the types that are known better with the folded values in place of their nodes."""
+    from rlx_ort.converters.to_onnx.infer import infer_proto
+
+    there = {name: data for name, data in values.items() if data is not None}
+    gone = {name for name, node in folded.items() if there.keys() >= {each for each in node.output_names if each}}
+    proto = type(model).FromString(model.SerializeToString())
+    kept = [node for node in proto.graph.node if node.name not in gone]
+    nodes = [type(node).FromString(node.SerializeToString()) for node in kept]
+    del proto.graph.node[:], proto.graph.value_info[:]
+    proto.graph.node.extend(nodes)
+    proto.graph.initializer.extend(tensor_proto(data, name) for name, data in there.items())
+    found = infer_proto(proto)
+    return {name: kind for name, kind in found.items() if _is_static(kind) and not _is_static(outline.types.get(name))}
+
+
+def _computed(
+    model: onnx.ModelProto, nodes: Sequence[NodeRecord], known: Mapping[str, TensorData], wanted: Sequence[str]
+) -> dict[str, TensorData]:
+    """Return the values that nodes give, computed on the CPU; nothing where that fails."""
+    import onnx
+
+    from rlx_ort.providers import registry
+    from rlx_ort.providers.base import SessionRequest
+
+    provider = registry.default_registry().for_device(Device.CPU)
+    if provider is None:
+        return {}
+
+    names = {node.name for node in nodes}
+    part = onnx.ModelProto(ir_version=model.ir_version, producer_name="rlx_ort")
+    part.opset_import.extend(model.opset_import)
+    part.functions.extend(model.functions)
+    part.graph.name = "folded"
+    part.graph.node.extend(node for node in model.graph.node if node.name in names)
+    read = {name for node in nodes for name in node.input_names}
+    part.graph.initializer.extend(tensor_proto(data, name) for name, data in known.items() if name in read)
+    part.graph.output.extend(onnx.ValueInfoProto(name=name) for name in wanted)
+    options = CompileOptions(optimization=OptimizationLevel.OFF, cache=CacheUse.OFF, intra_op_threads=1)
+    try:
+        session = provider.open(SessionRequest(Device.CPU, ExportedModel(part, (), (), {}, {}), {}, options))
+        try:
+            results = session.run(list(wanted), {})
+        finally:
+            session.close()
+    except RlxError as err:
+        _log.info("constant values of a model cannot be computed beforehand: %s", err)
+        return {}
+    return {name: TensorData.from_array(result) for name, result in zip(wanted, results, strict=True)}
+
+
+def _sizes(node: NodeRecord, types: Mapping[str, ValueType], dims: Mapping[str, int]) -> TensorData | None:
+    """Return the result of a Shape or Size whose input has a known shape."""
+    import numpy as np
+
+    if node.op_type not in _OF_SHAPE or node.pattern.domain:
+        return None
+    sizes = _static(types.get(node.input_names[0]), dims)
+    if sizes is None:
+        return None
+    if node.op_type == "Size":
+        return TensorData.from_array(np.array(np.prod(sizes, dtype=np.int64), np.int64))
+    given = {name: attribute.value for name, attribute in node.like.attributes.items()}
+    return TensorData.from_array(np.array(sizes[slice(given.get("start", 0), given.get("end"))], np.int64))
+
+
+def _static(kind: ValueType | None, dims: Mapping[str, int]) -> list[int] | None:
+    """Return the sizes of a type, those of named dims from `dims`, or None where one is not known."""
+    if not isinstance(kind, TensorType) or kind.shape is None:
+        return None
+    sizes = [dim if isinstance(dim, int) else dims.get(str(dim)) for dim in kind.shape]
+    return None if None in sizes else [size for size in sizes if size is not None]
+
+
+def _sized(kind: ValueType, dims: Mapping[str, int]) -> ValueType:
+    """Return a type with the sizes of its named dims."""
+    if not isinstance(kind, TensorType) or kind.shape is None:
+        return kind
+    return TensorType(kind.dtype, Shape([dims.get(dim, dim) if isinstance(dim, str) else dim for dim in kind.shape]))
+
+
+def _is_small(kind: ValueType | None) -> bool:
+    if not isinstance(kind, TensorType):
+        return False
+    return kind.shape is None or (kind.shape.num_elements or 0) <= _LARGEST_ELEMENTS
+
+
+def _is_static(kind: ValueType | None) -> bool:
+    return not isinstance(kind, TensorType | UnknownType) or (
+        isinstance(kind, TensorType) and kind.shape is not None and kind.shape.is_static
+    )
