@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rlx_ort.converters.to_onnx.outline import Outline
     from rlx_ort.converters.to_onnx.records import NodeRecord
 
-__all__ = ["as_compiled", "folded_nodes"]
+__all__ = ["as_compiled", "folded_nodes", "idle_nodes"]
 
 _log = logging.getLogger(__name__)
 # ONNX Runtime does not fold what is random, nor weights that are stored quantised:
@@ -64,6 +64,20 @@ def folded_nodes(outline: Outline, options: CompileOptions) -> dict[str, NodeRec
         found[node.name] = node
         known.update(node.output_names)
     return found
+
+
+def idle_nodes(outline: Outline, options: CompileOptions) -> set[str]:
+    """Return the names of the nodes that ONNX Runtime drops since they pass their input on: `Dropout` outside training.
+
+    https://github.com/microsoft/onnxruntime/blob/main/onnxruntime/core/optimizer/dropout_elimination.cc
+    """
+    if options.optimization is OptimizationLevel.OFF:
+        return set()
+    found = [node for node in outline.nodes if node.pattern.op_type == "Dropout" and not any(node.input_names[2:])]
+    if not found:
+        return set()
+    read = {name for node in outline.nodes for name in node.input_names} | outline.output_types.keys()
+    return {node.name for node in found if read.isdisjoint(node.output_names[1:])}
 
 
 def as_compiled(

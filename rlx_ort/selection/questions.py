@@ -19,7 +19,7 @@ from rlx_ort.execution.options import CompileOptions, OptimizationLevel
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import TensorType, ValueType
-from rlx_ort.selection.folding import as_compiled, folded_nodes
+from rlx_ort.selection.folding import as_compiled, folded_nodes, idle_nodes
 
 if TYPE_CHECKING:
     import onnx
@@ -99,7 +99,7 @@ def groups_of(
         shapes: whether nodes that only compute shapes count: on the CPU, which runs them for every other device.
     """
     outline, constants = as_compiled(draft, weights, options) if whole else (draft.outline, draft.outline.constants)
-    folded = folded_nodes(outline, options)
+    folded = folded_nodes(outline, options).keys() | idle_nodes(outline, options)
     names = constants.keys()
     written = {name for node in outline.nodes for name in node.output_names} - names if whole else set()
     groups: dict[object, NodeGroup] = {}

@@ -18,7 +18,7 @@ from rlx_ort.selection.questions import answers_for, groups_of
 
 __all__ = ["measure"]
 
-REPEATS = 5
+REPEATS = 12
 OPTIONS = CompileOptions()
 
 

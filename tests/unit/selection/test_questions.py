@@ -93,6 +93,17 @@ def test_folded_nodes_put_no_question() -> None:
     assert {group.pattern.op_type for group in groups(g, off)} == {"Exp", "MatMul"}
 
 
+@pytest.mark.parametrize("mask_is_read", [False, True])
+def test_a_dropout_whose_mask_nobody_reads_puts_no_question(mask_is_read: bool) -> None:
+    """Outside of training it passes its input on, and ONNX Runtime drops it."""
+    g = Graph("dropout")
+    kinds = [TensorType(DType.F32, Shape((4,))), TensorType(DType.BOOL, Shape((4,)))]
+    value, mask = g.onnx_node("Dropout", [g.relu(g.input("x", [4]))], types=kinds)
+    g.outputs = [g.tanh(value), mask] if mask_is_read else [g.tanh(value)]
+    found = [group.pattern.op_type for group in groups(g)]
+    assert found == (["Relu", "Dropout", "Tanh"] if mask_is_read else ["Relu", "Tanh"])
+
+
 def test_answers_are_the_provider_the_cpu_or_the_reason() -> None:
     """A refusal of one node does not hide the answers to the others of its session."""
     found = asked(AskedProvider(), unary("relu", "neg", "exp", "tanh"))
