@@ -44,6 +44,7 @@ COVERED = (
     "providers/kernel_lists",
     "rlx_ort/selection/support.py",
     "rlx_ort/selection/questions.py",
+    "rlx_ort/selection/folding.py",
     "rlx_ort/selection/node_claims.py",
     "rlx_ort/selection/function_body.py",
 )
