@@ -14,6 +14,7 @@ from rlx_ort import device as device_module
 from rlx_ort import environment
 from rlx_ort.device import Device
 from rlx_ort.errors import DeviceParseError, EngineError, LegalizeError, PlacementError
+from rlx_ort.execution.options import PlacementRule
 from rlx_ort.providers.base import Availability
 
 REQUIRE_WEBGPU = "RLX_REQUIRE_WEBGPU"
@@ -77,14 +78,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
-    """Count a late refusal as an expected failure, on devices whose data allows a number of them."""
+    """Skip a test of what a device does not take, where its capability says so, and count where it does not.
+
+    On devices whose data allows a number of such late refusals they are expected failures.
+    """
     outcome = yield
     label = _label_of(item)
     error = call.excinfo.value if call.excinfo is not None and call.when == "call" else None
-    if error is None or not label or not late_refusals(label.partition(":")[0]) or not _is_refusal(error):
+    if error is None or not label or not _is_refusal(error):
         return
     report = outcome.get_result()
-    if report.failed:
+    if not report.failed:
+        return
+    refused = _judged(label, call.excinfo)
+    if refused:
+        report.outcome, report.longrepr = "skipped", (*item.location[:2], f"not taken by {label}: {refused}")
+    elif late_refusals(label.partition(":")[0]):
         _late.setdefault(label.partition(":")[0], []).append(item.nodeid)
         report.outcome, report.wasxfail = "skipped", f"refused late: {str(error).splitlines()[0]}"
 
@@ -105,6 +114,26 @@ def _is_refusal(error: BaseException) -> bool:
     """Whether a device refused a graph when it was opened, instead of the capability judgement before."""
     refused = isinstance(error, EngineError) and "did not take the model" in str(error)
     return refused or isinstance(error, (LegalizeError, PlacementError))
+
+
+def _judged(label: str, info: pytest.ExceptionInfo[BaseException] | None) -> str:
+    """Return why the capability of a compiler refuses the graph whose session failed to open, or nothing."""
+    from rlx_ort.selection.availability import provider_of
+
+    provider = provider_of(Device(label))
+    if provider is None or not provider.compiles:
+        return ""  # what a provider with kernels does not take is known, and no test asks for it
+    from rlx_ort.execution.engine_slot import EngineSlot
+    from rlx_ort.selection.support import support_of
+
+    if info is not None and isinstance(info.value, LegalizeError) and info.value.report is not None:
+        return str(info.value).splitlines()[0]
+    for entry in reversed(info.traceback if info is not None else []):
+        slot = entry.frame.f_locals.get("self")
+        if isinstance(slot, EngineSlot) and slot.graph is not None:
+            options = slot.options.with_(placement=PlacementRule.STRICT)
+            return support_of(slot.device, slot.graph, options).blocker or ""
+    return ""
 
 
 def _label_of(item: pytest.Item) -> str:
