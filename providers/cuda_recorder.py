@@ -151,7 +151,7 @@ class CudaRecorder:
         _call("cuCtxSetCurrent", self._context)
         _call("cuMemHostAlloc", ctypes.byref(at), max(1, like.nbytes), 0)
         raw = (ctypes.c_ubyte * max(1, like.nbytes)).from_address(int(at.value or 0))
-        weakref.finalize(raw, _free_host, self._context, at.value).atexit = False
+        weakref.finalize(raw, _free_host, self._context, int(at.value or 0)).atexit = False
         return np.frombuffer(memoryview(raw), like.dtype, like.size).reshape(like.shape)
 
     def record(self, copies_in: Sequence[Copy], run: Callable[[], None], copies_out: Sequence[Copy]) -> int:

@@ -115,7 +115,8 @@ def groups_of(
             constant = tuple([name in constants for name in input_names])
             values = tuple([_small(constants.get(name)) for name in input_names]) if whole else None
             look = (pattern, constant, values)
-        computed, used = (), False
+        computed: tuple[int, ...] = ()
+        used = False
         if whole and options.optimization is not OptimizationLevel.OFF:
             computed = tuple([place for place, name in enumerate(input_names) if name in written])
             used = node.output_names[0] not in outline.output_types
