@@ -144,7 +144,7 @@ def suite(device: str, out: Path, workers: int) -> dict[str, Any]:
     failures: list[dict[str, str]] = []
     times: dict[str, float] = {}
     with concurrent.futures.ThreadPoolExecutor(workers) as pool:
-        for shard, found in pool.map(lambda shard: (shard, _pytest(*shard, device, folder)), shards):
+        for shard, found in pool.map(lambda shard: (shard, _pytest(shard[0], shard[1], device, folder)), shards):
             times[" ".join(shard)] = found["seconds"]
             for outcome in counts:
                 counts[outcome] += found[outcome]
