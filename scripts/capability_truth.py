@@ -28,7 +28,7 @@ from onnx_suite.cases import Case, all_cases  # noqa: E402  # a folder of the te
 
 import rlx_ort  # noqa: E402
 from rlx_ort.device import Device  # noqa: E402
-from rlx_ort.errors import NoViableDeviceError, PlacementError, RlxError  # noqa: E402
+from rlx_ort.errors import NoViableDeviceError, RlxError  # noqa: E402
 from rlx_ort.ir.graph import Graph  # noqa: E402
 from rlx_ort.selection.support import Support, support_of  # noqa: E402
 
@@ -181,12 +181,12 @@ def choice_failures(case: Case, device: Device, graph: Graph, inputs: dict[str, 
             rlx_ort.GraphDevices(graph, policy).run_fastest(inputs)
         except RlxError as err:
             found.append({"case": case.id, "kind": "no answer", "reason": f"{type(err).__name__}: {err}"[:FIRST_LINE]})
+    runner = rlx_ort.GraphDevices(graph, rlx_ort.DevicePolicy.only([device]))
     try:
-        rlx_ort.GraphDevices(graph, rlx_ort.DevicePolicy.only([device])).run_fastest(inputs)
-    except PlacementError as err:
-        found.append({"case": case.id, "kind": "late refusal", "reason": str(err)[:FIRST_LINE]})
-    except NoViableDeviceError:
-        pass  # refused before the user's session was opened
+        runner.run_fastest(inputs)
+    except NoViableDeviceError as err:
+        if runner.last_attempts:  # else refused before the user's session was opened
+            found.append({"case": case.id, "kind": "late refusal", "reason": str(err)[:FIRST_LINE]})
     except RlxError as err:
         found.append({"case": case.id, "kind": "failed", "reason": f"{type(err).__name__}: {err}"[:FIRST_LINE]})
     return found

@@ -217,10 +217,16 @@ def truth(device: str, out: Path) -> dict[str, Any]:
 
     rows = {name: joined(shards) for name, shards in found.items()}
     agreement = {f"{name}_agreement": row["agreement"] for name, row in rows.items()}
-    late = sum(len([entry for entry in row["automatic"] if entry["kind"] != "failed"]) for row in rows.values())
+    late = sum(map(_wrong_choices, rows.values()))
     right = all(name in rows and rows[name]["agreement"] >= share for name, share in least.items())
     ok = right and not late and not errors
     return {"ok": ok, **agreement, "wrong_choices": late, "errors": errors, "rows": rows}
+
+
+def _wrong_choices(row: dict[str, Any]) -> int:
+    """Return how many choices gave no answer, or refused late, where the answer before was not wrong already."""
+    listed = {entry["case"] for entry in row["wrong"]}
+    return len([entry for entry in row["automatic"] if entry["kind"] != "failed" and entry["case"] not in listed])
 
 
 def checks(device: str, out: Path) -> dict[str, Any]:
