@@ -47,3 +47,11 @@ def test_a_body_that_depends_on_attributes_is_not_looked_into() -> None:
     f32 = TensorType(DType.F32, Shape([2, 4, 8]))
     assert function_body(call("GroupNormalization", f32, f32, f32)) is None
     assert function_body(call("SequenceMap", f32)) is None
+
+
+def test_a_body_of_a_domain_that_lacks_an_opset_for_it_is_not_expanded() -> None:
+    """The functions of ai.onnx.preview are made of operators of ai.onnx, whose version a single node does not say."""
+    f32 = TensorType(DType.F32, Shape([1, 2, 3, 4]))
+    assert (
+        function_body(ExportedNode("n", "ai.onnx.preview", "FlexAttention", 1, 1, (f32,) * 3, (f32,), (), ())) is None
+    )
