@@ -67,7 +67,7 @@ def _body(node: ExportedNode) -> tuple[ExportedNode, ...] | None:
         model = inliner.inline_selected_functions(model, [(node.domain, node.op_type)], False, True)
         model = onnx.shape_inference.infer_shapes(model)
     except (RuntimeError, ValueError, onnx.shape_inference.InferenceError):
-        return None  # the body needs an attribute, an opset or an input type that is not known here
+        return None  # the body needs an attribute or an input type that is not known here
     types = {info.name: type_of(info.type) for info in (*model.graph.input, *model.graph.value_info)}
     versions = {entry.domain: entry.version for entry in model.opset_import}
     found = [
