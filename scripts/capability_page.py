@@ -55,8 +55,8 @@ def readme_row() -> str:
     agreement = f"{gate['truth']['cuda_agreement']:.1%}"
     tested = (
         f"by the GPU gate (`scripts/gpu_gate.py`) on an {machine['hardware']}, {gate['date']}: {suite['passed']:,} "
-        f"backend tests, {suite['failed']} failed, {len(suite['unsteady'])} timed out beside other processes; capability "
-        f"right in {agreement} of the ONNX cases (`docs/capability.md`); rules and options by unit tests in CI"
+        f"backend tests, {suite['failed']} failed, {len(suite['unsteady'])} timed out beside other processes; "
+        f"capability right in {agreement} of the ONNX cases (`docs/capability.md`); rules and options by unit tests in CI"
     )
     return f"| `cuda` | CUDA | extra `cuda` | {tested} |"
 
