@@ -56,7 +56,8 @@ def readme_row() -> str:
     tested = (
         f"by the GPU gate (`scripts/gpu_gate.py`) on an {machine['hardware']}, {gate['date']}: {suite['passed']:,} "
         f"backend tests, {suite['failed']} failed, {len(suite['unsteady'])} timed out beside other processes; "
-        f"capability right in {agreement} of the ONNX cases (`docs/capability.md`); rules and options by unit tests in CI"
+        f"capability right in {agreement} of the ONNX cases (`docs/capability.md`); rules and options by unit tests "
+        "in CI"
     )
     return f"| `cuda` | CUDA | extra `cuda` | {tested} |"
 
