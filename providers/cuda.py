@@ -139,8 +139,8 @@ class CudaProvider(OrtProvider):
             ep_devices=plugin,
             memory=("cuda", device.index),
             recording=recording,
-            # A wait would end the recording. Plain runs do wait: without, pinned buffers stay with the session, and
-            # destroying it then can end the process (seen on an H200 with ONNX Runtime 1.31.1).
+            # A wait would end the recording. Plain runs do wait: when they did not, destroying a session once ended the
+            # process (H200, ONNX Runtime 1.31.1; cause not established).
             run_config={} if obstacle else {"disable_synchronize_execution_providers": "1"},
             keeps=Keeps.OPTIMIZED,
         )
