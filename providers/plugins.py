@@ -152,8 +152,8 @@ def _plugin(dist: importlib.metadata.Distribution, module_name: str) -> Plugin:
     if not callable(path) or names is None:
         return found(problem=f"its module {module_name} has no get_library_path and get_ep_names")
     try:
-        told = names() if callable(names) else names
-        eps = (told,) if isinstance(told, str) else tuple(told)
+        named = names() if callable(names) else names
+        eps = (named,) if isinstance(named, str) else tuple(named)
         library = Path(path())
     except (RuntimeError, OSError, ValueError, TypeError) as err:
         return found(problem=f"it does not name its library: {err}")

@@ -341,7 +341,7 @@ class GraphDevices:
         for device in self._choices():
             try:
                 self._assisted(device).open()
-            except Exception as err:
+            except Exception as err:  # raised again unless the device is at fault
                 if not is_device_failure(err):
                     raise
                 logging.getLogger(__name__).warning("%s is not warmed up: %s", device.display, err)
@@ -422,7 +422,7 @@ class GraphDevices:
             raise (DeviceFallbackError(attempts) if attempts else DeviceFallbackError.from_text(str(err))) from err
         try:
             return compiled.device, compiled.run(inputs)
-        except Exception as err:
+        except Exception as err:  # raised again unless the device is at fault
             if not is_device_failure(err):
                 raise
             raise DeviceFallbackError([*self.last_attempts, (compiled.device, str(err))]) from err

@@ -84,7 +84,7 @@ def _timed(
             before = time.perf_counter_ns()
             compiled.run(inputs)
             times.append(time.perf_counter_ns() - before)
-    except Exception as err:
+    except Exception as err:  # raised again unless the device is at fault
         if not is_device_failure(err):
             raise
         _log.warning("%s is left out of the benchmark: %s", device.display, err)

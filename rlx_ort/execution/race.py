@@ -130,7 +130,7 @@ def _opened(device: Device, compile_on: Callable[[Device], CompiledGraph], input
         start = time.perf_counter_ns()
         lane.compiled.run(inputs)
         lane.run_ns = max(float(time.perf_counter_ns() - start), 1.0)
-    except Exception as err:
+    except Exception as err:  # raised again unless the device is at fault
         if not is_device_failure(err):
             raise
         _fail(lane, err)
@@ -181,7 +181,7 @@ def _run_block(lane: Lane, inputs: Mapping[str, Any]) -> None:
     try:
         lane.run_ns = max(float(statistics.median(timed_block(lane.compiled, inputs, count, warm))), 1.0)
         lane.blocks.append(lane.run_ns)
-    except Exception as err:
+    except Exception as err:  # raised again unless the device is at fault
         if not is_device_failure(err):
             raise
         _fail(lane, err)

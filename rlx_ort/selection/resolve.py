@@ -81,7 +81,7 @@ def open_first(choose: Callable[[], tuple[Device, bool]], open_on: Callable[[Dev
         chosen = choose()
         try:
             return open_on(*chosen)
-        except Exception as err:
+        except Exception as err:  # raised again unless the device is at fault
             if chosen in tried or not is_device_failure(err):
                 raise
             tried.add(chosen)
@@ -142,7 +142,7 @@ def run_with_fallback(
             continue
         try:
             return device, fn(device)
-        except Exception as err:
+        except Exception as err:  # raised again unless the device is at fault
             if not is_device_failure(err):
                 raise
             _log.warning("%s failed, trying the next device of the chain: %s", device.display, err)

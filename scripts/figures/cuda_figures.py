@@ -313,8 +313,8 @@ def main() -> int:
     figures = list(figures_of(found))
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
-        told = [asdict(figure) | {"ok": figure.ok} for figure in figures]
-        text = json.dumps({"machine": machine(), "graphs": found, "figures": told}, indent=1)
+        rows = [asdict(figure) | {"ok": figure.ok} for figure in figures]
+        text = json.dumps({"machine": machine(), "graphs": found, "figures": rows}, indent=1)
         (out / "cuda_figures.json").write_text(text, encoding="utf-8")
     for figure in figures:
         target = "" if figure.target is None else f" (target {figure.target:g})"
