@@ -14,21 +14,11 @@ from rlx_ort.cli.files import replacing
 from rlx_ort.cli.show import duration
 
 if TYPE_CHECKING:
+    from rlx_ort.calibration.features import Kernel
     from rlx_ort.ir.graph import Graph
-    from rlx_ort.selection.work import Work
 
 __all__ = ["draw"]
 
-_NAMES = {
-    "gemm": "matrix product",
-    "bmm": "batched product",
-    "conv": "convolution",
-    "pointwise": "1 x 1 convolution",
-    "depthwise": "depthwise convolution",
-    "attention": "attention",
-    "rnn": "recurrent layer",
-    "fused": "fused with the node before",
-}
 _KINDS_SHOWN = 5
 # Okabe and Ito's colours, which people tell apart however they see colour.
 _COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#F0E442")
@@ -97,17 +87,17 @@ def _roofline(
     `colours` keeps it; others get the next one.
     """
     from rlx_ort.device import Device
-    from rlx_ort.selection.predict import cost_model, works_of
+    from rlx_ort.selection.predict import cost_model, kernels_of
 
     device = Device(row["device"])
     model = cost_model(device)
     if model is None:  # the row would have no prediction
         return
-    works = {work: (count, model.work_ns(work)) for work, count in works_of(graph, device, dims).items()}
-    kinds = _by_kind(works)
-    total_ns = sum(count * ns for count, ns in works.values())
-    products = [rate for name in _NAMES.values() if name in kinds for rate in kinds[name].rate]
-    peak = max(*(model.sgemm_gflops(m, 1024, 1024) for m in (64, 1024, 4096)), *products)
+    priced = {kernel: (count, model.price(kernel).ns) for kernel, count in kernels_of(graph, device, dims).items()}
+    kinds = _by_kind(priced)
+    total_ns = sum(count * ns for count, ns in priced.values())
+    rates = [rate for points in kinds.values() for rate in points.rate]
+    peak = max(*(model.sgemm_gflops(m, 1024, 1024) for m in (64, 1024, 4096)), *rates)
     bandwidth = model.memory_bw()
     knee = peak / bandwidth
     everywhere = [value for points in kinds.values() for value in points.intensity]
@@ -143,14 +133,14 @@ def _colour(name: str, colours: dict[str, str]) -> str:
     return colours.setdefault(name, unused[0] if unused else "#000000")
 
 
-def _by_kind(works: Mapping[Work, tuple[int, float]]) -> dict[str, _Points]:
-    """Return the nodes by kind, the most expensive kinds first and the rest as one; views compute nothing."""
+def _by_kind(priced: Mapping[Kernel, tuple[int, float]]) -> dict[str, _Points]:
+    """Return the nodes by operator, the most expensive first and the rest as one; views compute nothing."""
     found: dict[str, _Points] = {}
-    for work, (count, ns) in works.items():
-        if work.flops and work.nbytes and ns > 0:
-            points = found.setdefault(_NAMES.get(work.kind, work.like), _Points())
-            points.intensity.append(work.flops / work.nbytes)
-            points.rate.append(work.flops * work.times / ns)
+    for kernel, (count, ns) in priced.items():
+        if kernel.flops and kernel.nbytes and ns > 0:
+            points = found.setdefault(kernel.op_type, _Points())
+            points.intensity.append(kernel.flops / kernel.nbytes)
+            points.rate.append(kernel.flops * kernel.times / ns)
             points.ns.append(count * ns)
     ordered = sorted(found.items(), key=lambda item: -sum(item[1].ns))
     kinds = dict(ordered[:_KINDS_SHOWN])

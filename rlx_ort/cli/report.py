@@ -122,7 +122,10 @@ def _reasons(graph: Graph, candidate: DeviceCandidate, compile_options: CompileO
         estimate = explain(graph, candidate.device, automatic(compile_options))
     if estimate is None:
         return {"terms": [], "error": None, "uncalibrated": ""}
-    terms = [{"name": term.name, "kind": term.kind, "ns": term.ns, "count": term.count} for term in estimate.explain()]
+    terms = [
+        {"name": term.name, "kind": term.kind, "ns": term.ns, "count": term.count, "how": term.how}
+        for term in estimate.explain()
+    ]
     default = (candidate.profile_source or "").startswith("default")
     return {
         "terms": terms,
@@ -136,12 +139,12 @@ def _print_reasons(rows: list[dict[str, Any]], policy: DevicePolicy) -> None:
     for row in priced:
         total_ns = row["predicted_ns"]
         parts = [
-            (term["name"], term["count"], duration(term["ns"]), f"{term['ns'] / total_ns:.0%}")
+            (term["name"], term["count"], duration(term["ns"]), f"{term['ns'] / total_ns:.0%}", term["how"])
             for term in row["terms"]
             if term["ns"] > 0
         ]
         title = f"{row['device']}: {duration(total_ns)} a run, give or take {row['error']:.0%}"
-        print_table(("part", "number", "time", "share"), parts, title=title)
+        print_table(("part", "number", "time", "share", "how it is known"), parts, title=title)
         click.echo(f"from {row['profile_source']}" + (f" ({row['uncalibrated']})" if row["uncalibrated"] else ""))
     chosen = next((row for row in priced if row["recommended"]), None)
     if chosen is not None:
@@ -174,7 +177,7 @@ def _note_assumed(rows: list[dict[str, Any]]) -> None:
     """Say which sizes the predictions took a stand-in for."""
     assumed = list(dict.fromkeys(name for row in rows for name in row["assumed_dims"]))
     if assumed:
-        from rlx_ort.selection.workload import DEFAULT_DIM
+        from rlx_ort.selection.cost import DEFAULT_DIM
 
         note(f"predicted with {DEFAULT_DIM} for dims without a size: {', '.join(assumed)}; give sizes with --dim")
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rlx_ort.converters.to_onnx.exported import ExportedModel
     from rlx_ort.execution.runnable import Runnable
     from rlx_ort.ir.graph import Graph
-    from rlx_ort.providers.base import CostProfile, EngineSession, Provider
+    from rlx_ort.providers.base import EngineSession, Provider
 
 __all__ = ["Engine", "EngineSlot"]
 
@@ -190,8 +190,6 @@ class EngineSlot:
             requested,
             session.assignments,
             self.exported,
-            profiles=self._profiles(requested),
-            graph=self.graph,
             host_marker=self._host_marker,
         )
         self._log()
@@ -209,20 +207,6 @@ class EngineSlot:
         count = None if claims is None else len(claims)
         assert self.placement is not None  # noqa: S101  # the caller has just set it
         log_dispatch_report(self.graph, self.exported, self.device, policy, count, self.placement)
-
-    def _profiles(self, requested: str) -> dict[str, CostProfile]:
-        from rlx_ort.providers import registry
-
-        profiles = {}
-        cpu = registry.default_registry().for_device(Device.CPU)
-        for name, provider, device in (
-            ("" if cpu is None else cpu.ep_name, cpu, Device.CPU),
-            (requested, self.provider, self.device),
-        ):
-            profile = None if provider is None else provider.default_profile(device)
-            if profile is not None:
-                profiles[name] = profile
-        return profiles
 
 
 def _without(types: Mapping[str, ValueType], names: Sequence[str]) -> Mapping[str, ValueType]:

@@ -36,13 +36,11 @@ class Placement:
         requested: the execution provider that was asked for.
         nodes_by_ep: execution provider -> its nodes, in execution order.
         boundary_copies: values that cross between the requested device and another one in each run.
-        cost_ns_by_ep: execution provider -> predicted time of its nodes in one run, in nanoseconds.
     """
 
     requested: str
     nodes_by_ep: Mapping[str, tuple[PlacedNode, ...]] = field(default_factory=lambda: MappingProxyType({}))
     boundary_copies: int = 0
-    cost_ns_by_ep: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
 
     @property
     def requested_share(self) -> float:

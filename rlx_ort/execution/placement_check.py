@@ -10,12 +10,10 @@ from rlx_ort.device import Device
 from rlx_ort.errors import PlacementError
 from rlx_ort.execution.options import PlacementRule
 from rlx_ort.execution.placement import PlacedNode, Placement
-from rlx_ort.ir.op import type_bytes
 
 if TYPE_CHECKING:
     from rlx_ort.converters.to_onnx.exported import ExportedModel
-    from rlx_ort.ir.graph import Graph
-    from rlx_ort.providers.base import CostProfile, NodeAssignment
+    from rlx_ort.providers.base import NodeAssignment
 
 __all__ = ["build_placement", "enforce"]
 
@@ -27,8 +25,6 @@ def build_placement(
     assignments: Sequence[NodeAssignment],
     exported: ExportedModel,
     *,
-    profiles: Mapping[str, CostProfile] | None = None,
-    graph: Graph | None = None,
     host_marker: str = "",
 ) -> Placement:
     """Return where the nodes of a session are.
@@ -37,8 +33,6 @@ def build_placement(
         requested: the execution provider that was asked for.
         assignments: where the engine says its nodes are.
         exported: the model the session was opened with.
-        profiles: execution provider -> figures to predict times with; providers without one get no cost.
-        graph: the user's graph, which knows the arithmetic of each op; without it only memory counts.
         host_marker: part of the names of nodes that are on the CPU because the user wants them there.
     """
     by_ep: dict[str, list[PlacedNode]] = {}
@@ -60,7 +54,6 @@ def build_placement(
         requested=requested,
         nodes_by_ep=MappingProxyType({ep: tuple(nodes) for ep, nodes in by_ep.items()}),
         boundary_copies=_count_crossings(requested, exported, ep_of),
-        cost_ns_by_ep=MappingProxyType(_costs(exported, ep_of, profiles or {}, graph)),
     )
 
 
@@ -118,30 +111,3 @@ def _count_crossings(requested: str, exported: ExportedModel, ep_of: Mapping[str
         crossings.update((name, ep) for name, source in sources if (source == requested) != (ep == requested))
         produced_on.update((name, ep) for name in node.output_names if name)
     return len(crossings)
-
-
-def _costs(
-    exported: ExportedModel, ep_of: Mapping[str, str], profiles: Mapping[str, CostProfile], graph: Graph | None
-) -> dict[str, float]:
-    """Return the predicted ns per execution provider: for each node the slower of arithmetic and memory, plus dispatch.
-
-    The arithmetic of a user's node is charged to its first ONNX node; dims without a size count as 1.
-    """
-    costs: dict[str, float] = {}
-    charged: set[int] = set()
-    for node in exported.nodes:
-        ep = ep_of.get(node.name, "")
-        profile = profiles.get(ep)
-        if profile is None:
-            continue
-        flops = 0
-        if graph is not None and node.origin not in charged and node.origin < len(graph.nodes):
-            charged.add(node.origin)
-            source = graph.nodes[node.origin]
-            inputs = [None if value is None else value.type for value in graph.node_inputs(source)]
-            flops = source.op.flops(inputs, source.types)
-        moved = sum(type_bytes(kind) for kind in (*node.inputs, *node.outputs))
-        rate = profile.conv_gflops if node.op_type.startswith("Conv") else profile.gemm_gflops
-        work = max(flops / rate, moved / profile.memory_bytes_per_ns)
-        costs[ep] = costs.get(ep, 0.0) + work + profile.dispatch_ns
-    return costs

@@ -19,7 +19,7 @@ from rlx_ort.ir.types import TensorType, ValueType
 if TYPE_CHECKING:
     from rlx_ort.ir.graph import Graph
 
-__all__ = ["Body", "as_body", "body_flops", "body_results", "expect_same_type", "finer_type", "tensor_types"]
+__all__ = ["Body", "as_body", "body_results", "expect_same_type", "finer_type", "tensor_types"]
 
 Body: TypeAlias = "Graph | Callable[..., Value | Sequence[Value]]"
 """What the builders take as a body: a graph, or a function `(graph, *inputs)` that builds one and returns results."""
@@ -94,12 +94,3 @@ def finer_type(first: TensorType, second: TensorType) -> TensorType:
     for left, right in zip(first.shape, second.shape, strict=True):
         dims.append(left if left == right or isinstance(left, int) else right if isinstance(right, int) else None)
     return TensorType(first.dtype, Shape(dims))
-
-
-def body_flops(body: Graph) -> int:
-    """Return the floating-point operations of one run of a body; dimensions without a size count as 1."""
-    total = 0
-    for node in body.nodes:
-        inputs = [None if ref is None else body.nodes[ref.node].types[ref.output] for ref in node.inputs]
-        total += node.op.flops(inputs, node.types)
-    return total

@@ -1,11 +1,10 @@
-"""What an op is: a frozen dataclass that knows its result types and its cost. Families live in `rlx_ort.ir.ops`.
+"""What an op is: a frozen dataclass that knows its result types. Families live in `rlx_ort.ir.ops`.
 
 To add an op: write its dataclass and its builder in a family file, and one lowering in `rlx_ort.converters.to_onnx`.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, TypeAlias
@@ -51,17 +50,6 @@ class Op:
         """
         raise NotImplementedError(f"{type(self).__name__} does not infer its result")
 
-    def flops(self, inputs: OpTypes, outputs: OpTypes) -> int:
-        """Return the floating-point operations of one run: by default one for each output element.
-
-        Dimensions without a size count as 1, so bind the shapes first for a real figure.
-        """
-        return sum(element_count(output) for output in outputs)
-
-    def bytes_moved(self, inputs: OpTypes, outputs: OpTypes) -> int:
-        """Return the bytes read and written in one run: by default every input and output once."""
-        return sum(type_bytes(value) for value in (*inputs, *outputs))
-
     @property
     def is_leaf(self) -> bool:
         """Whether the op only names data: inputs, parameters, constants and captures cost nothing."""
@@ -88,18 +76,6 @@ def op_class(kind: str) -> type[Op]:
 def op_kinds() -> tuple[str, ...]:
     """Return every kind that has an op class, sorted."""
     return tuple(sorted(_classes))
-
-
-def element_count(value: ValueType | None) -> int:
-    """Return the number of elements of a tensor, counting dimensions without a size as 1; 0 for other types."""
-    if not isinstance(value, TensorType) or value.shape is None:
-        return 0
-    return math.prod(dim if isinstance(dim, int) else 1 for dim in value.shape)
-
-
-def type_bytes(value: ValueType | None) -> int:
-    """Return the bytes of a tensor of that type, counting dimensions without a size as 1; 0 for other types."""
-    return value.dtype.nbytes(element_count(value)) if isinstance(value, TensorType) else 0
 
 
 def tensor_input(op: Op, inputs: OpTypes, index: int, name: str) -> TensorType:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from rlx_ort.calibration.features import Workload
 from rlx_ort.device import Device
 from rlx_ort.selection.cost import BackendCostModel
-from rlx_ort.selection.workload import Workload
 
 __all__ = ["Estimate", "Term", "estimate_workload", "total_ns"]
 
@@ -18,15 +18,17 @@ class Term:
 
     Attributes:
         name: what takes the time: `round trip`, `inputs`, `outputs`, `copies`, or a node.
-        kind: `overhead`, `transfer`, or the kind of the node's work.
+        kind: `overhead`, `transfer`, or the row of the table that a node is priced by, or its operator.
         ns: how long, in nanoseconds.
         count: how many parts of the kind it stands for.
+        how: `measured`, `interpolated`, `extrapolated`, or `assumed`; empty for a mixture of these.
     """
 
     name: str
     kind: str
     ns: float
     count: int = 1
+    how: str = "measured"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,18 +53,18 @@ class Estimate:
 
     def explain(self, top: int = 5) -> list[Term]:
         """Return the parts by kind of work, the largest first; the rest beyond `top` as one part."""
-        sums: dict[tuple[str, str], list[float]] = {}
+        sums: dict[tuple[str, str, str], list[float]] = {}
         for term in self.terms:
             name = term.name if term.kind in ("overhead", "transfer") else term.kind
-            entry = sums.setdefault((name, term.kind), [0.0, 0])
+            entry = sums.setdefault((name, term.kind, term.how), [0.0, 0])
             entry[0] += term.ns
             entry[1] += term.count
         ordered = sorted(sums.items(), key=lambda item: -item[1][0])
-        parts = [Term(name, kind, ns, int(count)) for (name, kind), (ns, count) in ordered]
+        parts = [Term(name, kind, ns, int(count), how) for (name, kind, how), (ns, count) in ordered]
         rest = parts[top:]
         if not rest:
             return parts
-        return [*parts[:top], Term("everything else", "rest", sum(part.ns for part in rest), len(rest))]
+        return [*parts[:top], Term("everything else", "rest", sum(part.ns for part in rest), len(rest), "")]
 
 
 def estimate_workload(
@@ -82,17 +84,16 @@ def estimate_workload(
     """
     on_cpu = frozenset(cpu_nodes) if cpu_model is not None else frozenset()
     terms = [Term("round trip", "overhead", model.roundtrip_overhead_ns())]
-    for step in workload.steps:
-        work = step.work
-        if work is not None:
-            priced_by = cpu_model if cpu_model is not None and step.node.origin in on_cpu else model
-            terms.append(Term(step.node.name, work.like if work.kind == "op" else work.kind, priced_by.work_ns(work)))
+    for node, kernel in zip(workload.nodes, workload.kernels, strict=True):
+        if kernel is not None:
+            price = (cpu_model if cpu_model is not None and node.origin in on_cpu else model).price(kernel)
+            terms.append(Term(node.name, kernel.name.partition("-")[0], price.ns, 1, price.how))
     terms += _transfers(workload, model, on_cpu)
-    sums: dict[str, float] = {}
+    by_how: dict[str, float] = {}
     for term in terms:
-        sums[term.kind] = sums.get(term.kind, 0.0) + term.ns
-    total = sum(sums.values())
-    return Estimate(model.device, total, tuple(terms), model.source, model.error_of(sums), workload.assumed)
+        by_how[term.how] = by_how.get(term.how, 0.0) + term.ns
+    total = sum(by_how.values())
+    return Estimate(model.device, total, tuple(terms), model.source, model.error_of(by_how), workload.assumed)
 
 
 def total_ns(workload: Workload, model: BackendCostModel) -> float:
@@ -100,7 +101,7 @@ def total_ns(workload: Workload, model: BackendCostModel) -> float:
     total = model.roundtrip_overhead_ns()
     total += sum(model.upload_ns(workload.inputs[name]) for name in workload.read)
     total += sum(model.readback_ns(workload.outputs[name]) for name in workload.written)
-    return total + sum(model.work_ns(work) * count for work, count in workload.counts.items())
+    return total + sum(model.price(kernel).ns * count for kernel, count in workload.counts.items())
 
 
 def _transfers(workload: Workload, model: BackendCostModel, on_cpu: frozenset[int]) -> list[Term]:
@@ -110,11 +111,11 @@ def _transfers(workload: Workload, model: BackendCostModel, on_cpu: frozenset[in
     inputs, copies = 0.0, 0.0
     input_count, copy_count = 0, 0
     crossed: set[tuple[str, bool]] = set()
-    for step in workload.steps:
-        if step.work is None:
+    for node, kernel in zip(workload.nodes, workload.kernels, strict=True):
+        if kernel is None:
             continue
-        here = step.node.origin in on_cpu
-        for name in step.node.input_names:
+        here = node.origin in on_cpu
+        for name in node.input_names:
             if name not in side or side[name] == here or (name, here) in crossed:
                 continue
             crossed.add((name, here))
@@ -124,7 +125,7 @@ def _transfers(workload: Workload, model: BackendCostModel, on_cpu: frozenset[in
             else:
                 copies += model.readback_ns(nbytes[name]) if here else model.upload_ns(nbytes[name])
                 copy_count += 1
-        side.update(dict.fromkeys(step.node.output_names, here))
+        side.update(dict.fromkeys(node.output_names, here))
     outputs = [model.readback_ns(count) for name, count in workload.outputs.items() if not side.get(name, False)]
     found = [Term("inputs", "transfer", inputs, input_count), Term("outputs", "transfer", sum(outputs), len(outputs))]
     return [*found, Term("copies", "transfer", copies, copy_count)] if copy_count else found

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from rlx_ort import environment
+from rlx_ort.calibration.features import Kernel, Workload, workload_of
 from rlx_ort.converters.to_onnx.draft import Draft
 from rlx_ort.device import Device
 from rlx_ort.errors import CalibrationError, RlxError
@@ -24,9 +25,8 @@ from rlx_ort.selection.availability import provider_of
 from rlx_ort.selection.cost import BackendCostModel, ProfileCostModel
 from rlx_ort.selection.estimate import Estimate, estimate_workload, total_ns
 from rlx_ort.selection.support import draft_for, support_of
-from rlx_ort.selection.workload import Work, Workload, workload_of
 
-__all__ = ["cost_model", "dims_of", "explain", "predicted_ns", "why_default", "works_of"]
+__all__ = ["cost_model", "dims_of", "explain", "predicted_ns", "why_default", "kernels_of"]
 
 _log = logging.getLogger(__name__)
 _WORKLOADS_A_DRAFT = 64
@@ -98,8 +98,8 @@ def dims_of(graph: Graph, inputs: Mapping[str, Any]) -> dict[str, int]:
     return sizes
 
 
-def works_of(graph: Graph, device: Device, dims: Mapping[str, int] | None = None) -> Mapping[Work, int]:
-    """Return each different piece of work of a graph as the device would get it, and how many nodes do it.
+def kernels_of(graph: Graph, device: Device, dims: Mapping[str, int] | None = None) -> Mapping[Kernel, int]:
+    """Return each different kernel of a graph as the device would get it, and how many nodes need it.
 
     There is none where the device gets no model.
     """

@@ -25,7 +25,7 @@ from rlx_ort.execution.options import CompileOptions, PlacementRule
 from rlx_ort.graph_devices import GraphDevices
 from rlx_ort.ir.graph import Graph
 from rlx_ort.selection.policy import DevicePolicy
-from rlx_ort.selection.predict import explain, works_of
+from rlx_ort.selection.predict import explain, kernels_of
 
 __all__ = ["Block", "Limits", "Outcome", "kept_awake", "measure_case", "time_runs", "undisturbed"]
 
@@ -185,7 +185,7 @@ def _predict(outcome: Outcome, graph: Graph, device: Device, options: CompileOpt
     outcome.predicted[device.label] = estimate.total_ns
     outcome.error[device.label] = estimate.error
     outcome.terms[device.label] = [(term.name, term.ns, term.count) for term in estimate.explain(20)]
-    outcome.works[device.label] = [(*work, count) for work, count in works_of(graph, device).items()]
+    outcome.works[device.label] = [(*kernel, count) for kernel, count in kernels_of(graph, device).items()]
     if estimate.total_ns > limits.run_s * 1e9:
         outcome.skipped[device.label] = f"predicted {estimate.total_ns / 1e9:.1f} s a run"
         return False

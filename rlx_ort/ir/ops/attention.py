@@ -12,12 +12,11 @@ from typing import NamedTuple
 
 from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import Value
-from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.infer import broadcast, expect_dim, expect_float, expect_rank, join_dims, known_name, same_dtype
-from rlx_ort.ir.op import Op, OpTypes, element_count, tensor_input
+from rlx_ort.ir.op import Op, OpTypes, tensor_input
 from rlx_ort.ir.ops.leaf import LeafBuilders, Operand
 from rlx_ort.ir.shape import Dim, Shape
-from rlx_ort.ir.types import TensorType, ValueType
+from rlx_ort.ir.types import ValueType
 
 __all__ = ["MASK_KINDS", "Attention", "AttentionBuilders", "HeadLayout", "Rope", "head_layout"]
 
@@ -126,12 +125,6 @@ class Attention(Op):
         for found, wanted in zip(broadcast(self, (shape, scores)) or (), scores, strict=True):
             expect_dim(self, found, wanted, f"the bias {shape} to fit the scores {scores}: a dimension")
 
-    def flops(self, inputs: OpTypes, outputs: OpTypes) -> int:
-        """Return those of both products, and about ten for each score; a causal mask saves nothing."""
-        q, k, _ = self.layouts(inputs)
-        scores = TensorType(DType.F32, Shape((q.batch, self.num_heads, q.length, k.length)))
-        return element_count(scores) * (4 * self.head_dim + 10)
-
 
 @dataclass(frozen=True, slots=True)
 class Rope(Op):
@@ -180,10 +173,6 @@ class Rope(Op):
                 expect_dim(self, rows, length, f"the rows of {name}")
                 expect_dim(self, join_dims((table[0], shape[0])), table[0], f"the batch of {name}")
         return (x,)
-
-    def flops(self, inputs: OpTypes, outputs: OpTypes) -> int:
-        """Return three operations for each element that is rotated."""
-        return 3 * element_count(outputs[0]) * self.rotated // self.head_dim
 
 
 class AttentionBuilders(LeafBuilders):

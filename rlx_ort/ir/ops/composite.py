@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rlx_ort.errors import GraphVerifyError
-from rlx_ort.ir.bodies import as_body, body_flops, tensor_types
+from rlx_ort.ir.bodies import as_body, tensor_types
 from rlx_ort.ir.core import Value
 from rlx_ort.ir.op import Op, OpTypes
 from rlx_ort.ir.types import ValueType
@@ -52,7 +52,3 @@ class Composite(Op):
     def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
         """Return the type of the graph's result."""
         return tuple(value.type for value in self.expand(inputs).outputs)
-
-    def flops(self, inputs: OpTypes, outputs: OpTypes) -> int:
-        """Return those of the graph."""
-        return body_flops(self.expand(inputs))

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rlx_ort.errors import GraphVerifyError
-from rlx_ort.ir.bodies import Body, as_body, body_flops, body_results, expect_same_type, finer_type, tensor_types
+from rlx_ort.ir.bodies import Body, as_body, body_results, expect_same_type, finer_type, tensor_types
 from rlx_ort.ir.core import Value
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.infer import broadcast, expect_dim
-from rlx_ort.ir.op import Op, OpTypes, element_count, known_shape, tensor_input
+from rlx_ort.ir.op import Op, OpTypes, known_shape, tensor_input
 from rlx_ort.ir.ops.leaf import LeafBuilders, Operand
 from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.types import TensorType, ValueType
@@ -60,11 +60,6 @@ class If(Op):
         if left.dtype is not right.dtype:
             raise GraphVerifyError(f"If needs results of one dtype, got {left} and {right}; cast one")
         return TensorType(left.dtype, broadcast(self, (predicate.shape, left.shape, right.shape)))
-
-    def flops(self, inputs: OpTypes, outputs: OpTypes) -> int:
-        """Return those of the longer body, or of both and the selection when it is elementwise."""
-        yes, no = body_flops(self.then_body), body_flops(self.else_body)
-        return yes + no + sum(map(element_count, outputs)) if self.elementwise(inputs) else max(yes, no)
 
     def bodies(self) -> tuple[Graph, ...]:
         """Return the then body and the else body."""
@@ -115,12 +110,6 @@ class While(Op):
         for index, (found, wanted) in enumerate(zip(following, carried, strict=True)):
             expect_same_type(self, found, wanted, f"result {index} of its body")
         return carried
-
-    def flops(self, inputs: OpTypes, outputs: OpTypes) -> int:
-        """Return those of `max_iterations` passes, or of one when there is no limit."""
-        return (body_flops(self.cond) + body_flops(self.body)) * (
-            1 if self.max_iterations is None else self.max_iterations
-        )
 
     def bodies(self) -> tuple[Graph, ...]:
         """Return the condition and the body."""
@@ -195,10 +184,6 @@ class Scan(Op):
             expect_dim(self, shape[0], self.length, f"the length of input {index}")
             given[index] = TensorType(given[index].dtype, Shape(shape[1:]))
         return tuple(given)
-
-    def flops(self, inputs: OpTypes, outputs: OpTypes) -> int:
-        """Return those of all steps."""
-        return self.length * body_flops(self.body)
 
     def bodies(self) -> tuple[Graph, ...]:
         """Return the body."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import Value
 from rlx_ort.ir.infer import expect_dim, expect_float, expect_rank, known_name, pair, same_dtype
-from rlx_ort.ir.op import Op, OpTypes, element_count, tensor_input
+from rlx_ort.ir.op import Op, OpTypes, tensor_input
 from rlx_ort.ir.ops.leaf import LeafBuilders, Operand
 from rlx_ort.ir.shape import Dim, Shape
 from rlx_ort.ir.types import TensorType, ValueType
@@ -51,10 +51,6 @@ class Conv2d(Op):
         sizes = [_window_count(self, *window) for window in windows]
         return (TensorType(dtype, Shape((x[0], weight[0], *sizes))),)
 
-    def flops(self, inputs: OpTypes, outputs: OpTypes) -> int:
-        """Return two operations for each tap of each element of the result."""
-        return element_count(outputs[0]) * (2 * _taps(inputs[1]) + len(inputs) - 2)
-
 
 @dataclass(frozen=True, slots=True)
 class ConvTranspose2d(Op):
@@ -93,12 +89,6 @@ class ConvTranspose2d(Op):
             sizes.append(_positive(self, grown + self.output_padding[i] - 2 * self.padding[i]))
         return (TensorType(dtype, Shape((x[0], channels, *sizes))),)
 
-    def flops(self, inputs: OpTypes, outputs: OpTypes) -> int:
-        """Return two operations for each tap of each element of the input."""
-        weight = inputs[1]
-        taps = _taps(weight) if isinstance(weight, TensorType) else 1
-        return 2 * element_count(inputs[0]) * taps
-
 
 @dataclass(frozen=True, slots=True)
 class Pool(Op):
@@ -127,10 +117,6 @@ class Pool(Op):
         windows = zip(shape[2:], self.kernel, self.stride, self.padding, (1, 1), strict=True)
         return (TensorType(x.dtype, Shape((*shape[:2], *(_window_count(self, *window) for window in windows)))),)
 
-    def flops(self, inputs: OpTypes, outputs: OpTypes) -> int:
-        """Return one operation for each element of each window."""
-        return element_count(outputs[0]) * math.prod(self.kernel)
-
 
 @dataclass(frozen=True, slots=True)
 class ResizeNearest2x(Op):
@@ -144,10 +130,6 @@ class ResizeNearest2x(Op):
         shape = expect_rank(self, x, (4,), "x")
         doubled = (dim * 2 if isinstance(dim, int) else None for dim in shape[2:])
         return (TensorType(x.dtype, Shape((*shape[:2], *doubled))),)
-
-    def flops(self, inputs: OpTypes, outputs: OpTypes) -> int:
-        """Return 0."""
-        return 0
 
 
 def _image_and_weight(op: Op, inputs: OpTypes, groups: int) -> tuple[Shape, Shape]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from rlx_ort.errors import GraphVerifyError
-from rlx_ort.ir.bodies import Body, as_body, body_flops, body_results, tensor_types
+from rlx_ort.ir.bodies import Body, as_body, body_results, tensor_types
 from rlx_ort.ir.core import Value
 from rlx_ort.ir.op import Op, OpTypes
 from rlx_ort.ir.ops.leaf import LeafBuilders, Operand
@@ -69,14 +69,6 @@ class CustomFn(Op):
     def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
         """Return the types of the function's results."""
         return body_results(self, self.fwd, "function", tensor_types(self, inputs, "input"))
-
-    def flops(self, inputs: OpTypes, outputs: OpTypes) -> int:
-        """Return those of the function."""
-        return body_flops(self.fwd)
-
-    def bytes_moved(self, inputs: OpTypes, outputs: OpTypes) -> int:
-        """Return 0: the nodes of the function read and write, the node itself does not exist when it runs."""
-        return 0
 
     def bodies(self) -> tuple[Graph, ...]:
         """Return the function."""

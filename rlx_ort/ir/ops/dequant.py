@@ -30,7 +30,7 @@ from rlx_ort.ir.core import Value
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.gguf_blocks import GGUF_FORMATS, BlockFormat, block_format
 from rlx_ort.ir.infer import expect_dim, expect_float, expect_rank, known_name
-from rlx_ort.ir.op import Op, OpTypes, element_count, known_shape, tensor_input
+from rlx_ort.ir.op import Op, OpTypes, known_shape, tensor_input
 from rlx_ort.ir.ops.leaf import LeafBuilders, Operand
 from rlx_ort.ir.shape import Dim, Shape
 from rlx_ort.ir.types import TensorType, ValueType
@@ -170,10 +170,6 @@ class DequantMatMul(Op):
         x = tensor_input(self, inputs, 0, "x")
         return (TensorType(x.dtype, Shape((*known_shape(self, x, "x")[:-1], n))),)
 
-    def flops(self, inputs: OpTypes, outputs: OpTypes) -> int:
-        """Return those of the product; the weight is expanded before the run."""
-        return 2 * element_count(outputs[0]) * self.sizes(inputs)[0]
-
 
 @dataclass(frozen=True, slots=True)
 class DequantGroupedMatMul(Op):
@@ -217,10 +213,6 @@ class DequantGroupedMatMul(Op):
         _, _, n = self.sizes(inputs)
         x = tensor_input(self, inputs, 0, "x")
         return (TensorType(x.dtype, Shape((known_shape(self, x, "x")[0], n))),)
-
-    def flops(self, inputs: OpTypes, outputs: OpTypes) -> int:
-        """Return those of one product a row."""
-        return 2 * element_count(outputs[0]) * self.sizes(inputs)[1]
 
 
 @dataclass(frozen=True, slots=True)

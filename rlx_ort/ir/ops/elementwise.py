@@ -9,7 +9,7 @@ from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import Value
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.infer import broadcast, expect_float, known_name, same_dtype
-from rlx_ort.ir.op import Op, OpTypes, element_count, tensor_input
+from rlx_ort.ir.op import Op, OpTypes, tensor_input
 from rlx_ort.ir.ops.leaf import LeafBuilders, Operand
 from rlx_ort.ir.shape import Dim
 from rlx_ort.ir.types import TensorType, ValueType
@@ -75,10 +75,6 @@ class Activation(Op):
         if self.function not in _INTEGER_ACTIVATIONS or not x.dtype.is_integer or unsigned_neg:
             expect_float(self, x, "x")
         return (x,)
-
-    def flops(self, inputs: OpTypes, outputs: OpTypes) -> int:
-        """Return a rough count: a transcendental function is several operations."""
-        return _FLOPS[self.function] * element_count(outputs[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,10 +153,6 @@ class Cast(Op):
         """Return the shape of the input with the new dtype."""
         return (TensorType(self.to, tensor_input(self, inputs, 0, "x").shape),)
 
-    def flops(self, inputs: OpTypes, outputs: OpTypes) -> int:
-        """Return 0: a cast only moves data."""
-        return 0
-
 
 @dataclass(frozen=True, slots=True)
 class Clamp(Op):
@@ -189,10 +181,6 @@ class Fma(Op):
         """Return the broadcast type."""
         return (_broadcast_type(self, inputs, ("a", "b", "c")),)
 
-    def flops(self, inputs: OpTypes, outputs: OpTypes) -> int:
-        """Return two operations an element."""
-        return 2 * element_count(outputs[0])
-
 
 @dataclass(frozen=True, slots=True)
 class StopGradient(Op):
@@ -203,10 +191,6 @@ class StopGradient(Op):
     def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
         """Return the type of the input."""
         return (tensor_input(self, inputs, 0, "x"),)
-
-    def flops(self, inputs: OpTypes, outputs: OpTypes) -> int:
-        """Return 0."""
-        return 0
 
 
 def _broadcast_type(op: Op, inputs: OpTypes, names: tuple[str, ...]) -> TensorType:

@@ -10,7 +10,7 @@ from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import Value
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.infer import axis_tuple, expect_dim, known_name, same_dtype
-from rlx_ort.ir.op import Op, OpTypes, element_count, known_shape, normal_axis, tensor_input
+from rlx_ort.ir.op import Op, OpTypes, known_shape, normal_axis, tensor_input
 from rlx_ort.ir.ops.leaf import LeafBuilders, Operand
 from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.types import TensorType, ValueType
@@ -57,10 +57,6 @@ class Sort(Ordered):
 
     descending: bool = False
 
-    def flops(self, inputs: OpTypes, outputs: OpTypes) -> int:
-        """Return about ten comparisons an element."""
-        return 10 * element_count(outputs[0])
-
 
 @dataclass(frozen=True, slots=True)
 class ArgSort(Ordered):
@@ -72,10 +68,6 @@ class ArgSort(Ordered):
         """Return the shape as i64."""
         Ordered.infer(self, inputs)
         return (TensorType(DType.I64, tensor_input(self, inputs, 0, "x").shape),)
-
-    def flops(self, inputs: OpTypes, outputs: OpTypes) -> int:
-        """Return about ten comparisons an element."""
-        return 10 * element_count(outputs[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +102,6 @@ class Reverse(Op):
         axis_tuple(self, self.axes, known_shape(self, x, "x").rank)
         return (x,)
 
-    def flops(self, inputs: OpTypes, outputs: OpTypes) -> int:
-        """Return 0."""
-        return 0
-
 
 @dataclass(frozen=True, slots=True)
 class Trilu(Op):
@@ -137,10 +125,6 @@ class Trilu(Op):
             raise GraphVerifyError(f"Trilu needs matrices, x is {shape}; reshape it to rank 2 or more")
         return (x,)
 
-    def flops(self, inputs: OpTypes, outputs: OpTypes) -> int:
-        """Return 0."""
-        return 0
-
 
 @dataclass(frozen=True, slots=True)
 class GatherElements(Op):
@@ -156,10 +140,6 @@ class GatherElements(Op):
         indices = _indices(self, inputs, 1)
         _same_rank(self, x, indices, self.axis, "indices")
         return (TensorType(x.dtype, indices.shape),)
-
-    def flops(self, inputs: OpTypes, outputs: OpTypes) -> int:
-        """Return 0."""
-        return 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,10 +161,6 @@ class GatherNd(Op):
         for place in range(self.batch_dims):
             expect_dim(self, picked[place], shape[place], f"dimension {place} of the indices")
         return (TensorType(x.dtype, Shape((*picked[:-1], *shape[self.batch_dims + depth :]))),)
-
-    def flops(self, inputs: OpTypes, outputs: OpTypes) -> int:
-        """Return 0."""
-        return 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,10 +191,6 @@ class ScatterElements(Op):
             expect_dim(self, found, wanted, f"dimension {place} of the updates")
         return (x,)
 
-    def flops(self, inputs: OpTypes, outputs: OpTypes) -> int:
-        """Return one operation an update, none for `set`."""
-        return 0 if self.mode == "set" else element_count(inputs[2])
-
 
 @dataclass(frozen=True, slots=True)
 class ScatterNd(Op):
@@ -246,10 +218,6 @@ class ScatterNd(Op):
         for place, (dim, other) in enumerate(zip(found, wanted, strict=True)):
             expect_dim(self, dim, other, f"dimension {place} of the updates")
         return (x,)
-
-    def flops(self, inputs: OpTypes, outputs: OpTypes) -> int:
-        """Return one operation for each element of the updates, none for `set`."""
-        return 0 if self.mode == "set" else element_count(inputs[2])
 
 
 def _running(op: Ordered, inputs: OpTypes) -> ValueType:

@@ -34,14 +34,6 @@ class Leaf(Op):
         """True: a leaf is never a kernel."""
         return True
 
-    def flops(self, inputs: OpTypes, outputs: OpTypes) -> int:
-        """Return 0."""
-        return 0
-
-    def bytes_moved(self, inputs: OpTypes, outputs: OpTypes) -> int:
-        """Return 0: whoever reads the data pays for it."""
-        return 0
-
 
 @dataclass(frozen=True, slots=True)
 class Input(Leaf):

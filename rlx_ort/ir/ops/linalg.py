@@ -18,7 +18,7 @@ from rlx_ort.ir.infer import (
     known_name,
     same_dtype,
 )
-from rlx_ort.ir.op import Op, OpTypes, element_count, known_shape, tensor_input
+from rlx_ort.ir.op import Op, OpTypes, known_shape, tensor_input
 from rlx_ort.ir.ops.elementwise import ACTIVATIONS, Activation
 from rlx_ort.ir.ops.leaf import LeafBuilders, Operand
 from rlx_ort.ir.shape import Dim, Shape
@@ -36,10 +36,6 @@ class MatMul(Op):
     def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
         """Return `[..., M, N]`."""
         return (_product(self, inputs, ("lhs", "rhs")),)
-
-    def flops(self, inputs: OpTypes, outputs: OpTypes) -> int:
-        """Return 2 M K N for each matrix of the batch."""
-        return 2 * element_count(outputs[0]) * _inner(inputs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +88,6 @@ class DotGeneral(Op):
         dims = [*batch, *(lhs[axis] for axis in left_free), *(rhs[axis] for axis in right_free)]
         return (TensorType(dtype, Shape(dims)),)
 
-    def flops(self, inputs: OpTypes, outputs: OpTypes) -> int:
-        """Return two operations for each element of the result and of the contracted axes."""
-        lhs = tensor_input(self, inputs, 0, "lhs")
-        shape = known_shape(self, lhs, "lhs")
-        inner = TensorType(lhs.dtype, Shape(shape[axis] for axis in self.lhs_contracting))
-        return 2 * element_count(outputs[0]) * element_count(inner)
-
 
 @dataclass(frozen=True, slots=True)
 class FusedMatMulBiasAct(Op):
@@ -124,10 +113,6 @@ class FusedMatMulBiasAct(Op):
             expect_dim(self, size, result.shape[-1], "the size of the bias")
         return (result,)
 
-    def flops(self, inputs: OpTypes, outputs: OpTypes) -> int:
-        """Return those of the product, and two an element for the rest."""
-        return 2 * element_count(outputs[0]) * (_inner(inputs) + 1)
-
 
 @dataclass(frozen=True, slots=True)
 class LoraMatMul(Op):
@@ -145,13 +130,6 @@ class LoraMatMul(Op):
         low = _product(self, (inputs[0], inputs[2]), ("x", "a"))
         correction = _product(self, (low, inputs[3]), ("x @ a", "b"))
         return (TensorType(result.dtype, broadcast(self, (result.shape, correction.shape))),)
-
-    def flops(self, inputs: OpTypes, outputs: OpTypes) -> int:
-        """Return the sum over the three products."""
-        low = _product(self, (inputs[0], inputs[2]), ("x", "a"))
-        return 2 * (
-            element_count(outputs[0]) * (_inner(inputs) + _inner((low,)) + 1) + element_count(low) * _inner(inputs)
-        )
 
 
 def _product(op: Op, inputs: OpTypes, names: tuple[str, str]) -> TensorType:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import Value
 from rlx_ort.ir.infer import expect_dim, expect_rank, same_dtype
-from rlx_ort.ir.op import Op, OpTypes, element_count, known_shape, tensor_input, type_bytes
+from rlx_ort.ir.op import Op, OpTypes, known_shape, tensor_input
 from rlx_ort.ir.ops.leaf import LeafBuilders, Operand
 from rlx_ort.ir.shape import Dim, Shape
 from rlx_ort.ir.types import TensorType, ValueType
@@ -35,20 +35,6 @@ class GroupedMatMul(Op):
         _expect_places(self, inputs, 2, "experts", rows)
         return (TensorType(dtype, Shape((rows, n))),)
 
-    def flops(self, inputs: OpTypes, outputs: OpTypes) -> int:
-        """Return those of one product a row."""
-        inner = known_shape(self, tensor_input(self, inputs, 0, "x"), "x")[-1]
-        return 2 * element_count(outputs[0]) * (inner if isinstance(inner, int) else 1)
-
-    def bytes_moved(self, inputs: OpTypes, outputs: OpTypes) -> int:
-        """Return x, the result, and the matrices that at most M of E experts have, read once and copied once."""
-        w = known_shape(self, tensor_input(self, inputs, 1, "w"), "w")
-        rows = known_shape(self, tensor_input(self, inputs, 0, "x"), "x")[0]
-        all_experts = w[0] if isinstance(w[0], int) else 1
-        used = min(all_experts, rows) if isinstance(rows, int) else all_experts
-        weights = type_bytes(inputs[1]) // max(all_experts, 1) * used
-        return type_bytes(inputs[0]) + type_bytes(outputs[0]) + 3 * weights
-
 
 @dataclass(frozen=True, slots=True)
 class ScatterAdd(Op):
@@ -72,10 +58,6 @@ class ScatterAdd(Op):
             raise GraphVerifyError("ScatterAdd needs updates of rank 1 or more, got a scalar")
         _expect_places(self, inputs, 1, "indices", shape[0])
         return (TensorType(updates.dtype, Shape((self.rows, *shape[1:]))),)
-
-    def flops(self, inputs: OpTypes, outputs: OpTypes) -> int:
-        """Return one operation for each element of the updates."""
-        return element_count(inputs[0])
 
 
 def _expect_places(op: Op, inputs: OpTypes, index: int, name: str, count: Dim) -> None:

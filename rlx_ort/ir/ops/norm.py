@@ -11,7 +11,7 @@ from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import Value
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.infer import broadcast, expect_dim, expect_float, expect_rank, same_dtype
-from rlx_ort.ir.op import Op, OpTypes, element_count, known_shape, normal_axis, tensor_input
+from rlx_ort.ir.op import Op, OpTypes, known_shape, normal_axis, tensor_input
 from rlx_ort.ir.ops.leaf import LeafBuilders, Operand
 from rlx_ort.ir.shape import Dim, Shape
 from rlx_ort.ir.types import TensorType, ValueType
@@ -32,10 +32,6 @@ __all__ = [
 @dataclass(frozen=True, slots=True)
 class Norm(Op):
     """Base of the normalisations: about eight operations an element."""
-
-    def flops(self, inputs: OpTypes, outputs: OpTypes) -> int:
-        """Return about eight operations an element."""
-        return 8 * element_count(outputs[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +106,6 @@ class BatchNormInference(Norm):
         """Return the type of the input."""
         return (_along_axis(self, inputs, 1, ("x", "scale", "bias", "mean", "variance")),)
 
-    def flops(self, inputs: OpTypes, outputs: OpTypes) -> int:
-        """Return two operations an element: scale and shift."""
-        return 2 * element_count(outputs[0])
-
 
 @dataclass(frozen=True, slots=True)
 class FusedResidualLN(Norm):
@@ -166,10 +158,6 @@ class FusedSwiGLU(Op):
         if not isinstance(size, int) or size % 2:
             raise GraphVerifyError(f"FusedSwiGLU needs an even size as last dimension, got {size}")
         return (TensorType(self.cast_to or x.dtype, Shape((*shape[:-1], size // 2))),)
-
-    def flops(self, inputs: OpTypes, outputs: OpTypes) -> int:
-        """Return about seven operations an element of the result."""
-        return 7 * element_count(outputs[0])
 
 
 def _along_axis(op: Op, inputs: OpTypes, axis: int, names: tuple[str, ...]) -> TensorType:

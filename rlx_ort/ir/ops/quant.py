@@ -14,7 +14,7 @@ from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import Value
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.infer import broadcast, expect_dim, expect_float, expect_rank, known_name, pair
-from rlx_ort.ir.op import Op, OpTypes, element_count, known_shape, normal_axis, tensor_input
+from rlx_ort.ir.op import Op, OpTypes, known_shape, normal_axis, tensor_input
 from rlx_ort.ir.ops.leaf import LeafBuilders, Operand
 from rlx_ort.ir.shape import Dim, Shape
 from rlx_ort.ir.types import TensorType, ValueType
@@ -71,10 +71,6 @@ class Scaled(Op):
             shape = known_shape(self, x, "x")
             size = shape[normal_axis(self, self.axis, shape.rank)]
             expect_dim(self, size, len(self.scales), f"axis {self.axis} of {shape}, which has that many scales,")
-
-    def flops(self, inputs: OpTypes, outputs: OpTypes) -> int:
-        """Return about three operations an element."""
-        return 3 * element_count(outputs[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,10 +133,6 @@ class FakeQuantize(Op):
             raise GraphVerifyError(f"FakeQuantize with scale mode {self.scale_mode!r} takes x and {state}")
         return (_fake_quantized(self, inputs, self.axis),)
 
-    def flops(self, inputs: OpTypes, outputs: OpTypes) -> int:
-        """Return about six operations an element."""
-        return 6 * element_count(outputs[0])
-
 
 @dataclass(frozen=True, slots=True)
 class FakeQuantizeLSQ(Op):
@@ -162,10 +154,6 @@ class FakeQuantizeLSQ(Op):
     def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
         """Return the type of x."""
         return (_fake_quantized(self, inputs, self.axis),)
-
-    def flops(self, inputs: OpTypes, outputs: OpTypes) -> int:
-        """Return about four operations an element."""
-        return 4 * element_count(outputs[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,11 +190,6 @@ class QMatMul(Op):
         _check_bias(self, inputs, rhs[-1])
         batch = broadcast(self, (Shape(lhs[:-2]), Shape(rhs[:-2])))
         return (TensorType(DType.I8, Shape((*(batch or ()), lhs[-2], rhs[-1]))),)
-
-    def flops(self, inputs: OpTypes, outputs: OpTypes) -> int:
-        """Return 2 K for each element of the result, and about five to scale it."""
-        inner = known_shape(self, tensor_input(self, inputs, 0, "x"), "x")[-1]
-        return element_count(outputs[0]) * (2 * (inner if isinstance(inner, int) else 1) + 5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,12 +235,6 @@ class QConv2d(Op):
         windows = zip(image[2:], weight[2:], self.stride, self.padding, self.dilation, strict=True)
         sizes = [window_count(self, *window) for window in windows]
         return (TensorType(DType.I8, Shape((image[0], weight[0], *sizes))),)
-
-    def flops(self, inputs: OpTypes, outputs: OpTypes) -> int:
-        """Return two for each tap of each element of the result, and about five to scale it."""
-        weight = known_shape(self, tensor_input(self, inputs, 1, "w"), "w")
-        taps = math.prod(dim for dim in weight[1:] if isinstance(dim, int))
-        return element_count(outputs[0]) * (2 * taps + 5)
 
 
 def _some(scales: Sequence[float]) -> str:

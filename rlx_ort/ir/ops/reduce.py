@@ -9,7 +9,7 @@ from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import Value
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.infer import axis_tuple, expect_float, known_name
-from rlx_ort.ir.op import Op, OpTypes, element_count, known_shape, normal_axis, tensor_input
+from rlx_ort.ir.op import Op, OpTypes, known_shape, normal_axis, tensor_input
 from rlx_ort.ir.ops.leaf import LeafBuilders, Operand
 from rlx_ort.ir.shape import Dim, Shape
 from rlx_ort.ir.types import TensorType, ValueType
@@ -39,10 +39,6 @@ class Reduce(Op):
         _expect_number(self, x)
         return (TensorType(x.dtype, _reduced(self, x, self.axes, self.keep_dim)),)
 
-    def flops(self, inputs: OpTypes, outputs: OpTypes) -> int:
-        """Return one operation for each element read."""
-        return element_count(inputs[0])
-
 
 @dataclass(frozen=True, slots=True)
 class Softmax(Op):
@@ -58,10 +54,6 @@ class Softmax(Op):
         expect_float(self, x, "x")
         _check_axis(self, x, self.axis)
         return (x,)
-
-    def flops(self, inputs: OpTypes, outputs: OpTypes) -> int:
-        """Return about eight operations an element."""
-        return 8 * element_count(outputs[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +93,6 @@ class TopK(Op):
             raise GraphVerifyError(f"TopK of {self.k} along a dimension of {size}")
         return (TensorType(self.dtype, Shape((*shape[:-1], self.k))),)
 
-    def flops(self, inputs: OpTypes, outputs: OpTypes) -> int:
-        """Return about four operations an element read."""
-        return 4 * element_count(inputs[0])
-
 
 @dataclass(frozen=True, slots=True)
 class ArgMax(Op):
@@ -119,10 +107,6 @@ class ArgMax(Op):
         """Return i64 without the axis, or with 1 for it."""
         return (_places(self, inputs, self.axis, self.keep_dim),)
 
-    def flops(self, inputs: OpTypes, outputs: OpTypes) -> int:
-        """Return one operation for each element read."""
-        return element_count(inputs[0])
-
 
 @dataclass(frozen=True, slots=True)
 class ArgMin(Op):
@@ -136,10 +120,6 @@ class ArgMin(Op):
     def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
         """Return i64 without the axis, or with 1 for it."""
         return (_places(self, inputs, self.axis, self.keep_dim),)
-
-    def flops(self, inputs: OpTypes, outputs: OpTypes) -> int:
-        """Return one operation for each element read."""
-        return element_count(inputs[0])
 
 
 def _expect_number(op: Op, x: TensorType) -> None:

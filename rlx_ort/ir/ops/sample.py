@@ -12,7 +12,7 @@ from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import Value
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.infer import expect_float, expect_rank
-from rlx_ort.ir.op import Op, OpTypes, element_count, tensor_input
+from rlx_ort.ir.op import Op, OpTypes, tensor_input
 from rlx_ort.ir.ops.leaf import LeafBuilders, Operand
 from rlx_ort.ir.shape import Dim, Shape
 from rlx_ort.ir.types import TensorType, ValueType
@@ -75,10 +75,6 @@ class Sample(Op):
         if not isinstance(shape[-1], int) or not 0 < shape[-1] < 1 << 24:
             raise GraphVerifyError(f"Sample needs logits of 1 to 2^24 - 1 tokens, their number known, got {shape}")
         return (TensorType(self.dtype, Shape(shape[:-1])),)
-
-    def flops(self, inputs: OpTypes, outputs: OpTypes) -> int:
-        """Return about twelve operations a logit, and more when they are sorted."""
-        return (40 if self.top_k or self.top_p < 1 else 12) * element_count(inputs[0])
 
 
 def round_keys(seed: int) -> list[tuple[int, int]]:

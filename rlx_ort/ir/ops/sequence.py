@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import Value
 from rlx_ort.ir.infer import expect_dim, expect_float, expect_rank, same_dtype
-from rlx_ort.ir.op import Op, OpTypes, element_count, tensor_input
+from rlx_ort.ir.op import Op, OpTypes, tensor_input
 from rlx_ort.ir.ops.leaf import LeafBuilders, Operand
 from rlx_ort.ir.shape import Dim, Shape
 from rlx_ort.ir.types import TensorType, ValueType
@@ -42,10 +42,6 @@ class SelectiveScan(Op):
         ):
             _expect_dims(self, inputs, index, names[index], wanted)
         return (x,)
-
-    def flops(self, inputs: OpTypes, outputs: OpTypes) -> int:
-        """Return about ten operations for each state of each element."""
-        return 10 * self.n * element_count(outputs[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +80,6 @@ class GatedDeltaNet(Op):
         result = TensorType(v.dtype, Shape((batch, length, heads, self.n)))
         state = TensorType(v.dtype, Shape((batch, heads, self.n, self.n)))
         return (result, state) if self.carry_state else (result,)
-
-    def flops(self, inputs: OpTypes, outputs: OpTypes) -> int:
-        """Return about eight operations for each element of the state and each token."""
-        return 8 * self.n * element_count(outputs[0])
 
 
 def _expect_dims(op: Op, inputs: OpTypes, index: int, name: str, wanted: tuple[Dim, ...]) -> None:

@@ -10,7 +10,7 @@ from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import Value
 from rlx_ort.ir.dtype import promote
 from rlx_ort.ir.infer import axis_tuple, broadcast, expect_dim, join_dims, known_name, reshaped, same_dtype
-from rlx_ort.ir.op import Op, OpTypes, known_shape, normal_axis, tensor_input, type_bytes
+from rlx_ort.ir.op import Op, OpTypes, known_shape, normal_axis, tensor_input
 from rlx_ort.ir.ops.leaf import LeafBuilders, Operand
 from rlx_ort.ir.shape import Dim, Shape
 from rlx_ort.ir.types import TensorType, ValueType
@@ -26,10 +26,6 @@ class Movement(Op):
 
     arity: ClassVar[tuple[int, int | None]] = (1, 1)
 
-    def flops(self, inputs: OpTypes, outputs: OpTypes) -> int:
-        """Return 0."""
-        return 0
-
 
 @dataclass(frozen=True, slots=True)
 class Reshape(Movement):
@@ -41,10 +37,6 @@ class Reshape(Movement):
         """Return the new dimensions, with -1 worked out where it can be."""
         x = tensor_input(self, inputs, 0, "x")
         return (TensorType(x.dtype, reshaped(self, x.shape, self.dims)),)
-
-    def bytes_moved(self, inputs: OpTypes, outputs: OpTypes) -> int:
-        """Return 0: the data stays where it is."""
-        return 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,10 +131,6 @@ class Narrow(Movement):
             )
         return (TensorType(x.dtype, Shape(self.length if i == axis else dim for i, dim in enumerate(shape))),)
 
-    def bytes_moved(self, inputs: OpTypes, outputs: OpTypes) -> int:
-        """Return what the result takes, read once and written once."""
-        return 2 * type_bytes(outputs[0])
-
 
 @dataclass(frozen=True, slots=True)
 class Slice(Movement):
@@ -177,10 +165,6 @@ class Slice(Movement):
                 dims[axis] = None
         return (TensorType(x.dtype, Shape(dims)),)
 
-    def bytes_moved(self, inputs: OpTypes, outputs: OpTypes) -> int:
-        """Return what the result takes, read once and written once."""
-        return 2 * type_bytes(outputs[0])
-
 
 @dataclass(frozen=True, slots=True)
 class Gather(Movement):
@@ -201,10 +185,6 @@ class Gather(Movement):
         shape, picked = known_shape(self, table, "table"), known_shape(self, indices, "indices")
         axis = normal_axis(self, self.axis, shape.rank)
         return (TensorType(table.dtype, Shape((*shape[:axis], *picked, *shape[axis + 1 :]))),)
-
-    def bytes_moved(self, inputs: OpTypes, outputs: OpTypes) -> int:
-        """Return the indices, and the result read once and written once; the rest of the table is not touched."""
-        return type_bytes(inputs[1]) + 2 * type_bytes(outputs[0])
 
 
 @dataclass(frozen=True, slots=True)

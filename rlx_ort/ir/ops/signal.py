@@ -16,7 +16,7 @@ from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import Value
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.infer import known_name
-from rlx_ort.ir.op import Op, OpTypes, element_count, known_shape, normal_axis, tensor_input
+from rlx_ort.ir.op import Op, OpTypes, known_shape, normal_axis, tensor_input
 from rlx_ort.ir.ops.elementwise import ElementwiseBuilders
 from rlx_ort.ir.ops.leaf import Operand
 from rlx_ort.ir.ops.shape import ShapeBuilders
@@ -73,10 +73,6 @@ class Fft(Op):
         self.size(inputs)
         return (x,)
 
-    def flops(self, inputs: OpTypes, outputs: OpTypes) -> int:
-        """Return 5 N log2 N for each transform."""
-        return math.ceil(2.5 * element_count(inputs[0]) * math.log2(max(self.size(inputs), 2)))
-
 
 @dataclass(frozen=True, slots=True)
 class ComplexNormSq(Op):
@@ -88,10 +84,6 @@ class ComplexNormSq(Op):
         """Return the shape without the last axis."""
         x = _pairs(self, inputs)
         return (TensorType(x.dtype, Shape(known_shape(self, x, "x")[:-1])),)
-
-    def flops(self, inputs: OpTypes, outputs: OpTypes) -> int:
-        """Return three operations a number."""
-        return 3 * element_count(outputs[0])
 
 
 @dataclass(frozen=True, slots=True)

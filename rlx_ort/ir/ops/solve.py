@@ -14,7 +14,7 @@ from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import Value
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.infer import broadcast, expect_dim, expect_float, same_dtype
-from rlx_ort.ir.op import Op, OpTypes, element_count, known_shape, tensor_input
+from rlx_ort.ir.op import Op, OpTypes, known_shape, tensor_input
 from rlx_ort.ir.ops.leaf import LeafBuilders, Operand
 from rlx_ort.ir.shape import Dim, Shape
 from rlx_ort.ir.types import TensorType, ValueType
@@ -32,10 +32,6 @@ class DenseSolve(Op):
         """Return the type of b."""
         return (_solution(self, inputs, batched=False),)
 
-    def flops(self, inputs: OpTypes, outputs: OpTypes) -> int:
-        """Return 2 N^2 (N + K)."""
-        return _flops(self, inputs, outputs)
-
 
 @dataclass(frozen=True, slots=True)
 class BatchedDenseSolve(Op):
@@ -49,10 +45,6 @@ class BatchedDenseSolve(Op):
     def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
         """Return the type of b."""
         return (_solution(self, inputs, batched=True),)
-
-    def flops(self, inputs: OpTypes, outputs: OpTypes) -> int:
-        """Return 2 N^2 (N + K) for each of the batch."""
-        return _flops(self, inputs, outputs)
 
 
 def _solution(op: Op, inputs: OpTypes, batched: bool) -> TensorType:
@@ -76,13 +68,6 @@ def _solution(op: Op, inputs: OpTypes, batched: bool) -> TensorType:
         expect_dim(op, matrix[place], dim, f"dimension {place} of a")
         expect_dim(op, right[place], dim, f"dimension {place} of b")
     return b
-
-
-def _flops(op: Op, inputs: OpTypes, outputs: OpTypes) -> int:
-    matrix = tensor_input(op, inputs, 0, "a")
-    size = known_shape(op, matrix, "a")[-1]
-    n = size if isinstance(size, int) else 1
-    return 2 * n * (element_count(matrix) + element_count(outputs[0]))
 
 
 class SolveBuilders(LeafBuilders):

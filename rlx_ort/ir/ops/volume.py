@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import Value
 from rlx_ort.ir.infer import expect_dim, expect_float, expect_rank, known_name, pair, same_dtype
-from rlx_ort.ir.op import Op, OpTypes, element_count, known_shape, tensor_input
+from rlx_ort.ir.op import Op, OpTypes, tensor_input
 from rlx_ort.ir.ops.leaf import LeafBuilders, Operand
 from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.types import TensorType, ValueType
@@ -58,12 +58,6 @@ class Conv3d(Op):
         sizes = [window_count(self, *window) for window in windows]
         return (TensorType(dtype, Shape((volume[0], channels, *sizes))),)
 
-    def flops(self, inputs: OpTypes, outputs: OpTypes) -> int:
-        """Return two operations for each tap of each element of the result."""
-        weight = known_shape(self, tensor_input(self, inputs, 1, "weight"), "weight")
-        taps = math.prod(dim for dim in weight[1:] if isinstance(dim, int))
-        return element_count(outputs[0]) * (2 * taps + len(inputs) - 2)
-
 
 @dataclass(frozen=True, slots=True)
 class Im2Col(Op):
@@ -109,10 +103,6 @@ class Im2Col(Op):
             raise GraphVerifyError(f"Im2Col needs the number of channels of x {shape}; bind the dimension first")
         return (TensorType(x.dtype, Shape((shape[0], channels * math.prod(self.kernel), rows * columns))),)
 
-    def flops(self, inputs: OpTypes, outputs: OpTypes) -> int:
-        """Return 0."""
-        return 0
-
 
 @dataclass(frozen=True, slots=True)
 class Interpolate(Op):
@@ -148,11 +138,6 @@ class Interpolate(Op):
         if self.mode == "cubic" and len(self.sizes) != 2:
             raise GraphVerifyError(f"Interpolate with mode cubic resizes images, not {len(self.sizes)} dimensions")
         return (TensorType(x.dtype, Shape((*shape[:2], *self.sizes))),)
-
-    def flops(self, inputs: OpTypes, outputs: OpTypes) -> int:
-        """Return two operations for each element that a new one is made of."""
-        taps = math.prod([{"nearest": 0, "linear": 2, "cubic": 4}[self.mode]] * len(self.sizes))
-        return 2 * taps * element_count(outputs[0])
 
 
 class VolumeBuilders(LeafBuilders):

@@ -14,7 +14,7 @@ from rlx_ort.execution.placement_check import build_placement, enforce
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.types import TensorType
-from rlx_ort.providers.base import CostProfile, NodeAssignment
+from rlx_ort.providers.base import NodeAssignment
 
 GPU, CPU = "WebGpuExecutionProvider", "CPUExecutionProvider"
 KIND = TensorType(DType.F32, Shape([8]))
@@ -104,10 +104,3 @@ def test_a_node_that_was_fused_away_stands_where_its_producer_is() -> None:
     """No copy is counted through a node that the engine merged into its neighbour."""
     placement = build_placement(GPU, _at(("n0/Fusion", GPU), ("n2", GPU)), _chain(3))
     assert placement.boundary_copies == 0
-
-
-def test_costs_are_predicted_from_the_profile() -> None:
-    """Each node costs its memory traffic and a dispatch; a provider without figures gets no cost."""
-    profile = CostProfile(1.0, 1.0, 2.0, 100.0, 0.0, 1.0, 1.0)
-    placement = build_placement(GPU, _at(("n0", GPU), ("n1", GPU), ("n2", CPU)), _chain(3), profiles={GPU: profile})
-    assert dict(placement.cost_ns_by_ep) == {GPU: 2 * (2 * 8 * 4 / 2.0 + 100.0)}

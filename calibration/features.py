@@ -1,0 +1,501 @@
+"""What each node of an exported model asks of a device: the kernel, its sizes, and how much it computes and moves.
+
+Nodes that ONNX Runtime folds away cost nothing; nodes that it fuses with a product or a convolution before them cost
+what they add to it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain
+from typing import NamedTuple
+
+from rlx_ort.converters.to_onnx.exported import ExportedModel
+from rlx_ort.converters.to_onnx.model import ModelAttribute
+from rlx_ort.converters.to_onnx.outline import Outline
+from rlx_ort.converters.to_onnx.records import NodeRecord, Pattern
+from rlx_ort.ir.dtype import DType
+from rlx_ort.ir.tensor import TensorData
+from rlx_ort.ir.types import TensorType, ValueType
+
+__all__ = ["BY_WIDTH", "DEFAULT_DIM", "Fact", "Kernel", "Workload", "kernel_of", "workload_of"]
+
+DEFAULT_DIM = 32
+"""The size a dimension without one is taken to have: between one sequence and a batch of long ones."""
+
+_TRIPS = 8  # how often the body of a loop of unknown length is taken to run
+_SMALL_CONSTANT = 16  # elements of a constant input that count as a part of the operator, such as axes
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_VIEWS = _words("Reshape Squeeze Unsqueeze Flatten Identity Optional OptionalGetElement Shape Size")
+_SPARSE_READS = _words("Gather GatherElements GatherND Slice Split OneHot GatherBlockQuantized")
+_RANDOM = _words("RandomNormal RandomUniform RandomNormalLike RandomUniformLike Bernoulli Multinomial")
+_ACTIVATIONS = _words("Relu LeakyRelu Sigmoid Tanh Clip HardSigmoid HardSwish")
+_FUSIBLE = _ACTIVATIONS | {"Add", "BatchNormalization"}
+_PRODUCTS = _words(
+    "MatMul Gemm FusedMatMul FusedGemm TransposeMatMul MatMulInteger QLinearMatMul QGemm MatMulNBits MatMulBnb4 "
+    "DynamicQuantizeMatMul MatMulIntegerToFloat"
+)
+_CONVOLUTIONS = _words("Conv ConvTranspose FusedConv ConvInteger QLinearConv NhwcConv NhwcFusedConv")
+_ATTENTIONS = _words("Attention MultiHeadAttention GroupQueryAttention")
+_RECURRENT = _words("LSTM GRU RNN DynamicQuantizeLSTM")
+
+_SAME: Mapping[str, str] = {
+    **dict.fromkeys(_words("Gemm FusedMatMul FusedGemm TransposeMatMul"), "MatMul"),
+    **dict.fromkeys(_words("FusedConv NhwcConv NhwcFusedConv"), "Conv"),
+    **dict.fromkeys(_words("MultiHeadAttention GroupQueryAttention"), "Attention"),
+    **dict.fromkeys(_words("Sub And Or Xor"), "Add"),
+    **dict.fromkeys(_words("Slice Split Expand Tile Pad"), "Concat"),
+    "LogSoftmax": "Softmax",
+    "ReduceSum": "ReduceMean",
+    "GlobalAveragePool": "ReduceMean",
+    "SimplifiedLayerNormalization": "LayerNormalization",
+    "RMSNormalization": "LayerNormalization",
+    "SkipLayerNormalization": "LayerNormalization",
+}
+"""Operator -> another one whose kernels do the same work, so that one measurement stands for both."""
+
+_TABLE = _words(
+    "Add Tanh Softmax LayerNormalization Gather TransposeRows ReduceMean Concat AddRow Transpose Relu Mul Sigmoid Gelu "
+    "Erf Exp Sin Pow Where Cast Div Sqrt ReduceRows"
+)
+"""Operators priced by their elements that every full calibration measures."""
+
+BY_WIDTH = _words("Softmax LayerNormalization ReduceMean Gather Concat ReduceRows")
+"""Those whose time depends on the length of a row as well."""
+
+
+class Kernel(NamedTuple):
+    """One piece of work. Equal pieces cost the same.
+
+    Attributes:
+        name: the row of the table that it is priced by: `MatMul` (m, k, n); `BatchedMatMul` (batch, m, k, n); `Conv3x3`,
+            `Conv1x1` (pixels, channels); `DepthwiseConv` (elements); `Attention` (batch * heads, queries, keys,
+            head_dim); `LSTM` (steps, batch, inputs, hidden, directions); an operator of the
+            table (elements) or (elements, width of a row); `View` (); what is fused with a node before it, as `MatMul+Bias` (elements). Any
+            other operator is named with a digest of what its time may depend on besides its elements.
+        size: the sizes. Elements are counted in units of four bytes.
+        dtype: the element type of its result.
+        flops: floating-point operations.
+        nbytes: bytes read and written.
+        times: how often it runs.
+        op_type: the operator.
+    """
+
+    name: str
+    size: tuple[int, ...] = ()
+    dtype: str = "f32"
+    flops: float = 0.0
+    nbytes: float = 0.0
+    times: int = 1
+    op_type: str = ""
+
+
+class Fact(NamedTuple):
+    """What pricing needs of a type: its sizes, its element type, and how much it is."""
+
+    shape: tuple[int, ...] = ()
+    dtype: str = "f32"
+    elements: int = 0
+    nbytes: int = 0
+
+
+_NOTHING = Fact()
+
+
+def kernel_of(
+    op_type: str, inputs: Sequence[Fact], outputs: Sequence[Fact], *, shared: bool, variant: str = ""
+) -> Kernel:
+    """Return the kernel of a node.
+
+    Args:
+        op_type: the operator.
+        inputs: its inputs.
+        outputs: its outputs.
+        shared: every batch multiplies with the same second operand.
+        variant: what tells its kernels from others of the operator, for one that is not in the table.
+    """
+    out = outputs[0] if outputs else _NOTHING
+    if op_type in _VIEWS:
+        return Kernel("View", (), out.dtype, op_type=op_type)
+    moved = float(sum([fact.nbytes for fact in (*inputs, *outputs)]))
+    shapes = [fact.shape for fact in inputs]
+    found: tuple[str, tuple[int, ...], float] | None = None
+    if op_type in _PRODUCTS and shapes and shapes[0] and out.shape:
+        found = _product(op_type, shapes, out, shared)
+    elif op_type in _CONVOLUTIONS and len(shapes) > 1 and len(shapes[1]) > 2 and len(out.shape) > 2:
+        found = _conv(op_type, shapes, out)
+    elif op_type in _ATTENTIONS and shapes and len(shapes[0]) >= 3:
+        found = _attention(shapes)
+    elif op_type in _RECURRENT and len(shapes) > 2 and len(shapes[0]) == 3 and len(shapes[2]) == 3:
+        found = _recurrent(op_type, shapes)
+    if found is not None:
+        name, size, flops = found
+        if op_type not in ("MatMul", "Conv", "Attention", "LSTM") and op_type not in _SAME:
+            name, size = f"{op_type}{variant}", (round(flops),)
+        return Kernel(name, size, out.dtype, flops, moved, 1, op_type)
+    return _by_elements(op_type, inputs, outputs, moved, variant)
+
+
+def _product(
+    op_type: str, shapes: list[tuple[int, ...]], out: Fact, shared: bool
+) -> tuple[str, tuple[int, ...], float]:
+    n = out.shape[-1]
+    batch = 1 if shared or len(shapes) < 2 or len(shapes[1]) <= 2 else math.prod(out.shape[:-2])
+    rows = max(out.elements // max(n * batch, 1), 1)
+    left = math.prod(shapes[0])
+    if op_type in ("Gemm", "FusedGemm"):
+        k = max(left // max(out.shape[0], 1), 1)
+    else:
+        # The left operand may have fewer batches than the result, so its own rows give its depth.
+        own_rows = math.prod(shapes[0][:-2]) * rows if batch > 1 else rows
+        k = max(left // max(own_rows, 1), 1)
+    flops = 2.0 * batch * rows * k * n
+    return ("BatchedMatMul", (batch, rows, k, n), flops) if batch > 1 else ("MatMul", (rows, k, n), flops)
+
+
+def _conv(op_type: str, shapes: list[tuple[int, ...]], out: Fact) -> tuple[str, tuple[int, ...], float]:
+    grid = shapes[0] if op_type == "ConvTranspose" else out.shape
+    pixels = max(grid[0] * math.prod(grid[2:]), 1)
+    each = math.prod(shapes[1])  # multiplications a pixel
+    flops = 2.0 * pixels * each
+    if shapes[1][1] == 1 and shapes[0][1] > 1:
+        return "DepthwiseConv", (max(round(pixels * each / 9), 1),), flops
+    if math.prod(shapes[1][2:]) == 1:
+        return "Conv1x1", (pixels, max(round(math.sqrt(each)), 1)), flops
+    return "Conv3x3", (pixels, max(round(math.sqrt(each / 9)), 1)), flops
+
+
+def _attention(shapes: list[tuple[int, ...]]) -> tuple[str, tuple[int, ...], float]:
+    query = shapes[0]
+    key = shapes[1] if len(shapes) > 1 and len(shapes[1]) >= 3 else query
+    past = next((shape[2] for shape in shapes[3:] if len(shape) == 4), 0)
+    if len(query) == 4:
+        batch, heads, queries, depth = query
+    else:
+        batch, queries, width = query
+        depth = 64 if width % 64 == 0 else width
+        heads = max(width // depth, 1)
+    keys = (key[2] if len(key) == 4 else key[1]) + past
+    return "Attention", (batch * heads, queries, keys, depth), 4.0 * batch * heads * queries * keys * depth
+
+
+def _recurrent(op_type: str, shapes: list[tuple[int, ...]]) -> tuple[str, tuple[int, ...], float]:
+    steps, batch, width = shapes[0]
+    directions, gates, hidden = shapes[2]  # the recurrent weights, all gates in one
+    flops = 2.0 * steps * batch * directions * gates * (width + hidden)
+    return op_type, (steps, batch, width, hidden, directions), flops
+
+
+def _by_elements(op_type: str, inputs: Sequence[Fact], outputs: Sequence[Fact], moved: float, variant: str) -> Kernel:
+    elements = max([fact.elements for fact in outputs], default=0)
+    if op_type not in _SPARSE_READS:
+        elements = max([elements, *(fact.elements for fact in inputs)])
+    out = outputs[0] if outputs else _NOTHING
+    name = _SAME.get(op_type, op_type)
+    if name == "Transpose" and inputs and len(inputs[0].shape) > 2 and inputs[0].shape[-1:] == out.shape[-1:]:
+        name = "TransposeRows"  # whole rows are moved, as attention does with its heads
+    elif name in ("Add", "Mul", "Div") and len(inputs) == 2:
+        small = min(inputs[0].elements, inputs[1].elements)
+        name = "AddRow" if 1 < small < elements else name
+    elif name == "ReduceMean" and inputs and _keeps_last(inputs[0].shape, out.shape):
+        name = "ReduceRows"
+    if name not in _TABLE:
+        name = f"{op_type}{variant}"
+    width = out.nbytes / out.elements if out.elements else 4.0  # bytes of an element
+    count = max(round(elements * width / 4), 1)
+    size: tuple[int, ...] = (count,)
+    if name in BY_WIDTH:
+        row = round(_row_length(op_type, name, inputs, out) * width / 4)
+        size = (count, min(max(row, 1), count))
+    return Kernel(name, size, out.dtype, float(elements), moved, 1, op_type)
+
+
+def _keeps_last(data: tuple[int, ...], out: tuple[int, ...]) -> bool:
+    """Return whether a reduction goes over axes before the last one, as far as the shapes show."""
+    if len(data) < 2 or not out or out[-1] != data[-1] or math.prod(out) == math.prod(data):
+        return False
+    return len(out) == len(data) or out != data[: len(out)]
+
+
+def _row_length(op_type: str, name: str, inputs: Sequence[Fact], out: Fact) -> int:
+    """Return the elements that are normalised or reduced together, copied in one piece, or kept of what is reduced.
+
+    The axis is not known here: normalisations are taken to be over the last one.
+    """
+    data = inputs[0].shape if inputs else ()
+    if not data or not out.elements:
+        return 1
+    if name in ("Softmax", "LayerNormalization"):
+        return data[-1]
+    if name == "ReduceRows":
+        kept = 1
+        for before, after in zip(reversed(data), reversed(out.shape), strict=False):
+            if before != after:
+                break
+            kept *= after
+        return kept
+    if name == "ReduceMean":
+        return max(inputs[0].elements // out.elements, 1)
+    if op_type == "Gather" and len(inputs) == 2:
+        indices = inputs[1].shape
+        for axis in range(len(data)):
+            if out.shape == (*data[:axis], *indices, *data[axis + 1 :]):
+                return math.prod(data[axis + 1 :])
+    if len(data) == len(out.shape):
+        axis = next((at for at, pair in enumerate(zip(data, out.shape, strict=True)) if pair[0] != pair[1]), 0)
+        return math.prod(out.shape[axis:])
+    return out.shape[-1] if out.shape else 1
+
+
+# --- a whole model
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Everything a run of a model does.
+
+    Attributes:
+        nodes: the nodes, in order.
+        kernels: the kernel of each node; None for one that costs nothing.
+        results: what is known of each result of each node.
+        inputs: bytes of each input.
+        outputs: bytes of each output.
+        assumed: the inputs' dims that have no size and count as `DEFAULT_DIM`, as unnamed ones between nodes do.
+        counts: each different kernel, and how many nodes need it.
+        read: names of the inputs that nodes read.
+        written: names of the outputs that nodes write.
+    """
+
+    nodes: Sequence[NodeRecord]
+    kernels: Sequence[Kernel | None]
+    results: Sequence[Sequence[Fact]]
+    inputs: Mapping[str, int]
+    outputs: Mapping[str, int]
+    assumed: tuple[str, ...] = ()
+    counts: Mapping[Kernel, int] = field(default_factory=dict)
+    read: frozenset[str] = frozenset()
+    written: frozenset[str] = frozenset()
+
+    @cached_property
+    def nbytes(self) -> Mapping[str, int]:
+        """Value name -> bytes, for values that nodes write."""
+        return {
+            name: fact.nbytes
+            for node, results in zip(self.nodes, self.results, strict=True)
+            for name, fact in zip(node.output_names, results, strict=True)
+        }
+
+
+def workload_of(model: ExportedModel | Outline, dims: Mapping[str, int] | None = None, *, f32: str = "f32") -> Workload:
+    """Return the work of a model; a dim without a size in `dims` counts as `DEFAULT_DIM`.
+
+    `f32` is the arithmetic of f32 products and convolutions: `tf32` where the device may round them.
+    """
+    outline = model if isinstance(model, Outline) else Outline.of_model(model)
+    return _Reader(outline, dims or {}, f32).read()
+
+
+class _Kind:
+    """What is known of a kind of nodes: the facts of their types, and the kernels found so far."""
+
+    __slots__ = ("fused", "inputs", "is_free", "may_fuse", "op_type", "outputs", "pattern", "plain")
+
+    def __init__(self, reader: _Reader, pattern: Pattern) -> None:
+        self.pattern = pattern
+        self.op_type = op_type = pattern.like.op_type
+        self.is_free = pattern.shape_only or op_type == "Constant"
+        self.may_fuse = op_type in _FUSIBLE
+        self.outputs = reader.facts(pattern.outputs)
+        self.inputs: list[Fact] | None = None  # found when a node of the kind costs something
+        self.plain: dict[object, Kernel] = {}
+        self.fused: dict[str, Kernel] = {}
+
+
+class _Reader:
+    """Reads an outline once; what a kind of nodes has in common is found once."""
+
+    def __init__(self, outline: Outline, dims: Mapping[str, int], f32: str) -> None:
+        self.outline = outline
+        self.dims = dims
+        self.f32 = f32
+        self.assumed: dict[str, None] = {}
+        kinds = [kind for kind in outline.input_types.values() if isinstance(kind, TensorType)]
+        self.given = {dim for kind in kinds for dim in kind.shape or () if isinstance(dim, str)}
+        nodes = outline.nodes
+        # Values that are not known when the session is opened.
+        self.run_time = {*outline.input_types, *chain.from_iterable([node.output_names for node in nodes])}
+        self.uses = Counter(list(outline.output_types))
+        self.uses.update(chain.from_iterable([node.input_names for node in nodes]))
+        self.tags: dict[str, str] = {}  # name -> the product or convolution that a reader may be fused with
+        self._facts: dict[object, Fact] = {}  # equal types have one
+        self._fact_of: dict[int, Fact] = {}  # by identity: the model keeps its types alive
+
+    def read(self) -> Workload:
+        """Return the work of the outline."""
+        kinds: dict[Pattern, _Kind] = {}
+        kernels: list[Kernel | None] = []
+        made: list[Sequence[Fact]] = []
+        for node in self.outline.nodes:
+            kind = kinds.get(node.pattern)
+            if kind is None:
+                kind = kinds[node.pattern] = _Kind(self, node.pattern)
+            kernels.append(None if kind.is_free else self._kernel(node, kind))
+            made.append(kind.outputs)
+        busy = [node for node, kernel in zip(self.outline.nodes, kernels, strict=True) if kernel is not None]
+        self._mark_first(kernels)
+        inputs, results = self._sizes(self.outline.input_types), self._sizes(self.outline.output_types)
+        return Workload(
+            self.outline.nodes,
+            kernels,
+            made,
+            inputs,
+            results,
+            tuple(name for name in self.assumed if name in self.given),
+            Counter(filter(None, kernels)),
+            frozenset(inputs.keys() & set(chain.from_iterable([node.input_names for node in busy]))),
+            frozenset(results.keys() & set(chain.from_iterable([node.output_names for node in busy]))),
+        )
+
+    def _mark_first(self, kernels: list[Kernel | None]) -> None:
+        """Name the first product of a run for itself if it reads an input of the graph, or a view of one."""
+        given = set(self.outline.input_types)
+        for at, kernel in enumerate(kernels):
+            if kernel is None:
+                continue
+            names = self.outline.nodes[at].input_names[:1]
+            if kernel.name == "View" and given.issuperset(names):
+                given.update(self.outline.nodes[at].output_names)
+            elif kernel.name == "MatMul":
+                if given.issuperset(names):
+                    kernels[at] = kernel._replace(name="MatMul:first")
+                return
+
+    def _sizes(self, types: Mapping[str, ValueType]) -> dict[str, int]:
+        return {name: fact.nbytes for name, fact in zip(types, self.facts(types.values()), strict=True)}
+
+    def facts(self, kinds: Iterable[ValueType | None]) -> list[Fact]:
+        """Return what pricing needs of types."""
+        known = self._fact_of
+        return [known.get(id(kind)) or self._new(kind) for kind in kinds]
+
+    def _new(self, kind: ValueType | None) -> Fact:
+        """Return the facts of a type that is asked for the first time; another equal one may have been."""
+        look = (id(kind.dtype), kind.shape) if type(kind) is TensorType else None
+        found = self._facts.get(look)
+        if found is None:
+            found = self._facts[look] = self._fact(kind)
+        self._fact_of[id(kind)] = found
+        return found
+
+    def _fact(self, kind: ValueType | None) -> Fact:
+        if not isinstance(kind, TensorType):
+            return Fact()
+        dtype, dims = kind.dtype, kind.shape or ()
+        shape = tuple([dim if isinstance(dim, int) else self._size(dim) for dim in dims])
+        count = math.prod(shape)
+        if dtype is DType.F32:
+            return Fact(shape, self.f32, count, 4 * count)
+        return Fact(shape, dtype.value, count, 0 if dtype is DType.STRING else dtype.nbytes(count))
+
+    def _size(self, dim: str | None) -> int:
+        if dim is not None and dim in self.dims:
+            return self.dims[dim]
+        self.assumed[dim or "?"] = None
+        return DEFAULT_DIM
+
+    def _kernel(self, node: NodeRecord, kind: _Kind) -> Kernel | None:
+        """Return the kernel of a node, or None when it costs nothing."""
+        names = node.input_names
+        if self.run_time.isdisjoint(names) and any(names) and not kind.pattern.body and kind.op_type not in _RANDOM:
+            self.run_time.difference_update(node.output_names)  # computed once, when the session is opened
+            return None
+        inputs = kind.inputs
+        if inputs is None:
+            inputs = kind.inputs = self.facts(kind.pattern.inputs)
+        if kind.may_fuse:
+            fused = self._fused(node, kind, inputs)
+            if fused is not None:
+                return fused
+        shared = len(names) > 1 and names[1] not in self.run_time
+        small = self._small(names) if kind.op_type not in _TABLE else ()
+        found = kind.plain.get((shared, small))
+        if found is None:
+            found = kernel_of(
+                kind.op_type, inputs, kind.outputs, shared=shared, variant=_variant(kind.pattern, shared, small)
+            )
+            if kind.pattern.body:
+                found = found._replace(times=_TRIPS)
+            kind.plain[shared, small] = found
+        tag = _TAGS.get(found.name)
+        if tag:
+            self.tags[node.output_names[0]] = tag
+        elif found.name == "View" and names and self.uses[names[0]] == 1 and "MatMul" in self.tags.get(names[0], ""):
+            self.tags[node.output_names[0]] = self.tags[names[0]]  # a view does not stand in the way of a fusion
+        return found
+
+    def _small(self, names: Sequence[str]) -> tuple[object, ...]:
+        """Return the values of small constant inputs, such as axes, which are a part of what a node does."""
+        constants = self.outline.constants
+        found = []
+        for name in names[1:]:
+            data = constants.get(name)
+            if isinstance(data, TensorData) and data.num_elements <= _SMALL_CONSTANT:
+                found.append(tuple(data.numpy().reshape(-1).tolist()))
+        return tuple(found)
+
+    def _fused(self, node: NodeRecord, kind: _Kind, inputs: list[Fact]) -> Kernel | None:
+        """Return the kernel of a node that is fused with a product or convolution before it; None for others."""
+        for at, name in enumerate(node.input_names[:2]):
+            tag = self.tags.get(name, "") if self.uses[name] == 1 else ""
+            joined = self._joined(node, tag, at, inputs) if tag else ""
+            if joined:
+                known = kind.fused.get(joined)
+                if known is None:
+                    out = kind.outputs[0]
+                    known = Kernel(joined, (out.elements,), out.dtype, 0.0, 2.0 * out.nbytes, 1, kind.op_type)
+                    kind.fused[joined] = known
+                self.tags[node.output_names[0]] = joined
+                return known
+        return None
+
+    def _joined(self, node: NodeRecord, tag: str, at: int, inputs: list[Fact]) -> str:
+        """Return the row of a node that is fused with what its `at`-th input comes from, or an empty text."""
+        if node.op_type in _ACTIVATIONS:
+            return f"{tag.partition('+')[0]}+Relu" if not tag.endswith("+Relu") else ""
+        if node.op_type == "BatchNormalization":
+            return "Conv+Folded" if tag == "Conv" else ""
+        if tag in ("Conv", "Conv+Folded"):
+            return "Conv+Add"
+        if tag != "MatMul":
+            return ""
+        other, product = inputs[1 - at], inputs[at]
+        is_row = product.shape != () and other.elements == product.shape[-1]
+        return "MatMul+Bias" if is_row and node.input_names[1 - at] not in self.run_time else ""
+
+
+_TAGS = {"MatMul": "MatMul", "Conv3x3": "Conv", "Conv1x1": "Conv", "DepthwiseConv": "Conv"}
+
+
+def _variant(pattern: Pattern, shared: bool, small: object) -> str:
+    """Return a digest of what the time of an operator may depend on besides its sizes."""
+    like = pattern.like
+    attributes = [(name, _text(like.attributes[name])) for name in sorted(like.attributes)]
+    kinds = [
+        (kind.dtype.value, len(kind.shape or ())) if isinstance(kind, TensorType) else None for kind in pattern.inputs
+    ]
+    text = repr((like.domain, pattern.version, attributes, kinds, shared, small))
+    return f"-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+
+
+def _text(attribute: ModelAttribute) -> str:
+    return "body" if attribute.kind.startswith("GRAPH") else repr(attribute.value)
