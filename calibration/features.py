@@ -1,7 +1,7 @@
 """What each node of an exported model asks of a device: the kernel, its sizes, and how much it computes and moves.
 
-Nodes that ONNX Runtime folds away cost nothing; nodes that it fuses with a product or a convolution before them cost
-what they add to it.
+Nodes that ONNX Runtime folds away cost nothing. Those that it fuses count as nodes of their own: to measure what they
+add to a product did not make the kept choices better (NOTES.md).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from rlx_ort.converters.to_onnx.records import NodeRecord, Pattern
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import TensorType, ValueType
+from rlx_ort.providers.recordable import unrecordable
 
 __all__ = ["BY_WIDTH", "DEFAULT_DIM", "Fact", "Kernel", "Workload", "kernel_of", "workload_of"]
 
@@ -39,8 +40,6 @@ def _words(text: str) -> frozenset[str]:
 _VIEWS = _words("Reshape Squeeze Unsqueeze Flatten Identity Optional OptionalGetElement Shape Size")
 _SPARSE_READS = _words("Gather GatherElements GatherND Slice Split OneHot GatherBlockQuantized")
 _RANDOM = _words("RandomNormal RandomUniform RandomNormalLike RandomUniformLike Bernoulli Multinomial")
-_ACTIVATIONS = _words("Relu LeakyRelu Sigmoid Tanh Clip HardSigmoid HardSwish")
-_FUSIBLE = _ACTIVATIONS | {"Add", "BatchNormalization"}
 _PRODUCTS = _words(
     "MatMul Gemm FusedMatMul FusedGemm TransposeMatMul MatMulInteger QLinearMatMul QGemm MatMulNBits MatMulBnb4 "
     "DynamicQuantizeMatMul MatMulIntegerToFloat"
@@ -78,11 +77,11 @@ class Kernel(NamedTuple):
     """One piece of work. Equal pieces cost the same.
 
     Attributes:
-        name: the row of the table that it is priced by: `MatMul` (m, k, n); `BatchedMatMul` (batch, m, k, n); `Conv3x3`,
-            `Conv1x1` (pixels, channels); `DepthwiseConv` (elements); `Attention` (batch * heads, queries, keys,
-            head_dim); `LSTM` (steps, batch, inputs, hidden, directions); an operator of the
-            table (elements) or (elements, width of a row); `View` (); what is fused with a node before it, as `MatMul+Bias` (elements). Any
-            other operator is named with a digest of what its time may depend on besides its elements.
+        name: the row of the table that it is priced by, which says what the sizes are: `MatMul` (m, k, n);
+            `BatchedMatMul` (batch, m, k, n); `Conv3x3`, `Conv1x1` (pixels, channels); `DepthwiseConv` (elements);
+            `Attention` (batch * heads, queries, keys, head_dim); `LSTM` (steps, batch, inputs, hidden, directions); an
+            operator of the table (elements), or (elements, width of a row); `View` (). Any other operator is named with
+            a digest of what its time may depend on besides its elements.
         size: the sizes. Elements are counted in units of four bytes.
         dtype: the element type of its result.
         flops: floating-point operations.
@@ -287,6 +286,11 @@ class Workload:
     written: frozenset[str] = frozenset()
 
     @cached_property
+    def host_decides(self) -> bool:
+        """Whether a node keeps runs from being recorded, as control flow does."""
+        return bool(unrecordable({id(node.like): node.like for node in self.nodes}.values(), {}))
+
+    @cached_property
     def nbytes(self) -> Mapping[str, int]:
         """Value name -> bytes, for values that nodes write."""
         return {
@@ -308,17 +312,15 @@ def workload_of(model: ExportedModel | Outline, dims: Mapping[str, int] | None =
 class _Kind:
     """What is known of a kind of nodes: the facts of their types, and the kernels found so far."""
 
-    __slots__ = ("fused", "inputs", "is_free", "may_fuse", "op_type", "outputs", "pattern", "plain")
+    __slots__ = ("inputs", "is_free", "op_type", "outputs", "pattern", "plain")
 
     def __init__(self, reader: _Reader, pattern: Pattern) -> None:
         self.pattern = pattern
         self.op_type = op_type = pattern.like.op_type
         self.is_free = pattern.shape_only or op_type == "Constant"
-        self.may_fuse = op_type in _FUSIBLE
         self.outputs = reader.facts(pattern.outputs)
         self.inputs: list[Fact] | None = None  # found when a node of the kind costs something
         self.plain: dict[object, Kernel] = {}
-        self.fused: dict[str, Kernel] = {}
 
 
 class _Reader:
@@ -334,9 +336,6 @@ class _Reader:
         nodes = outline.nodes
         # Values that are not known when the session is opened.
         self.run_time = {*outline.input_types, *chain.from_iterable([node.output_names for node in nodes])}
-        self.uses = Counter(list(outline.output_types))
-        self.uses.update(chain.from_iterable([node.input_names for node in nodes]))
-        self.tags: dict[str, str] = {}  # name -> the product or convolution that a reader may be fused with
         self._facts: dict[object, Fact] = {}  # equal types have one
         self._fact_of: dict[int, Fact] = {}  # by identity: the model keeps its types alive
 
@@ -352,7 +351,6 @@ class _Reader:
             kernels.append(None if kind.is_free else self._kernel(node, kind))
             made.append(kind.outputs)
         busy = [node for node, kernel in zip(self.outline.nodes, kernels, strict=True) if kernel is not None]
-        self._mark_first(kernels)
         inputs, results = self._sizes(self.outline.input_types), self._sizes(self.outline.output_types)
         return Workload(
             self.outline.nodes,
@@ -365,20 +363,6 @@ class _Reader:
             frozenset(inputs.keys() & set(chain.from_iterable([node.input_names for node in busy]))),
             frozenset(results.keys() & set(chain.from_iterable([node.output_names for node in busy]))),
         )
-
-    def _mark_first(self, kernels: list[Kernel | None]) -> None:
-        """Name the first product of a run for itself if it reads an input of the graph, or a view of one."""
-        given = set(self.outline.input_types)
-        for at, kernel in enumerate(kernels):
-            if kernel is None:
-                continue
-            names = self.outline.nodes[at].input_names[:1]
-            if kernel.name == "View" and given.issuperset(names):
-                given.update(self.outline.nodes[at].output_names)
-            elif kernel.name == "MatMul":
-                if given.issuperset(names):
-                    kernels[at] = kernel._replace(name="MatMul:first")
-                return
 
     def _sizes(self, types: Mapping[str, ValueType]) -> dict[str, int]:
         return {name: fact.nbytes for name, fact in zip(types, self.facts(types.values()), strict=True)}
@@ -422,10 +406,6 @@ class _Reader:
         inputs = kind.inputs
         if inputs is None:
             inputs = kind.inputs = self.facts(kind.pattern.inputs)
-        if kind.may_fuse:
-            fused = self._fused(node, kind, inputs)
-            if fused is not None:
-                return fused
         shared = len(names) > 1 and names[1] not in self.run_time
         small = self._small(names) if kind.op_type not in _TABLE else ()
         found = kind.plain.get((shared, small))
@@ -436,11 +416,6 @@ class _Reader:
             if kind.pattern.body:
                 found = found._replace(times=_TRIPS)
             kind.plain[shared, small] = found
-        tag = _TAGS.get(found.name)
-        if tag:
-            self.tags[node.output_names[0]] = tag
-        elif found.name == "View" and names and self.uses[names[0]] == 1 and "MatMul" in self.tags.get(names[0], ""):
-            self.tags[node.output_names[0]] = self.tags[names[0]]  # a view does not stand in the way of a fusion
         return found
 
     def _small(self, names: Sequence[str]) -> tuple[object, ...]:
@@ -452,38 +427,6 @@ class _Reader:
             if isinstance(data, TensorData) and data.num_elements <= _SMALL_CONSTANT:
                 found.append(tuple(data.numpy().reshape(-1).tolist()))
         return tuple(found)
-
-    def _fused(self, node: NodeRecord, kind: _Kind, inputs: list[Fact]) -> Kernel | None:
-        """Return the kernel of a node that is fused with a product or convolution before it; None for others."""
-        for at, name in enumerate(node.input_names[:2]):
-            tag = self.tags.get(name, "") if self.uses[name] == 1 else ""
-            joined = self._joined(node, tag, at, inputs) if tag else ""
-            if joined:
-                known = kind.fused.get(joined)
-                if known is None:
-                    out = kind.outputs[0]
-                    known = Kernel(joined, (out.elements,), out.dtype, 0.0, 2.0 * out.nbytes, 1, kind.op_type)
-                    kind.fused[joined] = known
-                self.tags[node.output_names[0]] = joined
-                return known
-        return None
-
-    def _joined(self, node: NodeRecord, tag: str, at: int, inputs: list[Fact]) -> str:
-        """Return the row of a node that is fused with what its `at`-th input comes from, or an empty text."""
-        if node.op_type in _ACTIVATIONS:
-            return f"{tag.partition('+')[0]}+Relu" if not tag.endswith("+Relu") else ""
-        if node.op_type == "BatchNormalization":
-            return "Conv+Folded" if tag == "Conv" else ""
-        if tag in ("Conv", "Conv+Folded"):
-            return "Conv+Add"
-        if tag != "MatMul":
-            return ""
-        other, product = inputs[1 - at], inputs[at]
-        is_row = product.shape != () and other.elements == product.shape[-1]
-        return "MatMul+Bias" if is_row and node.input_names[1 - at] not in self.run_time else ""
-
-
-_TAGS = {"MatMul": "MatMul", "Conv3x3": "Conv", "Conv1x1": "Conv", "DepthwiseConv": "Conv"}
 
 
 def _variant(pattern: Pattern, shared: bool, small: object) -> str:

@@ -13,7 +13,7 @@ from rlx_ort.calibration.profile import CalibrationProfile
 from rlx_ort.device import Device
 from rlx_ort.errors import CalibrationError
 
-__all__ = ["Grid", "MeasuredCostModel", "Price"]
+__all__ = ["Grid", "MeasuredCostModel", "Price", "axes_of"]
 
 _REQUIRED = ("run", "launch", "MatMul", "Add")
 _MOST_KNOWN = 1 << 16  # prices that are remembered, of 300 bytes or so: a process may see any number of shapes
@@ -23,7 +23,6 @@ _NEAR = 4.0  # times the largest size measured, or a share of the smallest: beyo
 
 AXES: Mapping[str, Callable[..., tuple[float, ...]]] = {
     "MatMul": lambda m, k, n: (m, k * n),
-    "MatMul:first": lambda m, k, n: (m, k * n),
     "BatchedMatMul": lambda batch, m, k, n: (2.0 * batch * m * k * n,),
     "Attention": lambda heads, queries, keys, depth: (4.0 * heads * queries * keys * depth,),
     "LSTM": lambda steps, batch, width, hidden, directions: (
@@ -39,6 +38,12 @@ POWERS: Mapping[str, tuple[float, ...]] = {
 
 ERRORS: Mapping[str, float] = {"measured": 0.2, "interpolated": 0.25, "extrapolated": 0.6, "assumed": 3.0}
 """How a price was found -> the error to expect of it, as a share; see NOTES.md for what the kept runs showed."""
+
+
+def axes_of(kernel: Kernel) -> tuple[float, ...]:
+    """Return the sizes of a kernel as the rows of the table have them."""
+    found = AXES.get(kernel.name)
+    return kernel.size if found is None else found(*kernel.size)
 
 
 class Price(NamedTuple):
@@ -133,6 +138,8 @@ class MeasuredCostModel:
         if missing:
             raise CalibrationError(f"the profile of {device.display} has no row of {', '.join(missing)}")
         self._launch = self._single("launch")
+        self._shortest_launch = self._rows.get(("launch:recorded", "f32"), {}).get((), self._launch)
+        self._replayed: MeasuredCostModel | None = None
         self._grids: dict[tuple[str, str], Grid] = {}
         self._known: dict[Kernel, Price] = {}
 
@@ -215,27 +222,21 @@ class MeasuredCostModel:
 
     def _price(self, kernel: Kernel) -> Price:
         name, dtype, size = kernel.name, kernel.dtype, kernel.size
-        if name == "Conv+Folded":
-            return Price(0.0, "interpolated")
-        if name in _UNFUSED:
-            return self._fused(kernel)
         if name == "View":
             return Price(self._view(), "interpolated")
-        axes = AXES[name](*size) if name in AXES else size
+        axes = axes_of(kernel)
         asked = f"?{name}"
         if (asked, dtype) in self._rows:  # measured for a graph, at its own sizes
             grid = self._grid(asked, dtype)
             if grid.covers(axes) or (name, "f32") not in self._rows:
                 return Price(max(grid(axes), self._floor(grid)), "measured" if grid.covers(axes) else "extrapolated")
-        if name == "MatMul:first" and (name, "f32") in self._rows:
-            return self._first(kernel, axes)
         name = _INSTEAD.get(name, name) if (name, "f32") not in self._rows else name
         if (name, "f32") not in self._rows:
             return self._assumed(kernel)
         own = dtype if (name, dtype) in self._rows else "f32"
         grid = self._grid(name, own)
         ns = grid(axes)
-        if len(size) <= 2 and name not in AXES and name not in POWERS_OF_PIXELS:
+        if (name not in AXES and name not in POWERS) or name in BY_WIDTH:
             ns = self._beyond(grid, axes)
         ns *= self._dtype_factor(dtype) if own != dtype and kernel.flops > 2 * math.prod(size) else 1.0
         return Price(max(ns, self._floor(grid)), "interpolated" if grid.covers(axes) else "extrapolated")
@@ -251,40 +252,22 @@ class MeasuredCostModel:
         return ns * min(add((elements,)) / add((inside,)), max(elements / inside, 1.0))
 
     def _floor(self, grid: Grid) -> float:
-        """Return the least that a kernel takes: a launch, unless it was measured to need none."""
-        return 0.8 * min(self._launch, grid.least)
+        """Return the least that a kernel takes: most of a launch, unless it was measured to need none."""
+        return 0.8 * self._launch if grid.least > 0.5 * self._shortest_launch else 0.0
+
+    @property
+    def replayed(self) -> MeasuredCostModel:
+        """The model of runs whose launches are replayed from a recording; this one where the device records none."""
+        if self.recorded or ("launch:recorded", "f32") not in self._rows:
+            return self
+        if self._replayed is None:
+            self._replayed = MeasuredCostModel(self.device, self.profile, self._threads, recorded=True)
+        return self._replayed
 
     def _view(self) -> float:
         if ("Reshape", "f32") not in self._rows:
             return 0.5 * self._launch
         return min(self._grid("Reshape").least, self._launch)
-
-    def _fused(self, kernel: Kernel) -> Price:
-        """Return what a fused node adds to the one before it; beyond what was measured it grows as it does alone."""
-        alone = kernel._replace(name=_UNFUSED[kernel.name])
-        if (kernel.name, "f32") not in self._rows:
-            return self._price(alone)
-        grid, elements = self._grid(kernel.name), kernel.size[0]
-        most = grid.reach[1]
-        ns = grid((min(elements, most),))
-        if elements > most:
-            ns += self._price(alone).ns - self._price(alone._replace(size=(round(most),))).ns
-        return Price(ns, "interpolated")
-
-    def _first(self, kernel: Kernel, axes: tuple[float, ...]) -> Price:
-        """Return what a run's first product takes, by the difference to others where it was measured.
-
-        It takes longer by a time where it waits for its launch, and shorter by a share where its rows are in no other
-        core's cache. The nearest sizes count most.
-        """
-        usual = self._price(kernel._replace(name="MatMul"))
-        total = weights = 0.0
-        for at, ns in self._rows[kernel.name, "f32"].items():
-            weight = 1.0 / (sum((_log(one) - _log(other)) ** 2 for one, other in zip(at, axes, strict=True)) + 0.05)
-            other_ns = self._grid("MatMul")(at)
-            total += weight * (ns - other_ns if ns > other_ns else usual.ns * (ns / other_ns - 1.0))
-            weights += weight
-        return Price(usual.ns + total / weights, usual.how)
 
     def _dtype_factor(self, dtype: str) -> float:
         """Return how products of a type compare with f32 ones of the same size."""
@@ -302,9 +285,7 @@ class MeasuredCostModel:
         return Price(max(computing, moving, self._launch), "assumed")
 
 
-POWERS_OF_PIXELS = frozenset({"Conv3x3", "Conv1x1"})
-_UNFUSED = {"MatMul+Bias": "AddRow", "MatMul+Relu": "Relu", "Conv+Relu": "Relu", "Conv+Add": "Add"}
-_INSTEAD = {"MatMul:first": "MatMul", "AddRow": "Add", "TransposeRows": "Transpose"}
+_INSTEAD = {"AddRow": "Add", "TransposeRows": "Transpose"}
 
 
 def _log(side: float) -> float:
@@ -330,7 +311,7 @@ def _filled(point: tuple[float, ...], known: Mapping[tuple[float, ...], float], 
 def _between(
     point: tuple[float, ...], known: Mapping[tuple[float, ...], float], axis: int
 ) -> tuple[float, float] | None:
-    """Return how far apart a point's measured neighbours along an axis are, and what lies between; None without both."""
+    """Return how far apart a point's neighbours along an axis are, and what lies between; None without both."""
     x = point[axis]
     line = [other for other in known if other[:axis] == point[:axis] and other[axis + 1 :] == point[axis + 1 :]]
     low = max((other for other in line if other[axis] < x), default=None)

@@ -1,150 +1,171 @@
-"""Choose again for runs of scripts/regret_suite.py that were kept, with the cost model as it is now.
+"""Choose again for the kept runs of scripts/regret_suite.py, with the cost model as it is now and without its parts.
 
-    python scripts/regret_replay.py docs/results/h200-2026-11-22/run5 docs/results/h200-2026-11-22/run7
+    python scripts/regret_replay.py                     the kept runs, and what each part of the model changes
+    python scripts/regret_replay.py --table             every graph as well
+    python scripts/regret_replay.py --keep OUT run.json prune a run of the suite to what the replay needs
 
-Nothing is measured: the rows and the reference graphs' times come from the kept profiles, the graphs' times from
-regret.json. Predictions, corrections, choices and regrets are computed anew, so a change of the model shows in seconds
-and on the same figures. A change of what the probes measure does not show: that takes a new run.
-
-With two runs, each one's measured times also serve as predictions of the other: no calibration does better than that.
+Nothing is measured: the rows and the graphs' times come from docs/results/replay. A change of the model shows in
+seconds on the same figures; a change of what is measured takes a new run. The exit code is 1 where the pooled regret or
+error is above the limits below.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
+import functools
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import random
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from regret.cases import cases
 from regret.measure import Outcome
-from regret.tables import by_family, summary_lines, tables
-from rlx_ort.calibration.checks import terms_by_class
-from rlx_ort.calibration.corrections import fit
-from rlx_ort.calibration.model import MeasuredCostModel
-from rlx_ort.calibration.profile import SCHEMA, CalibrationProfile
-from rlx_ort.calibration.references import REFERENCES
+from regret.tables import by_family, tables
+from rlx_ort.calibration import model
+from rlx_ort.calibration.features import BY_WIDTH, Workload, workload_of
+from rlx_ort.calibration.profile import CalibrationProfile, ProfileKey, Row
 from rlx_ort.device import Device
 from rlx_ort.execution.options import CompileOptions
 from rlx_ort.ir.graph import Graph
 from rlx_ort.selection.availability import provider_of
 from rlx_ort.selection.estimate import total_ns
 from rlx_ort.selection.support import model_for
-from rlx_ort.selection.workload import Workload, workload_of
 
-_NEAR = 2.5  # times the best: a second device within it is near
+KEPT = Path(__file__).parents[1] / "docs" / "results" / "replay"
+LIMITS = {"regret": 1.02, "error": 0.13, "error_90": 0.40}
+"""Geometric mean of the regrets, median and 90th percentile of the errors: the figures with which the model was merged,
+and what they vary between runs."""
+
+_DRAWS = 300
 
 
-def main() -> None:
-    """Replay each run, and print its tables."""
+def without_width(rows: Sequence[Row]) -> Sequence[Row]:
+    """Price rows of every length like rows of 256."""
+    usual = {name: min((row.size[1] for row in rows if row.kernel == name), key=lambda w: abs(w - 256), default=0)
+             for name in BY_WIDTH}  # fmt: skip
+    return [row for row in rows if row.kernel not in BY_WIDTH or row.size[1] == usual[row.kernel]]
+
+
+def without_operators(rows: Sequence[Row]) -> Sequence[Row]:
+    """Price the cheap operators, other than addition, by the roofline."""
+    dropped = {"Relu", "Mul", "Sigmoid", "Gelu", "Erf", "Exp", "Sin", "Pow", "Where", "Cast", "Div", "Sqrt"}
+    return [row for row in rows if row.kernel not in dropped]
+
+
+PARTS: Mapping[str, Callable[[Sequence[Row]], Sequence[Row]]] = {
+    "row lengths": without_width,
+    "cheap operators": without_operators,
+}
+"""Part of the model -> the rows of a profile without it."""
+
+
+def main() -> int:
+    """Replay each run, and print what the parts of the model change."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", type=Path, nargs="+", help="folders with regret.json and the profiles")
-    parser.add_argument("--as-kept", action="store_true", help="keep the corrections that the profiles have")
+    parser.add_argument("runs", type=Path, nargs="*", default=sorted(KEPT.glob("*.json")))
     parser.add_argument("--table", action="store_true", help="print every graph, not only the summary")
+    parser.add_argument("--keep", type=Path, help="write a pruned run to this file")
     chosen = parser.parse_args()
-    found = [_replayed(folder, refit=not chosen.as_kept) for folder in chosen.runs]
-    for folder, (outcomes, moved) in zip(chosen.runs, found, strict=True):
-        print(f"== {folder}; predictions moved by {moved:.1%} at the most")
-        lines = tables(outcomes)
-        print("\n".join(lines if chosen.table else [lines[0], *_costly(outcomes, lines[1:])]))
-        print("\n".join(line for line in summary_lines(outcomes, [], {}) if "error" in line or "cost model" in line))
-        print("\n".join(_against(outcomes)))
-    if len(found) == 2:
-        print("\n".join(_bound(found[0][0], found[1][0])))
+    if chosen.keep:
+        chosen.keep.write_text(pruned(chosen.runs[0]), encoding="utf-8")
+        return 0
+    runs = [json.loads(path.read_text(encoding="utf-8")) for path in chosen.runs]
+    whole = [outcome for run in runs for outcome in replayed(run)]
+    if chosen.table:
+        print("\n".join(tables(by_family(whole))))
+    print(f"{'model':28}{'error median / 90th':>22}{'regret':>9}{'noise':>8}{'right':>11}{'worse than 1.3':>16}")
+    figures = shown("as it is", whole)
+    for title, rows_of in PARTS.items():
+        shown(f"without {title}", [outcome for run in runs for outcome in replayed(run, rows_of)])
+    over = [name for name, limit in LIMITS.items() if figures[name] > limit]
+    print(f"above the limit: {', '.join(over)}" if over else f"within the limits {LIMITS}")
+    return bool(over)
 
 
-def _replayed(folder: Path, *, refit: bool) -> tuple[list[Outcome], float]:
-    """Return the outcomes of a run with new predictions and choices, and how far a prediction moved at most."""
-    kept = json.loads((folder / "regret.json").read_text(encoding="utf-8"))
-    graphs = {case.name: case for case in cases()}
-    models = {label: _model(folder, label, refit=refit) for label in kept["devices"]}
-    outcomes, moved = [], 0.0
-    for row in kept["cases"]:
-        graph, _ = graphs[row["name"]].build()
-        predicted = dict(_predicted(graph, models))
-        moved = max([moved, *(abs(ns / row["predicted"][label] - 1) for label, ns in predicted.items())])
-        outcome = Outcome(row["family"], row["name"], predicted, measured=row["measured"], blocks=row["blocks"])
+def replayed(
+    run: Mapping[str, Any], rows_of: Callable[[Sequence[Row]], Sequence[Row]] = lambda rows: rows
+) -> list[Outcome]:
+    """Return the outcomes of a kept run with new predictions and choices."""
+    models = {}
+    for label, rows in run["rows"].items():
+        kept = [Row(name, tuple(size), ns, dtype) for name, size, dtype, ns in rows]
+        profile = CalibrationProfile(ProfileKey(label, f"{label}EP", "kept"), tuple(rows_of(kept)))
+        models[label] = model.MeasuredCostModel(Device(label), profile)
+    outcomes = []
+    for row in run["cases"]:
+        predicted = {
+            label: total_ns(workload, cost)
+            for label, cost in models.items()
+            if (workload := _workload(row["name"], label)) is not None
+        }
+        blocks = {label: [(ns, ns, 1) for ns in medians] for label, medians in row["blocks"].items()}
+        outcome = Outcome("", row["name"], predicted, measured=row["measured"], blocks=blocks)
         outcome.chosen = min(predicted, key=lambda label: predicted[label])
         outcomes.append(outcome)
-    return by_family(outcomes), moved
+    return outcomes
 
 
-def _model(folder: Path, label: str, *, refit: bool) -> MeasuredCostModel:
-    document = json.loads((folder / f"profile-{label.replace(':', '-')}.json").read_text(encoding="utf-8"))
-    document["schema"] = SCHEMA  # rows of an older one are read as far as they go
-    device = Device(label)
-    profile = _modern(CalibrationProfile.from_json(json.dumps(document)))
-    if not refit:
-        return MeasuredCostModel(device, profile)
-    raw = MeasuredCostModel(device, dataclasses.replace(profile, corrections={}))
-    graphs = {reference.name: reference for reference in REFERENCES}
-    again = [
-        dataclasses.replace(reference, terms=terms_by_class(graphs[reference.name].build()[0], raw))
-        for reference in profile.references
-        if reference.name in graphs
+def shown(title: str, outcomes: Sequence[Outcome]) -> dict[str, float]:
+    """Print a line of pooled figures, and return them; the noise is the standard error of the regret."""
+    errors = sorted(abs(o.predicted[label] / ns - 1) for o in outcomes for label, ns in o.measured.items())
+    regrets = [outcome.regret(outcome.chosen) for outcome in outcomes if len(outcome.measured) > 1]
+    found = {
+        "error": statistics.median(errors),
+        "error_90": errors[int(0.9 * (len(errors) - 1))],
+        "regret": _geomean(regrets),
+    }
+    draw = random.Random(0)  # noqa: S311  # not for secrets
+    noise = statistics.stdev(_geomean(draw.choices(regrets, k=len(regrets))) for _ in range(_DRAWS))
+    right = f"{sum(regret == 1 for regret in regrets)} of {len(regrets)}"
+    error = f"{found['error']:.1%} / {found['error_90']:.1%}"
+    print(f"{title:28}{error:>22}{found['regret']:9.4f}{noise:8.4f}{right:>11}{sum(r > 1.3 for r in regrets):16}")
+    return found
+
+
+def pruned(path: Path) -> str:
+    """Return what the replay needs of a run of the suite: the rows, and each graph's times."""
+    run = json.loads(path.read_text(encoding="utf-8"))
+    rows = {}
+    for label in run["devices"]:
+        text = (path.parent / f"profile-{label.replace(':', '-')}.json").read_text(encoding="utf-8")
+        found = CalibrationProfile.from_json(text).rows
+        rows[label] = [[row.kernel, row.size, row.dtype, _digits(row.ns)] for row in found]
+    kept = [
+        {
+            "name": case["name"],
+            "measured": {label: _digits(ns) for label, ns in case["measured"].items()},
+            "blocks": {label: [_digits(block[0]) for block in blocks] for label, blocks in case["blocks"].items()},
+        }
+        for case in run["cases"]
     ]
-    return MeasuredCostModel(device, dataclasses.replace(profile, corrections=fit(again).corrections))
+    text = json.dumps({"machine": run["machine"], "unit": "ns", "rows": rows, "cases": kept}, separators=(",", ":"))
+    return text.replace('],["', '],\n["').replace('},{"name', '},\n{"name') + "\n"
 
 
-def _modern(profile: CalibrationProfile) -> CalibrationProfile:
-    """Return a profile of schema 2 with its rows `lone`, what a product alone takes more, as rows `alone`.
-
-    On a CPU it takes less, which schema 2 cut off at 0.
-    """
-    chained = {row.size: row.ns for row in profile.rows if row.probe == "gemm" and row.dtype == "f32"}
-    lone = [row for row in profile.rows if row.probe == "lone" and row.size in chained and row.ns > 0]
-    alone = [dataclasses.replace(row, probe="alone", ns=row.ns + chained[row.size]) for row in lone]
-    return dataclasses.replace(profile, rows=(*profile.rows, *alone))
+@functools.cache
+def _graphs() -> dict[str, Callable[[], tuple[Graph, Any]]]:
+    return {case.name: case.build for case in cases()}
 
 
-def _predicted(graph: Graph, models: Mapping[str, MeasuredCostModel]) -> Iterator[tuple[str, float]]:
-    for label, model in models.items():
-        workload = _workload(graph, Device(label))
-        if workload is not None:
-            yield label, total_ns(workload, model)
-
-
-def _workload(graph: Graph, device: Device) -> Workload | None:
-    provider = provider_of(device)
+@functools.cache
+def _workload(name: str, label: str) -> Workload | None:
+    device = Device(label)
+    provider, (graph, _) = provider_of(device), _graphs()[name]()
     exported = None if provider is None else model_for(provider, graph, CompileOptions().on(device))
     return None if exported is None else workload_of(exported)
 
 
-def _costly(outcomes: Sequence[Outcome], lines: Sequence[str]) -> list[str]:
-    return [line for outcome, line in zip(outcomes, lines, strict=True) if outcome.regret(outcome.chosen) > 1.1]
+def _geomean(values: Iterable[float]) -> float:
+    logs = [math.log(value) for value in values]
+    return math.exp(sum(logs) / len(logs))
 
 
-def _against(outcomes: Sequence[Outcome]) -> list[str]:
-    """Return how far the two best devices of graphs near a crossover are mispredicted against each other."""
-    errors = []
-    for outcome in outcomes:
-        if len(outcome.measured) < 2:
-            continue
-        best, second = sorted(outcome.measured, key=lambda label: outcome.measured[label])[:2]
-        ratio = outcome.measured[second] / outcome.measured[best]
-        if ratio < _NEAR:
-            errors.append((math.log(outcome.predicted[second] / outcome.predicted[best] / ratio), outcome.name))
-    square = sum(error**2 for error, _ in errors) / max(len(errors), 1)
-    worst = "; ".join(f"{name} {math.exp(error):.2f}" for error, name in sorted(errors)[:6])
-    return [
-        f"near a crossover, best against second: error {math.expm1(math.sqrt(square)):.0%} (root mean square)",
-        f"  most in favour of the second: {worst}",
-    ]
-
-
-def _bound(first: Sequence[Outcome], second: Sequence[Outcome]) -> list[str]:
-    """Return the regret of choosing by what the other run measured."""
-    lines = []
-    for title, here, there in (("first by second", first, second), ("second by first", second, first)):
-        best = {outcome.name: outcome.best for outcome in there}
-        regrets = sorted((outcome.regret(best[outcome.name]), outcome.name) for outcome in here if outcome.name in best)
-        mean = math.exp(sum(math.log(regret) for regret, _ in regrets) / len(regrets))
-        worst = ", ".join(f"{name} {regret:.2f}" for regret, name in regrets[:-4:-1])
-        lines.append(f"{title} run's measured times: geometric mean {mean:.3f}; worst {worst}")
-    return lines
+def _digits(ns: float) -> float:
+    return float(f"{ns:.5g}")
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

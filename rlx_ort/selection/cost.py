@@ -104,13 +104,12 @@ class ProfileCostModel:
         return 1.0
 
     def price(self, kernel: Kernel) -> Price:
-        """Return the launch and the longer of computing and moving memory; nothing for what is fused or only a view."""
-        name, _, joined = kernel.name.partition("+")
-        if name == "View" or joined:
+        """Return the launch and the longer of computing and moving memory; nothing for a view."""
+        if kernel.name == "View":
             return Price(0.0, "assumed")
-        if kernel.name in ("MatMul", "MatMul:first"):
+        if kernel.name == "MatMul":
             rate = self.sgemm_gflops(*kernel.size)
-        elif name == "BatchedMatMul":
+        elif kernel.name == "BatchedMatMul":
             batch, m, k, n = kernel.size
             rate = self.sgemm_gflops(batch * m, k, n)
         elif kernel.name in ("Conv3x3", "Conv1x1", "DepthwiseConv"):

@@ -7,13 +7,13 @@ import math
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from rlx_ort import environment
-from rlx_ort.calibration.features import Kernel, Workload, workload_of
+from rlx_ort.calibration.features import DEFAULT_DIM, Kernel, Workload, workload_of
 from rlx_ort.converters.to_onnx.draft import Draft
 from rlx_ort.device import Device
 from rlx_ort.errors import CalibrationError, RlxError
@@ -26,10 +26,11 @@ from rlx_ort.selection.cost import BackendCostModel, ProfileCostModel
 from rlx_ort.selection.estimate import Estimate, estimate_workload, total_ns
 from rlx_ort.selection.support import draft_for, support_of
 
-__all__ = ["cost_model", "dims_of", "explain", "predicted_ns", "why_default", "kernels_of"]
+__all__ = ["cost_model", "measure_unknown", "dims_of", "explain", "predicted_ns", "why_default", "kernels_of"]
 
 _log = logging.getLogger(__name__)
 _WORKLOADS_A_DRAFT = 64
+_OTHER_SIZE, _LARGE_BATCH = 4, 64  # the second size that an unknown operator is measured at
 _lock = threading.Lock()
 _workloads: weakref.WeakKeyDictionary[Draft, OrderedDict[object, Workload]] = weakref.WeakKeyDictionary()
 _tried: set[Device] = set()
@@ -71,17 +72,10 @@ def explain(
 
     `dims` are sizes of named dims, as `dims_of` reads them from the inputs; they come before those of the options.
     """
-    device = Device(device)
-    options = options or CompileOptions()
-    model = cost_model(device)
-    provider = provider_of(device)
-    if model is None or provider is None:
+    case = _case(graph, Device(device), options or CompileOptions(), dims or {})
+    if case is None:
         return None
-    workload = _workload(graph, device, options, {**options.dims, **(dims or {})})
-    if workload is None:
-        return None
-    cpu_nodes = support_of(device, graph, options).cpu_nodes
-    return estimate_workload(workload, model, cpu_nodes=cpu_nodes, cpu_model=cost_model(Device.CPU))
+    return estimate_workload(case.workload, case.model, cpu_nodes=case.cpu_nodes, cpu_model=cost_model(Device.CPU))
 
 
 def dims_of(graph: Graph, inputs: Mapping[str, Any]) -> dict[str, int]:
@@ -111,18 +105,67 @@ def predicted_ns(
     graph: Graph, device: Device, options: CompileOptions, dims: Mapping[str, int] | None = None
 ) -> float | None:
     """Return the predicted time of one run in ns on a device that takes the graph, or None without usable figures."""
-    model, provider = cost_model(device), provider_of(device)
-    if model is None or provider is None:
+    case = _case(graph, device, options, dims or {})
+    if case is None:
         return None
-    workload = _workload(graph, device, options, {**options.dims, **(dims or {})})
-    if workload is None:
+    if case.cpu_nodes:
+        cpu_model = cost_model(Device.CPU)
+        time = estimate_workload(case.workload, case.model, cpu_nodes=case.cpu_nodes, cpu_model=cpu_model).total_ns
+    else:
+        time = total_ns(case.workload, case.model)
+    return time if math.isfinite(time) else None
+
+
+def measure_unknown(
+    graph: Graph, device: Device | str, options: CompileOptions | None = None, dims: Mapping[str, int] | None = None
+) -> int:
+    """Measure on a calibrated device what its table lacks and a graph needs; return how many rows were kept.
+
+    Takes 0.3 s at most, and nothing where all that may weigh is known. Predictions for every graph use the rows from
+    then on. A graph with named dims is measured at two sizes, so that prices follow others.
+    """
+    from rlx_ort.calibration.model import MeasuredCostModel
+    from rlx_ort.calibration.on_demand import measure_unknown as measured
+
+    device, options = Device(device), options or CompileOptions()
+    case = _case(graph, device, options, dims or {})
+    if case is None or not isinstance(case.model, MeasuredCostModel):
+        return 0
+    sizes = [{**options.dims, **(dims or {})}]
+    batch = next((dim for value in graph.inputs for dim in _named(value.type)), None)
+    if batch is not None:
+        size = sizes[0].get(batch, DEFAULT_DIM)
+        sizes.append({**sizes[0], batch: size * _OTHER_SIZE if size < _LARGE_BATCH else size // _OTHER_SIZE})
+    workloads = [(found, each) for each in sizes if (found := _workload(graph, device, options, each)) is not None]
+    return measured(case.model, workloads, case.draft.outline)
+
+
+def _named(kind: object) -> list[str]:
+    shape = kind.shape if isinstance(kind, TensorType) else None
+    return [dim for dim in shape or () if isinstance(dim, str)]
+
+
+class _Case(NamedTuple):
+    """What a prediction is made from."""
+
+    workload: Workload
+    model: BackendCostModel
+    cpu_nodes: Collection[int]
+    draft: Draft
+
+
+def _case(graph: Graph, device: Device, options: CompileOptions, dims: Mapping[str, int]) -> _Case | None:
+    model, provider = cost_model(device), provider_of(device)
+    workload = _workload(graph, device, options, {**options.dims, **dims})
+    if model is None or provider is None or workload is None:
+        return None
+    draft = draft_for(provider, graph, options.on(device))
+    if draft is None:
         return None
     cpu_nodes = support_of(device, graph, options).cpu_nodes
-    if cpu_nodes:
-        time = estimate_workload(workload, model, cpu_nodes=cpu_nodes, cpu_model=cost_model(Device.CPU)).total_ns
-    else:
-        time = total_ns(workload, model)
-    return time if math.isfinite(time) else None
+    if options.device_graph and not cpu_nodes and not workload.host_decides:
+        model = getattr(model, "replayed", model)  # usual runs are recorded where that is safe
+    return _Case(workload, model, cpu_nodes, draft)
 
 
 def _workload(graph: Graph, device: Device, options: CompileOptions, dims: Mapping[str, int]) -> Workload | None:

@@ -1,0 +1,109 @@
+"""Measures on demand what the table lacks: the nodes of a graph whose price is assumed and may weigh in its time."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from rlx_ort.calibration import store
+from rlx_ort.calibration.features import DEFAULT_DIM, Kernel, Workload
+from rlx_ort.calibration.measure import Node, measure_nodes
+from rlx_ort.calibration.model import MeasuredCostModel, axes_of
+from rlx_ort.converters.to_onnx.outline import Outline
+from rlx_ort.converters.to_onnx.records import NodeRecord
+from rlx_ort.ir.shape import Shape
+from rlx_ort.ir.tensor import TensorData
+from rlx_ort.ir.types import TensorType, ValueType
+
+__all__ = ["LIMIT_S", "measure_unknown", "unknown"]
+
+LIMIT_S = 0.3
+"""How long measuring for one graph on one device may take."""
+
+_MAY_TAKE = 30.0
+"""Times its roofline that an unknown operator may take: on two cores Softplus took 32 times as long as Sigmoid."""
+
+_WEIGHS = 0.05  # of the predicted time: what takes less at worst is not worth a measurement
+_log = logging.getLogger(__name__)
+_refused: set[tuple[object, str]] = set()  # device and kernel that could not be measured: not tried again
+
+
+def unknown(workload: Workload, model: MeasuredCostModel) -> dict[Kernel, NodeRecord]:
+    """Return the kernels whose price is assumed and may weigh, the heaviest first, each with a node that needs it."""
+    total_ns = sum(model.price(kernel).ns * count for kernel, count in workload.counts.items())
+    at_worst: dict[Kernel, float] = {}
+    for kernel, count in workload.counts.items():
+        price = model.price(kernel)
+        if price.how in ("assumed", "extrapolated") and (model.device, kernel.name) not in _refused:
+            at_worst[kernel] = price.ns * count * (_MAY_TAKE if price.how == "assumed" else 1.0)
+    limit_ns = _WEIGHS * max(total_ns, 1.0)
+    wanted = [kernel for kernel in sorted(at_worst, key=lambda one: -at_worst[one]) if at_worst[kernel] >= limit_ns]
+    nodes = {kernel: node for node, kernel in zip(workload.nodes, workload.kernels, strict=True) if kernel is not None}
+    return {kernel: nodes[kernel] for kernel in wanted}
+
+
+def measure_unknown(
+    model: MeasuredCostModel,
+    workloads: Sequence[tuple[Workload, Mapping[str, int]]],
+    outline: Outline,
+    limit_s: float = LIMIT_S,
+) -> int:
+    """Measure what workloads of one model have unknown, keep the rows in the device's profile, and return their number.
+
+    Takes `limit_s` at most; what there is no time for stays assumed. What cannot be measured alone is not tried again
+    in this process.
+
+    Args:
+        model: the device's cost model.
+        workloads: the work of the model, each with the sizes of its named dims: two sizes let prices follow a third.
+        outline: the model.
+        limit_s: how long it may take, in seconds.
+    """
+    wanted: dict[str, tuple[Kernel, Node]] = {}
+    for workload, dims in workloads:
+        for kernel, record in unknown(workload, model).items():
+            name = f"{kernel.name} {len(wanted)}"
+            wanted[name] = kernel, _node(name, record, outline, dims)
+    if not wanted:
+        return 0
+    rows, reasons = measure_nodes(model.device, [node for _, node in wanted.values()], limit_s)
+    for name, reason in reasons.items():
+        _log.info("%s is not measured on %s: %s", name, model.device.display, reason)
+        if not reason.startswith("no time"):
+            _refused.add((model.device, wanted[name][0].name))
+    found = []
+    for row in rows:
+        kernel = wanted[row.kernel[1:]][0]
+        size = tuple(round(side) for side in axes_of(kernel))
+        found.append(dataclasses.replace(row, kernel=f"?{kernel.name}", size=size, dtype=kernel.dtype))
+    if found:
+        store.add(model.device, found)
+    return len(found)
+
+
+def _node(name: str, record: NodeRecord, outline: Outline, dims: Mapping[str, int]) -> Node:
+    pattern = record.pattern
+    attributes = {key: _plain(attribute.value) for key, attribute in pattern.like.attributes.items()}
+    inputs: list[TensorType | TensorData | None] = []
+    for given, kind in zip(record.input_names, pattern.inputs, strict=True):
+        data = outline.constants.get(given)
+        inputs.append(data if isinstance(data, TensorData) else _sized(kind, dims))
+    outputs = tuple(kind for kind in _all_sized(pattern.outputs, dims) if kind is not None)
+    return Node(name, pattern.op_type, tuple(inputs), outputs, attributes, pattern.domain, pattern.version)
+
+
+def _all_sized(kinds: Iterable[ValueType | None], dims: Mapping[str, int]) -> list[TensorType | None]:
+    return [_sized(kind, dims) for kind in kinds]
+
+
+def _sized(kind: ValueType | None, dims: Mapping[str, int]) -> TensorType | None:
+    if not isinstance(kind, TensorType) or kind.shape is None:
+        return None
+    sizes = [dim if isinstance(dim, int) else dims.get(dim or "", DEFAULT_DIM) for dim in kind.shape]
+    return TensorType(kind.dtype, Shape(sizes))
+
+
+def _plain(value: Any) -> Any:
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
