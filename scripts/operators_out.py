@@ -2,8 +2,8 @@
 
     python scripts/operators_out.py --out results [--devices cpu,cuda,webgpu] [--quick] [--minutes 3]
 
-Calibrates the devices into a folder of its own, takes every row of the operators below out of the profiles, and for each
-operator and device: predicts a graph of four such nodes, measures what is unknown as the adaptive pick does, predicts
+Calibrates the devices into a folder of its own, takes every row of the operators below out of the profiles, and for
+each operator and device: predicts a graph of four such nodes, measures what is unknown as the adaptive pick does, predicts
 again, and runs the graph. Writes operators-out.json and prints the errors and what measuring took.
 """
 
@@ -29,13 +29,8 @@ from rlx_ort.ir.graph import Graph, Value
 from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.types import TensorType
 
-UNARY = (
-    "Abs Acos Acosh Asin Asinh Atan Ceil Celu Cos Elu Erf Exp Floor Gelu HardSigmoid HardSwish LeakyRelu Log Mish Neg "
-    "Reciprocal Relu Selu Sigmoid Sin Softplus Softsign Sqrt"
-).split()
-REDUCTIONS = (
-    "ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare"
-).split()
+UNARY = ["Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Ceil", "Celu", "Cos", "Elu", "Erf", "Exp", "Floor", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "Log", "Mish", "Neg", "Reciprocal", "Relu", "Selu", "Sigmoid", "Sin", "Softplus", "Softsign", "Sqrt"]
+REDUCTIONS = ["ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum", "ReduceSumSquare"]
 _COPIES = 4
 _RUN_S = 0.04
 

@@ -1,0 +1,179 @@
+"""What an exported model asks for: kernels and sizes, and what costs nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from rlx_ort.calibration.features import DEFAULT_DIM, Kernel, Workload, workload_of
+from rlx_ort.converters.to_onnx.exporter import drafted
+from rlx_ort.execution.options import CompileOptions
+from rlx_ort.ir.dtype import DType
+from rlx_ort.ir.graph import Graph, Value
+from rlx_ort.ir.shape import Shape
+from rlx_ort.ir.types import TensorType
+
+
+def workload(graph: Graph, **dims: int) -> Workload:
+    """Return the work of a graph as it is exported."""
+    return workload_of(drafted(graph, CompileOptions()).outline, dims)
+
+
+def kernels(graph: Graph, **dims: int) -> list[tuple[str, tuple[int, ...]]]:
+    """Return name and sizes of every kernel but views."""
+    return [
+        (kernel.name, kernel.size) for kernel in workload(graph, **dims).kernels if kernel and kernel.name != "View"
+    ]
+
+
+def test_a_product_with_a_weight_has_rows_depth_and_columns() -> None:
+    """A batch in front of the rows counts as rows."""
+    graph = Graph("mm")
+    graph.outputs = [graph.input("x", [5, 8, 16]) @ graph.param("w", [16, 4])]
+    assert kernels(graph) == [("MatMul", (40, 16, 4))]
+
+
+def test_a_product_of_two_computed_values_keeps_its_batch() -> None:
+    """Five products of (8, 16) and (16, 4) are not one of 40 rows."""
+    graph = Graph("bmm")
+    graph.outputs = [graph.input("x", [5, 8, 16]) @ graph.input("y", [5, 16, 4])]
+    assert kernels(graph) == [("BatchedMatMul", (5, 8, 16, 4))]
+
+
+@pytest.mark.parametrize(
+    ("weight", "groups", "name", "size"),
+    [
+        ((32, 8, 3, 3), 1, "Conv3x3", (200, 16)),
+        ((8, 1, 3, 3), 8, "DepthwiseConv", (1600,)),
+        ((32, 8, 1, 1), 1, "Conv1x1", (200, 16)),
+    ],
+)
+def test_a_convolution_has_pixels_and_the_channels_of_a_square_one(
+    weight: tuple[int, ...], groups: int, name: str, size: tuple[int, ...]
+) -> None:
+    """From 8 to 32 channels is as much work as from 16 to 16; one of each channel has elements."""
+    graph = Graph("conv")
+    x = graph.input("x", [2, 8, 10, 10])
+    graph.outputs = [graph.conv2d(x, graph.param("w", list(weight)), padding=weight[2] // 2, groups=groups)]
+    assert kernels(graph) == [(name, size)]
+
+
+def test_what_weights_alone_decide_costs_nothing() -> None:
+    """It is computed once, when the session is opened."""
+    graph = Graph("folded")
+    weight = graph.transpose(graph.param("w", [4, 16]), [1, 0]) * 2.0
+    graph.outputs = [graph.input("x", [8, 16]) @ weight]
+    assert kernels(graph) == [("MatMul", (8, 16, 4))]
+
+
+def test_a_named_dim_takes_its_size_from_the_inputs() -> None:
+    """Without a size it has the default, and the workload says so."""
+    graph = Graph("dynamic")
+    graph.outputs = [graph.input("x", ["n", 16]) @ graph.param("w", [16, 4])]
+    assert kernels(graph, n=7) == [("MatMul", (7, 16, 4))]
+    assert kernels(graph) == [("MatMul", (DEFAULT_DIM, 16, 4))]
+    assert workload(graph).assumed == ("n",)
+
+
+def test_half_the_bytes_count_as_half_the_elements() -> None:
+    """Operators that move memory are measured in f32."""
+    sizes = []
+    for dtype in (DType.F32, DType.F16):
+        graph = Graph("exp")
+        graph.outputs = [graph.exp(graph.input("x", [100, 10], dtype))]
+        sizes.append(kernels(graph)[0][1])
+    assert sizes == [(1000,), (500,)]
+
+
+def test_an_lstm_written_as_a_raw_node_has_steps_and_sizes() -> None:
+    """Steps, batch, width of the input, hidden size and directions."""
+    graph = Graph("lstm")
+    x = graph.input("x", [12, 3, 20])
+    weights = [graph.param("w", [1, 160, 20]), graph.param("r", [1, 160, 40])]
+    kind = TensorType(DType.F32, Shape([12, 1, 3, 40]))
+    graph.outputs = list(graph.onnx_node("LSTM", [x, *weights], {"hidden_size": 40}, types=[kind]))
+    assert kernels(graph) == [("LSTM", (12, 3, 20, 40, 1))]
+
+
+def test_a_lookup_costs_what_it_reads_and_not_the_table() -> None:
+    """Ten rows of a table of a million are ten rows."""
+    graph = Graph("lookup")
+    table = graph.param("table", [1_000_000, 8])
+    graph.outputs = [graph.gather(table, graph.input("i", [10], DType.I64), 0)]
+    assert kernels(graph) == [("Gather", (80, 8))]
+
+
+def test_equal_work_is_counted_once() -> None:
+    """A graph that repeats itself is priced by its different parts."""
+    graph = Graph("repeats")
+    x = graph.input("x", [8, 16])
+    for index in range(5):
+        x = x @ graph.param(f"w{index}", [16, 16])
+    graph.outputs = [x]
+    assert list(workload(graph).counts.values()) == [5]
+
+
+@pytest.mark.parametrize(
+    ("build", "name", "row"),
+    [
+        (lambda g, x: g.softmax(x), "Softmax", 6),
+        (lambda g, x: g.layer_norm(x, g.param("s", [6]), g.param("b", [6])), "LayerNormalization", 6),
+        (lambda g, x: g.mean(x, [2]), "ReduceMean", 6),
+        (lambda g, x: g.sum(x, [1, 2], True), "ReduceMean", 30),
+        (lambda g, x: g.sum(x, [0]), "ReduceRows", 30),
+        (lambda g, x: g.sum(x, [0, 1]), "ReduceRows", 6),
+        (lambda g, x: g.gather(x, g.input("i", [3], DType.I64), 1), "Gather", 6),
+        (lambda g, x: g.gather(x, g.input("i", [3], DType.I64), 0), "Gather", 30),
+        (lambda g, x: g.concat([x, g.input("y", [4, 2, 6])], 1), "Concat", 42),
+    ],
+)
+def test_work_over_rows_says_how_long_they_are(build: Callable[[Graph, Value], Value], name: str, row: int) -> None:
+    """What is normalised, reduced, kept or copied together; rows that are reduced to one have kernels of their own."""
+    graph = Graph("rows")
+    graph.outputs = [build(graph, graph.input("x", [4, 5, 6]))]
+    ((found, size),) = kernels(graph)
+    assert (found, size[1]) == (name, row)
+
+
+def novel(graph: Graph, x: Value, **attributes: int) -> Value:
+    """Return the result of an operator that no table has."""
+    kind = TensorType(DType.F32, Shape([10, 10]))
+    return graph.onnx_node("Novel", [x], attributes, types=[kind], domain="some.where", version=1)[0]
+
+
+def test_an_operator_outside_the_table_is_named_with_its_attributes() -> None:
+    """Other attributes may take another time; equal ones share a price, whatever the names of the nodes."""
+    graph = Graph("foreign")
+    x = graph.input("x", [10, 10])
+    graph.outputs = [novel(graph, x, how=1), novel(graph, x, how=1), novel(graph, x, how=2)]
+    names = [name for name, _ in kernels(graph)]
+    assert names[0].startswith("Novel-")
+    assert names[0] == names[1] != names[2]
+
+
+def test_an_operator_outside_the_table_is_named_with_its_small_constants() -> None:
+    """Axes are inputs since opset 18, and decide how long a reduction takes."""
+    graph = Graph("axes")
+    x = graph.input("x", [6, 6])
+    graph.outputs = [graph.max(x, [0], True), graph.max(x, [1], True)]
+    first, second = (name for name, _ in kernels(graph))
+    assert first.startswith("ReduceMax-")
+    assert first != second
+
+
+def test_control_flow_keeps_runs_from_being_recorded() -> None:
+    """The host decides what runs, so each launch is made anew."""
+    graph = Graph("plain")
+    graph.outputs = [graph.relu(graph.input("x", [4]))]
+    random = Graph("random")
+    kind = TensorType(DType.F32, Shape([4]))
+    (noise,) = random.onnx_node("RandomNormal", [], {"shape": np.array([4])}, types=[kind])
+    random.outputs = [noise + random.input("x", [4])]
+    assert (workload(graph).host_decides, workload(random).host_decides) == (False, True)
+
+
+def test_kernels_differ_by_every_field() -> None:
+    """Two kernels of another type or size are not one."""
+    assert Kernel("Add", (4,)) != Kernel("Add", (4,), dtype="f16")
