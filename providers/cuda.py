@@ -46,7 +46,7 @@ _DRIVER = ("libcuda.so.1", "nvcuda.dll")
 
 
 def _to_f4(node: ExportedNode, given: Mapping[str, Any]) -> bool:
-    return result_element(node, 0) is DType.F4E2M1
+    return result_element(node, 0) is DType.F4E2M1 and element(node, 0) is not DType.F32
 
 
 class CudaProvider(OrtProvider):

@@ -20,6 +20,7 @@ from rlx_ort.ir.types import TensorType, UnknownType
 from rlx_ort.providers import registry
 from rlx_ort.providers.asking import ask, asking_options
 from rlx_ort.providers.base import EngineSession, KernelLimit, Provider, SessionRequest
+from rlx_ort.providers.cuda import CudaProvider
 from rlx_ort.providers.null import NullProvider
 from rlx_ort.selection.questions import NodeGroup, answers_for, groups_of, questions_of
 from rlx_ort.selection.support import support_of
@@ -224,6 +225,19 @@ def test_a_form_whose_kernel_fails_in_the_run_is_refused(machine: Any) -> None:
         found = support_of(Device("asked"), g, STRICT)
         assert found.supported is supported
         assert supported or "axis 0 is not computed" in found.unsupported[0].reason
+
+
+@pytest.mark.parametrize(("source", "refused"), [(DType.F32, False), (DType.F16, True)])
+def test_cuda_casts_f32_to_four_bit_floats_and_f16_not(source: DType, refused: bool) -> None:
+    """On an H200 (ONNX Runtime 1.31.1) the f32 cases of the ONNX suite ran, and the f16 ones failed in the run."""
+    g = Graph("cast")
+    x, like = g.input("x", [4], source), g.input("like", [4], DType.F4E2M1)
+    kind = TensorType(DType.F4E2M1, Shape((4,)))
+    g.outputs = [
+        *g.onnx_node("Cast", [x], types=[kind], attributes={"to": 23}),
+        *g.onnx_node("CastLike", [x, like], types=[kind]),
+    ]
+    assert {bool(group.limit(CudaProvider.limits)) for group in groups(g)} == {refused}
 
 
 def keyed(graph: Graph) -> list[str]:
