@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, ClassVar
 
-from rlx_ort.converters.to_onnx.exported import ExportedNode
 from rlx_ort.device import Device
 from rlx_ort.execution.options import CompileOptions, Precision
 from rlx_ort.ir.dtype import DType
@@ -43,10 +42,6 @@ _WINDOWS_DLLS = ("cublasLt64_13.dll", "cublas64_13.dll", "cufft64_12.dll", "cuda
 _SCATTERS = (DType.F32, DType.F16, DType.BF16)
 _PACKED = (DType.I4, DType.U4)
 _DRIVER = ("libcuda.so.1", "nvcuda.dll")
-
-
-def _to_f4(node: ExportedNode, given: Mapping[str, Any]) -> bool:
-    return result_element(node, 0) is DType.F4E2M1 and element(node, 0) is not DType.F32
 
 
 class CudaProvider(OrtProvider):
@@ -159,8 +154,11 @@ class CudaProvider(OrtProvider):
             "only kNone and kQK output modes are supported",
         ),
         KernelLimit("Mod", is_float_remainder, "it computes floats with fmod=1 only"),
-        KernelLimit("Cast", _to_f4, "unimplemented 'to' argument value 23"),
-        KernelLimit("CastLike", _to_f4, "unimplemented 'to' argument value 23"),
+        KernelLimit(
+            "Cast",
+            lambda node, given: result_element(node, 0) is DType.F4E2M1 and element(node, 0) is not DType.F32,
+            "unimplemented 'to' argument value 23",
+        ),
         KernelLimit(
             "DequantizeLinear",
             lambda node, given: bool(given.get("block_size")) and element(node, 0) not in _PACKED,
