@@ -52,6 +52,7 @@ _ARGUMENTS: dict[str, list[Any]] = {
     "cuGraphDestroy": [_P],
     "cuMemcpyHtoDAsync_v2": [_P, _P, _N, _P],
     "cuMemcpyDtoHAsync_v2": [_P, _P, _N, _P],
+    "cuMemcpyDtoDAsync_v2": [_P, _P, _N, _P],
     "cuMemHostAlloc": [_P, _N, _U],
     "cuMemFreeHost": [_P],
     "cuMemGetInfo_v2": [_P, _P],
@@ -188,18 +189,39 @@ class CudaRecorder:
             _driver().cuGraphDestroy(graph)
         return int(made.value or 0)
 
-    def player(self, recording: int) -> Callable[[], None]:
+    def player(self, recording: int) -> Callable[..., None]:
         """Return what launches a graph and waits for it; see `Recorder.player`."""
         driver, context, stream, graph = _driver(), _P(self._context), _P(self._stream), _P(recording)
-        enter, launch, wait = driver.cuCtxSetCurrent, driver.cuGraphLaunch, driver.cuStreamSynchronize
+        enter, launch, wait, copy = (
+            driver.cuCtxSetCurrent,
+            driver.cuGraphLaunch,
+            driver.cuStreamSynchronize,
+            driver.cuMemcpyDtoDAsync_v2,
+        )
 
-        def play() -> None:
+        def play(before: Sequence[Copy] = (), after: Sequence[Copy] = ()) -> None:
             # As every run of ONNX Runtime does: other libraries may have made another GPU the thread's own.
-            code = enter(context) or launch(graph, stream) or wait(stream)
+            code = enter(context)
+            for to, source, size in before:
+                code = code or copy(to, source, size, stream)
+            code = code or launch(graph, stream)
+            for to, source, size in after:
+                code = code or copy(to, source, size, stream)
+            code = code or wait(stream)
             if code:
                 raise RuntimeError(f"the replay of a CUDA graph failed with CUDA error {code}")
 
         return play
+
+    def move(self, copies: Sequence[Copy]) -> None:
+        """Copy within the device and wait; see `Recorder.move`."""
+        driver = _driver()
+        code = driver.cuCtxSetCurrent(self._context)
+        for to, source, size in copies:
+            code = code or driver.cuMemcpyDtoDAsync_v2(to, source, size, self._stream)
+        code = code or driver.cuStreamSynchronize(self._stream)
+        if code:
+            raise RuntimeError(f"a copy on the GPU failed with CUDA error {code}")
 
     def drop(self, recording: int) -> None:
         """Free a graph; see `Recorder.drop`."""

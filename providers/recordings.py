@@ -1,17 +1,22 @@
 """`Recordings`: the launches of a session's runs, recorded once per input signature and replayed.
 
 A replay runs the same kernels at the same addresses, without ONNX Runtime. Its intermediates lie in the session's
-arena, in blocks that ONNX Runtime believes free. So the first run that leaves outputs on the device, in that arena,
-ends recording for the session. All runs of the session launch on one stream, with library handles that ONNX Runtime
-shares between them, so they take turns, recorded or not.
+arena, in blocks that ONNX Runtime believes free. So nothing may be kept there: outputs that stay on the device are
+copied to memory of their own, until recording has ended for the session. All runs of the session launch on one stream,
+with library handles that ONNX Runtime shares between them, so they take turns, recorded or not.
+
+Device tensors that were the same ones in the last plain runs are recorded where they are: parameters, handles without a
+feed. Others, as the state of a decode loop, are copied on the device to the recording's own inputs before each replay.
 """
 
 from __future__ import annotations
 
 import logging
 import time
+import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from operator import attrgetter
 from typing import Any, Protocol, TypeAlias
 
@@ -22,7 +27,9 @@ from rlx_ort.errors import EngineError
 from rlx_ort.providers.base import DeviceGraphReport, RecordedRun
 from rlx_ort.providers.recordable import NotRecordedError, check_replay
 
-__all__ = ["BoundRun", "Copy", "Recorder", "Recordings", "not_recorded"]
+__all__ = ["LEFT_ON_DEVICE", "BoundRun", "Copy", "Recorder", "Recordings", "Tensor", "not_recorded"]
+
+LEFT_ON_DEVICE = "runs left outputs on the device, where a replay could overwrite them"
 
 PLAIN_RUNS = 3  # of a signature before it is recorded
 MOST_RECORDINGS = 4
@@ -30,6 +37,8 @@ MOST_SIGNATURES = 32  # that are remembered besides the recorded ones
 MOST_EVICTIONS = 16
 MOST_RUNS_WITHOUT = 64  # plain runs after which a session without any recording gives up
 MOST_BYTES = 16 << 20  # of inputs and outputs: the copy to pinned memory costs more than the launches
+MOST_DEVICE_BYTES = 256 << 20  # of inputs and outputs that stay on the device, which a recording needs once more
+MOST_COPIED_OUT = 16  # plain runs in a row whose outputs stay on the device, after which the session gives up
 WORTH = 0.97  # a replay's time over a plain run's, at most
 TIMED_PAIRS = 5
 
@@ -37,10 +46,36 @@ _log = logging.getLogger(__name__)
 
 Arrays: TypeAlias = Mapping[str, npt.NDArray[Any]]
 Copy: TypeAlias = tuple[int, int, int]
-"""Address on the device, address on the host, bytes."""
-Key: TypeAlias = tuple[int, tuple[str, ...], tuple[tuple[str, Any, tuple[int, ...]], ...]]
+"""Address on the device, address on the host, bytes; within the device, address to write, address to read, bytes."""
+Owner: TypeAlias = int | tuple[frozenset[str], frozenset[str]]
+"""0 for runs on arrays, a number for slots, (inputs, outputs) on the device for the others."""
+Key: TypeAlias = tuple[Owner, tuple[str, ...], tuple[tuple[str, Any, tuple[int, ...]], ...]]
 
 _facts = attrgetter("dtype", "shape")
+_NO_NUMBER = np.dtype(object)
+
+
+class Tensor(Protocol):
+    """What a run takes or leaves on the device."""
+
+    @property
+    def address(self) -> int:
+        """Where it is."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The sizes."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The element type."""
+
+    @property
+    def value(self) -> Any:
+        """What the engine binds."""
+
+    def numpy(self) -> npt.NDArray[Any]:
+        """Return the elements on the host."""
 
 
 class Recorder(Protocol):
@@ -62,8 +97,11 @@ class Recorder(Protocol):
             NotRecordedError: something in the run cannot be recorded.
         """
 
-    def player(self, recording: Any) -> Callable[[], None]:
-        """Return what replays a recording and waits for its end."""
+    def player(self, recording: Any) -> Callable[..., None]:
+        """Return what replays a recording and waits for its end: `(before, after)`, copies within the device."""
+
+    def move(self, copies: Sequence[Copy]) -> None:
+        """Copy within the device and wait."""
 
     def drop(self, recording: Any) -> None:
         """Free a recording."""
@@ -80,7 +118,10 @@ class BrokenSessionError(Exception):
 
 
 class BoundRun:
-    """A run over tensors at fixed addresses on the device, outside of the session's arena."""
+    """A run over tensors at fixed addresses on the device, outside of the session's arena.
+
+    Inputs that are tensors are bound as they are; for arrays there are tensors of their own.
+    """
 
     def __init__(
         self,
@@ -89,22 +130,26 @@ class BoundRun:
         memory: tuple[str, int],
         options: tuple[Any, Any],
         errors: tuple[type[Exception], ...],
-        inputs: Mapping[str, npt.NDArray[Any]],
-        outputs: Mapping[str, npt.NDArray[Any]],
+        inputs: Mapping[str, npt.NDArray[Any] | Tensor],
+        outputs: Arrays,
     ) -> None:
         self._io = session.io_binding()
         self._session = session
         self._options, self._quiet = options
         self._errors = errors
         make = engine.OrtValue.ortvalue_from_shape_and_type
-        self._inputs = [make(list(array.shape), array.dtype, *memory) for array in inputs.values()]
+        self._inputs = [
+            make(list(given.shape), given.dtype, *memory) if isinstance(given, np.ndarray) else given.value
+            for given in inputs.values()
+        ]
         self._outputs = [make(list(array.shape), array.dtype, *memory) for array in outputs.values()]
         for name, value in zip(inputs, self._inputs, strict=True):
             self._io.bind_ortvalue_input(name, value)
         for name, value in zip(outputs, self._outputs, strict=True):
             self._io.bind_ortvalue_output(name, value)
-        for value, array in zip(self._inputs, inputs.values(), strict=True):
-            value.update_inplace(np.zeros(array.shape, array.dtype))
+        for value, given in zip(self._inputs, inputs.values(), strict=True):
+            if isinstance(given, np.ndarray):
+                value.update_inplace(np.zeros(given.shape, given.dtype))
 
     @property
     def addresses(self) -> tuple[list[int], list[int]]:
@@ -141,26 +186,44 @@ class BoundRun:
 
 
 class _Recording:
-    """One recorded signature."""
+    """One recorded signature.
 
-    def __init__(self, driver: Recorder, bound: BoundRun, key: Key, ins: Arrays, outs: Arrays) -> None:
+    Args:
+        driver: the device's driver.
+        bound: the run.
+        key: the signature.
+        ins: arrays for what is given on the host or copied on the device, and the tensors that are read where they are.
+        outs: arrays like the outputs.
+    """
+
+    def __init__(
+        self, driver: Recorder, bound: BoundRun, key: Key, ins: Mapping[str, npt.NDArray[Any] | Tensor], outs: Arrays
+    ) -> None:
         self.driver = driver
         self.bound = bound
         self.key = key
         self.outputs = list(outs)
         self._names = list(ins)
-        self._facts = [_facts(array) for array in ins.values()]
-        self.inside = [driver.host_buffer(array) for array in ins.values()]
-        self.views = [driver.host_buffer(array) for array in outs.values()]
+        self._facts = [_facts(given) for given in ins.values()]
+        on_device, resident = (frozenset[str](), frozenset[str]()) if isinstance(key[0], int) else key[0]
+        arrays = {name: given for name, given in ins.items() if isinstance(given, np.ndarray)}
+        # The engine's values of these are bound; the tensors themselves would keep the session alive.
+        self._held = {name: weakref.ref(given) for name, given in ins.items() if name not in arrays}
+        to, back = (dict(zip(names, at, strict=True)) for names, at in zip((ins, outs), bound.addresses, strict=True))
+        self._moved = [(name, to[name], arrays[name].nbytes) for name in arrays if name in on_device]
+        self._stays = {name: (back[name], outs[name]) for name in outs if name in resident}
+        self._given = [(name, driver.host_buffer(arrays[name])) for name in arrays if name not in on_device]
+        self.inside = [here for _, here in self._given]
+        self.views = [driver.host_buffer(array) for name, array in outs.items() if name not in resident]
         for view in self.views:
             view[...] = 1
-        to, back = bound.addresses
+        read = [name for name in outs if name not in resident]
         bound.warm_up()
         try:
             self.handle = driver.record(
-                [(at, here.ctypes.data, here.nbytes) for at, here in zip(to, self.inside, strict=True)],
+                [(to[name], here.ctypes.data, here.nbytes) for name, here in self._given],
                 bound.launch,
-                [(at, here.ctypes.data, here.nbytes) for at, here in zip(back, self.views, strict=True)],
+                [(back[name], here.ctypes.data, here.nbytes) for name, here in zip(read, self.views, strict=True)],
             )
         finally:
             bound.settle()
@@ -168,10 +231,11 @@ class _Recording:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of its buffers on the device; as many are pinned on the host."""
-        return sum(array.nbytes for array in (*self.inside, *self.views))
+        """The bytes of its buffers on the device; those for arrays are pinned on the host as well."""
+        on_device = sum(size for _, _, size in self._moved) + sum(like.nbytes for _, like in self._stays.values())
+        return on_device + sum(array.nbytes for array in (*self.inside, *self.views))
 
-    def fits(self, owner: int, names: Sequence[str], feeds: Mapping[str, Any]) -> bool:
+    def fits(self, owner: Owner, names: Sequence[str], feeds: Mapping[str, Any]) -> bool:
         """Return whether a run has this signature."""
         return (
             owner == self.key[0]
@@ -180,6 +244,10 @@ class _Recording:
             and list(map(_facts, feeds.values())) == self._facts
         )
 
+    def holds(self, feeds: Mapping[str, Any]) -> bool:
+        """Return whether the tensors that it reads where they are still are those of a run."""
+        return all(feeds[name] is tensor() for name, tensor in self._held.items())
+
     def run(self, feeds: Mapping[str, Any]) -> list[npt.NDArray[Any]]:
         """Replay on arrays and return the output buffers, which the next replay overwrites."""
         for place, array in zip(self.inside, feeds.values(), strict=True):
@@ -187,9 +255,37 @@ class _Recording:
         self._play()
         return self.views
 
+    def run_values(self, feeds: Mapping[str, Any], fresh: Callable[[npt.NDArray[Any]], Tensor]) -> list[Any]:
+        """Replay on arrays and tensors and return new arrays and tensors."""
+        for name, place in self._given:
+            place[...] = feeds[name]
+        made = {name: fresh(like) for name, (_, like) in self._stays.items()}
+        self._play(
+            [(at, feeds[name].address, size) for name, at, size in self._moved],
+            [(made[name].address, at, like.nbytes) for name, (at, like) in self._stays.items()],
+        )
+        views = iter(self.views)
+        return [made[name] if name in made else next(views).copy() for name in self.outputs]
+
     def close(self) -> None:
         """Free the recording; the buffers live as long as somebody holds a view."""
         self.driver.drop(self.handle)
+
+
+class _Seen:
+    """Which tensors a run was given, without keeping them alive."""
+
+    def __init__(self, tensors: Mapping[str, weakref.ref[Any]]) -> None:
+        self._tensors = tensors
+
+    @classmethod
+    def of(cls, feeds: Mapping[str, Any]) -> _Seen:
+        """Return what a run was given."""
+        return cls({name: weakref.ref(value) for name, value in feeds.items() if not isinstance(value, np.ndarray)})
+
+    def again(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the tensors that a later run was given as well."""
+        return {name: feeds[name] for name, tensor in self._tensors.items() if tensor() is feeds[name]}
 
 
 class Recordings:
@@ -199,6 +295,7 @@ class Recordings:
         driver: the device's driver.
         plain: runs the session: `(names, feeds, options)`.
         bind: makes a `BoundRun` for inputs and outputs like these.
+        fresh: makes a tensor on the device like an array, outside of the session's arena.
         lock: what all runs of the session hold.
         shared: the RunOptions of runs that nobody stops by themselves.
         required: raise where a signature cannot be recorded when its time has come.
@@ -213,7 +310,8 @@ class Recordings:
         self,
         driver: Recorder,
         plain: Callable[..., list[Any]],
-        bind: Callable[[Arrays, Arrays], BoundRun],
+        bind: Callable[[Mapping[str, npt.NDArray[Any] | Tensor], Arrays], BoundRun],
+        fresh: Callable[[npt.NDArray[Any]], Tensor],
         lock: Any,
         shared: Any,
         *,
@@ -225,16 +323,18 @@ class Recordings:
         self._driver = driver
         self._plain = plain
         self._bind = bind
+        self._fresh = fresh
         self._lock = lock
         self._shared = shared
         self._required = required
         self._errors = errors
         self._recorded: OrderedDict[Key, _Recording] = OrderedDict()
         self._last: _Recording | None = None
-        self._counts: OrderedDict[Key, int] = OrderedDict()
+        self._counts: OrderedDict[Key, tuple[int, _Seen]] = OrderedDict()
         self._refused: OrderedDict[Key, str] = OrderedDict()
         self._evictions = 0
         self._runs_without = 0
+        self._copied_out = 0  # runs in a row
         self._reason = ""
 
     def run(self, names: Sequence[str], feeds: Mapping[str, Any], options: Any) -> list[Any]:
@@ -245,7 +345,7 @@ class Recordings:
             found = self._found(0, names, feeds)
             if found is not None:
                 return [view.copy() for view in found.run(feeds)]
-            return self._run_plain(0, names, feeds)
+            return self._run_plain(0, names, feeds, partial(self._plain, names, feeds, self._shared))
 
     def run_slots(self, owner: int, names: Sequence[str], feeds: Mapping[str, Any]) -> list[Any]:
         """Run like `run` and return buffers that only the next such call of the same owner overwrites.
@@ -256,7 +356,40 @@ class Recordings:
             if not self.active:
                 return self._plain(names, feeds, self._shared)
             found = self._found(owner, names, feeds)
-            return self._run_plain(owner, names, feeds) if found is None else found.run(feeds)
+            if found is not None:
+                return found.run(feeds)
+            return self._run_plain(owner, names, feeds, partial(self._plain, names, feeds, self._shared))
+
+    def run_values(
+        self, names: Sequence[str], feeds: Mapping[str, Any], resident: Collection[str], plain: Callable[[], list[Any]]
+    ) -> list[Any]:
+        """Run like `run` on arrays and tensors of the device; outputs in `resident` come as tensors.
+
+        Args:
+            names: the outputs.
+            feeds: the inputs.
+            resident: the outputs that stay on the device.
+            plain: runs without a recording; what it leaves on the device may be in the session's arena.
+        """
+        with self._lock:
+            if not self.active:
+                return plain()
+            on_device = frozenset(name for name, value in feeds.items() if not isinstance(value, np.ndarray))
+            owner: Owner = (on_device, frozenset(resident)) if on_device or resident else 0
+            found = self._found(owner, names, feeds)
+            if found is not None and not found.holds(feeds):
+                self._evictions += 1
+                self._last = None
+                self._recorded.pop(found.key).close()
+                found = None
+            if found is not None:
+                self._copied_out = 0
+                return found.run_values(feeds, self._fresh)
+            results = self._run_plain(owner, names, feeds, lambda: self._copied(plain()))
+            self._copied_out += bool(resident)
+            if self._copied_out >= MOST_COPIED_OUT and not self._required:
+                self.give_up(LEFT_ON_DEVICE)
+            return results
 
     def give_up(self, reason: str) -> None:
         """Drop every recording and record no more."""
@@ -289,7 +422,7 @@ class Recordings:
         while self._recorded:
             self._recorded.popitem()[1].close()
 
-    def _found(self, owner: int, names: Sequence[str], feeds: Mapping[str, Any]) -> _Recording | None:
+    def _found(self, owner: Owner, names: Sequence[str], feeds: Mapping[str, Any]) -> _Recording | None:
         last = self._last
         if last is not None and last.fits(owner, names, feeds):
             return last
@@ -301,9 +434,24 @@ class Recordings:
             self._last = found
         return found
 
-    def _run_plain(self, owner: int, names: Sequence[str], feeds: Mapping[str, Any]) -> list[Any]:
+    def _copied(self, results: Sequence[Any]) -> list[Any]:
+        """Return results with copies, outside of the session's arena, of those that are on the device."""
+        found, copies = list(results), []
+        for place, result in enumerate(results):
+            if result is not None and not isinstance(result, np.ndarray):
+                like = _like(result)
+                found[place] = self._fresh(like)
+                if like.nbytes:
+                    copies.append((found[place].address, result.address, like.nbytes))
+        if copies:
+            self._driver.move(copies)
+        return found
+
+    def _run_plain(
+        self, owner: Owner, names: Sequence[str], feeds: Mapping[str, Any], plain: Callable[[], list[Any]]
+    ) -> list[Any]:
         """Run without a recording, and make one where it is time."""
-        results = self._plain(names, feeds, self._shared)
+        results = plain()
         key = _key(owner, names, feeds)
         if key is None:
             return results
@@ -311,16 +459,17 @@ class Recordings:
             self._raise_if_required(self._refused[key])
             return results
         self._runs_without += 1
-        count = self._counts.pop(key, 0) + 1
+        count, seen = self._counts.pop(key, (0, _Seen({})))
+        count += 1
         if count < PLAIN_RUNS:
-            self._counts[key] = count
+            self._counts[key] = count, _Seen.of(feeds)
             while len(self._counts) > MOST_SIGNATURES:
                 self._counts.popitem(last=False)
             if not self._recorded and self._runs_without >= MOST_RUNS_WITHOUT and not self._required:
                 self.give_up(f"no input signature came {PLAIN_RUNS} times in {self._runs_without} runs")
             return results
         try:
-            self._record(key, names, feeds, results)
+            self._record(key, names, feeds, results, plain, seen.again(feeds))
         except NotRecordedError as err:
             self._refuse(key, str(err))
             self._raise_if_required(str(err))
@@ -341,30 +490,47 @@ class Recordings:
         if not self._recorded and not self._counts and not self._required:
             self.give_up(reason)
 
-    def _record(self, key: Key, names: Sequence[str], feeds: Arrays, results: Sequence[Any]) -> None:
+    def _record(
+        self,
+        key: Key,
+        names: Sequence[str],
+        feeds: Mapping[str, Any],
+        results: Sequence[Any],
+        plain: Callable[[], list[Any]],
+        held: Mapping[str, Tensor],
+    ) -> None:
         """Record a signature that has just run plainly with these results, and check the recording.
 
         Raises:
             NotRecordedError: it cannot be recorded, is wrong, or is not worth its while.
         """
-        if not all(
-            isinstance(array, np.ndarray) and array.dtype.kind in "biufc" for array in (*feeds.values(), *results)
-        ):
+        values = (*feeds.values(), *results)
+        if not all(getattr(value, "dtype", _NO_NUMBER).kind in "biufc" for value in values):
             raise NotRecordedError("an input or output is no tensor of numbers")
-        total = sum(array.nbytes for array in (*feeds.values(), *results))
-        if any(array.size == 0 for array in (*feeds.values(), *results)):
+        ins = {name: held[name] if name in held else _like(value) for name, value in feeds.items()}
+        outs = {name: _like(value) for name, value in zip(names, results, strict=True)}
+        sizes = [(like.nbytes, isinstance(value, np.ndarray)) for value in values for like in [_like(value)]]
+        if not all(size for size, _ in sizes):
             raise NotRecordedError("an input or output is empty")
+        total = sum(size for size, on_host in sizes if on_host)
         if total > MOST_BYTES and not self._required:
             raise NotRecordedError(f"{total >> 20} MB of inputs and outputs take longer than the launches")
+        total = sum(size for size, on_host in sizes if not on_host) - sum(_like(one).nbytes for one in held.values())
+        if total > MOST_DEVICE_BYTES and not self._required:
+            raise NotRecordedError(f"another {total >> 20} MB would be needed on the device")
         if self._evictions >= MOST_EVICTIONS and not self._required:
-            raise NotRecordedError(f"more than {MOST_RECORDINGS} input signatures take turns")
-        outs = dict(zip(names, results, strict=True))
+            raise NotRecordedError(f"more than {MOST_RECORDINGS} input signatures or sets of tensors take turns")
+        replay: Callable[[], list[Any]]
         recording = None
         try:
-            recording = _Recording(self._driver, self._bind(feeds, outs), key, feeds, outs)
-            check_replay(names, results, recording.run(feeds))
+            recording = _Recording(self._driver, self._bind(ins, outs), key, ins, outs)
+            if isinstance(key[0], int):
+                replay = partial(recording.run, feeds)
+            else:
+                replay = partial(recording.run_values, feeds, self._fresh)
+            check_replay(names, [_array(value) for value in results], [_array(value) for value in replay()])
             if not self._required:
-                self._check_worth(recording, names, feeds)
+                self._check_worth(plain, replay, copies=key[0] == 0)
         except self._errors as err:
             if recording is not None:
                 recording.close()
@@ -379,19 +545,18 @@ class Recordings:
             self._evictions += 1
             self._recorded.popitem(last=False)[1].close()
 
-    def _check_worth(self, recording: _Recording, names: Sequence[str], feeds: Arrays) -> None:
+    def _check_worth(self, plain: Callable[[], Any], replay: Callable[[], list[Any]], *, copies: bool) -> None:
         """Compare the least times of replays and plain runs, which take turns.
 
         Raises:
             NotRecordedError: a replay is not faster.
         """
-        copies = recording.key[0] == 0
         now, least = time.perf_counter_ns, [1 << 62, 1 << 62]
         for _ in range(TIMED_PAIRS):
             start = now()
-            self._plain(names, feeds, self._shared)
+            plain()
             middle = now()
-            for view in recording.run(feeds):
+            for view in replay():
                 if copies:
                     view.copy()
             least = [min(least[0], middle - start), min(least[1], now() - middle)]
@@ -404,7 +569,16 @@ def not_recorded(reason: str) -> EngineError:
     return EngineError(f"device_graph=True, and the run cannot be recorded: {reason}; compile with device_graph='auto'")
 
 
-def _key(owner: int, names: Sequence[str], feeds: Mapping[str, Any]) -> Key | None:
+def _like(value: npt.NDArray[Any] | Tensor) -> npt.NDArray[Any]:
+    """Return an array of the dtype and shape of a value; for a tensor one that takes no memory."""
+    return value if isinstance(value, np.ndarray) else np.broadcast_to(np.zeros((), value.dtype), value.shape)
+
+
+def _array(value: npt.NDArray[Any] | Tensor) -> npt.NDArray[Any]:
+    return value if isinstance(value, np.ndarray) else value.numpy()
+
+
+def _key(owner: Owner, names: Sequence[str], feeds: Mapping[str, Any]) -> Key | None:
     """Return the signature of a run, or None for feeds that are not all arrays."""
     try:
         return owner, tuple(names), tuple((name, *_facts(array)) for name, array in feeds.items())
