@@ -38,7 +38,7 @@ MOST_EVICTIONS = 16
 MOST_RUNS_WITHOUT = 64  # plain runs after which a session without any recording gives up
 MOST_BYTES = 16 << 20  # of inputs and outputs: the copy to pinned memory costs more than the launches
 MOST_DEVICE_BYTES = 256 << 20  # of inputs and outputs that stay on the device, which a recording needs once more
-MOST_COPIED_OUT = 16  # plain runs in a row whose outputs stay on the device, after which the session gives up
+MOST_COPIED_OUT = 8  # plain runs in a row whose outputs stay on the device, after which the session gives up
 WORTH = 0.97  # a replay's time over a plain run's, at most
 TIMED_PAIRS = 5
 
@@ -385,7 +385,7 @@ class Recordings:
             if found is not None:
                 self._copied_out = 0
                 return found.run_values(feeds, self._fresh)
-            results = self._run_plain(owner, names, feeds, lambda: self._copied(plain()))
+            results = self._run_plain(owner, names, feeds, plain)
             self._copied_out += bool(resident)
             if self._copied_out >= MOST_COPIED_OUT and not self._required:
                 self.give_up(LEFT_ON_DEVICE)
@@ -451,7 +451,7 @@ class Recordings:
         self, owner: Owner, names: Sequence[str], feeds: Mapping[str, Any], plain: Callable[[], list[Any]]
     ) -> list[Any]:
         """Run without a recording, and make one where it is time."""
-        results = plain()
+        results = plain() if isinstance(owner, int) else self._copied(plain())
         key = _key(owner, names, feeds)
         if key is None:
             return results
