@@ -23,7 +23,7 @@ from rlx_ort.providers.base import (
     result_element,
 )
 from rlx_ort.providers.cuda_driver import cuda_gpus, same_bus
-from rlx_ort.providers.cuda_recorder import open_recorder
+from rlx_ort.providers.cuda_recorder import open_recorder, pinned_like
 from rlx_ort.providers.hardware import nvidia_gpus
 from rlx_ort.providers.installation import Problem
 from rlx_ort.providers.libraries import engine_library, missing_libraries
@@ -139,8 +139,11 @@ class CudaProvider(OrtProvider):
             ep_devices=plugin,
             memory=("cuda", device.index),
             recording=recording,
-            # A wait would end the recording. Plain runs do wait: when they did not, destroying a session once ended the
-            # process (H200, ONNX Runtime 1.31.1; cause not established).
+            pinned=None if obstacle else partial(pinned_like, device.index),
+            # A wait would end the recording. Plain runs do wait: a run on a stream of the caller's that does not leaves
+            # pinned buffers to the session, whose end then frees their arena within a callback of the driver. That
+            # may not be (cudaFreeHost: 800) and ends the process, unless a run that waits has come last (H200, ONNX
+            # Runtime 1.31.1).
             run_config={} if obstacle else {"disable_synchronize_execution_providers": "1"},
             keeps=Keeps.OPTIMIZED,
         )

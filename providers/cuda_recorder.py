@@ -21,7 +21,7 @@ from rlx_ort.providers.cuda_driver import LIBRARY
 from rlx_ort.providers.recordable import NotRecordedError
 from rlx_ort.providers.recordings import Copy
 
-__all__ = ["CudaRecorder", "free_bytes", "open_recorder"]
+__all__ = ["CudaRecorder", "free_bytes", "open_recorder", "pinned_like"]
 
 _NON_BLOCKING = 1
 _RELAXED = 2  # ONNX Runtime may allocate during a capture
@@ -117,6 +117,24 @@ def free_bytes(index: int) -> int:
     return free.value
 
 
+def pinned_like(index: int, like: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return an array like another one in memory that a GPU copies to by itself; it is freed with the last view of it.
+
+    Raises:
+        NotRecordedError: the driver cannot be used, or has no memory left to pin.
+    """
+    return _pinned(_context(index), like)
+
+
+def _pinned(context: int, like: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    at = _P()
+    _call("cuCtxSetCurrent", context)
+    _call("cuMemHostAlloc", ctypes.byref(at), max(1, like.nbytes), 0)
+    raw = (ctypes.c_ubyte * max(1, like.nbytes)).from_address(int(at.value or 0))
+    weakref.finalize(raw, _free_host, context, int(at.value or 0)).atexit = False
+    return np.frombuffer(memoryview(raw), like.dtype, like.size).reshape(like.shape)
+
+
 def open_recorder(index: int, obstacle: str = "") -> CudaRecorder:
     """Return a recorder on a GPU; `obstacle` is why the caller's options or ONNX Runtime's build forbid one.
 
@@ -148,12 +166,7 @@ class CudaRecorder:
 
     def host_buffer(self, like: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return an array in pinned memory, which is freed with the last view of it; see `Recorder.host_buffer`."""
-        at = _P()
-        _call("cuCtxSetCurrent", self._context)
-        _call("cuMemHostAlloc", ctypes.byref(at), max(1, like.nbytes), 0)
-        raw = (ctypes.c_ubyte * max(1, like.nbytes)).from_address(int(at.value or 0))
-        weakref.finalize(raw, _free_host, self._context, int(at.value or 0)).atexit = False
-        return np.frombuffer(memoryview(raw), like.dtype, like.size).reshape(like.shape)
+        return _pinned(self._context, like)
 
     def record(self, copies_in: Sequence[Copy], run: Callable[[], None], copies_out: Sequence[Copy]) -> int:
         """Return an executable graph of the copies and the run; see `Recorder.record`.

@@ -122,7 +122,8 @@ class OrtBinder(Binder):
             if not self._keeps_on_host and has_foreign_dtype(kind):
                 return None
         if session.runs_slots:
-            return RunSlots(session, list(inputs), list(outputs))
+            known = session.recipe.pinned is not None and set(outputs) <= set(fixed) and not session.refuses
+            return RunSlots(session, list(inputs), outputs, self._places[1].inner if known else None)
         with session.guarded():
             if session.recipe.device_graph:
                 return GraphSlots(session, list(inputs), list(outputs))

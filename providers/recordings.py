@@ -347,18 +347,21 @@ class Recordings:
                 return [view.copy() for view in found.run(feeds)]
             return self._run_plain(0, names, feeds, partial(self._plain, names, feeds, self._shared))
 
-    def run_slots(self, owner: int, names: Sequence[str], feeds: Mapping[str, Any]) -> list[Any]:
+    def run_slots(
+        self, owner: int, names: Sequence[str], feeds: Mapping[str, Any], plain: Callable[[], list[Any]] | None
+    ) -> list[Any]:
         """Run like `run` and return buffers that only the next such call of the same owner overwrites.
 
-        Each owner, a number above 0, has recordings of its own.
+        Each owner, a number above 0, has recordings of its own; `plain` runs without one, if it is given.
         """
+        plain = plain or partial(self._plain, names, feeds, self._shared)
         with self._lock:
             if not self.active:
-                return self._plain(names, feeds, self._shared)
+                return plain()
             found = self._found(owner, names, feeds)
             if found is not None:
                 return found.run(feeds)
-            return self._run_plain(owner, names, feeds, partial(self._plain, names, feeds, self._shared))
+            return self._run_plain(owner, names, feeds, plain)
 
     def run_values(
         self, names: Sequence[str], feeds: Mapping[str, Any], resident: Collection[str], plain: Callable[[], list[Any]]

@@ -74,6 +74,7 @@ class OrtEngineSession:
     Attributes:
         device: the device it was opened for.
         recipe: how it was opened.
+        refuses: whether runs raise, since they had to be recorded and cannot be.
     """
 
     def __init__(
@@ -114,6 +115,7 @@ class OrtEngineSession:
         # Most sessions need none of the steps around a run, and a microsecond is a quarter of a small run.
         self._plain = alone and not self._foreign_inputs and not self._foreign_outputs
         self._stopped: SessionCore | None = None
+        self.refuses = False
         self._prepare_runs(core)
         watch(self)
 
@@ -303,6 +305,7 @@ class OrtEngineSession:
             if self._reason:
                 core.recordings.give_up(self._reason)
         if required and self._reason:
+            self.refuses = True
             self._plain = True
             core.call = functools.partial(_refuse_run, self._reason)
 

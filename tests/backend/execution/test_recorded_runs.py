@@ -144,6 +144,34 @@ def test_a_session_with_a_recorded_loop_goes_with_its_owner(recorders: list[Fake
     assert recorders[0].closed
 
 
+@pytest.mark.parametrize("how", ["auto", False])
+def test_slots_write_plain_runs_to_pinned_buffers(recorders: list[FakeRecorder], monkeypatch: Any, how: Any) -> None:
+    """Runs that are not recorded, or not yet, write to the same buffers, whatever the layout of what is given."""
+    original, pinned = CpuProvider.recipe, []
+
+    def buffer(like: Any) -> Any:
+        pinned.append(np.empty(like.shape, like.dtype))
+        return pinned[-1]
+
+    def recipe(self: CpuProvider, device: Device, options: CompileOptions) -> Any:
+        found = original(self, device, options)
+        return dataclasses.replace(found, pinned=buffer, run_config={"session.none": "1"}, memory=("cpu", 0))
+
+    monkeypatch.setattr(CpuProvider, "recipe", recipe)
+    graph = Graph("sum")
+    x = graph.input("x", ["n", 3])
+    graph.outputs = [x * 2.0, x + x]
+    compiled = Session("cpu", CompileOptions(device_graph=how)).compile(graph)
+    compiled.run_slots([np.zeros((2, 3), np.float32)])
+    for turned in (False, True):
+        given = RNG.standard_normal((3, 2) if turned else (2, 3)).astype(np.float32)
+        given = given.T if turned else given
+        found = compiled.run_slots([given])
+        assert [view is place for view, place in zip(found, pinned, strict=True)] == [True, True]
+        for view in found:
+            np.testing.assert_array_equal(view, given * 2)
+
+
 def _positions() -> Graph:
     model = onnx.parser.parse_model(
         '<ir_version: 10, opset_import: ["": 21]> g (float[4] x) => (int64[1, n] y) { y = NonZero(x) }'
@@ -311,6 +339,24 @@ def test_cuda_records_with_mutable_parameters(cuda: Device) -> None:
         for _ in range(6):
             np.testing.assert_allclose(compiled.run(inputs)[0], np.tanh(inputs["x"]) * value, atol=1e-6)
     assert len(compiled.device_graph_report().recorded) == 1, compiled.device_graph_report()
+
+
+@pytest.mark.parametrize("how", ["auto", False])
+def test_cuda_slots_give_what_runs_give(cuda: Device, how: Any) -> None:
+    """Outputs are in their pinned buffers when a call returns; large ones and many calls would show it otherwise."""
+    graph = Graph("large")
+    x = graph.input("x", [1 << 20])
+    graph.outputs = [x * 2.0, x - 1.0]
+    compiled = Session(cuda, CompileOptions(device_graph=how)).compile(graph)
+    cases = [RNG.standard_normal(1 << 20).astype(np.float32) for _ in range(4)]
+    for turn in range(60):
+        given = cases[turn % 4]
+        double, less = compiled.run_slots([given])
+        np.testing.assert_array_equal(double, given * 2)
+        np.testing.assert_array_equal(less, given - 1)
+    held = double
+    compiled.close()
+    np.testing.assert_array_equal(held, cases[3] * 2)
 
 
 def test_a_recording_that_fails_leaves_the_session_usable(cuda: Device, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -131,11 +131,11 @@ def test_slots_have_buffers_that_plain_replays_do_not_touch() -> None:
     found, _, _ = made()
     x = np.ones(4, np.float32)
     for _ in range(4):
-        (view,) = found.run_slots(1, ["y"], {"x": x})
+        (view,) = found.run_slots(1, ["y"], {"x": x}, None)
         run(found, 4, value=5.0)
-        found.run_slots(2, ["y"], {"x": x * 7})
+        found.run_slots(2, ["y"], {"x": x * 7}, None)
     np.testing.assert_array_equal(view, np.full(4, 2.0, np.float32))
-    assert found.run_slots(1, ["y"], {"x": x * 4})[0] is view
+    assert found.run_slots(1, ["y"], {"x": x * 4}, None)[0] is view
     np.testing.assert_array_equal(view, np.full(4, 8.0, np.float32))
 
 
