@@ -82,7 +82,7 @@ class OrtBinder(Binder):
             core = session.open_core()
             if session.recipe.device_graph:
                 return session.graph_runs(core).run_values(core, feeds, names, resident)
-            given = {name: value for name, value in feeds.items() if value is not None}
+            given = {name: feeds[name] for name in sorted(feeds) if feeds[name] is not None}
             return session.run_values(
                 core, names, given, resident, lambda: self._run_bound(core, given, names, resident)
             )

@@ -72,6 +72,7 @@ class OrtLoop(Loop):
         self._bound: list[Any] = [None] * len(inputs)  # a tensor, or (array, value) of fixed memory
         self._outputs = [(name, (here if name in resident else host).inner) for name in outputs]
         self._stays = [name in resident for name in outputs]
+        self._order = sorted(range(len(inputs)), key=inputs.__getitem__)  # one signature, whoever runs
         self._names = list(outputs)
         self._resident = frozenset(resident)
 
@@ -95,7 +96,7 @@ class OrtLoop(Loop):
         session = self._session
         if not self._unguarded:
             with session.guarded():
-                feeds = dict(zip(self._inputs, values, strict=True))
+                feeds = {self._inputs[place]: values[place] for place in self._order}
                 return session.run_values(self._core, self._names, feeds, self._resident, lambda: self._run(values))
         try:
             return self._run(values)

@@ -6,7 +6,8 @@ copied to memory of their own, until recording has ended for the session. All ru
 with library handles that ONNX Runtime shares between them, so they take turns, recorded or not.
 
 Device tensors that were the same ones in the last plain runs are recorded where they are: parameters, handles without a
-feed. Others, as the state of a decode loop, are copied on the device to the recording's own inputs before each replay.
+feed. Others, as the state of a decode loop, are copied on the device to the recording's own inputs before each replay,
+and so are those that turn out to change, from then on.
 """
 
 from __future__ import annotations
@@ -244,9 +245,9 @@ class _Recording:
             and list(map(_facts, feeds.values())) == self._facts
         )
 
-    def holds(self, feeds: Mapping[str, Any]) -> bool:
-        """Return whether the tensors that it reads where they are still are those of a run."""
-        return all(feeds[name] is tensor() for name, tensor in self._held.items())
+    def changed(self, feeds: Mapping[str, Any]) -> list[str]:
+        """Return the inputs that it reads where they are, and that are other tensors in a run."""
+        return [name for name, tensor in self._held.items() if feeds[name] is not tensor()]
 
     def run(self, feeds: Mapping[str, Any]) -> list[npt.NDArray[Any]]:
         """Replay on arrays and return the output buffers, which the next replay overwrites."""
@@ -332,6 +333,7 @@ class Recordings:
         self._last: _Recording | None = None
         self._counts: OrderedDict[Key, tuple[int, _Seen]] = OrderedDict()
         self._refused: OrderedDict[Key, str] = OrderedDict()
+        self._changing: dict[Key, set[str]] = {}  # inputs that are copied, since they were not the same for ever
         self._evictions = 0
         self._runs_without = 0
         self._copied_out = 0  # runs in a row
@@ -380,8 +382,8 @@ class Recordings:
             on_device = frozenset(name for name, value in feeds.items() if not isinstance(value, np.ndarray))
             owner: Owner = (on_device, frozenset(resident)) if on_device or resident else 0
             found = self._found(owner, names, feeds)
-            if found is not None and not found.holds(feeds):
-                self._evictions += 1
+            if found is not None and (changed := found.changed(feeds)):
+                self._changing.setdefault(found.key, set()).update(changed)
                 self._last = None
                 self._recorded.pop(found.key).close()
                 found = None
@@ -472,7 +474,9 @@ class Recordings:
                 self.give_up(f"no input signature came {PLAIN_RUNS} times in {self._runs_without} runs")
             return results
         try:
-            self._record(key, names, feeds, results, plain, seen.again(feeds))
+            changing = self._changing.get(key, ())
+            held = {name: tensor for name, tensor in seen.again(feeds).items() if name not in changing}
+            self._record(key, names, feeds, results, plain, held)
         except NotRecordedError as err:
             self._refuse(key, str(err))
             self._raise_if_required(str(err))
@@ -522,7 +526,7 @@ class Recordings:
         if total > MOST_DEVICE_BYTES and not self._required:
             raise NotRecordedError(f"another {total >> 20} MB would be needed on the device")
         if self._evictions >= MOST_EVICTIONS and not self._required:
-            raise NotRecordedError(f"more than {MOST_RECORDINGS} input signatures or sets of tensors take turns")
+            raise NotRecordedError(f"more than {MOST_RECORDINGS} input signatures take turns")
         replay: Callable[[], list[Any]]
         recording = None
         try:

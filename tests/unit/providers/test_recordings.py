@@ -162,7 +162,7 @@ def test_tensors_that_runs_left_are_theirs_alone() -> None:
 
 
 def test_a_tensor_that_stays_the_same_is_read_where_it_is() -> None:
-    """A parameter is not copied before each replay; another tensor in its place is recorded anew."""
+    """A parameter is not copied before each replay; one that changes is recorded anew, and is copied from then on."""
     found, session, driver = made()
     weight = Tensor(np.ones(4, np.float32))
     for _ in range(4):
@@ -170,9 +170,10 @@ def test_a_tensor_that_stays_the_same_is_read_where_it_is() -> None:
     before, made_before = driver.moved, driver.made
     step(found, session, weight)
     assert driver.moved - before == 1  # the output
-    other = Tensor(np.full(4, 5.0, np.float32))
-    for _ in range(4):
-        np.testing.assert_array_equal(step(found, session, other).numpy(), np.full(4, 10.0, np.float32))
+    for value in (5.0, 6.0, 7.0):
+        other = Tensor(np.full(4, value, np.float32))
+        for _ in range(4):
+            np.testing.assert_array_equal(step(found, session, other).numpy(), np.full(4, 2 * value, np.float32))
     assert (driver.dropped, driver.made) == ([made_before], made_before + 1)
 
 
