@@ -140,10 +140,10 @@ class CudaProvider(OrtProvider):
             memory=("cuda", device.index),
             recording=recording,
             pinned=None if obstacle else partial(pinned_like, device.index),
-            # A wait would end the recording. Plain runs do wait: a run on a stream of the caller's that does not leaves
-            # pinned buffers to the session, whose end then frees their arena within a callback of the driver. That
-            # may not be (cudaFreeHost: 800) and ends the process, unless a run that waits has come last (H200, ONNX
-            # Runtime 1.31.1).
+            # A wait would end the recording. Plain runs do wait: one on a stream of ours that does not leaves pinned
+            # buffers to the session, whose end may then free their arena in a callback of the driver. CUDA does not
+            # permit that (cudaFreeHost: 800) and the process ends, unless a run that waits came last. See
+            # docs/results/h200-2026-11-22/slots.txt.
             run_config={} if obstacle else {"disable_synchronize_execution_providers": "1"},
             keeps=Keeps.OPTIMIZED,
         )
