@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from rlx_ort.providers.cuda_driver import LIBRARY
 from rlx_ort.providers.recordable import NotRecordedError
-from rlx_ort.providers.recordings import Copy
+from rlx_ort.providers.recorded import Copy
 
 __all__ = ["CudaRecorder", "free_bytes", "open_recorder", "pinned_like"]
 

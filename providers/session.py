@@ -24,7 +24,8 @@ from rlx_ort.providers.ort_tensor import OrtTensor
 from rlx_ort.providers.ort_types import refined, value_type
 from rlx_ort.providers.recipe import HOST_MEMORY, SessionRecipe, nothing_to_hold
 from rlx_ort.providers.recordable import host_work, unrecordable
-from rlx_ort.providers.recordings import LEFT_ON_DEVICE, BoundRun, Recorder, Recordings, not_recorded
+from rlx_ort.providers.recorded import BoundRun, Recorder
+from rlx_ort.providers.recordings import LEFT_ON_DEVICE, Recordings, not_recorded
 from rlx_ort.providers.shutdown import watch
 from rlx_ort.providers.values import from_ort_value, has_foreign_dtype, is_tensor_like, to_ort_value
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from rlx_ort.providers.recordable import NotRecordedError
-from rlx_ort.providers.recordings import Copy
+from rlx_ort.providers.recorded import Copy
 
 
 class FakeRecorder:

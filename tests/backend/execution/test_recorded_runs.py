@@ -20,7 +20,7 @@ from rlx_ort.execution.compiled import CompiledGraph
 from rlx_ort.execution.options import CompileOptions
 from rlx_ort.execution.session import Session
 from rlx_ort.ir.graph import Graph
-from rlx_ort.providers import recordings
+from rlx_ort.providers import recorded, recordings
 from rlx_ort.providers.cpu import CpuProvider
 from rlx_ort.providers.recipe import Recording
 
@@ -243,13 +243,13 @@ def _pair(cuda: Device, graph: Graph, how: Any = True) -> tuple[CompiledGraph, C
 
 def test_cuda_replays_give_what_plain_runs_give(cuda: Device) -> None:
     """Five signatures in turn, more than are kept, by name and by slots, with new inputs each time."""
-    recorded, plain = _pair(cuda, _chain("n"))
+    compiled, plain = _pair(cuda, _chain("n"))
     for rows in (1, 2, 3, 4, 5) * 3:
         inputs = _x(rows)
         (want,) = plain.run(inputs)
-        np.testing.assert_allclose(recorded.run(inputs)[0], want, rtol=1e-5, atol=1e-6)
-        np.testing.assert_allclose(recorded.run_slots([inputs["x"]])[0], want, rtol=1e-5, atol=1e-6)
-    assert len(recorded.device_graph_report().recorded) == 4
+        np.testing.assert_allclose(compiled.run(inputs)[0], want, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(compiled.run_slots([inputs["x"]])[0], want, rtol=1e-5, atol=1e-6)
+    assert len(compiled.device_graph_report().recorded) == 4
 
 
 def test_cuda_records_a_launch_bound_graph_by_itself(cuda: Device) -> None:
@@ -361,13 +361,13 @@ def test_cuda_slots_give_what_runs_give(cuda: Device, how: Any) -> None:
 
 def test_a_recording_that_fails_leaves_the_session_usable(cuda: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     """A capture that is ended in the middle of a run gives a reason, and later runs are right."""
-    original = recordings.BoundRun.launch
+    original = recorded.BoundRun.launch
 
-    def launch(self: recordings.BoundRun) -> None:
+    def launch(self: recorded.BoundRun) -> None:
         original(self)
         raise RuntimeError("in the middle")
 
-    monkeypatch.setattr(recordings.BoundRun, "launch", launch)
+    monkeypatch.setattr(recorded.BoundRun, "launch", launch)
     compiled, plain = _pair(cuda, _chain(), "auto")
     for _ in range(6):
         inputs = _x()
@@ -378,10 +378,10 @@ def test_a_recording_that_fails_leaves_the_session_usable(cuda: Device, monkeypa
 def test_a_wait_within_a_capture_leaves_the_session_usable(cuda: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     """ONNX Runtime's own failure inside a capture is survived as well."""
 
-    def launch(self: recordings.BoundRun) -> None:
+    def launch(self: recorded.BoundRun) -> None:
         self._session.run_with_iobinding(self._io, self._options)  # waits for the device, which no capture allows
 
-    monkeypatch.setattr(recordings.BoundRun, "launch", launch)
+    monkeypatch.setattr(recorded.BoundRun, "launch", launch)
     compiled, plain = _pair(cuda, _chain(), "auto")
     for _ in range(6):
         inputs = _x()

@@ -16,7 +16,8 @@ from rlx_ort.ir.types import TensorType
 from rlx_ort.providers import recordings
 from rlx_ort.providers.base import NodeAssignment
 from rlx_ort.providers.recordable import NotRecordedError, check_replay, host_work, unrecordable
-from rlx_ort.providers.recordings import BrokenSessionError, Recordings
+from rlx_ort.providers.recorded import BrokenSessionError
+from rlx_ort.providers.recordings import Recordings
 
 SHARED = object()
 EP = "CUDAExecutionProvider"
