@@ -111,7 +111,7 @@ class Recordings:
         self._lock = lock
         self._shared = shared
         self._required = required
-        self._errors = (*errors, EngineError)
+        self._errors: tuple[type[Exception], ...] = (*errors, EngineError)
         self._recorded: OrderedDict[Key, Replay] = OrderedDict()
         self._last: Replay | None = None
         self._counts: OrderedDict[Key, tuple[int, _Seen]] = OrderedDict()
