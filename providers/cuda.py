@@ -22,7 +22,7 @@ from rlx_ort.providers.base import (
     result_element,
 )
 from rlx_ort.providers.cuda_driver import cuda_gpus, same_bus
-from rlx_ort.providers.cuda_recorder import open_recorder
+from rlx_ort.providers.cuda_recorder import open_recorder, pinned_like
 from rlx_ort.providers.hardware import nvidia_gpus
 from rlx_ort.providers.installation import Problem
 from rlx_ort.providers.libraries import engine_library, missing_libraries
@@ -134,8 +134,11 @@ class CudaProvider(OrtProvider):
             ep_devices=plugin,
             memory=("cuda", device.index),
             recording=recording,
-            # A wait would end the recording. Plain runs do wait: when they did not, destroying a session once ended the
-            # process (H200, ONNX Runtime 1.31.1; cause not established).
+            pinned=None if obstacle else partial(pinned_like, device.index),
+            # A wait would end the recording. Plain runs do wait: one on a stream of ours that does not leaves pinned
+            # buffers to the session, whose end may then free their arena in a callback of the driver. CUDA does not
+            # permit that (cudaFreeHost: 800) and the process ends, unless a run that waits came last. See
+            # docs/results/h200-2026-11-22/slots.txt.
             run_config={} if obstacle else {"disable_synchronize_execution_providers": "1"},
             keeps=Keeps.OPTIMIZED,
         )

@@ -23,7 +23,7 @@ from rlx_ort.providers.injection import prepare_weights
 from rlx_ort.providers.installation import PLUGIN_VERSION
 from rlx_ort.providers.recipe import SessionRecipe
 from rlx_ort.providers.recordable import NotRecordedError, unrecordable
-from rlx_ort.providers.recordings import Recorder
+from rlx_ort.providers.recorded import Recorder
 from rlx_ort.providers.session import OrtEngineSession
 from rlx_ort.providers.threads import budget
 

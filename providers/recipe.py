@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rlx_ort.execution.options import CompileOptions
-    from rlx_ort.providers.recordings import Recorder
+    from rlx_ort.providers.recorded import Recorder
 
 __all__ = ["CPU_EP", "HOST_MEMORY", "Keeps", "Recording", "SessionRecipe", "names", "nothing_to_hold"]
 
@@ -82,6 +82,8 @@ class SessionRecipe:
         device_graph: whether the provider itself records launches once and replays them, over one binding with static
             shapes.
         recording: how this library records launches; None where it does not.
+        pinned: makes an array like another one in host memory that the device copies to by itself; None where there is
+            no such memory, and where buffers that are bound on the device are as cheap.
         run_config: RunOptions entries for a run within a recording, which must not wait for the device.
         stream_options: provider options that hold for one session in this process, so no part of a cache key.
     """
@@ -98,6 +100,7 @@ class SessionRecipe:
     memory: tuple[str, int] = HOST_MEMORY
     device_graph: bool = False
     recording: Recording | None = None
+    pinned: Callable[[Any], Any] | None = None
     run_config: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     stream_options: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     keeps: Keeps = Keeps.NOTHING
