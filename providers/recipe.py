@@ -70,7 +70,7 @@ class SessionRecipe:
         ep_devices: ONNX Runtime's device objects of a plugin provider; empty for one that is built in.
         helpers: built-in providers that come after the requested one, such as CUDA after TensorRT.
         mem_pattern: whether memory patterns may be planned; DirectML refuses sessions that do.
-        run_lock: gives what each run and the closing of a session must hold.
+        run_lock: gives what each run, and the opening and closing of a session, must hold.
         before_run: raises when a run in this process would hang or crash.
         memory: ONNX Runtime's name and index of the memory that tensors stay in between runs; host memory where the
             provider's own cannot be bound.
