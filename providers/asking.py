@@ -35,6 +35,7 @@ __all__ = ["Question", "ask", "ask_inside", "ask_sheet", "asking_options", "shor
 
 _NEIGHBOUR = "neighbour_"
 _TOGETHER = 64  # nodes a session: opening one costs as much as some twenty nodes
+_PARTS = 8  # sessions that a refused one is split into
 _REASON_CHARACTERS = 300
 _BODIES = (5, 10)  # GRAPH and GRAPHS: https://github.com/onnx/onnx/blob/main/onnx/onnx.proto (AttributeType)
 _NUMBERED = re.compile(r"\bq(\d+)\b")
@@ -96,6 +97,7 @@ def ask(
         doubtful.clear()
     alone = [question for question in askable if question.outer or question.key in doubtful]
     together = [question for question in askable if question not in alone]
+    together.sort(key=lambda question: (question.node.domain, question.node.op_type))
     groups = [together[at : at + _TOGETHER] for at in range(0, len(together), _TOGETHER)]
     groups += [[question] for question in alone]
     while groups and time.monotonic() < deadline:
@@ -225,12 +227,19 @@ def _askable(question: Question) -> bool:
 
 
 def _split(group: list[Question], text: str) -> list[list[Question]]:
-    """Return what to ask next after a refusal: the node that it names alone, or both halves."""
+    """Return what to ask next after a refusal: the node that it names alone, else parts of whole operators.
+
+    Kinds of one operator are often refused together, so an operator is asked about on its own before it is split.
+    """
     named = {int(number) for number in _NUMBERED.findall(text)}
     if len(named) == 1 and (at := named.pop()) < len(group):
         return [[*group[:at], *group[at + 1 :]], [group[at]]]
-    half = len(group) // 2
-    return [group[:half], group[half:]]
+    operators: dict[tuple[str, str], list[Question]] = {}
+    for question in group:
+        operators.setdefault((question.node.domain, question.node.op_type), []).append(question)
+    units = list(operators.values()) if len(operators) > 1 else [[question] for question in group]
+    step = -(-len(units) // _PARTS)
+    return [[each for unit in units[at : at + step] for each in unit] for at in range(0, len(units), step)]
 
 
 def short_reason(err: RlxError) -> str:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, ClassVar
 
-from rlx_ort.converters.to_onnx.exported import ExportedNode
 from rlx_ort.device import Device
 from rlx_ort.execution.options import CompileOptions, Precision
 from rlx_ort.ir.dtype import DType
@@ -23,7 +22,7 @@ from rlx_ort.providers.base import (
     result_element,
 )
 from rlx_ort.providers.cuda_driver import cuda_gpus, same_bus
-from rlx_ort.providers.cuda_recorder import open_recorder
+from rlx_ort.providers.cuda_recorder import open_recorder, pinned_like
 from rlx_ort.providers.hardware import nvidia_gpus
 from rlx_ort.providers.installation import Problem
 from rlx_ort.providers.libraries import engine_library, missing_libraries
@@ -43,10 +42,6 @@ _WINDOWS_DLLS = ("cublasLt64_13.dll", "cublas64_13.dll", "cufft64_12.dll", "cuda
 _SCATTERS = (DType.F32, DType.F16, DType.BF16)
 _PACKED = (DType.I4, DType.U4)
 _DRIVER = ("libcuda.so.1", "nvcuda.dll")
-
-
-def _to_f4(node: ExportedNode, given: Mapping[str, Any]) -> bool:
-    return result_element(node, 0) is DType.F4E2M1
 
 
 class CudaProvider(OrtProvider):
@@ -139,8 +134,11 @@ class CudaProvider(OrtProvider):
             ep_devices=plugin,
             memory=("cuda", device.index),
             recording=recording,
-            # A wait would end the recording. Plain runs do wait: when they did not, destroying a session once ended the
-            # process (H200, ONNX Runtime 1.31.1; cause not established).
+            pinned=None if obstacle else partial(pinned_like, device.index),
+            # A wait would end the recording. Plain runs do wait: one on a stream of ours that does not leaves pinned
+            # buffers to the session, whose end may then free their arena in a callback of the driver. CUDA does not
+            # permit that (cudaFreeHost: 800) and the process ends, unless a run that waits came last. See
+            # docs/results/h200-2026-11-22/slots.txt.
             run_config={} if obstacle else {"disable_synchronize_execution_providers": "1"},
             keeps=Keeps.OPTIMIZED,
         )
@@ -159,8 +157,11 @@ class CudaProvider(OrtProvider):
             "only kNone and kQK output modes are supported",
         ),
         KernelLimit("Mod", is_float_remainder, "it computes floats with fmod=1 only"),
-        KernelLimit("Cast", _to_f4, "unimplemented 'to' argument value 23"),
-        KernelLimit("CastLike", _to_f4, "unimplemented 'to' argument value 23"),
+        KernelLimit(
+            "Cast",
+            lambda node, given: result_element(node, 0) is DType.F4E2M1 and element(node, 0) is not DType.F32,
+            "unimplemented 'to' argument value 23",
+        ),
         KernelLimit(
             "DequantizeLinear",
             lambda node, given: bool(given.get("block_size")) and element(node, 0) not in _PACKED,

@@ -19,9 +19,9 @@ import numpy.typing as npt
 
 from rlx_ort.providers.cuda_driver import LIBRARY
 from rlx_ort.providers.recordable import NotRecordedError
-from rlx_ort.providers.recordings import Copy
+from rlx_ort.providers.recorded import Copy
 
-__all__ = ["CudaRecorder", "free_bytes", "open_recorder"]
+__all__ = ["CudaRecorder", "free_bytes", "open_recorder", "pinned_like"]
 
 _NON_BLOCKING = 1
 _RELAXED = 2  # ONNX Runtime may allocate during a capture
@@ -52,6 +52,7 @@ _ARGUMENTS: dict[str, list[Any]] = {
     "cuGraphDestroy": [_P],
     "cuMemcpyHtoDAsync_v2": [_P, _P, _N, _P],
     "cuMemcpyDtoHAsync_v2": [_P, _P, _N, _P],
+    "cuMemcpyDtoDAsync_v2": [_P, _P, _N, _P],
     "cuMemHostAlloc": [_P, _N, _U],
     "cuMemFreeHost": [_P],
     "cuMemGetInfo_v2": [_P, _P],
@@ -116,6 +117,24 @@ def free_bytes(index: int) -> int:
     return free.value
 
 
+def pinned_like(index: int, like: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return an array like another one in memory that a GPU copies to by itself; it is freed with the last view of it.
+
+    Raises:
+        NotRecordedError: the driver cannot be used, or has no memory left to pin.
+    """
+    return _pinned(_context(index), like)
+
+
+def _pinned(context: int, like: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    at = _P()
+    _call("cuCtxSetCurrent", context)
+    _call("cuMemHostAlloc", ctypes.byref(at), max(1, like.nbytes), 0)
+    raw = (ctypes.c_ubyte * max(1, like.nbytes)).from_address(int(at.value or 0))
+    weakref.finalize(raw, _free_host, context, int(at.value or 0)).atexit = False
+    return np.frombuffer(memoryview(raw), like.dtype, like.size).reshape(like.shape)
+
+
 def open_recorder(index: int, obstacle: str = "") -> CudaRecorder:
     """Return a recorder on a GPU; `obstacle` is why the caller's options or ONNX Runtime's build forbid one.
 
@@ -147,12 +166,7 @@ class CudaRecorder:
 
     def host_buffer(self, like: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return an array in pinned memory, which is freed with the last view of it; see `Recorder.host_buffer`."""
-        at = _P()
-        _call("cuCtxSetCurrent", self._context)
-        _call("cuMemHostAlloc", ctypes.byref(at), max(1, like.nbytes), 0)
-        raw = (ctypes.c_ubyte * max(1, like.nbytes)).from_address(int(at.value or 0))
-        weakref.finalize(raw, _free_host, self._context, int(at.value or 0)).atexit = False
-        return np.frombuffer(memoryview(raw), like.dtype, like.size).reshape(like.shape)
+        return _pinned(self._context, like)
 
     def record(self, copies_in: Sequence[Copy], run: Callable[[], None], copies_out: Sequence[Copy]) -> int:
         """Return an executable graph of the copies and the run; see `Recorder.record`.
@@ -188,18 +202,39 @@ class CudaRecorder:
             _driver().cuGraphDestroy(graph)
         return int(made.value or 0)
 
-    def player(self, recording: int) -> Callable[[], None]:
+    def player(self, recording: int) -> Callable[..., None]:
         """Return what launches a graph and waits for it; see `Recorder.player`."""
         driver, context, stream, graph = _driver(), _P(self._context), _P(self._stream), _P(recording)
-        enter, launch, wait = driver.cuCtxSetCurrent, driver.cuGraphLaunch, driver.cuStreamSynchronize
+        enter, launch, wait, copy = (
+            driver.cuCtxSetCurrent,
+            driver.cuGraphLaunch,
+            driver.cuStreamSynchronize,
+            driver.cuMemcpyDtoDAsync_v2,
+        )
 
-        def play() -> None:
+        def play(before: Sequence[Copy] = (), after: Sequence[Copy] = ()) -> None:
             # As every run of ONNX Runtime does: other libraries may have made another GPU the thread's own.
-            code = enter(context) or launch(graph, stream) or wait(stream)
+            code = enter(context)
+            for to, source, size in before:
+                code = code or copy(to, source, size, stream)
+            code = code or launch(graph, stream)
+            for to, source, size in after:
+                code = code or copy(to, source, size, stream)
+            code = code or wait(stream)
             if code:
                 raise RuntimeError(f"the replay of a CUDA graph failed with CUDA error {code}")
 
         return play
+
+    def move(self, copies: Sequence[Copy]) -> None:
+        """Copy within the device and wait; see `Recorder.move`."""
+        driver = _driver()
+        code = driver.cuCtxSetCurrent(self._context)
+        for to, source, size in copies:
+            code = code or driver.cuMemcpyDtoDAsync_v2(to, source, size, self._stream)
+        code = code or driver.cuStreamSynchronize(self._stream)
+        if code:
+            raise RuntimeError(f"a copy on the GPU failed with CUDA error {code}")
 
     def drop(self, recording: int) -> None:
         """Free a graph; see `Recorder.drop`."""

@@ -23,7 +23,7 @@ from rlx_ort.providers.injection import prepare_weights
 from rlx_ort.providers.installation import PLUGIN_VERSION
 from rlx_ort.providers.recipe import SessionRecipe
 from rlx_ort.providers.recordable import NotRecordedError, unrecordable
-from rlx_ort.providers.recordings import Recorder
+from rlx_ort.providers.recorded import Recorder
 from rlx_ort.providers.session import OrtEngineSession
 from rlx_ort.providers.threads import budget
 
@@ -135,7 +135,8 @@ def _create(engine: Any, recipe: SessionRecipe, request: SessionRequest, model: 
         else:
             wanted = (recipe.ep_name, given)
             providers = [wanted, *((name, dict(options_of)) for name, options_of in recipe.helpers)]
-        session = engine.InferenceSession(model, options, providers=providers, enable_fallback=0)
+        with recipe.run_lock():  # opening computes on the device too: weights are uploaded and packed
+            session = engine.InferenceSession(model, options, providers=providers, enable_fallback=0)
     except runtime.engine_exceptions() as err:
         raise opening_error(err, request.device) from err
     opened = list(session.get_providers())

@@ -18,7 +18,7 @@ from rlx_ort.execution.device_tensor import DeviceTensor
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import TensorType, ValueType
 from rlx_ort.providers.binding import Arrays, Binder, Loop, Slots, StoppableRun
-from rlx_ort.providers.ort_loop import LEFT_ON_DEVICE, OrtLoop, Place, bind_input, bind_output, run_binding
+from rlx_ort.providers.ort_loop import OrtLoop, Place, bind_input, bind_output, run_binding
 from rlx_ort.providers.ort_slots import DeviceSlots, GraphSlots, HostSlots, RunSlots
 from rlx_ort.providers.ort_tensor import DLPACK_DEVICE, OrtTensor
 from rlx_ort.providers.recipe import HOST_MEMORY
@@ -82,20 +82,26 @@ class OrtBinder(Binder):
             core = session.open_core()
             if session.recipe.device_graph:
                 return session.graph_runs(core).run_values(core, feeds, names, resident)
-            if resident:
-                session.end_recording(LEFT_ON_DEVICE)
-            io = core.session.io_binding()
-            kept = [bind_input(session, core, io, name, value) for name, value in feeds.items() if value is not None]
-            here, host = self._places
-            for name in names:
-                bind_output(io, name, here if name in resident else host)
-            run_binding(core.session, io, core.options)
-            del kept
-            values = io.get_outputs()
-            return [
-                OrtTensor(session, value, core) if name in resident else from_ort_value(value, name)
-                for name, value in zip(names, values, strict=True)
-            ]
+            given = {name: feeds[name] for name in sorted(feeds) if feeds[name] is not None}
+            return session.run_values(
+                core, names, given, resident, lambda: self._run_bound(core, given, names, resident)
+            )
+
+    def _run_bound(
+        self, core: SessionCore, feeds: Mapping[str, Any], names: Sequence[str], resident: Collection[str]
+    ) -> list[Any]:
+        session, io = self._session, core.session.io_binding()
+        kept = [bind_input(session, core, io, name, value) for name, value in feeds.items()]
+        here, host = self._places
+        for name in names:
+            bind_output(io, name, here if name in resident else host)
+        run_binding(core.session, io, core.options)
+        del kept
+        values = io.get_outputs()
+        return [
+            OrtTensor(session, value, core) if name in resident else from_ort_value(value, name)
+            for name, value in zip(names, values, strict=True)
+        ]
 
     def loop(self, inputs: Sequence[str], outputs: Sequence[str], resident: Collection[str]) -> Loop:
         """Return a run to be repeated over one binding; see `Binder.loop`."""
@@ -116,7 +122,8 @@ class OrtBinder(Binder):
             if not self._keeps_on_host and has_foreign_dtype(kind):
                 return None
         if session.runs_slots:
-            return RunSlots(session, list(inputs), list(outputs))
+            known = session.recipe.pinned is not None and set(outputs) <= set(fixed) and not session.refuses
+            return RunSlots(session, list(inputs), outputs, self._places[1].inner if known else None)
         with session.guarded():
             if session.recipe.device_graph:
                 return GraphSlots(session, list(inputs), list(outputs))

@@ -27,10 +27,7 @@ from rlx_ort.providers.values import has_foreign_dtype, is_tensor_like, to_ort_v
 if TYPE_CHECKING:
     from rlx_ort.providers.session import OrtEngineSession, SessionCore
 
-__all__ = ["LEFT_ON_DEVICE", "OrtLoop", "Place", "bind_input", "bind_output", "run_binding"]
-
-# A replay writes to memory that ONNX Runtime may since have given to such an output.
-LEFT_ON_DEVICE = "a run left outputs on the device, where a replay could overwrite them"
+__all__ = ["OrtLoop", "Place", "bind_input", "bind_output", "run_binding"]
 
 
 class Place:
@@ -64,8 +61,6 @@ class OrtLoop(Loop):
     ) -> None:
         core = session.open_core()
         recipe = session.recipe
-        if resident:
-            session.end_recording(LEFT_ON_DEVICE)
         here, host = places
         self._session = session
         self._io = core.session.io_binding()
@@ -77,6 +72,9 @@ class OrtLoop(Loop):
         self._bound: list[Any] = [None] * len(inputs)  # a tensor, or (array, value) of fixed memory
         self._outputs = [(name, (here if name in resident else host).inner) for name in outputs]
         self._stays = [name in resident for name in outputs]
+        self._order = sorted(range(len(inputs)), key=inputs.__getitem__)  # one signature, whoever runs
+        self._names = list(outputs)
+        self._resident = frozenset(resident)
 
     @staticmethod
     def possible(
@@ -98,7 +96,8 @@ class OrtLoop(Loop):
         session = self._session
         if not self._unguarded:
             with session.guarded():
-                return self._run(values)
+                feeds = {self._inputs[place]: values[place] for place in self._order}
+                return session.run_values(self._core, self._names, feeds, self._resident, lambda: self._run(values))
         try:
             return self._run(values)
         except session.errors as err:

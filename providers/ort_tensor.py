@@ -58,6 +58,19 @@ class OrtTensor(DeviceTensor):
         wrapper = self._session.engine.OrtValue
         return self.inner if isinstance(self.inner, wrapper) else wrapper(self.inner)
 
+    @classmethod
+    def empty(cls, session: OrtEngineSession, like: npt.NDArray[Any]) -> OrtTensor:
+        """Return a tensor like an array, not filled, in memory of the session's device that belongs to no session."""
+        make = session.engine.OrtValue.ortvalue_from_shape_and_type
+        found = cls(session, make(list(like.shape), like.dtype, *session.recipe.memory), None)
+        found._shape = like.shape
+        return found
+
+    @property
+    def address(self) -> int:
+        """Where it is."""
+        return int(self.inner.data_ptr())
+
     @property
     def on_host(self) -> bool:
         """Whether it is in host memory."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rlx_ort.execution.options import CompileOptions
-    from rlx_ort.providers.recordings import Recorder
+    from rlx_ort.providers.recorded import Recorder
 
 __all__ = ["CPU_EP", "HOST_MEMORY", "Keeps", "Recording", "SessionRecipe", "names", "nothing_to_hold"]
 
@@ -70,7 +70,7 @@ class SessionRecipe:
         ep_devices: ONNX Runtime's device objects of a plugin provider; empty for one that is built in.
         helpers: built-in providers that come after the requested one, such as CUDA after TensorRT.
         mem_pattern: whether memory patterns may be planned; DirectML refuses sessions that do.
-        run_lock: gives what each run and the closing of a session must hold.
+        run_lock: gives what each run, and the opening and closing of a session, must hold.
         before_run: raises when a run in this process would hang or crash.
         memory: ONNX Runtime's name and index of the memory that tensors stay in between runs; host memory where the
             provider's own cannot be bound.
@@ -82,6 +82,8 @@ class SessionRecipe:
         device_graph: whether the provider itself records launches once and replays them, over one binding with static
             shapes.
         recording: how this library records launches; None where it does not.
+        pinned: makes an array like another one in host memory that the device copies to by itself; None where there is
+            no such memory, and where buffers that are bound on the device are as cheap.
         run_config: RunOptions entries for a run within a recording, which must not wait for the device.
         stream_options: provider options that hold for one session in this process, so no part of a cache key.
     """
@@ -98,6 +100,7 @@ class SessionRecipe:
     memory: tuple[str, int] = HOST_MEMORY
     device_graph: bool = False
     recording: Recording | None = None
+    pinned: Callable[[Any], Any] | None = None
     run_config: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     stream_options: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     keeps: Keeps = Keeps.NOTHING

@@ -1,19 +1,23 @@
 """`Recordings`: the launches of a session's runs, recorded once per input signature and replayed.
 
 A replay runs the same kernels at the same addresses, without ONNX Runtime. Its intermediates lie in the session's
-arena, in blocks that ONNX Runtime believes free. So the first run that leaves outputs on the device, in that arena,
-ends recording for the session. All runs of the session launch on one stream, with library handles that ONNX Runtime
-shares between them, so they take turns, recorded or not.
+arena, in blocks that ONNX Runtime believes free. So nothing may be kept there: outputs that stay on the device are
+copied to memory of their own, until recording has ended for the session. All runs of the session launch on one stream,
+with library handles that ONNX Runtime shares between them, so they take turns, recorded or not.
+
+Device tensors that were the same ones in the last plain runs are recorded where they are: parameters, handles without a
+feed. Others, as the state of a decode loop, are copied on the device to the recording's own inputs before each replay,
+and so are those that turn out to change, from then on.
 """
 
 from __future__ import annotations
 
-import logging
 import time
+import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from operator import attrgetter
-from typing import Any, Protocol, TypeAlias
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,8 +25,21 @@ import numpy.typing as npt
 from rlx_ort.errors import EngineError
 from rlx_ort.providers.base import DeviceGraphReport, RecordedRun
 from rlx_ort.providers.recordable import NotRecordedError, check_replay
+from rlx_ort.providers.recorded import (
+    Arrays,
+    BoundRun,
+    BrokenSessionError,
+    Key,
+    Owner,
+    Recorder,
+    Replay,
+    Tensor,
+    facts,
+)
 
-__all__ = ["BoundRun", "Copy", "Recorder", "Recordings", "not_recorded"]
+__all__ = ["LEFT_ON_DEVICE", "Recordings", "not_recorded"]
+
+LEFT_ON_DEVICE = "runs left outputs on the device, where a replay could overwrite them"
 
 PLAIN_RUNS = 3  # of a signature before it is recorded
 MOST_RECORDINGS = 4
@@ -30,166 +47,29 @@ MOST_SIGNATURES = 32  # that are remembered besides the recorded ones
 MOST_EVICTIONS = 16
 MOST_RUNS_WITHOUT = 64  # plain runs after which a session without any recording gives up
 MOST_BYTES = 16 << 20  # of inputs and outputs: the copy to pinned memory costs more than the launches
-WORTH = 0.97  # a replay's time over a plain run's, at most
+MOST_DEVICE_BYTES = 256 << 20  # of inputs and outputs that stay on the device, which a recording needs once more
+MOST_COPIED_OUT = 8  # plain runs in a row whose outputs stay on the device, after which the session gives up
+WORTH = 0.9  # a replay's time over a plain run's at most: the least of five flatter it by up to 8 % at 1 MB (H200)
 TIMED_PAIRS = 5
 
-_log = logging.getLogger(__name__)
 
-Arrays: TypeAlias = Mapping[str, npt.NDArray[Any]]
-Copy: TypeAlias = tuple[int, int, int]
-"""Address on the device, address on the host, bytes."""
-Key: TypeAlias = tuple[int, tuple[str, ...], tuple[tuple[str, Any, tuple[int, ...]], ...]]
-
-_facts = attrgetter("dtype", "shape")
+_NO_NUMBER = np.dtype(object)
 
 
-class Recorder(Protocol):
-    """A device's driver, for one session: it records what is launched on a stream of its own.
+class _Seen:
+    """Which tensors a run was given, without keeping them alive."""
 
-    Attributes:
-        options: the provider options that make a session launch on the stream.
-    """
+    def __init__(self, tensors: Mapping[str, weakref.ref[Any]]) -> None:
+        self._tensors = tensors
 
-    options: Mapping[str, str]
+    @classmethod
+    def of(cls, feeds: Mapping[str, Any]) -> _Seen:
+        """Return what a run was given."""
+        return cls({name: weakref.ref(value) for name, value in feeds.items() if not isinstance(value, np.ndarray)})
 
-    def host_buffer(self, like: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return an array like another one in memory that the device copies from and to by itself."""
-
-    def record(self, copies_in: Sequence[Copy], run: Callable[[], None], copies_out: Sequence[Copy]) -> Any:
-        """Return a recording of the copies to the device, a run, and the copies back, none of which is executed.
-
-        Raises:
-            NotRecordedError: something in the run cannot be recorded.
-        """
-
-    def player(self, recording: Any) -> Callable[[], None]:
-        """Return what replays a recording and waits for its end."""
-
-    def drop(self, recording: Any) -> None:
-        """Free a recording."""
-
-    def wait(self) -> None:
-        """Wait for all that was launched on the stream."""
-
-    def close(self) -> None:
-        """Free the stream, after the session that used it."""
-
-
-class BrokenSessionError(Exception):
-    """A session no longer runs after a recording of it failed; the message is ONNX Runtime's."""
-
-
-class BoundRun:
-    """A run over tensors at fixed addresses on the device, outside of the session's arena."""
-
-    def __init__(
-        self,
-        engine: Any,
-        session: Any,
-        memory: tuple[str, int],
-        options: tuple[Any, Any],
-        errors: tuple[type[Exception], ...],
-        inputs: Mapping[str, npt.NDArray[Any]],
-        outputs: Mapping[str, npt.NDArray[Any]],
-    ) -> None:
-        self._io = session.io_binding()
-        self._session = session
-        self._options, self._quiet = options
-        self._errors = errors
-        make = engine.OrtValue.ortvalue_from_shape_and_type
-        self._inputs = [make(list(array.shape), array.dtype, *memory) for array in inputs.values()]
-        self._outputs = [make(list(array.shape), array.dtype, *memory) for array in outputs.values()]
-        for name, value in zip(inputs, self._inputs, strict=True):
-            self._io.bind_ortvalue_input(name, value)
-        for name, value in zip(outputs, self._outputs, strict=True):
-            self._io.bind_ortvalue_output(name, value)
-        for value, array in zip(self._inputs, inputs.values(), strict=True):
-            value.update_inplace(np.zeros(array.shape, array.dtype))
-
-    @property
-    def addresses(self) -> tuple[list[int], list[int]]:
-        """The addresses of the inputs and of the outputs."""
-        return [value.data_ptr() for value in self._inputs], [value.data_ptr() for value in self._outputs]
-
-    def warm_up(self) -> None:
-        """Run on zeros until all that a run allocates or tunes once is there."""
-        for _ in range(2):
-            self._session.run_with_iobinding(self._io, self._options)
-
-    def launch(self) -> None:
-        """Run without waiting for the device."""
-        self._session.run_with_iobinding(self._io, self._quiet)
-
-    def settle(self) -> None:
-        """Run and wait, which frees the host buffers that `launch` has left, and shows that the session still works.
-
-        What failed inside of a capture may be reported by the next run; so that is no run of the caller's.
-
-        Raises:
-            BrokenSessionError: the session does not work any more.
-        """
-        for attempt in (1, 2):
-            try:
-                self._session.run_with_iobinding(self._io, self._options)
-                break
-            except self._errors as err:
-                _log.info("run %d after a recording failed: %s", attempt, err)
-                if attempt == 2:
-                    raise BrokenSessionError(f"after a recording, {type(err).__name__}: {err}") from err
-        for value in self._outputs:  # a replay that writes nothing must not go unseen
-            value.update_inplace(np.full(value.shape(), 1, value.numpy().dtype))
-
-
-class _Recording:
-    """One recorded signature."""
-
-    def __init__(self, driver: Recorder, bound: BoundRun, key: Key, ins: Arrays, outs: Arrays) -> None:
-        self.driver = driver
-        self.bound = bound
-        self.key = key
-        self.outputs = list(outs)
-        self._names = list(ins)
-        self._facts = [_facts(array) for array in ins.values()]
-        self.inside = [driver.host_buffer(array) for array in ins.values()]
-        self.views = [driver.host_buffer(array) for array in outs.values()]
-        for view in self.views:
-            view[...] = 1
-        to, back = bound.addresses
-        bound.warm_up()
-        try:
-            self.handle = driver.record(
-                [(at, here.ctypes.data, here.nbytes) for at, here in zip(to, self.inside, strict=True)],
-                bound.launch,
-                [(at, here.ctypes.data, here.nbytes) for at, here in zip(back, self.views, strict=True)],
-            )
-        finally:
-            bound.settle()
-        self._play = driver.player(self.handle)
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes of its buffers on the device; as many are pinned on the host."""
-        return sum(array.nbytes for array in (*self.inside, *self.views))
-
-    def fits(self, owner: int, names: Sequence[str], feeds: Mapping[str, Any]) -> bool:
-        """Return whether a run has this signature."""
-        return (
-            owner == self.key[0]
-            and names == self.outputs
-            and list(feeds) == self._names
-            and list(map(_facts, feeds.values())) == self._facts
-        )
-
-    def run(self, feeds: Mapping[str, Any]) -> list[npt.NDArray[Any]]:
-        """Replay on arrays and return the output buffers, which the next replay overwrites."""
-        for place, array in zip(self.inside, feeds.values(), strict=True):
-            place[...] = array
-        self._play()
-        return self.views
-
-    def close(self) -> None:
-        """Free the recording; the buffers live as long as somebody holds a view."""
-        self.driver.drop(self.handle)
+    def again(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the tensors that a later run was given as well."""
+        return {name: feeds[name] for name, tensor in self._tensors.items() if tensor() is feeds[name]}
 
 
 class Recordings:
@@ -199,6 +79,7 @@ class Recordings:
         driver: the device's driver.
         plain: runs the session: `(names, feeds, options)`.
         bind: makes a `BoundRun` for inputs and outputs like these.
+        fresh: makes a tensor on the device like an array, outside of the session's arena.
         lock: what all runs of the session hold.
         shared: the RunOptions of runs that nobody stops by themselves.
         required: raise where a signature cannot be recorded when its time has come.
@@ -213,7 +94,8 @@ class Recordings:
         self,
         driver: Recorder,
         plain: Callable[..., list[Any]],
-        bind: Callable[[Arrays, Arrays], BoundRun],
+        bind: Callable[[Mapping[str, npt.NDArray[Any] | Tensor], Arrays], BoundRun],
+        fresh: Callable[[npt.NDArray[Any]], Tensor],
         lock: Any,
         shared: Any,
         *,
@@ -225,16 +107,19 @@ class Recordings:
         self._driver = driver
         self._plain = plain
         self._bind = bind
+        self._fresh = fresh
         self._lock = lock
         self._shared = shared
         self._required = required
-        self._errors = errors
-        self._recorded: OrderedDict[Key, _Recording] = OrderedDict()
-        self._last: _Recording | None = None
-        self._counts: OrderedDict[Key, int] = OrderedDict()
+        self._errors: tuple[type[Exception], ...] = (*errors, EngineError)
+        self._recorded: OrderedDict[Key, Replay] = OrderedDict()
+        self._last: Replay | None = None
+        self._counts: OrderedDict[Key, tuple[int, _Seen]] = OrderedDict()
         self._refused: OrderedDict[Key, str] = OrderedDict()
+        self._changing: dict[Key, set[str]] = {}  # inputs that are copied, since they were not the same for ever
         self._evictions = 0
         self._runs_without = 0
+        self._copied_out = 0  # runs in a row
         self._reason = ""
 
     def run(self, names: Sequence[str], feeds: Mapping[str, Any], options: Any) -> list[Any]:
@@ -245,18 +130,54 @@ class Recordings:
             found = self._found(0, names, feeds)
             if found is not None:
                 return [view.copy() for view in found.run(feeds)]
-            return self._run_plain(0, names, feeds)
+            return self._run_plain(0, names, feeds, partial(self._plain, names, feeds, self._shared))
 
-    def run_slots(self, owner: int, names: Sequence[str], feeds: Mapping[str, Any]) -> list[Any]:
+    def run_slots(
+        self, owner: int, names: Sequence[str], feeds: Mapping[str, Any], plain: Callable[[], list[Any]] | None
+    ) -> list[Any]:
         """Run like `run` and return buffers that only the next such call of the same owner overwrites.
 
-        Each owner, a number above 0, has recordings of its own.
+        Each owner, a number above 0, has recordings of its own; `plain` runs without one, if it is given.
+        """
+        plain = plain or partial(self._plain, names, feeds, self._shared)
+        with self._lock:
+            if not self.active:
+                return plain()
+            found = self._found(owner, names, feeds)
+            if found is not None:
+                return found.run(feeds)
+            return self._run_plain(owner, names, feeds, plain)
+
+    def run_values(
+        self, names: Sequence[str], feeds: Mapping[str, Any], resident: Collection[str], plain: Callable[[], list[Any]]
+    ) -> list[Any]:
+        """Run like `run` on arrays and tensors of the device; outputs in `resident` come as tensors.
+
+        Args:
+            names: the outputs.
+            feeds: the inputs.
+            resident: the outputs that stay on the device.
+            plain: runs without a recording; what it leaves on the device may be in the session's arena.
         """
         with self._lock:
             if not self.active:
-                return self._plain(names, feeds, self._shared)
+                return plain()
+            on_device = frozenset(name for name, value in feeds.items() if not isinstance(value, np.ndarray))
+            owner: Owner = (on_device, frozenset(resident)) if on_device or resident else 0
             found = self._found(owner, names, feeds)
-            return self._run_plain(owner, names, feeds) if found is None else found.run(feeds)
+            if found is not None and (changed := found.changed(feeds)):
+                self._changing.setdefault(found.key, set()).update(changed)
+                self._last = None
+                self._recorded.pop(found.key).close()
+                found = None
+            if found is not None:
+                self._copied_out = 0
+                return found.run_values(feeds, self._fresh)
+            results = self._run_plain(owner, names, feeds, plain)
+            self._copied_out += bool(resident)
+            if self._copied_out >= MOST_COPIED_OUT and not self._required:
+                self.give_up(LEFT_ON_DEVICE)
+            return results
 
     def give_up(self, reason: str) -> None:
         """Drop every recording and record no more."""
@@ -289,7 +210,7 @@ class Recordings:
         while self._recorded:
             self._recorded.popitem()[1].close()
 
-    def _found(self, owner: int, names: Sequence[str], feeds: Mapping[str, Any]) -> _Recording | None:
+    def _found(self, owner: Owner, names: Sequence[str], feeds: Mapping[str, Any]) -> Replay | None:
         last = self._last
         if last is not None and last.fits(owner, names, feeds):
             return last
@@ -301,9 +222,24 @@ class Recordings:
             self._last = found
         return found
 
-    def _run_plain(self, owner: int, names: Sequence[str], feeds: Mapping[str, Any]) -> list[Any]:
+    def _copied(self, results: Sequence[Any]) -> list[Any]:
+        """Return results with copies, outside of the session's arena, of those that are on the device."""
+        found, copies = list(results), []
+        for place, result in enumerate(results):
+            if result is not None and not isinstance(result, np.ndarray):
+                like = _like(result)
+                found[place] = self._fresh(like)
+                if like.nbytes:
+                    copies.append((found[place].address, result.address, like.nbytes))
+        if copies:
+            self._driver.move(copies)
+        return found
+
+    def _run_plain(
+        self, owner: Owner, names: Sequence[str], feeds: Mapping[str, Any], plain: Callable[[], list[Any]]
+    ) -> list[Any]:
         """Run without a recording, and make one where it is time."""
-        results = self._plain(names, feeds, self._shared)
+        results = plain() if isinstance(owner, int) else self._copied(plain())
         key = _key(owner, names, feeds)
         if key is None:
             return results
@@ -311,16 +247,19 @@ class Recordings:
             self._raise_if_required(self._refused[key])
             return results
         self._runs_without += 1
-        count = self._counts.pop(key, 0) + 1
+        count, seen = self._counts.pop(key, (0, _Seen({})))
+        count += 1
         if count < PLAIN_RUNS:
-            self._counts[key] = count
+            self._counts[key] = count, _Seen.of(feeds)
             while len(self._counts) > MOST_SIGNATURES:
                 self._counts.popitem(last=False)
             if not self._recorded and self._runs_without >= MOST_RUNS_WITHOUT and not self._required:
                 self.give_up(f"no input signature came {PLAIN_RUNS} times in {self._runs_without} runs")
             return results
         try:
-            self._record(key, names, feeds, results)
+            changing = self._changing.get(key, ())
+            held = {name: tensor for name, tensor in seen.again(feeds).items() if name not in changing}
+            self._record(key, names, feeds, results, plain, held)
         except NotRecordedError as err:
             self._refuse(key, str(err))
             self._raise_if_required(str(err))
@@ -341,30 +280,47 @@ class Recordings:
         if not self._recorded and not self._counts and not self._required:
             self.give_up(reason)
 
-    def _record(self, key: Key, names: Sequence[str], feeds: Arrays, results: Sequence[Any]) -> None:
+    def _record(
+        self,
+        key: Key,
+        names: Sequence[str],
+        feeds: Mapping[str, Any],
+        results: Sequence[Any],
+        plain: Callable[[], list[Any]],
+        held: Mapping[str, Tensor],
+    ) -> None:
         """Record a signature that has just run plainly with these results, and check the recording.
 
         Raises:
             NotRecordedError: it cannot be recorded, is wrong, or is not worth its while.
         """
-        if not all(
-            isinstance(array, np.ndarray) and array.dtype.kind in "biufc" for array in (*feeds.values(), *results)
-        ):
+        values = (*feeds.values(), *results)
+        if not all(getattr(value, "dtype", _NO_NUMBER).kind in "biufc" for value in values):
             raise NotRecordedError("an input or output is no tensor of numbers")
-        total = sum(array.nbytes for array in (*feeds.values(), *results))
-        if any(array.size == 0 for array in (*feeds.values(), *results)):
+        ins = {name: held[name] if name in held else _like(value) for name, value in feeds.items()}
+        outs = {name: _like(value) for name, value in zip(names, results, strict=True)}
+        sizes = [(like.nbytes, isinstance(value, np.ndarray)) for value in values for like in [_like(value)]]
+        if not all(size for size, _ in sizes):
             raise NotRecordedError("an input or output is empty")
+        total = sum(size for size, on_host in sizes if on_host)
         if total > MOST_BYTES and not self._required:
             raise NotRecordedError(f"{total >> 20} MB of inputs and outputs take longer than the launches")
+        total = sum(size for size, on_host in sizes if not on_host) - sum(_like(one).nbytes for one in held.values())
+        if total > MOST_DEVICE_BYTES and not self._required:
+            raise NotRecordedError(f"another {total >> 20} MB would be needed on the device")
         if self._evictions >= MOST_EVICTIONS and not self._required:
             raise NotRecordedError(f"more than {MOST_RECORDINGS} input signatures take turns")
-        outs = dict(zip(names, results, strict=True))
+        replay: Callable[[], list[Any]]
         recording = None
         try:
-            recording = _Recording(self._driver, self._bind(feeds, outs), key, feeds, outs)
-            check_replay(names, results, recording.run(feeds))
+            recording = Replay(self._driver, self._bind(ins, outs), key, ins, outs)
+            if isinstance(key[0], int):
+                replay = partial(recording.run, feeds)
+            else:
+                replay = partial(recording.run_values, feeds, self._fresh)
+            check_replay(names, [_array(value) for value in results], [_array(value) for value in replay()])
             if not self._required:
-                self._check_worth(recording, names, feeds)
+                self._check_worth(plain, replay, copies=key[0] == 0)
         except self._errors as err:
             if recording is not None:
                 recording.close()
@@ -379,19 +335,18 @@ class Recordings:
             self._evictions += 1
             self._recorded.popitem(last=False)[1].close()
 
-    def _check_worth(self, recording: _Recording, names: Sequence[str], feeds: Arrays) -> None:
+    def _check_worth(self, plain: Callable[[], Any], replay: Callable[[], list[Any]], *, copies: bool) -> None:
         """Compare the least times of replays and plain runs, which take turns.
 
         Raises:
             NotRecordedError: a replay is not faster.
         """
-        copies = recording.key[0] == 0
         now, least = time.perf_counter_ns, [1 << 62, 1 << 62]
         for _ in range(TIMED_PAIRS):
             start = now()
-            self._plain(names, feeds, self._shared)
+            plain()
             middle = now()
-            for view in recording.run(feeds):
+            for view in replay():
                 if copies:
                     view.copy()
             least = [min(least[0], middle - start), min(least[1], now() - middle)]
@@ -404,10 +359,19 @@ def not_recorded(reason: str) -> EngineError:
     return EngineError(f"device_graph=True, and the run cannot be recorded: {reason}; compile with device_graph='auto'")
 
 
-def _key(owner: int, names: Sequence[str], feeds: Mapping[str, Any]) -> Key | None:
+def _like(value: npt.NDArray[Any] | Tensor) -> npt.NDArray[Any]:
+    """Return an array of the dtype and shape of a value; for a tensor one that takes no memory."""
+    return value if isinstance(value, np.ndarray) else np.broadcast_to(np.zeros((), value.dtype), value.shape)
+
+
+def _array(value: npt.NDArray[Any] | Tensor) -> npt.NDArray[Any]:
+    return value if isinstance(value, np.ndarray) else value.numpy()
+
+
+def _key(owner: Owner, names: Sequence[str], feeds: Mapping[str, Any]) -> Key | None:
     """Return the signature of a run, or None for feeds that are not all arrays."""
     try:
-        return owner, tuple(names), tuple((name, *_facts(array)) for name, array in feeds.items())
+        return owner, tuple(names), tuple((name, *facts(array)) for name, array in feeds.items())
     except AttributeError:
         return None
 

@@ -6,8 +6,12 @@ import contextlib
 import ctypes
 import functools
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from rlx_ort.device import Device
 from rlx_ort.errors import EngineError
@@ -16,10 +20,12 @@ from rlx_ort.providers.base import DeviceGraphReport, NodeAssignment, ValueSpec
 from rlx_ort.providers.binding import Binder
 from rlx_ort.providers.exceptions import running_error
 from rlx_ort.providers.ort_binding import GraphRuns, OrtBinder
+from rlx_ort.providers.ort_tensor import OrtTensor
 from rlx_ort.providers.ort_types import refined, value_type
 from rlx_ort.providers.recipe import HOST_MEMORY, SessionRecipe, nothing_to_hold
 from rlx_ort.providers.recordable import host_work, unrecordable
-from rlx_ort.providers.recordings import BoundRun, Recorder, Recordings, not_recorded
+from rlx_ort.providers.recorded import BoundRun, Recorder
+from rlx_ort.providers.recordings import LEFT_ON_DEVICE, Recordings, not_recorded
 from rlx_ort.providers.shutdown import watch
 from rlx_ort.providers.values import from_ort_value, has_foreign_dtype, is_tensor_like, to_ort_value
 
@@ -69,6 +75,7 @@ class OrtEngineSession:
     Attributes:
         device: the device it was opened for.
         recipe: how it was opened.
+        refuses: whether runs raise, since they had to be recorded and cannot be.
     """
 
     def __init__(
@@ -109,6 +116,7 @@ class OrtEngineSession:
         # Most sessions need none of the steps around a run, and a microsecond is a quarter of a small run.
         self._plain = alone and not self._foreign_inputs and not self._foreign_outputs
         self._stopped: SessionCore | None = None
+        self.refuses = False
         self._prepare_runs(core)
         watch(self)
 
@@ -248,11 +256,25 @@ class OrtEngineSession:
         """Whether plain runs and replays are cheaper than runs over buffers that are bound on the device."""
         return bool(self.recipe.run_config) or self.open_core().recordings is not None
 
-    def end_recording(self, reason: str) -> None:
-        """Drop the recorded launches of runs and record no more; the session's guard is held."""
-        core = self.open_core()
-        if core.recordings is not None:
-            core.recordings.give_up(reason)
+    def run_values(
+        self,
+        core: SessionCore,
+        names: Sequence[str],
+        feeds: Mapping[str, Any],
+        resident: Collection[str],
+        plain: Callable[[], list[Any]],
+    ) -> list[Any]:
+        """Run on arrays and device tensors by a replay, or by `plain` where there is none; the guard is held."""
+        recordings = core.recordings
+        if recordings is None or not recordings.active:
+            return plain()
+        here = self.recipe.memory == HOST_MEMORY
+        for value in feeds.values():
+            if not (isinstance(value, np.ndarray) or (isinstance(value, OrtTensor) and value.on_host == here)):
+                if resident:
+                    recordings.give_up(LEFT_ON_DEVICE)
+                return plain()
+        return recordings.run_values(names, feeds, resident, plain)
 
     def device_graph_report(self) -> DeviceGraphReport:
         """Return which runs replay recorded launches, and why others do not."""
@@ -276,13 +298,15 @@ class OrtEngineSession:
                 capturing.add_run_config_entry(key, value)
             options = (shared, capturing)
             bind = functools.partial(BoundRun, self.engine, core.session, recipe.memory, options, self.errors)
+            fresh = functools.partial(_fresh_tensor, weakref.ref(self))
             core.recordings = Recordings(
-                core.recorder, core.call, bind, self._graph_lock, shared, required=required, errors=self.errors
+                core.recorder, core.call, bind, fresh, self._graph_lock, shared, required=required, errors=self.errors
             )
             core.call = core.recordings.run
             if self._reason:
                 core.recordings.give_up(self._reason)
         if required and self._reason:
+            self.refuses = True
             self._plain = True
             core.call = functools.partial(_refuse_run, self._reason)
 
@@ -336,6 +360,13 @@ def _fast_run(session: Any) -> Any:
     inner = getattr(session, "_sess", None)
     call: Callable[..., Any] | None = getattr(inner, "run", None)
     return session.run if call is None else call
+
+
+def _fresh_tensor(session: weakref.ref[OrtEngineSession], like: npt.NDArray[Any]) -> OrtTensor:
+    """Return a tensor like an array; the session holds what calls this, and is there while it runs."""
+    found = session()
+    assert found is not None  # noqa: S101
+    return OrtTensor.empty(found, like)
 
 
 def _refuse_run(reason: str, names: Sequence[str], feeds: Mapping[str, Any], options: Any) -> Any:

@@ -53,9 +53,11 @@ def readme_row() -> str:
     gate = json.loads((RESULTS / "gpu-gate.json").read_text(encoding="utf-8"))
     machine, suite = gate["machine"], gate["suite"]
     agreement = f"{gate['truth']['cuda_agreement']:.1%}"
+    late = len(suite.get("unsteady", ()))
+    beside = f", {late} timed out beside other processes" if late else ""
     tested = (
         f"by the GPU gate (`scripts/gpu_gate.py`) on an {machine['hardware']}, {gate['date']}: {suite['passed']:,} "
-        f"backend tests, {suite['failed']} failed, {len(suite['unsteady'])} timed out beside other processes; "
+        f"backend tests, {suite['failed']} failed{beside}; "
         f"capability right in {agreement} of the ONNX cases (`docs/capability.md`); rules and options by unit tests "
         "in CI"
     )
@@ -80,7 +82,7 @@ def rows() -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield where each row was measured, and the row."""
     gate = json.loads((RESULTS / "gpu-gate.json").read_text(encoding="utf-8"))
     machine = gate["machine"]
-    for row in gate["truth"]["rows"].values():
+    for row in (row for part in ("truth", "webgpu") if part in gate for row in gate[part]["rows"].values()):
         yield f"{machine['hardware']}, ONNX Runtime {machine['onnxruntime']}", row
     for path in sorted((RESULTS / "capability").glob("*.json")):
         document = json.loads(path.read_text(encoding="utf-8"))

@@ -1,17 +1,20 @@
-"""The GPU gate: what CI cannot see, run on a machine with a GPU in one go.
+"""The GPU gate: what CI cannot see, run on a machine with a GPU in one go or part by part.
 
-    python scripts/gpu_gate.py --out FOLDER [--commit HASH] [--device cuda] [--parts suite,truth,checks,figures]
+    python scripts/gpu_gate.py --out FOLDER [--commit HASH] [--device cuda] [--limits suite=270,webgpu=150]
+    python scripts/gpu_gate.py --out FOLDER --parts webgpu,figures --record FOLDER/gpu-gate.json
 
-Runs the backend tests on the device, the truth of the capability answers over the ONNX backend cases on the device,
-the CPU and WebGPU, the checks of `gpu_checks.py` and `device_runs.py`, and the figures of `bench.py ask cuda`. Writes
-gpu-gate.json with the commit, the versions, the counts and the figures. Its copy in docs/results/ is the record that a
-test compares with the code. The exit code is 1 when something fails that is not listed as known.
+Runs the backend tests on the device and, beside them, the truth of the capability answers over the ONNX backend cases
+on the device and the CPU. Then the truth of WebGPU, the checks of `gpu_checks.py` and `device_runs.py`, and the figures
+of `bench.py ask cuda`, each alone. Writes gpu-gate.json after each part, with the commit, the versions, the counts and
+the figures; `--record` adds the parts to those of an earlier call. Its copy in docs/results/ is the record that a test
+compares with the code. The exit code is 1 when something fails that is not listed as known.
 """
 
 from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import contextlib
 import datetime
 import hashlib
 import json
@@ -20,28 +23,22 @@ import platform
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import xml.etree.ElementTree as ET
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-PARTS = ("suite", "truth", "checks", "figures")
+LIMITS_S = {"suite": 270, "truth": 180, "webgpu": 150, "checks": 30, "figures": 90}
+"""The parts in order -> seconds after which each is stopped and keeps what it has."""
+BESIDE = ("suite", "truth")  # run side by side: neither measures time, and neither uses WebGPU much
 TAIL = 1500
-LIMIT_S = 170  # a process of the tests; the comparison of capability answers is stopped then and keeps what it has
-TRUTH = {"cpu": 2, "webgpu": 4}  # processes; others than these have 8, and compare the automatic choice as well
+GRACE_S = 30  # to end the case that a stopped process is at
+TRUTH = {"cpu": 2, "webgpu": 12}  # processes; others than these have 8, and compare the automatic choice as well
+LEAST = {"webgpu": 0.985}  # agreement; others than these 0.995
 SLOW = {"tests/backend/ops/test_dtypes.py": 4, "tests/backend/providers/test_compile_cache.py": 2}  # processes
-
-# Tests that time out beside the other processes of the gate, and pass alone: (test, why).
-UNSTEADY = {
-    "tests.backend.calibration.test_calibrate::test_a_gpu_in_software_is_predicted_to_be_slower_than_the_cpu": (
-        "a quick calibration has no time beside fourteen other processes"
-    ),
-    "tests.backend.providers.test_devices::test_two_webgpu_sessions_in_two_threads_take_turns": (
-        "two WebGPU sessions beside four other processes on the same GPU take more than two minutes"
-    ),
-}
 
 # What the record is about: a change to one of these makes it out of date.
 COVERED = (
@@ -65,40 +62,66 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--commit", default="", help="the commit that is tested, where git is not at hand")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--parts", default=",".join(PARTS))
+    parser.add_argument("--parts", default=",".join(LIMITS_S))
+    parser.add_argument("--limits", default="", metavar="PART=SECONDS,...", help=f"other than {LIMITS_S}")
+    parser.add_argument("--record", type=Path, help="the gpu-gate.json of an earlier call, to add these parts to")
     parser.add_argument("--families", default="ask,cuda", help="of bench.py, for the figures")
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) // 2))
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
+    limits = LIMITS_S | {part: float(seconds) for part, _, seconds in _pairs(options.limits)}
+    parts = options.parts.split(",")
+    if unknown := {*limits, *parts} - LIMITS_S.keys():
+        parser.error(f"unknown part {', '.join(sorted(unknown))}; known are {', '.join(LIMITS_S)}")
     record: dict[str, Any] = {
         "commit": options.commit or _git_commit(),
         "covered": covered_digest(),
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "device": options.device,
         "machine": machine(options.device),
     }
-    run: dict[str, Callable[[], dict[str, Any]]] = {
-        "suite": lambda: suite(options.device, options.out, options.workers),
-        "truth": lambda: truth(options.device, options.out),
-        "checks": lambda: checks(options.device, options.out),
-        "figures": lambda: figures(options.out, options.families),
+    if options.record is not None:
+        earlier = json.loads(options.record.read_text(encoding="utf-8"))
+        if _subject(earlier) != _subject(record):
+            parser.error(f"{options.record} is of {_subject(earlier)}, this call of {_subject(record)}: run all parts")
+        record = earlier
+    record["date"] = datetime.datetime.now(datetime.UTC).date().isoformat()
+    run: dict[str, Callable[[float], dict[str, Any]]] = {
+        "suite": lambda limit_s: suite(options.device, options.out, options.workers, limit_s),
+        "truth": lambda limit_s: truth([options.device, "cpu"], options.out, limit_s),
+        "webgpu": lambda limit_s: truth(["webgpu"], options.out, limit_s),
+        "checks": lambda limit_s: checks(options.device, options.out, limit_s),
+        "figures": lambda limit_s: figures(options.out, options.families, limit_s),
     }
-    parts = options.parts.split(",")
-    with concurrent.futures.ThreadPoolExecutor() as pool:  # tests and truth side by side, what is timed alone
-        started = {part: pool.submit(_timed, run[part]) for part in parts if part in ("suite", "truth")}
-        for part in started:
-            started[part].exception()
-    for part in parts:
-        record[part] = started[part].result() if part in started else _timed(run[part])
+
+    def keep(part: str, found: dict[str, Any]) -> None:
+        record[part] = found
         (options.out / "gpu-gate.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-        shown = {key: value for key, value in record[part].items() if not isinstance(value, list | dict)}
+        shown = {key: value for key, value in found.items() if not isinstance(value, list | dict)}
         print(part, json.dumps(shown), flush=True)
+
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        started = {pool.submit(_timed, run[part], limits[part]): part for part in parts if part in BESIDE}
+        for future in concurrent.futures.as_completed(started):
+            keep(started[future], future.result())
+    for part in LIMITS_S:
+        if part in parts and part not in BESIDE:
+            keep(part, _timed(run[part], limits[part]))
     return 0 if all(record[part].get("ok") for part in parts) else 1
 
 
-def _timed(part: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def _subject(record: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return what a record is about; its parts share it."""
+    machine = record["machine"]
+    return record["commit"], record["covered"], record["device"], machine["hardware"], machine["onnxruntime"]
+
+
+def _pairs(text: str) -> list[tuple[str, str, str]]:
+    return [pair.partition("=") for pair in text.split(",") if pair]
+
+
+def _timed(part: Callable[[float], dict[str, Any]], limit_s: float) -> dict[str, Any]:
     start = time.perf_counter()
-    return {**part(), "seconds": round(time.perf_counter() - start, 1)}
+    return {**part(limit_s), "seconds": round(time.perf_counter() - start, 1)}
 
 
 def covered_digest() -> str:
@@ -139,14 +162,15 @@ def machine(device: str) -> dict[str, str]:
         "print(json.dumps({'onnxruntime': onnxruntime.__version__, 'hardware': a.hardware, 'driver': a.driver, "
         "'available': str(a.available), 'reason': a.reason}))"
     )
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=_environment(), capture_output=True, text=True)
-    lines = done.stdout.strip().splitlines()
-    found = json.loads(lines[-1]) if lines else {"reason": done.stderr[-TAIL:]}
+    _, out, err = _run(["-c", program], 60)
+    lines = out.strip().splitlines()
+    found = json.loads(lines[-1]) if lines else {"reason": err[-TAIL:]}
     return {"python": platform.python_version(), "cores": str(os.cpu_count()), **found}
 
 
-def suite(device: str, out: Path, workers: int) -> dict[str, Any]:
+def suite(device: str, out: Path, workers: int, limit_s: float) -> dict[str, Any]:
     """Run the backend tests on the device, a few files at a time, and return the counts and every failure."""
+    deadline = time.monotonic() + limit_s
     folder = out / "junit"
     folder.mkdir(exist_ok=True)
     names = [path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "tests" / "backend").rglob("test_*.py"))]
@@ -156,35 +180,23 @@ def suite(device: str, out: Path, workers: int) -> dict[str, Any]:
     failures: list[dict[str, str]] = []
     times: dict[str, float] = {}
     with concurrent.futures.ThreadPoolExecutor(workers) as pool:
-        for shard, found in pool.map(lambda shard: (shard, _pytest(shard[0], shard[1], device, folder)), shards):
+        results = pool.map(lambda shard: _pytest(shard[0], shard[1], device, folder, deadline), shards)
+        for shard, found in zip(shards, results, strict=True):
             times[" ".join(shard)] = found["seconds"]
             for outcome in counts:
                 counts[outcome] += found[outcome]
             failures += found["failures"]
     longest = dict(sorted(times.items(), key=lambda item: -item[1])[:5])
-    return judged({**counts, "failures": failures, "longest_s": longest})
+    return {"ok": not failures, **counts, "failures": failures, "longest_s": longest}
 
 
-def judged(found: dict[str, Any]) -> dict[str, Any]:
-    """Return the result of the tests with those apart that are known to fail beside other processes."""
-    failures = [entry for entry in found["failures"] if entry["test"] not in UNSTEADY]
-    unsteady = {entry["test"]: UNSTEADY[entry["test"]] for entry in found["failures"] if entry["test"] in UNSTEADY}
-    return {**found, "ok": not failures, "failed": len(failures), "failures": failures, "unsteady": unsteady}
-
-
-def _pytest(name: str, shard: str, device: str, folder: Path) -> dict[str, Any]:
+def _pytest(name: str, shard: str, device: str, folder: Path, deadline: float) -> dict[str, Any]:
     report = folder / f"{name.replace('/', '.')}.{shard.replace('/', '-')}.xml"
     start = time.perf_counter()
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", name, "--device", device]
-    command += ["--shard", shard]
-    try:
-        done = subprocess.run(
-            [*command, f"--junitxml={report}", "--tb=short", "-o", "faulthandler_timeout=60"],
-            cwd=ROOT, env=_environment(), capture_output=True, text=True, timeout=LIMIT_S,
-        )  # fmt: skip
-        text, code = f"{done.stdout[-TAIL:]}{done.stderr[-TAIL:]}", done.returncode
-    except subprocess.TimeoutExpired as err:
-        text, code = f"took longer than {LIMIT_S} s: {str(err.stderr)[-TAIL:]}", -1
+    command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", name, "--device", device, "--shard", shard]
+    command += [f"--junitxml={report}", "--tb=short", "-o", "faulthandler_timeout=60"]
+    code, out, err = _run(command, deadline - time.monotonic())
+    text = f"{out[-TAIL:]}{err[-TAIL:]}"
     found: dict[str, Any] = {"passed": 0, "failed": 0, "skipped": 0, "xfailed": 0, "failures": []}
     cases = ET.parse(report).getroot().iter("testcase") if report.exists() else iter(())  # noqa: S314  # pytest's own
     for case in cases:
@@ -204,11 +216,10 @@ def _pytest(name: str, shard: str, device: str, folder: Path) -> dict[str, Any]:
     return {**found, "seconds": round(time.perf_counter() - start, 1)}
 
 
-def truth(device: str, out: Path) -> dict[str, Any]:
-    """Return how often the capability answers agree with a strict run, on the device, the CPU and WebGPU."""
-    least = {"cpu": 0.995, device: 0.995, "webgpu": 0.985}
+def truth(names: Sequence[str], out: Path, limit_s: float) -> dict[str, Any]:
+    """Return how often the capability answers agree with a strict run, over the cases that the time allows."""
     jobs = []
-    for name in dict.fromkeys([device, "webgpu", "cpu"]):
+    for name in dict.fromkeys(names):
         for start in range(TRUTH.get(name, 8)):
             folder = out / f"truth-{name}-{start}"
             program = [sys.executable, "scripts/capability_truth.py", "--devices", name, "--out", str(folder)]
@@ -217,15 +228,23 @@ def truth(device: str, out: Path) -> dict[str, Any]:
             environment = {**_environment(), "RLX_CACHE_DIR": str(folder / "cache")}
             log = (out / f"{folder.name}.log").open("w", encoding="utf-8")
             jobs.append((name, folder, subprocess.Popen(program, cwd=ROOT, env=environment, stdout=log, stderr=log)))
-    deadline = time.monotonic() + LIMIT_S
+    deadline = time.monotonic() + limit_s
+    for _, _, job in jobs:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            job.wait(timeout=max(0.0, deadline - time.monotonic()))
+    late = [job for _, _, job in jobs if job.poll() is None]
+    for job in late:
+        job.send_signal(signal.SIGINT)
+    deadline = time.monotonic() + GRACE_S
+    for job in late:
+        try:
+            job.wait(timeout=max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            job.kill()
+            job.wait()
     found: dict[str, list[dict[str, Any]]] = {}
     errors = []
     for name, folder, job in jobs:
-        try:
-            job.wait(timeout=max(1.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            job.send_signal(signal.SIGINT)
-            job.wait(timeout=30)
         path = folder / "capability.json"
         if path.exists():
             found.setdefault(name, []).extend(json.loads(path.read_text(encoding="utf-8"))["devices"])
@@ -236,10 +255,10 @@ def truth(device: str, out: Path) -> dict[str, Any]:
 
     rows = {name: joined(shards) for name, shards in found.items()}
     agreement = {f"{name}_agreement": row["agreement"] for name, row in rows.items()}
-    late = sum(map(_wrong_choices, rows.values()))
-    right = all(name in rows and rows[name]["agreement"] >= share for name, share in least.items())
-    ok = right and not late and not errors
-    return {"ok": ok, **agreement, "wrong_choices": late, "errors": errors, "rows": rows}
+    wrong = sum(map(_wrong_choices, rows.values()))
+    right = all(name in rows and rows[name]["agreement"] >= LEAST.get(name, 0.995) for name in names)
+    ok = right and not wrong and not errors
+    return {"ok": ok, **agreement, "wrong_choices": wrong, "errors": errors, "rows": rows}
 
 
 def _wrong_choices(row: dict[str, Any]) -> int:
@@ -248,34 +267,49 @@ def _wrong_choices(row: dict[str, Any]) -> int:
     return len([entry for entry in row["automatic"] if entry["kind"] != "failed" and entry["case"] not in listed])
 
 
-def checks(device: str, out: Path) -> dict[str, Any]:
+def checks(device: str, out: Path, limit_s: float) -> dict[str, Any]:
     """Run the checks of the device that are no tests."""
+    deadline = time.monotonic() + limit_s
+    models = out / "models.json"
     programs = {
         "gpu_checks": ["scripts/gpu_checks.py", "--out", str(out / "checks"), "--devices", device],
         "device_runs": ["scripts/device_runs.py", device],
+        "ten_models": ["scripts/ten_models.py", "--out", str(models)],
     }
     found: dict[str, Any] = {}
     for name, program in programs.items():
-        done = subprocess.run(
-            [sys.executable, *program], cwd=ROOT, env=_environment(), capture_output=True, text=True, timeout=300
-        )
-        found[name] = {"code": done.returncode, "lines": (done.stdout or done.stderr)[-TAIL:].splitlines()}
-    models = out / "models.json"
-    program = [sys.executable, "scripts/ten_models.py", "--out", str(models)]
-    code = subprocess.run(program, cwd=ROOT, env=_environment(), stdout=subprocess.DEVNULL).returncode
+        code, text, err = _run(program, deadline - time.monotonic())
+        found[name] = {"code": code, "lines": (text or err)[-TAIL:].splitlines()}
     listed = json.loads(models.read_text(encoding="utf-8")) if models.exists() else {}
-    ok = code == 0 and all(entry["code"] == 0 for entry in found.values())
-    return {"ok": ok, "programs": found, "models": listed}
+    return {"ok": all(entry["code"] == 0 for entry in found.values()), "programs": found, "models": listed}
 
 
-def figures(out: Path, families: str) -> dict[str, Any]:
+def figures(out: Path, families: str, limit_s: float) -> dict[str, Any]:
     """Measure the figures of a GPU."""
-    program = [sys.executable, "scripts/bench.py", *families.split(","), "--json"]
-    done = subprocess.run(program, cwd=ROOT, env=_environment(), capture_output=True, text=True, timeout=300)
-    (out / "figures.jsonl").write_text(done.stdout, encoding="utf-8")
-    rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    code, text, err = _run(["scripts/bench.py", *families.split(","), "--json"], limit_s)
+    (out / "figures.jsonl").write_text(text, encoding="utf-8")
+    rows = [json.loads(line) for line in text.splitlines() if line.startswith("{") and line.endswith("}")]
     missed = [row["figure"] for row in rows if row.get("ok") is False]
-    return {"ok": bool(rows), "missed": missed, "error": done.stderr[-TAIL:] if not rows else "", "rows": rows}
+    failed = code != 0 and not (code == 1 and missed)
+    return {"ok": not failed, "missed": missed, "error": err[-TAIL:] if failed else "", "rows": rows}
+
+
+def _run(program: Sequence[str], limit_s: float) -> tuple[int, str, str]:
+    """Return the exit code of a Python program and what it printed until it ended or was stopped; -1 if stopped."""
+    command = [sys.executable, *program]
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:  # pipes wait for children that outlive it
+        try:
+            done = subprocess.run(
+                command, cwd=ROOT, env=_environment(), stdout=out, stderr=err, timeout=max(1.0, limit_s)
+            )
+            code, note = done.returncode, ""
+        except subprocess.TimeoutExpired:
+            code, note = -1, f"\nstopped after {limit_s:.0f} s"
+        texts = []
+        for stream in (out, err):
+            stream.seek(0)
+            texts.append(stream.read().decode(errors="replace"))
+    return code, texts[0], texts[1] + note
 
 
 def _environment() -> dict[str, str]:

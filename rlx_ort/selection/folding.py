@@ -52,12 +52,12 @@ def folded_nodes(outline: Outline, options: CompileOptions) -> dict[str, NodeRec
     known.add("")
     found = {}
     for node in outline.nodes:
-        pattern = node.pattern
-        if pattern.body or pattern.op_type in _NOT_FOLDED:
-            continue
-        if not known.issuperset(node.input_names) and not (
-            pattern.op_type in _OF_SHAPE and _static(outline.types.get(node.input_names[0]), options.dims) is not None
+        pattern, _, _, _, input_names, _ = node
+        if not known.issuperset(input_names) and not (
+            pattern.like.op_type in _OF_SHAPE and _static(outline.types.get(input_names[0]), options.dims) is not None
         ):
+            continue
+        if pattern.body or pattern.op_type in _NOT_FOLDED:
             continue
         if any(attribute.kind.startswith("GRAPH") for attribute in pattern.like.attributes.values()):
             continue
@@ -73,7 +73,8 @@ def idle_nodes(outline: Outline, options: CompileOptions) -> set[str]:
     """
     if options.optimization is OptimizationLevel.OFF:
         return set()
-    found = [node for node in outline.nodes if node.pattern.op_type == "Dropout" and not any(node.input_names[2:])]
+    dropouts = {pattern for pattern in {node.pattern for node in outline.nodes} if pattern.op_type == "Dropout"}
+    found = [node for node in outline.nodes if node.pattern in dropouts and not any(node.input_names[2:])]
     if not found:
         return set()
     read = {name for node in outline.nodes for name in node.input_names} | outline.output_types.keys()

@@ -102,16 +102,16 @@ def groups_of(
     folded = folded_nodes(outline, options).keys() | idle_nodes(outline, options)
     names = constants.keys()
     written = {name for node in outline.nodes for name in node.output_names} - names if whole else set()
-    groups: dict[object, NodeGroup] = {}
+    groups: dict[object, list[NodeRecord]] = {}  # what is looked at -> nodes of the same look
     by_key: dict[str, NodeGroup] = {}
     for node in outline.nodes:
         pattern, _, _, name, input_names, _ = node
-        if (pattern.shape_only and not shapes) or (whole and pattern.body) or name in folded:
+        if folded and name in folded:
             continue
         look: object = pattern
         constant: tuple[bool, ...] = ()
         values: tuple[str, ...] | None = None
-        if not names.isdisjoint(input_names):
+        if names and not names.isdisjoint(input_names):
             constant = tuple([name in constants for name in input_names])
             values = tuple([_small(constants.get(name)) for name in input_names]) if whole else None
             look = (pattern, constant, values)
@@ -121,16 +121,20 @@ def groups_of(
             computed = tuple([place for place, name in enumerate(input_names) if name in written])
             used = node.output_names[0] not in outline.output_types
             look = (look, computed, used)
-        group = groups.get(look)
-        if group is None:
-            key = _key(pattern, constant, values, whole)
-            if computed or used:
-                key += f" from {computed} " + "inside" * used
-            group = by_key.get(key)
-            if group is None:
-                group = by_key[key] = NodeGroup(key, pattern, node, [], _constants(node, constants), computed, used)
-            groups[look] = group
-        group.nodes.append(node)
+        nodes = groups.get(look)
+        if nodes is None:
+            if (pattern.shape_only and not shapes) or (whole and pattern.body):
+                nodes = []  # no question
+            else:
+                key = _key(pattern, constant, values, whole)
+                if computed or used:
+                    key += f" from {computed} " + "inside" * used
+                group = by_key.get(key)
+                if group is None:
+                    group = by_key[key] = NodeGroup(key, pattern, node, [], _constants(node, constants), computed, used)
+                nodes = group.nodes
+            groups[look] = nodes
+        nodes.append(node)
     return list(by_key.values())
 
 
@@ -186,7 +190,8 @@ def _key(pattern: Pattern, constant: Sequence[bool], values: Sequence[str] | Non
     for place, is_constant in enumerate(constant):
         if is_constant:
             inputs[place] += f"={values[place]}" if values is not None and values[place] else "c"
-    attributes = "".join([f" {name}={_attribute(like.attributes[name])}" for name in sorted(like.attributes)])
+    given = like.attributes
+    attributes = "".join([f" {name}={_attribute(given[name])}" for name in sorted(given)]) if given else ""
     outputs = ", ".join([_look(kind, sized=sized) for kind in pattern.outputs])
     key = (
         f"{like.domain or 'ai.onnx'}::{like.op_type}-{pattern.version}{attributes} ({', '.join(inputs)}) -> ({outputs})"
@@ -227,8 +232,9 @@ def _bodies(pattern: Pattern) -> str:
     """Return what the bodies of a node say, without the names of their nodes and values."""
     lines = []
     for attribute in pattern.like.attributes.values():
-        graphs = attribute.value if attribute.kind == "GRAPHS" else [attribute.value]
-        for graph in graphs if attribute.kind.startswith("GRAPH") else []:
+        if not attribute.kind.startswith("GRAPH"):
+            continue
+        for graph in attribute.value if attribute.kind == "GRAPHS" else [attribute.value]:
             if isinstance(graph, ModelGraph):
                 for node in graph.nodes:
                     like = node if isinstance(node, ModelNode) else node.like

@@ -1,4 +1,6 @@
-"""CUDA: runs with and without recorded launches against `InferenceSession.run`, ten graphs and three launch-bound ones.
+"""CUDA: runs with and without recorded launches against `InferenceSession.run`, and a decode loop with and without.
+
+Ten graphs from 4 floats to a 4-layer encoder, three launch-bound ones, and a loop whose cache stays on the device.
 
     python scripts/bench.py cuda
     python scripts/figures/cuda_figures.py --out FOLDER    the same, with every ratio in FOLDER/cuda_figures.json
@@ -11,6 +13,7 @@ the reason, and the others count.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import random
 import statistics
@@ -32,8 +35,9 @@ __all__ = ["measure"]
 
 SECONDS = 3.5  # a graph
 BLOCK = 10
-RUN_LIMIT, SLOTS_LIMIT, LAUNCH_BOUND_LIMIT, OTHERS_LIMIT = 1.0, 0.95, 0.5, 1.02
+RUN_LIMIT, SLOTS_LIMIT, LAUNCH_BOUND_LIMIT, OTHERS_LIMIT, LOOP_LIMIT = 1.0, 0.95, 0.5, 1.02, 1.0
 BASE = "InferenceSession.run"
+_PLAIN, _RECORDED = "loop", "loop, auto"
 RNG = np.random.default_rng(0)
 
 Inputs = dict[str, Any]
@@ -56,6 +60,12 @@ def results() -> dict[str, dict[str, Any]]:
         try:
             found[name] = _measured(*make())
         except Exception as err:  # the other graphs are worth measuring
+            found[name] = {"failed": f"{type(err).__name__}: {err}"}
+        print(f"  {name}: {json.dumps(found[name])}", file=sys.stderr, flush=True)
+    for name, make in LOOPS.items():
+        try:
+            found[name] = _measured_loop(*make())
+        except Exception as err:  # the rest counts
             found[name] = {"failed": f"{type(err).__name__}: {err}"}
         print(f"  {name}: {json.dumps(found[name])}", file=sys.stderr, flush=True)
     return found
@@ -81,7 +91,11 @@ def figures_of(found: dict[str, dict[str, Any]]) -> Iterator[Figure]:
         row = ok[name]
         detail = f"{row['us']['run, auto']:.1f} us against {row['us'][BASE]:.1f}; the bare replay {row['replay_us']} us"
         yield Figure(f"cuda: {name}, run, auto", row["ratios"]["run, auto"], "times", LAUNCH_BOUND_LIMIT, detail)
-    memory = [row["memory_bytes"] for row in ok.values() if row["memory_bytes"] is not None]
+    for name in (name for name in LOOPS if name in ok):
+        row = ok[name]
+        detail = f"{row['us'][_RECORDED]:.1f} us a step against {row['us'][_PLAIN]:.1f}; {row['why_not'] or 'recorded'}"
+        yield Figure(f"cuda: {name}, recorded over not recorded", row["ratio"], "times", LOOP_LIMIT, detail)
+    memory = [row["memory_bytes"] for row in ok.values() if row.get("memory_bytes") is not None]
     if memory:
         detail = f"median {statistics.median(memory) / 1024:.0f} KB; buffers not shared with others"
         yield Figure("cuda: GPU memory of one recording, at most", max(memory) / 1024, "KB", None, detail)
@@ -130,6 +144,41 @@ def _measured(graph: Any, inputs: list[Inputs]) -> dict[str, Any]:
         "bare_why_not": bare_why,
         "buffers_bytes": sum(one.nbytes for one in report.recorded),
     }
+
+
+def _measured_loop(graph: Any, inputs: list[Inputs]) -> dict[str, Any]:
+    """Return the times of a step whose cache stays on the device, after both ways have given the same."""
+    from rlx_ort.execution.options import CompileOptions
+    from rlx_ort.execution.session import Session
+
+    both = {
+        _PLAIN: Session("cuda", CompileOptions(device_graph=False)).compile(graph),
+        _RECORDED: Session("cuda").compile(graph),
+    }
+    cache = [name for name in inputs[0] if name != "x"]
+    for compiled in both.values():
+        for place, name in enumerate(cache, 1):
+            compiled.bind_gpu_handle(name, inputs[0][name])
+            compiled.set_gpu_handle_feed(name, place)
+    given = [{"x": each["x"]} for each in inputs]
+    for step in range(12):
+        wanted, found = (compiled.run_read_outputs(given[step % len(given)], [0]) for compiled in both.values())
+        _check(_RECORDED, found, wanted)
+    for name in cache:
+        _check(name, *([compiled.read_gpu_handle(name)] for compiled in both.values()))
+    report = both[_RECORDED].device_graph_report()
+    ways = {name: functools.partial(_step, compiled, given) for name, compiled in both.items()}
+    rounds = _timed(ways, len(given))
+    return {
+        "us": {name: round(statistics.median(took), 2) for name, took in rounds.items()},
+        "ratio": round(statistics.median(a / b for a, b in zip(rounds[_RECORDED], rounds[_PLAIN], strict=True)), 4),
+        "recorded": len(report.recorded),
+        "why_not": report.reason or "; ".join(report.refused.values()),
+    }
+
+
+def _step(compiled: Any, given: list[Inputs], index: int) -> Any:
+    return compiled.run_read_outputs(given[index], [0])
 
 
 def _timed(ways: dict[str, Callable[[int], Any]], count: int) -> dict[str, list[float]]:
@@ -265,8 +314,8 @@ def _encoder(tokens: int, width: int, heads: int, layers: int) -> tuple[Any, lis
     return g, feeds
 
 
-def _decode(width: int, heads: int, layers: int, past: int) -> tuple[Any, list[Inputs]]:
-    """Return a step of a decoder over a cache in host memory; the new rows of the cache are outputs."""
+def _decode(width: int, heads: int, layers: int, past: int, *, whole: bool = False) -> tuple[Any, list[Inputs]]:
+    """Return a step of a decoder over a cache; its new rows are outputs, or the whole cache without its oldest rows."""
     size = width // heads
     caches = {f"{kind}{layer}": (1, heads, past, size) for layer in range(layers) for kind in "kv"}
     g, (x, *cache), feeds = _graph(x=(1, 1, width), **caches)
@@ -280,7 +329,7 @@ def _decode(width: int, heads: int, layers: int, past: int) -> tuple[Any, list[I
         mixed = g.reshape(g.transpose(scores @ values, [0, 2, 1, 3]), [1, 1, width])
         x = _norm(g, x + _linear(g, mixed, width, width), width)
         x = _norm(g, x + _linear(g, g.silu(_linear(g, x, width, 4 * width)), 4 * width, width), width)
-        rows += [k, v]
+        rows += [g.narrow(each, 2, 1, past) for each in (keys, values)] if whole else [k, v]
     g.outputs = [x, *rows]
     return g, feeds
 
@@ -301,6 +350,10 @@ LAUNCH_BOUND: dict[str, Callable[[], tuple[Any, list[Inputs]]]] = {
     "8 products of 768": lambda: _chain(1, 768, 8),
     "3-layer encoder of width 192": lambda: _encoder(32, 192, 3, 3),
     "decode step, 4 layers of 192": lambda: _decode(192, 3, 4, 32),
+}
+LOOPS: dict[str, Callable[[], tuple[Any, list[Inputs]]]] = {
+    "decode loop over handles, 4 layers of 192": lambda: _decode(192, 3, 4, 32, whole=True),
+    "decode loop over handles, 4 layers of 512": lambda: _decode(512, 8, 4, 512, whole=True),
 }
 
 

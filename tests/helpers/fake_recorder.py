@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from rlx_ort.providers.recordable import NotRecordedError
-from rlx_ort.providers.recordings import Copy
+from rlx_ort.providers.recorded import Copy
 
 
 class FakeRecorder:
@@ -19,6 +19,7 @@ class FakeRecorder:
         refusal: what recording fails with, if anything.
         spoil: added to the first element of the first output of each replay.
         replays: how many there were.
+        moved: copies within the device.
         dropped: the recordings that were freed.
         closed: whether the stream was freed.
     """
@@ -29,6 +30,7 @@ class FakeRecorder:
         self.refusal = ""
         self.spoil = 0
         self.replays = 0
+        self.moved = 0
         self.made = 0
         self.dropped: list[int] = []
         self.closed = False
@@ -44,21 +46,29 @@ class FakeRecorder:
         self.made += 1
         return self.made, list(copies_in), run, list(copies_out)
 
-    def player(self, recording: Any) -> Callable[[], None]:
+    def player(self, recording: Any) -> Callable[..., None]:
         """Return what replays."""
         _, copies_in, run, copies_out = recording
 
-        def play() -> None:
+        def play(before: Sequence[Copy] = (), after: Sequence[Copy] = ()) -> None:
             self.replays += 1
+            self.move(before)
             for device, host, size in copies_in:
                 ctypes.memmove(device, host, size)
             run()
             for device, host, size in copies_out:
                 ctypes.memmove(host, device, size)
+            self.move(after)
             if self.spoil:
                 ctypes.cast(copies_out[0][1], ctypes.POINTER(ctypes.c_float))[0] += self.spoil
 
         return play
+
+    def move(self, copies: Sequence[Copy]) -> None:
+        """Copy and count the copies."""
+        self.moved += len(copies)
+        for to, source, size in copies:
+            ctypes.memmove(to, source, size)
 
     def drop(self, recording: Any) -> None:
         """Note that a recording was freed."""

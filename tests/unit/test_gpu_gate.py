@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -38,9 +40,67 @@ def test_the_record_is_of_a_run_that_passed(gate: ModuleType) -> None:
     assert record["device"] == "cuda"
     assert record["machine"]["available"] == "True"
     assert record["suite"]["failures"] == []
-    assert {part: record[part]["ok"] for part in ("suite", "truth", "checks")} == dict.fromkeys(
-        ("suite", "truth", "checks"), True
-    )
+    assert [part for part in ("suite", "truth", "webgpu", "checks") if not record[part]["ok"]] == []
+
+
+@pytest.fixture
+def call(gate: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
+    """Return a call of the gate on a machine where every part passes at once."""
+    monkeypatch.setattr(gate, "machine", lambda device: {"hardware": "H", "onnxruntime": "1"})
+    for name in ("suite", "truth", "checks", "figures"):
+        monkeypatch.setattr(gate, name, lambda *given: {"ok": True, "limit_s": given[-1]})
+
+    def run(*arguments: str) -> dict[str, Any]:
+        monkeypatch.setattr("sys.argv", ["gpu_gate.py", "--out", str(tmp_path), *arguments])
+        assert gate.main() == 0
+        found: dict[str, Any] = json.loads((tmp_path / "gpu-gate.json").read_text(encoding="utf-8"))
+        return found
+
+    return run
+
+
+def test_parts_of_two_calls_make_one_record(call: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
+    """A command on a GPU machine may last too short for all parts."""
+    call("--commit", "a", "--parts", "suite")
+    found = call("--commit", "a", "--parts", "webgpu,checks", "--record", str(tmp_path / "gpu-gate.json"))
+    assert {"suite", "webgpu", "checks"} <= found.keys()
+    assert "figures" not in found
+
+
+def test_parts_of_two_commits_make_no_record(call: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
+    """A record is of one commit."""
+    call("--commit", "a", "--parts", "suite")
+    with pytest.raises(SystemExit):
+        call("--commit", "b", "--parts", "checks", "--record", str(tmp_path / "gpu-gate.json"))
+
+
+def test_a_part_that_fails_leaves_the_record_of_those_before(
+    gate: ModuleType, call: Callable[..., dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The record is written after each part."""
+
+    def cut(*given: object) -> dict[str, Any]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(gate, "checks", cut)
+    with pytest.raises(KeyboardInterrupt):
+        call("--commit", "a")
+    found = json.loads((tmp_path / "gpu-gate.json").read_text(encoding="utf-8"))
+    assert {"suite", "truth", "webgpu"} <= found.keys()
+
+
+def test_all_parts_together_take_at_most_nine_minutes(gate: ModuleType, call: Callable[..., dict[str, Any]]) -> None:
+    """The truth of the device runs beside the suite; a limit can be given."""
+    assert sum(limit for part, limit in gate.LIMITS_S.items() if part != "truth") <= 540
+    assert gate.LIMITS_S["truth"] <= gate.LIMITS_S["suite"]
+    assert call("--commit", "a", "--limits", "webgpu=7")["webgpu"]["limit_s"] == 7
+
+
+def test_what_a_stopped_program_printed_is_kept(gate: ModuleType) -> None:
+    """Figures that were measured before the limit count."""
+    code, out, err = gate._run(["-c", "import time; print('one', flush=True); time.sleep(60)"], 2.0)
+    assert (code, out.strip()) == (-1, "one")
+    assert "stopped after 2 s" in err
 
 
 def test_a_comment_does_not_change_the_digest_and_a_statement_does(

@@ -20,7 +20,7 @@ from rlx_ort.execution.compiled import CompiledGraph
 from rlx_ort.execution.options import CompileOptions
 from rlx_ort.execution.session import Session
 from rlx_ort.ir.graph import Graph
-from rlx_ort.providers import recordings
+from rlx_ort.providers import recorded, recordings
 from rlx_ort.providers.cpu import CpuProvider
 from rlx_ort.providers.recipe import Recording
 
@@ -83,30 +83,93 @@ def test_a_changed_parameter_opens_a_session_that_records_anew(recorders: list[F
     assert recorders[1].closed
 
 
-def test_outputs_left_on_the_device_end_recording(recorders: list[FakeRecorder]) -> None:
-    """The memory of such an output may be one that a replay writes to."""
+def test_outputs_left_on_the_device_are_replayed_too(recorders: list[FakeRecorder]) -> None:
+    """Each run gives tensors of its own, whatever was recorded before."""
     compiled = Session("cpu").compile(step_graph())
     (inputs,) = step_inputs()
     for _ in range(5):
         expected = compiled.run(inputs)
-    held = compiled.run_dlpack(inputs)
-    assert recorders[0].dropped == [1]
-    assert "left outputs on the device" in compiled.device_graph_report().reason
-    np.testing.assert_array_equal(held[0].numpy(), expected[0])
-    np.testing.assert_array_equal(compiled.run(inputs)[0], expected[0])
+    held = [compiled.run_dlpack(inputs) for _ in range(5)]
+    assert len(compiled.device_graph_report().recorded) == 2
+    (other,) = step_inputs()
+    for call in (compiled.run, compiled.run_dlpack):
+        call({name: array + 1 if array.dtype.kind == "f" else array for name, array in other.items()})
+    for tensors in held:
+        for tensor, want in zip(tensors, expected, strict=True):
+            np.testing.assert_array_equal(tensor.numpy(), want)
 
 
-def test_a_loop_over_device_handles_ends_recording(recorders: list[FakeRecorder]) -> None:
-    """Its state stays on the device from step to step."""
+def test_a_loop_over_device_handles_is_replayed(recorders: list[FakeRecorder]) -> None:
+    """Its state stays on the device from step to step, and each step gives what a plain one gives."""
+    compiled = Session("cpu").compile(step_graph())
+    plain = Session("cpu", CompileOptions(device_graph=False)).compile(step_graph())
+    (inputs,) = step_inputs()
+    for each in (compiled, plain):
+        each.bind_gpu_handle("out0", inputs["out0"])
+        each.set_gpu_handle_feed("out0", 0)
+    for step in range(8):
+        rest = {"x": inputs["x"] + step}
+        for got, want in zip(compiled.run(rest), plain.run(rest), strict=True):
+            np.testing.assert_array_equal(got, want)
+    assert recorders[0].replays >= 5
+    assert len(compiled.device_graph_report().recorded) == 1
+    np.testing.assert_array_equal(compiled.read_gpu_handle("out0"), plain.read_gpu_handle("out0"))
+
+
+def test_a_mutable_parameter_is_recorded_where_it_is(recorders: list[FakeRecorder]) -> None:
+    """Runs are replayed, and a changed value is in the next run."""
+    graph = Graph("scaled")
+    x = graph.input("x", [4])
+    graph.outputs = [x * graph.param("s", [4], data=np.full(4, 2.0, np.float32), mutable=True)]
+    compiled = Session("cpu").compile(graph)
+    ones = {"x": np.ones(4, np.float32)}
+    for value in (2.0, 3.0):
+        compiled.set_param("s", np.full(4, value, np.float32))
+        for _ in range(5):
+            np.testing.assert_array_equal(compiled.run(ones)[0], np.full(4, value, np.float32))
+    assert len(recorders) == 1
+    assert recorders[0].replays > 2
+
+
+def test_a_session_with_a_recorded_loop_goes_with_its_owner(recorders: list[FakeRecorder]) -> None:
+    """Recordings keep the memory of tensors, not the tensors, which keep the session."""
     compiled = Session("cpu").compile(step_graph())
     (inputs,) = step_inputs()
-    compiled.bind_gpu_handle("out0", inputs["out0"])
-    compiled.set_gpu_handle_feed("out0", 0)
-    rest = {"x": inputs["x"]}
-    for _ in range(4):
-        compiled.run(rest)
-    assert recorders[0].replays == 0
-    assert "left outputs on the device" in compiled.device_graph_report().reason
+    compiled.bind_gpu_handle("x", inputs["x"])
+    for _ in range(5):
+        compiled.run({"out0": inputs["out0"]})
+    assert recorders[0].made
+    compiled.close()
+    del compiled
+    assert recorders[0].closed
+
+
+@pytest.mark.parametrize("how", ["auto", False])
+def test_slots_write_plain_runs_to_pinned_buffers(recorders: list[FakeRecorder], monkeypatch: Any, how: Any) -> None:
+    """Runs that are not recorded, or not yet, write to the same buffers, whatever the layout of what is given."""
+    original, pinned = CpuProvider.recipe, []
+
+    def buffer(like: Any) -> Any:
+        pinned.append(np.empty(like.shape, like.dtype))
+        return pinned[-1]
+
+    def recipe(self: CpuProvider, device: Device, options: CompileOptions) -> Any:
+        found = original(self, device, options)
+        return dataclasses.replace(found, pinned=buffer, run_config={"session.none": "1"}, memory=("cpu", 0))
+
+    monkeypatch.setattr(CpuProvider, "recipe", recipe)
+    graph = Graph("sum")
+    x = graph.input("x", ["n", 3])
+    graph.outputs = [x * 2.0, x + x]
+    compiled = Session("cpu", CompileOptions(device_graph=how)).compile(graph)
+    compiled.run_slots([np.zeros((2, 3), np.float32)])
+    for turned in (False, True):
+        given = RNG.standard_normal((3, 2) if turned else (2, 3)).astype(np.float32)
+        given = given.T if turned else given
+        found = compiled.run_slots([given])
+        assert [view is place for view, place in zip(found, pinned, strict=True)] == [True, True]
+        for view in found:
+            np.testing.assert_array_equal(view, given * 2)
 
 
 def _positions() -> Graph:
@@ -180,13 +243,13 @@ def _pair(cuda: Device, graph: Graph, how: Any = True) -> tuple[CompiledGraph, C
 
 def test_cuda_replays_give_what_plain_runs_give(cuda: Device) -> None:
     """Five signatures in turn, more than are kept, by name and by slots, with new inputs each time."""
-    recorded, plain = _pair(cuda, _chain("n"))
+    compiled, plain = _pair(cuda, _chain("n"))
     for rows in (1, 2, 3, 4, 5) * 3:
         inputs = _x(rows)
         (want,) = plain.run(inputs)
-        np.testing.assert_allclose(recorded.run(inputs)[0], want, rtol=1e-5, atol=1e-6)
-        np.testing.assert_allclose(recorded.run_slots([inputs["x"]])[0], want, rtol=1e-5, atol=1e-6)
-    assert len(recorded.device_graph_report().recorded) == 4
+        np.testing.assert_allclose(compiled.run(inputs)[0], want, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(compiled.run_slots([inputs["x"]])[0], want, rtol=1e-5, atol=1e-6)
+    assert len(compiled.device_graph_report().recorded) == 4
 
 
 def test_cuda_records_a_launch_bound_graph_by_itself(cuda: Device) -> None:
@@ -241,8 +304,8 @@ def test_cuda_replays_do_not_overwrite_outputs_that_are_held(cuda: Device) -> No
         np.testing.assert_allclose(tensor.numpy(), want, rtol=1e-5, atol=1e-6)
 
 
-def test_cuda_loops_over_handles_equal_plain_ones(cuda: Device) -> None:
-    """A state on the device is right whatever was recorded before."""
+def test_cuda_replayed_loops_over_handles_equal_plain_ones(cuda: Device) -> None:
+    """A state on the device is right whatever was recorded before, and runs between the steps are as well."""
     graph = Graph("state")
     x, state = graph.input("x", [8, 64]), graph.input("state", [8, 64])
     graph.outputs = [graph.tanh(x + state)]
@@ -254,19 +317,57 @@ def test_cuda_loops_over_handles_equal_plain_ones(cuda: Device) -> None:
     for each in (compiled, plain):
         each.bind_gpu_handle("state", inputs["state"])
         each.set_gpu_handle_feed("state", 0)
-    for _ in range(4):
-        np.testing.assert_allclose(compiled.run({"x": inputs["x"]})[0], plain.run({"x": inputs["x"]})[0], atol=1e-6)
+    for step in range(40):
+        given = {"x": inputs["x"] * (1 + step % 3)}
+        np.testing.assert_allclose(compiled.run(given)[0], plain.run(given)[0], atol=1e-6)
+        if step % 4 == 0:
+            np.testing.assert_allclose(compiled.run(inputs)[0], np.tanh(inputs["x"] + inputs["state"]), atol=1e-6)
+            for each in (compiled, plain):  # the run above moved its output into the handle as well
+                each.bind_gpu_handle("state", inputs["state"])
+    assert len(compiled.device_graph_report().recorded) == 3, compiled.device_graph_report()
+
+
+def test_cuda_records_with_mutable_parameters(cuda: Device) -> None:
+    """They are read where they are; a changed one is in the next run."""
+    graph = Graph("scaled")
+    x = graph.input("x", [64])
+    graph.outputs = [graph.tanh(x) * graph.param("s", [64], data=np.ones(64, np.float32), mutable=True)]
+    compiled = Session(cuda, CompileOptions(device_graph=True)).compile(graph)
+    inputs = {"x": RNG.standard_normal(64).astype(np.float32)}
+    for value in (2.0, 3.0):
+        compiled.set_param("s", np.full(64, value, np.float32))
+        for _ in range(6):
+            np.testing.assert_allclose(compiled.run(inputs)[0], np.tanh(inputs["x"]) * value, atol=1e-6)
+    assert len(compiled.device_graph_report().recorded) == 1, compiled.device_graph_report()
+
+
+@pytest.mark.parametrize("how", ["auto", False])
+def test_cuda_slots_give_what_runs_give(cuda: Device, how: Any) -> None:
+    """Outputs are in their pinned buffers when a call returns; large ones and many calls would show it otherwise."""
+    graph = Graph("large")
+    x = graph.input("x", [1 << 20])
+    graph.outputs = [x * 2.0, x - 1.0]
+    compiled = Session(cuda, CompileOptions(device_graph=how)).compile(graph)
+    cases = [RNG.standard_normal(1 << 20).astype(np.float32) for _ in range(4)]
+    for turn in range(60):
+        given = cases[turn % 4]
+        double, less = compiled.run_slots([given])
+        np.testing.assert_array_equal(double, given * 2)
+        np.testing.assert_array_equal(less, given - 1)
+    held = double
+    compiled.close()
+    np.testing.assert_array_equal(held, cases[3] * 2)
 
 
 def test_a_recording_that_fails_leaves_the_session_usable(cuda: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     """A capture that is ended in the middle of a run gives a reason, and later runs are right."""
-    original = recordings.BoundRun.launch
+    original = recorded.BoundRun.launch
 
-    def launch(self: recordings.BoundRun) -> None:
+    def launch(self: recorded.BoundRun) -> None:
         original(self)
         raise RuntimeError("in the middle")
 
-    monkeypatch.setattr(recordings.BoundRun, "launch", launch)
+    monkeypatch.setattr(recorded.BoundRun, "launch", launch)
     compiled, plain = _pair(cuda, _chain(), "auto")
     for _ in range(6):
         inputs = _x()
@@ -277,10 +378,10 @@ def test_a_recording_that_fails_leaves_the_session_usable(cuda: Device, monkeypa
 def test_a_wait_within_a_capture_leaves_the_session_usable(cuda: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     """ONNX Runtime's own failure inside a capture is survived as well."""
 
-    def launch(self: recordings.BoundRun) -> None:
+    def launch(self: recorded.BoundRun) -> None:
         self._session.run_with_iobinding(self._io, self._options)  # waits for the device, which no capture allows
 
-    monkeypatch.setattr(recordings.BoundRun, "launch", launch)
+    monkeypatch.setattr(recorded.BoundRun, "launch", launch)
     compiled, plain = _pair(cuda, _chain(), "auto")
     for _ in range(6):
         inputs = _x()

@@ -16,10 +16,28 @@ from rlx_ort.ir.types import TensorType
 from rlx_ort.providers import recordings
 from rlx_ort.providers.base import NodeAssignment
 from rlx_ort.providers.recordable import NotRecordedError, check_replay, host_work, unrecordable
-from rlx_ort.providers.recordings import BrokenSessionError, Recordings
+from rlx_ort.providers.recorded import BrokenSessionError
+from rlx_ort.providers.recordings import Recordings
 
 SHARED = object()
 EP = "CUDAExecutionProvider"
+
+
+class Tensor:
+    """A tensor on a device that is the host: a copy of an array."""
+
+    def __init__(self, array: np.ndarray[Any, Any]) -> None:
+        self.array = np.array(array)
+        self.address, self.shape, self.dtype = self.array.ctypes.data, self.array.shape, self.array.dtype
+
+    @property
+    def value(self) -> Any:
+        """What is bound."""
+        return self.array
+
+    def numpy(self) -> np.ndarray[Any, Any]:
+        """Return a copy of the array."""
+        return self.array.copy()
 
 
 class Doubling:
@@ -36,7 +54,8 @@ class Doubling:
 
     def bind(self, ins: Any, outs: Any) -> Any:
         """Return the run over fixed buffers."""
-        x, y = np.zeros_like(ins["x"]), np.zeros_like(outs["y"])
+        x = ins["x"].value if isinstance(ins["x"], Tensor) else np.zeros(ins["x"].shape, ins["x"].dtype)
+        y = np.zeros(outs["y"].shape, outs["y"].dtype)
 
         def launch() -> None:
             y[...] = x * 2
@@ -61,8 +80,9 @@ def always_worth(monkeypatch: pytest.MonkeyPatch) -> None:
 def made(required: bool = False) -> tuple[Recordings, Doubling, FakeRecorder]:
     """Return recordings over a doubling session and a fake driver."""
     session, driver = Doubling(), FakeRecorder()
+    lock = threading.RLock()
     found = Recordings(
-        driver, session.run, session.bind, threading.RLock(), SHARED, required=required, errors=(RuntimeError,)
+        driver, session.run, session.bind, Tensor, lock, SHARED, required=required, errors=(RuntimeError,)
     )
     return found, session, driver
 
@@ -70,6 +90,17 @@ def made(required: bool = False) -> tuple[Recordings, Doubling, FakeRecorder]:
 def run(found: Recordings, *shape: int, value: float = 3.0, options: Any = SHARED) -> np.ndarray[Any, Any]:
     """Run on an array of one value and return the output."""
     (result,) = found.run(["y"], {"x": np.full(shape, value, np.float32)}, options)
+    return result
+
+
+def step(found: Recordings, session: Doubling, x: Any) -> Any:
+    """Run on a tensor or an array and return the output as a tensor."""
+
+    def plain() -> list[Any]:
+        session.runs += 1
+        return [Tensor((x.array if isinstance(x, Tensor) else x) * 2)]
+
+    (result,) = found.run_values(["y"], {"x": x}, frozenset("y"), plain)
     return result
 
 
@@ -101,12 +132,69 @@ def test_slots_have_buffers_that_plain_replays_do_not_touch() -> None:
     found, _, _ = made()
     x = np.ones(4, np.float32)
     for _ in range(4):
-        (view,) = found.run_slots(1, ["y"], {"x": x})
+        (view,) = found.run_slots(1, ["y"], {"x": x}, None)
         run(found, 4, value=5.0)
-        found.run_slots(2, ["y"], {"x": x * 7})
+        found.run_slots(2, ["y"], {"x": x * 7}, None)
     np.testing.assert_array_equal(view, np.full(4, 2.0, np.float32))
-    assert found.run_slots(1, ["y"], {"x": x * 4})[0] is view
+    assert found.run_slots(1, ["y"], {"x": x * 4}, None)[0] is view
     np.testing.assert_array_equal(view, np.full(4, 8.0, np.float32))
+
+
+def test_a_state_on_the_device_is_replayed_from_step_to_step() -> None:
+    """From the fourth step on the engine is not called, and each step reads what the last one left."""
+    found, session, driver = made()
+    state = Tensor(np.ones(4, np.float32))
+    for _ in range(3):
+        state = step(found, session, state)
+    before = session.runs
+    for _ in range(3):
+        state = step(found, session, state)
+    assert (driver.made, session.runs, driver.replays >= 4) == (1, before, True)
+    np.testing.assert_array_equal(state.numpy(), np.full(4, 64.0, np.float32))
+
+
+def test_tensors_that_runs_left_are_theirs_alone() -> None:
+    """A plain run's output is copied out of the arena, and a replay's out of the buffer that replays write to."""
+    found, session, _ = made()
+    held = [step(found, session, Tensor(np.full(4, count, np.float32))) for count in range(7)]
+    for count, tensor in enumerate(held):
+        np.testing.assert_array_equal(tensor.numpy(), np.full(4, 2 * count, np.float32))
+    assert len({tensor.address for tensor in held}) == 7
+
+
+def test_a_tensor_that_stays_the_same_is_read_where_it_is() -> None:
+    """A parameter is not copied before each replay; one that changes is recorded anew, and is copied from then on."""
+    found, session, driver = made()
+    weight = Tensor(np.ones(4, np.float32))
+    for _ in range(4):
+        step(found, session, weight)
+    before, made_before = driver.moved, driver.made
+    step(found, session, weight)
+    assert driver.moved - before == 1  # the output
+    for value in (5.0, 6.0, 7.0):
+        other = Tensor(np.full(4, value, np.float32))
+        for _ in range(4):
+            np.testing.assert_array_equal(step(found, session, other).numpy(), np.full(4, 2 * value, np.float32))
+    assert (driver.dropped, driver.made) == ([made_before], made_before + 1)
+
+
+def test_a_state_that_grows_ends_recording() -> None:
+    """Copying each output of plain runs costs more than it may bring; eight runs in a row show that."""
+    found, session, _ = made()
+    for rows in range(1, 9):
+        assert found.active
+        step(found, session, Tensor(np.ones(rows, np.float32)))
+    assert "left outputs on the device" in found.report().reason
+
+
+def test_a_large_state_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recording needs the state's memory once more."""
+    monkeypatch.setattr(recordings, "MOST_DEVICE_BYTES", 1 << 20)
+    found, session, driver = made()
+    for _ in range(4):
+        step(found, session, Tensor(np.ones(1 << 18, np.float32)))
+    assert driver.made == 0
+    assert "another 2 MB would be needed on the device" in found.report().reason
 
 
 def test_a_wrong_replay_is_refused_with_the_reason() -> None:

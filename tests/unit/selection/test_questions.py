@@ -11,6 +11,7 @@ from asked_providers import AskedProvider, CrashingProvider, SocialProvider
 
 from rlx_ort.converters.to_onnx.exporter import drafted
 from rlx_ort.device import Device
+from rlx_ort.errors import EngineError
 from rlx_ort.execution.options import CompileOptions, OptimizationLevel, PlacementRule
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
@@ -18,7 +19,9 @@ from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.types import TensorType, UnknownType
 from rlx_ort.providers import registry
 from rlx_ort.providers.asking import ask, asking_options
-from rlx_ort.providers.base import KernelLimit, Provider
+from rlx_ort.providers.base import EngineSession, KernelLimit, Provider, SessionRequest
+from rlx_ort.providers.cuda import CudaProvider
+from rlx_ort.providers.null import NullProvider
 from rlx_ort.selection.questions import NodeGroup, answers_for, groups_of, questions_of
 from rlx_ort.selection.support import support_of
 
@@ -43,13 +46,18 @@ def unary(*names: str) -> Graph:
 
 def asked(provider: Provider, graph: Graph, budget_s: float = 20.0) -> dict[str, str]:
     """Return what a provider answers, by operator."""
+    found = answers(provider, graph, budget_s)
+    return {key.partition("::")[2].partition("-")[0]: answer for key, answer in found.items()}
+
+
+def answers(provider: Provider, graph: Graph, budget_s: float = 20.0) -> dict[str, str]:
+    """Return what a provider answers, by key."""
     registry.default_registry().register(provider)
     draft = drafted(graph, PLAIN, None)
     found = groups_of(draft, PLAIN, whole=provider.compiles, shapes=False)
     model = draft.finished().model
     questions = list(questions_of(found, draft.outline, model))
-    answers = ask(provider, Device(provider.kinds[0]), questions, model, asking_options(PLAIN), budget_s)
-    return {group.pattern.op_type: answers[group.key] for group in found if group.key in answers}
+    return ask(provider, Device(provider.kinds[0]), questions, model, asking_options(PLAIN), budget_s)
 
 
 def test_equal_nodes_of_other_sizes_put_one_question() -> None:
@@ -110,6 +118,33 @@ def test_answers_are_the_provider_the_cpu_or_the_reason() -> None:
     assert found["Relu"] == found["Tanh"] == "device"
     assert found["Neg"] == "cpu"
     assert "no kernel for Exp" in found["Exp"]
+
+
+def test_refusals_that_name_no_node_take_few_sessions() -> None:
+    """CUDA refuses LRN of more than 16 channels so; 17 of 150 kinds have to be refused one by one."""
+
+    class Nameless(AskedProvider):
+        def open(self, request: SessionRequest) -> EngineSession:
+            nodes = request.model.model.graph.node
+            self.opened.append([node.op_type for node in nodes])
+            if any(a.name == "size" and a.i > 16 for node in nodes for a in node.attribute):
+                raise EngineError("the descriptor cannot be set")
+            return NullProvider.open(self, request)
+
+    g = Graph("kinds")
+    value = g.input("x", [2, 3, 4, 5])
+    operators = {"Elu": "alpha", "LRN": "size", "LeakyRelu": "alpha", "HardSigmoid": "beta", "Selu": "gamma"}
+    for at in range(25):
+        for operator, name in (operators | {"ThresholdedRelu": "alpha"}).items():
+            given = {name: 2 * at + 1 if operator == "LRN" else 0.01 * (at + 1)}
+            (value,) = g.onnx_node(operator, [value], types=[value.type], attributes=given)
+    g.outputs = [value]
+    provider = Nameless()
+    found = answers(provider, g)
+    assert len(found) == 150
+    assert sum("descriptor" in answer for answer in found.values()) == 17
+    assert sum(answer == "device" for answer in found.values()) == 133
+    assert len(provider.opened) <= 45  # 119 when refused sessions are cut into halves
 
 
 def test_a_node_that_ends_the_process_ends_only_the_child() -> None:
@@ -190,6 +225,19 @@ def test_a_form_whose_kernel_fails_in_the_run_is_refused(machine: Any) -> None:
         found = support_of(Device("asked"), g, STRICT)
         assert found.supported is supported
         assert supported or "axis 0 is not computed" in found.unsupported[0].reason
+
+
+@pytest.mark.parametrize(("source", "refused"), [(DType.F32, False), (DType.F16, True)])
+def test_cuda_casts_f32_to_four_bit_floats_and_f16_not(source: DType, refused: bool) -> None:
+    """On an H200 (ONNX Runtime 1.31.1) the f32 cases of the ONNX suite ran, and the f16 ones failed in the run."""
+    g = Graph("cast")
+    x, like = g.input("x", [4], source), g.input("like", [4], DType.F4E2M1)
+    kind = TensorType(DType.F4E2M1, Shape((4,)))
+    g.outputs = [
+        *g.onnx_node("Cast", [x], types=[kind], attributes={"to": 23}),
+        *g.onnx_node("CastLike", [x, like], types=[kind]),
+    ]
+    assert {bool(group.limit(CudaProvider.limits)) for group in groups(g)} == {refused}
 
 
 def keyed(graph: Graph) -> list[str]:
