@@ -7,6 +7,7 @@ place or loses it at the cost of that run.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 import weakref
@@ -91,8 +92,8 @@ class Learned:
             if own is not None:
                 own_weight = own.weight(now_s)
                 if own_weight >= other_weight:
-                    return float(predicted_ns * (own.measured_ns / predicted_ns) ** own_weight)
-            return float(predicted_ns * (latest.measured_ns / latest.predicted_ns) ** other_weight)
+                    return predicted_ns * math.pow(own.measured_ns / predicted_ns, own_weight)
+            return predicted_ns * math.pow(latest.measured_ns / latest.predicted_ns, other_weight)
 
 
 LEARNED = Learned()

@@ -18,6 +18,7 @@ from rlx_ort.device import Device
 from rlx_ort.errors import CalibrationError, RlxError
 from rlx_ort.execution.options import CompileOptions, Precision
 from rlx_ort.ir.graph import Graph
+from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.types import TensorType
 from rlx_ort.providers.cores import device_threads
 from rlx_ort.selection.availability import provider_of
@@ -26,13 +27,14 @@ from rlx_ort.selection.estimate import Estimate, estimate_workload, total_ns
 from rlx_ort.selection.support import draft_for, support_of
 from rlx_ort.selection.workload import Work, Workload, workload_of
 
-__all__ = ["cost_model", "dims_of", "explain", "predicted_ns", "why_default", "works_of"]
+__all__ = ["cost_model", "dims_of", "explain", "named_dims", "predicted_ns", "why_default", "works_of"]
 
 _log = logging.getLogger(__name__)
 _WORKLOADS_A_DRAFT = 64
 _lock = threading.Lock()
 _workloads: weakref.WeakKeyDictionary[Draft, OrderedDict[object, Workload]] = weakref.WeakKeyDictionary()
 _tried: set[Device] = set()
+_named: weakref.WeakKeyDictionary[Graph, tuple[int, list[tuple[str, Shape]]]] = weakref.WeakKeyDictionary()
 
 
 def cost_model(device: Device | str) -> BackendCostModel | None:
@@ -87,15 +89,25 @@ def explain(
 def dims_of(graph: Graph, inputs: Mapping[str, Any]) -> dict[str, int]:
     """Return the sizes that the inputs give to the graph's named dims; what does not fit is left to the run."""
     sizes: dict[str, int] = {}
-    for value in graph.inputs:
-        kind, array = value.type, inputs.get(value.name)
-        if array is None or not isinstance(kind, TensorType) or kind.shape is None:
+    for name, dims in named_dims(graph):
+        array = inputs.get(name)
+        if array is None:
             continue
         shape = getattr(array, "shape", None)
         shape = np.shape(array) if shape is None else shape
-        if len(shape) == len(kind.shape):
-            sizes.update({dim: int(size) for dim, size in zip(kind.shape, shape, strict=True) if isinstance(dim, str)})
+        if len(shape) == len(dims):
+            sizes.update({dim: int(size) for dim, size in zip(dims, shape, strict=True) if isinstance(dim, str)})
     return sizes
+
+
+def named_dims(graph: Graph) -> list[tuple[str, Shape]]:
+    """Return the inputs that have named dims, with their shapes; looked for once, as a graph may have many nodes."""
+    known = _named.get(graph)
+    if known is None or known[0] != graph.revision:
+        kinds = [(value.name, value.type.shape) for value in graph.inputs if isinstance(value.type, TensorType)]
+        found = [(name, shape) for name, shape in kinds if shape and any(isinstance(dim, str) for dim in shape)]
+        _named[graph] = known = (graph.revision, found)
+    return known[1]
 
 
 def works_of(graph: Graph, device: Device, dims: Mapping[str, int] | None = None) -> Mapping[Work, int]:
