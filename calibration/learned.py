@@ -28,7 +28,7 @@ _SHARE = 20
 """A slow run counts for at least so many times what it took, so that trying its device again costs a few per cent."""
 
 _FORGOTTEN = 3  # half-lives after which a record no longer counts
-_RUNS = 3  # the fastest of so many counts: what disturbs a single run only makes it longer
+_RUNS = 8  # the median of so many counts; of two the faster one, as what disturbs a single run makes it longer
 _OTHER_SIZE = 0.5  # weight of a run of other sizes: what slows a device down slows all sizes, but not all alike
 _RECORDS_A_GRAPH = 128
 
@@ -41,10 +41,10 @@ class _Record:
     runs: list[tuple[float, float]] = field(default_factory=list)
     measured_ns: float = 0.0
 
-    def add(self, now_s: float, ns: float, predicted_ns: float) -> None:
-        recent = [run for run in self.runs if now_s - run[0] < _HALF_LIFE_S]
+    def add(self, now_s: float, ns: float, predicted_ns: float, fresh: bool) -> None:
+        recent = [] if fresh else [run for run in self.runs if now_s - run[0] < _HALF_LIFE_S]
         self.runs = [*recent[1 - _RUNS :], (now_s, ns)]
-        self.measured_ns = min(ns for _, ns in self.runs)
+        self.measured_ns = sorted(ns for _, ns in self.runs)[(len(self.runs) - 1) // 2]
         self.predicted_ns = predicted_ns
 
     def weight(self, now_s: float) -> float:
@@ -65,13 +65,20 @@ class Learned:
         self._lock = threading.Lock()
         self._graphs: weakref.WeakKeyDictionary[Graph, OrderedDict[Hashable, _Record]] = weakref.WeakKeyDictionary()
 
-    def note(self, graph: Graph, device: Device, sizes: Sizes, ns: float, predicted_ns: float) -> None:
-        """Remember that a run took `ns`, where `predicted_ns` were predicted without what was learned."""
+    def note(
+        self, graph: Graph, device: Device, sizes: Sizes, ns: float, predicted_ns: float, *, fresh: bool = False
+    ) -> None:
+        """Remember that a run took `ns`, where `predicted_ns` were predicted without what was learned.
+
+        A `fresh` run is the first after others on another device: how the device was before does not count any more.
+        """
+        if ns <= 0 or predicted_ns <= 0:  # a clock that stands still or goes back, a device that costs nothing
+            return
         key = (device, graph.revision)
         with self._lock:
             records = self._graphs.setdefault(graph, OrderedDict())
             record = records.setdefault((key, sizes), _Record(predicted_ns))
-            record.add(self._clock(), ns, predicted_ns)
+            record.add(self._clock(), ns, predicted_ns, fresh)
             records[key] = record  # the newest of any sizes
             records.move_to_end((key, sizes))
             records.move_to_end(key)

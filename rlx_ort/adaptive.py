@@ -28,14 +28,14 @@ from rlx_ort.ir.graph import Graph
 from rlx_ort.selection.availability import provider_of
 from rlx_ort.selection.candidates import CLOSE, automatic, devices_for, no_viable_device
 from rlx_ort.selection.policy import DevicePolicy
-from rlx_ort.selection.predict import dims_of, explain
+from rlx_ort.selection.predict import dims_of, explain, predicted_ns
 from rlx_ort.selection.support import model_for
 
 if TYPE_CHECKING:
     from rlx_ort.calibration.learned import Learned, Sizes
     from rlx_ort.calibration.pace import Pace
 
-__all__ = ["Choice", "Follower", "choose"]
+__all__ = ["Choice", "Follower", "choose", "learn_from"]
 
 _log = logging.getLogger(__name__)
 _SCHEMA = 2
@@ -92,8 +92,9 @@ class Follower:
         self._graph, self._sizes, self._learned = graph, sizes, learned or LEARNED
         self.home = self._current = choice.device
         times = {**choice.predicted, **choice.measured}
-        self._usual_ns = {Device(label): ns for label, ns in times.items() if label not in choice.failed}
+        self._usual_ns = {Device(label): ns for label, ns in times.items() if ns > 0 and label not in choice.failed}
         self._begun: set[Device] = set()
+        self._ran = self.home
 
     def device(self, refused: Container[Device] = ()) -> Device:
         """Return the device for the next run, which is none of those that refused unless it is the one chosen."""
@@ -110,8 +111,10 @@ class Follower:
 
     def note(self, device: Device, ns: int) -> None:
         """Learn from a run; the first one on a device compiles kernels and fills caches, and does not count."""
-        if device in self._begun and device in self._usual_ns:
-            self._learned.note(self._graph, device, self._sizes, ns, self._usual_ns[device])
+        usual_ns = self._usual_ns.get(device)
+        if device in self._begun and usual_ns is not None:
+            self._learned.note(self._graph, device, self._sizes, ns, usual_ns, fresh=device != self._ran)
+            self._ran = device
         self._begun.add(device)
 
     def drop(self, device: Device) -> None:
@@ -159,6 +162,19 @@ def choose(
     if path is not None:
         _write(path, choice)
     return choice
+
+
+def learn_from(
+    rows: Iterable[DeviceBenchResult], graph: Graph, options: CompileOptions, inputs: Mapping[str, Any]
+) -> None:
+    """Let what a benchmark measured correct later choices, for the seconds that it is new."""
+    from rlx_ort.calibration.learned import LEARNED
+
+    dims = dims_of(graph, inputs)
+    for row in rows:
+        predicted = predicted_ns(graph, row.device, options, dims)
+        if row.median_exec_ns is not None and predicted is not None:
+            LEARNED.note(graph, row.device, tuple(sorted(dims.items())), row.median_exec_ns, predicted, fresh=True)
 
 
 def _predictions(

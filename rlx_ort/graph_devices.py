@@ -465,11 +465,14 @@ class GraphDevices:
     def benchmark(self, inputs: Mapping[str, Any], runs: int = 10) -> list[DeviceBenchResult]:
         """Time the graph on every device that an automatic choice may take: a warm-up, then `runs` runs; fastest first.
 
-        Devices that fail come last, with the reason. Nothing is remembered.
+        Devices that fail come last, with the reason. For some seconds adaptive choices for the graph go by the times.
         """
+        from rlx_ort.adaptive import learn_from
         from rlx_ort.execution.benchmark import benchmark_devices
 
-        return benchmark_devices(self._choices(), self._to_time, inputs, runs)
+        rows = benchmark_devices(self._choices(), self._to_time, inputs, runs)
+        learn_from(rows, self.graph, self._by_choice, inputs)
+        return rows
 
     # State
 

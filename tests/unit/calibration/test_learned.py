@@ -78,20 +78,38 @@ def test_a_long_run_is_remembered_for_longer(learned: Learned, graph: Graph, clo
     assert learned.corrected(graph, CPU, SMALL, 1e7) == pytest.approx(1e8)
 
 
-def test_a_single_disturbed_run_does_not_count(learned: Learned, graph: Graph) -> None:
-    """Three in a row do."""
-    learned.note(graph, CPU, SMALL, 1000, PREDICTED)
-    for slow, wanted in ((9000, 1000), (8000, 1000), (7000, 7000)):
-        learned.note(graph, CPU, SMALL, slow, PREDICTED)
-        assert learned.corrected(graph, CPU, SMALL, PREDICTED) == pytest.approx(wanted)
+def test_the_median_of_the_last_runs_counts(learned: Learned, graph: Graph) -> None:
+    """A few disturbed ones do not; of eight, five slow ones do."""
+    for _ in range(8):
+        learned.note(graph, CPU, SMALL, 1000, PREDICTED)
+    found = []
+    for _ in range(5):
+        learned.note(graph, CPU, SMALL, 7000, PREDICTED)
+        found.append(round(learned.corrected(graph, CPU, SMALL, PREDICTED)))
+    assert found == [1000, 1000, 1000, 1000, 7000]
+
+
+def test_runs_of_before_do_not_count_beside_a_fresh_one(learned: Learned, graph: Graph) -> None:
+    """A device that is tried again keeps or loses its place by that one run."""
+    for _ in range(8):
+        learned.note(graph, CPU, SMALL, 1000, PREDICTED)
+    learned.note(graph, CPU, SMALL, 5000, PREDICTED, fresh=True)
+    assert learned.corrected(graph, CPU, SMALL, PREDICTED) == pytest.approx(5000)
 
 
 def test_runs_before_a_pause_do_not_count_beside_a_new_one(learned: Learned, graph: Graph, clock: Clock) -> None:
-    """A device that is tried again and still slow has lost its place by that one run."""
-    learned.note(graph, CPU, SMALL, 1000, PREDICTED)
+    """After three seconds a device may be another."""
+    for _ in range(8):
+        learned.note(graph, CPU, SMALL, 1000, PREDICTED)
     clock.now += 4
     learned.note(graph, CPU, SMALL, 5000, PREDICTED)
     assert learned.corrected(graph, CPU, SMALL, PREDICTED) == pytest.approx(5000)
+
+
+def test_a_clock_that_stands_still_says_nothing(learned: Learned, graph: Graph) -> None:
+    """A run of 0 ns is no measurement."""
+    learned.note(graph, CPU, SMALL, 0, PREDICTED)
+    assert learned.corrected(graph, CPU, SMALL, PREDICTED) == PREDICTED
 
 
 def test_runs_of_another_size_count_half(learned: Learned, graph: Graph) -> None:
