@@ -33,6 +33,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
 
 import rlx_ort  # noqa: E402  # a checkout is not installed
 from rlx_ort import adaptive  # noqa: E402
+from rlx_ort.execution.race import timed_block  # noqa: E402
 
 LEAVE_S, RETURN_S = 3.0, 10.0
 IDLE_S, LOAD_S, AFTER_S = 2.0, 7.0, 12.0
@@ -71,15 +72,13 @@ class Case:
         self.compiled[0].__dict__["run"] = run
 
     def times_ns(self) -> list[float]:
-        """Return the median time of a run on the CPU and the other device, in turns, after some that do not count."""
+        """Return the median time of a run on the CPU and the other device, in turns of a few runs; two warm each up."""
         found: list[list[int]] = [[] for _ in self.compiled]
         end = time.perf_counter() + TRY_S
-        while time.perf_counter() < end or len(found[0]) < 6:
+        while time.perf_counter() < end or not found[1]:
             for compiled, times in zip(self.compiled, found, strict=True):
-                begun = time.perf_counter_ns()
-                compiled.run(self.inputs)
-                times.append(time.perf_counter_ns() - begun)
-        return [statistics.median(times[3:]) for times in found]
+                times += timed_block(compiled, self.inputs, 6, 2)
+        return [statistics.median(times) for times in found]
 
     def run_for(self, seconds: float) -> list[tuple[str, float, float, bool]]:
         """Run in a loop and return each run's device, what it took in us, when it ended, and whether it was right."""
@@ -138,7 +137,8 @@ def measure(case: Case, handicap: bool) -> dict[str, Any]:
         other_s = other_ns / 1e9
         case.sleep_s = max(0.4 * other_ns - cpu_ns, 0.0) / 1e9
     phases = {"idle": case.run_for(IDLE_S)}
-    with load(not handicap, case, 3 * other_s):
+    race = case.runner.last_choice
+    with load(not handicap, case, 8 * other_s):
         loaded_s = time.perf_counter()
         phases["load"] = case.run_for(LOAD_S)
     freed_s = time.perf_counter()
@@ -151,6 +151,7 @@ def measure(case: Case, handicap: bool) -> dict[str, Any]:
     ok = left_s is not None and left_s <= LEAVE_S and back_s <= RETURN_S
     return {
         **case.shape,
+        "race_us": {} if race is None else {label: round(ns / 1e3, 1) for label, ns in race.measured.items()},
         "left_s": left_s,
         "back_s": back_s,
         "runs": sum(map(len, phases.values())),
