@@ -1,7 +1,7 @@
 """The adaptive choice: predict, and measure only where predictions cannot tell the best devices apart.
 
 What was measured is kept on disk for the graph, the inputs' shapes and dtypes, the devices and all their versions, so
-the next process does not measure again.
+the next process does not measure again. Later runs are timed, and move the choice while a device is slower than usual.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import logging
 import math
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,13 +28,14 @@ from rlx_ort.ir.graph import Graph
 from rlx_ort.selection.availability import provider_of
 from rlx_ort.selection.candidates import CLOSE, automatic, devices_for, no_viable_device
 from rlx_ort.selection.policy import DevicePolicy
-from rlx_ort.selection.predict import dims_of, explain
+from rlx_ort.selection.predict import dims_of, explain, predicted_ns
 from rlx_ort.selection.support import model_for
 
 if TYPE_CHECKING:
+    from rlx_ort.calibration.learned import Learned, Sizes
     from rlx_ort.calibration.pace import Pace
 
-__all__ = ["Choice", "choose"]
+__all__ = ["Choice", "Follower", "choose", "learn_from"]
 
 _log = logging.getLogger(__name__)
 _SCHEMA = 2
@@ -45,6 +46,9 @@ _SAME = 1.03  # times the best that a race of a tenth of a second cannot tell fr
 _QUICKER = 0.1
 """The share of the host's times that are quicker than undisturbed. Beside an H200 its core was slow for more than half
 of some runs; a race of which that was taken for usual found 60 us on the CPU where 35 are, and chose CUDA's 54."""
+
+_SWITCH = 1.1
+"""A device takes the place of the chosen one, or of one that took its place, if it is faster by this factor."""
 
 _FOLDER = "choices"
 
@@ -67,6 +71,55 @@ class Choice:
     predicted: Mapping[str, float] = field(default_factory=dict)
     measured: Mapping[str, float] = field(default_factory=dict)
     failed: Mapping[str, str] = field(default_factory=dict)
+
+
+class Follower:
+    """Follows a choice from run to run: the device chosen, unless another one's time is clearly less at the moment.
+
+    The times are those measured for the choice, or predicted where they were not, corrected by what runs took lately.
+    The device chosen gets its place back as soon as it is no slower than the one that took it.
+
+    Args:
+        graph: the graph.
+        choice: where to begin.
+        sizes: of the graph's named dims, in order.
+        learned: remembers what runs took; that of the process if it is not given.
+    """
+
+    def __init__(self, graph: Graph, choice: Choice, sizes: Sizes, learned: Learned | None = None) -> None:
+        from rlx_ort.calibration.learned import LEARNED
+
+        self._graph, self._sizes, self._learned = graph, sizes, learned or LEARNED
+        self.home = self._current = choice.device
+        times = {**choice.predicted, **choice.measured}
+        self._usual_ns = {Device(label): ns for label, ns in times.items() if ns > 0 and label not in choice.failed}
+        self._begun: set[Device] = set()
+        self._ran = self.home
+
+    def device(self, refused: Container[Device] = ()) -> Device:
+        """Return the device for the next run, which is none of those that refused unless it is the one chosen."""
+        usual = self._usual_ns  # `drop` replaces it
+        if self.home not in usual or len(usual) == 1:
+            return self.home
+
+        def place(device: Device) -> tuple[float, bool]:
+            ns = self._learned.corrected(self._graph, device, self._sizes, usual[device])
+            return ns * (1.0 if device in (self.home, self._current) else _SWITCH), device != self.home
+
+        self._current = min((device for device in usual if device not in refused), key=place, default=self.home)
+        return self._current
+
+    def note(self, device: Device, ns: int) -> None:
+        """Learn from a run; the first one on a device compiles kernels and fills caches, and does not count."""
+        usual_ns = self._usual_ns.get(device)
+        if device in self._begun and usual_ns is not None:
+            self._learned.note(self._graph, device, self._sizes, ns, usual_ns, fresh=device != self._ran)
+            self._ran = device
+        self._begun.add(device)
+
+    def drop(self, device: Device) -> None:
+        """Use a device no more, since a run on it failed."""
+        self._usual_ns = {known: ns for known, ns in self._usual_ns.items() if known != device}
 
 
 def choose(
@@ -109,6 +162,19 @@ def choose(
     if path is not None:
         _write(path, choice)
     return choice
+
+
+def learn_from(
+    rows: Iterable[DeviceBenchResult], graph: Graph, options: CompileOptions, inputs: Mapping[str, Any]
+) -> None:
+    """Let what a benchmark measured correct later choices, for the seconds that it is new."""
+    from rlx_ort.calibration.learned import LEARNED
+
+    dims = dims_of(graph, inputs)
+    for row in rows:
+        predicted = predicted_ns(graph, row.device, options, dims)
+        if row.median_exec_ns is not None and predicted is not None:
+            LEARNED.note(graph, row.device, tuple(sorted(dims.items())), row.median_exec_ns, predicted, fresh=True)
 
 
 def _predictions(

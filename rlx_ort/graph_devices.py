@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlx_ort.device import Device
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from rlx_ort.adaptive import Choice
+    from rlx_ort.adaptive import Choice, Follower
     from rlx_ort.execution.benchmark import DeviceBenchResult, InputSignature
     from rlx_ort.execution.compiled import CompiledGraph
     from rlx_ort.execution.engine_slot import EngineSlot
@@ -92,7 +93,7 @@ class GraphDevices:
     _compiled_graphs: dict[tuple[Device, PlacementRule], CompiledGraph]
     _compile_locks: dict[Device, threading.Lock]
     _devices: tuple[Set[Device], list[Device]] | None
-    _winners: dict[InputSignature, Device]
+    _winners: dict[InputSignature, Follower]
     _revision: int
 
     def __init__(self, graph: Graph, policy: DevicePolicy | None = None, options: CompileOptions | None = None) -> None:
@@ -224,7 +225,8 @@ class GraphDevices:
         """Return the device to use for inputs of these sizes; under the benchmark strategy the fastest measured one.
 
         Under the adaptive strategy devices are measured where predictions cannot tell. The winner is remembered for
-        the shapes and dtypes of the inputs. `RLX_DEVICE` does not count under either.
+        the shapes and dtypes of the inputs; under the adaptive strategy another device takes its place while runs of
+        `run_resolved_with_inputs` show that one to be faster. `RLX_DEVICE` does not count under either.
 
         Raises:
             DeviceFallbackError: every device failed in the benchmark.
@@ -385,8 +387,41 @@ class GraphDevices:
         return self._open_first(lambda: (self.fastest(inputs), False)).run(inputs)
 
     def run_resolved_with_inputs(self, inputs: Mapping[str, Any], device: Device | str | None = None) -> list[Any]:
-        """Run on the device that `resolve_with_inputs` returns."""
-        return self.compile_resolved_with_inputs(inputs, device).run(inputs)
+        """Run on the device that `resolve_with_inputs` returns; see `run_chosen`."""
+        return self.run_chosen(inputs, device)[1]
+
+    def run_chosen(self, inputs: Mapping[str, Any], device: Device | str | None = None) -> tuple[Device, list[Any]]:
+        """Run on the device that `resolve_with_inputs` returns, and return it with the outputs.
+
+        Under the adaptive strategy the run is timed, and where a device that took the winner's place fails, the
+        winner answers.
+
+        Raises:
+            DeviceError: no device may be chosen, or the one given cannot be had.
+            RunError: the run failed.
+        """
+        if device is not None:
+            compiled = self.compile_resolved(device)
+            return compiled.device, compiled.run(inputs)
+        follower: Follower | None = None
+
+        def choose() -> tuple[Device, bool]:
+            nonlocal follower
+            follower = self._follower(inputs)
+            return self._resolved(inputs) if follower is None else (self._followed(follower), False)
+
+        compiled = self._open_first(choose)
+        begun = time.perf_counter_ns()
+        try:
+            outputs = compiled.run(inputs)
+        except Exception as err:  # raised again unless the device is at fault
+            if follower is None or compiled.device == follower.home or not is_device_failure(err):
+                raise
+            follower.drop(compiled.device)
+            return self.run_chosen(inputs)
+        if follower is not None:
+            follower.note(compiled.device, time.perf_counter_ns() - begun)
+        return compiled.device, outputs
 
     def run_try(self, chain: Devices, inputs: Mapping[str, Any]) -> tuple[Device, list[Any]]:
         """Run on the first device of a chain that works, and return it with the outputs.
@@ -430,11 +465,14 @@ class GraphDevices:
     def benchmark(self, inputs: Mapping[str, Any], runs: int = 10) -> list[DeviceBenchResult]:
         """Time the graph on every device that an automatic choice may take: a warm-up, then `runs` runs; fastest first.
 
-        Devices that fail come last, with the reason. Nothing is remembered.
+        Devices that fail come last, with the reason. For some seconds adaptive choices for the graph go by the times.
         """
+        from rlx_ort.adaptive import learn_from
         from rlx_ort.execution.benchmark import benchmark_devices
 
-        return benchmark_devices(self._choices(), self._to_time, inputs, runs)
+        rows = benchmark_devices(self._choices(), self._to_time, inputs, runs)
+        learn_from(rows, self.graph, self._by_choice, inputs)
+        return rows
 
     # State
 
@@ -498,31 +536,47 @@ class GraphDevices:
 
     def _choice(self, inputs: Mapping[str, Any]) -> tuple[Device, bool]:
         """Return the device of the policy's strategy for the inputs, and whether it was named."""
+        follower = self._follower(inputs)
+        return self._resolved(inputs) if follower is None else (self._followed(follower), False)
+
+    def _followed(self, follower: Follower) -> Device:
+        """Return the device that a follower is at, or the one it began with while that holds the caller's state."""
+        from rlx_ort.selection.refusals import refusals
+
+        first = self._compiled_graphs.get((follower.home, self._by_choice.placement or PlacementRule.ASSISTED))
+        if first is not None and first.has_handles:
+            return follower.home
+        return follower.device(refusals(self.graph, self._by_choice))
+
+    def _follower(self, inputs: Mapping[str, Any]) -> Follower | None:
+        """Return what follows the winner of a strategy that measures, or None under one that does not."""
         pick = self._policy.pick_strategy()
         if not isinstance(pick, (Benchmark, Adaptive)):
-            return self._resolved(inputs)
+            return None
         from rlx_ort.execution.benchmark import input_signature
         from rlx_ort.selection.refusals import refusals
 
         self._follow_graph()
         key, winners = input_signature(inputs), self._winners  # another thread may begin with an empty map meanwhile
-        winner = winners.get(key)
-        if winner is not None and winner not in refusals(self.graph, self._by_choice):
-            return winner, False
-        if isinstance(pick, Adaptive):
-            from rlx_ort.adaptive import choose
+        follower = winners.get(key)
+        if follower is not None and follower.home not in refusals(self.graph, self._by_choice):
+            return follower
+        from rlx_ort.adaptive import Choice, Follower, choose
+        from rlx_ort.selection.predict import dims_of
 
+        if isinstance(pick, Adaptive):
             found = choose(self.graph, self._policy, self._by_choice, inputs, self._to_time, pick.runs)
-            self.last_choice, winner = found, found.device
+            self.last_choice = found
         else:
             rows = self.benchmark(inputs, pick.runs)
             if not rows:
-                return self.fastest(inputs), False
+                return Follower(self.graph, Choice(self.fastest(inputs), "predicted"), ())
             if rows[0].median_exec_ns is None:
                 raise DeviceFallbackError((row.device, row.failure) for row in rows)
-            winner = rows[0].device
-        winners[key] = winner
-        return winner, False
+            found = Choice(rows[0].device, "measured")
+        sizes = tuple(sorted(dims_of(self.graph, inputs).items()))
+        winners[key] = follower = Follower(self.graph, found, sizes)
+        return follower
 
     def _choices(self) -> list[Device]:
         """Return the devices that an automatic choice may take now."""

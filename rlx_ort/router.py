@@ -86,8 +86,7 @@ class DeviceRouter:
             RunError: the run failed.
         """
         self._look_at_the_heat()
-        compiled = self._runner.compile_resolved_with_inputs(inputs, device)
-        return compiled.device, compiled.run(inputs)
+        return self._runner.run_chosen(inputs, device)
 
     def run_on(self, device: Device | str, inputs: Mapping[str, Any]) -> list[Any]:
         """Run on one device and return the outputs; see `GraphDevices.run`."""

@@ -18,6 +18,7 @@ from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.types import TensorType
 from rlx_ort.providers import registry
 from rlx_ort.selection.availability import availability, is_selectable, known_devices, provider_of, supports_run_slots
+from rlx_ort.selection.curves import BatchCurve, batch_curve
 from rlx_ort.selection.policy import DevicePolicy
 from rlx_ort.selection.predict import cost_model, dims_of, predicted_ns
 from rlx_ort.selection.refusals import refusals
@@ -37,18 +38,38 @@ CLOSE = 1.05
 
 _CHOICES_A_GRAPH = 8
 _SIZES_A_CHOICE = 64
+_CURVES_A_CHOICE = 8
 _BY_NAME_ONLY = "only runs when it is asked for by name"
 _Sizes = tuple[tuple[str, int], ...]
 
 
 @dataclass
+class _Known:
+    """The rankings that hold in a state, by the sizes of the named dims.
+
+    `last` is the newest, and `curves` has those of the ranked devices, by the dim that varies and the others' sizes.
+    """
+
+    state: object = None
+    rankings: dict[_Sizes, Sequence[Device]] = field(default_factory=dict)
+    last: tuple[_Sizes, Sequence[Device]] = ((), ())
+    curves: dict[tuple[str, _Sizes], list[tuple[Device, BatchCurve]]] = field(default_factory=dict)
+
+    def keep(self, sizes: _Sizes, ranking: Sequence[Device]) -> None:
+        """Remember a ranking; when there are too many, the others are forgotten."""
+        if len(self.rankings) >= _SIZES_A_CHOICE:
+            self.rankings = {}
+        self.rankings[sizes] = ranking
+        self.last = (sizes, ranking)
+
+
+@dataclass
 class _Choice:
-    """The rankings under a policy and options, by the sizes of the named dims, and what they hold for."""
+    """What is known under a policy and options."""
 
     policy: DevicePolicy
     options: CompileOptions
-    state: object = None
-    rankings: dict[_Sizes, Sequence[Device]] = field(default_factory=dict)
+    known: _Known = field(default_factory=_Known)
 
 
 _choices: weakref.WeakKeyDictionary[Graph, deque[_Choice]] = weakref.WeakKeyDictionary()
@@ -214,27 +235,49 @@ def _blocker(
 def _ranked(graph: Graph, policy: DevicePolicy, options: CompileOptions, dims: Mapping[str, int]) -> Sequence[Device]:
     """Return the devices that may be chosen, the automatic choice first.
 
-    The answer is remembered until the graph, a provider, a refusal or a calibration of this process changes.
+    The answer is remembered until the graph, a provider, a refusal or a calibration of this process changes. Where one
+    dim alone differs from the sizes before, the times are read from curves.
     """
     refused = frozenset(refusals(graph, options))
     sizes = tuple(sorted(dims.items()))
-    known = _choices.setdefault(graph, deque(maxlen=_CHOICES_A_GRAPH))
-    choice = next((entry for entry in list(known) if entry.policy == policy and entry.options == options), None)
+    choices = _choices.setdefault(graph, deque(maxlen=_CHOICES_A_GRAPH))
+    choice = next((entry for entry in list(choices) if entry.policy == policy and entry.options == options), None)
     if choice is None:
         choice = _Choice(policy, options)
-        known.append(choice)
-    if choice.state == _state(graph, refused):
-        ranking = choice.rankings.get(sizes)
+        choices.append(choice)
+    known = choice.known
+    if known.state == _state(graph, refused):
+        ranking = known.rankings.get(sizes)
+        if ranking is None:
+            ranking = _by_curves(graph, choice, known, sizes)
         if ranking is not None:
             return ranking
     with paused_collector():  # judging makes an object a node, over which it would walk several times
         ranking = _rank(graph, policy, options, dims)
     # Ranking may have probed devices or measured them; what it found is as of now.
     state = _state(graph, refused)
-    if choice.state != state or len(choice.rankings) >= _SIZES_A_CHOICE:
-        choice.rankings = {}  # before the state, so that no thread finds old rankings under the new state
-        choice.state = state
-    choice.rankings[sizes] = ranking
+    if choice.known.state != state:
+        choice.known = _Known(state)
+    choice.known.keep(sizes, ranking)
+    return ranking
+
+
+def _by_curves(graph: Graph, choice: _Choice, known: _Known, sizes: _Sizes) -> Sequence[Device] | None:
+    """Return and keep the ranking for sizes that differ from the last ones in one dim, or None for others."""
+    last, devices = known.last
+    changed = [at for at, (old, new) in enumerate(zip(last, sizes, strict=False)) if old != new]
+    if len(changed) != 1 or len(last) != len(sizes) or last[changed[0]][0] != sizes[changed[0]][0]:
+        return None
+    at = changed[0]
+    (dim, size), others = sizes[at], sizes[:at] + sizes[at + 1 :]
+    curves = known.curves.get((dim, others))
+    if curves is None:
+        curves = [(device, batch_curve(graph, device, dim, choice.options, dict(others))) for device in devices]
+        if len(known.curves) >= _CURVES_A_CHOICE:
+            known.curves = {}
+        known.curves[dim, others] = curves
+    ranking = _in_order([(device, curve.ns(size)) for device, curve in curves], choice.policy)
+    known.keep(sizes, ranking)
     return ranking
 
 
@@ -245,19 +288,22 @@ def _state(graph: Graph, refused: frozenset[Device]) -> object:
 
 def _rank(graph: Graph, policy: DevicePolicy, options: CompileOptions, dims: Mapping[str, int]) -> list[Device]:
     devices = devices_for(graph, policy, options)
-    predictions = {device: predicted_ns(graph, device, options, dims) for device in devices}
-    known = [time for time in predictions.values() if time is not None]
-    limit = min(known, default=math.inf) * CLOSE
+    return _in_order([(device, predicted_ns(graph, device, options, dims)) for device in devices], policy)
 
-    def place(device: Device) -> tuple[float, ...]:
-        time = predictions[device]
+
+def _in_order(predictions: Sequence[tuple[Device, float | None]], policy: DevicePolicy) -> list[Device]:
+    """Return the devices by their predicted times, in ns, and the policy's preference, best first."""
+    limit = min((time for _, time in predictions if time is not None), default=math.inf) * CLOSE
+
+    def place(row: tuple[Device, float | None]) -> tuple[float, ...]:
+        device, time = row
         if time is None:
             return (2, policy.prefer_rank(device), priority_rank(device))
         if time <= limit:
             return (0, policy.prefer_rank(device), time, priority_rank(device))
         return (1, time, priority_rank(device))
 
-    return sorted(devices, key=place)
+    return [device for device, _ in sorted(predictions, key=place)]
 
 
 def _rows(

@@ -19,6 +19,7 @@ from rlx_ort.device import Device
 from rlx_ort.errors import CalibrationError, RlxError
 from rlx_ort.execution.options import CompileOptions, Precision
 from rlx_ort.ir.graph import Graph
+from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.types import TensorType
 from rlx_ort.providers.cores import device_threads
 from rlx_ort.selection.availability import provider_of
@@ -26,7 +27,16 @@ from rlx_ort.selection.cost import BackendCostModel, ProfileCostModel
 from rlx_ort.selection.estimate import Estimate, estimate_workload, total_ns
 from rlx_ort.selection.support import draft_for, support_of
 
-__all__ = ["cost_model", "measure_unknown", "dims_of", "explain", "predicted_ns", "why_default", "kernels_of"]
+__all__ = [
+    "cost_model",
+    "dims_of",
+    "explain",
+    "kernels_of",
+    "measure_unknown",
+    "named_dims",
+    "predicted_ns",
+    "why_default",
+]
 
 _log = logging.getLogger(__name__)
 _WORKLOADS_A_DRAFT = 64
@@ -34,6 +44,7 @@ _OTHER_SIZE, _LARGE_BATCH = 4, 64  # the second size that an unknown operator is
 _lock = threading.Lock()
 _workloads: weakref.WeakKeyDictionary[Draft, OrderedDict[object, Workload]] = weakref.WeakKeyDictionary()
 _tried: set[Device] = set()
+_named: weakref.WeakKeyDictionary[Graph, tuple[int, list[tuple[str, Shape]]]] = weakref.WeakKeyDictionary()
 
 
 def cost_model(device: Device | str) -> BackendCostModel | None:
@@ -81,15 +92,25 @@ def explain(
 def dims_of(graph: Graph, inputs: Mapping[str, Any]) -> dict[str, int]:
     """Return the sizes that the inputs give to the graph's named dims; what does not fit is left to the run."""
     sizes: dict[str, int] = {}
-    for value in graph.inputs:
-        kind, array = value.type, inputs.get(value.name)
-        if array is None or not isinstance(kind, TensorType) or kind.shape is None:
+    for name, dims in named_dims(graph):
+        array = inputs.get(name)
+        if array is None:
             continue
         shape = getattr(array, "shape", None)
         shape = np.shape(array) if shape is None else shape
-        if len(shape) == len(kind.shape):
-            sizes.update({dim: int(size) for dim, size in zip(kind.shape, shape, strict=True) if isinstance(dim, str)})
+        if len(shape) == len(dims):
+            sizes.update({dim: int(size) for dim, size in zip(dims, shape, strict=True) if isinstance(dim, str)})
     return sizes
+
+
+def named_dims(graph: Graph) -> list[tuple[str, Shape]]:
+    """Return the inputs that have named dims, with their shapes; looked for once, as a graph may have many nodes."""
+    known = _named.get(graph)
+    if known is None or known[0] != graph.revision:
+        kinds = [(value.name, value.type.shape) for value in graph.inputs if isinstance(value.type, TensorType)]
+        found = [(name, shape) for name, shape in kinds if shape and any(isinstance(dim, str) for dim in shape)]
+        _named[graph] = known = (graph.revision, found)
+    return known[1]
 
 
 def kernels_of(graph: Graph, device: Device, dims: Mapping[str, int] | None = None) -> Mapping[Kernel, int]:
@@ -132,17 +153,12 @@ def measure_unknown(
     if case is None or not isinstance(case.model, MeasuredCostModel):
         return 0
     sizes = [{**options.dims, **(dims or {})}]
-    batch = next((dim for value in graph.inputs for dim in _named(value.type)), None)
+    batch = next((dim for _, dims in named_dims(graph) for dim in dims if isinstance(dim, str)), None)
     if batch is not None:
         size = sizes[0].get(batch, DEFAULT_DIM)
         sizes.append({**sizes[0], batch: size * _OTHER_SIZE if size < _LARGE_BATCH else size // _OTHER_SIZE})
     workloads = [(found, each) for each in sizes if (found := _workload(graph, device, options, each)) is not None]
     return measured(case.model, workloads, case.draft.outline)
-
-
-def _named(kind: object) -> list[str]:
-    shape = kind.shape if isinstance(kind, TensorType) else None
-    return [dim for dim in shape or () if isinstance(dim, str)]
 
 
 class _Case(NamedTuple):

@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 
+import numpy as np
+
 from figures.record import Figure, python_json
 from rlx_ort import environment
 from rlx_ort.calibration import store
@@ -16,6 +18,7 @@ from rlx_ort.calibration.calibrate import calibrate
 from rlx_ort.calibration.pace import Pace
 from rlx_ort.converters.to_onnx.exporter import exported
 from rlx_ort.device import Device
+from rlx_ort.graph_devices import GraphDevices
 from rlx_ort.ir.graph import Graph
 from rlx_ort.selection.availability import availability, available_devices, is_selectable
 from rlx_ort.selection.candidates import automatic, fastest_device_for
@@ -27,7 +30,7 @@ GRAPHS = 31
 CACHED_CALLS = 2000
 _QUICKER = 0.05  # of the host's times are quicker than undisturbed, as for calibrations
 NODES = 1000
-READ_LIMIT_MS, FIRST_LIMIT_MS, CACHED_LIMIT_US = 5, 20, 50
+READ_LIMIT_MS, FIRST_LIMIT_MS, CACHED_LIMIT_US, NEW_SIZE_LIMIT_US = 5, 20, 50, 20
 
 # Modules are loaded before the clock starts: what is timed is the file, not the interpreter.
 READ = """
@@ -108,6 +111,18 @@ def _choosing() -> Iterator[Figure]:
         yield Figure(f"{name}, its model after that", statistics.median(finishing) * 1e3, "ms", None, detail)
     again = [_seconds(partial(fastest_device_for, graph)) for _ in range(CACHED_CALLS)]
     yield Figure("choosing for it again", statistics.median(again) * 1e6, "us", CACHED_LIMIT_US)
+    yield _new_sizes()
+
+
+def _new_sizes() -> Figure:
+    """Return what a choice for a batch size takes that was not there before, when others near it were."""
+    runner = GraphDevices(_graph(NODES, 8))
+    inputs = [{"x": np.ones((batch, 8), np.float32)} for batch in range(512, 1024)]
+    runner.fastest(inputs[0])
+    curves = _seconds(partial(runner.fastest, inputs[1]))
+    times = [_seconds(partial(runner.fastest, given)) for given in inputs[2:]]
+    name, detail = f"choosing for a new batch size of {NODES} nodes", f"making the curves {curves * 1e3:.1f} ms"
+    return Figure(name, statistics.median(times) * 1e6, "us", NEW_SIZE_LIMIT_US, detail)
 
 
 def _seconds(action: Callable[[], object]) -> float:
