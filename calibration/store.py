@@ -5,18 +5,20 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-import os
-import tempfile
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from rlx_ort.calibration.model import MeasuredCostModel
 from rlx_ort.calibration.profile import CalibrationProfile, ProfileKey
 from rlx_ort.device import Device
 from rlx_ort.errors import CalibrationError
 from rlx_ort.providers.base import Availability
+from rlx_ort.storage import write_atomic
+
+if TYPE_CHECKING:
+    from rlx_ort.calibration.model import MeasuredCostModel
 
 __all__ = ["Found", "find", "forget", "generation", "key_of", "keep", "locked", "measured_model"]
 
@@ -40,11 +42,11 @@ class Found:
 
 @dataclass(slots=True)
 class _Memory:
-    """What this process knows of a device's profile: the state of its file, and the model made of it."""
+    """What this process knows of a device's profile: the state of its file, and the model made of it when asked."""
 
     stamp: tuple[int, int] | None
     found: Found
-    model: MeasuredCostModel | None
+    model: MeasuredCostModel | None = None
 
 
 _lock = threading.Lock()
@@ -105,7 +107,16 @@ def find(device: Device) -> Found:
 
 def measured_model(device: Device) -> MeasuredCostModel | None:
     """Return the cost model of the device's stored profile, or None when it has none."""
-    return _remembered(device).model
+    from rlx_ort.calibration.model import MeasuredCostModel
+
+    memory = _remembered(device)
+    if memory.model is None and memory.found.profile is not None:
+        try:
+            memory.model = MeasuredCostModel(device, memory.found.profile)
+        except CalibrationError as err:
+            _log.info("%s has no usable calibration: %s", device.display, err)
+            memory.found = Found(None, str(err))
+    return memory.model
 
 
 def keep(device: Device, profile: CalibrationProfile) -> Path | None:
@@ -119,17 +130,7 @@ def keep(device: Device, profile: CalibrationProfile) -> Path | None:
         _memory.clear()
     try:
         path = _folder() / profile.key.file_name
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".part", delete=False, encoding="utf-8") as file:
-            part = Path(file.name)
-            try:
-                file.write(profile.to_json())
-                file.flush()
-                os.fsync(file.fileno())
-            except OSError:
-                file.close()
-                part.unlink(missing_ok=True)
-                raise
-        part.replace(path)
+        write_atomic(path, profile.to_json().encode())
     except OSError as err:
         _log.warning("the calibration of %s counts for this process only, it cannot be kept: %s", device.display, err)
         return None
@@ -183,21 +184,16 @@ def _folder() -> Path:
 
 def _path(key: ProfileKey) -> Path:
     """Return where a profile of the key lies or would lie; the folder is not made."""
-    from rlx_ort import environment
+    from rlx_ort.providers.injection import cache_root
 
-    root = environment.get("CACHE_DIR")
-    if root:
-        return Path(root) / _FOLDER / key.file_name
-    import platformdirs
-
-    return platformdirs.user_cache_path("rlx_ort", appauthor=False) / _FOLDER / key.file_name
+    return cache_root() / _FOLDER / key.file_name
 
 
 def _remembered(device: Device) -> _Memory:
     try:
         key = key_of(device)
     except CalibrationError as err:
-        return _Memory(None, Found(None, str(err)), None)
+        return _Memory(None, Found(None, str(err)))
     path = _path(key)
     stamp = _stamp(path)
     with _lock:
@@ -206,15 +202,9 @@ def _remembered(device: Device) -> _Memory:
     if known is not None and known.stamp == stamp:
         return known
     found = Found(unsaved) if unsaved is not None else _read(path, key)
-    model = None
-    if found.profile is not None:
-        try:
-            model = MeasuredCostModel(device, found.profile, key.threads)
-        except CalibrationError as err:
-            found = Found(None, str(err))
     if found.reason:
         _log.info("%s has no calibration: %s", device.display, found.reason)
-    memory = _Memory(stamp, found, model)
+    memory = _Memory(stamp, found)
     with _lock:
         _memory[device, str(path)] = memory
     return memory
