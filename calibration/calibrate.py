@@ -1,39 +1,34 @@
-"""`calibrate` measures a device and keeps what was found; `calibrate_together` does so with several in turn."""
+"""`calibrate` measures a device and keeps what was found; `calibrate_together` measures several, interleaved."""
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import platform
 import time
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator
 
-from rlx_ort.calibration import probes, store
-from rlx_ort.calibration.checks import check
-from rlx_ort.calibration.model import MeasuredCostModel
-from rlx_ort.calibration.prober import Prober, Progress
+from rlx_ort.calibration import measure, store
+from rlx_ort.calibration.measure import Bench, Progress
+from rlx_ort.calibration.pace import Clock, Pace
 from rlx_ort.calibration.profile import CalibrationProfile
-from rlx_ort.calibration.timing import Budget, Clock
-from rlx_ort.calibration.turns import Turn, Turns
 from rlx_ort.device import Device
 from rlx_ort.errors import CalibrationError, RlxError
 
-__all__ = ["Told", "calibrate", "calibrate_together", "limit_s"]
-
-Told = Callable[[Device, str, float], None]
-"""Called with a device, what is being measured on it, and the share of its time budget that is gone, 0 to 1."""
+__all__ = ["calibrate", "calibrate_together", "limit_s"]
 
 _FULL_S, _QUICK_S, _SOFTWARE_S = 8.0, 2.0, 30.0
-_QUICK_RESERVE = 0.75  # of a short limit: opening the last session takes as long there
-_RESERVE = 0.95  # of the limit is for measuring, the rest for what the last probe takes too long
+_RESERVE = 0.93  # of the limit is for measuring, the rest for what the last point takes too long
+_POINT_S, _SOFTWARE_POINT_S = 0.004, 0.025
+_QUICKER = 0.05  # of the times of the host's loop are of an undisturbed host: a calibration may meet few such moments
+_NEEDED = ("run", "launch", "MatMul")
 
 
 def calibrate(
     device: Device | str,
     *,
     quick: bool = False,
-    progress: Progress | None = None,
+    progress: Callable[[str, float], None] | None = None,
     clock: Clock = time.perf_counter_ns,
 ) -> CalibrationProfile:
     """Measure a device through its own sessions, keep the profile on disk, and return it.
@@ -42,84 +37,93 @@ def calibrate(
     the profile. While another process calibrates the same device, this one waits and takes over its profile.
 
     Raises:
-        CalibrationError: the device does not work here, or so little could be measured that nothing follows from it.
+        CalibrationError: the device does not work here, or no product could be measured.
         RlxError: the device fails at the smallest graph.
     """
-    return _calibrated(Device(device), Turns(clock).join(), quick=quick, progress=progress)
+    device = Device(device)
+    told = None if progress is None else lambda device, what, share: progress(what, share)
+    found = calibrate_together([device], quick=quick, progress=told, clock=clock)[device]
+    if isinstance(found, RlxError):
+        raise found
+    return found
 
 
 def calibrate_together(
-    devices: Iterable[Device | str], *, quick: bool = False, progress: Told | None = None
+    devices: Iterable[Device | str],
+    *,
+    quick: bool = False,
+    progress: Progress | None = None,
+    clock: Clock = time.perf_counter_ns,
 ) -> dict[Device, CalibrationProfile | RlxError]:
-    """Measure several devices in turn, keep their profiles, and return each one's profile or why there is none.
+    """Measure several devices, keep their profiles, and return each one's profile or why there is none.
 
     Takes as long as calibrating one after the other, but what else runs on the machine meanwhile meets all of them
-    alike. Each device is measured from a thread of its own, and one at a time.
+    alike.
     """
-    turns, asked = Turns(), list(dict.fromkeys(Device(device) for device in devices))
+    found: dict[Device, CalibrationProfile | RlxError] = {}
+    benches: list[Bench] = []
+    pace = Pace(clock, _QUICKER)
+    asked = list(dict.fromkeys(Device(device) for device in devices))
+    with contextlib.ExitStack() as stack:
+        for device in asked:
+            try:
+                known = stack.enter_context(store.locked(device)) and store.find(device).profile
+                if known and (quick or not known.quick):
+                    found[device] = known
+                    continue
+                if progress is not None:
+                    progress(device, "opening", 0.0)
+                benches.append(stack.enter_context(_bench(device, clock, pace, quick=quick)))
+            except RlxError as err:
+                found[device] = err
+        measure.measure_kernels(benches, quick=quick, progress=progress)
+        for bench in benches:
+            found[bench.device] = _kept(bench, pace, quick=quick)
+            if progress is not None:
+                progress(bench.device, "done", 1.0)
+    return {device: found[device] for device in asked}
 
-    def measured(device: Device, turn: Turn) -> CalibrationProfile | RlxError:
-        try:
-            tell = None if progress is None else partial(progress, device)
-            return _calibrated(device, turn, quick=quick, progress=tell)
-        except RlxError as err:
-            return err
 
-    with ThreadPoolExecutor(max(len(asked), 1), thread_name_prefix="calibrate") as threads:
-        try:
-            return dict(zip(asked, threads.map(measured, asked, [turns.join() for _ in asked]), strict=True))
-        except BaseException:  # also an interrupt: what is going on ends with its next turn
-            turns.stop()
-            raise
+@contextlib.contextmanager
+def _bench(device: Device, clock: Clock, pace: Pace, *, quick: bool) -> Iterator[Bench]:
+    """Give what measures a device; the first use of a device in a process loads its libraries, which counts."""
+    begun = clock()
+    key = store.key_of(device)
+    limit = limit_s(device, quick=quick)
+    point_s = _SOFTWARE_POINT_S if limit == _SOFTWARE_S else _POINT_S
+    bench = Bench(device, _RESERVE * limit, point_s, clock, pace)
+    bench.spent_ns = min(max(clock() - begun, 0), bench.limit_ns / 2)
+    try:
+        bench.begin(keep_open=key.threads == 1)  # idle worker threads of an open session would take a CPU's cores
+        yield bench
+    finally:
+        bench.close()
 
 
-def _calibrated(device: Device, turn: Turn, *, quick: bool, progress: Progress | None) -> CalibrationProfile:
-    with turn:
-        begun = turn.clock()
-        key = store.key_of(device)
-        found_s = max(turn.clock() - begun, 0) / 1e9  # the first use of a device in a process loads its libraries
-    with store.locked(device) as waited, turn:
-        if waited:
-            others = store.find(device).profile
-            if others is not None and (quick or not others.quick):
-                return others
-        limit = max(limit_s(device, quick=quick) - found_s, limit_s(device, quick=quick) / 2)
-        software = _is_software(device)
-        budget = Budget(
-            limit * (_QUICK_RESERVE if quick else _RESERVE), 0.05 if software else 0.006 if quick else 0.015, turn.clock
-        )
-        prober = Prober(device, budget, quick=quick, progress=progress, turn=turn)
-        probes.measure(prober)
-        profile = CalibrationProfile(
-            key=key,
-            rows=tuple(prober.rows),
-            machine=f"{platform.platform()}, {platform.machine()}",
-            measured=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            quick=quick,
-            elapsed_s=round(budget.elapsed_ns / 1e9, 2),
-            skipped=dict(prober.skipped),
-            spent=dict(prober.spent),
-            pace_ns=prober.pace.usual_ns,
-        )
-        if not quick:
-            profile = check(profile, prober)
-        prober.done()
-        try:
-            MeasuredCostModel(device, profile)
-        except CalibrationError as err:
-            skipped = profile.skipped.items()
-            why = "".join(f"\n  {probe}: {reason}" for probe, reason in skipped if probe in str(err))
-            raise CalibrationError(f"{err}; nothing is kept of it{why}") from err
-        store.keep(device, profile)
+def _kept(bench: Bench, pace: Pace, *, quick: bool) -> CalibrationProfile | CalibrationError:
+    """Keep what was measured on a device and return it, or why nothing follows from it."""
+    rows = tuple(bench.rows.values())
+    missing = sorted(set(_NEEDED) - {row.kernel for row in rows if row.ns > 0 or row.kernel == "launch"})
+    if missing:
+        why = "".join(f"\n  {kernel}: {reason}" for kernel, reason in bench.skipped.items() if kernel in missing)
+        return CalibrationError(f"{bench.device.display} has no row of {', '.join(missing)}; nothing is kept{why}")
+    profile = CalibrationProfile(
+        key=store.key_of(bench.device),
+        rows=rows,
+        machine=f"{platform.platform()}, {platform.machine()}",
+        measured=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        quick=quick,
+        elapsed_s=round(bench.spent_ns / 1e9, 2),
+        skipped=dict(bench.skipped),
+        spent=dict(bench.spent),
+        pace_ns=pace.usual_ns,
+    )
+    store.keep(bench.device, profile)
     return profile
 
 
 def limit_s(device: Device, *, quick: bool) -> float:
     """Return how long a calibration of the device may take, in seconds."""
-    if _is_software(device):
+    if "software" in store.key_of(device).hardware:
         return _SOFTWARE_S
     return _QUICK_S if quick else _FULL_S
-
-
-def _is_software(device: Device) -> bool:
-    return "software" in store.key_of(device).hardware

@@ -1,26 +1,27 @@
 """How fast the host runs now, against how fast it usually does.
 
-A core that shares its hardware with something busy runs a while at two thirds of its speed, and whatever is launched
-from it takes as much longer. On the host of an H200 such a while lasted 0.2 to 1.5 s: a loop of plain Python took 20.8
-us instead of 12.9, and so did numpy, while launches of CUDA took 1.35 times as long. A measurement made then says
-nothing about the device, and the loop tells so.
+Kernel launches slow down with the core that makes them, so timings that are taken while the core is throttled or
+shared say little about the device. A loop of plain Python shows it.
 """
 
 from __future__ import annotations
 
 import bisect
 import math
+from collections.abc import Callable
+from typing import TypeAlias
 
-from rlx_ort.calibration.timing import Clock
+__all__ = ["Clock", "Pace"]
 
-__all__ = ["Pace"]
+Clock: TypeAlias = Callable[[], int]
+"""Returns nanoseconds from some fixed point; `time.perf_counter_ns` but in tests."""
 
 _TURNS = 400  # about 12 us, far longer than reading the clock
 _TRIES = 3  # the least counts: an interrupt is no slow core
 _QUICKER = 0.3
 _SLOW = 1.2  # clock frequencies moved the loop by a tenth, a busy neighbour by half
 _LEAST_KNOWN = 8
-_ENOUGH_KNOWN = 256  # from so many times on a process knows its host and interpreter better than it can be told
+_ENOUGH_KNOWN = 256  # a process that has timed the loop so often no longer needs what it remembers
 _MOST_KNOWN = 4096
 
 
@@ -29,8 +30,7 @@ class Pace:
 
     Args:
         clock: tells the time.
-        quicker: the share of its times that are quicker than on a host as usual. Of the times that a calibration meets
-            few are: in three runs beside an H200 more than 70 % of them were of a slow core.
+        quicker: the share of the loop's times that are quicker than on a host as usual.
     """
 
     def __init__(self, clock: Clock, quicker: float = _QUICKER) -> None:
@@ -58,13 +58,13 @@ class Pace:
         return float(found)
 
     def remember(self, usual_ns: float) -> None:
-        """Take over what the loop usually took at another time, as a calibration noted it; 0 says nothing."""
+        """Take over what the loop usually took at another time, as a calibration noted it; 0 is ignored."""
         if usual_ns > 0:
             self._told_ns = min(self._told_ns, usual_ns)
 
     @property
     def usual_ns(self) -> float:
-        """What the loop has usually taken here, or 0 where it was timed too few times to say."""
+        """What the loop usually takes here, or 0 where it was timed too few times."""
         known = self._known
         return known[int(self._quicker * len(known))] if len(known) >= _LEAST_KNOWN else 0.0
 
@@ -72,8 +72,8 @@ class Pace:
     def limit_ns(self) -> float:
         """What the loop may take on a core that is not disturbed, as far as is known by now.
 
-        It goes by what is usual, not by the best: where the host is always as busy, that is what it can do. Of what is
-        usual here and what was remembered the lesser counts at first, since a process may begin in a busy while.
+        A host that is always as busy counts as undisturbed. Until the loop was timed often, the lesser of what is usual
+        here and what was remembered counts, since a process may begin while the host is busy.
         """
         told_ns = self._told_ns if len(self._known) < _ENOUGH_KNOWN else math.inf
         return _SLOW * min(self.usual_ns or math.inf, told_ns)

@@ -1,18 +1,15 @@
-"""`CalibrationProfile`: what was measured on one device, as a documented JSON file.
+"""`CalibrationProfile`: what was measured on one device, as a JSON file.
 
-    {"schema": 3, "unit": "ns",
+    {"schema": 4, "unit": "ns",
      "key": {"device", "ep", "hardware", "identity", "engine", "ep_version", "driver", "threads"},
      "machine": "...", "measured": "2026-11-01T12:00:00+00:00", "quick": false, "elapsed_s": 6.1, "pace_ns": 12900.0,
-     "rows": [{"probe": "gemm", "size": [64, 256, 256], "dtype": "f32", "ns": 5100.0, "spread": 0.03, "repeats": 9}],
-     "references": [{"name": "dense 1 x 416", "ns": 81000.0, "spread": 0.02, "terms": {"product": 70100.0, ...}}],
-     "corrections": {"product": 1.08}, "errors": {"product": 0.12},
-     "skipped": {"attention": "why it was not measured"}, "spent": {"gemm": 0.81}}
+     "rows": [["MatMul", [64, 65536], 5100.0, "f32", 0.03, 9], ...],
+     "skipped": {"Attention": "why it was not measured"}, "spent": {"MatMul": 0.81}}
 
-A row is the time of one operation in nanoseconds, by the lower quartile of its runs; what `size` counts stands beside
-each probe in `rlx_ort.calibration.probes`. `spread` is the distance of the quartiles as a share of the median.
-References are small whole graphs: what they took, and what the rows alone predict for them by class of work. From them
-come the factor that predictions of a class are multiplied by, and the error that is left. `pace_ns` tells how fast the
-undisturbed host was, see `Pace`; files that were written before it was known have none. `spent` is in seconds.
+A row is [kernel, size, ns, dtype, spread, repeats]: the time of one node by the lower quartile of its runs, in
+nanoseconds. What `size` counts is listed in `rlx_ort.calibration.kernels`. `spread` is the distance of the quartiles as
+a share of the median, and at least the relative difference of two visits. `pace_ns` is the time of the loop of `Pace`
+on the undisturbed host. `spent` is in seconds.
 """
 
 from __future__ import annotations
@@ -20,18 +17,18 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, astuple, dataclass, field, fields
 from typing import Any
 
 from rlx_ort.errors import CalibrationError
 
-__all__ = ["NOISY", "SCHEMA", "CalibrationProfile", "ProfileKey", "Reference", "Sample"]
+__all__ = ["NOISY", "SCHEMA", "CalibrationProfile", "ProfileKey", "Row"]
 
-SCHEMA = 3
-"""The version of the file's form and of what the probes measure; another version is measured again."""
+SCHEMA = 4
+"""The version of the file's form and of what the kernels measure; files of other versions are measured again."""
 
 NOISY = 0.25
-"""A row whose quartiles lie further apart than this share of its median is marked as noisy."""
+"""A row with a larger spread is marked as noisy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +38,7 @@ class ProfileKey:
     Attributes:
         device: the device's label.
         ep: the execution provider.
-        hardware: the device's name as its driver tells it.
+        hardware: the device's name by its driver.
         identity: PCI bus id, UUID or LUID where it is known, else empty.
         engine: ONNX Runtime's package and version.
         ep_version: the plugin's version, empty for a built-in provider.
@@ -72,19 +69,19 @@ class ProfileKey:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
-    """One measured row.
+class Row:
+    """One measurement.
 
     Attributes:
-        probe: what was measured.
-        size: the sizes it was measured at; each probe says what they are.
-        ns: the time of one operation by the lower quartile of its runs, in nanoseconds.
+        kernel: what was measured; names that begin with `?` are nodes that were measured on demand.
+        size: the size it was measured at.
+        ns: the time of one node by the lower quartile of its runs, in nanoseconds.
         dtype: the element type.
-        spread: the distance of the quartiles as a share of the median.
+        spread: the distance of the quartiles as a share of the median, at least the difference of two visits.
         repeats: how many runs the quartile is of.
     """
 
-    probe: str
+    kernel: str
     size: tuple[int, ...]
     ns: float
     dtype: str = "f32"
@@ -93,25 +90,8 @@ class Sample:
 
     @property
     def noisy(self) -> bool:
-        """Whether the runs were too far apart to lean on."""
+        """Whether the runs were too far apart to rely on."""
         return self.spread > NOISY
-
-
-@dataclass(frozen=True, slots=True)
-class Reference:
-    """A small whole graph that was measured, to see how well the rows predict it.
-
-    Attributes:
-        name: what it is.
-        ns: the time of a run, the lower quartile of many, in nanoseconds.
-        spread: the distance of the quartiles as a share of the median.
-        terms: class of work -> what the rows alone predict for it, in nanoseconds.
-    """
-
-    name: str
-    ns: float
-    spread: float = 0.0
-    terms: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,34 +100,28 @@ class CalibrationProfile:
 
     Attributes:
         key: what it is valid for.
-        rows: the measurements.
-        machine: operating system, processor and host the measurement ran on, for people.
+        rows: the measurements, those of nodes that were measured on demand included.
+        machine: operating system and processor, for people.
         measured: when, in UTC, ISO 8601; for people, nothing expires by it.
         quick: whether the short form was measured.
         elapsed_s: how long it took, in seconds.
-        skipped: probe -> why it has no row or not all of them.
-        references: small whole graphs, measured and predicted.
-        corrections: class of work -> what predictions are multiplied by.
-        errors: class of work -> the error to expect of a prediction, as a share.
-        spent: probe -> seconds that it took.
+        skipped: kernel -> why it has no row or not all of them.
+        spent: kernel -> seconds that it took.
         pace_ns: what the loop of `Pace` took on the undisturbed host; 0 where it is not known.
     """
 
     key: ProfileKey
-    rows: tuple[Sample, ...]
+    rows: tuple[Row, ...]
     machine: str = ""
     measured: str = ""
     quick: bool = False
     elapsed_s: float = 0.0
     skipped: Mapping[str, str] = field(default_factory=dict)
-    references: tuple[Reference, ...] = ()
-    corrections: Mapping[str, float] = field(default_factory=dict)
-    errors: Mapping[str, float] = field(default_factory=dict)
     spent: Mapping[str, float] = field(default_factory=dict)
     pace_ns: float = 0.0
 
     @property
-    def noisy_rows(self) -> tuple[Sample, ...]:
+    def noisy_rows(self) -> tuple[Row, ...]:
         """The rows that are marked as noisy."""
         return tuple(row for row in self.rows if row.noisy)
 
@@ -158,13 +132,12 @@ class CalibrationProfile:
         return f"{kind} of {self.measured[:10]}: {self.key.hardware or self.key.ep}, {self.key.engine}"
 
     def to_json(self) -> str:
-        """Return the profile as JSON text."""
+        """Return the profile as JSON text, one row a line."""
         document: dict[str, Any] = {"schema": SCHEMA, "unit": "ns", "key": asdict(self.key)}
         document |= {name: getattr(self, name) for name in ("machine", "measured", "quick", "elapsed_s", "pace_ns")}
-        document["rows"] = [asdict(row) | {"noisy": row.noisy} for row in self.rows]
-        document["references"] = [asdict(reference) for reference in self.references]
-        document |= {name: dict(getattr(self, name)) for name in ("corrections", "errors", "skipped", "spent")}
-        return json.dumps(document, indent=1)
+        document |= {name: dict(getattr(self, name)) for name in ("skipped", "spent")}
+        rows = ",\n".join(json.dumps(astuple(row)) for row in self.rows)
+        return f'{json.dumps(document, indent=1)[:-2]},\n "rows": [\n{rows}\n]}}\n'
 
     @classmethod
     def from_json(cls, text: str) -> CalibrationProfile:
@@ -177,45 +150,27 @@ class CalibrationProfile:
             document = json.loads(text)
             if document["schema"] != SCHEMA:
                 raise CalibrationError(f"the profile has schema {document['schema']}, this version reads {SCHEMA}")
-            rows = tuple(_row(row) for row in document["rows"])
             return cls(
                 key=ProfileKey(**document["key"]),
-                rows=rows,
+                rows=tuple(_row(*row) for row in document["rows"]),
                 machine=str(document["machine"]),
                 measured=str(document["measured"]),
                 quick=bool(document["quick"]),
                 elapsed_s=float(document["elapsed_s"]),
                 skipped={str(name): str(reason) for name, reason in document["skipped"].items()},
-                references=tuple(_reference(entry) for entry in document["references"]),
-                corrections=_positive(document["corrections"]),
-                errors=_positive(document["errors"]),
                 spent={str(name): float(seconds) for name, seconds in document["spent"].items()},
-                pace_ns=_time(document.get("pace_ns", 0.0), "the host's pace"),
+                pace_ns=_time(document["pace_ns"]),
             )
         except (ValueError, KeyError, TypeError, AttributeError) as err:
             raise CalibrationError(f"the text is no calibration profile: {err!r}") from err
 
 
-def _row(row: Mapping[str, Any]) -> Sample:
-    ns = _time(row["ns"], str(row["probe"]))
-    size = tuple(int(number) for number in row["size"])
-    return Sample(str(row["probe"]), size, ns, str(row["dtype"]), float(row["spread"]), int(row["repeats"]))
+def _row(kernel: str, size: list[int], ns: float, dtype: str, spread: float, repeats: int) -> Row:
+    return Row(str(kernel), tuple(map(int, size)), _time(ns), str(dtype), float(spread), int(repeats))
 
 
-def _time(number: Any, name: str) -> float:
+def _time(number: Any) -> float:
     ns = float(number)
     if not 0 <= ns < float("inf"):
-        raise ValueError(f"{name} has the time {ns}")
+        raise ValueError(f"{ns} is no time")
     return ns
-
-
-def _reference(entry: Mapping[str, Any]) -> Reference:
-    terms = {str(name): float(ns) for name, ns in entry["terms"].items()}
-    return Reference(str(entry["name"]), float(entry["ns"]), float(entry["spread"]), terms)
-
-
-def _positive(entries: Mapping[str, Any]) -> dict[str, float]:
-    found = {str(name): float(number) for name, number in entries.items()}
-    if not all(0 < number < float("inf") for number in found.values()):
-        raise ValueError(f"no factors or errors: {found}")
-    return found

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import logging
-import os
-import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from rlx_ort.calibration.model import MeasuredCostModel
-from rlx_ort.calibration.profile import CalibrationProfile, ProfileKey
+from rlx_ort.calibration.profile import CalibrationProfile, ProfileKey, Row
 from rlx_ort.device import Device
 from rlx_ort.errors import CalibrationError
 from rlx_ort.providers.base import Availability
+from rlx_ort.storage import write_atomic
 
-__all__ = ["Found", "find", "forget", "generation", "key_of", "keep", "locked", "measured_model"]
+if TYPE_CHECKING:
+    from rlx_ort.calibration.model import MeasuredCostModel
+
+__all__ = ["Found", "add", "find", "forget", "generation", "key_of", "keep", "locked", "measured_model"]
 
 _log = logging.getLogger(__name__)
 _LOCK_TIMEOUT_S = 120.0
@@ -40,11 +43,11 @@ class Found:
 
 @dataclass(slots=True)
 class _Memory:
-    """What this process knows of a device's profile: the state of its file, and the model made of it."""
+    """What this process knows of a device's profile: the state of its file, and the model made of it when asked."""
 
     stamp: tuple[int, int] | None
     found: Found
-    model: MeasuredCostModel | None
+    model: MeasuredCostModel | None = None
 
 
 _lock = threading.Lock()
@@ -105,7 +108,16 @@ def find(device: Device) -> Found:
 
 def measured_model(device: Device) -> MeasuredCostModel | None:
     """Return the cost model of the device's stored profile, or None when it has none."""
-    return _remembered(device).model
+    from rlx_ort.calibration.model import MeasuredCostModel
+
+    memory = _remembered(device)
+    if memory.model is None and memory.found.profile is not None:
+        try:
+            memory.model = MeasuredCostModel(device, memory.found.profile)
+        except CalibrationError as err:
+            _log.info("%s has no usable calibration: %s", device.display, err)
+            memory.found = Found(None, str(err))
+    return memory.model
 
 
 def keep(device: Device, profile: CalibrationProfile) -> Path | None:
@@ -113,23 +125,15 @@ def keep(device: Device, profile: CalibrationProfile) -> Path | None:
 
     The file appears whole or not at all. The profile counts in this process either way.
     """
+    from rlx_ort.providers.injection import cache_folder
+
     with _lock:
         _current[0] = next(_generation)
         _unsaved[device] = profile
         _memory.clear()
     try:
-        path = _folder() / profile.key.file_name
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".part", delete=False, encoding="utf-8") as file:
-            part = Path(file.name)
-            try:
-                file.write(profile.to_json())
-                file.flush()
-                os.fsync(file.fileno())
-            except OSError:
-                file.close()
-                part.unlink(missing_ok=True)
-                raise
-        part.replace(path)
+        path = cache_folder(_FOLDER) / profile.key.file_name
+        write_atomic(path, profile.to_json().encode())
     except OSError as err:
         _log.warning("the calibration of %s counts for this process only, it cannot be kept: %s", device.display, err)
         return None
@@ -157,75 +161,54 @@ def locked(device: Device) -> Iterator[bool]:
     """
     import filelock
 
-    try:
-        lock = filelock.FileLock(_folder() / f"{key_of(device).file_name}.lock", timeout=_LOCK_TIMEOUT_S)
-        try:
-            lock.acquire(timeout=0)
-            waited = False
-        except filelock.Timeout:
-            lock.acquire()
-            waited = True
-    except (OSError, NotImplementedError, filelock.Timeout) as err:
-        _log.warning("%s is calibrated without a lock: %s", device.display, err)
-        yield False
-        return
-    try:
-        yield waited
-    finally:
-        lock.release()
-
-
-def _folder() -> Path:
     from rlx_ort.providers.injection import cache_folder
 
-    return cache_folder(_FOLDER)
+    with contextlib.ExitStack() as stack:
+        waited = False
+        try:
+            lock = filelock.FileLock(
+                cache_folder(_FOLDER) / f"{key_of(device).file_name}.lock", timeout=_LOCK_TIMEOUT_S
+            )
+            try:
+                lock.acquire(timeout=0)
+            except filelock.Timeout:
+                lock.acquire()
+                waited = True
+            stack.callback(lock.release)
+        except (OSError, NotImplementedError, filelock.Timeout) as err:
+            _log.warning("%s is calibrated without a lock: %s", device.display, err)
+        yield waited
 
 
 def _path(key: ProfileKey) -> Path:
     """Return where a profile of the key lies or would lie; the folder is not made."""
-    from rlx_ort import environment
+    from rlx_ort.providers.compiled.settings import cache_root
 
-    root = environment.get("CACHE_DIR")
-    if root:
-        return Path(root) / _FOLDER / key.file_name
-    import platformdirs
-
-    return platformdirs.user_cache_path("rlx_ort", appauthor=False) / _FOLDER / key.file_name
+    return cache_root() / _FOLDER / key.file_name
 
 
 def _remembered(device: Device) -> _Memory:
     try:
         key = key_of(device)
     except CalibrationError as err:
-        return _Memory(None, Found(None, str(err)), None)
+        return _Memory(None, Found(None, str(err)))
     path = _path(key)
-    stamp = _stamp(path)
+    stamp = None
+    with contextlib.suppress(OSError):
+        state = path.stat()
+        stamp = state.st_mtime_ns, state.st_size
     with _lock:
         known = _memory.get((device, str(path)))
         unsaved = _unsaved.get(device)
     if known is not None and known.stamp == stamp:
         return known
     found = Found(unsaved) if unsaved is not None else _read(path, key)
-    model = None
-    if found.profile is not None:
-        try:
-            model = MeasuredCostModel(device, found.profile, key.threads)
-        except CalibrationError as err:
-            found = Found(None, str(err))
     if found.reason:
         _log.info("%s has no calibration: %s", device.display, found.reason)
-    memory = _Memory(stamp, found, model)
+    memory = _Memory(stamp, found)
     with _lock:
         _memory[device, str(path)] = memory
     return memory
-
-
-def _stamp(path: Path) -> tuple[int, int] | None:
-    try:
-        state = path.stat()
-    except OSError:
-        return None
-    return state.st_mtime_ns, state.st_size
 
 
 def _read(path: Path, key: ProfileKey) -> Found:
@@ -244,16 +227,17 @@ def _read(path: Path, key: ProfileKey) -> Found:
 
 
 def _why_none(path: Path, key: ProfileKey) -> str:
-    """Return what speaks against the other profiles of the device, or that there is none."""
-    label = path.name.rsplit("-", 1)[0]
-    try:
-        others = sorted(path.parent.glob(f"{label}-*.json"))
-    except OSError:
-        others = []
-    for other in others[:3]:
-        try:
+    """Return how another profile of the device differs, or that there is none."""
+    for other in sorted(path.parent.glob(f"{path.name.rsplit('-', 1)[0]}-*.json"))[:3]:
+        with contextlib.suppress(OSError, UnicodeDecodeError, CalibrationError):
             profile = CalibrationProfile.from_json(other.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, CalibrationError):
-            continue
-        return f"the profile {other.name} is of another machine or version: {key.difference(profile.key)}"
+            return f"the profile {other.name} is of another machine or version: {key.difference(profile.key)}"
     return "it was never calibrated here; `rlx-ort calibrate` does it"
+
+
+def add(device: Device, rows: Iterable[Row]) -> None:
+    """Add rows to a device's stored profile, each in the place of an earlier one of the same kernel and size."""
+    found = find(device).profile
+    if found is not None:
+        known = {(row.kernel, row.size, row.dtype): row for row in (*found.rows, *rows)}
+        keep(device, dataclasses.replace(found, rows=tuple(known.values())))

@@ -72,6 +72,7 @@ def open_session(recipe: SessionRecipe, request: SessionRequest) -> EngineSessio
         opened = open_cached(recipe, request, runtime.describe_runtime(), _open) if cached else None
         session, memory = opened or _open(recipe, request)
     except BaseException:
+        budget().withdraw(request.model)
         if recorder is not None:
             recorder.close()
         raise

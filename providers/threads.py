@@ -67,7 +67,7 @@ class ThreadBudget:
             self.shared = True
 
     def apply(self, made: Any, options: CompileOptions | None, model: object, *, on_cpu: bool) -> None:
-        """Set the threads of a session that is to be opened; `hold` keeps what it was given.
+        """Set the threads of a session that is to be opened; `hold` keeps what it was given, `withdraw` takes it back.
 
         Without options nobody asked for a number.
         """
@@ -90,6 +90,12 @@ class ThreadBudget:
             workers, sessions = self._grants.get(key, (0, 0))
             self._grants[key] = (workers, sessions + 1)
         weakref.finalize(session, self._give_back, key, model).atexit = False
+
+    def withdraw(self, model: object) -> None:
+        """Take back what `apply` gave for a session that could not be opened."""
+        with self._lock:
+            if id(model) in self._grants and not self._grants[id(model)][1]:
+                del self._grants[id(model)]
 
     def _grant(self, key: int) -> int:
         with self._lock:

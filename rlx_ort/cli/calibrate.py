@@ -83,18 +83,19 @@ def _row(device: Device, profile: CalibrationProfile) -> dict[str, Any]:
 
     from rlx_ort.calibration.model import MeasuredCostModel
 
-    row: dict[str, Any] = {"device": device.label, "profile": json.loads(profile.to_json()), "reason": ""}
+    shown: dict[str, Any] = {"device": device.label, "profile": json.loads(profile.to_json()), "reason": ""}
     try:
         model = MeasuredCostModel(device, profile)
     except CalibrationError as err:
-        return row | {"reason": str(err)}
-    return row | {
-        "roundtrip_ns": next(sample.ns for sample in profile.rows if sample.probe == "roundtrip"),
+        return shown | {"reason": str(err)}
+    return shown | {
+        "noisy_rows": len(profile.noisy_rows),
+        "roundtrip_ns": next(row.ns for row in profile.rows if row.kernel == "run"),
         "dispatch_ns": model.dispatch_overhead_ns(),
         "gemm_gflops": max(
-            2.0 * sample.size[0] * sample.size[1] * sample.size[2] / sample.ns
-            for sample in profile.rows
-            if sample.probe == "gemm" and sample.dtype == "f32" and sample.ns > 0
+            2.0 * row.size[0] * row.size[1] / row.ns
+            for row in profile.rows
+            if row.kernel == "MatMul" and row.dtype == "f32" and row.ns > 0
         ),
         "memory_bytes_per_ns": model.memory_bw(),
     }
@@ -107,7 +108,6 @@ def _print(rows: list[dict[str, Any]]) -> None:
         if profile is None or "gemm_gflops" not in row:
             table.append((row["device"], "-", "-", "-", "-", "-", row["reason"]))
             continue
-        noisy = sum(sample["noisy"] for sample in profile["rows"])
         key = profile["key"]
         table.append(
             (
@@ -116,17 +116,15 @@ def _print(rows: list[dict[str, Any]]) -> None:
                 duration(row["dispatch_ns"]),
                 f"{row['gemm_gflops']:.4g} GFLOP/s",
                 f"{row['memory_bytes_per_ns']:.3g} GB/s",
-                f"{len(profile['rows'])}, {noisy} noisy",
+                f"{len(profile['rows'])}, {row['noisy_rows']} noisy",
                 ", ".join(filter(None, (key["hardware"], key["identity"], key["engine"], profile["measured"][:10]))),
             )
         )
     print_table(("device", "round trip", "a node", "best product", "memory", "rows", "of"), table)
-    noisy_devices = [row["device"] for row in rows if row["profile"] and _is_noisy(row["profile"])]
+    noisy_devices = [
+        row["device"] for row in rows if "noisy_rows" in row and 4 * row["noisy_rows"] > len(row["profile"]["rows"])
+    ]
     if noisy_devices:
         note(
             f"much of {', '.join(noisy_devices)} was noisy: something else is running; calibrate again when it is quiet"
         )
-
-
-def _is_noisy(profile: dict[str, Any]) -> bool:
-    return len([sample for sample in profile["rows"] if sample["noisy"]]) > len(profile["rows"]) / 4

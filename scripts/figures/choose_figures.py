@@ -35,7 +35,7 @@ READ_LIMIT_MS, FIRST_LIMIT_MS, CACHED_LIMIT_US, NEW_SIZE_LIMIT_US = 5, 20, 50, 2
 # Modules are loaded before the clock starts: what is timed is the file, not the interpreter.
 READ = """
 import json, sys, time
-from rlx_ort.calibration import model, store
+from rlx_ort.calibration import store
 from rlx_ort.device import Device
 device = Device(sys.argv[1])
 store.key_of(device)

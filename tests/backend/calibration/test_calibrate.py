@@ -12,13 +12,11 @@ import numpy as np
 import pytest
 
 from rlx_ort import environment
-from rlx_ort.calibration import graphs, store
+from rlx_ort.calibration import store
 from rlx_ort.calibration.calibrate import calibrate
 from rlx_ort.calibration.profile import CalibrationProfile
 from rlx_ort.device import Device
 from rlx_ort.errors import CalibrationError
-from rlx_ort.execution.session import Session
-from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
 from rlx_ort.selection.predict import cost_model, explain
 
@@ -55,8 +53,8 @@ def test_a_calibration_names_what_it_measured() -> None:
     assert document["unit"] == "ns"
     assert document["key"]["engine"].startswith("onnxruntime")
     assert document["key"]["hardware"]
-    assert all(row["ns"] >= 0 and row["repeats"] >= 1 for row in document["rows"])
-    assert {"roundtrip", "dispatch", "gemm", "op:Add"} <= {row["probe"] for row in document["rows"]}
+    assert all(ns >= 0 and repeats >= 1 for _, _, ns, _, _, repeats in document["rows"])
+    assert {"run", "launch", "MatMul", "Add"} <= {row[0] for row in document["rows"]}
 
 
 def test_more_rows_are_predicted_to_take_longer() -> None:
@@ -87,7 +85,7 @@ def test_a_clock_that_goes_back_does_not_spoil_a_profile() -> None:
         return time.perf_counter_ns() - (10_000_000 if calls % 13 == 0 else 0)
 
     profile = calibrate("cpu", quick=True, clock=jumping)
-    assert all(0 <= row.ns < 1e9 for row in profile.rows if row.probe in ("roundtrip", "gemm", "op:Add"))
+    assert all(0 <= row.ns < 1e9 for row in profile.rows if row.kernel in ("run", "MatMul", "Add"))
 
 
 def test_without_a_calibration_the_default_is_used_and_nothing_is_measured(fresh: Path) -> None:
@@ -144,13 +142,3 @@ def test_a_gpu_in_software_is_predicted_to_be_slower_than_the_cpu() -> None:
     assert on_gpu is not None
     assert on_cpu is not None
     assert on_gpu.total_ns > on_cpu.total_ns
-
-
-@pytest.mark.parametrize("dtype", [DType.F32, DType.F16])
-def test_handing_out_a_tensor_changes_no_value(dtype: DType) -> None:
-    """A chain of products gives the same numbers with all cores having written its tensor before."""
-    chain = graphs.gemm(64, 64, 3, dtype)
-    feeds = {"seed": np.full(1, 0.5, dtype.numpy), "shape": np.array([8, 64], np.int64)}
-    (plain,) = Session(Device.CPU).compile(chain).run(feeds)
-    (handed_out,) = Session(Device.CPU).compile(graphs.spread(chain)).run(feeds)
-    np.testing.assert_array_equal(handed_out, plain)

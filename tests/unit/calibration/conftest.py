@@ -10,20 +10,20 @@ import pytest
 
 from rlx_ort import environment
 from rlx_ort.calibration import store
-from rlx_ort.calibration.profile import CalibrationProfile, ProfileKey, Sample
+from rlx_ort.calibration.profile import CalibrationProfile, ProfileKey, Row
 from rlx_ort.device import Device
 from rlx_ort.providers import plugins, registry, runtime
 from rlx_ort.providers.base import Availability, CostProfile, EngineSession, KernelClaim, Provider, SessionRequest
 
 ROWS = (
-    Sample("roundtrip", (), 10_000.0),
-    Sample("dispatch", (), 1_000.0),
-    Sample("tensor_in", (), 500.0),
-    Sample("tensor_out", (), 300.0),
-    Sample("gemm", (1, 64, 64), 2_000.0),
-    Sample("gemm", (64, 64, 64), 8_000.0),
-    Sample("op:Add", (1024,), 1_000.0),
-    Sample("op:Add", (1_048_576,), 100_000.0),
+    Row("run", (), 10_000.0),
+    Row("launch", (), 1_000.0),
+    Row("input", (), 500.0),
+    Row("output", (), 300.0),
+    Row("MatMul", (1, 4096), 2_000.0),
+    Row("MatMul", (64, 4096), 8_000.0),
+    Row("Add", (1024,), 1_000.0),
+    Row("Add", (1_048_576,), 100_000.0),
 )
 
 

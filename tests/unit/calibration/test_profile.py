@@ -1,58 +1,46 @@
-"""What a profile says of the host: kept in its file, absent in older ones, and filled by a calibration."""
+"""The file of a profile: small, quick to read, and damaged when a value in it cannot be."""
 
 from __future__ import annotations
 
-import itertools
 import json
+import time
 from typing import Any
 
 import pytest
 
-from rlx_ort.calibration import calibrate, probes
-from rlx_ort.calibration.prober import Prober
-from rlx_ort.calibration.profile import CalibrationProfile
-from rlx_ort.device import Device
+from rlx_ort.calibration.profile import CalibrationProfile, Row
 from rlx_ort.errors import CalibrationError
-from tests.unit.calibration.conftest import ROWS
 
 
-def _changed(profile: CalibrationProfile, **fields: Any) -> str:
-    """Return a profile's text with other fields in it."""
-    return json.dumps(json.loads(profile.to_json()) | fields)
+def test_a_row_is_a_list_on_a_line_of_its_own(here: Any) -> None:
+    """Kernel, size, ns, dtype, spread and repeats, in this order."""
+    text = here.profile(rows=(Row("MatMul", (64, 4096), 5100.0, "f16", 0.03, 9),)).to_json()
+    assert json.loads(text)["rows"] == [["MatMul", [64, 4096], 5100.0, "f16", 0.03, 9]]
+    assert '["MatMul", [64, 4096], 5100.0, "f16", 0.03, 9]' in text.splitlines()
 
 
-def test_the_pace_of_the_host_is_kept_in_the_file(here: Any) -> None:
-    """It comes back as it was."""
-    text = here.profile(pace_ns=12_900.0).to_json()
-    assert json.loads(text)["pace_ns"] == 12_900.0
-    assert CalibrationProfile.from_json(text).pace_ns == 12_900.0
+def test_four_hundred_rows_are_read_in_five_milliseconds(here: Any) -> None:
+    """The quickest of ten readings."""
+    rows = tuple(Row("Softmax", (at, 256), at * 1.5, "f32", 0.01, 500) for at in range(1, 401))
+    text, times = here.profile(rows=rows).to_json(), []
+    for _ in range(10):
+        start = time.perf_counter()
+        assert CalibrationProfile.from_json(text).rows == rows
+        times.append(time.perf_counter() - start)
+    assert min(times) < 0.005
 
 
-def test_a_file_without_the_pace_of_the_host_is_read(here: Any) -> None:
-    """Files of the same schema were written before it was measured."""
-    document = json.loads(here.profile(pace_ns=12_900.0).to_json())
-    del document["pace_ns"]
-    assert CalibrationProfile.from_json(json.dumps(document)) == here.profile(pace_ns=0.0)
+def test_another_schema_is_measured_again(here: Any) -> None:
+    """The message names both."""
+    document = json.loads(here.profile().to_json()) | {"schema": 3}
+    with pytest.raises(CalibrationError, match="schema 3, this version reads 4"):
+        CalibrationProfile.from_json(json.dumps(document))
 
 
-@pytest.mark.parametrize("pace_ns", [-1.0, float("nan"), float("inf"), "fast", None])
-def test_a_pace_that_is_no_time_makes_a_file_damaged(pace_ns: object, here: Any) -> None:
-    """As any other time that cannot be."""
-    with pytest.raises(CalibrationError):
-        CalibrationProfile.from_json(_changed(here.profile(), pace_ns=pace_ns))
-
-
-@pytest.mark.parametrize(("looks", "pace_ns"), [(20, 13.0), (3, 0.0)])
-def test_a_calibration_notes_what_the_host_took(
-    looks: int, pace_ns: float, here: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each reading of the clock is 13 ns after the one before; three looks are too few to tell."""
-
-    def measure(prober: Prober) -> None:
-        for _ in range(looks):
-            prober.pace.now()
-        prober.rows += ROWS
-
-    monkeypatch.setattr(probes, "measure", measure)
-    profile = calibrate.calibrate(Device.CUDA, quick=True, clock=itertools.count(0, 13).__next__)
-    assert profile.pace_ns == pace_ns
+@pytest.mark.parametrize("time_ns", [-1.0, float("nan"), float("inf"), "fast", None])
+def test_a_time_that_cannot_be_makes_a_file_damaged(time_ns: object, here: Any) -> None:
+    """Of a row as well as of the host's pace."""
+    document = json.loads(here.profile().to_json())
+    for broken in (document | {"pace_ns": time_ns}, document | {"rows": [["Add", [8], time_ns, "f32", 0.0, 1]]}):
+        with pytest.raises(CalibrationError):
+            CalibrationProfile.from_json(json.dumps(broken))

@@ -63,8 +63,9 @@ def test_sessions_of_one_model_count_once() -> None:
 
 def test_an_open_that_fails_keeps_nothing() -> None:
     """What was offered to a session that never came is offered again."""
-    budget = ThreadBudget(4)
-    budget.apply(SimpleNamespace(), CompileOptions(), object(), on_cpu=True)
+    budget, model = ThreadBudget(4), object()
+    budget.apply(SimpleNamespace(), CompileOptions(), model, on_cpu=True)
+    budget.withdraw(model)
     _, made = _open(budget, object())
     assert made.intra_op_num_threads == 4
 
