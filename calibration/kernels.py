@@ -28,11 +28,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph, Value
 from rlx_ort.ir.ops.onnx import OnnxNode
@@ -116,7 +118,9 @@ class KernelGraph:
         if found is None:
             name = f"w{len(self.graph.weights)}"
             self.graph.weights[name] = self._data.tensor(shape, dtype) if given is None else given
-            found = self._shared[shape, dtype] = self.graph.param(name, list(shape), dtype)
+            found = self.graph.param(name, list(shape), dtype)
+            if given is None:
+                self._shared[shape, dtype] = found
         return found
 
     def constant(self, *numbers: float, dtype: type = np.int64) -> Value:
@@ -126,20 +130,20 @@ class KernelGraph:
             self._shared[key] = self.graph.constant(np.array(numbers, dtype))
         return self._shared[key]
 
-    def op(
-        self,
-        op_type: str,
-        inputs: Sequence[Value],
-        shape: Sequence[int],
-        attributes: Mapping[str, Any] | None = None,
-        *,
-        dtype: DType | None = None,
-        domain: str = "",
-    ) -> Value:
-        """Add a node and return its result."""
-        kind = TensorType(dtype or self.dtype, Shape(shape))
+    def op(self, op_type: str, inputs: Sequence[Value], *shape: int, **given: Any) -> Value:
+        """Add a node and return its result; `given` are its attributes, dtype and domain apart."""
+        kind = TensorType(given.pop("dtype", self.dtype), Shape(shape))
+        domain = given.pop("domain", "")
         version = 1 if domain else 21
-        return self.graph.onnx_node(op_type, inputs, attributes, types=[kind], domain=domain, version=version)[0]
+        return self.graph.onnx_node(op_type, inputs, given, types=[kind], domain=domain, version=version)[0]
+
+    def indices(self, count: int, limit: int) -> Value:
+        """Return random row numbers below a limit; equal ones are made once."""
+        key = ("indices", count, limit)
+        if key not in self._shared:
+            rows = np.random.default_rng(0).integers(0, limit, count)
+            self._shared[key] = self.weight(count, dtype=DType.I64, given=TensorData.from_array(rows))
+        return self._shared[key]
 
     def end(self, value: Value | None = None, also: Sequence[Value] = ()) -> None:
         """Make one element of a value the output, or of a small initializer; `also` is computed and not read."""
@@ -155,7 +159,10 @@ class KernelGraph:
 Builder: TypeAlias = Callable[[KernelGraph, Point, int], None]
 """Completes the graph of a point with so many copies of the kernel."""
 
-Link: TypeAlias = Callable[[Value], Value]
+Link: TypeAlias = tuple[Value, Callable[[Value], Value]]
+"""What the copies of a kernel read, and what adds a copy that reads a value."""
+
+Groups: TypeAlias = tuple[tuple[int, tuple[Point, ...]], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,343 +172,310 @@ class Kernel:
     Attributes:
         name: the name of its rows.
         build: builds its graph.
-        groups: (priority, points) in any order; points of a group are measured one after the other, least work first.
+        groups: (priority, points); the points of a group are measured one after the other, least work first.
         size: the size of a point's row.
         work: a number that a node's time is at most proportional to.
         unit: what `work` counts; kernels of one unit have similar rates.
         dtype: the element type, or tf32.
-        base: builds what is subtracted; None for the graph with no copies, else it gets as many.
+        base: builds what is subtracted, with as many copies; None for the kernel's own graph with no copies.
         whole: whether a whole run counts, and nothing is subtracted.
         copies: a fixed number of copies, else it is chosen by their expected time.
         most: copies at most.
         runs: "as executed", "plain" (no recorded launches), or "recorded", where the device records launches.
         chained: whether its nodes are chained and optimised on every device.
-        linked: whether its nodes can be chained, which devices that compile whole graphs need.
     """
 
     name: str
     build: Builder
-    groups: tuple[tuple[int, tuple[Point, ...]], ...]
-    size: Callable[[Point], Point] = lambda point: point
-    work: Callable[[Point], float] = lambda point: math.prod(point)
-    unit: str = "elements"
+    groups: Groups
+    size: Callable[[Point], Point] = tuple
+    work: Callable[[Point], float] = math.prod
+    unit: str = ""
     dtype: str = "f32"
     base: Builder | None = None
+    whole: bool = False
     copies: int = 0
     most: int = 64
     runs: str = "as executed"
     chained: bool = False
-    linked: bool = True
-    whole: bool = False
 
 
 # --- whole runs and transfers
 
 
-def _tiny(graph: KernelGraph, point: Point, copies: int, first: int = 1) -> None:
-    """Chain tiny nodes, the first of which makes the smallest graph."""
+def _tiny(graph: KernelGraph, point: Point, copies: int) -> None:
     value = graph.input(4)
-    for _ in range(first + copies):
-        value = graph.op("Sin", [value], [4])
+    for _ in range(1 + copies):
+        value = graph.op("Sin", [value], 4)
     graph.graph.outputs = [value]
 
 
-def _one(graph: KernelGraph, point: Point, copies: int) -> None:
-    _tiny(graph, point, 0)
+def _inputs(graph: KernelGraph, point: Point, copies: int, *, several: bool = True) -> None:
+    first = value = graph.input(4)
+    for _ in range(copies):
+        value = graph.op("Add", [value, graph.input(4) if several else first], 4)
+    graph.graph.outputs = [value]
 
 
-def _more_inputs(inputs: bool) -> Builder:
-    def build(graph: KernelGraph, point: Point, copies: int) -> None:
-        first = value = graph.input(4)
-        for _ in range(copies):
-            value = graph.op("Add", [value, graph.input(4) if inputs else first], [4])
-        graph.graph.outputs = [value]
-
-    return build
-
-
-def _more_outputs(outputs: bool) -> Builder:
-    def build(graph: KernelGraph, point: Point, copies: int) -> None:
-        values = [graph.input(4)]
-        for _ in range(1 + copies):
-            values.append(graph.op("Neg", [values[-1]], [4]))
-        graph.graph.outputs = values[1:] if outputs else values[-1:]
-
-    return build
+def _outputs(graph: KernelGraph, point: Point, copies: int, *, several: bool = True) -> None:
+    values = [graph.input(4)]
+    for _ in range(1 + copies):
+        values.append(graph.op("Neg", values[-1:], 4))
+    graph.graph.outputs = values[1 if several else -1 :]
 
 
 def _upload(graph: KernelGraph, point: Point, copies: int) -> None:
-    graph.end(graph.input(point[0] if copies else 4))
+    graph.end(graph.input(point[0] // 4 if copies else 4))
 
 
-def _readback(whole: bool) -> Builder:
-    def build(graph: KernelGraph, point: Point, copies: int) -> None:
-        value = graph.op("Neg", [graph.weight(point[0])], point)
-        graph.graph.outputs = [value]
-        if not whole:
-            graph.end(value)
-
-    return build
+def _readback(graph: KernelGraph, point: Point, copies: int, *, whole: bool = True) -> None:
+    value = graph.op("Neg", [graph.weight(point[0] // 4)], point[0] // 4)
+    graph.graph.outputs = [value]
+    if not whole:
+        graph.end(value)
 
 
 def _first_product(graph: KernelGraph, point: Point, copies: int) -> None:
     m, side = point
     value = graph.input(m, side)
-    graph.end(graph.op("MatMul", [value, graph.weight(side, side)], [m, side]) if copies else value)
+    graph.end(graph.op("MatMul", [value, graph.weight(side, side)], m, side) if copies else value)
 
 
 # --- nodes
 
 
-def _nodes(link: Callable[[KernelGraph, Point], tuple[Value, Link]], extra: int = 0) -> Builder:
-    """Return a builder of `copies` nodes, or of a chain of `extra` more, from the first value and the node on it."""
+def _nodes(link: Callable[..., Link], more: int = 0) -> Builder:
+    """Return what builds `copies` nodes, in a chain `more` of them, whose base is then a shorter chain."""
 
     def build(graph: KernelGraph, point: Point, copies: int) -> None:
-        first, node = link(graph, point)
+        first, node = link(graph, *point)
         if not graph.chained:
             graph.end(also=[node(first) for _ in range(copies)])
             return
-        value = graph.op("Add", [first, graph.input(1)], list(first.shape))
-        for _ in range(copies + extra):
+        value = graph.op("Add", [first, graph.input(1)], *first.shape)
+        for _ in range(copies + more):
             value = node(value)
+            if value.type != first.type:
+                raise GraphVerifyError("it cannot be chained, which devices that compile whole graphs need")
         graph.end(value)
 
     return build
 
 
-def _matmul(graph: KernelGraph, point: Point) -> tuple[Value, Link]:
-    m, side = point
-    return graph.weight(m, side), lambda x: graph.op("MatMul", [x, graph.weight(side, side)], [m, side])
+def _product(graph: KernelGraph, m: int, side: int, extra: tuple[str, ...] = ()) -> Link:
+    def node(x: Value) -> Value:
+        value = graph.op("MatMul", [x, graph.weight(side, side)], m, side)
+        for op_type in extra:
+            value = graph.op(op_type, [value, graph.weight(side)] if op_type == "Add" else [value], m, side)
+        return value
+
+    return graph.weight(m, side), node
 
 
-def _batched(graph: KernelGraph, point: Point) -> tuple[Value, Link]:
-    batch, s, d = point
-    return graph.weight(batch, s, d), lambda x: graph.op("MatMul", [x, graph.weight(batch, d, s)], [batch, s, s])
+def _batched(graph: KernelGraph, batch: int, s: int, d: int) -> Link:
+    return graph.weight(batch, s, d), lambda x: graph.op("MatMul", [x, graph.weight(batch, d, s)], batch, s, s)
 
 
-def _attention(graph: KernelGraph, point: Point) -> tuple[Value, Link]:
-    shape = [*point, 12 * 64]
-    memory = graph.weight(*shape)
-    attributes = {"num_heads": 12}
-    domain = "com.microsoft"
-    return memory, lambda x: graph.op("MultiHeadAttention", [x, memory, memory], shape, attributes, domain=domain)
+def _attention(graph: KernelGraph, batch: int, s: int) -> Link:
+    first = graph.weight(batch, s, 12 * 64)
+    given = {"num_heads": 12, "domain": "com.microsoft"}
+    return first, lambda x: graph.op("MultiHeadAttention", [x, first, first], batch, s, 12 * 64, **given)
 
 
-def _lstm(graph: KernelGraph, point: Point) -> tuple[Value, Link]:
-    steps, batch, hidden = point
+def _lstm(graph: KernelGraph, steps: int, batch: int, hidden: int) -> Link:
     weights = [graph.weight(1, 4 * hidden, hidden)] * 2
-    shape, attributes = [steps, 1, batch, hidden], {"hidden_size": hidden}
-    return graph.weight(steps, batch, hidden), lambda x: graph.op("LSTM", [x, *weights], shape, attributes)
+    first = graph.weight(steps, batch, hidden)
+    return first, lambda x: graph.op("LSTM", [x, *weights], steps, 1, batch, hidden, hidden_size=hidden)
 
 
-def _conv(side: int, extra: tuple[str, ...] = (), *, depthwise: bool = False) -> Any:
-    def link(graph: KernelGraph, point: Point) -> tuple[Value, Link]:
-        count, pixels, channels = point
-        shape, groups = [count, channels, pixels, pixels], channels if depthwise else 1
-        attributes = {"pads": (side // 2,) * 4, "kernel_shape": (side, side), "group": groups}
-        first = graph.weight(*shape)
+def _conv(
+    graph: KernelGraph, count: int, pixels: int, channels: int, side: int, group: int = 1, extra: tuple[str, ...] = ()
+) -> Link:
+    shape = (count, channels, pixels, pixels)
+    given = {"pads": (side // 2,) * 4, "kernel_shape": (side, side), "group": group}
 
-        def node(x: Value) -> Value:
-            value = graph.op("Conv", [x, graph.weight(channels, channels // groups, side, side)], shape, attributes)
-            for op_type in extra:
-                value = graph.op(op_type, [value, x] if op_type == "Add" else [value], shape)
-            return value
+    def node(x: Value) -> Value:
+        value = graph.op("Conv", [x, graph.weight(channels, channels // group, side, side)], *shape, **given)
+        for op_type in extra:
+            value = graph.op(op_type, [value, x] if op_type == "Add" else [value], *shape)
+        return value
 
-        return first, node
-
-    return link
+    return graph.weight(*shape), node
 
 
-def _fused_matmul(extra: tuple[str, ...]) -> Any:
-    def link(graph: KernelGraph, point: Point) -> tuple[Value, Link]:
-        first, product = _matmul(graph, point)
-
-        def node(x: Value) -> Value:
-            value = product(x)
-            for op_type in extra:
-                value = graph.op(op_type, [value, graph.weight(64)] if op_type == "Add" else [value], list(point))
-            return value
-
-        return first, node
-
-    return link
-
-
-# --- operators over (rows, width), by the name of their rows; the others are unary
-
-
-def _operator(name: str) -> Any:
-    def link(graph: KernelGraph, point: Point) -> tuple[Value, Link]:
-        elements, width = point
-        shape = [max(elements // width, 1), width]
-        return graph.weight(*shape), lambda x: _OPERATORS.get(name, _unary)(graph, x, shape, name)
-
-    return link
-
-
-def _unary(graph: KernelGraph, x: Value, shape: list[int], name: str) -> Value:
-    return graph.op(name, [x], shape)
-
-
-def _binary(graph: KernelGraph, x: Value, shape: list[int], name: str) -> Value:
-    return graph.op(name, [x, graph.weight(*shape)], shape)
-
-
-def _layer_norm(graph: KernelGraph, x: Value, shape: list[int], name: str) -> Value:
-    return graph.op(name, [x, graph.weight(shape[1]), graph.weight(shape[1])], shape, {"axis": -1})
-
-
-def _gather(graph: KernelGraph, x: Value, shape: list[int], name: str) -> Value:
-    """Look rows up in a table by random numbers."""
-    table = graph.weight(_TABLE_ROWS, shape[1])
-    rows = np.random.default_rng(0).integers(0, _TABLE_ROWS, shape[0])
-    return graph.op(name, [table, graph.weight(shape[0], dtype=DType.I64, given=TensorData.from_array(rows))], shape)
-
-
-def _transpose_rows(graph: KernelGraph, x: Value, shape: list[int], name: str) -> Value:
-    """Exchange the axes before the last one, as attention does with its heads of 64."""
-    sides = (8, max(math.prod(shape) // (8 * 64), 1), 64)
-    return graph.op("Transpose", [graph.weight(*sides)], [sides[1], 8, 64], {"perm": (1, 0, 2)})
+def _operator(graph: KernelGraph, elements: int, width: int, *, name: str) -> Link:
+    """Return an operator over rows of a width by the name of its rows; it is unary unless it is listed here."""
+    g, rows = graph, max(elements // width, 1)
+    heads = max(elements // (8 * 64), 1)
+    first: Sequence[int] = {
+        "Gather": (_TABLE_ROWS, width),
+        "Concat": (rows, width // 2),
+        "TransposeRows": (8, heads, 64),
+    }.get(name, (rows, width))
+    # Built when they are called: what one needs of weights and constants, the others do not.
+    nodes: Mapping[str, Callable[[Value], Value]] = {
+        **{two: lambda x: g.op(name, [x, g.weight(rows, width)], rows, width) for two in ("Add", "Mul", "Div")},
+        "AddRow": lambda x: g.op("Add", [x, g.weight(width)], rows, width),
+        "Pow": lambda x: g.op("Pow", [x, g.constant(1.5, dtype=np.float32)], rows, width),
+        "Where": lambda x: g.op("Where", [g.weight(rows, width, dtype=DType.BOOL), x, x], rows, width),
+        "Cast": lambda x: g.op("Cast", [x], rows, width, to=6, dtype=DType.I32),
+        "Softmax": lambda x: g.op("Softmax", [x], rows, width, axis=-1),
+        "LayerNormalization": lambda x: g.op(name, [x, g.weight(width), g.weight(width)], rows, width, axis=-1),
+        "Gather": lambda x: g.op("Gather", [x, g.indices(rows, _TABLE_ROWS)], rows, width),
+        "ReduceMean": lambda x: g.op("ReduceMean", [x, g.constant(1)], rows, 1),
+        "ReduceRows": lambda x: g.op("ReduceSum", [x, g.constant(0)], 1, width),
+        "Transpose": lambda x: g.op("Transpose", [x], width, rows, perm=(1, 0)),
+        "TransposeRows": lambda x: g.op("Transpose", [x], heads, 8, 64, perm=(1, 0, 2)),
+        "Concat": lambda x: g.op("Concat", [x, x], rows, width, axis=1),
+        "Reshape": lambda x: g.op("Reshape", [x, g.constant(-1, width)], rows, width),
+    }
+    return graph.weight(*first), nodes.get(name, lambda x: g.op(name, [x], rows, width))
 
 
 _TABLE_ROWS = 4096
-_OPERATORS: Mapping[str, Callable[[KernelGraph, Value, list[int], str], Value]] = {
-    **dict.fromkeys(("Add", "Mul", "Div"), _binary),
-    "AddRow": lambda graph, x, shape, name: graph.op("Add", [x, graph.weight(shape[1])], shape),
-    "Pow": lambda graph, x, shape, name: graph.op("Pow", [x, graph.constant(1.5, dtype=np.float32)], shape),
-    "Where": lambda graph, x, shape, name: graph.op(
-        "Where", [graph.weight(*shape, dtype=DType.BOOL), x, graph.weight(*shape)], shape
-    ),
-    "Cast": lambda graph, x, shape, name: graph.op("Cast", [x], shape, {"to": 6}, dtype=DType.I32),
-    "Softmax": lambda graph, x, shape, name: graph.op("Softmax", [x], shape, {"axis": -1}),
-    "LayerNormalization": _layer_norm,
-    "Gather": _gather,
-    "ReduceMean": lambda graph, x, shape, name: graph.op("ReduceMean", [x, graph.constant(1)], [shape[0], 1]),
-    "ReduceRows": lambda graph, x, shape, name: graph.op("ReduceSum", [x, graph.constant(0)], [1, shape[1]]),
-    "Transpose": lambda graph, x, shape, name: graph.op("Transpose", [x], shape[::-1], {"perm": (1, 0)}),
-    "TransposeRows": _transpose_rows,
-    "Concat": lambda graph, x, shape, name: graph.op(
-        "Concat", [graph.weight(shape[0], shape[1] // 2)] * 2, shape, {"axis": 1}
-    ),
-    "Reshape": lambda graph, x, shape, name: graph.op("Reshape", [x, graph.constant(-1, shape[1])], shape),
-}
-_UNLINKED = frozenset({"Gather", "Cast", "ReduceMean", "ReduceRows", "Transpose", "TransposeRows", "Concat"})
-_BY_WIDTH = ("Softmax", "LayerNormalization", "ReduceMean", "Gather", "Concat", "ReduceRows")
-_CORE = ("Add", "Tanh", *_BY_WIDTH[:2], "Gather", "TransposeRows", "ReduceMean", "Concat", "AddRow", "Transpose")
+_CORE = (
+    "Tanh",
+    "Softmax",
+    "LayerNormalization",
+    "Gather",
+    "TransposeRows",
+    "ReduceMean",
+    "Concat",
+    "AddRow",
+    "Transpose",
+)
 _MORE = ("Relu", "Mul", "Sigmoid", "Gelu", "Erf", "Exp", "Sin", "Pow", "Where", "Cast", "Div", "Sqrt", "Reshape")
+_WIDTHS = {**dict.fromkeys(("Softmax", "LayerNormalization", "ReduceMean"), (1024, 64))}
+_WIDTHS |= dict.fromkeys(("Gather", "Concat", "ReduceRows"), (2048, 16))
+"""Operators whose time depends on the length of a row -> further lengths, the more important one first."""
 
 
 # --- the table
 
 
-def _over(points: Sequence[int], width: int = 256) -> tuple[Point, ...]:
-    return tuple((1 << exponent, width) for exponent in points)
+def _points(*rows: int, side: int) -> tuple[Point, ...]:
+    return tuple((m, side) for m in rows)
 
 
-def _operators() -> list[Kernel]:
-    found = []
-    for at, name in enumerate((*_CORE, "ReduceRows", *_MORE)):
-        by_width = name in _BY_WIDTH
-        quick = (10, 18, 22) if name == "Add" else (10, 18) if at < 6 else ()
-        rest = (10, 14, 16, 18, 20, 22, 24) if name == "Add" else (10, 14, 18, 22) if name in _CORE else (14, 20)
-        groups = [(1, _over(quick)), (2 if name in _CORE else 3, _over([at for at in rest if at not in quick]))]
-        if by_width:
-            wide = 1024 if name in ("Softmax", "LayerNormalization", "ReduceMean") else 2048
-            groups += [(3, _over((14, 20), wide)), (4, _over((14, 20), 64 if wide == 1024 else 16))]
-        size = (lambda point: point) if by_width else (lambda point: point[:1])
-        work = lambda point: float(point[0])  # noqa: E731
-        linked = name not in _UNLINKED
-        found.append(Kernel(name, _nodes(_operator(name)), tuple(groups), size, work, linked=linked))
-    return found
+def _elements(*exponents: int, width: int = 256) -> tuple[Point, ...]:
+    return tuple((1 << exponent, width) for exponent in exponents)
 
 
-def _products() -> list[Kernel]:
-    rows = (1, 4, 8, 32, 128, 512, 4096)
-    squares: list[tuple[int, tuple[Point, ...]]] = []
-    for side in (64, 512, 2048, 256, 1024, 16, 128, 4096):
-        quick = (1, 32, 512) if side in (64, 512, 2048) else ()
-        first = (1, 8, 128) if side == 4096 else rows
-        priority = 2 if side in (64, 256, 512, 1024, 2048) else 3
-        squares += [(1, tuple((m, side) for m in quick)), (priority, tuple((m, side) for m in first if m not in quick))]
-    squares.append((4, tuple((m, 4096) for m in rows if m not in (1, 8, 128))))
-    other = tuple((4, tuple((m, side) for m in (1, 64, 512, 4096))) for side in (256, 1024, 4096))
-    size: Callable[[Point], Point] = lambda point: (point[0], point[1] ** 2)  # noqa: E731
-    work: Callable[[Point], float] = lambda point: 2.0 * point[0] * point[1] ** 2  # noqa: E731
-    types = (("f32", tuple(squares)), *((dtype, other) for dtype in ("f16", "bf16", "tf32")))
-    found = [Kernel("MatMul", _nodes(_matmul), groups, size, work, "flops", dtype) for dtype, groups in types]
-    first_groups = ((1, ((1, 256), (32, 1024))), (2, ((32, 256), (512, 256), (1, 1024), (512, 1024))))
-    found.append(Kernel("MatMul:first", _first_product, first_groups, size, work, "flops", copies=1))
-    batched = ((2, ((8, 16, 64), (8, 128, 64), (96, 128, 64), (96, 512, 64))),)
-    flops: Callable[[Point], float] = lambda point: 2.0 * math.prod(point) * point[1]  # noqa: E731
-    found.append(Kernel("BatchedMatMul", _nodes(_batched), batched, _whole(flops), flops, "flops", linked=False))
-    heads: Callable[[Point], float] = lambda point: 4.0 * point[0] * 12 * point[1] ** 2 * 64  # noqa: E731
-    sequences = ((1, ((1, 128),)), (2, ((1, 16), (8, 128), (8, 512))))
-    found.append(Kernel("Attention", _nodes(_attention), sequences, _whole(heads), heads, "flops"))
-    steps: Callable[[Point], float] = lambda point: 16.0 * point[0] * point[1] * point[2] ** 2  # noqa: E731
-    layers = tuple((3, ((16, 1, h), (64, 1, h), (16, 16, h))) for h in (256, 64, 512))
-    found.append(Kernel("LSTM", _nodes(_lstm), layers, work=steps, unit="flops", linked=False))
-    return found
+def _count(work: Callable[[Point], float]) -> Callable[[Point], Point]:
+    return lambda point: (int(work(point)),)
 
 
-def _convolutions() -> list[Kernel]:
-    found = []
-    pictures = ((1, 7), (1, 28), (4, 56), (32, 56))
-    size: Callable[[Point], Point] = lambda point: (point[0] * point[1] ** 2, point[2])  # noqa: E731
-    for name, side in (("Conv3x3", 3), ("Conv1x1", 1)):
-        work = _conv_work(side)
-        points = [(*picture, 64) for picture in pictures]
-        groups = ((1, tuple(points[:2])), (2, tuple(points[2:])))
-        groups += tuple((3, tuple((*picture, c) for picture in pictures[: 4 if c < 64 else 3])) for c in (16, 256))
-        build = _nodes(_conv(side), 1)
-        found.append(Kernel(name, build, groups, size, work, "flops", most=8, chained=True))
-    link = _conv(3, depthwise=True)
-    groups = ((2, tuple((*picture, 64) for picture in pictures[:3])),)
-    elements: Callable[[Point], float] = lambda point: float(point[0] * point[1] ** 2 * point[2])  # noqa: E731
-    build = _nodes(link, 1)
-    found.append(Kernel("DepthwiseConv", build, groups, _whole(elements), elements, "windows", most=8, chained=True))
-    return found
+def _square(point: Point) -> Point:
+    return point[0], point[1] ** 2
 
 
-def _fusions() -> list[Kernel]:
-    found = []
-    products = ((3, ((8, 64), (128, 64), (1024, 64), (8192, 64))),)
-    size: Callable[[Point], Point] = lambda point: (math.prod(point),)  # noqa: E731
-    for name, extra in (("MatMul+Bias", ("Add",)), ("MatMul+Relu", ("Add", "Relu"))):
-        build, base = _nodes(_fused_matmul(extra)), _nodes(_matmul)
-        work: Callable[[Point], float] = lambda point: 128.0 * math.prod(point)  # noqa: E731
-        found.append(Kernel(name, build, products, size, work, "flops", base=base, copies=16, chained=True))
-    pictures = ((3, ((1, 7, 64), (4, 56, 64))),)
-    elements = _whole(lambda point: float(point[0] * point[1] ** 2 * point[2]))
-    for name, extra in (("Conv+Relu", ("Relu",)), ("Conv+Add+Relu", ("Add", "Relu"))):
-        build, base = _nodes(_conv(1, extra)), _nodes(_conv(1))
-        found.append(Kernel(name, build, pictures, elements, _conv_work(1), "flops", base=base, copies=6, chained=True))
-    return found
+def _pixels(point: Point) -> float:
+    return point[0] * point[1] ** 2
 
 
-def _conv_work(side: int) -> Callable[[Point], float]:
-    return lambda point: 2.0 * side * side * point[0] * point[1] ** 2 * point[2] ** 2
+def _flops(formula: Callable[..., float]) -> Callable[[Point], float]:
+    return lambda point: float(formula(*point))
 
 
-def _whole(count: Callable[[Point], float]) -> Callable[[Point], Point]:
-    return lambda point: (int(count(point)),)
+_MATMUL_FLOPS = _flops(lambda m, side: 2 * m * side**2)
+_BATCHED_FLOPS = _flops(lambda batch, s, d: 2 * batch * s * s * d)
+_ATTENTION_FLOPS = _flops(lambda batch, s: 4 * batch * 12 * s * s * 64)
+_LSTM_FLOPS = _flops(lambda steps, batch, hidden: 16 * steps * batch * hidden**2)
+_ALL_ROWS = (1, 4, 8, 32, 128, 512, 4096)
+_SQUARES: Groups = (
+    *((1, _points(1, 32, 512, side=side)) for side in (64, 512, 2048)),
+    *((2, _points(4, 8, 128, 4096, side=side)) for side in (64, 512, 2048)),
+    *((2, _points(*_ALL_ROWS, side=side)) for side in (256, 1024)),
+    *((3, _points(*_ALL_ROWS, side=side)) for side in (16, 128)),
+    (3, _points(1, 8, 128, side=4096)),
+    (4, _points(4, 32, 512, 4096, side=4096)),
+)
+_OTHER_TYPES: Groups = tuple((4, _points(1, 64, 512, 4096, side=side)) for side in (256, 1024, 4096))
+_BYTES: Groups = ((1, ((1 << 10,), (1 << 20,))), (2, tuple((1 << at,) for at in (14, 16, 18, 22, 24))))
+_PICTURES = ((1, 7), (1, 28), (4, 56), (32, 56))
+
+
+def _pictures(channels: int, *, count: int = 4) -> tuple[Point, ...]:
+    return tuple((*picture, channels) for picture in _PICTURES[:count])
 
 
 def _runs() -> list[Kernel]:
     found = []
-    once: tuple[Point, ...] = ((),)
     for runs, tail in (("plain", ""), ("recorded", ":recorded")):
+        alone = partial(Kernel, groups=((0, ((),)),), runs=runs)
         found += [
-            Kernel(f"run{tail}", _one, ((0, once),), unit="", runs=runs, copies=1, whole=True),
-            Kernel(f"launch{tail}", _tiny, ((0, once),), unit="", runs=runs, copies=32),
+            alone(f"run{tail}", lambda graph, point, copies: _tiny(graph, point, 0), copies=1, whole=True),
+            alone(f"launch{tail}", _tiny, copies=32),
+            alone(f"input{tail}", _inputs, copies=7, base=partial(_inputs, several=False)),
+            alone(f"output{tail}", _outputs, copies=7, base=partial(_outputs, several=False)),
         ]
-        for name, build in (("input", _more_inputs), ("output", _more_outputs)):
-            found.append(
-                Kernel(f"{name}{tail}", build(True), ((1, once),), unit="", runs=runs, base=build(False), copies=7)
-            )
-    counts = ((1, ((1 << 8,), (1 << 18,))), (2, tuple((1 << at,) for at in (12, 14, 16, 20, 22))))
-    nbytes: Callable[[Point], Point] = lambda point: (4 * point[0],)  # noqa: E731
-    for name, build, base in (("upload", _upload, None), ("readback", _readback(True), _readback(False))):
-        found.append(Kernel(name, build, counts, nbytes, unit="bytes", base=base, copies=1, runs="plain"))
+    transfer = partial(Kernel, groups=_BYTES, unit="bytes", copies=1, runs="plain")
+    return [*found, transfer("upload", _upload), transfer("readback", _readback, base=partial(_readback, whole=False))]
+
+
+def _products() -> list[Kernel]:
+    square = partial(Kernel, size=_square, work=_MATMUL_FLOPS, unit="flops")
+    flops = partial(Kernel, unit="flops")
+    first: Groups = ((1, ((1, 256), (32, 1024))), (2, ((32, 256), (512, 256), (1, 1024), (512, 1024))))
+    batched: Groups = ((2, ((8, 16, 64), (8, 128, 64), (96, 128, 64), (96, 512, 64))),)
+    sequences: Groups = ((1, ((1, 128),)), (2, ((1, 16), (8, 128), (8, 512))))
+    layers = tuple((3, ((16, 1, hidden), (64, 1, hidden), (16, 16, hidden))) for hidden in (256, 64, 512))
+    return [
+        square("MatMul", _nodes(_product), _SQUARES),
+        *(square("MatMul", _nodes(_product), _OTHER_TYPES, dtype=dtype) for dtype in ("f16", "bf16", "tf32")),
+        square("MatMul:first", _first_product, first, copies=1),
+        flops("BatchedMatMul", _nodes(_batched), batched, _count(_BATCHED_FLOPS), _BATCHED_FLOPS),
+        flops("Attention", _nodes(_attention), sequences, _count(_ATTENTION_FLOPS), _ATTENTION_FLOPS),
+        flops("LSTM", _nodes(_lstm), layers, work=_LSTM_FLOPS),
+    ]
+
+
+def _operators() -> list[Kernel]:
+    quick: dict[str, Groups] = {"Add": ((1, _elements(10, 18, 22)), (2, _elements(14, 16, 20, 24)))}
+    quick |= {name: ((1, _elements(10, 18)), (2, _elements(14, 22))) for name in _CORE[:5]}
+    found = []
+    for name in ("Add", *_CORE, "ReduceRows", *_MORE):
+        plain = ((2, _elements(10, 14, 18, 22)),) if name in _CORE else ((3, _elements(14, 20)),)
+        widths = tuple((3 + at, _elements(14, 20, width=width)) for at, width in enumerate(_WIDTHS.get(name, ())))
+        size: Callable[[Point], Point] = tuple if widths else _count(lambda point: point[0])
+        build, groups = _nodes(partial(_operator, name=name)), (*quick.get(name, plain), *widths)
+        found.append(Kernel(name, build, groups, size, lambda point: point[0], "elements"))
+    return found
+
+
+def _convolutions() -> list[Kernel]:
+    """Convolutions are chained, since optimisation lays out their channels; the base is a chain of one."""
+    found, chain = [], partial(Kernel, unit="flops", most=8, chained=True)
+    for name, side in (("Conv3x3", 3), ("Conv1x1", 1)):
+        groups: Groups = (
+            (1, _pictures(64, count=2)),
+            (2, _pictures(64)[2:]),
+            (3, _pictures(16)),
+            (3, _pictures(256, count=3)),
+        )
+        work = _flops(
+            partial(lambda count, pixels, channels, side: 2 * count * (side * pixels * channels) ** 2, side=side)
+        )
+        build = _nodes(partial(_conv, side=side), 1)
+        found.append(chain(name, build, groups, lambda point: (int(_pixels(point)), point[2]), work))
+    elements: Callable[[Point], float] = lambda point: _pixels(point) * point[2]  # noqa: E731
+    depthwise: Callable[..., Link] = lambda graph, *point: _conv(graph, *point, side=3, group=point[2])  # noqa: E731
+    groups = ((2, _pictures(64, count=3)),)
+    return [*found, chain("DepthwiseConv", _nodes(depthwise, 1), groups, _count(elements), elements, unit="windows")]
+
+
+def _fusions() -> list[Kernel]:
+    found = []
+    after = partial(Kernel, unit="fused", chained=True)
+    rows: Groups = ((3, ((8, 64), (128, 64), (1024, 64), (8192, 64))),)
+    for name, extra in (("MatMul+Bias", ("Add",)), ("MatMul+Relu", ("Add", "Relu"))):
+        build = _nodes(partial(_product, extra=extra))
+        found.append(after(name, build, rows, _count(math.prod), base=_nodes(_product), copies=16))
+    elements: Callable[[Point], float] = lambda point: _pixels(point) * point[2]  # noqa: E731
+    for name, extra in (("Conv+Relu", ("Relu",)), ("Conv+Add+Relu", ("Add", "Relu"))):
+        build, base = _nodes(partial(_conv, side=1, extra=extra)), _nodes(partial(_conv, side=1))
+        groups: Groups = ((3, ((1, 7, 64), (4, 56, 64))),)
+        found.append(after(name, build, groups, _count(elements), elements, base=base, copies=6))
     return found
 
 

@@ -142,9 +142,6 @@ class Bench:
         wanted = [point for point in points if not again or self._key(kernel, point) in self.rows]
         if not wanted or not self._applies(kernel):
             return
-        if self.compiles and not kernel.linked:
-            self.skipped[kernel.name] = f"{self.device.display} compiles whole graphs, of which it is no single node"
-            return
         begun = self._clock()
         for point in sorted(wanted, key=kernel.work):
             expected_ns = self._expected_ns(kernel, point)
@@ -357,7 +354,7 @@ def measure_nodes(
         for name in ("run:recorded", "run") if bench.records else ("run",):
             bench.visit(next(kernel for kernel in KERNELS if kernel.name == name), ((),))
         for node in nodes:
-            kernel = Kernel(f"?{node.name}", partial(_copies_of, node), (), linked=False)
+            kernel = Kernel(f"?{node.name}", partial(_copies_of, node), ())
             bench.visit(kernel, ((),))
             if kernel.name in bench.skipped:
                 reasons[node.name] = bench.skipped[kernel.name]
@@ -370,8 +367,10 @@ def _copies_of(node: Node, graph: KernelGraph, point: Point, copies: int) -> Non
     """Add copies of a node that read the same random or known tensors.
 
     Raises:
-        GraphVerifyError: the size of an input is not known.
+        GraphVerifyError: the size of an input is not known, or the device has no single nodes.
     """
+    if graph.chained:
+        raise GraphVerifyError("devices that compile whole graphs have no single nodes")
     inputs: list[Value | None] = []
     for given in node.inputs if copies else ():
         if given is None:
