@@ -72,7 +72,7 @@ class RandomData:
 def _block(dtype: DType) -> npt.NDArray[np.uint8]:
     values = np.random.default_rng(0).uniform(0.02, 0.98, 1 << 16)
     if dtype is DType.BOOL:
-        values = values > 0.5
+        values = np.round(values)
     elif not dtype.is_float or dtype.is_packed:
         values = np.zeros_like(values)
     return values.astype(dtype.numpy).view(np.uint8)
@@ -303,6 +303,10 @@ def _conv(
     return graph.weight(*shape), node
 
 
+def _depthwise(graph: KernelGraph, count: int, pixels: int, channels: int) -> Link:
+    return _conv(graph, count, pixels, channels, side=3, group=channels)
+
+
 def _operator(graph: KernelGraph, elements: int, width: int, *, name: str) -> Link:
     """Return an operator over rows of a width by the name of its rows; it is unary unless it is listed here."""
     g, rows = graph, max(elements // width, 1)
@@ -459,9 +463,8 @@ def _convolutions() -> list[Kernel]:
         build = _nodes(partial(_conv, side=side), 1)
         found.append(chain(name, build, groups, lambda point: (int(_pixels(point)), point[2]), work))
     elements: Callable[[Point], float] = lambda point: _pixels(point) * point[2]  # noqa: E731
-    depthwise: Callable[..., Link] = lambda graph, *point: _conv(graph, *point, side=3, group=point[2])  # noqa: E731
     groups = ((2, _pictures(64, count=3)),)
-    return [*found, chain("DepthwiseConv", _nodes(depthwise, 1), groups, _count(elements), elements, unit="windows")]
+    return [*found, chain("DepthwiseConv", _nodes(_depthwise, 1), groups, _count(elements), elements, unit="windows")]
 
 
 def _fusions() -> list[Kernel]:

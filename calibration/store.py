@@ -124,12 +124,14 @@ def keep(device: Device, profile: CalibrationProfile) -> Path | None:
 
     The file appears whole or not at all. The profile counts in this process either way.
     """
+    from rlx_ort.providers.injection import cache_folder
+
     with _lock:
         _current[0] = next(_generation)
         _unsaved[device] = profile
         _memory.clear()
     try:
-        path = _folder() / profile.key.file_name
+        path = cache_folder(_FOLDER) / profile.key.file_name
         write_atomic(path, profile.to_json().encode())
     except OSError as err:
         _log.warning("the calibration of %s counts for this process only, it cannot be kept: %s", device.display, err)
@@ -158,33 +160,28 @@ def locked(device: Device) -> Iterator[bool]:
     """
     import filelock
 
-    try:
-        lock = filelock.FileLock(_folder() / f"{key_of(device).file_name}.lock", timeout=_LOCK_TIMEOUT_S)
-        try:
-            lock.acquire(timeout=0)
-            waited = False
-        except filelock.Timeout:
-            lock.acquire()
-            waited = True
-    except (OSError, NotImplementedError, filelock.Timeout) as err:
-        _log.warning("%s is calibrated without a lock: %s", device.display, err)
-        yield False
-        return
-    try:
-        yield waited
-    finally:
-        lock.release()
-
-
-def _folder() -> Path:
     from rlx_ort.providers.injection import cache_folder
 
-    return cache_folder(_FOLDER)
+    with contextlib.ExitStack() as stack:
+        waited = False
+        try:
+            lock = filelock.FileLock(
+                cache_folder(_FOLDER) / f"{key_of(device).file_name}.lock", timeout=_LOCK_TIMEOUT_S
+            )
+            try:
+                lock.acquire(timeout=0)
+            except filelock.Timeout:
+                lock.acquire()
+                waited = True
+            stack.callback(lock.release)
+        except (OSError, NotImplementedError, filelock.Timeout) as err:
+            _log.warning("%s is calibrated without a lock: %s", device.display, err)
+        yield waited
 
 
 def _path(key: ProfileKey) -> Path:
     """Return where a profile of the key lies or would lie; the folder is not made."""
-    from rlx_ort.providers.injection import cache_root
+    from rlx_ort.providers.compiled.settings import cache_root
 
     return cache_root() / _FOLDER / key.file_name
 
@@ -195,7 +192,10 @@ def _remembered(device: Device) -> _Memory:
     except CalibrationError as err:
         return _Memory(None, Found(None, str(err)))
     path = _path(key)
-    stamp = _stamp(path)
+    stamp = None
+    with contextlib.suppress(OSError):
+        state = path.stat()
+        stamp = state.st_mtime_ns, state.st_size
     with _lock:
         known = _memory.get((device, str(path)))
         unsaved = _unsaved.get(device)
@@ -208,14 +208,6 @@ def _remembered(device: Device) -> _Memory:
     with _lock:
         _memory[device, str(path)] = memory
     return memory
-
-
-def _stamp(path: Path) -> tuple[int, int] | None:
-    try:
-        state = path.stat()
-    except OSError:
-        return None
-    return state.st_mtime_ns, state.st_size
 
 
 def _read(path: Path, key: ProfileKey) -> Found:
@@ -234,16 +226,9 @@ def _read(path: Path, key: ProfileKey) -> Found:
 
 
 def _why_none(path: Path, key: ProfileKey) -> str:
-    """Return what speaks against the other profiles of the device, or that there is none."""
-    label = path.name.rsplit("-", 1)[0]
-    try:
-        others = sorted(path.parent.glob(f"{label}-*.json"))
-    except OSError:
-        others = []
-    for other in others[:3]:
-        try:
+    """Return how another profile of the device differs, or that there is none."""
+    for other in sorted(path.parent.glob(f"{path.name.rsplit('-', 1)[0]}-*.json"))[:3]:
+        with contextlib.suppress(OSError, UnicodeDecodeError, CalibrationError):
             profile = CalibrationProfile.from_json(other.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, CalibrationError):
-            continue
-        return f"the profile {other.name} is of another machine or version: {key.difference(profile.key)}"
+            return f"the profile {other.name} is of another machine or version: {key.difference(profile.key)}"
     return "it was never calibrated here; `rlx-ort calibrate` does it"
