@@ -95,8 +95,10 @@ class Bench:
         self._clock = clock
         self._pace = pace or Pace(clock)
         self._anchor: CompiledGraph | None = None
-        self._bases: dict[str, _Timed] = {}
-        self._works: dict[tuple[str, str], list[tuple[float, float]]] = {}  # kernel, dtype -> (work, ns of a copy)
+        self._bases: dict[tuple[str, bool], _Timed] = {}  # by dtype, and whether launches are recorded
+        self._works: dict[tuple[str, str], dict[float, float]] = {}  # kernel, dtype -> work -> ns of a copy
+        self._failed: set[str] = set()
+        self._unrecordable: set[str] = set()
         self._extra_ns: list[float] = []
 
     def begin(self, *, keep_open: bool) -> None:
@@ -124,10 +126,6 @@ class Bench:
         if self._anchor is not None:
             self._anchor.close()
 
-    def has_time(self, expected_ns: float = 0.0) -> bool:
-        """Return whether something that takes so long ends within the limit."""
-        return self.spent_ns + expected_ns < self.limit_ns
-
     def ns(self, kernel: str) -> float:
         """Return the time of a kernel without a size, or 0 where it has no row."""
         row = self.rows.get((kernel, (), "f32"))
@@ -137,25 +135,26 @@ class Bench:
         """Measure bases anew, in another visit."""
         self._bases.clear()
 
-    def visit(self, kernel: Kernel, points: Sequence[Point], *, again: bool = False) -> None:
-        """Measure a kernel at some points, least work first; `again`, only those that have a row."""
-        wanted = [point for point in points if not again or self._key(kernel, point) in self.rows]
-        if not wanted or not self._applies(kernel):
+    def visit(self, kernel: Kernel, points: Sequence[Point]) -> None:
+        """Measure a kernel at some points, least work first; where a point has a row, the quicker one counts."""
+        label = kernel.name if kernel.dtype == "f32" else f"{kernel.name} {kernel.dtype}"
+        if label in self._failed or not self._applies(kernel):
             return
         begun = self._clock()
-        for point in sorted(wanted, key=kernel.work):
+        for point in sorted(points, key=kernel.work):
             expected_ns = self._expected_ns(kernel, point)
             run_ns = expected_ns * (kernel.copies or self._copies(kernel, expected_ns))
             usual_ns = self.point_ns + (statistics.median(self._extra_ns) if self._extra_ns else 0.0)
             ends_ns = self.spent_ns + max(self._clock() - begun, 0) + max(usual_ns, _LEAST_RUNS * run_ns)
             if run_ns > _PATIENCE * self.point_ns or ends_ns > self.limit_ns:
-                if not again:
-                    self.skipped.setdefault(kernel.name, f"no time for size {kernel.size(point)} of {kernel.dtype}")
+                if self._key(kernel, point) not in self.rows:
+                    self.skipped.setdefault(label, f"no time for size {kernel.size(point)}")
                 continue
             try:
                 self._measure(kernel, point, expected_ns)
             except FAILURES as err:
-                self.skipped[kernel.name] = f"{kernel.dtype}: {str(err).splitlines()[0]}"
+                self.skipped[label] = str(err).splitlines()[0]
+                self._failed.add(label)
                 break
         taken_ns = max(self._clock() - begun, 0)
         self.spent_ns += taken_ns
@@ -176,20 +175,31 @@ class Bench:
 
     def _measure(self, kernel: Kernel, point: Point, expected_ns: float) -> None:
         copies = kernel.copies or self._copies(kernel, expected_ns)
+        try:
+            found = self._timed(self._graph(kernel, point, copies), kernel)
+        except EngineError:
+            if kernel.runs == "recorded" or not self._recorded(kernel):
+                raise
+            self._unrecordable.add(kernel.name)
+            found = self._timed(self._graph(kernel, point, copies), kernel)
         base = self._base(kernel, point, copies)
-        found = self._timed(self._graph(kernel, point, copies), kernel)
         if base is None or found is None:
             return
-        copy_ns = max(found.ns - base.ns, 0.0) / copies
-        better = self._copies(kernel, copy_ns)
+        better = self._copies(kernel, max(found.ns - base.ns, 0.0) / copies)
         if not kernel.copies and better >= 2 * copies and found.ns < 2 * base.ns:
             copies, found = better, self._timed(self._graph(kernel, point, better), kernel) or found
-            copy_ns = max(found.ns - base.ns, 0.0) / copies
+        copy_ns = max(found.ns - base.ns, 0.0) / copies
         whole_ns = found.ns / copies if kernel.base else copy_ns  # of a link, where only its last nodes count
-        self._works.setdefault((kernel.name, kernel.dtype), []).append((kernel.work(point), whole_ns))
+        works, work = self._works.setdefault((kernel.name, kernel.dtype), {}), kernel.work(point)
+        works[work] = min(whole_ns, works.get(work, math.inf))
         row = Row(kernel.name, kernel.size(point), round(copy_ns, 1), kernel.dtype, found.spread, found.repeats)
         key = self._key(kernel, point)
         self.rows[key] = self._better(row, self.rows.get(key))
+
+    def _recorded(self, kernel: Kernel) -> bool:
+        """Return whether a kernel is measured with recorded launches."""
+        usual = self.records and kernel.name not in self._unrecordable
+        return kernel.runs == "recorded" or (kernel.runs == "as executed" and usual)
 
     def _better(self, row: Row, before: Row | None) -> Row:
         """Return the quicker of two rows, whose spread is at least their difference in units of a launch or more."""
@@ -215,10 +225,10 @@ class Bench:
         """Return about what a copy takes at most: by the nearest point of the kernel, else by the best rate."""
         work, seen = kernel.work(point), self._works.get((kernel.name, kernel.dtype))
         if seen:
-            near, ns = min(seen, key=lambda known: abs(math.log(known[0] / work)))
+            near, ns = min(seen.items(), key=lambda known: abs(math.log(known[0] / work)))
             return ns * max(work / near, 1.0) if work > near else ns
         alike = {other.name for other in KERNELS if other.unit == kernel.unit}
-        rates = [ns / done for (name, _), known in self._works.items() if name in alike for done, ns in known]
+        rates = [ns / done for (name, _), known in self._works.items() if name in alike for done, ns in known.items()]
         return max(self.ns("launch"), work * min(rates, default=0.0))
 
     def _base(self, kernel: Kernel, point: Point, copies: int) -> _Timed | None:
@@ -227,11 +237,10 @@ class Bench:
         graph = self._graph(kernel, point, copies if kernel.base else 0, kernel.base)
         if not graph.bare:
             return self._timed(graph, kernel)
-        known = self._bases.get(kernel.dtype)
-        if known is None:
-            known = self._timed(graph, kernel)
-            if known is not None:
-                self._bases[kernel.dtype] = known
+        key = kernel.dtype, self._recorded(kernel)
+        known = self._bases.get(key) or self._timed(graph, kernel)
+        if known is not None:
+            self._bases[key] = known
         return known
 
     def _graph(self, kernel: Kernel, point: Point, copies: int, build: Any = None) -> KernelGraph:
@@ -242,15 +251,7 @@ class Bench:
 
     def _timed(self, graph: KernelGraph, kernel: Kernel) -> _Timed | None:
         """Return the lower quartile of the runs of a graph; None when the clock makes no sense."""
-        recorded = kernel.runs == "recorded" or (kernel.runs == "as executed" and self.records)
-        try:
-            return self._runs(graph, kernel, recorded=recorded)
-        except EngineError:
-            if not recorded or kernel.runs == "recorded":
-                raise
-            return self._runs(graph, kernel, recorded=False)
-
-    def _runs(self, graph: KernelGraph, kernel: Kernel, *, recorded: bool) -> _Timed | None:
+        recorded = self._recorded(kernel)
         clock, feeds = self._clock, graph.feeds
         least_warm = _RECORDING_RUNS if recorded else _LEAST_WARM
         opening = clock()
@@ -310,7 +311,7 @@ def measure_kernels(benches: Sequence[Bench], *, quick: bool = False, progress: 
             for bench in order.sample(benches, len(benches)):
                 if progress is not None:
                     progress(bench.device, kernel.name, min(bench.spent_ns / bench.limit_ns, 1.0))
-                bench.visit(kernel, points, again=again)
+                bench.visit(kernel, points)
         order.shuffle(groups)
         for bench in benches:
             bench.forget_bases()

@@ -98,7 +98,7 @@ def test_sizes_that_would_take_too_long_are_not_measured(machine: Arithmetic) ->
     bench = machine.bench()
     bench.visit(_named("Tanh"), ((1 << 10, 256), (1 << 14, 256)))
     assert [row.size for row in bench.rows.values()] == [(1 << 10,)]
-    assert bench.skipped["Tanh"] == "no time for size (16384,) of f32"
+    assert bench.skipped["Tanh"] == "no time for size (16384,)"
 
 
 def test_a_kernel_that_fails_is_skipped_with_the_message(machine: Arithmetic) -> None:
@@ -106,7 +106,7 @@ def test_a_kernel_that_fails_is_skipped_with_the_message(machine: Arithmetic) ->
     machine.failing = "Tanh"
     bench = machine.bench()
     measure_kernels([bench])
-    assert bench.skipped["Tanh"] == "f32: no kernel of Tanh"
+    assert bench.skipped["Tanh"] == "no kernel of Tanh"
     assert not any(kernel == "Tanh" for kernel, _, _ in bench.rows)
     assert _row(bench, "Exp", (1 << 14,)).ns == pytest.approx(100)
 
@@ -132,7 +132,7 @@ def test_the_quicker_visit_counts_and_their_difference_is_the_spread(machine: Ar
     bench, kernel = machine.bench(), _named("Tanh")
     for ns in (9000.0, 6000.0):
         machine.node_ns["Tanh"] = ns
-        bench.visit(kernel, ((1 << 10, 256),), again=bool(bench.rows))
+        bench.visit(kernel, ((1 << 10, 256),))
     row = _row(bench, "Tanh", (1 << 10,))
     assert row.ns == pytest.approx(6000)
     assert row.spread == pytest.approx(1 / 3, abs=0.01)
