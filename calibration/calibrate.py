@@ -71,6 +71,8 @@ def calibrate_together(
                 if known and (quick or not known.quick):
                     found[device] = known
                     continue
+                if progress is not None:
+                    progress(device, "opening", 0.0)
                 benches.append(stack.enter_context(_bench(device, clock, pace, quick=quick)))
             except RlxError as err:
                 found[device] = err

@@ -135,14 +135,17 @@ class Bench:
         """Measure bases anew, in another visit."""
         self._bases.clear()
 
-    def visit(self, kernel: Kernel, points: Sequence[Point]) -> None:
-        """Measure a kernel at some points, least work first; where a point has a row, the quicker one counts."""
+    def visit(self, kernel: Kernel, points: Sequence[Point], guess_ns: float = 0.0) -> None:
+        """Measure a kernel at some points, least work first; where a point has a row, the quicker one counts.
+
+        `guess_ns` is about what a copy takes, where nothing is known of the kernel.
+        """
         label = kernel.name if kernel.dtype == "f32" else f"{kernel.name} {kernel.dtype}"
         if label in self._failed or not self._applies(kernel):
             return
         begun = self._clock()
         for point in sorted(points, key=kernel.work):
-            expected_ns = self._expected_ns(kernel, point)
+            expected_ns = guess_ns or self._expected_ns(kernel, point)
             run_ns = expected_ns * (kernel.copies or self._copies(kernel, expected_ns))
             usual_ns = self.point_ns + (statistics.median(self._extra_ns) if self._extra_ns else 0.0)
             ends_ns = self.spent_ns + max(self._clock() - begun, 0) + max(usual_ns, _LEAST_RUNS * run_ns)
@@ -332,6 +335,7 @@ class Node:
         attributes: name -> value.
         domain: the operator's domain.
         version: the opset version of the domain.
+        expected_ns: about what it takes, by which the number of copies is chosen; 0 if that is not known.
     """
 
     name: str
@@ -341,6 +345,7 @@ class Node:
     attributes: Mapping[str, Any] = field(default_factory=dict)
     domain: str = ""
     version: int = 21
+    expected_ns: float = 0.0
 
 
 def measure_nodes(
@@ -351,7 +356,7 @@ def measure_nodes(
     Raises:
         RlxError: the device does not work, or fails at the smallest graph.
     """
-    bench = Bench(device, limit_s, _NODE_SHARE * limit_s, clock)
+    bench = Bench(device, 0.8 * limit_s, _NODE_SHARE * limit_s, clock)  # the rest is for closing sessions
     reasons: dict[str, str] = {}
     bench.begin(keep_open=True)
     try:
@@ -359,7 +364,7 @@ def measure_nodes(
             bench.visit(next(kernel for kernel in KERNELS if kernel.name == name), ((),))
         for node in nodes:
             kernel = Kernel(f"?{node.name}", partial(_copies_of, node), ())
-            bench.visit(kernel, ((),))
+            bench.visit(kernel, ((),), node.expected_ns or bench.point_ns / 2)  # one copy, and more where it is short
             if kernel.name in bench.skipped:
                 reasons[node.name] = bench.skipped[kernel.name]
     finally:

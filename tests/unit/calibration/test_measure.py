@@ -12,8 +12,12 @@ from rlx_ort.calibration.kernels import KERNELS, Kernel
 from rlx_ort.calibration.measure import Bench, measure_kernels
 from rlx_ort.device import Device
 from rlx_ort.errors import EngineError
+from rlx_ort.ir.dtype import DType
+from rlx_ort.ir.shape import Shape
+from rlx_ort.ir.types import TensorType
 
 TRIP_NS = 3000
+KIND = TensorType(DType.F32, Shape([64]))
 
 
 class Arithmetic:
@@ -172,12 +176,15 @@ def test_a_clock_that_makes_no_sense_leaves_no_rows(clock: Callable[[], int], ma
 
 def test_single_nodes_are_measured_in_order_until_the_limit(machine: Arithmetic) -> None:
     """The name of a row is that of the node behind a question mark; what came too late has a reason."""
-    from rlx_ort.ir.shape import Shape
-    from rlx_ort.ir.types import TensorType
-
-    machine.node_ns |= {"Softplus": 9000.0, "Mish": 1e9}
-    kind = TensorType(measure.DType.F32, Shape([64]))
-    nodes = [measure.Node(name, name, (kind,), (kind,)) for name in ("Softplus", "Mish", "Elu")]
+    machine.node_ns |= {"Softplus": 9000.0, "Mish": 1e8}
+    nodes = [measure.Node(name, name, (KIND,), (KIND,)) for name in ("Softplus", "Mish", "Elu")]
     rows, reasons = measure.measure_nodes(Device.CUDA, nodes, 0.3, clock=lambda: machine.now)
-    assert [(row.kernel, row.ns) for row in rows] == [("?Softplus", pytest.approx(9000)), ("?Mish", pytest.approx(1e9))]
+    assert [(row.kernel, row.ns) for row in rows] == [("?Softplus", pytest.approx(9000)), ("?Mish", pytest.approx(1e8))]
     assert list(reasons) == ["Elu"]
+
+
+def test_a_node_of_which_nothing_is_known_is_not_run_many_times_at_once(machine: Arithmetic) -> None:
+    """One copy of a node of 50 ms is run three times."""
+    machine.node_ns |= {"Mish": 5e7}
+    measure.measure_nodes(Device.CUDA, [measure.Node("m", "Mish", (KIND,), (KIND,))], clock=lambda: machine.now)
+    assert machine.now < (10 + 10 + 1 + 0.2) * 5e7
