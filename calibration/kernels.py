@@ -8,7 +8,6 @@ What `size` counts in the rows of a kernel (elements are counted in units of 4 b
     upload (bytes)                a large input beyond a small one
     readback (bytes)              a large output beyond a small one
     MatMul (m, k * n)             (m, k) x (k, n) with k = n and a constant weight
-    MatMul:first (m, k * n)       the same as the first node of a run, multiplying a graph input
     BatchedMatMul (flops)         a product of two computed values, batch * s * d * s * 2
     Conv3x3, Conv1x1 (pixels, channels)   pixels of all pictures together
     DepthwiseConv (elements)      3 x 3
@@ -16,7 +15,6 @@ What `size` counts in the rows of a kernel (elements are counted in units of 4 b
     LSTM (steps, batch, hidden)
     NAME (elements)               an operator over rows of 256
     NAME (elements, width)        an operator whose time depends on the length of a row
-    MatMul+Bias, MatMul+Relu, Conv+Relu, Conv+Add+Relu (elements)   what the nodes after the product add to it
 
 `run`, `launch`, `input` and `output` are measured without recorded launches, and as `run:recorded` and so on with them
 where the device records launches. All other kernels but transfers are measured the way the device executes them.
@@ -235,12 +233,6 @@ def _readback(graph: KernelGraph, point: Point, copies: int, *, whole: bool = Tr
         graph.end(value)
 
 
-def _first_product(graph: KernelGraph, point: Point, copies: int) -> None:
-    m, side = point
-    value = graph.input(m, side)
-    graph.end(graph.op("MatMul", [value, graph.weight(side, side)], m, side) if copies else value)
-
-
 # --- nodes
 
 
@@ -262,14 +254,8 @@ def _nodes(link: Callable[..., Link], more: int = 0) -> Builder:
     return build
 
 
-def _product(graph: KernelGraph, m: int, side: int, extra: tuple[str, ...] = ()) -> Link:
-    def node(x: Value) -> Value:
-        value = graph.op("MatMul", [x, graph.weight(side, side)], m, side)
-        for op_type in extra:
-            value = graph.op(op_type, [value, graph.weight(side)] if op_type == "Add" else [value], m, side)
-        return value
-
-    return graph.weight(m, side), node
+def _product(graph: KernelGraph, m: int, side: int) -> Link:
+    return graph.weight(m, side), lambda x: graph.op("MatMul", [x, graph.weight(side, side)], m, side)
 
 
 def _batched(graph: KernelGraph, batch: int, s: int, d: int) -> Link:
@@ -288,19 +274,11 @@ def _lstm(graph: KernelGraph, steps: int, batch: int, hidden: int) -> Link:
     return first, lambda x: graph.op("LSTM", [x, *weights], steps, 1, batch, hidden, hidden_size=hidden)
 
 
-def _conv(
-    graph: KernelGraph, count: int, pixels: int, channels: int, side: int, group: int = 1, extra: tuple[str, ...] = ()
-) -> Link:
+def _conv(graph: KernelGraph, count: int, pixels: int, channels: int, side: int, group: int = 1) -> Link:
     shape = (count, channels, pixels, pixels)
     given = {"pads": (side // 2,) * 4, "kernel_shape": (side, side), "group": group}
-
-    def node(x: Value) -> Value:
-        value = graph.op("Conv", [x, graph.weight(channels, channels // group, side, side)], *shape, **given)
-        for op_type in extra:
-            value = graph.op(op_type, [value, x] if op_type == "Add" else [value], *shape)
-        return value
-
-    return graph.weight(*shape), node
+    weight = (channels, channels // group, side, side)
+    return graph.weight(*shape), lambda x: graph.op("Conv", [x, graph.weight(*weight)], *shape, **given)
 
 
 def _depthwise(graph: KernelGraph, count: int, pixels: int, channels: int) -> Link:
@@ -420,14 +398,12 @@ def _runs() -> list[Kernel]:
 def _products() -> list[Kernel]:
     square = partial(Kernel, size=_square, work=_MATMUL_FLOPS, unit="flops")
     flops = partial(Kernel, unit="flops")
-    first: Groups = ((1, ((1, 256), (32, 1024))), (2, ((32, 256), (512, 256), (1, 1024), (512, 1024))))
     batched: Groups = ((2, ((8, 16, 64), (8, 128, 64), (96, 128, 64), (96, 512, 64))),)
     sequences: Groups = ((1, ((1, 128),)), (2, ((1, 16), (8, 128), (8, 512))))
     layers = tuple((3, ((16, 1, hidden), (64, 1, hidden), (16, 16, hidden))) for hidden in (256, 64, 512))
     return [
         square("MatMul", _nodes(_product), _SQUARES),
         *(square("MatMul", _nodes(_product), _OTHER_TYPES, dtype=dtype) for dtype in ("f16", "bf16", "tf32")),
-        square("MatMul:first", _first_product, first, copies=1),
         flops("BatchedMatMul", _nodes(_batched), batched, _count(_BATCHED_FLOPS), _BATCHED_FLOPS),
         flops("Attention", _nodes(_attention), sequences, _count(_ATTENTION_FLOPS), _ATTENTION_FLOPS),
         flops("LSTM", _nodes(_lstm), layers, work=_LSTM_FLOPS),
@@ -467,20 +443,5 @@ def _convolutions() -> list[Kernel]:
     return [*found, chain("DepthwiseConv", _nodes(_depthwise, 1), groups, _count(elements), elements, unit="windows")]
 
 
-def _fusions() -> list[Kernel]:
-    found = []
-    after = partial(Kernel, unit="fused", chained=True)
-    rows: Groups = ((3, ((8, 64), (128, 64), (1024, 64), (8192, 64))),)
-    for name, extra in (("MatMul+Bias", ("Add",)), ("MatMul+Relu", ("Add", "Relu"))):
-        build = _nodes(partial(_product, extra=extra))
-        found.append(after(name, build, rows, _count(math.prod), base=_nodes(_product), copies=16))
-    elements: Callable[[Point], float] = lambda point: _pixels(point) * point[2]  # noqa: E731
-    for name, extra in (("Conv+Relu", ("Relu",)), ("Conv+Add+Relu", ("Add", "Relu"))):
-        build, base = _nodes(partial(_conv, side=1, extra=extra)), _nodes(partial(_conv, side=1))
-        groups: Groups = ((3, ((1, 7, 64), (4, 56, 64))),)
-        found.append(after(name, build, groups, _count(elements), elements, base=base, copies=6))
-    return found
-
-
-KERNELS: tuple[Kernel, ...] = (*_runs(), *_products(), *_operators(), *_convolutions(), *_fusions())
+KERNELS: tuple[Kernel, ...] = (*_runs(), *_products(), *_operators(), *_convolutions())
 """All kernels; a calibration measures the points of all of them by priority."""

@@ -68,9 +68,14 @@ def test_an_operator_is_measured_on_the_cpu(case: Node) -> None:
 
 def test_either_axis_of_a_reduction_has_its_own_time() -> None:
     """Two nodes of one operator have a row each, by the names that they were given."""
-    types = ([kind(1024, 64), ints(axis)] for axis in (0, 1))
-    nodes = [Node(f"max{at}", "ReduceMax", tuple(given), (kind(1, 64),)) for at, given in enumerate(types)]
-    assert set(measured("cpu", nodes[:1])[0]) == {"max0"}
+    shapes = {"rows": kind(1, 64), "columns": kind(1024, 1)}
+    nodes = [
+        Node(name, "ReduceMax", (kind(1024, 64), ints(axis)), (result,))
+        for axis, (name, result) in enumerate(shapes.items())
+    ]
+    found, reasons = measured("cpu", nodes)
+    assert (set(found), reasons) == ({"rows", "columns"}, {})
+    assert all(ns > 0 for ns in found.values())
 
 
 def test_a_node_without_a_size_has_a_reason() -> None:
