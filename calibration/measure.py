@@ -309,7 +309,7 @@ def measure_kernels(benches: Sequence[Bench], *, quick: bool = False, progress: 
     order.shuffle(groups)
     for again in (False, True):
         _log.debug("visit %s: %s", 1 + again, [(bench.device.label, bench.spent_ns / 1e9) for bench in benches])
-        groups.sort(key=lambda group: 0 if again else group[1])
+        groups.sort(key=lambda group: group[1] > 0 if again else group[1])
         for kernel, _, points in groups:
             for bench in order.sample(benches, len(benches)):
                 if progress is not None:

@@ -58,8 +58,8 @@ class Grid:
 
     Above the grid the time grows half as between the two largest sizes and half with the work: what was held up by
     launches may be by its work there. Below, it falls as between the two smallest, but never faster than the work.
-    Points of the grid that were not measured lie between their neighbours along an axis; at its edges they take as long
-    as the nearest measured one, more work at least as long and at the best rate at most as much longer.
+    Points of the grid that were not measured lie between their neighbours along an axis; at its edges the time changes
+    along an axis as it does on the nearest line where it was measured.
 
     Args:
         points: sizes -> ns.
@@ -75,8 +75,7 @@ class Grid:
         self._powers = powers or (1.0,) * rank
         self._axes = [sorted({point[axis] for point in known}) for axis in range(rank)]
         self._values = {
-            point: known[point] if point in known else _filled(point, known, self._powers)
-            for point in itertools.product(*self._axes)
+            point: known[point] if point in known else _filled(point, known) for point in itertools.product(*self._axes)
         }
 
     def __call__(self, size: tuple[float, ...]) -> float:
@@ -292,20 +291,28 @@ def _log(side: float) -> float:
     return math.log(max(side, 1.0))
 
 
-def _filled(point: tuple[float, ...], known: Mapping[tuple[float, ...], float], powers: tuple[float, ...]) -> float:
+def _filled(point: tuple[float, ...], known: Mapping[tuple[float, ...], float]) -> float:
+    """Return what lies between a point's neighbours, else what follows from a line beside it, else the nearest one's."""
     between = [pair for axis in range(len(point)) if (pair := _between(point, known, axis)) is not None]
     if between:  # on the axis where the two are closest
         return min(between)[1]
 
-    def distance(other: tuple[float, ...]) -> float:
-        return sum(abs(mine - its) for mine, its in zip(point, other, strict=True))
+    def distance(one: tuple[float, ...], other: tuple[float, ...]) -> float:
+        return sum(abs(mine - its) for mine, its in zip(one, other, strict=True))
 
-    def work(of: tuple[float, ...]) -> float:
-        return sum(power * side for power, side in zip(powers, of, strict=True))
-
-    nearest = min(known, key=lambda other: (distance(other), -work(other)))
-    best = min(ns - work(other) for other, ns in known.items())
-    return max(known[nearest], min(work(point) + best, known[nearest] + work(point) - work(nearest)))
+    beside = []
+    for axis in range(len(point)):
+        for on_line, ns in known.items():
+            if [at for at, pair in enumerate(zip(point, on_line, strict=True)) if pair[0] != pair[1]] != [axis]:
+                continue
+            for other, other_ns in known.items():
+                step = (*other[:axis], on_line[axis], *other[axis + 1 :])
+                if other[axis] == point[axis] and step in known:
+                    far = distance(point, on_line) + distance(point, other)
+                    beside.append((far, ns + other_ns - known[step]))
+    if beside:
+        return min(beside)[1]
+    return known[min(known, key=lambda other: (distance(point, other), other))]
 
 
 def _between(

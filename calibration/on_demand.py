@@ -17,10 +17,7 @@ from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import TensorType, ValueType
 
-__all__ = ["LIMIT_S", "measure_unknown", "unknown"]
-
-LIMIT_S = 0.3
-"""How long measuring for one graph on one device may take."""
+__all__ = ["measure_unknown", "unknown"]
 
 _MAY_TAKE = 30.0
 """Times its roofline that an unknown operator may take: on two cores Softplus took 32 times as long as Sigmoid."""
@@ -48,7 +45,7 @@ def measure_unknown(
     model: MeasuredCostModel,
     workloads: Sequence[tuple[Workload, Mapping[str, int]]],
     outline: Outline,
-    limit_s: float = LIMIT_S,
+    limit_s: float,
 ) -> int:
     """Measure what workloads of one model have unknown, keep the rows in the device's profile, and return their number.
 

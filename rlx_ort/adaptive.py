@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlx_ort.device import Device
-from rlx_ort.errors import CalibrationError, DeviceFallbackError
+from rlx_ort.errors import CalibrationError, DeviceFallbackError, RlxError
 from rlx_ort.execution.benchmark import DeviceBenchResult, input_signature
 from rlx_ort.execution.compiled import CompiledGraph
 from rlx_ort.execution.options import CompileOptions
@@ -28,7 +28,7 @@ from rlx_ort.ir.graph import Graph
 from rlx_ort.selection.availability import provider_of
 from rlx_ort.selection.candidates import CLOSE, automatic, devices_for, no_viable_device
 from rlx_ort.selection.policy import DevicePolicy
-from rlx_ort.selection.predict import dims_of, explain, predicted_ns
+from rlx_ort.selection.predict import dims_of, explain, measure_unknown, predicted_ns
 from rlx_ort.selection.support import model_for
 
 if TYPE_CHECKING:
@@ -132,6 +132,8 @@ def choose(
 ) -> Choice:
     """Return the device to run such inputs on.
 
+    What a device's profile lacks and the graph needs is measured first, in 0.3 s a device at most.
+
     Every device whose prediction may be the best, by the error its cost model states for such a graph, is timed on
     the real inputs, in turn with the others: a warm-up and `runs` rounds, again where the host was disturbed, for a
     second at most. A device that fails is passed over for the next best.
@@ -144,7 +146,13 @@ def choose(
     devices = devices_for(graph, policy, options)
     if not devices:
         raise no_viable_device(graph, policy, options)
-    lows, predicted = _predictions(graph, devices, options, dims_of(graph, inputs))
+    dims = dims_of(graph, inputs)
+    for device in devices if len(devices) > 1 else ():
+        try:
+            measure_unknown(graph, device, options, dims)
+        except RlxError as err:  # it stays assumed, and a wide error makes for a race
+            _log.info("what is unknown of %s on %s is not measured: %s", graph.name, device.display, err)
+    lows, predicted = _predictions(graph, devices, options, dims)
     ranked = sorted(devices, key=lambda device: predicted.get(device.label, math.inf))
     limit = _limit(lows)
     rivals = [device for device in ranked if lows.get(device, (0.0, 0.0))[0] <= limit]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from rlx_ort.cli import options
+from rlx_ort.cli.models import read_model
 from rlx_ort.cli.show import duration, note, print_json, print_table, progress
 from rlx_ort.errors import CalibrationError, RlxError
 
@@ -19,12 +21,19 @@ __all__ = ["command"]
 
 
 @click.command("calibrate")
+@click.argument("model", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@options.dims
 @click.option("--device", "names", metavar="DEVICES", help="Measure these devices; all that work here by default.")
 @click.option("--quick", is_flag=True, help="Measure fewer sizes: at most 2 seconds a device instead of 8.")
 @click.option("--show", "show_only", is_flag=True, help="Measure nothing; show what is stored.")
 @options.as_json
-def command(names: str | None, quick: bool, show_only: bool, as_json: bool) -> None:
-    """Measure how fast the devices of this machine are.
+def command(
+    model: Path | None, dims: dict[str, int], names: str | None, quick: bool, show_only: bool, as_json: bool
+) -> None:
+    """Measure how fast the devices of this machine are, or what MODEL needs of them.
+
+    With MODEL, a device that has a profile is only measured for the operators of the model that the profile lacks, in 2
+    seconds at most. Sizes of named dims come from --dim.
 
     Profiles are kept in the cache folder and used by every later prediction. A new ONNX Runtime, driver or card is
     measured again. Close other programs first: what they take, the measurement does not see.
@@ -32,7 +41,14 @@ def command(names: str | None, quick: bool, show_only: bool, as_json: bool) -> N
     from rlx_ort.device import parse_device_list
 
     devices = parse_device_list(names) if names else _here()
-    found = {device: _stored(device) for device in devices} if show_only else _measured(devices, quick)
+    if dims and model is None:
+        raise click.UsageError("--dim is for a model; give its file")
+    if show_only:
+        found = {device: _stored(device) for device in devices}
+    elif model is None:
+        found = _measured(devices, quick)
+    else:
+        found = {device: _measured_for(model, dims, device, quick) for device in devices}
     rows: list[dict[str, Any]] = []
     errors: list[RlxError] = []
     for device, profile in found.items():
@@ -69,6 +85,17 @@ def _measured(devices: Iterable[Device], quick: bool) -> dict[Device, Calibratio
                 update(f"measuring {device.label}: {what}, {gone:.0%} of its time is gone")
 
         return calibrate_together(devices, quick=quick, progress=tell)
+
+
+def _measured_for(model: Path, dims: dict[str, int], device: Device, quick: bool) -> CalibrationProfile | RlxError:
+    from rlx_ort.calibration.calibrate import calibrate
+
+    graph = read_model(model)
+    try:
+        with progress(f"measuring {device.label} for {model.name}"):
+            return calibrate(device, graph=graph, dims=dims, quick=quick)
+    except RlxError as err:
+        return err
 
 
 def _stored(device: Device) -> CalibrationProfile | RlxError:

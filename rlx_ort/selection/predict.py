@@ -44,6 +44,7 @@ _OTHER_SIZE, _LARGE_BATCH = 4, 64  # the second size that an unknown operator is
 _lock = threading.Lock()
 _workloads: weakref.WeakKeyDictionary[Draft, OrderedDict[object, Workload]] = weakref.WeakKeyDictionary()
 _tried: set[Device] = set()
+_seen: weakref.WeakKeyDictionary[Draft, set[Device]] = weakref.WeakKeyDictionary()
 _named: weakref.WeakKeyDictionary[Graph, tuple[int, list[tuple[str, Shape]]]] = weakref.WeakKeyDictionary()
 
 
@@ -51,7 +52,7 @@ def cost_model(device: Device | str) -> BackendCostModel | None:
     """Return the cost model of a device: its stored calibration, else its provider's default profile, else None.
 
     Nothing is measured, unless `RLX_AUTO_CALIBRATE` is set: then a device without a calibration gets one here, once
-    a process.
+    a process, and so does what a graph needs and the table lacks.
     """
     from rlx_ort.calibration import store
 
@@ -138,12 +139,17 @@ def predicted_ns(
 
 
 def measure_unknown(
-    graph: Graph, device: Device | str, options: CompileOptions | None = None, dims: Mapping[str, int] | None = None
+    graph: Graph,
+    device: Device | str,
+    options: CompileOptions | None = None,
+    dims: Mapping[str, int] | None = None,
+    *,
+    limit_s: float = 0.3,
 ) -> int:
     """Measure on a calibrated device what its table lacks and a graph needs; return how many rows were kept.
 
-    Takes 0.3 s at most, and nothing where all that may weigh is known. Predictions for every graph use the rows from
-    then on. A graph with named dims is measured at two sizes, so that prices follow others.
+    Takes `limit_s` seconds at most, and nothing where all that may weigh is known. Predictions for every graph use the
+    rows from then on. A graph with named dims is measured at two sizes, so that prices follow others.
     """
     from rlx_ort.calibration.model import MeasuredCostModel
     from rlx_ort.calibration.on_demand import measure_unknown as measured
@@ -158,7 +164,7 @@ def measure_unknown(
         size = sizes[0].get(batch, DEFAULT_DIM)
         sizes.append({**sizes[0], batch: size * _OTHER_SIZE if size < _LARGE_BATCH else size // _OTHER_SIZE})
     workloads = [(found, each) for each in sizes if (found := _workload(graph, device, options, each)) is not None]
-    return measured(case.model, workloads, case.draft.outline)
+    return measured(case.model, workloads, case.draft.outline, limit_s)
 
 
 class _Case(NamedTuple):
@@ -179,6 +185,9 @@ def _case(graph: Graph, device: Device, options: CompileOptions, dims: Mapping[s
     if draft is None:
         return None
     cpu_nodes = support_of(device, graph, options).cpu_nodes
+    if environment.flag("AUTO_CALIBRATE") and _first_look(draft, device):
+        measure_unknown(graph, device, options, dims)
+        model = cost_model(device) or model
     if options.device_graph and not cpu_nodes and not workload.host_decides:
         model = getattr(model, "replayed", model)  # usual runs are recorded where that is safe
     return _Case(workload, model, cpu_nodes, draft)
@@ -209,6 +218,14 @@ def _first_try(device: Device) -> bool:
     with _lock:
         first = device not in _tried
         _tried.add(device)
+    return first
+
+
+def _first_look(draft: Draft, device: Device) -> bool:
+    with _lock:
+        seen = _seen.setdefault(draft, set())
+        first = device not in seen
+        seen.add(device)
     return first
 
 
