@@ -292,7 +292,7 @@ def _log(side: float) -> float:
 
 
 def _filled(point: tuple[float, ...], known: Mapping[tuple[float, ...], float]) -> float:
-    """Return what lies between a point's neighbours, else what follows from a line beside it, else the nearest one's."""
+    """Return what lies between a point's neighbours, else what a line beside it says, else the nearest one's."""
     between = [pair for axis in range(len(point)) if (pair := _between(point, known, axis)) is not None]
     if between:  # on the axis where the two are closest
         return min(between)[1]

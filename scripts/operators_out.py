@@ -3,8 +3,8 @@
     python scripts/operators_out.py --out results [--devices cpu,cuda,webgpu] [--quick] [--minutes 3]
 
 Calibrates the devices into a folder of its own, takes every row of the operators below out of the profiles, and for
-each operator and device: predicts a graph of four such nodes, measures what is unknown as the adaptive pick does, predicts
-again, and runs the graph. Writes operators-out.json and prints the errors and what measuring took.
+each operator and device: predicts a graph of four such nodes, measures what is unknown as the adaptive pick does,
+predicts again, and runs the graph. Writes operators-out.json and prints the errors and what measuring took.
 """
 
 from __future__ import annotations
