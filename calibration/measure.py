@@ -111,10 +111,17 @@ class Bench:
         """
         start = self._clock()
         graph = self._graph(KERNELS[0], (), 1)
-        compiled = self._compiled(graph, KERNELS[0], "auto")
-        for _ in range(_RECORDING_RUNS):
+        compiled, self.records = self._compiled(graph, KERNELS[0], True), True
+        try:
+            for _ in range(_RECORDING_RUNS):
+                compiled.run(graph.feeds)
+            self.records = bool(compiled.device_graph_report().recorded)
+        except EngineError:
+            self.records = False
+        if not self.records:
+            compiled.close()
+            compiled = self._compiled(graph, KERNELS[0], False)
             compiled.run(graph.feeds)
-        self.records = bool(compiled.device_graph_report().recorded)
         if keep_open:
             self._anchor = compiled
         else:

@@ -22,6 +22,7 @@ from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.types import TensorType
 from rlx_ort.providers.cores import device_threads
+from rlx_ort.providers.recordings import MOST_BYTES
 from rlx_ort.selection.availability import provider_of
 from rlx_ort.selection.cost import BackendCostModel, ProfileCostModel
 from rlx_ort.selection.estimate import Estimate, estimate_workload, total_ns
@@ -188,7 +189,8 @@ def _case(graph: Graph, device: Device, options: CompileOptions, dims: Mapping[s
     if environment.flag("AUTO_CALIBRATE") and _first_look(draft, device):
         measure_unknown(graph, device, options, dims)
         model = cost_model(device) or model
-    if options.device_graph and not cpu_nodes and not workload.host_decides:
+    moved = sum(workload.inputs.values()) + sum(workload.outputs.values())
+    if options.device_graph and not cpu_nodes and moved <= MOST_BYTES and not workload.host_decides:
         model = getattr(model, "replayed", model)  # usual runs are recorded where that is safe
     return _Case(workload, model, cpu_nodes, draft)
 
