@@ -366,10 +366,13 @@ _LSTM_FLOPS = _flops(lambda steps, batch, hidden: 16 * steps * batch * hidden**2
 _ALL_ROWS = (1, 4, 8, 32, 128, 512, 4096)
 _SQUARES: Groups = (
     *((1, _points(1, 32, 512, side=side)) for side in (64, 512, 2048)),
-    *((2, _points(4, 8, 128, 4096, side=side)) for side in (64, 512, 2048)),
-    *((2, _points(*_ALL_ROWS, side=side)) for side in (256, 1024)),
-    *((3, _points(*_ALL_ROWS, side=side)) for side in (16, 128)),
+    *((2, _points(8, 128, 4096, side=side)) for side in (64, 512, 2048)),
+    (2, _points(1, 32, 512, side=1024)),
+    (3, _points(*_ALL_ROWS, side=256)),
+    *((3, _points(4, side=side)) for side in (64, 512, 2048)),
+    (3, _points(4, 8, 128, 4096, side=1024)),
     (3, _points(1, 8, 128, side=4096)),
+    *((4, _points(*_ALL_ROWS, side=side)) for side in (16, 128)),
     (4, _points(4, 32, 512, 4096, side=4096)),
 )
 _OTHER_TYPES: Groups = tuple((4, _points(1, 64, 512, 4096, side=side)) for side in (256, 1024, 4096))

@@ -142,10 +142,11 @@ class Bench:
         """Measure bases anew, in another visit."""
         self._bases.clear()
 
-    def visit(self, kernel: Kernel, points: Sequence[Point], guess_ns: float = 0.0) -> None:
+    def visit(self, kernel: Kernel, points: Sequence[Point], guess_ns: float = 0.0, *, needed: bool = False) -> None:
         """Measure a kernel at some points, least work first; where a point has a row, the quicker one counts.
 
-        `guess_ns` is about what a copy takes, where nothing is known of the kernel.
+        `guess_ns` is about what a copy takes, where nothing is known of the kernel; one that is `needed` is measured
+        whatever the time.
         """
         label = kernel.name if kernel.dtype == "f32" else f"{kernel.name} {kernel.dtype}"
         if label in self._failed or not self._applies(kernel):
@@ -156,7 +157,7 @@ class Bench:
             run_ns = expected_ns * (kernel.copies or self._copies(kernel, expected_ns))
             usual_ns = self.point_ns + (statistics.median(self._extra_ns) if self._extra_ns else 0.0)
             ends_ns = self.spent_ns + max(self._clock() - begun, 0) + max(usual_ns, _LEAST_RUNS * run_ns)
-            if run_ns > _PATIENCE * self.point_ns or ends_ns > self.limit_ns:
+            if not needed and (run_ns > _PATIENCE * self.point_ns or ends_ns > self.limit_ns):
                 if self._key(kernel, point) not in self.rows:
                     self.skipped.setdefault(label, f"no time for size {kernel.size(point)}")
                 continue
@@ -236,7 +237,8 @@ class Bench:
         work, seen = kernel.work(point), self._works.get((kernel.name, kernel.dtype))
         if seen:
             near, ns = min(seen.items(), key=lambda known: abs(math.log(known[0] / work)))
-            return ns * max(work / near, 1.0) if work > near else ns
+            more = min(ns * (work / near - 1.0), work) if kernel.unit == "bytes" else ns * (work / near - 1.0)
+            return ns + max(more, 0.0)  # transfers of few bytes are latency: a byte takes 1 ns at most
         alike = {other.name for other in KERNELS if other.unit == kernel.unit}
         rates = [ns / done for (name, _), known in self._works.items() if name in alike for done, ns in known.items()]
         return max(self.ns("launch"), work * min(rates, default=0.0))
@@ -317,11 +319,11 @@ def measure_kernels(benches: Sequence[Bench], *, quick: bool = False, progress: 
     for again in (False, True):
         _log.debug("visit %s: %s", 1 + again, [(bench.device.label, bench.spent_ns / 1e9) for bench in benches])
         groups.sort(key=lambda group: group[1] > 0 if again else group[1])
-        for kernel, _, points in groups:
+        for kernel, priority, points in groups:
             for bench in order.sample(benches, len(benches)):
                 if progress is not None:
                     progress(bench.device, kernel.name, min(bench.spent_ns / bench.limit_ns, 1.0))
-                bench.visit(kernel, points)
+                bench.visit(kernel, points, needed=priority == 0 and not again)
         order.shuffle(groups)
         for bench in benches:
             bench.forget_bases()
