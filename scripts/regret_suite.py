@@ -52,6 +52,7 @@ def main() -> None:
     parser.add_argument("--block-s", type=float, default=0.012, help="time for a block of runs on one device")
     parser.add_argument("--blocks", type=int, default=8, help="blocks of runs on each device, in turn with the others")
     parser.add_argument("--only", default="", help="only cases whose name has this in it")
+    parser.add_argument("--no-policies", action="store_true", help="do not measure ONNX Runtime's own policies")
     parser.add_argument("--calibrate", help="only calibrate these devices, and write their profiles")
     chosen = parser.parse_args()
     faulthandler.enable()
@@ -85,7 +86,8 @@ def main() -> None:
                 continue
             if outcome.measured:
                 outcomes.append(outcome)
-                policies.append(_policies(graph, inputs, outcome, limits))
+                if not chosen.no_policies:
+                    policies.append(_policies(graph, inputs, outcome, limits))
             else:
                 left_out.append(case.name)
             print(_line(outcome), flush=True)
