@@ -403,7 +403,10 @@ def _products() -> list[Kernel]:
     flops = partial(Kernel, unit="flops")
     batched: Groups = ((2, ((8, 16, 64), (8, 128, 64), (96, 128, 64), (96, 512, 64))),)
     sequences: Groups = ((1, ((1, 128),)), (2, ((1, 16), (8, 128), (8, 512))))
-    layers = tuple((3, ((16, 1, hidden), (64, 1, hidden), (16, 16, hidden))) for hidden in (256, 64, 512))
+    layers: Groups = (
+        (2, ((16, 1, 256), (64, 1, 256), (16, 16, 256))),
+        *((3, ((16, 1, hidden), (16, 16, hidden))) for hidden in (64, 512)),
+    )
     return [
         square("MatMul", _nodes(_product), _SQUARES),
         *(square("MatMul", _nodes(_product), _OTHER_TYPES, dtype=dtype) for dtype in ("f16", "bf16", "tf32")),

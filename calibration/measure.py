@@ -46,6 +46,7 @@ _WARM_SHARE, _LEAST_WARM, _RECORDING_RUNS = 0.3, 3, 5  # a session's first two r
 _PATIENCE = 2  # times a point's time is what one copy may take at most
 _LONG_TRIPS = 25  # a copy that takes as many round trips stands out alone
 _ENOUGH_RUNS = 500
+_NEEDED_POINTS = 5
 _NODE_SHARE = 0.02  # of the limit is for timing one node
 _log = logging.getLogger(__name__)
 
@@ -151,12 +152,14 @@ class Bench:
         label = kernel.name if kernel.dtype == "f32" else f"{kernel.name} {kernel.dtype}"
         if label in self._failed or not self._applies(kernel):
             return
-        begun = self._clock()
+        begun, usual_ns = self._clock(), self.point_ns
+        # What every prediction needs is a small part of the time, and takes longer on a device that has just woken up.
+        self.point_ns *= _NEEDED_POINTS if needed else 1
         for point in sorted(points, key=kernel.work):
             expected_ns = guess_ns or self._expected_ns(kernel, point)
             run_ns = expected_ns * (kernel.copies or self._copies(kernel, expected_ns))
-            usual_ns = self.point_ns + (statistics.median(self._extra_ns) if self._extra_ns else 0.0)
-            ends_ns = self.spent_ns + max(self._clock() - begun, 0) + max(usual_ns, _LEAST_RUNS * run_ns)
+            takes_ns = self.point_ns + (statistics.median(self._extra_ns) if self._extra_ns else 0.0)
+            ends_ns = self.spent_ns + max(self._clock() - begun, 0) + max(takes_ns, _LEAST_RUNS * run_ns)
             if not needed and (run_ns > _PATIENCE * self.point_ns or ends_ns > self.limit_ns):
                 if self._key(kernel, point) not in self.rows:
                     self.skipped.setdefault(label, f"no time for size {kernel.size(point)}")
@@ -167,6 +170,7 @@ class Bench:
                 self.skipped[label] = str(err).splitlines()[0]
                 self._failed.add(label)
                 break
+        self.point_ns = usual_ns
         taken_ns = max(self._clock() - begun, 0)
         self.spent_ns += taken_ns
         self.spent[kernel.name] = round(self.spent.get(kernel.name, 0.0) + taken_ns / 1e9, 4)
@@ -323,7 +327,7 @@ def measure_kernels(benches: Sequence[Bench], *, quick: bool = False, progress: 
             for bench in order.sample(benches, len(benches)):
                 if progress is not None:
                     progress(bench.device, kernel.name, min(bench.spent_ns / bench.limit_ns, 1.0))
-                bench.visit(kernel, points, needed=priority == 0 and not again)
+                bench.visit(kernel, points, needed=priority == 0)
         order.shuffle(groups)
         for bench in benches:
             bench.forget_bases()

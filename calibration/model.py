@@ -159,6 +159,10 @@ class MeasuredCostModel:
         usual = sum(ns * ERRORS[how] for how, ns in ns_by_how.items()) / total
         return usual + 0.15 * self.profile.quick + 0.2 * noisy
 
+    def has(self, name: str) -> bool:
+        """Return whether the table has rows of a kernel, measured by a calibration and not on demand."""
+        return (name, "f32") in self._rows
+
     def price(self, kernel: Kernel) -> Price:
         """Return the time of a kernel with its launch, and how it was found; asked twice, it looks it up."""
         known = self._known.get(kernel)
@@ -225,10 +229,11 @@ class MeasuredCostModel:
             return Price(self._view(), "interpolated")
         axes = axes_of(kernel)
         asked = f"?{name}"
-        if (asked, dtype) in self._rows:  # measured for a graph, at its own sizes
+        if (asked, dtype) in self._rows and not self.has(name):  # measured for a graph, at its own sizes
             grid = self._grid(asked, dtype)
-            if grid.covers(axes) or (name, "f32") not in self._rows:
-                return Price(max(grid(axes), self._floor(grid)), "measured" if grid.covers(axes) else "extrapolated")
+            near = grid.covers(axes)
+            ns = grid(axes) if near or len(axes) > 1 else self._beyond(grid, axes)
+            return Price(max(ns, self._floor(grid)), "measured" if near else "extrapolated")
         name = _INSTEAD.get(name, name) if (name, "f32") not in self._rows else name
         if (name, "f32") not in self._rows:
             return self._assumed(kernel)

@@ -33,7 +33,9 @@ def unknown(workload: Workload, model: MeasuredCostModel) -> dict[Kernel, NodeRe
     at_worst: dict[Kernel, float] = {}
     for kernel, count in workload.counts.items():
         price = model.price(kernel)
-        if price.how in ("assumed", "extrapolated") and (model.device, kernel.name) not in _refused:
+        if model.has(kernel.name) or (model.device, kernel.name) in _refused:
+            continue
+        if price.how in ("assumed", "extrapolated"):
             at_worst[kernel] = price.ns * count * (_MAY_TAKE if price.how == "assumed" else 1.0)
     limit_ns = _WEIGHS * max(total_ns, 1.0)
     wanted = [kernel for kernel in sorted(at_worst, key=lambda one: -at_worst[one]) if at_worst[kernel] >= limit_ns]

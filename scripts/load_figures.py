@@ -37,11 +37,12 @@ from rlx_ort.execution.race import timed_block  # noqa: E402
 
 LEAVE_S, RETURN_S = 3.0, 10.0
 IDLE_S, LOAD_S, AFTER_S = 2.0, 7.0, 12.0
-SEARCH_S, TRY_S = 8.0, 0.4
+SEARCH_S, TRY_S = 12.0, 0.4
 IDLE, LOADED = (0.5, 0.88), 1.15  # the CPU's time as a share of the other's, idle and, at least, under load
 BOUND = 1e-4
 WIDTH = 64
-SHAPES = [(rows, layers) for rows in (16384, 4096, 1024) for layers in (1, 2, 3, 4, 6, 8, 12, 16)]
+SHAPES = [(rows, layers) for rows in (65536, 32768, 16384) for layers in (1, 2, 3, 4, 6, 8, 12)]
+A_CORE = 3  # busy processes: beside one, a scheduler lets runs that are shorter than its slice go first
 BUSY = f"import time\nend = time.time() + {LOAD_S + SEARCH_S}\nwhile time.time() < end: pass"
 
 
@@ -96,7 +97,7 @@ class Case:
 def load(processes: bool, case: Case | None = None, sleep_s: float = 0.0) -> Iterator[None]:
     """Slow the CPU down in the block: by a process for each core, or by sleeps in a case's runs."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    started = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(cores if processes else 0)]
+    started = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(A_CORE * cores if processes else 0)]
     before = 0.0 if case is None else case.sleep_s
     try:
         if case is not None:

@@ -97,7 +97,7 @@ def replayed(
     outcomes = []
     for row in run["cases"]:
         predicted = {
-            label: total_ns(workload, cost)
+            label: total_ns(workload, cost if workload.host_decides else cost.replayed)
             for label, cost in models.items()
             if (workload := _workload(row["name"], label)) is not None
         }
