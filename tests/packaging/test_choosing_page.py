@@ -7,9 +7,9 @@ import re
 from pathlib import Path
 
 from rlx_ort import environment
+from rlx_ort.calibration.features import DEFAULT_DIM
 from rlx_ort.calibration.profile import NOISY, SCHEMA, CalibrationProfile, ProfileKey, Row
 from rlx_ort.device import Device
-from rlx_ort.calibration.features import DEFAULT_DIM
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "choosing.md").read_text(encoding="utf-8")
 

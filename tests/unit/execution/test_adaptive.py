@@ -267,7 +267,7 @@ def test_a_race_knows_how_fast_the_host_was_when_its_devices_were_calibrated(
 def test_what_is_unknown_is_measured_before_devices_are_compared(
     providers: Any, matmul_graph: Build, timed: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On every device that may be chosen, at the sizes of the inputs; where that fails the choice is made all the same."""
+    """On every device that may be chosen, at the sizes of the inputs; where that fails, one is chosen anyway."""
     asked: list[tuple[Device, dict[str, int]]] = []
 
     def refuse(graph: Graph, device: Device, options: Any, dims: dict[str, int]) -> int:

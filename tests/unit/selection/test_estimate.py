@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from rlx_ort.calibration import store
+from rlx_ort.calibration.features import workload_of
 from rlx_ort.calibration.model import MeasuredCostModel
 from rlx_ort.calibration.profile import CalibrationProfile, ProfileKey, Row
 from rlx_ort.device import Device
@@ -16,7 +17,6 @@ from rlx_ort.selection.cost import ProfileCostModel
 from rlx_ort.selection.estimate import estimate_workload, total_ns
 from rlx_ort.selection.policy import DevicePolicy
 from rlx_ort.selection.predict import cost_model, explain
-from rlx_ort.calibration.features import workload_of
 
 
 def dense(rows: int) -> Graph:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rlx_ort.calibration.features import Kernel, Workload, workload_of
 from rlx_ort.converters.to_onnx.draft import Draft
 from rlx_ort.converters.to_onnx.exporter import draft
 from rlx_ort.converters.to_onnx.outline import Outline
@@ -17,7 +18,6 @@ from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
 from rlx_ort.selection.predict import predicted_ns
 from rlx_ort.selection.support import draft_for, support_of
-from rlx_ort.calibration.features import Kernel, Workload, workload_of
 
 LAYERS = 4
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from op_cases import CASES, built
 
+from rlx_ort.calibration.features import workload_of
 from rlx_ort.converters.to_onnx.exporter import export_model
 from rlx_ort.device import Device
 from rlx_ort.errors import RlxError
@@ -15,7 +16,6 @@ from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
 from rlx_ort.selection.cost import ProfileCostModel, estimate_graph_cost
 from rlx_ort.selection.estimate import total_ns
-from rlx_ort.calibration.features import workload_of
 
 ROUNDTRIP_NS, DISPATCH_NS = 1000.0, 10.0
 
