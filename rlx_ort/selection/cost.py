@@ -198,13 +198,17 @@ def estimate_graph_cost(
         dims: sizes of named dims; a dimension that has none counts as `DEFAULT_DIM`.
         cpu_nodes: ids of the nodes that the CPU takes over; they count as the device's own without a `cpu_model`.
         cpu_model: the figures for those nodes.
+
+    Raises:
+        GraphVerifyError: the graph is not valid, or has no outputs.
     """
     from rlx_ort.providers import registry
     from rlx_ort.selection.estimate import estimate_workload
     from rlx_ort.selection.support import draft_for
 
     model, cpu_model = completed(model), None if cpu_model is None else completed(cpu_model)
-    provider = registry.default_registry().get(model.device) or registry.default_registry().get(Device.CPU)
+    providers = registry.default_registry()
+    provider = providers.for_device(model.device) or providers.for_device(Device.CPU)
     draft = None if provider is None else draft_for(provider, graph, CompileOptions().on(model.device))
     if draft is None:
         return math.inf
@@ -219,6 +223,7 @@ def pick_best_device(
 
     Raises:
         NoViableDeviceError: there is no model, or none predicts a finite time.
+        GraphVerifyError: the graph is not valid, or has no outputs.
     """
     best: Device | None = None
     best_ns = math.inf

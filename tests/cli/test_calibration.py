@@ -55,6 +55,43 @@ def test_calibrating_a_device_that_is_not_here_fails_with_its_own_exit_code(cli:
     assert "run `rlx-ort calibrate`" not in outcome.err  # it just did
 
 
+def test_calibrating_for_a_model_measures_what_its_operators_need(cli: Cli, tmp_path: Path) -> None:
+    """A profile is made where there is none; a model with the same needs adds nothing to it."""
+    model = tmp_path / "det.onnx"
+    onnx.save(parser.parse_model(DET), model)
+    asked = ("calibrate", model, "--device", "cpu", "--dim", "rows=400", "--quick", "--json")
+    [first] = cli(*asked).document["devices"]
+    kernels = [row[0] for row in first["profile"]["rows"]]
+    assert first["reason"] == ""
+    assert {"run", "launch", "MatMul", "Add"} <= set(kernels)
+    assert [name for name in kernels if name.startswith("?Det")]
+    [second] = cli(*asked).document["devices"]
+    assert second == first
+
+
+def test_why_says_how_each_part_is_known(cli: Cli, tmp_path: Path) -> None:
+    """An operator that the table lacks is assumed, and measured once it was calibrated for."""
+    model = tmp_path / "det.onnx"
+    onnx.save(parser.parse_model(DET), model)
+    cli("calibrate", "--device", "cpu", "--quick")
+
+    def how() -> str:
+        [row] = cli("report", model, "--only", "cpu", "--dim", "rows=400", "--why", "--json").document["devices"]
+        return str(next(term["how"] for term in row["terms"] if term["kind"] == "Det"))
+
+    assert how() == "assumed"
+    cli("calibrate", model, "--device", "cpu", "--dim", "rows=400")
+    assert how() == "measured"
+    assert "how it is known" in cli("report", model, "--only", "cpu", "--why").out
+
+
+def test_sizes_without_a_model_are_wrong_usage(cli: Cli) -> None:
+    """--dim is of a model's dims."""
+    outcome = cli("calibrate", "--device", "cpu", "--dim", "rows=400")
+    assert outcome.code == 2
+    assert "--dim is for a model" in outcome.err
+
+
 def test_bench_tells_percentiles_and_the_prediction(cli: Cli, classifier: Path) -> None:
     """The percentiles are in order, and the model ran as often as was asked."""
     outcome = cli("bench", classifier, "--devices", "cpu", "--runs", "5", "--shape", "ids=2,6", "--json")

@@ -7,9 +7,9 @@ import re
 from pathlib import Path
 
 from rlx_ort import environment
-from rlx_ort.calibration.profile import NOISY, SCHEMA, CalibrationProfile, ProfileKey, Sample
+from rlx_ort.calibration.features import DEFAULT_DIM
+from rlx_ort.calibration.profile import NOISY, SCHEMA, CalibrationProfile, ProfileKey, Row
 from rlx_ort.device import Device
-from rlx_ort.selection.workload import DEFAULT_DIM
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "choosing.md").read_text(encoding="utf-8")
 
@@ -22,7 +22,7 @@ def _rows(header: str) -> list[list[str]]:
 
 def test_the_fields_are_those_of_the_file() -> None:
     """Each field of a profile, of its key and of a row has a place in the table, and no other has."""
-    document = json.loads(CalibrationProfile(ProfileKey("cpu", "EP", "H"), (Sample("gemm", (1,), 1.0),)).to_json())
+    document = json.loads(CalibrationProfile(ProfileKey("cpu", "EP", "H"), (Row("MatMul", (1, 1), 1.0),)).to_json())
     rows = {cells[0]: cells[1] for cells in _rows("| Field | Meaning |")}
     assert {name for cell in rows for name in re.findall(r"`(\w+)`", cell)} == set(document)
     assert set(re.findall(r"`(\w+)`", rows["`key`"])) == set(document["key"])

@@ -88,14 +88,6 @@ def test_a_row_is_the_time_of_one_copy(machine: Arithmetic) -> None:
     assert _row(bench, "Tanh", (1 << 10,)).ns == pytest.approx(700)
 
 
-def test_a_fused_node_costs_what_it_adds_to_the_product(machine: Arithmetic) -> None:
-    """Bias and activation of a product, without the product."""
-    machine.node_ns |= {"MatMul": 5000.0, "Add": 40.0, "Relu": 2.0}
-    bench = machine.bench()
-    bench.visit(_named("MatMul+Relu"), ((128, 64),))
-    assert _row(bench, "MatMul+Relu", (128 * 64,)).ns == pytest.approx(42)
-
-
 def test_sizes_that_would_take_too_long_are_not_measured(machine: Arithmetic) -> None:
     """The size before takes the whole time of a point, the next one would take 16 times as long."""
     machine.node_ns |= {"Tanh": 100_000.0}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import logging
 from typing import Any
@@ -9,7 +10,8 @@ from typing import Any
 import pytest
 
 from rlx_ort.calibration import store
-from rlx_ort.calibration.profile import CalibrationProfile
+from rlx_ort.calibration.features import Kernel
+from rlx_ort.calibration.profile import CalibrationProfile, Row
 from rlx_ort.device import Device
 
 
@@ -122,3 +124,43 @@ def test_a_profile_survives_the_way_to_json_and_back(here: Any) -> None:
     """Every field comes back as it was."""
     profile = here.profile(machine="M", quick=True, elapsed_s=1.5, skipped={"Attention": "no kernel"})
     assert CalibrationProfile.from_json(profile.to_json()) == profile
+
+
+def test_added_rows_come_after_those_that_are_there(here: Any) -> None:
+    """The file has both, and everything else stays as it was."""
+    profile = here.profile(machine="M", pace_ns=13_000.0)
+    store.keep(Device.CUDA, profile)
+    row = Row("?Det-1", (128,), 900.0, "f64", 0.1, 7)
+    store.add(Device.CUDA, [row])
+    store.forget()
+    assert store.find(Device.CUDA).profile == dataclasses.replace(profile, rows=(*profile.rows, row))
+
+
+def test_an_added_row_takes_the_place_of_an_earlier_one(here: Any) -> None:
+    """Of the same kernel, size and dtype; one of another dtype is another row."""
+    store.keep(Device.CUDA, here.profile(rows=(Row("?Det-1", (128,), 900.0), Row("?Det-1", (128,), 950.0, "f64"))))
+    store.add(Device.CUDA, [Row("?Det-1", (128,), 300.0)])
+    found = store.find(Device.CUDA).profile
+    assert found is not None
+    assert {(row.dtype, row.ns) for row in found.rows} == {("f32", 300.0), ("f64", 950.0)}
+
+
+def test_added_rows_change_the_model_of_a_running_process(here: Any) -> None:
+    """The next price is the measured one, and what was remembered by the generation is asked for anew."""
+    store.keep(Device.CUDA, here.profile())
+    kernel = Kernel("Det-1", (128,), "f32", 128.0, 1024.0)
+    model, generation = store.measured_model(Device.CUDA), store.generation()
+    assert model is not None
+    assert model.price(kernel).how == "assumed"
+    store.add(Device.CUDA, [Row("?Det-1", (128,), 4321.0)])
+    model = store.measured_model(Device.CUDA)
+    assert model is not None
+    assert model.price(kernel) == (pytest.approx(4321.0), "measured")
+    assert store.generation() != generation
+
+
+def test_rows_for_a_device_without_a_profile_are_not_kept(here: Any) -> None:
+    """They would be a profile from which nothing can be predicted."""
+    store.add(Device.CUDA, [Row("?Det-1", (128,), 900.0)])
+    assert store.find(Device.CUDA).profile is None
+    assert not here.file.exists()

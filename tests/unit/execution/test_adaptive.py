@@ -15,9 +15,9 @@ import pytest
 from rlx_ort import adaptive
 from rlx_ort.calibration import store
 from rlx_ort.calibration.pace import Pace
-from rlx_ort.calibration.profile import CalibrationProfile
+from rlx_ort.calibration.profile import CalibrationProfile, Row
 from rlx_ort.device import Device
-from rlx_ort.errors import DeviceFallbackError, NoViableDeviceError
+from rlx_ort.errors import DeviceFallbackError, EngineError, NoViableDeviceError
 from rlx_ort.execution.benchmark import DeviceBenchResult
 from rlx_ort.graph_devices import GraphDevices
 from rlx_ort.ir.graph import Graph
@@ -254,13 +254,41 @@ def test_a_race_knows_how_fast_the_host_was_when_its_devices_were_calibrated(
     providers: Any, matmul_graph: Build, timed: Any
 ) -> None:
     """Of two calibrations that noted it the quicker one counts, and the CPU's does not, which takes no part."""
+    products = Row("MatMul", (1, 12), 2_000.0), Row("MatMul", (64, 12), 8_000.0)  # nothing has to be measured
     for device, pace_ns, slower in ((CUDA, 14_000.0, 1), (WEBGPU, 13_000.0, 1), (CPU, 9_000.0, 100)):
-        rows = tuple(dataclasses.replace(row, ns=row.ns * slower) for row in ROWS)
+        rows = tuple(dataclasses.replace(row, ns=row.ns * slower) for row in (*ROWS, *products))
         store.keep(device, CalibrationProfile(store.key_of(device), rows, pace_ns=pace_ns))
     GraphDevices(matmul_graph(WEIGHTS), ADAPTIVE).resolve_with_inputs(INPUTS)
     [pace] = timed["paces"]
     assert set(timed["asked"]) == {CUDA, WEBGPU}
     assert pace.limit_ns == pytest.approx(1.2 * 13_000.0)
+
+
+def test_what_is_unknown_is_measured_before_devices_are_compared(
+    providers: Any, matmul_graph: Build, timed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On every device that may be chosen, at the sizes of the inputs; where that fails, one is chosen anyway."""
+    asked: list[tuple[Device, dict[str, int]]] = []
+
+    def refuse(graph: Graph, device: Device, options: Any, dims: dict[str, int]) -> int:
+        asked.append((device, dims))
+        raise EngineError("lost")
+
+    monkeypatch.setattr(adaptive, "measure_unknown", refuse)
+    close_together(providers)
+    timed["times"] = {"cuda": 9000, "webgpu": 5000}
+    assert GraphDevices(matmul_graph(WEIGHTS), ADAPTIVE).resolve_with_inputs(INPUTS) == WEBGPU
+    assert {device for device, _ in asked} == {CPU, CUDA, WEBGPU}
+    assert all(dims == {"n": 2} for _, dims in asked)
+
+
+def test_a_choice_of_one_device_measures_nothing(
+    providers: Any, matmul_graph: Build, timed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is nothing to compare."""
+    monkeypatch.setattr(adaptive, "measure_unknown", lambda *given: pytest.fail("something was measured"))
+    policy = dataclasses.replace(ADAPTIVE, allow=(CUDA,))
+    assert GraphDevices(matmul_graph(WEIGHTS), policy).resolve_with_inputs(INPUTS) == CUDA
 
 
 def test_the_inputs_decide_the_sizes_of_named_dims(matmul_graph: Build) -> None:

@@ -198,27 +198,3 @@ def test_values_of_another_graph_are_refused() -> None:
     a, b = Graph("a"), Graph("b")
     with pytest.raises(GraphVerifyError, match="of graph 'b'"):
         a.matmul(a.input("x", [2, 2]), b.input("y", [2, 2]))
-
-
-def test_costs_count_the_work_of_a_matmul() -> None:
-    """2 M K N operations, and every element read or written once."""
-    _, (a, b) = graph_with((4, 8), (8, 16))
-    node = (a @ b).node
-    types = [value.type for value in (a, b)]
-    assert node.op.flops(types, node.types) == 2 * 4 * 8 * 16
-    assert node.op.bytes_moved(types, node.types) == 4 * (4 * 8 + 8 * 16 + 4 * 16)
-
-
-def test_costs_of_a_convolution_count_each_tap() -> None:
-    """Two operations for each tap of each output element."""
-    g, (x, w) = graph_with((1, 3, 8, 8), (4, 3, 3, 3))
-    node = g.conv2d(x, w, None, 1, 1).node
-    assert node.op.flops([x.type, w.type], node.types) == 2 * (4 * 8 * 8) * (3 * 3 * 3)
-
-
-def test_reading_a_slice_costs_the_slice_only() -> None:
-    """A lookup does not pay for the whole table."""
-    g = Graph("g")
-    table, index = g.input("t", [1000, 8]), g.input("i", [2], "i64")
-    node = g.gather(table, index).node
-    assert node.op.bytes_moved([table.type, index.type], node.types) == 2 * 8 + 2 * (2 * 8 * 4)

@@ -63,11 +63,6 @@ def test_the_scale_of_four_elements(norm: str, inverse: bool, scale: float) -> N
     assert Fft(inverse, norm).scale(4) == scale
 
 
-def test_a_transform_costs_n_log_n() -> None:
-    """5 N log2 N for each of two rows of eight."""
-    assert Fft().flops([kind(2, 16)], [kind(2, 16)]) == 2 * 5 * 8 * 3
-
-
 def test_frequencies_have_the_middle_one_positive() -> None:
     """+0.5, where numpy has -0.5; the rest is numpy's."""
     g = Graph()

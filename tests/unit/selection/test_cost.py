@@ -6,13 +6,19 @@ from typing import Any
 import pytest
 
 from rlx_ort.device import Device
-from rlx_ort.errors import NoViableDeviceError
+from rlx_ort.errors import GraphVerifyError, NoViableDeviceError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.types import TensorType
 from rlx_ort.selection.cost import DEFAULT_DIM, ProfileCostModel, estimate_graph_cost, pick_best_device
 from rlx_ort.selection.predict import cost_model
+
+
+@pytest.fixture(autouse=True)
+def exported_for(machine: Any) -> None:
+    """Graphs are exported for the CPU where the device of a model has no provider; it lists no kernels."""
+    machine.add("cpu", kernels=None)
 
 
 def model_of(profile: Any, device: Device = Device.CUDA) -> ProfileCostModel:
@@ -27,18 +33,31 @@ def matmul_graph(m: int | str, k: int, n: int) -> Graph:
     return graph
 
 
-def test_a_graph_without_nodes_costs_a_round_trip(machine: Any) -> None:
+def idle() -> Graph:
+    """Return a graph that gives its input back."""
+    graph = Graph("idle")
+    graph.outputs = [graph.input("x", [10])]
+    return graph
+
+
+def test_a_graph_that_computes_nothing_costs_a_round_trip(machine: Any) -> None:
     """An empty run still goes there and back."""
-    assert estimate_graph_cost(Graph("empty"), model_of(machine.profile(roundtrip_ns=700.0))) == 700.0
+    assert estimate_graph_cost(idle(), model_of(machine.profile(roundtrip_ns=700.0))) == 700.0
 
 
 def test_leaves_cost_nothing(machine: Any) -> None:
     """Inputs, weights and constants are not launched."""
-    graph = Graph("leaves")
-    graph.input("x", [10])
+    graph = idle()
+    graph.input("other", [10])
     graph.param("w", [10])
     graph.constant([1.0, 2.0])
     assert estimate_graph_cost(graph, model_of(machine.profile(dispatch_ns=50.0))) == 0.0
+
+
+def test_a_graph_without_outputs_has_no_prediction(machine: Any) -> None:
+    """Prices are of what is exported, and such a graph cannot be."""
+    with pytest.raises(GraphVerifyError, match="has no outputs"):
+        estimate_graph_cost(Graph("empty"), model_of(machine.profile()))
 
 
 def test_a_matrix_product_costs_two_flops_for_each_multiplication(machine: Any) -> None:
@@ -60,12 +79,12 @@ def test_each_node_is_launched_once(machine: Any) -> None:
     assert estimate_graph_cost(machine.chain("Erf", "Cos", "Sin"), model_of(profile)) == pytest.approx(35.0)
 
 
-def test_dead_nodes_count(machine: Any) -> None:
-    """The estimate is of all nodes; it does not look at what the outputs need."""
+def test_dead_nodes_cost_nothing(machine: Any) -> None:
+    """What no output needs is not exported."""
     profile = machine.profile(gemm_gflops=1e12, memory_bytes_per_ns=1e12, dispatch_ns=10.0)
     graph = machine.chain("Erf")
     graph.onnx_node("Cos", graph.inputs, types=[TensorType(DType.F32, Shape([2, 3]))])
-    assert estimate_graph_cost(graph, model_of(profile)) == pytest.approx(20.0)
+    assert estimate_graph_cost(graph, model_of(profile)) == pytest.approx(10.0)
 
 
 def test_inputs_are_uploaded_and_outputs_read_back(machine: Any) -> None:
@@ -86,7 +105,7 @@ def test_an_input_with_two_readers_is_uploaded_once(machine: Any) -> None:
     """The second reader finds it on the device."""
     profile = machine.profile(gemm_gflops=1e12, memory_bytes_per_ns=1e12, upload_bytes_per_ns=1.0)
     graph = machine.chain("Erf")
-    graph.onnx_node("Cos", graph.inputs, types=[TensorType(DType.F32, Shape([2, 3]))])
+    graph.outputs += graph.onnx_node("Cos", graph.inputs, types=[TensorType(DType.F32, Shape([2, 3]))])
     assert estimate_graph_cost(graph, model_of(profile)) == pytest.approx(24.0)
 
 
@@ -174,21 +193,21 @@ def test_the_best_device_is_the_one_with_the_smallest_cost(machine: Any) -> None
     """The order of the models does not matter for that."""
     slow = model_of(machine.profile(roundtrip_ns=2.0), Device.CUDA)
     fast = model_of(machine.profile(roundtrip_ns=1.0), Device.CPU)
-    assert pick_best_device(Graph("g"), [slow, fast]) == Device.CPU
-    assert pick_best_device(Graph("g"), [fast, slow]) == Device.CPU
+    assert pick_best_device(idle(), [slow, fast]) == Device.CPU
+    assert pick_best_device(idle(), [fast, slow]) == Device.CPU
 
 
 def test_of_equal_devices_the_earlier_is_the_best(machine: Any) -> None:
     """A tie is decided by the order of the models."""
     models = [model_of(machine.profile(), Device.GPU), model_of(machine.profile(), Device.CUDA)]
-    assert pick_best_device(Graph("g"), models) == Device.GPU
+    assert pick_best_device(idle(), models) == Device.GPU
 
 
 def test_a_prediction_that_is_no_number_loses(machine: Any) -> None:
     """NaN and infinity are no times."""
     broken = [model_of(machine.profile(roundtrip_ns=bad), Device.GPU) for bad in (math.nan, math.inf)]
     good = model_of(machine.profile(roundtrip_ns=1e12), Device.CPU)
-    assert pick_best_device(Graph("g"), [*broken, good]) == Device.CPU
+    assert pick_best_device(idle(), [*broken, good]) == Device.CPU
 
 
 @pytest.mark.parametrize("times", [[], [math.nan], [math.inf, math.nan]])
@@ -196,7 +215,7 @@ def test_without_a_usable_prediction_there_is_no_best_device(times: list[float],
     """The original answered CPU, whether it was there and allowed or not."""
     models = [model_of(machine.profile(roundtrip_ns=time), Device.GPU) for time in times]
     with pytest.raises(NoViableDeviceError):
-        pick_best_device(Graph("g"), models)
+        pick_best_device(idle(), models)
 
 
 class Rates:

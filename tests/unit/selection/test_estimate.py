@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from rlx_ort.calibration import store
+from rlx_ort.calibration.features import workload_of
 from rlx_ort.calibration.model import MeasuredCostModel
-from rlx_ort.calibration.profile import CalibrationProfile, ProfileKey, Sample
+from rlx_ort.calibration.profile import CalibrationProfile, ProfileKey, Row
 from rlx_ort.device import Device
 from rlx_ort.ir.graph import Graph
 from rlx_ort.selection.candidates import device_report, fastest_device_for
@@ -16,7 +17,6 @@ from rlx_ort.selection.cost import ProfileCostModel
 from rlx_ort.selection.estimate import estimate_workload, total_ns
 from rlx_ort.selection.policy import DevicePolicy
 from rlx_ort.selection.predict import cost_model, explain
-from rlx_ort.selection.workload import workload_of
 
 
 def dense(rows: int) -> Graph:
@@ -29,11 +29,11 @@ def dense(rows: int) -> Graph:
 def measured(label: str, roundtrip_us: float, product_us: tuple[float, float]) -> CalibrationProfile:
     """Return a profile that has a round trip, and products of 1 and of 1024 rows, in microseconds."""
     rows = (
-        Sample("roundtrip", (), roundtrip_us * 1e3),
-        Sample("dispatch", (), 0.0),
-        Sample("gemm", (1, 64, 64), product_us[0] * 1e3),
-        Sample("gemm", (1024, 64, 64), product_us[1] * 1e3),
-        Sample("op:Add", (1024,), 100.0),
+        Row("run", (), roundtrip_us * 1e3),
+        Row("launch", (), 0.0),
+        Row("MatMul", (1, 64 * 64), product_us[0] * 1e3),
+        Row("MatMul", (1024, 64 * 64), product_us[1] * 1e3),
+        Row("Add", (1024,), 100.0),
     )
     return CalibrationProfile(ProfileKey(label, f"{label}EP", "Fake 1"), rows, measured="2026-11-01")
 
@@ -91,7 +91,7 @@ def test_the_largest_part_is_explained_first(calibrated: None) -> None:
     on_cpu, on_gpu = (explain(dense(1024), device) for device in ("cpu", "cuda"))
     assert on_cpu is not None
     assert on_gpu is not None
-    assert on_cpu.explain()[0].name == "gemm"
+    assert on_cpu.explain()[0].name == "MatMul"
     assert on_gpu.explain()[0].name == "round trip"
 
 

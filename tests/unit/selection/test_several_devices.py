@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rlx_ort.calibration import store
-from rlx_ort.calibration.profile import CalibrationProfile, Sample
+from rlx_ort.calibration.profile import CalibrationProfile, Row
 from rlx_ort.device import Device
 from rlx_ort.providers import plugins, runtime
 from rlx_ort.providers.base import Availability
@@ -40,11 +40,11 @@ def cards(machine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
 def keep(device: Device, erf_ns: float) -> Path:
     """Store a profile in which a node of the graph takes this long, and return its file."""
     rows = (
-        Sample("roundtrip", (), 1000.0),
-        Sample("dispatch", (), 0.0),
-        Sample("gemm", (64, 64, 64), 1000.0),
-        Sample("op:Add", (1024,), erf_ns),
-        Sample("op:Erf", (1024,), erf_ns),
+        Row("run", (), 1000.0),
+        Row("launch", (), 0.0),
+        Row("MatMul", (64, 64 * 64), 1000.0),
+        Row("Add", (1024,), erf_ns),
+        Row("Erf", (1024,), erf_ns),
     )
     path = store.keep(device, CalibrationProfile(store.key_of(device), rows, measured="2026-11-01"))
     assert path is not None

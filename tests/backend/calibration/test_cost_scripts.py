@@ -1,0 +1,41 @@
+"""The scripts that judge the cost model run, and the kept runs are chosen for as well as when the model was merged."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def script(name: str, *arguments: object, limit_s: float) -> subprocess.CompletedProcess[str]:
+    """Run a script as a user would."""
+    path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(ROOT / "scripts")]))
+    return subprocess.run(
+        [sys.executable, str(ROOT / "scripts" / name), *map(str, arguments)],
+        capture_output=True,
+        encoding="utf-8",
+        timeout=limit_s,
+        check=False,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+
+
+def test_the_model_chooses_for_the_kept_runs_within_the_limits() -> None:
+    """Regret and errors of four runs of 78 graphs on an H200; nothing is measured."""
+    done = script("regret_replay.py", limit_s=15)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "within the limits" in done.stdout
+
+
+def test_what_is_left_out_of_the_table_is_predicted_after_it_was_measured(tmp_path: Path) -> None:
+    """One operator on the CPU, with a quick calibration."""
+    done = script("operators_out.py", "--out", tmp_path, "--only", "Sin", "--devices", "cpu", "--quick", limit_s=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = {row["case"]: row for row in json.loads((tmp_path / "operators-out.json").read_text(encoding="utf-8"))}
+    assert {"before", "after", "kept", "us"} <= set(rows["Sin"])
+    assert rows["Sin"]["kept"] >= 1
+    assert "cpu: " in done.stdout

@@ -1,0 +1,183 @@
+"""What a graph needs and the table lacks is measured on the CPU, kept, and used; nothing is measured unasked."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rlx_ort import environment
+from rlx_ort.calibration import on_demand, store
+from rlx_ort.calibration.calibrate import calibrate
+from rlx_ort.calibration.profile import CalibrationProfile
+from rlx_ort.device import Device
+from rlx_ort.execution.options import CompileOptions
+from rlx_ort.execution.session import Session
+from rlx_ort.ir.dtype import DType
+from rlx_ort.ir.graph import Graph
+from rlx_ort.ir.shape import Shape
+from rlx_ort.ir.types import TensorType
+from rlx_ort.selection.estimate import Term
+from rlx_ort.selection.predict import explain, measure_unknown, predicted_ns
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> CalibrationProfile:
+    """Return a quick calibration of the CPU, made once for all tests."""
+    with environment.override({"RLX_CACHE_DIR": str(tmp_path_factory.mktemp("calibration"))}):
+        return calibrate("cpu", quick=True)
+
+
+@pytest.fixture
+def profile(measured: CalibrationProfile, fresh: Path) -> CalibrationProfile:
+    """Store the calibration in the cache folder of the test, and return it."""
+    store.keep(Device.CPU, measured)
+    return measured
+
+
+@pytest.fixture(autouse=True)
+def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache folder, and a process that has measured nothing and refused nothing."""
+    monkeypatch.setenv("RLX_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(on_demand, "_refused", set())
+    store.forget()
+    return tmp_path / "calibration"
+
+
+def determinants(rows: int | str = 400) -> Graph:
+    """Return a graph of one operator that is not in the table."""
+    graph = Graph("determinants")
+    x = graph.input("x", [rows, 6, 6])
+    graph.outputs = list(graph.onnx_node("Det", [x], types=[TensorType(DType.F32, Shape([rows]))]))
+    return graph
+
+
+def part(graph: Graph, dims: dict[str, int] | None = None) -> Term:
+    """Return the part of the prediction that is the operator's."""
+    estimate = explain(graph, "cpu", dims=dims)
+    assert estimate is not None
+    return next(term for term in estimate.terms if term.kind == "Det")
+
+
+def test_an_operator_outside_the_table_is_assumed_until_it_is_measured(profile: CalibrationProfile) -> None:
+    """The stated error falls with it, and the row is in the file."""
+    graph = determinants()
+    before = explain(graph, "cpu")
+    assert part(graph).how == "assumed"
+    assert measure_unknown(graph, "cpu") == 1
+    after = explain(graph, "cpu")
+    assert part(graph).how == "measured"
+    assert before is not None
+    assert after is not None
+    assert after.error < before.error
+    store.forget()
+    found = store.find(Device.CPU).profile
+    assert found is not None
+    assert found.rows[: len(profile.rows)] == profile.rows
+    assert [row.kernel.partition("-")[0] for row in found.rows[len(profile.rows) :]] == ["?Det"]
+
+
+def test_what_was_measured_is_near_what_a_run_takes(profile: CalibrationProfile) -> None:
+    """Within a factor of three, on a machine that does other things as well."""
+    graph, x = determinants(20_000), np.random.default_rng(0).standard_normal((20_000, 6, 6), np.float32)
+    measure_unknown(graph, "cpu")
+    with Session("cpu").compile(graph) as compiled:
+        times = []
+        for _ in range(9):
+            start = time.perf_counter_ns()
+            compiled.run({"x": x})
+            times.append(time.perf_counter_ns() - start)
+    ns = predicted_ns(graph, Device.CPU, CompileOptions())
+    assert ns is not None
+    assert 1 / 3 < ns / min(times) < 3
+
+
+def test_what_is_known_is_not_measured_again(profile: CalibrationProfile, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither for the graph nor for another one with the same operator."""
+    measure_unknown(determinants(), "cpu")
+    monkeypatch.setattr(on_demand, "measure_nodes", lambda *given: pytest.fail("something was measured"))
+    assert measure_unknown(determinants(), "cpu") == 0
+    assert measure_unknown(determinants(500), "cpu") == 0
+
+
+def test_a_table_that_has_everything_is_left_alone(
+    profile: CalibrationProfile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A product and an activation."""
+    monkeypatch.setattr(on_demand, "measure_nodes", lambda *given: pytest.fail("something was measured"))
+    graph = Graph("known")
+    graph.outputs = [graph.tanh(graph.input("x", [64, 512]) @ graph.param("w", [512, 512]))]
+    assert measure_unknown(graph, "cpu") == 0
+
+
+def test_a_graph_with_a_named_dim_is_measured_at_two_sizes(profile: CalibrationProfile) -> None:
+    """Between them times are interpolated."""
+    graph = determinants("n")
+    assert measure_unknown(graph, "cpu", dims={"n": 400}) == 2
+    assert [part(graph, {"n": rows}).how for rows in (100, 200, 400)] == ["measured"] * 3
+    assert part(graph, {"n": 100}).ns < part(graph, {"n": 400}).ns
+
+
+def test_a_device_without_a_profile_measures_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a default profile says is no basis for rows."""
+    monkeypatch.setattr(on_demand, "measure_nodes", lambda *given: pytest.fail("something was measured"))
+    assert measure_unknown(determinants(), "cpu") == 0
+    assert store.find(Device.CPU).profile is None
+
+
+def test_what_cannot_be_measured_is_tried_once(profile: CalibrationProfile, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stays assumed, and is not refused on every choice."""
+    tries = []
+
+    def refuse(device: Device, nodes: list[on_demand.Node], limit_s: float) -> tuple[list[object], dict[str, str]]:
+        tries.append(nodes)
+        return [], {node.name: "no kernel" for node in nodes}
+
+    monkeypatch.setattr(on_demand, "measure_nodes", refuse)
+    assert measure_unknown(determinants(), "cpu") == measure_unknown(determinants(), "cpu") == 0
+    assert len(tries) == 1
+    assert part(determinants()).how == "assumed"
+
+
+def test_what_there_was_no_time_for_is_tried_again(
+    profile: CalibrationProfile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A later choice may have more."""
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            on_demand, "measure_nodes", lambda device, nodes, limit_s: ([], {node.name: "no time" for node in nodes})
+        )
+        assert measure_unknown(determinants(), "cpu") == 0
+    assert measure_unknown(determinants(), "cpu") == 1
+
+
+def test_the_automatic_calibration_measures_a_graph_once(
+    profile: CalibrationProfile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first prediction of the graph does; without the variable none does."""
+    graph, asked = determinants(), []
+    real = on_demand.measure_unknown
+    monkeypatch.setattr(on_demand, "measure_unknown", lambda *given: (asked.append(given), real(*given))[1])
+    assert part(graph).how == "assumed"
+    with environment.override({"RLX_AUTO_CALIBRATE": "1"}):
+        assert part(graph).how == "measured"
+        assert part(graph).how == "measured"
+    assert len(asked) == 1
+
+
+def test_calibrating_for_a_graph_measures_what_it_needs(profile: CalibrationProfile) -> None:
+    """The rows that are there are kept as they are."""
+    found = calibrate("cpu", graph=determinants())
+    assert found.rows[: len(profile.rows)] == profile.rows
+    assert len(found.rows) == len(profile.rows) + 1
+    assert found.measured == profile.measured
+
+
+def test_calibrating_an_uncalibrated_device_for_a_graph_measures_both() -> None:
+    """The table first, then the operator."""
+    found = calibrate("cpu", graph=determinants("n"), dims={"n": 300}, quick=True)
+    assert {"run", "launch", "MatMul", "Add"} <= {row.kernel for row in found.rows}
+    assert [row.size for row in found.rows if row.kernel.startswith("?Det")]
+    assert store.find(Device.CPU).profile == found
