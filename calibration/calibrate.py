@@ -9,8 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from rlx_ort.calibration import measure, store
-from rlx_ort.calibration.measure import Bench, Progress
-from rlx_ort.calibration.pace import Clock, Pace
+from rlx_ort.calibration.measure import Bench, Clock, Progress
 from rlx_ort.calibration.profile import CalibrationProfile
 from rlx_ort.device import Device
 from rlx_ort.errors import CalibrationError, RlxError
@@ -21,7 +20,6 @@ __all__ = ["calibrate", "calibrate_together", "limit_s"]
 _FULL_S, _QUICK_S, _SOFTWARE_S, _GRAPH_S = 8.0, 2.0, 30.0, 2.0
 _RESERVE = 0.93  # of the limit is for measuring, the rest for what the last point takes too long
 _POINT_S, _SOFTWARE_POINT_S = 0.004, 0.025
-_QUICKER = 0.05  # of the times of the host's loop are of an undisturbed host: a calibration may meet few such moments
 _NEEDED = ("run", "launch", "MatMul")
 
 
@@ -83,7 +81,6 @@ def calibrate_together(
     """
     found: dict[Device, CalibrationProfile | RlxError] = {}
     benches: list[Bench] = []
-    pace = Pace(clock, _QUICKER)
     asked = list(dict.fromkeys(Device(device) for device in devices))
     with contextlib.ExitStack() as stack:
         for device in asked:
@@ -94,25 +91,25 @@ def calibrate_together(
                     continue
                 if progress is not None:
                     progress(device, "opening", 0.0)
-                benches.append(stack.enter_context(_bench(device, clock, pace, quick=quick)))
+                benches.append(stack.enter_context(_bench(device, clock, quick=quick)))
             except RlxError as err:
                 found[device] = err
         measure.measure_kernels(benches, quick=quick, progress=progress)
         for bench in benches:
-            found[bench.device] = _kept(bench, pace, quick=quick)
+            found[bench.device] = _kept(bench, quick=quick)
             if progress is not None:
                 progress(bench.device, "done", 1.0)
     return {device: found[device] for device in asked}
 
 
 @contextlib.contextmanager
-def _bench(device: Device, clock: Clock, pace: Pace, *, quick: bool) -> Iterator[Bench]:
+def _bench(device: Device, clock: Clock, *, quick: bool) -> Iterator[Bench]:
     """Give what measures a device; the first use of a device in a process loads its libraries, which counts."""
     begun = clock()
     key = store.key_of(device)
     limit = limit_s(device, quick=quick)
     point_s = _SOFTWARE_POINT_S if limit == _SOFTWARE_S else _POINT_S
-    bench = Bench(device, _RESERVE * limit, point_s, clock, pace)
+    bench = Bench(device, _RESERVE * limit, point_s, clock)
     bench.spent_ns = min(max(clock() - begun, 0), bench.limit_ns / 2)
     try:
         bench.begin(keep_open=key.threads == 1)  # idle worker threads of an open session would take a CPU's cores
@@ -121,7 +118,7 @@ def _bench(device: Device, clock: Clock, pace: Pace, *, quick: bool) -> Iterator
         bench.close()
 
 
-def _kept(bench: Bench, pace: Pace, *, quick: bool) -> CalibrationProfile | CalibrationError:
+def _kept(bench: Bench, *, quick: bool) -> CalibrationProfile | CalibrationError:
     """Keep what was measured on a device and return it, or why nothing follows from it."""
     rows = tuple(bench.rows.values())
     missing = sorted(set(_NEEDED) - {row.kernel for row in rows if row.ns > 0 or row.kernel == "launch"})
@@ -137,7 +134,6 @@ def _kept(bench: Bench, pace: Pace, *, quick: bool) -> CalibrationProfile | Cali
         elapsed_s=round(bench.spent_ns / 1e9, 2),
         skipped=dict(bench.skipped),
         spent=dict(bench.spent),
-        pace_ns=pace.usual_ns,
     )
     store.keep(bench.device, profile)
     return profile

@@ -7,6 +7,7 @@ does meets all of them alike, and everything is visited twice, of which the quic
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import random
@@ -15,10 +16,9 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from rlx_ort.calibration.kernels import KERNELS, QUICK_PRIORITY, Kernel, KernelGraph, Point, RandomData
-from rlx_ort.calibration.pace import Clock, Pace
 from rlx_ort.calibration.profile import Row
 from rlx_ort.device import Device
 from rlx_ort.errors import DeviceError, EngineError, GraphError, GraphVerifyError, RunError
@@ -31,7 +31,10 @@ from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import TensorType
 from rlx_ort.providers.cores import device_threads
 
-__all__ = ["FAILURES", "Bench", "Node", "Progress", "measure_kernels", "measure_nodes"]
+__all__ = ["FAILURES", "Bench", "Clock", "Node", "Progress", "measure_kernels", "measure_nodes"]
+
+Clock: TypeAlias = Callable[[], int]
+"""Gives the time in ns from some fixed point."""
 
 Progress = Callable[[Device, str, float], None]
 """Called with a device, what is being measured on it, and the share of its time budget that is gone, 0 to 1."""
@@ -65,7 +68,6 @@ class Bench:
         limit_s: what measuring may take.
         point_s: how long one size is timed.
         clock: tells the time in ns.
-        pace: notes how fast the host is.
 
     Attributes:
         rows: (kernel, size, dtype) -> row.
@@ -82,7 +84,6 @@ class Bench:
         limit_s: float,
         point_s: float,
         clock: Clock = time.perf_counter_ns,
-        pace: Pace | None = None,
     ) -> None:
         self.device = device
         self.limit_ns, self.point_ns = limit_s * 1e9, point_s * 1e9
@@ -94,7 +95,6 @@ class Bench:
         self.compiles = working_provider(device).compiles
         self.data = RandomData()
         self._clock = clock
-        self._pace = pace or Pace(clock)
         self._anchor: CompiledGraph | None = None
         self._bases: dict[tuple[str, bool], _Timed] = {}  # by dtype, and whether launches are recorded
         self._works: dict[tuple[str, str], dict[float, float]] = {}  # kernel, dtype -> work -> ns of a copy
@@ -112,17 +112,12 @@ class Bench:
         """
         start = self._clock()
         graph = self._graph(KERNELS[0], (), 1)
-        compiled, self.records = self._compiled(graph, KERNELS[0], True), True
-        try:
+        compiled = self._compiled(graph, KERNELS[0], False)
+        compiled.run(graph.feeds)
+        with contextlib.suppress(EngineError), contextlib.closing(self._compiled(graph, KERNELS[0], True)) as recording:
             for _ in range(_RECORDING_RUNS):
-                compiled.run(graph.feeds)
-            self.records = bool(compiled.device_graph_report().recorded)
-        except EngineError:
-            self.records = False
-        if not self.records:
-            compiled.close()
-            compiled = self._compiled(graph, KERNELS[0], False)
-            compiled.run(graph.feeds)
+                recording.run(graph.feeds)
+            self.records = bool(recording.device_graph_report().recorded)
         if keep_open:
             self._anchor = compiled
         else:
@@ -280,7 +275,6 @@ class Bench:
                 slow = done > 1 and gone > 2 * self.point_ns and not recorded
                 if slow or (done >= least_warm and not 0 <= gone < _WARM_SHARE * self.point_ns):
                     break
-            self._pace.now()
             times: list[int] = []
             start = clock()
             self._extra_ns.append(max(start - opening, 0))
@@ -327,7 +321,7 @@ def measure_kernels(benches: Sequence[Bench], *, quick: bool = False, progress: 
             for bench in order.sample(benches, len(benches)):
                 if progress is not None:
                     progress(bench.device, kernel.name, min(bench.spent_ns / bench.limit_ns, 1.0))
-                bench.visit(kernel, points, needed=priority == 0)
+                bench.visit(kernel, points, needed=priority == 0 and not again)
         order.shuffle(groups)
         for bench in benches:
             bench.forget_bases()
@@ -382,7 +376,7 @@ def measure_nodes(
             bench.visit(kernel, ((),), node.expected_ns or bench.point_ns / 2)  # one copy, and more where it is short
             if kernel.name in bench.skipped:
                 reasons[node.name] = bench.skipped[kernel.name]
-        for kernel, node in kernels:
+        for kernel, _ in kernels:
             row = bench.rows.get((kernel.name, (), "f32"))
             if row is not None:
                 bench.visit(kernel, ((),), row.ns)

@@ -58,8 +58,7 @@ class Grid:
 
     Above the grid the time grows half as between the two largest sizes and half with the work: what was held up by
     launches may be by its work there. Below, it falls as between the two smallest, but never faster than the work.
-    Points of the grid that were not measured lie between their neighbours along an axis; at its edges the time changes
-    along an axis as it does on the nearest line where it was measured.
+    At points of the grid that were not measured, the time changes along an axis as on the nearest line where it was.
 
     Args:
         points: sizes -> ns.
@@ -178,12 +177,6 @@ class MeasuredCostModel:
         """Return the measured rate of an f32 product of (m, k) and (k, n), in GFLOP/s."""
         return 2.0 * m * k * n / self._grid("MatMul")((m, k * n))
 
-    def conv_gflops(self) -> float:
-        """Return the best rate of a 3 x 3 convolution that was measured, in GFLOP/s; products' when none was."""
-        rows = self._rows.get(("Conv3x3", "f32"), {})
-        rates = [18.0 * pixels * channels**2 / ns for (pixels, channels), ns in rows.items() if ns > 0]
-        return max(rates, default=self.sgemm_gflops(512, 512, 512))
-
     def memory_bw(self) -> float:
         """Return the bytes an addition of the largest tensors reads and writes, in bytes per ns."""
         elements = max(self._rows["Add", "f32"])[0]
@@ -297,10 +290,7 @@ def _log(side: float) -> float:
 
 
 def _filled(point: tuple[float, ...], known: Mapping[tuple[float, ...], float]) -> float:
-    """Return what lies between a point's neighbours, else what a line beside it says, else the nearest one's."""
-    between = [pair for axis in range(len(point)) if (pair := _between(point, known, axis)) is not None]
-    if between:  # on the axis where the two are closest
-        return min(between)[1]
+    """Return the time at a point by the nearest line that was measured beside it, else the nearest time."""
 
     def distance(one: tuple[float, ...], other: tuple[float, ...]) -> float:
         return sum(abs(mine - its) for mine, its in zip(one, other, strict=True))
@@ -318,17 +308,3 @@ def _filled(point: tuple[float, ...], known: Mapping[tuple[float, ...], float]) 
     if beside:
         return min(beside)[1]
     return known[min(known, key=lambda other: (distance(point, other), other))]
-
-
-def _between(
-    point: tuple[float, ...], known: Mapping[tuple[float, ...], float], axis: int
-) -> tuple[float, float] | None:
-    """Return how far apart a point's neighbours along an axis are, and what lies between; None without both."""
-    x = point[axis]
-    line = [other for other in known if other[:axis] == point[:axis] and other[axis + 1 :] == point[axis + 1 :]]
-    low = max((other for other in line if other[axis] < x), default=None)
-    high = min((other for other in line if other[axis] > x), default=None)
-    if low is None or high is None:
-        return None
-    apart = high[axis] - low[axis]
-    return apart, known[low] + (known[high] - known[low]) * (x - low[axis]) / apart

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlx_ort.calibration import store
@@ -89,12 +89,8 @@ def _node(name: str, record: NodeRecord, outline: Outline, dims: Mapping[str, in
     for given, kind in zip(record.input_names, pattern.inputs, strict=True):
         data = outline.constants.get(given)
         inputs.append(data if isinstance(data, TensorData) else _sized(kind, dims))
-    outputs = tuple(kind for kind in _all_sized(pattern.outputs, dims) if kind is not None)
+    outputs = tuple(sized for kind in pattern.outputs if (sized := _sized(kind, dims)) is not None)
     return Node(name, pattern.op_type, tuple(inputs), outputs, attributes, pattern.domain, pattern.version)
-
-
-def _all_sized(kinds: Iterable[ValueType | None], dims: Mapping[str, int]) -> list[TensorType | None]:
-    return [_sized(kind, dims) for kind in kinds]
 
 
 def _sized(kind: ValueType | None, dims: Mapping[str, int]) -> TensorType | None:

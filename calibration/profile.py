@@ -2,14 +2,14 @@
 
     {"schema": 4, "unit": "ns",
      "key": {"device", "ep", "hardware", "identity", "engine", "ep_version", "driver", "threads"},
-     "machine": "...", "measured": "2026-11-01T12:00:00+00:00", "quick": false, "elapsed_s": 6.1, "pace_ns": 12900.0,
+     "machine": "...", "measured": "2026-11-01T12:00:00+00:00", "quick": false, "elapsed_s": 6.1,
      "rows": [["MatMul", [64, 65536], 5100.0, "f32", 0.03, 9], ...],
      "skipped": {"Attention": "why it was not measured"}, "spent": {"MatMul": 0.81}}
 
 A row is [kernel, size, ns, dtype, spread, repeats]: the time of one node by the lower quartile of its runs, in
 nanoseconds. What `size` counts is listed in `rlx_ort.calibration.kernels`. `spread` is the distance of the quartiles as
-a share of the median, and at least the relative difference of two visits. `pace_ns` is the time of the loop of `Pace`
-on the undisturbed host. `spent` is in seconds.
+a share of the median, and at least the relative difference of two visits.
+`spent` is in seconds.
 """
 
 from __future__ import annotations
@@ -107,7 +107,6 @@ class CalibrationProfile:
         elapsed_s: how long it took, in seconds.
         skipped: kernel -> why it has no row or not all of them.
         spent: kernel -> seconds that it took.
-        pace_ns: what the loop of `Pace` took on the undisturbed host; 0 where it is not known.
     """
 
     key: ProfileKey
@@ -118,7 +117,6 @@ class CalibrationProfile:
     elapsed_s: float = 0.0
     skipped: Mapping[str, str] = field(default_factory=dict)
     spent: Mapping[str, float] = field(default_factory=dict)
-    pace_ns: float = 0.0
 
     @property
     def noisy_rows(self) -> tuple[Row, ...]:
@@ -134,7 +132,7 @@ class CalibrationProfile:
     def to_json(self) -> str:
         """Return the profile as JSON text, one row a line."""
         document: dict[str, Any] = {"schema": SCHEMA, "unit": "ns", "key": asdict(self.key)}
-        document |= {name: getattr(self, name) for name in ("machine", "measured", "quick", "elapsed_s", "pace_ns")}
+        document |= {name: getattr(self, name) for name in ("machine", "measured", "quick", "elapsed_s")}
         document |= {name: dict(getattr(self, name)) for name in ("skipped", "spent")}
         rows = ",\n".join(json.dumps(astuple(row)) for row in self.rows)
         return f'{json.dumps(document, indent=1)[:-2]},\n "rows": [\n{rows}\n]}}\n'
@@ -159,7 +157,6 @@ class CalibrationProfile:
                 elapsed_s=float(document["elapsed_s"]),
                 skipped={str(name): str(reason) for name, reason in document["skipped"].items()},
                 spent={str(name): float(seconds) for name, seconds in document["spent"].items()},
-                pace_ns=_time(document["pace_ns"]),
             )
         except (ValueError, KeyError, TypeError, AttributeError) as err:
             raise CalibrationError(f"the text is no calibration profile: {err!r}") from err

@@ -33,7 +33,7 @@ from rlx_ort.selection.support import model_for
 
 if TYPE_CHECKING:
     from rlx_ort.calibration.learned import Learned, Sizes
-    from rlx_ort.calibration.pace import Pace
+    from rlx_ort.execution.pace import Pace
 
 __all__ = ["Choice", "Follower", "choose", "learn_from"]
 
@@ -162,7 +162,7 @@ def choose(
     known = _read(path, rivals, predicted)
     if known is not None:
         return known
-    pace = _pace_beside(rivals)
+    pace = _pace()
     rows = race(rivals, compile_on, inputs, runs, pace=pace)
     if all(row.median_exec_ns is None for row in rows):
         rows += race([device for device in ranked if device not in rivals], compile_on, inputs, runs, pace=pace)
@@ -208,21 +208,9 @@ def _limit(ranges: Mapping[Device, tuple[float, float]]) -> float:
 @functools.cache
 def _pace() -> Pace:
     """Return how fast the host is for this process, which goes on learning what is usual with every race."""
-    from rlx_ort.calibration.pace import Pace
+    from rlx_ort.execution.pace import Pace
 
     return Pace(time.perf_counter_ns, _QUICKER)
-
-
-def _pace_beside(devices: Iterable[Device]) -> Pace:
-    """Return the process's pace, which knows how fast the host was when the devices were calibrated."""
-    from rlx_ort.calibration import store
-
-    pace = _pace()
-    for device in devices:
-        profile = store.find(device).profile
-        if profile is not None:
-            pace.remember(profile.pace_ns)
-    return pace
 
 
 def _from_rows(rows: Sequence[DeviceBenchResult], policy: DevicePolicy, predicted: Mapping[str, float]) -> Choice:

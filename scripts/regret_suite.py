@@ -29,10 +29,10 @@ from regret.measure import Limits, Outcome, kept_awake, measure_case
 from regret.tables import by_family, summary_lines, tables
 from rlx_ort.calibration import store
 from rlx_ort.calibration.calibrate import calibrate_together
-from rlx_ort.calibration.pace import Pace
 from rlx_ort.calibration.profile import CalibrationProfile
 from rlx_ort.device import Device, parse_device_list
 from rlx_ort.errors import RlxError
+from rlx_ort.execution.pace import Pace
 from rlx_ort.providers import runtime
 from rlx_ort.selection.availability import available_devices, is_selectable
 
@@ -68,8 +68,6 @@ def main() -> None:
     policies: list[dict[str, Any]] = []
     left_out = []
     pace = Pace(time.perf_counter_ns)
-    for profile in filter(None, (store.find(device).profile for device in devices)):
-        pace.remember(profile.pace_ns)
     with kept_awake(devices):
         for case in cases():
             if chosen.only not in case.name:

@@ -70,9 +70,6 @@ class BackendCostModel(BasicCostModel, Protocol):
     def price(self, kernel: Kernel) -> Price:
         """Return the time of one node with its launch, in ns, and how it was found."""
 
-    def conv_gflops(self) -> float:
-        """Return the sustained rate of f32 convolutions, in GFLOP/s."""
-
     def upload_ns(self, nbytes: int) -> float:
         """Return the time to bring one value from the host to the device, in ns."""
 
@@ -113,7 +110,7 @@ class ProfileCostModel:
             batch, m, k, n = kernel.size
             rate = self.sgemm_gflops(batch * m, k, n)
         elif kernel.name in ("Conv3x3", "Conv1x1", "DepthwiseConv"):
-            rate = self.conv_gflops()
+            rate = self.profile.conv_gflops
         else:
             rate = self.sgemm_gflops(512, 512, 512)
         once_ns = max(_over(kernel.flops, rate), _over(kernel.nbytes, self.memory_bw()))
@@ -122,10 +119,6 @@ class ProfileCostModel:
     def sgemm_gflops(self, m: int, k: int, n: int) -> float:
         """Return the profile's rate, whatever the shape."""
         return self.profile.gemm_gflops
-
-    def conv_gflops(self) -> float:
-        """Return the profile's rate of convolutions."""
-        return self.profile.conv_gflops
 
     def memory_bw(self) -> float:
         """Return the profile's memory bandwidth."""

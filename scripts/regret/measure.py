@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from rlx_ort.calibration.pace import Pace
 from rlx_ort.device import Device
 from rlx_ort.errors import RlxError
 from rlx_ort.execution.compiled import CompiledGraph
 from rlx_ort.execution.options import CompileOptions, PlacementRule
+from rlx_ort.execution.pace import Pace
 from rlx_ort.graph_devices import GraphDevices
 from rlx_ort.ir.graph import Graph
 from rlx_ort.selection.policy import DevicePolicy
@@ -34,7 +34,7 @@ _SESSIONS = 2
 """Sessions that a device's blocks come from, one half each: on 16 cores beside an H200 two rows by a weight of 9 MB
 took 26 us in one session of the CPU and 42 us in another of the same minute, each from its first second to its last."""
 
-_SETTLING_S = 0.2
+_SETTLING_S = 0.1
 """Time that a new session runs before it is measured: on those 16 cores a row by a weight of 21 MB once took 84 us at
 first and 32 us after half a second. Mostly nothing changes after the first 2 ms (15 graphs, a second each)."""
 

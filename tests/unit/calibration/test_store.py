@@ -128,7 +128,7 @@ def test_a_profile_survives_the_way_to_json_and_back(here: Any) -> None:
 
 def test_added_rows_come_after_those_that_are_there(here: Any) -> None:
     """The file has both, and everything else stays as it was."""
-    profile = here.profile(machine="M", pace_ns=13_000.0)
+    profile = here.profile(machine="M")
     store.keep(Device.CUDA, profile)
     row = Row("?Det-1", (128,), 900.0, "f64", 0.1, 7)
     store.add(Device.CUDA, [row])

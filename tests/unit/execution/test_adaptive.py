@@ -14,18 +14,16 @@ import pytest
 
 from rlx_ort import adaptive
 from rlx_ort.calibration import store
-from rlx_ort.calibration.pace import Pace
-from rlx_ort.calibration.profile import CalibrationProfile, Row
 from rlx_ort.device import Device
 from rlx_ort.errors import DeviceFallbackError, EngineError, NoViableDeviceError
 from rlx_ort.execution.benchmark import DeviceBenchResult
+from rlx_ort.execution.pace import Pace
 from rlx_ort.graph_devices import GraphDevices
 from rlx_ort.ir.graph import Graph
 from rlx_ort.providers import plugins, runtime
 from rlx_ort.providers.base import CostProfile
 from rlx_ort.selection.policy import Adaptive, DevicePickStrategy, DevicePolicy
 from rlx_ort.selection.predict import dims_of
-from tests.unit.calibration.conftest import ROWS
 
 CPU, CUDA, WEBGPU = Device.CPU, Device.CUDA, Device.WEBGPU
 WEIGHTS = np.arange(12, dtype=np.float32).reshape(4, 3)
@@ -248,20 +246,6 @@ def test_races_of_a_process_share_what_they_know_of_the_host(providers: Any, mat
     assert len(others) == 3
     assert all(pace is first for pace in others)
     assert first.limit_ns == math.inf
-
-
-def test_a_race_knows_how_fast_the_host_was_when_its_devices_were_calibrated(
-    providers: Any, matmul_graph: Build, timed: Any
-) -> None:
-    """Of two calibrations that noted it the quicker one counts, and the CPU's does not, which takes no part."""
-    products = Row("MatMul", (1, 12), 2_000.0), Row("MatMul", (64, 12), 8_000.0)  # nothing has to be measured
-    for device, pace_ns, slower in ((CUDA, 14_000.0, 1), (WEBGPU, 13_000.0, 1), (CPU, 9_000.0, 100)):
-        rows = tuple(dataclasses.replace(row, ns=row.ns * slower) for row in (*ROWS, *products))
-        store.keep(device, CalibrationProfile(store.key_of(device), rows, pace_ns=pace_ns))
-    GraphDevices(matmul_graph(WEIGHTS), ADAPTIVE).resolve_with_inputs(INPUTS)
-    [pace] = timed["paces"]
-    assert set(timed["asked"]) == {CUDA, WEBGPU}
-    assert pace.limit_ns == pytest.approx(1.2 * 13_000.0)
 
 
 def test_what_is_unknown_is_measured_before_devices_are_compared(

@@ -21,7 +21,6 @@ _TRIES = 3  # the least counts: an interrupt is no slow core
 _QUICKER = 0.3
 _SLOW = 1.2  # clock frequencies moved the loop by a tenth, a busy neighbour by half
 _LEAST_KNOWN = 8
-_ENOUGH_KNOWN = 256  # a process that has timed the loop so often no longer needs what it remembers
 _MOST_KNOWN = 4096
 
 
@@ -37,7 +36,6 @@ class Pace:
         self._clock = clock
         self._quicker = quicker
         self._known: list[float] = []
-        self._told_ns = math.inf
 
     def now(self) -> float:
         """Return what the loop takes now in ns, and remember it; about 40 us."""
@@ -57,11 +55,6 @@ class Pace:
             self._known = self._known[::2]  # in order, so what is usual stays
         return float(found)
 
-    def remember(self, usual_ns: float) -> None:
-        """Take over what the loop usually took at another time, as a calibration noted it; 0 is ignored."""
-        if usual_ns > 0:
-            self._told_ns = min(self._told_ns, usual_ns)
-
     @property
     def usual_ns(self) -> float:
         """What the loop usually takes here, or 0 where it was timed too few times."""
@@ -72,8 +65,6 @@ class Pace:
     def limit_ns(self) -> float:
         """What the loop may take on a core that is not disturbed, as far as is known by now.
 
-        A host that is always as busy counts as undisturbed. Until the loop was timed often, the lesser of what is usual
-        here and what was remembered counts, since a process may begin while the host is busy.
+        A host that is always as busy counts as undisturbed.
         """
-        told_ns = self._told_ns if len(self._known) < _ENOUGH_KNOWN else math.inf
-        return _SLOW * min(self.usual_ns or math.inf, told_ns)
+        return _SLOW * (self.usual_ns or math.inf)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from rlx_ort.calibration.pace import Pace
+from rlx_ort.execution.pace import Pace
 
 
 class Clock:
@@ -66,36 +66,6 @@ def test_a_calibration_takes_few_quick_loops_for_the_usual_ones() -> None:
     found = [pace.now() for _ in range(100)]
     assert pace.usual_ns == 13
     assert found[-1] > pace.limit_ns
-
-
-def test_what_was_told_counts_until_the_usual_pace_is_known() -> None:
-    """A fifth above the 13 that were usual when a device was calibrated."""
-    pace = Pace(Clock([26]))
-    pace.remember(13.0)
-    pace.now()
-    assert pace.usual_ns == 0.0
-    assert pace.limit_ns == pytest.approx(1.2 * 13)
-
-
-@pytest.mark.parametrize(("told", "least"), [([13.0], 13.0), ([40.0], 26.0), ([14.0, 13.0, 15.0], 13.0), ([0.0], 26.0)])
-def test_the_lesser_of_what_was_told_and_what_is_usual_is_the_measure(told: list[float], least: float) -> None:
-    """Loops of 26 are usual in this process; being told of 0 says nothing."""
-    pace = Pace(Clock([26]))
-    for _ in range(8):
-        pace.now()
-    for usual_ns in told:
-        pace.remember(usual_ns)
-    assert pace.usual_ns == 26.0
-    assert pace.limit_ns == pytest.approx(1.2 * least)
-
-
-def test_a_process_that_has_looked_often_goes_by_what_it_saw() -> None:
-    """Loops of 26 are usual for this interpreter, whatever another one took when a device was calibrated."""
-    pace = Pace(Clock([26]))
-    pace.remember(13.0)
-    for _ in range(256):
-        pace.now()
-    assert pace.limit_ns == pytest.approx(1.2 * 26)
 
 
 def test_what_is_usual_stays_known_and_does_not_grow_for_ever() -> None:
