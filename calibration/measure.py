@@ -403,7 +403,7 @@ def _copies_of(node: Node, graph: KernelGraph, point: Point, copies: int) -> Non
             raise GraphVerifyError(f"{node.name} has an input {given}, of which no data can be made")
         else:
             inputs.append(graph.weight(*given.shape, dtype=given.dtype))
-    also = []
+    also: list[Value] = []
     for _ in range(copies):
         also += graph.graph.onnx_node(
             node.op_type, inputs, node.attributes, types=node.outputs, domain=node.domain, version=node.version

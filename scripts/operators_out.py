@@ -106,8 +106,8 @@ def cases() -> Iterator[Case]:
     yield _case("GRU", (20, 3, 90), _recurrent("GRU", 3, 20, 3, 90))
     other = np.random.default_rng(4).standard_normal((6, 70, 50)).astype(np.float32)
     yield _case("Einsum", (6, 40, 70), _with("Einsum", [other], {"equation": b"bij,bjk->bik"}, [(6, 40, 50)]))
-    rows, updates = np.arange(0, 400, 4).reshape(-1, 1), np.zeros((100, 300), np.float32)
-    yield _case("ScatterND", (400, 300), _with("ScatterND", [rows, updates], {}, [(400, 300)]))
+    index, updates = np.arange(0, 400, 4).reshape(-1, 1), np.zeros((100, 300), np.float32)
+    yield _case("ScatterND", (400, 300), _with("ScatterND", [index, updates], {}, [(400, 300)]))
     yield _case("Pad", (3, 16, 60, 70), _with("Pad", [np.array([0, 0, 2, 3, 0, 0, 2, 3])], {}, [(3, 16, 64, 76)]))
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from pathlib import Path
 
 from rlx_ort import environment
 from rlx_ort.calibration.features import DEFAULT_DIM
+from rlx_ort.calibration.kernels import KERNELS
+from rlx_ort.calibration.model import ERRORS
 from rlx_ort.calibration.profile import NOISY, SCHEMA, CalibrationProfile, ProfileKey, Row
 from rlx_ort.device import Device
 
@@ -26,7 +29,8 @@ def test_the_fields_are_those_of_the_file() -> None:
     rows = {cells[0]: cells[1] for cells in _rows("| Field | Meaning |")}
     assert {name for cell in rows for name in re.findall(r"`(\w+)`", cell)} == set(document)
     assert set(re.findall(r"`(\w+)`", rows["`key`"])) == set(document["key"])
-    assert set(re.findall(r"`(\w+)`", rows["`rows`"])) == set(document["rows"][0])
+    assert re.findall(r"`(\w+)`", rows["`rows`"]) == [field.name for field in dataclasses.fields(Row)]
+    assert len(document["rows"][0]) == len(dataclasses.fields(Row))
 
 
 def test_the_numbers_are_those_of_the_code() -> None:
@@ -35,6 +39,24 @@ def test_the_numbers_are_those_of_the_code() -> None:
     assert rows["`schema`"].startswith(f"{SCHEMA};")
     assert f"spread above {NOISY}" in rows["`rows`"]
     assert f"A dim without a size counts as {DEFAULT_DIM}" in PAGE
+
+
+def test_the_errors_are_those_of_the_model() -> None:
+    """Each way to find a price has a row with its error, and no other has."""
+    table = PAGE.split("| How it is known |", 1)[1].split("\n\n", 1)[0]
+    cells = [[cell.strip() for cell in row.strip("| ").split(" | ")] for row in table.splitlines()[2:]]
+    assert {row[0]: row[-1] for row in cells} == {
+        how: f"{error:.0%}".replace("%", " %") for how, error in ERRORS.items()
+    }
+
+
+def test_every_kernel_of_the_table_is_named() -> None:
+    """By itself, or counted among the operators."""
+    table = PAGE.split("| Kernels | Sizes |", 1)[1].split("\n\n", 1)[0]
+    kernels = {kernel.name.partition(":")[0] for kernel in KERNELS}
+    named = set(re.findall(r"`(\w+)`", table))
+    assert named <= kernels
+    assert f"`Add` and {len(kernels - named)} other operators" in table
 
 
 def test_the_variables_exist() -> None:
