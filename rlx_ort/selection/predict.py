@@ -187,7 +187,10 @@ def _case(graph: Graph, device: Device, options: CompileOptions, dims: Mapping[s
         return None
     cpu_nodes = support_of(device, graph, options).cpu_nodes
     if environment.flag("AUTO_CALIBRATE") and _first_look(draft, device):
-        measure_unknown(graph, device, options, dims)
+        try:
+            measure_unknown(graph, device, options, dims)
+        except RlxError as err:  # it stays assumed
+            _log.warning("what is unknown of %s on %s is not measured: %s", graph.name, device.display, err)
         model = cost_model(device) or model
     moved = sum(workload.inputs.values()) + sum(workload.outputs.values())
     if options.device_graph and not cpu_nodes and moved <= MOST_BYTES and not workload.host_decides:

@@ -13,6 +13,7 @@ from rlx_ort.calibration import on_demand, store
 from rlx_ort.calibration.calibrate import calibrate
 from rlx_ort.calibration.profile import CalibrationProfile
 from rlx_ort.device import Device
+from rlx_ort.errors import EngineError
 from rlx_ort.execution.options import CompileOptions
 from rlx_ort.execution.session import Session
 from rlx_ort.ir.dtype import DType
@@ -165,6 +166,20 @@ def test_the_automatic_calibration_measures_a_graph_once(
         assert part(graph).how == "measured"
         assert part(graph).how == "measured"
     assert len(asked) == 1
+
+
+def test_a_prediction_survives_that_its_graph_cannot_be_measured(
+    profile: CalibrationProfile, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The operator stays assumed, with a warning."""
+
+    def fail(*given: object) -> None:
+        raise EngineError("the device was lost")
+
+    monkeypatch.setattr(on_demand, "measure_nodes", fail)
+    with environment.override({"RLX_AUTO_CALIBRATE": "1"}):
+        assert part(determinants()).how == "assumed"
+    assert "the device was lost" in caplog.text
 
 
 def test_calibrating_for_a_graph_measures_what_it_needs(profile: CalibrationProfile) -> None:
