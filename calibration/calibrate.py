@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from rlx_ort.calibration import measure, store
-from rlx_ort.calibration.measure import Bench, Clock, Progress
+from rlx_ort.calibration.measure import REQUIRED, Bench, Clock, Progress
 from rlx_ort.calibration.profile import CalibrationProfile
 from rlx_ort.device import Device
 from rlx_ort.errors import CalibrationError, RlxError
@@ -20,7 +20,6 @@ __all__ = ["calibrate", "calibrate_together", "limit_s"]
 _FULL_S, _QUICK_S, _SOFTWARE_S, _GRAPH_S = 8.0, 2.0, 30.0, 2.0
 _RESERVE = 0.93  # of the limit is for measuring, the rest for what the last point takes too long
 _POINT_S, _SOFTWARE_POINT_S = 0.004, 0.025
-_NEEDED = ("run", "launch", "MatMul")
 
 
 def calibrate(
@@ -121,7 +120,7 @@ def _bench(device: Device, clock: Clock, *, quick: bool) -> Iterator[Bench]:
 def _kept(bench: Bench, *, quick: bool) -> CalibrationProfile | CalibrationError:
     """Keep what was measured on a device and return it, or why nothing follows from it."""
     rows = tuple(bench.rows.values())
-    missing = sorted(set(_NEEDED) - {row.kernel for row in rows if row.ns > 0 or row.kernel == "launch"})
+    missing = sorted(set(REQUIRED) - {row.kernel for row in rows if row.ns > 0 or row.kernel == "launch"})
     if missing:
         why = "".join(f"\n  {kernel}: {reason}" for kernel, reason in bench.skipped.items() if kernel in missing)
         return CalibrationError(f"{bench.device.display} has no row of {', '.join(missing)}; nothing is kept{why}")

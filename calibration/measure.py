@@ -31,7 +31,7 @@ from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import TensorType
 from rlx_ort.providers.cores import device_threads
 
-__all__ = ["FAILURES", "Bench", "Clock", "Node", "Progress", "measure_kernels", "measure_nodes"]
+__all__ = ["FAILURES", "REQUIRED", "Bench", "Clock", "Node", "Progress", "measure_kernels", "measure_nodes"]
 
 Clock: TypeAlias = Callable[[], int]
 """Gives the time in ns from some fixed point."""
@@ -41,6 +41,9 @@ Progress = Callable[[Device, str, float], None]
 
 FAILURES = (DeviceError, GraphError, RunError)
 """What a device may raise at a graph it cannot run: the kernel is skipped, with the message."""
+
+REQUIRED = ("run", "launch", "MatMul", "Add")
+"""The kernels without which nothing can be predicted."""
 
 _TRIPS = 4  # round trips that the copies of a kernel should take
 _LEAST_COPIES = 4
@@ -142,7 +145,7 @@ class Bench:
         """Measure a kernel at some points, least work first; where a point has a row, the quicker one counts.
 
         `guess_ns` is about what a copy takes, where nothing is known of the kernel; one that is `needed` is measured
-        whatever the time.
+        whatever the time, and so is the first point of what no model can do without.
         """
         label = kernel.name if kernel.dtype == "f32" else f"{kernel.name} {kernel.dtype}"
         if label in self._failed or not self._applies(kernel):
@@ -155,7 +158,8 @@ class Bench:
             run_ns = expected_ns * (kernel.copies or self._copies(kernel, expected_ns))
             takes_ns = self.point_ns + (statistics.median(self._extra_ns) if self._extra_ns else 0.0)
             ends_ns = self.spent_ns + max(self._clock() - begun, 0) + max(takes_ns, _LEAST_RUNS * run_ns)
-            if not needed and (run_ns > _PATIENCE * self.point_ns or ends_ns > self.limit_ns):
+            must = needed or (label in REQUIRED and not any(key[0] == kernel.name for key in self.rows))
+            if not must and (run_ns > _PATIENCE * self.point_ns or ends_ns > self.limit_ns):
                 if self._key(kernel, point) not in self.rows:
                     self.skipped.setdefault(label, f"no time for size {kernel.size(point)}")
                 continue

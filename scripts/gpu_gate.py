@@ -4,10 +4,10 @@
     python scripts/gpu_gate.py --out FOLDER --parts webgpu,figures --record FOLDER/gpu-gate.json
 
 Runs the backend tests on the device and, beside them, the truth of the capability answers over the ONNX backend cases
-on the device and the CPU. Then the truth of WebGPU, the checks of `gpu_checks.py` and `device_runs.py`, and the figures
-of `bench.py ask cuda`, each alone. Writes gpu-gate.json after each part, with the commit, the versions, the counts and
-the figures; `--record` adds the parts to those of an earlier call. Its copy in docs/results/ is the record that a test
-compares with the code. The exit code is 1 when something fails that is not listed as known.
+on the device and the CPU. Then the truth of WebGPU, the checks of `gpu_checks.py` and `device_runs.py`, the tests that
+calibrate, and the figures of `bench.py ask cuda`, each alone. Writes gpu-gate.json after each part, with the commit, the
+versions, the counts and the figures; `--record` adds the parts to those of an earlier call. Its copy in docs/results/ is
+the record that a test compares with the code. The exit code is 1 when something fails that is not listed as known.
 """
 
 from __future__ import annotations
@@ -31,13 +31,16 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-LIMITS_S = {"suite": 270, "truth": 180, "webgpu": 150, "checks": 30, "figures": 90}
+LIMITS_S = {"suite": 270, "truth": 180, "webgpu": 110, "checks": 30, "calibration": 40, "figures": 90}
 """The parts in order -> seconds after which each is stopped and keeps what it has."""
 BESIDE = ("suite", "truth")  # run side by side: neither measures time, and neither uses WebGPU much
 TAIL = 1500
 GRACE_S = 30  # to end the case that a stopped process is at
 TRUTH = {"cpu": 2, "webgpu": 12}  # processes; others than these have 8, and compare the automatic choice as well
 LEAST = {"webgpu": 0.985}  # agreement; others than these 0.995
+ALONE = "tests/backend/calibration/"
+"""Tests that time the machine: beside other processes a calibration of a second or two has no time for anything."""
+
 SLOW = {"tests/backend/ops/test_dtypes.py": 4, "tests/backend/providers/test_compile_cache.py": 2}  # processes
 
 # What the record is about: a change to one of these makes it out of date.
@@ -87,6 +90,7 @@ def main() -> int:
     record["date"] = datetime.datetime.now(datetime.UTC).date().isoformat()
     run: dict[str, Callable[[float], dict[str, Any]]] = {
         "suite": lambda limit_s: suite(options.device, options.out, options.workers, limit_s),
+        "calibration": lambda limit_s: suite(options.device, options.out, 1, limit_s, alone=True),
         "truth": lambda limit_s: truth([options.device, "cpu"], options.out, limit_s),
         "webgpu": lambda limit_s: truth(["webgpu"], options.out, limit_s),
         "checks": lambda limit_s: checks(options.device, options.out, limit_s),
@@ -168,12 +172,16 @@ def machine(device: str) -> dict[str, str]:
     return {"python": platform.python_version(), "cores": str(os.cpu_count()), **found}
 
 
-def suite(device: str, out: Path, workers: int, limit_s: float) -> dict[str, Any]:
-    """Run the backend tests on the device, a few files at a time, and return the counts and every failure."""
+def suite(device: str, out: Path, workers: int, limit_s: float, *, alone: bool = False) -> dict[str, Any]:
+    """Run the backend tests on the device, a few files at a time, and return the counts and every failure.
+
+    Those of `ALONE` time the machine, and are left out unless they are all that is run.
+    """
     deadline = time.monotonic() + limit_s
     folder = out / "junit"
     folder.mkdir(exist_ok=True)
     names = [path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "tests" / "backend").rglob("test_*.py"))]
+    names = [name for name in names if name.startswith(ALONE) == alone]
     names.sort(key=lambda name: -SLOW.get(name, 0))
     shards = [(name, f"{at}/{SLOW.get(name, 1)}") for name in names for at in range(SLOW.get(name, 1))]
     counts = {"passed": 0, "failed": 0, "skipped": 0, "xfailed": 0}

@@ -25,8 +25,8 @@ def script(name: str, *arguments: object, limit_s: float) -> subprocess.Complete
 
 
 def test_the_model_chooses_for_the_kept_runs_within_the_limits() -> None:
-    """Regret and errors of four runs of 78 graphs on an H200; nothing is measured."""
-    done = script("regret_replay.py", limit_s=15)
+    """Regret and errors of five runs of up to 78 graphs on an H200; nothing is measured."""
+    done = script("regret_replay.py", limit_s=60)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "within the limits" in done.stdout
 
