@@ -5,9 +5,10 @@
 
 Runs the backend tests on the device and, beside them, the truth of the capability answers over the ONNX backend cases
 on the device and the CPU. Then the truth of WebGPU, the checks of `gpu_checks.py` and `device_runs.py`, the tests that
-calibrate, and the figures of `bench.py ask cuda`, each alone. Writes gpu-gate.json after each part, with the commit, the
-versions, the counts and the figures; `--record` adds the parts to those of an earlier call. Its copy in docs/results/ is
-the record that a test compares with the code. The exit code is 1 when something fails that is not listed as known.
+calibrate, and the figures of `bench.py ask cuda`, each alone. Writes gpu-gate.json after each part, with the commit,
+the versions, the counts and the figures; `--record` adds the parts to those of an earlier call. Its copy in
+docs/results/ is the record that a test compares with the code. The exit code is 1 when something fails that is not
+listed as known.
 """
 
 from __future__ import annotations
