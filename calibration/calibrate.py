@@ -15,7 +15,7 @@ from rlx_ort.device import Device
 from rlx_ort.errors import CalibrationError, RlxError
 from rlx_ort.ir.graph import Graph
 
-__all__ = ["calibrate", "calibrate_together", "limit_s"]
+__all__ = ["calibrate", "calibrate_together"]
 
 _FULL_S, _QUICK_S, _SOFTWARE_S, _GRAPH_S = 8.0, 2.0, 30.0, 2.0
 _RESERVE = 0.93  # of the limit is for measuring, the rest for what the last point takes too long
@@ -106,9 +106,10 @@ def _bench(device: Device, clock: Clock, *, quick: bool) -> Iterator[Bench]:
     """Give what measures a device; the first use of a device in a process loads its libraries, which counts."""
     begun = clock()
     key = store.key_of(device)
-    limit = limit_s(device, quick=quick)
-    point_s = _SOFTWARE_POINT_S if limit == _SOFTWARE_S else _POINT_S
-    bench = Bench(device, _RESERVE * limit, point_s, clock)
+    limit_s, point_s = _QUICK_S if quick else _FULL_S, _POINT_S
+    if "software" in key.hardware:
+        limit_s, point_s = _SOFTWARE_S, _SOFTWARE_POINT_S
+    bench = Bench(device, _RESERVE * limit_s, point_s, clock)
     bench.spent_ns = min(max(clock() - begun, 0), bench.limit_ns / 2)
     try:
         bench.begin(keep_open=key.threads == 1)  # idle worker threads of an open session would take a CPU's cores
@@ -132,14 +133,6 @@ def _kept(bench: Bench, *, quick: bool) -> CalibrationProfile | CalibrationError
         quick=quick,
         elapsed_s=round(bench.spent_ns / 1e9, 2),
         skipped=dict(bench.skipped),
-        spent=dict(bench.spent),
     )
     store.keep(bench.device, profile)
     return profile
-
-
-def limit_s(device: Device, *, quick: bool) -> float:
-    """Return how long a calibration of the device may take, in seconds."""
-    if "software" in store.key_of(device).hardware:
-        return _SOFTWARE_S
-    return _QUICK_S if quick else _FULL_S

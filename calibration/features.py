@@ -300,13 +300,10 @@ class Workload:
         }
 
 
-def workload_of(model: ExportedModel | Outline, dims: Mapping[str, int] | None = None, *, f32: str = "f32") -> Workload:
-    """Return the work of a model; a dim without a size in `dims` counts as `DEFAULT_DIM`.
-
-    `f32` is the arithmetic of f32 products and convolutions: `tf32` where the device may round them.
-    """
+def workload_of(model: ExportedModel | Outline, dims: Mapping[str, int] | None = None) -> Workload:
+    """Return the work of a model; a dim without a size in `dims` counts as `DEFAULT_DIM`."""
     outline = model if isinstance(model, Outline) else Outline.of_model(model)
-    return _Reader(outline, dims or {}, f32).read()
+    return _Reader(outline, dims or {}).read()
 
 
 class _Kind:
@@ -326,10 +323,9 @@ class _Kind:
 class _Reader:
     """Reads an outline once; what a kind of nodes has in common is found once."""
 
-    def __init__(self, outline: Outline, dims: Mapping[str, int], f32: str) -> None:
+    def __init__(self, outline: Outline, dims: Mapping[str, int]) -> None:
         self.outline = outline
         self.dims = dims
-        self.f32 = f32
         self.assumed: dict[str, None] = {}
         kinds = [kind for kind in outline.input_types.values() if isinstance(kind, TensorType)]
         self.given = {dim for kind in kinds for dim in kind.shape or () if isinstance(dim, str)}
@@ -387,8 +383,6 @@ class _Reader:
         dtype, dims = kind.dtype, kind.shape or ()
         shape = tuple([dim if isinstance(dim, int) else self._size(dim) for dim in dims])
         count = math.prod(shape)
-        if dtype is DType.F32:
-            return Fact(shape, self.f32, count, 4 * count)
         return Fact(shape, dtype.value, count, 0 if dtype is DType.STRING else dtype.nbytes(count))
 
     def _size(self, dim: str | None) -> int:

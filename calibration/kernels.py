@@ -174,7 +174,7 @@ class Kernel:
         size: the size of a point's row.
         work: a number that a node's time is at most proportional to.
         unit: what `work` counts; kernels of one unit have similar rates.
-        dtype: the element type, or tf32.
+        dtype: the element type.
         base: builds what is subtracted, with as many copies; None for the kernel's own graph with no copies.
         whole: whether a whole run counts, and nothing is subtracted.
         copies: a fixed number of copies, else it is chosen by their expected time.
@@ -375,7 +375,7 @@ _SQUARES: Groups = (
     *((4, _points(*_ALL_ROWS, side=side)) for side in (16, 128)),
     (4, _points(4, 32, 512, 4096, side=4096)),
 )
-_OTHER_TYPES: Groups = tuple((4, _points(1, 64, 512, 4096, side=side)) for side in (256, 1024, 4096))
+_HALF: Groups = ((3, _points(64, 512, side=1024)), *((4, _points(1, 64, 512, 4096, side=side)) for side in (256, 4096)))
 _BYTES: Groups = ((1, ((1 << 10,), (1 << 20,))), (2, tuple((1 << at,) for at in (14, 16, 18, 22, 24))))
 _PICTURES = ((1, 7), (1, 28), (4, 56), (32, 56))
 
@@ -409,7 +409,7 @@ def _products() -> list[Kernel]:
     )
     return [
         square("MatMul", _nodes(_product), _SQUARES),
-        *(square("MatMul", _nodes(_product), _OTHER_TYPES, dtype=dtype) for dtype in ("f16", "bf16", "tf32")),
+        square("MatMul", _nodes(_product), _HALF, dtype="f16"),
         flops("BatchedMatMul", _nodes(_batched), batched, _count(_BATCHED_FLOPS), _BATCHED_FLOPS),
         flops("Attention", _nodes(_attention), sequences, _count(_ATTENTION_FLOPS), _ATTENTION_FLOPS),
         flops("LSTM", _nodes(_lstm), layers, work=_LSTM_FLOPS),

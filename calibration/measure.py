@@ -23,7 +23,7 @@ from rlx_ort.calibration.profile import Row
 from rlx_ort.device import Device
 from rlx_ort.errors import DeviceError, EngineError, GraphError, GraphVerifyError, RunError
 from rlx_ort.execution.compiled import CompiledGraph
-from rlx_ort.execution.options import CompileOptions, OptimizationLevel, PlacementRule, Precision
+from rlx_ort.execution.options import CompileOptions, OptimizationLevel, PlacementRule
 from rlx_ort.execution.session import Session, working_provider
 from rlx_ort.ir.core import Value
 from rlx_ort.ir.dtype import DType
@@ -75,7 +75,6 @@ class Bench:
     Attributes:
         rows: (kernel, size, dtype) -> row.
         skipped: kernel -> why it has no row, or not all of them.
-        spent: kernel -> seconds it took.
         spent_ns: time that was taken on the device so far.
         records: whether the device records the launches of usual runs.
         compiles: whether the device compiles whole graphs, so that there are no single kernels.
@@ -92,7 +91,6 @@ class Bench:
         self.limit_ns, self.point_ns = limit_s * 1e9, point_s * 1e9
         self.rows: dict[tuple[str, Point, str], Row] = {}
         self.skipped: dict[str, str] = {}
-        self.spent: dict[str, float] = {}
         self.spent_ns = 0.0
         self.records = False
         self.compiles = working_provider(device).compiles
@@ -148,7 +146,7 @@ class Bench:
         whatever the time, and so is the first point of what no model can do without.
         """
         label = kernel.name if kernel.dtype == "f32" else f"{kernel.name} {kernel.dtype}"
-        if label in self._failed or not self._applies(kernel):
+        if label in self._failed or (kernel.runs == "recorded" and not self.records):
             return
         begun, usual_ns = self._clock(), self.point_ns
         # What every prediction needs is a small part of the time, and takes longer on a device that has just woken up.
@@ -170,20 +168,7 @@ class Bench:
                 self._failed.add(label)
                 break
         self.point_ns = usual_ns
-        taken_ns = max(self._clock() - begun, 0)
-        self.spent_ns += taken_ns
-        self.spent[kernel.name] = round(self.spent.get(kernel.name, 0.0) + taken_ns / 1e9, 4)
-
-    def _applies(self, kernel: Kernel) -> bool:
-        """Return whether what is special about a kernel makes a difference on the device."""
-        if kernel.runs == "recorded":
-            return self.records
-        if kernel.dtype == "tf32":
-            recipe = getattr(working_provider(self.device), "recipe", None)
-            kinds = (CompileOptions(precision=precision) for precision in (Precision.F32, Precision.TF32))
-            f32, tf32 = (None if recipe is None else recipe(self.device, kind).options for kind in kinds)
-            return f32 != tf32
-        return True
+        self.spent_ns += max(self._clock() - begun, 0)
 
     # --- one point
 
@@ -259,8 +244,7 @@ class Bench:
         return known
 
     def _graph(self, kernel: Kernel, point: Point, copies: int, build: Any = None) -> KernelGraph:
-        dtype = DType.F32 if kernel.dtype == "tf32" else DType(kernel.dtype)
-        graph = KernelGraph(self.data, dtype, chained=kernel.chained or self.compiles)
+        graph = KernelGraph(self.data, DType(kernel.dtype), chained=kernel.chained or self.compiles)
         (build or kernel.build)(graph, point, copies)
         return graph
 
@@ -303,7 +287,6 @@ class Bench:
     def _compiled(self, graph: KernelGraph, kernel: Kernel, device_graph: Any) -> CompiledGraph:
         options = CompileOptions(
             placement=PlacementRule.STRICT,
-            precision=Precision.TF32 if kernel.dtype == "tf32" else Precision.F32,
             optimization=OptimizationLevel.ALL if graph.chained else OptimizationLevel.OFF,
             device_graph=device_graph,
             intra_op_threads=device_threads(self.device),  # whatever sessions of the application hold

@@ -268,8 +268,7 @@ class MeasuredCostModel:
 
     def _dtype_factor(self, dtype: str) -> float:
         """Return how products of a type compare with f32 ones of the same size."""
-        if dtype == "bf16" and ("MatMul", "bf16") not in self._rows:
-            dtype = "f16"
+        dtype = "f16" if dtype == "bf16" else dtype
         if ("MatMul", dtype) not in self._rows:
             return _BYTES.get(dtype, 4) / 4
         middle = (512.0, 512.0 * 512)

@@ -4,12 +4,11 @@
      "key": {"device", "ep", "hardware", "identity", "engine", "ep_version", "driver", "threads"},
      "machine": "...", "measured": "2026-11-01T12:00:00+00:00", "quick": false, "elapsed_s": 6.1,
      "rows": [["MatMul", [64, 65536], 5100.0, "f32", 0.03, 9], ...],
-     "skipped": {"Attention": "why it was not measured"}, "spent": {"MatMul": 0.81}}
+     "skipped": {"Attention": "why it was not measured"}}
 
 A row is [kernel, size, ns, dtype, spread, repeats]: the time of one node by the lower quartile of its runs, in
 nanoseconds. What `size` counts is listed in `rlx_ort.calibration.kernels`. `spread` is the distance of the quartiles as
 a share of the median, and at least the relative difference of two visits.
-`spent` is in seconds.
 """
 
 from __future__ import annotations
@@ -106,7 +105,6 @@ class CalibrationProfile:
         quick: whether the short form was measured.
         elapsed_s: how long it took, in seconds.
         skipped: kernel -> why it has no row or not all of them.
-        spent: kernel -> seconds that it took.
     """
 
     key: ProfileKey
@@ -116,7 +114,6 @@ class CalibrationProfile:
     quick: bool = False
     elapsed_s: float = 0.0
     skipped: Mapping[str, str] = field(default_factory=dict)
-    spent: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def noisy_rows(self) -> tuple[Row, ...]:
@@ -133,7 +130,7 @@ class CalibrationProfile:
         """Return the profile as JSON text, one row a line."""
         document: dict[str, Any] = {"schema": SCHEMA, "unit": "ns", "key": asdict(self.key)}
         document |= {name: getattr(self, name) for name in ("machine", "measured", "quick", "elapsed_s")}
-        document |= {name: dict(getattr(self, name)) for name in ("skipped", "spent")}
+        document["skipped"] = dict(self.skipped)
         rows = ",\n".join(json.dumps(astuple(row)) for row in self.rows)
         return f'{json.dumps(document, indent=1)[:-2]},\n "rows": [\n{rows}\n]}}\n'
 
@@ -156,7 +153,6 @@ class CalibrationProfile:
                 quick=bool(document["quick"]),
                 elapsed_s=float(document["elapsed_s"]),
                 skipped={str(name): str(reason) for name, reason in document["skipped"].items()},
-                spent={str(name): float(seconds) for name, seconds in document["spent"].items()},
             )
         except (ValueError, KeyError, TypeError, AttributeError) as err:
             raise CalibrationError(f"the text is no calibration profile: {err!r}") from err

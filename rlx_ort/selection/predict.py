@@ -17,7 +17,7 @@ from rlx_ort.calibration.features import DEFAULT_DIM, Kernel, Workload, workload
 from rlx_ort.converters.to_onnx.draft import Draft
 from rlx_ort.device import Device
 from rlx_ort.errors import CalibrationError, RlxError
-from rlx_ort.execution.options import CompileOptions, Precision
+from rlx_ort.execution.options import CompileOptions
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.types import TensorType
@@ -204,14 +204,13 @@ def _workload(graph: Graph, device: Device, options: CompileOptions, dims: Mappi
     draft = None if provider is None else draft_for(provider, graph, options)
     if draft is None:
         return None
-    f32 = "tf32" if options.precision is Precision.TF32 else "f32"
-    key = (tuple(sorted(dims.items())), f32)
+    key = tuple(sorted(dims.items()))
     with _lock:
         known = _workloads.setdefault(draft, OrderedDict())
         if key in known:
             known.move_to_end(key)
             return known[key]
-    found = workload_of(draft.outline, dims, f32=f32)
+    found = workload_of(draft.outline, dims)
     with _lock:
         known[key] = found
         if len(known) > _WORKLOADS_A_DRAFT:

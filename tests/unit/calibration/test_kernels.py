@@ -56,7 +56,7 @@ def test_a_quick_calibration_has_what_every_prediction_needs() -> None:
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: f"{kernel.name}-{kernel.dtype}")
 def test_each_copy_adds_the_same_nodes_to_a_correct_graph(kernel: Kernel) -> None:
     """Three copies have three times as many nodes more than the base as one copy has, at every size."""
-    dtype = DType.F32 if kernel.dtype == "tf32" else DType(kernel.dtype)
+    dtype = DType(kernel.dtype)
 
     def nodes(point: Point, copies: int) -> int:
         graph = KernelGraph(_DATA, dtype, chained=kernel.chained)
