@@ -100,8 +100,8 @@ def test_a_device_that_became_slow_loses_its_place_within_a_few_runs(runner: Gra
 
 def test_a_device_that_stays_slow_is_tried_again_at_the_cost_of_one_run(runner: GraphDevices, machine: Machine) -> None:
     """In a minute of load the CPU gets one run every few seconds."""
-    machine.run_ns["cpu"] = 20 * MS
-    run_for(runner, machine, 1.0)
+    machine.run_ns |= {"cpu": 200 * MS, "cuda": 30 * MS}
+    run_for(runner, machine, 2.0)
     ran = run_for(runner, machine, 60.0)
     assert 5 <= ran.count("cpu") <= 20
     assert "cpu cpu" not in " ".join(ran)
