@@ -50,7 +50,7 @@ def calibrate(
         RlxError: the device fails at the smallest graph.
     """
     device = Device(device)
-    told = None if progress is None else lambda device, what, share: progress(what, share)
+    shown = None if progress is None else lambda device, what, share: progress(what, share)
     if graph is not None:
         from rlx_ort.selection.predict import measure_unknown
 
@@ -60,7 +60,7 @@ def calibrate(
         profile = store.find(device).profile
         assert profile is not None  # noqa: S101  # kept in this process at least
         return profile
-    found = calibrate_together([device], quick=quick, progress=told, clock=clock)[device]
+    found = calibrate_together([device], quick=quick, progress=shown, clock=clock)[device]
     if isinstance(found, RlxError):
         raise found
     return found

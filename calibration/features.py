@@ -121,7 +121,7 @@ def kernel_of(
         inputs: its inputs.
         outputs: its outputs.
         shared: every batch multiplies with the same second operand.
-        variant: what tells its kernels from others of the operator, for one that is not in the table.
+        variant: a digest that distinguishes kernels of one operator, for operators outside the table.
     """
     out = outputs[0] if outputs else _NOTHING
     if op_type in _VIEWS:

@@ -70,7 +70,7 @@ class Bench:
         device: the device.
         limit_s: what measuring may take.
         point_s: how long one size is timed.
-        clock: tells the time in ns.
+        clock: gives the time in ns.
 
     Attributes:
         rows: (kernel, size, dtype) -> row.

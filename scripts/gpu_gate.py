@@ -21,6 +21,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import signal
 import subprocess
 import sys
@@ -41,6 +42,9 @@ TRUTH = {"cpu": 2, "webgpu": 12}  # processes; others than these have 8, and com
 LEAST = {"webgpu": 0.985}  # agreement; others than these 0.995
 ALONE = "tests/backend/calibration/"
 """Tests that time the machine: beside other processes a calibration of a second or two has no time for anything."""
+
+_ABSOLUTE = re.compile(r"(?<![\w.-])/?(?:usr|opt|work|tmp|home|root)/(?:[\w.+-]+/)*")
+"""Folders of the machine, which a record that is committed does not name."""
 
 SLOW = {"tests/backend/ops/test_dtypes.py": 4, "tests/backend/providers/test_compile_cache.py": 2}  # processes
 
@@ -214,13 +218,14 @@ def _pytest(name: str, shard: str, device: str, folder: Path, deadline: float) -
         if wrong is not None:
             found["failed"] += 1
             test = f"{case.get('classname')}::{case.get('name')}"
-            found["failures"].append({"test": test, "why": f"{wrong.get('message')}\n{wrong.text}"[-700:]})
+            why = _ABSOLUTE.sub("", f"{wrong.get('message')}\n{wrong.text}")
+            found["failures"].append({"test": test, "why": why[-700:]})
         elif skipped is not None:
             found["xfailed" if skipped.get("type") == "pytest.xfail" else "skipped"] += 1
         else:
             found["passed"] += 1
     if code not in (0, 1, 5) or (code == 1 and not found["failures"]):
-        found["failures"].append({"test": name, "why": text[-TAIL:]})
+        found["failures"].append({"test": name, "why": _ABSOLUTE.sub("", text)[-TAIL:]})
         found["failed"] += 1
     return {**found, "seconds": round(time.perf_counter() - start, 1)}
 

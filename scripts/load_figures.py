@@ -175,7 +175,7 @@ def main() -> int:
     parser.add_argument("--handicap", action="store_true", help="the CPU's runs sleep, instead of a load")
     given = parser.parse_args()
     devices = given.devices.split(",")
-    # The choice is measured, as where predictions are too close to tell, which they need not be on every machine.
+    # Without predictions the adaptive choice always times both devices.
     adaptive._predictions = lambda *_: ({}, {})
     with tempfile.TemporaryDirectory() as folder:
         os.environ["RLX_CACHE_DIR"] = folder

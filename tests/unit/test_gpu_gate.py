@@ -124,3 +124,9 @@ def test_the_capability_page_and_the_readme_are_made_from_the_records() -> None:
     written = script("capability_page")
     assert written.PAGE.read_text(encoding="utf-8") == written.page()
     assert written.readme_row() in (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+
+
+def test_a_failure_in_the_record_names_no_folder_of_the_machine(gate: ModuleType) -> None:
+    """The record is committed; paths within the project stay."""
+    text = "/usr/lib/python3.12/subprocess.py:550 at tests/backend/ops/test_moe.py, usr/bin/x"
+    assert gate._ABSOLUTE.sub("", text) == "subprocess.py:550 at tests/backend/ops/test_moe.py, x"
