@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from rlx_ort.calibration import measure, store
-from rlx_ort.calibration.measure import REQUIRED, Bench, Clock, Progress
-from rlx_ort.calibration.profile import CalibrationProfile
+from rlx_ort.calibration.measure import Bench, Clock, Progress
+from rlx_ort.calibration.profile import REQUIRED, CalibrationProfile
 from rlx_ort.device import Device
 from rlx_ort.errors import CalibrationError, RlxError
 from rlx_ort.ir.graph import Graph

@@ -12,11 +12,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain
+from itertools import chain, takewhile
 from typing import NamedTuple
 
 from rlx_ort.converters.to_onnx.exported import ExportedModel
-from rlx_ort.converters.to_onnx.model import ModelAttribute
 from rlx_ort.converters.to_onnx.outline import Outline
 from rlx_ort.converters.to_onnx.records import NodeRecord, Pattern
 from rlx_ort.ir.dtype import DType
@@ -236,24 +235,12 @@ def _row_length(op_type: str, name: str, inputs: Sequence[Fact], out: Fact) -> i
         return 1
     if name in ("Softmax", "LayerNormalization"):
         return data[-1]
-    if name == "ReduceRows":
-        kept = 1
-        for before, after in zip(reversed(data), reversed(out.shape), strict=False):
-            if before != after:
-                break
-            kept *= after
-        return kept
     if name == "ReduceMean":
         return max(inputs[0].elements // out.elements, 1)
-    if op_type == "Gather" and len(inputs) == 2:
-        indices = inputs[1].shape
-        for axis in range(len(data)):
-            if out.shape == (*data[:axis], *indices, *data[axis + 1 :]):
-                return math.prod(data[axis + 1 :])
-    if len(data) == len(out.shape):
-        axis = next((at for at, pair in enumerate(zip(data, out.shape, strict=True)) if pair[0] != pair[1]), 0)
-        return math.prod(out.shape[axis:])
-    return out.shape[-1] if out.shape else 1
+    pairs = zip(reversed(data), reversed(out.shape), strict=False)
+    kept = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))  # axes that are the same before and after
+    whole = kept if op_type == "Gather" or name == "ReduceRows" else kept + 1
+    return math.prod(out.shape[-whole:]) if whole else 1
 
 
 # --- a whole model
@@ -267,12 +254,10 @@ class Workload:
         nodes: the nodes, in order.
         kernels: the kernel of each node; None for one that costs nothing.
         results: what is known of each result of each node.
-        inputs: bytes of each input.
-        outputs: bytes of each output.
+        inputs: bytes of each input that nodes read.
+        outputs: bytes of each output that nodes write.
         assumed: the inputs' dims that have no size and count as `DEFAULT_DIM`, as unnamed ones between nodes do.
         counts: each different kernel, and how many nodes need it.
-        read: names of the inputs that nodes read.
-        written: names of the outputs that nodes write.
     """
 
     nodes: Sequence[NodeRecord]
@@ -282,8 +267,6 @@ class Workload:
     outputs: Mapping[str, int]
     assumed: tuple[str, ...] = ()
     counts: Mapping[Kernel, int] = field(default_factory=dict)
-    read: frozenset[str] = frozenset()
-    written: frozenset[str] = frozenset()
 
     @cached_property
     def host_decides(self) -> bool:
@@ -347,21 +330,18 @@ class _Reader:
             kernels.append(None if kind.is_free else self._kernel(node, kind))
             made.append(kind.outputs)
         busy = [node for node, kernel in zip(self.outline.nodes, kernels, strict=True) if kernel is not None]
-        inputs, results = self._sizes(self.outline.input_types), self._sizes(self.outline.output_types)
         return Workload(
             self.outline.nodes,
             kernels,
             made,
-            inputs,
-            results,
+            self._sizes(self.outline.input_types, {name for node in busy for name in node.input_names}),
+            self._sizes(self.outline.output_types, {name for node in busy for name in node.output_names}),
             tuple(name for name in self.assumed if name in self.given),
             Counter(filter(None, kernels)),
-            frozenset(inputs.keys() & set(chain.from_iterable([node.input_names for node in busy]))),
-            frozenset(results.keys() & set(chain.from_iterable([node.output_names for node in busy]))),
         )
 
-    def _sizes(self, types: Mapping[str, ValueType]) -> dict[str, int]:
-        return {name: fact.nbytes for name, fact in zip(types, self.facts(types.values()), strict=True)}
+    def _sizes(self, types: Mapping[str, ValueType], used: set[str]) -> dict[str, int]:
+        return {name: fact.nbytes for name, fact in zip(types, self.facts(types.values()), strict=True) if name in used}
 
     def facts(self, kinds: Iterable[ValueType | None]) -> list[Fact]:
         """Return what pricing needs of types."""
@@ -426,13 +406,12 @@ class _Reader:
 def _variant(pattern: Pattern, shared: bool, small: object) -> str:
     """Return a digest of what the time of an operator may depend on besides its sizes."""
     like = pattern.like
-    attributes = [(name, _text(like.attributes[name])) for name in sorted(like.attributes)]
+    attributes = [
+        (name, "body" if attribute.kind.startswith("GRAPH") else repr(attribute.value))
+        for name, attribute in sorted(like.attributes.items())
+    ]
     kinds = [
         (kind.dtype.value, len(kind.shape or ())) if isinstance(kind, TensorType) else None for kind in pattern.inputs
     ]
     text = repr((like.domain, pattern.version, attributes, kinds, shared, small))
     return f"-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
-
-
-def _text(attribute: ModelAttribute) -> str:
-    return "body" if attribute.kind.startswith("GRAPH") else repr(attribute.value)

@@ -69,10 +69,8 @@ class RandomData:
 
 def _block(dtype: DType) -> npt.NDArray[np.uint8]:
     values = np.random.default_rng(0).uniform(0.02, 0.98, 1 << 16)
-    if dtype is DType.BOOL:
-        values = np.round(values)
-    elif not dtype.is_float or dtype.is_packed:
-        values = np.zeros_like(values)
+    if not dtype.is_float or dtype.is_packed:
+        values = np.round(values) if dtype is DType.BOOL else np.zeros_like(values)
     return values.astype(dtype.numpy).view(np.uint8)
 
 
@@ -315,17 +313,8 @@ def _operator(graph: KernelGraph, elements: int, width: int, *, name: str) -> Li
 
 
 _TABLE_ROWS = 4096
-_CORE = (
-    "Tanh",
-    "Softmax",
-    "LayerNormalization",
-    "Gather",
-    "TransposeRows",
-    "ReduceMean",
-    "Concat",
-    "AddRow",
-    "Transpose",
-)
+_QUICK = ("Tanh", "Softmax", "LayerNormalization", "Gather", "TransposeRows")
+_CORE = (*_QUICK, "ReduceMean", "Concat", "AddRow", "Transpose")
 _MORE = ("Relu", "Mul", "Sigmoid", "Gelu", "Erf", "Exp", "Sin", "Pow", "Where", "Cast", "Div", "Sqrt", "Reshape")
 _WIDTHS = {**dict.fromkeys(("Softmax", "LayerNormalization", "ReduceMean"), (1024, 64))}
 _WIDTHS |= dict.fromkeys(("Gather", "Concat", "ReduceRows"), (2048, 16))
@@ -418,7 +407,7 @@ def _products() -> list[Kernel]:
 
 def _operators() -> list[Kernel]:
     quick: dict[str, Groups] = {"Add": ((1, _elements(10, 18, 22)), (2, _elements(14, 16, 20, 24)))}
-    quick |= {name: ((1, _elements(10, 18)), (2, _elements(14, 22))) for name in _CORE[:5]}
+    quick |= {name: ((1, _elements(10, 18)), (2, _elements(14, 22))) for name in _QUICK}
     found = []
     for name in ("Add", *_CORE, "ReduceRows", *_MORE):
         plain = ((2, _elements(10, 14, 18, 22)),) if name in _CORE else ((3, _elements(14, 20)),)

@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 from rlx_ort.calibration.kernels import KERNELS, QUICK_PRIORITY, Kernel, KernelGraph, Point, RandomData
-from rlx_ort.calibration.profile import Row
+from rlx_ort.calibration.profile import REQUIRED, Row
 from rlx_ort.device import Device
 from rlx_ort.errors import DeviceError, EngineError, GraphError, GraphVerifyError, RunError
 from rlx_ort.execution.compiled import CompiledGraph
@@ -31,7 +31,7 @@ from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import TensorType
 from rlx_ort.providers.cores import device_threads
 
-__all__ = ["FAILURES", "REQUIRED", "Bench", "Clock", "Node", "Progress", "measure_kernels", "measure_nodes"]
+__all__ = ["FAILURES", "Bench", "Clock", "Node", "Progress", "measure_kernels", "measure_nodes"]
 
 Clock: TypeAlias = Callable[[], int]
 """Gives the time in ns from some fixed point."""
@@ -41,9 +41,6 @@ Progress = Callable[[Device, str, float], None]
 
 FAILURES = (DeviceError, GraphError, RunError)
 """What a device may raise at a graph it cannot run: the kernel is skipped, with the message."""
-
-REQUIRED = ("run", "launch", "MatMul", "Add")
-"""The kernels without which nothing can be predicted."""
 
 _TRIPS = 4  # round trips that the copies of a kernel should take
 _LEAST_COPIES = 4
@@ -77,6 +74,7 @@ class Bench:
         skipped: kernel -> why it has no row, or not all of them.
         spent_ns: time that was taken on the device so far.
         records: whether the device records the launches of usual runs.
+        bases: what is subtracted from kernels, by dtype and whether launches are recorded; found once a visit.
         compiles: whether the device compiles whole graphs, so that there are no single kernels.
     """
 
@@ -97,7 +95,7 @@ class Bench:
         self.data = RandomData()
         self._clock = clock
         self._anchor: CompiledGraph | None = None
-        self._bases: dict[tuple[str, bool], _Timed] = {}  # by dtype, and whether launches are recorded
+        self.bases: dict[tuple[str, bool], _Timed] = {}
         self._works: dict[tuple[str, str], dict[float, float]] = {}  # kernel, dtype -> work -> ns of a copy
         self._failed: set[str] = set()
         self._unrecordable: set[str] = set()
@@ -134,10 +132,6 @@ class Bench:
         """Return the time of a kernel without a size, or 0 where it has no row."""
         row = self.rows.get((kernel, (), "f32"))
         return 0.0 if row is None else row.ns
-
-    def forget_bases(self) -> None:
-        """Measure bases anew, in another visit."""
-        self._bases.clear()
 
     def visit(self, kernel: Kernel, points: Sequence[Point], guess_ns: float = 0.0, *, needed: bool = False) -> None:
         """Measure a kernel at some points, least work first; where a point has a row, the quicker one counts.
@@ -238,9 +232,9 @@ class Bench:
         if not graph.bare:
             return self._timed(graph, kernel)
         key = kernel.dtype, self._recorded(kernel)
-        known = self._bases.get(key) or self._timed(graph, kernel)
+        known = self.bases.get(key) or self._timed(graph, kernel)
         if known is not None:
-            self._bases[key] = known
+            self.bases[key] = known
         return known
 
     def _graph(self, kernel: Kernel, point: Point, copies: int, build: Any = None) -> KernelGraph:
@@ -311,7 +305,7 @@ def measure_kernels(benches: Sequence[Bench], *, quick: bool = False, progress: 
                 bench.visit(kernel, points, needed=priority == 0 and not again)
         order.shuffle(groups)
         for bench in benches:
-            bench.forget_bases()
+            bench.bases.clear()
 
 
 # --- single nodes
@@ -329,7 +323,6 @@ class Node:
         attributes: name -> value.
         domain: the operator's domain.
         version: the opset version of the domain.
-        expected_ns: about what it takes, by which the number of copies is chosen; 0 if that is not known.
     """
 
     name: str
@@ -339,7 +332,6 @@ class Node:
     attributes: Mapping[str, Any] = field(default_factory=dict)
     domain: str = ""
     version: int = 21
-    expected_ns: float = 0.0
 
 
 def measure_nodes(
@@ -360,7 +352,7 @@ def measure_nodes(
         for name in ("run:recorded", "run") if bench.records else ("run",):
             bench.visit(next(kernel for kernel in KERNELS if kernel.name == name), ((),))
         for kernel, node in kernels:
-            bench.visit(kernel, ((),), node.expected_ns or bench.point_ns / 2)  # one copy, and more where it is short
+            bench.visit(kernel, ((),), bench.point_ns / 2)  # one copy, and more where it is short
             if kernel.name in bench.skipped:
                 reasons[node.name] = bench.skipped[kernel.name]
         for kernel, _ in kernels:

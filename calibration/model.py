@@ -9,13 +9,12 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from rlx_ort.calibration.features import BY_WIDTH, Kernel
-from rlx_ort.calibration.profile import CalibrationProfile
+from rlx_ort.calibration.profile import REQUIRED, CalibrationProfile
 from rlx_ort.device import Device
 from rlx_ort.errors import CalibrationError
 
 __all__ = ["Grid", "MeasuredCostModel", "Price", "axes_of"]
 
-_REQUIRED = ("run", "launch", "MatMul", "Add")
 _MOST_KNOWN = 1 << 16  # prices that are remembered, of 300 bytes or so: a process may see any number of shapes
 _FLOOR_NS = 20.0  # a time below this is noise of a subtraction
 _BYTES = {"f16": 2, "bf16": 2, "f64": 8}
@@ -132,7 +131,7 @@ class MeasuredCostModel:
         self._rows: dict[tuple[str, str], dict[tuple[float, ...], float]] = {}
         for row in profile.rows:
             self._rows.setdefault((row.kernel, row.dtype), {})[row.size] = row.ns
-        missing = [name for name in _REQUIRED if (name, "f32") not in self._rows]
+        missing = [name for name in REQUIRED if (name, "f32") not in self._rows]
         if missing:
             raise CalibrationError(f"the profile of {device.display} has no row of {', '.join(missing)}")
         self._launch = self._single("launch")
@@ -219,7 +218,8 @@ class MeasuredCostModel:
     def _price(self, kernel: Kernel) -> Price:
         name, dtype, size = kernel.name, kernel.dtype, kernel.size
         if name == "View":
-            return Price(self._view(), "interpolated")
+            least = self._grid("Reshape").least if ("Reshape", "f32") in self._rows else 0.5 * self._launch
+            return Price(min(least, self._launch), "interpolated")
         axes = axes_of(kernel)
         asked = f"?{name}"
         if (asked, dtype) in self._rows and not self.has(name):  # measured for a graph, at its own sizes
@@ -260,11 +260,6 @@ class MeasuredCostModel:
         if self._replayed is None:
             self._replayed = MeasuredCostModel(self.device, self.profile, self._threads, recorded=True)
         return self._replayed
-
-    def _view(self) -> float:
-        if ("Reshape", "f32") not in self._rows:
-            return 0.5 * self._launch
-        return min(self._grid("Reshape").least, self._launch)
 
     def _dtype_factor(self, dtype: str) -> float:
         """Return how products of a type compare with f32 ones of the same size."""

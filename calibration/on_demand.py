@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from rlx_ort.calibration import store
 from rlx_ort.calibration.features import DEFAULT_DIM, Kernel, Workload
@@ -84,7 +83,7 @@ def measure_unknown(
 
 def _node(name: str, record: NodeRecord, outline: Outline, dims: Mapping[str, int]) -> Node:
     pattern = record.pattern
-    attributes = {key: _plain(attribute.value) for key, attribute in pattern.like.attributes.items()}
+    attributes = {key: attribute.value for key, attribute in pattern.like.attributes.items()}
     inputs: list[TensorType | TensorData | None] = []
     for given, kind in zip(record.input_names, pattern.inputs, strict=True):
         data = outline.constants.get(given)
@@ -98,7 +97,3 @@ def _sized(kind: ValueType | None, dims: Mapping[str, int]) -> TensorType | None
         return None
     sizes = [dim if isinstance(dim, int) else dims.get(dim or "", DEFAULT_DIM) for dim in kind.shape]
     return TensorType(kind.dtype, Shape(sizes))
-
-
-def _plain(value: Any) -> Any:
-    return value.decode(errors="replace") if isinstance(value, bytes) else value

@@ -15,19 +15,23 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, astuple, dataclass, field, fields
 from typing import Any
 
 from rlx_ort.errors import CalibrationError
 
-__all__ = ["NOISY", "SCHEMA", "CalibrationProfile", "ProfileKey", "Row"]
+__all__ = ["NOISY", "REQUIRED", "SCHEMA", "CalibrationProfile", "ProfileKey", "Row"]
 
 SCHEMA = 4
 """The version of the file's form and of what the kernels measure; files of other versions are measured again."""
 
 NOISY = 0.25
 """A row with a larger spread is marked as noisy."""
+
+REQUIRED = ("run", "launch", "MatMul", "Add")
+"""The kernels without which nothing can be predicted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,11 +163,6 @@ class CalibrationProfile:
 
 
 def _row(kernel: str, size: list[int], ns: float, dtype: str, spread: float, repeats: int) -> Row:
-    return Row(str(kernel), tuple(map(int, size)), _time(ns), str(dtype), float(spread), int(repeats))
-
-
-def _time(number: Any) -> float:
-    ns = float(number)
-    if not 0 <= ns < float("inf"):
+    if not 0 <= ns < math.inf:
         raise ValueError(f"{ns} is no time")
-    return ns
+    return Row(str(kernel), tuple(map(int, size)), float(ns), str(dtype), float(spread), int(repeats))

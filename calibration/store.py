@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import logging
 import threading
 from collections.abc import Iterable, Iterator
@@ -52,8 +51,7 @@ class _Memory:
 
 
 _lock = threading.Lock()
-_generation = itertools.count(1)
-_current = [0]
+_generation = [0]
 _keys: dict[tuple[Device, str, Availability], ProfileKey] = {}
 _memory: dict[tuple[Device, str], _Memory] = {}
 _unsaved: dict[Device, CalibrationProfile] = {}
@@ -61,7 +59,7 @@ _unsaved: dict[Device, CalibrationProfile] = {}
 
 def generation() -> int:
     """Return a number that changes whenever this process measures a device or forgets what it knew."""
-    return _current[0]
+    return _generation[0]
 
 
 def key_of(device: Device) -> ProfileKey:
@@ -129,7 +127,7 @@ def keep(device: Device, profile: CalibrationProfile) -> Path | None:
     from rlx_ort.providers.injection import cache_folder
 
     with _lock:
-        _current[0] = next(_generation)
+        _generation[0] += 1
         _unsaved[device] = profile
         _memory.clear()
     try:
@@ -147,7 +145,7 @@ def keep(device: Device, profile: CalibrationProfile) -> Path | None:
 def forget() -> None:
     """Forget what this process knows of stored profiles; files stay."""
     with _lock:
-        _current[0] = next(_generation)
+        _generation[0] += 1
         _keys.clear()
         _memory.clear()
         _unsaved.clear()

@@ -114,8 +114,9 @@ def command(
 
 def _reasons(graph: Graph, candidate: DeviceCandidate, compile_options: CompileOptions) -> dict[str, Any]:
     """Return the parts of a predicted time, the error to expect of it, and why it is not from a calibration."""
+    from rlx_ort.calibration import store
     from rlx_ort.selection.candidates import automatic
-    from rlx_ort.selection.predict import explain, why_default
+    from rlx_ort.selection.predict import explain
 
     estimate = None
     if candidate.predicted_ns is not None:
@@ -130,7 +131,7 @@ def _reasons(graph: Graph, candidate: DeviceCandidate, compile_options: CompileO
     return {
         "terms": terms,
         "error": estimate.error,
-        "uncalibrated": why_default(candidate.device) if default else "",
+        "uncalibrated": store.find(candidate.device).reason if default else "",
     }
 
 

@@ -14,7 +14,6 @@ from rlx_ort.selection.predict import named_dims, predicted_ns
 
 __all__ = ["BatchCurve", "batch_curve"]
 
-
 _OFF = 0.01  # what a line may be off in its middle, as a share; at a bend it is then off by twice that at most
 _HALVINGS = 4
 

@@ -99,8 +99,8 @@ def estimate_workload(
 def total_ns(workload: Workload, model: BackendCostModel) -> float:
     """Return the predicted time of one run that is wholly on the device, in ns: the sum without its parts."""
     total = model.roundtrip_overhead_ns()
-    total += sum(model.upload_ns(workload.inputs[name]) for name in workload.read)
-    total += sum(model.readback_ns(workload.outputs[name]) for name in workload.written)
+    total += sum(map(model.upload_ns, workload.inputs.values()))
+    total += sum(map(model.readback_ns, workload.outputs.values()))
     return total + sum(model.price(kernel).ns * count for kernel, count in workload.counts.items())
 
 
@@ -108,8 +108,7 @@ def _transfers(workload: Workload, model: BackendCostModel, on_cpu: frozenset[in
     """Return the times of inputs, outputs, and values that cross because the CPU takes some nodes."""
     side: dict[str, bool] = dict.fromkeys(workload.inputs, True)  # name -> whether it is in the host's memory
     nbytes = {**workload.inputs, **workload.nbytes}
-    inputs, copies = 0.0, 0.0
-    input_count, copy_count = 0, 0
+    inputs, copies = list[float](), list[float]()
     crossed: set[tuple[str, bool]] = set()
     for node, kernel in zip(workload.nodes, workload.kernels, strict=True):
         if kernel is None:
@@ -119,13 +118,9 @@ def _transfers(workload: Workload, model: BackendCostModel, on_cpu: frozenset[in
             if name not in side or side[name] == here or (name, here) in crossed:
                 continue
             crossed.add((name, here))
-            if name in workload.inputs:
-                inputs += model.upload_ns(nbytes[name])
-                input_count += 1
-            else:
-                copies += model.readback_ns(nbytes[name]) if here else model.upload_ns(nbytes[name])
-                copy_count += 1
+            crossing = inputs if name in workload.inputs else copies
+            crossing.append(model.readback_ns(nbytes[name]) if here else model.upload_ns(nbytes[name]))
         side.update(dict.fromkeys(node.output_names, here))
     outputs = [model.readback_ns(count) for name, count in workload.outputs.items() if not side.get(name, False)]
-    found = [Term("inputs", "transfer", inputs, input_count), Term("outputs", "transfer", sum(outputs), len(outputs))]
-    return [*found, Term("copies", "transfer", copies, copy_count)] if copy_count else found
+    parts = {"inputs": inputs, "outputs": outputs, **({"copies": copies} if copies else {})}
+    return [Term(name, "transfer", sum(times), len(times)) for name, times in parts.items()]

@@ -16,7 +16,7 @@ from rlx_ort import environment
 from rlx_ort.calibration.features import DEFAULT_DIM, Kernel, Workload, workload_of
 from rlx_ort.converters.to_onnx.draft import Draft
 from rlx_ort.device import Device
-from rlx_ort.errors import CalibrationError, RlxError
+from rlx_ort.errors import RlxError
 from rlx_ort.execution.options import CompileOptions
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.shape import Shape
@@ -36,7 +36,6 @@ __all__ = [
     "measure_unknown",
     "named_dims",
     "predicted_ns",
-    "why_default",
 ]
 
 _log = logging.getLogger(__name__)
@@ -62,20 +61,18 @@ def cost_model(device: Device | str) -> BackendCostModel | None:
     if provider is None:
         return None
     measured = store.measured_model(device)
-    if measured is None and provider.ep_name and environment.flag("AUTO_CALIBRATE") and _first_try(device):
-        _calibrate(device)
+    if measured is None and provider.ep_name and environment.flag("AUTO_CALIBRATE") and _first(_tried, device):
+        from rlx_ort.calibration.calibrate import calibrate
+
+        try:
+            calibrate(device)
+        except RlxError as err:
+            _log.warning("%s is not calibrated, its default profile is used: %s", device.display, err)
         measured = store.measured_model(device)
     if measured is not None:
         return measured
     profile = provider.default_profile(device)
     return None if profile is None else ProfileCostModel(device, profile, device_threads(device))
-
-
-def why_default(device: Device) -> str:
-    """Return why predictions for a device come from its default profile; empty when they are measured."""
-    from rlx_ort.calibration import store
-
-    return store.find(device).reason
 
 
 def explain(
@@ -186,7 +183,7 @@ def _case(graph: Graph, device: Device, options: CompileOptions, dims: Mapping[s
     if draft is None:
         return None
     cpu_nodes = support_of(device, graph, options).cpu_nodes
-    if environment.flag("AUTO_CALIBRATE") and _first_look(draft, device):
+    if environment.flag("AUTO_CALIBRATE") and _first(_seen.setdefault(draft, set()), device):
         try:
             measure_unknown(graph, device, options, dims)
         except RlxError as err:  # it stays assumed
@@ -218,27 +215,8 @@ def _workload(graph: Graph, device: Device, options: CompileOptions, dims: Mappi
     return found
 
 
-def _first_try(device: Device) -> bool:
+def _first(seen: set[Device], device: Device) -> bool:
     with _lock:
-        first = device not in _tried
-        _tried.add(device)
-    return first
-
-
-def _first_look(draft: Draft, device: Device) -> bool:
-    with _lock:
-        seen = _seen.setdefault(draft, set())
-        first = device not in seen
+        before = len(seen)
         seen.add(device)
-    return first
-
-
-def _calibrate(device: Device) -> None:
-    from rlx_ort.calibration.calibrate import calibrate
-
-    try:
-        calibrate(device)
-    except CalibrationError as err:
-        _log.info("%s is not calibrated: %s", device.display, err)
-    except RlxError as err:
-        _log.warning("calibrating %s failed, its default profile is used: %s", device.display, err)
+        return len(seen) > before

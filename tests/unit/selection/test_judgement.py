@@ -104,7 +104,7 @@ def figures(workload: Workload) -> tuple[Any, ...]:
     """Return all that a workload says."""
     kernels = [(node.name, plain(kernel)) for node, kernel in zip(workload.nodes, workload.kernels, strict=True)]
     counts = [(plain(kernel), count) for kernel, count in workload.counts.items()]
-    return kernels, counts, workload.nbytes, workload.assumed, workload.read, workload.written
+    return kernels, counts, workload.nbytes, workload.assumed, workload.inputs, workload.outputs
 
 
 @pytest.mark.parametrize("build", GRAPHS, ids=lambda build: build.__name__)
