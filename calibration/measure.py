@@ -344,7 +344,7 @@ def measure_nodes(
     Raises:
         RlxError: the device does not work, or fails at the smallest graph.
     """
-    bench = Bench(device, 0.8 * limit_s, _NODE_SHARE * limit_s, clock)  # the rest is for closing sessions
+    bench = Bench(device, 0.7 * limit_s, _NODE_SHARE * limit_s, clock)  # the rest is for the last one, and for closing
     reasons: dict[str, str] = {}
     bench.begin(keep_open=device_threads(device) == 1)  # idle worker threads of an open session would take the cores
     kernels = [(Kernel(f"?{node.name}", partial(_copies_of, node), ()), node) for node in nodes]
