@@ -40,8 +40,8 @@ IDLE_S, LOAD_S, AFTER_S = 2.0, 7.0, 12.0
 SEARCH_S, TRY_S = 12.0, 0.4
 IDLE, LOADED = (0.5, 0.88), 1.15  # the CPU's time as a share of the other's, idle and, at least, under load
 BOUND = 1e-4
-WIDTH = 64
-SHAPES = [(rows, layers) for rows in (65536, 32768, 16384) for layers in (1, 2, 3, 4, 6, 8, 12)]
+SHAPES = [(rows, width, layers) for layers in (1, 2) for rows in (24, 64, 192) for width in (700, 500, 350, 1000)]
+SHAPES += [(rows, 64, layers) for rows in (65536, 16384) for layers in (1, 2, 4, 8)]
 A_CORE = 3  # busy processes: beside one, a scheduler lets runs that are shorter than its slice go first
 BUSY = f"import time\nend = time.time() + {LOAD_S + SEARCH_S}\nwhile time.time() < end: pass"
 
@@ -49,17 +49,17 @@ BUSY = f"import time\nend = time.time() + {LOAD_S + SEARCH_S}\nwhile time.time()
 class Case:
     """A chain of products, its inputs, and what its results must be; the CPU's runs sleep for `sleep_s` before."""
 
-    def __init__(self, devices: list[str], rows: int, layers: int) -> None:
+    def __init__(self, devices: list[str], rows: int, width: int, layers: int) -> None:
         rng = np.random.default_rng(7)
         graph = rlx_ort.Graph("chain")
-        self.inputs = {"x": rng.standard_normal((rows, WIDTH)).astype(np.float32)}
-        value, wanted = graph.input("x", ["rows", WIDTH]), self.inputs["x"].astype(np.float64)
+        self.inputs = {"x": rng.standard_normal((rows, width)).astype(np.float32)}
+        value, wanted = graph.input("x", ["rows", width]), self.inputs["x"].astype(np.float64)
         for layer in range(layers):
-            weights = (rng.standard_normal((WIDTH, WIDTH)) / WIDTH**0.5).astype(np.float32)
-            value = graph.relu(value @ graph.param(f"w{layer}", [WIDTH, WIDTH], data=weights))
+            weights = (rng.standard_normal((width, width)) / width**0.5).astype(np.float32)
+            value = graph.relu(value @ graph.param(f"w{layer}", [width, width], data=weights))
             wanted = np.maximum(wanted @ weights, 0)
         graph.outputs = [value]
-        self.wanted, self.shape, self.sleep_s = wanted, {"rows": rows, "layers": layers}, 0.0
+        self.wanted, self.shape, self.sleep_s = wanted, {"rows": rows, "width": width, "layers": layers}, 0.0
         self.home = devices[0]
         self.runner = rlx_ort.GraphDevices(graph, rlx_ort.DevicePolicy.only(devices).with_adaptive_pick())
         self.compiled = [self.runner.compile(device) for device in devices]
@@ -111,12 +111,16 @@ def load(processes: bool, case: Case | None = None, sleep_s: float = 0.0) -> Ite
             process.wait()
 
 
-def search(devices: list[str]) -> Case | None:
-    """Return a case for which the CPU is the faster one on an idle machine, and the slower one on a busy one."""
+def search(devices: list[str], tried: list[dict[str, Any]]) -> Case | None:
+    """Return a case for which the CPU is the faster one on an idle machine, and the slower one on a busy one.
+
+    What was `tried` gets the median times of every graph, in us: the CPU's and the other device's.
+    """
     end, fitting = time.perf_counter() + SEARCH_S, []
-    for rows, layers in SHAPES:
-        case = Case(devices, rows, layers)
+    for shape in SHAPES:
+        case = Case(devices, *shape)
         cpu_ns, other_ns = case.times_ns()
+        tried.append({**case.shape, "idle_us": [round(ns / 1e3, 1) for ns in (cpu_ns, other_ns)]})
         if IDLE[0] <= cpu_ns / other_ns <= IDLE[1]:
             fitting.append(case)
         if len(fitting) == 4 or time.perf_counter() > end:
@@ -125,6 +129,7 @@ def search(devices: list[str]) -> Case | None:
         time.sleep(0.3)
         for case in fitting:
             cpu_ns, other_ns = case.times_ns()
+            tried.append({**case.shape, "loaded_us": [round(ns / 1e3, 1) for ns in (cpu_ns, other_ns)]})
             if cpu_ns / other_ns >= LOADED:
                 return case
     return None
@@ -179,9 +184,10 @@ def main() -> int:
     adaptive._predictions = lambda *_: ({}, {})
     with tempfile.TemporaryDirectory() as folder:
         os.environ["RLX_CACHE_DIR"] = folder
-        case = Case(devices, 64, 2) if given.handicap else search(devices)
+        tried: list[dict[str, Any]] = []
+        case = Case(devices, 64, 64, 2) if given.handicap else search(devices, tried)
         document = {"found": False, "ok": False} if case is None else measure(case, given.handicap)
-    print(json.dumps({"devices": given.devices, "handicap": given.handicap, **document}, indent=1))
+    print(json.dumps({"devices": given.devices, "handicap": given.handicap, **document, "tried": tried}, indent=1))
     return int(not document["ok"]) if case is not None else 2
 
 
