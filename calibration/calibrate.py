@@ -1,4 +1,4 @@
-"""`calibrate` measures a device and keeps what was found; `calibrate_together` measures several, interleaved."""
+"""`calibrate_together` measures devices, interleaved, and keeps their profiles."""
 
 from __future__ import annotations
 
@@ -6,64 +6,19 @@ import contextlib
 import datetime
 import platform
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
 from rlx_ort.calibration import measure, store
 from rlx_ort.calibration.measure import Bench, Clock, Progress
 from rlx_ort.calibration.profile import REQUIRED, CalibrationProfile
 from rlx_ort.device import Device
 from rlx_ort.errors import CalibrationError, RlxError
-from rlx_ort.ir.graph import Graph
 
-__all__ = ["calibrate", "calibrate_together"]
+__all__ = ["calibrate_together"]
 
-_FULL_S, _QUICK_S, _SOFTWARE_S, _GRAPH_S = 8.0, 2.0, 30.0, 2.0
+_FULL_S, _QUICK_S, _SOFTWARE_S = 8.0, 2.0, 30.0
 _RESERVE = 0.93  # of the limit is for measuring, the rest for what the last point takes too long
 _POINT_S, _SOFTWARE_POINT_S = 0.004, 0.025
-
-
-def calibrate(
-    device: Device | str,
-    *,
-    graph: Graph | None = None,
-    dims: Mapping[str, int] | None = None,
-    quick: bool = False,
-    progress: Callable[[str, float], None] | None = None,
-    clock: Clock = time.perf_counter_ns,
-) -> CalibrationProfile:
-    """Measure a device through its own sessions, keep the profile on disk, and return it.
-
-    Takes up to 8 seconds, 2 when `quick`, 30 on a GPU in software. From then on predictions for the device come from
-    the profile. While another process calibrates the same device, this one waits and takes over its profile.
-
-    Args:
-        device: the device.
-        graph: measure only what this graph needs and a stored profile lacks, in 2 s at most; without a stored profile,
-            both.
-        dims: sizes of the graph's named dims.
-        quick: measure fewer sizes.
-        progress: called with what is being measured and the share of the time that is gone, 0 to 1.
-        clock: gives the time in ns.
-
-    Raises:
-        CalibrationError: the device does not work here, or no product could be measured.
-        RlxError: the device fails at the smallest graph.
-    """
-    device = Device(device)
-    shown = None if progress is None else lambda device, what, share: progress(what, share)
-    if graph is not None:
-        from rlx_ort.selection.predict import measure_unknown
-
-        if store.find(device).profile is None:
-            calibrate(device, quick=quick, progress=progress, clock=clock)
-        measure_unknown(graph, device, dims=dims, limit_s=_GRAPH_S)
-        profile = store.find(device).profile
-        assert profile is not None  # noqa: S101  # kept in this process at least
-        return profile
-    found = calibrate_together([device], quick=quick, progress=shown, clock=clock)[device]
-    if isinstance(found, RlxError):
-        raise found
-    return found
 
 
 def calibrate_together(

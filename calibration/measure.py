@@ -23,12 +23,12 @@ from rlx_ort.calibration.profile import REQUIRED, Row
 from rlx_ort.device import Device
 from rlx_ort.errors import DeviceError, EngineError, GraphError, GraphVerifyError, RunError
 from rlx_ort.execution.compiled import CompiledGraph
-from rlx_ort.execution.options import CompileOptions, OptimizationLevel, PlacementRule
 from rlx_ort.execution.session import Session, working_provider
 from rlx_ort.ir.core import Value
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import TensorType
+from rlx_ort.options.compile_options import CompileOptions, OptimizationLevel, PlacementRule
 from rlx_ort.providers.cores import device_threads
 
 __all__ = ["FAILURES", "Bench", "Clock", "Node", "Progress", "measure_kernels", "measure_nodes"]

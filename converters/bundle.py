@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     import onnx
     import onnx_ir
 
-    from rlx_ort.execution.options import CompileOptions
     from rlx_ort.ir.graph import Graph
     from rlx_ort.ir.types import ValueType
+    from rlx_ort.options.compile_options import CompileOptions
 
 __all__ = [
     "INLINE_BYTES",

@@ -14,7 +14,7 @@ from rlx_ort.ir.ops.leaf import Constant, Input, Param
 from rlx_ort.ir.rewrite import empty_like, live_nodes
 
 if TYPE_CHECKING:
-    from rlx_ort.execution.options import CompileOptions
+    from rlx_ort.options.compile_options import CompileOptions
 
 __all__ = ["decomposed"]
 

@@ -17,8 +17,8 @@ from rlx_ort.ir.tensor import TensorData
 if TYPE_CHECKING:
     import onnx
 
-    from rlx_ort.execution.options import CompileOptions
     from rlx_ort.ir.graph import Graph
+    from rlx_ort.options.compile_options import CompileOptions
 
 __all__ = ["EXTERNAL_ABOVE_BYTES", "Progress", "save_bundle", "save_onnx", "written_files"]
 

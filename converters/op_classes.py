@@ -6,9 +6,9 @@ recurrences and loops (errors grow with each step), quantised products (they cho
 
 from __future__ import annotations
 
-from rlx_ort.execution.precision import OpClass
 from rlx_ort.ir.op import Op
 from rlx_ort.ir.ops.onnx import OnnxNode
+from rlx_ort.options.precision import OpClass
 
 __all__ = ["KIND_CLASSES", "ONNX_CLASSES", "class_of"]
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rlx_ort.converters.op_classes import class_of
 from rlx_ort.errors import GraphVerifyError
-from rlx_ort.execution.precision import PrecisionPolicy
 from rlx_ort.ir.core import Node, Ref, Value
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
@@ -22,6 +21,7 @@ from rlx_ort.ir.ops.elementwise import Cast
 from rlx_ort.ir.ops.leaf import Capture, Constant, Input, Param
 from rlx_ort.ir.ops.onnx import OnnxNode
 from rlx_ort.ir.types import TensorType, ValueType
+from rlx_ort.options.precision import PrecisionPolicy
 
 if TYPE_CHECKING:
     import onnx

@@ -17,11 +17,11 @@ import numpy as np
 from reference_check import Array
 
 from rlx_ort.execution.compiled import CompiledGraph
-from rlx_ort.execution.options import CompileOptions, PlacementRule
 from rlx_ort.execution.session import Session
 from rlx_ort.graph_devices import GraphDevices
 from rlx_ort.ir.core import Value
 from rlx_ort.ir.graph import Graph
+from rlx_ort.options.compile_options import CompileOptions, PlacementRule
 
 EPSILON = 1e-6
 

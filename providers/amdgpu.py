@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from rlx_ort.device import Device
-from rlx_ort.execution.options import CompileOptions
+from rlx_ort.options.compile_options import CompileOptions
 from rlx_ort.providers.base import CostProfile
 from rlx_ort.providers.ort_provider import OrtProvider
 from rlx_ort.providers.recipe import SessionRecipe, names

@@ -20,11 +20,11 @@ from rlx_ort.converters.onnx_types import dtype_of, elem_type, tensor_proto, typ
 from rlx_ort.converters.to_onnx.exported import ExportedModel, ExportedNode
 from rlx_ort.device import Device
 from rlx_ort.errors import DeviceUnavailableError, RlxError
-from rlx_ort.execution.options import CacheUse, CompileOptions, OptimizationLevel
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import TensorType, UnknownType, ValueType
+from rlx_ort.options.compile_options import CacheUse, CompileOptions, OptimizationLevel
 from rlx_ort.providers.answers import DEVICE, HELPED
 from rlx_ort.providers.base import Provider, SessionRequest
 

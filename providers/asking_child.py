@@ -24,7 +24,7 @@ from typing import IO, Any
 
 from rlx_ort.device import Device
 from rlx_ort.errors import DeviceUnavailableError, RlxError
-from rlx_ort.execution.options import CompileOptions, Precision
+from rlx_ort.options.compile_options import CompileOptions, Precision
 from rlx_ort.providers.answers import DEVICE
 from rlx_ort.providers.asking import ask_inside, ask_sheet, asking_options, short_reason
 from rlx_ort.providers.base import Provider

@@ -14,10 +14,10 @@ from typing import Any, ClassVar, Protocol
 
 from rlx_ort.converters.to_onnx.exported import ExportedModel, ExportedNode
 from rlx_ort.device import Device
-from rlx_ort.execution.options import CompileOptions
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import TensorType, ValueType
+from rlx_ort.options.compile_options import CompileOptions
 
 __all__ = [
     "Availability",

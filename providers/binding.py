@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx_ort.errors import EngineError
-from rlx_ort.execution.device_tensor import DeviceTensor, HostTensor
 from rlx_ort.providers.base import EngineSession
+from rlx_ort.providers.device_tensor import DeviceTensor, HostTensor
 
 __all__ = ["Arrays", "Binder", "HostBinder", "Loop", "Runs", "Slots", "StoppableRun", "binder_of"]
 

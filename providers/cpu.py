@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from rlx_ort.device import Device
-from rlx_ort.execution.options import CompileOptions
+from rlx_ort.options.compile_options import CompileOptions
 from rlx_ort.providers.base import Availability, CostProfile, KernelLimit, is_float_remainder
 from rlx_ort.providers.cores import core_share
 from rlx_ort.providers.hardware import cpu_name, memory_bytes

@@ -10,8 +10,8 @@ from functools import partial
 from typing import Any, ClassVar
 
 from rlx_ort.device import Device
-from rlx_ort.execution.options import CompileOptions, Precision
 from rlx_ort.ir.dtype import DType
+from rlx_ort.options.compile_options import CompileOptions, Precision
 from rlx_ort.providers import runtime
 from rlx_ort.providers.base import (
     Availability,

@@ -7,7 +7,7 @@ import sys
 from typing import ClassVar
 
 from rlx_ort.device import Device
-from rlx_ort.execution.options import CompileOptions
+from rlx_ort.options.compile_options import CompileOptions
 from rlx_ort.providers.base import CostProfile
 from rlx_ort.providers.installation import Problem
 from rlx_ort.providers.ort_provider import OrtProvider

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rlx_ort.errors import DeviceUnavailableError, EngineError
-from rlx_ort.execution.options import CacheUse, CompileOptions, OptimizationLevel, WeightSharing
+from rlx_ort.options.compile_options import CacheUse, CompileOptions, OptimizationLevel, WeightSharing
 from rlx_ort.providers import runtime
 from rlx_ort.providers.base import EngineSession, SessionRequest
 from rlx_ort.providers.compiled.models import open_cached, use_for

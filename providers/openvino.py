@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from rlx_ort.device import Device
 from rlx_ort.errors import DeviceUnavailableError, EngineError
-from rlx_ort.execution.options import CompileOptions, Precision
+from rlx_ort.options.compile_options import CompileOptions, Precision
 from rlx_ort.providers import runtime
 from rlx_ort.providers.base import Availability, CostProfile
 from rlx_ort.providers.cpu import CpuProvider

@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx_ort.errors import EngineError
-from rlx_ort.execution.device_tensor import DeviceTensor
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import TensorType, ValueType
 from rlx_ort.providers.binding import Arrays, Binder, Loop, Slots, StoppableRun
+from rlx_ort.providers.device_tensor import DeviceTensor
 from rlx_ort.providers.ort_loop import OrtLoop, Place, bind_input, bind_output, run_binding
 from rlx_ort.providers.ort_slots import DeviceSlots, GraphSlots, HostSlots, RunSlots
 from rlx_ort.providers.ort_tensor import DLPACK_DEVICE, OrtTensor

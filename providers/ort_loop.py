@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx_ort.errors import EngineError
-from rlx_ort.execution.device_tensor import DeviceTensor
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import TensorType
 from rlx_ort.providers.binding import Loop
+from rlx_ort.providers.device_tensor import DeviceTensor
 from rlx_ort.providers.exceptions import running_error
 from rlx_ort.providers.ort_slots import COPY_AT_MOST_BYTES, binding_call
 from rlx_ort.providers.ort_tensor import OrtTensor

@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx_ort.errors import EngineError
-from rlx_ort.execution.device_tensor import DeviceTensor
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import TensorType
+from rlx_ort.providers.device_tensor import DeviceTensor
 from rlx_ort.providers.values import dtype_of, from_ort_value, has_foreign_dtype
 
 if TYPE_CHECKING:

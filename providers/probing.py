@@ -11,10 +11,10 @@ import numpy as np
 from rlx_ort.converters.to_onnx.exported import ExportedModel
 from rlx_ort.device import Device
 from rlx_ort.errors import DeviceUnavailableError, RlxError
-from rlx_ort.execution.options import CacheUse, CompileOptions, OptimizationLevel, Precision
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.types import TensorType
+from rlx_ort.options.compile_options import CacheUse, CompileOptions, OptimizationLevel, Precision
 from rlx_ort.providers.base import Availability, EngineSession, SessionRequest
 
 __all__ = ["probe_model", "prove"]

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from rlx_ort.device import Device
 from rlx_ort.errors import DeviceUnavailableError
-from rlx_ort.execution.options import CompileOptions, Precision
+from rlx_ort.options.compile_options import CompileOptions, Precision
 from rlx_ort.providers.base import Availability, CostProfile
 from rlx_ort.providers.ort_provider import OrtProvider
 from rlx_ort.providers.plugins import hardware_type

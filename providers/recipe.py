@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rlx_ort.execution.options import CompileOptions
+    from rlx_ort.options.compile_options import CompileOptions
     from rlx_ort.providers.recorded import Recorder
 
 __all__ = ["CPU_EP", "HOST_MEMORY", "Keeps", "Recording", "SessionRecipe", "names", "nothing_to_hold"]

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from rlx_ort.device import Device
 from rlx_ort.errors import EngineError
-from rlx_ort.execution.options import CompileOptions, Precision
+from rlx_ort.options.compile_options import CompileOptions, Precision
 from rlx_ort.providers.base import CostProfile
 from rlx_ort.providers.installation import Problem
 from rlx_ort.providers.libraries import engine_library, missing_libraries

@@ -9,8 +9,8 @@ from rlx_ort.converters.to_onnx import PROTOBUF_LIMIT, all_weights
 from rlx_ort.converters.to_onnx.exporter import export_model
 from rlx_ort.device import Device
 from rlx_ort.errors import ConversionError, DeviceUnavailableError
-from rlx_ort.execution.options import CompileOptions, OptimizationLevel, WeightSharing
 from rlx_ort.ir.graph import Graph
+from rlx_ort.options.compile_options import CompileOptions, OptimizationLevel, WeightSharing
 from rlx_ort.providers import opening
 from rlx_ort.providers.base import SessionRequest
 from rlx_ort.providers.ort_provider import OrtProvider

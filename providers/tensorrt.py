@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from rlx_ort.device import Device
-from rlx_ort.execution.options import CompileOptions, Precision
+from rlx_ort.options.compile_options import CompileOptions, Precision
 from rlx_ort.providers.base import Availability, CostProfile
 from rlx_ort.providers.cuda import CudaProvider, cuda_libraries_problem, cuda_options
 from rlx_ort.providers.hardware import nvidia_gpus

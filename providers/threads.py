@@ -21,7 +21,7 @@ from rlx_ort.providers.cores import core_share
 if TYPE_CHECKING:
     import logging
 
-    from rlx_ort.execution.options import CompileOptions
+    from rlx_ort.options.compile_options import CompileOptions
 
 __all__ = ["ThreadBudget", "budget"]
 

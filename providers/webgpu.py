@@ -16,8 +16,8 @@ from typing import Any, ClassVar
 
 from rlx_ort.device import Device
 from rlx_ort.errors import DeviceUnavailableError
-from rlx_ort.execution.options import CompileOptions
 from rlx_ort.ir.dtype import DType
+from rlx_ort.options.compile_options import CompileOptions
 from rlx_ort.providers import runtime
 from rlx_ort.providers.base import Availability, CostProfile, KernelLimit, rank
 from rlx_ort.providers.installation import Problem

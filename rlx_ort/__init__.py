@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rlx_ort.calibration.calibrate import calibrate
     from rlx_ort.calibration.profile import CalibrationProfile
     from rlx_ort.converters.files import save_onnx
     from rlx_ort.converters.from_onnx import from_onnx
@@ -51,7 +50,6 @@ if TYPE_CHECKING:
     from rlx_ort.execution.buckets import Bucket, BucketedCompileCache, pad_rows, power_of_two_ladder, slice_rows
     from rlx_ort.execution.compile_cache import CompileCache
     from rlx_ort.execution.compiled import CompiledGraph
-    from rlx_ort.execution.dispatch import KernelDispatch, KernelDispatchPolicy
     from rlx_ort.execution.dispatch_report import DispatchSummary, KernelDispatchReport, format_dispatch_report
     from rlx_ort.execution.expert_pool import (
         ExpertPool,
@@ -63,9 +61,7 @@ if TYPE_CHECKING:
     )
     from rlx_ort.execution.kv_cache import LayerKvCache, bucket_decode_mask
     from rlx_ort.execution.moe_controls import MoeResidencyStats
-    from rlx_ort.execution.options import CompileOptions, OptimizationLevel, PlacementRule, Precision, WeightSharing
     from rlx_ort.execution.placement import Placement
-    from rlx_ort.execution.precision import PrecisionPolicy
     from rlx_ort.execution.session import Session
     from rlx_ort.flexible_session import FlexibleSession
     from rlx_ort.graph_devices import GraphDevices, graph_param_names, load
@@ -77,9 +73,16 @@ if TYPE_CHECKING:
     from rlx_ort.ir.shape import Dim, Shape
     from rlx_ort.ir.verify import verify
     from rlx_ort.manifest import BackendsManifest
-    from rlx_ort.providers.registry import register_provider
-    from rlx_ort.router import DeviceRouter
-    from rlx_ort.selection.availability import (
+    from rlx_ort.options.compile_options import (
+        CompileOptions,
+        OptimizationLevel,
+        PlacementRule,
+        Precision,
+        WeightSharing,
+    )
+    from rlx_ort.options.dispatch import KernelDispatch, KernelDispatchPolicy
+    from rlx_ort.options.precision import PrecisionPolicy
+    from rlx_ort.providers.availability import (
         available_apple_devices,
         available_devices,
         drain_device,
@@ -89,8 +92,11 @@ if TYPE_CHECKING:
         is_available,
         supports_run_slots,
     )
+    from rlx_ort.providers.registry import register_provider
+    from rlx_ort.router import DeviceRouter
     from rlx_ort.selection.candidates import DeviceCandidate, device_report, devices_for, fastest_device_for, rank
-    from rlx_ort.selection.cost import BackendCostModel, ProfileCostModel, estimate_graph_cost, pick_best_device
+    from rlx_ort.selection.cost import BackendCostModel, ProfileCostModel
+    from rlx_ort.selection.estimate import estimate_graph_cost, pick_best_device
     from rlx_ort.selection.legalize import dispatch_report_for_device, legalize_graph_for_device
     from rlx_ort.selection.policy import DevicePickStrategy, DevicePolicy, device_chain_from_env, device_from_env
     from rlx_ort.selection.predict import cost_model, explain
@@ -231,7 +237,7 @@ _MODULE_OF = {
     "BucketedCompileCache": "execution.buckets",
     "CalibrationProfile": "calibration.profile",
     "CompileCache": "execution.compile_cache",
-    "CompileOptions": "execution.options",
+    "CompileOptions": "options.compile_options",
     "CompiledGraph": "execution.compiled",
     "DEVICE_PRIORITY": "device",
     "DType": "ir.dtype",
@@ -248,30 +254,30 @@ _MODULE_OF = {
     "FlexibleSession": "flexible_session",
     "Graph": "ir.graph",
     "GraphDevices": "graph_devices",
-    "KernelDispatch": "execution.dispatch",
-    "KernelDispatchPolicy": "execution.dispatch",
+    "KernelDispatch": "options.dispatch",
+    "KernelDispatchPolicy": "options.dispatch",
     "KernelDispatchReport": "execution.dispatch_report",
     "LayerKvCache": "execution.kv_cache",
     "MoeResidencyStats": "execution.moe_controls",
     "Node": "ir.core",
     "Op": "ir.op",
-    "OptimizationLevel": "execution.options",
+    "OptimizationLevel": "options.compile_options",
     "Placement": "execution.placement",
-    "PlacementRule": "execution.options",
-    "Precision": "execution.options",
-    "PrecisionPolicy": "execution.precision",
+    "PlacementRule": "options.compile_options",
+    "Precision": "options.compile_options",
+    "PrecisionPolicy": "options.precision",
     "ProfileCostModel": "selection.cost",
     "RefreshPolicy": "execution.expert_pool",
     "Session": "execution.session",
     "Shape": "ir.shape",
     "UnsupportedOp": "selection.support",
     "Value": "ir.graph",
-    "WeightSharing": "execution.options",
-    "available_apple_devices": "selection.availability",
-    "available_devices": "selection.availability",
+    "WeightSharing": "options.compile_options",
+    "available_apple_devices": "providers.availability",
+    "available_devices": "providers.availability",
     "bucket_decode_mask": "execution.kv_cache",
     "budget_from_memory": "execution.expert_pool",
-    "calibrate": "calibration.calibrate",
+    "calibrate": "selection.predict",
     "cost_model": "selection.predict",
     "device_chain_from_env": "selection.policy",
     "device_from_env": "selection.policy",
@@ -279,22 +285,22 @@ _MODULE_OF = {
     "device_report": "selection.candidates",
     "devices_for": "selection.candidates",
     "dispatch_report_for_device": "selection.legalize",
-    "drain_device": "selection.availability",
+    "drain_device": "providers.availability",
     "dynamic_symbols": "ir.dims",
-    "estimate_graph_cost": "selection.cost",
+    "estimate_graph_cost": "selection.estimate",
     "explain": "selection.predict",
-    "fastest_among": "selection.availability",
-    "fastest_device": "selection.availability",
+    "fastest_among": "providers.availability",
+    "fastest_device": "providers.availability",
     "fastest_device_for": "selection.candidates",
     "first_unsupported_op": "selection.support",
     "format_dispatch_report": "execution.dispatch_report",
     "from_onnx": "converters.from_onnx",
     "from_torch": "converters.from_torch",
-    "full_name": "selection.availability",
+    "full_name": "providers.availability",
     "graph_param_names": "graph_devices",
     "has_dynamic_dims": "ir.dims",
     "infer_bindings_from_inputs": "ir.dims",
-    "is_available": "selection.availability",
+    "is_available": "providers.availability",
     "legalize_graph_for_device": "selection.legalize",
     "load": "graph_devices",
     "merged_mask": "execution.expert_pool",
@@ -304,7 +310,7 @@ _MODULE_OF = {
     "parse_device": "device",
     "parse_device_list": "device",
     "per_layer_masks": "execution.expert_pool",
-    "pick_best_device": "selection.cost",
+    "pick_best_device": "selection.estimate",
     "power_of_two_ladder": "execution.buckets",
     "promote": "ir.dtype",
     "rank": "selection.candidates",
@@ -318,7 +324,7 @@ _MODULE_OF = {
     "start_package": "deploy.start",
     "supports": "selection.support",
     "supports_graph": "selection.support",
-    "supports_run_slots": "selection.availability",
+    "supports_run_slots": "providers.availability",
     "to_onnx": "converters.to_onnx",
     "verify": "ir.verify",
     "warm_package": "deploy.warm",

@@ -22,10 +22,10 @@ from rlx_ort.device import Device
 from rlx_ort.errors import CalibrationError, DeviceFallbackError, RlxError
 from rlx_ort.execution.benchmark import DeviceBenchResult, input_signature
 from rlx_ort.execution.compiled import CompiledGraph
-from rlx_ort.execution.options import CompileOptions
 from rlx_ort.execution.race import race
 from rlx_ort.ir.graph import Graph
-from rlx_ort.selection.availability import provider_of
+from rlx_ort.options.compile_options import CompileOptions
+from rlx_ort.providers.availability import provider_of
 from rlx_ort.selection.candidates import CLOSE, automatic, devices_for, no_viable_device
 from rlx_ort.selection.policy import DevicePolicy
 from rlx_ort.selection.predict import dims_of, explain, measure_unknown, predicted_ns

@@ -116,13 +116,6 @@ class DeviceFallbackError(DeviceError):
         lines += [f"  {device.label}: {reason}" for device, reason in self.attempts]
         super().__init__("\n".join(lines))
 
-    @classmethod
-    def from_text(cls, text: str) -> DeviceFallbackError:
-        """Return the error for a failure that belongs to no device: one attempt, which is put down to the CPU."""
-        from rlx_ort.device import Device
-
-        return cls([(Device.CPU, text)])
-
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle by the arguments, so that the error crosses a process pool."""
         return type(self), (self.attempts,)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from rlx_ort.device import Device
 from rlx_ort.execution.compiled import CompiledGraph
-from rlx_ort.execution.options import CompileOptions, Precision
 from rlx_ort.execution.session import Session
 from rlx_ort.execution.weights import WeightStore
 from rlx_ort.ir.graph import Graph
+from rlx_ort.options.compile_options import CompileOptions, Precision
 from rlx_ort.selection.candidates import automatic
 from rlx_ort.selection.policy import DevicePolicy
 from rlx_ort.selection.refusals import remembered

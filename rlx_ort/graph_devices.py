@@ -25,7 +25,7 @@ from rlx_ort.errors import (
     NoViableDeviceError,
     is_device_failure,
 )
-from rlx_ort.execution.options import CompileOptions, PlacementRule
+from rlx_ort.options.compile_options import CompileOptions, PlacementRule
 from rlx_ort.selection.policy import Adaptive, Benchmark, DevicePolicy, device_chain_from_env, labels
 
 if TYPE_CHECKING:
@@ -454,7 +454,7 @@ class GraphDevices:
             compiled = self._open_first(lambda: self._resolved(inputs))
         except (DeviceError, GraphError) as err:
             attempts = self.last_attempts
-            raise (DeviceFallbackError(attempts) if attempts else DeviceFallbackError.from_text(str(err))) from err
+            raise DeviceFallbackError(attempts or [(Device.CPU, str(err))]) from err
         try:
             return compiled.device, compiled.run(inputs)
         except Exception as err:  # raised again unless the device is at fault

@@ -11,11 +11,11 @@ import numpy.typing as npt
 
 from rlx_ort.device import Device
 from rlx_ort.errors import NoViableDeviceError
-from rlx_ort.execution.options import CompileOptions
 from rlx_ort.graph_devices import GraphDevices
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.tensor import TensorData
+from rlx_ort.options.compile_options import CompileOptions
 from rlx_ort.providers.thermal import is_throttled
 from rlx_ort.selection.policy import DevicePolicy
 

@@ -19,9 +19,9 @@ import numpy as np
 
 from rlx_ort.device import Device
 from rlx_ort.errors import EngineError, RlxError
-from rlx_ort.execution.options import CompileOptions
 from rlx_ort.execution.session import Session
 from rlx_ort.ir.graph import Graph
+from rlx_ort.options.compile_options import CompileOptions
 
 RNG = np.random.default_rng(3)
 

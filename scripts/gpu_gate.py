@@ -166,7 +166,7 @@ def covered_files() -> Iterator[Path]:
 def machine(device: str) -> dict[str, str]:
     """Return what the results depend on."""
     program = (
-        "import json, onnxruntime, rlx_ort; from rlx_ort.selection.availability import availability; "
+        "import json, onnxruntime, rlx_ort; from rlx_ort.providers.availability import availability; "
         f"a = availability({device!r}); "
         "print(json.dumps({'onnxruntime': onnxruntime.__version__, 'hardware': a.hardware, 'driver': a.driver, "
         "'available': str(a.available), 'reason': a.reason}))"

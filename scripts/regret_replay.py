@@ -28,9 +28,9 @@ from rlx_ort.calibration import model
 from rlx_ort.calibration.features import BY_WIDTH, Workload, workload_of
 from rlx_ort.calibration.profile import CalibrationProfile, ProfileKey, Row
 from rlx_ort.device import Device
-from rlx_ort.execution.options import CompileOptions
 from rlx_ort.ir.graph import Graph
-from rlx_ort.selection.availability import provider_of
+from rlx_ort.options.compile_options import CompileOptions
+from rlx_ort.providers.availability import provider_of
 from rlx_ort.selection.estimate import total_ns
 from rlx_ort.selection.support import model_for
 

@@ -14,7 +14,7 @@ from rlx_ort import device as device_module
 from rlx_ort import environment
 from rlx_ort.device import Device
 from rlx_ort.errors import DeviceParseError, EngineError, LegalizeError, PlacementError
-from rlx_ort.execution.options import PlacementRule
+from rlx_ort.options.compile_options import PlacementRule
 from rlx_ort.providers.base import Availability
 
 REQUIRE_WEBGPU = "RLX_REQUIRE_WEBGPU"
@@ -118,7 +118,7 @@ def _is_refusal(error: BaseException) -> bool:
 
 def _judged(label: str, info: pytest.ExceptionInfo[BaseException] | None) -> str:
     """Return why the capability of a compiler refuses the graph whose session failed to open, or nothing."""
-    from rlx_ort.selection.availability import provider_of
+    from rlx_ort.providers.availability import provider_of
 
     provider = provider_of(Device(label))
     if provider is None or not provider.compiles:

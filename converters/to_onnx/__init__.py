@@ -10,9 +10,9 @@ if TYPE_CHECKING:
     import onnx
 
     from rlx_ort.converters.to_onnx.exported import ExportedModel
-    from rlx_ort.execution.options import CompileOptions
     from rlx_ort.ir.graph import Graph
     from rlx_ort.ir.tensor import TensorData
+    from rlx_ort.options.compile_options import CompileOptions
 
 __all__ = ["PROTOBUF_LIMIT", "all_weights", "to_onnx"]
 

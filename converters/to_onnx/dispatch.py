@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from rlx_ort.converters.to_onnx.families import load_family
 from rlx_ort.errors import ConversionError
-from rlx_ort.execution.dispatch import KernelDispatch
 from rlx_ort.ir.op import Op
 from rlx_ort.ir.types import ValueType
+from rlx_ort.options.dispatch import KernelDispatch
 
 if TYPE_CHECKING:
     from rlx_ort.converters.to_onnx.emitter import Emitter, Lowering

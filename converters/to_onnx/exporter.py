@@ -22,9 +22,9 @@ from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.ops.leaf import Input, Param
 
 if TYPE_CHECKING:
-    from rlx_ort.execution.options import CompileOptions
     from rlx_ort.ir.core import Node, Ref
     from rlx_ort.ir.graph import Graph
+    from rlx_ort.options.compile_options import CompileOptions
 
 __all__ = ["draft", "drafted", "export_model", "exported"]
 
@@ -56,7 +56,7 @@ def draft(graph: Graph, options: CompileOptions | None = None, kernels: KernelSe
         ConversionError: a node has no ONNX form, or lacks the one that is forced, or no opset takes all nodes.
     """
     from rlx_ort.converters.precision import apply_precision
-    from rlx_ort.execution.options import CompileOptions
+    from rlx_ort.options.compile_options import CompileOptions
 
     options = options or CompileOptions()
     if options.dims:
@@ -108,7 +108,7 @@ def drafted(graph: Graph, options: CompileOptions | None = None, kernels: Kernel
         GraphVerifyError: the graph breaks a rule of the IR.
         ConversionError: a node has no ONNX form, or lacks the one that is forced, or no opset takes all nodes.
     """
-    from rlx_ort.execution.options import CompileOptions
+    from rlx_ort.options.compile_options import CompileOptions
 
     options = options or CompileOptions()
     dims = tuple(sorted(options.dims.items()))

@@ -13,10 +13,10 @@ import numpy.typing as npt
 from rlx_ort.converters.bundle import ModelBundle, bundle_from_graph, graph_from_bundle, graphs_of
 from rlx_ort.converters.transforms.scope import selected
 from rlx_ort.errors import ConversionError
-from rlx_ort.execution.precision import PrecisionPolicy
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.narrow import narrowed_later, values_of
 from rlx_ort.ir.ops.leaf import Constant, Param
+from rlx_ort.options.precision import PrecisionPolicy
 
 if TYPE_CHECKING:
     from rlx_ort.ir.core import Node

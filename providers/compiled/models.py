@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rlx_ort.errors import EngineError, RlxError
-from rlx_ort.execution.options import CacheUse, CompileOptions, OptimizationLevel, WeightSharing
+from rlx_ort.options.compile_options import CacheUse, CompileOptions, OptimizationLevel, WeightSharing
 from rlx_ort.providers.base import SessionRequest
 from rlx_ort.providers.compiled.digests import weights_digest
 from rlx_ort.providers.compiled.entry import MODEL_FILE, Entry

@@ -14,7 +14,6 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import rlx_ort
 from rlx_ort import environment
 from rlx_ort.providers.compiled.key import SCHEMA
 from rlx_ort.providers.compiled.machine import cpu_facts
@@ -111,7 +110,7 @@ def _installation() -> str:
 
     Its version would take 25 ms to read. A frozen application has no such file, and is one itself.
     """
-    for path in (rlx_ort.__file__, sys.executable):
+    for path in (environment.__file__, sys.executable):
         try:
             status = os.stat(path)  # noqa: PTH116  # a plain path
         except OSError:

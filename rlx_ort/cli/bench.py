@@ -67,8 +67,8 @@ def command(
     others the CPU may help.
     """
     from rlx_ort.cli.arrays import made_up_inputs
-    from rlx_ort.execution.options import CompileOptions, PlacementRule
     from rlx_ort.graph_devices import GraphDevices
+    from rlx_ort.options.compile_options import CompileOptions, PlacementRule
     from rlx_ort.selection.predict import dims_of
 
     graph = read_model(model)

@@ -132,8 +132,8 @@ def _key_of(path: Path, device_name: str, dims: dict[str, int], key: Path | None
     from rlx_ort.cli.models import read_model
     from rlx_ort.deploy.open import runner_of
     from rlx_ort.device import parse_device
-    from rlx_ort.execution.options import CompileOptions
-    from rlx_ort.providers.compiled.explain import key_of_graph
+    from rlx_ort.execution.session import key_of_graph
+    from rlx_ort.options.compile_options import CompileOptions
 
     device = parse_device(device_name)
     if _is_package(path):

@@ -69,7 +69,7 @@ def command(
 
 def _here() -> list[Device]:
     """Return every device that works here and may be chosen, also the second and later ones of a kind."""
-    from rlx_ort.selection.availability import is_available, is_selectable, known_devices
+    from rlx_ort.providers.availability import is_available, is_selectable, known_devices
 
     return [device for device in known_devices() if is_available(device) and is_selectable(device)]
 
@@ -88,7 +88,7 @@ def _measured(devices: Iterable[Device], quick: bool) -> dict[Device, Calibratio
 
 
 def _measured_for(model: Path, dims: dict[str, int], device: Device, quick: bool) -> CalibrationProfile | RlxError:
-    from rlx_ort.calibration.calibrate import calibrate
+    from rlx_ort.selection.predict import calibrate
 
     graph = read_model(model)
     try:

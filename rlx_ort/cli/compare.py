@@ -67,7 +67,7 @@ def command(
     if b is None and len(set(devices)) < 2:
         raise click.UsageError("give a second model, or --device twice to compare A on two devices")
     from rlx_ort.device import parse_device
-    from rlx_ort.execution.options import CompileOptions, PlacementRule
+    from rlx_ort.options.compile_options import CompileOptions, PlacementRule
     from rlx_ort.parity.bisect import bisect
     from rlx_ort.parity.compare import compare
     from rlx_ort.parity.opening import OrtFormatFile, as_model

@@ -17,8 +17,8 @@ from rlx_ort.cli.show import binary_size, note, print_facts, print_json, steps
 from rlx_ort.errors import ParityError
 
 if TYPE_CHECKING:
-    from rlx_ort.conversion import ConvertOptions
-    from rlx_ort.conversion_report import ConversionReport, ModelFacts
+    from rlx_ort.conversion.convert import ConvertOptions
+    from rlx_ort.conversion.report import ConversionReport, ModelFacts
     from rlx_ort.converters.sources.renames import Renames
 
 __all__ = ["command"]
@@ -107,7 +107,7 @@ def command(source: Path, target: Path, as_json: bool, **given: Any) -> None:
     """
     if target.suffix.lower() not in _SUFFIXES:
         raise click.UsageError(f"{target} has to end in {', '.join(_SUFFIXES)}, which say what to write")
-    from rlx_ort.conversion import convert
+    from rlx_ort.conversion.convert import convert
 
     try:
         chosen = _options(given)
@@ -125,7 +125,7 @@ def command(source: Path, target: Path, as_json: bool, **given: Any) -> None:
 
 def _options(given: dict[str, Any]) -> ConvertOptions:
     """Return the options of the conversion; those that exclude each other are refused before anything is read."""
-    from rlx_ort.conversion import ConvertOptions
+    from rlx_ort.conversion.convert import ConvertOptions
 
     if given["precision"] and given["quantize"]:
         raise click.UsageError("--precision and --quantize exclude each other; convert twice")

@@ -40,7 +40,7 @@ def command(as_json: bool) -> None:
 
 
 def _rows() -> list[dict[str, Any]]:
-    from rlx_ort.selection.availability import availability, full_name, known_devices
+    from rlx_ort.providers.availability import availability, full_name, known_devices
 
     rows = []
     for device in known_devices():

@@ -39,7 +39,7 @@ def command(model: Path, as_json: bool) -> None:
 
 def _describe(graph: Graph) -> dict[str, Any]:
     from rlx_ort.converters.to_onnx.exporter import exported
-    from rlx_ort.execution.options import CompileOptions
+    from rlx_ort.options.compile_options import CompileOptions
 
     opset = exported(graph, CompileOptions()).opsets
     return {

@@ -14,9 +14,9 @@ from rlx_ort.errors import RlxError
 
 if TYPE_CHECKING:
     from rlx_ort.device import Device
-    from rlx_ort.execution.options import CompileOptions
     from rlx_ort.execution.placement import Placement
     from rlx_ort.ir.graph import Graph
+    from rlx_ort.options.compile_options import CompileOptions
     from rlx_ort.selection.candidates import DeviceCandidate
     from rlx_ort.selection.legalize import KernelDispatchReport
     from rlx_ort.selection.policy import DevicePolicy
@@ -58,7 +58,7 @@ def command(
 
     Predictions need sizes: give the named dims with --dim, else each counts with the cost model's stand-in size.
     """
-    from rlx_ort.execution.options import CompileOptions
+    from rlx_ort.options.compile_options import CompileOptions
     from rlx_ort.selection.candidates import device_report
 
     policy = options.policy_of(only, deny, prefer)
@@ -188,8 +188,8 @@ _UNOPENED: dict[str, Any] = {"placement_share": None, "open_error": None}
 
 def _opened(graph: Graph, device: Device, compile_options: CompileOptions) -> tuple[Placement | None, dict[str, Any]]:
     """Return where a session really puts the nodes, or why it does not open, and both as columns of the row."""
-    from rlx_ort.execution.options import PlacementRule
     from rlx_ort.execution.session import Session
+    from rlx_ort.options.compile_options import PlacementRule
 
     assisted = compile_options.with_(placement=PlacementRule.ASSISTED)
     try:

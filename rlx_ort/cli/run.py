@@ -72,8 +72,8 @@ def command(
     if device is not None and chain is not None:
         raise click.UsageError("--device and --chain exclude each other")
     from rlx_ort.device import parse_device, parse_device_list
-    from rlx_ort.execution.options import CompileOptions, PlacementRule
     from rlx_ort.graph_devices import GraphDevices
+    from rlx_ort.options.compile_options import CompileOptions, PlacementRule
     from rlx_ort.selection.policy import device_chain_from_env
 
     named = None if device is None else parse_device(device)

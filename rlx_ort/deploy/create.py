@@ -23,10 +23,10 @@ from rlx_ort.deploy.ort_manifest import MODEL_FILE, asset_path, asset_uri, manif
 from rlx_ort.deploy.write import Content, write_package
 from rlx_ort.device import Device
 from rlx_ort.errors import GraphVerifyError, PackageError
-from rlx_ort.execution.options import CompileOptions, Precision
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.tensor import TensorData
+from rlx_ort.options.compile_options import CompileOptions, Precision
 from rlx_ort.selection.policy import DevicePolicy
 
 __all__ = ["Recipe", "create_package"]

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
     from rlx_ort.deploy.package import Package
     from rlx_ort.deploy.quick import QuickSession
-    from rlx_ort.execution.options import CompileOptions
     from rlx_ort.execution.weights import WeightStore
     from rlx_ort.ir.graph import Graph
+    from rlx_ort.options.compile_options import CompileOptions
     from rlx_ort.selection.policy import DevicePolicy
 
 __all__ = ["PackageDevices"]

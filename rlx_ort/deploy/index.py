@@ -11,8 +11,8 @@ from rlx_ort.deploy.names import INDEX, SIGNATURE, check_names
 from rlx_ort.deploy.strict_json import Fields, dump, parse
 from rlx_ort.device import Device
 from rlx_ort.errors import DeviceParseError, IntegrityError
-from rlx_ort.execution.options import Precision
 from rlx_ort.ir.dtype import DType
+from rlx_ort.options.compile_options import Precision
 from rlx_ort.selection.policy import Adaptive, Benchmark, CostModel, DevicePickStrategy, DevicePolicy
 
 __all__ = ["FORMAT", "REQUIRABLE", "SCHEMA", "Case", "FileEntry", "Index", "StoredTensor", "Variant"]

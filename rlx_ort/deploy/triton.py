@@ -23,9 +23,9 @@ from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import TensorType
 
 if TYPE_CHECKING:
-    from rlx_ort.execution.options import CompileOptions
     from rlx_ort.ir.graph import Graph
     from rlx_ort.ir.types import ValueType
+    from rlx_ort.options.compile_options import CompileOptions
 
 __all__ = ["INSTANCE_KINDS", "batch_dim", "config_text", "export_triton"]
 

@@ -13,8 +13,8 @@ from rlx_ort.deploy.open import narrowed_policy, runner_of
 from rlx_ort.deploy.package import Package
 from rlx_ort.device import Device
 from rlx_ort.errors import RlxError
-from rlx_ort.execution.options import CacheUse, CompileOptions, PlacementRule
 from rlx_ort.ir.types import TensorType
+from rlx_ort.options.compile_options import CacheUse, CompileOptions, PlacementRule
 from rlx_ort.selection.policy import DevicePolicy
 
 if TYPE_CHECKING:

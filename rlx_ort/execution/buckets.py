@@ -17,10 +17,10 @@ import numpy.typing as npt
 
 from rlx_ort.device import Device
 from rlx_ort.errors import InputError, ParamError
-from rlx_ort.execution.options import CompileOptions
 from rlx_ort.execution.session import Session, working_provider
 from rlx_ort.execution.weights import WeightStore
 from rlx_ort.ir.types import TensorType
+from rlx_ort.options.compile_options import CompileOptions
 
 if TYPE_CHECKING:
     from rlx_ort.execution.compiled import CompiledGraph

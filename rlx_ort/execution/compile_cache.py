@@ -8,9 +8,9 @@ from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING
 
 from rlx_ort.device import Device
-from rlx_ort.execution.options import CompileOptions
 from rlx_ort.execution.session import Session
 from rlx_ort.execution.weights import WeightStore
+from rlx_ort.options.compile_options import CompileOptions
 
 if TYPE_CHECKING:
     from rlx_ort.execution.compiled import CompiledGraph

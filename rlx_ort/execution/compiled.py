@@ -13,14 +13,12 @@ import numpy.typing as npt
 
 from rlx_ort.errors import InputError
 from rlx_ort.execution.background import BackgroundRuns
-from rlx_ort.execution.device_tensor import DeviceTensor
 from rlx_ort.execution.engine_slot import Engine, EngineSlot
 from rlx_ort.execution.extent import at_extent, check_extent
 from rlx_ort.execution.handle_calls import HandleCalls
 from rlx_ort.execution.handles import Handles
 from rlx_ort.execution.inputs import InputPlan, ResidentFeeds
 from rlx_ort.execution.moe_controls import MoeControls
-from rlx_ort.execution.options import CompileOptions, PlacementRule
 from rlx_ort.execution.pipeline import Pipeline
 from rlx_ort.execution.placement import Placement
 from rlx_ort.execution.slots import PooledRuns, SlotRunner
@@ -29,6 +27,8 @@ from rlx_ort.execution.weights import WeightStore
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import TensorType, ValueType
+from rlx_ort.options.compile_options import CompileOptions, PlacementRule
+from rlx_ort.providers.device_tensor import DeviceTensor
 
 if TYPE_CHECKING:
     from rlx_ort.converters.to_onnx.exported import ExportedModel

@@ -16,12 +16,12 @@ from rlx_ort.device import Device
 from rlx_ort.errors import PlacementError, RunError
 from rlx_ort.execution.dispatch_report import log_dispatch_report
 from rlx_ort.execution.engine import Engine, Observer, WeightSource
-from rlx_ort.execution.options import CompileOptions, PlacementRule
 from rlx_ort.execution.placement import Placement
 from rlx_ort.execution.placement_check import build_placement, enforce
 from rlx_ort.execution.weights import WeightStore
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import ValueType
+from rlx_ort.options.compile_options import CompileOptions, PlacementRule
 
 if TYPE_CHECKING:
     from rlx_ort.converters.to_onnx.exported import ExportedModel

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 
-from rlx_ort.execution.device_tensor import DeviceTensor
 from rlx_ort.execution.handles import Handles
+from rlx_ort.providers.device_tensor import DeviceTensor
 
 if TYPE_CHECKING:
     from rlx_ort.execution.engine_slot import Engine

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlx_ort.execution.device_tensor import DeviceTensor
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import TensorType, ValueType
+from rlx_ort.providers.device_tensor import DeviceTensor
 
 if TYPE_CHECKING:
     from rlx_ort.execution.engine_slot import Engine

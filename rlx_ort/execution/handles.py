@@ -16,10 +16,10 @@ import numpy.typing as npt
 
 from rlx_ort.errors import InputError, RunError
 from rlx_ort.execution.coerce import as_array
-from rlx_ort.execution.device_tensor import DeviceTensor
 from rlx_ort.execution.handle_step import HandleStep
 from rlx_ort.execution.inputs import Adopter, InputPlan, ResidentFeeds, is_shareable, shared
 from rlx_ort.ir.types import TensorType, ValueType
+from rlx_ort.providers.device_tensor import DeviceTensor
 
 if TYPE_CHECKING:
     from rlx_ort.execution.engine_slot import Engine

@@ -16,10 +16,10 @@ import numpy.typing as npt
 
 from rlx_ort.errors import InputError
 from rlx_ort.execution.coerce import as_array
-from rlx_ort.execution.device_tensor import DeviceTensor
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.types import MapType, OptionalType, SequenceType, TensorType, ValueType
+from rlx_ort.providers.device_tensor import DeviceTensor
 
 __all__ = ["Adopter", "InputPlan", "ResidentFeeds", "is_shareable", "shared"]
 

@@ -23,8 +23,8 @@ from rlx_ort.execution.moe import (
     rewritten,
     router_picks,
 )
-from rlx_ort.execution.options import PlacementRule
 from rlx_ort.execution.runnable import Runnable, runnable
+from rlx_ort.options.compile_options import PlacementRule
 
 if TYPE_CHECKING:
     from rlx_ort.execution.weights import WeightStore

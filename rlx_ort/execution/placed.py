@@ -6,8 +6,8 @@ import threading
 import weakref
 from collections.abc import Callable
 
-from rlx_ort.execution.device_tensor import DeviceTensor
 from rlx_ort.ir.tensor import TensorData
+from rlx_ort.providers.device_tensor import DeviceTensor
 
 __all__ = ["PlacedTensors"]
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from rlx_ort.device import Device
 from rlx_ort.errors import PlacementError
-from rlx_ort.execution.options import PlacementRule
 from rlx_ort.execution.placement import PlacedNode, Placement
+from rlx_ort.options.compile_options import PlacementRule
 
 if TYPE_CHECKING:
     from rlx_ort.converters.to_onnx.exported import ExportedModel

@@ -8,15 +8,16 @@ from rlx_ort.device import Device
 from rlx_ort.errors import DeviceUnavailableError
 from rlx_ort.execution.compiled import CompiledGraph
 from rlx_ort.execution.engine_slot import EngineSlot
-from rlx_ort.execution.options import CompileOptions, PlacementRule, Precision
 from rlx_ort.execution.runnable import runnable
 from rlx_ort.execution.weights import WeightStore
+from rlx_ort.options.compile_options import CompileOptions, PlacementRule, Precision
 
 if TYPE_CHECKING:
     from rlx_ort.ir.graph import Graph
     from rlx_ort.providers.base import Provider
+    from rlx_ort.providers.compiled.key import CacheKey
 
-__all__ = ["Session", "open_slot", "working_provider"]
+__all__ = ["Session", "key_of_graph", "open_slot", "working_provider"]
 
 
 class Session:
@@ -109,3 +110,26 @@ def open_slot(
     what = runnable(graph)
     model = exported(what.graph, options, kernel_set(provider, graph))
     return EngineSlot(provider, device, model, weights, options, graph, what)
+
+
+def key_of_graph(graph: Graph, device: Device, options: CompileOptions) -> CacheKey:
+    """Return the key that a graph has on a device. Exports the graph and reads its weights; opens no session.
+
+    Raises:
+        DeviceUnavailableError: the device does not work here, or nothing of it is kept.
+    """
+    from rlx_ort.providers.base import SessionRequest
+    from rlx_ort.providers.compiled.models import session_key
+    from rlx_ort.providers.compiled.store import default_store
+    from rlx_ort.providers.ort_provider import OrtProvider
+    from rlx_ort.providers.runtime import describe_runtime
+
+    provider = working_provider(device)
+    if not isinstance(provider, OrtProvider):
+        raise DeviceUnavailableError(device, "it is not of ONNX Runtime, and nothing of it is kept")
+    weights = WeightStore.for_graph(graph)
+    slot = open_slot(provider, device, graph, weights, options)
+    _, found = weights.snapshot(slot.exported.params, slot.exported.stored_as)
+    request = SessionRequest(device, slot.exported, found, slot.options)
+    recipe = provider.recipe(device, slot.options)
+    return session_key(recipe, request, describe_runtime(), default_store().root)

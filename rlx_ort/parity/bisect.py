@@ -16,7 +16,7 @@ import numpy as np
 
 from rlx_ort.device import Device
 from rlx_ort.errors import ConversionError
-from rlx_ort.execution.options import CompileOptions, OptimizationLevel
+from rlx_ort.options.compile_options import CompileOptions, OptimizationLevel
 from rlx_ort.parity.align import Pairing, nearest, pair_values
 from rlx_ort.parity.causes import Producer, causes, producers
 from rlx_ort.parity.compare import renamed_inputs

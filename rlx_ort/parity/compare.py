@@ -11,7 +11,7 @@ import numpy as np
 
 from rlx_ort.device import Device
 from rlx_ort.errors import EngineError, InputError
-from rlx_ort.execution.options import CompileOptions
+from rlx_ort.options.compile_options import CompileOptions
 from rlx_ort.parity.inputs import SEED, random_inputs, size_choices
 from rlx_ort.parity.metrics import Difference, Tolerance, difference
 from rlx_ort.parity.opening import OpenModel, OrtFormatFile, as_model, open_model

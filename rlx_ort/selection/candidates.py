@@ -13,11 +13,11 @@ from rlx_ort.calibration import store
 from rlx_ort.converters.collector import paused_collector
 from rlx_ort.device import Device, priority_rank
 from rlx_ort.errors import NoViableDeviceError
-from rlx_ort.execution.options import CompileOptions, PlacementRule
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.types import TensorType
+from rlx_ort.options.compile_options import CompileOptions, PlacementRule
 from rlx_ort.providers import registry
-from rlx_ort.selection.availability import availability, is_selectable, known_devices, provider_of, supports_run_slots
+from rlx_ort.providers.availability import availability, is_selectable, known_devices, provider_of, supports_run_slots
 from rlx_ort.selection.curves import BatchCurve, batch_curve
 from rlx_ort.selection.policy import DevicePolicy
 from rlx_ort.selection.predict import cost_model, dims_of, predicted_ns

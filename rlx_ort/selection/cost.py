@@ -7,17 +7,13 @@ as a copy. `rlx_ort.selection.estimate` adds it up for every model here and for 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol, cast
 
-from rlx_ort.calibration.features import DEFAULT_DIM, Kernel, workload_of
+from rlx_ort.calibration.features import DEFAULT_DIM, Kernel
 from rlx_ort.calibration.model import Price
 from rlx_ort.device import Device
-from rlx_ort.errors import NoViableDeviceError
-from rlx_ort.execution.options import CompileOptions
-from rlx_ort.ir.graph import Graph
 from rlx_ort.providers.base import CostProfile
 
 __all__ = [
@@ -26,8 +22,6 @@ __all__ = [
     "BasicCostModel",
     "ProfileCostModel",
     "completed",
-    "estimate_graph_cost",
-    "pick_best_device",
 ]
 
 
@@ -171,66 +165,6 @@ class _GivenCostModel(ProfileCostModel):
     def sgemm_gflops(self, m: int, k: int, n: int) -> float:
         """Return the model's rate of the product."""
         return self._model.sgemm_gflops(m, k, n)
-
-
-def estimate_graph_cost(
-    graph: Graph,
-    model: BasicCostModel,
-    *,
-    dims: Mapping[str, int] | None = None,
-    cpu_nodes: Collection[int] = (),
-    cpu_model: BasicCostModel | None = None,
-) -> float:
-    """Return the predicted time of one run, in ns; infinity for a graph that has no ONNX form.
-
-    Exports the graph as the device's provider would get it, which is remembered.
-
-    Args:
-        graph: the graph.
-        model: the device's figures; its rates are enough, see `completed`.
-        dims: sizes of named dims; a dimension that has none counts as `DEFAULT_DIM`.
-        cpu_nodes: ids of the nodes that the CPU takes over; they count as the device's own without a `cpu_model`.
-        cpu_model: the figures for those nodes.
-
-    Raises:
-        GraphVerifyError: the graph is not valid, or has no outputs.
-    """
-    from rlx_ort.providers import registry
-    from rlx_ort.selection.estimate import estimate_workload
-    from rlx_ort.selection.support import draft_for
-
-    model, cpu_model = completed(model), None if cpu_model is None else completed(cpu_model)
-    providers = registry.default_registry()
-    provider = providers.for_device(model.device) or providers.for_device(Device.CPU)
-    draft = None if provider is None else draft_for(provider, graph, CompileOptions().on(model.device))
-    if draft is None:
-        return math.inf
-    workload = workload_of(draft.outline, dims)
-    return estimate_workload(workload, model, cpu_nodes=cpu_nodes, cpu_model=cpu_model).total_ns
-
-
-def pick_best_device(
-    graph: Graph, models: Sequence[BasicCostModel], *, dims: Mapping[str, int] | None = None
-) -> Device:
-    """Return the device with the smallest predicted time; of equals, the earlier one.
-
-    Raises:
-        NoViableDeviceError: there is no model, or none predicts a finite time.
-        GraphVerifyError: the graph is not valid, or has no outputs.
-    """
-    best: Device | None = None
-    best_ns = math.inf
-    models = [completed(model) for model in models]
-    for model in models:
-        predicted_ns = estimate_graph_cost(graph, model, dims=dims)
-        if predicted_ns < best_ns:  # false for NaN as well
-            best, best_ns = model.device, predicted_ns
-    if best is None:
-        raise NoViableDeviceError(
-            f"no device can be predicted for graph {graph.name!r}:",
-            [(model.device, "its cost model gives no finite time") for model in models],
-        )
-    return best
 
 
 def _over(amount: float, rate: float) -> float:

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 
 from rlx_ort.converters.collector import paused_collector
 from rlx_ort.device import Device
-from rlx_ort.execution.options import CompileOptions
 from rlx_ort.ir.graph import Graph
+from rlx_ort.options.compile_options import CompileOptions
 from rlx_ort.selection.predict import named_dims, predicted_ns
 
 __all__ = ["BatchCurve", "batch_curve"]

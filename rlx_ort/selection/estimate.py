@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from rlx_ort.calibration.features import Workload
+from rlx_ort.calibration.features import Workload, workload_of
 from rlx_ort.device import Device
-from rlx_ort.selection.cost import BackendCostModel
+from rlx_ort.errors import NoViableDeviceError
+from rlx_ort.ir.graph import Graph
+from rlx_ort.options.compile_options import CompileOptions
+from rlx_ort.providers import registry
+from rlx_ort.selection.cost import BackendCostModel, BasicCostModel, completed
+from rlx_ort.selection.support import draft_for
 
-__all__ = ["Estimate", "Term", "estimate_workload", "total_ns"]
+__all__ = ["Estimate", "Term", "estimate_graph_cost", "estimate_workload", "pick_best_device", "total_ns"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +108,62 @@ def total_ns(workload: Workload, model: BackendCostModel) -> float:
     total += sum(map(model.upload_ns, workload.inputs.values()))
     total += sum(map(model.readback_ns, workload.outputs.values()))
     return total + sum(model.price(kernel).ns * count for kernel, count in workload.counts.items())
+
+
+def estimate_graph_cost(
+    graph: Graph,
+    model: BasicCostModel,
+    *,
+    dims: Mapping[str, int] | None = None,
+    cpu_nodes: Collection[int] = (),
+    cpu_model: BasicCostModel | None = None,
+) -> float:
+    """Return the predicted time of one run, in ns; infinity for a graph that has no ONNX form.
+
+    Exports the graph as the device's provider would get it, which is remembered.
+
+    Args:
+        graph: the graph.
+        model: the device's figures; its rates are enough, see `completed`.
+        dims: sizes of named dims; a dimension that has none counts as `DEFAULT_DIM`.
+        cpu_nodes: ids of the nodes that the CPU takes over; they count as the device's own without a `cpu_model`.
+        cpu_model: the figures for those nodes.
+
+    Raises:
+        GraphVerifyError: the graph is not valid, or has no outputs.
+    """
+    model, cpu_model = completed(model), None if cpu_model is None else completed(cpu_model)
+    providers = registry.default_registry()
+    provider = providers.for_device(model.device) or providers.for_device(Device.CPU)
+    draft = None if provider is None else draft_for(provider, graph, CompileOptions().on(model.device))
+    if draft is None:
+        return math.inf
+    workload = workload_of(draft.outline, dims)
+    return estimate_workload(workload, model, cpu_nodes=cpu_nodes, cpu_model=cpu_model).total_ns
+
+
+def pick_best_device(
+    graph: Graph, models: Sequence[BasicCostModel], *, dims: Mapping[str, int] | None = None
+) -> Device:
+    """Return the device with the smallest predicted time; of equals, the earlier one.
+
+    Raises:
+        NoViableDeviceError: there is no model, or none predicts a finite time.
+        GraphVerifyError: the graph is not valid, or has no outputs.
+    """
+    best: Device | None = None
+    best_ns = math.inf
+    models = [completed(model) for model in models]
+    for model in models:
+        predicted_ns = estimate_graph_cost(graph, model, dims=dims)
+        if predicted_ns < best_ns:  # false for NaN as well
+            best, best_ns = model.device, predicted_ns
+    if best is None:
+        raise NoViableDeviceError(
+            f"no device can be predicted for graph {graph.name!r}:",
+            [(model.device, "its cost model gives no finite time") for model in models],
+        )
+    return best
 
 
 def _transfers(workload: Workload, model: BackendCostModel, on_cpu: frozenset[int]) -> list[Term]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from rlx_ort.device import Device
 from rlx_ort.errors import DeviceUnavailableError, LegalizeError
-from rlx_ort.execution.dispatch import KernelDispatch, KernelDispatchPolicy
 from rlx_ort.execution.dispatch_report import (
     COMMON,
     DispatchSummary,
@@ -15,9 +14,10 @@ from rlx_ort.execution.dispatch_report import (
     report_as_dict,
     summarize,
 )
-from rlx_ort.execution.options import CompileOptions
 from rlx_ort.ir.graph import Graph
-from rlx_ort.selection.availability import availability, provider_of
+from rlx_ort.options.compile_options import CompileOptions
+from rlx_ort.options.dispatch import KernelDispatch, KernelDispatchPolicy
+from rlx_ort.providers.availability import availability, provider_of
 from rlx_ort.selection.support import model_for, support_of
 
 __all__ = [

@@ -15,10 +15,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from rlx_ort.converters.to_onnx.model import ModelAttribute, ModelGraph, ModelNode
-from rlx_ort.execution.options import CompileOptions, OptimizationLevel
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import TensorType, ValueType
+from rlx_ort.options.compile_options import CompileOptions, OptimizationLevel
 from rlx_ort.selection.folding import as_compiled, folded_nodes, idle_nodes
 
 if TYPE_CHECKING:

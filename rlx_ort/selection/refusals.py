@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from rlx_ort.device import Device
 from rlx_ort.errors import is_device_failure
-from rlx_ort.execution.options import CompileOptions, PlacementRule
 from rlx_ort.ir.graph import Graph
+from rlx_ort.options.compile_options import CompileOptions, PlacementRule
 from rlx_ort.providers import registry
 
 __all__ = ["forget", "refusals", "remembered"]

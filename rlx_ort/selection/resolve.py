@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 
 from rlx_ort.device import Device, as_devices
 from rlx_ort.errors import DeviceFallbackError, NoViableDeviceError, is_device_failure
-from rlx_ort.execution.options import CompileOptions, PlacementRule
 from rlx_ort.ir.graph import Graph
-from rlx_ort.selection.availability import require_available
+from rlx_ort.options.compile_options import CompileOptions, PlacementRule
+from rlx_ort.providers.availability import require_available
 from rlx_ort.selection.candidates import blocker_of, devices_for, fastest_device_for
 from rlx_ort.selection.legalize import require_legal
 from rlx_ort.selection.policy import DevicePolicy, Devices, device_chain_from_env, device_from_env, labels

@@ -16,16 +16,16 @@ from rlx_ort.converters.to_onnx.draft import Draft
 from rlx_ort.converters.to_onnx.exported import ExportedModel
 from rlx_ort.device import Device
 from rlx_ort.errors import ConversionError
-from rlx_ort.execution.options import CompileOptions, PlacementRule
 from rlx_ort.ir.core import Node
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.op import Op
 from rlx_ort.ir.ops.onnx import OnnxNode
 from rlx_ort.ir.ops.refused import Refused
+from rlx_ort.options.compile_options import CompileOptions, PlacementRule
 from rlx_ort.providers import registry
 from rlx_ort.providers.answers import DEVICE, HELPED
+from rlx_ort.providers.availability import availability, is_available, provider_of
 from rlx_ort.providers.base import KernelClaim, Provider
-from rlx_ort.selection.availability import availability, is_available, provider_of
 from rlx_ort.selection.function_body import is_function
 from rlx_ort.selection.node_claims import cpu_takes_node, signature, takes_node
 from rlx_ort.selection.questions import NodeGroup, answers_for, groups_of

@@ -14,14 +14,14 @@ import numpy as np
 from figures.record import Figure, python_json
 from rlx_ort import environment
 from rlx_ort.calibration import store
-from rlx_ort.calibration.calibrate import calibrate
 from rlx_ort.converters.to_onnx.exporter import exported
 from rlx_ort.device import Device
 from rlx_ort.execution.pace import Pace
 from rlx_ort.graph_devices import GraphDevices
 from rlx_ort.ir.graph import Graph
-from rlx_ort.selection.availability import availability, available_devices, is_selectable
+from rlx_ort.providers.availability import availability, available_devices, is_selectable
 from rlx_ort.selection.candidates import automatic, fastest_device_for
+from rlx_ort.selection.predict import calibrate
 
 __all__ = ["measure"]
 

@@ -43,7 +43,7 @@ CONVERT = """
 import json, sys, threading, time
 sys.path.insert(0, sys.argv[1])
 from figures.record import peak_bytes
-from rlx_ort.conversion import ConvertOptions, convert
+from rlx_ort.conversion.convert import ConvertOptions, convert
 
 def watch():
     while not ended.wait(0.01):

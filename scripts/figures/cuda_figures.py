@@ -106,8 +106,8 @@ def _measured(graph: Any, inputs: list[Inputs]) -> dict[str, Any]:
     import onnxruntime
 
     from rlx_ort.converters.to_onnx import to_onnx
-    from rlx_ort.execution.options import CompileOptions
     from rlx_ort.execution.session import Session
+    from rlx_ort.options.compile_options import CompileOptions
 
     plain = Session("cuda", CompileOptions(device_graph=False)).compile(graph)
     auto = Session("cuda").compile(graph)
@@ -148,8 +148,8 @@ def _measured(graph: Any, inputs: list[Inputs]) -> dict[str, Any]:
 
 def _measured_loop(graph: Any, inputs: list[Inputs]) -> dict[str, Any]:
     """Return the times of a step whose cache stays on the device, after both ways have given the same."""
-    from rlx_ort.execution.options import CompileOptions
     from rlx_ort.execution.session import Session
+    from rlx_ort.options.compile_options import CompileOptions
 
     both = {
         _PLAIN: Session("cuda", CompileOptions(device_graph=False)).compile(graph),
@@ -202,8 +202,8 @@ def _timed(ways: dict[str, Callable[[int], Any]], count: int) -> dict[str, list[
 def _bare(graph: Any, inputs: Inputs) -> tuple[float | None, int | None, str]:
     """Return the microseconds of a bare replay, the GPU memory that one more recording takes, or why there is none."""
     from rlx_ort.errors import EngineError
-    from rlx_ort.execution.options import CompileOptions
     from rlx_ort.execution.session import Session
+    from rlx_ort.options.compile_options import CompileOptions
     from rlx_ort.providers.cuda_recorder import free_bytes
 
     with Session("cuda", CompileOptions(device_graph=True)).compile(graph) as compiled:

@@ -54,9 +54,9 @@ def _repeated(action: Callable[[], object], calls: int) -> Callable[[], None]:
 def _opened(count: int) -> tuple[Any, onnxruntime.InferenceSession]:
     """Return a graph of so many inputs, compiled, and the same model in an `InferenceSession`."""
     from rlx_ort.converters.to_onnx import to_onnx
-    from rlx_ort.execution.options import CompileOptions
     from rlx_ort.execution.session import Session
     from rlx_ort.ir.graph import Graph
+    from rlx_ort.options.compile_options import CompileOptions
 
     graph = Graph("overhead")
     values = [graph.input(f"in{index}", [4]) for index in range(count)]

@@ -23,7 +23,7 @@ MEBIBYTE = 2**20
 PRELUDE = """
 import json, os, sys, time, statistics
 import numpy as np
-from rlx_ort.execution.options import CompileOptions, WeightSharing
+from rlx_ort.options.compile_options import CompileOptions, WeightSharing
 from rlx_ort.execution.session import Session
 from rlx_ort.execution.weights import WeightStore
 from rlx_ort.ir.graph import Graph
@@ -92,7 +92,7 @@ EXPERTS = """
 import json, os, sys
 import numpy as np
 import psutil
-from rlx_ort.execution.options import CompileOptions, PlacementRule
+from rlx_ort.options.compile_options import CompileOptions, PlacementRule
 from rlx_ort.execution.session import Session
 from rlx_ort.ir.graph import Graph
 

@@ -18,8 +18,8 @@ from reference_check import relative_error
 
 from rlx_ort.converters.from_onnx import from_onnx
 from rlx_ort.device import Device
-from rlx_ort.execution.options import CompileOptions, PlacementRule
 from rlx_ort.execution.session import Session
+from rlx_ort.options.compile_options import CompileOptions, PlacementRule
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 

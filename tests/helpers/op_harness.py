@@ -11,10 +11,10 @@ import numpy.typing as npt
 import pytest
 
 from rlx_ort.device import Device
-from rlx_ort.execution.options import CompileOptions, PlacementRule
 from rlx_ort.graph_devices import GraphDevices
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph, Value
+from rlx_ort.options.compile_options import CompileOptions, PlacementRule
 from rlx_ort.selection.support import first_unsupported_op
 
 __all__ = ["Array", "check", "rand", "run"]

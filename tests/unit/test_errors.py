@@ -101,11 +101,6 @@ def test_fallback_errors_are_equal_by_their_attempts() -> None:
     assert one != errors.DeviceFallbackError([(Device.CPU, "b")])
 
 
-def test_a_text_becomes_one_attempt_of_the_cpu() -> None:
-    """A failure that belongs to no device is put down to the CPU."""
-    assert errors.DeviceFallbackError.from_text("empty").attempts == ((Device.CPU, "empty"),)
-
-
 def test_no_viable_device_lists_each_device_with_its_blocker() -> None:
     """The message has one line for each device."""
     error = errors.NoViableDeviceError("nothing left:", [(Device.CUDA, "no driver"), (Device.CPU, "denied")])

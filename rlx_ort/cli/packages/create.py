@@ -12,8 +12,8 @@ from rlx_ort.cli.models import read_model
 from rlx_ort.cli.show import binary_size, note, print_facts, print_json
 
 if TYPE_CHECKING:
-    from rlx_ort.execution.options import Precision
     from rlx_ort.ir.graph import Graph
+    from rlx_ort.options.compile_options import Precision
 
 __all__ = ["command"]
 
@@ -21,7 +21,7 @@ __all__ = ["command"]
 def _precisions(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, Precision]:
     """Return device label -> precision of texts such as `cuda:f16`."""
     from rlx_ort.device import parse_device
-    from rlx_ort.execution.options import Precision
+    from rlx_ort.options.compile_options import Precision
 
     found: dict[str, Precision] = {}
     for text in values:

@@ -60,7 +60,7 @@ def command(
     from rlx_ort.deploy.first_use import admit_devices
     from rlx_ort.deploy.open import narrowed_policy, runner_of
     from rlx_ort.deploy.package import Package
-    from rlx_ort.execution.options import CompileOptions
+    from rlx_ort.options.compile_options import CompileOptions
 
     with Package(package, key=key, sha256=sha256, min_serial=min_serial) as opened:
         policy = narrowed_policy(opened.index.policy, options.policy_of(only, deny, prefer))

@@ -65,7 +65,7 @@ def _parity(package: Package, devices: str) -> list[DeviceParity]:
     from rlx_ort.deploy.golden import check_device
     from rlx_ort.deploy.open import runner_of
     from rlx_ort.device import parse_device_list
-    from rlx_ort.execution.options import CompileOptions, PlacementRule
+    from rlx_ort.options.compile_options import CompileOptions, PlacementRule
     from rlx_ort.selection.policy import DevicePolicy
 
     if not package.cases:
@@ -82,7 +82,7 @@ def _parity(package: Package, devices: str) -> list[DeviceParity]:
 
 
 def _here(policy: DevicePolicy) -> list[Device]:
-    from rlx_ort.selection.availability import available_devices
+    from rlx_ort.providers.availability import available_devices
 
     return [device for device in available_devices() if policy.allows(device)]
 

@@ -13,12 +13,11 @@ import pytest
 
 from rlx_ort import environment
 from rlx_ort.calibration import store
-from rlx_ort.calibration.calibrate import calibrate
 from rlx_ort.calibration.profile import CalibrationProfile
 from rlx_ort.device import Device
 from rlx_ort.errors import CalibrationError
 from rlx_ort.ir.graph import Graph
-from rlx_ort.selection.predict import cost_model, explain
+from rlx_ort.selection.predict import calibrate, cost_model, explain
 
 
 @pytest.fixture(autouse=True)
@@ -110,7 +109,7 @@ def test_auto_calibration_measures_at_the_first_prediction() -> None:
 def test_two_processes_that_calibrate_at_once_leave_one_whole_profile(fresh: Path) -> None:
     """The second waits for the first and takes over its profile."""
     program = (
-        "from rlx_ort.calibration.calibrate import calibrate\n"
+        "from rlx_ort.selection.predict import calibrate\n"
         "profile = calibrate('cpu', quick=True)\n"
         "print(profile.measured, profile.elapsed_s)"
     )

@@ -8,7 +8,6 @@ import pytest
 
 from rlx_ort import environment
 from rlx_ort.calibration import on_demand, store
-from rlx_ort.calibration.calibrate import calibrate
 from rlx_ort.calibration.profile import CalibrationProfile
 from rlx_ort.device import Device
 from rlx_ort.errors import EngineError
@@ -17,7 +16,7 @@ from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.types import TensorType
 from rlx_ort.selection.estimate import Term
-from rlx_ort.selection.predict import explain, measure_unknown
+from rlx_ort.selection.predict import calibrate, explain, measure_unknown
 
 
 @pytest.fixture(scope="module")

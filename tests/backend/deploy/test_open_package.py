@@ -20,8 +20,8 @@ from rlx_ort.deploy.mapped import PackageTensor
 from rlx_ort.deploy.open import buckets_of, runner_of
 from rlx_ort.deploy.package import Package
 from rlx_ort.errors import DeviceParseError, IntegrityError, NoViableDeviceError, PackageError
-from rlx_ort.execution.options import CompileOptions, Precision
 from rlx_ort.graph_devices import GraphDevices
+from rlx_ort.options.compile_options import CompileOptions, Precision
 from rlx_ort.providers import registry
 from rlx_ort.providers.base import CostProfile
 from rlx_ort.providers.cpu import CpuProvider

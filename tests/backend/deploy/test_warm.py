@@ -16,7 +16,7 @@ from rlx_ort.deploy.start import start_package
 from rlx_ort.deploy.warm import warm_package
 from rlx_ort.device import Device
 from rlx_ort.errors import DeviceError, InputError, IntegrityError, NoViableDeviceError, PackageError
-from rlx_ort.execution.options import CacheUse, CompileOptions, WeightSharing
+from rlx_ort.options.compile_options import CacheUse, CompileOptions, WeightSharing
 from rlx_ort.providers.compiled.models import watched
 from rlx_ort.providers.compiled.store import default_store
 

@@ -20,7 +20,7 @@ from rlx_ort.deploy.devices import PackageDevices
 from rlx_ort.deploy.warm import warm_package
 from rlx_ort.device import Device
 from rlx_ort.errors import IntegrityError, NoViableDeviceError, RlxError
-from rlx_ort.execution.options import CompileOptions
+from rlx_ort.options.compile_options import CompileOptions
 from rlx_ort.providers import registry, saved, threads
 from rlx_ort.providers.compiled.models import watched
 from rlx_ort.providers.compiled.store import default_store

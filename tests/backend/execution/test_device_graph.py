@@ -7,9 +7,9 @@ import pytest
 from step_graphs import step_graph, step_inputs
 
 from rlx_ort.errors import EngineError
-from rlx_ort.execution.options import CompileOptions
 from rlx_ort.execution.session import Session
 from rlx_ort.ir.graph import Graph
+from rlx_ort.options.compile_options import CompileOptions
 
 RNG = np.random.default_rng(11)
 

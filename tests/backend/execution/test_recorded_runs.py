@@ -17,9 +17,9 @@ from rlx_ort.converters.from_onnx import from_onnx
 from rlx_ort.device import Device
 from rlx_ort.errors import EngineError
 from rlx_ort.execution.compiled import CompiledGraph
-from rlx_ort.execution.options import CompileOptions
 from rlx_ort.execution.session import Session
 from rlx_ort.ir.graph import Graph
+from rlx_ort.options.compile_options import CompileOptions
 from rlx_ort.providers import recorded, recordings
 from rlx_ort.providers.cpu import CpuProvider
 from rlx_ort.providers.recipe import Recording

@@ -9,9 +9,9 @@ import numpy.typing as npt
 import pytest
 
 from rlx_ort.device import Device
-from rlx_ort.execution.options import CompileOptions, PlacementRule
 from rlx_ort.execution.session import Session
 from rlx_ort.ir.graph import Graph, Value
+from rlx_ort.options.compile_options import CompileOptions, PlacementRule
 
 X = np.asarray([0.5, -1.0, 2.0], np.float32)
 

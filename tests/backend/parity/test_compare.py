@@ -11,8 +11,8 @@ import pytest
 from onnx import parser
 
 from rlx_ort.errors import EngineError, InputError, PlacementError
-from rlx_ort.execution.options import CompileOptions, PlacementRule
 from rlx_ort.ir.graph import Graph
+from rlx_ort.options.compile_options import CompileOptions, PlacementRule
 from rlx_ort.parity.compare import compare
 from rlx_ort.parity.metrics import Tolerance
 

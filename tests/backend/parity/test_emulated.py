@@ -9,7 +9,7 @@ import pytest
 
 from rlx_ort.converters.bundle import ModelBundle, bundle_of
 from rlx_ort.errors import RlxError
-from rlx_ort.execution.options import CompileOptions, OptimizationLevel, PlacementRule
+from rlx_ort.options.compile_options import CompileOptions, OptimizationLevel, PlacementRule
 from rlx_ort.parity.compare import reference_run
 from rlx_ort.parity.emulated import holds_bf16, with_f32_kernels
 

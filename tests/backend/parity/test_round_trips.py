@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlx_ort.conversion import ConversionReport, ConvertOptions, convert
+from rlx_ort.conversion.convert import ConversionReport, ConvertOptions, convert
 from rlx_ort.converters.bundle import ModelBundle
 from rlx_ort.parity.compare import reference_run
 from rlx_ort.parity.metrics import Difference, difference

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from rlx_ort.errors import EngineError, LegalizeError
-from rlx_ort.execution.options import CacheUse, OptimizationLevel, WeightSharing
+from rlx_ort.options.compile_options import CacheUse, OptimizationLevel, WeightSharing
 from rlx_ort.providers.compiled import models
 from rlx_ort.providers.compiled.entry import MODEL_FILE
 from rlx_ort.providers.compiled.models import watched
@@ -182,7 +182,7 @@ FULL = """
 import resource, signal, sys
 import numpy as np
 from conftest import open_text
-from rlx_ort.execution.options import CacheUse
+from rlx_ort.options.compile_options import CacheUse
 from rlx_ort.providers.compiled.store import default_store
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
@@ -206,7 +206,7 @@ WORKER = """
 import json, sys
 import numpy as np
 from conftest import open_text
-from rlx_ort.execution.options import CacheUse
+from rlx_ort.options.compile_options import CacheUse
 number = int(sys.stdin.readline()) if len(sys.argv) < 2 else int(sys.argv[1])
 weight = np.full((300, 300), number, np.float32)
 text = "(float[1,300] x) => (float[1,300] y) { y = MatMul(x, W) }"

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from rlx_ort.errors import EngineError, ParamError
-from rlx_ort.execution.options import OptimizationLevel, WeightSharing
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.tensor import TensorData
+from rlx_ort.options.compile_options import OptimizationLevel, WeightSharing
 from rlx_ort.providers import injection
 from rlx_ort.providers.injection import BORROWING_VERSION, write_weights_file
 from rlx_ort.providers.runtime import runtime_version
@@ -106,7 +106,7 @@ def test_a_read_only_memory_map_at_an_odd_offset_serves_as_a_weight(open_model, 
 def test_a_missing_weight_is_an_error_that_names_it(open_model):
     """Opening a session without a parameter's data raises ParamError."""
     from rlx_ort.device import Device
-    from rlx_ort.execution.options import CompileOptions
+    from rlx_ort.options.compile_options import CompileOptions
     from rlx_ort.providers.base import SessionRequest
     from rlx_ort.providers.registry import default_registry
 

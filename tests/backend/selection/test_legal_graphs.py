@@ -9,10 +9,10 @@ import numpy.typing as npt
 import pytest
 
 from rlx_ort.device import Device
-from rlx_ort.execution.dispatch import KernelDispatch, KernelDispatchPolicy
-from rlx_ort.execution.options import CompileOptions
 from rlx_ort.execution.session import Session
 from rlx_ort.ir.graph import Graph, Value
+from rlx_ort.options.compile_options import CompileOptions
+from rlx_ort.options.dispatch import KernelDispatch, KernelDispatchPolicy
 from rlx_ort.selection.legalize import legalize_graph_for_device
 
 Array = npt.NDArray[np.float32]

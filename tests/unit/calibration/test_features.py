@@ -9,11 +9,11 @@ import pytest
 
 from rlx_ort.calibration.features import DEFAULT_DIM, Kernel, Workload, workload_of
 from rlx_ort.converters.to_onnx.exporter import drafted
-from rlx_ort.execution.options import CompileOptions
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph, Value
 from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.types import TensorType
+from rlx_ort.options.compile_options import CompileOptions
 
 
 def workload(graph: Graph, **dims: int) -> Workload:

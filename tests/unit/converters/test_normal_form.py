@@ -12,7 +12,6 @@ from rlx_ort.converters.from_onnx import from_onnx
 from rlx_ort.converters.to_onnx.exported import ExportedModel, ExportedNode
 from rlx_ort.converters.to_onnx.exporter import export_model, exported
 from rlx_ort.errors import ConversionError, GraphVerifyError, ParamError
-from rlx_ort.execution.options import CompileOptions
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.ops.leaf import Capture, Input
@@ -20,6 +19,7 @@ from rlx_ort.ir.ops.onnx import OnnxNode
 from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import MapType, SequenceType, TensorType, UnknownType
+from rlx_ort.options.compile_options import CompileOptions
 
 F32 = TensorType(DType.F32, Shape([2, 3]))
 

@@ -9,8 +9,6 @@ from rlx_ort.converters.op_classes import KIND_CLASSES, ONNX_CLASSES
 from rlx_ort.converters.precision import apply_precision
 from rlx_ort.converters.to_onnx import exporter, to_onnx
 from rlx_ort.errors import ConversionError
-from rlx_ort.execution.options import CompileOptions, Precision
-from rlx_ort.execution.precision import OpClass, PrecisionPolicy
 from rlx_ort.execution.weights import WeightStore
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
@@ -20,6 +18,8 @@ from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import TensorType
 from rlx_ort.ir.verify import verify
+from rlx_ort.options.compile_options import CompileOptions, Precision
+from rlx_ort.options.precision import OpClass, PrecisionPolicy
 
 F16 = PrecisionPolicy.auto_mixed()
 

@@ -17,12 +17,12 @@ from rlx_ort.converters.to_onnx.exported import ExportedModel
 from rlx_ort.converters.to_onnx.exporter import export_model
 from rlx_ort.converters.to_onnx.repeats import Repeats
 from rlx_ort.errors import ConversionError
-from rlx_ort.execution.dispatch import KernelDispatch, KernelDispatchPolicy
-from rlx_ort.execution.options import CompileOptions
 from rlx_ort.ir.core import Node, Ref, Value
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.ops.elementwise import Activation, Clamp
 from rlx_ort.ir.ops.leaf import Input, Param
+from rlx_ort.options.compile_options import CompileOptions
+from rlx_ort.options.dispatch import KernelDispatch, KernelDispatchPolicy
 
 TIMES = 4
 """How often a graph is laid beside itself: the first and the second time nothing is known yet."""

@@ -14,7 +14,7 @@ from rlx_ort.deploy.package import Package
 from rlx_ort.deploy.strict_json import parse
 from rlx_ort.device import Device
 from rlx_ort.errors import IntegrityError, PackageError
-from rlx_ort.execution.options import Precision
+from rlx_ort.options.compile_options import Precision
 from rlx_ort.selection.policy import DevicePolicy
 
 

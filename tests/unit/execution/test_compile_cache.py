@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from rlx_ort.execution.compile_cache import CompileCache
-from rlx_ort.execution.options import CompileOptions, OptimizationLevel
 from rlx_ort.ir.graph import Graph
+from rlx_ort.options.compile_options import CompileOptions, OptimizationLevel
 
 ONES = np.ones((4, 3), np.float32)
 

@@ -6,8 +6,8 @@ import pytest
 
 from rlx_ort import environment
 from rlx_ort.errors import ConversionError
-from rlx_ort.execution.dispatch import KernelDispatch, KernelDispatchPolicy
-from rlx_ort.execution.options import CompileOptions
+from rlx_ort.options.compile_options import CompileOptions
+from rlx_ort.options.dispatch import KernelDispatch, KernelDispatchPolicy
 
 PREFER, COMMON, NATIVE = (
     KernelDispatchPolicy.PREFER_NATIVE,

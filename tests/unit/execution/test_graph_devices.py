@@ -21,10 +21,10 @@ from rlx_ort.errors import (
     ParamError,
     PlacementError,
 )
-from rlx_ort.execution.options import CompileOptions, PlacementRule
 from rlx_ort.graph_devices import GraphDevices, graph_param_names, load
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.serde import save_json
+from rlx_ort.options.compile_options import CompileOptions, PlacementRule
 from rlx_ort.selection.policy import DevicePolicy
 
 ONES = np.ones((4, 3), np.float32)

@@ -12,9 +12,9 @@ from rlx_ort.errors import PlacementError, RunError
 from rlx_ort.execution.buckets import BucketedCompileCache
 from rlx_ort.execution.compile_cache import CompileCache
 from rlx_ort.execution.compiled import CompiledGraph
-from rlx_ort.execution.options import PlacementRule
 from rlx_ort.graph_devices import GraphDevices
 from rlx_ort.ir.graph import Graph
+from rlx_ort.options.compile_options import PlacementRule
 
 ONES = np.ones((4, 3), np.float32)
 X = np.arange(8, dtype=np.float32).reshape(2, 4)

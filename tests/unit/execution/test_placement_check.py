@@ -9,11 +9,11 @@ import pytest
 from rlx_ort.converters.to_onnx.exported import ExportedModel, ExportedNode
 from rlx_ort.device import Device
 from rlx_ort.errors import PlacementError
-from rlx_ort.execution.options import PlacementRule
 from rlx_ort.execution.placement_check import build_placement, enforce
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.types import TensorType
+from rlx_ort.options.compile_options import PlacementRule
 from rlx_ort.providers.base import NodeAssignment
 
 GPU, CPU = "WebGpuExecutionProvider", "CPUExecutionProvider"

@@ -12,10 +12,10 @@ import pytest
 from rlx_ort import environment, router
 from rlx_ort.device import Device
 from rlx_ort.errors import NoViableDeviceError
-from rlx_ort.execution.options import CompileOptions, PlacementRule, Precision
 from rlx_ort.flexible_session import FlexibleSession
 from rlx_ort.ir.graph import Graph
 from rlx_ort.manifest import BackendsManifest
+from rlx_ort.options.compile_options import CompileOptions, PlacementRule, Precision
 from rlx_ort.providers import thermal
 from rlx_ort.router import DeviceRouter
 from rlx_ort.selection.policy import DevicePolicy

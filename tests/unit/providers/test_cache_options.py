@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from rlx_ort.device import Device
-from rlx_ort.execution.options import CompileOptions, WeightSharing
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.tensor import FileRange, TensorData
+from rlx_ort.options.compile_options import CompileOptions, WeightSharing
 from rlx_ort.providers.compiled import digests
 from rlx_ort.providers.compiled.digests import weights_digest
 from rlx_ort.providers.compiled.models import use_for

@@ -41,7 +41,7 @@ def test_a_provider_without_a_list_takes_any_option():
 def test_every_recipe_that_needs_no_engine_sets_only_options_it_lists():
     """A module's own options are in its own table."""
     from rlx_ort.device import Device
-    from rlx_ort.execution.options import CompileOptions, Precision
+    from rlx_ort.options.compile_options import CompileOptions, Precision
     from rlx_ort.providers.ort_provider import OrtProvider
 
     checked = set()

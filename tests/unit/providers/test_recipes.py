@@ -13,7 +13,7 @@ import pytest
 
 from rlx_ort.device import DEVICE_PRIORITY, Device
 from rlx_ort.errors import DeviceUnavailableError, EngineError
-from rlx_ort.execution.options import CompileOptions, Precision
+from rlx_ort.options.compile_options import CompileOptions, Precision
 from rlx_ort.providers import cuda_recorder, ort_provider, rocm
 from rlx_ort.providers.coreml import CoreMlProvider
 from rlx_ort.providers.cpu import CpuProvider

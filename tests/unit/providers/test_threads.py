@@ -11,7 +11,7 @@ import pytest
 
 from rlx_ort.device import Device
 from rlx_ort.errors import DeviceUnavailableError
-from rlx_ort.execution.options import CompileOptions
+from rlx_ort.options.compile_options import CompileOptions
 from rlx_ort.providers import forks
 from rlx_ort.providers.cuda import CudaProvider
 from rlx_ort.providers.threads import ThreadBudget

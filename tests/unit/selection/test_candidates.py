@@ -9,8 +9,8 @@ import pytest
 from rlx_ort.converters.to_onnx import exporter
 from rlx_ort.device import Device
 from rlx_ort.errors import NoViableDeviceError
-from rlx_ort.execution.options import CompileOptions, PlacementRule
 from rlx_ort.ir.graph import Graph
+from rlx_ort.options.compile_options import CompileOptions, PlacementRule
 from rlx_ort.selection.candidates import (
     DeviceCandidate,
     device_report,

@@ -9,8 +9,8 @@ import pytest
 
 from rlx_ort.calibration import store
 from rlx_ort.device import Device
-from rlx_ort.execution.options import CompileOptions
 from rlx_ort.ir.graph import Graph
+from rlx_ort.options.compile_options import CompileOptions
 from rlx_ort.selection import candidates, curves
 from rlx_ort.selection.candidates import fastest_device_for
 from rlx_ort.selection.curves import BatchCurve, batch_curve

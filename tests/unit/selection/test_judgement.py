@@ -13,9 +13,9 @@ from rlx_ort.converters.to_onnx.draft import Draft
 from rlx_ort.converters.to_onnx.exporter import draft
 from rlx_ort.converters.to_onnx.outline import Outline
 from rlx_ort.device import Device
-from rlx_ort.execution.options import CompileOptions, PlacementRule
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
+from rlx_ort.options.compile_options import CompileOptions, PlacementRule
 from rlx_ort.selection.predict import predicted_ns
 from rlx_ort.selection.support import draft_for, support_of
 

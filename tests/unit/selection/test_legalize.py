@@ -7,14 +7,14 @@ import pytest
 
 from rlx_ort.device import Device
 from rlx_ort.errors import DeviceUnavailableError, LegalizeError
-from rlx_ort.execution.dispatch import KernelDispatch, KernelDispatchPolicy
-from rlx_ort.execution.options import CompileOptions, PlacementRule
 from rlx_ort.execution.placement import PlacedNode, Placement
-from rlx_ort.execution.precision import PrecisionPolicy
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.ops.refused import refused_op
 from rlx_ort.ir.verify import verify
+from rlx_ort.options.compile_options import CompileOptions, PlacementRule
+from rlx_ort.options.dispatch import KernelDispatch, KernelDispatchPolicy
+from rlx_ort.options.precision import PrecisionPolicy
 from rlx_ort.providers.base import KernelClaim
 from rlx_ort.selection.legalize import (
     DispatchSummary,

@@ -12,11 +12,11 @@ from asked_providers import AskedProvider, CrashingProvider, SocialProvider
 from rlx_ort.converters.to_onnx.exporter import drafted
 from rlx_ort.device import Device
 from rlx_ort.errors import EngineError
-from rlx_ort.execution.options import CompileOptions, OptimizationLevel, PlacementRule
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.types import TensorType, UnknownType
+from rlx_ort.options.compile_options import CompileOptions, OptimizationLevel, PlacementRule
 from rlx_ort.providers import registry
 from rlx_ort.providers.asking import ask, asking_options
 from rlx_ort.providers.base import EngineSession, KernelLimit, Provider, SessionRequest

@@ -20,7 +20,7 @@ from rlx_ort.errors import (
     PlacementError,
     RlxError,
 )
-from rlx_ort.execution.options import CompileOptions, PlacementRule
+from rlx_ort.options.compile_options import CompileOptions, PlacementRule
 from rlx_ort.selection.policy import DevicePolicy
 from rlx_ort.selection.resolve import resolve_device, resolve_device_chain, run_with_fallback
 

@@ -8,7 +8,6 @@ import pytest
 
 from rlx_ort.converters.to_onnx import exporter
 from rlx_ort.device import Device
-from rlx_ort.execution.options import CompileOptions, PlacementRule
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.op import Op, OpTypes
@@ -16,6 +15,7 @@ from rlx_ort.ir.ops.leaf import Input
 from rlx_ort.ir.ops.onnx import OnnxNode
 from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.types import TensorType, ValueType
+from rlx_ort.options.compile_options import CompileOptions, PlacementRule
 from rlx_ort.providers.base import KernelClaim
 from rlx_ort.selection import support
 from rlx_ort.selection.support import (

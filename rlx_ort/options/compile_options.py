@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
-from rlx_ort.execution.dispatch import KernelDispatch
-from rlx_ort.execution.precision import PrecisionPolicy
+from rlx_ort.options.dispatch import KernelDispatch
+from rlx_ort.options.precision import PrecisionPolicy
 
 if TYPE_CHECKING:
     from rlx_ort.device import Device

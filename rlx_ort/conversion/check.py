@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlx_ort.conversion_report import verdict
+from rlx_ort.conversion.report import verdict
 from rlx_ort.errors import ConversionError, ParityError
 
 if TYPE_CHECKING:
-    from rlx_ort.conversion_options import ConvertOptions
-    from rlx_ort.conversion_report import ModelFacts
+    from rlx_ort.conversion.options import ConvertOptions
+    from rlx_ort.conversion.report import ModelFacts
     from rlx_ort.converters.bundle import ModelBundle
-    from rlx_ort.execution.options import CompileOptions
+    from rlx_ort.options.compile_options import CompileOptions
     from rlx_ort.parity.compare import Comparison
     from rlx_ort.parity.metrics import Tolerance
     from rlx_ort.parity.opening import OrtFormatFile
@@ -108,7 +108,7 @@ class ConversionCheck:
     ) -> tuple[ModelBundle | OrtFormatFile, CompileOptions]:
         """Return a model as it can run here, and how to open it: as users do, unless that takes too much memory."""
         from rlx_ort.converters.bundle import ModelBundle
-        from rlx_ort.execution.options import CompileOptions, OptimizationLevel, PlacementRule
+        from rlx_ort.options.compile_options import CompileOptions, OptimizationLevel, PlacementRule
         from rlx_ort.parity.emulated import holds_bf16, with_f32_kernels
 
         plain = optimized or self._lean  # what is optimised already is not optimised again

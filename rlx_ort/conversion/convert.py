@@ -10,9 +10,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from rlx_ort.conversion_check import ConversionCheck, default_tolerance, why_unverified
-from rlx_ort.conversion_options import ConvertOptions
-from rlx_ort.conversion_report import ConversionReport, ModelFacts, ParamsTaken, facts_of, random_ops
+from rlx_ort.conversion.check import ConversionCheck, default_tolerance, why_unverified
+from rlx_ort.conversion.options import ConvertOptions
+from rlx_ort.conversion.report import ConversionReport, ModelFacts, ParamsTaken, facts_of, random_ops
 from rlx_ort.errors import ConversionError
 
 if TYPE_CHECKING:
