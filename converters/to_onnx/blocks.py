@@ -6,10 +6,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from rlx_ort.converters.to_onnx.emitter import Emitter, lowers
-from rlx_ort.ir.ops.blocks import AxialRope2d, FusedAttentionBlock, FusedTransformerLayer
-from rlx_ort.ir.ops.composite import Composite
-from rlx_ort.ir.ops.fused import AdaLayerNorm, FusedConvBiasAct, GatedResidual, SoftmaxCrossEntropyWithLogits
-from rlx_ort.ir.ops.gqa import GroupedQueryAttention
+from rlx_ort.ir.bodies import Composite
+from rlx_ort.ir.ops.blocks import (
+    AdaLayerNorm,
+    AxialRope2d,
+    FusedAttentionBlock,
+    FusedConvBiasAct,
+    FusedTransformerLayer,
+    GatedResidual,
+    GroupedQueryAttention,
+    SoftmaxCrossEntropyWithLogits,
+)
 
 __all__: list[str] = []
 

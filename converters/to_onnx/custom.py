@@ -7,7 +7,7 @@ from typing import Any
 
 from rlx_ort.converters.to_onnx.emitter import Emitter, lowers
 from rlx_ort.converters.to_onnx.imported import imported_node
-from rlx_ort.ir.ops.custom import Custom, CustomFn
+from rlx_ort.ir.ops.control import Custom, CustomFn
 from rlx_ort.ir.ops.onnx import OnnxNode
 
 __all__: list[str] = []

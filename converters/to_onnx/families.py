@@ -15,7 +15,8 @@ __all__ = ["load_family"]
 _OPS = "rlx_ort.ir.ops."
 _WITHOUT = frozenset({"leaf", "onnx", "refused"})
 """Families that are written by the emitter itself, or never."""
-_ELSEWHERE = {"composite": "blocks", "fused": "blocks", "gqa": "blocks"}
+_MORE = {"control": "custom", "conv": "volume", "linalg": "solve"}
+"""Families with lowerings in a second file."""
 
 
 def load_family(op: type[Op]) -> None:
@@ -29,5 +30,5 @@ def _load(module: str) -> None:
     if family == module or family in _WITHOUT:
         return
     here = __name__.rpartition(".")[0]
-    importlib.import_module(f"{here}.{_ELSEWHERE.get(family, family)}")
-    importlib.import_module(f"{here}.native")
+    for name in (family, _MORE.get(family, family), "native"):
+        importlib.import_module(f"{here}.{name}")

@@ -9,8 +9,7 @@ from rlx_ort.converters.to_onnx.elementwise import activate
 from rlx_ort.converters.to_onnx.emitter import Emitter, lowers
 from rlx_ort.converters.to_onnx.kernel_dtypes import op_in
 from rlx_ort.converters.to_onnx.shape import reshape
-from rlx_ort.ir.infer import join_dims
-from rlx_ort.ir.op import known_shape
+from rlx_ort.ir.op import join_dims, known_shape
 from rlx_ort.ir.ops.linalg import DotGeneral, FusedMatMulBiasAct, LoraMatMul, MatMul
 from rlx_ort.ir.shape import Dim, Shape
 

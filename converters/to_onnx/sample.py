@@ -10,7 +10,7 @@ import numpy as np
 from rlx_ort.converters.to_onnx.emitter import Emitter, lowers
 from rlx_ort.converters.to_onnx.shape import slice_axis
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.infer import expect_rank
+from rlx_ort.ir.op import expect_rank
 from rlx_ort.ir.ops.sample import PHILOX_FACTORS, Sample, round_keys, uniforms
 from rlx_ort.ir.shape import Dim, Shape
 from rlx_ort.ir.types import TensorType

@@ -13,7 +13,7 @@ from rlx_ort.converters.to_onnx.emitter import Emitter, lowers
 from rlx_ort.converters.to_onnx.loops import UNROLLED_STEPS, repeat_steps
 from rlx_ort.converters.to_onnx.shape import slice_axis
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.infer import expect_rank
+from rlx_ort.ir.op import expect_rank
 from rlx_ort.ir.ops.sequence import GatedDeltaNet, SelectiveScan
 from rlx_ort.ir.shape import Dim, Shape
 from rlx_ort.ir.types import TensorType

@@ -16,7 +16,7 @@ from rlx_ort.ir.bodies import as_body
 from rlx_ort.ir.core import Value
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.op import known_shape
-from rlx_ort.ir.ops.solve import BatchedDenseSolve, DenseSolve
+from rlx_ort.ir.ops.linalg import BatchedDenseSolve, DenseSolve
 from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.types import TensorType
 

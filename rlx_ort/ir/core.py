@@ -19,7 +19,7 @@ from rlx_ort.ir.types import TensorType, ValueType
 if TYPE_CHECKING:
     from rlx_ort.ir.graph import Graph
 
-__all__ = ["GraphCore", "Node", "Ref", "Value"]
+__all__ = ["GraphCore", "Node", "Ref", "Value", "format_graph"]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -224,7 +224,7 @@ class GraphCore:
         known = [None if value is None else value.type for value in inputs]
         least, most = op.arity
         if len(refs) < least or (most is not None and len(refs) > most):
-            raise GraphVerifyError(f"{op.kind} takes {_arity_text(op)} inputs, got {len(refs)}")
+            raise GraphVerifyError(f"{op.kind} takes {op.arity_text()} inputs, got {len(refs)}")
         results = tuple(op.infer(known) if types is None else types)
         node_name = self._unique(name or op.kind.lower())
         if output_names is None:
@@ -319,8 +319,25 @@ def _numbered(names: Sequence[str]) -> list[str]:
     return result
 
 
-def _arity_text(op: Op) -> str:
-    least, most = op.arity
-    if most is None:
-        return f"at least {least}"
-    return str(least) if least == most else f"{least} to {most}"
+def format_graph(graph: GraphCore, indent: str = "") -> str:
+    """Return a listing of a graph: each node with its result names, op, inputs and types, bodies indented below it.
+
+    Data of weights and constants is left out.
+    """
+    lines = [f"{indent}graph {graph.name}"]
+    for node in graph.nodes:
+        results = ", ".join(f"{name or '_'}: {kind}" for name, kind in zip(node.output_names, node.types, strict=False))
+        inputs = ", ".join("_" if ref is None else _value_name(graph, ref) for ref in node.inputs)
+        lines.append(f"{indent}  {results} = {node.op.describe()}{f' ({inputs})' if inputs else ''}")
+        lines += [format_graph(body, indent + "    ") for body in node.op.bodies()]
+    outputs = ", ".join(
+        name if name == _value_name(graph, ref) else f"{name} = {_value_name(graph, ref)}"
+        for name, ref in graph._outputs
+    )
+    lines.append(f"{indent}  return {outputs}")
+    return "\n".join(lines)
+
+
+def _value_name(graph: GraphCore, ref: Ref) -> str:
+    known = 0 <= ref.node < len(graph.nodes) and 0 <= ref.output < len(graph.nodes[ref.node].output_names)
+    return (graph.nodes[ref.node].output_names[ref.output] if known else "") or f"%{ref.node}.{ref.output}"

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx_ort.errors import GraphVerifyError
-from rlx_ort.ir.infer import known_name
+from rlx_ort.ir.op import known_name
 
 __all__ = ["GGUF_FORMATS", "BlockFormat", "block_format", "dequantize_blocks"]
 
@@ -65,9 +65,7 @@ def block_format(name: str) -> BlockFormat:
     Raises:
         GraphVerifyError: there is no such format.
     """
-    plain = name.strip().lower().replace("-", "_")
-    short = {known.replace("_", ""): known for known in GGUF_FORMATS}
-    return GGUF_FORMATS[known_name("GGUF format", short.get(plain.replace("_", ""), plain), tuple(GGUF_FORMATS))]
+    return GGUF_FORMATS[known_name("GGUF format", name, tuple(GGUF_FORMATS))]
 
 
 def dequantize_blocks(name: str, raw: npt.ArrayLike) -> _Floats:

@@ -1,22 +1,49 @@
-"""What an op is: a frozen dataclass that knows its result types. Families live in `rlx_ort.ir.ops`.
+"""What an op is, and the checks that ops share. Families live in `rlx_ort.ir.ops`.
 
 To add an op: write its dataclass and its builder in a family file, and one lowering in `rlx_ort.converters.to_onnx`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import difflib
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from rlx_ort.errors import GraphVerifyError
-from rlx_ort.ir.shape import Shape
+from rlx_ort.ir.shape import Dim, Shape, broadcast_shapes
 from rlx_ort.ir.types import TensorType, ValueType
 
 if TYPE_CHECKING:
+    from rlx_ort.ir.dtype import DType
     from rlx_ort.ir.graph import Graph
 
-__all__ = ["Op", "OpTypes", "op_class", "op_kinds"]
+__all__ = [
+    "Op",
+    "OpTypes",
+    "Sizes",
+    "axis_tuple",
+    "broadcast",
+    "counts",
+    "expect_dim",
+    "expect_dims",
+    "expect_float",
+    "expect_indices",
+    "expect_number",
+    "expect_rank",
+    "join_dims",
+    "known_name",
+    "known_shape",
+    "normal_axis",
+    "op_class",
+    "op_kinds",
+    "pair",
+    "reshaped",
+    "same_dtype",
+    "tensor_input",
+]
 
 OpTypes: TypeAlias = Sequence["ValueType | None"]
 """Types of an op's inputs; None stands for an optional input that is absent."""
@@ -29,17 +56,32 @@ class Op:
     """Base of every op. A subclass is a frozen dataclass whose fields are the op's attributes.
 
     `kind` is the op's name in reports, JSON and claim sets; it defaults to the class name. A subclass registers
-    itself by being defined.
+    itself by being defined. Its type rule is declared in one of two ways:
+
+    - An op whose inputs are all tensors, with one result, names its inputs in the class line and defines `result`::
+
+          class Gather(Op, operands="table indices"):
+              def result(self, table: TensorType, indices: TensorType) -> TensorType: ...
+
+      A name that ends in `?` is an input that may be left out. Without a `result`, the op has the type of its first
+      input.
+    - Any other op sets `arity` and defines `infer`.
     """
 
     kind: ClassVar[str] = ""
     arity: ClassVar[tuple[int, int | None]] = (0, None)
     """Smallest and largest number of inputs; None for no limit."""
+    operands: ClassVar[tuple[str, ...]] = ()
+    """Names of the inputs, as messages print them."""
 
-    def __init_subclass__(cls) -> None:
-        """Make the op known by its kind; a second class for a kind replaces the first, as dataclass slots need."""
+    def __init_subclass__(cls, operands: str = "") -> None:
+        """Register the op by its kind; a second class for a kind replaces the first, as dataclass slots need."""
         if "kind" not in cls.__dict__:
             cls.kind = cls.__name__
+        if operands:
+            names = operands.split()
+            cls.operands = tuple(name.rstrip("?") for name in names)
+            cls.arity = (sum(not name.endswith("?") for name in names), len(names))
         _classes[cls.kind] = cls
 
     def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
@@ -48,7 +90,21 @@ class Op:
         Raises:
             GraphVerifyError: the inputs do not fit the op; the message says which and why.
         """
-        raise NotImplementedError(f"{type(self).__name__} does not infer its result")
+        if not self.operands:
+            raise NotImplementedError(f"{type(self).__name__} does not infer its result")
+        count = max(len(inputs), self.arity[0])
+        if count > len(self.operands):
+            raise GraphVerifyError(f"{self.kind} takes {self.arity_text()} inputs, got {count}")
+        return (self.result(*(tensor_input(self, inputs, place, self.operands[place]) for place in range(count))),)
+
+    def result(self, *operands: Any, **options: Any) -> TensorType:
+        """Return the type of the one result, given the types of the operands.
+
+        Raises:
+            GraphVerifyError: the operands do not fit the op.
+        """
+        first: TensorType = operands[0]
+        return first
 
     @property
     def is_leaf(self) -> bool:
@@ -62,6 +118,12 @@ class Op:
     def describe(self) -> str:
         """Return the op with its attributes, as messages and reports print it."""
         return repr(self)
+
+    @classmethod
+    def arity_text(cls) -> str:
+        """Return the number of inputs the op takes, as messages print it."""
+        least, most = cls.arity
+        return f"at least {least}" if most is None else str(least) if least == most else f"{least} to {most}"
 
 
 def op_class(kind: str) -> type[Op]:
@@ -110,3 +172,187 @@ def normal_axis(op: Op, axis: int, rank: int) -> int:
     if not -rank <= axis < rank:
         raise GraphVerifyError(f"{op.kind} has axis {axis}, but its input has rank {rank}")
     return axis % rank
+
+
+def known_name(what: str, name: str, known: Sequence[str]) -> str:
+    """Return the one of `known` that a name means; case, hyphens and underscores do not matter.
+
+    Raises:
+        GraphVerifyError: none is; the closest known name is suggested.
+    """
+    plain = name.strip().lower().replace("-", "_")
+    for candidate in known:
+        if candidate.replace("_", "") == plain.replace("_", ""):
+            return candidate
+    close = difflib.get_close_matches(plain, known, n=1)
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    raise GraphVerifyError(f"unknown {what} {name!r}; {hint}known: {', '.join(known)}")
+
+
+Sizes: TypeAlias = int | Sequence[int]
+"""An attribute of windows: one number for all axes, or one for each axis."""
+
+
+def counts(what: str, value: Sizes, rank: int, least: int = 0) -> tuple[int, ...]:
+    """Return an attribute that is given as one number, or as one for each of `rank` axes, as one for each axis.
+
+    Raises:
+        GraphVerifyError: there is another number of numbers, or one is below `least`.
+    """
+    numbers = (value,) * rank if isinstance(value, int) else tuple(int(number) for number in value)
+    if len(numbers) != rank or min(numbers, default=least) < least:
+        raise GraphVerifyError(f"{what} must be one or {rank} whole numbers of at least {least}, got {value}")
+    return numbers
+
+
+def pair(what: str, value: Sizes, least: int = 0) -> tuple[int, int]:
+    """Return (height, width) of an attribute given as one number or two; see `counts`."""
+    height, width = counts(what, value, 2, least)
+    return height, width
+
+
+def axis_tuple(op: Op, axes: Iterable[int], rank: int) -> tuple[int, ...]:
+    """Return axes counted from the front, in order.
+
+    Raises:
+        GraphVerifyError: an axis does not exist or is named twice.
+    """
+    found = tuple(normal_axis(op, axis, rank) for axis in axes)
+    if len(set(found)) != len(found):
+        raise GraphVerifyError(f"{op.kind} names an axis twice: {tuple(axes)}")
+    return found
+
+
+def same_dtype(op: Op, *operands: TensorType, names: Sequence[str] = ()) -> DType:
+    """Return the dtype that operands share; `names` are those of the op unless given.
+
+    Raises:
+        GraphVerifyError: two dtypes differ.
+    """
+    if any(value.dtype is not operands[0].dtype for value in operands):
+        found = ", ".join(
+            f"{name} {value.dtype.value}" for name, value in zip(names or op.operands, operands, strict=False)
+        )
+        raise GraphVerifyError(f"{op.kind} needs inputs of one dtype, got {found}; cast them first")
+    return operands[0].dtype
+
+
+def expect_float(op: Op, value: TensorType, name: str) -> None:
+    """Check that a tensor holds real floating-point numbers.
+
+    Raises:
+        GraphVerifyError: it does not.
+    """
+    if not value.dtype.is_float:
+        raise GraphVerifyError(f"{op.describe()} needs floating-point numbers, {name} is {value.dtype.value}; cast it")
+
+
+def expect_number(op: Op, value: TensorType, name: str = "the input") -> None:
+    """Check that a tensor holds integers or real floating-point numbers.
+
+    Raises:
+        GraphVerifyError: it does not.
+    """
+    if not (value.dtype.is_float or value.dtype.is_integer):
+        raise GraphVerifyError(f"{op.kind} takes numbers, not {value.dtype.value}; cast {name} first")
+
+
+def expect_indices(op: Op, value: TensorType, name: str) -> None:
+    """Check that a tensor holds integers, or floats, whose fraction is dropped.
+
+    Raises:
+        GraphVerifyError: it does not.
+    """
+    if not (value.dtype.is_float or value.dtype.is_integer):
+        raise GraphVerifyError(f"{op.kind} needs integers as {name}, got {value.dtype.value}")
+
+
+def expect_rank(op: Op, value: TensorType, ranks: Sequence[int], name: str) -> Shape:
+    """Return the shape of a tensor that must have one of the given ranks.
+
+    Raises:
+        GraphVerifyError: its rank is another one, or unknown.
+    """
+    if value.shape is None or value.shape.rank not in ranks:
+        wanted = " or ".join(map(str, ranks))
+        raise GraphVerifyError(f"{op.kind} needs its input {name} with rank {wanted}, got {value}")
+    return value.shape
+
+
+def expect_dim(op: Op, found: Dim, wanted: Dim, what: str) -> None:
+    """Check that two dimensions can be equal: a symbol against another size is taken to fit.
+
+    Raises:
+        GraphVerifyError: both are sizes and differ.
+    """
+    if isinstance(found, int) and isinstance(wanted, int) and found != wanted:
+        raise GraphVerifyError(f"{op.kind} needs {what} to be {wanted}, got {found}")
+
+
+def expect_dims(op: Op, found: Sequence[Dim], wanted: Sequence[Dim], name: str) -> None:
+    """Check the dimensions of an input of the right rank one by one; see `expect_dim`."""
+    for place, (dim, other) in enumerate(zip(found, wanted, strict=True)):
+        expect_dim(op, dim, other, f"dimension {place} of {name}")
+
+
+def join_dims(dims: Iterable[Dim]) -> Dim:
+    """Return the one dimension that equal dimensions share: a size if one is known, else a name if all agree."""
+    found = list(dict.fromkeys(dims))
+    sizes = [dim for dim in found if isinstance(dim, int)]
+    if sizes:
+        return sizes[0]
+    return found[0] if len(found) == 1 else None
+
+
+def broadcast(op: Op, shapes: Sequence[Shape | None]) -> Shape | None:
+    """Return the broadcast shape, None when a rank is unknown.
+
+    Raises:
+        GraphVerifyError: two sizes differ and neither is 1.
+    """
+    known = [shape for shape in shapes if shape is not None]
+    try:
+        result = broadcast_shapes(known)
+    except ValueError as err:
+        raise GraphVerifyError(f"{op.kind}: {err}") from err
+    return result if len(known) == len(shapes) else None
+
+
+def reshaped(op: Op, source: Shape | None, target: Sequence[Dim]) -> Shape:
+    """Return the shape of a reshape to `target`, in which one dimension may be -1 or None: what is left over.
+
+    Symbols on both sides cancel, so `("batch", 12)` to `("batch", -1, 4)` gives 3 for the open dimension.
+
+    Raises:
+        GraphVerifyError: more than one dimension is open, or the numbers of elements cannot agree.
+    """
+    open_places = [place for place, dim in enumerate(target) if dim is None or dim == -1]
+    if len(open_places) > 1:
+        raise GraphVerifyError(f"{op.kind} to {list(target)}: at most one dimension may be -1")
+    dims = [dim for place, dim in enumerate(target) if place not in open_places]
+    if any(isinstance(dim, int) and dim < 0 for dim in dims):
+        raise GraphVerifyError(f"{op.kind} to {list(target)}: a dimension is a size, a symbol or -1")
+    open_dim = None if source is None else _left_over(op, source, dims, bool(open_places))
+    return Shape(open_dim if place in open_places else dim for place, dim in enumerate(target))
+
+
+def _left_over(op: Op, source: Shape, dims: Sequence[Dim], is_open: bool) -> Dim:
+    """Return the dimension that is left when `source` is divided by `dims`, None when that cannot be told."""
+    if not is_open and source == tuple(dims):
+        return None
+    before = Counter(dim for dim in source if not isinstance(dim, int))
+    after = Counter(dim for dim in dims if not isinstance(dim, int))
+    only_before, only_after = before - after, after - before
+    size = math.prod(dim for dim in source if isinstance(dim, int))
+    divisor = math.prod(dim for dim in dims if isinstance(dim, int))
+    if None in before or only_after or sum(only_before.values()) > 1:
+        return None
+    if only_before:
+        return next(iter(only_before)) if is_open and size == divisor else None
+    fits = (divisor != 0 and size % divisor == 0) if is_open else size == divisor
+    if not fits:
+        hint = "; -1 cannot be told for an empty tensor, give its size" if is_open and size == divisor == 0 else ""
+        raise GraphVerifyError(
+            f"{op.kind} cannot turn {source} into {Shape(dims)}{' with -1' if is_open else ''}{hint}"
+        )
+    return size // divisor if is_open else None

@@ -11,7 +11,7 @@ from rlx_ort.ir.core import GraphCore, Node, Ref
 from rlx_ort.ir.op import Op
 from rlx_ort.ir.ops.leaf import Input, Param
 from rlx_ort.ir.ops.shape import Expand, Reshape
-from rlx_ort.ir.shape import Dim, Shape
+from rlx_ort.ir.shape import Dim, refined
 from rlx_ort.ir.types import MapType, OptionalType, SequenceType, TensorType, ValueType
 
 __all__ = ["bind_dims", "eliminate_dead_code", "empty_like", "live_nodes"]
@@ -121,5 +121,4 @@ def _finer(declared: ValueType, inferred: ValueType) -> ValueType:
         return declared
     if declared.shape is None or inferred.shape is None or declared.shape.rank != inferred.shape.rank:
         return declared if inferred.shape is None else TensorType(declared.dtype, declared.shape or inferred.shape)
-    pairs = zip(declared.shape, inferred.shape, strict=True)
-    return TensorType(declared.dtype, Shape(old if isinstance(old, int) or new is None else new for old, new in pairs))
+    return TensorType(declared.dtype, refined(declared.shape, inferred.shape))

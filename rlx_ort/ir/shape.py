@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
-__all__ = ["Dim", "Shape", "broadcast_shapes"]
+__all__ = ["Dim", "Shape", "broadcast_shapes", "fits", "refined"]
 
 Dim: TypeAlias = "int | str | None"
 """A size, a named symbol such as `"batch"`, or None for a size nothing is known about."""
@@ -79,6 +79,20 @@ def broadcast_shapes(shapes: Sequence[Shape]) -> Shape:
         return Shape(_broadcast_dims(dims) for dims in zip(*padded, strict=True))
     except ValueError:
         raise ValueError(f"shapes {' and '.join(map(str, shapes))} do not broadcast") from None
+
+
+def fits(inferred: Shape, declared: Shape) -> bool:
+    """Return whether a declared shape can be the inferred one: equal sizes, symbols and unknown sizes fit anything."""
+    return inferred.rank == declared.rank and all(
+        not (isinstance(old, int) and isinstance(new, int)) or old == new
+        for old, new in zip(inferred, declared, strict=True)
+    )
+
+
+def refined(declared: Shape, inferred: Shape) -> Shape:
+    """Return the inferred shape with the declared sizes, and with declared names where inference has none."""
+    pairs = zip(declared, inferred, strict=True)
+    return Shape(stated if isinstance(stated, int) or found is None else found for stated, found in pairs)
 
 
 def _broadcast_dims(dims: tuple[Dim, ...]) -> Dim:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import GraphCore, Node, Ref
 from rlx_ort.ir.op import Op
-from rlx_ort.ir.ops.leaf import Capture, Input, Param, fits
+from rlx_ort.ir.ops.leaf import Capture, Input, Param
 from rlx_ort.ir.ops.onnx import OnnxNode
 from rlx_ort.ir.ops.refused import Refused
-from rlx_ort.ir.shape import Shape
+from rlx_ort.ir.shape import Shape, fits
 from rlx_ort.ir.types import TensorType, UnknownType, ValueType
 
 __all__ = ["Problem", "check", "verify"]
@@ -183,8 +183,8 @@ def _clashes(graph: GraphCore, where: str) -> Iterator[Problem]:
 def _input_problems(graph: GraphCore, node: Node, place: int, label: str) -> Iterator[Problem]:
     least, most = node.op.arity
     if len(node.inputs) < least or (most is not None and len(node.inputs) > most):
-        wanted = str(least) if least == most else f"{least} to {most}" if most is not None else f"at least {least}"
-        yield Problem(f"{label} takes {wanted} inputs and has {len(node.inputs)}", "connect the right number", place)
+        message = f"{label} takes {node.op.arity_text()} inputs and has {len(node.inputs)}"
+        yield Problem(message, "connect the right number", place)
     for index, ref in enumerate(node.inputs):
         if ref is None:
             continue

@@ -24,14 +24,25 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Unpack
 
 from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import Value
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.gguf_blocks import GGUF_FORMATS, BlockFormat, block_format
-from rlx_ort.ir.infer import expect_dim, expect_float, expect_rank, known_name
-from rlx_ort.ir.op import Op, OpTypes, known_shape, tensor_input
-from rlx_ort.ir.ops.leaf import LeafBuilders, Operand
+from rlx_ort.ir.op import (
+    Op,
+    OpTypes,
+    expect_dim,
+    expect_dims,
+    expect_float,
+    expect_indices,
+    expect_rank,
+    known_name,
+    known_shape,
+    tensor_input,
+)
+from rlx_ort.ir.ops.leaf import LeafBuilders, NodeArgs, Operand
 from rlx_ort.ir.shape import Dim, Shape
 from rlx_ort.ir.types import TensorType, ValueType
 
@@ -78,7 +89,7 @@ class DequantMatMul(Op):
     arity = (2, 4)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "scheme", _scheme(self.scheme))
+        object.__setattr__(self, "scheme", known_name("scheme", self.scheme, SCHEMES))
         if (self.scheme in _BLOCK_SCHEMES) != (self.block is not None) or (self.block is not None and self.block < 1):
             wanted = "a block size of at least 1" if self.scheme in _BLOCK_SCHEMES else "no block size"
             raise GraphVerifyError(f"scheme {self.scheme!r} takes {wanted}, got {self.block}")
@@ -153,15 +164,13 @@ class DequantMatMul(Op):
             if nvfp4 and n % 2:
                 raise GraphVerifyError(f"scheme 'nvfp4_block' packs two columns a byte, so N must be even; got {n}")
             wanted = (k, n // 2 if nvfp4 else n)
-            for place, dim in enumerate(expect_rank(self, w, (2,), "w")):
-                expect_dim(self, dim, wanted[place], f"dimension {place} of w")
+            expect_dims(self, expect_rank(self, w, (2,), "w"), wanted, "w")
         if len(inputs) > 3:
             extra = _float_input(self, inputs, 3, "global scale" if nvfp4 else "zero point")
             if nvfp4:
                 _check_elements(self, extra, 1)
             else:
-                for place, dim in enumerate(expect_rank(self, extra, (2,), "zero point")):
-                    expect_dim(self, dim, (k // block, n)[place], f"dimension {place} of the zero point")
+                expect_dims(self, expect_rank(self, extra, (2,), "zero point"), (k // block, n), "the zero point")
         return n
 
     def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
@@ -172,7 +181,7 @@ class DequantMatMul(Op):
 
 
 @dataclass(frozen=True, slots=True)
-class DequantGroupedMatMul(Op):
+class DequantGroupedMatMul(Op, operands="x bytes experts"):
     """Row i of x times the packed weight of expert `experts[i]`: x `(M, K)`, bytes, experts `(M,)`.
 
     The bytes are u8 `(E, N, row bytes)` or `(E, N * row bytes)`, in a GGUF format. With up to E rows the rows'
@@ -184,8 +193,6 @@ class DequantGroupedMatMul(Op):
     """
 
     scheme: str
-
-    arity = (3, 3)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "scheme", block_format(self.scheme).name)
@@ -202,21 +209,19 @@ class DequantGroupedMatMul(Op):
         k = _size(self, inner, "the last dimension of x")
         experts, n = _slabs(self, inputs, 1, GGUF_FORMATS[self.scheme], k)
         chosen = tensor_input(self, inputs, 2, "experts")
-        if not (chosen.dtype.is_integer or chosen.dtype.is_float):
-            raise GraphVerifyError(f"DequantGroupedMatMul needs integers as experts, got {chosen.dtype.value}")
+        expect_indices(self, chosen, "experts")
         (count,) = expect_rank(self, chosen, (1,), "experts")
         expect_dim(self, count, rows, "the number of experts given, one for each row of x,")
         return experts, k, n
 
-    def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
+    def result(self, x: TensorType, data: TensorType, experts: TensorType) -> TensorType:
         """Return `(M, N)` in the dtype of x."""
-        _, _, n = self.sizes(inputs)
-        x = tensor_input(self, inputs, 0, "x")
-        return (TensorType(x.dtype, Shape((known_shape(self, x, "x")[0], n))),)
+        _, _, n = self.sizes((x, data, experts))
+        return TensorType(x.dtype, Shape((known_shape(self, x, "x")[0], n)))
 
 
 @dataclass(frozen=True, slots=True)
-class DequantMoEWeights(Op):
+class DequantMoEWeights(Op, operands="bytes"):
     """The packed weights of all experts as f32 `(E, K, N)`, from bytes u8 `(E, N, row bytes)`.
 
     Attributes:
@@ -225,26 +230,18 @@ class DequantMoEWeights(Op):
 
     scheme: str
 
-    arity = (1, 1)
-
     def __post_init__(self) -> None:
         object.__setattr__(self, "scheme", block_format(self.scheme).name)
 
-    def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
+    def result(self, data: TensorType) -> TensorType:
         """Return `(E, K, N)` as f32."""
-        raw = _weight(self, inputs, (DType.U8,), 0, "bytes")
+        raw = _weight(self, (data,), (DType.U8,), 0, "bytes")
         experts, rows, width = expect_rank(self, raw, (3,), "bytes")
         kind = GGUF_FORMATS[self.scheme]
         size = _size(self, width, "the bytes of a row")
         if size % kind.bytes:
             raise GraphVerifyError(f"{kind.name} rows are multiples of {kind.bytes} bytes, got {size}")
-        return (TensorType(DType.F32, Shape((experts, size // kind.bytes * kind.elements, rows))),)
-
-
-def _scheme(name: str) -> str:
-    plain = name.strip().lower().replace("-", "_")
-    short = {known.replace("_", ""): known for known in SCHEMES}
-    return known_name("scheme", short.get(plain.replace("_", ""), plain), SCHEMES)
+        return TensorType(DType.F32, Shape((experts, size // kind.bytes * kind.elements, rows)))
 
 
 def _size(op: Op, dim: Dim, what: str) -> int:
@@ -323,17 +320,13 @@ class DequantBuilders(LeafBuilders):
         Raises:
             GraphVerifyError: there is no such scheme, or the inputs do not fit it.
         """
-        extra = () if zero_point is None else (self._as_value(zero_point),)
-        op = DequantMatMul(scheme, block, packed)
-        values = (self._as_value(x), self._as_value(w_q), self._as_value(scale), *extra)
-        return self._add(op, *values, shape=shape, name=name)
+        return self._add(DequantMatMul(scheme, block, packed), x, w_q, scale, zero_point, shape=shape, name=name)
 
     def dequant_matmul_nvfp4(
-        self, x: Operand, w_q: Operand, scale: Operand, global_scale: Operand, *, name: str | None = None
+        self, x: Operand, w_q: Operand, scale: Operand, global_scale: Operand, **node: Unpack[NodeArgs]
     ) -> Value:
         """Multiply by a weight of 4-bit floats with a scale for 16 rows and one for all."""
-        values = (self._as_value(item) for item in (x, w_q, scale, global_scale))
-        return self._add(DequantMatMul("nvfp4_block"), *values, name=name)
+        return self._add(DequantMatMul("nvfp4_block"), x, w_q, scale, global_scale, **node)
 
     def dequant_matmul_packed(
         self,
@@ -350,16 +343,14 @@ class DequantBuilders(LeafBuilders):
         Raises:
             GraphVerifyError: K is no multiple of the block, or the bytes do not fit it.
         """
-        op = DequantMatMul(scheme, None, packed)
-        return self._add(op, self._as_value(x), self._as_value(data), shape=shape, name=name)
+        return self._add(DequantMatMul(scheme, None, packed), x, data, shape=shape, name=name)
 
     def dequant_grouped_matmul(
-        self, x: Operand, data: Operand, experts: Operand, scheme: str, *, name: str | None = None
+        self, x: Operand, data: Operand, experts: Operand, scheme: str, **node: Unpack[NodeArgs]
     ) -> Value:
         """Multiply each row by the packed weight of its expert."""
-        values = (self._as_value(item) for item in (x, data, experts))
-        return self._add(DequantGroupedMatMul(scheme), *values, name=name)
+        return self._add(DequantGroupedMatMul(scheme), x, data, experts, **node)
 
-    def dequant_moe_weights(self, data: Operand, scheme: str, *, name: str | None = None) -> Value:
+    def dequant_moe_weights(self, data: Operand, scheme: str, **node: Unpack[NodeArgs]) -> Value:
         """Return the packed weights of all experts as f32 `(E, K, N)`."""
-        return self._add(DequantMoEWeights(scheme), self._as_value(data), name=name)
+        return self._add(DequantMoEWeights(scheme), data, **node)

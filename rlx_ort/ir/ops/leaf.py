@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -13,14 +13,31 @@ from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import GraphCore, Value
 from rlx_ort.ir.dtype import DType, promote
 from rlx_ort.ir.op import Op, OpTypes
-from rlx_ort.ir.shape import Dim, Shape
+from rlx_ort.ir.shape import Dim, Shape, fits, refined
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import TensorType, ValueType
 
-__all__ = ["Capture", "Constant", "Input", "LeafBuilders", "Operand", "Param"]
+__all__ = ["Capture", "Constant", "Input", "LeafBuilders", "NodeArgs", "Operand", "Param"]
 
 Operand: TypeAlias = "Value | npt.ArrayLike"
 """What the builders take as an operand: a value, or a number or array that becomes a constant."""
+
+
+class NodeArgs(TypedDict, total=False):
+    """Keywords of every builder that adds one value.
+
+    Attributes:
+        name: the node's name; a number is added if it is taken. By default the op's kind in lower case.
+        shape: a declared shape, checked against the inferred one; names and sizes that it adds are kept.
+    """
+
+    name: str | None
+    shape: Iterable[Dim] | None
+
+
+def _declared_type(op: Input | Param | Capture, inputs: OpTypes) -> tuple[ValueType, ...]:
+    """Return the type that is a field of the op."""
+    return (op.type,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +59,7 @@ class Input(Leaf):
     name: str
     type: ValueType
 
-    def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
-        """Return the declared type."""
-        return (self.type,)
+    infer = _declared_type
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +77,7 @@ class Param(Leaf):
     type: TensorType
     mutable: bool = False
 
-    def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
-        """Return the declared type."""
-        return (self.type,)
+    infer = _declared_type
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +106,7 @@ class Capture(Leaf):
     index: int
     type: ValueType
 
-    def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
-        """Return the type of the captured value."""
-        return (self.type,)
+    infer = _declared_type
 
 
 class LeafBuilders(GraphCore):
@@ -162,17 +173,26 @@ class LeafBuilders(GraphCore):
     def _add(
         self,
         op: Op,
-        *inputs: Value | None,
+        *operands: Operand | None,
         shape: Iterable[Dim] | None = None,
         dtype: DType | str | None = None,
         name: str | None = None,
     ) -> Value:
-        """Append a node with one result; a declared shape or dtype is checked and may make the inferred one finer."""
-        name = name or getattr(op, "function", None)  # `gelu` tells more than `activation`
+        """Append a node with one result; operands that are None are left out.
+
+        A declared shape or dtype is checked against the inferred one, and the shape may add names and sizes to it.
+        """
+        inputs = [self._as_value(item) for item in operands if item is not None]
+        name = name or getattr(op, "function", None)  # an activation is named `gelu`, not `activation`
         if shape is None and dtype is None:
             return self.append(op, *inputs, name=name)
-        (inferred,) = op.infer([None if value is None else value.type for value in inputs])
+        (inferred,) = op.infer([value.type for value in inputs])
         return self.add_node(op, inputs, name=name, types=[_declared(op, inferred, shape, dtype)])[0]
+
+    def _like(self, first: Operand, *rest: Operand | None) -> list[Value]:
+        """Return operands as values: numbers and lists take the dtype of the first one, None is left out."""
+        value = self._as_value(first)
+        return [value, *(self._as_value(item, value) for item in rest if item is not None)]
 
     def _pair(self, lhs: Any, rhs: Any) -> tuple[Value, Value]:
         """Return two operands as values of one dtype, with the casts that needs."""
@@ -211,15 +231,4 @@ def _declared(op: Op, inferred: ValueType, shape: Iterable[Dim] | None, dtype: D
         return TensorType(inferred.dtype, wanted or inferred.shape)
     if not fits(inferred.shape, wanted):
         raise GraphVerifyError(f"{op.kind} is declared with shape {wanted} and gives {inferred.shape}")
-    finer = (
-        new if isinstance(new, int) or old is None else old for old, new in zip(inferred.shape, wanted, strict=True)
-    )
-    return TensorType(inferred.dtype, Shape(finer))
-
-
-def fits(inferred: Shape, declared: Shape) -> bool:
-    """Return whether a declared shape can be the inferred one: equal sizes, symbols and unknown sizes fit anything."""
-    return inferred.rank == declared.rank and all(
-        not (isinstance(old, int) and isinstance(new, int)) or old == new
-        for old, new in zip(inferred, declared, strict=True)
-    )
+    return TensorType(inferred.dtype, refined(wanted, inferred.shape))

@@ -66,7 +66,7 @@ class OnnxNode(Op):
 
 
 class OnnxBuilders(GraphCore):
-    """Builder of raw ONNX nodes."""
+    """Builder of ONNX nodes."""
 
     __slots__ = ()
 

@@ -9,16 +9,27 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Unpack
 
 from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import Value
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.infer import broadcast, expect_dim, expect_float, expect_rank, known_name, pair
-from rlx_ort.ir.op import Op, OpTypes, known_shape, normal_axis, tensor_input
-from rlx_ort.ir.ops.leaf import LeafBuilders, Operand
+from rlx_ort.ir.op import (
+    Op,
+    Sizes,
+    broadcast,
+    expect_dim,
+    expect_float,
+    expect_rank,
+    known_name,
+    known_shape,
+    normal_axis,
+    pair,
+)
+from rlx_ort.ir.ops.conv import conv_shape, expect_bias
+from rlx_ort.ir.ops.leaf import LeafBuilders, NodeArgs, Operand
 from rlx_ort.ir.shape import Dim, Shape
-from rlx_ort.ir.types import TensorType, ValueType
-from rlx_ort.ir.windows import window_count
+from rlx_ort.ir.types import TensorType
 
 __all__ = [
     "QMAX",
@@ -39,7 +50,7 @@ SCALE_MODES = ("per_batch", "fixed", "ema")
 
 
 @dataclass(frozen=True, slots=True)
-class Scaled(Op):
+class Scaled(Op, operands="x"):
     """Base of quantising and its inverse.
 
     Attributes:
@@ -51,8 +62,6 @@ class Scaled(Op):
     scales: tuple[float, ...]
     zero_points: tuple[int, ...]
     axis: int | None = None
-
-    arity = (1, 1)
 
     def __post_init__(self) -> None:
         if len(self.scales) != len(self.zero_points) or (self.axis is None and len(self.scales) != 1):
@@ -77,28 +86,26 @@ class Scaled(Op):
 class Quantize(Scaled):
     """clamp(round(x / scale) + zero_point, -128, 127) as i8."""
 
-    def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
+    def result(self, x: TensorType) -> TensorType:
         """Return the shape as i8."""
-        x = tensor_input(self, inputs, 0, "x")
         expect_float(self, x, "x")
         self._check_axis(x)
-        return (TensorType(DType.I8, x.shape),)
+        return TensorType(DType.I8, x.shape)
 
 
 @dataclass(frozen=True, slots=True)
-class Dequantize(Scaled):
+class Dequantize(Scaled, operands="q"):
     """(q - zero_point) * scale of i8 as f32."""
 
-    def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
+    def result(self, q: TensorType) -> TensorType:
         """Return the shape as f32."""
-        x = tensor_input(self, inputs, 0, "q")
-        _expect_dtype(self, x, DType.I8, "q")
-        self._check_axis(x)
-        return (TensorType(DType.F32, x.shape),)
+        _expect_dtype(self, q, DType.I8, "q")
+        self._check_axis(q)
+        return TensorType(DType.F32, q.shape)
 
 
 @dataclass(frozen=True, slots=True)
-class FakeQuantize(Op):
+class FakeQuantize(Op, operands="x scale?"):
     """x quantised symmetrically and turned back: clamp(round(x / scale), -qmax, qmax) * scale.
 
     Under `per_batch` the scale is max(max|x| / qmax, 1e-12) of this very input. Under `fixed` it is a second input
@@ -119,23 +126,20 @@ class FakeQuantize(Op):
     decay: float | None = None
     ste: bool = True
 
-    arity = (1, 2)
-
     def __post_init__(self) -> None:
         object.__setattr__(self, "scale_mode", known_name("scale mode", self.scale_mode, SCALE_MODES))
         _check_bits(self, self.bits)
 
-    def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
+    def result(self, x: TensorType, *scale: TensorType) -> TensorType:
         """Return the type of x."""
-        wanted = 1 if self.scale_mode == "per_batch" else 2
-        if len(inputs) != wanted:
-            state = "no state" if wanted == 1 else "a state, the scale"
+        if bool(scale) == (self.scale_mode == "per_batch"):
+            state = "no state" if scale else "a state, the scale"
             raise GraphVerifyError(f"FakeQuantize with scale mode {self.scale_mode!r} takes x and {state}")
-        return (_fake_quantized(self, inputs, self.axis),)
+        return _fake_quantized(self, x, *scale)
 
 
 @dataclass(frozen=True, slots=True)
-class FakeQuantizeLSQ(Op):
+class FakeQuantizeLSQ(Op, operands="x scale"):
     """clamp(round(x / scale), -qmax, qmax) * scale, with a learned scale as second input.
 
     Attributes:
@@ -146,18 +150,16 @@ class FakeQuantizeLSQ(Op):
     bits: int = 8
     axis: int | None = None
 
-    arity = (2, 2)
-
     def __post_init__(self) -> None:
         _check_bits(self, self.bits)
 
-    def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
+    def result(self, x: TensorType, scale: TensorType) -> TensorType:
         """Return the type of x."""
-        return (_fake_quantized(self, inputs, self.axis),)
+        return _fake_quantized(self, x, scale)
 
 
 @dataclass(frozen=True, slots=True)
-class QMatMul(Op):
+class QMatMul(Op, operands="x w bias?"):
     """A product of i8 with an i8 result: clamp(round(acc * mult) + out_zp, -128, 127).
 
     acc is the i32 sum of (x - x_zp) * (w - w_zp) over K, plus an i32 bias; it wraps around if it leaves 32 bits, which
@@ -175,36 +177,30 @@ class QMatMul(Op):
     out_zp: int
     mult: float
 
-    arity = (2, 3)
-
     def __post_init__(self) -> None:
         _check_i8(self, "zero point", (self.x_zp, self.w_zp, self.out_zp))
 
-    def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
+    def result(self, x: TensorType, w: TensorType, *bias: TensorType) -> TensorType:
         """Return `[..., M, N]` as i8."""
-        x, w = _integers(self, inputs)
+        _expect_integers(self, x, w, bias)
         lhs, rhs = known_shape(self, x, "x"), known_shape(self, w, "w")
         if lhs.rank < 2 or rhs.rank < 2:
             raise GraphVerifyError(f"QMatMul needs matrices, got {lhs} and {rhs}; reshape them to rank 2 or more")
         expect_dim(self, rhs[-2], lhs[-1], "the second last dimension of w")
-        _check_bias(self, inputs, rhs[-1])
+        expect_bias(self, bias, rhs[-1])
         batch = broadcast(self, (Shape(lhs[:-2]), Shape(rhs[:-2])))
-        return (TensorType(DType.I8, Shape((*(batch or ()), lhs[-2], rhs[-1]))),)
+        return TensorType(DType.I8, Shape((*(batch or ()), lhs[-2], rhs[-1])))
 
 
 @dataclass(frozen=True, slots=True)
-class QConv2d(Op):
+class QConv2d(Op, operands="x w bias?"):
     """A convolution of i8 with an i8 result, scaled like `QMatMul`; taps in the padding contribute nothing.
 
     Attributes:
         x_zp: zero point of x.
         w_zp: zero point of the weight.
         out_zp: zero point of the result.
-        mult: scale of x times scale of the weight divided by scale of the result.
-        stride: step in height and width.
-        padding: on both sides of the height and of the width.
-        dilation: distance between the taps in height and width.
-        groups: how many parts the channels fall into.
+        mult: scale of x times scale of the weight divided by scale of the result. The others are those of `Conv2d`.
     """
 
     x_zp: int
@@ -216,25 +212,15 @@ class QConv2d(Op):
     dilation: tuple[int, int] = (1, 1)
     groups: int = 1
 
-    arity = (2, 3)
-
     def __post_init__(self) -> None:
         _check_i8(self, "zero point", (self.x_zp, self.w_zp, self.out_zp))
-        if self.groups < 1:
-            raise GraphVerifyError(f"QConv2d needs at least 1 group, got {self.groups}")
 
-    def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
+    def result(self, x: TensorType, w: TensorType, *bias: TensorType) -> TensorType:
         """Return `(N, C_out, H_out, W_out)` as i8."""
-        x, w = _integers(self, inputs)
-        image, weight = expect_rank(self, x, (4,), "x"), expect_rank(self, w, (4,), "w")
-        if isinstance(weight[1], int):
-            expect_dim(self, image[1], weight[1] * self.groups, "the number of input channels")
-        if isinstance(weight[0], int) and weight[0] % self.groups:
-            raise GraphVerifyError(f"QConv2d cannot divide {weight[0]} channels into {self.groups} groups")
-        _check_bias(self, inputs, weight[0])
-        windows = zip(image[2:], weight[2:], self.stride, self.padding, self.dilation, strict=True)
-        sizes = [window_count(self, *window) for window in windows]
-        return (TensorType(DType.I8, Shape((image[0], weight[0], *sizes))),)
+        _expect_integers(self, x, w, bias)
+        shape = conv_shape(self, x, w, self.stride, self.padding, self.dilation, self.groups)
+        expect_bias(self, bias, shape[1])
+        return TensorType(DType.I8, shape)
 
 
 def _some(scales: Sequence[float]) -> str:
@@ -257,30 +243,21 @@ def _expect_dtype(op: Op, value: TensorType, dtype: DType, name: str) -> None:
         raise GraphVerifyError(f"{op.kind} needs {name} as {dtype.value}, got {value.dtype.value}; cast it first")
 
 
-def _integers(op: Op, inputs: OpTypes) -> tuple[TensorType, TensorType]:
-    x, w = tensor_input(op, inputs, 0, "x"), tensor_input(op, inputs, 1, "w")
+def _expect_integers(op: Op, x: TensorType, w: TensorType, bias: Sequence[TensorType]) -> None:
     _expect_dtype(op, x, DType.I8, "x")
     _expect_dtype(op, w, DType.I8, "w")
-    return x, w
+    for value in bias:
+        _expect_dtype(op, value, DType.I32, "bias")
 
 
-def _check_bias(op: Op, inputs: OpTypes, size: Dim) -> None:
-    if len(inputs) > 2:
-        bias = tensor_input(op, inputs, 2, "bias")
-        _expect_dtype(op, bias, DType.I32, "bias")
-        (length,) = expect_rank(op, bias, (1,), "bias")
-        expect_dim(op, length, size, "the size of the bias")
-
-
-def _fake_quantized(op: Op, inputs: OpTypes, axis: int | None) -> TensorType:
-    x = tensor_input(op, inputs, 0, "x")
+def _fake_quantized(op: FakeQuantize | FakeQuantizeLSQ, x: TensorType, scale: TensorType | None = None) -> TensorType:
+    """Check x and the scale, if there is one; return the type of x."""
     expect_float(op, x, "x")
     shape = known_shape(op, x, "x")
-    size: Dim = 1 if axis is None else shape[normal_axis(op, axis, shape.rank)]
-    if len(inputs) > 1:
-        scale = tensor_input(op, inputs, 1, "scale")
+    size: Dim = 1 if op.axis is None else shape[normal_axis(op, op.axis, shape.rank)]
+    if scale is not None:
         expect_float(op, scale, "scale")
-        found = expect_rank(op, scale, (0, 1) if axis is None else (1,), "scale")
+        found = expect_rank(op, scale, (0, 1) if op.axis is None else (1,), "scale")
         expect_dim(op, found[0] if found else 1, size, "the number of scales")
     return x
 
@@ -290,31 +267,31 @@ class QuantBuilders(LeafBuilders):
 
     __slots__ = ()
 
-    def quantize(self, x: Operand, scale: float, zero_point: int = 0, *, name: str | None = None) -> Value:
+    def quantize(self, x: Operand, scale: float, zero_point: int = 0, **node: Unpack[NodeArgs]) -> Value:
         """Return x as i8: clamp(round(x / scale) + zero_point, -128, 127).
 
         Raises:
             GraphVerifyError: the scale is not above 0, or the zero point is no i8.
         """
-        return self._add(Quantize((float(scale),), (int(zero_point),)), self._as_value(x), name=name)
+        return self._add(Quantize((float(scale),), (int(zero_point),)), x, **node)
 
     def quantize_per_channel(
-        self, x: Operand, axis: int, scales: Sequence[float], zero_points: Sequence[int], *, name: str | None = None
+        self, x: Operand, axis: int, scales: Sequence[float], zero_points: Sequence[int], **node: Unpack[NodeArgs]
     ) -> Value:
         """Return x as i8, with a scale and a zero point for each place along an axis."""
         op = Quantize(tuple(map(float, scales)), tuple(map(int, zero_points)), axis)
-        return self._add(op, self._as_value(x), name=name)
+        return self._add(op, x, **node)
 
-    def dequantize(self, q: Operand, scale: float, zero_point: int = 0, *, name: str | None = None) -> Value:
+    def dequantize(self, q: Operand, scale: float, zero_point: int = 0, **node: Unpack[NodeArgs]) -> Value:
         """Return (q - zero_point) * scale of i8 as f32."""
-        return self._add(Dequantize((float(scale),), (int(zero_point),)), self._as_value(q), name=name)
+        return self._add(Dequantize((float(scale),), (int(zero_point),)), q, **node)
 
     def dequantize_per_channel(
-        self, q: Operand, axis: int, scales: Sequence[float], zero_points: Sequence[int], *, name: str | None = None
+        self, q: Operand, axis: int, scales: Sequence[float], zero_points: Sequence[int], **node: Unpack[NodeArgs]
     ) -> Value:
         """Return i8 as f32, with a scale and a zero point for each place along an axis."""
         op = Dequantize(tuple(map(float, scales)), tuple(map(int, zero_points)), axis)
-        return self._add(op, self._as_value(q), name=name)
+        return self._add(op, q, **node)
 
     def fake_quantize(
         self,
@@ -323,21 +300,17 @@ class QuantBuilders(LeafBuilders):
         axis: int | None = None,
         state: Operand | None = None,
         scale_mode: str | None = None,
-        *,
-        name: str | None = None,
+        **node: Unpack[NodeArgs],
     ) -> Value:
         """Quantise and turn back; with a `state` that is the scale, without one the scale comes from x."""
-        value = self._as_value(x)
         mode = scale_mode or ("per_batch" if state is None else "fixed")
-        extra = () if state is None else (self._as_value(state, value),)
-        return self._add(FakeQuantize(bits, axis, mode), value, *extra, name=name)
+        return self._add(FakeQuantize(bits, axis, mode), *self._like(x, state), **node)
 
     def fake_quantize_lsq(
-        self, x: Operand, scale: Operand, bits: int = 8, axis: int | None = None, *, name: str | None = None
+        self, x: Operand, scale: Operand, bits: int = 8, axis: int | None = None, **node: Unpack[NodeArgs]
     ) -> Value:
         """Quantise and turn back with a learned scale."""
-        value = self._as_value(x)
-        return self._add(FakeQuantizeLSQ(bits, axis), value, self._as_value(scale, value), name=name)
+        return self._add(FakeQuantizeLSQ(bits, axis), *self._like(x, scale), **node)
 
     def q_matmul(
         self,
@@ -358,7 +331,7 @@ class QuantBuilders(LeafBuilders):
             GraphVerifyError: x or w is no i8, the bias no i32, or the shapes do not fit.
         """
         op = QMatMul(x_zp, w_zp, out_zp, float(mult))
-        return self._add(op, *self._quantized(x, w, bias), shape=shape, name=name)
+        return self._add(op, x, w, bias, shape=shape, name=name)
 
     def q_conv2d(
         self,
@@ -369,9 +342,9 @@ class QuantBuilders(LeafBuilders):
         w_zp: int,
         out_zp: int,
         mult: float,
-        stride: int | Sequence[int] = 1,
-        padding: int | Sequence[int] = 0,
-        dilation: int | Sequence[int] = 1,
+        stride: Sizes = 1,
+        padding: Sizes = 0,
+        dilation: Sizes = 1,
         groups: int = 1,
         shape: Iterable[Dim] | None = None,
         *,
@@ -380,8 +353,4 @@ class QuantBuilders(LeafBuilders):
         """Convolve i8 images with an i8 weight to an i8 result; see `QConv2d`."""
         windows = pair("stride", stride, 1), pair("padding", padding), pair("dilation", dilation, 1)
         op = QConv2d(x_zp, w_zp, out_zp, float(mult), *windows, groups)
-        return self._add(op, *self._quantized(x, w, bias), shape=shape, name=name)
-
-    def _quantized(self, x: Operand, w: Operand, bias: Operand | None) -> tuple[Value, ...]:
-        values = (self._as_value(x), self._as_value(w))
-        return values if bias is None else (*values, self._as_value(bias))
+        return self._add(op, x, w, bias, shape=shape, name=name)

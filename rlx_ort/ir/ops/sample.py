@@ -11,11 +11,10 @@ import numpy.typing as npt
 from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import Value
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.infer import expect_float, expect_rank
-from rlx_ort.ir.op import Op, OpTypes, tensor_input
+from rlx_ort.ir.op import Op, expect_float, expect_rank
 from rlx_ort.ir.ops.leaf import LeafBuilders, Operand
 from rlx_ort.ir.shape import Dim, Shape
-from rlx_ort.ir.types import TensorType, ValueType
+from rlx_ort.ir.types import TensorType
 
 __all__ = ["PHILOX_FACTORS", "PHILOX_ROUNDS", "Sample", "SampleBuilders", "round_keys", "uniforms"]
 
@@ -29,7 +28,7 @@ _RESULT_DTYPES = (DType.I32, DType.I64, DType.U32, DType.F32)
 
 
 @dataclass(frozen=True, slots=True)
-class Sample(Op):
+class Sample(Op, operands="logits"):
     """One token of each row of logits `(B, V)` or `(V,)`, drawn by the seed: the same seed gives the same tokens.
 
     The logits are divided by the temperature (1e-6 at least). Those below the k-th largest are left out; ties with it
@@ -55,8 +54,6 @@ class Sample(Op):
     seed: int = 0
     dtype: DType = DType.I32
 
-    arity = (1, 1)
-
     def __post_init__(self) -> None:
         if self.top_k < 0 or not 0 <= self.top_p <= 1 or not self.temperature >= 0 or not 0 <= self.seed < 1 << 64:
             raise GraphVerifyError(
@@ -67,14 +64,13 @@ class Sample(Op):
             known = ", ".join(dtype.value for dtype in _RESULT_DTYPES)
             raise GraphVerifyError(f"Sample cannot give token ids as {self.dtype.value}; known: {known}")
 
-    def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
+    def result(self, logits: TensorType) -> TensorType:
         """Return one id for each row."""
-        logits = tensor_input(self, inputs, 0, "logits")
         expect_float(self, logits, "logits")
         shape = expect_rank(self, logits, (1, 2), "logits")
         if not isinstance(shape[-1], int) or not 0 < shape[-1] < 1 << 24:
             raise GraphVerifyError(f"Sample needs logits of 1 to 2^24 - 1 tokens, their number known, got {shape}")
-        return (TensorType(self.dtype, Shape(shape[:-1])),)
+        return TensorType(self.dtype, Shape(shape[:-1]))
 
 
 def round_keys(seed: int) -> list[tuple[int, int]]:
@@ -125,4 +121,4 @@ class SampleBuilders(LeafBuilders):
             GraphVerifyError: a setting is out of range, or the logits have another rank.
         """
         op = Sample(top_k, top_p, temperature, seed, DType.parse(dtype))
-        return self._add(op, self._as_value(logits), shape=output_shape, name=name)
+        return self._add(op, logits, shape=output_shape, name=name)
