@@ -141,11 +141,7 @@ def op_kinds() -> tuple[str, ...]:
 
 
 def tensor_input(op: Op, inputs: OpTypes, index: int, name: str) -> TensorType:
-    """Return input `index` as a tensor type.
-
-    Raises:
-        GraphVerifyError: it is absent or no tensor.
-    """
+    """Return input `index` as a tensor type."""
     value = inputs[index] if index < len(inputs) else None
     if not isinstance(value, TensorType):
         raise GraphVerifyError(f"{op.kind} needs a tensor as input {index} ({name}), got {value or 'nothing'}")
@@ -153,33 +149,21 @@ def tensor_input(op: Op, inputs: OpTypes, index: int, name: str) -> TensorType:
 
 
 def known_shape(op: Op, value: TensorType, name: str) -> Shape:
-    """Return the shape of a tensor type.
-
-    Raises:
-        GraphVerifyError: its rank is unknown.
-    """
+    """Return the shape of a tensor type."""
     if value.shape is None:
         raise GraphVerifyError(f"{op.kind} needs the rank of its input {name}; give the value a shape first")
     return value.shape
 
 
 def normal_axis(op: Op, axis: int, rank: int) -> int:
-    """Return `axis` counted from the front.
-
-    Raises:
-        GraphVerifyError: the tensor has no such axis.
-    """
+    """Return `axis` counted from the front."""
     if not -rank <= axis < rank:
         raise GraphVerifyError(f"{op.kind} has axis {axis}, but its input has rank {rank}")
     return axis % rank
 
 
 def known_name(what: str, name: str, known: Sequence[str]) -> str:
-    """Return the one of `known` that a name means; case, hyphens and underscores do not matter.
-
-    Raises:
-        GraphVerifyError: none is; the closest known name is suggested.
-    """
+    """Return the one of `known` that a name means; case, hyphens and underscores do not matter."""
     plain = name.strip().lower().replace("-", "_")
     for candidate in known:
         if candidate.replace("_", "") == plain.replace("_", ""):
@@ -194,11 +178,7 @@ Sizes: TypeAlias = int | Sequence[int]
 
 
 def counts(what: str, value: Sizes, rank: int, least: int = 0) -> tuple[int, ...]:
-    """Return an attribute that is given as one number, or as one for each of `rank` axes, as one for each axis.
-
-    Raises:
-        GraphVerifyError: there is another number of numbers, or one is below `least`.
-    """
+    """Return an attribute that is given as one number, or as one for each of `rank` axes, as one for each axis."""
     numbers = (value,) * rank if isinstance(value, int) else tuple(int(number) for number in value)
     if len(numbers) != rank or min(numbers, default=least) < least:
         raise GraphVerifyError(f"{what} must be one or {rank} whole numbers of at least {least}, got {value}")
@@ -212,11 +192,7 @@ def pair(what: str, value: Sizes, least: int = 0) -> tuple[int, int]:
 
 
 def axis_tuple(op: Op, axes: Iterable[int], rank: int) -> tuple[int, ...]:
-    """Return axes counted from the front, in order.
-
-    Raises:
-        GraphVerifyError: an axis does not exist or is named twice.
-    """
+    """Return axes counted from the front, in order."""
     found = tuple(normal_axis(op, axis, rank) for axis in axes)
     if len(set(found)) != len(found):
         raise GraphVerifyError(f"{op.kind} names an axis twice: {tuple(axes)}")
@@ -224,11 +200,7 @@ def axis_tuple(op: Op, axes: Iterable[int], rank: int) -> tuple[int, ...]:
 
 
 def same_dtype(op: Op, *operands: TensorType, names: Sequence[str] = ()) -> DType:
-    """Return the dtype that operands share; `names` are those of the op unless given.
-
-    Raises:
-        GraphVerifyError: two dtypes differ.
-    """
+    """Return the dtype that operands share; `names` are those of the op unless given."""
     if any(value.dtype is not operands[0].dtype for value in operands):
         found = ", ".join(
             f"{name} {value.dtype.value}" for name, value in zip(names or op.operands, operands, strict=False)
@@ -238,41 +210,25 @@ def same_dtype(op: Op, *operands: TensorType, names: Sequence[str] = ()) -> DTyp
 
 
 def expect_float(op: Op, value: TensorType, name: str) -> None:
-    """Check that a tensor holds real floating-point numbers.
-
-    Raises:
-        GraphVerifyError: it does not.
-    """
+    """Check that a tensor holds real floating-point numbers."""
     if not value.dtype.is_float:
         raise GraphVerifyError(f"{op.describe()} needs floating-point numbers, {name} is {value.dtype.value}; cast it")
 
 
 def expect_number(op: Op, value: TensorType, name: str = "the input") -> None:
-    """Check that a tensor holds integers or real floating-point numbers.
-
-    Raises:
-        GraphVerifyError: it does not.
-    """
+    """Check that a tensor holds integers or real floating-point numbers."""
     if not (value.dtype.is_float or value.dtype.is_integer):
         raise GraphVerifyError(f"{op.kind} takes numbers, not {value.dtype.value}; cast {name} first")
 
 
 def expect_indices(op: Op, value: TensorType, name: str) -> None:
-    """Check that a tensor holds integers, or floats, whose fraction is dropped.
-
-    Raises:
-        GraphVerifyError: it does not.
-    """
+    """Check that a tensor holds integers, or floats, whose fraction is dropped."""
     if not (value.dtype.is_float or value.dtype.is_integer):
         raise GraphVerifyError(f"{op.kind} needs integers as {name}, got {value.dtype.value}")
 
 
 def expect_rank(op: Op, value: TensorType, ranks: Sequence[int], name: str) -> Shape:
-    """Return the shape of a tensor that must have one of the given ranks.
-
-    Raises:
-        GraphVerifyError: its rank is another one, or unknown.
-    """
+    """Return the shape of a tensor that must have one of the given ranks."""
     if value.shape is None or value.shape.rank not in ranks:
         wanted = " or ".join(map(str, ranks))
         raise GraphVerifyError(f"{op.kind} needs its input {name} with rank {wanted}, got {value}")
@@ -280,11 +236,7 @@ def expect_rank(op: Op, value: TensorType, ranks: Sequence[int], name: str) -> S
 
 
 def expect_dim(op: Op, found: Dim, wanted: Dim, what: str) -> None:
-    """Check that two dimensions can be equal: a symbol against another size is taken to fit.
-
-    Raises:
-        GraphVerifyError: both are sizes and differ.
-    """
+    """Check that two dimensions can be equal: a symbol against another size is taken to fit."""
     if isinstance(found, int) and isinstance(wanted, int) and found != wanted:
         raise GraphVerifyError(f"{op.kind} needs {what} to be {wanted}, got {found}")
 
@@ -305,11 +257,7 @@ def join_dims(dims: Iterable[Dim]) -> Dim:
 
 
 def broadcast(op: Op, shapes: Sequence[Shape | None]) -> Shape | None:
-    """Return the broadcast shape, None when a rank is unknown.
-
-    Raises:
-        GraphVerifyError: two sizes differ and neither is 1.
-    """
+    """Return the broadcast shape, None when a rank is unknown."""
     known = [shape for shape in shapes if shape is not None]
     try:
         result = broadcast_shapes(known)
@@ -322,9 +270,6 @@ def reshaped(op: Op, source: Shape | None, target: Sequence[Dim]) -> Shape:
     """Return the shape of a reshape to `target`, in which one dimension may be -1 or None: what is left over.
 
     Symbols on both sides cancel, so `("batch", 12)` to `("batch", -1, 4)` gives 3 for the open dimension.
-
-    Raises:
-        GraphVerifyError: more than one dimension is open, or the numbers of elements cannot agree.
     """
     open_places = [place for place, dim in enumerate(target) if dim is None or dim == -1]
     if len(open_places) > 1:

@@ -216,11 +216,7 @@ class AttentionBuilders(LeafBuilders):
         softcap: float | None = None,
         **node: Unpack[NodeArgs],
     ) -> Value:
-        """Attend to the keys that a `(B, K)` mask keeps; below 0.5 is masked.
-
-        Raises:
-            GraphVerifyError: q, k, v or the mask do not fit each other or the heads.
-        """
+        """Attend to the keys that a `(B, K)` mask keeps; below 0.5 is masked."""
         op = Attention(num_heads, head_dim, "custom", None, scale, softcap)
         return self._add(op, q, k, v, mask, **node)
 
@@ -237,11 +233,7 @@ class AttentionBuilders(LeafBuilders):
         softcap: float | None = None,
         **node: Unpack[NodeArgs],
     ) -> Value:
-        """Attend under a mask kind that needs no tensor: `none`, `causal` or `sliding:N`.
-
-        Raises:
-            GraphVerifyError: there is no such kind, or q, k and v do not fit each other or the heads.
-        """
+        """Attend under a mask kind that needs no tensor: `none`, `causal` or `sliding:N`."""
         op = Attention(num_heads, head_dim, *parse_mask_kind(mask_kind), scale, softcap)
         return self._add(op, q, k, v, **node)
 
@@ -273,11 +265,7 @@ class AttentionBuilders(LeafBuilders):
         interleaved: bool = False,
         **node: Unpack[NodeArgs],
     ) -> Value:
-        """Rotate each head of x by tables of head_dim / 2 columns.
-
-        Raises:
-            GraphVerifyError: x does not hold heads of that size, or the tables are too small.
-        """
+        """Rotate each head of x by tables of head_dim / 2 columns."""
         return self.rope_n(x, cos, sin, head_dim, head_dim, interleaved=interleaved, **node)
 
     def rope_n(

@@ -418,11 +418,7 @@ class BlockBuilders(LeafBuilders):
         softcap: float | None = None,
         **node: Unpack[NodeArgs],
     ) -> Value:
-        """Attend with query heads that share heads of k and v; `mask` is for the kinds `custom` and `bias`.
-
-        Raises:
-            GraphVerifyError: the heads cannot be shared out, or q, k, v or the mask do not fit.
-        """
+        """Attend with query heads that share heads of k and v; `mask` is for the kinds `custom` and `bias`."""
         op = GroupedQueryAttention(num_heads, num_kv_heads, head_dim, *parse_mask_kind(mask_kind), scale, softcap)
         return self._add(op, *self._like(q, k, v, mask), **node)
 
@@ -514,11 +510,7 @@ class BlockBuilders(LeafBuilders):
         groups: int = 1,
         **node: Unpack[NodeArgs],
     ) -> Value:
-        """Return activation(conv2d(x, weight) + bias) as one op.
-
-        Raises:
-            GraphVerifyError: the channels, groups or window do not fit.
-        """
+        """Return activation(conv2d(x, weight) + bias) as one op."""
         windows = pair("stride", stride, 1), pair("padding", padding), pair("dilation", dilation, 1)
         return self._add(FusedConvBiasAct(activation, *windows, groups), *self._like(x, weight, bias), **node)
 

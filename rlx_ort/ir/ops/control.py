@@ -306,11 +306,7 @@ class ControlBuilders(LeafBuilders):
         *,
         name: str | None = None,
     ) -> tuple[Value, ...]:
-        """Repeat `body` while `cond` holds and return the carried values; both get the carries, then the captures.
-
-        Raises:
-            GraphVerifyError: a body does not take these inputs, or does not return what it should.
-        """
+        """Repeat `body` while `cond` holds and return the carried values; both get the carries, then the captures."""
         moving, fixed = [self._as_value(item) for item in carries], [self._as_value(item) for item in captures]
         labels = [*_labelled("carry", moving), *_labelled("capture", fixed)]
         op = While(as_body(cond, labels, "cond"), as_body(body, labels, "body"), len(moving), max_iterations)
@@ -327,11 +323,7 @@ class ControlBuilders(LeafBuilders):
     def scan_checkpointed(
         self, init: Operand, body: Body, length: int, num_checkpoints: int, **node: Unpack[NodeArgs]
     ) -> Value:
-        """Apply `body` `length` times and return K rows of the trajectory, those at floor(t * length / K).
-
-        Raises:
-            GraphVerifyError: there are no checkpoints or no steps.
-        """
+        """Apply `body` `length` times and return K rows of the trajectory, those at floor(t * length / K)."""
         if num_checkpoints < 1:
             raise GraphVerifyError(f"scan_checkpointed saves at least 1 row, got {num_checkpoints}")
         return self._scan(body, length, init, (), (), False, num_checkpoints, **node)
@@ -345,11 +337,7 @@ class ControlBuilders(LeafBuilders):
         save_trajectory: bool = False,
         **node: Unpack[NodeArgs],
     ) -> Value:
-        """Apply `body` to the carried value and the rows of sequences `(length, ...)`, one row a step.
-
-        Raises:
-            GraphVerifyError: a sequence has another length.
-        """
+        """Apply `body` to the carried value and the rows of sequences `(length, ...)`, one row a step."""
         return self._scan(body, length, init, (), xs, save_trajectory, 0, **node)
 
     def scan_with_bcasts_and_xs(
@@ -419,11 +407,7 @@ class ControlBuilders(LeafBuilders):
     def custom_fn_multi(
         self, inputs: Sequence[Operand], fwd_body: Body, *, name: str | None = None
     ) -> tuple[Value, ...]:
-        """Apply a function and return all its results; see `custom_fn`.
-
-        Raises:
-            GraphVerifyError: the function does not take the inputs.
-        """
+        """Apply a function and return all its results; see `custom_fn`."""
         values = [self._as_value(item) for item in inputs]
         labels: list[tuple[str, ValueType]] = [(f"x{index}", value.type) for index, value in enumerate(values)]
         return self.add_node(CustomFn(as_body(fwd_body, labels, "fn")), values, name=name)

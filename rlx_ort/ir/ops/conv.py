@@ -302,11 +302,7 @@ class ConvBuilders(LeafBuilders):
         kernel: Sizes | None = None,
         **node: Unpack[NodeArgs],
     ) -> Value:
-        """Convolve `(N, C, H, W)` with a weight `(C_out, C / groups, kH, kW)`; `kernel`, if given, is checked.
-
-        Raises:
-            GraphVerifyError: the channels, groups or window do not fit.
-        """
+        """Convolve `(N, C, H, W)` with a weight `(C_out, C / groups, kH, kW)`; `kernel`, if given, is checked."""
         op = Conv2d(pair("stride", stride, 1), pair("padding", padding), pair("dilation", dilation, 1), groups)
         return self._conv(op, x, weight, bias, kernel, **node)
 
@@ -378,11 +374,7 @@ class ConvBuilders(LeafBuilders):
         groups: int = 1,
         **node: Unpack[NodeArgs],
     ) -> Value:
-        """Convolve `(N, C, D, H, W)` with a weight `(C_out, C / groups, kD, kH, kW)`.
-
-        Raises:
-            GraphVerifyError: the channels, groups or window do not fit.
-        """
+        """Convolve `(N, C, D, H, W)` with a weight `(C_out, C / groups, kD, kH, kW)`."""
         op = Conv3d(
             counts("stride", stride, 3, 1), counts("padding", padding, 3), counts("dilation", dilation, 3, 1), groups
         )

@@ -315,11 +315,7 @@ class DequantBuilders(LeafBuilders):
         packed: bool = False,
         name: str | None = None,
     ) -> Value:
-        """Multiply by a weight that is packed with scales; see the table of schemes.
-
-        Raises:
-            GraphVerifyError: there is no such scheme, or the inputs do not fit it.
-        """
+        """Multiply by a weight that is packed with scales; see the table of schemes."""
         return self._add(DequantMatMul(scheme, block, packed), x, w_q, scale, zero_point, shape=shape, name=name)
 
     def dequant_matmul_nvfp4(
@@ -338,11 +334,7 @@ class DequantBuilders(LeafBuilders):
         packed: bool = False,
         name: str | None = None,
     ) -> Value:
-        """Multiply by a weight whose rows, one for each column of the result, are GGUF blocks.
-
-        Raises:
-            GraphVerifyError: K is no multiple of the block, or the bytes do not fit it.
-        """
+        """Multiply by a weight whose rows, one for each column of the result, are GGUF blocks."""
         return self._add(DequantMatMul(scheme, None, packed), x, data, shape=shape, name=name)
 
     def dequant_grouped_matmul(

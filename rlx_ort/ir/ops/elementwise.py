@@ -177,27 +177,15 @@ class ElementwiseBuilders(LeafBuilders):
     __slots__ = ()
 
     def activation(self, kind: str, x: Operand, **node: Unpack[NodeArgs]) -> Value:
-        """Apply an activation by name (`ACTIVATIONS`).
-
-        Raises:
-            GraphVerifyError: there is no such activation, or it does not take the dtype.
-        """
+        """Apply an activation by name (`ACTIVATIONS`)."""
         return self._add(Activation(kind), x, **node)
 
     def binary(self, op: str, lhs: Operand, rhs: Operand, **node: Unpack[NodeArgs]) -> Value:
-        """Apply a binary op by name or symbol (`BINARIES`).
-
-        Raises:
-            GraphVerifyError: there is no such op, it does not take the dtype, or the shapes do not broadcast.
-        """
+        """Apply a binary op by name or symbol (`BINARIES`)."""
         return self._add(Binary(op), *self._pair(lhs, rhs), **node)
 
     def compare(self, op: str, lhs: Operand, rhs: Operand, **node: Unpack[NodeArgs]) -> Value:
-        """Compare by name or symbol (`COMPARISONS`); the result is bool.
-
-        Raises:
-            GraphVerifyError: there is no such comparison, or the shapes do not broadcast.
-        """
+        """Compare by name or symbol (`COMPARISONS`); the result is bool."""
         return self._add(Compare(op), *self._pair(lhs, rhs), **node)
 
     def where_(self, condition: Operand, then: Operand, otherwise: Operand, **node: Unpack[NodeArgs]) -> Value:

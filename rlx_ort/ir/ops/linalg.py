@@ -203,11 +203,7 @@ class LinalgBuilders(LeafBuilders):
     __slots__ = ()
 
     def matmul(self, lhs: Operand, rhs: Operand, **node: Unpack[NodeArgs]) -> Value:
-        """Multiply matrices, `[..., M, K] @ [..., K, N]`.
-
-        Raises:
-            GraphVerifyError: a rank is below 2, or the shapes do not fit.
-        """
+        """Multiply matrices, `[..., M, K] @ [..., K, N]`."""
         return self._add(MatMul(), *self._pair(lhs, rhs), **node)
 
     def matmul_with_shape(self, lhs: Operand, rhs: Operand, out_shape: Iterable[Dim], dtype: DType | str) -> Value:
@@ -267,11 +263,7 @@ class LinalgBuilders(LeafBuilders):
         *,
         name: str | None = None,
     ) -> Value:
-        """Solve a x = b for one matrix.
-
-        Raises:
-            GraphVerifyError: a is not square, or b does not fit it.
-        """
+        """Solve a x = b for one matrix."""
         return self._add(DenseSolve(), *self._pair(a, b), shape=out_shape, dtype=dtype, name=name)
 
     def batched_dense_solve(
@@ -283,9 +275,5 @@ class LinalgBuilders(LeafBuilders):
         *,
         name: str | None = None,
     ) -> Value:
-        """Solve a x = b for each matrix of a batch.
-
-        Raises:
-            GraphVerifyError: a is not square, or b does not fit it.
-        """
+        """Solve a x = b for each matrix of a batch."""
         return self._add(BatchedDenseSolve(), *self._pair(a, b), shape=out_shape, dtype=dtype, name=name)

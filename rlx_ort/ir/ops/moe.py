@@ -61,11 +61,7 @@ class MoeBuilders(LeafBuilders):
     __slots__ = ()
 
     def grouped_matmul(self, x: Operand, w: Operand, experts: Operand, **node: Unpack[NodeArgs]) -> Value:
-        """Multiply each row of x by the matrix of its expert; float experts drop their fraction.
-
-        Raises:
-            GraphVerifyError: the shapes do not fit.
-        """
+        """Multiply each row of x by the matrix of its expert; float experts drop their fraction."""
         return self._add(GroupedMatMul(), *self._like(x, w), experts, **node)
 
     def scatter_add(self, updates: Operand, indices: Operand, rows: Dim, **node: Unpack[NodeArgs]) -> Value:

@@ -181,11 +181,7 @@ class NormBuilders(LeafBuilders):
         eps: float = 1e-5,
         **node: Unpack[NodeArgs],
     ) -> Value:
-        """Normalise along one axis to mean 0 and variance 1, then scale and shift.
-
-        Raises:
-            GraphVerifyError: gamma or beta is not as long as the axis.
-        """
+        """Normalise along one axis to mean 0 and variance 1, then scale and shift."""
         return self._add(LayerNorm(axis, eps), *self._like(input, gamma, beta), **node)
 
     def rms_norm(

@@ -268,11 +268,7 @@ class QuantBuilders(LeafBuilders):
     __slots__ = ()
 
     def quantize(self, x: Operand, scale: float, zero_point: int = 0, **node: Unpack[NodeArgs]) -> Value:
-        """Return x as i8: clamp(round(x / scale) + zero_point, -128, 127).
-
-        Raises:
-            GraphVerifyError: the scale is not above 0, or the zero point is no i8.
-        """
+        """Return x as i8: clamp(round(x / scale) + zero_point, -128, 127)."""
         return self._add(Quantize((float(scale),), (int(zero_point),)), x, **node)
 
     def quantize_per_channel(
@@ -325,11 +321,7 @@ class QuantBuilders(LeafBuilders):
         *,
         name: str | None = None,
     ) -> Value:
-        """Multiply i8 matrices to an i8 result; see `QMatMul` for the arithmetic.
-
-        Raises:
-            GraphVerifyError: x or w is no i8, the bias no i32, or the shapes do not fit.
-        """
+        """Multiply i8 matrices to an i8 result; see `QMatMul` for the arithmetic."""
         op = QMatMul(x_zp, w_zp, out_zp, float(mult))
         return self._add(op, x, w, bias, shape=shape, name=name)
 

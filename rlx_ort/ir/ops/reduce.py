@@ -127,11 +127,7 @@ class ReduceBuilders(LeafBuilders):
         keep_dim: bool = False,
         **node: Unpack[NodeArgs],
     ) -> Value:
-        """Reduce over axes by name (`REDUCTIONS`); None means all axes, an empty list none.
-
-        Raises:
-            GraphVerifyError: there is no such reduction or axis.
-        """
+        """Reduce over axes by name (`REDUCTIONS`); None means all axes, an empty list none."""
         x = self._as_value(input)
         chosen = range(x.rank) if axes is None else (axes,) if isinstance(axes, int) else axes
         return self._add(Reduce(op, tuple(chosen), keep_dim), x, **node)

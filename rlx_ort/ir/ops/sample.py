@@ -115,10 +115,6 @@ class SampleBuilders(LeafBuilders):
         *,
         name: str | None = None,
     ) -> Value:
-        """Draw one token id from each row of logits `(B, V)`; the same seed draws the same ids in every run.
-
-        Raises:
-            GraphVerifyError: a setting is out of range, or the logits have another rank.
-        """
+        """Draw one token id from each row of logits `(B, V)`; the same seed draws the same ids in every run."""
         op = Sample(top_k, top_p, temperature, seed, DType.parse(dtype))
         return self._add(op, logits, shape=output_shape, name=name)

@@ -99,11 +99,7 @@ class SequenceBuilders(LeafBuilders):
         n: int | None = None,
         **node: Unpack[NodeArgs],
     ) -> Value:
-        """Return the selective scan of x `(B, S, H)`; n is the number of states, the columns of a when left out.
-
-        Raises:
-            GraphVerifyError: the shapes do not fit.
-        """
+        """Return the selective scan of x `(B, S, H)`; n is the number of states, the columns of a when left out."""
         values = self._like(x, delta, a, b, c)
         return self._add(SelectiveScan(_size(values[2]) if n is None else n), *values, **node)
 
@@ -117,11 +113,7 @@ class SequenceBuilders(LeafBuilders):
         n: int | None = None,
         **node: Unpack[NodeArgs],
     ) -> Value:
-        """Return the gated delta rule's results `(B, S, H, n)` from an empty state.
-
-        Raises:
-            GraphVerifyError: the shapes do not fit.
-        """
+        """Return the gated delta rule's results `(B, S, H, n)` from an empty state."""
         values = self._like(q, k, v, g, beta)
         return self._add(GatedDeltaNet(_size(values[0]) if n is None else n), *values, **node)
 
@@ -140,9 +132,6 @@ class SequenceBuilders(LeafBuilders):
         """Return the gated delta rule's results from a given state `(B, H, n, n)`, and the last state.
 
         The given state is not changed: feed the second result back to go on.
-
-        Raises:
-            GraphVerifyError: the shapes do not fit.
         """
         values = self._like(q, k, v, g, beta, state)
         op = GatedDeltaNet(_size(values[0]) if n is None else n, carry_state=True)

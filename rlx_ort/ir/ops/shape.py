@@ -241,19 +241,11 @@ class ShapeBuilders(LeafBuilders):
     __slots__ = ()
 
     def reshape(self, x: Operand, new_shape: Iterable[Dim], **node: Unpack[NodeArgs]) -> Value:
-        """Give the elements other dimensions; one may be -1, named dims may be used.
-
-        Raises:
-            GraphVerifyError: the numbers of elements cannot agree.
-        """
+        """Give the elements other dimensions; one may be -1, named dims may be used."""
         return self._add(Reshape(tuple(new_shape)), x, **node)
 
     def transpose(self, x: Operand, perm: Iterable[int], **node: Unpack[NodeArgs]) -> Value:
-        """Put the axes in another order.
-
-        Raises:
-            GraphVerifyError: `perm` is no permutation of the axes.
-        """
+        """Put the axes in another order."""
         return self._add(Transpose(tuple(perm)), x, **node)
 
     def expand(self, x: Operand, shape: Iterable[Dim], *, name: str | None = None) -> Value:
@@ -261,11 +253,7 @@ class ShapeBuilders(LeafBuilders):
         return self._add(Expand(tuple(shape)), x, name=name)
 
     def concat(self, inputs: Sequence[Operand], axis: int, **node: Unpack[NodeArgs]) -> Value:
-        """Join tensors along an axis.
-
-        Raises:
-            GraphVerifyError: there is none, or their other dimensions differ.
-        """
+        """Join tensors along an axis."""
         if not inputs:
             raise GraphVerifyError("Concat takes at least 1 inputs, got 0")
         values = [self._as_value(item) for item in inputs]

@@ -115,11 +115,7 @@ class SignalBuilders(ElementwiseBuilders, ShapeBuilders):
         return self.fft_norm(x, inverse, **node)
 
     def fft_norm(self, x: Operand, inverse: bool = False, norm: str = "backward", **node: Unpack[NodeArgs]) -> Value:
-        """Transform the last axis, which holds `[re | im]`, scaled as `FFT_NORMS` says.
-
-        Raises:
-            GraphVerifyError: the last dimension is odd or not known, or there is no such scaling.
-        """
+        """Transform the last axis, which holds `[re | im]`, scaled as `FFT_NORMS` says."""
         return self._add(Fft(inverse, norm), x, **node)
 
     def fft_axis(self, x: Operand, axis: int, inverse: bool = False, norm: str = "backward") -> Value:
@@ -210,11 +206,7 @@ class SignalBuilders(ElementwiseBuilders, ShapeBuilders):
         return self.rfft(frames, norm)
 
     def fft_conv1d(self, x: Operand, kernel: Operand) -> Value:
-        """Return the whole convolution along the last axis, T + K - 1 numbers, by way of transforms.
-
-        Raises:
-            GraphVerifyError: a last dimension is not known.
-        """
+        """Return the whole convolution along the last axis, T + K - 1 numbers, by way of transforms."""
         value = self._as_value(x)
         other = self._as_value(kernel, value)
         length = _last(value) + _last(other) - 1
@@ -244,11 +236,7 @@ class SignalBuilders(ElementwiseBuilders, ShapeBuilders):
         return self.constant(np.where(places <= n // 2, places, places - n) / n, DType.F32, name="fftfreq")
 
     def rfftfreq(self, n: int) -> Value:
-        """Return the frequencies of `rfft` of n numbers, in cycles a sample.
-
-        Raises:
-            GraphVerifyError: n is below 1.
-        """
+        """Return the frequencies of `rfft` of n numbers, in cycles a sample."""
         return self.constant(np.arange(_positive(n) // 2 + 1) / n, DType.F32, name="rfftfreq")
 
     def complex_norm_sq(self, x: Operand) -> Value:
