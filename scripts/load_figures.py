@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -40,8 +41,8 @@ IDLE_S, LOAD_S, AFTER_S = 2.0, 7.0, 12.0
 SEARCH_S, TRY_S = 12.0, 0.4
 IDLE, LOADED = (0.5, 0.88), 1.15  # the CPU's time as a share of the other's, idle and, at least, under load
 BOUND = 1e-4
-SHAPES = [(rows, width, layers) for layers in (1, 2) for rows in (24, 64, 192) for width in (700, 500, 350, 1000)]
-SHAPES += [(rows, 64, layers) for rows in (65536, 16384) for layers in (1, 2, 4, 8)]
+CHAINS = ((256, 2), (512, 1), (128, 2), (512, 3), (64, 2), (1024, 1))  # widths and layers, whose rows are searched
+MOST_ROWS = 1 << 16
 A_CORE = 3  # busy processes: beside one, a scheduler lets runs that are shorter than its slice go first
 BUSY = f"import time\nend = time.time() + {LOAD_S + SEARCH_S}\nwhile time.time() < end: pass"
 
@@ -117,14 +118,16 @@ def search(devices: list[str], tried: list[dict[str, Any]]) -> Case | None:
     What was `tried` gets the median times of every graph, in us: the CPU's and the other device's.
     """
     end, fitting = time.perf_counter() + SEARCH_S, []
-    for shape in SHAPES:
-        case = Case(devices, *shape)
-        cpu_ns, other_ns = case.times_ns()
-        tried.append({**case.shape, "idle_us": [round(ns / 1e3, 1) for ns in (cpu_ns, other_ns)]})
-        if IDLE[0] <= cpu_ns / other_ns <= IDLE[1]:
-            fitting.append(case)
-        if len(fitting) == 4 or time.perf_counter() > end:
-            break
+    for width, layers in CHAINS:
+        low, high = 1, MOST_ROWS  # the more rows, the slower is the CPU beside a GPU
+        while low < high and time.perf_counter() < end:
+            case = Case(devices, rows := math.isqrt(low * high), width, layers)
+            cpu_ns, other_ns = case.times_ns()
+            tried.append({**case.shape, "idle_us": [round(ns / 1e3, 1) for ns in (cpu_ns, other_ns)]})
+            if IDLE[0] <= cpu_ns / other_ns <= IDLE[1]:
+                fitting.append(case)
+                break
+            low, high = (rows + 1, high) if cpu_ns / other_ns < IDLE[0] else (low, rows)
     with load(processes=True):
         time.sleep(0.3)
         for case in fitting:
