@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx_ort.providers.cuda_driver import LIBRARY
-from rlx_ort.providers.recordable import NotRecordedError
-from rlx_ort.providers.recorded import Copy
+from rlx_ort.providers.engine.recordable import NotRecordedError
+from rlx_ort.providers.engine.recorded import Copy
 
 __all__ = ["CudaRecorder", "free_bytes", "open_recorder", "pinned_like"]
 

@@ -11,13 +11,13 @@ from rlx_ort.device import Device
 from rlx_ort.errors import DeviceUnavailableError
 from rlx_ort.options.compile_options import CompileOptions, Precision
 from rlx_ort.providers import claims as kernel_claims
-from rlx_ort.providers import runtime
 from rlx_ort.providers.base import Availability, EngineSession, KernelClaim, Provider, SessionRequest
+from rlx_ort.providers.engine import runtime
+from rlx_ort.providers.engine.recipe import SessionRecipe
 from rlx_ort.providers.installation import Problem, install_command
 from rlx_ort.providers.listed_kernels import KernelList, listed_kernels
 from rlx_ort.providers.plugins import described, plugin_devices, plugin_for, register_plugin
 from rlx_ort.providers.probing import prove
-from rlx_ort.providers.recipe import SessionRecipe
 
 __all__ = ["OrtProvider"]
 

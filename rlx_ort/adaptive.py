@@ -237,7 +237,7 @@ def _path(
 ) -> Path | None:
     """Return the file of a choice among devices, or None when one of them cannot be told from another."""
     from rlx_ort.calibration import store
-    from rlx_ort.providers.injection import cache_folder
+    from rlx_ort.providers.engine.injection import cache_folder
 
     parts: list[object] = [_SCHEMA, sorted(input_signature(inputs)), policy.prefer]
     precisions = sorted((label, precision.value) for label, precision in options.precisions.items())

@@ -82,7 +82,7 @@ def _verdict(package: Package, runner: GraphDevices, device: Device, inputs: Map
 
 def _path(package: Package, runner: GraphDevices, device: Device) -> Path | None:
     from rlx_ort.calibration.store import key_of
-    from rlx_ort.providers.injection import cache_folder
+    from rlx_ort.providers.engine.injection import cache_folder
 
     try:
         versions = key_of(device)

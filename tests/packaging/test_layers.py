@@ -39,7 +39,7 @@ def _imports(path: Path) -> Iterator[tuple[str, bool]]:
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            # `from rlx_ort.providers import runtime` imports the module rlx_ort.providers.runtime
+            # `from rlx_ort.providers import runtime` imports the module rlx_ort.providers.engine.runtime
             names = [f"{node.module}.{alias.name}" for alias in node.names]
         else:
             continue
@@ -75,14 +75,14 @@ def test_the_ir_imports_only_numpy_and_ml_dtypes() -> None:
 
 
 def test_onnxruntime_is_imported_in_one_file() -> None:
-    """Only providers/runtime.py imports ONNX Runtime, so telemetry and fallback are switched off in one place."""
+    """Only engine/runtime.py imports ONNX Runtime, so telemetry and fallback are switched off in one place."""
     importers = {
         module
         for module, path in _modules()
         for name, at_run_time in _imports(path)
         if at_run_time and _is_in(name, "onnxruntime")
     }
-    assert importers <= {"rlx_ort.providers.runtime"}
+    assert importers <= {"rlx_ort.providers.engine.runtime"}
 
 
 def _single_providers() -> set[str]:

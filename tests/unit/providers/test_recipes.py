@@ -19,13 +19,13 @@ from rlx_ort.providers.coreml import CoreMlProvider
 from rlx_ort.providers.cpu import CpuProvider
 from rlx_ort.providers.cuda import CudaProvider, cuda_options
 from rlx_ort.providers.directml import DirectMlProvider
+from rlx_ort.providers.engine.recipe import SessionRecipe
+from rlx_ort.providers.engine.recordable import NotRecordedError
 from rlx_ort.providers.mlx import MlxProvider
 from rlx_ort.providers.openvino import OpenVinoProvider
 from rlx_ort.providers.ort_provider import OrtProvider
 from rlx_ort.providers.plugins import Plugin
 from rlx_ort.providers.qnn import QnnProvider
-from rlx_ort.providers.recipe import SessionRecipe
-from rlx_ort.providers.recordable import NotRecordedError
 from rlx_ort.providers.registry import default_registry
 from rlx_ort.providers.rocm import RocmProvider
 from rlx_ort.providers.tensorrt import TensorRtProvider

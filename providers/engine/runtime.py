@@ -1,4 +1,4 @@
-"""The one place that imports ONNX Runtime; sessions are opened in `rlx_ort.providers.opening`.
+"""The one place that imports ONNX Runtime; sessions are opened in `rlx_ort.providers.engine.opening`.
 
 Import happens on first use, with telemetry off unless `RLX_ALLOW_ORT_TELEMETRY` is set: since 1.29 the Linux wheels
 send it. This module loads little itself, since a process that starts from a warmed package waits for it.
@@ -27,7 +27,7 @@ from rlx_ort.providers.installation import (
 
 if TYPE_CHECKING:
     from rlx_ort.providers.base import EngineSession, SessionRequest
-    from rlx_ort.providers.recipe import SessionRecipe
+    from rlx_ort.providers.engine.recipe import SessionRecipe
 
 __all__ = [
     "available_eps",
@@ -113,7 +113,7 @@ def available_eps() -> tuple[str, ...]:
 @functools.cache
 def engine_exceptions() -> tuple[type[Exception], ...]:
     """Return every exception type that comes out of ONNX Runtime."""
-    from rlx_ort.providers.exceptions import PLAIN_EXCEPTIONS
+    from rlx_ort.providers.engine.exceptions import PLAIN_EXCEPTIONS
 
     module = bindings()
     own = [value for value in vars(module).values() if isinstance(value, type) and issubclass(value, Exception)]
@@ -136,8 +136,8 @@ def open_session(recipe: SessionRecipe, request: SessionRequest) -> EngineSessio
         ParamError: a parameter has no value.
         EngineError: the model was refused, or an option is unknown; ONNX Runtime's exception is the cause.
     """
-    from rlx_ort.providers.opening import open_session as open_it
-    from rlx_ort.providers.shutdown import refuse_at_the_end
+    from rlx_ort.providers.engine.opening import open_session as open_it
+    from rlx_ort.providers.engine.shutdown import refuse_at_the_end
 
     refuse_at_the_end()
     return open_it(recipe, request)
@@ -167,7 +167,7 @@ def _load() -> Problem | None:
     if not telemetry_allowed():
         engine.disable_telemetry_events()
     if environment.flag("SHARED_POOL"):
-        from rlx_ort.providers.threads import budget
+        from rlx_ort.providers.engine.threads import budget
 
         # Registering a plugin or opening a session starts ONNX Runtime's environment, with the pool or without.
         state = importlib.import_module("onnxruntime.capi.onnxruntime_pybind11_state")

@@ -15,15 +15,15 @@ import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlx_ort import environment
-from rlx_ort.providers.compiled.key import SCHEMA
-from rlx_ort.providers.compiled.machine import cpu_facts
+from rlx_ort.providers.engine.compiled.key import SCHEMA
+from rlx_ort.providers.engine.compiled.machine import cpu_facts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from rlx_ort.providers.compiled.entry import Entry
-    from rlx_ort.providers.compiled.store import CompileStore
+    from rlx_ort.providers.engine.compiled.entry import Entry
+    from rlx_ort.providers.engine.compiled.store import CompileStore
 
 __all__ = ["Interface", "Start", "find_start", "note_start", "starts_folder"]
 

@@ -29,7 +29,7 @@ from rlx_ort.converters.to_onnx.writer import INLINE_BYTES
 from rlx_ort.errors import ParamError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.tensor import FileRange, TensorData
-from rlx_ort.providers.compiled.settings import cache_root
+from rlx_ort.providers.engine.compiled.settings import cache_root
 
 __all__ = ["BORROWING_VERSION", "cache_folder", "external_tensors", "prepare_weights", "write_weights_file"]
 
