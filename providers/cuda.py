@@ -20,9 +20,8 @@ from rlx_ort.providers.base import (
     is_float_remainder,
     result_element,
 )
-from rlx_ort.providers.cuda_driver import cuda_gpus, same_bus
-from rlx_ort.providers.cuda_recorder import open_recorder, pinned_like
 from rlx_ort.providers.engine import runtime
+from rlx_ort.providers.engine.cuda_driver import cuda_gpus, open_recorder, pinned_like, same_bus
 from rlx_ort.providers.engine.recipe import Keeps, Recording, SessionRecipe, names
 from rlx_ort.providers.hardware import nvidia_gpus
 from rlx_ort.providers.installation import Problem

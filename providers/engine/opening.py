@@ -24,6 +24,7 @@ from rlx_ort.providers.engine.recipe import SessionRecipe
 from rlx_ort.providers.engine.recordable import NotRecordedError, unrecordable
 from rlx_ort.providers.engine.recorded import Recorder
 from rlx_ort.providers.engine.session import OrtEngineSession
+from rlx_ort.providers.engine.shutdown import refuse_at_the_end
 from rlx_ort.providers.engine.threads import budget
 from rlx_ort.providers.installation import PLUGIN_VERSION
 
@@ -51,6 +52,7 @@ def open_session(recipe: SessionRecipe, request: SessionRequest) -> EngineSessio
         ParamError: a parameter has no value.
         EngineError: the model was refused, or an option is unknown; ONNX Runtime's exception is the cause.
     """
+    refuse_at_the_end()
     problem = runtime.runtime_problem()
     if problem is not None:
         raise DeviceUnavailableError(request.device, problem.reason, problem.remedy)
