@@ -243,7 +243,7 @@ def test_a_weights_file_that_was_changed_is_written_again(tmp_path: Path, monkey
     write_weights_file(buffers, tmp_path)
     offset, length = entries["b"]
     assert path.read_bytes()[offset : offset + length] == buffers["b"].tobytes()
-    assert [found.name for found in tmp_path.iterdir() if found.suffix == ".part"] == []
+    assert [found.name for found in tmp_path.iterdir() if found.suffix == ".partial"] == []
 
 
 def test_a_weights_file_is_read_once_a_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
