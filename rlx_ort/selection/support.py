@@ -152,7 +152,7 @@ def support_of(device: Device, graph: Graph, options: CompileOptions | None = No
     if refused:
         return Support(refused)
 
-    from rlx_ort.providers.runtime import runtime_version
+    from rlx_ort.providers.engine.runtime import runtime_version
 
     try:
         draft = _drafted(provider, graph, options)
