@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rlx_ort.calibration.profile import CalibrationProfile
+    from rlx_ort.compat import DeviceRouter, FlexibleSession
     from rlx_ort.converters.files import save_onnx
     from rlx_ort.converters.from_onnx import from_onnx
     from rlx_ort.converters.from_torch import from_torch
@@ -63,7 +64,6 @@ if TYPE_CHECKING:
     from rlx_ort.execution.moe_controls import MoeResidencyStats
     from rlx_ort.execution.placement import Placement
     from rlx_ort.execution.session import Session
-    from rlx_ort.flexible_session import FlexibleSession
     from rlx_ort.graph_devices import GraphDevices, graph_param_names, load
     from rlx_ort.ir.core import Node
     from rlx_ort.ir.dims import DimBinding, dynamic_symbols, has_dynamic_dims, infer_bindings_from_inputs
@@ -93,7 +93,6 @@ if TYPE_CHECKING:
         supports_run_slots,
     )
     from rlx_ort.providers.registry import register_provider
-    from rlx_ort.router import DeviceRouter
     from rlx_ort.selection.candidates import DeviceCandidate, device_report, devices_for, fastest_device_for, rank
     from rlx_ort.selection.cost import BackendCostModel, ProfileCostModel
     from rlx_ort.selection.estimate import estimate_graph_cost, pick_best_device
@@ -246,12 +245,12 @@ _MODULE_OF = {
     "DeviceCandidate": "selection.candidates",
     "DevicePickStrategy": "selection.policy",
     "DevicePolicy": "selection.policy",
-    "DeviceRouter": "router",
+    "DeviceRouter": "compat",
     "Dim": "ir.shape",
     "DimBinding": "ir.dims",
     "DispatchSummary": "execution.dispatch_report",
     "ExpertPool": "execution.expert_pool",
-    "FlexibleSession": "flexible_session",
+    "FlexibleSession": "compat",
     "Graph": "ir.graph",
     "GraphDevices": "graph_devices",
     "KernelDispatch": "options.dispatch",
