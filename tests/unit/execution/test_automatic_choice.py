@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from rlx_ort import environment
+from rlx_ort.compat import DeviceRouter, FlexibleSession
 from rlx_ort.device import Device
 from rlx_ort.errors import (
     DeviceFallbackError,
@@ -23,12 +24,10 @@ from rlx_ort.errors import (
     ParamError,
     PlacementError,
 )
-from rlx_ort.flexible_session import FlexibleSession
 from rlx_ort.graph_devices import GraphDevices
 from rlx_ort.ir.graph import Graph
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule
 from rlx_ort.providers import registry
-from rlx_ort.router import DeviceRouter
 from rlx_ort.selection.candidates import rank
 from rlx_ort.selection.policy import DevicePolicy
 
