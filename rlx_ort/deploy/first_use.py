@@ -6,11 +6,9 @@ device computes; so it is done once a machine, and again after an update of ONNX
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import logging
-import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from rlx_ort.deploy.golden import check_device
 from rlx_ort.device import Device
 from rlx_ort.errors import CalibrationError, NoViableDeviceError, RunError
+from rlx_ort.storage import cache_folder, write_atomic
 
 if TYPE_CHECKING:
     from rlx_ort.deploy.package import Package
@@ -82,7 +81,6 @@ def _verdict(package: Package, runner: GraphDevices, device: Device, inputs: Map
 
 def _path(package: Package, runner: GraphDevices, device: Device) -> Path | None:
     from rlx_ort.calibration.store import key_of
-    from rlx_ort.providers.injection import cache_folder
 
     try:
         versions = key_of(device)
@@ -111,12 +109,8 @@ def _read(path: Path) -> str | None:
 
 
 def _write(path: Path, device: Device, refused: str) -> None:
-    partial = path.with_name(f"{path.name}.{uuid.uuid4().hex}.part")
+    document = {"schema": _SCHEMA, "device": device.label, "refused": refused}
     try:
-        with partial.open("x", encoding="utf-8") as file:
-            json.dump({"schema": _SCHEMA, "device": device.label, "refused": refused}, file)
-        partial.replace(path)
+        write_atomic(path, json.dumps(document).encode())
     except OSError as err:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
         _log.warning("the golden check of %s cannot be kept: %s", device.display, err)

@@ -18,8 +18,8 @@ from rlx_ort.errors import EngineError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from rlx_ort.providers.compiled.starts import Interface, Start
-    from rlx_ort.providers.saved import SavedSession
+    from rlx_ort.providers.engine.compiled.starts import Interface, Start
+    from rlx_ort.providers.engine.saved import SavedSession
 
 __all__ = ["QuickSession", "find_quick"]
 
@@ -35,10 +35,10 @@ def find_quick(package_sha256: str) -> QuickSession | None:
     Raises:
         EngineError: ONNX Runtime cannot be used.
     """
-    from rlx_ort.providers.compiled.settings import use_of
-    from rlx_ort.providers.compiled.starts import find_start
-    from rlx_ort.providers.compiled.store import default_store
-    from rlx_ort.providers.runtime import describe_runtime
+    from rlx_ort.providers.engine.compiled.settings import use_of
+    from rlx_ort.providers.engine.compiled.starts import find_start
+    from rlx_ort.providers.engine.compiled.store import default_store
+    from rlx_ort.providers.engine.runtime import describe_runtime
 
     if use_of(None, "found") == "off":
         return None
@@ -78,8 +78,8 @@ class QuickSession:
                 try:
                     self._session = self._opened(packed=False)
                 except EngineError:
-                    from rlx_ort.providers.compiled.store import default_store
-                    from rlx_ort.providers.shutdown import ending
+                    from rlx_ort.providers.engine.compiled.store import default_store
+                    from rlx_ort.providers.engine.shutdown import ending
 
                     if ending():  # which says nothing of the entry
                         raise
@@ -138,8 +138,8 @@ class QuickSession:
         self.settle()
 
     def _opened(self, *, packed: bool) -> SavedSession:
-        from rlx_ort.providers.compiled.entry import MODEL_FILE
-        from rlx_ort.providers.saved import SavedSession
+        from rlx_ort.providers.engine.compiled.entry import MODEL_FILE
+        from rlx_ort.providers.engine.saved import SavedSession
 
         # The budget keeps the owner alive for as long as the session; this object would keep the session in turn.
         return SavedSession(self._start.entry.folder / MODEL_FILE, self._start, packed=packed)

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from rlx_ort.errors import EngineError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.tensor import FileRange, TensorData
-from rlx_ort.providers.device_tensor import DeviceTensor
+from rlx_ort.providers.engine.device_tensor import DeviceTensor
 
 if TYPE_CHECKING:
     from rlx_ort.providers.base import EngineSession
-    from rlx_ort.providers.binding import Binder
+    from rlx_ort.providers.engine.binding import Binder
 
 __all__ = ["Engine", "Observer", "WeightSource"]
 
@@ -120,7 +120,7 @@ class Engine:
         """The memory side of the session, fed in the same way as `run`."""
         if self._binder is None:
             from rlx_ort.execution.fed_binder import FedBinder
-            from rlx_ort.providers.binding import binder_of
+            from rlx_ort.providers.engine.binding import binder_of
 
             self._binder = binder_of(self.session) if self._fed is None else FedBinder(self._fed)
         return self._binder
@@ -161,7 +161,7 @@ class _Fed:
     def __init__(
         self, session: EngineSession, values: dict[str, Any], observed: tuple[tuple[str, ...], Observer] | None
     ) -> None:
-        from rlx_ort.providers.binding import binder_of
+        from rlx_ort.providers.engine.binding import binder_of
 
         self._session = session
         self._observed = observed

@@ -163,7 +163,7 @@ class EngineSlot:
         self, session: EngineSession, changing: Mapping[str, TensorData], replaces: bool = False
     ) -> dict[str, Any]:
         """Return mutable parameters as the session takes them: host arrays, or tensors that its device has once."""
-        from rlx_ort.providers.binding import binder_of
+        from rlx_ort.providers.engine.binding import binder_of
 
         binder = binder_of(session) if changing else None
         if binder is None or binder.on_host:

@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 import numpy.typing as npt
 
-from rlx_ort.providers.binding import Binder, HostBinder, Runs
-from rlx_ort.providers.device_tensor import DeviceTensor
+from rlx_ort.providers.engine.binding import Binder, HostBinder, Runs
+from rlx_ort.providers.engine.device_tensor import DeviceTensor
 
 __all__ = ["FedBinder", "FedRuns"]
 

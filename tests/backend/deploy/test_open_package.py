@@ -25,9 +25,9 @@ from rlx_ort.options.compile_options import CompileOptions, Precision
 from rlx_ort.providers import registry
 from rlx_ort.providers.base import CostProfile
 from rlx_ort.providers.cpu import CpuProvider
+from rlx_ort.providers.engine.runtime import onnxruntime
 from rlx_ort.providers.null import NullProvider
 from rlx_ort.providers.registry import ProviderRegistry
-from rlx_ort.providers.runtime import onnxruntime
 from rlx_ort.selection.policy import DevicePolicy
 
 

@@ -20,8 +20,9 @@ from rlx_ort.execution.benchmark import DeviceBenchResult
 from rlx_ort.execution.pace import Pace
 from rlx_ort.graph_devices import GraphDevices
 from rlx_ort.ir.graph import Graph
-from rlx_ort.providers import plugins, runtime
+from rlx_ort.providers import plugins
 from rlx_ort.providers.base import CostProfile
+from rlx_ort.providers.engine import runtime
 from rlx_ort.selection.policy import Adaptive, DevicePickStrategy, DevicePolicy
 from rlx_ort.selection.predict import dims_of
 

@@ -20,7 +20,7 @@ from rlx_ort.execution import benchmark
 from rlx_ort.execution.benchmark import DeviceBenchResult
 from rlx_ort.graph_devices import GraphDevices
 from rlx_ort.ir.graph import Graph
-from rlx_ort.providers import runtime
+from rlx_ort.providers.engine import runtime
 from rlx_ort.router import DeviceRouter
 from rlx_ort.selection.policy import DevicePolicy
 from tests.unit.execution.conftest import MatMulSession

@@ -17,17 +17,17 @@ from rlx_ort.device import Device
 from rlx_ort.errors import EngineError
 from rlx_ort.ir.types import ValueType
 from rlx_ort.providers.base import DeviceGraphReport, NodeAssignment, ValueSpec
-from rlx_ort.providers.binding import Binder
-from rlx_ort.providers.exceptions import running_error
-from rlx_ort.providers.ort_binding import GraphRuns, OrtBinder
-from rlx_ort.providers.ort_tensor import OrtTensor
-from rlx_ort.providers.ort_types import refined, value_type
-from rlx_ort.providers.recipe import HOST_MEMORY, SessionRecipe, nothing_to_hold
-from rlx_ort.providers.recordable import host_work, unrecordable
-from rlx_ort.providers.recorded import BoundRun, Recorder
-from rlx_ort.providers.recordings import LEFT_ON_DEVICE, Recordings, not_recorded
-from rlx_ort.providers.shutdown import watch
-from rlx_ort.providers.values import from_ort_value, has_foreign_dtype, is_tensor_like, to_ort_value
+from rlx_ort.providers.engine.binding import Binder
+from rlx_ort.providers.engine.exceptions import running_error
+from rlx_ort.providers.engine.ort_binding import GraphRuns, OrtBinder
+from rlx_ort.providers.engine.ort_tensor import OrtTensor
+from rlx_ort.providers.engine.ort_types import refined, value_type
+from rlx_ort.providers.engine.recipe import HOST_MEMORY, SessionRecipe, nothing_to_hold
+from rlx_ort.providers.engine.recordable import host_work, unrecordable
+from rlx_ort.providers.engine.recorded import BoundRun, Recorder
+from rlx_ort.providers.engine.recordings import LEFT_ON_DEVICE, Recordings, not_recorded
+from rlx_ort.providers.engine.shutdown import watch
+from rlx_ort.providers.engine.values import from_ort_value, has_foreign_dtype, is_tensor_like, to_ort_value
 
 __all__ = ["OrtEngineSession", "SessionCore"]
 

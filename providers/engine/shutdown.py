@@ -23,14 +23,7 @@ __all__ = ["ending", "refuse_at_the_end", "watch"]
 
 _LONGEST_WAIT_S = 30.0
 _STEP_S = 0.002
-_OWN_FILES = frozenset(
-    str(Path(__file__).with_name(name))
-    for name in (
-        *("session.py", "saved.py", "runtime.py"),
-        *("ort_binding.py", "ort_loop.py", "ort_slots.py", "ort_tensor.py"),
-        *("recordings.py", "cuda_recorder.py"),
-    )
-)
+_OWN_FOLDER = str(Path(__file__).parent)
 
 
 class _Stoppable(Protocol):
@@ -65,8 +58,8 @@ def ending() -> bool:
 def refuse_at_the_end() -> None:
     """Let no session be opened once the process ends.
 
-    To be called within the files that the end of the process waits for: a thread that enters one of them either is
-    waited for, or finds the process ending here.
+    To be called within this folder, which the end of the process waits for: a thread in it is either waited for, or
+    finds the process ending here.
 
     Raises:
         EngineError: the process ends.
@@ -95,7 +88,7 @@ def _threads_inside() -> bool:
     for thread, frame in sys._current_frames().items():
         current: FrameType | None = frame if thread != own else None
         while current is not None:
-            if current.f_code.co_filename in _OWN_FILES:
+            if current.f_code.co_filename.startswith(_OWN_FOLDER):
                 return True
             current = current.f_back
     return False

@@ -10,11 +10,11 @@ import numpy.typing as npt
 from rlx_ort.errors import EngineError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import TensorType
-from rlx_ort.providers.device_tensor import DeviceTensor
-from rlx_ort.providers.values import dtype_of, from_ort_value, has_foreign_dtype
+from rlx_ort.providers.engine.device_tensor import DeviceTensor
+from rlx_ort.providers.engine.values import dtype_of, from_ort_value, has_foreign_dtype
 
 if TYPE_CHECKING:
-    from rlx_ort.providers.session import OrtEngineSession, SessionCore
+    from rlx_ort.providers.engine.session import OrtEngineSession, SessionCore
 
 __all__ = ["DLPACK_DEVICE", "OrtTensor"]
 

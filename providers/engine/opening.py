@@ -12,20 +12,21 @@ from typing import Any
 
 from rlx_ort.errors import DeviceUnavailableError, EngineError
 from rlx_ort.options.compile_options import CacheUse, CompileOptions, OptimizationLevel, WeightSharing
-from rlx_ort.providers import runtime
 from rlx_ort.providers.base import EngineSession, SessionRequest
-from rlx_ort.providers.compiled.models import open_cached, use_for
-from rlx_ort.providers.config_keys import check_config, check_provider_options
-from rlx_ort.providers.exceptions import opening_error
-from rlx_ort.providers.forks import forbid_in_forks
-from rlx_ort.providers.heap import release_free_heap
-from rlx_ort.providers.injection import prepare_weights
+from rlx_ort.providers.engine import runtime
+from rlx_ort.providers.engine.compiled.models import open_cached, use_for
+from rlx_ort.providers.engine.config_keys import check_config, check_provider_options
+from rlx_ort.providers.engine.exceptions import opening_error
+from rlx_ort.providers.engine.forks import forbid_in_forks
+from rlx_ort.providers.engine.heap import release_free_heap
+from rlx_ort.providers.engine.injection import prepare_weights
+from rlx_ort.providers.engine.recipe import SessionRecipe
+from rlx_ort.providers.engine.recordable import NotRecordedError, unrecordable
+from rlx_ort.providers.engine.recorded import Recorder
+from rlx_ort.providers.engine.session import OrtEngineSession
+from rlx_ort.providers.engine.shutdown import refuse_at_the_end
+from rlx_ort.providers.engine.threads import budget
 from rlx_ort.providers.installation import PLUGIN_VERSION
-from rlx_ort.providers.recipe import SessionRecipe
-from rlx_ort.providers.recordable import NotRecordedError, unrecordable
-from rlx_ort.providers.recorded import Recorder
-from rlx_ort.providers.session import OrtEngineSession
-from rlx_ort.providers.threads import budget
 
 __all__ = ["open_session"]
 
@@ -51,6 +52,7 @@ def open_session(recipe: SessionRecipe, request: SessionRequest) -> EngineSessio
         ParamError: a parameter has no value.
         EngineError: the model was refused, or an option is unknown; ONNX Runtime's exception is the cause.
     """
+    refuse_at_the_end()
     problem = runtime.runtime_problem()
     if problem is not None:
         raise DeviceUnavailableError(request.device, problem.reason, problem.remedy)

@@ -16,16 +16,16 @@ import numpy.typing as npt
 from rlx_ort.errors import EngineError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import TensorType
-from rlx_ort.providers.binding import Loop
-from rlx_ort.providers.device_tensor import DeviceTensor
-from rlx_ort.providers.exceptions import running_error
-from rlx_ort.providers.ort_slots import COPY_AT_MOST_BYTES, binding_call
-from rlx_ort.providers.ort_tensor import OrtTensor
-from rlx_ort.providers.recipe import HOST_MEMORY, nothing_to_hold
-from rlx_ort.providers.values import has_foreign_dtype, is_tensor_like, to_ort_value
+from rlx_ort.providers.engine.binding import Loop
+from rlx_ort.providers.engine.device_tensor import DeviceTensor
+from rlx_ort.providers.engine.exceptions import running_error
+from rlx_ort.providers.engine.ort_slots import COPY_AT_MOST_BYTES, binding_call
+from rlx_ort.providers.engine.ort_tensor import OrtTensor
+from rlx_ort.providers.engine.recipe import HOST_MEMORY, nothing_to_hold
+from rlx_ort.providers.engine.values import has_foreign_dtype, is_tensor_like, to_ort_value
 
 if TYPE_CHECKING:
-    from rlx_ort.providers.session import OrtEngineSession, SessionCore
+    from rlx_ort.providers.engine.session import OrtEngineSession, SessionCore
 
 __all__ = ["OrtLoop", "Place", "bind_input", "bind_output", "run_binding"]
 

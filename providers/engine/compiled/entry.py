@@ -14,7 +14,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
-from rlx_ort.providers.compiled.key import SCHEMA, CacheKey
+from rlx_ort.providers.engine.compiled.key import SCHEMA, CacheKey
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rlx_ort.options.compile_options import CompileOptions
-    from rlx_ort.providers.recorded import Recorder
+    from rlx_ort.providers.engine.recorded import Recorder
 
 __all__ = ["CPU_EP", "HOST_MEMORY", "Keeps", "Recording", "SessionRecipe", "names", "nothing_to_hold"]
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from rlx_ort.errors import EngineError
 from rlx_ort.providers.base import EngineSession
-from rlx_ort.providers.device_tensor import DeviceTensor, HostTensor
+from rlx_ort.providers.engine.device_tensor import DeviceTensor, HostTensor
 
 __all__ = ["Arrays", "Binder", "HostBinder", "Loop", "Runs", "Slots", "StoppableRun", "binder_of"]
 

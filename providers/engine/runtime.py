@@ -1,4 +1,4 @@
-"""The one place that imports ONNX Runtime; sessions are opened in `rlx_ort.providers.opening`.
+"""The one place that imports ONNX Runtime; sessions are opened in `rlx_ort.providers.engine.opening`.
 
 Import happens on first use, with telemetry off unless `RLX_ALLOW_ORT_TELEMETRY` is set: since 1.29 the Linux wheels
 send it. This module loads little itself, since a process that starts from a warmed package waits for it.
@@ -11,7 +11,7 @@ import importlib
 import importlib.util
 import os
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rlx_ort import environment
 from rlx_ort.errors import EngineError
@@ -25,17 +25,12 @@ from rlx_ort.providers.installation import (
     runtime_packages,
 )
 
-if TYPE_CHECKING:
-    from rlx_ort.providers.base import EngineSession, SessionRequest
-    from rlx_ort.providers.recipe import SessionRecipe
-
 __all__ = [
     "available_eps",
     "bindings",
     "describe_runtime",
     "engine_exceptions",
     "onnxruntime",
-    "open_session",
     "quantization",
     "runtime_problem",
     "runtime_version",
@@ -113,7 +108,7 @@ def available_eps() -> tuple[str, ...]:
 @functools.cache
 def engine_exceptions() -> tuple[type[Exception], ...]:
     """Return every exception type that comes out of ONNX Runtime."""
-    from rlx_ort.providers.exceptions import PLAIN_EXCEPTIONS
+    from rlx_ort.providers.engine.exceptions import PLAIN_EXCEPTIONS
 
     module = bindings()
     own = [value for value in vars(module).values() if isinstance(value, type) and issubclass(value, Exception)]
@@ -123,24 +118,6 @@ def engine_exceptions() -> tuple[type[Exception], ...]:
 def telemetry_allowed() -> bool:
     """Return whether the user allowed ONNX Runtime's telemetry with `RLX_ALLOW_ORT_TELEMETRY=1`."""
     return environment.flag("ALLOW_ORT_TELEMETRY")
-
-
-def open_session(recipe: SessionRecipe, request: SessionRequest) -> EngineSession:
-    """Open a session on one execution provider and prove that it is the one that was asked for.
-
-    Weights are borrowed, not copied, where ONNX Runtime can; the session keeps them alive.
-
-    Raises:
-        DeviceUnavailableError: ONNX Runtime or the provider cannot be used here, or fell back to another one.
-        LegalizeError: a node has no kernel.
-        ParamError: a parameter has no value.
-        EngineError: the model was refused, or an option is unknown; ONNX Runtime's exception is the cause.
-    """
-    from rlx_ort.providers.opening import open_session as open_it
-    from rlx_ort.providers.shutdown import refuse_at_the_end
-
-    refuse_at_the_end()
-    return open_it(recipe, request)
 
 
 def _load() -> Problem | None:
@@ -167,7 +144,7 @@ def _load() -> Problem | None:
     if not telemetry_allowed():
         engine.disable_telemetry_events()
     if environment.flag("SHARED_POOL"):
-        from rlx_ort.providers.threads import budget
+        from rlx_ort.providers.engine.threads import budget
 
         # Registering a plugin or opening a session starts ONNX Runtime's environment, with the pool or without.
         state = importlib.import_module("onnxruntime.capi.onnxruntime_pybind11_state")

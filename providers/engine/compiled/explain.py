@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from rlx_ort.providers.compiled.key import CacheKey, Difference, differences
+from rlx_ort.providers.engine.compiled.key import CacheKey, Difference, differences
 
 if TYPE_CHECKING:
-    from rlx_ort.providers.compiled.entry import Entry
+    from rlx_ort.providers.engine.compiled.entry import Entry
 
 __all__ = ["Explanation", "explain_entry", "explain_key"]
 

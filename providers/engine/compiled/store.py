@@ -14,9 +14,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlx_ort.providers.compiled.entry import Entry, describe_files, read_entry, write_manifest
-from rlx_ort.providers.compiled.key import CacheKey
-from rlx_ort.providers.compiled.settings import cache_root, limit_bytes
+from rlx_ort.providers.engine.compiled.entry import Entry, describe_files, read_entry, write_manifest
+from rlx_ort.providers.engine.compiled.key import CacheKey
+from rlx_ort.providers.engine.compiled.settings import limit_bytes
+from rlx_ort.storage import cache_root
 
 if TYPE_CHECKING:
     import logging

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import TensorType, ValueType
 from rlx_ort.providers.base import NodeAssignment
-from rlx_ort.providers.values import has_foreign_dtype
+from rlx_ort.providers.engine.values import has_foreign_dtype
 
 __all__ = ["NotRecordedError", "check_replay", "host_work", "unrecordable"]
 

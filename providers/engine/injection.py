@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import tempfile
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -29,9 +28,9 @@ from rlx_ort.converters.to_onnx.writer import INLINE_BYTES
 from rlx_ort.errors import ParamError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.tensor import FileRange, TensorData
-from rlx_ort.providers.compiled.settings import cache_root
+from rlx_ort.storage import cache_folder, replacing
 
-__all__ = ["BORROWING_VERSION", "cache_folder", "external_tensors", "prepare_weights", "write_weights_file"]
+__all__ = ["BORROWING_VERSION", "external_tensors", "prepare_weights", "write_weights_file"]
 
 _log = logging.getLogger("rlx_ort.weights")
 
@@ -85,13 +84,6 @@ def prepare_weights(
     return _relocated(payload, places, {}), []
 
 
-def cache_folder(name: str) -> Path:
-    """Return a folder of what is kept between runs, created; `RLX_CACHE_DIR` moves all of them."""
-    folder = cache_root() / name
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
 def write_weights_file(
     weights: Mapping[str, npt.NDArray[Any]], folder: Path
 ) -> tuple[Path, dict[str, tuple[int, int]]]:
@@ -118,19 +110,10 @@ def write_weights_file(
         if _holds(path, size, weights, entries):
             return path, entries
         _remove_unused(folder)
-        with tempfile.NamedTemporaryFile(dir=folder, suffix=".part", delete=False) as file:
-            try:
-                for name, buffer in weights.items():
-                    file.seek(entries[name][0])
-                    file.write(buffer.data)
-                file.flush()
-                os.fsync(file.fileno())
-                file.close()
-                Path(file.name).replace(path)
-            except BaseException:
-                file.close()
-                Path(file.name).unlink(missing_ok=True)
-                raise
+        with replacing(path) as file:
+            for name, buffer in weights.items():
+                file.seek(entries[name][0])
+                file.write(buffer.data)
         _compared[path] = _stamp(path)
     return path, entries
 
@@ -251,7 +234,7 @@ def _describe(target: Any, pairs: Iterable[tuple[str, object]]) -> None:
 def _remove_unused(folder: Path) -> None:
     """Delete files no session opened lately; those that are mapped stay where the system says so."""
     oldest = time.time() - _KEEP_UNUSED_DAYS * 24 * 3600
-    for path in [*folder.glob("*.bin"), *folder.glob("*.part")]:
+    for path in [*folder.glob("*.bin"), *folder.glob("*.partial")]:
         with contextlib.suppress(OSError):
             if path.stat().st_mtime < oldest:
                 path.unlink()

@@ -15,15 +15,16 @@ import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlx_ort import environment
-from rlx_ort.providers.compiled.key import SCHEMA
-from rlx_ort.providers.compiled.machine import cpu_facts
+from rlx_ort.providers.engine.compiled.key import SCHEMA
+from rlx_ort.providers.engine.compiled.machine import cpu_facts
+from rlx_ort.storage import write_atomic
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from rlx_ort.providers.compiled.entry import Entry
-    from rlx_ort.providers.compiled.store import CompileStore
+    from rlx_ort.providers.engine.compiled.entry import Entry
+    from rlx_ort.providers.engine.compiled.store import CompileStore
 
 __all__ = ["Interface", "Start", "find_start", "note_start", "starts_folder"]
 
@@ -61,8 +62,6 @@ def note_start(
     Raises:
         OSError: the cache cannot be written to.
     """
-    import uuid
-
     path = _path(store, package_sha256)
     document = {
         "schema": SCHEMA,
@@ -72,9 +71,7 @@ def note_start(
         "outputs": interface[1],
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
-    partial.write_text(json.dumps(document, indent=1), encoding="utf-8")
-    os.replace(partial, path)  # noqa: PTH105  # the same call as everywhere in the cache
+    write_atomic(path, json.dumps(document, indent=1).encode())
 
 
 def find_start(store: CompileStore, package_sha256: str, engine: str) -> Start | None:

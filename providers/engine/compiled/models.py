@@ -19,15 +19,15 @@ from typing import Any, Protocol
 from rlx_ort.errors import EngineError, RlxError
 from rlx_ort.options.compile_options import CacheUse, CompileOptions, OptimizationLevel, WeightSharing
 from rlx_ort.providers.base import SessionRequest
-from rlx_ort.providers.compiled.digests import weights_digest
-from rlx_ort.providers.compiled.entry import MODEL_FILE, Entry
-from rlx_ort.providers.compiled.key import CacheKey
-from rlx_ort.providers.compiled.machine import cpu_facts
-from rlx_ort.providers.compiled.settings import use_of
-from rlx_ort.providers.compiled.store import CompileStore, default_store
-from rlx_ort.providers.injection import external_tensors
+from rlx_ort.providers.engine.compiled.digests import weights_digest
+from rlx_ort.providers.engine.compiled.entry import MODEL_FILE, Entry
+from rlx_ort.providers.engine.compiled.key import CacheKey
+from rlx_ort.providers.engine.compiled.machine import cpu_facts
+from rlx_ort.providers.engine.compiled.settings import use_of
+from rlx_ort.providers.engine.compiled.store import CompileStore, default_store
+from rlx_ort.providers.engine.injection import external_tensors
+from rlx_ort.providers.engine.recipe import Keeps, SessionRecipe
 from rlx_ort.providers.plugins import plugin_for
-from rlx_ort.providers.recipe import Keeps, SessionRecipe
 
 __all__ = ["Opener", "Opening", "open_cached", "session_key", "use_for", "watched"]
 

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Collection, Mapping
 
 from rlx_ort.errors import EngineError
-from rlx_ort.providers.recipe import names
+from rlx_ort.providers.engine.recipe import names
 
 __all__ = ["KNOWN_CONFIG_KEYS", "check_config", "check_provider_options"]
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import re
-import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from rlx_ort.storage import write_atomic
 
 if TYPE_CHECKING:
     from rlx_ort.ir.tensor import TensorData
@@ -58,11 +58,9 @@ def _remembered(stamp: tuple[int, ...], names: list[str], weights: Mapping[str, 
     for name in names:
         found.update(_bytes_of(weights[name]))
     digest = found.hexdigest()
-    partial = memo.with_name(f"{memo.name}.{uuid.uuid4().hex}")
     with contextlib.suppress(OSError):  # a cache that cannot be written to costs the reading again
         memo.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(digest, encoding="ascii")
-        os.replace(partial, memo)  # noqa: PTH105  # the same call as everywhere in the cache
+        write_atomic(memo, digest.encode())
     return digest
 
 

@@ -1,4 +1,7 @@
-"""CUDA graphs through the driver's library: one stream a session, pinned buffers, captures that are looked through.
+"""CUDA's driver library: which GPU is behind an ordinal, pinned memory, and recorded launches as CUDA graphs.
+
+`nvidia-smi` counts all GPUs in the order of the bus; CUDA counts the visible ones, fastest first unless
+CUDA_DEVICE_ORDER is set. Only the PCI address identifies a GPU in both.
 
 ONNX Runtime launches on the stream; what it launches during a capture, with the copies around it, becomes one graph. A
 captured copy from host memory other than our own would read memory that ONNX Runtime has given to something else by
@@ -10,19 +13,23 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
+import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from rlx_ort.providers.cuda_driver import LIBRARY
-from rlx_ort.providers.recordable import NotRecordedError
-from rlx_ort.providers.recorded import Copy
+from rlx_ort.providers.engine.recordable import NotRecordedError
+from rlx_ort.providers.engine.recorded import Copy
 
-__all__ = ["CudaRecorder", "free_bytes", "open_recorder", "pinned_like"]
+__all__ = ["CudaGpu", "CudaRecorder", "cuda_gpus", "free_bytes", "open_recorder", "pinned_like", "same_bus"]
 
+_LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
+_BUS_ID_BYTES = 32
 _NON_BLOCKING = 1
 _RELAXED = 2  # ONNX Runtime may allocate during a capture
 _KERNEL, _MEMCPY, _MEMSET, _EMPTY, _ALLOCATE, _FREE = 0, 1, 2, 5, 10, 11
@@ -74,6 +81,35 @@ class _Memcpy3D(ctypes.Structure):
     ]
 
 
+@dataclass(frozen=True, slots=True)
+class CudaGpu:
+    """A GPU as CUDA counts it: its PCI address and UUID."""
+
+    bus_id: str
+    uuid: str
+
+
+@functools.cache
+def cuda_gpus() -> tuple[CudaGpu, ...]:
+    """Return the GPUs in the order of CUDA's ordinals, empty where the driver is missing or does not answer."""
+    try:
+        library = ctypes.CDLL(_LIBRARY)
+    except OSError:
+        return ()
+    count = ctypes.c_int()
+    try:
+        if library.cuInit(0) or library.cuDeviceGetCount(ctypes.byref(count)):
+            return ()
+        return tuple(_gpu(library, ordinal) for ordinal in range(count.value))
+    except AttributeError:  # a driver without these functions
+        return ()
+
+
+def same_bus(one: str, other: str) -> bool:
+    """Return whether two PCI addresses are one; tools write the domain with four or eight digits."""
+    return _address(one) == _address(other) != ()
+
+
 @functools.cache
 def _driver() -> ctypes.CDLL:
     """Return the driver's library with the types of what is called here.
@@ -82,11 +118,11 @@ def _driver() -> ctypes.CDLL:
         NotRecordedError: there is none, or it is too old.
     """
     try:
-        library = ctypes.CDLL(LIBRARY)
+        library = ctypes.CDLL(_LIBRARY)
         for name, types in _ARGUMENTS.items():
             getattr(library, name).argtypes = types
     except (OSError, AttributeError) as err:
-        raise NotRecordedError(f"the CUDA driver's library {LIBRARY} cannot be used: {err}") from err
+        raise NotRecordedError(f"the CUDA driver's library {_LIBRARY} cannot be used: {err}") from err
     return library
 
 
@@ -310,3 +346,24 @@ def _on_host(type_: int, address: int | None) -> bool:
     found = _U()
     code = _driver().cuPointerGetAttribute(ctypes.byref(found), _POINTER_MEMORY_TYPE, address)
     return bool(code) or found.value != _DEVICE  # an address that the driver does not know is the host's
+
+
+def _gpu(library: ctypes.CDLL, ordinal: int) -> CudaGpu:
+    text = ctypes.create_string_buffer(_BUS_ID_BYTES)
+    bus_id = "" if library.cuDeviceGetPCIBusId(text, _BUS_ID_BYTES, ordinal) else text.value.decode("ascii")
+    raw = (ctypes.c_ubyte * 16)()
+    if library.cuDeviceGetUuid(raw, ordinal):
+        return CudaGpu(bus_id.lower(), "")
+    digits = bytes(raw).hex()
+    cuts = (0, 8, 12, 16, 20, 32)
+    uuid = "-".join(digits[start:end] for start, end in itertools.pairwise(cuts))
+    return CudaGpu(bus_id.lower(), f"GPU-{uuid}")
+
+
+def _address(text: str) -> tuple[int, ...]:
+    pieces = text.lower().replace(".", ":").split(":")
+    try:
+        numbers = tuple(int(piece, 16) for piece in pieces)
+    except ValueError:
+        return ()
+    return numbers if len(numbers) == 4 else (0, *numbers) if len(numbers) == 3 else ()

@@ -15,7 +15,7 @@ from rlx_ort.errors import EngineError, InputError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import MapType, OptionalType, SequenceType, TensorType, ValueType
-from rlx_ort.providers.ort_types import ONNX_ELEMENT_TYPE
+from rlx_ort.providers.engine.ort_types import ONNX_ELEMENT_TYPE
 
 __all__ = ["dtype_of", "from_ort_value", "has_foreign_dtype", "is_tensor_like", "to_ort_value"]
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from rlx_ort.errors import EngineError
-from rlx_ort.providers.runtime import engine_exceptions, onnxruntime
-from rlx_ort.providers.shutdown import refuse_at_the_end, watch
-from rlx_ort.providers.threads import budget
+from rlx_ort.providers.engine.runtime import engine_exceptions, onnxruntime
+from rlx_ort.providers.engine.shutdown import refuse_at_the_end, watch
+from rlx_ort.providers.engine.threads import budget
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -12,13 +12,13 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx_ort.ir.types import ValueType
-from rlx_ort.providers.binding import Arrays, Slots
-from rlx_ort.providers.exceptions import running_error
-from rlx_ort.providers.recordable import NotRecordedError
-from rlx_ort.providers.values import from_ort_value, to_ort_value
+from rlx_ort.providers.engine.binding import Arrays, Slots
+from rlx_ort.providers.engine.exceptions import running_error
+from rlx_ort.providers.engine.recordable import NotRecordedError
+from rlx_ort.providers.engine.values import from_ort_value, to_ort_value
 
 if TYPE_CHECKING:
-    from rlx_ort.providers.session import OrtEngineSession, SessionCore
+    from rlx_ort.providers.engine.session import OrtEngineSession, SessionCore
 
 __all__ = ["COPY_AT_MOST_BYTES", "DeviceSlots", "GraphSlots", "HostSlots", "RunSlots", "binding_call"]
 

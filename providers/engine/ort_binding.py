@@ -16,17 +16,17 @@ import numpy.typing as npt
 from rlx_ort.errors import EngineError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import TensorType, ValueType
-from rlx_ort.providers.binding import Arrays, Binder, Loop, Slots, StoppableRun
-from rlx_ort.providers.device_tensor import DeviceTensor
-from rlx_ort.providers.ort_loop import OrtLoop, Place, bind_input, bind_output, run_binding
-from rlx_ort.providers.ort_slots import DeviceSlots, GraphSlots, HostSlots, RunSlots
-from rlx_ort.providers.ort_tensor import DLPACK_DEVICE, OrtTensor
-from rlx_ort.providers.recipe import HOST_MEMORY
-from rlx_ort.providers.shutdown import watch
-from rlx_ort.providers.values import from_ort_value, has_foreign_dtype, to_ort_value
+from rlx_ort.providers.engine.binding import Arrays, Binder, Loop, Slots, StoppableRun
+from rlx_ort.providers.engine.device_tensor import DeviceTensor
+from rlx_ort.providers.engine.ort_loop import OrtLoop, Place, bind_input, bind_output, run_binding
+from rlx_ort.providers.engine.ort_slots import DeviceSlots, GraphSlots, HostSlots, RunSlots
+from rlx_ort.providers.engine.ort_tensor import DLPACK_DEVICE, OrtTensor
+from rlx_ort.providers.engine.recipe import HOST_MEMORY
+from rlx_ort.providers.engine.shutdown import watch
+from rlx_ort.providers.engine.values import from_ort_value, has_foreign_dtype, to_ort_value
 
 if TYPE_CHECKING:
-    from rlx_ort.providers.session import OrtEngineSession, SessionCore
+    from rlx_ort.providers.engine.session import OrtEngineSession, SessionCore
 
 __all__ = ["GraphRuns", "OrtBinder"]
 

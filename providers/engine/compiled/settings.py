@@ -7,25 +7,13 @@ compile. `rlx-ort package warm` fills it, and sessions that ask: `CompileOptions
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from rlx_ort import environment
 
-__all__ = ["DEFAULT_LIMIT_BYTES", "cache_root", "limit_bytes", "parse_bytes", "use_of"]
+__all__ = ["DEFAULT_LIMIT_BYTES", "limit_bytes", "parse_bytes", "use_of"]
 
 DEFAULT_LIMIT_BYTES = 10 * 1024**3
 _UNITS = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3, "t": 1024**4}
 _SIZE = r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?"
-
-
-def cache_root() -> Path:
-    """Return the folder of everything that is kept between runs, not created; `RLX_CACHE_DIR` moves it."""
-    named = environment.get("CACHE_DIR")
-    if named:
-        return Path(named)
-    import platformdirs
-
-    return platformdirs.user_cache_path("rlx_ort", appauthor=False)
 
 
 def limit_bytes() -> int:
