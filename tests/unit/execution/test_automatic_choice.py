@@ -356,3 +356,13 @@ def test_a_router_whose_parameters_are_not_set_raises(providers: Any, matmul_gra
     """It promises warm devices."""
     with pytest.raises(ParamError):
         DeviceRouter(matmul_graph())
+
+
+def test_a_chain_without_any_device_to_try_puts_the_reason_down_to_the_cpu(providers: Any, matmul_graph: Build) -> None:
+    """A failure that belongs to no device is one attempt of the CPU, as RLX makes of a text."""
+    runner = GraphDevices(matmul_graph(ONES), DevicePolicy(deny=list(Device.all())))
+    with pytest.raises(DeviceFallbackError) as raised:
+        runner.run_chain(INPUTS)
+    ((device, reason),) = raised.value.attempts
+    assert device == CPU
+    assert str(raised.value.__cause__) == reason
