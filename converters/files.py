@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, TypeAlias
 
 from rlx_ort.converters.bundle import ModelBundle, bundle_from_graph, external_tensors, location_of
+from rlx_ort.converters.protos import copied, field_key, set_items, varint
 from rlx_ort.converters.to_onnx import PROTOBUF_LIMIT
-from rlx_ort.converters.wire import field_key, varint
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.tensor import TensorData
 
@@ -84,14 +84,11 @@ def save_bundle(
     Raises:
         ConversionError: a file exists, cannot be written or would be above 2 GB, or a weight's file has changed.
     """
-    import onnx
-
     files = written_files(bundle, path, external_data=external_data)
     for file in files:
         if file.exists() and not overwrite:
             raise ConversionError(f"{file} exists; pass overwrite=True to replace it")
-    model = onnx.ModelProto()
-    model.CopyFrom(bundle.proto)
+    model = copied(bundle.proto)
     target = files[0]
     with _as_conversion_error(target), contextlib.ExitStack() as undo:
         with _replacing(target, undo) as stream:
@@ -181,8 +178,7 @@ def _write_model(
     fields: list[tuple[bytes, TensorData]] = []
     for tensor in outside:
         data = weights[location_of(tensor)]
-        head = onnx.TensorProto()
-        head.CopyFrom(tensor)
+        head = copied(tensor)
         head.ClearField("external_data")
         head.ClearField("data_location")
         header = (
@@ -194,9 +190,7 @@ def _write_model(
         fields.append((field_key(onnx.GraphProto.INITIALIZER_FIELD_NUMBER) + length + header, data))
     if fields:
         names = {tensor.name for tensor in outside}
-        kept = onnx.GraphProto(initializer=[t for t in model.graph.initializer if t.name not in names])
-        del model.graph.initializer[:]
-        model.graph.MergeFrom(kept)
+        set_items(model.graph.initializer, [t for t in model.graph.initializer if t.name not in names])
     for tensor in external_tensors(model):
         if location_of(tensor) in weights:  # one of a body
             tensor.CopyFrom(tensor_proto(weights[location_of(tensor)], tensor.name))

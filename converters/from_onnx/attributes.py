@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from rlx_ort.converters.from_onnx.external import TensorFiles
 from rlx_ort.converters.from_onnx.tensors import tensor_data
 from rlx_ort.converters.onnx_types import type_of
+from rlx_ort.converters.protos import copied
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.ops.onnx import AttributeValue
@@ -28,10 +29,8 @@ def resolved(
             given = (call or {}).get(attribute.ref_attr_name)
             if given is None:
                 continue
-            copy = type(given)()
-            copy.CopyFrom(given)
-            copy.name = attribute.name
-            attribute = copy
+            name, attribute = attribute.name, copied(given)
+            attribute.name = name
         result.append(attribute)
     return result
 

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx_ort.converters.from_onnx.external import ExternalFiles
-from rlx_ort.converters.wire import field_key, varint
+from rlx_ort.converters.protos import field_key, varint
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.tensor import FileRange
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from rlx_ort.converters.bundle import INLINE_BYTES, ModelBundle
 from rlx_ort.converters.onnx_types import dtype_of, tensor_proto
+from rlx_ort.converters.protos import copied
 from rlx_ort.converters.sources.packed import PackedProduct, pack, packable
 from rlx_ort.converters.sources.renames import Rename, Renames
 from rlx_ort.converters.sources.weight_file import WeightEntry, WeightFile
@@ -208,10 +209,7 @@ def _with(model: Model, data: Mapping[str, TensorData]) -> Model:
     if isinstance(model, Graph):
         model.weights.update(data)
         return model
-    import onnx
-
-    proto = onnx.ModelProto()
-    proto.CopyFrom(model.proto)
+    proto = copied(model.proto)
     for tensor in _small(proto):
         if tensor.name in data:
             tensor.CopyFrom(tensor_proto(data[tensor.name], tensor.name))

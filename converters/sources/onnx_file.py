@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rlx_ort.converters.bundle import ModelBundle
+from rlx_ort.converters.bundle import ModelBundle, take_out
 from rlx_ort.converters.from_onnx.mapped import read_mapped
 from rlx_ort.converters.from_onnx.structure import check_model
-from rlx_ort.converters.take_out import take_out
 from rlx_ort.errors import ConversionError
 
 __all__ = ["open_onnx"]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from rlx_ort.converters.bundle import ModelBundle, external_tensors, location_of
 from rlx_ort.converters.files import save_bundle
+from rlx_ort.converters.protos import copied
 from rlx_ort.converters.targets.options import TargetOptions
 
 __all__ = ["write_onnx"]
@@ -34,8 +35,7 @@ def _detach(bundle: ModelBundle, path: Path, name: str) -> None:
     beside = path.with_name(name)
     write_tensors(beside, bundle.weights, {"format": "onnx"})
     stored, _ = read_tensors(beside)
-    model = type(bundle.proto)()
-    model.CopyFrom(bundle.proto)
+    model = copied(bundle.proto)
     for tensor in external_tensors(model):
         data = stored[location_of(tensor)]
         del tensor.external_data[:]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from rlx_ort.converters.onnx_types import type_of
+from rlx_ort.converters.protos import bodies_of
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.types import UnknownType, ValueType
 
@@ -26,7 +27,7 @@ def infer_proto(proto: onnx.ModelProto) -> dict[str, ValueType]:
     graphs = [with_types(proto).graph]
     while graphs:
         graph = graphs.pop()
-        for info in _infos(graph):
+        for info in (*graph.value_info, *graph.input, *graph.output):
             try:
                 kind = type_of(info.type)
             except ConversionError:
@@ -34,9 +35,7 @@ def infer_proto(proto: onnx.ModelProto) -> dict[str, ValueType]:
             if not isinstance(kind, UnknownType):
                 found[info.name] = kind
         for node in graph.node:
-            for attribute in node.attribute:
-                graphs += [attribute.g] if attribute.HasField("g") else []
-                graphs += attribute.graphs
+            graphs += bodies_of(node)
     return found
 
 
@@ -53,9 +52,3 @@ def with_types(proto: onnx.ModelProto) -> onnx.ModelProto:
     except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, RuntimeError, ValueError, DecodeError):
         # Raised for models it finds inconsistent and for more than 2 GB; ONNX Runtime may still take them.
         return proto
-
-
-def _infos(graph: onnx.GraphProto) -> Iterable[onnx.ValueInfoProto]:
-    yield from graph.value_info
-    yield from graph.input
-    yield from graph.output

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from rlx_ort.converters.protos import bodies_of, copied, set_items
 from rlx_ort.converters.to_onnx.opset import meaning_change, obsolete_attributes, obstacle
 from rlx_ort.converters.to_onnx.semantics import NodeForm
 from rlx_ort.converters.to_onnx.writer import UniqueNames
@@ -17,14 +18,13 @@ from rlx_ort.converters.transforms.one_node import (
     check_known,
     converted,
     converter_errors,
-    copied,
     invalid,
     single_node_model,
     trimmed,
     with_defaults,
     with_plain_names,
 )
-from rlx_ort.converters.transforms.scope import Scope, bodies_of, label_of
+from rlx_ort.converters.transforms.scope import Scope, label_of
 from rlx_ort.errors import ConversionError
 
 if TYPE_CHECKING:
@@ -86,8 +86,7 @@ class NodeAdapter:
         if not obsolete:
             return node
         kept = copied(node)
-        del kept.attribute[:]
-        kept.attribute.extend(attribute for attribute in node.attribute if attribute.name not in obsolete)
+        set_items(kept.attribute, [attribute for attribute in node.attribute if attribute.name not in obsolete])
         return kept
 
     def _converted(self, node: onnx.NodeProto, form: NodeForm, scope: Scope, reason: str) -> Adapted:
@@ -100,8 +99,7 @@ class NodeAdapter:
         done = self._done[key]
         if isinstance(done, str):
             raise ConversionError(reason + done)
-        made = type(done)()
-        made.CopyFrom(done)
+        made = copied(done)
         changed = meaning_change(form, self._source, self._target)
         if changed and node.op_type not in _DECIDED_BY_RANK and len(made.node) == 1 and _same(made.node[0], lone):
             raise ConversionError(changed)  # the converter has no rule for it, and does not say so

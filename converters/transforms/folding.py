@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from rlx_ort.converters.bundle import INLINE_BYTES, ModelBundle, reference
 from rlx_ort.converters.onnx_types import tensor_proto
+from rlx_ort.converters.protos import copied, set_items
 from rlx_ort.converters.transforms.scope import Scope, model_scope, typed_model
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import TensorType
@@ -42,8 +43,7 @@ def fold_constants(bundle: ModelBundle) -> tuple[ModelBundle, list[str]]:
     """
     typed = typed_model(bundle)
     scope = model_scope(bundle, typed)
-    proto = type(bundle.proto)()
-    proto.CopyFrom(bundle.proto)
+    proto = copied(bundle.proto)
     outputs = {value.name for value in proto.graph.output}
     opset = bundle.opset
     folded: list[str] = []
@@ -53,7 +53,7 @@ def fold_constants(bundle: ModelBundle) -> tuple[ModelBundle, list[str]]:
         name = node.output[0] if len(node.output) == 1 else ""
         value = _folded(node, scope, opset) if name and name not in outputs else None
         if value is None:
-            kept.append(type(node).FromString(node.SerializeToString()))
+            kept.append(node)
             continue
         data = TensorData.from_array(value)
         scope.constants[name] = tensor_proto(data, name)
@@ -65,12 +65,8 @@ def fold_constants(bundle: ModelBundle) -> tuple[ModelBundle, list[str]]:
         folded.append(name)
     if not folded:
         return bundle, []
-    del proto.graph.node[:]
-    proto.graph.node.extend(kept)
-    known = [info for info in proto.graph.value_info if info.name not in set(folded)]
-    known = [type(info).FromString(info.SerializeToString()) for info in known]
-    del proto.graph.value_info[:]
-    proto.graph.value_info.extend(known)
+    set_items(proto.graph.node, kept)
+    set_items(proto.graph.value_info, [info for info in proto.graph.value_info if info.name not in set(folded)])
     return ModelBundle(proto, weights, bundle.origin).with_proto(proto), folded
 
 

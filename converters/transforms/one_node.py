@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rlx_ort.converters.onnx_types import type_proto
+from rlx_ort.converters.protos import copied
 from rlx_ort.converters.transforms.scope import Scope
 from rlx_ort.errors import ConversionError
 
@@ -15,7 +16,6 @@ __all__ = [
     "check_known",
     "converted",
     "converter_errors",
-    "copied",
     "invalid",
     "single_node_model",
     "trimmed",
@@ -145,14 +145,6 @@ def trimmed(names: list[str]) -> list[str]:
 def _named(tensor: onnx.TensorProto, name: str) -> onnx.TensorProto:
     if tensor.name == name:
         return tensor
-    copy = type(tensor)()
-    copy.CopyFrom(tensor)
+    copy = copied(tensor)
     copy.name = name
-    return copy
-
-
-def copied(node: onnx.NodeProto) -> onnx.NodeProto:
-    """Return a copy of a node."""
-    copy = type(node)()
-    copy.CopyFrom(node)
     return copy

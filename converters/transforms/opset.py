@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rlx_ort.converters.bundle import ModelBundle, graphs_of
+from rlx_ort.converters.protos import bodies_of, copied, read_names, set_items
 from rlx_ort.converters.to_onnx.writer import UniqueNames
 from rlx_ort.converters.transforms.adapters import NodeAdapter
 from rlx_ort.converters.transforms.one_node import converter_errors
 from rlx_ort.converters.transforms.scope import (
     Scope,
     all_value_names,
-    bodies_of,
     label_of,
     model_scope,
     typed_model,
@@ -68,7 +68,7 @@ def to_opset(bundle: ModelBundle, opset: int, ir_version: int | None = None) -> 
     if not 1 <= opset <= newest:
         raise ConversionError(f"opset {opset} was asked for; onnx {onnx.__version__} knows 1 to {newest}")
     source = bundle.opset
-    proto, rewritten, inlined = _copied(bundle.proto), [], False
+    proto, rewritten, inlined = copied(bundle.proto), [], False
     if source and source != opset:
         if proto.functions and _functions_must_change(bundle, source, opset):
             proto, inlined = _inlined(proto, bundle.origin), True
@@ -126,11 +126,9 @@ class _Mover:
             nodes += adapted.nodes
             graph.initializer.extend(adapted.initializers)
         if changed:
-            before = _read_names(graph)
-            nodes = [type(node).FromString(node.SerializeToString()) for node in nodes]  # they live in the old list
-            del graph.node[:]
-            graph.node.extend(nodes)
-            _drop_orphans(graph, before - _read_names(graph))
+            before = read_names(graph)
+            set_items(graph.node, nodes)
+            _drop_orphans(graph, before - read_names(graph))
 
     def _bodies(self, node: onnx.NodeProto, twin: onnx.NodeProto, scope: Scope) -> None:
         for body, typed_body in zip(bodies_of(node), bodies_of(twin), strict=True):
@@ -139,24 +137,12 @@ class _Mover:
             self.graph(body, typed_body, inner)
 
 
-def _read_names(graph: onnx.GraphProto) -> set[str]:
-    """Return what the nodes, bodies and outputs of a graph read."""
-    found = {value.name for value in graph.output}
-    for node in graph.node:
-        found.update(node.input)
-        for body in bodies_of(node):
-            found |= _read_names(body)
-    return found
-
-
 def _drop_orphans(graph: onnx.GraphProto, names: set[str]) -> None:
     """Remove initializers and Constant nodes that rewritten nodes read and nobody does any more."""
     names -= {value.name for value in graph.input}
     kept = [tensor for tensor in graph.initializer if tensor.name not in names]
     if len(kept) != len(graph.initializer):
-        kept = [type(tensor).FromString(tensor.SerializeToString()) for tensor in kept]
-        del graph.initializer[:]
-        graph.initializer.extend(kept)
+        set_items(graph.initializer, kept)
     for index in reversed(range(len(graph.node))):
         node = graph.node[index]
         if node.op_type == "Constant" and not node.domain and names.issuperset(node.output):
@@ -226,9 +212,3 @@ def _ir_version(proto: onnx.ModelProto, opset: int, wanted: int | None) -> int:
                 kind = onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
                 proto.graph.input.append(kind)
     return chosen
-
-
-def _copied(proto: onnx.ModelProto) -> onnx.ModelProto:
-    copy = type(proto)()
-    copy.CopyFrom(proto)
-    return copy

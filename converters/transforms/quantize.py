@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from rlx_ort.converters.bundle import ModelBundle, bundle_of, graphs_of
 from rlx_ort.converters.files import save_bundle
+from rlx_ort.converters.protos import copied, set_items
 from rlx_ort.converters.transforms.calibration import Samples, calibration_samples, read_samples
 from rlx_ort.converters.transforms.int4 import to_int4
 from rlx_ort.converters.transforms.opset import to_opset
@@ -216,10 +217,8 @@ class _Reader:
 
 def _typed(bundle: ModelBundle) -> ModelBundle:
     """Return the model with a name for each node and the types that ONNX infers."""
-    proto = type(bundle.proto)()
-    proto.CopyFrom(bundle.proto)
-    del proto.graph.value_info[:]
-    proto.graph.value_info.extend(typed_model(bundle).graph.value_info)
+    proto = copied(bundle.proto)
+    set_items(proto.graph.value_info, typed_model(bundle).graph.value_info)
     taken = {node.name for node in proto.graph.node}
     for index, node in enumerate(proto.graph.node):
         if not node.name:

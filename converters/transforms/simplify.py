@@ -6,7 +6,9 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rlx_ort.converters.bundle import ModelBundle, bundle_from_ir, bundle_to_ir, graphs_of
+from rlx_ort.converters.bundle import ModelBundle, graphs_of
+from rlx_ort.converters.onnx_ir_bridge import bundle_from_ir, bundle_to_ir
+from rlx_ort.converters.protos import copied, set_items
 from rlx_ort.converters.transforms.folding import fold_constants
 from rlx_ort.converters.transforms.scope import typed_model
 from rlx_ort.errors import ConversionError
@@ -53,14 +55,12 @@ def simplify(bundle: ModelBundle) -> tuple[ModelBundle, SimplifyReport]:
         folded += newly
         if not newly:
             break
-    proto = type(made.proto)()
-    proto.CopyFrom(made.proto)
+    proto = copied(made.proto)
     for graph, twin in zip(
         graphs_of(proto, functions=False), graphs_of(typed_model(made), functions=False), strict=True
     ):
         weights = {tensor.name for tensor in graph.initializer}
-        del graph.value_info[:]
-        graph.value_info.extend(info for info in twin.value_info if info.name not in weights)
+        set_items(graph.value_info, [info for info in twin.value_info if info.name not in weights])
     made = made.with_proto(proto)
     _check(bundle, made)
     gone = _ops(bundle) - _ops(made)
