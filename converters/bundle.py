@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlx_ort.converters.from_onnx.external import ExternalFiles, TensorFiles
+from rlx_ort.converters.from_onnx.tensor_files import ExternalFiles, TensorFiles
 from rlx_ort.converters.from_onnx.tensors import tensor_data
 from rlx_ort.converters.onnx_types import dtype_of, elem_type, tensor_proto, type_of
 from rlx_ort.converters.protos import bodies_of, copied, set_items

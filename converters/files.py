@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, TypeAlias
 
 from rlx_ort.converters.bundle import ModelBundle, bundle_from_graph, external_tensors, location_of
+from rlx_ort.converters.onnx_types import tensor_proto
 from rlx_ort.converters.protos import copied, field_key, set_items, varint
 from rlx_ort.converters.to_onnx import PROTOBUF_LIMIT
 from rlx_ort.errors import ConversionError
@@ -20,13 +21,13 @@ if TYPE_CHECKING:
     from rlx_ort.ir.graph import Graph
     from rlx_ort.options.compile_options import CompileOptions
 
-__all__ = ["EXTERNAL_ABOVE_BYTES", "Progress", "save_bundle", "save_onnx", "written_files"]
+__all__ = ["EXTERNAL_ABOVE_BYTES", "Progress", "refer", "save_bundle", "save_onnx", "written_files"]
 
 EXTERNAL_ABOVE_BYTES = 1 << 30
 """Weights above this total go to a data file unless the caller says otherwise: 1 GiB, half of what a file may hold."""
 
 Progress: TypeAlias = Callable[[int], None]
-"""Told how many further bytes of weights were written."""
+"""Called with the number of further bytes of weights written."""
 
 _LARGE_BYTES = 1 << 20
 _LARGE_ALIGNMENT = 1 << 16  # what Windows needs to map a tensor; Linux and macOS are content with 4 or 16 KiB
@@ -51,7 +52,7 @@ def save_onnx(
         path: the file to write.
         external_data: whether weights go to a data file; None decides by `EXTERNAL_ABOVE_BYTES`.
         overwrite: whether existing files may be replaced.
-        options: what the model is to be like: dims, opset, precision and kernel dispatch; see `to_onnx`.
+        options: dims, opset, precision and kernel dispatch of the model; see `to_onnx`.
 
     Raises:
         GraphVerifyError: the graph breaks a rule of the IR.
@@ -79,7 +80,7 @@ def save_bundle(
         path: the file to write.
         external_data: whether weights go to a data file; None decides by `EXTERNAL_ABOVE_BYTES`.
         overwrite: whether existing files may be replaced.
-        progress: told how many further bytes of weights were written.
+        progress: called with the number of further bytes of weights written.
 
     Raises:
         ConversionError: a file exists, cannot be written or would be above 2 GB, or a weight's file has changed.
@@ -156,10 +157,15 @@ def _write_data(
         stream.write(bytes(padding))
         offset += padding
         _copy(data, stream, progress)
-        del tensor.external_data[:]
-        for key, value in (("location", location), ("offset", offset), ("length", data.nbytes)):
-            tensor.external_data.add(key=key, value=str(value))
+        refer(tensor, location, offset, data.nbytes)
         offset += data.nbytes
+
+
+def refer(tensor: onnx.TensorProto, location: str, offset: int, nbytes: int) -> None:
+    """Point an external tensor at a range of bytes in a file beside the model."""
+    del tensor.external_data[:]
+    for key, value in (("location", location), ("offset", offset), ("length", nbytes)):
+        tensor.external_data.add(key=key, value=str(value))
 
 
 def _write_model(
@@ -170,8 +176,6 @@ def _write_model(
     A message is its fields one after another, so the weights are written as fields of the graph by hand.
     """
     import onnx
-
-    from rlx_ort.converters.onnx_types import tensor_proto
 
     external = onnx.TensorProto.EXTERNAL
     outside = [t for t in model.graph.initializer if t.data_location == external and location_of(t) in weights]

@@ -1,4 +1,4 @@
-"""ONNX forms of control flow."""
+"""ONNX forms of control flow, and of the ops that stand for a graph: blocks, and what a user brings."""
 
 from __future__ import annotations
 
@@ -6,11 +6,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from rlx_ort.converters.to_onnx.emitter import Emitter, lowers
-from rlx_ort.converters.to_onnx.kernel_dtypes import compute_dtype
+from rlx_ort.converters.to_onnx.imported import imported_node
+from rlx_ort.converters.to_onnx.kernel_dtypes import where_in
 from rlx_ort.converters.to_onnx.loops import repeat_steps
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.op import tensor_input
+from rlx_ort.ir.ops.blocks import AxialRope2d, FusedAttentionBlock, FusedTransformerLayer
+from rlx_ort.ir.ops.composite import Composite
 from rlx_ort.ir.ops.control import If, Scan, While
+from rlx_ort.ir.ops.custom import Custom, CustomFn
+from rlx_ort.ir.ops.fused import AdaLayerNorm, FusedConvBiasAct, GatedResidual, SoftmaxCrossEntropyWithLogits
+from rlx_ort.ir.ops.gqa import GroupedQueryAttention
+from rlx_ort.ir.ops.onnx import OnnxNode
 from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.types import TensorType, ValueType
 
@@ -28,7 +35,7 @@ def _if(emit: Emitter, op: If, inputs: Sequence[Any]) -> Any:
         yes, no = emit.inline(op.then_body, captures), emit.inline(op.else_body, captures)
         dtypes = [tensor_input(op, emit.node.types, index, "result").dtype for index in range(len(yes))]
         chosen = zip(dtypes, yes, no, strict=True)
-        return tuple(_selected(emit, predicate, dtype, left, right) for dtype, left, right in chosen)
+        return tuple(where_in(emit, predicate, dtype, left, right) for dtype, left, right in chosen)
     # ONNX gives the branches of an If no inputs of their own: they use the values around them.
     yes_graph = emit.block("then", (), lambda inner, _: inner.inline(op.then_body, captures))
     no_graph = emit.block("else", (), lambda inner, _: inner.inline(op.else_body, captures))
@@ -82,8 +89,26 @@ def _scalar(emit: Emitter, value: Any, kind: TensorType) -> Any:
     return value if kind.shape is not None and not kind.shape.rank else emit.op("Reshape", value, emit.i64([]))
 
 
-def _selected(emit: Emitter, condition: Any, dtype: DType, then: Any, otherwise: Any) -> Any:
-    compute = compute_dtype("Where", dtype)
-    if compute is dtype:
-        return emit.op("Where", condition, then, otherwise)
-    return emit.cast(emit.op("Where", condition, emit.cast(then, compute), emit.cast(otherwise, compute)), dtype)
+@lowers(AdaLayerNorm)
+@lowers(AxialRope2d)
+@lowers(FusedAttentionBlock)
+@lowers(FusedConvBiasAct)
+@lowers(FusedTransformerLayer)
+@lowers(GatedResidual)
+@lowers(GroupedQueryAttention)
+@lowers(SoftmaxCrossEntropyWithLogits)
+def _composite(emit: Emitter, op: Composite, inputs: Sequence[Any]) -> Any:
+    body = op.expand([emit.input_type(index) for index in range(len(inputs))])
+    return emit.inline(body, inputs)
+
+
+@lowers(Custom)
+def _custom(emit: Emitter, op: Custom, inputs: Sequence[Any]) -> Any:
+    count = len(op.types)
+    node = OnnxNode(op.name, op.domain, op.version, "", op.attributes, {}, len(inputs), count)
+    return imported_node(emit, node, inputs)
+
+
+@lowers(CustomFn)
+def _custom_fn(emit: Emitter, op: CustomFn, inputs: Sequence[Any]) -> Any:
+    return emit.inline(op.fwd, inputs)

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from rlx_ort.converters.collector import paused_collector
+from rlx_ort.converters.infer import inferred_types
 from rlx_ort.converters.to_onnx.exported import ExportedModel
-from rlx_ort.converters.to_onnx.infer import inferred_types
 from rlx_ort.converters.to_onnx.model import ModelGraph, WholeModel, model_proto
 from rlx_ort.converters.to_onnx.opset import ir_version
 from rlx_ort.converters.to_onnx.outline import Outline

@@ -55,7 +55,7 @@ def draft(graph: Graph, options: CompileOptions | None = None, kernels: KernelSe
         GraphVerifyError: the graph breaks a rule of the IR.
         ConversionError: a node has no ONNX form, or lacks the one that is forced, or no opset takes all nodes.
     """
-    from rlx_ort.converters.precision import apply_precision
+    from rlx_ort.converters.precision_pass import apply_precision
     from rlx_ort.options.compile_options import CompileOptions
 
     options = options or CompileOptions()

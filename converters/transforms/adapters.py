@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from rlx_ort.converters.bundle import bundle_of
 from rlx_ort.converters.protos import bodies_of, copied, set_items
 from rlx_ort.converters.to_onnx.opset import meaning_change, obsolete_attributes, obstacle
 from rlx_ort.converters.to_onnx.semantics import NodeForm
@@ -24,8 +25,9 @@ from rlx_ort.converters.transforms.one_node import (
     with_defaults,
     with_plain_names,
 )
-from rlx_ort.converters.transforms.scope import Scope, label_of
+from rlx_ort.converters.transforms.scope import Scope, label_of, model_scope, typed_model
 from rlx_ort.errors import ConversionError
+from rlx_ort.ir.types import UnknownType
 
 if TYPE_CHECKING:
     import onnx
@@ -135,9 +137,6 @@ class NodeAdapter:
         """Return the nodes that ONNX defines the operator by, or None where it has no such definition."""
         import onnx.inliner
 
-        from rlx_ort.converters.bundle import bundle_of
-        from rlx_ort.converters.transforms.scope import model_scope, typed_model
-
         schema = onnx.defs.get_schema(node.op_type, self._source, "") if onnx.defs.has(node.op_type) else None
         # The stubs of onnx do not list these two.
         if schema is None or not any(getattr(schema, f"has_{kind}function") for kind in ("", "context_dependent_")):
@@ -173,7 +172,6 @@ class NodeAdapter:
 
 def node_form(node: onnx.NodeProto, scope: Scope) -> NodeForm:
     """Return what the opset rules need to know of a node."""
-    from rlx_ort.ir.types import UnknownType
 
     def kinds(names: Iterable[str]) -> list[Any]:
         return [scope.types.get(name, UnknownType()) if name else None for name in trimmed([*names])]

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx_ort.converters.bundle import ModelBundle
+from rlx_ort.converters.sources.npz import read_npz
 from rlx_ort.converters.transforms.scope import near_names
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.types import TensorType
@@ -26,8 +27,6 @@ def read_samples(path: str | os.PathLike[str]) -> dict[str, npt.NDArray[Any]]:
     Raises:
         ConversionError: it cannot be read, is damaged, holds pickled objects or unpacks to too much.
     """
-    from rlx_ort.converters.sources.npz import read_npz
-
     return {name: data.numpy() for name, data in read_npz(Path(path)).items()}
 
 

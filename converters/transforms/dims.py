@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rlx_ort.converters.bundle import ModelBundle, graphs_of
+from rlx_ort.converters.infer import skeleton
 from rlx_ort.converters.protos import copied, set_items
 from rlx_ort.converters.transforms.scope import near_names, typed_model
 from rlx_ort.errors import ConversionError
@@ -126,8 +127,6 @@ def _forget_open(graph: onnx.GraphProto) -> None:
 
 
 def _light(bundle: ModelBundle, proto: onnx.ModelProto) -> onnx.ModelProto:
-    from rlx_ort.converters.from_onnx.source import skeleton
-
     return skeleton(bundle.with_proto(proto).proto)
 
 

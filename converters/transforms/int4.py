@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rlx_ort.converters.bundle import INLINE_BYTES, ModelBundle, location_of, reference
-from rlx_ort.converters.from_onnx.external import ExternalFiles
+from rlx_ort.converters.from_onnx.tensor_files import ExternalFiles
 from rlx_ort.converters.from_onnx.tensors import tensor_data
 from rlx_ort.converters.onnx_types import tensor_proto
 from rlx_ort.converters.protos import bodies_of, copied, read_names, set_items

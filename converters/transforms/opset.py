@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rlx_ort.converters.bundle import ModelBundle, graphs_of
+from rlx_ort.converters.onnx_types import dtype_of
 from rlx_ort.converters.protos import bodies_of, copied, read_names, set_items
+from rlx_ort.converters.to_onnx.opset import ir_version as lowest_ir_version
 from rlx_ort.converters.to_onnx.writer import UniqueNames
 from rlx_ort.converters.transforms.adapters import NodeAdapter
 from rlx_ort.converters.transforms.one_node import converter_errors
@@ -18,6 +20,7 @@ from rlx_ort.converters.transforms.scope import (
     typed_model,
 )
 from rlx_ort.errors import ConversionError
+from rlx_ort.ir.types import TensorType
 
 if TYPE_CHECKING:
     import onnx
@@ -189,16 +192,12 @@ def _ir_version(proto: onnx.ModelProto, opset: int, wanted: int | None) -> int:
     """Return the IR version to declare; weights become inputs too where it is too old to have them apart."""
     import onnx
 
-    from rlx_ort.converters.onnx_types import dtype_of
-    from rlx_ort.converters.to_onnx.opset import ir_version
-    from rlx_ort.ir.types import TensorType
-
     lowest = min((row[1] for row in onnx.helper.VERSION_TABLE if row[2] >= opset), default=onnx.IR_VERSION)
     if proto.functions:
         lowest = max(lowest, _FUNCTIONS_SINCE)
     kinds = [TensorType(dtype_of(tensor.data_type), None) for tensor in proto.graph.initializer]
-    by_types = ir_version(kinds)
-    if by_types > ir_version([]):  # an element type newer than the usual ones
+    by_types = lowest_ir_version(kinds)
+    if by_types > lowest_ir_version([]):  # an element type newer than the usual ones
         lowest = max(lowest, by_types)
     if wanted is not None and not lowest <= wanted <= onnx.IR_VERSION:
         raise ConversionError(

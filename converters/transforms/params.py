@@ -12,6 +12,7 @@ from rlx_ort.converters.protos import copied, set_items
 from rlx_ort.converters.to_onnx.writer import UniqueNames
 from rlx_ort.converters.transforms.scope import near_names
 from rlx_ort.errors import ConversionError
+from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import TensorType, ValueType
 
@@ -80,8 +81,6 @@ def bake(bundle: ModelBundle, tensors: Mapping[str, TensorData]) -> tuple[ModelB
 
 
 def _declared(tensor: onnx.TensorProto) -> ValueType:
-    from rlx_ort.ir.shape import Shape
-
     return TensorType(dtype_of(tensor.data_type), Shape(tensor.dims))
 
 

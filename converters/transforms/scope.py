@@ -10,10 +10,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from rlx_ort.converters.bundle import ModelBundle, graphs_of, location_of
-from rlx_ort.converters.from_onnx.source import skeleton
+from rlx_ort.converters.infer import skeleton, with_types
 from rlx_ort.converters.onnx_types import dtype_of, tensor_proto, type_of
 from rlx_ort.converters.protos import copied
-from rlx_ort.converters.to_onnx.infer import with_types
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.types import TensorType, UnknownType, ValueType

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rlx_ort.converters.bundle import ModelBundle, graphs_of
+from rlx_ort.converters.infer import skeleton
 from rlx_ort.converters.onnx_ir_bridge import bundle_from_ir, bundle_to_ir
 from rlx_ort.converters.protos import copied, set_items
 from rlx_ort.converters.transforms.folding import fold_constants
@@ -101,8 +102,6 @@ def _check(before: ModelBundle, after: ModelBundle) -> None:
 def _problem(bundle: ModelBundle) -> str:
     """Return what ONNX's checker finds wrong, or an empty string."""
     import onnx
-
-    from rlx_ort.converters.from_onnx.source import skeleton
 
     try:
         onnx.checker.check_model(skeleton(bundle.proto))

@@ -171,7 +171,7 @@ class _Run:
             with self._step("simplify", "simplifying"):
                 bundle, self._reports["simplify"] = simplify(bundle)
         if options.precision is not None:
-            from rlx_ort.converters.transforms.precision import to_precision
+            from rlx_ort.converters.transforms.half_precision import to_precision
 
             with self._step("precision", f"changing the precision to {options.precision}"):
                 bundle, self._reports["precision"] = to_precision(bundle, options.precision, keep=options.keep)
