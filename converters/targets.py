@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from rlx_ort.converters.bundle import ModelBundle, external_tensors, graph_from_bundle, location_of
-from rlx_ort.converters.files import EXTERNAL_ABOVE_BYTES, Progress, refer, save_bundle
+from rlx_ort.converters.files import EXTERNAL_ABOVE_BYTES, Progress, refer, refuse_existing, save_bundle, staging
 from rlx_ort.converters.protos import copied
-from rlx_ort.converters.staging import refuse_existing, staging
 from rlx_ort.converters.transforms.opset import to_opset
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.serde import save_json

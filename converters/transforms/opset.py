@@ -10,8 +10,7 @@ from rlx_ort.converters.onnx_types import dtype_of
 from rlx_ort.converters.protos import bodies_of, copied, read_names, set_items
 from rlx_ort.converters.to_onnx.opset import ir_version as lowest_ir_version
 from rlx_ort.converters.to_onnx.writer import UniqueNames
-from rlx_ort.converters.transforms.adapters import NodeAdapter
-from rlx_ort.converters.transforms.one_node import converter_errors
+from rlx_ort.converters.transforms.adapters import NodeAdapter, converter_errors
 from rlx_ort.converters.transforms.scope import (
     Scope,
     all_value_names,

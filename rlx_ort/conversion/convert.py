@@ -75,7 +75,7 @@ class _Run:
         self._seconds: dict[str, float] = {}
 
     def convert(self, source: str | os.PathLike[str] | ModelBundle, target: Path) -> ConversionReport:
-        from rlx_ort.converters.staging import refuse_existing, staging
+        from rlx_ort.converters.files import refuse_existing, staging
 
         # a graph file keeps its large tensors in a file beside it; better to know before an hour of work than after
         beside = [target.with_suffix(".safetensors")] if target.suffix.lower() == ".json" else []
