@@ -65,7 +65,7 @@ def load(path: str | Path, policy: DevicePolicy | None = None, options: CompileO
         ConversionError: the file is no model, or holds something that cannot be translated.
         DeviceParseError: no policy is given, and one of the variables does not parse.
     """
-    from rlx_ort.converters.load import load_graph
+    from rlx_ort.converters.from_onnx import load_graph
 
     policy = DevicePolicy.from_env() if policy is None else policy
     return GraphDevices(load_graph(path), policy, options)
