@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import platform
+import re
 import shutil
 import subprocess
+import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
-__all__ = ["NvidiaGpu", "cpu_name", "memory_bytes", "nvidia_gpus"]
+__all__ = [
+    "NvidiaGpu",
+    "cpu_name",
+    "engine_library",
+    "is_throttled",
+    "loads",
+    "memory_bytes",
+    "missing_libraries",
+    "nvidia_gpus",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,3 +78,100 @@ def nvidia_gpus() -> tuple[NvidiaGpu, ...]:
         for row in rows
         if len(row) == 4
     )
+
+
+_seen: dict[str, int] = {}
+
+
+def is_throttled() -> bool:
+    """Return whether the processor is throttled now; False where the system does not tell.
+
+    macOS tells a speed limit, Linux how often cores were throttled so far: there, more often than at the last question.
+    """
+    if sys.platform == "darwin":
+        return _limited_by(_pmset())
+    return sys.platform.startswith("linux") and _more_than_before(Path("/sys/devices/system/cpu"))
+
+
+def _limited_by(report: str) -> bool:
+    """Return whether the lines of `pmset -g therm` tell a speed limit below 100."""
+    for line in report.splitlines():
+        name, _, value = line.partition("=")
+        if name.strip() == "CPU_Speed_Limit" and value.strip().isdigit():
+            return int(value) < 100
+    return False
+
+
+def _pmset() -> str:
+    tool = shutil.which("pmset")
+    if tool is None:
+        return ""
+    try:
+        done = subprocess.run([tool, "-g", "therm"], capture_output=True, text=True, timeout=5, check=False)  # noqa: S603 - fixed words
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout
+
+
+def _more_than_before(cores: Path) -> bool:
+    """Return whether a core's throttle counter grew since the last call; the first call only remembers."""
+    counts = {}
+    for path in cores.glob("cpu[0-9]*/thermal_throttle/core_throttle_count"):
+        try:
+            counts[str(path)] = int(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue
+    grew = any(count > _seen.get(name, count) for name, count in counts.items())
+    _seen.update(counts)
+    return grew
+
+
+_NOT_FOUND = re.compile(r"^\s*(\S+)\s+=>\s+not found", re.MULTILINE)
+_LOADER = re.compile(r"(\S+\.so[\d.]*): cannot open shared object file")
+
+
+def engine_library(name: str) -> Path | None:
+    """Return a provider library of the installed ONNX Runtime, such as `onnxruntime_providers_cuda`, or None."""
+    import importlib.util
+
+    spec = importlib.util.find_spec("onnxruntime")
+    if spec is None or spec.origin is None:
+        return None
+    file = {"win32": f"{name}.dll", "darwin": f"lib{name}.dylib"}.get(sys.platform, f"lib{name}.so")
+    path = Path(spec.origin).parent / "capi" / file
+    return path if path.is_file() else None
+
+
+def missing_libraries(library: Path, dlls: Iterable[str] = ()) -> tuple[str, ...]:
+    """Return the names of the libraries that `library` needs and the loader does not find.
+
+    On Linux the loader itself is asked for all of them. Windows tells none, so the names in `dlls` are tried.
+    """
+    if sys.platform == "win32":
+        return tuple(name for name in dlls if not loads(name))
+    ldd = shutil.which("ldd")
+    if sys.platform.startswith("linux") and ldd is not None:
+        try:
+            done = subprocess.run([ldd, str(library)], capture_output=True, text=True, timeout=60, check=False)  # noqa: S603 - our own library
+        except (OSError, subprocess.SubprocessError):
+            return _first_missing(library)
+        # A library that Python already loaded, from a wheel of its vendor, need not be on the loader's path.
+        return tuple(dict.fromkeys(name for name in _NOT_FOUND.findall(done.stdout) if not loads(name)))
+    return _first_missing(library)
+
+
+def loads(name: str) -> bool:
+    """Return whether the loader finds and loads a library by name; it stays loaded."""
+    try:
+        ctypes.CDLL(name)
+    except OSError:
+        return False
+    return True
+
+
+def _first_missing(library: Path) -> tuple[str, ...]:
+    try:
+        ctypes.CDLL(str(library))
+    except OSError as err:
+        return tuple(_LOADER.findall(str(err))) or (str(err),)
+    return ()

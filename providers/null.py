@@ -28,7 +28,7 @@ from rlx_ort.providers.base import (
     ValueSpec,
 )
 
-__all__ = ["NullProvider", "NullSession"]
+__all__ = ["NullProvider", "NullSession", "UnsupportedProvider"]
 
 _PROFILE = CostProfile(1.0, 1.0, 1.0, 1_000.0, 1_000.0, 1.0, 1.0, source="default: null")
 
@@ -174,3 +174,33 @@ def _zeros(kind: ValueType, sizes: Mapping[str, int]) -> Any:
     if kind.dtype is DType.STRING:
         return np.full(shape, "", object)
     return np.zeros(shape, kind.dtype.numpy)
+
+
+_INSTEAD = {
+    "tpu": "export the model and run it with a TPU runtime",
+    "opengl": "use 'gpu', which runs on Vulkan, Direct3D 12 or Metal",
+}
+
+
+class UnsupportedProvider(Provider):
+    """Says of a device that nothing here can run on it, and what comes closest."""
+
+    name: ClassVar[str] = "unsupported"
+    kinds: ClassVar[tuple[str, ...]] = ("tpu", "opengl")
+    selectable: ClassVar[bool] = False
+
+    def probe(self, device: Device) -> Availability:
+        """Return that there is no execution provider for the device."""
+        return Availability(False, _reason(device), _INSTEAD[device.kind])
+
+    def open(self, request: SessionRequest) -> EngineSession:
+        """Refuse; see `Provider.open`."""
+        raise DeviceUnavailableError(request.device, _reason(request.device), _INSTEAD[request.device.kind])
+
+    def default_profile(self, device: Device) -> CostProfile | None:
+        """Return None: what cannot run has no cost."""
+        return None
+
+
+def _reason(device: Device) -> str:
+    return f"no ONNX Runtime execution provider serves {device.family.display}"

@@ -21,8 +21,8 @@ from rlx_ort.options.compile_options import CompileOptions
 from rlx_ort.providers.base import Availability, CostProfile, KernelLimit, rank
 from rlx_ort.providers.engine import runtime
 from rlx_ort.providers.engine.recipe import Keeps, SessionRecipe, names
+from rlx_ort.providers.hardware import loads
 from rlx_ort.providers.installation import Problem
-from rlx_ort.providers.libraries import loads
 from rlx_ort.providers.ort_provider import OrtProvider
 from rlx_ort.providers.plugins import described, plugin_devices
 

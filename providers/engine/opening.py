@@ -5,30 +5,31 @@ ONNX Runtime goes on with the CPU in silence where it can, so nothing it says it
 
 from __future__ import annotations
 
+import ctypes
+import functools
+import os
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rlx_ort.device import Device
 from rlx_ort.errors import DeviceUnavailableError, EngineError
 from rlx_ort.options.compile_options import CacheUse, CompileOptions, OptimizationLevel, WeightSharing
 from rlx_ort.providers.base import EngineSession, SessionRequest
 from rlx_ort.providers.engine import runtime
 from rlx_ort.providers.engine.compiled.models import open_cached, use_for
-from rlx_ort.providers.engine.config_keys import check_config, check_provider_options
 from rlx_ort.providers.engine.exceptions import opening_error
-from rlx_ort.providers.engine.forks import forbid_in_forks
-from rlx_ort.providers.engine.heap import release_free_heap
 from rlx_ort.providers.engine.injection import prepare_weights
-from rlx_ort.providers.engine.recipe import SessionRecipe
-from rlx_ort.providers.engine.recordable import NotRecordedError, unrecordable
-from rlx_ort.providers.engine.recorded import Recorder
+from rlx_ort.providers.engine.recipe import SessionRecipe, check_config, check_provider_options
+from rlx_ort.providers.engine.recorded import NotRecordedError, Recorder, unrecordable
 from rlx_ort.providers.engine.session import OrtEngineSession
 from rlx_ort.providers.engine.shutdown import refuse_at_the_end
 from rlx_ort.providers.engine.threads import budget
 from rlx_ort.providers.installation import PLUGIN_VERSION
 
-__all__ = ["open_session"]
+__all__ = ["forbid_in_forks", "open_session", "release_free_heap"]
 
 _LEVELS = {
     OptimizationLevel.OFF: "ORT_DISABLE_ALL",
@@ -108,7 +109,7 @@ def _open(
     saved: Path | None = None,
     prepare: Callable[[Any], None] | None = None,
 ) -> tuple[Any, list[Any]]:
-    """Open ONNX Runtime's session on the request's model, or on a saved one; see `Opener`."""
+    """Open ONNX Runtime's session on the request's model, or on a saved one as it is, after `prepare`."""
     engine = runtime.onnxruntime()
     options = _session_options(engine, recipe, request.options)
     model: bytes | str
@@ -193,3 +194,35 @@ def _register_custom_ops(made: Any, library: str) -> None:
 def _level_name(engine: Any, level: OptimizationLevel) -> str:
     name = _LEVELS[level]
     return name if hasattr(engine.GraphOptimizationLevel, name) else "ORT_ENABLE_ALL"
+
+
+_REMEDY = "start workers with multiprocessing.get_context('spawn')"
+
+
+def forbid_in_forks(device: Device) -> Callable[[], None]:
+    """Return a check that refuses the device in every process but this one."""
+    owner = os.getpid()
+
+    def check() -> None:
+        if os.getpid() != owner:
+            reason = f"this process was forked from one that had {device.display} in use"
+            raise DeviceUnavailableError(device, reason, _REMEDY)
+
+    return check
+
+
+def release_free_heap() -> None:
+    """Hand free heap pages back where the C library can (glibc); takes about a millisecond."""
+    trim = _malloc_trim()
+    if trim is not None:
+        trim(0)
+
+
+@functools.cache
+def _malloc_trim() -> Callable[[int], int] | None:
+    if not sys.platform.startswith("linux"):
+        return None
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # musl has none
+    if trim is not None:
+        trim.argtypes, trim.restype = [ctypes.c_size_t], ctypes.c_int
+    return trim

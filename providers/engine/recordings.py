@@ -24,16 +24,17 @@ import numpy.typing as npt
 
 from rlx_ort.errors import EngineError
 from rlx_ort.providers.base import DeviceGraphReport, RecordedRun
-from rlx_ort.providers.engine.recordable import NotRecordedError, check_replay
 from rlx_ort.providers.engine.recorded import (
     Arrays,
     BoundRun,
     BrokenSessionError,
     Key,
+    NotRecordedError,
     Owner,
     Recorder,
     Replay,
     Tensor,
+    check_replay,
     facts,
 )
 

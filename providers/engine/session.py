@@ -21,13 +21,18 @@ from rlx_ort.providers.engine.binding import Binder
 from rlx_ort.providers.engine.exceptions import running_error
 from rlx_ort.providers.engine.ort_binding import GraphRuns, OrtBinder
 from rlx_ort.providers.engine.ort_tensor import OrtTensor
-from rlx_ort.providers.engine.ort_types import refined, value_type
 from rlx_ort.providers.engine.recipe import HOST_MEMORY, SessionRecipe, nothing_to_hold
-from rlx_ort.providers.engine.recordable import host_work, unrecordable
-from rlx_ort.providers.engine.recorded import BoundRun, Recorder
+from rlx_ort.providers.engine.recorded import BoundRun, Recorder, host_work, unrecordable
 from rlx_ort.providers.engine.recordings import LEFT_ON_DEVICE, Recordings, not_recorded
 from rlx_ort.providers.engine.shutdown import watch
-from rlx_ort.providers.engine.values import from_ort_value, has_foreign_dtype, is_tensor_like, to_ort_value
+from rlx_ort.providers.engine.values import (
+    from_ort_value,
+    has_foreign_dtype,
+    is_tensor_like,
+    refined,
+    to_ort_value,
+    value_type,
+)
 
 __all__ = ["OrtEngineSession", "SessionCore"]
 
