@@ -1,7 +1,8 @@
-"""What the operating system and vendor tools tell about processors and GPUs, without loading a provider."""
+"""Processors, GPUs and shared libraries, as the operating system and vendor tools report them."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import platform
@@ -27,9 +28,14 @@ __all__ = [
 ]
 
 
+_NOT_FOUND = re.compile(r"^\s*(\S+)\s+=>\s+not found", re.MULTILINE)
+_LOADER = re.compile(r"(\S+\.so[\d.]*): cannot open shared object file")
+_seen: dict[str, int] = {}  # throttle counters
+
+
 @dataclass(frozen=True, slots=True)
 class NvidiaGpu:
-    """One GPU as the NVIDIA driver tells it."""
+    """One GPU as the NVIDIA driver lists it."""
 
     name: str
     driver: str
@@ -58,19 +64,13 @@ def memory_bytes() -> int:
 
 @functools.cache
 def nvidia_gpus() -> tuple[NvidiaGpu, ...]:
-    """Return the NVIDIA GPUs the driver's own tool lists, in the order of the bus; takes up to a second.
+    """Return the NVIDIA GPUs that the driver's tool lists, in the order of the bus; takes up to a second.
 
     Empty without driver or tool. CUDA may count them in another order.
     """
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return ()
-    query = [tool, "--query-gpu=name,driver_version,memory.total,pci.bus_id", "--format=csv,noheader,nounits"]
-    try:
-        done = subprocess.run(query, capture_output=True, text=True, timeout=20, check=False)  # noqa: S603 - fixed words
-    except (OSError, subprocess.SubprocessError):
-        return ()
-    if done.returncode != 0:
+    query = ("--query-gpu=name,driver_version,memory.total,pci.bus_id", "--format=csv,noheader,nounits")
+    done = _ran("nvidia-smi", *query, timeout_s=20)
+    if done is None or done.returncode != 0:
         return ()
     rows = [[cell.strip() for cell in line.split(",")] for line in done.stdout.splitlines()]
     return tuple(
@@ -80,21 +80,19 @@ def nvidia_gpus() -> tuple[NvidiaGpu, ...]:
     )
 
 
-_seen: dict[str, int] = {}
-
-
 def is_throttled() -> bool:
-    """Return whether the processor is throttled now; False where the system does not tell.
+    """Return whether heat throttles the processor, as far as can be read without special rights; else False.
 
-    macOS tells a speed limit, Linux how often cores were throttled so far: there, more often than at the last question.
+    macOS reports a speed limit, Linux counters of throttling, compared here with those of the previous call.
     """
     if sys.platform == "darwin":
-        return _limited_by(_pmset())
+        done = _ran("pmset", "-g", "therm", timeout_s=5)
+        return done is not None and _limited_by(done.stdout)
     return sys.platform.startswith("linux") and _more_than_before(Path("/sys/devices/system/cpu"))
 
 
 def _limited_by(report: str) -> bool:
-    """Return whether the lines of `pmset -g therm` tell a speed limit below 100."""
+    """Return whether the lines of `pmset -g therm` contain a speed limit below 100."""
     for line in report.splitlines():
         name, _, value = line.partition("=")
         if name.strip() == "CPU_Speed_Limit" and value.strip().isdigit():
@@ -102,32 +100,15 @@ def _limited_by(report: str) -> bool:
     return False
 
 
-def _pmset() -> str:
-    tool = shutil.which("pmset")
-    if tool is None:
-        return ""
-    try:
-        done = subprocess.run([tool, "-g", "therm"], capture_output=True, text=True, timeout=5, check=False)  # noqa: S603 - fixed words
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return done.stdout
-
-
 def _more_than_before(cores: Path) -> bool:
     """Return whether a core's throttle counter grew since the last call; the first call only remembers."""
     counts = {}
     for path in cores.glob("cpu[0-9]*/thermal_throttle/core_throttle_count"):
-        try:
+        with contextlib.suppress(OSError, ValueError):
             counts[str(path)] = int(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            continue
     grew = any(count > _seen.get(name, count) for name, count in counts.items())
     _seen.update(counts)
     return grew
-
-
-_NOT_FOUND = re.compile(r"^\s*(\S+)\s+=>\s+not found", re.MULTILINE)
-_LOADER = re.compile(r"(\S+\.so[\d.]*): cannot open shared object file")
 
 
 def engine_library(name: str) -> Path | None:
@@ -145,19 +126,19 @@ def engine_library(name: str) -> Path | None:
 def missing_libraries(library: Path, dlls: Iterable[str] = ()) -> tuple[str, ...]:
     """Return the names of the libraries that `library` needs and the loader does not find.
 
-    On Linux the loader itself is asked for all of them. Windows tells none, so the names in `dlls` are tried.
+    On Linux `ldd` lists all of them. Windows has no such list, so the names in `dlls` are tried.
     """
     if sys.platform == "win32":
         return tuple(name for name in dlls if not loads(name))
-    ldd = shutil.which("ldd")
-    if sys.platform.startswith("linux") and ldd is not None:
-        try:
-            done = subprocess.run([ldd, str(library)], capture_output=True, text=True, timeout=60, check=False)  # noqa: S603 - our own library
-        except (OSError, subprocess.SubprocessError):
-            return _first_missing(library)
+    done = _ran("ldd", str(library), timeout_s=60) if sys.platform.startswith("linux") else None
+    if done is not None:
         # A library that Python already loaded, from a wheel of its vendor, need not be on the loader's path.
         return tuple(dict.fromkeys(name for name in _NOT_FOUND.findall(done.stdout) if not loads(name)))
-    return _first_missing(library)
+    try:
+        ctypes.CDLL(str(library))
+    except OSError as err:
+        return tuple(_LOADER.findall(str(err))) or (str(err),)
+    return ()
 
 
 def loads(name: str) -> bool:
@@ -169,9 +150,12 @@ def loads(name: str) -> bool:
     return True
 
 
-def _first_missing(library: Path) -> tuple[str, ...]:
+def _ran(tool: str, *arguments: str, timeout_s: float) -> subprocess.CompletedProcess[str] | None:
+    """Run a tool of the system; None if it is missing, does not start or takes too long."""
+    path = shutil.which(tool)
+    if path is None:
+        return None
     try:
-        ctypes.CDLL(str(library))
-    except OSError as err:
-        return tuple(_LOADER.findall(str(err))) or (str(err),)
-    return ()
+        return subprocess.run([path, *arguments], capture_output=True, text=True, timeout=timeout_s, check=False)  # noqa: S603 - no user input
+    except (OSError, subprocess.SubprocessError):
+        return None

@@ -1,6 +1,7 @@
-"""A provider without an engine: outputs are zeros. It lets everything but arithmetic be tested without hardware.
+"""Providers without an engine: `NullProvider`, whose outputs are zeros, and `UnsupportedProvider`, which refuses.
 
-It is in no registry by itself and automatic choice never picks it.
+The first lets everything but arithmetic be tested without hardware. No registry has it unless it is registered, and
+automatic choice never picks it.
 """
 
 from __future__ import annotations
@@ -30,6 +31,10 @@ from rlx_ort.providers.base import (
 
 __all__ = ["NullProvider", "NullSession", "UnsupportedProvider"]
 
+_INSTEAD = {
+    "tpu": "export the model and run it with a TPU runtime",
+    "opengl": "use 'gpu', which runs on Vulkan, Direct3D 12 or Metal",
+}
 _PROFILE = CostProfile(1.0, 1.0, 1.0, 1_000.0, 1_000.0, 1.0, 1.0, source="default: null")
 
 
@@ -176,14 +181,8 @@ def _zeros(kind: ValueType, sizes: Mapping[str, int]) -> Any:
     return np.zeros(shape, kind.dtype.numpy)
 
 
-_INSTEAD = {
-    "tpu": "export the model and run it with a TPU runtime",
-    "opengl": "use 'gpu', which runs on Vulkan, Direct3D 12 or Metal",
-}
-
-
 class UnsupportedProvider(Provider):
-    """Says of a device that nothing here can run on it, and what comes closest."""
+    """Refuses the known devices that no execution provider serves, and names an alternative."""
 
     name: ClassVar[str] = "unsupported"
     kinds: ClassVar[tuple[str, ...]] = ("tpu", "opengl")
@@ -191,16 +190,14 @@ class UnsupportedProvider(Provider):
 
     def probe(self, device: Device) -> Availability:
         """Return that there is no execution provider for the device."""
-        return Availability(False, _reason(device), _INSTEAD[device.kind])
+        reason = f"no ONNX Runtime execution provider serves {device.family.display}"
+        return Availability(False, reason, _INSTEAD[device.kind])
 
     def open(self, request: SessionRequest) -> EngineSession:
         """Refuse; see `Provider.open`."""
-        raise DeviceUnavailableError(request.device, _reason(request.device), _INSTEAD[request.device.kind])
+        found = self.probe(request.device)
+        raise DeviceUnavailableError(request.device, found.reason, found.remedy)
 
     def default_profile(self, device: Device) -> CostProfile | None:
         """Return None: what cannot run has no cost."""
         return None
-
-
-def _reason(device: Device) -> str:
-    return f"no ONNX Runtime execution provider serves {device.family.display}"

@@ -30,6 +30,13 @@ from rlx_ort.providers.plugins import described, plugin_devices, plugin_for, reg
 __all__ = ["OrtProvider", "probe_model", "prove"]
 
 
+# Opset 21 has the densest kernels on every provider; static shapes, because some providers take no others.
+_PROBE = """
+<ir_version: 10, opset_import: ["" : 21]>
+probe (float[2, 2] x, float[2, 2] w) => (float[2, 2] y) { y = MatMul (x, w) }
+"""
+
+
 class OrtProvider(Provider):
     """A provider that is an execution provider of ONNX Runtime, built in or a plugin.
 
@@ -166,13 +173,6 @@ class OrtProvider(Provider):
         return problem
 
 
-# Opset 21 has the densest kernels on every provider; static shapes, because some providers take no others.
-_PROBE = """
-<ir_version: 10, opset_import: ["" : 21]>
-probe (float[2, 2] x, float[2, 2] w) => (float[2, 2] y) { y = MatMul (x, w) }
-"""
-
-
 @functools.cache
 def probe_model() -> ExportedModel:
     """Return a model of one matrix product of 2 by 2, which every provider that computes has a kernel for."""
@@ -181,14 +181,7 @@ def probe_model() -> ExportedModel:
     proto = onnx.parser.parse_model(_PROBE)
     proto.graph.node[0].name = "probe"
     square = TensorType(DType.F32, Shape((2, 2)))
-    return ExportedModel(
-        model=proto,
-        params=(),
-        nodes=(),
-        origin_names={},
-        input_types={"x": square, "w": square},
-        output_types={"y": square},
-    )
+    return ExportedModel(proto, (), (), {}, {"x": square, "w": square}, {"y": square})
 
 
 def prove(

@@ -1,12 +1,11 @@
 """Opens sessions: fallback off, weights borrowed, and what was opened compared with what was asked.
 
-ONNX Runtime goes on with the CPU in silence where it can, so nothing it says it opened is taken on trust.
+ONNX Runtime falls back to the CPU silently where it can, so the providers of an open session are read back.
 """
 
 from __future__ import annotations
 
 import ctypes
-import functools
 import os
 import sys
 from collections.abc import Callable
@@ -29,7 +28,7 @@ from rlx_ort.providers.engine.shutdown import refuse_at_the_end
 from rlx_ort.providers.engine.threads import budget
 from rlx_ort.providers.installation import PLUGIN_VERSION
 
-__all__ = ["forbid_in_forks", "open_session", "release_free_heap"]
+__all__ = ["SPAWN_REMEDY", "forbid_in_forks", "open_session"]
 
 _LEVELS = {
     OptimizationLevel.OFF: "ORT_DISABLE_ALL",
@@ -38,7 +37,10 @@ _LEVELS = {
     OptimizationLevel.LAYOUT: "ORT_ENABLE_LAYOUT",
     OptimizationLevel.ALL: "ORT_ENABLE_ALL",
 }
-_LARGE_BYTES = 1 << 20  # below this a model's weights are no reason to touch the heap
+SPAWN_REMEDY = "start workers with multiprocessing.get_context('spawn')"
+"""What to do instead of forking a process that has used a device: driver state does not survive a fork."""
+
+_LARGE_BYTES = 1 << 20  # of weights; opening a smaller model does not trim the heap
 _FATAL = 4  # every failure is an exception already; ONNX Runtime's copy on stderr would be noise
 
 
@@ -92,7 +94,7 @@ def _recorder(recipe: SessionRecipe, request: SessionRequest) -> tuple[Recorder 
     if recipe.recording is None:
         return None, ""
     model = request.model
-    # Judged before, for a session that launches on a stream of ours runs one thread at a time.
+    # Checked before opening, since a session on a stream of its own runs one thread at a time.
     reason = unrecordable(model.nodes, {**model.input_types, **model.output_types})
     if reason:
         return None, reason
@@ -124,7 +126,7 @@ def _open(
     if prepare is not None:
         prepare(options)
     if any(tensor.nbytes >= _LARGE_BYTES for tensor in request.weights.values()):
-        release_free_heap()
+        _release_free_heap()
     budget().apply(options, request.options, request.model, on_cpu=recipe.on_cpu)
     return _create(engine, recipe, request, model, options), memory
 
@@ -196,9 +198,6 @@ def _level_name(engine: Any, level: OptimizationLevel) -> str:
     return name if hasattr(engine.GraphOptimizationLevel, name) else "ORT_ENABLE_ALL"
 
 
-_REMEDY = "start workers with multiprocessing.get_context('spawn')"
-
-
 def forbid_in_forks(device: Device) -> Callable[[], None]:
     """Return a check that refuses the device in every process but this one."""
     owner = os.getpid()
@@ -206,23 +205,18 @@ def forbid_in_forks(device: Device) -> Callable[[], None]:
     def check() -> None:
         if os.getpid() != owner:
             reason = f"this process was forked from one that had {device.display} in use"
-            raise DeviceUnavailableError(device, reason, _REMEDY)
+            raise DeviceUnavailableError(device, reason, SPAWN_REMEDY)
 
     return check
 
 
-def release_free_heap() -> None:
-    """Hand free heap pages back where the C library can (glibc); takes about a millisecond."""
-    trim = _malloc_trim()
-    if trim is not None:
-        trim(0)
+def _release_free_heap() -> None:
+    """Return free heap pages to the system, which takes glibc about a millisecond.
 
-
-@functools.cache
-def _malloc_trim() -> Callable[[int], int] | None:
-    if not sys.platform.startswith("linux"):
-        return None
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # musl has none
-    if trim is not None:
-        trim.argtypes, trim.restype = [ctypes.c_size_t], ctypes.c_int
-    return trim
+    Exporting a model leaves megabytes of freed protobuf memory in the heap. ONNX Runtime's allocator does not reuse
+    them, so they would add to the peak of the process.
+    """
+    if sys.platform.startswith("linux"):
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # musl has none
+        if trim is not None:
+            trim(ctypes.c_size_t(0))

@@ -1,7 +1,7 @@
 """`OrtBinder`: tensors on a device, fixed buffers and stoppable runs of an ONNX Runtime session, by its IOBinding.
 
 An IOBinding belongs to one thread, so each run has its own; slots keep theirs and leave the locking to the caller.
-ONNX Runtime's private attributes are used for speed only, each in a function of its own with a public way beside it.
+ONNX Runtime's private attributes are used for speed only, each in one function with the public call as its fallback.
 """
 
 from __future__ import annotations
@@ -235,6 +235,9 @@ class Place:
 
 class OrtLoop(Loop):
     """A loop over one binding, by the engine's inner objects: their public wrappers take half the time of a binding.
+
+    What does not change from step to step stays bound: small arrays are copied into bound memory, and unchanged tensors
+    are left as they are. Outputs are bound anew each time, or a run would overwrite those of the last.
 
     Args:
         session: the session to run; its guard is held while the loop is made.

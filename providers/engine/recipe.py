@@ -1,4 +1,4 @@
-"""`SessionRecipe`: what a provider module decides about a session, handed to the one function that opens it."""
+"""`SessionRecipe`: what a provider decides about a session, and the option keys that ONNX Runtime knows."""
 
 from __future__ import annotations
 
@@ -135,8 +135,7 @@ class SessionRecipe:
 
 
 # https://github.com/microsoft/onnxruntime/blob/main/include/onnxruntime/core/session/onnxruntime_session_options_config_keys.h
-# and the strings of the 1.24.4 and 1.31.1 libraries. Keys that are not of this list are typing errors or are
-# newer than it; both are worth stopping for.
+# and the strings of the 1.24.4 and 1.31.1 libraries. ONNX Runtime ignores unknown keys silently; here they are refused.
 KNOWN_CONFIG_KEYS = names(
     """
     ep.context_embed_mode ep.context_enable ep.context_file_path ep.context_model_external_initializers_file_name
