@@ -19,7 +19,7 @@ from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.options.compile_options import CompileOptions, Precision
-from rlx_ort.providers.thermal import is_throttled
+from rlx_ort.providers.hardware import is_throttled
 from rlx_ort.selection.policy import DevicePolicy
 
 __all__ = ["DeviceRouter", "FlexibleSession"]

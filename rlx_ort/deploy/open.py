@@ -14,7 +14,7 @@ from rlx_ort.device import Device
 from rlx_ort.errors import IntegrityError, PackageError
 from rlx_ort.graph_devices import GraphDevices
 from rlx_ort.options.compile_options import CacheUse, CompileOptions, WeightSharing
-from rlx_ort.providers.engine.compiled.settings import use_of
+from rlx_ort.providers.engine.compiled.store import use_of
 from rlx_ort.selection.policy import DevicePolicy
 
 if TYPE_CHECKING:
