@@ -60,7 +60,7 @@ if TYPE_CHECKING:
         refresh_pools,
     )
     from rlx_ort.execution.kv_cache import LayerKvCache, bucket_decode_mask
-    from rlx_ort.execution.moe_controls import MoeResidencyStats
+    from rlx_ort.execution.moe import MoeResidencyStats
     from rlx_ort.execution.placement import Placement
     from rlx_ort.execution.session import Session
     from rlx_ort.flexible_session import FlexibleSession
@@ -258,7 +258,7 @@ _MODULE_OF = {
     "KernelDispatchPolicy": "options.dispatch",
     "KernelDispatchReport": "execution.dispatch_report",
     "LayerKvCache": "execution.kv_cache",
-    "MoeResidencyStats": "execution.moe_controls",
+    "MoeResidencyStats": "execution.moe",
     "Node": "ir.core",
     "Op": "ir.op",
     "OptimizationLevel": "options.compile_options",

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rlx_ort.device import Device
 from rlx_ort.errors import ConversionError, InputError
 from rlx_ort.execution.inputs import InputPlan
-from rlx_ort.execution.placement import Placement
-from rlx_ort.execution.placement_check import build_placement, enforce
+from rlx_ort.execution.placement import Placement, build_placement, enforce
 from rlx_ort.execution.session import working_provider
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule
 
