@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     )
     from rlx_ort.execution.benchmark import DeviceBenchResult
     from rlx_ort.execution.buckets import Bucket, BucketedCompileCache, pad_rows, power_of_two_ladder, slice_rows
-    from rlx_ort.execution.compile_cache import CompileCache
     from rlx_ort.execution.compiled import CompiledGraph
     from rlx_ort.execution.dispatch_report import DispatchSummary, KernelDispatchReport, format_dispatch_report
     from rlx_ort.execution.expert_pool import (
@@ -62,7 +61,7 @@ if TYPE_CHECKING:
     from rlx_ort.execution.kv_cache import LayerKvCache, bucket_decode_mask
     from rlx_ort.execution.moe import MoeResidencyStats
     from rlx_ort.execution.placement import Placement
-    from rlx_ort.execution.session import Session
+    from rlx_ort.execution.session import CompileCache, Session
     from rlx_ort.flexible_session import FlexibleSession
     from rlx_ort.graph_devices import GraphDevices, graph_param_names, load
     from rlx_ort.ir.core import Node
@@ -236,7 +235,7 @@ _MODULE_OF = {
     "Bucket": "execution.buckets",
     "BucketedCompileCache": "execution.buckets",
     "CalibrationProfile": "calibration.profile",
-    "CompileCache": "execution.compile_cache",
+    "CompileCache": "execution.session",
     "CompileOptions": "options.compile_options",
     "CompiledGraph": "execution.compiled",
     "DEVICE_PRIORITY": "device",
