@@ -33,7 +33,7 @@ _shape = attrgetter("shape")
 
 
 class Handles:
-    """The handles of one compiled graph, false while there are none.
+    """The handles of one compiled graph, false while there are none; its methods list the errors.
 
     Args:
         inputs: input name -> declared type.
@@ -72,11 +72,7 @@ class Handles:
             return made
 
     def bind(self, name: str, array: npt.ArrayLike) -> None:
-        """Keep a copy of the array under a name, in host memory; replaces a handle of that name, on either side.
-
-        Raises:
-            InputError: no input has the name, it is not `out{i}` of an output, or the array is not of the type.
-        """
+        """Keep a copy of the array under a name, in host memory; replaces a handle of that name, on either side."""
         value = self._checked(name, array)
         with self.lock:
             if name not in self._host:
@@ -86,12 +82,7 @@ class Handles:
             self._device_feeds.pop(name, None)
 
     def bind_device(self, name: str, array: Any, engine: Engine) -> None:
-        """Keep a value on the engine's device as an input; replaces a handle of that name, on either side.
-
-        Raises:
-            InputError: no input has the name, or the array is not of its type, or cannot be shared.
-            EngineError: the device did not take it.
-        """
+        """Keep a value on the engine's device as an input; replaces a handle of that name, on either side."""
         kind = self._inputs.get(name)
         if kind is None:
             raise self._unknown(name)
@@ -108,22 +99,14 @@ class Handles:
             self._host_feeds.pop(name, None)
 
     def feed(self, name: str, index: int) -> None:
-        """Move output `index` into a host handle after every later run.
-
-        Raises:
-            InputError: no host handle has the name, or there is no such output, or its dtype is another.
-        """
+        """Move output `index` into a host handle after every later run."""
         with self.lock:
             if name not in self._host:
                 raise InputError(f"there is no handle {name!r} in host memory to feed; bind_handle makes one")
             self._set_feed(self._host_feeds, name, index)
 
     def feed_device(self, name: str, index: int) -> None:
-        """Move output `index` into a device handle after every later run.
-
-        Raises:
-            InputError: no device handle has the name, or there is no such output, or its dtype is another.
-        """
+        """Move output `index` into a device handle after every later run."""
         with self.lock:
             if name not in self._device:
                 raise InputError(f"there is no handle {name!r} on the device to feed; bind_gpu_handle makes one")
