@@ -13,6 +13,7 @@ from rlx_ort.converters.to_onnx import PROTOBUF_LIMIT
 from rlx_ort.converters.wire import field_key, varint
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.tensor import TensorData
+from rlx_ort.storage import replacing
 
 if TYPE_CHECKING:
     import onnx
@@ -116,21 +117,10 @@ def written_files(
 
 @contextlib.contextmanager
 def _replacing(path: Path, undo: contextlib.ExitStack) -> Iterator[BinaryIO]:
-    """Give a stream to a temporary file that takes the place of `path` at the end, or vanishes on an error.
-
-    A file that was not there before is removed again when `undo` is unwound.
-    """
+    """Open a stream that replaces `path`; a file that was not there before is removed when `undo` is unwound."""
     existed = path.exists()
-    temporary = path.with_name(f".{path.name}.{os.urandom(8).hex()}.tmp")
-    try:
-        with temporary.open("xb") as stream:
-            yield stream
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    with replacing(path) as stream:
+        yield stream
     if not existed:
         undo.callback(path.unlink, missing_ok=True)
 

@@ -14,9 +14,9 @@ from typing import Any
 
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import MapType, OptionalType, SequenceType, TensorType, ValueType
-from rlx_ort.providers import runtime
 from rlx_ort.providers.base import KernelClaim
-from rlx_ort.providers.ort_types import element_dtypes
+from rlx_ort.providers.engine import runtime
+from rlx_ort.providers.engine.ort_types import element_dtypes
 
 __all__ = ["kernels_of", "schema_version", "takes"]
 

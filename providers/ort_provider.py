@@ -11,13 +11,14 @@ from rlx_ort.device import Device
 from rlx_ort.errors import DeviceUnavailableError
 from rlx_ort.options.compile_options import CompileOptions, Precision
 from rlx_ort.providers import claims as kernel_claims
-from rlx_ort.providers import runtime
 from rlx_ort.providers.base import Availability, EngineSession, KernelClaim, Provider, SessionRequest
+from rlx_ort.providers.engine import runtime
+from rlx_ort.providers.engine.opening import open_session
+from rlx_ort.providers.engine.recipe import SessionRecipe
 from rlx_ort.providers.installation import Problem, install_command
 from rlx_ort.providers.listed_kernels import KernelList, listed_kernels
 from rlx_ort.providers.plugins import described, plugin_devices, plugin_for, register_plugin
 from rlx_ort.providers.probing import prove
-from rlx_ort.providers.recipe import SessionRecipe
 
 __all__ = ["OrtProvider"]
 
@@ -149,7 +150,7 @@ class OrtProvider(Provider):
         return self.remedy or self.install_remedy()
 
     def _open(self, request: SessionRequest) -> EngineSession:
-        return runtime.open_session(self.recipe(request.device, request.options), request)
+        return open_session(self.recipe(request.device, request.options), request)
 
     def _with_own_command(self, problem: Problem) -> Problem:
         """Answer with the command of this provider's flavour when ONNX Runtime is not there at all."""

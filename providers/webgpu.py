@@ -18,13 +18,13 @@ from rlx_ort.device import Device
 from rlx_ort.errors import DeviceUnavailableError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.options.compile_options import CompileOptions
-from rlx_ort.providers import runtime
 from rlx_ort.providers.base import Availability, CostProfile, KernelLimit, rank
+from rlx_ort.providers.engine import runtime
+from rlx_ort.providers.engine.recipe import Keeps, SessionRecipe, names
 from rlx_ort.providers.installation import Problem
 from rlx_ort.providers.libraries import loads
 from rlx_ort.providers.ort_provider import OrtProvider
 from rlx_ort.providers.plugins import described, plugin_devices
-from rlx_ort.providers.recipe import Keeps, SessionRecipe, names
 
 __all__ = ["WebGpuProvider", "vulkan_drivers", "vulkan_problem"]
 

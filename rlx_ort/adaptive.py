@@ -11,7 +11,6 @@ import hashlib
 import json
 import logging
 import math
-import tempfile
 import time
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,6 +28,7 @@ from rlx_ort.selection.candidates import CLOSE, automatic, devices_for, no_viabl
 from rlx_ort.selection.policy import DevicePolicy
 from rlx_ort.selection.predict import dims_of, explain, measure_unknown, predicted_ns
 from rlx_ort.selection.support import model_for
+from rlx_ort.storage import write_atomic
 
 if TYPE_CHECKING:
     from rlx_ort.calibration.learned import Learned, Sizes
@@ -233,7 +233,7 @@ def _path(
 ) -> Path | None:
     """Return the file of a choice among devices, or None when one of them cannot be told from another."""
     from rlx_ort.calibration import store
-    from rlx_ort.providers.injection import cache_folder
+    from rlx_ort.storage import cache_folder
 
     parts: list[object] = [_SCHEMA, sorted(input_signature(inputs)), policy.prefer]
     precisions = sorted((label, precision.value) for label, precision in options.precisions.items())
@@ -284,8 +284,6 @@ def _write(path: Path, choice: Choice) -> None:
         "failed": {},
     }
     try:
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".part", delete=False, encoding="utf-8") as file:
-            json.dump(document, file)
-        Path(file.name).replace(path)
+        write_atomic(path, json.dumps(document).encode())
     except OSError as err:
         _log.warning("the choice of %s cannot be kept: %s", choice.device.display, err)

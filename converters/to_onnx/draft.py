@@ -87,7 +87,7 @@ class Draft:
         return ExportedModel(
             model=proto,
             params=tuple(writer.params),
-            nodes=tuple([node.exported() for node in outline.nodes]),
+            nodes=tuple(outline.nodes),
             origin_names=self._origin_names,
             input_types=outline.input_types,
             output_types=outline.output_types,
@@ -100,8 +100,8 @@ class Draft:
 def _all_known(writer: ModelWriter, main: ModelGraph) -> bool:
     """Return whether the type of every value that a node writes or the model gives is known."""
     types, unknown = writer.types, UnknownType()
-    written = {record.pattern.like for record in writer.records}
-    values = [value for node in written for value in node.outputs if value.name]
+    first = [record.pattern for record in writer.records if not record.name]
+    values = [value for node in first for value in node.writes if value.name]
     return not any(isinstance(types.get(value, unknown), UnknownType) for value in [*values, *main.outputs])
 
 

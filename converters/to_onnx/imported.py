@@ -31,16 +31,16 @@ def imported_node(emitter: Emitter, op: OnnxNode, inputs: Sequence[ModelValue | 
         divisor, sign = divisor_and_sign(emitter, formal[1])
         if op.op_type == "Div":
             quotient = emitter.op("Div", formal[0], divisor)
-            emitter.append(ModelNode("", "Mul", [quotient, sign], outputs=list(results)), op.version, imported=True)
+            emitter.append(ModelNode("", "Mul", [quotient, sign], writes=results), op.version, imported=True)
             return results
         formal[1] = divisor
     if op.domain == "" and op.op_type == "CastLike" and (dtype := emitter.known_dtype(1)) is not None:
         # No provider has a CastLike, and ONNX Runtime expands it too late to fold the Cast that comes out of it.
         to = ModelAttribute("to", "INT", elem_type(dtype))
-        node = ModelNode("", "Cast", formal[:1], [*attributes, to], outputs=list(results))
+        node = ModelNode("", "Cast", formal[:1], [*attributes, to], writes=results)
         emitter.append(node, op.version, imported=True)
         return results
-    node = ModelNode(op.domain, op.op_type, formal, attributes, overload=op.overload, outputs=list(results[:present]))
+    node = ModelNode(op.domain, op.op_type, formal, attributes, overload=op.overload, writes=results[:present])
     emitter.append(node, op.version, imported=True)
     return results
 

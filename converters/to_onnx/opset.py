@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from rlx_ort.converters.onnx_types import type_proto_text
 from rlx_ort.converters.to_onnx.emitter import DEFAULT_OPSET
-from rlx_ort.converters.to_onnx.records import NodeRecord, Pattern
 from rlx_ort.converters.to_onnx.semantics import BREAKS, RENAMED, Break, NodeForm, is_redundant
 from rlx_ort.converters.to_onnx.widening import only_widens
 from rlx_ort.converters.to_onnx.writer import ModelWriter
@@ -23,6 +22,7 @@ from rlx_ort.ir.types import MapType, OptionalType, SequenceType, TensorType, Un
 if TYPE_CHECKING:
     import onnx
 
+    from rlx_ort.converters.to_onnx.exported import ExportedNode
     from rlx_ort.converters.to_onnx.model import ModelNode, ModelValue
 
 __all__ = ["MAX_OPSET", "choose_imports", "ir_version", "meaning_change", "obsolete_attributes", "obstacle"]
@@ -51,19 +51,17 @@ def choose_imports(writer: ModelWriter, wanted: int | None = None) -> dict[str, 
     imports: dict[str, int] = {}
     standard = []
     for record in writer.records:
-        domain = record.pattern.like.domain
-        if domain == "":
+        pattern = record.pattern
+        if pattern.domain == "":
             standard.append(record)
         else:
-            imports[domain] = max(imports.get(domain, 1), record.pattern.written)
+            imports[pattern.domain] = max(imports.get(pattern.domain, 1), pattern.written)
     if wanted is not None and not 1 <= wanted <= MAX_OPSET:
         raise ConversionError(f"opset {wanted} was asked for; ONNX Runtime loads 1 to {MAX_OPSET}")
-    firsts: dict[ModelNode, NodeRecord] = {}
-    for record in standard:
-        firsts.setdefault(record.pattern.like, record)
-    target = _choose(writer, firsts.values()) if wanted is None else _checked(writer, standard, wanted)
-    for node, record in firsts.items():
-        for name in obsolete_attributes(node.op_type, node.attributes, record.pattern.written, target):
+    firsts = [record for record in standard if not record.name]  # those written like them differ by names and sizes
+    target = _choose(writer, firsts) if wanted is None else _checked(writer, standard, wanted)
+    for node in (record.pattern for record in firsts):
+        for name in obsolete_attributes(node.op_type, node.attributes, node.written, target):
             del node.attributes[name]
     return {"": target, **imports}
 
@@ -108,30 +106,29 @@ def obsolete_attributes(op_type: str, names: Iterable[str], written: int, target
     return [] if new is None or written == target else [name for name in names if name not in new.attributes]
 
 
-def _obstacle(writer: ModelWriter, pattern: Pattern, target: int) -> str:
-    node = pattern.like
-    if only_widens(node.op_type, pattern.written, target):
+def _obstacle(writer: ModelWriter, node: ModelNode, target: int) -> str:
+    if only_widens(node.op_type, node.written, target):
         return ""  # whatever its form is
-    return obstacle(_form(node, writer.types), pattern.written, target)
+    return obstacle(_form(node, writer.types), node.written, target)
 
 
-def _checked(writer: ModelWriter, records: Iterable[NodeRecord], wanted: int) -> int:
+def _checked(writer: ModelWriter, records: Iterable[ExportedNode], wanted: int) -> int:
     """Return the version asked for, if every node may have it."""
     refused = {pattern: _obstacle(writer, pattern, wanted) for pattern in {record.pattern for record in records}}
-    reasons = {f"{record.label}: {refused[record.pattern]}" for record in records if refused[record.pattern]}
+    reasons = {f"{record.source}: {refused[record.pattern]}" for record in records if refused[record.pattern]}
     if reasons:
         listed = "\n  ".join(sorted(reasons))
         raise ConversionError(f"the graph cannot be written for opset {wanted}:\n  {listed}\nask for a newer opset")
     return wanted
 
 
-def _choose(writer: ModelWriter, firsts: Collection[NodeRecord]) -> int:
+def _choose(writer: ModelWriter, firsts: Collection[ExportedNode]) -> int:
     """Return the best version for all nodes; `firsts` has the first of those that were written alike."""
     patterns = [record.pattern for record in firsts]
     own: list[int] = sorted({pattern.written for pattern in patterns if pattern.imported}, reverse=True)
     above = [*range(DEFAULT_OPSET, MAX_OPSET + 1)]
     below = [*range(DEFAULT_OPSET - 1, 0, -1)]
-    refused: dict[int, tuple[NodeRecord, str]] = {}
+    refused: dict[int, tuple[ExportedNode, str]] = {}
     candidates: list[int] = [*above, *(version for version in own if version <= MAX_OPSET), *below]
     for target in dict.fromkeys(candidates):
         for record in firsts:
@@ -143,7 +140,7 @@ def _choose(writer: ModelWriter, firsts: Collection[NodeRecord]) -> int:
             return target
     if len(own) == 1 and all(pattern.imported for pattern in patterns):
         return own[0]
-    reasons = {f"{record.label}: {reason}" for record, reason in refused.values()}
+    reasons = {f"{record.source}: {reason}" for record, reason in refused.values()}
     raise ConversionError(
         "no opset takes every node of the graph:\n  " + "\n  ".join(sorted(reasons)) + "\nreplace one of these nodes"
     )
@@ -154,7 +151,7 @@ def _form(node: ModelNode, types: dict[ModelValue, ValueType]) -> NodeForm:
         return [None if value is None or value.name == "" else types.get(value, UnknownType()) for value in values]
 
     attributes = {name: attribute.value for name, attribute in node.attributes.items()}
-    return NodeForm(node.op_type, attributes, kinds(node.inputs), kinds(node.outputs))
+    return NodeForm(node.op_type, attributes, kinds(node.reads), kinds(node.writes))
 
 
 @functools.cache

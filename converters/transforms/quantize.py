@@ -1,6 +1,6 @@
 """Quantises weights, and for int8 activations too, by `onnxruntime.quantization`.
 
-The tools are handed in (`rlx_ort.providers.runtime.quantization()`), since converters know no engine.
+The tools are handed in (`rlx_ort.providers.engine.runtime.quantization()`), since converters know no engine.
 """
 
 from __future__ import annotations

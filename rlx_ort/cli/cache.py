@@ -13,9 +13,9 @@ from rlx_ort.cli.packages import shared
 from rlx_ort.cli.show import binary_size, note, print_facts, print_json, print_table, progress
 
 if TYPE_CHECKING:
-    from rlx_ort.providers.compiled.entry import Entry
-    from rlx_ort.providers.compiled.explain import Explanation
-    from rlx_ort.providers.compiled.key import CacheKey
+    from rlx_ort.providers.engine.compiled.entry import Entry
+    from rlx_ort.providers.engine.compiled.explain import Explanation
+    from rlx_ort.providers.engine.compiled.key import CacheKey
 
 __all__ = ["command"]
 
@@ -37,7 +37,7 @@ def command() -> None:
 @options.as_json
 def list_entries(check: bool, as_json: bool) -> None:
     """List the entries, the one used last first."""
-    from rlx_ort.providers.compiled.store import default_store
+    from rlx_ort.providers.engine.compiled.store import default_store
 
     store = default_store()
     entries = store.entries()
@@ -79,7 +79,7 @@ def list_entries(check: bool, as_json: bool) -> None:
 @options.as_json
 def clear(as_json: bool) -> None:
     """Delete every entry; those that a running program maps stay where the system keeps them open (Windows)."""
-    from rlx_ort.providers.compiled.store import default_store
+    from rlx_ort.providers.engine.compiled.store import default_store
 
     store = default_store()
     freed, kept = store.clear()
@@ -107,8 +107,8 @@ def explain(subject: str, device_name: str, dims: dict[str, int], key: Path | No
 
     A KEY, or its first digits as `cache list` shows them, says the same of an entry that is there.
     """
-    from rlx_ort.providers.compiled.explain import explain_entry, explain_key
-    from rlx_ort.providers.compiled.store import default_store
+    from rlx_ort.providers.engine.compiled.explain import explain_entry, explain_key
+    from rlx_ort.providers.engine.compiled.store import default_store
 
     entries = default_store().entries()
     path = Path(subject)

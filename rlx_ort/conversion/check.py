@@ -45,7 +45,7 @@ def why_unverified(options: ConvertOptions) -> str:
     Raises:
         ConversionError: one was asked for by a tolerance or inputs, and no ONNX Runtime is installed.
     """
-    from rlx_ort.providers.runtime import runtime_problem
+    from rlx_ort.providers.engine.runtime import runtime_problem
 
     if not options.verify:
         return "asked for"

@@ -177,7 +177,7 @@ class _Run:
                 bundle, self._reports["precision"] = to_precision(bundle, options.precision, keep=options.keep)
         if options.quantize is not None:
             from rlx_ort.converters.transforms.quantize import QuantizeOptions, quantize
-            from rlx_ort.providers.runtime import quantization
+            from rlx_ort.providers.engine.runtime import quantization
 
             with self._step("quantize", f"quantising to {options.quantize}"):
                 bundle, self._reports["quantize"] = quantize(

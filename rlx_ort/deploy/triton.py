@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 import shutil
-import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -21,6 +20,7 @@ from rlx_ort.deploy.names import check_model_name
 from rlx_ort.errors import PackageError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import TensorType
+from rlx_ort.storage import partial_path
 
 if TYPE_CHECKING:
     from rlx_ort.ir.graph import Graph
@@ -101,8 +101,7 @@ def export_triton(
     if folder.exists() and not force:
         raise PackageError(f"{folder} exists and was left as it is; force replaces it")
     config_text(graph, name)  # what Triton has no type for is refused before anything is written
-    partial = target / f".{name}.{uuid.uuid4().hex}"
-    old = target / f".{name}.{uuid.uuid4().hex}"
+    partial, old = partial_path(folder), partial_path(folder)
     model = partial / _VERSION / _MODEL_FILE
     try:
         (partial / _VERSION).mkdir(parents=True)

@@ -20,8 +20,8 @@ from rlx_ort.selection.policy import DevicePolicy
 if TYPE_CHECKING:
     from rlx_ort.execution.compiled import CompiledGraph
     from rlx_ort.ir.types import ValueType
-    from rlx_ort.providers.compiled.models import Opening
-    from rlx_ort.providers.compiled.starts import Interface
+    from rlx_ort.providers.engine.compiled.models import Opening
+    from rlx_ort.providers.engine.compiled.starts import Interface
 
 __all__ = ["WarmedDevice", "warm_package"]
 
@@ -66,10 +66,9 @@ def warm_package(
         path: the package, a folder or a file.
         devices: what to compile for; each must take every node. By default all that may run, helped by the CPU.
         progress: called with each device before its turn.
-        require_signature: PEM file of the public key that must have signed the package; by default what
-            `RLX_PACKAGE_KEY` names, if it is set.
-        sha256: the digest of the index that is wanted, hexadecimal.
-        min_serial: the lowest serial number to accept.
+        require_signature: as in `open_package`.
+        sha256: as in `open_package`.
+        min_serial: as in `open_package`.
 
     Raises:
         PackageError: there is no package, or it needs newer versions.
@@ -96,7 +95,7 @@ def _warmed(
     device: Device,
     progress: Callable[[Device], object] | None,
 ) -> WarmedDevice:
-    from rlx_ort.providers.compiled.models import watched
+    from rlx_ort.providers.engine.compiled.models import watched
 
     if progress is not None:
         progress(device)
@@ -120,9 +119,9 @@ def _nothing_kept(device: Device) -> str:
 
 def _note(package: Package, compiled: CompiledGraph, opening: Opening) -> bool:
     """Note what the package starts from, where it can start without the graph, and return whether it can."""
-    from rlx_ort.providers.compiled.starts import note_start
-    from rlx_ort.providers.compiled.store import default_store
-    from rlx_ort.providers.runtime import describe_runtime
+    from rlx_ort.providers.engine.compiled.starts import note_start
+    from rlx_ort.providers.engine.compiled.store import default_store
+    from rlx_ort.providers.engine.runtime import describe_runtime
 
     inputs = [_interface(name, kind) for name, kind in compiled.input_specs.items()]
     outputs = [_interface(name, kind) for name, kind in compiled.output_specs.items()]
@@ -146,7 +145,7 @@ def _note(package: Package, compiled: CompiledGraph, opening: Opening) -> bool:
 
 def _interface(name: str, kind: ValueType) -> Interface | None:
     """Return an input or output as plain numpy sees it, or None where it does not."""
-    from rlx_ort.providers.compiled.starts import Interface
+    from rlx_ort.providers.engine.compiled.starts import Interface
 
     if not isinstance(kind, TensorType) or kind.shape is None or kind.dtype.numpy.isbuiltin != 1:
         return None

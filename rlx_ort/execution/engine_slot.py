@@ -24,7 +24,7 @@ from rlx_ort.ir.ops.leaf import Input, Param
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import ValueType
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule
-from rlx_ort.providers.binding import binder_of
+from rlx_ort.providers.engine.binding import binder_of
 
 if TYPE_CHECKING:
     from rlx_ort.converters.to_onnx.exported import ExportedModel

@@ -17,7 +17,7 @@ from rlx_ort.options.compile_options import CompileOptions, PlacementRule, Preci
 if TYPE_CHECKING:
     from rlx_ort.ir.graph import Graph
     from rlx_ort.providers.base import Provider
-    from rlx_ort.providers.compiled.key import CacheKey
+    from rlx_ort.providers.engine.compiled.key import CacheKey
 
 __all__ = ["CompileCache", "Session", "key_of_graph", "open_slot", "working_provider"]
 
@@ -212,10 +212,10 @@ def key_of_graph(graph: Graph, device: Device, options: CompileOptions) -> Cache
         DeviceUnavailableError: the device does not work here, or its models are not cached.
     """
     from rlx_ort.providers.base import SessionRequest
-    from rlx_ort.providers.compiled.models import session_key
-    from rlx_ort.providers.compiled.store import default_store
+    from rlx_ort.providers.engine.compiled.models import session_key
+    from rlx_ort.providers.engine.compiled.store import default_store
+    from rlx_ort.providers.engine.runtime import describe_runtime
     from rlx_ort.providers.ort_provider import OrtProvider
-    from rlx_ort.providers.runtime import describe_runtime
 
     provider = working_provider(device)
     if not isinstance(provider, OrtProvider):

@@ -199,7 +199,7 @@ def _nodes(proto: onnx.ModelProto) -> tuple[ExportedNode, ...]:
     from rlx_ort.converters.bundle import graphs_of
     from rlx_ort.converters.to_onnx.exported import ExportedNode
     from rlx_ort.converters.to_onnx.infer import infer_proto
-    from rlx_ort.converters.to_onnx.shape_only import is_shape_type, shape_only_nodes
+    from rlx_ort.converters.to_onnx.outline import is_shape_type, shape_only_nodes
     from rlx_ort.converters.to_onnx.writer import UniqueNames
 
     types = infer_proto(proto)
@@ -214,7 +214,7 @@ def _nodes(proto: onnx.ModelProto) -> tuple[ExportedNode, ...]:
             if not node.name:
                 node.name = names.unique(node.op_type)
             found.append(
-                ExportedNode(
+                ExportedNode.of(
                     name=node.name,
                     domain=node.domain,
                     op_type=node.op_type,
@@ -227,7 +227,7 @@ def _nodes(proto: onnx.ModelProto) -> tuple[ExportedNode, ...]:
                     body=graph is not proto.graph,
                 )
             )
-    return shape_only_nodes(found, small)
+    return tuple(shape_only_nodes(found, small))
 
 
 def _tensor_type(tensor: onnx.TensorProto) -> ValueType | None:

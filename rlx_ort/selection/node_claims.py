@@ -7,7 +7,6 @@ it casts f16 to f32 around a node that has no f16 kernel. Neither is a reason to
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 
 from rlx_ort.converters.to_onnx.exported import ExportedNode
 from rlx_ort.ir.dtype import DType
@@ -40,7 +39,7 @@ def cpu_takes_node(
     """Return whether the CPU takes the node, if need be expanded or with its f16 values cast to f32."""
     if _has_kernel(cpu_claims, node):
         return True
-    wide = replace(node, inputs=_widened(node.inputs), outputs=_widened(node.outputs))
+    wide = node._replace(pattern=node.pattern.alike(_widened(node.inputs), _widened(node.outputs)))
     if _has_kernel(cpu_claims, wide):
         return True
     return _takes_expanded(cpu_claims, None, wide, functions)

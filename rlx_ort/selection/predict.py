@@ -24,7 +24,7 @@ from rlx_ort.ir.types import TensorType
 from rlx_ort.options.compile_options import CompileOptions
 from rlx_ort.providers.availability import provider_of
 from rlx_ort.providers.cores import device_threads
-from rlx_ort.providers.recordings import MOST_BYTES
+from rlx_ort.providers.engine.recordings import MOST_BYTES
 from rlx_ort.selection.cost import BackendCostModel, ProfileCostModel
 from rlx_ort.selection.estimate import Estimate, estimate_workload, total_ns
 from rlx_ort.selection.support import draft_for, support_of

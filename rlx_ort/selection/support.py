@@ -152,7 +152,7 @@ def support_of(device: Device, graph: Graph, options: CompileOptions | None = No
     if refused:
         return Support(refused)
 
-    from rlx_ort.providers.runtime import runtime_version
+    from rlx_ort.providers.engine.runtime import runtime_version
 
     try:
         draft = _drafted(provider, graph, options)
@@ -248,7 +248,7 @@ def _judge(
 
     def listed(group: NodeGroup) -> str:
         """Return the answer that the kernel lists give."""
-        functions, kind = draft.outline.functions, group.pattern.exported()
+        functions, kind = draft.outline.functions, group.first
         if claims is None:
             return DEVICE
         if cpu_takes_node(claims, kind, functions) if is_cpu else takes_node(claims, cpu_claims, kind, functions):
@@ -271,9 +271,9 @@ def _judge(
             if why not in (DEVICE, HELPED):
                 answer = why  # shorter than what ONNX Runtime says of a missing kernel
             elif answer == HELPED:
-                answer = f"{device.family.display} leaves {signature(group.pattern.exported())} to the CPU"
+                answer = f"{device.family.display} leaves {signature(group.first)} to the CPU"
             else:
-                answer = f"{device.family.display} has no kernel for {signature(group.pattern.exported())}: {answer}"
+                answer = f"{device.family.display} has no kernel for {signature(group.first)}: {answer}"
             for node in group.nodes:
                 unsupported.setdefault(node.origin, _unsupported(graph.nodes[node.origin], answer))
     reason = ""

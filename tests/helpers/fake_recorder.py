@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from rlx_ort.providers.recordable import NotRecordedError
-from rlx_ort.providers.recorded import Copy
+from rlx_ort.providers.engine.recordable import NotRecordedError
+from rlx_ort.providers.engine.recorded import Copy
 
 
 class FakeRecorder:

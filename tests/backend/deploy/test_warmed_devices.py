@@ -16,16 +16,17 @@ from small_packages import SIZE, X, flip, make, reference
 
 import rlx_ort
 from rlx_ort.deploy import package as package_module
-from rlx_ort.deploy.devices import PackageDevices
+from rlx_ort.deploy.open import PackageDevices
 from rlx_ort.deploy.warm import warm_package
 from rlx_ort.device import Device
 from rlx_ort.errors import IntegrityError, NoViableDeviceError, RlxError
 from rlx_ort.options.compile_options import CompileOptions
-from rlx_ort.providers import registry, saved, threads
-from rlx_ort.providers.compiled.models import watched
-from rlx_ort.providers.compiled.store import default_store
+from rlx_ort.providers import registry
 from rlx_ort.providers.cpu import CpuProvider
-from rlx_ort.providers.threads import ThreadBudget
+from rlx_ort.providers.engine import saved, threads
+from rlx_ort.providers.engine.compiled.models import watched
+from rlx_ort.providers.engine.compiled.store import default_store
+from rlx_ort.providers.engine.threads import ThreadBudget
 from rlx_ort.selection.policy import DevicePolicy
 
 
@@ -120,7 +121,7 @@ def test_the_process_ends_well_while_a_thread_opens_sessions(warmed: Path, tmp_p
 import threading
 import numpy as np
 import rlx_ort
-from rlx_ort.providers.compiled.store import default_store
+from rlx_ort.providers.engine.compiled.store import default_store
 x = np.ones((20, {SIZE}), np.float32)
 begun = threading.Event()
 def work():
@@ -283,7 +284,7 @@ def test_a_newer_installation_does_not_start_from_what_an_older_one_wrote(
     warmed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may write another model for the same graph."""
-    monkeypatch.setattr("rlx_ort.providers.compiled.starts._installation", lambda: "newer")
+    monkeypatch.setattr("rlx_ort.providers.engine.compiled.starts._installation", lambda: "newer")
     with opened(warmed) as runner:
         assert not is_quick(runner)
 

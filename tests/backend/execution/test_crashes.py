@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rlx_ort.errors import EngineError
-from rlx_ort.providers.config_keys import check_config
+from rlx_ort.providers.engine.config_keys import check_config
 
 ROOT = Path(__file__).resolve().parents[3]
 

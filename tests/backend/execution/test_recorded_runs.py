@@ -20,9 +20,9 @@ from rlx_ort.execution.compiled import CompiledGraph
 from rlx_ort.execution.session import Session
 from rlx_ort.ir.graph import Graph
 from rlx_ort.options.compile_options import CompileOptions
-from rlx_ort.providers import recorded, recordings
 from rlx_ort.providers.cpu import CpuProvider
-from rlx_ort.providers.recipe import Recording
+from rlx_ort.providers.engine import recorded, recordings
+from rlx_ort.providers.engine.recipe import Recording
 
 RNG = np.random.default_rng(17)
 

@@ -11,8 +11,8 @@ from rlx_ort.errors import DeviceUnavailableError, EngineError, InputError, Lega
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.types import OptionalType, SequenceType, TensorType
-from rlx_ort.providers.exceptions import ENGINE_EXCEPTIONS, opening_error, running_error
-from rlx_ort.providers.runtime import bindings
+from rlx_ort.providers.engine.exceptions import ENGINE_EXCEPTIONS, opening_error, running_error
+from rlx_ort.providers.engine.runtime import bindings
 
 ADD = "(float[N,2] a, float[N,2] b) => (float[N,2] y) { y = Add(a, b) }"
 DTYPES = [
@@ -224,8 +224,8 @@ def test_profiling_writes_a_file(open_model, tmp_path):
 
 def test_a_library_that_cannot_be_loaded_never_means_cpu(open_model, monkeypatch):
     """A provider that is listed and then dropped by ONNX Runtime is an error, not a CPU session."""
-    from rlx_ort.providers import runtime
     from rlx_ort.providers.cuda import CudaProvider
+    from rlx_ort.providers.engine import runtime
 
     if CudaProvider.ep_name in runtime.available_eps():
         pytest.skip("this ONNX Runtime has CUDA, so it does not drop it")

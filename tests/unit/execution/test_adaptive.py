@@ -19,8 +19,9 @@ from rlx_ort.errors import DeviceFallbackError, EngineError, NoViableDeviceError
 from rlx_ort.execution.benchmark import DeviceBenchResult, Pace
 from rlx_ort.graph_devices import GraphDevices
 from rlx_ort.ir.graph import Graph
-from rlx_ort.providers import plugins, runtime
+from rlx_ort.providers import plugins
 from rlx_ort.providers.base import CostProfile
+from rlx_ort.providers.engine import runtime
 from rlx_ort.selection.policy import Adaptive, DevicePickStrategy, DevicePolicy
 from rlx_ort.selection.predict import dims_of
 

@@ -22,7 +22,7 @@ KIND = TensorType(DType.F32, Shape([8]))
 
 def _node(name: str, reads: str, writes: str, **more: Any) -> ExportedNode:
     origin = int("".join(filter(str.isdigit, name)) or 0)
-    return ExportedNode(name, "", "Relu", 21, origin, (KIND,), (KIND,), (reads,), (writes,), **more)
+    return ExportedNode.of(name, "", "Relu", 21, origin, (KIND,), (KIND,), (reads,), (writes,), **more)
 
 
 def _model(*nodes: ExportedNode) -> ExportedModel:

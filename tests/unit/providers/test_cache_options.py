@@ -11,11 +11,11 @@ from rlx_ort.device import Device
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.tensor import FileRange, TensorData
 from rlx_ort.options.compile_options import CompileOptions, WeightSharing
-from rlx_ort.providers.compiled import digests
-from rlx_ort.providers.compiled.digests import weights_digest
-from rlx_ort.providers.compiled.models import use_for
+from rlx_ort.providers.engine.compiled import digests
+from rlx_ort.providers.engine.compiled.digests import weights_digest
+from rlx_ort.providers.engine.compiled.models import use_for
+from rlx_ort.providers.engine.recipe import Keeps, SessionRecipe
 from rlx_ort.providers.ort_provider import OrtProvider
-from rlx_ort.providers.recipe import Keeps, SessionRecipe
 from rlx_ort.providers.registry import default_registry
 
 COMPILERS = ("tensorrt", "nv-tensorrt-rtx", "openvino", "rocm", "metal", "qnn")

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from rlx_ort.providers import diagnosis, installation, libraries, runtime, webgpu
+from rlx_ort.providers import diagnosis, installation, libraries, webgpu
 from rlx_ort.providers.cores import CoreShare
 from rlx_ort.providers.diagnosis import Finding, Severity, diagnose
+from rlx_ort.providers.engine import runtime
 from rlx_ort.providers.installation import Problem, find_problem
 from rlx_ort.providers.openvino import OpenVinoProvider
 from rlx_ort.providers.plugins import Plugin

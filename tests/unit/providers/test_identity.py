@@ -9,7 +9,7 @@ import pytest
 from rlx_ort.device import Device
 from rlx_ort.providers import cuda
 from rlx_ort.providers.cuda import CudaProvider
-from rlx_ort.providers.cuda_driver import CudaGpu, same_bus
+from rlx_ort.providers.engine.cuda_driver import CudaGpu, same_bus
 from rlx_ort.providers.hardware import NvidiaGpu, cpu_name
 from rlx_ort.providers.plugins import described
 

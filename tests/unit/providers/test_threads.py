@@ -12,9 +12,9 @@ import pytest
 from rlx_ort.device import Device
 from rlx_ort.errors import DeviceUnavailableError
 from rlx_ort.options.compile_options import CompileOptions
-from rlx_ort.providers import forks
 from rlx_ort.providers.cuda import CudaProvider
-from rlx_ort.providers.threads import ThreadBudget
+from rlx_ort.providers.engine import forks
+from rlx_ort.providers.engine.threads import ThreadBudget
 
 
 class _Session:

@@ -7,7 +7,7 @@ import pytest
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.types import MapType, OptionalType, SequenceType, TensorType, UnknownType
-from rlx_ort.providers.ort_types import ONNX_ELEMENT_TYPE, element_dtypes, refined, value_type
+from rlx_ort.providers.engine.ort_types import ONNX_ELEMENT_TYPE, element_dtypes, refined, value_type
 
 F32 = TensorType(DType.F32)
 

@@ -92,7 +92,11 @@ GRAPHS = [dense, convolutions, shapes, untyped, folded, branching]
 
 def told(outline: Outline) -> tuple[Any, ...]:
     """Return all that an outline says."""
-    return [node.exported() for node in outline.nodes], outline.input_types, outline.output_types
+    nodes = [
+        (node[3:], node.domain, node.op_type, node.version, node.origin, node.inputs, node.outputs, node.shape_only)
+        for node in outline.nodes
+    ]
+    return nodes, outline.input_types, outline.output_types
 
 
 def plain(kernel: Kernel | None) -> Kernel | None:

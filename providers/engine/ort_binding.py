@@ -1,0 +1,217 @@
+"""`OrtBinder`: tensors on a device, fixed buffers and stoppable runs of an ONNX Runtime session, by its IOBinding.
+
+An IOBinding belongs to one thread, so each run has its own; slots keep theirs and leave the locking to the caller.
+ONNX Runtime's private attributes are used for speed only, each in a function of its own with a public way beside it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rlx_ort.errors import EngineError
+from rlx_ort.ir.dtype import DType
+from rlx_ort.ir.types import TensorType, ValueType
+from rlx_ort.providers.engine.binding import Arrays, Binder, Loop, Slots, StoppableRun
+from rlx_ort.providers.engine.device_tensor import DeviceTensor
+from rlx_ort.providers.engine.ort_loop import OrtLoop, Place, bind_input, bind_output, run_binding
+from rlx_ort.providers.engine.ort_slots import DeviceSlots, GraphSlots, HostSlots, RunSlots
+from rlx_ort.providers.engine.ort_tensor import DLPACK_DEVICE, OrtTensor
+from rlx_ort.providers.engine.recipe import HOST_MEMORY
+from rlx_ort.providers.engine.shutdown import watch
+from rlx_ort.providers.engine.values import from_ort_value, has_foreign_dtype, to_ort_value
+
+if TYPE_CHECKING:
+    from rlx_ort.providers.engine.session import OrtEngineSession, SessionCore
+
+__all__ = ["GraphRuns", "OrtBinder"]
+
+
+class OrtBinder(Binder):
+    """The memory side of an ONNX Runtime session. Every call but those of `Slots` may come from any thread."""
+
+    def __init__(self, session: OrtEngineSession) -> None:
+        self._session = session
+        self._memory, self._index = session.recipe.memory
+        self._keeps_on_host = session.recipe.memory == HOST_MEMORY
+        self._places = (Place(session.engine, self._memory, self._index), Place(session.engine, "cpu", 0))
+
+    @property
+    def on_host(self) -> bool:
+        """Whether runs read their inputs in host memory; see `Binder.on_host`."""
+        session = self._session
+        return self._keeps_on_host and all(session.bound_memory(spec.name) == HOST_MEMORY for spec in session.inputs)
+
+    def upload(self, array: npt.NDArray[Any]) -> DeviceTensor:
+        """Return a tensor on the device with a copy of the array; see `Binder.upload`."""
+        session = self._session
+        with session.guarded():
+            session.open_core()
+            dtype = DType.from_numpy(array.dtype)
+            kind = TensorType(dtype)
+            if self._keeps_on_host or has_foreign_dtype(kind):
+                # ONNX Runtime makes values of types numpy does not know in host memory only, and copies them in a run.
+                value, memory = to_ort_value(session.engine, "device tensor", array.copy(), kind)
+                return OrtTensor(session, value, None, memory)
+            value = session.engine.OrtValue.ortvalue_from_numpy(
+                np.ascontiguousarray(array).reshape(array.shape), self._memory, self._index
+            )
+            return OrtTensor(session, value, None)
+
+    def adopt(self, source: Any) -> DeviceTensor | None:
+        """Return the tensor behind an object with `__dlpack__` without a copy, or None if it is on another device."""
+        session = self._session
+        kind, index = source.__dlpack_device__()
+        wanted = (DLPACK_DEVICE.get(self._memory), self._index)
+        if self._keeps_on_host or (int(kind), int(index)) != wanted:
+            return None
+        with session.guarded():
+            _finish_work_on(source, int(index))
+            value = session.engine.OrtValue.from_dlpack(source)
+            return OrtTensor(session, value, None, source)
+
+    def run(self, feeds: Mapping[str, Any], outputs: Sequence[str], resident: Collection[str]) -> list[Any]:
+        """Run on arrays and device tensors; see `Binder.run`."""
+        session = self._session
+        names = list(outputs)
+        with session.guarded():
+            core = session.open_core()
+            if session.recipe.device_graph:
+                return session.graph_runs(core).run_values(core, feeds, names, resident)
+            given = {name: feeds[name] for name in sorted(feeds) if feeds[name] is not None}
+            return session.run_values(
+                core, names, given, resident, lambda: self._run_bound(core, given, names, resident)
+            )
+
+    def _run_bound(
+        self, core: SessionCore, feeds: Mapping[str, Any], names: Sequence[str], resident: Collection[str]
+    ) -> list[Any]:
+        session, io = self._session, core.session.io_binding()
+        kept = [bind_input(session, core, io, name, value) for name, value in feeds.items()]
+        here, host = self._places
+        for name in names:
+            bind_output(io, name, here if name in resident else host)
+        run_binding(core.session, io, core.options)
+        del kept
+        values = io.get_outputs()
+        return [
+            OrtTensor(session, value, core) if name in resident else from_ort_value(value, name)
+            for name, value in zip(names, values, strict=True)
+        ]
+
+    def loop(self, inputs: Sequence[str], outputs: Sequence[str], resident: Collection[str]) -> Loop:
+        """Return a run to be repeated over one binding; see `Binder.loop`."""
+        session = self._session
+        if not OrtLoop.possible(session, self._places, inputs, outputs):
+            return super().loop(inputs, outputs, resident)
+        with session.guarded():
+            return OrtLoop(session, self._places, inputs, outputs, resident)
+
+    def slots(self, inputs: Arrays, outputs: Arrays, fixed: Collection[str]) -> Slots | None:
+        """Return fixed buffers bound to the session; see `Binder.slots`."""
+        session = self._session
+        types = {spec.name: spec.type for spec in (*session.inputs, *session.outputs)}
+        for name in (*inputs, *outputs):
+            kind = types[name]
+            if not isinstance(kind, TensorType) or kind.dtype is DType.STRING or kind.dtype.is_packed:
+                return None
+            if not self._keeps_on_host and has_foreign_dtype(kind):
+                return None
+        if session.runs_slots:
+            known = session.recipe.pinned is not None and set(outputs) <= set(fixed) and not session.refuses
+            return RunSlots(session, list(inputs), outputs, self._places[1].inner if known else None)
+        with session.guarded():
+            if session.recipe.device_graph:
+                return GraphSlots(session, list(inputs), list(outputs))
+            if self._keeps_on_host:
+                return HostSlots(session, types, inputs, outputs, fixed)
+            return DeviceSlots(session, types, inputs, outputs)
+
+    def stoppable(self) -> StoppableRun:
+        """Return a run that can be stopped."""
+        return _Stoppable(self._session)
+
+
+class GraphRuns:
+    """The one binding of a session that records its launches once and replays them: fixed addresses, static shapes.
+
+    What goes in is copied to the fixed inputs and what comes out is copied from the fixed outputs, because a replay
+    knows no others. The caller holds the session's lock.
+    """
+
+    def __init__(self, session: OrtEngineSession, core: SessionCore) -> None:
+        self._session = session
+        self._io = core.session.io_binding()
+        self._inputs = {spec.name: self._fixed(spec.name, spec.type) for spec in session.inputs}
+        self._outputs = {spec.name: self._fixed(spec.name, spec.type) for spec in session.outputs}
+        for name, value in self._inputs.items():
+            self._io.bind_ortvalue_input(name, value)
+        for name, value in self._outputs.items():
+            self._io.bind_ortvalue_output(name, value)
+
+    def run(self, core: SessionCore, names: Sequence[str], feeds: Mapping[str, Any]) -> list[npt.NDArray[Any]]:
+        """Run on arrays and return the named outputs as arrays."""
+        return self.run_values(core, feeds, names, ())
+
+    def run_values(
+        self, core: SessionCore, feeds: Mapping[str, Any], names: Sequence[str], resident: Collection[str]
+    ) -> list[Any]:
+        """Run on arrays and device tensors; see `Binder.run`."""
+        kept = []
+        for name, value in feeds.items():
+            given, before = value.value_for(core) if isinstance(value, OrtTensor) else (value, None)
+            self._inputs[name].update_inplace(given)
+            kept.append(before)
+        run_binding(core.session, self._io, core.options)
+        found: list[Any] = []
+        for name in names:
+            value = self._outputs[name]
+            if name in resident:
+                copy = self._fixed(name, self._session.output_type(name))
+                copy.update_inplace(value)
+                found.append(OrtTensor(self._session, copy, core))
+            else:
+                found.append(value.numpy())
+        return found
+
+    def _fixed(self, name: str, kind: ValueType) -> Any:
+        static = isinstance(kind, TensorType) and kind.shape is not None and kind.shape.is_static
+        if not isinstance(kind, TensorType) or kind.shape is None or not static or has_foreign_dtype(kind):
+            raise EngineError(
+                f"a device graph needs tensors of numbers with static shapes, and {name!r} is {kind}; bind its dims "
+                "with CompileOptions(dims=...), or compile without device_graph"
+            )
+        make = self._session.engine.OrtValue.ortvalue_from_shape_and_type
+        return make(list(kind.shape.static()), kind.dtype.numpy, *self._session.recipe.memory)
+
+
+class _Stoppable(StoppableRun):
+    def __init__(self, session: OrtEngineSession) -> None:
+        self._session = session
+        self._options = session.engine.RunOptions()
+        watch(self)
+
+    def run(self, output_names: Sequence[str], feeds: Mapping[str, Any]) -> list[Any]:
+        """Run once; see `StoppableRun.run`."""
+        return self._session.run(output_names, feeds, self._options)
+
+    def stop(self) -> None:
+        """Make the run end at its next node; one that has not begun ends at its first."""
+        self._options.terminate = True
+
+    def stop_runs(self) -> None:
+        """End the run, for the end of the process."""
+        self.stop()
+
+
+def _finish_work_on(source: Any, index: int) -> None:
+    """Wait for what the library of a CUDA tensor has queued, since ONNX Runtime works on a stream of its own."""
+    library = sys.modules.get(type(source).__module__.partition(".")[0])
+    if library is not None and library.__name__ == "torch":
+        library.cuda.current_stream(index).synchronize()
+    elif library is not None and library.__name__ == "cupy":
+        library.cuda.get_current_stream().synchronize()
