@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     )
     from rlx_ort.execution.benchmark import DeviceBenchResult
     from rlx_ort.execution.buckets import Bucket, BucketedCompileCache, pad_rows, power_of_two_ladder, slice_rows
-    from rlx_ort.execution.compile_cache import CompileCache
     from rlx_ort.execution.compiled import CompiledGraph
     from rlx_ort.execution.dispatch_report import DispatchSummary, KernelDispatchReport, format_dispatch_report
     from rlx_ort.execution.expert_pool import (
@@ -61,9 +60,9 @@ if TYPE_CHECKING:
         refresh_pools,
     )
     from rlx_ort.execution.kv_cache import LayerKvCache, bucket_decode_mask
-    from rlx_ort.execution.moe_controls import MoeResidencyStats
+    from rlx_ort.execution.moe import MoeResidencyStats
     from rlx_ort.execution.placement import Placement
-    from rlx_ort.execution.session import Session
+    from rlx_ort.execution.session import CompileCache, Session
     from rlx_ort.graph_devices import GraphDevices, graph_param_names, load
     from rlx_ort.ir.core import Node
     from rlx_ort.ir.dims import DimBinding, dynamic_symbols, has_dynamic_dims, infer_bindings_from_inputs
@@ -242,14 +241,13 @@ _NAMES_OF = {
     "device": "DEVICE_PRIORITY Device device_label parse_device parse_device_list",
     "execution.benchmark": "DeviceBenchResult",
     "execution.buckets": "Bucket BucketedCompileCache pad_rows power_of_two_ladder slice_rows",
-    "execution.compile_cache": "CompileCache",
     "execution.compiled": "CompiledGraph",
     "execution.dispatch_report": "DispatchSummary KernelDispatchReport format_dispatch_report",
     "execution.expert_pool": "ExpertPool RefreshPolicy budget_from_memory merged_mask per_layer_masks refresh_pools",
     "execution.kv_cache": "LayerKvCache bucket_decode_mask",
-    "execution.moe_controls": "MoeResidencyStats",
+    "execution.moe": "MoeResidencyStats",
     "execution.placement": "Placement",
-    "execution.session": "Session",
+    "execution.session": "CompileCache Session",
     "graph_devices": "GraphDevices graph_param_names load",
     "ir.core": "Node",
     "ir.dims": "DimBinding dynamic_symbols has_dynamic_dims infer_bindings_from_inputs",

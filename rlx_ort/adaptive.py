@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from rlx_ort.device import Device
 from rlx_ort.errors import CalibrationError, DeviceFallbackError, RlxError
-from rlx_ort.execution.benchmark import DeviceBenchResult, input_signature
+from rlx_ort.execution.benchmark import DeviceBenchResult, Pace, input_signature, race
 from rlx_ort.execution.compiled import CompiledGraph
-from rlx_ort.execution.race import race
 from rlx_ort.ir.graph import Graph
 from rlx_ort.options.compile_options import CompileOptions
 from rlx_ort.providers.availability import provider_of
@@ -33,7 +32,6 @@ from rlx_ort.storage import write_atomic
 
 if TYPE_CHECKING:
     from rlx_ort.calibration.learned import Learned, Sizes
-    from rlx_ort.execution.pace import Pace
 
 __all__ = ["Choice", "Follower", "choose", "learn_from"]
 
@@ -208,8 +206,6 @@ def _limit(ranges: Mapping[Device, tuple[float, float]]) -> float:
 @functools.cache
 def _pace() -> Pace:
     """Return how fast the host is for this process, which goes on learning what is usual with every race."""
-    from rlx_ort.execution.pace import Pace
-
     return Pace(time.perf_counter_ns, _QUICKER)
 
 

@@ -70,8 +70,8 @@ def command(
     from rlx_ort.options.compile_options import CompileOptions, PlacementRule
     from rlx_ort.parity.bisect import bisect
     from rlx_ort.parity.compare import compare
+    from rlx_ort.parity.metrics import dtypes_of, tolerance_for
     from rlx_ort.parity.opening import OrtFormatFile, as_model
-    from rlx_ort.parity.tolerances import dtypes_of, tolerance_for
 
     parsed = [parse_device(name) for name in devices or ("cpu",)]
     places = (parsed[0], parsed[-1])

@@ -32,7 +32,7 @@ def default_tolerance(options: ConvertOptions, before: ModelFacts) -> Tolerance:
     bits: a cosine of 0.99, to 4 bits of 0.98. A target for another device than the CPU: 1e-3 at least.
     """
     from rlx_ort.device import Device
-    from rlx_ort.parity.tolerances import tolerance_for
+    from rlx_ort.parity.metrics import tolerance_for
 
     bits = {None: None, "int4-weights": 4}.get(options.quantize, 8)
     dtypes = {*before.weight_bytes, {"bf16": "bf16", None: "f32"}.get(options.precision, "f16")}

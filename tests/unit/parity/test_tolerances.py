@@ -6,8 +6,7 @@ import pytest
 
 from rlx_ort.conversion.convert import ConvertOptions, default_tolerance
 from rlx_ort.conversion.report import ModelFacts
-from rlx_ort.parity.metrics import Tolerance
-from rlx_ort.parity.tolerances import tolerance_for
+from rlx_ort.parity.metrics import Tolerance, tolerance_for
 
 
 @pytest.mark.parametrize(
