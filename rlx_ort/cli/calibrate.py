@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rlx_ort.cli import options
-from rlx_ort.cli.models import read_model
+from rlx_ort.cli.options import read_model
 from rlx_ort.cli.show import duration, note, print_json, print_table, progress
 from rlx_ort.errors import CalibrationError, RlxError
 
@@ -21,7 +21,7 @@ __all__ = ["command"]
 
 
 @click.command("calibrate")
-@click.argument("model", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("model", required=False, type=options.FILE)
 @options.dims
 @click.option("--device", "names", metavar="DEVICES", help="Measure these devices; all that work here by default.")
 @click.option("--quick", is_flag=True, help="Measure fewer sizes: at most 2 seconds a device instead of 8.")

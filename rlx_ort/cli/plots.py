@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rlx_ort.cli.files import replacing
-from rlx_ort.cli.show import duration
+from rlx_ort.cli.show import duration, replacing
 
 if TYPE_CHECKING:
     from rlx_ort.calibration.features import Kernel

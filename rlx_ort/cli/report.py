@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rlx_ort.cli import options
-from rlx_ort.cli.models import read_model
+from rlx_ort.cli.options import read_model
 from rlx_ort.cli.show import duration, note, print_json, print_table, progress
 from rlx_ort.errors import RlxError
 
@@ -26,9 +26,7 @@ __all__ = ["command"]
 
 @click.command("report")
 @options.model
-@options.shown
-@options.deny
-@options.prefer
+@options.policy(device_too=True)
 @options.dims
 @click.option("--open", "open_sessions", is_flag=True, help="Open a session on each device and read its placement.")
 @click.option("--why", is_flag=True, help="Say of what each predicted time is made up, and why the choice was made.")
@@ -42,9 +40,7 @@ __all__ = ["command"]
 @options.as_json
 def command(
     model: Path,
-    only: str | None,
-    deny: str | None,
-    prefer: str | None,
+    policy: DevicePolicy,
     dims: dict[str, int],
     open_sessions: bool,
     why: bool,
@@ -61,7 +57,6 @@ def command(
     from rlx_ort.options.compile_options import CompileOptions
     from rlx_ort.selection.candidates import device_report
 
-    policy = options.policy_of(only, deny, prefer)
     graph = read_model(model)
     compile_options = CompileOptions(dims=dims)
     with progress("asking each device"):

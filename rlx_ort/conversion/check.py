@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlx_ort.conversion.report import verdict
+from rlx_ort.conversion.options import verdict
 from rlx_ort.errors import ConversionError, ParityError
 
 if TYPE_CHECKING:
-    from rlx_ort.conversion.options import ConvertOptions
-    from rlx_ort.conversion.report import ModelFacts
+    from rlx_ort.conversion.options import ConvertOptions, ModelFacts
     from rlx_ort.converters.bundle import ModelBundle
     from rlx_ort.options.compile_options import CompileOptions
     from rlx_ort.parity.compare import Comparison

@@ -11,8 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from rlx_ort.conversion.check import ConversionCheck, default_tolerance, why_unverified
-from rlx_ort.conversion.options import ConvertOptions
-from rlx_ort.conversion.report import ConversionReport, ModelFacts, ParamsTaken, facts_of, random_ops
+from rlx_ort.conversion.options import ConversionReport, ConvertOptions, ModelFacts, ParamsTaken, facts_of, random_ops
 from rlx_ort.errors import ConversionError
 
 if TYPE_CHECKING:
@@ -21,10 +20,10 @@ if TYPE_CHECKING:
 __all__ = ["ConversionReport", "ConvertOptions", "ModelFacts", "ParamsTaken", "Step", "convert", "default_tolerance"]
 
 Step = Callable[[str], None]
-"""Told what begins: `reading model.onnx`."""
+"""Called with the step that begins, such as `reading model.onnx`."""
 
 Bytes = Callable[[int, int], None]
-"""Told how many bytes of weights are written, and of how many."""
+"""Called with the bytes of weights written so far, and their total."""
 
 
 def convert(
@@ -50,8 +49,8 @@ def convert(
         source: a file, or a bundle.
         target: the file to write; its suffix says the format: `.onnx`, `.json` or `.ort`.
         options: what to change.
-        on_step: told when a step begins.
-        on_bytes: told how far the writing of weights is.
+        on_step: called when a step begins.
+        on_bytes: called with the bytes of weights written, and of how many.
 
     Raises:
         ConversionError: something cannot be read, changed or written.

@@ -64,6 +64,7 @@ class Package:
     ) -> None:
         self.path = Path(path)
         self._private = private
+        self._verified = key is not None
         self._container: Container = open_container(self.path, hard_links=private)
         try:
             self._raw = raw = read_index(self._container)
@@ -98,6 +99,11 @@ class Package:
     def is_signed(self) -> bool:
         """Whether there is a signature, right or wrong."""
         return SIGNATURE in self._container.sizes
+
+    @property
+    def signature_state(self) -> str:
+        """`verified` by the key it was opened with, `present, not checked`, or `none`."""
+        return "verified" if self._verified else "present, not checked" if self.is_signed else "none"
 
     @property
     def is_folder(self) -> bool:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rlx_ort.providers.compiled.models import Opening
     from rlx_ort.providers.compiled.starts import Interface
 
-__all__ = ["WarmedDevice", "warm_package"]
+__all__ = ["WarmedDevice", "warm_opened", "warm_package"]
 
 
 @dataclass(frozen=True)
@@ -77,15 +77,21 @@ def warm_package(
     """
     key = require_signature or environment.get("PACKAGE_KEY") or None
     with Package(path, key=key, sha256=sha256, min_serial=min_serial) as package:
-        # A named device must take every node; automatic choice may be helped by the CPU, and so may this.
-        rule = PlacementRule.ASSISTED if devices is None else PlacementRule.STRICT
-        policy = narrowed_policy(package.index.policy, DevicePolicy.from_env())
-        runner = runner_of(package, policy, CompileOptions(placement=rule, cache=CacheUse.ON))
-        with runner:
-            return [
-                _warmed(package, runner.policy, runner.options, device, progress)
-                for device in (devices if devices is not None else runner.devices())
-            ]
+        return warm_opened(package, devices, progress)
+
+
+def warm_opened(
+    package: Package, devices: Sequence[Device] | None = None, progress: Callable[[Device], object] | None = None
+) -> list[WarmedDevice]:
+    """Compile an open package; see `warm_package`."""
+    # A named device must take every node; under an automatic choice the CPU may help.
+    rule = PlacementRule.ASSISTED if devices is None else PlacementRule.STRICT
+    policy = narrowed_policy(package.index.policy, DevicePolicy.from_env())
+    with runner_of(package, policy, CompileOptions(placement=rule, cache=CacheUse.ON)) as runner:
+        return [
+            _warmed(package, runner.policy, runner.options, device, progress)
+            for device in (devices if devices is not None else runner.devices())
+        ]
 
 
 def _warmed(
