@@ -25,7 +25,7 @@ from rlx_ort.execution.race import race
 from rlx_ort.ir.graph import Graph
 from rlx_ort.options.compile_options import CompileOptions
 from rlx_ort.providers.availability import provider_of
-from rlx_ort.selection.candidates import CLOSE, automatic, devices_for, no_viable_device
+from rlx_ort.selection.candidates import CLOSE, Candidates
 from rlx_ort.selection.policy import DevicePolicy
 from rlx_ort.selection.predict import dims_of, explain, measure_unknown, predicted_ns
 from rlx_ort.selection.support import model_for
@@ -123,42 +123,43 @@ class Follower:
 
 
 def choose(
-    graph: Graph,
-    policy: DevicePolicy,
-    options: CompileOptions,
-    inputs: Mapping[str, Any],
-    compile_on: Callable[[Device], CompiledGraph],
-    runs: int,
+    candidates: Candidates, inputs: Mapping[str, Any], compile_on: Callable[[Device], CompiledGraph], runs: int
 ) -> Choice:
     """Return the device to run such inputs on.
 
-    What a device's profile lacks and the graph needs is measured first, in 0.3 s a device at most.
+    Kernels that the graph needs and a device's profile lacks are measured first, in at most 0.3 s a device.
 
-    Every device whose prediction may be the best, by the error its cost model states for such a graph, is timed on
-    the real inputs, in turn with the others: a warm-up and `runs` rounds, again where the host was disturbed, for a
-    second at most. A device that fails is passed over for the next best.
+    Every device whose prediction may be the best, by the stated error of its cost model, is timed on the real inputs,
+    interleaved with the others: a warm-up and `runs` rounds, repeated where the host was disturbed, for at most a
+    second. A device that fails is skipped.
 
     Raises:
         NoViableDeviceError: no device may be chosen.
         DeviceFallbackError: every device that could be timed failed.
     """
-    options = automatic(options)
-    devices = devices_for(graph, policy, options)
+    graph, options, dims = candidates.graph, candidates.options, candidates.dims
+    devices = candidates.devices()
     if not devices:
-        raise no_viable_device(graph, policy, options)
-    dims = dims_of(graph, inputs)
+        raise candidates.none_viable()
     for device in devices if len(devices) > 1 else ():
         try:
             measure_unknown(graph, device, options, dims)
-        except RlxError as err:  # it stays assumed, and a wide error makes for a race
-            _log.info("what is unknown of %s on %s is not measured: %s", graph.name, device.display, err)
-    lows, predicted = _predictions(graph, devices, options, dims)
+        except RlxError as err:  # prices stay assumed, and their wide error leads to a race
+            _log.info("the kernels of %s on %s are not measured: %s", graph.name, device.display, err)
+    ranges: dict[Device, tuple[float, float]] = {}  # the shortest and longest time that is likely, in ns
+    predicted: dict[str, float] = {}
+    for device in devices:
+        estimate = explain(graph, device, options, dims)
+        if estimate is not None and math.isfinite(estimate.total_ns):
+            predicted[device.label] = estimate.total_ns
+            doubt = (1 + estimate.error) ** _DOUBT
+            ranges[device] = (estimate.total_ns / doubt, estimate.total_ns * doubt)
     ranked = sorted(devices, key=lambda device: predicted.get(device.label, math.inf))
-    limit = _limit(lows)
-    rivals = [device for device in ranked if lows.get(device, (0.0, 0.0))[0] <= limit]
+    limit = min((high for _, high in ranges.values()), default=math.inf)  # the longest time of the best
+    rivals = [device for device in ranked if ranges.get(device, (0.0, 0.0))[0] <= limit]
     if len(rivals) == 1:
         return Choice(rivals[0], "predicted", predicted)
-    path = _path(graph, policy, options, inputs, rivals)
+    path = _path(candidates, inputs, rivals)
     known = _read(path, rivals, predicted)
     if known is not None:
         return known
@@ -166,7 +167,7 @@ def choose(
     rows = race(rivals, compile_on, inputs, runs, pace=pace)
     if all(row.median_exec_ns is None for row in rows):
         rows += race([device for device in ranked if device not in rivals], compile_on, inputs, runs, pace=pace)
-    choice = _from_rows(rows, policy, predicted)
+    choice = _from_rows(rows, candidates.policy, predicted)
     if path is not None:
         _write(path, choice)
     return choice
@@ -183,26 +184,6 @@ def learn_from(
         predicted = predicted_ns(graph, row.device, options, dims)
         if row.median_exec_ns is not None and predicted is not None:
             LEARNED.note(graph, row.device, tuple(sorted(dims.items())), row.median_exec_ns, predicted, fresh=True)
-
-
-def _predictions(
-    graph: Graph, devices: Sequence[Device], options: CompileOptions, dims: Mapping[str, int]
-) -> tuple[dict[Device, tuple[float, float]], dict[str, float]]:
-    """Return the range each device's time may be in, and its predicted time."""
-    ranges: dict[Device, tuple[float, float]] = {}
-    predicted: dict[str, float] = {}
-    for device in devices:
-        estimate = explain(graph, device, options, dims)
-        if estimate is not None and math.isfinite(estimate.total_ns):
-            predicted[device.label] = estimate.total_ns
-            doubt = (1 + estimate.error) ** _DOUBT
-            ranges[device] = (estimate.total_ns / doubt, estimate.total_ns * doubt)
-    return ranges, predicted
-
-
-def _limit(ranges: Mapping[Device, tuple[float, float]]) -> float:
-    """Return the longest time that the best prediction may turn out to take."""
-    return min((high for _, high in ranges.values()), default=math.inf)
 
 
 @functools.cache
@@ -228,25 +209,20 @@ def _from_rows(rows: Sequence[DeviceBenchResult], policy: DevicePolicy, predicte
     return Choice(winner, "measured", predicted, {device.label: time for device, time in times.items()}, failed)
 
 
-def _path(
-    graph: Graph,
-    policy: DevicePolicy,
-    options: CompileOptions,
-    inputs: Mapping[str, Any],
-    devices: Sequence[Device],
-) -> Path | None:
-    """Return the file of a choice among devices, or None when one of them cannot be told from another."""
+def _path(candidates: Candidates, inputs: Mapping[str, Any], devices: Sequence[Device]) -> Path | None:
+    """Return the file of a choice among devices, or None when one of them has no identity that lasts."""
     from rlx_ort.calibration import store
     from rlx_ort.providers.injection import cache_folder
 
-    parts: list[object] = [_SCHEMA, sorted(input_signature(inputs)), policy.prefer]
+    options = candidates.options
+    parts: list[object] = [_SCHEMA, sorted(input_signature(inputs)), candidates.policy.prefer]
     precisions = sorted((label, precision.value) for label, precision in options.precisions.items())
     provider_options = sorted(options.provider_options.items())
     parts.append((options.precision.value, precisions, options.intra_op_threads, provider_options))
     try:
         for device in sorted(devices, key=lambda device: device.label):
             provider = provider_of(device)
-            model = None if provider is None else model_for(provider, graph, options.on(device))
+            model = None if provider is None else model_for(provider, candidates.graph, options.on(device))
             if model is None:
                 return None
             parts.append((store.key_of(device), model.sha256))

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from rlx_ort.ir.dtype import DType
     from rlx_ort.ir.graph import Graph
     from rlx_ort.ir.tensor import TensorData
-    from rlx_ort.selection.candidates import DeviceCandidate
+    from rlx_ort.selection.candidates import Candidates, DeviceCandidate
     from rlx_ort.selection.policy import Devices
 
 __all__ = ["GraphDevices", "graph_param_names", "load"]
@@ -164,30 +164,22 @@ class GraphDevices:
         Found once and kept until `invalidate_cache`, or until a device refuses at opening, which is then left out. An
         automatic choice may also take a device that the CPU has to help: `rank` has those as well.
         """
-        from rlx_ort.selection.candidates import devices_for
-        from rlx_ort.selection.refusals import refusals
-
-        self._follow_graph()
+        strict = self._candidates(options=self._by_name)
         with self._lock:
-            refused = refusals(self.graph, self._by_name).keys()
-            if self._devices is None or self._devices[0] != refused:
-                self._devices = refused, devices_for(self.graph, self._policy, self._by_name)
+            if self._devices is None or self._devices[0] != strict.refused.keys():
+                self._devices = strict.refused.keys(), strict.devices()
             return list(self._devices[1])
 
     def report(self) -> list[DeviceCandidate]:
         """Return a fresh report: one row a device, with what stands in its way."""
-        from rlx_ort.selection.candidates import device_report
-
-        return device_report(self.graph, self._policy, self._by_choice)
+        return self._candidates().report()
 
     def rank(self, inputs: Mapping[str, Any] | None = None) -> list[DeviceCandidate]:
         """Return a row for every device the policy allows, the best choice first, blocked ones last.
 
         Automatic choices follow this order. The inputs size the predictions; see `rlx_ort.rank`.
         """
-        from rlx_ort.selection.candidates import rank
-
-        return rank(self.graph, inputs, self._policy, self._by_choice)
+        return self._candidates(inputs).rank()
 
     def fastest(self, inputs: Mapping[str, Any] | None = None) -> Device:
         """Return the device with the smallest predicted time now; `RLX_DEVICE` is not looked at.
@@ -198,9 +190,7 @@ class GraphDevices:
         Raises:
             NoViableDeviceError: no device may be chosen; it says why for each.
         """
-        from rlx_ort.selection.candidates import fastest_device_for
-
-        return fastest_device_for(self.graph, self._policy, self._by_choice, inputs)
+        return self._candidates(inputs).fastest()
 
     def resolve(self, device: Device | str | None = None) -> Device:
         """Return the device to use: the one given, else `RLX_DEVICE`, else the fastest.
@@ -347,7 +337,7 @@ class GraphDevices:
         import logging  # a start from the compile cache has nothing to tell
 
         warm = []
-        for device in self._choices():
+        for device in self._candidates().devices():
             try:
                 self._assisted(device).open()
             except Exception as err:  # raised again unless the device is at fault
@@ -477,7 +467,7 @@ class GraphDevices:
         from rlx_ort.adaptive import learn_from
         from rlx_ort.execution.benchmark import benchmark_devices
 
-        rows = benchmark_devices(self._choices(), self._to_time, inputs, runs)
+        rows = benchmark_devices(self._candidates().devices(), self._to_time, inputs, runs)
         learn_from(rows, self.graph, self._by_choice, inputs)
         return rows
 
@@ -495,7 +485,7 @@ class GraphDevices:
             slot.close()
         graph = getattr(self, "_graph", None)  # a packaged one may not have been read
         if graph is not None:
-            from rlx_ort.selection.refusals import forget
+            from rlx_ort.selection.graph_cache import forget
 
             forget(graph)
 
@@ -548,12 +538,10 @@ class GraphDevices:
 
     def _followed(self, follower: Follower) -> Device:
         """Return the device that a follower is at, or the one it began with while that holds the caller's state."""
-        from rlx_ort.selection.refusals import refusals
-
         first = self._compiled_graphs.get((follower.home, self._by_choice.placement or PlacementRule.ASSISTED))
         if first is not None and first.has_handles:
             return follower.home
-        return follower.device(refusals(self.graph, self._by_choice))
+        return follower.device(self._candidates().refused)
 
     def _follower(self, inputs: Mapping[str, Any]) -> Follower | None:
         """Return what follows the winner of a strategy that measures, or None under one that does not."""
@@ -561,18 +549,17 @@ class GraphDevices:
         if not isinstance(pick, (Benchmark, Adaptive)):
             return None
         from rlx_ort.execution.benchmark import input_signature
-        from rlx_ort.selection.refusals import refusals
 
-        self._follow_graph()
+        refused = self._candidates().refused
         key, winners = input_signature(inputs), self._winners  # another thread may begin with an empty map meanwhile
         follower = winners.get(key)
-        if follower is not None and follower.home not in refusals(self.graph, self._by_choice):
+        if follower is not None and follower.home not in refused:
             return follower
         from rlx_ort.adaptive import Choice, Follower, choose
-        from rlx_ort.selection.predict import dims_of
 
+        candidates = self._candidates(inputs)
         if isinstance(pick, Adaptive):
-            found = choose(self.graph, self._policy, self._by_choice, inputs, self._to_time, pick.runs)
+            found = choose(candidates, inputs, self._to_time, pick.runs)
             self.last_choice = found
         else:
             rows = self.benchmark(inputs, pick.runs)
@@ -581,16 +568,16 @@ class GraphDevices:
             if rows[0].median_exec_ns is None:
                 raise DeviceFallbackError((row.device, row.failure) for row in rows)
             found = Choice(rows[0].device, "measured")
-        sizes = tuple(sorted(dims_of(self.graph, inputs).items()))
+        sizes = tuple(sorted(candidates.dims.items()))
         winners[key] = follower = Follower(self.graph, found, sizes)
         return follower
 
-    def _choices(self) -> list[Device]:
-        """Return the devices that an automatic choice may take now."""
-        from rlx_ort.selection.candidates import devices_for
+    def _candidates(self, inputs: Mapping[str, Any] | None = None, options: CompileOptions | None = None) -> Candidates:
+        """Return the devices for an automatic choice as of now, or for other options."""
+        from rlx_ort.selection.candidates import Candidates
 
         self._follow_graph()
-        return devices_for(self.graph, self._policy, self._by_choice)
+        return Candidates(self.graph, self._policy, options or self._by_choice, inputs)
 
     def _first_of(self, chain: Devices, work: Callable[[Device], T]) -> tuple[Device, T]:
         """Return the first device of a chain on which the work succeeds, and its result; keep the attempts."""
@@ -604,13 +591,12 @@ class GraphDevices:
 
     def _open_first(self, choose: Callable[[], tuple[Device, bool]]) -> CompiledGraph:
         """Return the graph compiled for the first choice that takes it, and keep who refuses."""
-        from rlx_ort.selection.refusals import refusals
         from rlx_ort.selection.resolve import open_first
 
         try:
             return open_first(choose, self._opened)
         finally:
-            self.last_attempts = tuple(refusals(self.graph, self._by_name).items())
+            self.last_attempts = tuple(self._candidates(options=self._by_name).refused.items())
 
     def _assisted(self, device: Device) -> CompiledGraph:
         return self._opened(device, named=False)
@@ -629,7 +615,7 @@ class GraphDevices:
         return compiled
 
     def _remembering(self, device: Device, rule: PlacementRule) -> contextlib.AbstractContextManager[None]:
-        from rlx_ort.selection.refusals import remembered
+        from rlx_ort.selection.graph_cache import remembered
 
         return remembered(self.graph, device, self._options.with_(placement=rule))
 

@@ -27,6 +27,7 @@ from rlx_ort.providers.cores import device_threads
 from rlx_ort.providers.recordings import MOST_BYTES
 from rlx_ort.selection.cost import BackendCostModel, ProfileCostModel
 from rlx_ort.selection.estimate import Estimate, estimate_workload, total_ns
+from rlx_ort.selection.graph_cache import cache_of
 from rlx_ort.selection.support import draft_for, support_of
 
 if TYPE_CHECKING:
@@ -51,7 +52,6 @@ _lock = threading.Lock()
 _workloads: weakref.WeakKeyDictionary[Draft, OrderedDict[object, Workload]] = weakref.WeakKeyDictionary()
 _tried: set[Device] = set()
 _seen: weakref.WeakKeyDictionary[Draft, set[Device]] = weakref.WeakKeyDictionary()
-_named: weakref.WeakKeyDictionary[Graph, tuple[int, list[tuple[str, Shape]]]] = weakref.WeakKeyDictionary()
 
 
 def cost_model(device: Device | str) -> BackendCostModel | None:
@@ -108,12 +108,13 @@ def dims_of(graph: Graph, inputs: Mapping[str, Any]) -> dict[str, int]:
 
 def named_dims(graph: Graph) -> list[tuple[str, Shape]]:
     """Return the inputs that have named dims, with their shapes; looked for once, as a graph may have many nodes."""
-    known = _named.get(graph)
-    if known is None or known[0] != graph.revision:
+    cache = cache_of(graph)
+    if cache.named_dims is None:
         kinds = [(value.name, value.type.shape) for value in graph.inputs if isinstance(value.type, TensorType)]
-        found = [(name, shape) for name, shape in kinds if shape and any(isinstance(dim, str) for dim in shape)]
-        _named[graph] = known = (graph.revision, found)
-    return known[1]
+        cache.named_dims = [
+            (name, shape) for name, shape in kinds if shape and any(isinstance(dim, str) for dim in shape)
+        ]
+    return cache.named_dims
 
 
 def kernels_of(graph: Graph, device: Device, dims: Mapping[str, int] | None = None) -> Mapping[Kernel, int]:

@@ -18,9 +18,9 @@ from rlx_ort.ir.graph import Graph
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule
 from rlx_ort.providers.availability import require_available
 from rlx_ort.selection.candidates import blocker_of, devices_for, fastest_device_for
+from rlx_ort.selection.graph_cache import refusals
 from rlx_ort.selection.legalize import require_legal
 from rlx_ort.selection.policy import DevicePolicy, Devices, device_chain_from_env, device_from_env, labels
-from rlx_ort.selection.refusals import refusals
 
 __all__ = ["open_first", "resolve_device", "resolve_device_chain", "run_with_fallback"]
 
@@ -71,7 +71,7 @@ def open_first(choose: Callable[[], tuple[Device, bool]], open_on: Callable[[Dev
     """Return what `open_on` makes of the first choice that takes the graph.
 
     `choose` returns a device and whether somebody named it. When `open_on` fails for a reason of the device's, it must
-    have remembered the refusal (`rlx_ort.selection.refusals`), so that the next choice is another one.
+    have remembered the refusal (`rlx_ort.selection.graph_cache`), so that the next choice is another one.
 
     Raises:
         NoViableDeviceError: no device is left; it lists each one with its reason.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -27,6 +26,7 @@ from rlx_ort.providers.answers import DEVICE, HELPED
 from rlx_ort.providers.availability import availability, is_available, provider_of
 from rlx_ort.providers.base import KernelClaim, Provider
 from rlx_ort.selection.function_body import is_function
+from rlx_ort.selection.graph_cache import cache_of
 from rlx_ort.selection.node_claims import cpu_takes_node, signature, takes_node
 from rlx_ort.selection.questions import NodeGroup, answers_for, groups_of
 
@@ -201,28 +201,23 @@ def _drafted(provider: Provider, graph: Graph, options: CompileOptions) -> Draft
     from rlx_ort.converters.to_onnx.exporter import drafted
     from rlx_ort.providers.kernels import kernel_set
 
-    providers = registry.default_registry()
-    state = (graph.revision, providers, providers.generation, provider)
-    known = _drafts.setdefault(graph, deque(maxlen=_DRAFTS_A_GRAPH))
-    for entry_state, entry_options, draft in list(known):
-        if entry_state == state and entry_options == options:
+    known = cache_of(graph).drafts
+    for drafted_for, under, draft in list(known):
+        if drafted_for == provider and under == options:
             return draft
     draft = drafted(graph, options, kernel_set(provider, graph))
-    known.append((state, options, draft))
+    known.append((provider, options, draft))
     return draft
 
 
 def _refused(graph: Graph) -> tuple[UnsupportedOp, ...]:
     """Return the nodes that have no ONNX form; remembered until the graph grows."""
-    known = _refusals.get(graph)
-    if known is None or known[0] != graph.revision:
-        known = _refusals[graph] = (graph.revision, tuple(_without_lowering(graph)))
-    return known[1]
+    cache = cache_of(graph)
+    if cache.unwritable is None:
+        cache.unwritable = tuple(_without_lowering(graph))
+    return cache.unwritable
 
 
-_DRAFTS_A_GRAPH = 16
-_drafts: weakref.WeakKeyDictionary[Graph, deque[tuple[object, CompileOptions, Draft]]] = weakref.WeakKeyDictionary()
-_refusals: weakref.WeakKeyDictionary[Graph, tuple[object, tuple[UnsupportedOp, ...]]] = weakref.WeakKeyDictionary()
 _supports: weakref.WeakKeyDictionary[Draft, dict[object, Support]] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
 
