@@ -1,7 +1,7 @@
-"""The adaptive choice: predict, and measure only where predictions cannot tell the best devices apart.
+"""The adaptive choice: predict, and measure only devices whose predictions are too close.
 
-What was measured is kept on disk for the graph, the inputs' shapes and dtypes, the devices and all their versions, so
-the next process does not measure again. Later runs are timed, and move the choice while a device is slower than usual.
+Measurements are kept on disk for the graph, the inputs' shapes and dtypes, the devices and all their versions, so the
+next process does not repeat them. Later runs are timed, and the choice changes while a device is slower than usual.
 """
 
 from __future__ import annotations
@@ -40,12 +40,11 @@ __all__ = ["Choice", "Follower", "choose", "learn_from"]
 _log = logging.getLogger(__name__)
 _SCHEMA = 2
 _DOUBT = 1.5
-"""How many of its stated errors a prediction may be off before it is trusted: an error is usual, not the worst."""
+"""A prediction may be off by its stated error to this power: the stated error is typical, not the worst case."""
 
-_SAME = 1.03  # times the best that a race of a tenth of a second cannot tell from it: there the prediction decides
+_SAME = 1.03  # measured times within this factor are equal within noise, and the prediction decides
 _QUICKER = 0.1
-"""The share of the host's times that are quicker than undisturbed. Beside an H200 its core was slow for more than half
-of some runs; a race of which that was taken for usual found 60 us on the CPU where 35 are, and chose CUDA's 54."""
+"""The quantile of the host's times that counts as undisturbed; a host can be slow for more than half of a race."""
 
 _SWITCH = 1.1
 """A device takes the place of the chosen one, or of one that took its place, if it is faster by this factor."""
@@ -55,7 +54,7 @@ _FOLDER = "choices"
 
 @dataclass(frozen=True)
 class Choice:
-    """A device, and what speaks for it.
+    """A device, and why it was chosen.
 
     Attributes:
         device: the device.
@@ -74,10 +73,10 @@ class Choice:
 
 
 class Follower:
-    """Follows a choice from run to run: the device chosen, unless another one's time is clearly less at the moment.
+    """Follows a choice from run to run: returns the device chosen, unless another one is clearly faster now.
 
-    The times are those measured for the choice, or predicted where they were not, corrected by what runs took lately.
-    The device chosen gets its place back as soon as it is no slower than the one that took it.
+    The times are those measured for the choice, or else predicted, corrected by recent runs. The device chosen is used
+    again as soon as it is no slower than the one that replaced it.
 
     Args:
         graph: the graph.
@@ -97,7 +96,7 @@ class Follower:
         self._ran = self.home
 
     def device(self, refused: Container[Device] = ()) -> Device:
-        """Return the device for the next run, which is none of those that refused unless it is the one chosen."""
+        """Return the device for the next run; among those that refused, only the one chosen is possible."""
         usual = self._usual_ns  # `drop` replaces it
         if self.home not in usual or len(usual) == 1:
             return self.home
@@ -118,7 +117,7 @@ class Follower:
         self._begun.add(device)
 
     def drop(self, device: Device) -> None:
-        """Use a device no more, since a run on it failed."""
+        """Stop using a device, because a run on it failed."""
         self._usual_ns = {known: ns for known, ns in self._usual_ns.items() if known != device}
 
 
@@ -176,7 +175,7 @@ def choose(
 def learn_from(
     rows: Iterable[DeviceBenchResult], graph: Graph, options: CompileOptions, inputs: Mapping[str, Any]
 ) -> None:
-    """Let what a benchmark measured correct later choices, for the seconds that it is new."""
+    """Correct later choices by the times of a benchmark, for the seconds that they are recent."""
     from rlx_ort.calibration.learned import LEARNED
 
     dims = dims_of(graph, inputs)
@@ -188,7 +187,7 @@ def learn_from(
 
 @functools.cache
 def _pace() -> Pace:
-    """Return how fast the host is for this process, which goes on learning what is usual with every race."""
+    """Return the host noise model of this process, which every race updates."""
     from rlx_ort.execution.pace import Pace
 
     return Pace(time.perf_counter_ns, _QUICKER)

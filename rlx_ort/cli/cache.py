@@ -102,9 +102,9 @@ def clear(as_json: bool) -> None:
 @options.key
 @options.as_json
 def explain(subject: str, device_name: str, dims: dict[str, int], key: Path | None, as_json: bool) -> None:
-    """Say whether a model is in the cache, and what changed since it was compiled before.
+    """Show whether a model is in the cache, and what changed since it was last compiled.
 
-    A KEY, or its first digits as `cache list` shows them, says the same of an entry that is there.
+    A KEY, or its first digits as `cache list` shows them, shows the same for an entry that is there.
     """
     from rlx_ort.providers.compiled.explain import explain_entry, explain_key
     from rlx_ort.providers.compiled.store import default_store

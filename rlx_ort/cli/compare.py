@@ -55,10 +55,10 @@ def command(
     with_bisect: bool,
     as_json: bool,
 ) -> None:
-    """Run two models on the same inputs and say how far each output is apart.
+    """Run two models on the same inputs and print how far each output is apart.
 
     Without B, A is compared with itself on two devices. Exit code 8 means that they differ by more than the tolerance.
-    Models run as their files say; nothing is rewritten first.
+    Models run unchanged; nothing is rewritten first.
     """
     if len(devices) > 2:
         raise click.UsageError("--device is for A and for B, so it can be given twice")

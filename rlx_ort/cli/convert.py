@@ -100,14 +100,14 @@ def _renames(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
 def command(source: Path, target: Path, as_json: bool, **given: Any) -> None:
     """Convert a model, and check the result against the source.
 
-    SOURCE is told by its content: ONNX, the JSON of a graph, or a program exported by PyTorch (.pt2). TARGET by its
-    suffix: .onnx, .json or .ort.
+    SOURCE is recognised by its content: ONNX, the JSON of a graph, or a program exported by PyTorch (.pt2). TARGET has
+    the format of its suffix: .onnx, .json or .ort.
 
     Both are run on the same inputs before the target appears, complete or not at all. Exit code 8 means that they
     differ by more than the tolerance.
     """
     if target.suffix.lower() not in _SUFFIXES:
-        raise click.UsageError(f"{target} has to end in {', '.join(_SUFFIXES)}, which say what to write")
+        raise click.UsageError(f"{target} has to end in {', '.join(_SUFFIXES)}, which decide what to write")
     from rlx_ort.conversion.convert import convert
 
     try:
@@ -242,7 +242,7 @@ def _dtypes(facts: ModelFacts) -> str:
 
 
 def _sentences(name: str, step: Any) -> list[tuple[str, object]]:
-    """Return what a step has to say beyond size, nodes, opset and dtypes."""
+    """Return the facts of a step beyond size, nodes, opset and dtypes."""
     match name:
         case "params":
             return [

@@ -178,7 +178,7 @@ def _console(*, stderr: bool) -> Console:
 def replacing(path: Path) -> Iterator[IO[bytes]]:
     """Open a file beside `path` for writing and put it in place of `path` when the block ends without an error.
 
-    Its name is one that nobody can foresee, and a file or link that has it all the same is not written to.
+    The name is unpredictable, and an existing file or link of that name is not written to.
 
     Raises:
         click.FileError: the file cannot be written.

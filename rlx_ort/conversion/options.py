@@ -45,7 +45,7 @@ class ConvertOptions:
         overwrite: whether files that are there may be replaced.
         verify: whether source and result are run on the same inputs and compared before the target appears.
         verify_inputs: name -> array to verify on; random ones by default.
-        tolerance: what counts as equal; None goes by the precision, see `default_tolerance`.
+        tolerance: the largest difference; None chooses it by the precision, see `default_tolerance`.
     """
 
     params: Path | None = None
@@ -74,7 +74,7 @@ _RANDOM_OPS = {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUnifo
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What a summary says of a model.
+    """A summary of a model.
 
     Attributes:
         nodes: nodes, those of bodies included.
@@ -121,7 +121,7 @@ class ConversionReport:
         steps: what each step that ran reports, by its name: `precision`, `opset`, `params`...
         comparison: source against result; None if it was not verified.
         unverified: why it was not; empty if it was.
-        emulated: how a side was run in place of what it says, as bf16 on the CPU; empty where both ran as they are.
+        emulated: how a side was emulated, such as bf16 on the CPU; empty if both ran as they are.
         seconds: step -> time it took.
     """
 

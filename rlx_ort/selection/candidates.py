@@ -1,4 +1,4 @@
-"""The devices a graph can run on, and the report that says for each device why or why not."""
+"""The devices a graph can run on, their ranking, and the report with the reason for each device."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class DeviceCandidate:
         supports_graph: whether it works here and takes the graph, with the CPU's help where that is allowed.
         recommended: whether it is the automatic choice.
         blocker: why it cannot be chosen, or None.
-        hardware: the device's name as its driver tells it, empty when unknown.
+        hardware: the device's name as its driver reports it, empty when unknown.
         driver: the driver's version, empty when unknown.
         capabilities: names of the run-time features it has.
         predicted_ns: the predicted time of one run in ns, or None when it cannot be chosen or has no profile.
@@ -88,8 +88,8 @@ class DeviceCandidate:
         cpu_nodes: how many of the graph's nodes the CPU would take over.
         judged_by: the shipped kernel list that a device which is not here was judged by, empty for the others.
         first_unsupported: the first node that stands in the way, strictly judged where the device is not here, or None.
-        assumed_dims: the inputs' dims without a size, for which the prediction takes a stand-in, `DEFAULT_DIM`; one
-            without a name is told by its place, as `x[0]`.
+        assumed_dims: the inputs' dims without a size, for which the prediction assumes `DEFAULT_DIM`; one without a
+            name is given by its place, as `x[0]`.
     """
 
     device: Device
@@ -163,7 +163,7 @@ def fastest_device_for(
     those with one, by preference and then by platform priority.
 
     Raises:
-        NoViableDeviceError: no device may be chosen; the message says why for each.
+        NoViableDeviceError: no device may be chosen; the message has the reason for each.
     """
     return Candidates(graph, policy, options, inputs).fastest()
 
@@ -347,7 +347,7 @@ class Candidates:
 
 
 def _by_list(graph: Graph, device: Device, options: CompileOptions) -> Support | None:
-    """Return what a device that is not here makes of every node by a shipped kernel list, or None without a list."""
+    """Return which nodes a device that is not here takes by its shipped kernel list, or None without a list."""
     provider = provider_of(device)
     if provider is None or not provider.judged_by():
         return None

@@ -21,9 +21,8 @@ _HALVINGS = 4
 class BatchCurve:
     """Exact predictions at powers of two, and lines between them that are straight in the logarithms of both.
 
-    Where a line would be off, as where the work begins to outweigh the weights, its middle is predicted as well. A time
-    read from the curve costs a microsecond; the first one between two powers of two costs three whole predictions,
-    more at a bend. May be used from several threads.
+    Where a line would deviate by over 1 %, its middle is predicted as well. Reading a time takes a microsecond; the
+    first one between two powers of two takes three full predictions, more at a bend. May be used from several threads.
 
     Args:
         predict: a size -> the predicted time of a run in ns, or None where there is none.

@@ -149,10 +149,10 @@ def measure_unknown(
     *,
     limit_s: float = 0.3,
 ) -> int:
-    """Measure on a calibrated device what its table lacks and a graph needs; return how many rows were kept.
+    """Measure the kernels that a graph needs and a calibrated device's table lacks; return how many rows were kept.
 
-    Takes `limit_s` seconds at most, and nothing where all that may weigh is known. Predictions for every graph use the
-    rows from then on. A graph with named dims is measured at two sizes, so that prices follow others.
+    Takes at most `limit_s` seconds, and no time if all significant kernels are known. Predictions for every graph use
+    the rows from then on. A graph with named dims is measured at two sizes, for interpolation.
     """
     from rlx_ort.calibration.model import MeasuredCostModel
     from rlx_ort.calibration.on_demand import measure_unknown as measured
@@ -181,8 +181,8 @@ def calibrate(
 ) -> CalibrationProfile:
     """Measure a device through its own sessions, keep the profile on disk, and return it.
 
-    Takes up to 8 seconds, 2 when `quick`, 30 on a GPU in software. From then on predictions for the device come from
-    the profile. While another process calibrates the same device, this one waits and takes over its profile.
+    Takes up to 8 seconds, 2 when `quick`, 30 on a software GPU. From then on predictions for the device use the
+    profile. While another process calibrates the same device, this one waits and uses its profile.
 
     Args:
         device: the device.
@@ -190,7 +190,7 @@ def calibrate(
             both.
         dims: sizes of the graph's named dims.
         quick: measure fewer sizes.
-        progress: called with what is being measured and the share of the time that is gone, 0 to 1.
+        progress: called with the kernel being measured and the elapsed share of the time, 0 to 1.
         clock: gives the time in ns.
 
     Raises:
@@ -216,7 +216,7 @@ def calibrate(
 
 
 class _Case(NamedTuple):
-    """What a prediction is made from."""
+    """The inputs of a prediction."""
 
     workload: Workload
     model: BackendCostModel
@@ -237,7 +237,7 @@ def _case(graph: Graph, device: Device, options: CompileOptions, dims: Mapping[s
         try:
             measure_unknown(graph, device, options, dims)
         except RlxError as err:  # it stays assumed
-            _log.warning("what is unknown of %s on %s is not measured: %s", graph.name, device.display, err)
+            _log.warning("the kernels of %s on %s are not measured: %s", graph.name, device.display, err)
         model = cost_model(device) or model
     moved = sum(workload.inputs.values()) + sum(workload.outputs.values())
     if options.device_graph and not cpu_nodes and moved <= MOST_BYTES and not workload.host_decides:

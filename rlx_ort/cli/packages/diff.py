@@ -78,7 +78,7 @@ def _rows(what: str, name: str, first: Any, second: Any) -> Iterator[dict[str, A
 
 
 def _digest(entry: dict[str, Any] | None, other: dict[str, Any] | None) -> str | None:
-    """Return what tells an entry from another: its digest, or where that is the same, what else it says."""
+    """Return how an entry differs from another: by its digest, or else by its other fields."""
     if entry is None:
         return None
     if other is None or entry["sha256"] != other["sha256"]:

@@ -53,8 +53,8 @@ def command(
 ) -> None:
     """Write the model of a package for another server or tool, every byte of it checked before.
 
-    `triton` makes a model of a Triton repository, with config.pbtxt and the weights once; docs/triton.md says what was
-    tried. `onnx` makes NAME.onnx and NAME.onnx.data. The policy, golden cases and signature stay behind.
+    `triton` makes a model of a Triton repository, with config.pbtxt and the weights once; docs/triton.md has what was
+    tested. `onnx` makes NAME.onnx and NAME.onnx.data. The policy, golden cases and signature stay behind.
     """
     from rlx_ort.converters.files import save_onnx
     from rlx_ort.deploy.names import check_model_name
