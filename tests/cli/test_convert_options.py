@@ -1,4 +1,4 @@
-"""`convert` with options: what it writes, what it tells, and what it refuses before it reads anything."""
+"""`convert` with options: what it writes and prints, and what it refuses before it reads anything."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def test_every_array_is_read_as_it_was_written(kind: str, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("kind", ["safetensors", "sharded", "npz"])
 def test_what_the_file_has_as_it_is_wanted_is_mapped(kind: str, tmp_path: Path) -> None:
-    """The bytes at the told place of the file are those of the array."""
+    """The bytes at the returned place of the file are those of the array."""
     weights = read_weights(write_source(kind, tmp_path))
     source = weights["w"].source
     assert source is not None
