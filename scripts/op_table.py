@@ -18,7 +18,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "helpers"))
 
-from op_cases import CASES, DTYPES, Case, built, kind_of, plain, runnable_kinds  # noqa: E402  # a folder of the tests
+from op_tests.cases import CASES, DTYPES, Case, built, kind_of, plain, runnable_kinds  # noqa: E402  # a folder of the tests
 
 from rlx_ort.converters.to_onnx.dispatch import KernelSet, has_choice  # noqa: E402
 from rlx_ort.converters.to_onnx.exporter import export_model  # noqa: E402

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command_line import Cli
-from signing_keys import write_keys
-from small_packages import flip, make
+from sample_packages.keys import write_keys
+from sample_packages.packages import flip, make
 
 from rlx_ort.selection.policy import DevicePolicy
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from small_packages import SIZE, X, make, reference
+from sample_packages.packages import SIZE, X, make, reference
 
 from rlx_ort.deploy.open import open_package
 from rlx_ort.deploy.start import start_package

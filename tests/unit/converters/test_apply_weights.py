@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from source_files import model_with_bodies, small_graph
+from sample_models.source_files import model_with_bodies, small_graph
 
 from rlx_ort.converters.bundle import ModelBundle, bundle_from_graph, bundle_of
 from rlx_ort.converters.sources import Rename, Renames, WeightFile, apply_weights, load_renames

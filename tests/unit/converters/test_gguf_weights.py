@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from source_files import write_gguf
+from sample_models.source_files import write_gguf
 
 from rlx_ort.converters.sources import WeightFile, read_weights
 from rlx_ort.errors import ConversionError

@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from source_files import Trap, small_graph, write_source
+from sample_models.source_files import Trap, small_graph, write_source
 
 from rlx_ort.converters.bundle import graph_from_bundle
 from rlx_ort.converters.files import save_onnx

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from op_cases import CASES, Case, plain
+from op_tests.cases import CASES, Case, plain
 
 from rlx_ort.converters.to_onnx import emitter
 from rlx_ort.converters.to_onnx.dispatch import NATIVE, KernelSet

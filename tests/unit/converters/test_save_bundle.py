@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from source_files import LARGE, model_with_bodies, small_graph
+from sample_models.source_files import LARGE, model_with_bodies, small_graph
 
 from rlx_ort.converters.bundle import bundle_from_graph, bundle_of
 from rlx_ort.converters.files import save_bundle, save_onnx, written_files

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from source_files import Trap, arrays, small_graph, write_source
+from sample_models.source_files import Trap, arrays, small_graph, write_source
 
 from rlx_ort.converters.files import save_onnx
 from rlx_ort.converters.sources import read_weights

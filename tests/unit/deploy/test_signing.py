@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 
 import pytest
-from signing_keys import write_keys
-from small_packages import files_of, flip, make, rebuilt, repacked
+from sample_packages.keys import write_keys
+from sample_packages.packages import files_of, flip, make, rebuilt, repacked
 
 from rlx_ort.deploy.open import open_package
 from rlx_ort.deploy.package import Package

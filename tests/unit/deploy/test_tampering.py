@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from small_packages import SIZE, files_of, flip, make, rebuilt, repacked
+from sample_packages.packages import SIZE, files_of, flip, make, rebuilt, repacked
 
 from rlx_ort.deploy.package import Package
 from rlx_ort.deploy.write import write_package
