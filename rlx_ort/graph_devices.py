@@ -65,7 +65,7 @@ def load(path: str | Path, policy: DevicePolicy | None = None, options: CompileO
         ConversionError: the file is no model, or holds something that cannot be translated.
         DeviceParseError: no policy is given, and one of the variables does not parse.
     """
-    from rlx_ort.converters.load import load_graph
+    from rlx_ort.converters.from_onnx import load_graph
 
     policy = DevicePolicy.from_env() if policy is None else policy
     return GraphDevices(load_graph(path), policy, options)
@@ -82,6 +82,7 @@ class GraphDevices:
         policy: which devices may be chosen; everything by default. The policy variables are read by `from_env` and
             `load` alone.
         options: how to compile.
+        weights: the store of another runner or compiled graph, to share its weights; a new one by default.
 
     Attributes:
         last_attempts: the devices that did not answer, with the reason: those that refused or failed in the last
@@ -96,9 +97,15 @@ class GraphDevices:
     _winners: dict[InputSignature, Follower]
     _revision: int
 
-    def __init__(self, graph: Graph, policy: DevicePolicy | None = None, options: CompileOptions | None = None) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        policy: DevicePolicy | None = None,
+        options: CompileOptions | None = None,
+        weights: WeightStore | None = None,
+    ) -> None:
         self._prepare(policy, options)
-        self._take(graph)
+        self._take(graph, weights)
 
     def _prepare(self, policy: DevicePolicy | None, options: CompileOptions | None) -> None:
         """Set everything but the graph and its weights, which `_take` brings."""
@@ -113,10 +120,10 @@ class GraphDevices:
         self.last_choice: Choice | None = None
         self._forget()
 
-    def _take(self, graph: Graph) -> None:
+    def _take(self, graph: Graph, weights: WeightStore | None = None) -> None:
         from rlx_ort.execution.weights import WeightStore
 
-        self._weights = WeightStore.for_graph(graph)
+        self._weights = WeightStore.for_graph(graph) if weights is None else weights
         self._revision = graph.revision
         self._graph = graph
 

@@ -14,8 +14,7 @@ from rlx_ort.cli.show import binary_size, note, print_facts, print_json, print_t
 
 if TYPE_CHECKING:
     from rlx_ort.providers.engine.compiled.entry import Entry
-    from rlx_ort.providers.engine.compiled.explain import Explanation
-    from rlx_ort.providers.engine.compiled.key import CacheKey
+    from rlx_ort.providers.engine.compiled.key import CacheKey, Explanation
 
 __all__ = ["command"]
 
@@ -107,7 +106,7 @@ def explain(subject: str, device_name: str, dims: dict[str, int], key: Path | No
 
     A KEY, or its first digits as `cache list` shows them, says the same of an entry that is there.
     """
-    from rlx_ort.providers.engine.compiled.explain import explain_entry, explain_key
+    from rlx_ort.providers.engine.compiled.key import explain_entry, explain_key
     from rlx_ort.providers.engine.compiled.store import default_store
 
     entries = default_store().entries()

@@ -19,7 +19,7 @@ def read_model(path: Path) -> Graph:
     Raises:
         ConversionError: the file is neither, is damaged, or its weight files are missing.
     """
-    from rlx_ort.converters.load import load_graph
+    from rlx_ort.converters.from_onnx import load_graph
 
     with progress(f"reading {path}"):
         return load_graph(path)

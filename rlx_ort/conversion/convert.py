@@ -75,7 +75,7 @@ class _Run:
         self._seconds: dict[str, float] = {}
 
     def convert(self, source: str | os.PathLike[str] | ModelBundle, target: Path) -> ConversionReport:
-        from rlx_ort.converters.staging import refuse_existing, staging
+        from rlx_ort.converters.files import refuse_existing, staging
 
         # a graph file keeps its large tensors in a file beside it; better to know before an hour of work than after
         beside = [target.with_suffix(".safetensors")] if target.suffix.lower() == ".json" else []
@@ -171,7 +171,7 @@ class _Run:
             with self._step("simplify", "simplifying"):
                 bundle, self._reports["simplify"] = simplify(bundle)
         if options.precision is not None:
-            from rlx_ort.converters.transforms.precision import to_precision
+            from rlx_ort.converters.transforms.half_precision import to_precision
 
             with self._step("precision", f"changing the precision to {options.precision}"):
                 bundle, self._reports["precision"] = to_precision(bundle, options.precision, keep=options.keep)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from rlx_ort.converters.sources.renames import Renames
-    from rlx_ort.converters.transforms.precision import PrecisionKind
+    from rlx_ort.converters.transforms.half_precision import PrecisionKind
     from rlx_ort.converters.transforms.quantize import QuantizeKind
     from rlx_ort.device import Device
     from rlx_ort.parity.metrics import Tolerance

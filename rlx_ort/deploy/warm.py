@@ -66,10 +66,9 @@ def warm_package(
         path: the package, a folder or a file.
         devices: what to compile for; each must take every node. By default all that may run, helped by the CPU.
         progress: called with each device before its turn.
-        require_signature: PEM file of the public key that must have signed the package; by default what
-            `RLX_PACKAGE_KEY` names, if it is set.
-        sha256: the digest of the index that is wanted, hexadecimal.
-        min_serial: the lowest serial number to accept.
+        require_signature: as in `open_package`.
+        sha256: as in `open_package`.
+        min_serial: as in `open_package`.
 
     Raises:
         PackageError: there is no package, or it needs newer versions.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from rlx_ort.errors import EngineError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.tensor import FileRange, TensorData
-from rlx_ort.providers.engine.device_tensor import DeviceTensor
+from rlx_ort.providers.engine.binding import DeviceTensor
 
 if TYPE_CHECKING:
     from rlx_ort.providers.base import EngineSession

@@ -7,7 +7,7 @@ from typing import Any
 
 from rlx_ort.errors import InputError
 from rlx_ort.ir.types import TensorType, ValueType
-from rlx_ort.providers.engine.device_tensor import DeviceTensor
+from rlx_ort.providers.engine.binding import DeviceTensor
 
 __all__ = ["at_extent", "check_extent"]
 

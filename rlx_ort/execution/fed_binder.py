@@ -7,8 +7,7 @@ from typing import Any, Protocol
 
 import numpy.typing as npt
 
-from rlx_ort.providers.engine.binding import Binder, HostBinder, Runs
-from rlx_ort.providers.engine.device_tensor import DeviceTensor
+from rlx_ort.providers.engine.binding import Binder, DeviceTensor, HostBinder, Runs
 
 __all__ = ["FedBinder", "FedRuns"]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy.typing as npt
 
 from rlx_ort.execution.handles import Handles
-from rlx_ort.providers.engine.device_tensor import DeviceTensor
+from rlx_ort.providers.engine.binding import DeviceTensor
 
 if TYPE_CHECKING:
     from rlx_ort.execution.engine_slot import Engine

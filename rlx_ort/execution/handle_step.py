@@ -14,7 +14,7 @@ import numpy as np
 
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import TensorType, ValueType
-from rlx_ort.providers.engine.device_tensor import DeviceTensor
+from rlx_ort.providers.engine.binding import DeviceTensor
 
 if TYPE_CHECKING:
     from rlx_ort.execution.engine_slot import Engine

@@ -19,7 +19,7 @@ from rlx_ort.execution.coerce import as_array
 from rlx_ort.execution.handle_step import HandleStep
 from rlx_ort.execution.inputs import Adopter, InputPlan, ResidentFeeds, is_shareable, shared
 from rlx_ort.ir.types import TensorType, ValueType
-from rlx_ort.providers.engine.device_tensor import DeviceTensor
+from rlx_ort.providers.engine.binding import DeviceTensor
 
 if TYPE_CHECKING:
     from rlx_ort.execution.engine_slot import Engine

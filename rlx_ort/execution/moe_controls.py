@@ -185,7 +185,7 @@ class MoeControls(abc.ABC):
     def _apply_moe(self, settings: _Settings) -> None:
         """Put a slot in place whose session has the outputs, and the experts on the host, that the settings want."""
         from rlx_ort.converters.to_onnx.exporter import exported
-        from rlx_ort.providers.kernels import kernel_set
+        from rlx_ort.providers.claims import kernel_set
 
         base = self._moe_base or self._slot
         # The CPU is the host: there is nowhere to move an expert to.

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable
 
 from rlx_ort.ir.tensor import TensorData
-from rlx_ort.providers.engine.device_tensor import DeviceTensor
+from rlx_ort.providers.engine.binding import DeviceTensor
 
 __all__ = ["PlacedTensors"]
 

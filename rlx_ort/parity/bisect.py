@@ -229,7 +229,7 @@ def _estimated_bytes(model: ModelBundle, inputs: Mapping[str, Any]) -> dict[str,
     """Return value -> bytes, for those whose shape ONNX infers from the shapes of the inputs."""
     import onnx
 
-    from rlx_ort.converters.to_onnx.infer import infer_proto
+    from rlx_ort.converters.infer import infer_proto
     from rlx_ort.ir.types import TensorType
 
     proto = onnx.ModelProto()

@@ -47,7 +47,7 @@ def with_f32_kernels(model: ModelBundle) -> ModelBundle:
     import onnx
 
     from rlx_ort.converters.bundle import graphs_of
-    from rlx_ort.converters.to_onnx.infer import infer_proto
+    from rlx_ort.converters.infer import infer_proto
     from rlx_ort.converters.to_onnx.writer import UniqueNames
 
     proto = onnx.ModelProto()

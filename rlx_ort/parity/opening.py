@@ -202,8 +202,8 @@ def _exported(model: ModelBundle, extra_outputs: Sequence[str], *, described: bo
 def _nodes(proto: onnx.ModelProto) -> tuple[ExportedNode, ...]:
     """Return the nodes as the rule about shape computation wants them; those without a name get one."""
     from rlx_ort.converters.bundle import graphs_of
+    from rlx_ort.converters.infer import infer_proto
     from rlx_ort.converters.to_onnx.exported import ExportedNode
-    from rlx_ort.converters.to_onnx.infer import infer_proto
     from rlx_ort.converters.to_onnx.outline import is_shape_type, shape_only_nodes
     from rlx_ort.converters.to_onnx.writer import UniqueNames
 

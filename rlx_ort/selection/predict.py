@@ -15,7 +15,7 @@ import numpy as np
 
 from rlx_ort import environment
 from rlx_ort.calibration.features import DEFAULT_DIM, Kernel, Workload, workload_of
-from rlx_ort.converters.to_onnx.draft import Draft
+from rlx_ort.converters.to_onnx.exporter import Draft
 from rlx_ort.device import Device
 from rlx_ort.errors import RlxError
 from rlx_ort.ir.graph import Graph

@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from rlx_ort.converters.to_onnx.draft import Draft
 from rlx_ort.converters.to_onnx.exported import ExportedModel
+from rlx_ort.converters.to_onnx.exporter import Draft
 from rlx_ort.device import Device
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.core import Node
@@ -199,7 +199,7 @@ def model_for(provider: Provider, graph: Graph, options: CompileOptions) -> Expo
 def _drafted(provider: Provider, graph: Graph, options: CompileOptions) -> Draft:
     """Return the draft for a provider; remembered, since to find that nothing changed takes milliseconds."""
     from rlx_ort.converters.to_onnx.exporter import drafted
-    from rlx_ort.providers.kernels import kernel_set
+    from rlx_ort.providers.claims import kernel_set
 
     providers = registry.default_registry()
     state = (graph.revision, providers, providers.generation, provider)

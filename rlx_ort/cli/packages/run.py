@@ -57,7 +57,7 @@ def command(
     golden cases they are run first, if the package asks for it.
     """
     from rlx_ort.cli.arrays import write_npz
-    from rlx_ort.deploy.first_use import admit_devices
+    from rlx_ort.deploy.golden import admit_devices
     from rlx_ort.deploy.open import narrowed_policy, runner_of
     from rlx_ort.deploy.package import Package
     from rlx_ort.options.compile_options import CompileOptions

@@ -15,7 +15,7 @@ from rlx_ort.errors import InputError
 from rlx_ort.execution.session import Session
 from rlx_ort.ir.graph import Graph
 from rlx_ort.options.compile_options import CompileOptions
-from rlx_ort.providers.engine.device_tensor import DeviceTensor
+from rlx_ort.providers.engine.binding import DeviceTensor
 
 RNG = np.random.default_rng(11)
 

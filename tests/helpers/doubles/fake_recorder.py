@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx_ort.providers.engine.recordable import NotRecordedError
-from rlx_ort.providers.engine.recorded import Copy
+from rlx_ort.providers.engine.recorded import Copy, NotRecordedError
 
 
 class FakeRecorder:

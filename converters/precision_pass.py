@@ -1,7 +1,11 @@
-"""Applies a precision policy: graph -> graph in which f32 values are f16 or bf16 where the policy says so.
+"""Applies a precision policy: graph -> graph in which f32 values are f16 or bf16 where the policy asks for it.
 
 Integers, bools and f64 are never touched, nor what computes a shape from sizes. Each value is cast to a dtype at most
 once. A parameter that is only read in one low precision is stored in it; constants are rounded here.
+
+Ops that no class lists stay f32, on purpose: sorting and sampling (near values would change places), Fourier
+transforms, linear solvers, recurrences and loops (errors grow with each step), quantised products (they choose their
+own types), and casts.
 """
 
 from __future__ import annotations
@@ -11,22 +15,80 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from rlx_ort.converters.op_classes import class_of
 from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import Node, Ref, Value
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.narrow import narrowed
+from rlx_ort.ir.op import Op
 from rlx_ort.ir.ops.elementwise import Cast
 from rlx_ort.ir.ops.leaf import Capture, Constant, Input, Param
 from rlx_ort.ir.ops.onnx import OnnxNode
 from rlx_ort.ir.types import TensorType, ValueType
-from rlx_ort.options.precision import PrecisionPolicy
+from rlx_ort.options.precision import OpClass, PrecisionPolicy
 
 if TYPE_CHECKING:
     import onnx
 
-__all__ = ["Narrowed", "apply_precision"]
+__all__ = ["KIND_CLASSES", "Narrowed", "ONNX_CLASSES", "apply_precision", "class_of"]
+
+
+def _table(rows: dict[OpClass, str]) -> dict[str, OpClass]:
+    return {name: op_class for op_class, names in rows.items() for name in names.split()}
+
+
+KIND_CLASSES = _table(
+    {
+        OpClass.COMPUTE: """
+            Attention Conv2d Conv3d ConvTranspose2d DotGeneral FusedMatMulBiasAct GroupedMatMul
+            GroupedQueryAttention LoraMatMul MatMul
+        """,
+        OpClass.REDUCTION: """
+            BatchNormInference Cumsum FusedResidualLN FusedResidualRmsNorm GroupNorm LayerNorm LayerNorm2d Pool
+            Reduce RmsNorm Softmax
+        """,
+        OpClass.ELEMENTWISE: """
+            Activation AxialRope2d Binary Clamp Compare Fma FusedSwiGLU Rope StopGradient Where
+        """,
+        OpClass.DATA_MOVEMENT: """
+            Concat Expand Gather GatherElements GatherNd Im2Col Narrow Pad Reshape ResizeNearest2x Reverse Slice Tile
+            Transpose Trilu
+        """,
+    }
+)
+"""Kind of op -> its class."""
+
+ONNX_CLASSES = _table(
+    {
+        OpClass.COMPUTE: "Conv ConvTranspose Einsum Gemm MatMul",
+        OpClass.REDUCTION: """
+            AveragePool BatchNormalization CumSum GlobalAveragePool GlobalMaxPool GroupNormalization
+            InstanceNormalization LayerNormalization LogSoftmax LpNormalization MaxPool Mean ReduceL1 ReduceL2
+            ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare
+            RMSNormalization Softmax Sum
+        """,
+        OpClass.ELEMENTWISE: """
+            Abs Add Ceil Celu Clip Cos Div Elu Equal Erf Exp Floor Gelu Greater GreaterOrEqual HardSigmoid HardSwish
+            LeakyRelu Less LessOrEqual Log Max Min Mish Mul Neg Pow PRelu Reciprocal Relu Round Selu Sigmoid Sign Sin
+            Softplus Softsign Sqrt Sub Swish Tan Tanh ThresholdedRelu Where
+        """,
+        OpClass.DATA_MOVEMENT: """
+            Concat DepthToSpace Expand Flatten Gather GatherElements GatherND Identity Pad Reshape Resize
+            ScatterElements ScatterND Slice SpaceToDepth Split Squeeze Tile Transpose Trilu Unsqueeze
+        """,
+    }
+)
+"""Operator of ai.onnx -> its class."""
+
+
+def class_of(op: Op) -> OpClass | None:
+    """Return the class of an op, or None for one that stays f32; ops with bodies and foreign operators do."""
+    if op.bodies():
+        return None
+    if isinstance(op, OnnxNode):
+        return ONNX_CLASSES.get(op.op_type) if op.domain == "" and not op.overload else None
+    return KIND_CLASSES.get(op.kind)
+
 
 _ONNX_TEXT = {DType.F16: "tensor(float16)", DType.BF16: "tensor(bfloat16)"}
 

@@ -1,46 +1,59 @@
-"""Reads a model from a path, bytes or a `ModelProto`, and makes the light copy that shape inference works on."""
+"""ONNX's own shape inference, for the values whose type the IR does not know, and the light model it works on."""
 
 from __future__ import annotations
 
-import os
-import stat
-from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
+from rlx_ort.converters.onnx_types import type_of
+from rlx_ort.converters.protos import bodies_of
 from rlx_ort.errors import ConversionError
+from rlx_ort.ir.types import UnknownType, ValueType
 
 if TYPE_CHECKING:
     import onnx
 
-__all__ = ["Source", "is_fully_typed", "read_model", "skeleton"]
-
-Source: TypeAlias = "str | os.PathLike[str] | bytes | onnx.ModelProto"
+__all__ = ["infer_proto", "inferred_types", "is_fully_typed", "skeleton", "with_types"]
 
 _SMALL_BYTES = 1024
 
 
-def read_model(source: Source, base_dir: str | os.PathLike[str] | None) -> tuple[onnx.ModelProto, Path | None]:
-    """Return the model and the folder of its external data, None when that is unknown.
+def inferred_types(model: onnx.ModelProto, known: Mapping[str, ValueType]) -> dict[str, ValueType]:
+    """Return the types ONNX infers for the values of a model, bodies included; `known` ones where it fails."""
+    return {**known, **infer_proto(model)}
 
-    Raises:
-        ConversionError: there is no such file, or it is no ONNX model.
+
+def infer_proto(proto: onnx.ModelProto) -> dict[str, ValueType]:
+    """Return the type of every value that ONNX can infer, bodies included, whose names must not clash."""
+    found: dict[str, ValueType] = {}
+    graphs = [with_types(proto).graph]
+    while graphs:
+        graph = graphs.pop()
+        for info in (*graph.value_info, *graph.input, *graph.output):
+            try:
+                kind = type_of(info.type)
+            except ConversionError:
+                continue  # an element type this library has no name for
+            if not isinstance(kind, UnknownType):
+                found[info.name] = kind
+        for node in graph.node:
+            graphs += bodies_of(node)
+    return found
+
+
+def with_types(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a copy of the model with the types that ONNX infers, in each graph's `value_info`.
+
+    Inference never fails: a model it cannot judge comes back as it is.
     """
     import onnx
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]  # protobuf ships no types
 
-    folder = None if base_dir is None else Path(base_dir)
-    if isinstance(source, onnx.ModelProto):
-        return _checked(source, "the model"), folder
-    if isinstance(source, bytes | bytearray | memoryview):
-        return _checked(_parsed(bytes(source), "the bytes"), "the bytes"), folder
-    path = Path(source)
     try:
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode):
-            raise ConversionError(f"{path} is no regular file; give the path of an .onnx file")
-        data = path.read_bytes()
-    except OSError as err:
-        raise ConversionError(f"{path} cannot be read: {err}") from err
-    return _checked(_parsed(data, str(path)), str(path)), folder or path.parent
+        return onnx.shape_inference.infer_shapes(proto, data_prop=True)
+    except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, RuntimeError, ValueError, DecodeError):
+        # Raised for models it finds inconsistent and for more than 2 GB; ONNX Runtime may still take them.
+        return proto
 
 
 def skeleton(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -90,23 +103,3 @@ def _declares_all(graph: onnx.GraphProto) -> bool:
 def _is_ranked(kind: onnx.TypeProto) -> bool:
     tensor = kind.tensor_type
     return bool(tensor.elem_type) and tensor.HasField("shape")
-
-
-def _parsed(data: bytes, what: str) -> onnx.ModelProto:
-    import onnx
-    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]  # protobuf ships no types
-
-    if not data:
-        raise ConversionError(f"{what}: empty, so no ONNX model")
-    try:
-        model = onnx.ModelProto()
-        model.ParseFromString(data)
-        return model
-    except (DecodeError, RecursionError) as err:
-        raise ConversionError(f"{what}: no ONNX model, or damaged or above 2 GB: {err}") from err
-
-
-def _checked(model: onnx.ModelProto, what: str) -> onnx.ModelProto:
-    if not model.HasField("graph") or model.ir_version < 1:
-        raise ConversionError(f"{what}: no ONNX model; it has no {'graph' if model.ir_version else 'IR version'}")
-    return model

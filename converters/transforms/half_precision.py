@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx_ort.converters.bundle import ModelBundle, bundle_from_graph, graph_from_bundle, graphs_of
+from rlx_ort.converters.precision_pass import apply_precision
 from rlx_ort.converters.transforms.scope import selected
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.dtype import DType
@@ -118,8 +119,6 @@ def to_precision(
             kept[node.id] = f"it reads {lone[name]:.3g}, which f16 does not hold"
         if node.id not in kept and _op_type(node, op_types) in _RANGE_SENSITIVE:
             kept[node.id] = "its results leave the range of f16 easily"
-
-    from rlx_ort.converters.precision import apply_precision
 
     narrow = apply_precision(graph, policy, kept)
     for name, data in graph.weights.items():
