@@ -11,7 +11,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 from safetensors.numpy import load_file
-from small_models import convnet, decoder, images, relative, run, tokens
+from sample_models.bundles import convnet, decoder, images, relative, run, tokens
 
 from rlx_ort.converters.bundle import bundle_from_graph, bundle_of
 from rlx_ort.converters.from_onnx import load_graph

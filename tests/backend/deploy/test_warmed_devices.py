@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from small_packages import SIZE, X, flip, make, reference
+from sample_packages.packages import SIZE, X, flip, make, reference
 
 import rlx_ort
 from rlx_ort.deploy import package as package_module

@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from source_files import LARGE, SMALL, model_with_bodies, small_graph
+from sample_models.source_files import LARGE, SMALL, model_with_bodies, small_graph
 
 from rlx_ort.converters.bundle import (
     ModelBundle,

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from source_files import small_graph, write_source
+from sample_models.source_files import small_graph, write_source
 
 from rlx_ort.converters.bundle import bundle_from_graph
 from rlx_ort.converters.extras import optional_module

@@ -1,4 +1,4 @@
-"""How fast the host runs is told by a loop, against what is usual for it."""
+"""A timed loop measures how fast the host runs, against its usual speed."""
 
 from __future__ import annotations
 

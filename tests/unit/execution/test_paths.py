@@ -284,7 +284,7 @@ def test_workers_run_side_by_side_up_to_their_number() -> None:
 
 
 def test_errors_in_a_pipeline_do_not_stop_what_comes_after() -> None:
-    """Each committed call runs, the first error is told, and the memory of good ones is let go of."""
+    """Each committed call runs, the first error is raised, and the memory of the others is released."""
     pipeline = BackgroundRuns()
     ran = []
 

@@ -1,4 +1,4 @@
-"""Where nodes are, told in the user's names, and the two rules that judge it."""
+"""Placement of nodes under the user's names, and the two rules that judge it."""
 
 from __future__ import annotations
 

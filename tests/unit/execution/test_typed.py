@@ -56,7 +56,7 @@ def test_bytes_take_the_declared_shape() -> None:
 
 
 def test_named_dims_are_found_from_the_byte_counts() -> None:
-    """One unknown at a time is solved, and a dim that one input tells is used for the others."""
+    """One unknown at a time is solved, and a dim known from one input is used for the others."""
     types = {
         "x": TensorType(DType.F32, Shape(["b", "s"])),
         "lengths": TensorType(DType.I64, Shape(["b"])),

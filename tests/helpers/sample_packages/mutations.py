@@ -10,12 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from small_packages import files_of, make, rebuilt, repacked
-
 from rlx_ort.deploy.names import INDEX
 from rlx_ort.deploy.package import Package
 from rlx_ort.deploy.write import write_package
 from rlx_ort.errors import RlxError
+from sample_packages.packages import files_of, make, rebuilt, repacked
 
 __all__ = ["LONGEST_S", "Fuzzer"]
 

@@ -131,7 +131,7 @@ def ints(*values: Any, dtype: type = np.int64) -> Array:
 
 
 _LOG = {"log", "sqrt", "rsqrt", "recip"}
-_GGUF = np.load(Path(__file__).parents[1] / "data" / "gguf_blocks.npz")
+_GGUF = np.load(Path(__file__).parents[2] / "data" / "gguf_blocks.npz")
 
 
 def _i8(*shape: int) -> Array:

@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 import numpy as np
-from small_packages import make_graph
+from sample_packages.packages import make_graph
 from rlx_ort.deploy.create import Recipe, create_package
 from rlx_ort.ir.tensor import TensorData
 
@@ -46,7 +46,7 @@ def kill_while_creating(folder: Path, times: int, seed: int = 0) -> Counter[str]
     target = folder / "killed.ortpackage"
     found: Counter[str] = Counter()
     for _ in range(times):
-        command = [sys.executable, "-c", _CHILD, str(target), str(Path(__file__).parent)]
+        command = [sys.executable, "-c", _CHILD, str(target), str(Path(__file__).parents[1])]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, encoding="utf-8") as child:
             assert child.stdout is not None
             known = dict(child.stdout.readline().split() for _ in range(2))
