@@ -15,7 +15,7 @@ from rlx_ort.calibration.profile import CalibrationProfile, ProfileKey, Row
 from rlx_ort.device import Device
 from rlx_ort.errors import CalibrationError
 from rlx_ort.providers.base import Availability
-from rlx_ort.storage import write_atomic
+from rlx_ort.storage import cache_folder, cache_root, write_atomic
 
 if TYPE_CHECKING:
     from rlx_ort.calibration.model import MeasuredCostModel
@@ -68,9 +68,9 @@ def key_of(device: Device) -> ProfileKey:
     Raises:
         CalibrationError: the device does not work here or has no execution provider.
     """
-    from rlx_ort.providers import runtime
     from rlx_ort.providers.availability import availability, provider_of
     from rlx_ort.providers.cores import device_threads
+    from rlx_ort.providers.engine import runtime
     from rlx_ort.providers.plugins import plugin_for
 
     provider = provider_of(device)
@@ -124,8 +124,6 @@ def keep(device: Device, profile: CalibrationProfile) -> Path | None:
 
     The file appears whole or not at all. The profile counts in this process either way.
     """
-    from rlx_ort.providers.injection import cache_folder
-
     with _lock:
         _generation[0] += 1
         _unsaved[device] = profile
@@ -160,8 +158,6 @@ def locked(device: Device) -> Iterator[bool]:
     """
     import filelock
 
-    from rlx_ort.providers.injection import cache_folder
-
     with contextlib.ExitStack() as stack:
         waited = False
         try:
@@ -181,8 +177,6 @@ def locked(device: Device) -> Iterator[bool]:
 
 def _path(key: ProfileKey) -> Path:
     """Return where a profile of the key lies or would lie; the folder is not made."""
-    from rlx_ort.providers.compiled.settings import cache_root
-
     return cache_root() / _FOLDER / key.file_name
 
 

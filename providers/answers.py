@@ -9,8 +9,7 @@ import threading
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from rlx_ort.providers.compiled.settings import cache_root
-from rlx_ort.storage import write_atomic
+from rlx_ort.storage import cache_root, write_atomic
 
 __all__ = ["DEVICE", "HELPED", "Answers", "answers_of"]
 

@@ -8,7 +8,12 @@ fuse it away. Opening such a session takes 0.2 ms on the CPU, 0.7 ms on WebGPU a
 
 from __future__ import annotations
 
+import base64
+import importlib
+import json
+import os
 import re
+import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,14 +29,16 @@ from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import TensorType, UnknownType, ValueType
-from rlx_ort.options.compile_options import CacheUse, CompileOptions, OptimizationLevel
+from rlx_ort.options.compile_options import CacheUse, CompileOptions, OptimizationLevel, Precision
 from rlx_ort.providers.answers import DEVICE, HELPED
+from rlx_ort.providers.asking_child import ask_in_child
 from rlx_ort.providers.base import Provider, SessionRequest
+from rlx_ort.providers.registry import register_provider
 
 if TYPE_CHECKING:
     import onnx
 
-__all__ = ["Question", "ask", "ask_inside", "ask_sheet", "asking_options", "short_reason"]
+__all__ = ["Question", "answer_tasks", "ask", "asking_options"]
 
 _NEIGHBOUR = "neighbour_"
 _TOGETHER = 64  # nodes a session: opening one costs as much as some twenty nodes
@@ -86,10 +93,7 @@ def ask(
     """
     askable = [question for question in questions if _askable(question)]
     if provider.compiles:
-        from rlx_ort.providers.asking_child import ask_in_child
-
-        sheets = [(question.key, _sheets(question, model)) for question in askable]
-        return ask_in_child(provider, device, sheets, options, budget_s)
+        return _ask_compiler(provider, device, {each.key: _sheets(each, model) for each in askable}, options, budget_s)
     deadline = time.monotonic() + budget_s
     answers: dict[str, str] = {}
     doubtful = {question.key for question in askable if _mentions(question, provider.doubtful_dtypes)}
@@ -104,12 +108,12 @@ def ask(
         group = groups.pop()
         sheet = _sheet(group, model).SerializeToString()
         try:
-            found = ask_sheet(provider, device, sheet, options, run=group[0].key in doubtful)
+            found = _ask_sheet(provider, device, sheet, options, run=group[0].key in doubtful)
         except DeviceUnavailableError:
             break
         except RlxError as err:
             if len(group) == 1:
-                answers[group[0].key] = short_reason(err)
+                answers[group[0].key] = _short_reason(err)
             else:
                 groups += _split(group, str(err))
             continue
@@ -121,7 +125,7 @@ def ask(
     return answers
 
 
-def ask_sheet(
+def _ask_sheet(
     provider: Provider, device: Device, sheet: bytes, options: CompileOptions, *, run: bool = False
 ) -> list[str]:
     """Return the answer to each node of a sheet; opens one session, runs it once if asked to, and closes it.
@@ -136,7 +140,7 @@ def ask_sheet(
 
     proto = onnx.ModelProto.FromString(sheet)
     nodes = tuple(
-        ExportedNode(node.name, node.domain, node.op_type, 0, at, (), (), tuple(node.input), tuple(node.output))
+        ExportedNode.of(node.name, node.domain, node.op_type, 0, at, (), (), tuple(node.input), tuple(node.output))
         for at, node in enumerate(proto.graph.node)
     )
     weights = _outside(proto)
@@ -159,7 +163,94 @@ def ask_sheet(
     return [(DEVICE if found == {provider.ep_name} else HELPED) if found else nothing for found in takers]
 
 
-def ask_inside(provider: Provider, device: Device, sheet: bytes, options: CompileOptions) -> str:
+def asking_options(options: CompileOptions) -> CompileOptions:
+    """Return the options to ask with: the caller's arithmetic and provider options, and nothing that costs time."""
+    return CompileOptions(
+        precision=options.precision,
+        optimization=OptimizationLevel.OFF,
+        provider_options=options.provider_options,
+        custom_op_libraries=options.custom_op_libraries,
+        intra_op_threads=1,
+        cache=CacheUse.OFF,
+        session_config={"session.disable_prepacking": "1"},
+    )
+
+
+def answer_tasks() -> None:
+    """Answer the tasks on standard input, one a line; the child process of `ask_in_child` runs this."""
+    out = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print is not an answer
+    providers: dict[tuple[str, str], Provider] = {}
+    for line in sys.stdin.buffer:
+        task = json.loads(line)
+        wanted = (task["module"], task["class"])
+        if wanted not in providers:
+            providers[wanted] = _registered(*wanted)
+        options = CompileOptions(
+            precision=Precision(task["precision"]),
+            provider_options=task["provider_options"],
+            custom_op_libraries=tuple(task["custom_op_libraries"]),
+        )
+        print(json.dumps({"ready": providers[wanted].name}), file=out, flush=True)
+        for key, *texts in task["sheets"]:
+            sheets = [base64.b64decode(text) for text in texts]
+            answer = _answer(providers[wanted], Device(task["device"]), sheets, asking_options(options))
+            print(json.dumps({"key": key, "answer": answer}), file=out, flush=True)
+    os._exit(0)  # a provider that crashes when it is unloaded has answered all the same
+
+
+def _registered(module: str, name: str) -> Provider:
+    found: Any = importlib.import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part)
+    provider: Provider = found()
+    register_provider(provider)
+    return provider
+
+
+def _ask_compiler(
+    provider: Provider, device: Device, sheets: Mapping[str, Sequence[bytes]], options: CompileOptions, budget_s: float
+) -> dict[str, str]:
+    """Ask in a child process; in this one in a frozen program, which cannot start another Python."""
+    if getattr(sys, "frozen", False):
+        answers, deadline = {}, time.monotonic() + budget_s
+        for key, forms in sheets.items():
+            if time.monotonic() < deadline and (answer := _answer(provider, device, forms, options)):
+                answers[key] = answer
+        return answers
+    task = {
+        "module": type(provider).__module__,
+        "class": type(provider).__qualname__,
+        "device": device.label,
+        "precision": options.precision.value,
+        "provider_options": dict(options.provider_options),
+        "custom_op_libraries": list(options.custom_op_libraries),
+    }
+    texts = [[key, *(base64.b64encode(form).decode() for form in forms)] for key, forms in sheets.items()]
+    return ask_in_child(provider.ep_name, task, texts, budget_s)
+
+
+def _answer(provider: Provider, device: Device, sheets: Sequence[bytes], options: CompileOptions) -> str:
+    """Return the answer to a node alone, or that to the node between neighbours if alone it is not taken."""
+    answer = ""
+    for asked, sheet in zip((_ask_alone, _ask_inside), sheets, strict=False):
+        try:
+            found = asked(provider, device, sheet, options)
+        except DeviceUnavailableError:
+            return ""  # the device, not the node, is at fault
+        except RlxError as err:
+            found = _short_reason(err)
+        if found == DEVICE:
+            return found
+        answer = answer or found
+    return answer
+
+
+def _ask_alone(provider: Provider, device: Device, sheet: bytes, options: CompileOptions) -> str:
+    return _ask_sheet(provider, device, sheet, options)[0]
+
+
+def _ask_inside(provider: Provider, device: Device, sheet: bytes, options: CompileOptions) -> str:
     """Return the answer to a node between others, with the optimisation that drops nodes which do nothing.
 
     Raises:
@@ -175,19 +266,6 @@ def ask_inside(provider: Provider, device: Device, sheet: bytes, options: Compil
     finally:
         session.close()
     return DEVICE if found <= {provider.ep_name} else HELPED
-
-
-def asking_options(options: CompileOptions) -> CompileOptions:
-    """Return the options to ask with: the caller's arithmetic and provider options, and nothing that costs time."""
-    return CompileOptions(
-        precision=options.precision,
-        optimization=OptimizationLevel.OFF,
-        provider_options=options.provider_options,
-        custom_op_libraries=options.custom_op_libraries,
-        intra_op_threads=1,
-        cache=CacheUse.OFF,
-        session_config={"session.disable_prepacking": "1"},
-    )
 
 
 def _mentions(question: Question, dtypes: Collection[DType]) -> bool:
@@ -206,7 +284,7 @@ def _computes(provider: Provider, device: Device, dtype: DType, options: Compile
     model.opset_import.add(domain="", version=21)
     try:
         sheet = _sheet([question], model).SerializeToString()
-        return ask_sheet(provider, device, sheet, options, run=True) == [DEVICE]
+        return _ask_sheet(provider, device, sheet, options, run=True) == [DEVICE]
     except RlxError:
         return False
 
@@ -242,7 +320,7 @@ def _split(group: list[Question], text: str) -> list[list[Question]]:
     return [[each for unit in units[at : at + step] for each in unit] for at in range(0, len(units), step)]
 
 
-def short_reason(err: RlxError) -> str:
+def _short_reason(err: RlxError) -> str:
     """Return why a session was refused, in at most 300 characters."""
     text = " ".join(_NUMBERED.sub("node", str(err)).split())
     return text if len(text) <= _REASON_CHARACTERS else f"{text[:_REASON_CHARACTERS]}..."

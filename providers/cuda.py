@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 from rlx_ort.device import Device
 from rlx_ort.ir.dtype import DType
 from rlx_ort.options.compile_options import CompileOptions, Precision
-from rlx_ort.providers import runtime
 from rlx_ort.providers.base import (
     Availability,
     CostProfile,
@@ -21,14 +20,13 @@ from rlx_ort.providers.base import (
     is_float_remainder,
     result_element,
 )
-from rlx_ort.providers.cuda_driver import cuda_gpus, same_bus
-from rlx_ort.providers.cuda_recorder import open_recorder, pinned_like
-from rlx_ort.providers.hardware import nvidia_gpus
+from rlx_ort.providers.engine import runtime
+from rlx_ort.providers.engine.cuda_driver import cuda_gpus, open_recorder, pinned_like, same_bus
+from rlx_ort.providers.engine.recipe import Keeps, Recording, SessionRecipe, names
+from rlx_ort.providers.hardware import engine_library, missing_libraries, nvidia_gpus
 from rlx_ort.providers.installation import Problem
-from rlx_ort.providers.libraries import engine_library, missing_libraries
 from rlx_ort.providers.ort_provider import OrtProvider
 from rlx_ort.providers.plugins import plugin_devices
-from rlx_ort.providers.recipe import Keeps, Recording, SessionRecipe, names
 
 __all__ = ["CudaProvider", "cuda_libraries_problem"]
 

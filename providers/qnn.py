@@ -9,9 +9,9 @@ from rlx_ort.device import Device
 from rlx_ort.errors import DeviceUnavailableError
 from rlx_ort.options.compile_options import CompileOptions, Precision
 from rlx_ort.providers.base import Availability, CostProfile
+from rlx_ort.providers.engine.recipe import Keeps, SessionRecipe, names
 from rlx_ort.providers.ort_provider import OrtProvider
 from rlx_ort.providers.plugins import hardware_type
-from rlx_ort.providers.recipe import Keeps, SessionRecipe, names
 
 __all__ = ["QnnProvider"]
 

@@ -11,8 +11,8 @@ from rlx_ort.device import Device
 from rlx_ort.errors import ConversionError, DeviceUnavailableError
 from rlx_ort.ir.graph import Graph
 from rlx_ort.options.compile_options import CompileOptions, OptimizationLevel, WeightSharing
-from rlx_ort.providers import opening
 from rlx_ort.providers.base import SessionRequest
+from rlx_ort.providers.engine import opening
 from rlx_ort.providers.ort_provider import OrtProvider
 from rlx_ort.providers.registry import default_registry
 

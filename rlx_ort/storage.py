@@ -1,27 +1,77 @@
-"""Files that appear whole or not at all."""
+"""Files that appear whole or not at all, and the folder of what is kept between runs.
+
+Everything that this package writes as one file is written here: beside its target under a hidden name, flushed to the
+disk, then renamed. Readers see the old file or the new one, and a process that dies leaves the old one.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
-import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
-__all__ = ["write_atomic"]
+from rlx_ort import environment
+
+__all__ = ["cache_folder", "cache_root", "partial_path", "replacing", "write_atomic"]
+
+
+@contextlib.contextmanager
+def replacing(path: Path, beside: Path | None = None) -> Iterator[BinaryIO]:
+    """Open a stream to a new file that takes the place of `path` when the block ends; if it raises, nothing is left.
+
+    Args:
+        path: the file to write; its folder must exist. Windows refuses to replace a file that is open or mapped.
+        beside: where the new file lies until then, next to this path and on the same file system; `path` by default.
+
+    Raises:
+        OSError: the file cannot be written or not be put into place.
+    """
+    partial = partial_path(beside or path)
+    try:
+        with partial.open("xb") as stream:
+            yield stream
+            stream.flush()
+            os.fsync(stream.fileno())
+        partial.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise
 
 
 def write_atomic(path: Path, data: bytes) -> None:
-    """Write a file beside its place, flush it to disk and move it there; readers see the old file or the new one.
+    """Write a file by `replacing`.
 
     Raises:
         OSError: it cannot be written; nothing is left behind.
     """
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    with replacing(path) as stream:
+        stream.write(data)
+
+
+def partial_path(path: Path) -> Path:
+    """Return an unpredictable name beside a path, for what is not complete yet: `.NAME.<hex>.partial`."""
+    return path.with_name(f".{path.name}.{os.urandom(8).hex()}.partial")
+
+
+def cache_root() -> Path:
+    """Return the folder of everything that is kept between runs, not created; `RLX_CACHE_DIR` moves it."""
+    named = environment.get("CACHE_DIR")
+    if named:
+        return Path(named)
+    import platformdirs
+
+    return platformdirs.user_cache_path("rlx_ort", appauthor=False)
+
+
+def cache_folder(name: str) -> Path:
+    """Return a folder below `cache_root`, created.
+
+    Raises:
+        OSError: it cannot be created.
+    """
+    folder = cache_root() / name
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from rlx_ort.deploy.zip_layout import Member, layout_of
+from rlx_ort.deploy.archive import Member, layout_of
 from rlx_ort.errors import PackageError
+from rlx_ort.storage import partial_path, replacing
 
 __all__ = ["Content", "add_file", "write_folder", "write_package"]
 
@@ -63,28 +64,25 @@ def write_package(
         raise PackageError(f"{target} exists and a folder is not replaced at once; remove it, or choose another name")
     if exists and not force:
         raise PackageError(f"{target} exists and was left as it is; force replaces it")
-    partial = target.with_name(f".{target.name}.{os.urandom(6).hex()}.partial")
+    partial = partial_path(target)
     try:
         _remove_stale(target)
         if folder:
             write_folder(partial, files, progress)
+            if before_move is not None:
+                before_move()
+            partial.replace(target)
         else:
-            with partial.open("xb") as stream:
+            with replacing(target) as stream:
                 _write_archive(stream, files, progress)
-                _flush(stream)
-        if before_move is not None:
-            before_move()
-        partial.replace(target)
+                if before_move is not None:
+                    before_move()
         _flush_folder(target.parent)
     except OSError as err:
         hint = "check the folder, its rights and its space; on Windows no process may have the old package open"
         raise PackageError(f"{target} cannot be written: {err}; {hint}") from err
     finally:
-        if partial.is_dir():
-            shutil.rmtree(partial, ignore_errors=True)
-        else:
-            with contextlib.suppress(OSError):
-                partial.unlink(missing_ok=True)
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def add_file(folder: Path, name: str, data: bytes) -> None:
@@ -95,19 +93,13 @@ def add_file(folder: Path, name: str, data: bytes) -> None:
     Raises:
         PackageError: it cannot be written there, or not be moved from there into the folder.
     """
-    partial = folder.with_name(f".{folder.name}.{os.urandom(6).hex()}.partial")
     try:
         _remove_stale(folder)
-        with partial.open("xb") as stream:
+        with replacing(folder / name, beside=folder) as stream:
             stream.write(data)
-            _flush(stream)
-        partial.replace(folder / name)
         _flush_folder(folder)
     except OSError as err:
         raise PackageError(f"{name} of {folder} cannot be written: {err}; check the rights of both folders") from err
-    finally:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
 
 
 def write_folder(root: Path, files: Mapping[str, Content], progress: Callable[[int], object] | None = None) -> None:

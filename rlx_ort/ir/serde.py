@@ -7,11 +7,10 @@ objects with one key that begins with `$`.
 from __future__ import annotations
 
 import base64
-import contextlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.tensor_file import read_tensors, write_tensors
 from rlx_ort.ir.types import MapType, OptionalType, SequenceType, TensorType, UnknownType
+from rlx_ort.storage import write_atomic
 
 __all__ = ["FORMAT", "SCHEMA", "from_json", "load_json", "save_json", "to_json"]
 
@@ -74,11 +74,9 @@ def save_json(graph: Graph, path: str | Path) -> None:
             side = path.with_suffix(".safetensors")
             identity = os.urandom(32).hex()
             document["tensors"] = {"file": side.name, "identity": identity}
-            with _replacing(side) as temporary:
-                write_tensors(temporary, tensors, {"identity": identity})
-        with _replacing(path) as temporary:
-            content = json.dumps(document, ensure_ascii=False, allow_nan=False, indent=1) + "\n"
-            temporary.write_text(content, encoding="utf-8", newline="\n")
+            write_tensors(side, tensors, {"identity": identity})
+        content = json.dumps(document, ensure_ascii=False, allow_nan=False, indent=1) + "\n"
+        write_atomic(path, content.encode())
     except OSError as err:
         hint = "check the folder and its rights; on Windows no process may have the old file open"
         raise ConversionError(f"graph {graph.name!r} cannot be written to {path}: {err}; {hint}") from err
@@ -129,17 +127,6 @@ def _document(text: str, source: str) -> dict[str, Any]:
     if schema > SCHEMA:
         raise ConversionError(f"{source} has schema {schema}, this version reads up to {SCHEMA}; update rlx_ort")
     return document
-
-
-@contextlib.contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    """Give a temporary file in the folder of `path`, which takes its place when all went well."""
-    temporary = path.with_name(f".{path.name}.{os.urandom(8).hex()}.part")  # mkstemp's files are for their owner alone
-    try:
-        yield temporary
-        temporary.replace(path)  # os.replace: atomic on one file system, Windows included
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 class _Writer:

@@ -6,7 +6,6 @@ https://github.com/huggingface/safetensors#format: eight bytes with the length o
 from __future__ import annotations
 
 import json
-import os
 import struct
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +16,7 @@ import numpy as np
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.tensor import FileRange, TensorData
+from rlx_ort.storage import replacing
 
 __all__ = ["read_tensors", "write_tensors"]
 
@@ -49,13 +49,11 @@ def write_tensors(path: Path, tensors: Mapping[str, TensorData], metadata: Mappi
         offset += data.nbytes
     text = json.dumps({"__metadata__": marks, **header}, separators=(",", ":")).encode("utf-8")
     text += b" " * (-len(text) % 8)  # the data begins aligned
-    with path.open("wb") as file:
+    with replacing(path) as file:
         file.write(struct.pack("<Q", len(text)) + text)
         for data in tensors.values():
             for piece in data.pieces():
                 file.write(piece)
-        file.flush()
-        os.fsync(file.fileno())  # it may be renamed next, and has to be whole by then
 
 
 def read_tensors(path: Path) -> tuple[dict[str, TensorData], dict[str, str]]:

@@ -204,7 +204,7 @@ def _bare(graph: Any, inputs: Inputs) -> tuple[float | None, int | None, str]:
     from rlx_ort.errors import EngineError
     from rlx_ort.execution.session import Session
     from rlx_ort.options.compile_options import CompileOptions
-    from rlx_ort.providers.cuda_recorder import free_bytes
+    from rlx_ort.providers.engine.cuda_driver import free_bytes
 
     with Session("cuda", CompileOptions(device_graph=True)).compile(graph) as compiled:
         try:

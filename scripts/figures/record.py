@@ -48,7 +48,7 @@ def scaled(count: int) -> int:
 
 @dataclass(frozen=True)
 class Figure:
-    """One measured value; `target` is the most it may be, or None when it is only told."""
+    """One measured value; `target` is the most it may be, or None for a figure without a target."""
 
     figure: str
     value: float
@@ -66,7 +66,7 @@ def machine() -> dict[str, Any]:
     """Return what a reader needs to judge the figures: system, processor, cores, load and versions."""
     # Imported here, or the processes that only measure ONNX Runtime would load this package as well.
     from rlx_ort.errors import EngineError
-    from rlx_ort.providers.runtime import describe_runtime
+    from rlx_ort.providers.engine.runtime import describe_runtime
 
     versions = {}
     for name in ("rlx_ort", "onnxruntime", "onnx", "numpy"):

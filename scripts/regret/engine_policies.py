@@ -8,7 +8,7 @@ from typing import Any
 from regret.measure import time_runs
 from rlx_ort.converters.to_onnx import to_onnx
 from rlx_ort.ir.graph import Graph
-from rlx_ort.providers import runtime
+from rlx_ort.providers.engine import runtime
 
 __all__ = ["POLICIES", "measure_policy"]
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from small_models import convnet, cosine, decoder, images, run, tokens
+from sample_models.bundles import convnet, cosine, decoder, images, run, tokens
 
 from rlx_ort.converters.bundle import ModelBundle
 from rlx_ort.converters.transforms.quantize import QuantizeOptions, quantize
 from rlx_ort.errors import ConversionError
-from rlx_ort.providers.runtime import quantization
+from rlx_ort.providers.engine.runtime import quantization
 
 pytest.importorskip("onnx_ir")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from small_packages import SIZE, X, make, reference
+from sample_packages.packages import SIZE, X, make, reference
 
 from rlx_ort.deploy.open import open_package
 from rlx_ort.deploy.start import start_package
@@ -17,8 +17,8 @@ from rlx_ort.deploy.warm import warm_package
 from rlx_ort.device import Device
 from rlx_ort.errors import DeviceError, InputError, IntegrityError, NoViableDeviceError, PackageError
 from rlx_ort.options.compile_options import CacheUse, CompileOptions, WeightSharing
-from rlx_ort.providers.compiled.models import watched
-from rlx_ort.providers.compiled.store import default_store
+from rlx_ort.providers.engine.compiled.models import watched
+from rlx_ort.providers.engine.compiled.store import default_store
 
 
 @pytest.fixture
@@ -129,7 +129,7 @@ def test_another_package_of_the_same_name_does_not_start_from_the_old_one(packag
 
 def test_another_engine_does_not_start_from_what_an_older_one_left(package, monkeypatch):
     """What is saved is of one build of ONNX Runtime and one processor."""
-    from rlx_ort.providers.compiled import starts
+    from rlx_ort.providers.engine.compiled import starts
 
     warm_package(package, [Device.CPU])
     monkeypatch.setattr(starts, "cpu_facts", lambda: {"cpu": "another"})
@@ -228,7 +228,7 @@ def test_private_weights_come_from_no_file_of_the_cache(package):
     ids=["on", "packed"],
 )
 def test_private_weights_from_the_cache_cannot_be_had(package, options):
-    """Whoever asks for both is told, since one of the two would not hold."""
+    """Asking for both raises an error, since one of the two would not hold."""
     with pytest.raises(PackageError, match="private=True"):
         open_package(package, options=options, private=True)
 

@@ -12,20 +12,22 @@ from typing import Any
 
 import numpy as np
 import pytest
-from small_packages import SIZE, X, flip, make, reference
+from sample_packages.packages import SIZE, X, flip, make, reference
 
 import rlx_ort
 from rlx_ort.deploy import package as package_module
-from rlx_ort.deploy.devices import PackageDevices
+from rlx_ort.deploy.open import PackageDevices
 from rlx_ort.deploy.warm import warm_package
 from rlx_ort.device import Device
 from rlx_ort.errors import IntegrityError, NoViableDeviceError, RlxError
 from rlx_ort.options.compile_options import CompileOptions
-from rlx_ort.providers import registry, saved, threads
-from rlx_ort.providers.compiled.models import watched
-from rlx_ort.providers.compiled.store import default_store
+from rlx_ort.providers import registry
 from rlx_ort.providers.cpu import CpuProvider
-from rlx_ort.providers.threads import ThreadBudget
+from rlx_ort.providers.engine import threads
+from rlx_ort.providers.engine.compiled import starts
+from rlx_ort.providers.engine.compiled.models import watched
+from rlx_ort.providers.engine.compiled.store import default_store
+from rlx_ort.providers.engine.threads import ThreadBudget
 from rlx_ort.selection.policy import DevicePolicy
 
 
@@ -120,7 +122,7 @@ def test_the_process_ends_well_while_a_thread_opens_sessions(warmed: Path, tmp_p
 import threading
 import numpy as np
 import rlx_ort
-from rlx_ort.providers.compiled.store import default_store
+from rlx_ort.providers.engine.compiled.store import default_store
 x = np.ones((20, {SIZE}), np.float32)
 begun = threading.Event()
 def work():
@@ -283,7 +285,7 @@ def test_a_newer_installation_does_not_start_from_what_an_older_one_wrote(
     warmed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may write another model for the same graph."""
-    monkeypatch.setattr("rlx_ort.providers.compiled.starts._installation", lambda: "newer")
+    monkeypatch.setattr("rlx_ort.providers.engine.compiled.starts._installation", lambda: "newer")
     with opened(warmed) as runner:
         assert not is_quick(runner)
 
@@ -305,7 +307,7 @@ def test_the_session_takes_its_threads_from_the_budget_and_gives_them_back(
     monkeypatch.setenv("RLX_WORKERS", "3")
     fresh = ThreadBudget()
     monkeypatch.setattr(threads, "_budget", fresh)
-    monkeypatch.setattr(saved, "budget", threads.budget)
+    monkeypatch.setattr(starts, "budget", threads.budget)
     with opened(warmed) as runner:
         assert fresh.granted == 0
         for _ in range(5):
@@ -322,7 +324,7 @@ def test_a_runner_that_is_let_go_gives_its_threads_back(warmed: Path, monkeypatc
     """The budget keeps no session alive."""
     monkeypatch.setenv("RLX_WORKERS", "3")
     fresh = ThreadBudget()
-    monkeypatch.setattr(saved, "budget", lambda: fresh)
+    monkeypatch.setattr(starts, "budget", lambda: fresh)
     runner = opened(warmed)
     runner.run("cpu", {"x": X})
     assert fresh.granted == 2

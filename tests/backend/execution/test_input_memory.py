@@ -16,7 +16,7 @@ from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.types import TensorType
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule
-from rlx_ort.providers.session import OrtEngineSession
+from rlx_ort.providers.engine.session import OrtEngineSession
 
 X = np.arange(8, dtype=np.float32).reshape(2, 4)
 

@@ -6,7 +6,7 @@ import asyncio
 
 import numpy as np
 import pytest
-from step_graphs import W, assert_same, step_graph, step_inputs
+from sample_models.step_graphs import W, assert_same, step_graph, step_inputs
 
 from rlx_ort.device import Device
 from rlx_ort.errors import InputError, RlxError
@@ -60,7 +60,7 @@ def test_a_closed_graph_gives_typed_errors_on_every_path() -> None:
 def test_sessions_share_one_budget_of_threads() -> None:
     """All sessions together hold no more workers than there are cores for, and give them back."""
     from rlx_ort.providers.cores import core_share
-    from rlx_ort.providers.threads import budget
+    from rlx_ort.providers.engine.threads import budget
 
     before = budget().granted
     graphs = [Session("cpu").compile(step_graph()) for _ in range(4)]

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import onnx.parser
 import pytest
-from fake_recorder import FakeRecorder
-from step_graphs import assert_same, step_graph, step_inputs
+from doubles.fake_recorder import FakeRecorder
+from sample_models.step_graphs import assert_same, step_graph, step_inputs
 
 from rlx_ort.converters.from_onnx import from_onnx
 from rlx_ort.device import Device
@@ -20,9 +20,9 @@ from rlx_ort.execution.compiled import CompiledGraph
 from rlx_ort.execution.session import Session
 from rlx_ort.ir.graph import Graph
 from rlx_ort.options.compile_options import CompileOptions
-from rlx_ort.providers import recorded, recordings
 from rlx_ort.providers.cpu import CpuProvider
-from rlx_ort.providers.recipe import Recording
+from rlx_ort.providers.engine import recorded, recordings
+from rlx_ort.providers.engine.recipe import Recording
 
 RNG = np.random.default_rng(17)
 

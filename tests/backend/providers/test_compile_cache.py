@@ -16,10 +16,10 @@ import pytest
 
 from rlx_ort.errors import EngineError, LegalizeError
 from rlx_ort.options.compile_options import CacheUse, OptimizationLevel, WeightSharing
-from rlx_ort.providers.compiled import models
-from rlx_ort.providers.compiled.entry import MODEL_FILE
-from rlx_ort.providers.compiled.models import watched
-from rlx_ort.providers.compiled.store import default_store
+from rlx_ort.providers.engine.compiled import models
+from rlx_ort.providers.engine.compiled.entry import MODEL_FILE
+from rlx_ort.providers.engine.compiled.models import watched
+from rlx_ort.providers.engine.compiled.store import default_store
 
 HERE = Path(__file__).parent
 KILLS = int(os.environ.get("RLX_KILL_COUNT", "6"))
@@ -128,8 +128,8 @@ def test_a_corrupt_entry_is_dropped_and_made_again(open_model, made, file, caplo
 
 def test_an_entry_that_the_engine_refuses_is_made_again(open_model, made):
     """The digests are right, but the file is no model any more, as after a downgrade in place."""
-    from rlx_ort.providers.compiled.entry import describe_files, write_manifest
-    from rlx_ort.providers.compiled.key import CacheKey
+    from rlx_ort.providers.engine.compiled.entry import describe_files, write_manifest
+    from rlx_ort.providers.engine.compiled.key import CacheKey
 
     x, weight, bias = random(3, 64), random(32, 64), random(32)
     open_model(MATMUL, {"W": weight, "b": bias}, cache=CacheUse.ON)
@@ -158,7 +158,7 @@ def test_a_cache_folder_that_cannot_be_made_costs_one_warning(open_model, monkey
 
 def test_a_rename_that_windows_refuses_costs_the_entry_and_not_the_session(open_model, made, monkeypatch):
     """The session opens, and nothing is left behind."""
-    from rlx_ort.providers.compiled import store
+    from rlx_ort.providers.engine.compiled import store
 
     def refusing(source, target):
         raise PermissionError(13, "in use")
@@ -183,7 +183,7 @@ import resource, signal, sys
 import numpy as np
 from conftest import open_text
 from rlx_ort.options.compile_options import CacheUse
-from rlx_ort.providers.compiled.store import default_store
+from rlx_ort.providers.engine.compiled.store import default_store
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
 weight = np.eye(256, dtype=np.float32)

@@ -14,7 +14,7 @@ ADD = "(float[2,2] a, float[2,2] b) => (float[2,2] y) { y = Add(a, b) }"
 
 
 def test_the_cpu_is_available_and_names_its_hardware():
-    """The probe ran on the CPU and tells which one it is."""
+    """The probe ran on the CPU and returns its name."""
     answer = default_registry().availability(Device.CPU)
     assert (answer.available, answer.reason) == (True, "")
     assert answer.hardware
@@ -52,7 +52,7 @@ except DeviceUnavailableError as err:
 
 def test_cuda_without_cuda_is_unavailable_with_the_install_command(python):
     """Asking for CUDA on a CPU build never gives a CPU session."""
-    from rlx_ort.providers.runtime import available_eps
+    from rlx_ort.providers.engine.runtime import available_eps
 
     if "CUDAExecutionProvider" in available_eps():
         pytest.skip("this ONNX Runtime has CUDA")
@@ -93,7 +93,7 @@ def test_importing_the_registry_does_not_import_onnx_runtime(python):
         "from rlx_ort.providers.registry import default_registry\n"
         "default_registry().registered_devices()\n"
         "assert 'onnxruntime' not in sys.modules\n"
-        "from rlx_ort.providers.runtime import onnxruntime\n"
+        "from rlx_ort.providers.engine.runtime import onnxruntime\n"
         "onnxruntime()\n"
         "print(os.environ['ORT_DISABLE_TELEMETRY'])",
         ORT_DISABLE_TELEMETRY=None,
@@ -104,7 +104,7 @@ def test_importing_the_registry_does_not_import_onnx_runtime(python):
 def test_telemetry_stays_on_when_the_user_allows_it(python):
     """RLX_ALLOW_ORT_TELEMETRY=1 leaves the environment alone."""
     done = python(
-        "import os\nfrom rlx_ort.providers.runtime import onnxruntime\nonnxruntime()\n"
+        "import os\nfrom rlx_ort.providers.engine.runtime import onnxruntime\nonnxruntime()\n"
         "print(os.environ.get('ORT_DISABLE_TELEMETRY'))",
         ORT_DISABLE_TELEMETRY=None,
         RLX_ALLOW_ORT_TELEMETRY="1",
@@ -118,7 +118,7 @@ import rlx_ort
 g = rlx_ort.Graph()
 g.outputs = [g.relu(g.input("x", [2]))]
 compiled = rlx_ort.Session("cpu").compile(g)
-from rlx_ort.providers import runtime
+from rlx_ort.providers.engine import runtime
 made = runtime.onnxruntime().SessionOptions
 print(compiled._slot.engine(compiled.rule).session.raw.get_session_options().intra_op_num_threads)
 """
@@ -254,7 +254,7 @@ def test_a_bad_webgpu_option_value_is_refused(open_model):
 def test_a_probe_closes_its_session():
     """Probing leaves no session behind, however it ends."""
     from rlx_ort.providers.null import NullProvider
-    from rlx_ort.providers.probing import prove
+    from rlx_ort.providers.ort_provider import prove
 
     provider = NullProvider()
     facts = provider.probe(Device.CPU)
@@ -268,7 +268,7 @@ def test_a_device_that_records_no_assignment_is_not_proven():
     from types import SimpleNamespace
 
     from rlx_ort.providers.base import Availability
-    from rlx_ort.providers.probing import prove
+    from rlx_ort.providers.ort_provider import prove
 
     product = np.array([[19, 22], [43, 50]], np.float32)
     silent = SimpleNamespace(assignments=(), run=lambda names, feeds: [product], close=lambda: None)
@@ -281,7 +281,7 @@ def test_a_device_that_computes_wrongly_is_not_available():
     from types import SimpleNamespace
 
     from rlx_ort.providers.base import Availability, NodeAssignment
-    from rlx_ort.providers.probing import prove
+    from rlx_ort.providers.ort_provider import prove
 
     node = NodeAssignment("SomeExecutionProvider", "probe", "", "MatMul")
     zeros = SimpleNamespace(
@@ -295,7 +295,7 @@ def test_a_device_that_computes_wrongly_is_not_available():
 @pytest.mark.webgpu
 def test_a_plugin_on_a_core_that_does_not_record_it_is_refused(open_model, monkeypatch):
     """ONNX Runtime before 1.31 does not say where a plugin's nodes run."""
-    from rlx_ort.providers import runtime
+    from rlx_ort.providers.engine import runtime
 
     monkeypatch.setattr(runtime, "parse_version", lambda _: (1, 30, 0))
     with pytest.raises(DeviceUnavailableError, match=r"1\.31 or newer"):

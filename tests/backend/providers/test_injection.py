@@ -13,9 +13,9 @@ from rlx_ort.errors import EngineError, ParamError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.options.compile_options import OptimizationLevel, WeightSharing
-from rlx_ort.providers import injection
-from rlx_ort.providers.injection import BORROWING_VERSION, write_weights_file
-from rlx_ort.providers.runtime import runtime_version
+from rlx_ort.providers.engine import injection
+from rlx_ort.providers.engine.injection import BORROWING_VERSION, write_weights_file
+from rlx_ort.providers.engine.runtime import runtime_version
 
 RNG = np.random.default_rng(7)
 MATMUL = "(float[N,64] x) => (float[N,32] y) { t = Transpose<perm=[1,0]>(W) h = MatMul(x, t) y = Add(h, b) }"
@@ -203,7 +203,7 @@ def test_a_weight_that_is_an_output_is_copied_out(open_model):
 
 def test_a_core_that_cannot_borrow_maps_one_file_for_all_sessions(open_model, monkeypatch, tmp_path: Path):
     """The second path, taken by older cores, writes the weights once and is right at every level."""
-    from rlx_ort.providers import injection
+    from rlx_ort.providers.engine import injection
 
     monkeypatch.setattr(injection, "BORROWING_VERSION", (999,))
     x, weight, bias = random(3, 64), random(32, 64), random(32)
@@ -243,7 +243,7 @@ def test_a_weights_file_that_was_changed_is_written_again(tmp_path: Path, monkey
     write_weights_file(buffers, tmp_path)
     offset, length = entries["b"]
     assert path.read_bytes()[offset : offset + length] == buffers["b"].tobytes()
-    assert [found.name for found in tmp_path.iterdir() if found.suffix == ".part"] == []
+    assert [found.name for found in tmp_path.iterdir() if found.suffix == ".partial"] == []
 
 
 def test_a_weights_file_is_read_once_a_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

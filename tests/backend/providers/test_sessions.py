@@ -11,8 +11,8 @@ from rlx_ort.errors import DeviceUnavailableError, EngineError, InputError, Lega
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.types import OptionalType, SequenceType, TensorType
-from rlx_ort.providers.exceptions import ENGINE_EXCEPTIONS, opening_error, running_error
-from rlx_ort.providers.runtime import bindings
+from rlx_ort.providers.engine.exceptions import ENGINE_EXCEPTIONS, opening_error, running_error
+from rlx_ort.providers.engine.runtime import bindings
 
 ADD = "(float[N,2] a, float[N,2] b) => (float[N,2] y) { y = Add(a, b) }"
 DTYPES = [
@@ -24,7 +24,7 @@ DTYPES = [
 
 
 def test_inputs_and_outputs_have_our_types_with_named_dims(open_model):
-    """A session tells names, element types and shapes as the IR has them."""
+    """A session has the names, element types and shapes of the IR."""
     session = open_model(ADD)
     kind = TensorType(DType.F32, Shape(("N", 2)))
     assert [(spec.name, spec.type) for spec in session.inputs] == [("a", kind), ("b", kind)]
@@ -224,8 +224,8 @@ def test_profiling_writes_a_file(open_model, tmp_path):
 
 def test_a_library_that_cannot_be_loaded_never_means_cpu(open_model, monkeypatch):
     """A provider that is listed and then dropped by ONNX Runtime is an error, not a CPU session."""
-    from rlx_ort.providers import runtime
     from rlx_ort.providers.cuda import CudaProvider
+    from rlx_ort.providers.engine import runtime
 
     if CudaProvider.ep_name in runtime.available_eps():
         pytest.skip("this ONNX Runtime has CUDA, so it does not drop it")

@@ -12,8 +12,9 @@ from rlx_ort import environment
 from rlx_ort.calibration import store
 from rlx_ort.calibration.profile import CalibrationProfile, ProfileKey, Row
 from rlx_ort.device import Device
-from rlx_ort.providers import plugins, registry, runtime
+from rlx_ort.providers import plugins, registry
 from rlx_ort.providers.base import Availability, CostProfile, EngineSession, KernelClaim, Provider, SessionRequest
+from rlx_ort.providers.engine import runtime
 
 ROWS = (
     Row("run", (), 10_000.0),

@@ -10,13 +10,10 @@ from pathlib import Path
 import filelock
 import pytest
 
-from rlx_ort.providers.compiled import store as store_module
-from rlx_ort.providers.compiled.entry import MANIFEST, read_entry
-from rlx_ort.providers.compiled.explain import explain_entry, explain_key
-from rlx_ort.providers.compiled.key import CacheKey, differences
-from rlx_ort.providers.compiled.machine import read_cpu_facts
-from rlx_ort.providers.compiled.settings import DEFAULT_LIMIT_BYTES, limit_bytes, parse_bytes, use_of
-from rlx_ort.providers.compiled.store import CompileStore
+from rlx_ort.providers.engine.compiled import store as store_module
+from rlx_ort.providers.engine.compiled.entry import MANIFEST, read_entry
+from rlx_ort.providers.engine.compiled.key import CacheKey, differences, explain_entry, explain_key, read_cpu_facts
+from rlx_ort.providers.engine.compiled.store import DEFAULT_LIMIT_BYTES, CompileStore, limit_bytes, parse_bytes, use_of
 
 PARTS = {"model": "m", "weights": "w", "provider": "P", "engine": "onnxruntime 1"}
 

@@ -9,7 +9,7 @@ import pytest
 from rlx_ort.device import Device
 from rlx_ort.providers import cuda
 from rlx_ort.providers.cuda import CudaProvider
-from rlx_ort.providers.cuda_driver import CudaGpu, same_bus
+from rlx_ort.providers.engine.cuda_driver import CudaGpu, same_bus
 from rlx_ort.providers.hardware import NvidiaGpu, cpu_name
 from rlx_ort.providers.plugins import described
 
@@ -38,7 +38,7 @@ def test_hidden_gpus_have_no_index(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_the_driver_library_the_tools_order_is_all_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then nothing tells which GPU it is."""
+    """The GPU is then named by the tool's order, without an identity."""
     _ordinals(monkeypatch)
     facts = CudaProvider().facts(Device("cuda", 1))
     assert (facts.hardware, facts.identity) == ("Fast", "")

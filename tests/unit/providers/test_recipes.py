@@ -14,18 +14,19 @@ import pytest
 from rlx_ort.device import DEVICE_PRIORITY, Device
 from rlx_ort.errors import DeviceUnavailableError, EngineError
 from rlx_ort.options.compile_options import CompileOptions, Precision
-from rlx_ort.providers import cuda_recorder, ort_provider, rocm
+from rlx_ort.providers import ort_provider, rocm
 from rlx_ort.providers.coreml import CoreMlProvider
 from rlx_ort.providers.cpu import CpuProvider
 from rlx_ort.providers.cuda import CudaProvider, cuda_options
 from rlx_ort.providers.directml import DirectMlProvider
+from rlx_ort.providers.engine import cuda_driver
+from rlx_ort.providers.engine.recipe import SessionRecipe
+from rlx_ort.providers.engine.recorded import NotRecordedError
 from rlx_ort.providers.mlx import MlxProvider
 from rlx_ort.providers.openvino import OpenVinoProvider
 from rlx_ort.providers.ort_provider import OrtProvider
 from rlx_ort.providers.plugins import Plugin
 from rlx_ort.providers.qnn import QnnProvider
-from rlx_ort.providers.recipe import SessionRecipe
-from rlx_ort.providers.recordable import NotRecordedError
 from rlx_ort.providers.registry import default_registry
 from rlx_ort.providers.rocm import RocmProvider
 from rlx_ort.providers.tensorrt import TensorRtProvider
@@ -316,13 +317,13 @@ def test_cuda_does_not_record_what_would_be_hidden_or_overwritten(monkeypatch, o
 
 def test_a_machine_without_the_driver_records_nothing(monkeypatch):
     """The reason names the library."""
-    monkeypatch.setattr(cuda_recorder, "LIBRARY", "no-such-driver.so")
-    monkeypatch.setattr(cuda_recorder, "_driver", cuda_recorder._driver.__wrapped__)
-    monkeypatch.setattr(cuda_recorder, "_context", cuda_recorder._context.__wrapped__)
+    monkeypatch.setattr(cuda_driver, "_LIBRARY", "no-such-driver.so")
+    monkeypatch.setattr(cuda_driver, "_driver", cuda_driver._driver.__wrapped__)
+    monkeypatch.setattr(cuda_driver, "_context", cuda_driver._context.__wrapped__)
     with pytest.raises(NotRecordedError, match=r"no-such-driver\.so"):
-        cuda_recorder.open_recorder(0)
+        cuda_driver.open_recorder(0)
 
 
 def test_a_memcpy_node_has_the_size_of_the_driver_s_structure():
     """CUDA_MEMCPY3D has 200 bytes on 64-bit systems; a wrong layout would misread captured copies."""
-    assert ctypes.sizeof(cuda_recorder._Memcpy3D) == 200
+    assert ctypes.sizeof(cuda_driver._Memcpy3D) == 200

@@ -1,0 +1,317 @@
+"""What a session offers beyond `run`: tensors that stay on the device, fixed buffers, and runs that can be stopped.
+
+`binder_of` gives the binder of any session. Sessions that have none, as those of the null provider, get one that
+works through `run` with host memory, so callers need no second path.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from rlx_ort.errors import EngineError
+from rlx_ort.providers.base import EngineSession
+
+__all__ = [
+    "Arrays",
+    "Binder",
+    "DeviceTensor",
+    "HostBinder",
+    "HostTensor",
+    "Loop",
+    "Runs",
+    "Slots",
+    "StoppableRun",
+    "binder_of",
+]
+
+Arrays: TypeAlias = Mapping[str, npt.NDArray[Any]]
+
+_DLPACK_CPU = 1
+
+
+class Runs(Protocol):
+    """All that a binder over host memory needs of a session."""
+
+    def run(self, output_names: Sequence[str], feeds: Mapping[str, Any]) -> list[Any]:
+        """Run once and return the named outputs as arrays; see `EngineSession.run`."""
+
+
+class StoppableRun(abc.ABC):
+    """One run that another thread may stop."""
+
+    @abc.abstractmethod
+    def run(self, output_names: Sequence[str], feeds: Mapping[str, Any]) -> list[Any]:
+        """Run once; see `EngineSession.run`.
+
+        Raises:
+            EngineError: the run failed or was stopped.
+        """
+
+    @abc.abstractmethod
+    def stop(self) -> None:
+        """Make the run end soon, or not begin."""
+
+
+class Slots(abc.ABC):
+    """Fixed input and output buffers of a session for one set of input shapes; for one thread at a time."""
+
+    @property
+    def bound(self) -> Mapping[str, npt.NDArray[Any]]:
+        """Output name -> the buffer that every run writes it to; other outputs are new arrays each time."""
+        return {}
+
+    @abc.abstractmethod
+    def run(self, arrays: Sequence[npt.NDArray[Any]]) -> Sequence[npt.NDArray[Any]]:
+        """Copy the arrays in, run, and return the output buffers, which the next run overwrites.
+
+        The arrays have the dtypes and shapes the slots were made for.
+
+        Raises:
+            EngineError: the run failed.
+        """
+
+
+class Loop(abc.ABC):
+    """The same run again and again: the same inputs by name, the same outputs; for one thread at a time.
+
+    It may keep the values of its last run until the next one.
+    """
+
+    @abc.abstractmethod
+    def run(self, values: Sequence[Any]) -> list[Any]:
+        """Run on arrays and device tensors in the order of the inputs; outputs come as in `Binder.run`.
+
+        Raises:
+            InputError: the engine refused a feed.
+            EngineError: the run failed; nothing more can be done with the loop.
+        """
+
+
+class Binder(abc.ABC):
+    """The memory side of a session."""
+
+    @property
+    @abc.abstractmethod
+    def on_host(self) -> bool:
+        """Whether runs read their inputs in host memory, so that a buffer stays bound while its content changes."""
+
+    @abc.abstractmethod
+    def upload(self, array: npt.NDArray[Any]) -> DeviceTensor:
+        """Return a tensor on the device with a copy of the array.
+
+        Raises:
+            EngineError: the device did not take it, for want of memory or of the element type.
+        """
+
+    @abc.abstractmethod
+    def adopt(self, source: Any) -> DeviceTensor | None:
+        """Return the tensor behind an object with `__dlpack__` without a copy, or None if it is on another device."""
+
+    @abc.abstractmethod
+    def run(self, feeds: Mapping[str, Any], outputs: Sequence[str], resident: Collection[str]) -> list[Any]:
+        """Run on arrays and device tensors; outputs in `resident` come as device tensors, the others as arrays.
+
+        No output shares memory with an input.
+
+        Raises:
+            InputError: the engine refused a feed.
+            EngineError: the run failed.
+        """
+
+    def loop(self, inputs: Sequence[str], outputs: Sequence[str], resident: Collection[str]) -> Loop:
+        """Return a run to be repeated, which does once what need not be done in every run; see `run`."""
+        return _RunLoop(self, inputs, outputs, resident)
+
+    @abc.abstractmethod
+    def slots(self, inputs: Arrays, outputs: Arrays, fixed: Collection[str]) -> Slots | None:
+        """Return buffers like these arrays, or None where the engine cannot bind such element types.
+
+        Outputs in `fixed` always have the shape of the array given, and buffers for them begin as copies of it; the
+        shape of the others may vary.
+        """
+
+    @abc.abstractmethod
+    def stoppable(self) -> StoppableRun:
+        """Return a run that can be stopped."""
+
+
+def binder_of(session: EngineSession) -> Binder:
+    """Return the binder of a session; one over host memory when the engine has none of its own."""
+    own = getattr(session, "binder", None)
+    return own() if own is not None else HostBinder(session)
+
+
+class _RunLoop(Loop):
+    def __init__(
+        self, binder: Binder, inputs: Sequence[str], outputs: Sequence[str], resident: Collection[str]
+    ) -> None:
+        self._binder = binder
+        self._inputs = inputs
+        self._outputs = outputs
+        self._resident = resident
+
+    def run(self, values: Sequence[Any]) -> list[Any]:
+        """Run once more; see `Loop.run`."""
+        return self._binder.run(dict(zip(self._inputs, values, strict=True)), self._outputs, self._resident)
+
+
+class HostBinder(Binder):
+    """A binder of any session, in host memory."""
+
+    def __init__(self, runs: Runs) -> None:
+        self._runs = runs
+
+    @property
+    def on_host(self) -> bool:
+        """Always: there is no other memory here."""
+        return True
+
+    def upload(self, array: npt.NDArray[Any]) -> DeviceTensor:
+        """Return a copy of the array as a tensor."""
+        return HostTensor(array.copy())
+
+    def adopt(self, source: Any) -> DeviceTensor | None:
+        """Return a tensor over host memory shared through DLPack, or None for memory elsewhere."""
+        kind, _ = source.__dlpack_device__()
+        return HostTensor(np.from_dlpack(source)) if int(kind) == _DLPACK_CPU else None
+
+    def run(self, feeds: Mapping[str, Any], outputs: Sequence[str], resident: Collection[str]) -> list[Any]:
+        """Run on the tensors' arrays; see `Binder.run`."""
+        ready = {name: value.array if isinstance(value, HostTensor) else value for name, value in feeds.items()}
+        results = self._runs.run(outputs, ready)
+        return [
+            HostTensor(result) if name in resident else result for name, result in zip(outputs, results, strict=True)
+        ]
+
+    def slots(self, inputs: Arrays, outputs: Arrays, fixed: Collection[str]) -> Slots | None:
+        """Return slots that copy results into buffers."""
+        return _RunSlots(self._runs, tuple(inputs), outputs, fixed)
+
+    def stoppable(self) -> StoppableRun:
+        """Return a run that can be stopped before it begins."""
+        return _Stoppable(self._runs)
+
+
+class _RunSlots(Slots):
+    def __init__(self, runs: Runs, inputs: Sequence[str], outputs: Arrays, fixed: Collection[str]) -> None:
+        self._runs = runs
+        self._inputs = inputs
+        self._outputs = list(outputs)
+        self._buffers = {name: outputs[name].copy() for name in fixed}
+
+    @property
+    def bound(self) -> Mapping[str, npt.NDArray[Any]]:
+        """The buffers of the outputs of a known shape; see `Slots.bound`."""
+        return self._buffers
+
+    def run(self, arrays: Sequence[npt.NDArray[Any]]) -> Sequence[npt.NDArray[Any]]:
+        """Run and copy the results into the buffers; see `Slots.run`."""
+        results = self._runs.run(self._outputs, dict(zip(self._inputs, arrays, strict=True)))
+        found = dict(zip(self._outputs, results, strict=True))
+        for name, buffer in self._buffers.items():
+            if buffer.shape != found[name].shape:
+                raise EngineError(f"output {name!r} has shape {found[name].shape} in place of {buffer.shape}")
+            buffer[...] = found[name]
+        return list((found | self._buffers).values())
+
+
+class _Stoppable(StoppableRun):
+    def __init__(self, runs: Runs) -> None:
+        self._runs = runs
+        self._stopped = False
+
+    def run(self, output_names: Sequence[str], feeds: Mapping[str, Any]) -> list[Any]:
+        """Run unless stopped before; see `StoppableRun.run`."""
+        if self._stopped:
+            raise EngineError("the run was stopped before it began")
+        return self._runs.run(output_names, feeds)
+
+    def stop(self) -> None:
+        """Make the run not begin; one that has begun cannot be stopped here."""
+        self._stopped = True
+
+
+class DeviceTensor(abc.ABC):
+    """A tensor in the memory of a device, made by an upload or by a run; its elements never change.
+
+    It keeps the session that made it alive, and is taken by every session on the same device.
+    """
+
+    __slots__ = ()
+
+    @property
+    @abc.abstractmethod
+    def shape(self) -> tuple[int, ...]:
+        """The sizes."""
+
+    @property
+    @abc.abstractmethod
+    def dtype(self) -> np.dtype[Any]:
+        """The element type as numpy, or ml_dtypes, names it."""
+
+    @abc.abstractmethod
+    def numpy(self) -> npt.NDArray[Any]:
+        """Return the elements on the host, as a copy that belongs to the caller; waits for the device.
+
+        Raises:
+            EngineError: the device did not hand them over.
+        """
+
+    def __dlpack__(self, **kwargs: Any) -> Any:
+        """Return a DLPack capsule over the memory where it is, without a copy.
+
+        Raises:
+            BufferError: the device's memory, or the element type, cannot be shared this way.
+        """
+        raise BufferError(f"{type(self).__name__} cannot be exported through DLPack; read it with numpy()")
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """Return DLPack's number of the device type, and the device's index.
+
+        Raises:
+            BufferError: the memory cannot be shared through DLPack.
+        """
+        raise BufferError(f"{type(self).__name__} cannot be exported through DLPack; read it with numpy()")
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.dtype.name}{list(self.shape)}>"
+
+
+class HostTensor(DeviceTensor):
+    """A tensor in host memory, for engines that have no memory of their own.
+
+    Args:
+        array: what it holds; nobody may write to it from here on.
+    """
+
+    __slots__ = ("__weakref__", "array")
+
+    def __init__(self, array: npt.NDArray[Any]) -> None:
+        self.array = array
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The sizes."""
+        return self.array.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The element type as numpy, or ml_dtypes, names it."""
+        return self.array.dtype
+
+    def numpy(self) -> npt.NDArray[Any]:
+        """Return a copy of the array."""
+        return self.array.copy()
+
+    def __dlpack__(self, **kwargs: Any) -> Any:
+        """Return numpy's DLPack capsule of the array; see `DeviceTensor.__dlpack__`."""
+        return self.array.__dlpack__(**kwargs)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """Return DLPack's number for host memory."""
+        return self.array.__dlpack_device__()

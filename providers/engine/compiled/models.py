@@ -1,0 +1,255 @@
+"""Opens sessions through the compile cache: what ONNX Runtime optimised once, or a folder a provider keeps itself.
+
+Entries are not shared between providers: a model that WebGPU optimised has operators that the CPU does not know, and
+one in the CPU's blocked layout stays on the CPU elsewhere. They hold the weights as they were, so the weights are part
+of the key.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from rlx_ort.errors import EngineError, RlxError
+from rlx_ort.options.compile_options import CacheUse, CompileOptions, OptimizationLevel, WeightSharing
+from rlx_ort.providers.base import SessionRequest
+from rlx_ort.providers.engine.compiled.entry import MODEL_FILE, Entry
+from rlx_ort.providers.engine.compiled.key import CacheKey, cpu_facts
+from rlx_ort.providers.engine.compiled.store import CompileStore, default_store, use_of
+from rlx_ort.providers.engine.injection import external_tensors
+from rlx_ort.providers.engine.recipe import Keeps, SessionRecipe
+from rlx_ort.providers.plugins import plugin_for
+from rlx_ort.storage import write_atomic
+
+if TYPE_CHECKING:
+    from rlx_ort.ir.tensor import TensorData
+
+__all__ = ["Opening", "open_cached", "session_key", "use_for", "watched", "weights_digest"]
+
+_log = logging.getLogger("rlx_ort.cache")
+
+_Opened: TypeAlias = tuple[Any, list[Any]]
+"""ONNX Runtime's session, and the memory it borrows."""
+
+_WEIGHTS_FILE = "weights.bin"
+_SMALLEST_OUTSIDE = "1024"
+_NOT_OF_THE_MODEL = ("session.intra_op", "session.inter_op", "session.use_per_session_threads")
+
+_DIGESTS = "digests"  # folder
+_HEXADECIMAL = re.compile(r"[0-9a-f]{64}")
+_warned: set[str] = set()
+_watchers: list[list[Opening]] = []
+
+
+@dataclass(frozen=True)
+class Opening:
+    """A session that was opened through the cache, and the entry it came from."""
+
+    recipe: SessionRecipe
+    request: SessionRequest
+    entry: Entry
+
+
+def use_for(recipe: SessionRecipe, options: CompileOptions) -> CacheUse:
+    """Return how a session with these options uses the cache."""
+    if recipe.keeps is Keeps.NOTHING and recipe.cache_options is None:
+        return CacheUse.OFF
+    if options.sharing is WeightSharing.PREPACKED and recipe.keeps is Keeps.PACKED:
+        return CacheUse.ON
+    return CacheUse(use_of(None if options.cache is None else options.cache.value))
+
+
+@contextlib.contextmanager
+def watched() -> Iterator[list[Opening]]:
+    """Collect what is opened through the cache within a `with` block, in all threads."""
+    found: list[Opening] = []
+    _watchers.append(found)
+    try:
+        yield found
+    finally:
+        _watchers[:] = [other for other in _watchers if other is not found]
+
+
+def open_cached(
+    recipe: SessionRecipe, request: SessionRequest, engine: str, open_with: Callable[..., _Opened]
+) -> _Opened | None:
+    """Return a session that was opened from the cache; None when it is to be opened without.
+
+    A missing entry is added, unless `CacheUse.FOUND` forbids it and the provider does not compile. That opens one more
+    session, and writes the weights of the model once or twice.
+
+    Args:
+        recipe: how the provider wants its sessions.
+        request: what to open.
+        engine: name and version of ONNX Runtime.
+        open_with: opens a session by `(recipe, request, saved=, prepare=)`: on the saved model as it is, if one is
+            given, after `prepare` has changed the SessionOptions.
+
+    Raises:
+        RlxError: the request itself cannot be opened.
+    """
+    store = default_store()
+    try:
+        key = session_key(recipe, request, engine, store.root)
+        quick = recipe.keeps in (Keeps.OPTIMIZED, Keeps.PACKED)
+        if quick and use_for(recipe, request.options) is CacheUse.FOUND and store.find(key.digest) is None:
+            return None
+        if recipe.keeps is Keeps.NOTHING:
+            entry = store.find(key.digest) or store.make(key, _label(request), lambda _: None, open_ended=True)
+            folder = {} if recipe.cache_options is None else recipe.cache_options(str(entry.folder))
+            opened = open_with(replace(recipe, options={**recipe.options, **folder}), request)
+        else:
+            entry, opened = _open_saved(store, key, recipe, request, open_with)
+    except (OSError, EngineError) as err:
+        # Not necessarily the cache's fault: opening without it, which the caller does next, shows which.
+        _warn_once(store, err)
+        return None
+    for found in _watchers:
+        found.append(Opening(recipe, request, entry))
+    return opened
+
+
+def session_key(recipe: SessionRecipe, request: SessionRequest, engine: str, root: Path) -> CacheKey:
+    """Return the key of a session. Reads the weights; see `weights_digest`."""
+    options, model = request.options, request.model
+    config = {**recipe.config, **options.session_config}
+    plugin = plugin_for(recipe.ep_name) if recipe.ep_devices else None
+    parts = {
+        "model": hashlib.sha256(model.model_bytes(request.weights)).hexdigest(),
+        "weights": weights_digest(external_tensors(model, request.weights), root),
+        "provider": recipe.ep_name,
+        "engine": engine,
+        "optimization": options.optimization.value,
+        "dims": _text(options.dims),
+        "provider_options": _text(recipe.provider_options(options)),
+        "helpers": _text({name: dict(given) for name, given in recipe.helpers}),
+        "session_config": _text({k: v for k, v in config.items() if not k.startswith(_NOT_OF_THE_MODEL)}),
+        **cpu_facts(),
+    }
+    if plugin is not None:
+        parts["plugin"] = f"{plugin.distribution} {plugin.version}"
+    if recipe.keeps is not Keeps.PACKED:
+        from rlx_ort.providers.registry import default_registry
+
+        found = default_registry().availability(request.device)  # probed before anything was compiled for it
+        hardware = f"{found.hardware} {found.identity}".strip()
+        parts |= {"device": request.device.label, "hardware": hardware, "driver": found.driver}
+    for number, library in enumerate(options.custom_op_libraries):
+        parts[f"custom_ops_{number}"] = hashlib.sha256(Path(library).read_bytes()).hexdigest()
+    return CacheKey(parts)
+
+
+def _open_saved(
+    store: CompileStore,
+    key: CacheKey,
+    recipe: SessionRecipe,
+    request: SessionRequest,
+    open_with: Callable[..., _Opened],
+) -> tuple[Entry, _Opened]:
+    """Open the saved model, made if missing; one that ONNX Runtime refuses is made again, once."""
+
+    def fill(folder: Path) -> None:
+        # Profiling is of the session that runs, and the file is packed whether or not this session wants that.
+        plain = request.options.with_(profile_prefix=None, sharing=WeightSharing.PREPACKED)
+        changed = replace(request, options=plain)
+        session, memory = open_with(recipe, changed, prepare=lambda options: _save_to(options, folder, recipe.keeps))
+        del session  # before the memory that it borrows
+        del memory
+        if not (folder / MODEL_FILE).is_file():
+            raise EngineError(f"{recipe.ep_name} compiled nothing that can be kept")
+
+    loads_as = replace(request, options=request.options.with_(optimization=OptimizationLevel.OFF))
+    for attempt in (1, 2):
+        entry = store.find(key.digest) or store.make(key, _label(request), fill)
+        try:
+            return entry, open_with(recipe, loads_as, saved=entry.folder / MODEL_FILE)
+        except RlxError as err:
+            store.drop(key.digest)
+            if attempt == 2:
+                raise EngineError(f"the saved model does not open: {err}") from err
+            _log.warning("the compile cache drops entry %s of %s: %s", key.digest, entry.label, err)
+    raise AssertionError("unreachable")
+
+
+def _save_to(options: Any, folder: Path, keeps: Keeps) -> None:
+    """Make a session write the model that it opens, in the provider's form."""
+    if keeps is Keeps.CONTEXT:
+        path = str(folder / MODEL_FILE)
+        entries = {"ep.context_enable": "1", "ep.context_file_path": path, "ep.context_embed_mode": "0"}
+    else:
+        options.optimized_model_filepath = str(folder / MODEL_FILE)
+        key = "session.optimized_model_external_initializers"
+        entries = {f"{key}_file_name": _WEIGHTS_FILE, f"{key}_min_size_in_bytes": _SMALLEST_OUTSIDE}
+        if keeps is Keeps.PACKED:
+            entries["session.save_external_prepacked_constant_initializers"] = "1"
+    for name, value in entries.items():
+        options.add_session_config_entry(name, value)
+
+
+def _label(request: SessionRequest) -> str:
+    return f"{request.model.model.graph.name or 'model'} on {request.device.label}"
+
+
+def _text(values: Mapping[str, object]) -> str:
+    return json.dumps({str(name): value for name, value in values.items()}, sort_keys=True, default=str)
+
+
+def _warn_once(store: CompileStore, err: Exception) -> None:
+    """Warn that a folder cannot be used, once; a service may open thousands of sessions."""
+    level = logging.DEBUG if str(store.root) in _warned else logging.WARNING
+    _warned.add(str(store.root))
+    _log.log(level, "opened without the compile cache in %s: %s; RLX_CACHE_DIR names another folder", store.root, err)
+
+
+def weights_digest(weights: Mapping[str, TensorData], root: Path) -> str:
+    """Return the SHA-256 of all tensors: names, dtypes, shapes, and bytes or their digests.
+
+    Tensors of a package have digests that their bytes must match. All others are read, at about 1.5 GB/s; those of
+    unchanged files once, since the digest is kept in `root` by the file's device, id, size and time of change.
+    """
+    whole = hashlib.sha256()
+    by_file: dict[tuple[str, tuple[int, ...]], list[str]] = {}
+    for name, tensor in sorted(weights.items()):
+        whole.update(f"{name}\0{tensor.dtype.value}{list(tensor.shape)}\0".encode())
+        promised = getattr(tensor, "sha256", None)  # checked before anyone reads the bytes of such a tensor
+        if isinstance(promised, str):
+            whole.update(promised.encode())
+            continue
+        source = tensor.source
+        if source is None or not source.unchanged:
+            whole.update(_bytes_of(tensor))
+        else:
+            by_file.setdefault((source.path, source.stamp), []).append(name)
+    for (_, stamp), names in sorted(by_file.items()):
+        whole.update(_remembered(stamp, names, weights, root).encode())
+    return whole.hexdigest()
+
+
+def _remembered(stamp: tuple[int, ...], names: list[str], weights: Mapping[str, TensorData], root: Path) -> str:
+    ranges = [(source.offset, weights[name].nbytes) for name in names if (source := weights[name].source) is not None]
+    memo = root / _DIGESTS / hashlib.sha256(repr((stamp, ranges)).encode()).hexdigest()[:32]
+    with contextlib.suppress(OSError):
+        known = memo.read_text(encoding="ascii")
+        if _HEXADECIMAL.fullmatch(known):
+            return known
+    found = hashlib.sha256()
+    for name in names:
+        found.update(_bytes_of(weights[name]))
+    digest = found.hexdigest()
+    with contextlib.suppress(OSError):  # a cache that cannot be written to costs the reading again
+        memo.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(memo, digest.encode())
+    return digest
+
+
+def _bytes_of(tensor: TensorData) -> bytes | memoryview:
+    if tensor.buffer.dtype == object:
+        return "\0".join(str(item) for item in tensor.buffer).encode()
+    return tensor.buffer.data

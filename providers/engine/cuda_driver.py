@@ -1,0 +1,368 @@
+"""CUDA's driver library: which GPU is behind an ordinal, pinned memory, and recorded launches as CUDA graphs.
+
+`nvidia-smi` counts all GPUs in the order of the bus; CUDA counts the visible ones, fastest first unless
+CUDA_DEVICE_ORDER is set. Only the PCI address identifies a GPU in both.
+
+ONNX Runtime launches on the stream; what it launches during a capture, with the copies around it, becomes one graph. A
+captured copy from host memory other than our own would read memory that ONNX Runtime has given to something else by
+then, and a host function would be called again with arguments that are gone. So a graph with either is refused.
+https://docs.nvidia.com/cuda/cuda-driver-api/
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import itertools
+import sys
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rlx_ort.providers.engine.recorded import Copy, NotRecordedError
+
+__all__ = ["CudaGpu", "CudaRecorder", "cuda_gpus", "free_bytes", "open_recorder", "pinned_like", "same_bus"]
+
+_LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
+_BUS_ID_BYTES = 32
+_NON_BLOCKING = 1
+_RELAXED = 2  # ONNX Runtime may allocate during a capture
+_KERNEL, _MEMCPY, _MEMSET, _EMPTY, _ALLOCATE, _FREE = 0, 1, 2, 5, 10, 11
+_NODE_NAMES = {3: "a host function", 4: "a child graph", 6: "an event wait", 7: "an event"}
+_ALLOCATE_WORDS, _ALLOCATE_SIZE, _ALLOCATE_ADDRESS = 32, 13, 14  # CUDA_MEM_ALLOC_NODE_PARAMS in words of 8 bytes
+_HOST, _DEVICE, _UNIFIED = 1, 2, 4
+_POINTER_MEMORY_TYPE = 2
+
+_P, _N, _U = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint
+_ARGUMENTS: dict[str, list[Any]] = {
+    "cuInit": [_U],
+    "cuDevicePrimaryCtxRetain": [_P, ctypes.c_int],
+    "cuCtxSetCurrent": [_P],
+    "cuStreamCreate": [_P, _U],
+    "cuStreamDestroy_v2": [_P],
+    "cuStreamSynchronize": [_P],
+    "cuStreamBeginCapture_v2": [_P, _U],
+    "cuStreamEndCapture": [_P, _P],
+    "cuGraphInstantiateWithFlags": [_P, _P, ctypes.c_ulonglong],
+    "cuGraphGetNodes": [_P, _P, _P],
+    "cuGraphNodeGetType": [_P, _P],
+    "cuGraphMemcpyNodeGetParams": [_P, _P],
+    "cuGraphMemAllocNodeGetParams": [_P, _P],
+    "cuGraphMemFreeNodeGetParams": [_P, _P],
+    "cuGraphLaunch": [_P, _P],
+    "cuGraphExecDestroy": [_P],
+    "cuGraphDestroy": [_P],
+    "cuMemcpyHtoDAsync_v2": [_P, _P, _N, _P],
+    "cuMemcpyDtoHAsync_v2": [_P, _P, _N, _P],
+    "cuMemcpyDtoDAsync_v2": [_P, _P, _N, _P],
+    "cuMemHostAlloc": [_P, _N, _U],
+    "cuMemFreeHost": [_P],
+    "cuMemGetInfo_v2": [_P, _P],
+    "cuPointerGetAttribute": [_P, ctypes.c_int, _P],
+}
+
+
+class _Memcpy3D(ctypes.Structure):
+    """CUDA_MEMCPY3D."""
+
+    _fields_ = [
+        *((name, _N) for name in ("src_x", "src_y", "src_z", "src_lod")),
+        ("src_type", ctypes.c_int),
+        *((name, _P) for name in ("src_host", "src_device", "src_array", "reserved_0")),
+        *((name, _N) for name in ("src_pitch", "src_height", "dst_x", "dst_y", "dst_z", "dst_lod")),
+        ("dst_type", ctypes.c_int),
+        *((name, _P) for name in ("dst_host", "dst_device", "dst_array", "reserved_1")),
+        *((name, _N) for name in ("dst_pitch", "dst_height", "width", "height", "depth")),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class CudaGpu:
+    """A GPU as CUDA counts it: its PCI address and UUID."""
+
+    bus_id: str
+    uuid: str
+
+
+@functools.cache
+def cuda_gpus() -> tuple[CudaGpu, ...]:
+    """Return the GPUs in the order of CUDA's ordinals, empty where the driver is missing or does not answer."""
+    try:
+        library = ctypes.CDLL(_LIBRARY)
+    except OSError:
+        return ()
+    count = ctypes.c_int()
+    try:
+        if library.cuInit(0) or library.cuDeviceGetCount(ctypes.byref(count)):
+            return ()
+        return tuple(_gpu(library, ordinal) for ordinal in range(count.value))
+    except AttributeError:  # a driver without these functions
+        return ()
+
+
+def same_bus(one: str, other: str) -> bool:
+    """Return whether two PCI addresses are one; tools write the domain with four or eight digits."""
+    return _address(one) == _address(other) != ()
+
+
+@functools.cache
+def _driver() -> ctypes.CDLL:
+    """Return the driver's library with the types of what is called here.
+
+    Raises:
+        NotRecordedError: there is none, or it is too old.
+    """
+    try:
+        library = ctypes.CDLL(_LIBRARY)
+        for name, types in _ARGUMENTS.items():
+            getattr(library, name).argtypes = types
+    except (OSError, AttributeError) as err:
+        raise NotRecordedError(f"the CUDA driver's library {_LIBRARY} cannot be used: {err}") from err
+    return library
+
+
+@functools.cache
+def _context(index: int) -> int:
+    """Return the primary context of a GPU, which ONNX Runtime uses as well; it is kept until the process ends."""
+    found = _P()
+    _call("cuInit", 0)
+    _call("cuDevicePrimaryCtxRetain", ctypes.byref(found), index)
+    return int(found.value or 0)
+
+
+def _call(name: str, *arguments: Any) -> None:
+    code = getattr(_driver(), name)(*arguments)
+    if code:
+        raise NotRecordedError(f"{name} failed with CUDA error {code}")
+
+
+def free_bytes(index: int) -> int:
+    """Return the free memory of a GPU in bytes.
+
+    Raises:
+        NotRecordedError: the driver does not answer.
+    """
+    free, total = _N(), _N()
+    _call("cuCtxSetCurrent", _context(index))
+    _call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
+    return free.value
+
+
+def pinned_like(index: int, like: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return an array like another one in memory that a GPU copies to by itself; it is freed with the last view of it.
+
+    Raises:
+        NotRecordedError: the driver cannot be used, or has no memory left to pin.
+    """
+    return _pinned(_context(index), like)
+
+
+def _pinned(context: int, like: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    at = _P()
+    _call("cuCtxSetCurrent", context)
+    _call("cuMemHostAlloc", ctypes.byref(at), max(1, like.nbytes), 0)
+    raw = (ctypes.c_ubyte * max(1, like.nbytes)).from_address(int(at.value or 0))
+    weakref.finalize(raw, _free_host, context, int(at.value or 0)).atexit = False
+    return np.frombuffer(memoryview(raw), like.dtype, like.size).reshape(like.shape)
+
+
+def open_recorder(index: int, obstacle: str = "") -> CudaRecorder:
+    """Return a recorder on a GPU; `obstacle` is why the caller's options or ONNX Runtime's build forbid one.
+
+    Raises:
+        NotRecordedError: there is an obstacle, or the driver cannot be used.
+    """
+    if obstacle:
+        raise NotRecordedError(obstacle)
+    return CudaRecorder(index)
+
+
+class CudaRecorder:
+    """Records the launches of one session on a stream of its own; see `Recorder`.
+
+    Args:
+        index: CUDA's ordinal of the GPU.
+
+    Raises:
+        NotRecordedError: the driver cannot be used.
+    """
+
+    def __init__(self, index: int) -> None:
+        self._context = _context(index)
+        _call("cuCtxSetCurrent", self._context)
+        stream = _P()
+        _call("cuStreamCreate", ctypes.byref(stream), _NON_BLOCKING)
+        self._stream = int(stream.value or 0)
+        self.options: Mapping[str, str] = {"has_user_compute_stream": "1", "user_compute_stream": str(self._stream)}
+
+    def host_buffer(self, like: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return an array in pinned memory, which is freed with the last view of it; see `Recorder.host_buffer`."""
+        return _pinned(self._context, like)
+
+    def record(self, copies_in: Sequence[Copy], run: Callable[[], None], copies_out: Sequence[Copy]) -> int:
+        """Return an executable graph of the copies and the run; see `Recorder.record`.
+
+        Raises:
+            NotRecordedError: the capture failed, or holds what must not be replayed.
+        """
+        stream, graph = self._stream, _P()
+        _call("cuCtxSetCurrent", self._context)
+        _call("cuStreamSynchronize", stream)
+        _call("cuStreamBeginCapture_v2", stream, _RELAXED)
+        recorded = False
+        try:
+            for device, host, size in copies_in:
+                _call("cuMemcpyHtoDAsync_v2", device, host, size, stream)
+            run()
+            for device, host, size in copies_out:
+                _call("cuMemcpyDtoHAsync_v2", host, device, size, stream)
+            recorded = True
+        finally:
+            # A run makes the GPU of its session the thread's own; this is for one that failed before it did.
+            _driver().cuCtxSetCurrent(self._context)
+            code = _driver().cuStreamEndCapture(stream, ctypes.byref(graph))
+            if graph.value and (code or not recorded):
+                _driver().cuGraphDestroy(graph)
+        if code:
+            raise NotRecordedError(f"the run was not recorded to its end: CUDA error {code}")
+        try:
+            _check_nodes(graph, frozenset(host for _, host, _ in (*copies_in, *copies_out)))
+            made = _P()
+            _call("cuGraphInstantiateWithFlags", ctypes.byref(made), graph, 0)
+        finally:
+            _driver().cuGraphDestroy(graph)
+        return int(made.value or 0)
+
+    def player(self, recording: int) -> Callable[..., None]:
+        """Return what launches a graph and waits for it; see `Recorder.player`."""
+        driver, context, stream, graph = _driver(), _P(self._context), _P(self._stream), _P(recording)
+        enter, launch, wait, copy = (
+            driver.cuCtxSetCurrent,
+            driver.cuGraphLaunch,
+            driver.cuStreamSynchronize,
+            driver.cuMemcpyDtoDAsync_v2,
+        )
+
+        def play(before: Sequence[Copy] = (), after: Sequence[Copy] = ()) -> None:
+            # As every run of ONNX Runtime does: other libraries may have made another GPU the thread's own.
+            code = enter(context)
+            for to, source, size in before:
+                code = code or copy(to, source, size, stream)
+            code = code or launch(graph, stream)
+            for to, source, size in after:
+                code = code or copy(to, source, size, stream)
+            code = code or wait(stream)
+            if code:
+                raise RuntimeError(f"the replay of a CUDA graph failed with CUDA error {code}")
+
+        return play
+
+    def move(self, copies: Sequence[Copy]) -> None:
+        """Copy within the device and wait; see `Recorder.move`."""
+        driver = _driver()
+        code = driver.cuCtxSetCurrent(self._context)
+        for to, source, size in copies:
+            code = code or driver.cuMemcpyDtoDAsync_v2(to, source, size, self._stream)
+        code = code or driver.cuStreamSynchronize(self._stream)
+        if code:
+            raise RuntimeError(f"a copy on the GPU failed with CUDA error {code}")
+
+    def drop(self, recording: int) -> None:
+        """Free a graph; see `Recorder.drop`."""
+        _driver().cuCtxSetCurrent(self._context)
+        _driver().cuGraphExecDestroy(recording)
+
+    def wait(self) -> None:
+        """Wait for the stream and for what it calls on the host; see `Recorder.wait`."""
+        if self._stream:
+            _driver().cuCtxSetCurrent(self._context)
+            _driver().cuStreamSynchronize(self._stream)
+
+    def close(self) -> None:
+        """Free the stream; see `Recorder.close`."""
+        stream, self._stream = self._stream, 0
+        if stream:
+            _driver().cuCtxSetCurrent(self._context)
+            _driver().cuStreamDestroy_v2(stream)
+
+
+def _check_nodes(graph: Any, own: frozenset[int]) -> None:
+    """Refuse a graph that reads or writes host memory other than at `own`, calls the host, or keeps what it allocates.
+
+    Raises:
+        NotRecordedError: it does.
+    """
+    count = _N()
+    _call("cuGraphGetNodes", graph, None, ctypes.byref(count))
+    nodes = (_P * count.value)()
+    allocated: dict[int, int] = {}
+    freed = set()
+    _call("cuGraphGetNodes", graph, ctypes.byref(nodes), ctypes.byref(count))
+    for node in nodes:
+        kind = ctypes.c_int()
+        _call("cuGraphNodeGetType", node, ctypes.byref(kind))
+        if kind.value == _MEMCPY:
+            copy = _Memcpy3D()
+            _call("cuGraphMemcpyNodeGetParams", node, ctypes.byref(copy))
+            for type_, host, device in (
+                (copy.src_type, copy.src_host, copy.src_device),
+                (copy.dst_type, copy.dst_host, copy.dst_device),
+            ):
+                at = host if type_ == _HOST else device
+                if at not in own and _on_host(type_, at):
+                    raise NotRecordedError("a node copies from or to host memory during the run")
+        elif kind.value == _ALLOCATE:
+            words = (ctypes.c_ulonglong * _ALLOCATE_WORDS)()
+            _call("cuGraphMemAllocNodeGetParams", node, ctypes.byref(words))
+            allocated[words[_ALLOCATE_ADDRESS]] = words[_ALLOCATE_SIZE]
+        elif kind.value == _FREE:
+            address = ctypes.c_ulonglong()
+            _call("cuGraphMemFreeNodeGetParams", node, ctypes.byref(address))
+            freed.add(address.value)
+        elif kind.value not in (_KERNEL, _MEMSET, _EMPTY):
+            raise NotRecordedError(f"the run launches {_NODE_NAMES.get(kind.value, f'a node of type {kind.value}')}")
+    # cuBLAS takes its workspace within a graph, at an address of the graph's own, and gives it back there.
+    if allocated.keys() != freed:
+        sizes = ", ".join(f"{size >> 10} KB" for at, size in allocated.items() if at not in freed) or "nothing"
+        raise NotRecordedError(
+            f"the run allocates {len(allocated)} times and frees {len(freed)} times within the graph; it keeps {sizes}"
+        )
+
+
+def _free_host(context: int, address: int) -> None:
+    """Free pinned memory, in whatever thread the last view of it went."""
+    _driver().cuCtxSetCurrent(context)
+    _driver().cuMemFreeHost(address)
+
+
+def _on_host(type_: int, address: int | None) -> bool:
+    if type_ != _UNIFIED:
+        return type_ == _HOST
+    found = _U()
+    code = _driver().cuPointerGetAttribute(ctypes.byref(found), _POINTER_MEMORY_TYPE, address)
+    return bool(code) or found.value != _DEVICE  # an address that the driver does not know is the host's
+
+
+def _gpu(library: ctypes.CDLL, ordinal: int) -> CudaGpu:
+    text = ctypes.create_string_buffer(_BUS_ID_BYTES)
+    bus_id = "" if library.cuDeviceGetPCIBusId(text, _BUS_ID_BYTES, ordinal) else text.value.decode("ascii")
+    raw = (ctypes.c_ubyte * 16)()
+    if library.cuDeviceGetUuid(raw, ordinal):
+        return CudaGpu(bus_id.lower(), "")
+    digits = bytes(raw).hex()
+    cuts = (0, 8, 12, 16, 20, 32)
+    uuid = "-".join(digits[start:end] for start, end in itertools.pairwise(cuts))
+    return CudaGpu(bus_id.lower(), f"GPU-{uuid}")
+
+
+def _address(text: str) -> tuple[int, ...]:
+    pieces = text.lower().replace(".", ":").split(":")
+    try:
+        numbers = tuple(int(piece, 16) for piece in pieces)
+    except ValueError:
+        return ()
+    return numbers if len(numbers) == 4 else (0, *numbers) if len(numbers) == 3 else ()

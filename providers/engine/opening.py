@@ -1,0 +1,222 @@
+"""Opens sessions: fallback off, weights borrowed, and what was opened compared with what was asked.
+
+ONNX Runtime falls back to the CPU silently where it can, so the providers of an open session are read back.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rlx_ort.device import Device
+from rlx_ort.errors import DeviceUnavailableError, EngineError
+from rlx_ort.options.compile_options import CacheUse, CompileOptions, OptimizationLevel, WeightSharing
+from rlx_ort.providers.base import EngineSession, SessionRequest
+from rlx_ort.providers.engine import runtime
+from rlx_ort.providers.engine.compiled.models import open_cached, use_for
+from rlx_ort.providers.engine.exceptions import opening_error
+from rlx_ort.providers.engine.injection import prepare_weights
+from rlx_ort.providers.engine.recipe import SessionRecipe, check_config, check_provider_options
+from rlx_ort.providers.engine.recorded import NotRecordedError, Recorder, unrecordable
+from rlx_ort.providers.engine.session import OrtEngineSession
+from rlx_ort.providers.engine.shutdown import refuse_at_the_end
+from rlx_ort.providers.engine.threads import budget
+from rlx_ort.providers.installation import PLUGIN_VERSION
+
+__all__ = ["SPAWN_REMEDY", "forbid_in_forks", "open_session"]
+
+_LEVELS = {
+    OptimizationLevel.OFF: "ORT_DISABLE_ALL",
+    OptimizationLevel.BASIC: "ORT_ENABLE_BASIC",
+    OptimizationLevel.EXTENDED: "ORT_ENABLE_EXTENDED",
+    OptimizationLevel.LAYOUT: "ORT_ENABLE_LAYOUT",
+    OptimizationLevel.ALL: "ORT_ENABLE_ALL",
+}
+SPAWN_REMEDY = "start workers with multiprocessing.get_context('spawn')"
+"""What to do instead of forking a process that has used a device: driver state does not survive a fork."""
+
+_LARGE_BYTES = 1 << 20  # of weights; opening a smaller model does not trim the heap
+_FATAL = 4  # every failure is an exception already; ONNX Runtime's copy on stderr would be noise
+
+
+def open_session(recipe: SessionRecipe, request: SessionRequest) -> EngineSession:
+    """Open a session on one execution provider and prove that it is the one that was asked for.
+
+    Weights are borrowed, not copied, where ONNX Runtime can; the session keeps them alive.
+
+    Raises:
+        DeviceUnavailableError: ONNX Runtime or the provider cannot be used here, or fell back to another one.
+        LegalizeError: a node has no kernel.
+        ParamError: a parameter has no value.
+        EngineError: the model was refused, or an option is unknown; ONNX Runtime's exception is the cause.
+    """
+    refuse_at_the_end()
+    problem = runtime.runtime_problem()
+    if problem is not None:
+        raise DeviceUnavailableError(request.device, problem.reason, problem.remedy)
+    check_config(request.options.session_config)
+    check_provider_options(recipe.ep_name, request.options.provider_options, recipe.option_keys)
+    if not recipe.ep_devices and recipe.ep_name not in runtime.available_eps():
+        reason = f"this ONNX Runtime ({runtime.describe_runtime()}) has no {recipe.ep_name}"
+        raise DeviceUnavailableError(request.device, reason)
+    engine = runtime.onnxruntime()
+    version = runtime.runtime_version() or ()
+    if recipe.ep_devices and version[:2] < PLUGIN_VERSION:
+        reason = f"{runtime.describe_runtime()} does not tell which nodes a plugin provider runs; 1.31 or newer does"
+        raise DeviceUnavailableError(request.device, reason, "pip install --upgrade onnxruntime")
+    recorder, reason = _recorder(recipe, request)
+    if recorder is not None:
+        recipe = replace(recipe, stream_options=recorder.options)
+    try:
+        cached = use_for(recipe, request.options) is not CacheUse.OFF
+        opened = open_cached(recipe, request, runtime.describe_runtime(), _open) if cached else None
+        session, memory = opened or _open(recipe, request)
+    except BaseException:
+        budget().withdraw(request.model)
+        if recorder is not None:
+            recorder.close()
+        raise
+    budget().hold(session, request.options, request.model, on_cpu=recipe.on_cpu)
+    if not recipe.on_cpu and recipe.before_run is None:
+        recipe = replace(recipe, before_run=forbid_in_forks(request.device))
+    declared = (request.model.input_types, request.model.output_types)
+    errors = runtime.engine_exceptions()
+    return OrtEngineSession(engine, session, memory, request.device, recipe, errors, declared, recorder or reason)
+
+
+def _recorder(recipe: SessionRecipe, request: SessionRequest) -> tuple[Recorder | None, str]:
+    """Return what records the launches of a session, or None and the reason."""
+    if recipe.recording is None:
+        return None, ""
+    model = request.model
+    # Checked before opening, since a session on a stream of its own runs one thread at a time.
+    reason = unrecordable(model.nodes, {**model.input_types, **model.output_types})
+    if reason:
+        return None, reason
+    try:
+        return recipe.recording.open(), ""
+    except NotRecordedError as err:
+        return None, str(err)
+
+
+def _open(
+    recipe: SessionRecipe,
+    request: SessionRequest,
+    *,
+    saved: Path | None = None,
+    prepare: Callable[[Any], None] | None = None,
+) -> tuple[Any, list[Any]]:
+    """Open ONNX Runtime's session on the request's model, or on a saved one as it is, after `prepare`."""
+    engine = runtime.onnxruntime()
+    options = _session_options(engine, recipe, request.options)
+    model: bytes | str
+    if saved is None:
+        repacked = request.options.sharing is WeightSharing.PRIVATE
+        version = runtime.runtime_version() or ()
+        model, memory = prepare_weights(options, request.model, request.weights, version, repacked=repacked)
+        if recipe.rewritten is not None:
+            model = recipe.rewritten(model)
+    else:
+        model, memory = str(saved), []
+    if prepare is not None:
+        prepare(options)
+    if any(tensor.nbytes >= _LARGE_BYTES for tensor in request.weights.values()):
+        _release_free_heap()
+    budget().apply(options, request.options, request.model, on_cpu=recipe.on_cpu)
+    return _create(engine, recipe, request, model, options), memory
+
+
+def _create(engine: Any, recipe: SessionRecipe, request: SessionRequest, model: bytes | str, options: Any) -> Any:
+    """Open ONNX Runtime's session and compare its providers with the one that was asked for."""
+    providers = None
+    given = {**recipe.provider_options(request.options), **recipe.stream_options}
+    try:
+        if recipe.ep_devices:
+            options.add_provider_for_devices(list(recipe.ep_devices), given)
+        else:
+            wanted = (recipe.ep_name, given)
+            providers = [wanted, *((name, dict(options_of)) for name, options_of in recipe.helpers)]
+        with recipe.run_lock():  # opening computes on the device too: weights are uploaded and packed
+            session = engine.InferenceSession(model, options, providers=providers, enable_fallback=0)
+    except runtime.engine_exceptions() as err:
+        raise opening_error(err, request.device) from err
+    opened = list(session.get_providers())
+    if recipe.ep_name not in opened:
+        raise DeviceUnavailableError(
+            request.device,
+            f"ONNX Runtime opened {', '.join(opened)} in place of {recipe.ep_name}, which cannot be loaded",
+            "rlx-ort doctor names what is missing",
+        )
+    return session
+
+
+def _session_options(engine: Any, recipe: SessionRecipe, options: CompileOptions) -> Any:
+    made = engine.SessionOptions()
+    made.graph_optimization_level = getattr(engine.GraphOptimizationLevel, _level_name(engine, options.optimization))
+    made.execution_mode = engine.ExecutionMode.ORT_SEQUENTIAL
+    made.intra_op_num_threads = 1  # the budget decides when the session is opened
+    made.enable_mem_pattern = recipe.mem_pattern
+    made.log_severity_level = _FATAL
+    for library in options.custom_op_libraries:
+        _register_custom_ops(made, library)
+    if options.profile_prefix is not None:
+        made.enable_profiling = True
+        made.profile_file_prefix = options.profile_prefix
+    entries = {"session.record_ep_graph_assignment_info": "1", **recipe.config}
+    if options.spinning is not None:
+        entries["session.intra_op.allow_spinning"] = str(int(options.spinning))
+    if options.low_memory:
+        # By default all casts of weights come first, since they wait for nothing (ONNX Runtime 1.31).
+        made.execution_order = engine.ExecutionOrder.PRIORITY_BASED
+    if options.low_memory or options.sharing is WeightSharing.RAW:
+        entries["session.disable_prepacking"] = "1"
+    entries.update({key: str(value) for key, value in options.session_config.items()})
+    entries["session.record_ep_graph_assignment_info"] = "1"
+    for key, value in entries.items():
+        made.add_session_config_entry(key, value)
+    return made
+
+
+def _register_custom_ops(made: Any, library: str) -> None:
+    """Load a custom-op library, by absolute path only: a bare name is looked for where others may write."""
+    path = Path(library)
+    if not path.is_absolute() or not path.is_file():
+        raise EngineError(f"custom-op library {library!r} is not the absolute path of a file; pass its full path")
+    try:
+        made.register_custom_ops_library(str(path))
+    except runtime.engine_exceptions() as err:
+        raise EngineError(f"custom-op library {library} cannot be loaded: {err}") from err
+
+
+def _level_name(engine: Any, level: OptimizationLevel) -> str:
+    name = _LEVELS[level]
+    return name if hasattr(engine.GraphOptimizationLevel, name) else "ORT_ENABLE_ALL"
+
+
+def forbid_in_forks(device: Device) -> Callable[[], None]:
+    """Return a check that refuses the device in every process but this one."""
+    owner = os.getpid()
+
+    def check() -> None:
+        if os.getpid() != owner:
+            reason = f"this process was forked from one that had {device.display} in use"
+            raise DeviceUnavailableError(device, reason, SPAWN_REMEDY)
+
+    return check
+
+
+def _release_free_heap() -> None:
+    """Return free heap pages to the system, which takes glibc about a millisecond.
+
+    Exporting a model leaves megabytes of freed protobuf memory in the heap. ONNX Runtime's allocator does not reuse
+    them, so they would add to the peak of the process.
+    """
+    if sys.platform.startswith("linux"):
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # musl has none
+        if trim is not None:
+            trim(ctypes.c_size_t(0))

@@ -1,0 +1,367 @@
+"""`Recordings`: the launches of a session's runs, recorded once per input signature and replayed.
+
+A replay runs the same kernels at the same addresses, without ONNX Runtime. Its intermediates lie in blocks of the
+session's arena that ONNX Runtime treats as free. So no tensor may stay there: outputs that remain on the device are
+copied to memory of their own until the session has stopped recording. All runs of a session launch on one stream, with
+library handles that ONNX Runtime shares between them, so runs are serialised, recorded or not.
+
+Device tensors that were the same in the last plain runs, such as parameters, are recorded in place. Others, such as the
+state of a decode loop, are copied on the device to the recording's own inputs before each replay, and so are those that
+change later.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rlx_ort.errors import EngineError
+from rlx_ort.providers.base import DeviceGraphReport, RecordedRun
+from rlx_ort.providers.engine.recorded import (
+    Arrays,
+    BoundRun,
+    BrokenSessionError,
+    Key,
+    NotRecordedError,
+    Owner,
+    Recorder,
+    Replay,
+    check_replay,
+    facts,
+)
+
+if TYPE_CHECKING:
+    from rlx_ort.providers.engine.ort_tensor import OrtTensor
+
+__all__ = ["LEFT_ON_DEVICE", "Recordings", "not_recorded"]
+
+LEFT_ON_DEVICE = "runs left outputs on the device, where a replay could overwrite them"
+
+PLAIN_RUNS = 3  # of a signature before it is recorded
+MOST_RECORDINGS = 4
+MOST_SIGNATURES = 32  # counted but not recorded yet
+MOST_EVICTIONS = 16
+MOST_RUNS_WITHOUT = 64  # plain runs after which a session without recordings gives up
+MOST_BYTES = 16 << 20  # of inputs and outputs: the copy to pinned memory costs more than the launches
+MOST_DEVICE_BYTES = 256 << 20  # of inputs and outputs on the device, which a recording allocates a second time
+MOST_COPIED_OUT = 8  # consecutive plain runs with outputs left on the device, after which the session gives up
+WORTH = 0.9  # the largest ratio of a replay's time to a plain run's; the minimum of five favours replays by up to 8 %
+TIMED_PAIRS = 5
+
+_NO_NUMBER = np.dtype(object)
+
+
+class Recordings:
+    """Decides which runs of one session are recorded, and replays them; every call takes the session's lock.
+
+    Args:
+        driver: the device's driver.
+        plain: runs the session: `(names, feeds, options)`.
+        bind: makes a `BoundRun` for inputs and outputs like these.
+        fresh: makes a tensor on the device like an array, outside of the session's arena.
+        lock: what all runs of the session hold.
+        shared: the RunOptions of runs that are not stopped one by one.
+        required: whether a signature that cannot be recorded is an error.
+        errors: the engine's exceptions.
+
+    Attributes:
+        active: whether anything is recorded, or may be.
+        broken: whether a failed recording left the session in an unknown state.
+    """
+
+    def __init__(
+        self,
+        driver: Recorder,
+        plain: Callable[..., list[Any]],
+        bind: Callable[[Mapping[str, npt.NDArray[Any] | OrtTensor], Arrays], BoundRun],
+        fresh: Callable[[npt.NDArray[Any]], OrtTensor],
+        lock: Any,
+        shared: Any,
+        *,
+        required: bool,
+        errors: tuple[type[Exception], ...],
+    ) -> None:
+        self.active = True
+        self.broken = False
+        self._driver = driver
+        self._plain = plain
+        self._bind = bind
+        self._fresh = fresh
+        self._lock = lock
+        self._shared = shared
+        self._required = required
+        self._errors: tuple[type[Exception], ...] = (*errors, EngineError)
+        self._recorded: OrderedDict[Key, Replay] = OrderedDict()
+        self._last: Replay | None = None
+        self._counts: OrderedDict[Key, tuple[int, dict[str, weakref.ref[Any]]]] = OrderedDict()
+        self._refused: OrderedDict[Key, str] = OrderedDict()
+        self._changing: dict[Key, set[str]] = {}  # inputs that are copied, since they were not the same for ever
+        self._evictions = 0
+        self._runs_without = 0
+        self._copied_out = 0  # runs in a row
+        self._reason = ""
+
+    def run(self, names: Sequence[str], feeds: Mapping[str, Any], options: Any) -> list[Any]:
+        """Run, by a replay where there is a recording, and return new arrays."""
+        with self._lock:
+            if not self.active or options is not self._shared:
+                return self._plain(names, feeds, options)
+            found = self._found(0, names, feeds)
+            if found is not None:
+                return [view.copy() for view in found.run(feeds)]
+            return self._run_plain(0, names, feeds, partial(self._plain, names, feeds, self._shared))
+
+    def run_slots(
+        self, owner: int, names: Sequence[str], feeds: Mapping[str, Any], plain: Callable[[], list[Any]] | None
+    ) -> list[Any]:
+        """Run like `run` and return buffers that only the next such call of the same owner overwrites.
+
+        Each owner, a number above 0, has recordings of its own; `plain` runs without one, if it is given.
+        """
+        plain = plain or partial(self._plain, names, feeds, self._shared)
+        with self._lock:
+            if not self.active:
+                return plain()
+            found = self._found(owner, names, feeds)
+            if found is not None:
+                return found.run(feeds)
+            return self._run_plain(owner, names, feeds, plain)
+
+    def run_values(
+        self, names: Sequence[str], feeds: Mapping[str, Any], resident: Collection[str], plain: Callable[[], list[Any]]
+    ) -> list[Any]:
+        """Run like `run` on arrays and tensors of the device; outputs in `resident` come as tensors.
+
+        Args:
+            names: the outputs.
+            feeds: the inputs.
+            resident: the outputs that stay on the device.
+            plain: runs without a recording; what it leaves on the device may be in the session's arena.
+        """
+        with self._lock:
+            if not self.active:
+                return plain()
+            on_device = frozenset(name for name, value in feeds.items() if not isinstance(value, np.ndarray))
+            owner: Owner = (on_device, frozenset(resident)) if on_device or resident else 0
+            found = self._found(owner, names, feeds)
+            if found is not None and (changed := found.changed(feeds)):
+                self._changing.setdefault(found.key, set()).update(changed)
+                self._last = None
+                self._recorded.pop(found.key).close()
+                found = None
+            if found is not None:
+                self._copied_out = 0
+                return found.run_values(feeds, self._fresh)
+            results = self._run_plain(owner, names, feeds, plain)
+            self._copied_out += bool(resident)
+            if self._copied_out >= MOST_COPIED_OUT and not self._required:
+                self.give_up(LEFT_ON_DEVICE)
+            return results
+
+    def give_up(self, reason: str) -> None:
+        """Drop every recording and record no more."""
+        with self._lock:
+            if self.active:
+                self._reason = reason
+                self.active = False
+                self._drop_all()
+
+    def report(self) -> DeviceGraphReport:
+        """Return what is recorded, and what is not and why."""
+        with self._lock:
+            recorded = [
+                RecordedRun({name: _text(*facts) for name, *facts in key[2]}, key[1], found.nbytes)
+                for key, found in self._recorded.items()
+            ]
+            refused = {
+                ", ".join(f"{name} {_text(*facts)}" for name, *facts in key[2]): reason
+                for key, reason in self._refused.items()
+            }
+            return DeviceGraphReport(tuple(recorded), refused, self._reason)
+
+    def close(self) -> None:
+        """Free every recording; nothing runs any more."""
+        self.active = False
+        self._drop_all()
+
+    def _drop_all(self) -> None:
+        self._last = None
+        while self._recorded:
+            self._recorded.popitem()[1].close()
+
+    def _found(self, owner: Owner, names: Sequence[str], feeds: Mapping[str, Any]) -> Replay | None:
+        last = self._last
+        if last is not None and last.fits(owner, names, feeds):
+            return last
+        key = _key(owner, names, feeds)
+        found = None if key is None else self._recorded.get(key)
+        if found is not None:
+            assert key is not None  # noqa: S101  # it was found by it
+            self._recorded.move_to_end(key)
+            self._last = found
+        return found
+
+    def _copied(self, results: Sequence[Any]) -> list[Any]:
+        """Return results with copies, outside of the session's arena, of those that are on the device."""
+        found, copies = list(results), []
+        for place, result in enumerate(results):
+            if result is not None and not isinstance(result, np.ndarray):
+                like = _like(result)
+                found[place] = self._fresh(like)
+                if like.nbytes:
+                    copies.append((found[place].address, result.address, like.nbytes))
+        if copies:
+            self._driver.move(copies)
+        return found
+
+    def _run_plain(
+        self, owner: Owner, names: Sequence[str], feeds: Mapping[str, Any], plain: Callable[[], list[Any]]
+    ) -> list[Any]:
+        """Run without a recording, and make one where it is time."""
+        results = plain() if isinstance(owner, int) else self._copied(plain())
+        key = _key(owner, names, feeds)
+        if key is None:
+            return results
+        if key in self._refused:
+            self._raise_if_required(self._refused[key])
+            return results
+        self._runs_without += 1
+        count, seen = self._counts.pop(key, (0, {}))
+        count += 1
+        if count < PLAIN_RUNS:
+            tensors = {name: weakref.ref(value) for name, value in feeds.items() if not isinstance(value, np.ndarray)}
+            self._counts[key] = count, tensors
+            while len(self._counts) > MOST_SIGNATURES:
+                self._counts.popitem(last=False)
+            if not self._recorded and self._runs_without >= MOST_RUNS_WITHOUT and not self._required:
+                self.give_up(f"no input signature came {PLAIN_RUNS} times in {self._runs_without} runs")
+            return results
+        try:
+            changing = self._changing.get(key, ())
+            held = {name: feeds[name] for name, tensor in seen.items() if tensor() is feeds[name]}
+            held = {name: tensor for name, tensor in held.items() if name not in changing}
+            self._record(key, names, feeds, results, plain, held)
+        except NotRecordedError as err:
+            self._refuse(key, str(err))
+            self._raise_if_required(str(err))
+        except BrokenSessionError as err:
+            self.broken = True
+            self.give_up(str(err))
+            self._raise_if_required(str(err))
+        return results
+
+    def _raise_if_required(self, reason: str) -> None:
+        if self._required:
+            raise not_recorded(reason)
+
+    def _refuse(self, key: Key, reason: str) -> None:
+        self._refused[key] = reason
+        while len(self._refused) > MOST_SIGNATURES:
+            self._refused.popitem(last=False)
+        if not self._recorded and not self._counts and not self._required:
+            self.give_up(reason)
+
+    def _record(
+        self,
+        key: Key,
+        names: Sequence[str],
+        feeds: Mapping[str, Any],
+        results: Sequence[Any],
+        plain: Callable[[], list[Any]],
+        held: Mapping[str, OrtTensor],
+    ) -> None:
+        """Record a signature that has just run plainly with these results, and check the recording.
+
+        Raises:
+            NotRecordedError: it cannot be recorded, is wrong, or is not faster.
+        """
+        values = (*feeds.values(), *results)
+        if not all(getattr(value, "dtype", _NO_NUMBER).kind in "biufc" for value in values):
+            raise NotRecordedError("an input or output is no tensor of numbers")
+        ins = {name: held[name] if name in held else _like(value) for name, value in feeds.items()}
+        outs = {name: _like(value) for name, value in zip(names, results, strict=True)}
+        on_host = [value.nbytes for value in values if isinstance(value, np.ndarray)]
+        on_device = [_like(value).nbytes for value in values if not isinstance(value, np.ndarray)]
+        if not all((*on_host, *on_device)):
+            raise NotRecordedError("an input or output is empty")
+        total = sum(on_host)
+        if total > MOST_BYTES and not self._required:
+            raise NotRecordedError(f"{total >> 20} MB of inputs and outputs take longer than the launches")
+        total = sum(on_device) - sum(_like(tensor).nbytes for tensor in held.values())
+        if total > MOST_DEVICE_BYTES and not self._required:
+            raise NotRecordedError(f"another {total >> 20} MB would be needed on the device")
+        if self._evictions >= MOST_EVICTIONS and not self._required:
+            raise NotRecordedError(f"more than {MOST_RECORDINGS} input signatures take turns")
+        replay: Callable[[], list[Any]]
+        recording = None
+        try:
+            recording = Replay(self._driver, self._bind(ins, outs), key, ins, outs)
+            if isinstance(key[0], int):
+                replay = partial(recording.run, feeds)
+            else:
+                replay = partial(recording.run_values, feeds, self._fresh)
+            check_replay(names, [_array(value) for value in results], [_array(value) for value in replay()])
+            if not self._required:
+                self._check_worth(plain, replay, copies=key[0] == 0)
+        except (NotRecordedError, *self._errors) as err:
+            if recording is not None:
+                recording.close()
+            if isinstance(err, NotRecordedError):
+                raise
+            raise NotRecordedError(f"{type(err).__name__}: {err}") from err
+        self._recorded[key] = self._last = recording
+        self._runs_without = 0
+        if len(self._recorded) > MOST_RECORDINGS:
+            self._evictions += 1
+            self._recorded.popitem(last=False)[1].close()
+
+    def _check_worth(self, plain: Callable[[], Any], replay: Callable[[], list[Any]], *, copies: bool) -> None:
+        """Compare the minimum times of interleaved replays and plain runs.
+
+        Raises:
+            NotRecordedError: a replay is not faster.
+        """
+        now, least = time.perf_counter_ns, [1 << 62, 1 << 62]
+        for _ in range(TIMED_PAIRS):
+            start = now()
+            plain()
+            middle = now()
+            for view in replay():
+                if copies:
+                    view.copy()
+            least = [min(least[0], middle - start), min(least[1], now() - middle)]
+        if least[1] > WORTH * least[0]:
+            raise NotRecordedError(f"a replay takes {least[1] / 1e3:.1f} us, a plain run {least[0] / 1e3:.1f} us")
+
+
+def not_recorded(reason: str) -> EngineError:
+    """Return the error of a run that was to be recorded."""
+    return EngineError(f"device_graph=True, and the run cannot be recorded: {reason}; compile with device_graph='auto'")
+
+
+def _like(value: npt.NDArray[Any] | OrtTensor) -> npt.NDArray[Any]:
+    """Return an array of the dtype and shape of a value; for a tensor one that takes no memory."""
+    return value if isinstance(value, np.ndarray) else np.broadcast_to(np.zeros((), value.dtype), value.shape)
+
+
+def _array(value: npt.NDArray[Any] | OrtTensor) -> npt.NDArray[Any]:
+    return value if isinstance(value, np.ndarray) else value.numpy()
+
+
+def _key(owner: Owner, names: Sequence[str], feeds: Mapping[str, Any]) -> Key | None:
+    """Return the signature of a run, or None for feeds that are not all arrays."""
+    try:
+        return owner, tuple(names), tuple((name, *facts(array)) for name, array in feeds.items())
+    except AttributeError:
+        return None
+
+
+def _text(dtype: Any, shape: tuple[int, ...]) -> str:
+    return f"{dtype}{list(shape)}"

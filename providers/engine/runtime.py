@@ -1,0 +1,153 @@
+"""The one place that imports ONNX Runtime; sessions are opened in `rlx_ort.providers.engine.opening`.
+
+Import happens on first use, with telemetry off unless `RLX_ALLOW_ORT_TELEMETRY` is set: since 1.29 the Linux wheels
+send it. This module loads little itself, since a process that starts from a warmed package waits for it.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import os
+import threading
+from typing import Any
+
+from rlx_ort import environment
+from rlx_ort.errors import EngineError
+from rlx_ort.providers.installation import (
+    MINIMUM_VERSION,
+    Problem,
+    find_problem,
+    install_command,
+    parse_version,
+    reinstall_command,
+    runtime_packages,
+)
+
+__all__ = [
+    "available_eps",
+    "bindings",
+    "describe_runtime",
+    "engine_exceptions",
+    "onnxruntime",
+    "quantization",
+    "runtime_problem",
+    "runtime_version",
+    "telemetry_allowed",
+]
+
+_lock = threading.Lock()
+_loaded: list[Any] = []
+
+
+def onnxruntime() -> Any:
+    """Return the module `onnxruntime`, imported on the first call; that takes about 50 ms.
+
+    Raises:
+        EngineError: it is absent, broken or too old; the message holds the command that repairs it.
+    """
+    with _lock:
+        if not _loaded:
+            problem = _load()
+            if problem is not None:
+                raise EngineError(f"{problem.reason}\n  {problem.remedy}")
+        return _loaded[0]
+
+
+def runtime_problem() -> Problem | None:
+    """Return why ONNX Runtime cannot be used here, or None. Imports it when nothing speaks against that."""
+    with _lock:
+        return None if _loaded else _load()
+
+
+def runtime_version() -> tuple[int, ...] | None:
+    """Return the version of ONNX Runtime, or None when it cannot be used."""
+    return None if runtime_problem() is not None else parse_version(str(onnxruntime().__version__))
+
+
+def describe_runtime() -> str:
+    """Return the package and version people know ONNX Runtime by, such as `onnxruntime-gpu 1.31.1`."""
+    engine = onnxruntime()
+    return f"{getattr(engine, 'package_name', None) or 'onnxruntime'} {engine.__version__}"
+
+
+def bindings() -> Any:
+    """Return ONNX Runtime's C++ bindings, where the kernel registry and the exceptions are."""
+    onnxruntime()
+    return importlib.import_module("onnxruntime.capi.onnxruntime_pybind11_state")
+
+
+def quantization() -> Any:
+    """Return the module `onnxruntime.quantization`, with the one that makes MatMulNBits; takes about 300 ms.
+
+    Raises:
+        EngineError: ONNX Runtime, or a package that its quantisation needs, cannot be imported.
+    """
+    import logging
+
+    onnxruntime()
+    root = logging.getLogger()
+    handlers, level = [*root.handlers], root.level
+    try:
+        importlib.import_module("onnxruntime.quantization.matmul_nbits_quantizer")
+        return importlib.import_module("onnxruntime.quantization")
+    except ImportError as err:
+        message = f'ONNX Runtime\'s quantisation cannot be imported: {err}\n  pip install "rlx_ort[convert]"'
+        raise EngineError(message) from err
+    finally:  # importing it sets up logging for the whole process
+        root.handlers[:] = handlers
+        root.setLevel(level)
+
+
+def available_eps() -> tuple[str, ...]:
+    """Return the execution providers that are compiled in or registered; it does not mean that they can load."""
+    return tuple(onnxruntime().get_available_providers())
+
+
+@functools.cache
+def engine_exceptions() -> tuple[type[Exception], ...]:
+    """Return every exception type that comes out of ONNX Runtime."""
+    from rlx_ort.providers.engine.exceptions import PLAIN_EXCEPTIONS
+
+    module = bindings()
+    own = [value for value in vars(module).values() if isinstance(value, type) and issubclass(value, Exception)]
+    return (*own, *PLAIN_EXCEPTIONS)
+
+
+def telemetry_allowed() -> bool:
+    """Return whether the user allowed ONNX Runtime's telemetry with `RLX_ALLOW_ORT_TELEMETRY=1`."""
+    return environment.flag("ALLOW_ORT_TELEMETRY")
+
+
+def _load() -> Problem | None:
+    """Import ONNX Runtime and say what is wrong with it; the lock is held."""
+    if not telemetry_allowed():
+        os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+    spec = importlib.util.find_spec("onnxruntime")
+    problem = None if spec is not None and spec.origin is not None else find_problem()
+    if problem is not None:
+        return problem
+    try:
+        engine = importlib.import_module("onnxruntime")
+    except (ImportError, OSError, AttributeError) as err:
+        packages = runtime_packages()
+        owners = ", ".join(f"{name} {version}" for name, version in packages.items())
+        return Problem(f"ONNX Runtime is installed ({owners}) but does not load: {err}", reinstall_command(packages))
+    if not hasattr(engine, "InferenceSession") or not hasattr(engine, "__version__"):
+        return Problem("the onnxruntime folder is incomplete", reinstall_command(runtime_packages()))
+    if parse_version(str(engine.__version__))[:2] < MINIMUM_VERSION:
+        wanted = ".".join(map(str, MINIMUM_VERSION))
+        return Problem(
+            f"ONNX Runtime {engine.__version__} is too old, {wanted} or newer is needed", install_command("cpu")
+        )
+    if not telemetry_allowed():
+        engine.disable_telemetry_events()
+    if environment.flag("SHARED_POOL"):
+        from rlx_ort.providers.engine.threads import budget
+
+        # Registering a plugin or opening a session starts ONNX Runtime's environment, with the pool or without.
+        state = importlib.import_module("onnxruntime.capi.onnxruntime_pybind11_state")
+        budget().make_pool(state, (state.Fail, RuntimeError))
+    _loaded.append(engine)
+    return None

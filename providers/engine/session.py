@@ -1,0 +1,415 @@
+"""`OrtEngineSession`: an open ONNX Runtime session with its weights, types and node assignments."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import threading
+import weakref
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rlx_ort.device import Device
+from rlx_ort.errors import EngineError
+from rlx_ort.ir.types import ValueType
+from rlx_ort.providers.base import DeviceGraphReport, NodeAssignment, ValueSpec
+from rlx_ort.providers.engine.binding import Binder
+from rlx_ort.providers.engine.exceptions import running_error
+from rlx_ort.providers.engine.ort_binding import GraphRuns, OrtBinder
+from rlx_ort.providers.engine.ort_tensor import OrtTensor
+from rlx_ort.providers.engine.recipe import HOST_MEMORY, SessionRecipe, nothing_to_hold
+from rlx_ort.providers.engine.recorded import BoundRun, Recorder, host_work, unrecordable
+from rlx_ort.providers.engine.recordings import LEFT_ON_DEVICE, Recordings, not_recorded
+from rlx_ort.providers.engine.shutdown import watch
+from rlx_ort.providers.engine.values import (
+    from_ort_value,
+    has_foreign_dtype,
+    is_tensor_like,
+    refined,
+    to_ort_value,
+    value_type,
+)
+
+__all__ = ["OrtEngineSession", "SessionCore"]
+
+
+class SessionCore:
+    """The engine's session and the memory it borrows.
+
+    ONNX Runtime keeps no reference to borrowed weights. A run holds the core, so the core is destroyed after the last
+    run, and destroys the session before it releases the memory.
+    """
+
+    __slots__ = ("call", "graph", "memory", "options", "recorder", "recordings", "session")
+
+    def __init__(self, session: Any, memory: Sequence[Any], options: Any, recorder: Recorder | None = None) -> None:
+        self.session = session
+        # One for all runs, so that they can be stopped at exit; one per run would cost a microsecond each.
+        self.options = options
+        self.graph: GraphRuns | None = None
+        self.recordings: Recordings | None = None
+        self.recorder = recorder
+        self.call = _fast_run(session)
+        self.memory = memory
+
+    def __del__(self) -> None:
+        self.graph = None
+        self.call = None
+        if self.recordings is not None:
+            self.recordings.close()
+            if self.recordings.broken:
+                # Destroying a session that a capture broke may end the process, so it is leaked with its stream.
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object((self.session, self.memory)))
+                return
+        self.recordings = None
+        if self.recorder is not None:
+            self.recorder.wait()  # for the launches of the last run
+        self.session = None
+        if self.recorder is not None:
+            self.recorder.close()  # the session launched on its stream
+        self.memory = ()
+
+
+class OrtEngineSession:
+    """An open ONNX Runtime session. `run` may be called from several threads; `close` waits for nobody.
+
+    Attributes:
+        device: the device it was opened for.
+        recipe: how it was opened.
+        refuses: whether runs raise, since they had to be recorded and cannot be.
+    """
+
+    def __init__(
+        self,
+        engine: Any,
+        session: Any,
+        memory: Sequence[Any],
+        device: Device,
+        recipe: SessionRecipe,
+        errors: tuple[type[Exception], ...],
+        declared: tuple[Mapping[str, ValueType], Mapping[str, ValueType]],
+        recorder: Recorder | str = "",
+    ) -> None:
+        self.device = device
+        self.recipe = recipe
+        self.engine = engine
+        self.errors = errors
+        self._options = engine.RunOptions()
+        driver, self._reason = (None, recorder) if isinstance(recorder, str) else (recorder, "")
+        core = SessionCore(session, memory, self._options, driver)
+        self._core: SessionCore | None = core
+        self._inputs = _specs(session.get_inputs(), declared[0])
+        self._outputs = _specs(session.get_outputs(), declared[1])
+        self._assignments = tuple(
+            NodeAssignment(group.ep_name, node.name, node.domain, node.op_type)
+            for group in session.get_provider_graph_assignment_info()
+            for node in group.get_nodes()
+        )
+        self._input_types = {spec.name: spec.type for spec in self._inputs}
+        self._output_types = {spec.name: spec.type for spec in self._outputs}
+        self._bound_memory: Mapping[str, tuple[str, int]] | None = None
+        self._guard = recipe.run_lock
+        self._foreign_inputs = frozenset(spec.name for spec in self._inputs if has_foreign_dtype(spec.type))
+        self._foreign_outputs = frozenset(spec.name for spec in self._outputs if has_foreign_dtype(spec.type))
+        self._graph_lock = threading.RLock()
+        alone = recipe.run_lock is nothing_to_hold and not recipe.device_graph
+        self._before = recipe.before_run
+        # Most sessions need none of the steps around a run; skipping them saves a quarter of a small run.
+        self._plain = alone and not self._foreign_inputs and not self._foreign_outputs
+        self._stopped: SessionCore | None = None
+        self.refuses = False
+        self._prepare_runs(core)
+        watch(self)
+
+    @property
+    def inputs(self) -> Sequence[ValueSpec]:
+        """The model's inputs, in order."""
+        return self._inputs
+
+    @property
+    def outputs(self) -> Sequence[ValueSpec]:
+        """The model's outputs, in order."""
+        return self._outputs
+
+    @property
+    def assignments(self) -> Sequence[NodeAssignment]:
+        """Where each node is, after ONNX Runtime's first rewrites; folded nodes are gone."""
+        return self._assignments
+
+    @property
+    def closed(self) -> bool:
+        """Whether the session was closed."""
+        return self._core is None
+
+    @property
+    def raw(self) -> Any:
+        """ONNX Runtime's `InferenceSession`, for bindings; keep no reference beyond this object's life.
+
+        Raises:
+            EngineError: the session is closed.
+        """
+        return self.open_core().session
+
+    def run(self, output_names: Sequence[str], feeds: Mapping[str, Any], options: Any = None) -> list[Any]:
+        """Run once and return the named outputs as numpy arrays, lists of them, dicts, or None when absent.
+
+        `options` are RunOptions of the caller's own, by which it stops this run alone.
+
+        Raises:
+            InputError: ONNX Runtime refused a feed or an output name.
+            EngineError: the run failed, or the session is closed.
+        """
+        core = self._core
+        if core is None:
+            raise self._closed_error()
+        try:
+            if self._plain:
+                if self._before is not None:
+                    self._before()
+                results: list[Any] = core.call(output_names, feeds, options or core.options)
+                return results
+            with self._guard():
+                return self._run_checked(core, list(output_names), feeds, options or core.options)
+        except self.errors as err:
+            raise running_error(err, self.device) from err
+
+    def close(self) -> None:
+        """Drop the session, then its weights; runs in other threads finish first. Closing twice is harmless."""
+        core, self._core = self._core, None
+        if core is not None:
+            with self._guard():
+                del core
+
+    def end_profiling(self) -> str:
+        """Write the profile of a session opened with `profile_prefix` and return its file name.
+
+        Raises:
+            EngineError: the session is closed.
+        """
+        try:
+            return str(self.open_core().session.end_profiling())
+        except self.errors as err:
+            raise running_error(err, self.device) from err
+
+    def binder(self) -> Binder:
+        """Return the memory side of the session: device tensors, fixed buffers, runs that can be stopped."""
+        return OrtBinder(self)
+
+    def input_type(self, name: str) -> ValueType:
+        """Return the type of an input."""
+        return self._input_types[name]
+
+    def output_type(self, name: str) -> ValueType:
+        """Return the type of an output."""
+        return self._output_types[name]
+
+    def bound_memory(self, name: str) -> tuple[str, int] | None:
+        """Return name and index of the memory in which each run reads an input, so that a bound value may change.
+
+        None if no value can be made there: ONNX Runtime then copies the value when it is bound, so later writes have no
+        effect, and the input is bound again for each run.
+        """
+        if self._bound_memory is None:
+            self._bound_memory = _bound_memory(self.open_core().session, self._inputs, self.recipe)
+        return self._bound_memory.get(name)
+
+    @contextlib.contextmanager
+    def guarded(self) -> Iterator[None]:
+        """Hold the locks of the device, refuse a use that would crash, and translate the engine's errors."""
+        try:
+            with self._guard(), self._graph_lock if self.takes_turns else contextlib.nullcontext():
+                if self._before is not None:
+                    self._before()
+                yield
+        except self.errors as err:
+            raise running_error(err, self.device) from err
+
+    def graph_runs(self, core: SessionCore) -> GraphRuns:
+        """Return the recorded binding of a session with a device graph; the session's guard is held."""
+        if core.graph is None:
+            core.graph = GraphRuns(self, core)
+        return core.graph
+
+    def stop_runs(self) -> None:
+        """End all runs that are in flight and let no other begin; for the end of the process."""
+        self._options.terminate = True  # the session may be closed already, with runs still in it
+        self._stopped, self._core = self._core, None  # kept: destroying it here would wait for its runs
+
+    def open_core(self) -> SessionCore:
+        """Return the open session; hold the reference for as long as it is used.
+
+        Raises:
+            EngineError: the session is closed.
+        """
+        core = self._core
+        if core is None:
+            raise self._closed_error()
+        return core
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether runs must be serialised, since they share recorded launches or the stream of a recorder."""
+        core = self._core
+        return self.recipe.device_graph or (core is not None and core.recorder is not None)
+
+    @property
+    def runs_slots(self) -> bool:
+        """Whether plain runs and replays are cheaper than runs over bound device buffers."""
+        return bool(self.recipe.run_config) or self.open_core().recordings is not None
+
+    def run_values(
+        self,
+        core: SessionCore,
+        names: Sequence[str],
+        feeds: Mapping[str, Any],
+        resident: Collection[str],
+        plain: Callable[[], list[Any]],
+    ) -> list[Any]:
+        """Run on arrays and device tensors by a replay, or by `plain` where there is none; the guard is held."""
+        recordings = core.recordings
+        if recordings is None or not recordings.active:
+            return plain()
+        here = self.recipe.memory == HOST_MEMORY
+        for value in feeds.values():
+            if not (isinstance(value, np.ndarray) or (isinstance(value, OrtTensor) and value.on_host == here)):
+                if resident:
+                    recordings.give_up(LEFT_ON_DEVICE)
+                return plain()
+        return recordings.run_values(names, feeds, resident, plain)
+
+    def device_graph_report(self) -> DeviceGraphReport:
+        """Return which runs replay recorded launches, and why others do not."""
+        core = self.open_core()
+        if core.recordings is not None:
+            return core.recordings.report()
+        return DeviceGraphReport(reason=self._reason or f"{self.device.display} records nothing unless it is asked to")
+
+    def _prepare_runs(self, core: SessionCore) -> None:
+        """Set up how host arrays are run."""
+        recipe, shared = self.recipe, core.options
+        if not (recipe.run_config or recipe.recording):
+            return
+        reason = host_work(recipe.ep_name, recipe.memory[0], self._assignments, core.session)
+        types = {**self._input_types, **self._output_types}
+        self._reason = self._reason or reason or unrecordable(self._assignments, types)
+        required = recipe.recording is not None and recipe.recording.required
+        if core.recorder is not None:
+            capturing = self.engine.RunOptions()
+            for key, value in recipe.run_config.items():
+                capturing.add_run_config_entry(key, value)
+            options = (shared, capturing)
+            bind = functools.partial(BoundRun, self.engine, core.session, recipe.memory, options, self.errors)
+            fresh = functools.partial(_fresh_tensor, weakref.ref(self))
+            core.recordings = Recordings(
+                core.recorder, core.call, bind, fresh, self._graph_lock, shared, required=required, errors=self.errors
+            )
+            core.call = core.recordings.run
+            if self._reason:
+                core.recordings.give_up(self._reason)
+        if required and self._reason:
+            self.refuses = True
+            self._plain = True
+            core.call = functools.partial(_refuse_run, self._reason)
+
+    def _closed_error(self) -> EngineError:
+        return EngineError(f"the session on {self.device.display} is closed; compile the graph again")
+
+    def _run_checked(self, core: SessionCore, names: list[str], feeds: Mapping[str, Any], options: Any) -> list[Any]:
+        if self._before is not None:
+            self._before()
+        if self.recipe.device_graph:
+            with self._graph_lock:
+                return list(self.graph_runs(core).run(core, names, feeds))
+        if not self._foreign_outputs.isdisjoint(names):
+            return self._run_values(core, names, feeds, options)
+        ready, _memory = self._mixed_feeds(feeds)
+        return list(core.call(names, ready, options))
+
+    def _mixed_feeds(self, feeds: Mapping[str, Any]) -> tuple[dict[str, Any], list[Any]]:
+        ready = dict(feeds)
+        memory = []
+        for name in self._foreign_inputs.intersection(feeds):
+            if feeds[name] is not None:
+                ready[name], borrowed = to_ort_value(self.engine, name, feeds[name], self._input_types[name])
+                memory.append(borrowed)
+        return ready, memory
+
+    def _run_values(self, core: SessionCore, names: list[str], feeds: Mapping[str, Any], options: Any) -> list[Any]:
+        """Run with OrtValues on both sides, the only way to read element types numpy does not know."""
+        given = {name: value for name, value in feeds.items() if value is not None}
+        stuck = [name for name in given if not is_tensor_like(self._input_types.get(name, given[name]))]
+        stuck += [name for name in names if not _readable(self._output_types.get(name))]
+        if stuck:
+            raise EngineError(
+                f"strings, sequences and maps ({', '.join(stuck)}) cannot be combined with outputs of "
+                f"{', '.join(sorted(self._foreign_outputs.intersection(names)))} in one run; cast those to f32"
+            )
+        memory = []
+        values = {}
+        for name, value in given.items():
+            values[name], borrowed = to_ort_value(self.engine, name, value, self._input_types[name])
+            memory.append(borrowed)
+        results = _run_ort_values(core.session, names, values, options)
+        return [from_ort_value(result, name) for name, result in zip(names, results, strict=True)]
+
+
+def _fast_run(session: Any) -> Any:
+    """Return the cheapest `run(names, feeds, run_options)` of a session.
+
+    The public one checks names in quadratic time and adds a microsecond; the private one is used while it exists.
+    """
+    inner = getattr(session, "_sess", None)
+    call: Callable[..., Any] | None = getattr(inner, "run", None)
+    return session.run if call is None else call
+
+
+def _fresh_tensor(session: weakref.ref[OrtEngineSession], like: npt.NDArray[Any]) -> OrtTensor:
+    """Return a tensor like an array; the session holds what calls this, and is there while it runs."""
+    found = session()
+    assert found is not None  # noqa: S101
+    return OrtTensor.empty(found, like)
+
+
+def _refuse_run(reason: str, names: Sequence[str], feeds: Mapping[str, Any], options: Any) -> Any:
+    raise not_recorded(reason)
+
+
+def _run_ort_values(session: Any, names: list[str], values: Mapping[str, Any], options: Any) -> list[Any]:
+    """Run on OrtValues; the public call takes 10 times as long, because a C++ exception ends its loop."""
+    inner = getattr(session, "_sess", None)
+    call = getattr(inner, "run_with_ort_values", None)
+    if call is None or not all(hasattr(value, "_ortvalue") for value in values.values()):
+        return list(session.run_with_ort_values(names, values, options))
+    vector = call({name: value._ortvalue for name, value in values.items()}, names, options)
+    return [vector[index] for index in range(len(vector))]
+
+
+def _bound_memory(session: Any, inputs: Sequence[ValueSpec], recipe: SessionRecipe) -> dict[str, tuple[str, int]]:
+    """Return the memory that each input is read in; inputs in memory of another kind are left out.
+
+    An input may be read in host memory on a device that has its own, such as the shape that Reshape takes, and in the
+    provider's memory on a device whose recipe has host memory.
+    """
+    ask = getattr(session, "get_input_memory_infos", None)
+    if ask is None:  # the recipe is all there is to go by, and is sure of the CPU's own kernels alone
+        return {spec.name: recipe.memory for spec in inputs if recipe.on_cpu or recipe.memory != HOST_MEMORY}
+    found = {}
+    for spec, info in zip(inputs, ask(), strict=True):
+        if info.name == "Cpu":
+            found[spec.name] = HOST_MEMORY
+        elif recipe.memory != HOST_MEMORY and info.device_mem_type.name == "DEFAULT":  # pinned memory is another kind
+            found[spec.name] = recipe.memory
+    return found
+
+
+def _readable(kind: ValueType | None) -> bool:
+    return kind is None or is_tensor_like(kind)
+
+
+def _specs(infos: Sequence[Any], declared: Mapping[str, ValueType]) -> tuple[ValueSpec, ...]:
+    found = [(info.name, value_type(info.type, info.shape)) for info in infos]
+    return tuple(ValueSpec(name, refined(kind, declared.get(name))) for name, kind in found)

@@ -1,0 +1,99 @@
+"""`storage`: files appear whole or not at all, whoever writes them."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rlx_ort.ir.dtype import DType
+from rlx_ort.ir.tensor import FileRange, TensorData
+from rlx_ort.providers.engine.compiled.starts import note_start
+from rlx_ort.providers.engine.compiled.store import CompileStore
+from rlx_ort.providers.engine.injection import write_weights_file
+from rlx_ort.storage import replacing, write_atomic
+
+
+def _content(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.suffix != ".lock"}
+
+
+def test_a_stream_that_raises_leaves_the_old_file_alone(tmp_path: Path) -> None:
+    """What was written until then is removed."""
+    path = tmp_path / "file"
+    write_atomic(path, b"old")
+
+    def half() -> None:
+        with replacing(path) as stream:
+            stream.write(b"half of the n")
+            raise KeyError("interrupted")
+
+    with pytest.raises(KeyError):
+        half()
+    assert _content(tmp_path) == {"file": b"old"}
+
+
+def test_a_file_is_flushed_to_the_disk_before_it_takes_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A system that goes down after the rename has the bytes."""
+    path, order = tmp_path / "file", []
+    flush, rename = os.fsync, Path.replace
+    monkeypatch.setattr(os, "fsync", lambda handle: (order.append("fsync"), flush(handle)))
+    monkeypatch.setattr(Path, "replace", lambda self, target: (order.append("rename"), rename(self, target)))
+    write_atomic(path, b"new")
+    assert order == ["fsync", "rename"]
+    assert path.read_bytes() == b"new"
+
+
+def test_an_incomplete_file_may_lie_beside_another_path(tmp_path: Path) -> None:
+    """A folder that is read as a whole never has half a file in it."""
+    folder = tmp_path / "package"
+    folder.mkdir()
+    with replacing(folder / "file", beside=folder) as stream:
+        stream.write(b"new")
+        assert list(folder.iterdir()) == []
+        assert [path.name.startswith(".package.") for path in tmp_path.iterdir() if path != folder] == [True]
+    assert _content(tmp_path) == {"file": b"new"}
+
+
+def _note_a_start(folder: Path) -> None:
+    note_start(CompileStore(folder), "0" * 64, "1" * 32, "onnxruntime 1", ((), ()))
+
+
+def _remember_a_digest(folder: Path) -> None:
+    from rlx_ort.providers.engine.compiled.models import weights_digest
+
+    path = folder.with_suffix(".weights")
+    path.write_bytes(bytes(16))
+    source = FileRange(str(path), 0, FileRange.stamp_of(path.stat()))
+    weights_digest({"w": TensorData(DType.F32, (4,), np.zeros(16, np.uint8), source)}, folder)
+
+
+def _write_weights(folder: Path) -> None:
+    folder.mkdir()
+    write_weights_file({"w": np.ones(64, np.uint8)}, folder)
+
+
+@pytest.mark.parametrize("write", [_note_a_start, _remember_a_digest, _write_weights])
+@pytest.mark.parametrize("step", ["replace", "fsync"])
+def test_nothing_is_left_of_a_file_that_cannot_be_written(
+    write: Callable[[Path], None], step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a full disk, and where the target cannot be replaced."""
+
+    def full(*arguments: object, **options: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    folder = tmp_path / "cache"
+    monkeypatch.setattr(os, step, full)
+    try:
+        write(folder)
+    except OSError as err:
+        assert err.errno == errno.ENOSPC  # noqa: PT017  # some callers go on without the file
+    assert folder.is_dir()
+    assert _content(folder) == {}
