@@ -227,7 +227,7 @@ class BackendsManifest:
     def current(cls) -> BackendsManifest:
         """Return the manifest of this process; no session is opened."""
         import rlx_ort
-        from rlx_ort.providers import runtime
+        from rlx_ort.providers.engine import runtime
         from rlx_ort.providers.plugins import plugin_for
         from rlx_ort.providers.registry import default_registry
 
