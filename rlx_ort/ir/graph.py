@@ -48,6 +48,10 @@ class Graph(
 ):
     """A computation: inputs and weights, ops in topological order, and outputs.
 
+    Each op has a builder, a method that adds a node and returns its value. Builders take values, and numbers and
+    arrays, which become constants. The node's `name` and a declared `shape` are keywords of every builder of one value.
+    A builder raises `GraphVerifyError` if its arguments do not fit the op or each other.
+
     Example:
         >>> g = Graph("mlp")
         >>> x = g.input("x", ["batch", 4])

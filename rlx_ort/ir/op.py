@@ -1,6 +1,8 @@
 """What an op is, and the checks that ops share. Families live in `rlx_ort.ir.ops`.
 
 To add an op: write its dataclass and its builder in a family file, and one lowering in `rlx_ort.converters.to_onnx`.
+
+The checks raise `GraphVerifyError` with the op's kind, what it needs and what it got.
 """
 
 from __future__ import annotations
@@ -90,12 +92,14 @@ class Op:
         Raises:
             GraphVerifyError: the inputs do not fit the op; the message says which and why.
         """
+        tensors = [value for value in inputs if isinstance(value, TensorType)]
+        if self.operands and self.arity[0] <= len(tensors) == len(inputs) <= len(self.operands):
+            return (self.result(*tensors),)
         if not self.operands:
             raise NotImplementedError(f"{type(self).__name__} does not infer its result")
-        count = max(len(inputs), self.arity[0])
-        if count > len(self.operands):
-            raise GraphVerifyError(f"{self.kind} takes {self.arity_text()} inputs, got {count}")
-        return (self.result(*(tensor_input(self, inputs, place, self.operands[place]) for place in range(count))),)
+        for place, name in enumerate(self.operands[: max(len(inputs), self.arity[0])]):
+            tensor_input(self, inputs, place, name)  # raises for an input that is absent or no tensor
+        raise GraphVerifyError(f"{self.kind} takes {self.arity_text()} inputs, got {len(inputs)}")
 
     def result(self, *operands: Any, **options: Any) -> TensorType:
         """Return the type of the one result, given the types of the operands.
