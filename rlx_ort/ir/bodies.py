@@ -70,7 +70,7 @@ def tensor_types(op: Op, types: OpTypes, what: str) -> tuple[TensorType, ...]:
 
 
 def expect_same_type(op: Op, found: ValueType, wanted: TensorType, what: str) -> None:
-    """Check that a type can be another: one dtype, one rank, no different sizes.
+    """Check that a type fits another: same dtype, same rank, no different sizes.
 
     Raises:
         GraphVerifyError: it cannot.
@@ -86,7 +86,7 @@ def expect_same_type(op: Op, found: ValueType, wanted: TensorType, what: str) ->
 
 
 def finer_type(first: TensorType, second: TensorType) -> TensorType:
-    """Return a type with each size that one of two fitting types knows; names must agree to stay."""
+    """Return a type with every size that either of two fitting types has; names stay if they agree."""
     if first.shape is None or second.shape is None:
         return first if second.shape is None else second
     dims = (join_dims(pair) for pair in zip(first.shape, second.shape, strict=True))
@@ -106,7 +106,7 @@ class Composite(Op):
         raise NotImplementedError(f"{type(self).__name__} does not say what it stands for")
 
     def check(self, inputs: OpTypes) -> None:
-        """Check what `build` would not report well.
+        """Check what `build` would report unclearly.
 
         Raises:
             GraphVerifyError: the inputs do not fit the op.

@@ -53,7 +53,7 @@ class Value:
     """A handle to one result of a node, with its type, the arithmetic operators and the common methods."""
 
     __slots__ = ("_graph", "ref")
-    __array_priority__ = 1000  # numpy leaves `array + value` to us
+    __array_priority__ = 1000  # numpy then leaves `array + value` to `__radd__`
     __array_ufunc__ = None
 
     def __init__(self, graph: GraphCore, ref: Ref) -> None:
@@ -72,7 +72,7 @@ class Value:
 
     @property
     def type(self) -> ValueType:
-        """The full type, which may be no tensor for imported nodes."""
+        """The full type; imported nodes may give other types than tensors."""
         return self.node.types[self.ref.output]
 
     @property
@@ -174,7 +174,7 @@ class Value:
 
 
 class _Added(NamedTuple):
-    """What a node was when `add_node` had checked it, by which `verify` tells nodes that were changed by hand."""
+    """A node as `add_node` checked it; `verify` compares it to find nodes that were changed by hand."""
 
     node: Node
     op: Op
@@ -185,10 +185,10 @@ class _Added(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class GraphCore:
-    """The list of nodes, the outputs, and the data of parameters that already have some.
+    """The nodes, the outputs, and the initial data of parameters.
 
     `weights` maps parameter names to their initial data; a parameter without an entry must be set before a run.
-    `metadata` and `doc` travel with an imported model. `revision` grows with each change, so caches can tell.
+    `metadata` and `doc` travel with an imported model. `revision` grows with each change, for caches.
     """
 
     graph_class: ClassVar[type[Graph]]
@@ -215,7 +215,7 @@ class GraphCore:
     ) -> tuple[Value, ...]:
         """Append a node and return its results.
 
-        `types` overrides the inferred types where an importer knows better. Names that are taken get a number.
+        `types` overrides the inferred types, for an importer with better ones. Names that are taken get a number.
 
         Raises:
             GraphVerifyError: an input belongs to another graph, or the op does not take these inputs.
@@ -286,7 +286,7 @@ class GraphCore:
         return len(self.nodes)
 
     def _remember(self, added: _Added) -> None:
-        """Keep what a node is like as it is added; what is known of places that were changed by hand is forgotten."""
+        """Record an added node for `verify`; records of nodes that were removed or put in by hand are dropped."""
         place, known = len(self.nodes), self._added
         if len(known) > place:
             del known[place:]

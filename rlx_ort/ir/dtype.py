@@ -84,7 +84,7 @@ class DType(enum.Enum):
         """Return the type for a short name, long name, numpy type or DType.
 
         Raises:
-            ValueError: nothing is known by that name.
+            ValueError: no dtype has that name.
         """
         if isinstance(name, DType):
             return name
@@ -163,8 +163,8 @@ _RANK = {
 def promote(lhs: DType, rhs: DType) -> DType:
     """Return the type a binary op on two types computes in.
 
-    Equal types stay. f16 with bf16 is f32. An integer with a float is f64 where either side needs it (f64, i64 or
-    u64), else f32. Otherwise the wider class wins and a tie keeps the left type.
+    Equal types stay. f16 with bf16 is f32. An integer with a float is f64 if either is f64, i64 or u64,
+    else f32. Otherwise the wider class wins and a tie keeps the left type.
 
     Raises:
         ValueError: one of the types takes no part in arithmetic.

@@ -1,4 +1,4 @@
-"""The block formats of GGUF weight files, and their numbers in numpy.
+"""The block formats of GGUF weight files, and their dequantisation in numpy.
 
 A row of k weights is k / elements blocks, one after the other. The layouts are those of GGML's `block_*` structures:
 https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h
@@ -94,7 +94,7 @@ def _nibbles(codes: _Bytes) -> _Bytes:
 
 
 def _spread(scales: npt.NDArray[np.float32], elements: int) -> _Floats:
-    """Return each scale as often as it counts."""
+    """Repeat each scale for the elements it applies to."""
     return np.repeat(scales, elements // scales.shape[1], axis=1)
 
 

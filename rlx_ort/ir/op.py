@@ -57,8 +57,8 @@ _classes: dict[str, type[Op]] = {}
 class Op:
     """Base of every op. A subclass is a frozen dataclass whose fields are the op's attributes.
 
-    `kind` is the op's name in reports, JSON and claim sets; it defaults to the class name. A subclass registers
-    itself by being defined. Its type rule is declared in one of two ways:
+    `kind` is the op's name in reports, JSON and claim sets; it defaults to the class name. A subclass is registered
+    when it is defined. Its type rule is declared in one of two ways:
 
     - An op whose inputs are all tensors, with one result, names its inputs in the class line and defines `result`::
 
@@ -77,7 +77,7 @@ class Op:
     """Names of the inputs, as messages print them."""
 
     def __init_subclass__(cls, operands: str = "") -> None:
-        """Register the op by its kind; a second class for a kind replaces the first, as dataclass slots need."""
+        """Register the op by its kind. A second class replaces the first, since dataclass slots make a new class."""
         if "kind" not in cls.__dict__:
             cls.kind = cls.__name__
         if operands:
@@ -167,7 +167,7 @@ def normal_axis(op: Op, axis: int, rank: int) -> int:
 
 
 def known_name(what: str, name: str, known: Sequence[str]) -> str:
-    """Return the one of `known` that a name means; case, hyphens and underscores do not matter."""
+    """Return the entry of `known` that matches a name; case, hyphens and underscores are ignored."""
     plain = name.strip().lower().replace("-", "_")
     for candidate in known:
         if candidate.replace("_", "") == plain.replace("_", ""):
@@ -182,7 +182,7 @@ Sizes: TypeAlias = int | Sequence[int]
 
 
 def counts(what: str, value: Sizes, rank: int, least: int = 0) -> tuple[int, ...]:
-    """Return an attribute that is given as one number, or as one for each of `rank` axes, as one for each axis."""
+    """Return an attribute as one number for each of `rank` axes; one number given stands for all of them."""
     numbers = (value,) * rank if isinstance(value, int) else tuple(int(number) for number in value)
     if len(numbers) != rank or min(numbers, default=least) < least:
         raise GraphVerifyError(f"{what} must be one or {rank} whole numbers of at least {least}, got {value}")
@@ -240,7 +240,7 @@ def expect_rank(op: Op, value: TensorType, ranks: Sequence[int], name: str) -> S
 
 
 def expect_dim(op: Op, found: Dim, wanted: Dim, what: str) -> None:
-    """Check that two dimensions can be equal: a symbol against another size is taken to fit."""
+    """Check that two dimensions can be equal; a symbol fits any size."""
     if isinstance(found, int) and isinstance(wanted, int) and found != wanted:
         raise GraphVerifyError(f"{op.kind} needs {what} to be {wanted}, got {found}")
 
@@ -271,7 +271,7 @@ def broadcast(op: Op, shapes: Sequence[Shape | None]) -> Shape | None:
 
 
 def reshaped(op: Op, source: Shape | None, target: Sequence[Dim]) -> Shape:
-    """Return the shape of a reshape to `target`, in which one dimension may be -1 or None: what is left over.
+    """Return the shape of a reshape to `target`, in which one dimension may be -1 or None and is computed.
 
     Symbols on both sides cancel, so `("batch", 12)` to `("batch", -1, 4)` gives 3 for the open dimension.
     """
@@ -286,7 +286,7 @@ def reshaped(op: Op, source: Shape | None, target: Sequence[Dim]) -> Shape:
 
 
 def _left_over(op: Op, source: Shape, dims: Sequence[Dim], is_open: bool) -> Dim:
-    """Return the dimension that is left when `source` is divided by `dims`, None when that cannot be told."""
+    """Return `source` divided by `dims`, None when the quotient is unknown."""
     if not is_open and source == tuple(dims):
         return None
     before = Counter(dim for dim in source if not isinstance(dim, int))
@@ -300,7 +300,7 @@ def _left_over(op: Op, source: Shape, dims: Sequence[Dim], is_open: bool) -> Dim
         return next(iter(only_before)) if is_open and size == divisor else None
     fits = (divisor != 0 and size % divisor == 0) if is_open else size == divisor
     if not fits:
-        hint = "; -1 cannot be told for an empty tensor, give its size" if is_open and size == divisor == 0 else ""
+        hint = "; -1 is ambiguous for an empty tensor, give its size" if is_open and size == divisor == 0 else ""
         raise GraphVerifyError(
             f"{op.kind} cannot turn {source} into {Shape(dims)}{' with -1' if is_open else ''}{hint}"
         )

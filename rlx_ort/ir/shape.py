@@ -9,7 +9,7 @@ from typing import TypeAlias
 __all__ = ["Dim", "Shape", "broadcast_shapes", "fits", "refined"]
 
 Dim: TypeAlias = "int | str | None"
-"""A size, a named symbol such as `"batch"`, or None for a size nothing is known about."""
+"""A size, a named symbol such as `"batch"`, or None for an unknown size."""
 
 
 class Shape(tuple[Dim, ...]):
@@ -57,7 +57,7 @@ class Shape(tuple[Dim, ...]):
         return tuple(dim for dim in self if isinstance(dim, int))
 
     def bind(self, sizes: Mapping[str, int]) -> Shape:
-        """Return the shape with each symbol that `sizes` knows replaced by its size."""
+        """Return the shape with each symbol that is a key of `sizes` replaced by its size."""
         return Shape(sizes.get(dim, dim) if isinstance(dim, str) else dim for dim in self)
 
     def __str__(self) -> str:
@@ -68,7 +68,7 @@ class Shape(tuple[Dim, ...]):
 
 
 def broadcast_shapes(shapes: Sequence[Shape]) -> Shape:
-    """Return the shape that numpy's broadcasting gives; a symbol against another size is taken to fit.
+    """Return the shape that numpy's broadcasting gives; a symbol fits any size.
 
     Raises:
         ValueError: two sizes differ and neither is 1.

@@ -1,4 +1,4 @@
-"""`verify`: what is wrong with a graph, each problem with the node's name and a remedy."""
+"""`verify`: the problems of a graph, each with the node's name and a remedy."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Problem:
     Attributes:
         message: what is wrong, with the names of the node and the graph.
         remedy: what to do about it.
-        node: the node's id in its graph, None when the graph as a whole is meant.
+        node: the node's id in its graph, None for a problem of the whole graph.
     """
 
     message: str
@@ -36,7 +36,7 @@ class Problem:
 
 
 def verify(graph: GraphCore) -> list[Problem]:
-    """Return every problem of a graph and of the bodies in it, in node order; an empty list means it is sound."""
+    """Return every problem of a graph and of the bodies in it, in node order; none if it is valid."""
     return list(_problems(graph, ""))
 
 
@@ -185,7 +185,7 @@ def _ref_trouble(graph: GraphCore, ref: Ref, before: int) -> str:
 
 
 def _agree(inferred: ValueType, declared: ValueType) -> bool:
-    """Return whether a declared type can be the inferred one: a shape may be finer or coarser, a scalar may be (1,)."""
+    """Return whether a declared type fits the inferred one; shapes may leave dims open, and a scalar may be (1,)."""
     if inferred is declared or isinstance(inferred, UnknownType):
         return True
     if not isinstance(inferred, TensorType) or not isinstance(declared, TensorType):

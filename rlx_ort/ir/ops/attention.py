@@ -1,7 +1,7 @@
 """Attention and rotary position embedding.
 
 Layouts of q, k and v: `(S, H*D)`, `(B, S, H*D)`, or rank 4, which is `(B, H, S, D)` when its second dimension is the
-number of heads and `(B, S, H, D)` otherwise. Where both readings fit, the first one holds.
+number of heads and `(B, S, H, D)` otherwise. If both fit, the first one applies.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ MASK_KINDS = ("none", "causal", "sliding", "custom", "bias")
 
 
 class HeadLayout(NamedTuple):
-    """How one of q, k and v is laid out; `batch` is 1 for rank 2."""
+    """Layout of one of q, k and v; `batch` is 1 for rank 2."""
 
     batch: Dim
     length: Dim
@@ -83,14 +83,14 @@ class Attention(Op, operands="q k v mask?"):
     """softmax(q k^T * scale) v for each head; inputs q, k, v and, for `custom` and `bias`, a mask.
 
     Query i stands at position `i + max(K - Q, 0)` of the K keys. A masked score is replaced by the most negative
-    number that is safe in the dtype, so a row in which all is masked averages all of v.
+    number that is safe in the dtype, so a fully masked row averages all of v.
 
     Attributes:
         num_heads: heads of q, k and v alike.
         head_dim: size of a head.
         mask_kind: `none`; `causal`, keys up to the query; `sliding`, of those the last `window + 1`; `custom`, a
             `(B, K)` mask in which below 0.5 is masked; `bias`, a `(B, H, Q, K)` tensor added to the scaled scores.
-        window: how many keys before its own position a query sees under `sliding`.
+        window: how many keys before its own position a query attends to under `sliding`.
         scale: factor of the scores, None for 1 / sqrt(head_dim).
         softcap: c of c * tanh(score / c), applied to the scaled scores before any mask; None for none.
     """
@@ -156,13 +156,13 @@ class Attention(Op, operands="q k v mask?"):
 class Rope(Op, operands="x cos sin"):
     """Rotary position embedding of each head of x by cos and sin tables of head_dim / 2 columns.
 
-    x is `(S, H*D)` or `(B, S, H*D)`; row s of the tables belongs to place s of the sequence, and tables of rank 3
-    `(B, S, D/2)` give each sequence its own. Only the first `n_rot` of each head are rotated, by the first
+    x is `(S, H*D)` or `(B, S, H*D)`; row s of the tables belongs to position s of the sequence; tables of rank 3
+    `(B, S, D/2)` are per sequence. Only the first `n_rot` of each head are rotated, by the first
     `n_rot / 2` columns.
 
     Attributes:
         head_dim: size of a head.
-        n_rot: how many of them are rotated, even; None for all.
+        n_rot: how many elements of a head are rotated, even; None for all.
         interleaved: whether the pairs are neighbours `(2i, 2i + 1)` instead of halves `(i, i + n_rot / 2)`.
     """
 
@@ -172,7 +172,7 @@ class Rope(Op, operands="x cos sin"):
 
     @property
     def rotated(self) -> int:
-        """How many of each head are rotated."""
+        """How many elements of each head are rotated."""
         return self.head_dim if self.n_rot is None else self.n_rot
 
     def result(self, x: TensorType, cos: TensorType, sin: TensorType) -> TensorType:

@@ -103,7 +103,7 @@ class GroupedQueryAttention(Composite):
             result = self._folded(graph, split, mask, length, "none" if single else self.mask_kind)
         else:
             keys, vals = (self._repeated(graph, value) for value in split[1:])
-            # (B, H, S, D) is read with the heads first, whatever S is: its second dimension is the number of heads.
+            # (B, H, S, D) has the heads first whatever S is, since its second dimension is the number of heads.
             result = graph.append(self._attention(self.num_heads), split[0], keys, vals, *mask)
         return self._like(graph, result, q, layouts[0].heads_first)
 
@@ -150,13 +150,7 @@ class FusedAttentionBlock(Composite):
     """Projection to q, k and v, rotary embedding, attention with a key mask, projection back.
 
     Inputs: hidden `(B, S, W)`, qkv weight `(W, 3 H D)`, output weight `(H D, W)`, mask `(B, S)`; with `has_bias`, qkv
-    bias and output bias; with `has_rope`, cos and sin `(S, D / 2)`, which turn q and k.
-
-    Attributes:
-        num_heads: number of heads.
-        head_dim: size of a head.
-        has_bias: whether the two biases are given.
-        has_rope: whether the two tables are given.
+    bias and output bias; with `has_rope`, cos and sin `(S, D / 2)`, which rotate q and k.
     """
 
     num_heads: int
@@ -196,12 +190,7 @@ class FusedTransformerLayer(Composite):
     output, up and down.
 
     Attributes:
-        num_heads: number of heads.
-        head_dim: size of a head.
-        has_bias: whether the four biases are given.
         pre_norm: whether a block normalises its input, instead of the sum after it.
-        activation: of the feed-forward block.
-        eps: of the normalisations.
     """
 
     num_heads: int
@@ -249,16 +238,15 @@ class FusedTransformerLayer(Composite):
 class AxialRope2d(Composite, operands="x"):
     """Rotary embedding of a grid of tokens: the first half of each head by the column, the second by the row.
 
-    Token t stands at place p = t // repeat_factor, in column p % end_x and row p // end_x. Neighbours (2c, 2c + 1)
-    are turned by place * theta^(-4c / head_dim). x is `(S, H * D)` or `(B, S, H * D)`.
+    Token t has position p = t // repeat_factor, in column p % end_x and row p // end_x. Neighbours (2c, 2c + 1) are
+    rotated by (column or row) * theta^(-4c / head_dim). x is `(S, H * D)` or `(B, S, H * D)`.
 
     Attributes:
         end_x: columns of the grid.
         end_y: rows of the grid.
         head_dim: size of a head, a multiple of 4.
-        num_heads: number of heads.
         theta: base of the frequencies.
-        repeat_factor: how many tokens stand at each place.
+        repeat_factor: how many tokens share a position.
     """
 
     end_x: int
@@ -277,7 +265,7 @@ class AxialRope2d(Composite, operands="x"):
             raise GraphVerifyError(f"{self!r} needs a head_dim that is a multiple of 4, and numbers of at least 1")
 
     def check(self, inputs: OpTypes) -> None:
-        """Check the heads, and that there are no more tokens than places."""
+        """Check the heads, and that there are no more tokens than positions."""
         x = tensor_input(self, inputs, 0, "x")
         expect_float(self, x, "x")
         shape = expect_rank(self, x, (2, 3), "x")
@@ -331,7 +319,7 @@ class FusedConvBiasAct(Composite, operands="x weight bias"):
 class AdaLayerNorm(Composite, operands="x scale shift"):
     """Layer normalisation along the last axis, then `* (1 + scale) + shift`; inputs x, scale and shift.
 
-    Scale and shift are what a condition, such as a time step, was turned into; they broadcast to x.
+    Scale and shift are computed from a condition, such as a time step; they broadcast to x.
     """
 
     eps: float = 1e-5
@@ -377,7 +365,7 @@ class SoftmaxCrossEntropyWithLogits(Composite, operands="logits labels"):
         expect_rank(self, tensor_input(self, inputs, 1, "labels"), (1,), "labels")
 
     def build(self, graph: Graph, *values: Value) -> Value:
-        """Write it with the largest logit taken off first, so that nothing overflows."""
+        """Subtract the largest logit first, so that nothing overflows."""
         logits, labels = values
         shifted = logits - graph.max(logits, 1, keep_dim=True)
         total = graph.log(graph.sum(graph.exp(shifted), 1))
@@ -436,7 +424,7 @@ class BlockBuilders(LeafBuilders):
         sin: Operand | None = None,
         **node: Unpack[NodeArgs],
     ) -> Value:
-        """Project, rotate where tables are given, attend, and project back.
+        """Project, rotate if tables are given, attend, and project back.
 
         Raises:
             GraphVerifyError: one of two biases or tables is missing, or the shapes do not fit.
@@ -481,7 +469,7 @@ class BlockBuilders(LeafBuilders):
     def shared_matmul_pair(self, x: Operand, first: Operand, second: Operand) -> tuple[Value, Value]:
         """Return x @ first and x @ second.
 
-        They stay two products: one product with joined weights would keep a second copy of both.
+        They stay two products, because one product with joined weights would keep a second copy of both.
         """
         value = self._as_value(x)
         left, right = (self._add(MatMul(), *self._pair(value, weight)) for weight in (first, second))

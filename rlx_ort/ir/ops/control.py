@@ -74,14 +74,14 @@ class If(Op):
 class While(Op):
     """A body repeated as long as a condition on the carried values holds, tested before each pass.
 
-    Inputs are the carried values, then values that stay as they are; both bodies get all of them in that order. The
+    Inputs are the carried values, then values that do not change; both bodies get all of them in that order. The
     body returns the next carried values, of unchanged types; every carried value is a result.
 
     Attributes:
         cond: returns one bool.
         body: returns the next carried values.
         carries: how many of the inputs are carried.
-        max_iterations: where to stop in any case, None for nowhere.
+        max_iterations: upper limit of passes, None for none.
     """
 
     cond: Graph
@@ -133,7 +133,7 @@ class Scan(Op):
         body: one step.
         length: how many steps.
         save_trajectory: whether the result is every carried value, stacked: row t is the one after step t + 1.
-        num_bcast: how many inputs every step gets whole.
+        num_bcast: how many inputs every step gets unchanged.
         num_xs: how many inputs are sequences.
         num_checkpoints: K rows of the trajectory as result, those at floor(t * length / K); 0 for none.
     """
@@ -171,7 +171,7 @@ class Scan(Op):
         return (TensorType(carry.dtype, Shape((rows, *known_shape(self, carry, "carry")))),)
 
     def body_inputs(self, inputs: OpTypes) -> tuple[TensorType, ...]:
-        """Return the types of what the body gets.
+        """Return the types of the body's inputs.
 
         Raises:
             GraphVerifyError: a sequence has another length.
@@ -203,7 +203,7 @@ class Custom(Op):
     Attributes:
         name: the operator's name in the library.
         domain: the operator's domain in the library.
-        types: types of the results, which nobody but the library could infer.
+        types: types of the results, which only the library could infer.
         attributes: the node's attributes.
         version: the version of the domain.
     """
@@ -234,7 +234,7 @@ class Custom(Op):
 
 @dataclass(frozen=True, slots=True)
 class CustomFn(Op):
-    """A function written as a graph; it is written out in place of the node.
+    """A function written as a graph, which is inlined in place of the node.
 
     Attributes:
         fwd: the function; its inputs are the node's, in order.

@@ -32,7 +32,7 @@ __all__ = [
 POOLS = ("max", "mean", "sum", "min")
 """Names of the pools."""
 RESIZE_MODES = ("nearest", "linear", "cubic")
-"""How `Interpolate` finds the elements in between."""
+"""How `Interpolate` computes elements between the given ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class ConvTranspose2d(Op, operands="x weight bias?"):
 class Pool(Op, operands="x"):
     """The largest, mean, sum or smallest element of each window.
 
-    Padding never wins in `max` and `min`; `mean` divides by the whole window, padding counted as zeros.
+    `max` and `min` ignore padding; `mean` counts it as zeros and divides by the whole window.
     """
 
     function: str
@@ -266,7 +266,7 @@ def _window_counts(
     padding: Sequence[int],
     dilation: Sequence[int],
 ) -> list[Dim]:
-    """Return how many places a window has along each axis, None where that is unknown."""
+    """Return how many positions a window has along each axis, None where that is unknown."""
     found: list[Dim] = []
     for size, taps, step, pad, gap in zip(sizes, kernel, stride, padding, dilation, strict=True):
         if isinstance(size, int) and isinstance(taps, int):

@@ -11,8 +11,8 @@ The weights stay in the form their file has. Schemes, for x `(..., M, K)` and a 
 | `nvfp4_block` | w u8 `(K, N / 2)`, scale f8e4m3 or u8 `(K / 16, N)`, global scale `(1,)` | e2m1(w) * s * global |
 | `q4_0` ... `q8_k` | bytes u8 `(N, row bytes)` or flat | as GGUF defines; rows are of K |
 
-Expanding a weight costs time and memory when a session opens: for `q4_k` of 4096 x 4096, about 1 s on one core and,
-for the moment, 40 bytes a weight; afterwards 4 bytes a weight in f32. A packed product opens in 0.6 s, at 13 bytes a
+Expanding a weight costs time and memory when a session opens: for `q4_k` of 4096 x 4096, about 1 s on one core and a
+peak of 40 bytes per weight, then 4 bytes per weight in f32. A packed product opens in 0.6 s with a peak of 13 bytes per
 weight, and keeps less than 1. It is as fast for one row of x; for 64 rows the expanded one is 1.5 times faster.
 
 The weights of `int4_block` are unsigned, 0 to 15: u4 `(K, N)`, or bytes in which element p * N + j is a half byte, low
@@ -79,7 +79,7 @@ class DequantMatMul(Op):
         block: rows of the weight that share a scale, for the block schemes; None for the others.
         packed: whether the weight stays packed in the session, multiplied by ONNX Runtime's MatMulNBits, which not
             every provider has. Otherwise it is expanded once, when the session opens, and takes the bytes of x's
-            dtype. For `int4_block`, `q4_0` and `q4_k`: the CPU kernel of 8 bits wants prepacked weights.
+            dtype. Only for `int4_block`, `q4_0` and `q4_k`, since the CPU kernel of 8 bits needs prepacked weights.
     """
 
     scheme: str
@@ -184,12 +184,9 @@ class DequantMatMul(Op):
 class DequantGroupedMatMul(Op, operands="x bytes experts"):
     """Row i of x times the packed weight of expert `experts[i]`: x `(M, K)`, bytes, experts `(M,)`.
 
-    The bytes are u8 `(E, N, row bytes)` or `(E, N * row bytes)`, in a GGUF format. With up to E rows the rows'
-    weights are picked while packed and expanded in the run; with more, all experts are expanded when the session
-    opens, which takes E * K * N * 4 bytes.
-
-    Attributes:
-        scheme: a GGUF format.
+    The bytes are u8 `(E, N, row bytes)` or `(E, N * row bytes)`, in a GGUF format. With up to E rows,
+    packed weights are gathered for each row and expanded in the run; with more, all experts are expanded when the
+    session opens, which takes E * K * N * 4 bytes. `scheme` is a GGUF format.
     """
 
     scheme: str
@@ -222,11 +219,7 @@ class DequantGroupedMatMul(Op, operands="x bytes experts"):
 
 @dataclass(frozen=True, slots=True)
 class DequantMoEWeights(Op, operands="bytes"):
-    """The packed weights of all experts as f32 `(E, K, N)`, from bytes u8 `(E, N, row bytes)`.
-
-    Attributes:
-        scheme: a GGUF format.
-    """
+    """The packed weights of all experts as f32 `(E, K, N)`, from bytes u8 `(E, N, row bytes)` in a GGUF format."""
 
     scheme: str
 

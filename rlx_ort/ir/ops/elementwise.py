@@ -27,7 +27,7 @@ __all__ = [
     "Where",
 ]
 
-# Name -> floating-point operations an element, roughly; those of 1 that also take integers are listed below.
+# Name -> approximate floating-point operations per element.
 _FLOPS = {
     "gelu": 12, "gelu_approx": 14, "silu": 6, "relu": 1, "sigmoid": 5, "tanh": 6, "exp": 4, "log": 4, "sqrt": 1,
     "rsqrt": 2, "neg": 1, "abs": 1, "sin": 4, "cos": 4, "tan": 6, "atan": 6, "round": 1, "recip": 1, "floor": 1,
@@ -45,17 +45,17 @@ _SYMBOLS = {
 BINARIES = (
     "add", "sub", "mul", "div", "max", "min", "pow", "mod", "bit_and", "bit_or", "bit_xor", "shl", "shr", "atan2",
 )  # fmt: skip
-"""Names of the binary ops; `+ - * / ** % & | ^ << >>` are understood as well."""
+"""Names of the binary ops; `+ - * / ** % & | ^ << >>` are accepted as well."""
 _BITWISE = {"bit_and", "bit_or", "bit_xor"}
 COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
-"""Names of the comparisons; `== != < <= > >=` are understood as well."""
+"""Names of the comparisons; `== != < <= > >=` are accepted as well."""
 
 
 @dataclass(frozen=True, slots=True)
 class Activation(Op, operands="x"):
     """A function of each element.
 
-    `gelu` is the exact form with erf, `gelu_approx` the tanh form, `round` goes half to even, `hard_sigmoid` is
+    `gelu` is the exact form with erf, `gelu_approx` the tanh form, `round` rounds half to even, `hard_sigmoid` is
     relu6(x + 3) / 6 and `hard_swish` x times that, `elu` has alpha 1.
     """
 
@@ -142,7 +142,7 @@ class Cast(Op, operands="x"):
 
 @dataclass(frozen=True, slots=True)
 class Clamp(Op, operands="x"):
-    """Each element held between bounds; None for no bound."""
+    """Each element clamped to bounds; None for no bound."""
 
     low: float | None = None
     high: float | None = None
@@ -194,12 +194,12 @@ class ElementwiseBuilders(LeafBuilders):
         return self._add(Where(), chosen, *self._pair(then, otherwise), **node)
 
     def cast(self, x: Operand, to: DType | str, **node: Unpack[NodeArgs]) -> Value:
-        """Convert to a dtype; a value that already has it is returned as it is."""
+        """Convert to a dtype; a value that already has it is returned unchanged."""
         value, dtype = self._as_value(x), DType.parse(to)
         return value if value.dtype is dtype else self._add(Cast(dtype), value, **node)
 
     def clamp(self, x: Operand, low: float | None = None, high: float | None = None, **node: Unpack[NodeArgs]) -> Value:
-        """Hold each element between bounds."""
+        """Clamp each element to bounds."""
         return self._add(Clamp(low, high), x, **node)
 
     def fma(self, a: Operand, b: Operand, c: Operand, **node: Unpack[NodeArgs]) -> Value:

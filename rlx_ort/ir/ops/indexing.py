@@ -1,4 +1,4 @@
-"""Sorting, reversing, triangles, lookups and updates at many places, and running products."""
+"""Sorting, reversing, triangles, running products, and lookups and updates at many indices."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 SCATTER_MODES = ("set", "add", "mul", "max", "min")
-"""What an update does to the element it hits. Under `set`, places must not repeat; the other modes combine all."""
+"""How an update changes its element. Under `set`, indices must not repeat; the other modes combine all updates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Sort(Ordered):
 
 @dataclass(frozen=True, slots=True)
 class ArgSort(Ordered):
-    """The places (i64) of the elements along an axis in order; equal elements in order of place."""
+    """The indices (i64) that sort the elements along an axis; equal elements in order of index."""
 
     descending: bool = False
 
@@ -145,7 +145,7 @@ class GatherElements(Op, operands="x indices"):
 
 @dataclass(frozen=True, slots=True)
 class GatherNd(Op, operands="x indices"):
-    """Slices at places given by the last dimension of the indices.
+    """Slices at positions given by the last dimension of the indices.
 
     Attributes:
         batch_dims: leading dimensions that x and the indices share.
@@ -186,7 +186,7 @@ class ScatterElements(Op, operands="x indices updates"):
 
 @dataclass(frozen=True, slots=True)
 class ScatterNd(Op, operands="x indices updates"):
-    """x with slices changed at places given by the last dimension of the indices.
+    """x with slices changed at positions given by the last dimension of the indices.
 
     Attributes:
         mode: one of `SCATTER_MODES`.
@@ -220,7 +220,7 @@ def _expect_same_rank(op: GatherElements | ScatterElements, x: TensorType, other
 
 
 def _nd(op: Op, x: TensorType, indices: TensorType, batch_dims: int) -> tuple[Shape, Shape, int]:
-    """Return the shapes of x and the indices, and how many dimensions of x an index names."""
+    """Return the shapes of x and the indices, and how many dimensions of x an index selects."""
     expect_indices(op, indices, "indices")
     shape, picked = known_shape(op, x, "x"), known_shape(op, indices, "indices")
     depth = picked[-1] if picked.rank else None
@@ -248,7 +248,7 @@ class IndexingBuilders(LeafBuilders):
         return self._add(Sort(axis, descending), x, **node)
 
     def argsort(self, x: Operand, axis: int = -1, descending: bool = False, **node: Unpack[NodeArgs]) -> Value:
-        """Return the places of the elements along an axis in order; equal elements in order of place."""
+        """Return the indices that sort the elements along an axis; equal elements in order of index."""
         return self._add(ArgSort(axis, descending), x, **node)
 
     def cumprod(self, x: Operand, axis: int = -1, **node: Unpack[NodeArgs]) -> Value:
@@ -273,7 +273,7 @@ class IndexingBuilders(LeafBuilders):
         return self._add(GatherElements(axis), x, indices, **node)
 
     def gather_nd(self, x: Operand, indices: Operand, batch_dims: int = 0, **node: Unpack[NodeArgs]) -> Value:
-        """Pick slices at places given by the last dimension of the indices."""
+        """Pick slices at positions given by the last dimension of the indices."""
         return self._add(GatherNd(batch_dims), x, indices, **node)
 
     def scatter_elements(
@@ -292,6 +292,6 @@ class IndexingBuilders(LeafBuilders):
     def scatter_nd(
         self, x: Operand, indices: Operand, updates: Operand, mode: str = "set", **node: Unpack[NodeArgs]
     ) -> Value:
-        """Change slices at places given by the last dimension of the indices (`SCATTER_MODES`)."""
+        """Change slices at positions given by the last dimension of the indices (`SCATTER_MODES`)."""
         value, changes = self._like(x, updates)
         return self._add(ScatterNd(mode), value, indices, changes, **node)

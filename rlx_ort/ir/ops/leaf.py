@@ -1,4 +1,4 @@
-"""Leaves: what a graph reads. They compute nothing and cost nothing."""
+"""Leaves: inputs, parameters, constants and captures. They compute nothing and cost nothing."""
 
 from __future__ import annotations
 
@@ -67,10 +67,10 @@ class Param(Leaf):
     """A weight: set under a name before the first run and kept. Its data, if any yet, is in `Graph.weights`.
 
     Attributes:
-        name: what it is set by.
+        name: the name under which it is set.
         type: its type; every dim has a size.
-        mutable: whether it changes often: sessions then take it as an input, so a change costs no new session, and
-            kernels cannot prepare themselves for its values.
+        mutable: whether it changes often. Sessions take it as an input, so a change needs no new session, but kernels
+            cannot prepack it.
     """
 
     name: str
@@ -133,7 +133,7 @@ class LeafBuilders(GraphCore):
     ) -> Value:
         """Add a weight; `data` gives it an initial value, else it must be set before the first run.
 
-        One that is `mutable` may change between runs at no cost, and is slower to compute with.
+        A `mutable` weight may change between runs at no cost, but kernels that use it are slower.
 
         Raises:
             GraphVerifyError: the name is taken, a dimension has no size, or the data has another shape.
@@ -195,7 +195,7 @@ class LeafBuilders(GraphCore):
         return [value, *(self._as_value(item, value) for item in rest if item is not None)]
 
     def _pair(self, lhs: Any, rhs: Any) -> tuple[Value, Value]:
-        """Return two operands as values of one dtype, with the casts that needs."""
+        """Return two operands as values of one dtype; adds casts where needed."""
         left = self._as_value(lhs, rhs if isinstance(rhs, Value) else None)
         right = self._as_value(rhs, left)
         try:
@@ -207,8 +207,8 @@ class LeafBuilders(GraphCore):
     def _as_value(self, item: Any, like: Value | None = None) -> Value:
         """Return `item` as a value: numbers and arrays become constants.
 
-        An array keeps its dtype. Plain numbers and lists of them take the dtype of `like`, or f32 for fractions where
-        there is no `like` or it holds no fractions.
+        An array keeps its dtype. Plain numbers and lists of them take the dtype of `like`; fractions become f32 if
+        there is no `like` or it is an integer.
         """
         if isinstance(item, Value):
             return item
@@ -221,7 +221,7 @@ class LeafBuilders(GraphCore):
 
 
 def _declared(op: Op, inferred: ValueType, shape: Iterable[Dim] | None, dtype: DType | str | None) -> ValueType:
-    """Return the inferred type made finer by what was declared."""
+    """Return the inferred type with the declared sizes and names."""
     if not isinstance(inferred, TensorType):
         raise GraphVerifyError(f"{op.kind} gives no tensor, so it takes no declared shape")
     wanted = None if shape is None else Shape(shape)

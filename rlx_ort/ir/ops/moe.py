@@ -1,4 +1,4 @@
-"""Products in which each row picks its own matrix, and adding rows up where they belong: mixtures of experts."""
+"""Mixtures of experts: products in which each row selects its matrix, and the sum of rows by index."""
 
 from __future__ import annotations
 
@@ -65,5 +65,5 @@ class MoeBuilders(LeafBuilders):
         return self._add(GroupedMatMul(), *self._like(x, w), experts, **node)
 
     def scatter_add(self, updates: Operand, indices: Operand, rows: Dim, **node: Unpack[NodeArgs]) -> Value:
-        """Add rows up where their indices say, on zeros; float indices drop their fraction."""
+        """Return zeros with each row added at its index; float indices drop their fraction."""
         return self._add(ScatterAdd(rows), updates, indices, **node)

@@ -1,7 +1,7 @@
 """Quantisation to 8 bits and back, simulated quantisation, and integer products.
 
 Rounding is half to even everywhere, as in ONNX. Scales and zero points of `Quantize` and `Dequantize` are attributes,
-because they belong to the model and not to a run.
+because they are constant in a model.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ __all__ = [
 ]
 
 QMAX = {8: 127, 4: 7, 2: 1}
-"""Bits -> the largest number of symmetric quantisation."""
+"""Bits -> the largest quantised number of symmetric quantisation."""
 SCALE_MODES = ("per_batch", "fixed", "ema")
-"""Where `FakeQuantize` takes its scale from."""
+"""Sources of the scale of `FakeQuantize`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Scaled(Op, operands="x"):
     """Base of quantising and its inverse.
 
     Attributes:
-        scales: one scale, or one for each place along the axis.
+        scales: one scale, or one for each index along the axis.
         zero_points: the integer that stands for 0, as many as scales.
         axis: the axis the scales run along, None for one scale.
     """
@@ -106,15 +106,15 @@ class Dequantize(Scaled, operands="q"):
 
 @dataclass(frozen=True, slots=True)
 class FakeQuantize(Op, operands="x scale?"):
-    """x quantised symmetrically and turned back: clamp(round(x / scale), -qmax, qmax) * scale.
+    """x quantised symmetrically and dequantised: clamp(round(x / scale), -qmax, qmax) * scale.
 
-    Under `per_batch` the scale is max(max|x| / qmax, 1e-12) of this very input. Under `fixed` it is a second input
-    of shape `()`, `(1,)` or, with an axis, as long as the axis. `ema` is what training used: here, where nothing is
-    learned, it reads its state as `fixed` does and leaves it unchanged.
+    Under `per_batch` the scale is max(max|x| / qmax, 1e-12) of this input. Under `fixed` it is a second input
+    of shape `()`, `(1,)` or, with an axis, as long as the axis. `ema`, the moving average of training,
+    reads its state like `fixed` here and does not change it.
 
     Attributes:
         bits: 8, 4 or 2.
-        axis: the axis that has a scale for each place, None for one scale.
+        axis: the axis with a scale for each index, None for one scale.
         scale_mode: one of `SCALE_MODES`.
         decay: of the moving average, kept for training frameworks.
         ste: whether gradients pass straight through, kept for training frameworks.
@@ -144,7 +144,7 @@ class FakeQuantizeLSQ(Op, operands="x scale"):
 
     Attributes:
         bits: 8, 4 or 2.
-        axis: the axis that has a scale for each place, None for one scale.
+        axis: the axis with a scale for each index, None for one scale.
     """
 
     bits: int = 8
@@ -163,7 +163,7 @@ class QMatMul(Op, operands="x w bias?"):
     """A product of i8 with an i8 result: clamp(round(acc * mult) + out_zp, -128, 127).
 
     acc is the i32 sum of (x - x_zp) * (w - w_zp) over K, plus an i32 bias; it wraps around if it leaves 32 bits, which
-    takes K above 33 000. acc * mult is computed in f64, since f32 cannot hold every i32.
+    needs K above 33 000. acc * mult is computed in f64, since f32 cannot hold every i32.
 
     Attributes:
         x_zp: zero point of x.
@@ -274,7 +274,7 @@ class QuantBuilders(LeafBuilders):
     def quantize_per_channel(
         self, x: Operand, axis: int, scales: Sequence[float], zero_points: Sequence[int], **node: Unpack[NodeArgs]
     ) -> Value:
-        """Return x as i8, with a scale and a zero point for each place along an axis."""
+        """Return x as i8, with a scale and a zero point for each index along an axis."""
         op = Quantize(tuple(map(float, scales)), tuple(map(int, zero_points)), axis)
         return self._add(op, x, **node)
 
@@ -285,7 +285,7 @@ class QuantBuilders(LeafBuilders):
     def dequantize_per_channel(
         self, q: Operand, axis: int, scales: Sequence[float], zero_points: Sequence[int], **node: Unpack[NodeArgs]
     ) -> Value:
-        """Return i8 as f32, with a scale and a zero point for each place along an axis."""
+        """Return i8 as f32, with a scale and a zero point for each index along an axis."""
         op = Dequantize(tuple(map(float, scales)), tuple(map(int, zero_points)), axis)
         return self._add(op, q, **node)
 
@@ -298,14 +298,14 @@ class QuantBuilders(LeafBuilders):
         scale_mode: str | None = None,
         **node: Unpack[NodeArgs],
     ) -> Value:
-        """Quantise and turn back; with a `state` that is the scale, without one the scale comes from x."""
+        """Quantise and dequantise by the scale `state`; without one, the scale is computed from x."""
         mode = scale_mode or ("per_batch" if state is None else "fixed")
         return self._add(FakeQuantize(bits, axis, mode), *self._like(x, state), **node)
 
     def fake_quantize_lsq(
         self, x: Operand, scale: Operand, bits: int = 8, axis: int | None = None, **node: Unpack[NodeArgs]
     ) -> Value:
-        """Quantise and turn back with a learned scale."""
+        """Quantise and dequantise by a learned scale."""
         return self._add(FakeQuantizeLSQ(bits, axis), *self._like(x, scale), **node)
 
     def q_matmul(

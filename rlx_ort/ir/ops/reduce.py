@@ -1,4 +1,4 @@
-"""Reductions along axes: sums, softmax, running sums, and the places of the largest elements."""
+"""Reductions along axes: sums, softmax, running sums, and the indices of the largest elements."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ REDUCTIONS = ("sum", "mean", "max", "min", "prod")
 
 @dataclass(frozen=True, slots=True)
 class Reduce(Op, operands="x"):
-    """A reduction over axes, which become 1 or go away; without axes the input is unchanged."""
+    """A reduction over axes, which become 1 or are removed; without axes the input is unchanged."""
 
     function: str
     axes: tuple[int, ...]
@@ -68,7 +68,7 @@ class Cumsum(Op, operands="x"):
 
 @dataclass(frozen=True, slots=True)
 class TopK(Op, operands="x"):
-    """Places of the k largest elements along the last axis, largest first; equal elements in order of place."""
+    """Indices of the k largest elements along the last axis, largest first; equal elements in order of index."""
 
     k: int
     dtype: DType = DType.I64
@@ -85,7 +85,7 @@ class TopK(Op, operands="x"):
 
 @dataclass(frozen=True, slots=True)
 class Extremum(Op, operands="x"):
-    """Base of the ops that return the place (i64) of an element along an axis, the first one of equals."""
+    """Base of the ops that return the index (i64) of an element along an axis, the first one of equals."""
 
     axis: int = -1
     keep_dim: bool = False
@@ -97,12 +97,12 @@ class Extremum(Op, operands="x"):
 
 @dataclass(frozen=True, slots=True)
 class ArgMax(Extremum):
-    """The place (i64) of the largest element along an axis, the first one of equals."""
+    """The index (i64) of the largest element along an axis, the first one of equals."""
 
 
 @dataclass(frozen=True, slots=True)
 class ArgMin(Extremum):
-    """The place (i64) of the smallest element along an axis, the first one of equals."""
+    """The index (i64) of the smallest element along an axis, the first one of equals."""
 
 
 def _reduced(op: Op, x: TensorType, axes: Sequence[int], keep_dim: bool) -> Shape:
@@ -163,13 +163,13 @@ class ReduceBuilders(LeafBuilders):
         return self._add(Cumsum(axis, exclusive, reverse), input, **node)
 
     def topk(self, x: Operand, k: int, dtype: DType | str = DType.I64, **node: Unpack[NodeArgs]) -> Value:
-        """Return the places of the k largest elements along the last axis, largest first."""
+        """Return the indices of the k largest elements along the last axis, largest first."""
         return self._add(TopK(k, DType.parse(dtype)), x, **node)
 
     def argmax(self, x: Operand, axis: int = -1, keep_dim: bool = False, **node: Unpack[NodeArgs]) -> Value:
-        """Return the place of the largest element along an axis, the first one of equals."""
+        """Return the index of the largest element along an axis, the first one of equals."""
         return self._add(ArgMax(axis, keep_dim), x, **node)
 
     def argmin(self, x: Operand, axis: int = -1, keep_dim: bool = False, **node: Unpack[NodeArgs]) -> Value:
-        """Return the place of the smallest element along an axis, the first one of equals."""
+        """Return the index of the smallest element along an axis, the first one of equals."""
         return self._add(ArgMin(axis, keep_dim), x, **node)

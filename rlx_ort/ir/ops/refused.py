@@ -1,7 +1,7 @@
-"""Kinds that are known by name and not run: graphics, gradients, factorisations, and what only a compiler writes.
+"""Kinds that are read but not run: graphics, gradients, factorisations, and compiler-internal ops.
 
-A graph may hold them, so that a model that has them can be read, shown and cut; `verify` reports each with its node,
-why it does not run, and what to do.
+A graph may hold them, so that a model with them can be read, shown and cut; `verify` reports each with its node, the
+reason and a remedy.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Picking a token from logits by chance: `Sample`, and the random numbers it uses."""
+"""`Sample`, which draws tokens from logits, and its random numbers."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ _RESULT_DTYPES = (DType.I32, DType.I64, DType.U32, DType.F32)
 class Sample(Op, operands="logits"):
     """One token of each row of logits `(B, V)` or `(V,)`, drawn by the seed: the same seed gives the same tokens.
 
-    The logits are divided by the temperature (1e-6 at least). Those below the k-th largest are left out; ties with it
-    stay. Then the most likely tokens are kept until their probabilities add up to `top_p`. Row i is drawn by the i-th
-    number of the generator Philox4x32-10 with the seed as key (0 stands for 0xDEADBEEF): the first token at which the
-    running sum, over the tokens in their order, of the probabilities of what is left passes that number.
+    The logits are divided by the temperature (1e-6 at least). Those below the k-th largest are dropped; ties with it
+    stay. Then the most likely tokens are kept until their probabilities add up to `top_p`. Row i uses the i-th number
+    of the generator Philox4x32-10 with the seed as key (0 stands for 0xDEADBEEF). Its token is the first one, in index
+    order, at which the running sum of the remaining probabilities exceeds that number.
 
     The sums are taken over probabilities rounded to units of 2^-30, so they do not depend on the order in which a
     provider adds; probabilities may differ in their last bit between providers, which can change a token only if the
     number falls within about 1e-5 of a boundary.
 
     Attributes:
-        top_k: how many tokens stay in play, 0 for all.
-        top_p: the probability that stays in play, 1 for all.
-        temperature: below 1 prefers the likely tokens more; 0 takes the most likely one.
+        top_k: how many tokens are kept, 0 for all.
+        top_p: the probability that is kept, 1 for all.
+        temperature: below 1 favours likely tokens; 0 takes the most likely one.
         seed: 64 bits.
         dtype: dtype of the token ids.
     """

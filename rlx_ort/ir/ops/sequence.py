@@ -131,7 +131,7 @@ class SequenceBuilders(LeafBuilders):
     ) -> tuple[Value, Value]:
         """Return the gated delta rule's results from a given state `(B, H, n, n)`, and the last state.
 
-        The given state is not changed: feed the second result back to go on.
+        The given state is not changed; feed the second result back to continue.
         """
         values = self._like(q, k, v, g, beta, state)
         op = GatedDeltaNet(_size(values[0]) if n is None else n, carry_state=True)

@@ -40,12 +40,12 @@ class Movement(Op, operands="x"):
 
 @dataclass(frozen=True, slots=True)
 class Reshape(Movement):
-    """The same elements under other dimensions; one may be -1. A size 0 means 0, not "as it was"."""
+    """The same elements with other dimensions; one may be -1. A size 0 means 0, not "as it was"."""
 
     dims: tuple[Dim, ...]
 
     def result(self, x: TensorType) -> TensorType:
-        """Return the new dimensions, with -1 worked out where it can be."""
+        """Return the new dimensions, with -1 computed if possible."""
         return TensorType(x.dtype, reshaped(self, x.shape, self.dims))
 
 
@@ -142,12 +142,12 @@ class Narrow(Movement):
 
 @dataclass(frozen=True, slots=True)
 class Slice(Movement):
-    """`x[start:end:step]` along some axes, by Python's rules: negative places count from the end, None is open.
+    """`x[start:end:step]` along some axes, by Python's rules: negative indices count from the end, None is open.
 
     Attributes:
         axes: the axes that are sliced.
-        starts: first place along each of them, None for the beginning in the direction of the step.
-        ends: place to stop before, None for the end in the direction of the step.
+        starts: first index along each of them, None for the beginning in the direction of the step.
+        ends: index to stop before, None for the end in the direction of the step.
         steps: step along each of them, not 0; a negative one walks backwards.
     """
 
@@ -241,7 +241,7 @@ class ShapeBuilders(LeafBuilders):
     __slots__ = ()
 
     def reshape(self, x: Operand, new_shape: Iterable[Dim], **node: Unpack[NodeArgs]) -> Value:
-        """Give the elements other dimensions; one may be -1, named dims may be used."""
+        """Give the elements other dimensions; one may be -1, and dims may be named."""
         return self._add(Reshape(tuple(new_shape)), x, **node)
 
     def transpose(self, x: Operand, perm: Iterable[int], **node: Unpack[NodeArgs]) -> Value:

@@ -1,4 +1,4 @@
-"""Fourier transforms and what is built from them. Complex numbers are real tensors, `[re | im]` side by side.
+"""Fourier transforms and functions built on them. Complex numbers are real tensors, `[re | im]` side by side.
 
 A complex tensor of N elements along the last axis is a real one of 2 N: first the N real parts, then the N imaginary
 ones. ONNX Runtime has no complex dtype.
@@ -115,7 +115,7 @@ class SignalBuilders(ElementwiseBuilders, ShapeBuilders):
         return self.fft_norm(x, inverse, **node)
 
     def fft_norm(self, x: Operand, inverse: bool = False, norm: str = "backward", **node: Unpack[NodeArgs]) -> Value:
-        """Transform the last axis, which holds `[re | im]`, scaled as `FFT_NORMS` says."""
+        """Transform the last axis, which holds `[re | im]`, scaled by a norm of `FFT_NORMS`."""
         return self._add(Fft(inverse, norm), x, **node)
 
     def fft_axis(self, x: Operand, axis: int, inverse: bool = False, norm: str = "backward") -> Value:
@@ -151,7 +151,7 @@ class SignalBuilders(ElementwiseBuilders, ShapeBuilders):
         return value
 
     def ifftn(self, x: Operand, axes: Sequence[int] | None = None, norm: str = "backward") -> Value:
-        """Transform several axes of a complex tensor back; see `fftn`."""
+        """Apply the inverse transform to several axes of a complex tensor; see `fftn`."""
         return self.fftn(x, axes, inverse=True, norm=norm)
 
     def fft_real(self, x: Operand, norm: str = "backward") -> tuple[Value, Value]:
@@ -171,14 +171,14 @@ class SignalBuilders(ElementwiseBuilders, ShapeBuilders):
         """Return the n real numbers whose transform starts with (re, im), n // 2 + 1 elements; `backward` is n-fold.
 
         Raises:
-            GraphVerifyError: there are another number of elements.
+            GraphVerifyError: re or im has another number of elements.
         """
         left = self._as_value(re)
         right = self._as_value(im, left)
         for part, label in ((left, "re"), (right, "im")):
             if n < 1 or _last(part) != n // 2 + 1:
                 raise GraphVerifyError(f"irfft of {n} numbers needs {n // 2 + 1} elements of {label}, got {part.shape}")
-        mirrored = (n - 1) // 2  # what the transform of real numbers repeats, conjugated and backwards
+        mirrored = (n - 1) // 2  # elements that the transform of real numbers repeats, conjugated and reversed
         if mirrored:
             left = self.concat([left, self._backwards(left, mirrored)], -1)
             right = self.concat([right, self.neg(self._backwards(right, mirrored))], -1)
@@ -206,7 +206,7 @@ class SignalBuilders(ElementwiseBuilders, ShapeBuilders):
         return self.rfft(frames, norm)
 
     def fft_conv1d(self, x: Operand, kernel: Operand) -> Value:
-        """Return the whole convolution along the last axis, T + K - 1 numbers, by way of transforms."""
+        """Return the whole convolution along the last axis, T + K - 1 numbers, computed by transforms."""
         value = self._as_value(x)
         other = self._as_value(kernel, value)
         length = _last(value) + _last(other) - 1
