@@ -2,7 +2,7 @@
 
 To add an op: write its dataclass and its builder in a family file, and one lowering in `rlx_ort.converters.to_onnx`.
 
-The checks raise `GraphVerifyError` with the op's kind, what it needs and what it got.
+The checks of `Op` raise `GraphVerifyError` with the op's kind, what it needs and what it got.
 """
 
 from __future__ import annotations
@@ -26,24 +26,14 @@ __all__ = [
     "Op",
     "OpTypes",
     "Sizes",
-    "axis_tuple",
-    "broadcast",
     "counts",
-    "expect_dim",
-    "expect_dims",
-    "expect_float",
-    "expect_indices",
-    "expect_number",
-    "expect_rank",
     "join_dims",
     "known_name",
     "known_shape",
-    "normal_axis",
     "op_class",
     "op_kinds",
     "pair",
     "reshaped",
-    "same_dtype",
     "tensor_input",
 ]
 
@@ -129,6 +119,71 @@ class Op:
         least, most = cls.arity
         return f"at least {least}" if most is None else str(least) if least == most else f"{least} to {most}"
 
+    def normal_axis(self, axis: int, rank: int) -> int:
+        """Return `axis` counted from the front."""
+        if not -rank <= axis < rank:
+            raise GraphVerifyError(f"{self.kind} has axis {axis}, but its input has rank {rank}")
+        return axis % rank
+
+    def axis_tuple(self, axes: Iterable[int], rank: int) -> tuple[int, ...]:
+        """Return axes counted from the front, in order."""
+        found = tuple(self.normal_axis(axis, rank) for axis in axes)
+        if len(set(found)) != len(found):
+            raise GraphVerifyError(f"{self.kind} names an axis twice: {tuple(axes)}")
+        return found
+
+    def same_dtype(self, *operands: TensorType, names: Sequence[str] = ()) -> DType:
+        """Return the dtype that operands share; `names` are those of the op unless given."""
+        if any(value.dtype is not operands[0].dtype for value in operands):
+            found = ", ".join(
+                f"{name} {value.dtype.value}" for name, value in zip(names or self.operands, operands, strict=False)
+            )
+            raise GraphVerifyError(f"{self.kind} needs inputs of one dtype, got {found}; cast them first")
+        return operands[0].dtype
+
+    def expect_float(self, value: TensorType, name: str) -> None:
+        """Check that a tensor holds real floating-point numbers."""
+        if not value.dtype.is_float:
+            raise GraphVerifyError(
+                f"{self.describe()} needs floating-point numbers, {name} is {value.dtype.value}; cast it"
+            )
+
+    def expect_number(self, value: TensorType, name: str = "the input") -> None:
+        """Check that a tensor holds integers or real floating-point numbers."""
+        if not (value.dtype.is_float or value.dtype.is_integer):
+            raise GraphVerifyError(f"{self.kind} takes numbers, not {value.dtype.value}; cast {name} first")
+
+    def expect_indices(self, value: TensorType, name: str) -> None:
+        """Check that a tensor holds integers, or floats, whose fraction is dropped."""
+        if not (value.dtype.is_float or value.dtype.is_integer):
+            raise GraphVerifyError(f"{self.kind} needs integers as {name}, got {value.dtype.value}")
+
+    def expect_rank(self, value: TensorType, ranks: Sequence[int], name: str) -> Shape:
+        """Return the shape of a tensor that must have one of the given ranks."""
+        if value.shape is None or value.shape.rank not in ranks:
+            wanted = " or ".join(map(str, ranks))
+            raise GraphVerifyError(f"{self.kind} needs its input {name} with rank {wanted}, got {value}")
+        return value.shape
+
+    def expect_dim(self, found: Dim, wanted: Dim, what: str) -> None:
+        """Check that two dimensions can be equal; a symbol fits any size."""
+        if isinstance(found, int) and isinstance(wanted, int) and found != wanted:
+            raise GraphVerifyError(f"{self.kind} needs {what} to be {wanted}, got {found}")
+
+    def expect_dims(self, found: Sequence[Dim], wanted: Sequence[Dim], name: str) -> None:
+        """Check the dimensions of an input of the right rank one by one; see `expect_dim`."""
+        for place, (dim, other) in enumerate(zip(found, wanted, strict=True)):
+            self.expect_dim(dim, other, f"dimension {place} of {name}")
+
+    def broadcast(self, shapes: Sequence[Shape | None]) -> Shape | None:
+        """Return the broadcast shape, None when a rank is unknown."""
+        known = [shape for shape in shapes if shape is not None]
+        try:
+            result = broadcast_shapes(known)
+        except ValueError as err:
+            raise GraphVerifyError(f"{self.kind}: {err}") from err
+        return result if len(known) == len(shapes) else None
+
 
 def op_class(kind: str) -> type[Op]:
     """Return the op class of a kind.
@@ -157,13 +212,6 @@ def known_shape(op: Op, value: TensorType, name: str) -> Shape:
     if value.shape is None:
         raise GraphVerifyError(f"{op.kind} needs the rank of its input {name}; give the value a shape first")
     return value.shape
-
-
-def normal_axis(op: Op, axis: int, rank: int) -> int:
-    """Return `axis` counted from the front."""
-    if not -rank <= axis < rank:
-        raise GraphVerifyError(f"{op.kind} has axis {axis}, but its input has rank {rank}")
-    return axis % rank
 
 
 def known_name(what: str, name: str, known: Sequence[str]) -> str:
@@ -195,62 +243,6 @@ def pair(what: str, value: Sizes, least: int = 0) -> tuple[int, int]:
     return height, width
 
 
-def axis_tuple(op: Op, axes: Iterable[int], rank: int) -> tuple[int, ...]:
-    """Return axes counted from the front, in order."""
-    found = tuple(normal_axis(op, axis, rank) for axis in axes)
-    if len(set(found)) != len(found):
-        raise GraphVerifyError(f"{op.kind} names an axis twice: {tuple(axes)}")
-    return found
-
-
-def same_dtype(op: Op, *operands: TensorType, names: Sequence[str] = ()) -> DType:
-    """Return the dtype that operands share; `names` are those of the op unless given."""
-    if any(value.dtype is not operands[0].dtype for value in operands):
-        found = ", ".join(
-            f"{name} {value.dtype.value}" for name, value in zip(names or op.operands, operands, strict=False)
-        )
-        raise GraphVerifyError(f"{op.kind} needs inputs of one dtype, got {found}; cast them first")
-    return operands[0].dtype
-
-
-def expect_float(op: Op, value: TensorType, name: str) -> None:
-    """Check that a tensor holds real floating-point numbers."""
-    if not value.dtype.is_float:
-        raise GraphVerifyError(f"{op.describe()} needs floating-point numbers, {name} is {value.dtype.value}; cast it")
-
-
-def expect_number(op: Op, value: TensorType, name: str = "the input") -> None:
-    """Check that a tensor holds integers or real floating-point numbers."""
-    if not (value.dtype.is_float or value.dtype.is_integer):
-        raise GraphVerifyError(f"{op.kind} takes numbers, not {value.dtype.value}; cast {name} first")
-
-
-def expect_indices(op: Op, value: TensorType, name: str) -> None:
-    """Check that a tensor holds integers, or floats, whose fraction is dropped."""
-    if not (value.dtype.is_float or value.dtype.is_integer):
-        raise GraphVerifyError(f"{op.kind} needs integers as {name}, got {value.dtype.value}")
-
-
-def expect_rank(op: Op, value: TensorType, ranks: Sequence[int], name: str) -> Shape:
-    """Return the shape of a tensor that must have one of the given ranks."""
-    if value.shape is None or value.shape.rank not in ranks:
-        wanted = " or ".join(map(str, ranks))
-        raise GraphVerifyError(f"{op.kind} needs its input {name} with rank {wanted}, got {value}")
-    return value.shape
-
-
-def expect_dim(op: Op, found: Dim, wanted: Dim, what: str) -> None:
-    """Check that two dimensions can be equal; a symbol fits any size."""
-    if isinstance(found, int) and isinstance(wanted, int) and found != wanted:
-        raise GraphVerifyError(f"{op.kind} needs {what} to be {wanted}, got {found}")
-
-
-def expect_dims(op: Op, found: Sequence[Dim], wanted: Sequence[Dim], name: str) -> None:
-    """Check the dimensions of an input of the right rank one by one; see `expect_dim`."""
-    for place, (dim, other) in enumerate(zip(found, wanted, strict=True)):
-        expect_dim(op, dim, other, f"dimension {place} of {name}")
-
-
 def join_dims(dims: Iterable[Dim]) -> Dim:
     """Return the one dimension that equal dimensions share: a size if one is known, else a name if all agree."""
     found = list(dict.fromkeys(dims))
@@ -258,16 +250,6 @@ def join_dims(dims: Iterable[Dim]) -> Dim:
     if sizes:
         return sizes[0]
     return found[0] if len(found) == 1 else None
-
-
-def broadcast(op: Op, shapes: Sequence[Shape | None]) -> Shape | None:
-    """Return the broadcast shape, None when a rank is unknown."""
-    known = [shape for shape in shapes if shape is not None]
-    try:
-        result = broadcast_shapes(known)
-    except ValueError as err:
-        raise GraphVerifyError(f"{op.kind}: {err}") from err
-    return result if len(known) == len(shapes) else None
 
 
 def reshaped(op: Op, source: Shape | None, target: Sequence[Dim]) -> Shape:
@@ -300,7 +282,7 @@ def _left_over(op: Op, source: Shape, dims: Sequence[Dim], is_open: bool) -> Dim
         return next(iter(only_before)) if is_open and size == divisor else None
     fits = (divisor != 0 and size % divisor == 0) if is_open else size == divisor
     if not fits:
-        hint = "; -1 is ambiguous for an empty tensor, give its size" if is_open and size == divisor == 0 else ""
+        hint = "; -1 cannot be told for an empty tensor, give its size" if is_open and size == divisor == 0 else ""
         raise GraphVerifyError(
             f"{op.kind} cannot turn {source} into {Shape(dims)}{' with -1' if is_open else ''}{hint}"
         )

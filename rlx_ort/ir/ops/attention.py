@@ -11,18 +11,7 @@ from typing import NamedTuple, Unpack
 
 from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import Value
-from rlx_ort.ir.op import (
-    Op,
-    OpTypes,
-    broadcast,
-    expect_dim,
-    expect_float,
-    expect_rank,
-    join_dims,
-    known_name,
-    same_dtype,
-    tensor_input,
-)
+from rlx_ort.ir.op import Op, OpTypes, join_dims, known_name, tensor_input
 from rlx_ort.ir.ops.leaf import LeafBuilders, NodeArgs, Operand
 from rlx_ort.ir.shape import Dim, Shape
 from rlx_ort.ir.types import TensorType
@@ -58,10 +47,10 @@ def head_layout(op: Op, shape: Shape, num_heads: int, head_dim: int, name: str) 
     if shape.rank == 4:
         heads_first = shape[1] == num_heads
         batch, length = (shape[0], shape[2]) if heads_first else (shape[0], shape[1])
-        expect_dim(op, shape[1] if heads_first else shape[2], num_heads, f"the heads of {name} {shape}")
-        expect_dim(op, shape[3], head_dim, f"the last dimension of {name} {shape}")
+        op.expect_dim(shape[1] if heads_first else shape[2], num_heads, f"the heads of {name} {shape}")
+        op.expect_dim(shape[3], head_dim, f"the last dimension of {name} {shape}")
         return HeadLayout(batch, length, heads_first)
-    expect_dim(op, shape[-1], num_heads * head_dim, f"the last dimension of {name} {shape}")
+    op.expect_dim(shape[-1], num_heads * head_dim, f"the last dimension of {name} {shape}")
     return HeadLayout(shape[0] if shape.rank == 3 else 1, shape[-2], heads_first=False)
 
 
@@ -117,18 +106,18 @@ class Attention(Op, operands="q k v mask?"):
         Raises:
             GraphVerifyError: one does not hold the heads.
         """
-        shapes = (expect_rank(self, tensor_input(self, inputs, i, "qkv"[i]), (2, 3, 4), "qkv"[i]) for i in range(3))
+        shapes = (self.expect_rank(tensor_input(self, inputs, i, "qkv"[i]), (2, 3, 4), "qkv"[i]) for i in range(3))
         q, k, v = (head_layout(self, shape, self.num_heads, self.head_dim, "qkv"[i]) for i, shape in enumerate(shapes))
         return q, k, v
 
     def result(self, query: TensorType, key: TensorType, value: TensorType, *mask: TensorType) -> TensorType:
         """Return the type of q."""
         q, k, v = self.layouts((query, key, value))
-        same_dtype(self, query, key, value)
-        expect_float(self, query, "q")
-        expect_dim(self, k.batch, q.batch, "the batch of k")
-        expect_dim(self, v.batch, q.batch, "the batch of v")
-        expect_dim(self, v.length, k.length, "the length of v")
+        self.same_dtype(query, key, value)
+        self.expect_float(query, "q")
+        self.expect_dim(k.batch, q.batch, "the batch of k")
+        self.expect_dim(v.batch, q.batch, "the batch of v")
+        self.expect_dim(v.length, k.length, "the length of v")
         wants_mask = self.mask_kind in {"custom", "bias"}
         if wants_mask != bool(mask):
             wanted = "q, k, v and a mask" if wants_mask else "q, k and v only"
@@ -139,17 +128,17 @@ class Attention(Op, operands="q k v mask?"):
 
     def _check_mask(self, mask: TensorType, query: TensorType, q: HeadLayout, k: HeadLayout) -> None:
         if self.mask_kind == "custom":
-            batch, keys = expect_rank(self, mask, (2,), "mask")
+            batch, keys = self.expect_rank(mask, (2,), "mask")
             if batch != 1:
-                expect_dim(self, batch, q.batch, "the batch of the mask")
-            expect_dim(self, keys, k.length, "the keys of the mask")
+                self.expect_dim(batch, q.batch, "the batch of the mask")
+            self.expect_dim(keys, k.length, "the keys of the mask")
             return
         if mask.dtype is not query.dtype:
             raise GraphVerifyError(f"Attention needs a bias of the dtype of q, got {mask}; cast it first")
         scores = Shape((q.batch, self.num_heads, q.length, k.length))
-        shape = expect_rank(self, mask, (2, 3, 4), "mask")
-        for found, wanted in zip(broadcast(self, (shape, scores)) or (), scores, strict=True):
-            expect_dim(self, found, wanted, f"the bias {shape} to fit the scores {scores}: a dimension")
+        shape = self.expect_rank(mask, (2, 3, 4), "mask")
+        for found, wanted in zip(self.broadcast((shape, scores)) or (), scores, strict=True):
+            self.expect_dim(found, wanted, f"the bias {shape} to fit the scores {scores}: a dimension")
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,9 +166,9 @@ class Rope(Op, operands="x cos sin"):
 
     def result(self, x: TensorType, cos: TensorType, sin: TensorType) -> TensorType:
         """Return the type of x."""
-        same_dtype(self, x, cos, sin)
-        expect_float(self, x, "x")
-        shape = expect_rank(self, x, (2, 3), "x")
+        self.same_dtype(x, cos, sin)
+        self.expect_float(x, "x")
+        shape = self.expect_rank(x, (2, 3), "x")
         if self.head_dim < 2 or self.head_dim % 2 or self.rotated % 2 or not 0 < self.rotated <= self.head_dim:
             raise GraphVerifyError(
                 f"Rope needs an even head_dim and an even n_rot up to it, got {self.head_dim} and {self.n_rot}"
@@ -187,14 +176,14 @@ class Rope(Op, operands="x cos sin"):
         if not isinstance(shape[-1], int) or shape[-1] % self.head_dim:
             raise GraphVerifyError(f"Rope cannot divide the last dimension of {shape} into heads of {self.head_dim}")
         for kind, name in ((cos, "cos"), (sin, "sin")):
-            table = expect_rank(self, kind, (2, shape.rank), name)
-            expect_dim(self, table[-1], self.head_dim // 2, f"the columns of {name}")
+            table = self.expect_rank(kind, (2, shape.rank), name)
+            self.expect_dim(table[-1], self.head_dim // 2, f"the columns of {name}")
             rows, length = table[-2], shape[-2]
             if isinstance(rows, int) and isinstance(length, int) and rows < length:
                 raise GraphVerifyError(f"Rope of {length} places needs as many rows in {name}, got {rows}")
             if table.rank == 3:
-                expect_dim(self, rows, length, f"the rows of {name}")
-                expect_dim(self, join_dims((table[0], shape[0])), table[0], f"the batch of {name}")
+                self.expect_dim(rows, length, f"the rows of {name}")
+                self.expect_dim(join_dims((table[0], shape[0])), table[0], f"the batch of {name}")
         return x
 
 

@@ -12,18 +12,7 @@ from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.bodies import Composite
 from rlx_ort.ir.core import Value
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.op import (
-    Op,
-    OpTypes,
-    Sizes,
-    expect_dim,
-    expect_float,
-    expect_rank,
-    known_name,
-    known_shape,
-    pair,
-    tensor_input,
-)
+from rlx_ort.ir.op import Op, OpTypes, Sizes, known_name, known_shape, pair, tensor_input
 from rlx_ort.ir.ops.attention import Attention, head_layout, parse_mask_kind
 from rlx_ort.ir.ops.conv import Conv2d
 from rlx_ort.ir.ops.elementwise import ACTIVATIONS, Activation, Binary
@@ -86,7 +75,7 @@ class GroupedQueryAttention(Composite):
         """Write one attention over folded queries, or over repeated keys and values."""
         q, k, v, *mask = values
         layouts = [
-            head_layout(self, expect_rank(self, self._tensor(value), (2, 3, 4), name), heads, self.head_dim, name)
+            head_layout(self, self.expect_rank(self._tensor(value), (2, 3, 4), name), heads, self.head_dim, name)
             for value, heads, name in zip(
                 (q, k, v), (self.num_heads, self.num_kv_heads, self.num_kv_heads), "qkv", strict=True
             )
@@ -164,9 +153,9 @@ class FusedAttentionBlock(Composite):
         """Check the number of inputs and the widths."""
         _check_count(self, inputs, 4 + 2 * self.has_bias + 2 * self.has_rope)
         width = self.num_heads * self.head_dim
-        expect_rank(self, tensor_input(self, inputs, 0, "hidden"), (2, 3), "hidden")
-        qkv = expect_rank(self, tensor_input(self, inputs, 1, "qkv weight"), (2,), "qkv weight")
-        expect_dim(self, qkv[1], 3 * width, "the columns of the qkv weight, 3 times the heads,")
+        self.expect_rank(tensor_input(self, inputs, 0, "hidden"), (2, 3), "hidden")
+        qkv = self.expect_rank(tensor_input(self, inputs, 1, "qkv weight"), (2,), "qkv weight")
+        self.expect_dim(qkv[1], 3 * width, "the columns of the qkv weight, 3 times the heads,")
 
     def build(self, graph: Graph, *values: Value) -> Value:
         """Write the projections, the embedding and the attention."""
@@ -267,9 +256,9 @@ class AxialRope2d(Composite, operands="x"):
     def check(self, inputs: OpTypes) -> None:
         """Check the heads, and that there are no more tokens than positions."""
         x = tensor_input(self, inputs, 0, "x")
-        expect_float(self, x, "x")
-        shape = expect_rank(self, x, (2, 3), "x")
-        expect_dim(self, shape[-1], self.num_heads * self.head_dim, f"the last dimension of x {shape}")
+        self.expect_float(x, "x")
+        shape = self.expect_rank(x, (2, 3), "x")
+        self.expect_dim(shape[-1], self.num_heads * self.head_dim, f"the last dimension of x {shape}")
         places = self.end_x * self.end_y * self.repeat_factor
         if isinstance(shape[-2], int) and shape[-2] > places:
             raise GraphVerifyError(f"AxialRope2d has {places} places on its grid, x {shape} has {shape[-2]} tokens")
@@ -327,7 +316,7 @@ class AdaLayerNorm(Composite, operands="x scale shift"):
     def check(self, inputs: OpTypes) -> None:
         """Check that the last dimension of x has a size."""
         x = tensor_input(self, inputs, 0, "x")
-        expect_float(self, x, "x")
+        self.expect_float(x, "x")
         shape = known_shape(self, x, "x")
         if not shape.rank or not isinstance(shape[-1], int):
             raise GraphVerifyError(f"AdaLayerNorm needs a size in the last dimension of x, got {shape}")
@@ -360,9 +349,9 @@ class SoftmaxCrossEntropyWithLogits(Composite, operands="logits labels"):
     def check(self, inputs: OpTypes) -> None:
         """Check the ranks."""
         logits = tensor_input(self, inputs, 0, "logits")
-        expect_float(self, logits, "logits")
-        expect_rank(self, logits, (2,), "logits")
-        expect_rank(self, tensor_input(self, inputs, 1, "labels"), (1,), "labels")
+        self.expect_float(logits, "logits")
+        self.expect_rank(logits, (2,), "logits")
+        self.expect_rank(tensor_input(self, inputs, 1, "labels"), (1,), "labels")
 
     def build(self, graph: Graph, *values: Value) -> Value:
         """Subtract the largest logit first, so that nothing overflows."""

@@ -10,7 +10,7 @@ from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.bodies import Body, as_body, body_results, expect_same_type, finer_type, tensor_types
 from rlx_ort.ir.core import Value
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.op import Op, OpTypes, broadcast, expect_dim, known_shape, tensor_input
+from rlx_ort.ir.op import Op, OpTypes, known_shape, tensor_input
 from rlx_ort.ir.ops.leaf import LeafBuilders, NodeArgs, Operand
 from rlx_ort.ir.ops.onnx import AttributeValue
 from rlx_ort.ir.shape import Shape
@@ -59,7 +59,7 @@ class If(Op):
     def _selected(self, predicate: TensorType, left: TensorType, right: TensorType) -> TensorType:
         if left.dtype is not right.dtype:
             raise GraphVerifyError(f"If needs results of one dtype, got {left} and {right}; cast one")
-        return TensorType(left.dtype, broadcast(self, (predicate.shape, left.shape, right.shape)))
+        return TensorType(left.dtype, self.broadcast((predicate.shape, left.shape, right.shape)))
 
     def bodies(self) -> tuple[Graph, ...]:
         """Return the then body and the else body."""
@@ -181,7 +181,7 @@ class Scan(Op):
             shape = known_shape(self, given[index], f"{index}, a sequence")
             if not shape.rank:
                 raise GraphVerifyError(f"Scan needs a sequence as input {index}, got {given[index]}")
-            expect_dim(self, shape[0], self.length, f"the length of input {index}")
+            self.expect_dim(shape[0], self.length, f"the length of input {index}")
             given[index] = TensorType(given[index].dtype, Shape(shape[1:]))
         return tuple(given)
 

@@ -9,7 +9,7 @@ from typing import Unpack
 
 from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import Value
-from rlx_ort.ir.op import Op, Sizes, counts, expect_dim, expect_float, expect_rank, known_name, pair, same_dtype
+from rlx_ort.ir.op import Op, Sizes, counts, known_name, pair
 from rlx_ort.ir.ops.leaf import LeafBuilders, NodeArgs, Operand
 from rlx_ort.ir.shape import Dim, Shape
 from rlx_ort.ir.types import TensorType
@@ -93,13 +93,13 @@ class ConvTranspose2d(Op, operands="x weight bias?"):
 
     def result(self, x: TensorType, weight: TensorType, *bias: TensorType) -> TensorType:
         """Return `(N, C_out, H_out, W_out)`."""
-        expect_float(self, x, "x")
-        image, taps = expect_rank(self, x, (4,), "x"), expect_rank(self, weight, (4,), "weight")
-        expect_dim(self, image[1], taps[0], "the number of input channels")
+        self.expect_float(x, "x")
+        image, taps = self.expect_rank(x, (4,), "x"), self.expect_rank(weight, (4,), "weight")
+        self.expect_dim(image[1], taps[0], "the number of input channels")
         _check_groups(self, taps[0], self.groups)
         channels = taps[1] * self.groups if isinstance(taps[1], int) else None
         expect_bias(self, bias, channels)
-        dtype = same_dtype(self, x, weight, *bias)
+        dtype = self.same_dtype(x, weight, *bias)
         sizes: list[Dim] = []
         for i, (size, kernel) in enumerate(zip(image[2:], taps[2:], strict=True)):
             if not isinstance(size, int) or not isinstance(kernel, int):
@@ -127,8 +127,8 @@ class Pool(Op, operands="x"):
 
     def result(self, x: TensorType) -> TensorType:
         """Return `(N, C, H_out, W_out)`."""
-        expect_float(self, x, "x")
-        shape = expect_rank(self, x, (4,), "x")
+        self.expect_float(x, "x")
+        shape = self.expect_rank(x, (4,), "x")
         if any(2 * pad > size for pad, size in zip(self.padding, self.kernel, strict=True)):
             raise GraphVerifyError(f"Pool needs padding of at most half its kernel {self.kernel}, got {self.padding}")
         sizes = _window_counts(self, shape[2:], self.kernel, self.stride, self.padding, (1, 1))
@@ -141,7 +141,7 @@ class ResizeNearest2x(Op, operands="x"):
 
     def result(self, x: TensorType) -> TensorType:
         """Return `(N, C, 2H, 2W)`."""
-        shape = expect_rank(self, x, (4,), "x")
+        shape = self.expect_rank(x, (4,), "x")
         doubled = (dim * 2 if isinstance(dim, int) else None for dim in shape[2:])
         return TensorType(x.dtype, Shape((*shape[:2], *doubled)))
 
@@ -171,8 +171,8 @@ class Im2Col(Op, operands="x"):
 
     def result(self, x: TensorType) -> TensorType:
         """Return `(N, C * kH * kW, windows)`."""
-        expect_float(self, x, "x")
-        shape = expect_rank(self, x, (4,), "x")
+        self.expect_float(x, "x")
+        shape = self.expect_rank(x, (4,), "x")
         rows, columns = self.windows(shape)
         channels = shape[1]
         if not isinstance(channels, int):
@@ -206,18 +206,18 @@ class Interpolate(Op, operands="x"):
 
     def result(self, x: TensorType) -> TensorType:
         """Return the shape with the new sizes."""
-        expect_float(self, x, "x")
-        shape = expect_rank(self, x, (2 + len(self.sizes),), "x")
+        self.expect_float(x, "x")
+        shape = self.expect_rank(x, (2 + len(self.sizes),), "x")
         if self.mode == "cubic" and len(self.sizes) != 2:
             raise GraphVerifyError(f"Interpolate with mode cubic resizes images, not {len(self.sizes)} dimensions")
         return TensorType(x.dtype, Shape((*shape[:2], *self.sizes)))
 
 
 def _convolved(op: Conv2d | Conv3d, x: TensorType, weight: TensorType, bias: Sequence[TensorType]) -> TensorType:
-    expect_float(op, x, "x")
+    op.expect_float(x, "x")
     shape = conv_shape(op, x, weight, op.stride, op.padding, op.dilation, op.groups)
     expect_bias(op, bias, shape[1])
-    return TensorType(same_dtype(op, x, weight, *bias), shape)
+    return TensorType(op.same_dtype(x, weight, *bias), shape)
 
 
 def conv_shape(
@@ -235,9 +235,9 @@ def conv_shape(
         GraphVerifyError: the ranks, channels or groups do not fit, or no window does.
     """
     rank = (2 + len(stride),)
-    image, taps = expect_rank(op, x, rank, "x"), expect_rank(op, weight, rank, "weight")
+    image, taps = op.expect_rank(x, rank, "x"), op.expect_rank(weight, rank, "weight")
     if groups >= 1 and isinstance(taps[1], int):
-        expect_dim(op, image[1], taps[1] * groups, "the number of input channels")
+        op.expect_dim(image[1], taps[1] * groups, "the number of input channels")
     _check_groups(op, taps[0], groups)
     return Shape((image[0], taps[0], *_window_counts(op, image[2:], taps[2:], stride, padding, dilation)))
 
@@ -249,8 +249,8 @@ def expect_bias(op: Op, bias: Sequence[TensorType], channels: Dim) -> None:
         GraphVerifyError: it does not.
     """
     for value in bias:
-        (size,) = expect_rank(op, value, (1,), "bias")
-        expect_dim(op, size, channels, "the size of the bias")
+        (size,) = op.expect_rank(value, (1,), "bias")
+        op.expect_dim(size, channels, "the size of the bias")
 
 
 def _check_groups(op: Op, channels: Dim, groups: int) -> None:

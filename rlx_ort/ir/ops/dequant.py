@@ -30,18 +30,7 @@ from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import Value
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.gguf_blocks import GGUF_FORMATS, BlockFormat, block_format
-from rlx_ort.ir.op import (
-    Op,
-    OpTypes,
-    expect_dim,
-    expect_dims,
-    expect_float,
-    expect_indices,
-    expect_rank,
-    known_name,
-    known_shape,
-    tensor_input,
-)
+from rlx_ort.ir.op import Op, OpTypes, known_name, known_shape, tensor_input
 from rlx_ort.ir.ops.leaf import LeafBuilders, NodeArgs, Operand
 from rlx_ort.ir.shape import Dim, Shape
 from rlx_ort.ir.types import TensorType, ValueType
@@ -117,7 +106,7 @@ class DequantMatMul(Op):
             GraphVerifyError: a size is unknown, or the inputs do not fit each other.
         """
         x = tensor_input(self, inputs, 0, "x")
-        expect_float(self, x, "x")
+        self.expect_float(x, "x")
         shape = known_shape(self, x, "x")
         if shape.rank < 2:
             raise GraphVerifyError(f"DequantMatMul needs a matrix, x is {shape}; reshape it to rank 2 or more")
@@ -133,13 +122,13 @@ class DequantMatMul(Op):
 
     def _fp8_columns(self, inputs: OpTypes, k: int) -> int:
         w = _weight(self, inputs, (_FP8[self.scheme], DType.U8))
-        rows, columns = expect_rank(self, w, (2,), "w")
-        expect_dim(self, rows, k, "the rows of w")
+        rows, columns = self.expect_rank(w, (2,), "w")
+        self.expect_dim(rows, k, "the rows of w")
         scale = _float_input(self, inputs, 2, "scale")
-        found = expect_rank(self, scale, (0, 1), "scale")
+        found = self.expect_rank(scale, (0, 1), "scale")
         n = _size(self, columns, "the columns of w")
         if found and found[0] != 1:
-            expect_dim(self, found[0], n, "the number of scales")
+            self.expect_dim(found[0], n, "the number of scales")
         return n
 
     def _block_columns(self, inputs: OpTypes, k: int) -> int:
@@ -153,8 +142,8 @@ class DequantMatMul(Op):
             scale = _weight(self, inputs, (DType.F8E4M3, DType.U8), 2, "scale")
         else:
             scale = _float_input(self, inputs, 2, "scale")
-        rows, columns = expect_rank(self, scale, (2,), "scale")
-        expect_dim(self, rows, k // block, "the rows of scale, one for each block of K,")
+        rows, columns = self.expect_rank(scale, (2,), "scale")
+        self.expect_dim(rows, k // block, "the rows of scale, one for each block of K,")
         n = _size(self, columns, "the columns of scale")
         if self.scheme == "int4_block":
             w = _weight(self, inputs, (DType.U4, DType.U8))
@@ -164,13 +153,13 @@ class DequantMatMul(Op):
             if nvfp4 and n % 2:
                 raise GraphVerifyError(f"scheme 'nvfp4_block' packs two columns a byte, so N must be even; got {n}")
             wanted = (k, n // 2 if nvfp4 else n)
-            expect_dims(self, expect_rank(self, w, (2,), "w"), wanted, "w")
+            self.expect_dims(self.expect_rank(w, (2,), "w"), wanted, "w")
         if len(inputs) > 3:
             extra = _float_input(self, inputs, 3, "global scale" if nvfp4 else "zero point")
             if nvfp4:
                 _check_elements(self, extra, 1)
             else:
-                expect_dims(self, expect_rank(self, extra, (2,), "zero point"), (k // block, n), "the zero point")
+                self.expect_dims(self.expect_rank(extra, (2,), "zero point"), (k // block, n), "the zero point")
         return n
 
     def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
@@ -201,14 +190,14 @@ class DequantGroupedMatMul(Op, operands="x bytes experts"):
             GraphVerifyError: a size is unknown, or the inputs do not fit each other.
         """
         x = tensor_input(self, inputs, 0, "x")
-        expect_float(self, x, "x")
-        rows, inner = expect_rank(self, x, (2,), "x")
+        self.expect_float(x, "x")
+        rows, inner = self.expect_rank(x, (2,), "x")
         k = _size(self, inner, "the last dimension of x")
         experts, n = _slabs(self, inputs, 1, GGUF_FORMATS[self.scheme], k)
         chosen = tensor_input(self, inputs, 2, "experts")
-        expect_indices(self, chosen, "experts")
-        (count,) = expect_rank(self, chosen, (1,), "experts")
-        expect_dim(self, count, rows, "the number of experts given, one for each row of x,")
+        self.expect_indices(chosen, "experts")
+        (count,) = self.expect_rank(chosen, (1,), "experts")
+        self.expect_dim(count, rows, "the number of experts given, one for each row of x,")
         return experts, k, n
 
     def result(self, x: TensorType, data: TensorType, experts: TensorType) -> TensorType:
@@ -229,7 +218,7 @@ class DequantMoEWeights(Op, operands="bytes"):
     def result(self, data: TensorType) -> TensorType:
         """Return `(E, K, N)` as f32."""
         raw = _weight(self, (data,), (DType.U8,), 0, "bytes")
-        experts, rows, width = expect_rank(self, raw, (3,), "bytes")
+        experts, rows, width = self.expect_rank(raw, (3,), "bytes")
         kind = GGUF_FORMATS[self.scheme]
         size = _size(self, width, "the bytes of a row")
         if size % kind.bytes:
@@ -253,7 +242,7 @@ def _weight(op: Op, inputs: OpTypes, dtypes: tuple[DType, ...], index: int = 1, 
 
 def _float_input(op: Op, inputs: OpTypes, index: int, name: str) -> TensorType:
     value = tensor_input(op, inputs, index, name)
-    expect_float(op, value, name)
+    op.expect_float(value, name)
     return value
 
 
@@ -268,9 +257,9 @@ def _gguf_rows(op: Op, inputs: OpTypes, kind: BlockFormat, k: int) -> int:
         raise GraphVerifyError(f"scheme {kind.name!r} takes x and the bytes; got {len(inputs)} inputs")
     raw = _weight(op, inputs, (DType.U8,), 1, "the bytes")
     row = kind.row_bytes(k)
-    shape = expect_rank(op, raw, (1, 2), "bytes")
+    shape = op.expect_rank(raw, (1, 2), "bytes")
     if shape.rank == 2:
-        expect_dim(op, shape[1], row, f"the bytes of a row of {k} weights")
+        op.expect_dim(shape[1], row, f"the bytes of a row of {k} weights")
         return _size(op, shape[0], "the rows of the bytes")
     total = _size(op, shape[0], "the number of bytes")
     if row == 0 or total % row:
@@ -280,11 +269,11 @@ def _gguf_rows(op: Op, inputs: OpTypes, kind: BlockFormat, k: int) -> int:
 
 def _slabs(op: Op, inputs: OpTypes, index: int, kind: BlockFormat, k: int) -> tuple[int, int]:
     raw = _weight(op, inputs, (DType.U8,), index, "the bytes")
-    shape = expect_rank(op, raw, (2, 3), "bytes")
+    shape = op.expect_rank(raw, (2, 3), "bytes")
     sizes = [_size(op, dim, "every dimension of the bytes") for dim in shape]
     row = kind.row_bytes(k)
     if shape.rank == 3:
-        expect_dim(op, sizes[2], row, f"the bytes of a row of {k} weights")
+        op.expect_dim(sizes[2], row, f"the bytes of a row of {k} weights")
     elif row == 0 or sizes[1] % row:
         raise GraphVerifyError(f"{op.describe()} needs rows of {row} bytes, got {sizes[1]} bytes an expert")
     return sizes[0], sizes[1] if shape.rank == 3 else math.prod(sizes[1:]) // row

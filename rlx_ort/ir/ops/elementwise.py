@@ -8,7 +8,7 @@ from typing import Unpack
 from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import Value
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.op import Op, broadcast, expect_float, expect_number, known_name, same_dtype
+from rlx_ort.ir.op import Op, known_name
 from rlx_ort.ir.ops.leaf import LeafBuilders, NodeArgs, Operand
 from rlx_ort.ir.types import TensorType
 
@@ -68,7 +68,7 @@ class Activation(Op, operands="x"):
         """Return the type of x."""
         unsigned_neg = self.function == "neg" and x.dtype.value.startswith("u")
         if self.function not in _INTEGER_ACTIVATIONS or not x.dtype.is_integer or unsigned_neg:
-            expect_float(self, x, "x")
+            self.expect_float(x, "x")
         return x
 
 
@@ -125,8 +125,8 @@ class Where(Op, operands="condition then else"):
         """Return the dtype of the branches, and the broadcast shape of all three."""
         if condition.dtype is not DType.BOOL:
             raise GraphVerifyError(f"Where needs a bool condition, got {condition.dtype.value}; cast it first")
-        dtype = same_dtype(self, then, otherwise, names=("then", "else"))
-        return TensorType(dtype, broadcast(self, (condition.shape, then.shape, otherwise.shape)))
+        dtype = self.same_dtype(then, otherwise, names=("then", "else"))
+        return TensorType(dtype, self.broadcast((condition.shape, then.shape, otherwise.shape)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,7 @@ class Clamp(Op, operands="x"):
 
     def result(self, x: TensorType) -> TensorType:
         """Return the type of x."""
-        expect_number(self, x)
+        self.expect_number(x)
         return x
 
 
@@ -168,7 +168,7 @@ class StopGradient(Op, operands="x"):
 
 
 def _broadcast_type(op: Op, *operands: TensorType) -> TensorType:
-    return TensorType(same_dtype(op, *operands), broadcast(op, [value.shape for value in operands]))
+    return TensorType(op.same_dtype(*operands), op.broadcast([value.shape for value in operands]))
 
 
 class ElementwiseBuilders(LeafBuilders):

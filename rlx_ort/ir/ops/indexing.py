@@ -9,17 +9,7 @@ from typing import Unpack
 from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import Value
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.op import (
-    Op,
-    axis_tuple,
-    expect_dims,
-    expect_indices,
-    expect_number,
-    known_name,
-    known_shape,
-    normal_axis,
-    same_dtype,
-)
+from rlx_ort.ir.op import Op, known_name, known_shape
 from rlx_ort.ir.ops.leaf import LeafBuilders, NodeArgs, Operand
 from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.types import TensorType
@@ -51,8 +41,8 @@ class Ordered(Op, operands="x"):
 
     def result(self, x: TensorType) -> TensorType:
         """Return the type of x."""
-        expect_number(self, x)
-        normal_axis(self, self.axis, known_shape(self, x, "x").rank)
+        self.expect_number(x)
+        self.normal_axis(self.axis, known_shape(self, x, "x").rank)
         return x
 
 
@@ -106,7 +96,7 @@ class Reverse(Op, operands="x"):
 
     def result(self, x: TensorType) -> TensorType:
         """Return the type of x."""
-        axis_tuple(self, self.axes, known_shape(self, x, "x").rank)
+        self.axis_tuple(self.axes, known_shape(self, x, "x").rank)
         return x
 
 
@@ -138,7 +128,7 @@ class GatherElements(Op, operands="x indices"):
 
     def result(self, x: TensorType, indices: TensorType) -> TensorType:
         """Return the shape of the indices."""
-        expect_indices(self, indices, "indices")
+        self.expect_indices(indices, "indices")
         _expect_same_rank(self, x, indices, "indices")
         return TensorType(x.dtype, indices.shape)
 
@@ -156,7 +146,7 @@ class GatherNd(Op, operands="x indices"):
     def result(self, x: TensorType, indices: TensorType) -> TensorType:
         """Return the indices' dimensions but the last, then those of x that are not indexed."""
         shape, picked, depth = _nd(self, x, indices, self.batch_dims)
-        expect_dims(self, picked[: self.batch_dims], shape[: self.batch_dims], "the indices")
+        self.expect_dims(picked[: self.batch_dims], shape[: self.batch_dims], "the indices")
         return TensorType(x.dtype, Shape((*picked[:-1], *shape[self.batch_dims + depth :])))
 
 
@@ -178,9 +168,9 @@ class ScatterElements(Op, operands="x indices updates"):
     def result(self, x: TensorType, indices: TensorType, updates: TensorType) -> TensorType:
         """Return the type of x."""
         _check_updates(self, x, updates)
-        expect_indices(self, indices, "indices")
+        self.expect_indices(indices, "indices")
         wanted = _expect_same_rank(self, x, indices, "indices")
-        expect_dims(self, _expect_same_rank(self, x, updates, "updates"), wanted, "the updates")
+        self.expect_dims(_expect_same_rank(self, x, updates, "updates"), wanted, "the updates")
         return x
 
 
@@ -205,14 +195,14 @@ class ScatterNd(Op, operands="x indices updates"):
         found = known_shape(self, updates, "updates")
         if found.rank != wanted.rank:
             raise GraphVerifyError(f"ScatterNd needs updates {wanted}, got {found}")
-        expect_dims(self, found, wanted, "the updates")
+        self.expect_dims(found, wanted, "the updates")
         return x
 
 
 def _expect_same_rank(op: GatherElements | ScatterElements, x: TensorType, other: TensorType, name: str) -> Shape:
     """Return the shape of an input that has the rank of x."""
     rank = known_shape(op, x, "x").rank
-    normal_axis(op, op.axis, rank)
+    op.normal_axis(op.axis, rank)
     shape = known_shape(op, other, name)
     if shape.rank != rank:
         raise GraphVerifyError(f"{op.kind} needs {name} of rank {rank} like x, got {other}")
@@ -221,7 +211,7 @@ def _expect_same_rank(op: GatherElements | ScatterElements, x: TensorType, other
 
 def _nd(op: Op, x: TensorType, indices: TensorType, batch_dims: int) -> tuple[Shape, Shape, int]:
     """Return the shapes of x and the indices, and how many dimensions of x an index selects."""
-    expect_indices(op, indices, "indices")
+    op.expect_indices(indices, "indices")
     shape, picked = known_shape(op, x, "x"), known_shape(op, indices, "indices")
     depth = picked[-1] if picked.rank else None
     room = shape.rank - batch_dims
@@ -233,9 +223,9 @@ def _nd(op: Op, x: TensorType, indices: TensorType, batch_dims: int) -> tuple[Sh
 
 
 def _check_updates(op: ScatterElements | ScatterNd, x: TensorType, updates: TensorType) -> None:
-    same_dtype(op, x, updates, names=("x", "updates"))
+    op.same_dtype(x, updates, names=("x", "updates"))
     if op.mode != "set":
-        expect_number(op, x, "x")
+        op.expect_number(x, "x")
 
 
 class IndexingBuilders(LeafBuilders):

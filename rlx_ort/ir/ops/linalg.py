@@ -14,19 +14,7 @@ from typing import Unpack
 from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import Value
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.op import (
-    Op,
-    axis_tuple,
-    broadcast,
-    expect_dim,
-    expect_dims,
-    expect_float,
-    expect_rank,
-    join_dims,
-    known_name,
-    known_shape,
-    same_dtype,
-)
+from rlx_ort.ir.op import Op, join_dims, known_name, known_shape
 from rlx_ort.ir.ops.elementwise import ACTIVATIONS, Activation
 from rlx_ort.ir.ops.leaf import LeafBuilders, NodeArgs, Operand
 from rlx_ort.ir.shape import Dim, Shape
@@ -79,7 +67,7 @@ class DotGeneral(Op, operands="lhs rhs"):
             (lhs, self.lhs_batch, self.lhs_contracting),
             (rhs, self.rhs_batch, self.rhs_contracting),
         ):
-            used = axis_tuple(self, (*batch, *contracting), shape.rank)
+            used = self.axis_tuple((*batch, *contracting), shape.rank)
             free = tuple(axis for axis in range(shape.rank) if axis not in used)
             groups.append((used[: len(batch)], free, used[len(batch) :]))
         if len(self.lhs_batch) != len(self.rhs_batch) or len(self.lhs_contracting) != len(self.rhs_contracting):
@@ -88,13 +76,13 @@ class DotGeneral(Op, operands="lhs rhs"):
 
     def result(self, lhs: TensorType, rhs: TensorType) -> TensorType:
         """Return batch, free axes of lhs, free axes of rhs."""
-        dtype = same_dtype(self, lhs, rhs)
+        dtype = self.same_dtype(lhs, rhs)
         if dtype is DType.BOOL:
             raise GraphVerifyError("DotGeneral takes numbers, not bool; cast the operands first")
         left, right = known_shape(self, lhs, "lhs"), known_shape(self, rhs, "rhs")
         (left_batch, left_free, left_inner), (right_batch, right_free, right_inner) = self.axes(left, right)
         for i, j in zip((*left_batch, *left_inner), (*right_batch, *right_inner), strict=True):
-            expect_dim(self, right[j], left[i], f"axis {j} of rhs")
+            self.expect_dim(right[j], left[i], f"axis {j} of rhs")
         batch = [join_dims((left[i], right[j])) for i, j in zip(left_batch, right_batch, strict=True)]
         return TensorType(dtype, Shape([*batch, *(left[i] for i in left_free), *(right[j] for j in right_free)]))
 
@@ -112,12 +100,12 @@ class FusedMatMulBiasAct(Op, operands="x weight bias"):
     def result(self, x: TensorType, weight: TensorType, bias: TensorType) -> TensorType:
         """Return the type of the product."""
         result = _product(self, x, weight, ("x", "weight"))
-        same_dtype(self, x, weight, bias)
+        self.same_dtype(x, weight, bias)
         if self.activation is not None:
             Activation(self.activation).result(result)
         if result.shape is not None:
-            (size,) = expect_rank(self, bias, (1,), "bias")
-            expect_dim(self, size, result.shape[-1], "the size of the bias")
+            (size,) = self.expect_rank(bias, (1,), "bias")
+            self.expect_dim(size, result.shape[-1], "the size of the bias")
         return result
 
 
@@ -129,15 +117,15 @@ class LoraMatMul(Op, operands="x w a b"):
 
     def result(self, x: TensorType, w: TensorType, a: TensorType, b: TensorType) -> TensorType:
         """Return the type of x @ w."""
-        same_dtype(self, x, w, a, b)
-        expect_float(self, x, "x")
+        self.same_dtype(x, w, a, b)
+        self.expect_float(x, "x")
         product = _product(self, x, w, ("x", "w"))
         correction = _product(self, _product(self, x, a, ("x", "a")), b, ("x @ a", "b"))
-        return TensorType(product.dtype, broadcast(self, (product.shape, correction.shape)))
+        return TensorType(product.dtype, self.broadcast((product.shape, correction.shape)))
 
 
 def _product(op: Op, lhs: TensorType, rhs: TensorType, names: tuple[str, str]) -> TensorType:
-    dtype = same_dtype(op, lhs, rhs, names=names)
+    dtype = op.same_dtype(lhs, rhs, names=names)
     if dtype is DType.BOOL:
         raise GraphVerifyError(f"{op.kind} takes numbers, not bool; cast the operands first")
     if lhs.shape is None or rhs.shape is None:
@@ -151,7 +139,7 @@ def _product(op: Op, lhs: TensorType, rhs: TensorType, names: tuple[str, str]) -
             f"{op.kind} cannot multiply {lhs.shape} by {rhs.shape}: the last dimension of {names[0]} is {inner}, "
             f"the second last of {names[1]} is {other}"
         )
-    batch = broadcast(op, (Shape(lhs.shape[:-2]), Shape(rhs.shape[:-2])))
+    batch = op.broadcast((Shape(lhs.shape[:-2]), Shape(rhs.shape[:-2])))
     return TensorType(dtype, Shape((*(batch or ()), lhs.shape[-2], rhs.shape[-1])))
 
 
@@ -177,23 +165,23 @@ class BatchedDenseSolve(Op, operands="a b"):
 
 
 def _solution(op: Op, a: TensorType, b: TensorType, batched: bool) -> TensorType:
-    same_dtype(op, a, b)
-    expect_float(op, a, "a")
+    op.same_dtype(a, b)
+    op.expect_float(a, "a")
     matrix, right = known_shape(op, a, "a"), known_shape(op, b, "b")
     if matrix.rank < 3 if batched else matrix.rank != 2:
         raise GraphVerifyError(f"{op.kind} needs a as {'(..., N, N)' if batched else '(N, N)'}, got {matrix}")
     if not isinstance(matrix[-1], int) or not isinstance(matrix[-2], int):
         raise GraphVerifyError(f"{op.kind} needs a size N of its matrix, got {matrix}; bind the dimensions first")
-    expect_dim(op, matrix[-2], matrix[-1], f"the rows of a {matrix}, as many as columns,")
+    op.expect_dim(matrix[-2], matrix[-1], f"the rows of a {matrix}, as many as columns,")
     if right.rank not in (matrix.rank - 1, matrix.rank):
         raise GraphVerifyError(
             f"{op.kind} of a {matrix} needs b with rank {matrix.rank - 1} or {matrix.rank}, got {right}"
         )
     lead = matrix.rank - 2
-    expect_dim(op, right[lead], matrix[-1], f"dimension {lead} of b {right}")
-    batch = broadcast(op, (Shape(matrix[:lead]), Shape(right[:lead]))) or ()
-    expect_dims(op, matrix[:lead], batch, "a")
-    expect_dims(op, right[:lead], batch, "b")
+    op.expect_dim(right[lead], matrix[-1], f"dimension {lead} of b {right}")
+    batch = op.broadcast((Shape(matrix[:lead]), Shape(right[:lead]))) or ()
+    op.expect_dims(matrix[:lead], batch, "a")
+    op.expect_dims(right[:lead], batch, "b")
     return b
 
 

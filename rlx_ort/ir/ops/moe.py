@@ -7,7 +7,7 @@ from typing import Unpack
 
 from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import Value
-from rlx_ort.ir.op import Op, expect_dim, expect_indices, expect_number, expect_rank, known_shape, same_dtype
+from rlx_ort.ir.op import Op, known_shape
 from rlx_ort.ir.ops.leaf import LeafBuilders, NodeArgs, Operand
 from rlx_ort.ir.shape import Dim, Shape
 from rlx_ort.ir.types import TensorType
@@ -25,10 +25,10 @@ class GroupedMatMul(Op, operands="x w experts"):
 
     def result(self, x: TensorType, w: TensorType, experts: TensorType) -> TensorType:
         """Return `(M, N)`."""
-        dtype = same_dtype(self, x, w)
-        rows, inner = expect_rank(self, x, (2,), "x")
-        _, k, n = expect_rank(self, w, (3,), "w")
-        expect_dim(self, k, inner, "the rows of each matrix of w")
+        dtype = self.same_dtype(x, w)
+        rows, inner = self.expect_rank(x, (2,), "x")
+        _, k, n = self.expect_rank(w, (3,), "w")
+        self.expect_dim(k, inner, "the rows of each matrix of w")
         _expect_places(self, experts, "experts", rows)
         return TensorType(dtype, Shape((rows, n)))
 
@@ -41,7 +41,7 @@ class ScatterAdd(Op, operands="updates indices"):
 
     def result(self, updates: TensorType, indices: TensorType) -> TensorType:
         """Return the shape of the updates with `rows` in front."""
-        expect_number(self, updates, "the updates")
+        self.expect_number(updates, "the updates")
         shape = known_shape(self, updates, "updates")
         if shape.rank < 1:
             raise GraphVerifyError("ScatterAdd needs updates of rank 1 or more, got a scalar")
@@ -50,9 +50,9 @@ class ScatterAdd(Op, operands="updates indices"):
 
 
 def _expect_places(op: Op, places: TensorType, name: str, count: Dim) -> None:
-    expect_indices(op, places, name)
-    (found,) = expect_rank(op, places, (1,), name)
-    expect_dim(op, found, count, f"the number of {name}, one for each row,")
+    op.expect_indices(places, name)
+    (found,) = op.expect_rank(places, (1,), name)
+    op.expect_dim(found, count, f"the number of {name}, one for each row,")
 
 
 class MoeBuilders(LeafBuilders):

@@ -11,18 +11,7 @@ import numpy as np
 from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import Value
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.op import (
-    Op,
-    OpTypes,
-    broadcast,
-    expect_dim,
-    expect_float,
-    expect_rank,
-    known_shape,
-    normal_axis,
-    same_dtype,
-    tensor_input,
-)
+from rlx_ort.ir.op import Op, OpTypes, known_shape, tensor_input
 from rlx_ort.ir.ops.leaf import LeafBuilders, NodeArgs, Operand
 from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.types import TensorType, ValueType
@@ -70,7 +59,7 @@ class LayerNorm2d(Op, operands="x gamma beta"):
 
     def result(self, x: TensorType, gamma: TensorType, beta: TensorType) -> TensorType:
         """Return the type of x."""
-        expect_rank(self, x, (4,), "x")
+        self.expect_rank(x, (4,), "x")
         return _along_axis(self, x, (gamma, beta), 1)
 
 
@@ -83,7 +72,7 @@ class GroupNorm(Op, operands="x gamma beta"):
 
     def result(self, x: TensorType, gamma: TensorType, beta: TensorType) -> TensorType:
         """Return the type of x."""
-        channels = expect_rank(self, x, range(3, 9), "x")[1]
+        channels = self.expect_rank(x, range(3, 9), "x")[1]
         if not isinstance(channels, int) or self.num_groups < 1 or channels % self.num_groups:
             raise GraphVerifyError(f"GroupNorm cannot divide {channels} channels into {self.num_groups} groups")
         return _along_axis(self, x, (gamma, beta), 1)
@@ -115,8 +104,8 @@ class ResidualNorm(Op):
         if len(inputs) != len(names):
             raise GraphVerifyError(f"{self.describe()} takes {', '.join(names)}; got {len(inputs)} inputs")
         tensors = [tensor_input(self, inputs, place, name) for place, name in enumerate(names)]
-        dtype = same_dtype(self, *tensors, names=names)
-        total = TensorType(dtype, broadcast(self, [value.shape for value in tensors[:-2]]))
+        dtype = self.same_dtype(*tensors, names=names)
+        total = TensorType(dtype, self.broadcast([value.shape for value in tensors[:-2]]))
         return (_along_axis(self, total, tensors[-2:], -1, names[-2:]),)
 
 
@@ -144,9 +133,9 @@ class FusedSwiGLU(Op, operands="x"):
 
     def result(self, x: TensorType) -> TensorType:
         """Return the shape with half the last dimension."""
-        expect_float(self, x, "x")
+        self.expect_float(x, "x")
         shape = known_shape(self, x, "x")
-        size = shape[normal_axis(self, -1, shape.rank)]
+        size = shape[self.normal_axis(-1, shape.rank)]
         if not isinstance(size, int) or size % 2:
             raise GraphVerifyError(f"FusedSwiGLU needs an even size as last dimension, got {size}")
         return TensorType(self.cast_to or x.dtype, Shape((*shape[:-1], size // 2)))
@@ -157,13 +146,13 @@ def _along_axis(
 ) -> TensorType:
     """Check that the vectors are as long as x is along the axis; return the type of x."""
     names = op.operands[1:] if names is None else names
-    same_dtype(op, x, *vectors, names=("x", *names))
-    expect_float(op, x, "x")
+    op.same_dtype(x, *vectors, names=("x", *names))
+    op.expect_float(x, "x")
     shape = known_shape(op, x, "x")
-    size = shape[normal_axis(op, axis, shape.rank)]
+    size = shape[op.normal_axis(axis, shape.rank)]
     for vector, name in zip(vectors, names, strict=True):
-        (length,) = expect_rank(op, vector, (1,), name)
-        expect_dim(op, length, size, f"the size of {name}")
+        (length,) = op.expect_rank(vector, (1,), name)
+        op.expect_dim(length, size, f"the size of {name}")
     return x
 
 

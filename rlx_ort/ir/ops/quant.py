@@ -14,18 +14,7 @@ from typing import Unpack
 from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import Value
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.op import (
-    Op,
-    Sizes,
-    broadcast,
-    expect_dim,
-    expect_float,
-    expect_rank,
-    known_name,
-    known_shape,
-    normal_axis,
-    pair,
-)
+from rlx_ort.ir.op import Op, Sizes, known_name, known_shape, pair
 from rlx_ort.ir.ops.conv import conv_shape, expect_bias
 from rlx_ort.ir.ops.leaf import LeafBuilders, NodeArgs, Operand
 from rlx_ort.ir.shape import Dim, Shape
@@ -78,8 +67,8 @@ class Scaled(Op, operands="x"):
     def _check_axis(self, x: TensorType) -> None:
         if self.axis is not None:
             shape = known_shape(self, x, "x")
-            size = shape[normal_axis(self, self.axis, shape.rank)]
-            expect_dim(self, size, len(self.scales), f"axis {self.axis} of {shape}, which has that many scales,")
+            size = shape[self.normal_axis(self.axis, shape.rank)]
+            self.expect_dim(size, len(self.scales), f"axis {self.axis} of {shape}, which has that many scales,")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +77,7 @@ class Quantize(Scaled):
 
     def result(self, x: TensorType) -> TensorType:
         """Return the shape as i8."""
-        expect_float(self, x, "x")
+        self.expect_float(x, "x")
         self._check_axis(x)
         return TensorType(DType.I8, x.shape)
 
@@ -186,9 +175,9 @@ class QMatMul(Op, operands="x w bias?"):
         lhs, rhs = known_shape(self, x, "x"), known_shape(self, w, "w")
         if lhs.rank < 2 or rhs.rank < 2:
             raise GraphVerifyError(f"QMatMul needs matrices, got {lhs} and {rhs}; reshape them to rank 2 or more")
-        expect_dim(self, rhs[-2], lhs[-1], "the second last dimension of w")
+        self.expect_dim(rhs[-2], lhs[-1], "the second last dimension of w")
         expect_bias(self, bias, rhs[-1])
-        batch = broadcast(self, (Shape(lhs[:-2]), Shape(rhs[:-2])))
+        batch = self.broadcast((Shape(lhs[:-2]), Shape(rhs[:-2])))
         return TensorType(DType.I8, Shape((*(batch or ()), lhs[-2], rhs[-1])))
 
 
@@ -252,13 +241,13 @@ def _expect_integers(op: Op, x: TensorType, w: TensorType, bias: Sequence[Tensor
 
 def _fake_quantized(op: FakeQuantize | FakeQuantizeLSQ, x: TensorType, scale: TensorType | None = None) -> TensorType:
     """Check x and the scale, if there is one; return the type of x."""
-    expect_float(op, x, "x")
+    op.expect_float(x, "x")
     shape = known_shape(op, x, "x")
-    size: Dim = 1 if op.axis is None else shape[normal_axis(op, op.axis, shape.rank)]
+    size: Dim = 1 if op.axis is None else shape[op.normal_axis(op.axis, shape.rank)]
     if scale is not None:
-        expect_float(op, scale, "scale")
-        found = expect_rank(op, scale, (0, 1) if op.axis is None else (1,), "scale")
-        expect_dim(op, found[0] if found else 1, size, "the number of scales")
+        op.expect_float(scale, "scale")
+        found = op.expect_rank(scale, (0, 1) if op.axis is None else (1,), "scale")
+        op.expect_dim(found[0] if found else 1, size, "the number of scales")
     return x
 
 

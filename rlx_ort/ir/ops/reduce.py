@@ -9,7 +9,7 @@ from typing import Unpack
 from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import Value
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.op import Op, axis_tuple, expect_float, expect_number, known_name, known_shape, normal_axis
+from rlx_ort.ir.op import Op, known_name, known_shape
 from rlx_ort.ir.ops.leaf import LeafBuilders, NodeArgs, Operand
 from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.types import TensorType
@@ -44,9 +44,9 @@ class Softmax(Op, operands="x"):
 
     def result(self, x: TensorType) -> TensorType:
         """Return the type of x."""
-        expect_float(self, x, "x")
+        self.expect_float(x, "x")
         if x.shape is not None:
-            normal_axis(self, self.axis, x.shape.rank)
+            self.normal_axis(self.axis, x.shape.rank)
         return x
 
 
@@ -60,9 +60,9 @@ class Cumsum(Op, operands="x"):
 
     def result(self, x: TensorType) -> TensorType:
         """Return the type of x."""
-        expect_number(self, x)
+        self.expect_number(x)
         if x.shape is not None:
-            normal_axis(self, self.axis, x.shape.rank)
+            self.normal_axis(self.axis, x.shape.rank)
         return x
 
 
@@ -75,9 +75,9 @@ class TopK(Op, operands="x"):
 
     def result(self, x: TensorType) -> TensorType:
         """Return the shape with k as last dimension."""
-        expect_number(self, x)
+        self.expect_number(x)
         shape = known_shape(self, x, "x")
-        size = shape[normal_axis(self, -1, shape.rank)]
+        size = shape[self.normal_axis(-1, shape.rank)]
         if self.k < 0 or (isinstance(size, int) and self.k > size):
             raise GraphVerifyError(f"TopK of {self.k} along a dimension of {size}")
         return TensorType(self.dtype, Shape((*shape[:-1], self.k)))
@@ -106,9 +106,9 @@ class ArgMin(Extremum):
 
 
 def _reduced(op: Op, x: TensorType, axes: Sequence[int], keep_dim: bool) -> Shape:
-    expect_number(op, x)
+    op.expect_number(x)
     shape = known_shape(op, x, "x")
-    gone = axis_tuple(op, axes, shape.rank)
+    gone = op.axis_tuple(axes, shape.rank)
     if keep_dim:
         return Shape(1 if axis in gone else dim for axis, dim in enumerate(shape))
     return Shape(dim for axis, dim in enumerate(shape) if axis not in gone)

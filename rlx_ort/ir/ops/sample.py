@@ -11,7 +11,7 @@ import numpy.typing as npt
 from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import Value
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.op import Op, expect_float, expect_rank
+from rlx_ort.ir.op import Op
 from rlx_ort.ir.ops.leaf import LeafBuilders, Operand
 from rlx_ort.ir.shape import Dim, Shape
 from rlx_ort.ir.types import TensorType
@@ -66,8 +66,8 @@ class Sample(Op, operands="logits"):
 
     def result(self, logits: TensorType) -> TensorType:
         """Return one id for each row."""
-        expect_float(self, logits, "logits")
-        shape = expect_rank(self, logits, (1, 2), "logits")
+        self.expect_float(logits, "logits")
+        shape = self.expect_rank(logits, (1, 2), "logits")
         if not isinstance(shape[-1], int) or not 0 < shape[-1] < 1 << 24:
             raise GraphVerifyError(f"Sample needs logits of 1 to 2^24 - 1 tokens, their number known, got {shape}")
         return TensorType(self.dtype, Shape(shape[:-1]))

@@ -7,7 +7,7 @@ from typing import Unpack
 
 from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import Value
-from rlx_ort.ir.op import Op, OpTypes, expect_dim, expect_dims, expect_float, expect_rank, same_dtype, tensor_input
+from rlx_ort.ir.op import Op, OpTypes, tensor_input
 from rlx_ort.ir.ops.leaf import LeafBuilders, NodeArgs, Operand
 from rlx_ort.ir.shape import Dim, Shape
 from rlx_ort.ir.types import TensorType, ValueType
@@ -30,9 +30,9 @@ class SelectiveScan(Op, operands="x delta a b c"):
 
     def result(self, x: TensorType, delta: TensorType, a: TensorType, b: TensorType, c: TensorType) -> TensorType:
         """Return the type of x."""
-        same_dtype(self, x, delta, a, b, c)
-        expect_float(self, x, "x")
-        batch, length, channels = expect_rank(self, x, (3,), "x")
+        self.same_dtype(x, delta, a, b, c)
+        self.expect_float(x, "x")
+        batch, length, channels = self.expect_rank(x, (3,), "x")
         _expect_shape(self, delta, "delta", (batch, length, channels))
         _expect_shape(self, a, "a", (channels, self.n))
         _expect_shape(self, b, "b", (batch, length, self.n))
@@ -65,11 +65,11 @@ class GatedDeltaNet(Op):
             raise GraphVerifyError(f"{self.describe()} takes {wanted}; got {len(inputs)} inputs")
         names = ("q", "k", "v", "g", "beta", "state")[: len(inputs)]
         tensors = [tensor_input(self, inputs, place, name) for place, name in enumerate(names)]
-        same_dtype(self, *tensors, names=names)
+        self.same_dtype(*tensors, names=names)
         v = tensors[2]
-        expect_float(self, v, "v")
-        batch, length, heads, size = expect_rank(self, v, (4,), "v")
-        expect_dim(self, size, self.n, "the last dimension of v")
+        self.expect_float(v, "v")
+        batch, length, heads, size = self.expect_rank(v, (4,), "v")
+        self.expect_dim(size, self.n, "the last dimension of v")
         vector: tuple[Dim, ...] = (batch, length, heads, self.n)
         dims = {"g": vector[:3], "beta": vector[:3], "state": (batch, heads, self.n, self.n)}
         for value, name in zip(tensors, names, strict=True):
@@ -80,8 +80,8 @@ class GatedDeltaNet(Op):
 
 
 def _expect_shape(op: Op, value: TensorType, name: str, wanted: tuple[Dim, ...]) -> None:
-    shape = expect_rank(op, value, (len(wanted),), name)
-    expect_dims(op, shape, wanted, f"{name} {shape}")
+    shape = op.expect_rank(value, (len(wanted),), name)
+    op.expect_dims(shape, wanted, f"{name} {shape}")
 
 
 class SequenceBuilders(LeafBuilders):

@@ -9,21 +9,7 @@ from typing import Unpack
 from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import Value
 from rlx_ort.ir.dtype import promote
-from rlx_ort.ir.op import (
-    Op,
-    OpTypes,
-    axis_tuple,
-    broadcast,
-    expect_dim,
-    expect_indices,
-    join_dims,
-    known_name,
-    known_shape,
-    normal_axis,
-    reshaped,
-    same_dtype,
-    tensor_input,
-)
+from rlx_ort.ir.op import Op, OpTypes, join_dims, known_name, known_shape, reshaped, tensor_input
 from rlx_ort.ir.ops.leaf import LeafBuilders, NodeArgs, Operand
 from rlx_ort.ir.shape import Dim, Shape
 from rlx_ort.ir.types import TensorType, ValueType
@@ -58,7 +44,7 @@ class Transpose(Movement):
     def result(self, x: TensorType) -> TensorType:
         """Return the dimensions in the new order."""
         shape = known_shape(self, x, "x")
-        perm = axis_tuple(self, self.perm, shape.rank)
+        perm = self.axis_tuple(self.perm, shape.rank)
         if len(perm) != shape.rank:
             raise GraphVerifyError(f"Transpose of {shape} needs {shape.rank} axes, got {self.perm}")
         return TensorType(x.dtype, Shape(shape[axis] for axis in perm))
@@ -85,9 +71,9 @@ class Expand(Movement):
         """Return the target dimensions."""
         source = known_shape(self, x, "x")
         target = Shape(self.target(source))
-        result = broadcast(self, (source, target))
+        result = self.broadcast((source, target))
         for found, wanted in zip(result or (), target, strict=True):
-            expect_dim(self, found, wanted, "a dimension of the result")
+            self.expect_dim(found, wanted, "a dimension of the result")
         return TensorType(x.dtype, target)
 
 
@@ -103,9 +89,9 @@ class Concat(Movement):
         """Return the shape with the sizes along the axis summed."""
         names = [f"input {index}" for index in range(len(inputs))]
         tensors = [tensor_input(self, inputs, place, name) for place, name in enumerate(names)]
-        dtype = same_dtype(self, *tensors, names=names)
+        dtype = self.same_dtype(*tensors, names=names)
         shapes = [known_shape(self, *named) for named in zip(tensors, names, strict=True)]
-        axis = normal_axis(self, self.axis, shapes[0].rank)
+        axis = self.normal_axis(self.axis, shapes[0].rank)
         if any(shape.rank != shapes[0].rank for shape in shapes):
             raise GraphVerifyError(f"Concat needs inputs of one rank, got {', '.join(map(str, shapes))}")
         dims: list[Dim] = []
@@ -115,7 +101,7 @@ class Concat(Movement):
                 dims.append(sum(sizes) if len(sizes) == len(column) else column[0] if len(column) == 1 else None)
                 continue
             for dim in column[1:]:
-                expect_dim(self, dim, join_dims(column), f"dimension {place} of every input")
+                self.expect_dim(dim, join_dims(column), f"dimension {place} of every input")
             dims.append(join_dims(column))
         return (TensorType(dtype, Shape(dims)),)
 
@@ -131,7 +117,7 @@ class Narrow(Movement):
     def result(self, x: TensorType) -> TensorType:
         """Return the shape with `length` along the axis."""
         shape = known_shape(self, x, "x")
-        axis = normal_axis(self, self.axis, shape.rank)
+        axis = self.normal_axis(self.axis, shape.rank)
         size = shape[axis]
         if self.start < 0 or self.length < 0 or (isinstance(size, int) and self.start + self.length > size):
             raise GraphVerifyError(
@@ -163,7 +149,7 @@ class Slice(Movement):
             raise GraphVerifyError("Slice needs a start, an end and a step that is not 0 for each axis")
         dims = list(shape)
         for axis, start, end, step in zip(
-            axis_tuple(self, self.axes, shape.rank), self.starts, self.ends, self.steps, strict=True
+            self.axis_tuple(self.axes, shape.rank), self.starts, self.ends, self.steps, strict=True
         ):
             size = dims[axis]
             if isinstance(size, int):
@@ -184,9 +170,9 @@ class Gather(Movement, operands="table indices"):
 
     def result(self, table: TensorType, indices: TensorType) -> TensorType:
         """Return the table's shape with the axis replaced by the indices' dimensions."""
-        expect_indices(self, indices, "indices")
+        self.expect_indices(indices, "indices")
         shape, picked = known_shape(self, table, "table"), known_shape(self, indices, "indices")
-        axis = normal_axis(self, self.axis, shape.rank)
+        axis = self.normal_axis(self.axis, shape.rank)
         return TensorType(table.dtype, Shape((*shape[:axis], *picked, *shape[axis + 1 :])))
 
 

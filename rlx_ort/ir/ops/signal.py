@@ -16,7 +16,7 @@ import numpy as np
 from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import Value
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.op import Op, OpTypes, known_name, known_shape, normal_axis, tensor_input
+from rlx_ort.ir.op import Op, OpTypes, known_name, known_shape, tensor_input
 from rlx_ort.ir.ops.elementwise import ElementwiseBuilders
 from rlx_ort.ir.ops.leaf import NodeArgs, Operand
 from rlx_ort.ir.ops.shape import ShapeBuilders
@@ -127,7 +127,7 @@ class SignalBuilders(ElementwiseBuilders, ShapeBuilders):
         value = self._as_value(x)
         op = Fft(inverse, norm)
         rank = value.rank
-        axis = normal_axis(op, axis, rank)
+        axis = op.normal_axis(axis, rank)
         if axis == rank - 1:
             return self.append(op, value)
         half, size = op.size([value.type]), value.shape[axis]
