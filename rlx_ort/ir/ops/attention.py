@@ -16,15 +16,7 @@ from rlx_ort.ir.ops.leaf import LeafBuilders, NodeArgs, Operand
 from rlx_ort.ir.shape import Dim, Shape
 from rlx_ort.ir.types import TensorType
 
-__all__ = [
-    "MASK_KINDS",
-    "Attention",
-    "AttentionBuilders",
-    "HeadLayout",
-    "Rope",
-    "head_layout",
-    "parse_mask_kind",
-]
+__all__ = ["MASK_KINDS", "Attention", "AttentionBuilders", "HeadLayout", "Rope", "head_layout", "parse_mask_kind"]
 
 MASK_KINDS = ("none", "causal", "sliding", "custom", "bias")
 """Names of the mask kinds; `sliding` is written `sliding:N` in the builders."""

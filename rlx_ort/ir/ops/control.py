@@ -314,11 +314,11 @@ class ControlBuilders(LeafBuilders):
 
     def scan(self, init: Operand, body: Body, length: int, **node: Unpack[NodeArgs]) -> Value:
         """Apply `body` `length` times to `init` and return the last carried value."""
-        return self._scan(body, length, init, (), (), False, 0, **node)
+        return self.scan_with_bcasts_and_xs(init, (), (), body, length, **node)
 
     def scan_trajectory(self, init: Operand, body: Body, length: int, **node: Unpack[NodeArgs]) -> Value:
         """Apply `body` `length` times and return every carried value `(length, ...)`, the first step's first."""
-        return self._scan(body, length, init, (), (), True, 0, **node)
+        return self.scan_with_bcasts_and_xs(init, (), (), body, length, save_trajectory=True, **node)
 
     def scan_checkpointed(
         self, init: Operand, body: Body, length: int, num_checkpoints: int, **node: Unpack[NodeArgs]
@@ -326,7 +326,7 @@ class ControlBuilders(LeafBuilders):
         """Apply `body` `length` times and return K rows of the trajectory, those at floor(t * length / K)."""
         if num_checkpoints < 1:
             raise GraphVerifyError(f"scan_checkpointed saves at least 1 row, got {num_checkpoints}")
-        return self._scan(body, length, init, (), (), False, num_checkpoints, **node)
+        return self.scan_with_bcasts_and_xs(init, (), (), body, length, num_checkpoints=num_checkpoints, **node)
 
     def scan_with_xs(
         self,
@@ -338,7 +338,7 @@ class ControlBuilders(LeafBuilders):
         **node: Unpack[NodeArgs],
     ) -> Value:
         """Apply `body` to the carried value and the rows of sequences `(length, ...)`, one row a step."""
-        return self._scan(body, length, init, (), xs, save_trajectory, 0, **node)
+        return self.scan_with_bcasts_and_xs(init, (), xs, body, length, save_trajectory, **node)
 
     def scan_with_bcasts_and_xs(
         self,
@@ -356,19 +356,6 @@ class ControlBuilders(LeafBuilders):
         Raises:
             GraphVerifyError: a sequence has another length, or both trajectory and checkpoints are asked for.
         """
-        return self._scan(body, length, init, bcasts, xs, save_trajectory, num_checkpoints, **node)
-
-    def _scan(
-        self,
-        body: Body,
-        length: int,
-        init: Operand,
-        bcasts: Sequence[Operand],
-        xs: Sequence[Operand],
-        save_trajectory: bool,
-        num_checkpoints: int,
-        **node: Unpack[NodeArgs],
-    ) -> Value:
         carry = self._as_value(init)
         whole, rows = [self._as_value(item) for item in bcasts], [self._as_value(item) for item in xs]
         labels = [*_labelled("carry", [carry]), *_labelled("bcast", whole)]

@@ -331,13 +331,7 @@ class ConvBuilders(LeafBuilders):
         return self._conv(op, x, weight, bias, kernel, **node)
 
     def pool(
-        self,
-        kind: str,
-        x: Operand,
-        kernel: Sizes,
-        stride: Sizes = 1,
-        padding: Sizes = 0,
-        **node: Unpack[NodeArgs],
+        self, kind: str, x: Operand, kernel: Sizes, stride: Sizes = 1, padding: Sizes = 0, **node: Unpack[NodeArgs]
     ) -> Value:
         """Pool windows by name (`POOLS`)."""
         op = Pool(kind, pair("kernel", kernel, 1), pair("stride", stride, 1), pair("padding", padding))
@@ -348,13 +342,7 @@ class ConvBuilders(LeafBuilders):
         return self._add(ResizeNearest2x(), x, **node)
 
     def _conv(
-        self,
-        op: Op,
-        x: Operand,
-        weight: Operand,
-        bias: Operand | None,
-        kernel: Sizes | None,
-        **node: Unpack[NodeArgs],
+        self, op: Op, x: Operand, weight: Operand, bias: Operand | None, kernel: Sizes | None, **node: Unpack[NodeArgs]
     ) -> Value:
         values = self._like(x, weight, bias)
         if kernel is not None and tuple(values[1].shape[2:]) != pair("kernel", kernel, 1):

@@ -35,13 +35,7 @@ from rlx_ort.ir.ops.leaf import LeafBuilders, NodeArgs, Operand
 from rlx_ort.ir.shape import Dim, Shape
 from rlx_ort.ir.types import TensorType, ValueType
 
-__all__ = [
-    "SCHEMES",
-    "DequantBuilders",
-    "DequantGroupedMatMul",
-    "DequantMatMul",
-    "DequantMoEWeights",
-]
+__all__ = ["SCHEMES", "DequantBuilders", "DequantGroupedMatMul", "DequantMatMul", "DequantMoEWeights"]
 
 _BLOCK_SCHEMES = ("int8_block", "int8_block_asym", "int4_block")
 _FP8 = {"fp8_e4m3": DType.F8E4M3, "fp8_e5m2": DType.F8E5M2}

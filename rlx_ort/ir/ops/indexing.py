@@ -267,13 +267,7 @@ class IndexingBuilders(LeafBuilders):
         return self._add(GatherNd(batch_dims), x, indices, **node)
 
     def scatter_elements(
-        self,
-        x: Operand,
-        indices: Operand,
-        updates: Operand,
-        axis: int = 0,
-        mode: str = "set",
-        **node: Unpack[NodeArgs],
+        self, x: Operand, indices: Operand, updates: Operand, axis: int = 0, mode: str = "set", **node: Unpack[NodeArgs]
     ) -> Value:
         """Change one element for each index along an axis (`SCATTER_MODES`)."""
         value, changes = self._like(x, updates)

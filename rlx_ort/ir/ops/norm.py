@@ -162,13 +162,7 @@ class NormBuilders(LeafBuilders):
     __slots__ = ()
 
     def layer_norm(
-        self,
-        input: Operand,
-        gamma: Operand,
-        beta: Operand,
-        axis: int = -1,
-        eps: float = 1e-5,
-        **node: Unpack[NodeArgs],
+        self, input: Operand, gamma: Operand, beta: Operand, axis: int = -1, eps: float = 1e-5, **node: Unpack[NodeArgs]
     ) -> Value:
         """Normalise along one axis to mean 0 and variance 1, then scale and shift."""
         return self._add(LayerNorm(axis, eps), *self._like(input, gamma, beta), **node)
