@@ -27,14 +27,11 @@ __all__ = [
     "Where",
 ]
 
-# Name -> approximate floating-point operations per element.
-_FLOPS = {
-    "gelu": 12, "gelu_approx": 14, "silu": 6, "relu": 1, "sigmoid": 5, "tanh": 6, "exp": 4, "log": 4, "sqrt": 1,
-    "rsqrt": 2, "neg": 1, "abs": 1, "sin": 4, "cos": 4, "tan": 6, "atan": 6, "round": 1, "recip": 1, "floor": 1,
-    "ceil": 1, "sign": 1, "softplus": 8, "elu": 5, "erf": 8, "hard_swish": 4, "hard_sigmoid": 3, "mish": 14,
-    "softsign": 3, "log_sigmoid": 9,
-}  # fmt: skip
-ACTIVATIONS = tuple(_FLOPS)
+ACTIVATIONS = (
+    "gelu", "gelu_approx", "silu", "relu", "sigmoid", "tanh", "exp", "log", "sqrt", "rsqrt", "neg", "abs", "sin",
+    "cos", "tan", "atan", "round", "recip", "floor", "ceil", "sign", "softplus", "elu", "erf", "hard_swish",
+    "hard_sigmoid", "mish", "softsign", "log_sigmoid",
+)  # fmt: skip
 """Names of the activations."""
 _INTEGER_ACTIVATIONS = {"relu", "neg", "abs", "sign"}
 
