@@ -12,9 +12,9 @@ from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.bodies import Composite
 from rlx_ort.ir.core import Value
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.op import Op, OpTypes, Sizes, known_name, known_shape, pair, tensor_input
+from rlx_ort.ir.op import Op, OpTypes, Sizes, known_name, known_shape, tensor_input
 from rlx_ort.ir.ops.attention import Attention, head_layout, parse_mask_kind
-from rlx_ort.ir.ops.conv import Conv2d
+from rlx_ort.ir.ops.conv import Conv2d, window
 from rlx_ort.ir.ops.elementwise import ACTIVATIONS, Activation, Binary
 from rlx_ort.ir.ops.leaf import LeafBuilders, NodeArgs, Operand
 from rlx_ort.ir.ops.linalg import FusedMatMulBiasAct, MatMul
@@ -483,8 +483,11 @@ class BlockBuilders(LeafBuilders):
         **node: Unpack[NodeArgs],
     ) -> Value:
         """Return activation(conv2d(x, weight) + bias) as one op."""
-        windows = pair("stride", stride, 1), pair("padding", padding), pair("dilation", dilation, 1)
-        return self._add(FusedConvBiasAct(activation, *windows, groups), *self._like(x, weight, bias), **node)
+        return self._add(
+            FusedConvBiasAct(activation, *window(stride, padding, dilation), groups),
+            *self._like(x, weight, bias),
+            **node,
+        )
 
     def ada_layer_norm(
         self, x: Operand, scale: Operand, shift: Operand, eps: float = 1e-5, **node: Unpack[NodeArgs]
