@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from rlx_ort.converters.onnx_types import type_of
@@ -13,14 +12,9 @@ from rlx_ort.ir.types import UnknownType, ValueType
 if TYPE_CHECKING:
     import onnx
 
-__all__ = ["infer_proto", "inferred_types", "is_fully_typed", "skeleton", "with_types"]
+__all__ = ["infer_proto", "is_fully_typed", "skeleton", "with_types"]
 
 _SMALL_BYTES = 1024
-
-
-def inferred_types(model: onnx.ModelProto, known: Mapping[str, ValueType]) -> dict[str, ValueType]:
-    """Return the types ONNX infers for the values of a model, bodies included; `known` ones where it fails."""
-    return {**known, **infer_proto(model)}
 
 
 def infer_proto(proto: onnx.ModelProto) -> dict[str, ValueType]:

@@ -91,11 +91,6 @@ class CurrentNode:
         """The names of the results of the node being lowered."""
         return self._node.output_names
 
-    def known_type(self, index: int) -> ValueType | None:
-        """Return the IR type of input `index` of the node being lowered, None for an absent one."""
-        self._asks_sizes = True
-        return self._type(index)
-
     def _type(self, index: int) -> ValueType | None:
         ref = self._node.inputs[index] if index < len(self._node.inputs) else None
         return None if ref is None else self._frame.graph.nodes[ref.node].types[ref.output]

@@ -26,10 +26,6 @@ class UniqueNames:
         self._taken = set(reserved)
         self._counters: dict[str, int] = {}
 
-    def reserve(self, name: str) -> None:
-        """Take a name out of the game."""
-        self._taken.add(name)
-
     def unique(self, wanted: str) -> str:
         """Return `wanted`, or `wanted_2`, `wanted_3`... when it is taken."""
         taken = self._taken
