@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 EXTERNAL_ABOVE_BYTES = 1 << 30
-"""Weights above this total go to a data file unless the caller says otherwise: 1 GiB, half of what a file may hold."""
+"""Weights above this total go to a data file by default: 1 GiB, half of what one protobuf file may hold."""
 
 Progress: TypeAlias = Callable[[int], None]
 """Called with the number of further bytes of weights written."""

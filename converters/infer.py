@@ -38,7 +38,7 @@ def infer_proto(proto: onnx.ModelProto) -> dict[str, ValueType]:
 def with_types(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Return a copy of the model with the types that ONNX infers, in each graph's `value_info`.
 
-    Inference never fails: a model it cannot judge comes back as it is.
+    Inference never fails: a model that ONNX rejects is returned unchanged.
     """
     import onnx
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]  # protobuf ships no types
@@ -77,7 +77,7 @@ def skeleton(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def is_fully_typed(model: onnx.ModelProto) -> bool:
-    """Return whether a model says itself what type each of its values has, so that nothing needs to be inferred.
+    """Return whether a model declares the type of each of its values, so that nothing needs to be inferred.
 
     Torch writes such models; inference costs as much time and memory as the rest of an import.
     """

@@ -98,7 +98,7 @@ class Narrowed(NamedTuple):
 
     Attributes:
         graph: the new graph, or the old one where nothing changes.
-        origins: id of a new node -> id of the node it stands for; a cast stands for the node that needed it first.
+        origins: id of a new node -> id of the old one; a cast has that of the node that needed it first.
         stored_as: name of a parameter -> the dtype it is to be stored in, where that is not the declared one.
         kept: id of an old node that computes on f32 values and goes on to -> why.
     """
@@ -112,14 +112,14 @@ class Narrowed(NamedTuple):
 def apply_precision(graph: Graph, policy: PrecisionPolicy, keep: Mapping[int, str] | None = None) -> Narrowed:
     """Return the graph with the policy applied; names, and the dtypes the policy leaves alone, stay.
 
-    `keep` names nodes that stay f32 whatever the policy says: id -> the reason to report.
+    `keep` names nodes that stay f32 under any policy: id -> the reason to report.
     """
     return Narrowed(graph, {}, {}, {}) if policy.is_f32 else _Pass(graph, policy, keep or {}).run()
 
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What becomes of a node: the dtype wanted of each f32 input, None for other inputs, and the result types."""
+    """How a node changes: the dtype of each f32 input, None for other inputs, and the result types."""
 
     inputs: tuple[DType | None, ...]
     types: tuple[ValueType, ...]
@@ -190,7 +190,7 @@ class _Pass:
         return _Plan(tuple(dtype if _is_f32(kind) else None for kind in kinds), types)
 
     def _store_params(self) -> None:
-        """A parameter is stored in the one low precision that all its readers want."""
+        """Store a parameter in the low precision that all its readers use, if it is the same for all."""
         wanted: dict[int, set[DType]] = {}
         for node, plan in zip(self.old.nodes, self.plans, strict=True):
             for ref, dtype in zip(node.inputs, plan.inputs, strict=True):
@@ -294,7 +294,7 @@ def _type_param(formals: Sequence[onnx.defs.OpSchema.FormalParameter], index: in
 def _from_sizes(graph: Graph) -> set[int]:
     """Return the nodes whose results are of rank 0 or 1 and depend on no floating-point input or parameter.
 
-    That is what a graph computes sizes and scales with; rounding there would give other shapes.
+    Such nodes compute sizes and scales; rounding there would give other shapes.
     """
     sized: set[int] = set()
     fed: set[int] = set()

@@ -1,4 +1,4 @@
-"""`GraphBuilder`: walks an ONNX model and adds each node to an IR graph; functions are inlined as they are met."""
+"""`GraphBuilder`: walks an ONNX model, adds each node to an IR graph and inlines functions."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ class Scope:
     Attributes:
         graph: the IR graph that nodes are added to; a function call shares that of its caller.
         opsets: domain -> version that nodes here are written for.
-        where: what messages call it.
-        types: value name -> type, as far as inference knows.
+        where: the scope's name in messages.
+        types: value name -> type, where it is known.
         values: name -> value; None for a function's formal input that the call leaves out.
         outer: the scope around a body; functions see nothing around them.
-        captures: what the owner of this body collects.
+        captures: the captured values of the node that owns this body.
         attributes: in a function: the attributes of the call.
         in_function: whether the nodes come from a function, so that their names may come more than once.
     """

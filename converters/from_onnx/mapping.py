@@ -1,4 +1,4 @@
-"""Which ONNX nodes become IR ops: only those that an IR op says exactly, and writes back as the very same node."""
+"""Which ONNX nodes become IR ops: only those that an IR op expresses exactly, and that it exports as the same node."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class NodeView:
 
 @dataclass(frozen=True, slots=True)
 class MappedNode:
-    """What a node becomes: an op on its first `inputs` inputs. `moves` tells whether it replaced an older form."""
+    """What a node becomes: an op on its first `inputs` inputs. `moves`: whether it replaces an older form."""
 
     op: Op
     inputs: int
@@ -80,11 +80,11 @@ _PLAIN = {
 
 
 def mapped(node: NodeView) -> MappedNode | None:
-    """Return the IR op that says what the node says, or None when there is none."""
+    """Return the IR op that means the same as the node, or None when there is none."""
     rule = _RULES.get(node.op_type)
     if rule is None or any(kind.dtype not in _PLAIN for kind in node.inputs):
         return None
-    # Where the op's lowering would go round a missing kernel, the node stays as it is.
+    # If the op's lowering would work around a missing kernel, the node stays an `OnnxNode`.
     if any(compute_dtype(node.op_type, kind.dtype) is not kind.dtype for kind in node.inputs[-1:]):
         return None
     return rule(node)
@@ -138,7 +138,7 @@ def _softmax(node: NodeView) -> MappedNode | None:
 
 
 def _dropout(node: NodeView) -> MappedNode | None:
-    """Only the forms before 12, which cannot move to opset 21 as they are; at inference nothing is dropped."""
+    """Only the forms before 12, which opset 21 lacks; at inference nothing is dropped."""
     if node.version < 7 and not node.get("is_test", 0):
         return None
     return MappedNode(StopGradient(), 1, moves=True) if node.version < 12 else None
@@ -158,7 +158,7 @@ def _reshape(node: NodeView) -> MappedNode | None:
 
 
 def _unsqueeze(node: NodeView) -> MappedNode | None:
-    """Only the form with the axes as an attribute, which cannot move to opset 21 as it is."""
+    """Only the form with the axes as an attribute, which opset 21 lacks."""
     shape = node.output.shape
     if "axes" not in node.attributes or shape is None or not shape.is_static or 0 in shape:
         return None

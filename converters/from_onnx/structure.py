@@ -1,4 +1,4 @@
-"""The structure of a model: every name defined once and before it is read. Wrong order is mended, a cycle refused."""
+"""Checks the structure of a model: names are defined once. Sorts nodes that are out of order, and refuses cycles."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def sorted_nodes(nodes: Iterable[onnx.NodeProto], known: Iterable[str], where: s
 
 
 def _reads(node: onnx.NodeProto, depth: int) -> Iterator[str]:
-    """Yield the names a node reads, those its bodies take from around them included."""
+    """Yield the names a node reads, those that its bodies capture included."""
     if depth > MAX_DEPTH:
         raise ConversionError(f"{node_label(node)} stands in bodies nested more than {MAX_DEPTH} deep")
     yield from filter(None, node.input)
@@ -127,7 +127,7 @@ def _reads(node: onnx.NodeProto, depth: int) -> Iterator[str]:
 
 
 def _on_cycle(open_needs: list[int], needs: list[set[int]]) -> int:
-    """Return a node of a circle: each node that is left waits for another one that is left."""
+    """Return a node of a cycle: each remaining node waits for another remaining one."""
     index = next(index for index, count in enumerate(open_needs) if count)
     seen: set[int] = set()
     while index not in seen:

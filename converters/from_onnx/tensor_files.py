@@ -32,7 +32,7 @@ __all__ = ["ExternalFiles", "MappedFiles", "TensorFiles", "read_mapped"]
 
 
 class TensorFiles(Protocol):
-    """Where the data of external tensors is had from."""
+    """Gives the data of external tensors."""
 
     def read(self, tensor: onnx.TensorProto, nbytes: int) -> tuple[npt.NDArray[Any], FileRange | None]:
         """Return the bytes of a tensor, and where in a file they are if they are mapped.
@@ -117,7 +117,7 @@ def _number(text: str, key: str, what: str) -> int:
 
 
 _Span: TypeAlias = tuple[int, int]
-_LEFT_BEHIND_BYTES = 128  # smaller data is worth less than the reference to it
+_LEFT_BEHIND_BYTES = 128  # a reference takes as much as smaller data
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,7 +87,7 @@ def _entry(gguf: Any, reader: Any, tensor: Any, place: FileRange, quantised_as: 
 
 
 def _blocks(kind: str, shape: tuple[int, ...], raw: npt.NDArray[np.uint8], source: FileRange) -> TensorData | None:
-    """Return a quantised tensor as it is in the file, None for a format that the IR lacks."""
+    """Return a quantised tensor as packed bytes, None for a format that the IR lacks."""
     known = GGUF_FORMATS.get(kind.lower())
     if known is None:
         return None
@@ -95,7 +95,7 @@ def _blocks(kind: str, shape: tuple[int, ...], raw: npt.NDArray[np.uint8], sourc
 
 
 class _Dequantised:
-    """Makes the floats of a quantised tensor."""
+    """Dequantises a tensor when it is called."""
 
     def __init__(
         self,
@@ -156,7 +156,7 @@ def check_gguf(path: Path, blocks: Mapping[int, tuple[int, int]]) -> None:
 
 
 class _Walk:
-    """Reads a header from front to back."""
+    """Parses a header from front to back and checks each field."""
 
     def __init__(self, data: memoryview, blocks: Mapping[int, tuple[int, int]]) -> None:
         self._data = data
@@ -165,7 +165,7 @@ class _Walk:
         self._alignment = _ALIGNMENT
 
     def check(self) -> None:
-        """Raise `ValueError` at the first thing that cannot be."""
+        """Raise `ValueError` at the first invalid field."""
         if bytes(self._take(4)) != b"GGUF":
             raise ValueError("it does not begin with GGUF")
         version = self._number("<I")
@@ -239,7 +239,7 @@ class _Walk:
         return bytes(self._take(length)).decode("utf-8", "replace")
 
     def _count(self, count: int, least_bytes: int) -> int:
-        """Return a count of things of at least so many bytes each, checked against what is left."""
+        """Return a count of entries of at least so many bytes each, checked against the rest of the file."""
         if count * least_bytes > len(self._data) - self._at:
             raise ValueError(f"it says {count} entries at byte {self._at} of {len(self._data)}; the file is truncated")
         return count

@@ -116,7 +116,7 @@ def _told(err: BaseException) -> str:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Keep what PyTorch says about itself off standard error; its warnings go to our log."""
+    """Keep PyTorch's own messages off standard error; its warnings go to our log."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript")]
     levels = [logger.level for logger in loggers]
     with warnings.catch_warnings(record=True) as caught:

@@ -18,8 +18,8 @@ class WeightEntry:
     Attributes:
         dtype: the dtype it is read as.
         shape: the shape it is read as.
-        load: returns the data; mapped where the file has it as it is wanted, else in memory.
-        stored_as: what the file calls its type, where that says more: `Q4_K`.
+        load: returns the data; mapped where the file has it in this form, else in memory.
+        stored_as: the file's name of its type where that is more specific: `Q4_K`.
         blocks: the tensor packed, u8 `(..., row bytes)`, where the IR can compute with it so.
     """
 

@@ -38,8 +38,7 @@ class Frame:
 class CurrentNode:
     """The node that is being lowered, in the graph around it.
 
-    Whoever asks for no more than element types, ranks and names writes the same for nodes of other sizes, which are
-    then written without asking again.
+    A lowering that reads only element types, ranks and names is not repeated for nodes of other sizes.
     """
 
     def __init__(self) -> None:
@@ -65,8 +64,6 @@ class CurrentNode:
 
     def input_dtype(self, index: int) -> DType:
         """Return the element type of input `index` of the node being lowered.
-
-        A lowering that asks for no more is not asked again for nodes that differ by sizes.
 
         Raises:
             GraphVerifyError: the input is absent or no tensor.

@@ -51,7 +51,7 @@ class KernelSet:
 
     Attributes:
         name: whose kernels, as messages name them.
-        identity: what tells this list of kernels from others; part of the key of remembered models.
+        identity: identifies this list of kernels in the keys of cached models.
         takes: whether a kernel takes a node, by domain, operator, opset version and types.
     """
 
@@ -93,7 +93,7 @@ def lowers_native(
 
 @dataclass(slots=True)
 class Dispatcher:
-    """Decides for the nodes of one model, and remembers what it decided.
+    """Chooses the form of the nodes of one model, and records the choices.
 
     Attributes:
         config: the policy.
@@ -126,7 +126,7 @@ class Dispatcher:
         return result
 
     def decide(self, origin: int, form: str | None) -> None:
-        """Remember the form of a node that is written like an earlier one; None where there was no choice."""
+        """Record the form of a node that is written like an earlier one; None where there was no choice."""
         if form is not None:
             self.forms.setdefault(origin, set()).add(form)
 
@@ -151,12 +151,12 @@ class Dispatcher:
 
     @property
     def decided(self) -> Mapping[int, frozenset[str]]:
-        """What was decided so far, by id of the user's node."""
+        """The choices so far, by id of the user's node."""
         return MappingProxyType({origin: frozenset(forms) for origin, forms in self.forms.items()})
 
 
 def has_choice(graph: Graph) -> bool:
-    """Return whether any op of the graph, bodies included, has two forms; remembered until the graph grows."""
+    """Return whether any op of the graph, bodies included, has two forms; cached until the graph grows."""
     known = _choosing.get(graph)
     if known is None or known[0] != graph.revision:
         kinds = [kind for kind in {type(node.op) for node in graph.nodes} if not _never_chooses(kind)]

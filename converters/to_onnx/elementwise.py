@@ -156,7 +156,7 @@ def _atan2(emit: Emitter, y: Any, x: Any, dtype: DType) -> Any:
 
 
 def _shift(emit: Emitter, function: str, x: Any, places: Any, dtype: DType) -> Any:
-    """BitShift knows unsigned integers only; a cast between widths keeps the bits of negative numbers."""
+    """BitShift takes unsigned integers only; a cast between widths keeps the bits of negative numbers."""
     wide = dtype in {DType.I64, DType.U64}
     signed, unsigned = (DType.I64, DType.U64) if wide else (DType.I32, DType.U32)
     by = emit.op("Cast", places, to=unsigned)

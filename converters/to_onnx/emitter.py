@@ -115,7 +115,7 @@ class Emitter(CurrentNode):
         writer.records.append(record)
 
     def constant(self, data: npt.ArrayLike, dtype: DType | None = None) -> ModelValue:
-        """Return a constant (an initializer), one for equal data; Python floats are f32 unless told otherwise."""
+        """Return a constant (an initializer), one for equal data; Python floats are f32 by default."""
         if dtype is None and not isinstance(data, np.ndarray | np.generic):
             dtype = DType.F32 if np.asarray(data).dtype == np.float64 else None
         value = self._writer.constant(TensorData.from_array(data, dtype), f"{self._node.name}/constant")
@@ -312,7 +312,7 @@ class Emitter(CurrentNode):
         key: tuple[Hashable, ...] | None,
         names: Mapping[int, str],
     ) -> None:
-        """Lower a node of the main graph, and let those that are like it learn from it."""
+        """Lower a node of the main graph, and cache how it was written for nodes like it."""
         writer, repeats, values = self._writer, self._repeats, self._frame.values
         dispatcher = writer.dispatcher
         start, refused = len(writer.records), dispatcher.refused

@@ -28,7 +28,7 @@ _TYPES = (TensorType, SequenceType, OptionalType, MapType, UnknownType)
 def attribute_kind(name: str, value: Any) -> str:
     """Return ONNX's name for the kind of an attribute value.
 
-    An empty list counts as `INTS`; whoever has empty lists of another kind must say so.
+    An empty list counts as `INTS`; for empty lists of another kind, pass the kind to `attribute`.
 
     Raises:
         ConversionError: no ONNX attribute holds such a value.
@@ -87,7 +87,7 @@ def _item(name: str, kind: str, value: Any, lower: Callable[[Any], ModelGraph] |
 
 
 def _text(data: bytes) -> str | bytes:
-    """Return the text of bytes that are UTF-8, as ONNX wants; other bytes as they are."""
+    """Return UTF-8 bytes as text, which ONNX requires; other bytes unchanged."""
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError:

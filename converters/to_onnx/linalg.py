@@ -122,7 +122,7 @@ def _solve(emit: Emitter, op: DenseSolve | BatchedDenseSolve, inputs: Sequence[A
 
 
 def _flattened(emit: Emitter, both: Any, matrix: Shape, n: int) -> Any:
-    """Write `(..., N, W)` as `(B, N, W)` where only the run knows W."""
+    """Write `(..., N, W)` as `(B, N, W)` where W is only known at run time."""
     width = emit.op("Shape", both, start=matrix.rank - 1)
     return emit.op("Reshape", both, emit.op("Concat", emit.i64([-1, n]), width, axis=0))
 

@@ -122,7 +122,7 @@ _BROADCASTING = {"Add", "And", "Div", "Equal", "Greater", "Less", "Mul", "Or", "
 
 
 def is_redundant(node: NodeForm, name: str) -> bool:
-    """Return whether an attribute that later versions lack says what they do anyway.
+    """Return whether an attribute that later versions lack asks for what they do anyway.
 
     `consumed_inputs` was a hint about memory; `is_test=1` is what nodes without it do; broadcasting by attribute is
     numpy's broadcasting when the second input lines up with the last axes of the first.

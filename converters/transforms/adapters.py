@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Adapted", "NodeAdapter", "converter_errors", "node_form"]
 
-# The converter compares the axis with the rank, and leaves these as they are where flattening makes no difference.
+# The converter compares the axis with the rank, and leaves these unchanged where flattening makes no difference.
 _DECIDED_BY_RANK = frozenset({"Hardmax", "LogSoftmax", "Softmax"})
 
 
 @dataclass(frozen=True, slots=True)
 class Adapted:
-    """What stands in place of a node: nodes that read and write the same values, and the constants they need."""
+    """The replacement of a node: nodes that read and write the same values, and the constants they need."""
 
     nodes: list[onnx.NodeProto]
     initializers: list[onnx.TensorProto]
@@ -47,10 +47,10 @@ class NodeAdapter:
         self._done: dict[bytes, onnx.GraphProto | str] = {}
 
     def adapt(self, node: onnx.NodeProto, scope: Scope) -> Adapted:
-        """Return what a node becomes: itself where its meaning is the same in both opsets.
+        """Return the replacement of a node: itself where its meaning is the same in both opsets.
 
         Raises:
-            ConversionError: the target opset cannot say it, or nobody knows how; the message is about this node.
+            ConversionError: the target opset cannot express it, or no conversion is known; the message names why.
         """
         form = node_form(node, scope)
         reason = obstacle(form, self._source, self._target)
@@ -192,7 +192,7 @@ _IR_VERSION = 10
 
 
 def converter_errors() -> tuple[type[Exception], ...]:
-    """Return what comes out of ONNX's C++ converter and inliner for failed assertions and missing adapters."""
+    """Return the errors that ONNX's C++ converter and inliner raise for failed assertions and missing adapters."""
     import onnx.version_converter
 
     own: type[Exception] = onnx.version_converter.ConvertError
@@ -227,7 +227,7 @@ def _with_plain_names(node: onnx.NodeProto, scope: Scope) -> tuple[onnx.NodeProt
 
 
 def _convert_version(model: onnx.ModelProto, target: int) -> onnx.GraphProto | str:
-    """Return what ONNX's version converter makes of a model of one node, or what is wrong with that."""
+    """Return the graph that ONNX's version converter makes of a model of one node, or why it cannot be used."""
     import onnx.version_converter
 
     try:
@@ -283,7 +283,7 @@ def _invalid(node: onnx.NodeProto, opset: int) -> str:
 
 
 def _detail(err: Exception) -> str:
-    """Return what the converter says beyond that there is no such operator, without the place in its source."""
+    """Return the converter's message without its source location; empty if it only reports a missing operator."""
     lines = str(err).strip().splitlines()
     text = lines[-1].rpartition("failed: ")[2] if lines else type(err).__name__
     return "" if text.startswith(("No Previous Version", "Operator or type")) else f" ({text})"
@@ -301,7 +301,7 @@ def _with_defaults(node: onnx.NodeProto, schema: onnx.defs.OpSchema) -> onnx.Nod
 
 
 def _trimmed(names: list[str]) -> list[str]:
-    """Return names without the empty ones at the end, which are taken off the list."""
+    """Return the list without empty names at the end; changes it in place."""
     while names and not names[-1]:
         names.pop()
     return names

@@ -1,4 +1,4 @@
-"""Cuts the part of a model between named values out of it."""
+"""Cuts out the part of a model between named values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["CutReport", "cut"]
 
 @dataclass(frozen=True, slots=True)
 class CutReport:
-    """What `cut` left.
+    """What `cut` kept.
 
     Attributes:
         inputs: names of the inputs of the part, in order.
@@ -36,7 +36,7 @@ class CutReport:
 
 
 def cut(bundle: ModelBundle, inputs: Sequence[str] = (), outputs: Sequence[str] = ()) -> tuple[ModelBundle, CutReport]:
-    """Return the part of a model that computes some of its values from others; the weights it does not need are gone.
+    """Return the part of a model that computes some of its values from others, with the weights that it needs.
 
     Args:
         bundle: the model.
@@ -111,7 +111,7 @@ def _owner_of(graph: onnx.GraphProto, name: str) -> str:
 def _needed(
     graph: onnx.GraphProto, outputs: Iterable[str], stops: frozenset[str], makers: Mapping[str, int]
 ) -> tuple[set[str], set[int]]:
-    """Return the values and the nodes that the outputs depend on; what is before a stop does not count."""
+    """Return the values and the nodes that the outputs depend on, back to the stops."""
     needed: set[str] = set()
     nodes: set[int] = set()
     pending = [*outputs]
@@ -128,7 +128,7 @@ def _needed(
 
 
 def _reads(node: onnx.NodeProto) -> set[str]:
-    """Return the values that a node reads, with what its bodies take from around them."""
+    """Return the values that a node reads, with what its bodies capture."""
     found = {name for name in node.input if name}
     for body in bodies_of(node):
         defined = {value.name for value in body.input} | {tensor.name for tensor in body.initializer}

@@ -1,4 +1,4 @@
-"""Puts tensors of a file into a model: as new data of its weights, or as weights in place of its inputs."""
+"""Puts tensors into a model: as new data of its weights, or as weights in place of its inputs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def bake(bundle: ModelBundle, tensors: Mapping[str, TensorData]) -> tuple[ModelB
     """Return the model with tensors in it, by name; shares their memory.
 
     Raises:
-        ConversionError: a tensor has not the dtype and shape that the model declares, or none has a name of the model.
+        ConversionError: a tensor lacks the dtype or shape that the model declares, or none has a name of the model.
     """
     proto = copied(bundle.proto)
     graph = proto.graph

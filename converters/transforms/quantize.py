@@ -51,7 +51,7 @@ class QuantizeOptions:
     """How to quantise; the defaults lose the least accuracy on most models.
 
     Attributes:
-        exclude: nodes that stay as they are: names, patterns of names as `head*`, or operators.
+        exclude: nodes that are not quantised: names, patterns of names as `head*`, or operators.
         per_channel: whether int8 weights get a scale for each output channel instead of one for the tensor.
         reduce_range: whether int8 weights use 7 bits. Needed where pairs of products overflow 16 bits: x86 processors
             without VNNI. Costs accuracy everywhere else.
@@ -152,7 +152,7 @@ def _check(kind: str, options: QuantizeOptions, calibration: object) -> None:
 def _in_files(
     bundle: ModelBundle, kind: str, tools: Any, options: QuantizeOptions, samples: Sequence[Mapping[str, Any]]
 ) -> ModelBundle:
-    """Quantise by files: written for the tools, read back, and removed."""
+    """Quantise through temporary files, which the tools read and write."""
     import onnx
 
     with tempfile.TemporaryDirectory(prefix="rlx_ort-", ignore_cleanup_errors=True) as name:
@@ -197,7 +197,7 @@ def _in_files(
 
 
 class _Reader:
-    """Gives calibration samples one after another, as the tools ask for them."""
+    """Gives the tools one calibration sample after another."""
 
     def __init__(self, samples: Sequence[Mapping[str, Any]]) -> None:
         self._samples = samples
@@ -246,7 +246,7 @@ def _quantized_ops(bundle: ModelBundle) -> Counter[str]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep what the tools print and log from the caller; it goes to this module's log instead."""
+    """Redirect what the tools print and log to this module's log."""
     said = io.StringIO()
     root = logging.getLogger()
     handler = logging.StreamHandler(said)

@@ -1,4 +1,4 @@
-"""What a transform knows about the values of a graph: their types, and the data of small constants."""
+"""Types of the values of a graph and data of its small constants, for transforms; names and labels for messages."""
 
 from __future__ import annotations
 

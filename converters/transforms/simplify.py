@@ -139,7 +139,7 @@ _FOLDED = _SIZES | {
 def fold_constants(bundle: ModelBundle) -> tuple[ModelBundle, list[str]]:
     """Return the model with initializers in place of nodes of the main graph that only read small constants.
 
-    Also a shape that inference knows is a constant. Nodes that give an output of the model stay.
+    A shape known by inference counts as a constant. Nodes that produce an output of the model stay.
     Returns the names of the values that are constant now, too.
     """
     typed = typed_model(bundle)
