@@ -10,11 +10,11 @@ own types), and casts.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
+from rlx_ort.converters.onnx_types import schema_of
 from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import Node, Ref, Value
 from rlx_ort.ir.dtype import DType
@@ -244,7 +244,7 @@ class _Pass:
 
 def _onnx_plan(node: Node, op: OnnxNode, kinds: Sequence[ValueType | None], dtype: DType) -> _Plan | None:
     """Return the plan of a raw ONNX node, or None when its schema does not take the dtype."""
-    schema = _schema(op.op_type, op.version)
+    schema = schema_of(op.op_type, op.version)
     if schema is None:
         return None
     allowed = {item.type_param_str for item in schema.type_constraints if _ONNX_TEXT[dtype] in item.allowed_type_strs}
@@ -272,16 +272,6 @@ def _onnx_plan(node: Node, op: OnnxNode, kinds: Sequence[ValueType | None], dtyp
         for index, kind in enumerate(node.types)
     )
     return _Plan(inputs, types)
-
-
-@functools.cache
-def _schema(op_type: str, version: int) -> onnx.defs.OpSchema | None:
-    import onnx
-
-    try:
-        return onnx.defs.get_schema(op_type, version, "")
-    except onnx.defs.SchemaError:
-        return None
 
 
 def _type_param(formals: Sequence[onnx.defs.OpSchema.FormalParameter], index: int) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rlx_ort.converters.from_onnx.tensor_files import TensorFiles
-from rlx_ort.converters.onnx_types import dtype_of, type_of
+from rlx_ort.converters.onnx_types import dtype_of, text_of, type_of
 from rlx_ort.converters.protos import copied
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.dtype import DType
@@ -108,7 +108,7 @@ def attribute_value(
         case "FLOAT":
             return kind, attribute.f
         case "STRING":
-            return kind, _text(attribute.s)
+            return kind, text_of(attribute.s)
         case "TENSOR":
             return kind, tensor_data(attribute.t, files)
         case "GRAPH":
@@ -120,7 +120,7 @@ def attribute_value(
         case "FLOATS":
             return kind, tuple(attribute.floats)
         case "STRINGS":
-            texts = [_text(item) for item in attribute.strings]
+            texts = [text_of(item) for item in attribute.strings]
             if all(isinstance(item, str) for item in texts):
                 return kind, tuple(item for item in texts if isinstance(item, str))
             return kind, tuple(attribute.strings)
@@ -132,10 +132,3 @@ def attribute_value(
             return kind, tuple(type_of(item) for item in attribute.type_protos)
         case _:
             raise ConversionError(f"attribute {attribute.name!r} is of kind {kind}, which this node cannot have")
-
-
-def _text(data: bytes) -> str | bytes:
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError:
-        return data

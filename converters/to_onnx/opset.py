@@ -6,12 +6,11 @@ the schemas agree on everything the node uses, and no silent change of meaning (
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rlx_ort.converters.onnx_types import type_proto_text
+from rlx_ort.converters.onnx_types import schema_of, type_proto_text
 from rlx_ort.converters.to_onnx.emitter import DEFAULT_OPSET
 from rlx_ort.converters.to_onnx.widening import only_widens
 from rlx_ort.converters.to_onnx.writer import ModelWriter
@@ -190,7 +189,7 @@ def obstacle(node: NodeForm, written: int, target: int) -> str:
     """Return why a node of ai.onnx written for one opset version must not be stamped with another; empty if it may."""
     if only_widens(node.op_type, written, target):
         return ""
-    old, new = _schema(node.op_type, written), _schema(node.op_type, target)
+    old, new = schema_of(node.op_type, written), schema_of(node.op_type, target)
     if old is None and node.op_type in _ENGINE_OPS:
         return ""
     if old is None:
@@ -216,7 +215,7 @@ def obsolete_attributes(op_type: str, names: Iterable[str], written: int, target
     """Return the attributes that the target version lacks; `obstacle` made sure that nothing is lost with them."""
     if only_widens(op_type, written, target):
         return []
-    new = _schema(op_type, target)
+    new = schema_of(op_type, target)
     return [] if new is None or written == target else [name for name in names if name not in new.attributes]
 
 
@@ -266,16 +265,6 @@ def _form(node: ModelNode, types: dict[ModelValue, ValueType]) -> NodeForm:
 
     attributes = {name: attribute.value for name, attribute in node.attributes.items()}
     return NodeForm(node.op_type, attributes, kinds(node.reads), kinds(node.writes))
-
-
-@functools.cache
-def _schema(op_type: str, version: int) -> onnx.defs.OpSchema | None:
-    import onnx
-
-    try:
-        return onnx.defs.get_schema(op_type, version, "")
-    except onnx.defs.SchemaError:
-        return None
 
 
 def _concerns(change: Break, node: NodeForm) -> bool:

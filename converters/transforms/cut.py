@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rlx_ort.converters.bundle import ModelBundle
+from rlx_ort.converters.from_onnx.structure import names_read
 from rlx_ort.converters.onnx_types import type_proto
 from rlx_ort.converters.protos import bodies_of, copied
 from rlx_ort.converters.transforms.scope import Scope, model_scope, near_names, typed_model
@@ -123,21 +124,8 @@ def _needed(
         if name in stops or name not in makers or makers[name] in nodes:
             continue
         nodes.add(makers[name])
-        pending += _reads(graph.node[makers[name]])
+        pending += names_read(graph.node[makers[name]])
     return needed, nodes
-
-
-def _reads(node: onnx.NodeProto) -> set[str]:
-    """Return the values that a node reads, with what its bodies capture."""
-    found = {name for name in node.input if name}
-    for body in bodies_of(node):
-        defined = {value.name for value in body.input} | {tensor.name for tensor in body.initializer}
-        defined |= {name for inner in body.node for name in inner.output}
-        inside = {value.name for value in body.output}
-        for inner in body.node:
-            inside |= _reads(inner)
-        found |= inside - defined
-    return found
 
 
 def _part(

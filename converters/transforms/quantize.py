@@ -26,8 +26,10 @@ from rlx_ort.converters.protos import copied, set_items
 from rlx_ort.converters.sources.npz import read_npz
 from rlx_ort.converters.transforms.int4 import to_int4
 from rlx_ort.converters.transforms.opset import to_opset
-from rlx_ort.converters.transforms.scope import near_names, selected, typed_model
+from rlx_ort.converters.transforms.scope import dims_text, near_names, selected, typed_model
 from rlx_ort.errors import ConversionError
+from rlx_ort.ir.ops.leaf import fits
+from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.types import TensorType
 
 if TYPE_CHECKING:
@@ -321,11 +323,8 @@ def _cut(name: str, kind: Any, given: npt.NDArray[Any] | Sequence[npt.NDArray[An
     else:
         items = [np.asarray(item) for item in given]
     for item in items:
-        fits = item.ndim == len(dims) and all(
-            not isinstance(dim, int) or dim == size for dim, size in zip(dims, item.shape, strict=True)
-        )
-        if not fits:
-            wanted = "[" + ", ".join("?" if dim is None else str(dim) for dim in dims) + "]"
+        if not fits(Shape(item.shape), kind.shape):
+            wanted = dims_text(dims)
             raise ConversionError(f"a calibration sample of {name!r} has shape {list(item.shape)}, it takes {wanted}")
         if not np.can_cast(item.dtype, kind.dtype.numpy, "same_kind"):
             raise ConversionError(f"calibration data {name!r} is {item.dtype}, the input is {kind.dtype.value}")

@@ -14,7 +14,7 @@ from rlx_ort.converters.infer import skeleton, with_types
 from rlx_ort.converters.onnx_types import dtype_of, tensor_proto, type_of
 from rlx_ort.converters.protos import copied
 from rlx_ort.errors import ConversionError
-from rlx_ort.ir.shape import Shape
+from rlx_ort.ir.shape import Dim, Shape
 from rlx_ort.ir.types import TensorType, UnknownType, ValueType
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Scope",
     "all_value_names",
+    "dims_text",
     "label_of",
     "model_scope",
     "near_names",
@@ -125,6 +126,11 @@ def all_value_names(proto: onnx.ModelProto) -> set[str]:
 def label_of(node: onnx.NodeProto) -> str:
     """Return a node as messages name it."""
     return f"{node.op_type} {node.name or next(iter(node.output), '')!r}"
+
+
+def dims_text(dims: Iterable[Dim]) -> str:
+    """Return dims as messages show them, `[batch, ?, 3]`."""
+    return f"[{', '.join('?' if dim is None else str(dim) for dim in dims)}]"
 
 
 def near_names(name: str, known: Iterable[str]) -> str:
