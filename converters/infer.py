@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rlx_ort.converters.onnx_types import type_of
+from rlx_ort.converters.onnx_types import known_type_of
 from rlx_ort.converters.protos import bodies_of
-from rlx_ort.errors import ConversionError
 from rlx_ort.ir.types import UnknownType, ValueType
 
 if TYPE_CHECKING:
@@ -24,10 +23,7 @@ def infer_proto(proto: onnx.ModelProto) -> dict[str, ValueType]:
     while graphs:
         graph = graphs.pop()
         for info in (*graph.value_info, *graph.input, *graph.output):
-            try:
-                kind = type_of(info.type)
-            except ConversionError:
-                continue  # an element type this library has no name for
+            kind = known_type_of(info.type)
             if not isinstance(kind, UnknownType):
                 found[info.name] = kind
         for node in graph.node:

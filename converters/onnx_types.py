@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = [
     "dtype_of",
     "elem_type",
+    "known_type_of",
     "schema_of",
     "tensor_proto",
     "text_of",
@@ -94,6 +95,14 @@ def type_of(proto: onnx.TypeProto) -> ValueType:
     if field == "map_type":
         return MapType(dtype_of(proto.map_type.key_type), type_of(proto.map_type.value_type))
     return UnknownType()
+
+
+def known_type_of(proto: onnx.TypeProto) -> ValueType:
+    """Return the IR type of an ONNX type; unknown also where the IR lacks the element type."""
+    try:
+        return type_of(proto)
+    except ConversionError:
+        return UnknownType()
 
 
 def type_proto(value: ValueType, into: onnx.TypeProto | None = None) -> onnx.TypeProto:

@@ -11,7 +11,7 @@ import numpy as np
 from rlx_ort.converters.from_onnx.structure import node_label, sorted_nodes
 from rlx_ort.converters.from_onnx.tensor_files import TensorFiles
 from rlx_ort.converters.from_onnx.tensors import attribute_value, dense_tensor, resolved, tensor_data
-from rlx_ort.converters.onnx_types import type_of
+from rlx_ort.converters.onnx_types import known_type_of, type_of
 from rlx_ort.converters.to_onnx.writer import UniqueNames
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.core import Ref, Value
@@ -324,13 +324,7 @@ def _all_names(graph: onnx.GraphProto) -> Iterable[str]:
 
 def _types(graph: onnx.GraphProto) -> Mapping[str, ValueType]:
     """Return the declared type of each value of one graph, its bodies left out."""
-    found: dict[str, ValueType] = {}
-    for info in (*graph.value_info, *graph.input, *graph.output):
-        try:
-            found[info.name] = type_of(info.type)
-        except ConversionError:
-            found[info.name] = UnknownType()  # an element type this library has no name for
-    return found
+    return {info.name: known_type_of(info.type) for info in (*graph.value_info, *graph.input, *graph.output)}
 
 
 def _function_types(node: onnx.NodeProto, function: onnx.FunctionProto, scope: Scope) -> dict[str, ValueType]:

@@ -206,15 +206,14 @@ def _pool(node: NodeView) -> MappedNode | None:
     neutral = {"auto_pad": "NOTSET", "ceil_mode": 0, "storage_order": 0, "dilations": (1, 1)}
     if any(name not in known and _plain(value) != neutral.get(name) for name, value in node.attributes.items()):
         return None
-    kernel, stride = _pair(node.get("kernel_shape", ())), _pair(node.get("strides", (1, 1)))
-    pads = tuple(node.get("pads", (0, 0, 0, 0)))
-    if kernel is None or stride is None or node.rank != 4 or len(pads) != 4 or pads[:2] != pads[2:]:
+    kernel, stride, padding = _pair(node.get("kernel_shape", ())), _pair(node.get("strides", (1, 1))), _padding(node)
+    if kernel is None or stride is None or padding is None:
         return None
     # Without padding it makes no difference whether padding counts.
-    if node.op_type == "AveragePool" and any(pads) and not node.get("count_include_pad", 0):
+    if node.op_type == "AveragePool" and any(padding) and not node.get("count_include_pad", 0):
         return None
     function = "max" if node.op_type == "MaxPool" else "mean"
-    return MappedNode(Pool(function, kernel, stride, (pads[0], pads[1])), 1)
+    return MappedNode(Pool(function, kernel, stride, padding), 1)
 
 
 def _plain(value: Any) -> Any:
@@ -225,19 +224,22 @@ def _pair(values: Sequence[int]) -> tuple[int, int] | None:
     return (int(values[0]), int(values[1])) if len(values) == 2 else None
 
 
-def _conv_transpose(node: NodeView) -> MappedNode | None:
+def _padding(node: NodeView) -> tuple[int, int] | None:
+    """Return the padding of an image, None unless it is explicit and the same on both sides."""
     pads = tuple(node.get("pads", (0, 0, 0, 0)))
-    if "output_shape" in node.attributes or node.get("auto_pad", "NOTSET") != "NOTSET" or node.rank != 4:
-        return None
-    if len(pads) != 4 or pads[:2] != pads[2:]:
-        return None
+    explicit = node.rank == 4 and node.get("auto_pad", "NOTSET") == "NOTSET"
+    return (pads[0], pads[1]) if explicit and len(pads) == 4 and pads[:2] == pads[2:] else None
+
+
+def _conv_transpose(node: NodeView) -> MappedNode | None:
+    padding = _padding(node)
     stride, dilation, extra = (
         _pair(node.get(name, default))
         for name, default in (("strides", (1, 1)), ("dilations", (1, 1)), ("output_padding", (0, 0)))
     )
-    if stride is None or dilation is None or extra is None:
+    if "output_shape" in node.attributes or padding is None or stride is None or dilation is None or extra is None:
         return None
-    op = ConvTranspose2d(stride, (pads[0], pads[1]), extra, dilation, node.get("group", 1))
+    op = ConvTranspose2d(stride, padding, extra, dilation, node.get("group", 1))
     return MappedNode(op, len(node.inputs))
 
 
@@ -270,14 +272,10 @@ def _reduce(node: NodeView) -> MappedNode | None:
 
 
 def _conv(node: NodeView) -> MappedNode | None:
-    pads = tuple(node.get("pads", (0, 0, 0, 0)))
-    if node.rank != 4 or node.get("auto_pad", "NOTSET") != "NOTSET" or len(pads) != 4 or pads[:2] != pads[2:]:
+    padding, stride, dilation = _padding(node), _pair(node.get("strides", (1, 1))), _pair(node.get("dilations", (1, 1)))
+    if padding is None or stride is None or dilation is None:
         return None
-    stride, dilation = node.get("strides", (1, 1)), node.get("dilations", (1, 1))
-    op = Conv2d(
-        (int(stride[0]), int(stride[1])), (pads[0], pads[1]), (int(dilation[0]), int(dilation[1])), node.get("group", 1)
-    )
-    return MappedNode(op, len(node.inputs))
+    return MappedNode(Conv2d(stride, padding, dilation, node.get("group", 1)), len(node.inputs))
 
 
 _RULES: dict[str, _Rule] = {

@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 import os
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -82,7 +83,7 @@ def _entry(gguf: Any, reader: Any, tensor: Any, place: FileRange, quantised_as: 
             raise ConversionError(f"tensor {tensor.name!r} is {kind}, which cannot stay packed; {known} can")
         return WeightEntry(DType.U8, blocks.shape, lambda: blocks, kind, blocks)
     dtype = DType.F32 if quantised_as == "f32" else DType.F16
-    load = _Dequantised(gguf, tensor.name, tensor.tensor_type, shape, raw, dtype)
+    load = partial(_dequantised, gguf, tensor.name, tensor.tensor_type, shape, raw, dtype)
     return WeightEntry(dtype, shape, load, kind, blocks)
 
 
@@ -94,36 +95,19 @@ def _blocks(kind: str, shape: tuple[int, ...], raw: npt.NDArray[np.uint8], sourc
     return TensorData(DType.U8, (*shape[:-1], known.row_bytes(shape[-1])), raw, source)
 
 
-class _Dequantised:
-    """Dequantises a tensor when it is called."""
-
-    def __init__(
-        self,
-        gguf: Any,
-        name: str,
-        kind: Any,
-        shape: tuple[int, ...],
-        raw: npt.NDArray[np.uint8],
-        dtype: DType,
-    ) -> None:
-        self._dequantize: Callable[[Any, Any], npt.NDArray[np.float32]] = gguf.quants.dequantize
-        self._name = name
-        self._kind = kind
-        self._shape = shape
-        self._raw = raw
-        self._dtype = dtype
-
-    def __call__(self) -> TensorData:
-        rows = self._raw.reshape(-1, self._raw.size // max(1, int(np.prod(self._shape[:-1], dtype=np.int64))))
-        out = np.empty((len(rows), self._shape[-1]), self._dtype.numpy)
-        step = max(1, _CHUNK_WEIGHTS // max(1, self._shape[-1]))
-        try:
-            for start in range(0, len(rows), step):
-                with np.errstate(over="ignore", invalid="ignore"):  # a scale may be infinite or NaN, and f16 too small
-                    out[start : start + step] = self._dequantize(rows[start : start + step], self._kind)
-        except (NotImplementedError, ValueError) as err:
-            raise ConversionError(f"tensor {self._name!r} of type {self._kind.name} cannot be unpacked: {err}") from err
-        return TensorData.from_array(out.reshape(self._shape), self._dtype)
+def _dequantised(
+    gguf: Any, name: str, kind: Any, shape: tuple[int, ...], raw: npt.NDArray[np.uint8], dtype: DType
+) -> TensorData:
+    rows = raw.reshape(-1, raw.size // max(1, int(np.prod(shape[:-1], dtype=np.int64))))
+    out = np.empty((len(rows), shape[-1]), dtype.numpy)
+    step = max(1, _CHUNK_WEIGHTS // max(1, shape[-1]))
+    try:
+        for start in range(0, len(rows), step):
+            with np.errstate(over="ignore", invalid="ignore"):  # a scale may be infinite or NaN, and f16 too small
+                out[start : start + step] = gguf.quants.dequantize(rows[start : start + step], kind)
+    except (NotImplementedError, ValueError) as err:
+        raise ConversionError(f"tensor {name!r} of type {kind.name} cannot be unpacked: {err}") from err
+    return TensorData.from_array(out.reshape(shape), dtype)
 
 
 _VERSIONS = (2, 3)

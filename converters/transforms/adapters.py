@@ -6,7 +6,7 @@ names and metadata. With one node at a time all of that stays as it is, and a me
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -104,24 +104,28 @@ class NodeAdapter:
                 fresh[tensor.name] = self._values.unique(f"{first}/{tensor.name}")
                 tensor.name = fresh[tensor.name]
                 initializers.append(tensor)
+        self._rename(made, node, fresh)
         for inner in made.node:
-            for name in inner.output:
+            inner.doc_string = node.doc_string
+            inner.metadata_props.extend(node.metadata_props)
+        return Adapted([*made.node], initializers)
+
+    def _rename(self, graph: onnx.GraphProto, origin: onnx.NodeProto, fresh: dict[str, str]) -> None:
+        """Give the nodes that replace a node, and their values, names that are free; `fresh` has those to keep."""
+        first = next(filter(None, origin.output))
+        for node in graph.node:
+            for name in node.output:
                 if name not in fresh:
                     fresh[name] = self._values.unique(f"{first}/{name}")
-        return Adapted([self._renamed(inner, node, fresh) for inner in made.node], initializers)
-
-    def _renamed(self, made: onnx.NodeProto, origin: onnx.NodeProto, fresh: Mapping[str, str]) -> onnx.NodeProto:
-        inputs, outputs = [fresh[name] for name in made.input], [fresh[name] for name in made.output]
-        del made.input[:], made.output[:]
-        made.input.extend(_trimmed(inputs))
-        made.output.extend(_trimmed(outputs))
-        if made.op_type == origin.op_type:
-            made.name = origin.name
-        elif origin.name:
-            made.name = self._nodes.unique(f"{origin.name}/{made.op_type}")
-        made.doc_string = origin.doc_string
-        made.metadata_props.extend(origin.metadata_props)
-        return made
+        for node in graph.node:
+            inputs, outputs = [fresh.get(name, name) for name in node.input], [fresh[name] for name in node.output]
+            del node.input[:], node.output[:]
+            node.input.extend(_trimmed(inputs))
+            node.output.extend(_trimmed(outputs))
+            if node.op_type == origin.op_type:
+                node.name = origin.name
+            elif origin.name:
+                node.name = self._nodes.unique(f"{origin.name}/{node.op_type}")
 
     def _expanded(self, node: onnx.NodeProto, scope: Scope) -> list[tuple[onnx.NodeProto, Scope]] | None:
         """Return the nodes that ONNX defines the operator by, or None where it has no such definition."""
@@ -141,19 +145,7 @@ class NodeAdapter:
             return None
         if any(inner.op_type == node.op_type or _invalid(inner, self._source) for inner in done.graph.node):
             return None
-        outside = {name for name in (*node.input, *node.output) if name}
-        fresh = {"": ""} | {name: name for name in outside}
-        for inner in done.graph.node:
-            for name in inner.output:
-                if name not in fresh:
-                    fresh[name] = self._values.unique(f"{next(filter(None, node.output))}/{name}")
-        for inner in done.graph.node:
-            inputs, outputs = [fresh.get(name, name) for name in inner.input], [fresh[name] for name in inner.output]
-            del inner.input[:], inner.output[:]
-            inner.input.extend(_trimmed(inputs))
-            inner.output.extend(_trimmed(outputs))
-            if node.name:
-                inner.name = self._nodes.unique(f"{node.name}/{inner.op_type}")
+        self._rename(done.graph, node, {name: name for name in ("", *node.input, *node.output)})
         bundle = bundle_of(done, origin=label_of(node))
         inner_scope = model_scope(bundle, typed_model(bundle))
         merged = Scope({**scope.types, **inner_scope.types}, {**scope.constants, **inner_scope.constants})

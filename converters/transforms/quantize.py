@@ -24,6 +24,7 @@ from rlx_ort.converters.bundle import ModelBundle, bundle_of, graphs_of
 from rlx_ort.converters.files import save_bundle
 from rlx_ort.converters.protos import copied, set_items
 from rlx_ort.converters.sources.npz import read_npz
+from rlx_ort.converters.to_onnx.writer import UniqueNames
 from rlx_ort.converters.transforms.int4 import to_int4
 from rlx_ort.converters.transforms.opset import to_opset
 from rlx_ort.converters.transforms.scope import dims_text, near_names, selected, typed_model
@@ -225,20 +226,11 @@ def _typed(bundle: ModelBundle) -> ModelBundle:
     """Return the model with a name for each node and the types that ONNX infers."""
     proto = copied(bundle.proto)
     set_items(proto.graph.value_info, typed_model(bundle).graph.value_info)
-    taken = {node.name for node in proto.graph.node}
+    names = UniqueNames(node.name for node in proto.graph.node)
     for index, node in enumerate(proto.graph.node):
         if not node.name:
-            node.name = next(name for name in _numbered(f"{node.op_type}_{index}") if name not in taken)
-            taken.add(node.name)
+            node.name = names.unique(f"{node.op_type}_{index}")
     return bundle.with_proto(proto)
-
-
-def _numbered(name: str) -> Iterator[str]:
-    yield name
-    number = 2
-    while True:
-        yield f"{name}_{number}"
-        number += 1
 
 
 def _quantized_ops(bundle: ModelBundle) -> Counter[str]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from rlx_ort.converters.bundle import ModelBundle, graphs_of, location_of
 from rlx_ort.converters.infer import skeleton, with_types
-from rlx_ort.converters.onnx_types import dtype_of, tensor_proto, type_of
+from rlx_ort.converters.onnx_types import dtype_of, known_type_of, tensor_proto
 from rlx_ort.converters.protos import copied
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.shape import Dim, Shape
@@ -55,10 +55,7 @@ class Scope:
     def read(self, graph: onnx.GraphProto, bundle: ModelBundle) -> None:
         """Take in what a graph declares: types, initializers and Constant nodes."""
         for info in (*graph.value_info, *graph.input, *graph.output):
-            try:
-                kind = type_of(info.type)
-            except ConversionError:
-                continue  # an element type this library has no name for
+            kind = known_type_of(info.type)
             if not isinstance(kind, UnknownType):
                 self.types[info.name] = kind
         overridable = {value.name for value in graph.input}
