@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 __all__ = ["KIND_CLASSES", "Narrowed", "ONNX_CLASSES", "apply_precision", "class_of"]
 
+_ONNX_TEXT = {DType.F16: "tensor(float16)", DType.BF16: "tensor(bfloat16)"}
+
 
 def _table(rows: dict[OpClass, str]) -> dict[str, OpClass]:
     return {name: op_class for op_class, names in rows.items() for name in names.split()}
@@ -88,9 +90,6 @@ def class_of(op: Op) -> OpClass | None:
     if isinstance(op, OnnxNode):
         return ONNX_CLASSES.get(op.op_type) if op.domain == "" and not op.overload else None
     return KIND_CLASSES.get(op.kind)
-
-
-_ONNX_TEXT = {DType.F16: "tensor(float16)", DType.BF16: "tensor(bfloat16)"}
 
 
 class Narrowed(NamedTuple):

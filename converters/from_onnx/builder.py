@@ -6,12 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from rlx_ort.converters.from_onnx.structure import node_label, sorted_nodes
 from rlx_ort.converters.from_onnx.tensor_files import TensorFiles
-from rlx_ort.converters.from_onnx.tensors import attribute_value, dense_tensor, resolved, tensor_data
+from rlx_ort.converters.from_onnx.tensors import attribute_value, constant_data, dense_tensor, resolved, tensor_data
 from rlx_ort.converters.onnx_types import known_type_of, type_of
+from rlx_ort.converters.to_onnx.model import INLINE_BYTES
 from rlx_ort.converters.to_onnx.writer import UniqueNames
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.core import Ref, Value
@@ -27,6 +26,9 @@ if TYPE_CHECKING:
     import onnx
 
 __all__ = ["Captures", "GraphBuilder", "Scope"]
+
+# 8-bit integers are left out: they are quantised weights, whatever their size.
+_INDEX_TYPES = {DType.BOOL, DType.I16, DType.I32, DType.I64, DType.U16, DType.U32, DType.U64}
 
 
 @dataclass(slots=True)
@@ -103,11 +105,6 @@ class Scope:
         return self.types.get(name, UnknownType())
 
 
-_CONSTANT_BYTES = 128
-# 8-bit integers are left out: they are quantised weights, whatever their size.
-_INDEX_TYPES = {DType.BOOL, DType.I16, DType.I32, DType.I64, DType.U16, DType.U32, DType.U64}
-
-
 class GraphBuilder:
     """Builds the IR graph of one model.
 
@@ -165,7 +162,7 @@ class GraphBuilder:
 
     def _weight(self, scope: Scope, name: str, data: TensorData, overridable: bool) -> None:
         """Add an initializer: a constant where it is about indices and shapes, else a parameter."""
-        small = data.nbytes < _CONSTANT_BYTES and data.dtype in _INDEX_TYPES and not overridable
+        small = data.nbytes < INLINE_BYTES and data.dtype in _INDEX_TYPES and not overridable
         if small or data.dtype is DType.STRING:
             scope.define(name, scope.graph.constant(data, name=name))
             return
@@ -236,24 +233,9 @@ class GraphBuilder:
         attributes = {a.name: a for a in resolved(node.attribute, scope.attributes)}
         if len(attributes) != 1 or len(node.output) != 1:
             raise ConversionError(f"{node_label(node)} needs one attribute and one output")
-        name, attribute = next(iter(attributes.items()))
-        match name:
-            case "value":
-                data = tensor_data(attribute.t, self._files)
-            case "sparse_value":
-                data = dense_tensor(attribute.sparse_tensor, self._files)
-            case "value_float" | "value_floats":
-                values = attribute.floats if name.endswith("s") else attribute.f
-                data = TensorData.from_array(np.asarray(values, np.float32))
-            case "value_int" | "value_ints":
-                data = TensorData.from_array(
-                    np.asarray(attribute.ints if name.endswith("s") else attribute.i, np.int64)
-                )
-            case "value_string" | "value_strings":
-                values = [*attribute.strings] if name.endswith("s") else attribute.s
-                data = TensorData.from_array(np.array(values, object), DType.STRING)
-            case _:
-                raise ConversionError(f"{node_label(node)} has an unknown attribute {name!r}")
+        data = constant_data(next(iter(attributes.values())), self._files)
+        if data is None:
+            raise ConversionError(f"{node_label(node)} has an unknown attribute {next(iter(attributes))!r}")
         scope.define(node.output[0], scope.graph.constant(data, name=node.output[0]))
 
     def _body(self, scope: Scope, body: onnx.GraphProto, captures: Captures, owner: str) -> Graph:

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 __all__ = ["ExternalFiles", "MappedFiles", "TensorFiles", "read_mapped"]
 
+_Span: TypeAlias = tuple[int, int]
+_LEFT_BEHIND_BYTES = 128  # a reference takes as much as smaller data
+
 
 class TensorFiles(Protocol):
     """Gives the data of external tensors."""
@@ -114,10 +117,6 @@ def _number(text: str, key: str, what: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 20):
         raise ConversionError(f"the external data of {what} has {key} {text!r}, which is no size in bytes")
     return int(text)
-
-
-_Span: TypeAlias = tuple[int, int]
-_LEFT_BEHIND_BYTES = 128  # a reference takes as much as smaller data
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from rlx_ort.ir.tensor import TensorData
 if TYPE_CHECKING:
     import onnx
 
-__all__ = ["attribute_value", "dense_tensor", "resolved", "tensor_data"]
+__all__ = ["attribute_value", "constant_data", "dense_tensor", "resolved", "tensor_data"]
 
 _DENSE_LIMIT = 1 << 31
 
@@ -72,6 +72,30 @@ def dense_tensor(sparse: onnx.SparseTensorProto, files: TensorFiles) -> TensorDa
     except (IndexError, ValueError) as err:
         raise ConversionError(f"{what} of shape {list(shape)} has indices that do not fit: {err}") from err
     return TensorData.from_array(dense.reshape(shape), values.dtype)
+
+
+def constant_data(attribute: onnx.AttributeProto, files: TensorFiles) -> TensorData | None:
+    """Return the value that an attribute gives a Constant node, None for an attribute that Constant does not have.
+
+    Raises:
+        ConversionError: a tensor in it is wrong.
+    """
+    name = attribute.name
+    match name:
+        case "value":
+            return tensor_data(attribute.t, files)
+        case "sparse_value":
+            return dense_tensor(attribute.sparse_tensor, files)
+        case "value_float" | "value_floats":
+            values = attribute.floats if name.endswith("s") else attribute.f
+            return TensorData.from_array(np.asarray(values, np.float32))
+        case "value_int" | "value_ints":
+            return TensorData.from_array(np.asarray(attribute.ints if name.endswith("s") else attribute.i, np.int64))
+        case "value_string" | "value_strings":
+            texts = [*attribute.strings] if name.endswith("s") else attribute.s
+            return TensorData.from_array(np.array(texts, object), DType.STRING)
+        case _:
+            return None
 
 
 def resolved(

@@ -14,7 +14,7 @@ from rlx_ort.converters.bundle import INLINE_BYTES, ModelBundle
 from rlx_ort.converters.onnx_types import dtype_of, tensor_proto
 from rlx_ort.converters.protos import copied
 from rlx_ort.converters.sources.renames import Rename, Renames
-from rlx_ort.converters.sources.weight_file import WeightEntry, WeightFile
+from rlx_ort.converters.sources.weights import WeightEntry, WeightFile
 from rlx_ort.errors import ConversionError, GraphVerifyError
 from rlx_ort.ir.core import Node
 from rlx_ort.ir.dtype import DType

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlx_ort.converters.extras import optional_module
-from rlx_ort.converters.sources.weight_file import WeightEntry, WeightFile
+from rlx_ort.converters.sources.weights import WeightEntry, WeightFile
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.gguf_blocks import GGUF_FORMATS
@@ -36,6 +36,12 @@ _PLAIN = {
     "I8": DType.I8, "I16": DType.I16, "I32": DType.I32, "I64": DType.I64,
 }  # fmt: skip
 _CHUNK_WEIGHTS = 1 << 22  # dequantised at a time, so that the float32 intermediates of gguf stay at some 16 MiB each
+_VERSIONS = (2, 3)
+_STRING, _ARRAY = 8, 9
+_SCALAR_BYTES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}  # gguf_metadata_value_type
+_MAX_DIMS = 4  # GGML_MAX_DIMS
+_ALIGNMENT = 32  # unless `general.alignment` says otherwise
+_MAX_NAME_BYTES = 1 << 16
 
 
 def read_gguf(path: Path, quantised_as: GgufAs = "f32") -> WeightFile:
@@ -108,14 +114,6 @@ def _dequantised(
     except (NotImplementedError, ValueError) as err:
         raise ConversionError(f"tensor {name!r} of type {kind.name} cannot be unpacked: {err}") from err
     return TensorData.from_array(out.reshape(shape), dtype)
-
-
-_VERSIONS = (2, 3)
-_STRING, _ARRAY = 8, 9
-_SCALAR_BYTES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}  # gguf_metadata_value_type
-_MAX_DIMS = 4  # GGML_MAX_DIMS
-_ALIGNMENT = 32  # unless `general.alignment` says otherwise
-_MAX_NAME_BYTES = 1 << 16
 
 
 def check_gguf(path: Path, blocks: Mapping[int, tuple[int, int]]) -> None:

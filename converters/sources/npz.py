@@ -16,7 +16,7 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
-from rlx_ort.converters.sources.weight_file import WeightEntry, WeightFile
+from rlx_ort.converters.sources.weights import WeightEntry, WeightFile
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.tensor import FileRange, TensorData

@@ -29,9 +29,21 @@ if TYPE_CHECKING:
 __all__ = ["COMMON", "Dispatcher", "KernelSet", "NATIVE", "NoNativeForm", "has_choice", "load_family", "lowers_native"]
 
 NATIVE, COMMON = "native", "common-ir"
-"""The forms, as reports name them."""
+"""The forms, as named in reports."""
 
 O = TypeVar("O", bound=Op)  # noqa: E741  # the same name as in `emitter`
+_natives: dict[type[Op], _Native] = {}
+_choosing: weakref.WeakKeyDictionary[Graph, tuple[object, bool]] = weakref.WeakKeyDictionary()
+_OPS = "rlx_ort.ir.ops."
+_WITHOUT = frozenset({"leaf", "onnx", "refused"})
+"""Families that are written by the emitter itself, or never."""
+_ELSEWHERE = {
+    **dict.fromkeys(("blocks", "composite", "custom", "fused", "gqa"), "control"),
+    "reduce": "norm",
+    "solve": "linalg",
+    "volume": "conv",
+}
+"""Families whose lowerings are in the file of another one."""
 
 
 class _Takes(Protocol):
@@ -47,12 +59,12 @@ class _Takes(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class KernelSet:
-    """The kernels that a model is written for. Two sets are equal when they are of one list.
+    """The kernels that a model is written for; two sets are equal if their name and identity are.
 
     Attributes:
         name: whose kernels, as messages name them.
         identity: identifies this list of kernels in the keys of cached models.
-        takes: whether a kernel takes a node, by domain, operator, opset version and types.
+        takes: whether one of the kernels takes a node.
     """
 
     name: str
@@ -69,10 +81,6 @@ class _Native:
     lowering: Lowering
     when: Callable[[Any], bool]
     portable: bool
-
-
-_natives: dict[type[Op], _Native] = {}
-_choosing: weakref.WeakKeyDictionary[Graph, tuple[object, bool]] = weakref.WeakKeyDictionary()
 
 
 def lowers_native(
@@ -131,11 +139,7 @@ class Dispatcher:
             self.forms.setdefault(origin, set()).add(form)
 
     def check(self, graph: Graph) -> None:
-        """Return if every node that must have the native form got it.
-
-        Raises:
-            ConversionError: some did not; it names each with the reason.
-        """
+        """Raise `ConversionError` with the nodes that must have the native form and cannot, if there are any."""
         if not self._refused:
             return
         listed = "\n".join(f"  {node}: {reason}" for node, reason in self._refused.items())
@@ -180,18 +184,6 @@ def _native_of(op: Op) -> _Native | None:
     load_family(type(op))
     known = _natives.get(type(op))
     return known if known is not None and known.when(op) else None
-
-
-_OPS = "rlx_ort.ir.ops."
-_WITHOUT = frozenset({"leaf", "onnx", "refused"})
-"""Families that are written by the emitter itself, or never."""
-_ELSEWHERE = {
-    **dict.fromkeys(("blocks", "composite", "custom", "fused", "gqa"), "control"),
-    "reduce": "norm",
-    "solve": "linalg",
-    "volume": "conv",
-}
-"""Families whose lowerings are in the file of another one."""
 
 
 def load_family(op: type[Op]) -> None:

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 __all__: list[str] = []
 
+_UNROLLED = 8
+"""Largest system that is written without a Loop: a step is about fifteen nodes."""
+
 
 @lowers(MatMul)
 def _matmul(emit: Emitter, op: MatMul, inputs: Sequence[Any]) -> Any:
@@ -92,10 +95,6 @@ def _product(dims: Sequence[Dim]) -> Dim:
             return None
         size *= dim
     return size
-
-
-_UNROLLED = 8
-"""Largest system that is written without a Loop: a step is about fifteen nodes."""
 
 
 @lowers(DenseSolve)

@@ -28,6 +28,8 @@ from rlx_ort.ir.shape import Shape
 
 __all__: list[str] = []
 
+_REDUCE = {"sum": "ReduceSum", "mean": "ReduceMean", "max": "ReduceMax", "min": "ReduceMin", "prod": "ReduceProd"}
+
 
 @lowers(LayerNorm)
 def _layer_norm(emit: Emitter, op: LayerNorm, inputs: Sequence[Any]) -> Any:
@@ -124,9 +126,6 @@ def _sum(emit: Emitter, terms: Sequence[Any]) -> Any:
 @lowers(FusedSwiGLU)
 def _swiglu(emit: Emitter, op: FusedSwiGLU, inputs: Sequence[Any]) -> Any:
     return gated(emit, op, inputs[0], lambda gate: emit.op("Mul", gate, emit.op("Sigmoid", gate)))
-
-
-_REDUCE = {"sum": "ReduceSum", "mean": "ReduceMean", "max": "ReduceMax", "min": "ReduceMin", "prod": "ReduceProd"}
 
 
 @lowers(Reduce)

@@ -38,6 +38,17 @@ __all__ = [
     "obstacle",
 ]
 
+RENAMED = frozenset({("BatchNormalization", "mean", "input_mean"), ("BatchNormalization", "var", "input_var")})
+"""(operator, old, new): inputs that only got another name."""
+_BROADCASTING = {"Add", "And", "Div", "Equal", "Greater", "Less", "Mul", "Or", "Pow", "Sub", "Xor"}
+MAX_OPSET = 26
+"""The newest ai.onnx opset that ONNX Runtime 1.31 loads."""
+_ENGINE_OPS = frozenset({"SimplifiedLayerNormalization"})
+"""Operators that ONNX Runtime keeps in ai.onnx and ONNX does not know; they are the same in every opset."""
+# IR version -> the element types it brought: https://github.com/onnx/onnx/blob/main/onnx/onnx.proto, `Version`.
+_IR_VERSION = 10
+_NEWER_TYPES = {DType.F4E2M1: 11, DType.F8E8M0: 12, DType.I2: 13, DType.U2: 13}
+
 
 @dataclass(frozen=True, slots=True)
 class NodeForm:
@@ -114,11 +125,6 @@ BREAKS: dict[str, tuple[Break, ...]] = {
 }
 """Operator of ai.onnx -> where its meaning changed."""
 
-RENAMED = frozenset({("BatchNormalization", "mean", "input_mean"), ("BatchNormalization", "var", "input_var")})
-"""(operator, old, new): inputs that only got another name."""
-
-_BROADCASTING = {"Add", "And", "Div", "Equal", "Greater", "Less", "Mul", "Or", "Pow", "Sub", "Xor"}
-
 
 def is_redundant(node: NodeForm, name: str) -> bool:
     """Return whether an attribute that later versions lack asks for what they do anyway.
@@ -138,17 +144,6 @@ def is_redundant(node: NodeForm, name: str) -> bool:
         return True
     ranks = [kind.shape.rank for kind in node.inputs if isinstance(kind, TensorType) and kind.shape is not None]
     return len(ranks) == 2 and bool(node.attributes["axis"] % max(ranks[0], 1) + ranks[1] == ranks[0])
-
-
-MAX_OPSET = 26
-"""The newest ai.onnx opset that ONNX Runtime 1.31 loads."""
-
-_ENGINE_OPS = frozenset({"SimplifiedLayerNormalization"})
-"""Operators that ONNX Runtime keeps in ai.onnx and ONNX does not know; they are the same in every opset."""
-
-# IR version -> the element types it brought: https://github.com/onnx/onnx/blob/main/onnx/onnx.proto, `Version`.
-_IR_VERSION = 10
-_NEWER_TYPES = {DType.F4E2M1: 11, DType.F8E8M0: 12, DType.I2: 13, DType.U2: 13}
 
 
 def choose_imports(writer: ModelWriter, wanted: int | None = None) -> dict[str, int]:

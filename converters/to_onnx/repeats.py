@@ -29,6 +29,14 @@ from rlx_ort.ir.types import TensorType, UnknownType, ValueType
 
 __all__ = ["Repeats", "exact_op"]
 
+_Key: TypeAlias = tuple[Any, ...]
+_Look: TypeAlias = tuple[bool, Hashable, Hashable, bool]
+_OWN_OPS = "rlx_ort.ir.ops."
+_PLAIN = frozenset({str, int, bool, NoneType, DType, bytes})
+"""Types of which equal values are identical; 0.0 and -0.0 are not."""
+_PLAIN_FIELDS = frozenset({"str", "int", "bool", "DType", "str | None", "int | None", "DType | None"})
+"""Declarations of fields of which equal values are identical."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Line:
@@ -73,10 +81,6 @@ class _Single(NamedTuple):
     order: tuple[int, ...] | None
     marks: tuple[int, ...]
     decision: str | None
-
-
-_Key: TypeAlias = tuple[Any, ...]
-_Look: TypeAlias = tuple[bool, Hashable, Hashable, bool]
 
 
 class Repeats:
@@ -291,13 +295,6 @@ def _rank(look: Hashable) -> Hashable:
         return look
     dtype, shape = look
     return (dtype, None if shape is None else len(shape))
-
-
-_OWN_OPS = "rlx_ort.ir.ops."
-_PLAIN = frozenset({str, int, bool, NoneType, DType, bytes})
-"""Types of which equal values are identical; 0.0 and -0.0 are not."""
-_PLAIN_FIELDS = frozenset({"str", "int", "bool", "DType", "str | None", "int | None", "DType | None"})
-"""Declarations of fields of which equal values are identical."""
 
 
 def exact_op(op: Op) -> Hashable | None:

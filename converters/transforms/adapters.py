@@ -26,6 +26,7 @@ __all__ = ["Adapted", "NodeAdapter", "converter_errors", "node_form"]
 
 # The converter compares the axis with the rank, and leaves these unchanged where flattening makes no difference.
 _DECIDED_BY_RANK = frozenset({"Hardmax", "LogSoftmax", "Softmax"})
+_IR_VERSION = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,9 +179,6 @@ def _same(made: onnx.NodeProto, node: onnx.NodeProto) -> bool:
         return item.op_type, _trimmed([*item.input]), {a.name: a.SerializeToString(True) for a in item.attribute}
 
     return bool(key(made) == key(node))
-
-
-_IR_VERSION = 10
 
 
 def converter_errors() -> tuple[type[Exception], ...]:

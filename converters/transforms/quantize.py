@@ -47,6 +47,7 @@ _QUANTIZED_OPS = {
     "ConvInteger", "DequantizeLinear", "DynamicQuantizeLSTM", "DynamicQuantizeLinear", "DynamicQuantizeMatMul",
     "MatMulInteger", "MatMulNBits", "QAttention", "QLinearConv", "QLinearMatMul", "QuantizeLinear",
 }  # fmt: skip
+Samples: TypeAlias = "Mapping[str, npt.NDArray[Any] | Sequence[npt.NDArray[Any]]]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,9 +256,6 @@ def _quiet() -> Iterator[None]:
         root.setLevel(level)
         for line in said.getvalue().splitlines():
             _log.debug("onnxruntime.quantization: %s", line)
-
-
-Samples: TypeAlias = "Mapping[str, npt.NDArray[Any] | Sequence[npt.NDArray[Any]]]"
 
 
 def _read_samples(path: str | os.PathLike[str]) -> dict[str, npt.NDArray[Any]]:

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from rlx_ort.converters.bundle import ModelBundle, graphs_of, location_of
+from rlx_ort.converters.from_onnx.tensor_files import ExternalFiles
+from rlx_ort.converters.from_onnx.tensors import constant_data
 from rlx_ort.converters.infer import skeleton, with_types
 from rlx_ort.converters.onnx_types import dtype_of, known_type_of, tensor_proto
 from rlx_ort.converters.protos import copied
@@ -71,29 +73,20 @@ class Scope:
 
 
 def constant_of(node: onnx.NodeProto) -> onnx.TensorProto | None:
-    """Return the small tensor that a Constant node gives, or None for other nodes and kinds."""
-    import onnx
-    from onnx import TensorProto
-
+    """Return the small dense tensor of numbers that a Constant node gives, or None for other nodes and kinds."""
     if node.op_type != "Constant" or node.domain not in ("", "ai.onnx") or len(node.attribute) != 1:
         return None
     attribute, name = node.attribute[0], node.output[0]
-    made: onnx.TensorProto
-    match attribute.name:
-        case "value" if attribute.t.ByteSize() <= _SMALL_BYTES:
-            made = copied(attribute.t)
-            made.name = name
-        case "value_int":
-            made = onnx.helper.make_tensor(name, TensorProto.INT64, [], [attribute.i])
-        case "value_ints":
-            made = onnx.helper.make_tensor(name, TensorProto.INT64, [len(attribute.ints)], attribute.ints)
-        case "value_float":
-            made = onnx.helper.make_tensor(name, TensorProto.FLOAT, [], [attribute.f])
-        case "value_floats":
-            made = onnx.helper.make_tensor(name, TensorProto.FLOAT, [len(attribute.floats)], attribute.floats)
-        case _:
+    if attribute.name == "value":
+        if attribute.t.ByteSize() > _SMALL_BYTES:
             return None
-    return made
+        made: onnx.TensorProto = copied(attribute.t)
+        made.name = name
+        return made
+    if attribute.name not in ("value_int", "value_ints", "value_float", "value_floats"):
+        return None
+    data = constant_data(attribute, ExternalFiles(None))
+    return None if data is None else tensor_proto(data, name)
 
 
 def typed_model(bundle: ModelBundle) -> onnx.ModelProto:
