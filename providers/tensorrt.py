@@ -19,17 +19,17 @@ __all__ = ["TensorRtProvider", "TensorRtRtxProvider"]
 
 
 class _NvidiaCompiler(OrtProvider):
-    """What both compilers share: the hardware, and a profile that is CUDA's with faster kernels."""
+    """What both compilers share: the hardware and the default profile."""
 
     compiles: ClassVar[bool] = True
     compiles_per_shape: ClassVar[bool] = True
 
     def facts(self, device: Device) -> Availability:
-        """Return the GPU's name, driver and memory as the driver's tool tells them."""
+        """Return the GPU's name, driver and memory by the driver's tool."""
         return CudaProvider().facts(device)
 
     def devices(self) -> Sequence[Device]:
-        """Return one device for each GPU of the driver, or index 0 when it tells none."""
+        """Return one device for each GPU of the driver, or index 0 when it lists none."""
         return tuple(Device(self.kinds[0], index) for index in range(max(1, len(nvidia_gpus()))))
 
     def default_profile(self, device: Device) -> CostProfile:
