@@ -1,9 +1,9 @@
 """Asking a provider which nodes it takes: one small session with each node once, whose assignment is read back.
 
-A kernel list knows operators and element types; attributes, ranks and constant inputs decide as well, and compiling
-providers have no list. So each node is put into a model of its own inputs, without optimisation, which would fold or
-fuse it away. Opening such a session takes 0.2 ms on the CPU, 0.7 ms on WebGPU and about 10 ms on OpenVINO (ONNX Runtime
-1.31.1). Providers that compile are asked in a child process, because some nodes end the process (QNN 2.7.0).
+A kernel list has operators and element types; attributes, ranks and constant inputs decide as well, and compiling
+providers have no list. So each node is put into a model with inputs of its own, without optimisation, which would fold
+or fuse it away. Opening such a session takes 0.2 ms on the CPU, 0.7 ms on WebGPU and about 10 ms on OpenVINO (ONNX
+Runtime 1.31.1). Providers that compile are asked in a child process, since some nodes end the process (QNN 2.7.0).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Question:
         inputs: types of its inputs, None for absent ones.
         outputs: types of its outputs, None for absent ones.
         constants: places of the inputs that are constant -> their data, None where only its type is known.
-        outer: name -> type of what its bodies read from outside.
+        outer: name -> type of the outer values that its bodies read.
         computed: places of the inputs that other nodes compute.
         used: whether other nodes read its first output.
     """
@@ -81,13 +81,13 @@ def ask(
     options: CompileOptions,
     budget_s: float,
 ) -> dict[str, str]:
-    """Return the answer to each question by its key; those that were not reached within the budget have none.
+    """Return the answer to each question by its key, without those that were not reached within the budget.
 
     Args:
         provider: the provider to ask.
         device: its device, which works here.
         questions: the nodes, each key once.
-        model: the model the nodes are of, for its opsets and functions.
+        model: the model of the nodes, for its opsets and functions.
         options: the arithmetic and the provider options to open sessions with.
         budget_s: seconds after which no other session is opened.
     """
@@ -387,7 +387,7 @@ def _sheets(question: Question, model: onnx.ModelProto) -> list[bytes]:
 
 
 def _neighbour(name: str, result: str, kind: TensorType) -> onnx.NodeProto:
-    """Return a node that every provider takes, which cannot be dropped."""
+    """Return a node that every provider takes and none can drop."""
     import onnx
 
     op_type = "And" if kind.dtype is DType.BOOL else "Add"
@@ -423,6 +423,6 @@ def _declare(
 
 
 def _ones(tensor: onnx.TensorProto) -> TensorData:
-    """Return data for a constant whose data is not known: ones, by which a provider may divide."""
+    """Return ones for a constant whose data is unknown, since a provider may divide by it."""
     dtype = dtype_of(tensor.data_type)
     return TensorData.from_array(np.ones(tuple(tensor.dims), dtype.numpy), dtype)

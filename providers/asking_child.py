@@ -1,8 +1,8 @@
 """A child process that answers questions, so that a node which ends the process ends only the child.
 
 It reads tasks from standard input, one JSON line each, and writes a line per answer to standard output. It serves
-several tasks and is ended after `_IDLE_S` without one. When it dies, the question it was at is answered with that, and
-another child continues with the next question.
+several tasks and is ended after `_IDLE_S` without one. When it dies, its exit code is the answer to the question it was
+at, and another child continues with the next one.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class _Child:
         self.environment = environment
         self.parent = os.getpid()
         self._patience_s = _START_S
-        self._process = subprocess.Popen(  # noqa: S603  # this Python, and a command of ours
+        self._process = subprocess.Popen(  # noqa: S603  # this Python with a fixed command
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment
         )
         self._lines: queue.Queue[bytes] = queue.Queue()

@@ -62,7 +62,7 @@ def require_available(device: Device) -> None:
 def provider_of(device: Device) -> Provider | None:
     """Return the provider that serves a device, or None when there is none, or only one that explains why."""
     provider = registry.default_registry().for_device(device)
-    # A provider with neither an execution provider nor a say in automatic choice knows the name and runs nothing.
+    # A provider without an execution provider that is not selectable only has the name and runs nothing.
     return provider if provider is not None and (provider.ep_name or provider.selectable) else None
 
 
@@ -118,7 +118,7 @@ def fastest_among(devices: Device | str | Iterable[Device | str]) -> Device:
 
 
 def is_selectable(device: Device) -> bool:
-    """Return whether automatic choice may take the device; test providers say no."""
+    """Return whether automatic choice may take the device; not those of test providers."""
     provider = provider_of(device)
     return provider is not None and provider.selectable
 
@@ -138,8 +138,8 @@ def supports_run_slots(device: Device | str) -> bool:
 def drain_device(device: Device | str) -> None:
     """Wait until the device has nothing left to do in this process.
 
-    ONNX Runtime finishes a run before it returns, so what can still be going on is a run in another thread. Devices
-    that run one session at a time are waited for; on the others such a run is its own thread's business.
+    ONNX Runtime finishes a run before it returns, so only a run in another thread can still be in flight. On devices
+    that run one session at a time it is waited for; on others it is not.
     """
     provider = provider_of(Device(device))
     if provider is not None:

@@ -52,7 +52,7 @@ class CpuProvider(OrtProvider):
     limits: ClassVar[Sequence[KernelLimit]] = (
         KernelLimit("Mod", is_float_remainder, "its kernel computes floats with fmod=1 only (ONNX Runtime 1.31.1)"),
     )
-    # f16 nodes run through inserted f32 casts, bf16 ones mostly have no kernel; the registry tells both.
+    # f16 nodes run through inserted f32 casts, bf16 ones mostly have no kernel; the registry has both facts.
 
     # --- default profile
     def default_profile(self, device: Device) -> CostProfile:

@@ -1,4 +1,4 @@
-"""`OrtProvider`: what all providers of ONNX Runtime have in common; each module fills in what is its own."""
+"""`OrtProvider`: what all execution providers of ONNX Runtime share, and the probe that proves a device works."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ class OrtProvider(Provider):
     """A provider that is an execution provider of ONNX Runtime, built in or a plugin.
 
     Attributes:
-        title: what people call the provider in messages, such as `CUDA`.
+        title: the provider's name in messages, such as `CUDA`.
         extra: the extra of `rlx_ort` that installs it, empty when there is none.
         remedy: what to do when no extra installs it.
         plugin: whether a plugin package brings it; a built-in provider of the same name is used when there is one.
-        option_keys: the provider options it knows, None when they are not listed.
+        option_keys: its provider options, None when they are not listed.
     """
 
     title: ClassVar[str]
@@ -125,7 +125,7 @@ class OrtProvider(Provider):
         return None
 
     def facts(self, device: Device) -> Availability:
-        """Return what ONNX Runtime says of a plugin's hardware, for the answer of a probe that works out."""
+        """Return the hardware that ONNX Runtime reports for a plugin, for a successful probe."""
         hardware = identity = ""
         for found in self.ep_devices(device):
             hardware, identity = described(found.device)
@@ -191,7 +191,7 @@ def prove(
     facts: Availability,
     precision: Precision = Precision.F32,
 ) -> Availability:
-    """Return `facts` when the probe runs on the device and is right, else an answer that says what went wrong.
+    """Return `facts` when the probe runs on the device with the right result, else an answer with the reason.
 
     Opens a session, runs it once and closes it: milliseconds on the CPU, up to a second on a GPU.
     """

@@ -1,6 +1,6 @@
-"""What a session offers beyond `run`: tensors that stay on the device, fixed buffers, and runs that can be stopped.
+"""Interfaces of sessions beyond `run`: tensors that stay on the device, fixed buffers, runs that can be stopped.
 
-`binder_of` gives the binder of any session. Sessions that have none, as those of the null provider, get one that
+`binder_of` returns the binder of any session. Sessions without one, such as those of the null provider, get one that
 works through `run` with host memory, so callers need no second path.
 """
 
@@ -77,7 +77,7 @@ class Slots(abc.ABC):
 
 
 class Loop(abc.ABC):
-    """The same run again and again: the same inputs by name, the same outputs; for one thread at a time.
+    """A repeated run with the same input and output names; for one thread at a time.
 
     It may keep the values of its last run until the next one.
     """
@@ -124,7 +124,7 @@ class Binder(abc.ABC):
         """
 
     def loop(self, inputs: Sequence[str], outputs: Sequence[str], resident: Collection[str]) -> Loop:
-        """Return a run to be repeated, which does once what need not be done in every run; see `run`."""
+        """Return a run to be repeated, prepared once; see `run`."""
         return _RunLoop(self, inputs, outputs, resident)
 
     @abc.abstractmethod
@@ -286,7 +286,7 @@ class HostTensor(DeviceTensor):
     """A tensor in host memory, for engines that have no memory of their own.
 
     Args:
-        array: what it holds; nobody may write to it from here on.
+        array: its elements; must not be written to any more.
     """
 
     __slots__ = ("__weakref__", "array")

@@ -3,9 +3,9 @@
 `nvidia-smi` counts all GPUs in the order of the bus; CUDA counts the visible ones, fastest first unless
 CUDA_DEVICE_ORDER is set. Only the PCI address identifies a GPU in both.
 
-ONNX Runtime launches on the stream; what it launches during a capture, with the copies around it, becomes one graph. A
-captured copy from host memory other than our own would read memory that ONNX Runtime has given to something else by
-then, and a host function would be called again with arguments that are gone. So a graph with either is refused.
+Everything that ONNX Runtime launches on the stream during a capture becomes one graph, with the copies around it. A
+graph is refused if it copies from host memory other than our pinned buffers, which ONNX Runtime may have reused by the
+time of a replay, or if it calls a host function, whose arguments are gone by then.
 https://docs.nvidia.com/cuda/cuda-driver-api/
 """
 
@@ -153,7 +153,7 @@ def free_bytes(index: int) -> int:
 
 
 def pinned_like(index: int, like: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return an array like another one in memory that a GPU copies to by itself; it is freed with the last view of it.
+    """Return an array like another one in pinned host memory, which is freed with its last view.
 
     Raises:
         NotRecordedError: the driver cannot be used, or has no memory left to pin.

@@ -1,4 +1,4 @@
-"""What each exception of ONNX Runtime becomes here.
+"""The error that each exception of ONNX Runtime is translated to.
 
 ONNX Runtime's own types share no base class but `Exception`, and some failures come as plain RuntimeError, ValueError
 or UnicodeDecodeError, so each is named.
@@ -17,7 +17,7 @@ __all__ = ["ENGINE_EXCEPTIONS", "PLAIN_EXCEPTIONS", "opening_error", "running_er
 # name -> (while a session is opened, while it runs)
 ENGINE_EXCEPTIONS: dict[str, tuple[type[RlxError], type[RlxError]]] = {
     "DeviceReset": (DeviceUnavailableError, EngineError),
-    "EPFail": (EngineError, EngineError),  # what a provider says of models that it cannot compile
+    "EPFail": (EngineError, EngineError),  # from a provider that cannot compile the model
     "EngineError": (EngineError, EngineError),
     "Fail": (EngineError, EngineError),
     "InvalidArgument": (EngineError, InputError),
@@ -77,7 +77,7 @@ def running_error(err: Exception, device: Device) -> RlxError:
 
 
 def readable(err: Exception) -> str:
-    """Return what the exception says without ONNX Runtime's prefix and source positions."""
+    """Return the message of an exception without ONNX Runtime's prefix and source positions."""
     text = _POSITION.sub("", _NOISE.sub("", str(err))).strip()
     return text or type(err).__name__
 

@@ -145,8 +145,8 @@ class OrtBinder(Binder):
 class GraphRuns:
     """The one binding of a session that records its launches once and replays them: fixed addresses, static shapes.
 
-    What goes in is copied to the fixed inputs and what comes out is copied from the fixed outputs, because a replay
-    knows no others. The caller holds the session's lock.
+    Values are copied to its fixed inputs and from its fixed outputs, since a replay has no others. The caller holds the
+    session's lock.
     """
 
     def __init__(self, session: OrtEngineSession, core: SessionCore) -> None:
@@ -268,7 +268,7 @@ class OrtLoop(Loop):
         self._bound: list[Any] = [None] * len(inputs)  # a tensor, or (array, value) of fixed memory
         self._outputs = [(name, (here if name in resident else host).inner) for name in outputs]
         self._stays = [name in resident for name in outputs]
-        self._order = sorted(range(len(inputs)), key=inputs.__getitem__)  # one signature, whoever runs
+        self._order = sorted(range(len(inputs)), key=inputs.__getitem__)  # as in `OrtBinder.run`
         self._names = list(outputs)
         self._resident = frozenset(resident)
 
@@ -373,7 +373,7 @@ def bind_input(session: OrtEngineSession, core: SessionCore, io: Any, name: str,
 
 
 def bind_output(io: Any, name: str, place: Place) -> None:
-    """Have an output left somewhere; the public call makes the same object for the place each time."""
+    """Bind an output to a place; the public call would make a new device object each time."""
     inner = getattr(io, "_iobinding", None)
     if inner is None or place.inner is None:
         io.bind_output(name, *place.names)

@@ -1,7 +1,7 @@
 """The one place that imports ONNX Runtime; sessions are opened in `rlx_ort.providers.engine.opening`.
 
 Import happens on first use, with telemetry off unless `RLX_ALLOW_ORT_TELEMETRY` is set: since 1.29 the Linux wheels
-send it. This module loads little itself, since a process that starts from a warmed package waits for it.
+send it. A process that starts from a warmed package waits for this module, so it imports little itself.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def onnxruntime() -> Any:
 
 
 def runtime_problem() -> Problem | None:
-    """Return why ONNX Runtime cannot be used here, or None. Imports it when nothing speaks against that."""
+    """Return why ONNX Runtime cannot be used here, or None; imports it."""
     with _lock:
         return None if _loaded else _load()
 
@@ -67,7 +67,7 @@ def runtime_version() -> tuple[int, ...] | None:
 
 
 def describe_runtime() -> str:
-    """Return the package and version people know ONNX Runtime by, such as `onnxruntime-gpu 1.31.1`."""
+    """Return package and version of ONNX Runtime, such as `onnxruntime-gpu 1.31.1`."""
     engine = onnxruntime()
     return f"{getattr(engine, 'package_name', None) or 'onnxruntime'} {engine.__version__}"
 
@@ -101,13 +101,13 @@ def quantization() -> Any:
 
 
 def available_eps() -> tuple[str, ...]:
-    """Return the execution providers that are compiled in or registered; it does not mean that they can load."""
+    """Return the execution providers that are compiled in or registered; they need not be able to load."""
     return tuple(onnxruntime().get_available_providers())
 
 
 @functools.cache
 def engine_exceptions() -> tuple[type[Exception], ...]:
-    """Return every exception type that comes out of ONNX Runtime."""
+    """Return every exception type that ONNX Runtime raises."""
     from rlx_ort.providers.engine.exceptions import PLAIN_EXCEPTIONS
 
     module = bindings()
@@ -121,7 +121,7 @@ def telemetry_allowed() -> bool:
 
 
 def _load() -> Problem | None:
-    """Import ONNX Runtime and say what is wrong with it; the lock is held."""
+    """Import ONNX Runtime and return what is wrong with it; the lock is held."""
     if not telemetry_allowed():
         os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     spec = importlib.util.find_spec("onnxruntime")

@@ -75,7 +75,7 @@ class SessionCore:
 
 
 class OrtEngineSession:
-    """An open ONNX Runtime session. `run` may be called from several threads; `close` waits for nobody.
+    """An open ONNX Runtime session. `run` may be called from several threads; `close` does not wait for them.
 
     Attributes:
         device: the device it was opened for.

@@ -1,8 +1,7 @@
 """A clean end of the process with runs in flight.
 
-ONNX Runtime ends the process with SIGABRT when the interpreter goes down while a thread is inside a run. So at exit
-every open session is told to stop, no new run begins and no session is opened any more, and the interpreter waits for
-the threads that are still inside.
+ONNX Runtime aborts the process when the interpreter exits while a thread is inside a run. So at exit every open session
+is stopped, new runs and sessions are refused, and the interpreter waits for the threads that are still inside.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _OWN_FOLDER = str(Path(__file__).parent)
 
 class _Stoppable(Protocol):
     def stop_runs(self) -> None:
-        """End what is in flight and let nothing begin."""
+        """End the runs in flight and let no other begin."""
 
 
 _ending = threading.Event()
@@ -37,7 +36,7 @@ _lock = threading.RLock()  # a weak reference may die, and call back, in the mid
 
 
 def watch(session: _Stoppable) -> None:
-    """Stop a session's runs when the process ends, at once where it does already."""
+    """Stop a session's runs when the process ends, or now if it already does."""
     key = id(session)
 
     def forget(_: object) -> None:
@@ -51,7 +50,7 @@ def watch(session: _Stoppable) -> None:
 
 
 def ending() -> bool:
-    """Return whether the process is about to end, so that nothing may go into ONNX Runtime any more."""
+    """Return whether the process ends, so that ONNX Runtime must not be called any more."""
     return _ending.is_set()
 
 
@@ -83,7 +82,7 @@ def stop_all(inside: Callable[[], bool] | None = None) -> None:
 
 
 def _threads_inside() -> bool:
-    """Return whether another thread is in code of ours that may be inside ONNX Runtime."""
+    """Return whether another thread is in this folder's code, and so perhaps inside ONNX Runtime."""
     own = threading.get_ident()
     for thread, frame in sys._current_frames().items():
         current: FrameType | None = frame if thread != own else None

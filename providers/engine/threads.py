@@ -1,12 +1,12 @@
 """One budget of worker threads for all sessions: together they use the cores this process may use, and no more.
 
-A session on the CPU takes what is left of the budget when it is opened: the first gets all cores, and those that find
-nothing left run on their callers' threads, which is logged. Sessions of one model, as when a parameter changes, count
-once. Sessions on other devices take no workers. A number the caller asks for is granted beside the budget.
+A session on the CPU takes the rest of the budget when it is opened: the first gets all cores; if none are left, it runs
+on its callers' threads, which is logged. Sessions of one model, as when a parameter changes, count once. Sessions on
+other devices take no workers. A number that the caller asks for is granted beside the budget.
 
-With `RLX_SHARED_POOL=1` all sessions share one pool of ONNX Runtime instead. That is better for several models on many
-cores, but ONNX Runtime then refuses sessions with pools of their own, those of other libraries in the process too, so
-it is not the default.
+With `RLX_SHARED_POOL=1` all sessions share one pool of ONNX Runtime. That is better for several models on many cores,
+but ONNX Runtime then refuses sessions with their own pools, including those of other libraries, so it is not the
+default.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class ThreadBudget:
             return sum(workers for workers, _ in self._grants.values())
 
     def make_pool(self, bindings: Any, errors: tuple[type[Exception], ...]) -> None:
-        """Make the shared pool; too late for one, sessions keep pools of their own, and a warning says so."""
+        """Make the shared pool; if it is too late for one, sessions keep pools of their own, with a warning."""
         try:
             bindings.set_global_thread_pool_sizes(self.total, 1)
         except errors as err:
@@ -67,10 +67,7 @@ class ThreadBudget:
             self.shared = True
 
     def apply(self, made: Any, options: CompileOptions | None, model: object, *, on_cpu: bool) -> None:
-        """Set the threads of a session that is to be opened; `hold` keeps what it was given, `withdraw` takes it back.
-
-        Without options nobody asked for a number.
-        """
+        """Set the threads of a session to be opened; `hold` keeps the grant after that, `withdraw` returns it."""
         if self.shared:
             made.use_per_session_threads = False
             made.intra_op_num_threads = self.total
@@ -131,6 +128,6 @@ def budget() -> ThreadBudget:
 
 
 def _log() -> logging.Logger:
-    import logging  # a start from the cache has nothing to tell
+    import logging  # not needed by a start from the cache
 
     return logging.getLogger("rlx_ort.threads")

@@ -118,7 +118,7 @@ class CompileStore:
         folder = self.root / digest
         trash = self.root / f"{_TRASH}{uuid.uuid4().hex}"
         try:
-            folder.rename(trash)  # atomic: nobody finds half an entry
+            folder.rename(trash)  # atomic
         except FileNotFoundError:
             return True
         except OSError as err:
