@@ -13,8 +13,8 @@ from rlx_ort.options.compile_options import CompileOptions, Precision
 from rlx_ort.providers.base import Availability, CostProfile
 from rlx_ort.providers.cpu import CpuProvider
 from rlx_ort.providers.engine import runtime
+from rlx_ort.providers.engine.process import budget
 from rlx_ort.providers.engine.recipe import SessionRecipe, names
-from rlx_ort.providers.engine.threads import budget
 from rlx_ort.providers.hardware import cpu_name
 from rlx_ort.providers.ort_provider import OrtProvider
 from rlx_ort.providers.plugins import hardware_type

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlx_ort.providers.engine.exceptions import readable
+from rlx_ort.providers.engine.runtime import readable
 from rlx_ort.providers.hardware import cpu_name
 from rlx_ort.providers.installation import Problem
 from rlx_ort.providers.windows_catalog import catalog_providers

@@ -19,13 +19,12 @@ from rlx_ort.options.compile_options import CacheUse, CompileOptions, Optimizati
 from rlx_ort.providers.base import EngineSession, SessionRequest
 from rlx_ort.providers.engine import runtime
 from rlx_ort.providers.engine.compiled.models import open_cached, use_for
-from rlx_ort.providers.engine.exceptions import opening_error
 from rlx_ort.providers.engine.injection import prepare_weights
+from rlx_ort.providers.engine.process import budget, refuse_at_the_end
 from rlx_ort.providers.engine.recipe import SessionRecipe, check_config, check_provider_options
 from rlx_ort.providers.engine.recorded import NotRecordedError, Recorder, unrecordable
+from rlx_ort.providers.engine.runtime import opening_error
 from rlx_ort.providers.engine.session import OrtEngineSession
-from rlx_ort.providers.engine.shutdown import refuse_at_the_end
-from rlx_ort.providers.engine.threads import budget
 from rlx_ort.providers.installation import PLUGIN_VERSION
 
 __all__ = ["SPAWN_REMEDY", "forbid_in_forks", "open_session"]

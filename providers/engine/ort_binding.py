@@ -17,7 +17,6 @@ from rlx_ort.errors import EngineError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import TensorType, ValueType
 from rlx_ort.providers.engine.binding import Arrays, Binder, DeviceTensor, Loop, Slots, StoppableRun
-from rlx_ort.providers.engine.exceptions import running_error
 from rlx_ort.providers.engine.ort_slots import (
     COPY_AT_MOST_BYTES,
     DeviceSlots,
@@ -27,8 +26,9 @@ from rlx_ort.providers.engine.ort_slots import (
     binding_call,
 )
 from rlx_ort.providers.engine.ort_tensor import DLPACK_DEVICE, OrtTensor
+from rlx_ort.providers.engine.process import watch
 from rlx_ort.providers.engine.recipe import HOST_MEMORY, nothing_to_hold
-from rlx_ort.providers.engine.shutdown import watch
+from rlx_ort.providers.engine.runtime import running_error
 from rlx_ort.providers.engine.values import from_ort_value, has_foreign_dtype, is_tensor_like, to_ort_value
 
 if TYPE_CHECKING:

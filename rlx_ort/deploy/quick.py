@@ -77,7 +77,7 @@ class QuickSession:
                     self._session = self._opened(packed=False)
                 except EngineError:
                     from rlx_ort.providers.engine.compiled.store import default_store
-                    from rlx_ort.providers.engine.shutdown import ending
+                    from rlx_ort.providers.engine.process import ending
 
                     if ending():  # which says nothing of the entry
                         raise
