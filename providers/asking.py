@@ -17,9 +17,10 @@ import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import onnx
 
 from rlx_ort.converters.onnx_types import dtype_of, elem_type, tensor_proto, type_proto
 from rlx_ort.converters.to_onnx.exported import ExportedModel, ExportedNode
@@ -34,9 +35,6 @@ from rlx_ort.providers.answers import DEVICE, HELPED
 from rlx_ort.providers.asking_child import ask_in_child
 from rlx_ort.providers.base import Provider, SessionRequest
 from rlx_ort.providers.registry import register_provider
-
-if TYPE_CHECKING:
-    import onnx
 
 __all__ = ["Question", "answer_tasks", "ask", "asking_options"]
 
@@ -136,8 +134,6 @@ def _ask_sheet(
     Raises:
         RlxError: the session was refused, for one node at least, or the run failed.
     """
-    import onnx
-
     proto = onnx.ModelProto.FromString(sheet)
     nodes = tuple(
         ExportedNode(node.name, node.domain, node.op_type, 0, at, (), (), tuple(node.input), tuple(node.output))
@@ -256,8 +252,6 @@ def _ask_inside(provider: Provider, device: Device, sheet: bytes, options: Compi
     Raises:
         RlxError: the session was refused.
     """
-    import onnx
-
     model = ExportedModel(onnx.ModelProto.FromString(sheet), (), (), {}, {})
     options = options.with_(optimization=OptimizationLevel.BASIC)
     session = provider.open(SessionRequest(device, model, _outside(model.model), options))
@@ -275,8 +269,6 @@ def _mentions(question: Question, dtypes: Collection[DType]) -> bool:
 
 def _computes(provider: Provider, device: Device, dtype: DType, options: CompileOptions) -> bool:
     """Return whether a sum of two vectors of an element type runs on the device; opens a session."""
-    import onnx
-
     node = onnx.NodeProto(op_type="Add", name="sum")
     vector = TensorType(dtype, Shape((2,)))
     question = Question("", node, (vector, vector), (vector,))
@@ -332,8 +324,6 @@ def _sheet(questions: Sequence[Question], model: onnx.ModelProto, *, all_constan
     Large constants are inputs, as kernels ask for their type only, unless `all_constant`: compiling providers want
     weights that are constant.
     """
-    import onnx
-
     sheet = onnx.ModelProto(ir_version=model.ir_version, producer_name="rlx_ort")
     sheet.opset_import.extend(model.opset_import)
     sheet.functions.extend(model.functions)
@@ -388,16 +378,12 @@ def _sheets(question: Question, model: onnx.ModelProto) -> list[bytes]:
 
 def _neighbour(name: str, result: str, kind: TensorType) -> onnx.NodeProto:
     """Return a node that every provider takes and none can drop."""
-    import onnx
-
     op_type = "And" if kind.dtype is DType.BOOL else "Add"
     return onnx.NodeProto(op_type=op_type, name=f"{_NEIGHBOUR}{result}", input=[name, name], output=[result])
 
 
 def _outside(model: onnx.ModelProto) -> dict[str, TensorData]:
     """Return data for the constants of a sheet whose data is not known."""
-    import onnx
-
     tensors = model.graph.initializer
     return {tensor.name: _ones(tensor) for tensor in tensors if tensor.data_location == onnx.TensorProto.EXTERNAL}
 
@@ -406,8 +392,6 @@ def _declare(
     graph: onnx.GraphProto, name: str, kind: ValueType, question: Question, place: int, all_constant: bool
 ) -> None:
     """Declare an input of a node: an initializer where it is constant, else an input of the graph."""
-    import onnx
-
     data = question.constants.get(place)
     if data is not None:
         graph.initializer.append(tensor_proto(data, name))
