@@ -319,7 +319,7 @@ def _short_reason(err: RlxError) -> str:
 
 
 def _sheet(questions: Sequence[Question], model: onnx.ModelProto, *, all_constant: bool = False) -> onnx.ModelProto:
-    """Return a model of these nodes, each with inputs of its own.
+    """Return a model of these nodes, which share no inputs.
 
     Large constants are inputs, as kernels ask for their type only, unless `all_constant`: compiling providers want
     weights that are constant.
@@ -391,7 +391,7 @@ def _outside(model: onnx.ModelProto) -> dict[str, TensorData]:
 def _declare(
     graph: onnx.GraphProto, name: str, kind: ValueType, question: Question, place: int, all_constant: bool
 ) -> None:
-    """Declare an input of a node: an initializer where it is constant, else an input of the graph."""
+    """Declare an input of a node: an initializer if it is constant, else an input of the graph."""
     data = question.constants.get(place)
     if data is not None:
         graph.initializer.append(tensor_proto(data, name))

@@ -83,7 +83,7 @@ class _Child:
         return self.parent == os.getpid() and self._process.poll() is None
 
     def asked(self, task: bytes, count: int, deadline: float) -> tuple[dict[str, str], int | None]:
-        """Return what it answered, in order, and its exit code; None for one that was too slow or did not start."""
+        """Return its answers in order, and its exit code; None if it was too slow or did not start."""
         writer = threading.Thread(target=_write, args=(self._process.stdin, task), daemon=True)
         writer.start()
         answers: dict[str, str] = {}
@@ -121,7 +121,7 @@ _timer: threading.Timer | None = None
 
 
 def _child() -> _Child:
-    """Return the child, started anew where the settings changed."""
+    """Return the child, restarted if the settings changed."""
     global _current
     if _timer is not None:
         _timer.cancel()

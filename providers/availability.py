@@ -92,7 +92,7 @@ def available_apple_devices() -> list[Device]:
 
 
 def fastest_device() -> Device:
-    """Return the best device that works here by platform priority; no graph and no variable is looked at.
+    """Return the best device that works here by platform priority; no graph and no variable is considered.
 
     Raises:
         NoViableDeviceError: no device works here.
@@ -124,7 +124,7 @@ def is_selectable(device: Device) -> bool:
 
 
 def full_name(device: Device | str) -> str:
-    """Return the name people read; the CPU's also names the library that multiplies its matrices."""
+    """Return the device's name for people; the CPU's also names its matrix library."""
     device = Device(device)
     name = device.family.display + (f" {device.index}" if device.index else "")
     return f"{name} (MLAS)" if device.kind == Device.CPU.kind else name

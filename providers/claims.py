@@ -149,7 +149,7 @@ def _known_of(claims: Sequence[KernelClaim]) -> _Known:
 
 
 def _look(kind: ValueType | None) -> object:
-    """Return what a kernel may ask of a type: the element type of a tensor, all of any other."""
+    """Return the part of a type that kernels constrain: a tensor's element type, all of any other."""
     return kind.dtype if type(kind) is TensorType else kind
 
 

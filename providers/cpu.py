@@ -45,7 +45,7 @@ class CpuProvider(OrtProvider):
 
     # --- session options
     def recipe(self, device: Device, options: CompileOptions) -> SessionRecipe:
-        """Return a recipe without options: everything about the CPU stands in the session options."""
+        """Return a recipe without provider options: the session options have everything about the CPU."""
         return SessionRecipe(self.ep_name, option_keys=self.option_keys, keeps=Keeps.PACKED)
 
     # --- claims and quirks

@@ -109,7 +109,7 @@ def _plugins(plugins: tuple[Plugin, ...], registry: ProviderRegistry) -> list[Fi
 
 
 def _providers(registry: ProviderRegistry) -> list[Finding]:
-    """Name what keeps the providers that are listed here from loading; those not installed are no finding."""
+    """Find why listed providers do not load; those not installed are no finding."""
     listed = set(runtime.available_eps())
     findings = []
     for provider in registry.providers():

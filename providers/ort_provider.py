@@ -19,7 +19,7 @@ from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.types import TensorType
 from rlx_ort.options.compile_options import CacheUse, CompileOptions, OptimizationLevel, Precision
 from rlx_ort.providers import claims as kernel_claims
-from rlx_ort.providers.base import Availability, EngineSession, KernelClaim, Provider, SessionRequest
+from rlx_ort.providers.base import Availability, CostProfile, EngineSession, KernelClaim, Provider, SessionRequest
 from rlx_ort.providers.engine import runtime
 from rlx_ort.providers.engine.opening import open_session
 from rlx_ort.providers.engine.recipe import SessionRecipe
@@ -46,6 +46,7 @@ class OrtProvider(Provider):
         remedy: what to do when no extra installs it.
         plugin: whether a plugin package brings it; a built-in provider of the same name is used when there is one.
         option_keys: its provider options, None when they are not listed.
+        profile: the default cost profile, where it does not depend on the device.
     """
 
     title: ClassVar[str]
@@ -53,6 +54,7 @@ class OrtProvider(Provider):
     remedy: ClassVar[str] = ""
     plugin: ClassVar[bool] = False
     option_keys: ClassVar[frozenset[str] | None] = None
+    profile: ClassVar[CostProfile | None] = None
 
     @abc.abstractmethod
     def recipe(self, device: Device, options: CompileOptions) -> SessionRecipe:
@@ -75,6 +77,10 @@ class OrtProvider(Provider):
         if problem is not None:
             raise DeviceUnavailableError(request.device, problem.reason, problem.remedy)
         return self._open(request)
+
+    def default_profile(self, device: Device) -> CostProfile | None:
+        """Return `profile`."""
+        return self.profile
 
     def claims(self) -> Sequence[KernelClaim] | None:
         """Return the provider's kernels from ONNX Runtime's registry, else from a shipped list; None if it compiles."""

@@ -32,18 +32,16 @@ class _NvidiaCompiler(OrtProvider):
         """Return one device for each GPU of the driver, or index 0 when it lists none."""
         return tuple(Device(self.kinds[0], index) for index in range(max(1, len(nvidia_gpus()))))
 
-    def default_profile(self, device: Device) -> CostProfile:
-        """Return the profile of a middling data-centre GPU; fewer kernels than CUDA, the same transfers."""
-        return CostProfile(
-            gemm_gflops=14_000.0,
-            conv_gflops=12_000.0,
-            memory_bytes_per_ns=900.0,
-            dispatch_ns=3_000.0,
-            roundtrip_ns=40_000.0,
-            upload_bytes_per_ns=11.0,
-            readback_bytes_per_ns=11.0,
-            source="default: CUDA's transfers as on an H200, rates assumed",
-        )
+    profile: ClassVar[CostProfile | None] = CostProfile(
+        gemm_gflops=14_000.0,
+        conv_gflops=12_000.0,
+        memory_bytes_per_ns=900.0,
+        dispatch_ns=3_000.0,
+        roundtrip_ns=40_000.0,
+        upload_bytes_per_ns=11.0,
+        readback_bytes_per_ns=11.0,
+        source="default: CUDA's transfers as on an H200, rates assumed",
+    )
 
 
 class TensorRtProvider(_NvidiaCompiler):

@@ -105,7 +105,7 @@ class Binder(abc.ABC):
         """Return a tensor on the device with a copy of the array.
 
         Raises:
-            EngineError: the device did not take it, for want of memory or of the element type.
+            EngineError: the device did not take it, it is out of memory or lacks the element type.
         """
 
     @abc.abstractmethod
@@ -141,7 +141,7 @@ class Binder(abc.ABC):
 
 
 def binder_of(session: EngineSession) -> Binder:
-    """Return the binder of a session; one over host memory when the engine has none of its own."""
+    """Return the binder of a session; one over host memory if the engine has none."""
     own = getattr(session, "binder", None)
     return own() if own is not None else HostBinder(session)
 
@@ -263,7 +263,7 @@ class DeviceTensor(abc.ABC):
         """
 
     def __dlpack__(self, **kwargs: Any) -> Any:
-        """Return a DLPack capsule over the memory where it is, without a copy.
+        """Return a DLPack capsule over the tensor's memory, without a copy.
 
         Raises:
             BufferError: the device's memory, or the element type, cannot be shared this way.

@@ -1,4 +1,4 @@
-"""Opens sessions: fallback off, weights borrowed, and what was opened compared with what was asked.
+"""Opens sessions with fallback off and borrowed weights, and checks which providers they have.
 
 ONNX Runtime falls back to the CPU silently where it can, so the providers of an open session are read back.
 """

@@ -215,7 +215,7 @@ class _Stoppable(StoppableRun):
 
 
 def _finish_work_on(source: Any, index: int) -> None:
-    """Wait for what the library of a CUDA tensor has queued, since ONNX Runtime works on a stream of its own."""
+    """Wait for the library of a CUDA tensor to finish its queue, since ONNX Runtime uses another stream."""
     library = sys.modules.get(type(source).__module__.partition(".")[0])
     if library is not None and library.__name__ == "torch":
         library.cuda.current_stream(index).synchronize()
@@ -333,7 +333,7 @@ class OrtLoop(Loop):
         plain = value.__class__ is np.ndarray and not has_foreign_dtype(kind)
         memory = self._session.bound_memory(name)
         if not plain or memory is None or (memory == HOST_MEMORY and value.nbytes > COPY_AT_MOST_BYTES):
-            # Kept until the next run, which binds anew: its owner may give the array other memory meanwhile.
+            # Kept until the next run, which binds again: the owner may reallocate the array meanwhile.
             return [bind_input(self._session, self._core, self._io, name, value)]
         own = np.array(value, order="C")
         found = self._session.engine.OrtValue.ortvalue_from_numpy(own, *memory)

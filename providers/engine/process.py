@@ -56,7 +56,7 @@ class ThreadBudget:
         self._total = total
         self.shared = False
         self._grants: dict[int, tuple[int, int]] = {}  # model -> workers, open sessions
-        self._lock = threading.RLock()  # a finalizer may run in the middle of our own calls
+        self._lock = threading.RLock()  # reentrant: a finalizer may run during any call
 
     @property
     def total(self) -> int:
@@ -155,7 +155,7 @@ class _Stoppable(Protocol):
 
 _ending = threading.Event()
 _live: dict[int, weakref.ref[_Stoppable]] = {}
-_live_lock = threading.RLock()  # a weak reference may die, and call back, in the middle of our own calls
+_live_lock = threading.RLock()  # reentrant: the callback of a weak reference may run during any call
 
 
 def watch(session: _Stoppable) -> None:

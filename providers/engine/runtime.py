@@ -116,7 +116,7 @@ def bindings() -> Any:
 
 
 def quantization() -> Any:
-    """Return the module `onnxruntime.quantization`, with the one that makes MatMulNBits; takes about 300 ms.
+    """Return the module `onnxruntime.quantization`, MatMulNBits included; takes about 300 ms.
 
     Raises:
         EngineError: ONNX Runtime, or a package that its quantisation needs, cannot be imported.
