@@ -15,9 +15,9 @@ from functools import cached_property
 from itertools import chain, takewhile
 from typing import NamedTuple
 
-from rlx_ort.converters.to_onnx.exported import ExportedModel
+from rlx_ort.converters.to_onnx.exported import ExportedModel, ExportedNode
+from rlx_ort.converters.to_onnx.model import ModelNode
 from rlx_ort.converters.to_onnx.outline import Outline
-from rlx_ort.converters.to_onnx.records import NodeRecord, Pattern
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import TensorType, ValueType
@@ -260,7 +260,7 @@ class Workload:
         counts: each different kernel, and how many nodes need it.
     """
 
-    nodes: Sequence[NodeRecord]
+    nodes: Sequence[ExportedNode]
     kernels: Sequence[Kernel | None]
     results: Sequence[Sequence[Fact]]
     inputs: Mapping[str, int]
@@ -271,7 +271,7 @@ class Workload:
     @cached_property
     def host_decides(self) -> bool:
         """Whether a node keeps runs from being recorded, as control flow does."""
-        return bool(unrecordable({id(node.like): node.like for node in self.nodes}.values(), {}))
+        return bool(unrecordable({node.pattern for node in self.nodes}, {}))
 
     @cached_property
     def nbytes(self) -> Mapping[str, int]:
@@ -294,9 +294,9 @@ class _Kind:
 
     __slots__ = ("inputs", "is_free", "op_type", "outputs", "pattern", "plain")
 
-    def __init__(self, reader: _Reader, pattern: Pattern) -> None:
+    def __init__(self, reader: _Reader, pattern: ModelNode) -> None:
         self.pattern = pattern
-        self.op_type = op_type = pattern.like.op_type
+        self.op_type = op_type = pattern.op_type
         self.is_free = pattern.shape_only or op_type == "Constant"
         self.outputs = reader.facts(pattern.outputs)
         self.inputs: list[Fact] | None = None  # found when a node of the kind costs something
@@ -320,7 +320,7 @@ class _Reader:
 
     def read(self) -> Workload:
         """Return the work of the outline."""
-        kinds: dict[Pattern, _Kind] = {}
+        kinds: dict[ModelNode, _Kind] = {}
         kernels: list[Kernel | None] = []
         made: list[Sequence[Fact]] = []
         for node in self.outline.nodes:
@@ -371,7 +371,7 @@ class _Reader:
         self.assumed[dim or "?"] = None
         return DEFAULT_DIM
 
-    def _kernel(self, node: NodeRecord, kind: _Kind) -> Kernel | None:
+    def _kernel(self, node: ExportedNode, kind: _Kind) -> Kernel | None:
         """Return the kernel of a node, or None when it costs nothing."""
         names = node.input_names
         if self.run_time.isdisjoint(names) and any(names) and not kind.pattern.body and kind.op_type not in _RANDOM:
@@ -403,15 +403,14 @@ class _Reader:
         return tuple(found)
 
 
-def _variant(pattern: Pattern, shared: bool, small: object) -> str:
+def _variant(pattern: ModelNode, shared: bool, small: object) -> str:
     """Return a digest of what the time of an operator may depend on besides its sizes."""
-    like = pattern.like
     attributes = [
         (name, "body" if attribute.kind.startswith("GRAPH") else repr(attribute.value))
-        for name, attribute in sorted(like.attributes.items())
+        for name, attribute in sorted(pattern.attributes.items())
     ]
     kinds = [
         (kind.dtype.value, len(kind.shape or ())) if isinstance(kind, TensorType) else None for kind in pattern.inputs
     ]
-    text = repr((like.domain, pattern.version, attributes, kinds, shared, small))
+    text = repr((pattern.domain, pattern.version, attributes, kinds, shared, small))
     return f"-{hashlib.sha256(text.encode()).hexdigest()[:12]}"

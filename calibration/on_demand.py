@@ -10,8 +10,8 @@ from rlx_ort.calibration import store
 from rlx_ort.calibration.features import DEFAULT_DIM, Kernel, Workload
 from rlx_ort.calibration.measure import Node, measure_nodes
 from rlx_ort.calibration.model import MeasuredCostModel, axes_of
+from rlx_ort.converters.to_onnx.exported import ExportedNode
 from rlx_ort.converters.to_onnx.outline import Outline
-from rlx_ort.converters.to_onnx.records import NodeRecord
 from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import TensorType, ValueType
@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 _refused: set[tuple[object, str]] = set()  # device and kernel that could not be measured: not tried again
 
 
-def unknown(workload: Workload, model: MeasuredCostModel) -> dict[Kernel, NodeRecord]:
+def unknown(workload: Workload, model: MeasuredCostModel) -> dict[Kernel, ExportedNode]:
     """Return the kernels whose price is assumed and may weigh, the heaviest first, each with a node that needs it."""
     total_ns = sum(model.price(kernel).ns * count for kernel, count in workload.counts.items())
     at_worst: dict[Kernel, float] = {}
@@ -81,9 +81,9 @@ def measure_unknown(
     return len(found)
 
 
-def _node(name: str, record: NodeRecord, outline: Outline, dims: Mapping[str, int]) -> Node:
+def _node(name: str, record: ExportedNode, outline: Outline, dims: Mapping[str, int]) -> Node:
     pattern = record.pattern
-    attributes = {key: attribute.value for key, attribute in pattern.like.attributes.items()}
+    attributes = {key: attribute.value for key, attribute in pattern.attributes.items()}
     inputs: list[TensorType | TensorData | None] = []
     for given, kind in zip(record.input_names, pattern.inputs, strict=True):
         data = outline.constants.get(given)

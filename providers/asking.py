@@ -136,7 +136,7 @@ def _ask_sheet(
     """
     proto = onnx.ModelProto.FromString(sheet)
     nodes = tuple(
-        ExportedNode(node.name, node.domain, node.op_type, 0, at, (), (), tuple(node.input), tuple(node.output))
+        ExportedNode.of(node.name, node.domain, node.op_type, 0, at, (), (), tuple(node.input), tuple(node.output))
         for at, node in enumerate(proto.graph.node)
     )
     weights = _outside(proto)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rlx_ort.calibration.profile import CalibrationProfile
+    from rlx_ort.compat import BackendsManifest, DeviceRouter, FlexibleSession
     from rlx_ort.converters.files import save_onnx
     from rlx_ort.converters.from_onnx import from_onnx
     from rlx_ort.converters.from_torch import from_torch
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
     )
     from rlx_ort.execution.benchmark import DeviceBenchResult
     from rlx_ort.execution.buckets import Bucket, BucketedCompileCache, pad_rows, power_of_two_ladder, slice_rows
-    from rlx_ort.execution.compile_cache import CompileCache
     from rlx_ort.execution.compiled import CompiledGraph
     from rlx_ort.execution.dispatch_report import DispatchSummary, KernelDispatchReport, format_dispatch_report
     from rlx_ort.execution.expert_pool import (
@@ -60,10 +60,9 @@ if TYPE_CHECKING:
         refresh_pools,
     )
     from rlx_ort.execution.kv_cache import LayerKvCache, bucket_decode_mask
-    from rlx_ort.execution.moe_controls import MoeResidencyStats
+    from rlx_ort.execution.moe import MoeResidencyStats
     from rlx_ort.execution.placement import Placement
-    from rlx_ort.execution.session import Session
-    from rlx_ort.flexible_session import FlexibleSession
+    from rlx_ort.execution.session import CompileCache, Session
     from rlx_ort.graph_devices import GraphDevices, graph_param_names, load
     from rlx_ort.ir.core import Node
     from rlx_ort.ir.dims import DimBinding, dynamic_symbols, has_dynamic_dims, infer_bindings_from_inputs
@@ -72,7 +71,6 @@ if TYPE_CHECKING:
     from rlx_ort.ir.op import Op, op_kinds
     from rlx_ort.ir.shape import Dim, Shape
     from rlx_ort.ir.verify import verify
-    from rlx_ort.manifest import BackendsManifest
     from rlx_ort.options.compile_options import (
         CompileOptions,
         OptimizationLevel,
@@ -93,13 +91,12 @@ if TYPE_CHECKING:
         supports_run_slots,
     )
     from rlx_ort.providers.registry import register_provider
-    from rlx_ort.router import DeviceRouter
     from rlx_ort.selection.candidates import DeviceCandidate, device_report, devices_for, fastest_device_for, rank
     from rlx_ort.selection.cost import BackendCostModel, ProfileCostModel
     from rlx_ort.selection.estimate import estimate_graph_cost, pick_best_device
     from rlx_ort.selection.legalize import dispatch_report_for_device, legalize_graph_for_device
     from rlx_ort.selection.policy import DevicePickStrategy, DevicePolicy, device_chain_from_env, device_from_env
-    from rlx_ort.selection.predict import cost_model, explain
+    from rlx_ort.selection.predict import calibrate, cost_model, explain
     from rlx_ort.selection.resolve import resolve_device, resolve_device_chain, run_with_fallback
     from rlx_ort.selection.support import UnsupportedOp, first_unsupported_op, supports, supports_graph
 
@@ -230,105 +227,50 @@ _checkout = Path(__file__).resolve().parents[1]
 if not (_checkout / "rlx_ort" / "providers").exists() and (_checkout / "providers" / "ort_provider.py").is_file():
     __path__.append(str(_checkout))
 
-_MODULE_OF = {
-    "BackendCostModel": "selection.cost",
-    "BackendsManifest": "manifest",
-    "Bucket": "execution.buckets",
-    "BucketedCompileCache": "execution.buckets",
-    "CalibrationProfile": "calibration.profile",
-    "CompileCache": "execution.compile_cache",
-    "CompileOptions": "options.compile_options",
-    "CompiledGraph": "execution.compiled",
-    "DEVICE_PRIORITY": "device",
-    "DType": "ir.dtype",
-    "Device": "device",
-    "DeviceBenchResult": "execution.benchmark",
-    "DeviceCandidate": "selection.candidates",
-    "DevicePickStrategy": "selection.policy",
-    "DevicePolicy": "selection.policy",
-    "DeviceRouter": "router",
-    "Dim": "ir.shape",
-    "DimBinding": "ir.dims",
-    "DispatchSummary": "execution.dispatch_report",
-    "ExpertPool": "execution.expert_pool",
-    "FlexibleSession": "flexible_session",
-    "Graph": "ir.graph",
-    "GraphDevices": "graph_devices",
-    "KernelDispatch": "options.dispatch",
-    "KernelDispatchPolicy": "options.dispatch",
-    "KernelDispatchReport": "execution.dispatch_report",
-    "LayerKvCache": "execution.kv_cache",
-    "MoeResidencyStats": "execution.moe_controls",
-    "Node": "ir.core",
-    "Op": "ir.op",
-    "OptimizationLevel": "options.compile_options",
-    "Placement": "execution.placement",
-    "PlacementRule": "options.compile_options",
-    "Precision": "options.compile_options",
-    "PrecisionPolicy": "options.precision",
-    "ProfileCostModel": "selection.cost",
-    "RefreshPolicy": "execution.expert_pool",
-    "Session": "execution.session",
-    "Shape": "ir.shape",
-    "UnsupportedOp": "selection.support",
-    "Value": "ir.graph",
-    "WeightSharing": "options.compile_options",
-    "available_apple_devices": "providers.availability",
-    "available_devices": "providers.availability",
-    "bucket_decode_mask": "execution.kv_cache",
-    "budget_from_memory": "execution.expert_pool",
-    "calibrate": "selection.predict",
-    "cost_model": "selection.predict",
-    "device_chain_from_env": "selection.policy",
-    "device_from_env": "selection.policy",
-    "device_label": "device",
-    "device_report": "selection.candidates",
-    "devices_for": "selection.candidates",
-    "dispatch_report_for_device": "selection.legalize",
-    "drain_device": "providers.availability",
-    "dynamic_symbols": "ir.dims",
-    "estimate_graph_cost": "selection.estimate",
-    "explain": "selection.predict",
-    "fastest_among": "providers.availability",
-    "fastest_device": "providers.availability",
-    "fastest_device_for": "selection.candidates",
-    "first_unsupported_op": "selection.support",
-    "format_dispatch_report": "execution.dispatch_report",
-    "from_onnx": "converters.from_onnx",
-    "from_torch": "converters.from_torch",
-    "full_name": "providers.availability",
-    "graph_param_names": "graph_devices",
-    "has_dynamic_dims": "ir.dims",
-    "infer_bindings_from_inputs": "ir.dims",
-    "is_available": "providers.availability",
-    "legalize_graph_for_device": "selection.legalize",
-    "load": "graph_devices",
-    "merged_mask": "execution.expert_pool",
-    "op_kinds": "ir.op",
-    "open_package": "deploy.open",
-    "pad_rows": "execution.buckets",
-    "parse_device": "device",
-    "parse_device_list": "device",
-    "per_layer_masks": "execution.expert_pool",
-    "pick_best_device": "selection.estimate",
-    "power_of_two_ladder": "execution.buckets",
-    "promote": "ir.dtype",
-    "rank": "selection.candidates",
-    "refresh_pools": "execution.expert_pool",
-    "register_provider": "providers.registry",
-    "resolve_device": "selection.resolve",
-    "resolve_device_chain": "selection.resolve",
-    "run_with_fallback": "selection.resolve",
-    "save_onnx": "converters.files",
-    "slice_rows": "execution.buckets",
-    "start_package": "deploy.start",
-    "supports": "selection.support",
-    "supports_graph": "selection.support",
-    "supports_run_slots": "providers.availability",
-    "to_onnx": "converters.to_onnx",
-    "verify": "ir.verify",
-    "warm_package": "deploy.warm",
+_NAMES_OF = {
+    "calibration.profile": "CalibrationProfile",
+    "compat": "BackendsManifest DeviceRouter FlexibleSession",
+    "converters.files": "save_onnx",
+    "converters.from_onnx": "from_onnx",
+    "converters.from_torch": "from_torch",
+    "converters.to_onnx": "to_onnx",
+    "deploy.open": "open_package",
+    "deploy.start": "start_package",
+    "deploy.warm": "warm_package",
+    "device": "DEVICE_PRIORITY Device device_label parse_device parse_device_list",
+    "execution.benchmark": "DeviceBenchResult",
+    "execution.buckets": "Bucket BucketedCompileCache pad_rows power_of_two_ladder slice_rows",
+    "execution.compiled": "CompiledGraph",
+    "execution.dispatch_report": "DispatchSummary KernelDispatchReport format_dispatch_report",
+    "execution.expert_pool": "ExpertPool RefreshPolicy budget_from_memory merged_mask per_layer_masks refresh_pools",
+    "execution.kv_cache": "LayerKvCache bucket_decode_mask",
+    "execution.moe": "MoeResidencyStats",
+    "execution.placement": "Placement",
+    "execution.session": "CompileCache Session",
+    "graph_devices": "GraphDevices graph_param_names load",
+    "ir.core": "Node",
+    "ir.dims": "DimBinding dynamic_symbols has_dynamic_dims infer_bindings_from_inputs",
+    "ir.dtype": "DType promote",
+    "ir.graph": "Graph Value",
+    "ir.op": "Op op_kinds",
+    "ir.shape": "Dim Shape",
+    "ir.verify": "verify",
+    "options.compile_options": "CompileOptions OptimizationLevel PlacementRule Precision WeightSharing",
+    "options.dispatch": "KernelDispatch KernelDispatchPolicy",
+    "options.precision": "PrecisionPolicy",
+    "providers.availability": "available_apple_devices available_devices drain_device fastest_among "
+    "fastest_device full_name is_available supports_run_slots",
+    "providers.registry": "register_provider",
+    "selection.candidates": "DeviceCandidate device_report devices_for fastest_device_for rank",
+    "selection.cost": "BackendCostModel ProfileCostModel",
+    "selection.estimate": "estimate_graph_cost pick_best_device",
+    "selection.legalize": "dispatch_report_for_device legalize_graph_for_device",
+    "selection.policy": "DevicePickStrategy DevicePolicy device_chain_from_env device_from_env",
+    "selection.predict": "calibrate cost_model explain",
+    "selection.resolve": "resolve_device resolve_device_chain run_with_fallback",
+    "selection.support": "UnsupportedOp first_unsupported_op supports supports_graph",
 }
+_MODULE_OF = {name: module for module, names in _NAMES_OF.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> Any:

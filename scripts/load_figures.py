@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -26,6 +27,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
@@ -33,33 +35,34 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
 
 import rlx_ort  # noqa: E402  # a checkout is not installed
 from rlx_ort import adaptive  # noqa: E402
-from rlx_ort.execution.race import timed_block  # noqa: E402
+from rlx_ort.execution.benchmark import timed_block  # noqa: E402
 
 LEAVE_S, RETURN_S = 3.0, 10.0
 IDLE_S, LOAD_S, AFTER_S = 2.0, 7.0, 12.0
 SEARCH_S, TRY_S = 12.0, 0.4
 IDLE, LOADED = (0.5, 0.88), 1.15  # the CPU's time as a share of the other's, idle and, at least, under load
 BOUND = 1e-4
-SHAPES = [(rows, width, layers) for layers in (1, 2) for rows in (24, 64, 192) for width in (700, 500, 350, 1000)]
-SHAPES += [(rows, 64, layers) for rows in (65536, 16384) for layers in (1, 2, 4, 8)]
+SIZES = (1 << 20, 1 << 21, 1 << 19, 1 << 22)  # elements: enough for every core, and a millisecond to bring to a GPU
+MOST_LAYERS = 48
+WIDTH = 64
 A_CORE = 3  # busy processes: beside one, a scheduler lets runs that are shorter than its slice go first
 BUSY = f"import time\nend = time.time() + {LOAD_S + SEARCH_S}\nwhile time.time() < end: pass"
 
 
 class Case:
-    """A chain of products, its inputs, and what its results must be; the CPU's runs sleep for `sleep_s` before."""
+    """A chain of products of elements, its inputs, and its results; the CPU's runs sleep for `sleep_s` before."""
 
-    def __init__(self, devices: list[str], rows: int, width: int, layers: int) -> None:
+    def __init__(self, devices: list[str], elements: int, layers: int) -> None:
         rng = np.random.default_rng(7)
         graph = rlx_ort.Graph("chain")
-        self.inputs = {"x": rng.standard_normal((rows, width)).astype(np.float32)}
-        value, wanted = graph.input("x", ["rows", width]), self.inputs["x"].astype(np.float64)
+        self.inputs = {"x": rng.standard_normal((elements // WIDTH, WIDTH)).astype(np.float32)}
+        value, wanted = graph.input("x", ["rows", WIDTH]), self.inputs["x"].astype(np.float64)
         for layer in range(layers):
-            weights = (rng.standard_normal((width, width)) / width**0.5).astype(np.float32)
-            value = graph.relu(value @ graph.param(f"w{layer}", [width, width], data=weights))
-            wanted = np.maximum(wanted @ weights, 0)
+            factors = rng.uniform(0.5, 2.0, WIDTH).astype(np.float32)
+            value = graph.tanh(value * graph.param(f"w{layer}", [WIDTH], data=factors))
+            wanted = np.tanh(wanted * factors)
         graph.outputs = [value]
-        self.wanted, self.shape, self.sleep_s = wanted, {"rows": rows, "width": width, "layers": layers}, 0.0
+        self.wanted, self.shape, self.sleep_s = wanted, {"elements": elements, "layers": layers}, 0.0
         self.home = devices[0]
         self.runner = rlx_ort.GraphDevices(graph, rlx_ort.DevicePolicy.only(devices).with_adaptive_pick())
         self.compiled = [self.runner.compile(device) for device in devices]
@@ -117,14 +120,16 @@ def search(devices: list[str], tried: list[dict[str, Any]]) -> Case | None:
     What was `tried` gets the median times of every graph, in us: the CPU's and the other device's.
     """
     end, fitting = time.perf_counter() + SEARCH_S, []
-    for shape in SHAPES:
-        case = Case(devices, *shape)
-        cpu_ns, other_ns = case.times_ns()
-        tried.append({**case.shape, "idle_us": [round(ns / 1e3, 1) for ns in (cpu_ns, other_ns)]})
-        if IDLE[0] <= cpu_ns / other_ns <= IDLE[1]:
-            fitting.append(case)
-        if len(fitting) == 4 or time.perf_counter() > end:
-            break
+    for elements in SIZES:
+        low, high = 1, MOST_LAYERS  # the more layers, the slower is the CPU beside a GPU
+        while low < high and time.perf_counter() < end:
+            case = Case(devices, elements, layers := math.isqrt(low * high))
+            cpu_ns, other_ns = case.times_ns()
+            tried.append({**case.shape, "idle_us": [round(ns / 1e3, 1) for ns in (cpu_ns, other_ns)]})
+            if IDLE[0] <= cpu_ns / other_ns <= IDLE[1]:
+                fitting.append(case)
+                break
+            low, high = (layers + 1, high) if cpu_ns / other_ns < IDLE[0] else (low, layers)
     with load(processes=True):
         time.sleep(0.3)
         for case in fitting:
@@ -181,11 +186,10 @@ def main() -> int:
     given = parser.parse_args()
     devices = given.devices.split(",")
     # Without predictions the adaptive choice always times both devices.
-    adaptive._predictions = lambda *_: ({}, {})
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, mock.patch.object(adaptive, "explain", return_value=None):
         os.environ["RLX_CACHE_DIR"] = folder
         tried: list[dict[str, Any]] = []
-        case = Case(devices, 64, 64, 2) if given.handicap else search(devices, tried)
+        case = Case(devices, 64 * WIDTH, 2) if given.handicap else search(devices, tried)
         document = {"found": False, "ok": False} if case is None else measure(case, given.handicap)
     print(json.dumps({"devices": given.devices, "handicap": given.handicap, **document, "tried": tried}, indent=1))
     return int(not document["ok"]) if case is not None else 2

@@ -8,14 +8,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from rlx_ort.converters.to_onnx.attributes import attribute
-from rlx_ort.converters.to_onnx.current import CurrentNode
-from rlx_ort.converters.to_onnx.dispatch import NoNativeForm
-from rlx_ort.converters.to_onnx.families import load_family
-from rlx_ort.converters.to_onnx.frame import Frame
-from rlx_ort.converters.to_onnx.imported import imported_node, trimmed
-from rlx_ort.converters.to_onnx.model import ModelGraph, ModelNode, ModelValue, Repeated
-from rlx_ort.converters.to_onnx.records import NodeRecord, Pattern
+from rlx_ort.converters.to_onnx.current import CurrentNode, Frame
+from rlx_ort.converters.to_onnx.dispatch import NoNativeForm, load_family
+from rlx_ort.converters.to_onnx.exported import ExportedNode
+from rlx_ort.converters.to_onnx.imported import attribute, imported_node, trimmed
+from rlx_ort.converters.to_onnx.model import ModelGraph, ModelNode, ModelValue
 from rlx_ort.converters.to_onnx.repeats import Repeats
 from rlx_ort.converters.to_onnx.writer import ModelWriter
 from rlx_ort.errors import ConversionError
@@ -67,13 +64,13 @@ class Emitter(CurrentNode):
         super().__init__()
         self._writer = writer
         self._parent = parent
-        self._nodes: list[ModelNode | Repeated] = []
-        self._owned: set[ModelNode] = set()
+        self._depth: int = 0 if parent is None else parent._depth + 1
+        self._nodes: list[ExportedNode] = []
         self._repeats = Repeats(writer, self._nodes)
         self._constants: list[ModelValue] = []  # that the node being lowered has asked for
 
     @property
-    def nodes(self) -> Sequence[ModelNode | Repeated]:
+    def nodes(self) -> Sequence[ExportedNode]:
         """The nodes written so far, bodies' own nodes left out."""
         return tuple(self._nodes)
 
@@ -98,12 +95,12 @@ class Emitter(CurrentNode):
             for name, value in attributes.items()
             if value is not None
         ]
-        node = ModelNode(domain, op_type, trimmed(inputs), attrs, outputs=outputs)
+        node = ModelNode(domain, op_type, trimmed(inputs), attrs, writes=outputs)
         self.append(node, max(version or 1, DEFAULT_OPSET if domain == "" else 1))
-        for value, kind in zip(node.outputs, types or (), strict=False):
+        for value, kind in zip(node.writes, types or (), strict=False):
             if kind is not None:
                 self._writer.set_type(value, kind)
-        return node.outputs[0] if outputs == 1 else tuple(node.outputs)
+        return node.writes[0] if outputs == 1 else node.writes
 
     def append(self, node: ModelNode, written: int, *, imported: bool = False, name: str = "") -> None:
         """Append a finished node whose form belongs to opset version `written` of its domain."""
@@ -112,10 +109,10 @@ class Emitter(CurrentNode):
             name = f"{self._node.name}/{node.op_type}" if self._frame.named else self._node.name
             self._frame.named = True
         node.name = writer.node_names.unique(name + self._mark())
-        self._nodes.append(node)
-        self._owned.add(node)
-        body = self._parent is not None
-        writer.records.append(NodeRecord(Pattern(node, written, imported, body), writer.origin, writer.source))
+        node.written, node.imported, node.depth = written, imported, self._depth
+        record = ExportedNode(node, writer.origin, writer.source)
+        self._nodes.append(record)
+        writer.records.append(record)
 
     def constant(self, data: npt.ArrayLike, dtype: DType | None = None) -> ModelValue:
         """Return a constant (an initializer), one for equal data; Python floats are f32 unless told otherwise."""
@@ -263,12 +260,12 @@ class Emitter(CurrentNode):
         An output must be a result of a node of this very graph, and only one output may be it; `reserved` also
         demands the name.
         """
-        producer, frame = value.producer(), self._frame
-        owned = producer is not None and value not in frame.outputs and producer in self._owned
+        node, frame = value.node, self._frame
+        owned = node is not None and value not in frame.outputs and node.depth == self._depth
         if not (owned and (not reserved or value.name == name)):
             copy = ModelValue(name=name if reserved else self._writer.value_names.unique(name))
-            node = ModelNode("", "Identity", [value], outputs=[copy])
-            self.append(node, DEFAULT_OPSET, name=f"{copy.name}/Identity")
+            identity = ModelNode("", "Identity", [value], writes=[copy])
+            self.append(identity, DEFAULT_OPSET, name=f"{copy.name}/Identity")
             if value in self._writer.types:
                 self._writer.set_type(copy, self._writer.types[value])
             value = copy
@@ -337,7 +334,7 @@ class Emitter(CurrentNode):
         frame.current, frame.named = (), False
         frame.values[node.id] = results
         for index, value in enumerate(results):
-            if value.producer() is not None and value.name is None:
+            if value.node is not None and value.name is None:
                 wanted = node.output_names[index]
                 value.name = names[index] if index in names else wanted and self._writer.value_names.unique(wanted)
                 if not isinstance(node.types[index], UnknownType):
@@ -353,9 +350,7 @@ class Emitter(CurrentNode):
     def _name_results(self, start: int) -> None:
         """Name the results, which have no name yet, of the nodes from `start` on."""
         for written in self._nodes[start:]:
-            if not isinstance(written, ModelNode):
-                continue  # repeated nodes have names from the start
-            for value in written.outputs:
+            for value in written.pattern.writes:
                 if value.name is None:
                     value.name = self._writer.value_names.unique(f"{self._node.name}/{written.op_type}")
 

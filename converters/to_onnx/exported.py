@@ -6,10 +6,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from rlx_ort.converters.onnx_types import dtype_of, tensor_proto
-from rlx_ort.converters.to_onnx.model import INLINE_BYTES
+from rlx_ort.converters.to_onnx.model import INLINE_BYTES, ModelNode, names_of
 from rlx_ort.errors import ParamError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.tensor import TensorData
@@ -18,42 +18,97 @@ from rlx_ort.ir.types import ValueType
 if TYPE_CHECKING:
     import onnx
 
+    from rlx_ort.ir.core import Node
+
 __all__ = ["ExportedModel", "ExportedNode"]
 
 _BOUNDARY = re.compile(r"[^0-9A-Za-z]")
 _INLINED = "_inlfunc_"
 
 
-@dataclass(frozen=True, slots=True)
-class ExportedNode:
+class ExportedNode(NamedTuple):
     """One node of the exported model: what support checks, placement and cost need to know about it.
 
     Attributes:
-        name: the node's name in the model, unique, bodies included.
-        domain: operator domain, empty for ai.onnx.
-        op_type: operator.
-        version: opset version of the domain in the model.
+        pattern: what it shares with the nodes that were written alike.
         origin: id of the user's node, at the top level of the user's graph.
-        inputs: types of its inputs, None for absent ones.
-        outputs: types of its outputs, None for absent ones.
+        source: the top-level node of the graph that it was written for; None if it was made without a graph.
+        name: the node's name in the model, unique, bodies included. Empty while a model is written if it is the first
+            of its pattern, which has the names.
         input_names: names of the values it reads, empty for absent ones.
         output_names: names of the values it writes.
-        shape_only: whether it only computes shapes: integer values of rank 0 or 1, derived from nothing but shapes
-            and small integer constants. ONNX Runtime keeps such nodes on the CPU by design.
-        body: whether it stands in a subgraph.
     """
 
-    name: str
-    domain: str
-    op_type: str
-    version: int
+    pattern: ModelNode
     origin: int
-    inputs: tuple[ValueType | None, ...]
-    outputs: tuple[ValueType | None, ...]
-    input_names: tuple[str, ...]
-    output_names: tuple[str, ...]
-    shape_only: bool = False
-    body: bool = False
+    source: Node | None = None
+    name: str = ""
+    input_names: tuple[str, ...] = ()
+    output_names: tuple[str, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        domain: str,
+        op_type: str,
+        version: int,
+        origin: int,
+        inputs: tuple[ValueType | None, ...],
+        outputs: tuple[ValueType | None, ...],
+        input_names: tuple[str, ...] = (),
+        output_names: tuple[str, ...] = (),
+        *,
+        shape_only: bool = False,
+        body: bool = False,
+    ) -> ExportedNode:
+        """Return a node that no lowering wrote, with a pattern of its own."""
+        pattern = ModelNode(domain, op_type).alike(inputs, outputs, shape_only=shape_only)
+        pattern.version, pattern.depth = version, int(body)
+        return cls(pattern, origin, None, name, input_names, output_names)
+
+    def named(self) -> ExportedNode:
+        """Return the first node of a pattern with the names that the pattern has."""
+        pattern, origin, source = self[:3]
+        return ExportedNode(pattern, origin, source, pattern.name, names_of(pattern.reads), names_of(pattern.writes))
+
+    @property
+    def domain(self) -> str:
+        """Operator domain, empty for ai.onnx."""
+        return self.pattern.domain
+
+    @property
+    def op_type(self) -> str:
+        """The operator."""
+        return self.pattern.op_type
+
+    @property
+    def version(self) -> int:
+        """Opset version of the domain in the model."""
+        return self.pattern.version
+
+    @property
+    def inputs(self) -> tuple[ValueType | None, ...]:
+        """Types of the inputs, None for absent ones."""
+        return self.pattern.inputs
+
+    @property
+    def outputs(self) -> tuple[ValueType | None, ...]:
+        """Types of the outputs, None for absent ones."""
+        return self.pattern.outputs
+
+    @property
+    def shape_only(self) -> bool:
+        """Whether it only computes shapes: integers of rank 0 or 1 that derive from shapes and small constants alone.
+
+        ONNX Runtime keeps such nodes on the CPU by design.
+        """
+        return self.pattern.shape_only
+
+    @property
+    def body(self) -> bool:
+        """Whether it is in a subgraph."""
+        return self.pattern.depth > 0
 
 
 @dataclass(frozen=True)

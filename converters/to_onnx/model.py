@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from rlx_ort.converters.onnx_types import elem_type, tensor_proto, type_proto
 from rlx_ort.ir.tensor import TensorData
@@ -18,6 +18,8 @@ from rlx_ort.ir.types import TensorType, UnknownType, ValueType
 if TYPE_CHECKING:
     import onnx
 
+    from rlx_ort.converters.to_onnx.exported import ExportedNode
+
 __all__ = [
     "INLINE_BYTES",
     "ExternalWeight",
@@ -25,7 +27,6 @@ __all__ = [
     "ModelGraph",
     "ModelNode",
     "ModelValue",
-    "Repeated",
     "WholeModel",
     "model_proto",
     "names_of",
@@ -39,17 +40,16 @@ _UNKNOWN = UnknownType()
 
 
 class ModelValue:
-    """A value of an ONNX graph; its name may be given later. An empty name stands for an absent result."""
+    """A value of an ONNX graph; its name may be given later. An empty name stands for an absent result.
+
+    `node` computes it, or is the one like the node that does; None for inputs and initializers.
+    """
 
     __slots__ = ("name", "node")
 
     def __init__(self, name: str | None = None, node: ModelNode | None = None) -> None:
         self.name = name
         self.node = node
-
-    def producer(self) -> ModelNode | None:
-        """Return the node that computes the value, or the one it repeats; None for inputs and initializers."""
-        return self.node
 
     def __repr__(self) -> str:
         return f"<ModelValue {self.name!r}>"
@@ -65,57 +65,72 @@ class ModelAttribute:
 
 
 class ModelNode:
-    """A node; its results are made with it unless given."""
+    """A node as a lowering wrote it, and what all nodes that were written alike share with it.
 
-    __slots__ = ("attributes", "domain", "inputs", "name", "op_type", "outputs", "overload")
+    Models repeat their layers, so nodes are few and `ExportedNode`s, which add names, are many. Compared by identity.
+
+    Attributes:
+        reads: the values that the first such node reads, None for absent ones.
+        writes: the values that it writes.
+        name: its name.
+        written: the opset version that its form belongs to.
+        imported: whether it came from a model, so that its form belongs to exactly that version.
+        depth: in how many bodies it is, 0 in the main graph.
+        inputs: types of the inputs, None for absent ones; empty until an `Outline` is made.
+        outputs: types of the outputs, likewise.
+        version: opset version of the domain in the model; 0 until an `Outline` is made.
+        shape_only: whether it only computes shapes, which an `Outline` finds out.
+    """
+
+    __slots__ = (
+        *("attributes", "depth", "domain", "imported", "inputs", "name", "op_type", "outputs", "overload", "reads"),
+        *("shape_only", "version", "writes", "written"),
+    )
+
+    inputs: tuple[ValueType | None, ...]
+    outputs: tuple[ValueType | None, ...]
 
     def __init__(
         self,
         domain: str,
         op_type: str,
-        inputs: Sequence[ModelValue | None],
+        reads: Sequence[ModelValue | None] = (),
         attributes: Sequence[ModelAttribute] = (),
         *,
-        outputs: int | Sequence[ModelValue] = 1,
+        writes: int | Sequence[ModelValue] = 0,
         overload: str = "",
-        name: str = "",
     ) -> None:
         self.domain = domain
         self.op_type = op_type
-        self.inputs = tuple(inputs)
+        self.reads = tuple(reads)
         self.attributes = {attribute.name: attribute for attribute in attributes}
-        self.outputs = tuple(ModelValue() for _ in range(outputs)) if isinstance(outputs, int) else tuple(outputs)
+        self.writes = tuple(ModelValue() for _ in range(writes)) if isinstance(writes, int) else tuple(writes)
         self.overload = overload
-        self.name = name
-        for value in self.outputs:
+        self.name = ""
+        self.written = self.version = self.depth = 0
+        self.imported = self.shape_only = False
+        self.inputs = self.outputs = ()
+        for value in self.writes:
             value.node = self
+
+    @property
+    def body(self) -> bool:
+        """Whether it is in a subgraph."""
+        return self.depth > 0
+
+    def alike(
+        self, inputs: tuple[ValueType | None, ...], outputs: tuple[ValueType | None, ...], *, shape_only: bool = False
+    ) -> ModelNode:
+        """Return the same node on values of other types; it shares the attributes."""
+        node = object.__new__(ModelNode)
+        node.domain, node.op_type, node.overload, node.name = self.domain, self.op_type, self.overload, self.name
+        node.attributes, node.reads, node.writes = self.attributes, self.reads, self.writes
+        node.written, node.version, node.imported, node.depth = self.written, self.version, self.imported, self.depth
+        node.inputs, node.outputs, node.shape_only = inputs, outputs, shape_only
+        return node
 
     def __repr__(self) -> str:
         return f"<ModelNode {self.name!r} {self.domain or 'ai.onnx'}::{self.op_type}>"
-
-
-class Repeated(Protocol):
-    """A node that differs from another by names and sizes alone; names of absent inputs and outputs are empty."""
-
-    @property
-    def like(self) -> ModelNode:
-        """The other node."""
-
-    @property
-    def name(self) -> str:
-        """The node's name."""
-
-    @property
-    def input_names(self) -> tuple[str, ...]:
-        """Names of the values it reads."""
-
-    @property
-    def output_names(self) -> tuple[str, ...]:
-        """Names of the values it writes."""
-
-    @property
-    def output_types(self) -> tuple[ValueType | None, ...]:
-        """Types of the values it writes; empty where they are those of the other node."""
 
 
 @dataclass(slots=True, eq=False)
@@ -131,7 +146,7 @@ class ModelGraph:
 
     inputs: Sequence[ModelValue]
     outputs: Sequence[ModelValue]
-    nodes: Sequence[ModelNode | Repeated]
+    nodes: Sequence[ExportedNode]
     name: str
     initializers: Mapping[str, TensorData | ExternalWeight] = field(default_factory=dict)
     doc: str = ""
@@ -172,12 +187,10 @@ def _write_graph(proto: onnx.GraphProto, graph: ModelGraph, types: Mapping[Model
             _write_type(infos.add(name=value.name), types.get(value))
     declared = {value.name for value in graph.outputs}
     for node in graph.nodes:
-        if isinstance(node, ModelNode):
-            like, inputs, outputs, kinds = node, names_of(node.inputs), names_of(node.outputs), None
-        else:
-            like, inputs, outputs, kinds = node.like, node.input_names, node.output_names, node.output_types
-        _write_node(proto.node.add(), node.name, like, inputs, outputs, types)
-        for name, kind in zip(outputs, kinds or map(types.get, like.outputs), strict=True):
+        named = node if node.name else node.named()
+        _write_node(proto.node.add(), named, types)
+        pattern = node.pattern
+        for name, kind in zip(named.output_names, pattern.outputs or map(types.get, pattern.writes), strict=True):
             if name and name not in declared and kind is not None and not isinstance(kind, UnknownType):
                 _write_type(proto.value_info.add(name=name), kind)
 
@@ -199,23 +212,17 @@ def _write_type(info: onnx.ValueInfoProto, kind: ValueType | None) -> None:
         type_proto(kind, info.type)
 
 
-def _write_node(
-    proto: onnx.NodeProto,
-    name: str,
-    node: ModelNode,
-    inputs: Sequence[str],
-    outputs: Sequence[str],
-    types: Mapping[ModelValue, ValueType],
-) -> None:
-    proto.name = name
-    proto.op_type = node.op_type
-    if node.domain:
-        proto.domain = node.domain
-    if node.overload:
-        proto.overload = node.overload
-    proto.input.extend(inputs)
-    proto.output.extend(outputs)
-    for attribute in node.attributes.values():
+def _write_node(proto: onnx.NodeProto, node: ExportedNode, types: Mapping[ModelValue, ValueType]) -> None:
+    pattern = node.pattern
+    proto.name = node.name
+    proto.op_type = pattern.op_type
+    if pattern.domain:
+        proto.domain = pattern.domain
+    if pattern.overload:
+        proto.overload = pattern.overload
+    proto.input.extend(node.input_names)
+    proto.output.extend(node.output_names)
+    for attribute in pattern.attributes.values():
         _write_attribute(proto.attribute.add(), attribute, types)
 
 

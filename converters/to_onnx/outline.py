@@ -1,23 +1,22 @@
-"""`Outline`: the nodes of a model as choosing a device looks at them, told before there is a protobuf.
+"""`Outline`: the nodes of a model as choosing a device looks at them, known before there is a protobuf.
 
-A model has few kinds of nodes and many nodes of each: what is asked of a node by its operator and its types is asked
-once a kind.
+A model has few patterns and many nodes of each: what depends on the operator and the types is looked up once a pattern.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from rlx_ort.converters.to_onnx.exported import ExportedModel
+from rlx_ort.converters.to_onnx.exported import ExportedModel, ExportedNode
 from rlx_ort.converters.to_onnx.model import ExternalWeight, ModelNode, ModelValue, names_of, types_of
-from rlx_ort.converters.to_onnx.records import NodeRecord, Pattern
-from rlx_ort.converters.to_onnx.shape_only import is_shape_type, shape_only_places, starts_shapes
 from rlx_ort.converters.to_onnx.writer import ModelWriter
 from rlx_ort.ir.tensor import TensorData
-from rlx_ort.ir.types import UnknownType, ValueType
+from rlx_ort.ir.types import TensorType, UnknownType, ValueType
 
-__all__ = ["Outline"]
+__all__ = ["Outline", "is_shape_type", "shape_only_nodes"]
+
+_SHAPE_READERS = frozenset({"Shape", "Size"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +32,7 @@ class Outline:
         types: name -> type of the values whose type is known.
     """
 
-    nodes: Sequence[NodeRecord]
+    nodes: Sequence[ExportedNode]
     input_types: Mapping[str, ValueType]
     output_types: Mapping[str, ValueType]
     functions: frozenset[tuple[str, str]] = field(default_factory=frozenset)
@@ -43,18 +42,8 @@ class Outline:
     @classmethod
     def of_model(cls, model: ExportedModel) -> Outline:
         """Return the outline of a model."""
-        patterns: dict[object, Pattern] = {}
-        nodes = []
-        for node in model.nodes:
-            operator, types = (node.domain, node.op_type, node.version), (node.inputs, node.outputs)
-            pattern = patterns.get((operator, types, node.shape_only, node.body))
-            if pattern is None:
-                like = ModelNode(node.domain, node.op_type, ())
-                pattern = Pattern(like, node.version, False, node.body, *types, node.version, node.shape_only)
-                patterns[operator, types, node.shape_only, node.body] = pattern
-            nodes.append(NodeRecord(pattern, node.origin, None, node.name, node.input_names, node.output_names))
         functions = frozenset((function.domain, function.name) for function in model.model.functions)
-        return cls(nodes, model.input_types, model.output_types, functions)
+        return cls(model.nodes, model.input_types, model.output_types, functions)
 
     @classmethod
     def of_writer(
@@ -67,23 +56,23 @@ class Outline:
     ) -> Outline:
         """Return the outline of what was written for these opsets.
 
-        `inferred` has the types by name where the writer lacks some; it may tell nodes apart that were written alike.
+        `inferred` has the types by name where the writer lacks some; nodes that it gives other types get patterns of
+        their own.
         """
-        nodes = [record if record.name else record.named() for record in writer.records]
-        patterns = {record.pattern for record in nodes}
+        nodes = [node if node.name else node.named() for node in writer.records]
+        patterns = {node.pattern for node in nodes}
         for pattern in patterns:
-            like = pattern.like
-            pattern.version = imports[like.domain]
+            pattern.version = imports[pattern.domain]
             if not pattern.outputs:
-                pattern.inputs = types_of(like.inputs, writer.types)
-                pattern.outputs = types_of(like.outputs, writer.types)
+                pattern.inputs = types_of(pattern.reads, writer.types)
+                pattern.outputs = types_of(pattern.writes, writer.types)
         if inferred is not None:
-            nodes = _told_apart(nodes, inferred)
-            patterns = {record.pattern for record in nodes}
-        if any(map(starts_shapes, patterns)):
+            nodes = _retyped(nodes, inferred)
+            patterns = {node.pattern for node in nodes}
+        if any(map(_reads_shape, patterns)):
             small = {name for name, value in writer.initializers.items() if is_shape_type(writer.types[value])}
             small |= {value.name for value in inputs if value.name and is_shape_type(writer.types.get(value))}
-            _mark_shapes(nodes, small)
+            nodes = shape_only_nodes(nodes, small)
         interface = (_interface(writer, inputs, inferred), _interface(writer, outputs, inferred))
         types = {value.name: kind for value, kind in writer.types.items() if value.name} | dict(inferred or {})
         return cls(nodes, *interface, constants=writer.tensors, types=types)
@@ -101,20 +90,18 @@ class Outline:
             if name and kind is not None
         }
         merged = {**named, **self.types, **types}
-        return replace(self, nodes=_told_apart(self.nodes, merged), types=merged)
+        return replace(self, nodes=_retyped(self.nodes, merged), types=merged)
 
 
-def _told_apart(nodes: Sequence[NodeRecord], types: Mapping[str, ValueType]) -> list[NodeRecord]:
-    """Return the nodes with a pattern for each kind of them, going by the types of values by name."""
-    patterns: dict[object, Pattern] = {}
+def _retyped(nodes: Sequence[ExportedNode], types: Mapping[str, ValueType]) -> list[ExportedNode]:
+    """Return the nodes with a pattern for each combination of types, which are those of the values by name."""
+    patterns: dict[object, ModelNode] = {}
     found = []
     for node in nodes:
-        written, like = node.pattern, node.like
         reads, writes = _types_named(node.input_names, types), _types_named(node.output_names, types)
-        look = (written, reads, writes)
+        look = (node.pattern, reads, writes)
         if look not in patterns:
-            like = ModelNode(like.domain, like.op_type, (), tuple(like.attributes.values()))
-            patterns[look] = replace(written, like=like, inputs=reads, outputs=writes)
+            patterns[look] = node.pattern.alike(reads, writes, shape_only=node.pattern.shape_only)
         found.append(node._replace(pattern=patterns[look]))
     return found
 
@@ -134,11 +121,38 @@ def _interface(
     }
 
 
-def _mark_shapes(nodes: list[NodeRecord], small_constants: set[str]) -> None:
-    """Give the nodes that only compute shapes a pattern that says so."""
-    marked: dict[Pattern, Pattern] = {}
-    for at in shape_only_places(nodes, small_constants):
-        pattern = nodes[at].pattern
-        if pattern not in marked:
-            marked[pattern] = replace(pattern, shape_only=True)
-        nodes[at] = nodes[at]._replace(pattern=marked[pattern])
+def shape_only_nodes(nodes: Sequence[ExportedNode], small_constants: Collection[str]) -> list[ExportedNode]:
+    """Return the nodes with `shape_only` set on those that only compute shapes.
+
+    A node only computes shapes when it reads a shape, or nothing but results of such nodes and `small_constants`, which
+    are integer constants and graph inputs of rank 0 or 1, and its results are integer or bool tensors of rank 0 or 1.
+    ONNX Runtime pins by the same rule:
+    https://github.com/microsoft/onnxruntime/blob/main/onnxruntime/core/framework/fallback_cpu_capability.cc
+    """
+    from_shapes: set[str] = set()
+    marked: dict[ModelNode, ModelNode] = {}
+    found = []
+    for node in nodes:
+        pattern = node.pattern
+        read = [name for name in node.input_names if name]
+        follows = not from_shapes.isdisjoint(read) and all(
+            name in from_shapes or name in small_constants for name in read
+        )
+        if (follows or _reads_shape(pattern)) and all(is_shape_type(kind) for kind in pattern.outputs if kind):
+            from_shapes.update(name for name in node.output_names if name)
+            if pattern not in marked:
+                marked[pattern] = pattern.alike(pattern.inputs, pattern.outputs, shape_only=True)
+            node = node._replace(pattern=marked[pattern])
+        found.append(node)
+    return found
+
+
+def is_shape_type(kind: ValueType | None) -> bool:
+    """Return whether a value may hold sizes, axes or indices: an integer or bool tensor of rank 0 or 1."""
+    if not isinstance(kind, TensorType) or kind.shape is None:
+        return False
+    return kind.shape.rank <= 1 and (kind.dtype.is_integer or kind.dtype.value == "bool")
+
+
+def _reads_shape(pattern: ModelNode) -> bool:
+    return pattern.domain == "" and pattern.op_type in _SHAPE_READERS

@@ -8,26 +8,32 @@ and ranks, and writes one node, says the same of nodes of all sizes.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+import enum
+import operator
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from types import NoneType
 from typing import Any, NamedTuple, TypeAlias
 
-from rlx_ort.converters.to_onnx.exact import exact_op
-from rlx_ort.converters.to_onnx.model import ModelNode, ModelValue, Repeated, names_of, types_of
-from rlx_ort.converters.to_onnx.records import NodeRecord, Pattern
+from rlx_ort.converters.to_onnx.exported import ExportedNode
+from rlx_ort.converters.to_onnx.model import ModelNode, ModelValue, names_of, types_of
 from rlx_ort.converters.to_onnx.writer import ModelWriter
 from rlx_ort.ir.core import Node
+from rlx_ort.ir.dtype import DType
+from rlx_ort.ir.op import Op
 from rlx_ort.ir.ops.leaf import Constant
+from rlx_ort.ir.shape import Shape
+from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import TensorType, UnknownType, ValueType
 
-__all__ = ["Repeats"]
+__all__ = ["Repeats", "exact_op"]
 
 
 @dataclass(frozen=True, slots=True)
 class _Line:
     """One node of a `_Form`: what it shares with others like it, and where in the pool its values are."""
 
-    pattern: Pattern
+    pattern: ModelNode
     suffix: str
     inputs: tuple[int, ...]
     outputs: slice
@@ -66,7 +72,7 @@ class _Single(NamedTuple):
         decision: the form that was chosen for an op that has two, as `Dispatcher.latest`.
     """
 
-    pattern: Pattern
+    pattern: ModelNode
     order: tuple[int, ...] | None
     marks: tuple[int, ...]
     decision: str | None
@@ -87,7 +93,7 @@ class Repeats:
         forms: `key_of` a node -> what was written for such nodes, None where that says nothing of others.
     """
 
-    def __init__(self, writer: ModelWriter, nodes: list[ModelNode | Repeated]) -> None:
+    def __init__(self, writer: ModelWriter, nodes: list[ExportedNode]) -> None:
         self._writer = writer
         self._nodes = nodes
         self._value_name, self._node_name = writer.value_names.unique, writer.node_names.unique
@@ -133,7 +139,7 @@ class Repeats:
         node: Node,
         inputs: Sequence[ModelValue | None],
         results: Sequence[ModelValue],
-        records: Sequence[NodeRecord],
+        records: Sequence[ExportedNode],
         constants: Sequence[ModelValue],
         decision: str | None,
         *,
@@ -160,7 +166,7 @@ class Repeats:
             return None
         like, order, (mark,), decision = known
         reads = types_of(inputs if order is None else [inputs[at] for at in order], self._writer.types)
-        pattern = Pattern(like.like, like.written, like.imported, like.body, reads, node.types)
+        pattern = like.alike(reads, node.types)
         look = key[2][0]
         number = self._numbers.setdefault((False, look, look, False), len(self._numbers))
         if number == len(self._ranks):
@@ -186,13 +192,13 @@ class Repeats:
             if decision is not None:
                 writer.dispatcher.decide(writer.origin, decision)
             name = names[0] if names else unique(node.output_names[0])
-            value = ModelValue(name, pattern.like)
+            value = ModelValue(name, pattern)
             kind = node.types[0]
             if type(kind) is not UnknownType:
                 writer.types[value] = kind
             reads = tuple([known.name for known in inputs]) if order is None else names_of([inputs[at] for at in order])
             called = self._node_name(node.name)
-            record = NodeRecord(pattern, writer.origin, writer.source, called, reads, (name,))
+            record = ExportedNode(pattern, writer.origin, writer.source, called, reads, (name,))
             writer.records.append(record)
             self._nodes.append(record)
             return (value,)
@@ -202,8 +208,7 @@ class Repeats:
             writer.dispatcher.decide(writer.origin, form.decision)
         pool: list[Any] = [*inputs, *form.fixed]
         for line in form.lines:
-            like = line.pattern.like
-            pool += [ModelValue(None, like) for _ in like.outputs]
+            pool += [ModelValue(None, line.pattern) for _ in line.pattern.writes]
         results = tuple([pool[at] for at in form.results])
         for index, value in enumerate(results):
             if value.name is None:
@@ -220,7 +225,7 @@ class Repeats:
         for line in form.lines:
             called = self._node_name(node.name + line.suffix)
             read, made = tuple([told[at] for at in line.inputs]), told[line.outputs]
-            record = NodeRecord(line.pattern, writer.origin, writer.source, called, read, made)
+            record = ExportedNode(line.pattern, writer.origin, writer.source, called, read, made)
             writer.records.append(record)
             self._nodes.append(record)
         return results
@@ -230,18 +235,18 @@ class Repeats:
         node: Node,
         inputs: Sequence[ModelValue | None],
         results: Sequence[ModelValue],
-        records: Sequence[NodeRecord],
+        records: Sequence[ExportedNode],
         constants: Sequence[ModelValue],
         decision: str | None,
     ) -> _Form | _Single | None:
         if not set(constants).isdisjoint(inputs):
             return None  # equal constants are one value, and another node may read another one there
-        made = [value for record in records for value in record.like.outputs]
+        made = [value for record in records for value in record.pattern.writes]
         fixed = tuple(dict.fromkeys([*constants, None]))
         places: dict[ModelValue | None, int] = {}
         for at, value in enumerate([*inputs, *fixed, *made]):
             places.setdefault(value, at)
-        if any(value not in places for record in records for value in record.like.inputs):
+        if any(value not in places for record in records for value in record.pattern.reads):
             return None
         if any(value not in places for value in results):
             return None
@@ -250,10 +255,10 @@ class Repeats:
         lines: list[_Line] = []
         start = len(inputs) + len(fixed)
         for record in records:
-            written = record.like
+            written = record.pattern
             suffix = f"/{written.op_type}" if lines else ""
-            read, end = tuple([places[value] for value in written.inputs]), start + len(written.outputs)
-            lines.append(_Line(record.pattern, suffix, read, slice(start, end)))
+            read, end = tuple([places[value] for value in written.reads]), start + len(written.writes)
+            lines.append(_Line(written, suffix, read, slice(start, end)))
             start = end
         plain = len(made) == len(lines) == 1 and list(results) == made and max(lines[0].inputs, default=0) < len(inputs)
         if plain:
@@ -290,3 +295,68 @@ def _rank(look: Hashable) -> Hashable:
         return look
     dtype, shape = look
     return (dtype, None if shape is None else len(shape))
+
+
+_OWN_OPS = "rlx_ort.ir.ops."
+_PLAIN = frozenset({str, int, bool, NoneType, DType, bytes})
+"""Types whose values are the same where they are equal and of one type; 0.0 and -0.0 are not."""
+_PLAIN_FIELDS = frozenset({"str", "int", "bool", "DType", "str | None", "int | None", "DType | None"})
+"""Declarations of fields whose values are the same where they are equal."""
+
+
+def exact_op(op: Op) -> Hashable | None:
+    """Return what only ops of the same class with the very same attributes have, None where there is no such thing."""
+    kind = type(op)
+    reading = _readings.get(kind)
+    if reading is None:
+        reading = _readings[kind] = _reading(kind)
+    getter, is_plain = reading
+    values = getter(op)
+    if is_plain:
+        return (kind, values)
+    try:
+        return (kind, _exact(values))
+    except TypeError:
+        return None
+
+
+_Reading: TypeAlias = "tuple[Callable[[Any], Any], bool]"
+"""What reads the attributes of an op, and whether they are the very same where they are equal."""
+
+_readings: dict[type[Op], _Reading] = {}
+
+
+def _reading(kind: type[Op]) -> _Reading:
+    if not kind.__module__.startswith(_OWN_OPS):
+        return _unreadable, False
+    names = [item.name for item in fields(kind)]
+    if not names:
+        return lambda op: None, True
+    return operator.attrgetter(*names), all(str(item.type) in _PLAIN_FIELDS for item in fields(kind))
+
+
+def _unreadable(op: Op) -> Any:
+    """Stand for what nothing is known of: an op from outside may depend on more than it shows."""
+    return NotImplemented
+
+
+def _exact(value: Any) -> Hashable:
+    """Return what only the very same value has.
+
+    Raises:
+        TypeError: nothing is known to tell such values apart.
+    """
+    kind = type(value)
+    if kind in _PLAIN or issubclass(kind, enum.Enum):
+        return (kind, value)
+    if kind is float:
+        return (kind, float.hex(value))
+    if kind is tuple or kind is Shape:
+        return (kind, *map(_exact, value))
+    if kind is TensorType:
+        return (kind, value)
+    if kind is TensorData:
+        return (kind, id(value))  # the graph keeps it alive
+    if kind is dict:
+        return (kind, *((name, _exact(item)) for name, item in value.items()))
+    raise TypeError(f"{kind.__name__} {value!r}")

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from rlx_ort.converters.to_onnx.dispatch import Dispatcher
+from rlx_ort.converters.to_onnx.exported import ExportedNode
 from rlx_ort.converters.to_onnx.model import INLINE_BYTES, ExternalWeight, ModelValue
-from rlx_ort.converters.to_onnx.records import NodeRecord
 from rlx_ort.ir.core import Node
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.ops.leaf import Param
@@ -70,7 +70,7 @@ class ModelWriter:
     tensors: dict[str, TensorData | ExternalWeight] = field(default_factory=dict)
     params: list[str] = field(default_factory=list)
     constants: dict[str, TensorData] = field(default_factory=dict)
-    records: list[NodeRecord] = field(default_factory=list)
+    records: list[ExportedNode] = field(default_factory=list)
     types: dict[ModelValue, ValueType] = field(default_factory=dict)
     origin: int = 0
     source: Node | None = None

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from rlx_ort.converters.to_onnx.exported import ExportedNode
+from rlx_ort.converters.to_onnx.model import ModelNode
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import TensorType, ValueType
 from rlx_ort.providers.base import NodeAssignment
@@ -285,16 +287,7 @@ def host_work(ep_name: str, memory: str, assignments: Iterable[NodeAssignment], 
     return ""
 
 
-class _Node(Protocol):
-    @property
-    def name(self) -> str: ...
-    @property
-    def domain(self) -> str: ...
-    @property
-    def op_type(self) -> str: ...
-
-
-def unrecordable(nodes: Iterable[_Node], types: Mapping[str, ValueType]) -> str:
+def unrecordable(nodes: Iterable[NodeAssignment | ExportedNode | ModelNode], types: Mapping[str, ValueType]) -> str:
     """Return why no run of a model can be recorded, judged by its nodes and inputs and outputs, or an empty string."""
     for node in nodes:
         what = _UNRECORDABLE.get(node.op_type, "")

@@ -1,4 +1,4 @@
-"""Making a package of a graph: what is asked for as a `Recipe`, and the files that follow from it."""
+"""Creating a package from a graph and a `Recipe`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import os
 import re
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rlx_ort.deploy.blobs import Blob, Digested
+from rlx_ort.deploy.archive import LARGE_ALIGNMENT, LARGE_BYTES
 from rlx_ort.deploy.golden import TOLERANCES
 from rlx_ort.deploy.index import REQUIRABLE, Case, FileEntry, Index, StoredTensor, Variant
 from rlx_ort.deploy.names import INDEX, MANIFEST
@@ -29,7 +29,7 @@ from rlx_ort.ir.tensor import TensorData
 from rlx_ort.options.compile_options import CompileOptions, Precision
 from rlx_ort.selection.policy import DevicePolicy
 
-__all__ = ["Recipe", "create_package"]
+__all__ = ["Blob", "Digested", "Recipe", "create_package"]
 
 _GRAPH = "graph.json"
 _GOLDEN = "golden/data.bin"
@@ -40,7 +40,7 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a package is to be like.
+    """The settings of a package.
 
     Attributes:
         name: its name; empty takes that of the graph.
@@ -95,7 +95,7 @@ def create_package(
     Args:
         graph: the model; every parameter needs data.
         target: where the package shall be.
-        recipe: what it is to be like.
+        recipe: its settings.
         folder: whether to write the folder form; the default is one file.
         force: whether a file that is there may be replaced.
         progress: called with the bytes written since the last call.
@@ -119,7 +119,7 @@ def create_package(
 
 
 def _check_recipe(recipe: Recipe) -> None:
-    """Refuse what would be dropped in silence, or would make a package that nobody can open."""
+    """Refuse settings that would be ignored, or that would make a package which cannot be opened."""
     if recipe.verify_on_first_use and not recipe.golden:
         raise PackageError(
             "a check at first use needs golden cases, and there are none; give inputs, or leave the check away"
@@ -144,7 +144,7 @@ def _check_graph(graph: Graph) -> None:
 
 
 class _Making:
-    """Collects the files of a package and what the index says of them."""
+    """Collects the files of a package and their entries of the index."""
 
     def __init__(self, graph: Graph, recipe: Recipe) -> None:
         from rlx_ort.ir.serde import to_json
@@ -289,10 +289,10 @@ def _variant_name(device: Device, precision: Precision) -> str:
 
 
 def _give_precision(variants: dict[str, Variant], device: Device, precision: Precision) -> None:
-    """Let a device run in a precision; its variant gives way, whose ONNX model stays for other readers of the package.
+    """Set the precision of a device. It replaces the variant, whose ONNX model stays in the package for other readers.
 
     Raises:
-        PackageError: the device has stored weights in another precision, which nobody could use.
+        PackageError: the device has stored weights in another precision, which would be unused.
     """
     rounded: dict[str, str] = {}
     for name, variant in [item for item in variants.items() if item[1].device == device.label]:
@@ -301,3 +301,90 @@ def _give_precision(variants: dict[str, Variant], device: Device, precision: Pre
             raise PackageError(f"{what}; give it one of the two")
         rounded = dict(variants.pop(name).rounded)
     variants[_variant_name(device, precision)] = Variant(device.label, precision, rounded)
+
+
+_SMALL_ALIGNMENT = 64
+_CHUNK_BYTES = 1 << 22
+
+
+@dataclass(frozen=True)
+class _Piece:
+    name: str
+    offset: int
+    size: int
+    dtype: DType
+    shape: tuple[int, ...]
+    make: Callable[[], TensorData]
+
+
+@dataclass(frozen=True)
+class Digested:
+    """A data file whose digests are known: the file's entry, those of its tensors by name, and its bytes."""
+
+    entry: FileEntry
+    tensors: dict[str, StoredTensor]
+    content: Content
+
+
+class Blob:
+    """A data file under construction. Tensors of 1 MiB and more begin at a multiple of 64 KiB, others of 64 bytes."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._pieces: list[_Piece] = []
+
+    def add(self, name: str, data: TensorData, dtype: DType | None = None) -> int:
+        """Append a tensor, rounded to `dtype` where one is given, and return its offset; nothing is computed yet.
+
+        Raises:
+            PackageError: it is of strings, which have no bytes here.
+        """
+        from rlx_ort.ir.narrow import narrowed
+
+        kept = data.dtype if dtype is None else dtype
+        if kept is DType.STRING:
+            raise PackageError(f"tensor {name!r} holds strings, which a data file of a package cannot")
+        size = kept.nbytes(data.num_elements)
+        step = LARGE_ALIGNMENT if size >= LARGE_BYTES else _SMALL_ALIGNMENT
+        offset = -(-self.size // step) * step
+        make = (lambda: data) if kept is data.dtype else (lambda: narrowed(data, kept))
+        self._pieces.append(_Piece(name, offset, size, kept, data.shape, make))
+        self.size = offset + size
+        return offset
+
+    def digest(self, path_of: Callable[[str], str]) -> Digested:
+        """Read every tensor once and return the digests; `path_of` gives the file's name for its SHA-256."""
+        whole, crc = hashlib.sha256(), 0
+        digests = []
+        end = 0
+        for piece in self._pieces:
+            gap = bytes(piece.offset - end)
+            own = hashlib.sha256()
+            whole.update(gap)
+            crc = zlib.crc32(gap, crc)
+            for chunk in _chunks(piece):
+                own.update(chunk)
+                whole.update(chunk)
+                crc = zlib.crc32(chunk, crc)
+            digests.append(own.hexdigest())
+            end = piece.offset + piece.size
+        path = path_of(whole.hexdigest())
+        tensors = {
+            piece.name: StoredTensor(path, piece.offset, piece.size, piece.dtype, piece.shape, digest)
+            for piece, digest in zip(self._pieces, digests, strict=True)
+        }
+        return Digested(FileEntry(self.size, whole.hexdigest(), crc), tensors, Content(self.size, crc, self._stream))
+
+    def _stream(self) -> Iterator[bytes | memoryview]:
+        end = 0
+        for piece in self._pieces:
+            if piece.offset > end:
+                yield bytes(piece.offset - end)
+            yield from _chunks(piece)
+            end = piece.offset + piece.size
+
+
+def _chunks(piece: _Piece) -> Iterator[memoryview]:
+    data = np.ascontiguousarray(piece.make().buffer).data
+    for start in range(0, len(data), _CHUNK_BYTES):
+        yield data[start : start + _CHUNK_BYTES]

@@ -1,10 +1,19 @@
-"""The golden check: the stored inputs, run on a device, must give the stored outputs within a stated error."""
+"""The golden check: the stored inputs, run on a device, must give the stored outputs within a stated error.
+
+A package may ask for the check before its first use: a device with wrong outputs is then not chosen. The verdict is
+kept in the cache folder for the package, the device, and every version that affects what the device computes. The check
+therefore runs once per machine, and again after an update of ONNX Runtime, a provider or a driver.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import logging
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -12,19 +21,23 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx_ort.device import Device
-from rlx_ort.errors import PackageError, RlxError
+from rlx_ort.errors import CalibrationError, NoViableDeviceError, PackageError, RlxError, RunError
+from rlx_ort.storage import write_atomic
 
 if TYPE_CHECKING:
     from rlx_ort.deploy.package import Package
     from rlx_ort.execution.compiled import CompiledGraph
     from rlx_ort.graph_devices import GraphDevices
 
-__all__ = ["TOLERANCES", "DeviceParity", "OutputParity", "check_device", "compare"]
+__all__ = ["DeviceParity", "OutputParity", "TOLERANCES", "admit_devices", "check_device", "compare"]
+
+_log = logging.getLogger(__name__)
+_SCHEMA = 1
 
 # Of the largest value of an output. f32: a thousand times its epsilon, which long sums in another order reach; tf32,
 # f16 and bf16: ten times theirs (2**-10, 2**-10, 2**-8), since every layer rounds anew.
 TOLERANCES: Mapping[str, float] = MappingProxyType({"f32": 1e-4, "tf32": 1e-2, "f16": 1e-2, "bf16": 4e-2})
-"""Precision -> largest error, for packages that do not say otherwise."""
+"""Precision -> largest error, for packages that set none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +59,7 @@ class OutputParity:
 
 @dataclass(frozen=True, slots=True)
 class DeviceParity:
-    """What a device made of the golden cases.
+    """The outputs of a device for the golden cases, compared with the expected ones.
 
     Attributes:
         device: the device.
@@ -110,7 +123,7 @@ def compare(found: npt.ArrayLike, expected: npt.NDArray[Any]) -> float:
 def check_device(
     package: Package, runner: GraphDevices, device: Device, compile: Callable[[], CompiledGraph] | None = None
 ) -> DeviceParity:
-    """Run the golden cases on a device and return what came of it; opens a session there.
+    """Run the golden cases on a device and compare the outputs; opens a session there.
 
     `compile` gives the compiled graph in place of `runner.compile(device)`. A device that is not here, refuses the
     graph or fails is a result with a reason, not an error.
@@ -138,3 +151,89 @@ def check_device(
     except RlxError as err:
         return DeviceParity(device, precision, tolerance, reason=str(err))
     return DeviceParity(device, precision, tolerance, tuple(outputs))
+
+
+def admit_devices(package: Package, runner: GraphDevices) -> None:
+    """Deny the chosen device if it fails the golden cases, then the next, until one is right.
+
+    A denial covers the other indexes of the kind and the kinds on the same hardware; see `DevicePolicy`. Afterwards the
+    runner's policy denies the devices that failed, and its `last_attempts` has the reasons.
+
+    Raises:
+        NoViableDeviceError: none is right; it lists each with its reason.
+        IntegrityError: the package was changed.
+    """
+    refused: list[tuple[Device, str]] = []
+    inputs = package.arrays(package.cases[0].inputs)
+    while True:
+        try:
+            device = runner.resolve_with_inputs(inputs)
+        except NoViableDeviceError as err:
+            if not refused:
+                raise
+            message = f"no device gives the golden outputs of {package.path}"
+            raise NoViableDeviceError(message, refused) from err
+        reason = _verdict(package, runner, device, inputs)
+        if not reason:
+            break
+        _log.warning("%s is not used for %s: %s", device.display, package.path, reason)
+        refused.append((device, reason))
+        runner.set_policy(runner.policy.with_deny([device]))
+    runner.last_attempts = tuple(refused)
+
+
+def _verdict(package: Package, runner: GraphDevices, device: Device, inputs: Mapping[str, Any]) -> str:
+    """Return why a device is refused, or an empty text; from the cache where it is known."""
+    path = _path(package, runner, device)
+    known = None if path is None else _read(path)
+    if known is not None:
+        return known
+
+    def compile_it() -> CompiledGraph:
+        compiled = runner.compile_resolved_with_inputs(inputs)
+        if compiled.device != device:  # it refused the graph, and the next one was taken
+            raise RunError(dict(runner.last_attempts).get(device, f"{device.display} was not chosen again"))
+        return compiled
+
+    parity = check_device(package, runner, device, compile_it)
+    if path is not None and not parity.reason:  # what did not run today may run tomorrow
+        _write(path, device, parity.verdict)
+    return parity.verdict
+
+
+def _path(package: Package, runner: GraphDevices, device: Device) -> Path | None:
+    from rlx_ort.calibration.store import key_of
+    from rlx_ort.storage import cache_folder
+
+    try:
+        versions = key_of(device)
+        folder = cache_folder("first-use")
+    except (CalibrationError, OSError) as err:
+        _log.debug("the golden check of %s is not kept: %s", device.display, err)
+        return None
+    options = runner.options.on(device)
+    fields = [(name, _plain(getattr(options, name))) for name in sorted(options.__dataclass_fields__)]
+    parts = (_SCHEMA, package.sha256, device.label, versions, fields)
+    return folder / f"{hashlib.sha256(repr(parts).encode()).hexdigest()[:32]}.json"
+
+
+def _plain(value: object) -> str:
+    return repr(sorted(value.items())) if hasattr(value, "items") else repr(value)
+
+
+def _read(path: Path) -> str | None:
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        if document["schema"] == _SCHEMA and isinstance(document["refused"], str):
+            return str(document["refused"])
+    except (OSError, ValueError, KeyError, TypeError) as err:
+        _log.debug("no golden check is known: %s", err)
+    return None
+
+
+def _write(path: Path, device: Device, refused: str) -> None:
+    document = {"schema": _SCHEMA, "device": device.label, "refused": refused}
+    try:
+        write_atomic(path, json.dumps(document).encode("utf-8"))
+    except OSError as err:
+        _log.warning("the golden check of %s cannot be kept: %s", device.display, err)

@@ -3,26 +3,132 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rlx_ort import environment
-from rlx_ort.deploy.devices import PackageDevices
 from rlx_ort.deploy.package import Package
 from rlx_ort.device import Device
-from rlx_ort.errors import PackageError
+from rlx_ort.errors import IntegrityError, PackageError
+from rlx_ort.graph_devices import GraphDevices
 from rlx_ort.options.compile_options import CacheUse, CompileOptions, WeightSharing
 from rlx_ort.providers.engine.compiled.store import use_of
 from rlx_ort.selection.policy import DevicePolicy
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from rlx_ort.deploy.quick import QuickSession
     from rlx_ort.execution.buckets import BucketedCompileCache
-    from rlx_ort.graph_devices import GraphDevices
+    from rlx_ort.execution.weights import WeightStore
     from rlx_ort.ir.graph import Graph
 
-__all__ = ["buckets_of", "narrowed_policy", "open_package", "options_of", "runner_of"]
+__all__ = ["PackageDevices", "buckets_of", "narrowed_policy", "open_package", "options_of", "runner_of"]
+
+
+class PackageDevices(GraphDevices):
+    """Runs a package on whichever devices are asked for or chosen; see `GraphDevices`.
+
+    A warmed package starts with a session from the compile cache, which serves runs that name the CPU. Anything else
+    (the graph, the weights, a report, another device, a new policy) loads the graph and closes that session. From then
+    on the runner behaves as for a package that was not warmed.
+
+    Args:
+        package: the open package.
+        policy: which devices may be chosen.
+        options: how to compile.
+        quick: the session of the warmed package, or None to load the graph at once.
+
+    Raises:
+        PackageError: the graph file is no graph.
+        IntegrityError: it was changed.
+    """
+
+    def __init__(
+        self, package: Package, policy: DevicePolicy, options: CompileOptions, quick: QuickSession | None = None
+    ) -> None:
+        self._package = package
+        self._quick = quick
+        self._loading = threading.RLock()
+        self._loaded = False
+        self._prepare(policy, options)
+        if quick is None:
+            self._load()
+
+    @property
+    def graph(self) -> Graph:
+        """The graph; read from the package when it is first asked for."""
+        self._load()
+        return self._graph
+
+    @property
+    def package_sha256(self) -> str:
+        """The digest of the package's index, hexadecimal, which pins the package."""
+        return self._package.sha256
+
+    @property
+    def weights(self) -> WeightStore:
+        """The parameters' data, shared by all devices."""
+        self._load()
+        return self._weights
+
+    def run(self, device: Device | str, inputs: Mapping[str, Any]) -> list[Any]:
+        """Run on a device and return the outputs in order; see `GraphDevices.run`.
+
+        The first four runs of a warmed package use unpacked weights, later ones packed weights; results differ by
+        rounding. A graph from `compile` always uses packed weights.
+        """
+        results = self._run_quick(device, inputs)
+        return super().run(device, inputs) if results is None else results
+
+    def run_resolved(self, inputs: Mapping[str, Any], device: Device | str | None = None) -> list[Any]:
+        """Run on the device that `resolve` returns."""
+        results = None if device is None else self._run_quick(device, inputs)
+        return super().run_resolved(inputs, device) if results is None else results
+
+    def invalidate_cache(self) -> None:
+        """Close every session and forget the devices and the benchmark winners; the weights stay."""
+        self._end_quick()
+        super().invalidate_cache()
+
+    def __repr__(self) -> str:
+        if self._quick is None:
+            return super().__repr__()
+        return f"<GraphDevices of {self._package.path.name}, started on {Device.CPU.display}>"
+
+    def _run_quick(self, device: Device | str, inputs: Mapping[str, Any]) -> list[Any] | None:
+        """Run from the compile cache, or return None where the graph is needed."""
+        quick = self._quick
+        if quick is None or Device(device) != Device.CPU or self._policy.refusal(Device.CPU) is not None:
+            return None
+        return quick.run(inputs)
+
+    def _end_quick(self) -> None:
+        quick, self._quick = self._quick, None
+        if quick is not None:
+            quick.close()
+
+    def _load(self) -> None:
+        """Load the graph if that was not done, and close the session from the compile cache."""
+        if self._loaded:
+            return
+        with self._loading:
+            if self._loaded:
+                return
+            graph = self._package.graph()
+            self._take(graph)
+            declared = {value.name for value in graph.params}
+            for variant in self._package.index.variants.values():
+                for param, stored in variant.rounded.items():
+                    if param not in declared or self._weights.get(param) is None:
+                        raise IntegrityError(
+                            f"{self._package.path} has rounded weights for {param!r}, which is no parameter of it"
+                        )
+                    self._weights.provide_rounded(param, self._package.tensor(stored))
+            self._loaded = True
+            self._end_quick()
 
 
 def open_package(
@@ -40,11 +146,11 @@ def open_package(
 
     Weights stay in the package and are mapped from there; the bytes of each are hashed when a session first takes
     them, so opening takes milliseconds and an `IntegrityError` may also come from the first run. No session is opened,
-    unless the package asks for its golden cases on a machine that has not run them: see `rlx_ort.deploy.first_use`.
-    Devices that failed them are denied, and `last_attempts` says why.
+    unless the package asks for its golden cases on a machine that has not run them: see `rlx_ort.deploy.golden`.
+    Devices that failed them are denied, and `last_attempts` has the reasons.
 
     Where `rlx-ort package warm` left what it compiled, runs on the CPU begin from that, and the graph is not decoded
-    before something else needs it: see `rlx_ort.deploy.devices`. The package is checked all the same.
+    before something else needs it: see `PackageDevices`. The package is checked all the same.
 
     Args:
         path: the package, a folder or a file.
@@ -57,11 +163,11 @@ def open_package(
         min_serial: the lowest serial number to accept.
         private: whether weights are copied into memory of this process, which a later write to a file cannot reach. So
             no session is opened from the compile cache, whose files are mapped, and none is kept there.
-        verify_on_first_use: whether to run the golden cases on a new machine, in place of what the package says.
+        verify_on_first_use: whether to run the golden cases on a new machine, in place of the package's setting.
 
     Raises:
         PackageError: there is no package, it needs newer versions, or `options` ask for the cache beside `private`.
-        IntegrityError: it is not what it says it is, or not signed by the key.
+        IntegrityError: its contents do not match its index, or it is not signed by the key.
         NoViableDeviceError: no device gives the golden outputs.
         DeviceParseError: no policy is given, and one of the variables does not parse.
     """
@@ -77,7 +183,7 @@ def open_package(
     policy = narrowed_policy(package.index.policy, caller) if policy is None else policy
     runner = PackageDevices(package, policy, options_of(package, settings), quick)
     if wanted:
-        from rlx_ort.deploy.first_use import admit_devices
+        from rlx_ort.deploy.golden import admit_devices
 
         admit_devices(package, runner)
     return runner
@@ -119,7 +225,7 @@ def buckets_of(
 def options_of(package: Package, options: CompileOptions | None = None) -> CompileOptions:
     """Return the package's dims and precisions as options; those of the caller come first.
 
-    What the compile cache has of a package is used unless the caller or `RLX_CACHE` says otherwise.
+    Entries of the compile cache are used unless the options or `RLX_CACHE` forbid it.
     """
     options = options or CompileOptions()
     precisions = {variant.device: variant.precision for variant in package.index.variants.values()}
@@ -152,15 +258,15 @@ def _without_cache(options: CompileOptions | None) -> CompileOptions:
 
 
 def _quick_session(package: Package) -> QuickSession | None:
-    """Return what a warmed package starts from, once its graph file is known to be the one that was warmed."""
+    """Return the quick session of a warmed package, after checking that its graph file is the one that was warmed."""
     from rlx_ort.deploy.quick import find_quick
     from rlx_ort.errors import EngineError
 
-    if environment.flag("DISPATCH_REPORT") or environment.flag("VERBOSE"):  # a report tells of the graph's nodes
+    if environment.flag("DISPATCH_REPORT") or environment.flag("VERBOSE"):  # a report needs the graph
         return None
     try:
         quick = find_quick(package.sha256)
-    except EngineError:  # there is no ONNX Runtime; whoever opens a session is told
+    except EngineError:  # there is no ONNX Runtime, which is an error at opening a session
         return None
     if quick is not None:
         package.check_file(package.index.graph)

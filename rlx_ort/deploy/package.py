@@ -1,29 +1,33 @@
-"""`Package`: a package whose structure was checked, and whose bytes are checked before anybody gets them."""
+"""`Package`: a package whose structure was checked, and whose bytes are verified before they are returned."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import re
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import numpy.typing as npt
 
 from rlx_ort.deploy.container import Container, compare_files, open_container, read_index
 from rlx_ort.deploy.index import REQUIRABLE, Case, Index
-from rlx_ort.deploy.mapped import PackageTensor
 from rlx_ort.deploy.names import INDEX, MANIFEST, SIGNATURE
+from rlx_ort.deploy.open_file import OpenFile
 from rlx_ort.deploy.ort_manifest import check_manifest
 from rlx_ort.errors import ConversionError, IntegrityError, PackageError
+from rlx_ort.ir.dtype import DType
+from rlx_ort.ir.tensor import FileRange, TensorData
 
 if TYPE_CHECKING:
     from rlx_ort.deploy.write import Content
     from rlx_ort.ir.graph import Graph
 
-__all__ = ["Package"]
+__all__ = ["Package", "PackageTensor"]
 
 _EAGER_BYTES = 4 << 20
 _LARGEST_TEXT_BYTES = 1 << 30
@@ -35,7 +39,7 @@ class Package:
     """An open package, in either form. Use it as a context manager, or let it go: maps live as long as their tensors.
 
     Opening reads the index, compares names and sizes with it, and hashes every file up to 4 MiB that holds no tensors.
-    Larger files are hashed when they are read, and tensors one by one when somebody first takes their bytes.
+    Larger files are hashed when they are read, and each tensor at the first access to its bytes.
 
     Args:
         path: a folder or a file.
@@ -46,7 +50,7 @@ class Package:
 
     Raises:
         PackageError: there is no package, or it needs newer versions than are here.
-        IntegrityError: it is not what it says it is; the message names the file.
+        IntegrityError: its contents do not match its index; the message names the file.
     """
 
     def __init__(
@@ -60,6 +64,7 @@ class Package:
     ) -> None:
         self.path = Path(path)
         self._private = private
+        self._verified = key is not None
         self._container: Container = open_container(self.path, hard_links=private)
         try:
             self._raw = raw = read_index(self._container)
@@ -94,6 +99,11 @@ class Package:
     def is_signed(self) -> bool:
         """Whether there is a signature, right or wrong."""
         return SIGNATURE in self._container.sizes
+
+    @property
+    def signature_state(self) -> str:
+        """`verified` by the key it was opened with, `present, not checked`, or `none`."""
+        return "verified" if self._verified else "present, not checked" if self.is_signed else "none"
 
     @property
     def is_folder(self) -> bool:
@@ -202,7 +212,7 @@ class Package:
         return self._tensors[name]
 
     def graph(self) -> Graph:
-        """Return a fresh graph; its weights are tensors of the package, which nobody has read yet.
+        """Return a new graph; its weights are tensors of the package, not read yet.
 
         Raises:
             PackageError: the graph file is no graph.
@@ -255,7 +265,7 @@ class Package:
 
 
 def _check_versions(requires: Mapping[str, str], path: Path) -> None:
-    """Compare what is installed, by its metadata; where no ONNX Runtime is, opening a session says so."""
+    """Compare the installed versions, by their metadata; a missing ONNX Runtime is an error at opening a session."""
     if not requires:
         return
     import rlx_ort
@@ -263,7 +273,7 @@ def _check_versions(requires: Mapping[str, str], path: Path) -> None:
 
     for what, least in requires.items():
         if what not in REQUIRABLE:
-            raise PackageError(f"{path} requires {what!r}, of which this version of rlx_ort knows nothing; update it")
+            raise PackageError(f"{path} requires {what!r}, which this version of rlx_ort does not support; update it")
         installed = [rlx_ort.__version__] if what == "rlx_ort" else list(runtime_packages().values())
         if installed and all(_numbers(here) < _numbers(least) for here in installed):
             raise PackageError(f"{path} requires {what} {least} or newer, here is {installed[0]}; update it")
@@ -271,3 +281,106 @@ def _check_versions(requires: Mapping[str, str], path: Path) -> None:
 
 def _numbers(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d{1,9}", text.partition("+")[0])[:4])
+
+
+class PackageTensor(TensorData):
+    """A tensor in a package, whose bytes are verified before they are returned.
+
+    The first access to `buffer` hashes the bytes, in time proportional to their number. Construction reads nothing.
+
+    Attributes:
+        sha256: the digest that the package promises.
+
+    Args:
+        dtype: as in `TensorData`.
+        shape: as in `TensorData`.
+        name: what to call it in messages.
+        file: where the bytes are.
+        offset: first byte in the file.
+        sha256: the digest they must have.
+        private: whether to copy them into memory of this process and to hash the copy, which no write to the file can
+            reach any more.
+    """
+
+    # The base class has slots and is frozen, so attributes are set once and past its guard.
+
+    def __init__(
+        self,
+        dtype: DType,
+        shape: tuple[int, ...],
+        name: str,
+        file: OpenFile,
+        offset: int,
+        sha256: str,
+        *,
+        private: bool = False,
+    ) -> None:
+        source = None if private else FileRange(str(file.path.absolute()), offset, file.stamp, pinned=True)
+        values: dict[str, Any] = {"dtype": dtype, "shape": shape, "source": source, "sha256": sha256}
+        values |= {"_name": name, "_file": file, "_offset": offset, "_private": private, "_verified": None}
+        values["_lock"] = threading.Lock()
+        for key, value in values.items():
+            object.__setattr__(self, key, value)
+
+    sha256: str
+    _name: str
+    _file: OpenFile
+    _offset: int
+    _private: bool
+    _verified: npt.NDArray[np.uint8] | None
+    _lock: threading.Lock
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes the elements take; reads nothing."""
+        return self.dtype.nbytes(self.num_elements)
+
+    @property
+    def is_verified(self) -> bool:
+        """Whether the bytes were hashed and are right."""
+        return self._verified is not None
+
+    @property
+    def buffer(self) -> npt.NDArray[Any]:
+        """The bytes, hashed before they are handed out for the first time.
+
+        Raises:
+            IntegrityError: they are not what the package promises, or the file was changed.
+        """
+        found = self._verified
+        if found is None:
+            with self._lock:
+                found = self._verified
+                if found is None:
+                    found = self._load()
+                    object.__setattr__(self, "_verified", found)
+        return found
+
+    def check(self) -> None:
+        """Hash the bytes in the file again, whether they were verified before or not.
+
+        Raises:
+            IntegrityError: they are not what the package promises.
+        """
+        self._compare(self._file.sha256(self._offset, self.nbytes))
+
+    def _load(self) -> npt.NDArray[np.uint8]:
+        size = self.nbytes
+        if self._private:
+            data = np.empty(size, np.uint8)
+            self._file.read_into(self._offset, data.data)
+            data.flags.writeable = False
+            digest = hashlib.sha256(data.data).hexdigest()
+        else:
+            digest = self._file.sha256(self._offset, size)
+            data = self._file.view(self._offset, size) if size else np.empty(0, np.uint8)
+            self._file.check_unchanged()
+        self._compare(digest)
+        return data
+
+    def _compare(self, digest: str) -> None:
+        if digest != self.sha256:
+            raise IntegrityError(
+                f"{self._file.name}: the bytes of {self._name} are not those that were packed (SHA-256 {digest[:12]}, "
+                f"promised {self.sha256[:12]}); get the package again from where it came"
+            )

@@ -1,8 +1,7 @@
 """`QuickSession`: a warmed package on the CPU, run from the compile cache alone.
 
-Nothing of the model is read but what was saved of it, so results come as soon as the engine is loaded. What it cannot
-do it says, and its owners open the package in full. This module loads few others: their import would take longer than
-the start.
+Only the saved session is read, so the first results come as soon as the engine is loaded. Methods return None when the
+full package is needed. This module imports few others, because importing them would take longer than the start.
 """
 
 from __future__ import annotations
@@ -22,14 +21,16 @@ if TYPE_CHECKING:
 
 __all__ = ["QuickSession", "find_quick"]
 
-_RUNS_BEFORE_PACKING = 4  # packing takes as long as 1 to 10 runs of a large model, and halves those of a few rows
+_RUNS_BEFORE_PACKING = (
+    4  # packing costs as much as 1 to 10 runs of a large model, and halves the time of runs of a few rows
+)
 
 
 def find_quick(package_sha256: str) -> QuickSession | None:
-    """Return a session for the package whose index has this digest, not opened yet; None where it was not warmed.
+    """Return a session, not opened yet, for the package whose index has this digest; None if it was not warmed.
 
-    The entry of the cache is checked as at each use: sizes, and digests up to 1 MiB a file. `RLX_CACHE=off` keeps
-    packages from it.
+    The cache entry is checked as at each use: sizes, and digests of files up to 1 MiB. With `RLX_CACHE=off` packages do
+    not use the cache.
 
     Raises:
         EngineError: ONNX Runtime cannot be used.
@@ -47,8 +48,8 @@ def find_quick(package_sha256: str) -> QuickSession | None:
 class QuickSession:
     """The session of a warmed package; opened by `open` or by the first run. `run` may be called from several threads.
 
-    The first runs use the weights as they lie in the cache's file, which all processes share; after four, a thread
-    opens the session with packed weights, and later runs use that. The two differ by rounding.
+    The first four runs use the unpacked weights of the cache file, which all processes share. Then a thread opens a
+    session with packed weights for later runs. Results of the two differ by rounding.
     """
 
     def __init__(self, start: Start) -> None:
@@ -62,11 +63,11 @@ class QuickSession:
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed, or the entry of the cache could not be opened; then it runs nothing any more."""
+        """Whether it was closed, or the cache entry could not be opened; it then runs nothing."""
         return self._closed
 
     def open(self) -> bool:
-        """Open the engine's session if that was not done, and return whether there is one; a bad entry is dropped.
+        """Open the engine's session if needed, and return whether one is open; a bad cache entry is dropped.
 
         Raises:
             EngineError: the process ends.
@@ -79,16 +80,16 @@ class QuickSession:
                     from rlx_ort.providers.engine.compiled.store import default_store
                     from rlx_ort.providers.engine.process import ending
 
-                    if ending():  # which says nothing of the entry
+                    if ending():  # the entry is not at fault
                         raise
                     default_store().drop(self._start.entry.digest)
                     self._closed = True
             return self._session is not None
 
     def run(self, inputs: Mapping[str, Any]) -> list[Any] | None:
-        """Run once and return the outputs in order; None where somebody else must: see `closed` and `fits`.
+        """Run once and return the outputs in order; None when the full package must run: see `closed` and `fits`.
 
-        A run that fails closes the session, and whoever runs the graph in full tells what is wrong.
+        A failed run closes the session. The full package then repeats the run and raises the error.
 
         Raises:
             EngineError: the process ends.
@@ -130,7 +131,7 @@ class QuickSession:
             packing.join()
 
     def close(self) -> None:
-        """Give the session and its threads up; runs that are in it finish. Closing twice is harmless."""
+        """Close the session and free its threads; runs in progress finish. Closing twice is harmless."""
         with self._lock:
             self._closed, self._session = True, None
         self.settle()
@@ -143,7 +144,7 @@ class QuickSession:
         return SavedSession(self._start.entry.folder / MODEL_FILE, self._start, packed=packed)
 
     def _count(self) -> None:
-        """Count a run on unpacked weights, and have them packed when it was one of several."""
+        """Count a run on unpacked weights, and start packing after the last of the first few."""
         if self._packing is not None:
             return
         with self._lock:

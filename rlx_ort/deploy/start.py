@@ -1,8 +1,7 @@
 """Starts a warmed package on one device in the shortest time: from the compile cache alone, without reading the model.
 
-`open_package` gives everything, and first results nearly as soon; it looks at all files of the package, this only at
-the index, and at the names and sizes of the others. What it does not know, it hands to `open_package`. This module
-loads few others, since their import would take longer than the start.
+`start_package` reads only the index of the package, and the names and sizes of its other files. Everything else is left
+to `open_package`. This module imports few others, because importing them would take longer than the start.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from rlx_ort.deploy.quick import QuickSession, find_quick
 if TYPE_CHECKING:
     import os
     from collections.abc import Mapping
-    from types import TracebackType
 
     import numpy.typing as npt
 
@@ -40,27 +38,25 @@ def start_package(
 ) -> StartedPackage:
     """Return a package ready to run on a device, from what `rlx-ort package warm` left in the compile cache.
 
-    A package that was not warmed here, or for another device than the CPU, is opened in full. The first runs use the
-    weights as they lie in the cache's file, which all processes share; after four, a thread opens the session with
-    packed weights, and later runs use that. The two differ by rounding.
+    A package that was not warmed here, or for another device than the CPU, is opened in full; see `QuickSession` for
+    the first runs of the others.
 
-    Of the package's own files only the index, `rlx.json`, is read here: by its digest the cache finds what was made of
-    the verified package. Names and sizes of all others are compared with it, their bytes when it is opened in full.
-    What is opened in full later has the same index, or it is refused. A package whose signature is asked for is opened
-    in full at once, which looks at it.
+    Of the package's own files only the index, `rlx.json`, is read here: its digest is the key under which the cache
+    keeps what was made of the verified package. Names and sizes of all other files are compared with the index, their
+    bytes when the package is opened in full, which then must have the same index. A package whose signature is required
+    is opened in full at once.
 
     Args:
         path: the package, a folder or a file.
         device: the device's name.
-        require_signature: PEM file of the public key that must have signed the package; by default what
-            `RLX_PACKAGE_KEY` names, if it is set.
-        sha256: the digest of the index that is wanted, hexadecimal, as `rlx-ort package inspect` prints it.
-        min_serial: the lowest serial number to accept.
+        require_signature: as in `open_package`.
+        sha256: as in `open_package`.
+        min_serial: as in `open_package`.
 
     Raises:
         PackageError: there is no package at the path, or it cannot be opened in full either.
-        IntegrityError: it is not what it says it is, or not the one that was asked for.
-        DeviceError: the device cannot be had.
+        IntegrityError: its contents are not what the index lists, or it is not the package that was asked for.
+        DeviceError: the device cannot be used.
     """
     from rlx_ort import environment
 
@@ -78,7 +74,7 @@ def start_package(
         finally:
             if collecting:
                 gc.enable()
-    started = StartedPackage(place, device, quick, key=key, sha256=digest, min_serial=min_serial)
+    started = StartedPackage(place, device, quick, require_signature=key, sha256=digest, min_serial=min_serial)
     if quick is None:
         started.compiled  # noqa: B018  # errors belong to the start, not to the first run
     return started
@@ -96,7 +92,7 @@ def _quick_session(path: Path, sha256: str | None, min_serial: int) -> tuple[Qui
         raw = read_index(container)
         digest = hashlib.sha256(raw).hexdigest()
         if sha256 is not None and digest != sha256.lower():
-            return None, sha256  # whoever opens it in full says so
+            return None, sha256  # opening it in full raises the error
         quick = find_quick(digest)
         if quick is None:
             return None, digest
@@ -116,23 +112,12 @@ class StartedPackage:
         quick: whether it was started from the compile cache alone.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        device: str,
-        quick: QuickSession | None = None,
-        *,
-        key: str | os.PathLike[str] | None = None,
-        sha256: str | None = None,
-        min_serial: int = 0,
-    ) -> None:
+    def __init__(self, path: Path, device: str, quick: QuickSession | None = None, **expected: Any) -> None:
         self.path = path
         self.device = device
         self.quick = quick is not None
         self._quick = quick
-        self._key = key
-        self._sha256 = sha256
-        self._min_serial = min_serial
+        self._expected = expected  # keyword arguments of `open_package`
         self._lock = threading.Lock()
         self._runner: GraphDevices | None = None
         self._compiled: CompiledGraph | None = None
@@ -153,7 +138,7 @@ class StartedPackage:
 
     @property
     def runner(self) -> GraphDevices:
-        """The package opened in full, on every device; opened when it is first asked for.
+        """The package opened in full, on every device; opened at the first access.
 
         Raises:
             IntegrityError: another package is at the path than the one it was started with.
@@ -162,10 +147,8 @@ class StartedPackage:
             if self._runner is None:
                 from rlx_ort.deploy.open import open_package
 
-                self._runner = open_package(
-                    self.path, require_signature=self._key, sha256=self._sha256, min_serial=self._min_serial
-                )
-                self._sha256 = self._runner.package_sha256
+                self._runner = runner = open_package(self.path, **self._expected)
+                self._expected["sha256"] = runner.package_sha256
             return self._runner
 
     @property
@@ -173,27 +156,26 @@ class StartedPackage:
         """The graph on the device, with everything a `CompiledGraph` can; opens the package in full."""
         runner = self.runner
         with self._lock:
-            quick, self._quick = self._quick, None
-            if quick is not None:
-                quick.close()  # its threads go to the session that is opened now
+            self._end_quick()  # its threads go to the session that is opened now
             if self._compiled is None:
                 self._compiled = runner.compile(self.device)
             return self._compiled
 
     def close(self) -> None:
-        """Give the sessions up; runs that are in them finish. Closing twice is harmless."""
+        """Close the sessions; runs in progress finish. Closing twice is harmless."""
         with self._lock:
-            quick, self._quick = self._quick, None
+            self._end_quick()
             runner, self._runner, self._compiled = self._runner, None, None
-        if quick is not None:
-            quick.close()
         if runner is not None:
             runner.close()
 
     def __enter__(self) -> StartedPackage:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
+
+    def _end_quick(self) -> None:
+        quick, self._quick = self._quick, None
+        if quick is not None:
+            quick.close()

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from rlx_ort.deploy.zip_layout import Member, layout_of
+from rlx_ort.deploy.archive import Member, layout_of
 from rlx_ort.errors import PackageError
 from rlx_ort.storage import partial_path, replacing
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rlx_ort.errors import GraphVerifyError
-from rlx_ort.ir.core import Value
+from rlx_ort.ir.core import GraphCore, Value
 from rlx_ort.ir.op import Op, OpTypes, tensor_input
 from rlx_ort.ir.ops.leaf import Input, Param, fits
 from rlx_ort.ir.shape import Shape
@@ -27,11 +27,9 @@ Body: TypeAlias = "Graph | Callable[..., Value | Sequence[Value]]"
 
 def as_body(body: Body, inputs: Iterable[tuple[str, ValueType]], name: str) -> Graph:
     """Return a body as a graph; a function is called with a new graph that has the named inputs."""
-    from rlx_ort.ir.graph import Graph
-
-    if isinstance(body, Graph):
+    if isinstance(body, GraphCore):
         return body
-    graph = Graph(name)
+    graph = GraphCore.graph_class(name)
     leaves = [graph.add_node(Input(label, kind), (), name=label)[0] for label, kind in inputs]
     results = body(graph, *leaves)
     graph.outputs = [results] if isinstance(results, Value) else list(results)

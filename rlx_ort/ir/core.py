@@ -5,9 +5,9 @@ A node refers only to earlier nodes, so insertion order is a topological order a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 
 from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.dtype import DType
@@ -191,6 +191,9 @@ class GraphCore:
     `metadata` and `doc` travel with an imported model. `revision` grows with each change, so caches can tell.
     """
 
+    graph_class: ClassVar[type[Graph]]
+    """The class with every builder, of which bodies are made; `rlx_ort.ir.graph` sets it."""
+
     name: str = "graph"
     nodes: list[Node] = field(default_factory=list)
     weights: dict[str, TensorData] = field(default_factory=dict)
@@ -278,12 +281,6 @@ class GraphCore:
     def users(self, ref: Ref) -> list[Node]:
         """Return the nodes that read a value, in order; walks every node."""
         return [node for node in self.nodes if ref in node.inputs]
-
-    def bind(self, sizes: Mapping[str, int]) -> Graph:
-        """Return a copy in which the named dims that `sizes` knows have those sizes; node ids stay."""
-        from rlx_ort.ir.rewrite import bind_dims
-
-        return bind_dims(cast("Graph", self), sizes)
 
     def __len__(self) -> int:
         return len(self.nodes)

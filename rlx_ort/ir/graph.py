@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from rlx_ort.ir.core import Node, Ref, Value
+from collections.abc import Mapping
+
+from rlx_ort.ir.core import GraphCore, Node, Ref, Value
 from rlx_ort.ir.ops.attention import AttentionBuilders
 from rlx_ort.ir.ops.blocks import BlockBuilders
 from rlx_ort.ir.ops.control import ControlBuilders
@@ -24,6 +26,7 @@ from rlx_ort.ir.ops.shape import ShapeBuilders
 from rlx_ort.ir.ops.signal import SignalBuilders
 from rlx_ort.ir.ops.solve import SolveBuilders
 from rlx_ort.ir.ops.volume import VolumeBuilders
+from rlx_ort.ir.rewrite import bind_dims
 
 __all__ = ["Graph", "Node", "Ref", "Value"]
 
@@ -61,3 +64,10 @@ class Graph(
     """
 
     __slots__ = ("__weakref__",)
+
+    def bind(self, sizes: Mapping[str, int]) -> Graph:
+        """Return a copy in which the named dims that are keys of `sizes` have those sizes; node ids stay."""
+        return bind_dims(self, sizes)
+
+
+GraphCore.graph_class = Graph

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from rlx_ort.errors import GraphVerifyError
-from rlx_ort.ir.core import Node, Ref
-from rlx_ort.ir.graph import Graph
+from rlx_ort.ir.core import GraphCore, Node, Ref
 from rlx_ort.ir.op import Op
-from rlx_ort.ir.ops.leaf import Input
+from rlx_ort.ir.ops.leaf import Input, Param
 from rlx_ort.ir.ops.shape import Expand, Reshape
 from rlx_ort.ir.shape import Dim, Shape
 from rlx_ort.ir.types import MapType, OptionalType, SequenceType, TensorType, ValueType
 
 __all__ = ["bind_dims", "eliminate_dead_code", "empty_like", "live_nodes"]
 
+GraphT = TypeVar("GraphT", bound=GraphCore)
 
-def bind_dims(graph: Graph, sizes: Mapping[str, int]) -> Graph:
+
+def bind_dims(graph: GraphT, sizes: Mapping[str, int]) -> GraphT:
     """Return a copy in which the named dims that `sizes` knows have those sizes; node ids and names stay.
 
     Types are inferred anew, so dimensions that follow from the bound ones get sizes too. Weights are shared.
@@ -41,7 +42,7 @@ def bind_dims(graph: Graph, sizes: Mapping[str, int]) -> Graph:
     return result
 
 
-def live_nodes(graph: Graph) -> set[int]:
+def live_nodes(graph: GraphCore) -> set[int]:
     """Return the ids of the nodes that an output needs."""
     live = {ref.node for _, ref in graph._outputs}
     for node in reversed(graph.nodes):
@@ -50,7 +51,7 @@ def live_nodes(graph: Graph) -> set[int]:
     return live
 
 
-def eliminate_dead_code(graph: Graph) -> Graph:
+def eliminate_dead_code(graph: GraphT) -> GraphT:
     """Return a copy without the nodes that no output needs; inputs of the graph stay, ids are given anew."""
     live = live_nodes(graph)
     kept = [node for node in graph.nodes if node.id in live or isinstance(node.op, Input)]
@@ -60,14 +61,14 @@ def eliminate_dead_code(graph: Graph) -> Graph:
         inputs = tuple(None if ref is None else Ref(places[ref.node], ref.output) for ref in node.inputs)
         result.nodes.append(Node(places[node.id], node.op, inputs, node.types, node.name, node.output_names))
     result._outputs = [(name, Ref(places[ref.node], ref.output)) for name, ref in graph._outputs]
-    params = {value.name for value in result.params}
+    params = {node.op.name for node in kept if isinstance(node.op, Param)}
     result.weights = {name: data for name, data in graph.weights.items() if name in params}
     return result
 
 
-def empty_like(graph: Graph) -> Graph:
+def empty_like(graph: GraphT) -> GraphT:
     """Return a graph with the weights, metadata and taken names of another, and no nodes."""
-    result = Graph(graph.name)
+    result = type(graph)(graph.name)
     result.weights = dict(graph.weights)
     result.metadata = dict(graph.metadata)
     result.doc = graph.doc
@@ -91,11 +92,11 @@ def _bind_op(op: Op, sizes: Mapping[str, int]) -> Op:
 
 
 def _bind_field(value: Any, sizes: Mapping[str, int]) -> Any:
-    if isinstance(value, Graph):
+    if isinstance(value, GraphCore):
         return bind_dims(value, sizes)
-    if isinstance(value, tuple) and any(isinstance(item, Graph) for item in value):
+    if isinstance(value, tuple) and any(isinstance(item, GraphCore) for item in value):
         return tuple(_bind_field(item, sizes) for item in value)
-    if isinstance(value, Mapping) and any(isinstance(item, (Graph, tuple)) for item in value.values()):
+    if isinstance(value, Mapping) and any(isinstance(item, (GraphCore, tuple)) for item in value.values()):
         return {name: _bind_field(item, sizes) for name, item in value.items()}
     return _bind_type(value, sizes) if isinstance(value, ValueType) else value
 

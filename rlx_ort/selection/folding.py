@@ -1,6 +1,6 @@
-"""What ONNX Runtime does away with before it assigns nodes: it computes what is constant and drops what does nothing.
+"""Nodes that ONNX Runtime removes before assignment: constant folding and dropout elimination.
 
-Providers see what is left, so only that is asked about, with the constants that it reads then.
+Providers are asked about the remaining nodes only, with the constants that those read after folding.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rlx_ort.converters.onnx_types import tensor_proto
-from rlx_ort.converters.to_onnx.exported import ExportedModel
+from rlx_ort.converters.to_onnx.exported import ExportedModel, ExportedNode
 from rlx_ort.converters.to_onnx.model import INLINE_BYTES, ExternalWeight
 from rlx_ort.device import Device
 from rlx_ort.errors import RlxError
@@ -22,9 +22,8 @@ from rlx_ort.options.compile_options import CacheUse, CompileOptions, Optimizati
 if TYPE_CHECKING:
     import onnx
 
-    from rlx_ort.converters.to_onnx.draft import Draft
+    from rlx_ort.converters.to_onnx.exporter import Draft
     from rlx_ort.converters.to_onnx.outline import Outline
-    from rlx_ort.converters.to_onnx.records import NodeRecord
 
 __all__ = ["as_compiled", "folded_nodes", "idle_nodes"]
 
@@ -41,7 +40,7 @@ _LARGEST_ELEMENTS = 1024
 """How many elements a value that is computed here may have: shapes, axes and scales, no weights."""
 
 
-def folded_nodes(outline: Outline, options: CompileOptions) -> dict[str, NodeRecord]:
+def folded_nodes(outline: Outline, options: CompileOptions) -> dict[str, ExportedNode]:
     """Return the nodes whose results are constant, by name; bodies are left out.
 
     Without optimisation there are none.
@@ -54,12 +53,12 @@ def folded_nodes(outline: Outline, options: CompileOptions) -> dict[str, NodeRec
     for node in outline.nodes:
         pattern, _, _, _, input_names, _ = node
         if not known.issuperset(input_names) and not (
-            pattern.like.op_type in _OF_SHAPE and _static(outline.types.get(input_names[0]), options.dims) is not None
+            pattern.op_type in _OF_SHAPE and _static(outline.types.get(input_names[0]), options.dims) is not None
         ):
             continue
         if pattern.body or pattern.op_type in _NOT_FOLDED:
             continue
-        if any(attribute.kind.startswith("GRAPH") for attribute in pattern.like.attributes.values()):
+        if any(attribute.kind.startswith("GRAPH") for attribute in pattern.attributes.values()):
             continue
         found[node.name] = node
         known.update(node.output_names)
@@ -84,9 +83,9 @@ def idle_nodes(outline: Outline, options: CompileOptions) -> set[str]:
 def as_compiled(
     draft: Draft, weights: Mapping[str, TensorData], options: CompileOptions
 ) -> tuple[Outline, dict[str, TensorData | ExternalWeight | None]]:
-    """Return the nodes of a model with the types they have after folding, and what is constant then.
+    """Return the nodes of a model with the types they have after folding, and the constants after folding.
 
-    The data of a constant is there where it is small and follows from small data; the CPU computes it.
+    A constant has data if it is small and computed from small data; the CPU computes it.
 
     Args:
         draft: the model.
@@ -117,7 +116,7 @@ def as_compiled(
 def _folded_values(
     draft: Draft,
     outline: Outline,
-    folded: Mapping[str, NodeRecord],
+    folded: Mapping[str, ExportedNode],
     constants: Mapping[str, object],
     options: CompileOptions,
 ) -> dict[str, TensorData | None]:
@@ -127,7 +126,7 @@ def _folded_values(
         for name, data in constants.items()
         if isinstance(data, TensorData) and data.num_elements <= _LARGEST_ELEMENTS
     }
-    computed: list[NodeRecord] = []
+    computed: list[ExportedNode] = []
     made: dict[str, None] = {}
     for node in folded.values():
         written = [name for name in node.output_names if name]
@@ -150,11 +149,11 @@ def _folded_values(
 def _refined(
     model: onnx.ModelProto,
     outline: Outline,
-    folded: Mapping[str, NodeRecord],
+    folded: Mapping[str, ExportedNode],
     values: Mapping[str, TensorData | None],
 ) -> dict[str, ValueType]:
     """Return the types that are known better with the folded values in place of their nodes."""
-    from rlx_ort.converters.to_onnx.infer import infer_proto
+    from rlx_ort.converters.infer import infer_proto
 
     there = {name: data for name, data in values.items() if data is not None}
     gone = {name for name, node in folded.items() if there.keys() >= {each for each in node.output_names if each}}
@@ -169,7 +168,7 @@ def _refined(
 
 
 def _computed(
-    model: onnx.ModelProto, nodes: Sequence[NodeRecord], known: Mapping[str, TensorData], wanted: Sequence[str]
+    model: onnx.ModelProto, nodes: Sequence[ExportedNode], known: Mapping[str, TensorData], wanted: Sequence[str]
 ) -> dict[str, TensorData]:
     """Return the values that nodes give, computed on the CPU; nothing where that fails."""
     import onnx
@@ -203,7 +202,7 @@ def _computed(
     return {name: TensorData.from_array(result) for name, result in zip(wanted, results, strict=True)}
 
 
-def _sizes(node: NodeRecord, types: Mapping[str, ValueType], dims: Mapping[str, int]) -> TensorData | None:
+def _sizes(node: ExportedNode, types: Mapping[str, ValueType], dims: Mapping[str, int]) -> TensorData | None:
     """Return the result of a Shape or Size whose input has a known shape."""
     import numpy as np
 
@@ -214,7 +213,7 @@ def _sizes(node: NodeRecord, types: Mapping[str, ValueType], dims: Mapping[str, 
         return None
     if node.op_type == "Size":
         return TensorData.from_array(np.array(np.prod(sizes, dtype=np.int64), np.int64))
-    given = {name: attribute.value for name, attribute in node.like.attributes.items()}
+    given = {name: attribute.value for name, attribute in node.pattern.attributes.items()}
     return TensorData.from_array(np.array(sizes[slice(given.get("start", 0), given.get("end"))], np.int64))
 
 

@@ -1,9 +1,8 @@
-"""What an ONNX operator that is defined by a function expands into, with the types of every node."""
+"""Expansion of ONNX operators that are defined by a function, with the types of every node."""
 
 from __future__ import annotations
 
 import functools
-from dataclasses import replace
 from typing import Any
 
 from rlx_ort.converters.onnx_types import type_of, type_proto
@@ -21,7 +20,7 @@ def is_function(domain: str, op_type: str, version: int) -> bool:
     try:
         schema: Any = onnx.defs.get_schema(op_type, version, domain)  # its stubs lack the function members
     except onnx.defs.SchemaError:
-        return False  # an operator of ONNX Runtime or of somebody else
+        return False  # an operator of another domain
     written = [known for known in schema.function_opset_versions if known <= version]
     if written:
         body = onnx.FunctionProto.FromString(schema.get_function_with_opset_version(max(written)))
@@ -45,33 +44,35 @@ def _unchanged(node: Any, written: int, version: int) -> bool:
 
 def function_body(node: ExportedNode) -> tuple[ExportedNode, ...] | None:
     """Return the nodes that a function operator expands into, or None when that depends on its attributes."""
-    return _body(replace(node, name="", origin=0, input_names=(), output_names=(), shape_only=False, body=False))
+    return _body(node.domain, node.op_type, node.version, node.inputs, node.outputs)
 
 
 @functools.lru_cache(maxsize=1024)
-def _body(node: ExportedNode) -> tuple[ExportedNode, ...] | None:
+def _body(
+    domain: str, op_type: str, version: int, kinds: tuple[ValueType | None, ...], results: tuple[ValueType | None, ...]
+) -> tuple[ExportedNode, ...] | None:
     import onnx
     from onnx import helper, inliner
 
-    inputs = [f"i{place}" if kind is not None else "" for place, kind in enumerate(node.inputs)]
-    outputs = [f"o{place}" for place in range(len(node.outputs))]
-    call = helper.make_node(node.op_type, inputs, outputs, domain=node.domain)
+    inputs = [f"i{place}" if kind is not None else "" for place, kind in enumerate(kinds)]
+    outputs = [f"o{place}" for place in range(len(results))]
+    call = helper.make_node(op_type, inputs, outputs, domain=domain)
     graph = helper.make_graph(
         [call],
         "call",
-        [_info(name, kind) for name, kind in zip(inputs, node.inputs, strict=True) if kind is not None],
+        [_info(name, kind) for name, kind in zip(inputs, kinds, strict=True) if kind is not None],
         [onnx.ValueInfoProto(name=name) for name in outputs],
     )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid(node.domain, node.version)])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid(domain, version)])
     try:
-        model = inliner.inline_selected_functions(model, [(node.domain, node.op_type)], False, True)
+        model = inliner.inline_selected_functions(model, [(domain, op_type)], False, True)
         model = onnx.shape_inference.infer_shapes(model)
     except (RuntimeError, ValueError, onnx.shape_inference.InferenceError):
         return None  # the body needs an attribute or an input type that is not known here
     types = {info.name: type_of(info.type) for info in (*model.graph.input, *model.graph.value_info)}
     versions = {entry.domain: entry.version for entry in model.opset_import}
     found = [
-        ExportedNode(
+        ExportedNode.of(
             name="",
             domain=inner.domain,
             op_type=inner.op_type,
@@ -79,13 +80,11 @@ def _body(node: ExportedNode) -> tuple[ExportedNode, ...] | None:
             origin=0,
             inputs=tuple(types.get(name) for name in inner.input),
             outputs=tuple(types.get(name) for name in inner.output),
-            input_names=(),
-            output_names=(),
         )
         for inner in model.graph.node
     ]
     # A body that depends on attributes, which are not known here, is not expanded: the call is still there.
-    if any((inner.domain, inner.op_type) == (node.domain, node.op_type) for inner in found):
+    if any((inner.domain, inner.op_type) == (domain, op_type) for inner in found):
         return None
     return tuple(found)
 

@@ -1,4 +1,4 @@
-"""One exported node against one list of kernels, with the two things a kernel list does not say.
+"""Whether a kernel list covers an exported node, with two rules that the list itself does not contain.
 
 ONNX Runtime expands a node whose operator is a function when no kernel takes it, the CPU's included, and on the CPU
 it casts f16 to f32 around a node that has no f16 kernel. Neither is a reason to refuse a graph.
@@ -7,7 +7,6 @@ it casts f16 to f32 around a node that has no f16 kernel. Neither is a reason to
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 
 from rlx_ort.converters.to_onnx.exported import ExportedNode
 from rlx_ort.ir.dtype import DType
@@ -40,7 +39,7 @@ def cpu_takes_node(
     """Return whether the CPU takes the node, if need be expanded or with its f16 values cast to f32."""
     if _has_kernel(cpu_claims, node):
         return True
-    wide = replace(node, inputs=_widened(node.inputs), outputs=_widened(node.outputs))
+    wide = node._replace(pattern=node.pattern.alike(_widened(node.inputs), _widened(node.outputs)))
     if _has_kernel(cpu_claims, wide):
         return True
     return _takes_expanded(cpu_claims, None, wide, functions)
@@ -62,7 +61,7 @@ def _takes_expanded(
     node: ExportedNode,
     functions: Collection[tuple[str, str]],
 ) -> bool:
-    """Return whether the nodes of a function's body are taken; a body nobody can look into here is trusted."""
+    """Return whether the nodes of a function's body are taken; a body that cannot be expanded here counts as taken."""
     if (node.domain, node.op_type) in functions:
         return True
     if not is_function(node.domain, node.op_type, node.version):

@@ -1,8 +1,8 @@
-"""The different questions that a model's nodes put to a provider, and how they are answered.
+"""Capability queries: the distinct kinds of nodes in a model, and the provider's answer for each.
 
 Nodes get the same answer when they share operator, version, attributes, element types, ranks and which inputs are
 constant. For providers that compile, which dims are 0, 1 or open, small constants and the place between other nodes
-count too. Nodes that ONNX Runtime folds away before it assigns any put no question.
+count too. Nodes that ONNX Runtime folds before assignment need no query.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from rlx_ort.selection.folding import as_compiled, folded_nodes, idle_nodes
 if TYPE_CHECKING:
     import onnx
 
-    from rlx_ort.converters.to_onnx.draft import Draft
+    from rlx_ort.converters.to_onnx.exported import ExportedNode
+    from rlx_ort.converters.to_onnx.exporter import Draft
     from rlx_ort.converters.to_onnx.outline import Outline
-    from rlx_ort.converters.to_onnx.records import NodeRecord, Pattern
     from rlx_ort.device import Device
     from rlx_ort.providers.asking import Question
     from rlx_ort.providers.base import KernelLimit, Provider
@@ -57,27 +57,26 @@ class NodeGroup:
     """
 
     key: str
-    pattern: Pattern
-    first: NodeRecord
-    nodes: list[NodeRecord] = field(default_factory=list)
+    pattern: ModelNode
+    first: ExportedNode
+    nodes: list[ExportedNode] = field(default_factory=list)
     constants: Mapping[int, TensorData | None] = field(default_factory=dict)
     computed: tuple[int, ...] = ()
     used: bool = False
 
     @property
     def has_bodies(self) -> bool:
-        """Whether the nodes have bodies, whose nodes put questions of their own."""
-        return any(attribute.kind.startswith("GRAPH") for attribute in self.pattern.like.attributes.values())
+        """Whether the nodes have bodies, whose nodes are in groups of their own."""
+        return any(attribute.kind.startswith("GRAPH") for attribute in self.pattern.attributes.values())
 
     def limit(self, limits: Sequence[KernelLimit]) -> str:
         """Return why the kernel of a provider with these limits fails in the run, or an empty text."""
-        like = self.pattern.like
-        known = [limit for limit in limits if limit.op_type == like.op_type and not like.domain]
+        node = self.pattern
+        known = [limit for limit in limits if limit.op_type == node.op_type and not node.domain]
         if not known:
             return ""
-        attributes = {name: _python(attribute.value) for name, attribute in like.attributes.items()}
-        node = self.pattern.exported()
-        return next((limit.reason for limit in known if limit.applies(node, attributes)), "")
+        attributes = {name: _python(attribute.value) for name, attribute in node.attributes.items()}
+        return next((limit.reason for limit in known if limit.applies(self.first, attributes)), "")
 
 
 def groups_of(
@@ -102,7 +101,7 @@ def groups_of(
     folded = folded_nodes(outline, options).keys() | idle_nodes(outline, options)
     names = constants.keys()
     written = {name for node in outline.nodes for name in node.output_names} - names if whole else set()
-    groups: dict[object, list[NodeRecord]] = {}  # what is looked at -> nodes of the same look
+    groups: dict[object, list[ExportedNode]] = {}  # what is looked at -> nodes of the same look
     by_key: dict[str, NodeGroup] = {}
     for node in outline.nodes:
         pattern, _, _, name, input_names, _ = node
@@ -184,18 +183,16 @@ def questions_of(groups: Sequence[NodeGroup], outline: Outline, model: onnx.Mode
         )
 
 
-def _key(pattern: Pattern, constant: Sequence[bool], values: Sequence[str] | None, sized: bool) -> str:
-    like = pattern.like
+def _key(pattern: ModelNode, constant: Sequence[bool], values: Sequence[str] | None, sized: bool) -> str:
     inputs = [_look(kind, sized=sized) for kind in pattern.inputs]
     for place, is_constant in enumerate(constant):
         if is_constant:
             inputs[place] += f"={values[place]}" if values is not None and values[place] else "c"
-    given = like.attributes
+    given = pattern.attributes
     attributes = "".join([f" {name}={_attribute(given[name])}" for name in sorted(given)]) if given else ""
     outputs = ", ".join([_look(kind, sized=sized) for kind in pattern.outputs])
-    key = (
-        f"{like.domain or 'ai.onnx'}::{like.op_type}-{pattern.version}{attributes} ({', '.join(inputs)}) -> ({outputs})"
-    )
+    operator = f"{pattern.domain or 'ai.onnx'}::{pattern.op_type}-{pattern.version}"
+    key = f"{operator}{attributes} ({', '.join(inputs)}) -> ({outputs})"
     if pattern.shape_only:
         key += " shapes"
     bodies = _bodies(pattern)
@@ -228,18 +225,18 @@ def _python(value: Any) -> Any:
     return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
-def _bodies(pattern: Pattern) -> str:
-    """Return what the bodies of a node say, without the names of their nodes and values."""
+def _bodies(pattern: ModelNode) -> str:
+    """Return the operators and attributes in the bodies of a node, without names of nodes and values."""
     lines = []
-    for attribute in pattern.like.attributes.values():
+    for attribute in pattern.attributes.values():
         if not attribute.kind.startswith("GRAPH"):
             continue
         for graph in attribute.value if attribute.kind == "GRAPHS" else [attribute.value]:
             if isinstance(graph, ModelGraph):
                 for node in graph.nodes:
-                    like = node if isinstance(node, ModelNode) else node.like
-                    shown = [f"{name}={_attribute(like.attributes[name])}" for name in sorted(like.attributes)]
-                    lines.append(f"{like.domain}::{like.op_type} {' '.join(shown)}")
+                    given = node.pattern.attributes
+                    shown = [f"{name}={_attribute(given[name])}" for name in sorted(given)]
+                    lines.append(f"{node.domain}::{node.op_type} {' '.join(shown)}")
     return "; ".join(lines)
 
 
@@ -249,7 +246,7 @@ def _small(data: object) -> str:
     return ""
 
 
-def _constants(node: NodeRecord, constants: Mapping[str, object]) -> dict[int, TensorData | None]:
+def _constants(node: ExportedNode, constants: Mapping[str, object]) -> dict[int, TensorData | None]:
     found: dict[int, TensorData | None] = {}
     for place, name in enumerate(node.input_names):
         if name in constants:

@@ -246,7 +246,7 @@ class AttentionBuilders(LeafBuilders):
         query, key, value = self._values(q, k, v)
         addend = self._as_value(bias)
         op = Attention(num_heads, head_dim, "bias", None, scale, softcap)
-        return self._add(op, query, key, value, self._cast_to(addend, query.dtype), shape=shape, name=name)
+        return self._add(op, query, key, value, addend.cast(query.dtype), shape=shape, name=name)
 
     def rope(
         self,
@@ -278,7 +278,7 @@ class AttentionBuilders(LeafBuilders):
     ) -> Value:
         """Rotate the first `n_rot` elements of each head of x."""
         value = self._as_value(x)
-        tables = (self._cast_to(self._as_value(table, value), value.dtype) for table in (cos, sin))
+        tables = (self._as_value(table, value).cast(value.dtype) for table in (cos, sin))
         return self._add(Rope(head_dim, n_rot, interleaved), value, *tables, name=name)
 
     def _values(self, *items: Operand) -> tuple[Value, Value, Value]:

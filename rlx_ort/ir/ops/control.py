@@ -232,7 +232,7 @@ class ControlBuilders(LeafBuilders):
         values = [self._as_value(item) for item in captures]
         labels = _labelled("capture", values)
         op = If(as_body(then_body, labels, "then"), as_body(else_body, labels, "else"))
-        test = self._cast_to(self._as_value(predicate), DType.BOOL)
+        test = self._as_value(predicate).cast(DType.BOOL)
         return self.add_node(op, (test, *values), name=name)
 
     def while_(

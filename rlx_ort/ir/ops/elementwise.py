@@ -236,7 +236,7 @@ class ElementwiseBuilders(LeafBuilders):
 
     def where_(self, condition: Operand, then: Operand, otherwise: Operand, *, name: str | None = None) -> Value:
         """Return `then` where the condition is not zero, `otherwise` elsewhere."""
-        chosen = self._cast_to(self._as_value(condition), DType.BOOL)
+        chosen = self._as_value(condition).cast(DType.BOOL)
         return self._add(Where(), chosen, *self._pair(then, otherwise), name=name)
 
     def cast(self, x: Operand, to: DType | str, *, name: str | None = None) -> Value:
@@ -254,7 +254,7 @@ class ElementwiseBuilders(LeafBuilders):
         """Return a * b + c."""
         left, right = self._pair(a, b)
         left, addend = self._pair(left, c)
-        return self._add(Fma(), left, self._cast_to(right, left.dtype), addend, name=name)
+        return self._add(Fma(), left, right.cast(left.dtype), addend, name=name)
 
     def stop_gradient(self, x: Operand, *, name: str | None = None) -> Value:
         """Return the value unchanged, marked for training frameworks."""

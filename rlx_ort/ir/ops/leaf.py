@@ -182,13 +182,7 @@ class LeafBuilders(GraphCore):
             dtype = promote(left.dtype, right.dtype)
         except ValueError as err:
             raise GraphVerifyError(str(err)) from err
-        return self._cast_to(left, dtype), self._cast_to(right, dtype)
-
-    def _cast_to(self, value: Value, dtype: DType) -> Value:
-        """Return the value in a dtype; the same value when it already is."""
-        from rlx_ort.ir.ops.elementwise import Cast
-
-        return value if value.dtype is dtype else self.append(Cast(dtype), value)
+        return left.cast(dtype), right.cast(dtype)
 
     def _as_value(self, item: Any, like: Value | None = None) -> Value:
         """Return `item` as a value: numbers and arrays become constants.

@@ -55,11 +55,9 @@ class OnnxNode(Op):
 
     def bodies(self) -> tuple[Graph, ...]:
         """Return the subgraphs among the attributes."""
-        from rlx_ort.ir.graph import Graph
-
         found: list[Graph] = []
         for value in self.attributes.values():
-            found += [item for item in (value if isinstance(value, tuple) else (value,)) if isinstance(item, Graph)]
+            found += [item for item in (value if isinstance(value, tuple) else (value,)) if isinstance(item, GraphCore)]
         return tuple(found)
 
     def describe(self) -> str:

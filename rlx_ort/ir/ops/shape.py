@@ -273,7 +273,7 @@ class ShapeBuilders(LeafBuilders):
         dtype = values[0].dtype
         for value in values[1:]:
             dtype = promote(dtype, value.dtype)
-        return self._add(Concat(axis), *(self._cast_to(value, dtype) for value in values), shape=shape, name=name)
+        return self._add(Concat(axis), *(value.cast(dtype) for value in values), shape=shape, name=name)
 
     def narrow(self, x: Operand, axis: int, start: int, length: int, *, name: str | None = None) -> Value:
         """Take `length` elements from `start` along an axis."""

@@ -10,15 +10,14 @@ import numpy as np
 import onnx
 import pytest
 from onnx import parser
-from small_packages import X, files_of, flip, golden, make, reference
+from sample_packages.packages import X, files_of, flip, golden, make, reference
 
 import rlx_ort
-from rlx_ort.deploy import first_use
+from rlx_ort.deploy import golden as golden_module
 from rlx_ort.deploy.create import Recipe, create_package
 from rlx_ort.deploy.golden import check_device
-from rlx_ort.deploy.mapped import PackageTensor
 from rlx_ort.deploy.open import buckets_of, runner_of
-from rlx_ort.deploy.package import Package
+from rlx_ort.deploy.package import Package, PackageTensor
 from rlx_ort.errors import DeviceParseError, IntegrityError, NoViableDeviceError, PackageError
 from rlx_ort.graph_devices import GraphDevices
 from rlx_ort.options.compile_options import CompileOptions, Precision
@@ -193,7 +192,7 @@ def _run_on(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         ran.append(device.label)
         return check_device(package, runner, device, *rest)
 
-    monkeypatch.setattr(first_use, "check_device", counting)
+    monkeypatch.setattr(golden_module, "check_device", counting)
     return ran
 
 
@@ -246,7 +245,7 @@ def test_a_wrong_device_gives_way_to_the_next(tmp_path: Path, monkeypatch: pytes
         bad = [type(output)(output.name, output.case, 9.0, ok=False) for output in parity.outputs]
         return type(parity)(device, parity.precision, parity.tolerance, tuple(bad))
 
-    monkeypatch.setattr(first_use, "check_device", wrong_on_webgpu)
+    monkeypatch.setattr(golden_module, "check_device", wrong_on_webgpu)
     policy = DevicePolicy.only(["webgpu", "cpu"]).with_deny([])
     monkeypatch.setenv("RLX_DEVICE", "webgpu")
     path = make(tmp_path / "a.ortpackage", verify_on_first_use=True, policy=policy)

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from small_packages import SIZE, X, flip, make, reference
+from sample_packages.packages import SIZE, X, flip, make, reference
 
 import rlx_ort
 from rlx_ort.deploy import package as package_module
-from rlx_ort.deploy.devices import PackageDevices
+from rlx_ort.deploy.open import PackageDevices
 from rlx_ort.deploy.warm import warm_package
 from rlx_ort.device import Device
 from rlx_ort.errors import IntegrityError, NoViableDeviceError, RlxError

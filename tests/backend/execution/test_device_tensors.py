@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from step_graphs import assert_same, step_graph, step_inputs
+from sample_models.step_graphs import assert_same, step_graph, step_inputs
 
 from rlx_ort.device import Device
 from rlx_ort.execution.session import Session

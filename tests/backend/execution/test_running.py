@@ -200,7 +200,7 @@ def test_a_named_device_that_lacks_a_kernel_refuses_and_names_the_node() -> None
 
 @pytest.mark.webgpu
 def test_help_that_was_allowed_is_accounted_for() -> None:
-    """Assisted: the graph runs, and the placement tells what the CPU took and what it costs to copy."""
+    """Assisted: the graph runs, and the placement lists what the CPU took and what the copies cost."""
     compiled = Session("webgpu", CompileOptions(placement=PlacementRule.ASSISTED)).compile(_with_determinant())
     np.testing.assert_allclose(compiled.run({"x": [[1.0, 2.0], [3.0, 4.0]]})[0], 4 * (1 * 4 - 2 * 3), rtol=1e-5)
     assert [node.origin for node in compiled.placement.strays] == ["my_det"]

@@ -26,7 +26,7 @@ def _classifier() -> onnx.ModelProto:
 
 
 def test_a_model_equals_itself() -> None:
-    """Twice the same model on random inputs gives no difference; what was assumed is told."""
+    """Twice the same model on random inputs gives no difference; the report lists what was assumed."""
     found = compare(_classifier(), _classifier())
     assert found.ok
     assert [output.found.size for output in found.outputs] == [0.0]

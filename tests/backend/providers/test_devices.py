@@ -14,7 +14,7 @@ ADD = "(float[2,2] a, float[2,2] b) => (float[2,2] y) { y = Add(a, b) }"
 
 
 def test_the_cpu_is_available_and_names_its_hardware():
-    """The probe ran on the CPU and tells which one it is."""
+    """The probe ran on the CPU and returns its name."""
     answer = default_registry().availability(Device.CPU)
     assert (answer.available, answer.reason) == (True, "")
     assert answer.hardware

@@ -337,7 +337,7 @@ def test_unknown_types_are_inferred_for_the_report() -> None:
 
 
 def node_names(*names: str) -> ExportedModel:
-    nodes = tuple(ExportedNode(name, "", "Neg", 21, i, (), (), (), ()) for i, name in enumerate(names))
+    nodes = tuple(ExportedNode.of(name, "", "Neg", 21, i, (), (), (), ()) for i, name in enumerate(names))
     return ExportedModel(None, (), nodes, {i: f"user {name}" for i, name in enumerate(names)}, {})  # type: ignore[arg-type]  # no model is needed
 
 

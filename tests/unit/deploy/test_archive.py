@@ -7,11 +7,10 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from small_packages import files_of, make, repacked
+from sample_packages.packages import files_of, make, repacked
 
-from rlx_ort.deploy.archive import Archive
+from rlx_ort.deploy.archive import LARGE_ALIGNMENT, Archive, Member, layout_of
 from rlx_ort.deploy.package import Package
-from rlx_ort.deploy.zip_layout import LARGE_ALIGNMENT, Member, layout_of
 from rlx_ort.errors import IntegrityError
 
 GIB = 1 << 30

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from small_packages import flip, make, weights
+from sample_packages.packages import flip, make, weights
 
-from rlx_ort.deploy.mapped import PackageTensor
 from rlx_ort.deploy.open import runner_of
-from rlx_ort.deploy.package import Package
+from rlx_ort.deploy.package import Package, PackageTensor
 from rlx_ort.errors import IntegrityError
 from rlx_ort.ir.dtype import DType
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from rlx_ort import environment
+from rlx_ort.compat import DeviceRouter, FlexibleSession
 from rlx_ort.device import Device
 from rlx_ort.errors import (
     DeviceFallbackError,
@@ -23,12 +24,10 @@ from rlx_ort.errors import (
     ParamError,
     PlacementError,
 )
-from rlx_ort.flexible_session import FlexibleSession
 from rlx_ort.graph_devices import GraphDevices
 from rlx_ort.ir.graph import Graph
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule
 from rlx_ort.providers import registry
-from rlx_ort.router import DeviceRouter
 from rlx_ort.selection.candidates import rank
 from rlx_ort.selection.policy import DevicePolicy
 
@@ -357,3 +356,13 @@ def test_a_router_whose_parameters_are_not_set_raises(providers: Any, matmul_gra
     """It promises warm devices."""
     with pytest.raises(ParamError):
         DeviceRouter(matmul_graph())
+
+
+def test_a_chain_without_any_device_to_try_puts_the_reason_down_to_the_cpu(providers: Any, matmul_graph: Build) -> None:
+    """A failure that belongs to no device is one attempt of the CPU, as RLX makes of a text."""
+    runner = GraphDevices(matmul_graph(ONES), DevicePolicy(deny=list(Device.all())))
+    with pytest.raises(DeviceFallbackError) as raised:
+        runner.run_chain(INPUTS)
+    ((device, reason),) = raised.value.attempts
+    assert device == CPU
+    assert str(raised.value.__cause__) == reason

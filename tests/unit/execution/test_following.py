@@ -14,6 +14,7 @@ from rlx_ort.adaptive import Choice, Follower
 from rlx_ort.calibration import learned as learning
 from rlx_ort.calibration import store
 from rlx_ort.calibration.learned import Learned
+from rlx_ort.compat import DeviceRouter
 from rlx_ort.device import Device
 from rlx_ort.errors import EngineError
 from rlx_ort.execution import benchmark
@@ -21,7 +22,6 @@ from rlx_ort.execution.benchmark import DeviceBenchResult
 from rlx_ort.graph_devices import GraphDevices
 from rlx_ort.ir.graph import Graph
 from rlx_ort.providers.engine import runtime
-from rlx_ort.router import DeviceRouter
 from rlx_ort.selection.policy import DevicePolicy
 from tests.unit.execution.conftest import MatMulSession
 

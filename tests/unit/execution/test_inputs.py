@@ -140,7 +140,7 @@ def test_what_is_no_text_is_refused_as_string(value: Any) -> None:
     ],
 )
 def test_a_wrong_rank_or_dim_is_refused(shape: Any, got: tuple[int, ...], said: str) -> None:
-    """The message tells the declared and the given shape."""
+    """The message has the declared and the given shape."""
     with pytest.raises(InputError, match=said) as caught:
         _fed(_plan(DType.F32, shape), np.zeros(got, np.float32))
     assert str(got) in str(caught.value)

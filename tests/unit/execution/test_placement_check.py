@@ -1,4 +1,4 @@
-"""Where nodes are, told in the user's names, and the two rules that judge it."""
+"""Placement of nodes under the user's names, and the two rules that judge it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from rlx_ort.converters.to_onnx.exported import ExportedModel, ExportedNode
 from rlx_ort.device import Device
 from rlx_ort.errors import PlacementError
-from rlx_ort.execution.placement_check import build_placement, enforce
+from rlx_ort.execution.placement import build_placement, enforce
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.types import TensorType
@@ -22,7 +22,7 @@ KIND = TensorType(DType.F32, Shape([8]))
 
 def _node(name: str, reads: str, writes: str, **more: Any) -> ExportedNode:
     origin = int("".join(filter(str.isdigit, name)) or 0)
-    return ExportedNode(name, "", "Relu", 21, origin, (KIND,), (KIND,), (reads,), (writes,), **more)
+    return ExportedNode.of(name, "", "Relu", 21, origin, (KIND,), (KIND,), (reads,), (writes,), **more)
 
 
 def _model(*nodes: ExportedNode) -> ExportedModel:

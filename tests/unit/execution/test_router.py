@@ -9,15 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlx_ort import environment, router
+from rlx_ort import compat, environment
+from rlx_ort.compat import BackendsManifest, DeviceRouter, FlexibleSession
 from rlx_ort.device import Device
 from rlx_ort.errors import NoViableDeviceError
-from rlx_ort.flexible_session import FlexibleSession
 from rlx_ort.ir.graph import Graph
-from rlx_ort.manifest import BackendsManifest
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule, Precision
 from rlx_ort.providers import hardware
-from rlx_ort.router import DeviceRouter
 from rlx_ort.selection.policy import DevicePolicy
 
 CPU, CUDA, WEBGPU = Device.CPU, Device.CUDA, Device.WEBGPU
@@ -72,7 +70,7 @@ def test_heat_makes_a_router_open_its_sessions_anew_once(
     providers: Any, matmul_graph: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Being hot for long is no reason to do it at every run; getting hot again is."""
-    monkeypatch.setattr(router, "_CHECK_EVERY_S", 0.0)
+    monkeypatch.setattr(compat, "_CHECK_EVERY_S", 0.0)
     hot = iter([False, True, True, False, True])
     route = DeviceRouter(matmul_graph(WEIGHTS), throttled=lambda: next(hot))
     opened = []
@@ -86,7 +84,7 @@ def test_a_router_may_be_told_to_ignore_heat(
     providers: Any, matmul_graph: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Then nobody asks."""
-    monkeypatch.setattr(router, "_CHECK_EVERY_S", 0.0)
+    monkeypatch.setattr(compat, "_CHECK_EVERY_S", 0.0)
 
     def asked() -> bool:
         raise AssertionError("the heat was looked at")

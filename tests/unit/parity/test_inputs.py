@@ -36,7 +36,7 @@ def test_indices_stay_inside_the_table_they_index() -> None:
 
 
 def test_masks_are_ones_positions_count_and_other_integers_are_bits() -> None:
-    """Inputs whose meaning their name tells get values that make sense."""
+    """Inputs with a known name get values that fit its meaning."""
     found = random_inputs(bundle_of(parser.parse_model(EMBEDDING)), {"batch": 50, "tokens": 3}).arrays
     assert found["attention_mask"].all()
     assert found["flags"].all()

@@ -86,7 +86,7 @@ def test_runtime_problems_have_codes(absent, monkeypatch, reason, code):
     ],
 )
 def test_plugin_problems_have_codes(monkeypatch, reason, code):
-    """Older, newer and broken plugins are told apart."""
+    """Older, newer and broken plugins are different findings."""
     monkeypatch.setattr(diagnosis, "register_plugin", lambda *_: Problem(reason, "do"))
     monkeypatch.setattr(runtime, "onnxruntime", lambda: None)
     monkeypatch.setattr(runtime, "engine_exceptions", tuple)

@@ -16,7 +16,7 @@ from rlx_ort.providers.base import SessionRequest
 from rlx_ort.providers.null import NullProvider
 from rlx_ort.providers.registry import ProviderRegistry
 
-NODES = tuple(ExportedNode(name, "", op, 21, 0, (), (), (), ()) for name, op in (("a", "Add"), ("b", "Shape")))
+NODES = tuple(ExportedNode.of(name, "", op, 21, 0, (), (), (), ()) for name, op in (("a", "Add"), ("b", "Shape")))
 
 
 @pytest.fixture

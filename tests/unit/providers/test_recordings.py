@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_recorder import FakeRecorder
+from doubles.fake_recorder import FakeRecorder
 
 from rlx_ort.errors import EngineError
 from rlx_ort.ir.dtype import DType

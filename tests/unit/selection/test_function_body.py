@@ -11,7 +11,7 @@ from rlx_ort.selection.function_body import function_body, is_function
 
 def call(op_type: str, *inputs: ValueType) -> ExportedNode:
     """Return a node of opset 21 with one result of the type of its first input."""
-    return ExportedNode("n", "", op_type, 21, 1, inputs, inputs[:1], (), ())
+    return ExportedNode.of("n", "", op_type, 21, 1, inputs, inputs[:1], (), ())
 
 
 @pytest.mark.parametrize(
@@ -53,5 +53,6 @@ def test_a_body_of_a_domain_that_lacks_an_opset_for_it_is_not_expanded() -> None
     """The functions of ai.onnx.preview are made of operators of ai.onnx, whose version a single node does not say."""
     f32 = TensorType(DType.F32, Shape([1, 2, 3, 4]))
     assert (
-        function_body(ExportedNode("n", "ai.onnx.preview", "FlexAttention", 1, 1, (f32,) * 3, (f32,), (), ())) is None
+        function_body(ExportedNode.of("n", "ai.onnx.preview", "FlexAttention", 1, 1, (f32,) * 3, (f32,), (), ()))
+        is None
     )

@@ -1,0 +1,247 @@
+"""RLX's other classes: `FlexibleSession` and `DeviceRouter`, layers over `GraphDevices`, and `BackendsManifest`."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy.typing as npt
+
+from rlx_ort.device import Device
+from rlx_ort.errors import NoViableDeviceError
+from rlx_ort.execution.compiled import CompiledGraph
+from rlx_ort.execution.session import Session
+from rlx_ort.execution.weights import WeightStore
+from rlx_ort.graph_devices import GraphDevices
+from rlx_ort.ir.dtype import DType
+from rlx_ort.ir.graph import Graph
+from rlx_ort.ir.tensor import TensorData
+from rlx_ort.options.compile_options import CompileOptions, Precision
+from rlx_ort.providers.hardware import is_throttled
+from rlx_ort.selection.policy import DevicePolicy
+
+__all__ = ["Backend", "BackendsManifest", "DeviceRouter", "FlexibleSession"]
+
+_log = logging.getLogger(__name__)
+_CHECK_EVERY_S = 5.0
+
+
+class FlexibleSession:
+    """Compiles many graphs with the same options, each on the device that is named or chosen for it.
+
+    Attributes:
+        policy: which devices may be chosen; everything by default. The environment is not read.
+        options: how to compile.
+    """
+
+    def __init__(self, policy: DevicePolicy | None = None, options: CompileOptions | None = None) -> None:
+        self.policy = policy or DevicePolicy()
+        self.options = options or CompileOptions()
+
+    @property
+    def precision(self) -> Precision:
+        """The arithmetic precision."""
+        return self.options.precision
+
+    def with_policy(self, policy: DevicePolicy) -> FlexibleSession:
+        """Return a session with another policy."""
+        return FlexibleSession(policy, self.options)
+
+    def with_precision(self, precision: Precision | str) -> FlexibleSession:
+        """Return a session with another arithmetic precision."""
+        return self.with_options(self.options.with_(precision=Precision(precision)))
+
+    def with_options(self, options: CompileOptions) -> FlexibleSession:
+        """Return a session with other options."""
+        return FlexibleSession(self.policy, options)
+
+    def compile_on(
+        self,
+        device: Device | str,
+        graph: Graph,
+        weights: WeightStore | None = None,
+        options: CompileOptions | None = None,
+    ) -> CompiledGraph:
+        """Return the graph compiled for a device; see `Session.compile`. `options` replace those of the session.
+
+        Raises:
+            DeviceUnavailableError: the device does not work here.
+            PlacementError: it does not take every node it must take.
+        """
+        return Session(device, options or self.options).compile(graph, weights)
+
+    def compile_resolved(
+        self,
+        graph: Graph,
+        device: Device | str | None = None,
+        weights: WeightStore | None = None,
+        options: CompileOptions | None = None,
+    ) -> CompiledGraph:
+        """Return the graph compiled as by `GraphDevices.compile_resolved`. `options` replace those of the session.
+
+        Raises:
+            DeviceError: the device given cannot be had, or none can.
+            LegalizeError: the device given does not take the graph.
+        """
+        runner = GraphDevices(graph, self.policy, options or self.options, weights)
+        return runner.compile_resolved(device).clone()  # a clone owns its session; the runner is dropped
+
+
+class DeviceRouter:
+    """Runs one graph on the device that suits its inputs; a session is opened on every device at construction.
+
+    Args:
+        graph: the graph; its parameters must have their data.
+        policy: which devices may be chosen, and how.
+        options: how to compile.
+        throttled: returns whether the machine is thermally throttled; by default the operating system is asked.
+
+    Attributes:
+        runner: runs the graph.
+        rebench_on_throttle: whether the sessions are opened and measured again when throttling begins.
+
+    Raises:
+        NoViableDeviceError: no device took the graph.
+        ParamError: a parameter is not set.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        policy: DevicePolicy | None = None,
+        options: CompileOptions | None = None,
+        *,
+        rebench_on_throttle: bool = True,
+        throttled: Callable[[], bool] = is_throttled,
+    ) -> None:
+        self.rebench_on_throttle = rebench_on_throttle
+        self.runner = GraphDevices(graph, policy, options)
+        self._throttled = throttled
+        self._checked_s = -_CHECK_EVERY_S
+        self._was_throttled = False
+        self._warm()
+
+    @classmethod
+    def from_env(cls, graph: Graph, options: CompileOptions | None = None) -> DeviceRouter:
+        """Return a router with the policy of the `RLX_*` variables.
+
+        Raises:
+            DeviceParseError: one of the variables does not parse.
+            NoViableDeviceError: no device took the graph.
+        """
+        return cls(graph, DevicePolicy.from_env(), options)
+
+    def devices(self) -> list[str]:
+        """Return the labels of the devices that `run_on` accepts, in the policy's order."""
+        return [device.label for device in self.runner.devices()]
+
+    def run(self, inputs: Mapping[str, Any], device: Device | str | None = None) -> tuple[Device, list[Any]]:
+        """Run on the device given, else on the policy's choice, and return it with the outputs; see `run_chosen`."""
+        return self._checked().run_chosen(inputs, device)
+
+    def run_on(self, device: Device | str, inputs: Mapping[str, Any]) -> list[Any]:
+        """Run on one device and return the outputs; see `GraphDevices.run`."""
+        return self._checked().run(device, inputs)
+
+    def run_chain(self, inputs: Mapping[str, Any], device: Device | str | None = None) -> tuple[Device, list[Any]]:
+        """Run on the first device that works of the one given and `RLX_DEVICE_CHAIN`; see `GraphDevices.run_chain`."""
+        return self._checked().run_chain(inputs, device)
+
+    def set_param(self, name: str, array: npt.ArrayLike | TensorData, *, cast: bool = False) -> None:
+        """Give a parameter new data on every device; see `GraphDevices.set_param`."""
+        self.runner.set_param(name, array, cast=cast)
+
+    def set_param_typed(self, name: str, data: bytes | bytearray | memoryview, dtype: DType | str) -> None:
+        """Give a parameter the elements in raw bytes on every device; see `GraphDevices.set_param_typed`."""
+        self.runner.set_param_typed(name, data, dtype)
+
+    def close(self) -> None:
+        """Close every session."""
+        self.runner.close()
+
+    def __enter__(self) -> DeviceRouter:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _warm(self) -> None:
+        if not self.runner.warm_all():
+            self.runner.fastest()  # raises with the blocker of each device, where policy or graph is the reason
+            raise NoViableDeviceError(f"no device took graph {self.runner.graph.name!r}; the log has the reasons")
+
+    def _checked(self) -> GraphDevices:
+        """Return the runner; when throttling has begun, its sessions are opened anew. Checked every few seconds."""
+        now = time.monotonic()
+        if self.rebench_on_throttle and now - self._checked_s >= _CHECK_EVERY_S:
+            self._checked_s = now
+            throttled = self._throttled()
+            if throttled and not self._was_throttled:
+                _log.warning("the machine is thermally throttled; devices are measured again")
+                self.runner.invalidate_cache()
+                self._warm()
+            self._was_throttled = throttled
+        return self.runner
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """One provider of this installation.
+
+    Attributes:
+        name: the provider's name.
+        kinds: the device kinds it serves.
+        ep: ONNX Runtime's name of the execution provider.
+        devices: labels of the devices its hardware discovery lists, without proof that they work.
+        version: the version of the plugin that brings it, empty for one that is built into ONNX Runtime.
+    """
+
+    name: str
+    kinds: tuple[str, ...]
+    ep: str
+    devices: tuple[str, ...]
+    version: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class BackendsManifest:
+    """What this installation can run on.
+
+    Attributes:
+        package: the package's name.
+        version: its version.
+        engine: ONNX Runtime's package and version, empty where it cannot be used.
+        backends: the providers that run something.
+    """
+
+    package: str
+    version: str
+    engine: str
+    backends: tuple[Backend, ...]
+
+    @classmethod
+    def current(cls) -> BackendsManifest:
+        """Return the manifest of this process; no session is opened."""
+        import rlx_ort
+        from rlx_ort.providers.engine import runtime
+        from rlx_ort.providers.plugins import plugin_for
+        from rlx_ort.providers.registry import default_registry
+
+        found = []
+        for provider in default_registry().providers():
+            if not provider.ep_name and not provider.selectable:
+                continue  # it only explains why its devices cannot be used
+            plugin = plugin_for(provider.ep_name)
+            labels = tuple(device.label for device in provider.devices())
+            version = "" if plugin is None else plugin.version
+            found.append(Backend(provider.name, provider.kinds, provider.ep_name, labels, version))
+        engine = "" if runtime.runtime_problem() is not None else runtime.describe_runtime()
+        return cls("rlx_ort", rlx_ort.__version__, engine, tuple(found))
+
+    def json(self) -> str:
+        """Return the manifest as JSON text."""
+        return json.dumps(asdict(self), indent=2)
