@@ -15,7 +15,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -89,12 +89,21 @@ def ask(
         options: the arithmetic and the provider options to open sessions with.
         budget_s: seconds after which no other session is opened.
     """
-    askable = [question for question in questions if _askable(question)]
+    askable = [
+        question
+        for question in questions
+        if not any(isinstance(kind, UnknownType) for kind in (*question.inputs, *question.outer.values()))
+    ]
     if provider.compiles:
         return _ask_compiler(provider, device, {each.key: _sheets(each, model) for each in askable}, options, budget_s)
     deadline = time.monotonic() + budget_s
     answers: dict[str, str] = {}
-    doubtful = {question.key for question in askable if _mentions(question, provider.doubtful_dtypes)}
+    doubtful = {
+        question.key
+        for question in askable
+        for kind in (*question.inputs, *question.outputs)
+        if isinstance(kind, TensorType) and kind.dtype in provider.doubtful_dtypes
+    }
     if doubtful and all(_computes(provider, device, dtype, options) for dtype in provider.doubtful_dtypes):
         doubtful.clear()
     alone = [question for question in askable if question.outer or question.key in doubtful]
@@ -229,9 +238,12 @@ def _ask_compiler(
 def _answer(provider: Provider, device: Device, sheets: Sequence[bytes], options: CompileOptions) -> str:
     """Return the answer to a node alone, or that to the node between neighbours if alone it is not taken."""
     answer = ""
-    for asked, sheet in zip((_ask_alone, _ask_inside), sheets, strict=False):
+    for place, sheet in enumerate(sheets):
         try:
-            found = asked(provider, device, sheet, options)
+            if place == 0:
+                found = _ask_sheet(provider, device, sheet, options)[0]
+            else:
+                found = _ask_inside(provider, device, sheet, options)
         except DeviceUnavailableError:
             return ""  # the device, not the node, is at fault
         except RlxError as err:
@@ -240,10 +252,6 @@ def _answer(provider: Provider, device: Device, sheets: Sequence[bytes], options
             return found
         answer = answer or found
     return answer
-
-
-def _ask_alone(provider: Provider, device: Device, sheet: bytes, options: CompileOptions) -> str:
-    return _ask_sheet(provider, device, sheet, options)[0]
 
 
 def _ask_inside(provider: Provider, device: Device, sheet: bytes, options: CompileOptions) -> str:
@@ -260,11 +268,6 @@ def _ask_inside(provider: Provider, device: Device, sheet: bytes, options: Compi
     finally:
         session.close()
     return DEVICE if found <= {provider.ep_name} else HELPED
-
-
-def _mentions(question: Question, dtypes: Collection[DType]) -> bool:
-    kinds = (*question.inputs, *question.outputs)
-    return any(isinstance(kind, TensorType) and kind.dtype in dtypes for kind in kinds)
 
 
 def _computes(provider: Provider, device: Device, dtype: DType, options: CompileOptions) -> bool:
@@ -289,11 +292,6 @@ def _some_inputs(graph: onnx.GraphProto) -> dict[str, Any]:
         shape = [dim.dim_value if dim.HasField("dim_value") else 1 for dim in tensor.shape.dim]
         found[value.name] = np.ones(shape, dtype_of(tensor.elem_type).numpy)
     return found
-
-
-def _askable(question: Question) -> bool:
-    kinds = (*question.inputs, *question.outer.values())
-    return not any(isinstance(kind, UnknownType) for kind in kinds)
 
 
 def _split(group: list[Question], text: str) -> list[list[Question]]:

@@ -15,7 +15,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -121,12 +121,11 @@ def write_weights_file(
 def external_tensors(model: ExportedModel, weights: Mapping[str, TensorData]) -> dict[str, TensorData]:
     """Return the data of all parameters and constants that are not stored in the model itself; reads no data."""
     tensors = {name: weights[name] for name in model.params} | dict(model.constants)
-    found = {}
-    for name, tensor in tensors.items():
-        if tensor.dtype is DType.STRING or tensor.nbytes < INLINE_BYTES:
-            continue
-        found[name] = tensor
-    return found
+    return {
+        name: tensor
+        for name, tensor in tensors.items()
+        if tensor.dtype is not DType.STRING and tensor.nbytes >= INLINE_BYTES
+    }
 
 
 def _check_buffers(tensors: Mapping[str, TensorData]) -> None:
@@ -216,19 +215,13 @@ def _relocated(model: bytes, places: Mapping[str, tuple[str, int, int]], inside:
         if tensor.data_location != onnx.TensorProto.EXTERNAL:
             continue
         if tensor.name in places:
-            location, offset, length = places[tensor.name]
             del tensor.external_data[:]
-            _describe(tensor.external_data, (("location", location), ("offset", offset), ("length", length)))
+            for key, value in zip(("location", "offset", "length"), places[tensor.name], strict=True):
+                tensor.external_data.add(key=key, value=str(value))
         elif tensor.name in inside:
             tensor.CopyFrom(tensor_proto(inside[tensor.name], tensor.name))
     located: bytes = proto.SerializeToString(deterministic=True)
     return located
-
-
-def _describe(target: Any, pairs: Iterable[tuple[str, object]]) -> None:
-    for key, value in pairs:
-        entry = target.add()
-        entry.key, entry.value = key, str(value)
 
 
 def _remove_unused(folder: Path) -> None:

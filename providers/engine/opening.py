@@ -156,7 +156,8 @@ def _create(engine: Any, recipe: SessionRecipe, request: SessionRequest, model: 
 
 def _session_options(engine: Any, recipe: SessionRecipe, options: CompileOptions) -> Any:
     made = engine.SessionOptions()
-    made.graph_optimization_level = getattr(engine.GraphOptimizationLevel, _level_name(engine, options.optimization))
+    levels = engine.GraphOptimizationLevel
+    made.graph_optimization_level = getattr(levels, _LEVELS[options.optimization], levels.ORT_ENABLE_ALL)
     made.execution_mode = engine.ExecutionMode.ORT_SEQUENTIAL
     made.intra_op_num_threads = 1  # the budget decides when the session is opened
     made.enable_mem_pattern = recipe.mem_pattern
@@ -190,11 +191,6 @@ def _register_custom_ops(made: Any, library: str) -> None:
         made.register_custom_ops_library(str(path))
     except runtime.engine_exceptions() as err:
         raise EngineError(f"custom-op library {library} cannot be loaded: {err}") from err
-
-
-def _level_name(engine: Any, level: OptimizationLevel) -> str:
-    name = _LEVELS[level]
-    return name if hasattr(engine.GraphOptimizationLevel, name) else "ORT_ENABLE_ALL"
 
 
 def forbid_in_forks(device: Device) -> Callable[[], None]:
