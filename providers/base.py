@@ -34,7 +34,6 @@ __all__ = [
     "element",
     "is_float_remainder",
     "rank",
-    "result_element",
 ]
 
 
@@ -137,27 +136,21 @@ class KernelLimit:
     reason: str
 
 
-def element(node: ExportedNode, place: int) -> DType | None:
-    """Return the element type of a node's input, or None where it is absent or no tensor."""
-    kind = node.inputs[place] if place < len(node.inputs) else None
-    return kind.dtype if isinstance(kind, TensorType) else None
-
-
-def result_element(node: ExportedNode, place: int) -> DType | None:
-    """Return the element type of a node's output, or None where it is absent or no tensor."""
-    kind = node.outputs[place] if place < len(node.outputs) else None
+def element(kinds: Sequence[ValueType | None]) -> DType | None:
+    """Return the element type of a node's first input or output, or None where it is absent or no tensor."""
+    kind = kinds[0] if kinds else None
     return kind.dtype if isinstance(kind, TensorType) else None
 
 
 def is_float_remainder(node: ExportedNode, given: Mapping[str, Any]) -> bool:
     """Return whether a `Mod` is of floats without `fmod=1`, which ONNX allows and ONNX Runtime's kernels do not."""
-    dtype = element(node, 0)
+    dtype = element(node.inputs)
     return not given.get("fmod") and dtype is not None and dtype.is_float
 
 
-def rank(node: ExportedNode, place: int) -> int | None:
-    """Return the rank of a node's input, or None where it is unknown, absent or no tensor."""
-    kind = node.inputs[place] if place < len(node.inputs) else None
+def rank(node: ExportedNode) -> int | None:
+    """Return the rank of a node's first input, or None where it is unknown, absent or no tensor."""
+    kind = node.inputs[0] if node.inputs else None
     return len(kind.shape) if isinstance(kind, TensorType) and kind.shape is not None else None
 
 

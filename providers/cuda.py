@@ -18,7 +18,6 @@ from rlx_ort.providers.base import (
     KernelLimit,
     element,
     is_float_remainder,
-    result_element,
 )
 from rlx_ort.providers.engine import runtime
 from rlx_ort.providers.engine.cuda_driver import cuda_gpus, open_recorder, pinned_like, same_bus
@@ -137,7 +136,7 @@ class CudaProvider(OrtProvider):
     limits: ClassVar[Sequence[KernelLimit]] = (
         KernelLimit(
             "ScatterND",
-            lambda node, given: given.get("reduction", "none") != "none" and element(node, 0) not in _SCATTERS,
+            lambda node, given: given.get("reduction", "none") != "none" and element(node.inputs) not in _SCATTERS,
             "its reductions are not implemented for this element type",
         ),
         KernelLimit(
@@ -148,17 +147,17 @@ class CudaProvider(OrtProvider):
         KernelLimit("Mod", is_float_remainder, "it computes floats with fmod=1 only"),
         KernelLimit(
             "Cast",
-            lambda node, given: result_element(node, 0) is DType.F4E2M1 and element(node, 0) is not DType.F32,
+            lambda node, given: element(node.outputs) is DType.F4E2M1 and element(node.inputs) is not DType.F32,
             "unimplemented 'to' argument value 23",
         ),
         KernelLimit(
             "DequantizeLinear",
-            lambda node, given: bool(given.get("block_size")) and element(node, 0) not in _PACKED,
+            lambda node, given: bool(given.get("block_size")) and element(node.inputs) not in _PACKED,
             "blocks of this element type are an unsupported quantization type",
         ),
         KernelLimit(
             "QuantizeLinear",
-            lambda node, given: bool(given.get("block_size")) and result_element(node, 0) not in _PACKED,
+            lambda node, given: bool(given.get("block_size")) and element(node.outputs) not in _PACKED,
             "blocks of this element type are an unsupported quantization type",
         ),
     )

@@ -129,12 +129,12 @@ class WebGpuProvider(OrtProvider):
         KernelLimit("Resize", lambda node, given: bool(given.get("antialias")), "antialias is NOT implemented"),
         KernelLimit(
             "ConvTranspose",
-            lambda node, given: rank(node, 0) not in (None, 3, 4),
+            lambda node, given: rank(node) not in (None, 3, 4),
             "only Conv2d or Conv1d are supported",
         ),
         KernelLimit(
             "Conv",
-            lambda node, given: rank(node, 0) == 5 and int(given.get("group", 1)) > 1,
+            lambda node, given: rank(node) == 5 and int(given.get("group", 1)) > 1,
             "Conv3D does not support grouped convolution",
         ),
         KernelLimit(
