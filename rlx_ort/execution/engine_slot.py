@@ -44,7 +44,7 @@ class Runnable:
         graph: the graph to export.
         mutable: inputs of it that are parameters of the user's graph; sessions are fed them from the store.
         hidden: outputs that the user's graph does not have; see `rlx_ort.execution.moe`.
-        host_marker: part of the names of the nodes that belong on the CPU wherever the rest is; empty for none.
+        host_marker: part of the names of the nodes that run on the CPU whatever the device is; empty for none.
     """
 
     graph: Graph
@@ -85,11 +85,11 @@ def _with_inputs(graph: Graph) -> Graph:
 
 
 class EngineSlot:
-    """Holds the engine of a graph on a device. `current` may be read without a lock; all else takes one.
+    """Holds the engine of a graph on a device. `current` may be read without a lock.
 
     Attributes:
         current: the open engine, or None.
-        placement: where the nodes were when a session was last opened, whether it was kept or not.
+        placement: the placement of the session opened last, even if the placement rule refused it.
         input_types: name -> type of the inputs of the user's graph, in order.
         output_types: name -> type of its outputs, in order.
     """
@@ -164,7 +164,7 @@ class EngineSlot:
             self.engine(rule)
 
     def twin(self) -> EngineSlot:
-        """Return another slot with the same engine, which may be closed by itself."""
+        """Return another slot with the same engine, which is closed separately."""
         twin = EngineSlot(self.provider, self.device, self.exported, self.weights, self.options, self.graph)
         twin.input_types, twin.output_types = self.input_types, self.output_types
         twin._mutable, twin._host_marker = self._mutable, self._host_marker

@@ -1,4 +1,4 @@
-"""How fast the host runs is told by a loop, against what is usual for it."""
+"""`Pace`: a disturbed host is detected by the time of a fixed loop, compared with its usual time."""
 
 from __future__ import annotations
 

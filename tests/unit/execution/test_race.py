@@ -1,4 +1,4 @@
-"""A race of devices: blocks in turn, early drops, failures, a disturbed host, and the median that counts."""
+"""A race of devices: interleaved blocks, early drops, failures, a disturbed host, and the median of the blocks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CPU, CUDA, WEBGPU = Device.CPU, Device.CUDA, Device.WEBGPU
 
 
 class Track:
-    """Devices whose blocks take what the test says; the order in which they ran is in `log`."""
+    """Devices whose blocks take times given by the test; the order in which they ran is in `log`."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, blocks: Mapping[Device, Any]) -> None:
         self.log: list[Device | str] = []
@@ -51,7 +51,7 @@ class _Runner:
 
 
 class Host:
-    """A host whose pace the test says, slow above 100; its time passes by blocks and pauses, and pauses are logged."""
+    """A host whose pace is given by the test, slow above 100; blocks and pauses advance its time, pauses are logged."""
 
     limit_ns = 100.0
 
