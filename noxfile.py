@@ -15,7 +15,7 @@ DEV = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["depe
 # The oldest core that is supported; it is also the one that DirectML's wheel carries.
 OLDEST_ONNXRUNTIME = "1.24.4"
 
-# Tests of what differs on an older core: how weights reach a session, and what a session tells.
+# Tests of what differs on an older core: how weights reach a session, and what can be read from it.
 OLD_CORE_TESTS = ("tests/backend/providers", "tests/backend/execution", "tests/backend/test_examples.py")
 
 

@@ -20,10 +20,10 @@ from rlx_ort.ir.tensor import TensorData
 if TYPE_CHECKING:
     import onnx_ir
 
-__all__ = ["bundle_of_model", "model_of_bundle"]
+__all__ = ["bundle_from_ir", "bundle_to_ir"]
 
 
-def model_of_bundle(bundle: ModelBundle) -> onnx_ir.Model:
+def bundle_to_ir(bundle: ModelBundle) -> onnx_ir.Model:
     """Return a bundle as a model of onnx-ir, without copying a weight.
 
     Raises:
@@ -45,7 +45,7 @@ def model_of_bundle(bundle: ModelBundle) -> onnx_ir.Model:
     return model
 
 
-def bundle_of_model(model: onnx_ir.Model, origin: str) -> ModelBundle:
+def bundle_from_ir(model: onnx_ir.Model, origin: str = "the model") -> ModelBundle:
     """Return a model of onnx-ir as a bundle; shares the memory of tensors that have theirs in ONNX's storage form.
 
     Raises:

@@ -16,7 +16,7 @@ _MODULES = (
     ("cpu", "CpuProvider"),
     ("cuda", "CudaProvider"),
     ("rocm", "RocmProvider"),
-    ("amdgpu", "AmdGpuProvider"),
+    ("rocm", "AmdGpuProvider"),
     ("directml", "DirectMlProvider"),
     ("coreml", "CoreMlProvider"),
     ("mlx", "MlxProvider"),
@@ -25,7 +25,7 @@ _MODULES = (
     ("tensorrt", "TensorRtProvider"),
     ("tensorrt", "TensorRtRtxProvider"),
     ("qnn", "QnnProvider"),
-    ("unsupported", "UnsupportedProvider"),
+    ("null", "UnsupportedProvider"),
 )
 
 

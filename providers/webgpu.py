@@ -20,9 +20,10 @@ from rlx_ort.ir.dtype import DType
 from rlx_ort.options.compile_options import CompileOptions
 from rlx_ort.providers.base import Availability, CostProfile, KernelLimit, rank
 from rlx_ort.providers.engine import runtime
+from rlx_ort.providers.engine.opening import SPAWN_REMEDY
 from rlx_ort.providers.engine.recipe import Keeps, SessionRecipe, names
+from rlx_ort.providers.hardware import loads
 from rlx_ort.providers.installation import Problem
-from rlx_ort.providers.libraries import loads
 from rlx_ort.providers.ort_provider import OrtProvider
 from rlx_ort.providers.plugins import described, plugin_devices
 
@@ -67,7 +68,7 @@ class WebGpuProvider(OrtProvider):
     def missing_libraries(self, device: Device) -> Problem | None:
         """Return what of Vulkan is not there, where Vulkan is needed, or that this process was forked."""
         if _forked():
-            return Problem(_FORK_REASON, _FORK_REMEDY)
+            return Problem(_FORK_REASON, SPAWN_REMEDY)
         if device.index:
             return Problem("the WebGPU provider chooses the GPU itself and has one device", f"use {device.kind!r}")
         if device.kind == "vulkan" and sys.platform == "darwin":
@@ -224,7 +225,6 @@ def _named_drivers() -> tuple[Path, ...] | None:
 
 
 _FORK_REASON = "WebGPU hangs in a process that was forked after WebGPU was used"
-_FORK_REMEDY = "start workers with multiprocessing.get_context('spawn')"
 
 
 def _forked() -> bool:
@@ -233,4 +233,4 @@ def _forked() -> bool:
 
 def _refuse_after_fork(device: Device) -> None:
     if _forked():
-        raise DeviceUnavailableError(device, _FORK_REASON, _FORK_REMEDY)
+        raise DeviceUnavailableError(device, _FORK_REASON, SPAWN_REMEDY)

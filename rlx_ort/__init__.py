@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rlx_ort.calibration.profile import CalibrationProfile
-    from rlx_ort.compat import DeviceRouter, FlexibleSession
+    from rlx_ort.compat import BackendsManifest, DeviceRouter, FlexibleSession
     from rlx_ort.converters.files import save_onnx
     from rlx_ort.converters.from_onnx import from_onnx
     from rlx_ort.converters.from_torch import from_torch
@@ -71,7 +71,6 @@ if TYPE_CHECKING:
     from rlx_ort.ir.op import Op, op_kinds
     from rlx_ort.ir.shape import Dim, Shape
     from rlx_ort.ir.verify import verify
-    from rlx_ort.manifest import BackendsManifest
     from rlx_ort.options.compile_options import (
         CompileOptions,
         OptimizationLevel,
@@ -230,7 +229,7 @@ if not (_checkout / "rlx_ort" / "providers").exists() and (_checkout / "provider
 
 _NAMES_OF = {
     "calibration.profile": "CalibrationProfile",
-    "compat": "DeviceRouter FlexibleSession",
+    "compat": "BackendsManifest DeviceRouter FlexibleSession",
     "converters.files": "save_onnx",
     "converters.from_onnx": "from_onnx",
     "converters.from_torch": "from_torch",
@@ -256,7 +255,6 @@ _NAMES_OF = {
     "ir.op": "Op op_kinds",
     "ir.shape": "Dim Shape",
     "ir.verify": "verify",
-    "manifest": "BackendsManifest",
     "options.compile_options": "CompileOptions OptimizationLevel PlacementRule Precision WeightSharing",
     "options.dispatch": "KernelDispatch KernelDispatchPolicy",
     "options.precision": "PrecisionPolicy",

@@ -7,8 +7,7 @@ from typing import Any
 
 from rlx_ort.converters.from_onnx.mapping import MappedNode, NodeView, mapped
 from rlx_ort.converters.to_onnx.emitter import DEFAULT_OPSET
-from rlx_ort.converters.to_onnx.opset import obstacle
-from rlx_ort.converters.to_onnx.semantics import NodeForm
+from rlx_ort.converters.to_onnx.opset import NodeForm, obstacle
 from rlx_ort.errors import ConversionError, GraphVerifyError
 from rlx_ort.ir.core import Node, Ref
 from rlx_ort.ir.graph import Graph

@@ -6,12 +6,13 @@ import heapq
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
+from rlx_ort.converters.protos import bodies_of
 from rlx_ort.errors import ConversionError
 
 if TYPE_CHECKING:
     import onnx
 
-__all__ = ["MAX_DEPTH", "bodies", "check_model", "node_label", "sorted_nodes"]
+__all__ = ["MAX_DEPTH", "check_model", "node_label", "sorted_nodes"]
 
 MAX_DEPTH = 30
 """How deep bodies and function calls may be nested: protobuf reads and copies no more than 32 levels of bodies."""
@@ -44,7 +45,7 @@ def check_model(model: onnx.ModelProto) -> None:
             if not all(isinstance(text, str) for text in (*key, node.name, *node.input, *node.output)):
                 raise ConversionError(f"{node_label(node)} has a name that is no UTF-8 text: the model is damaged")
             total += function_size(key, node) if key in functions else 1
-            total += sum(size_of(body.node, depth + 1) for body in bodies(node))
+            total += sum(size_of(body.node, depth + 1) for body in bodies_of(node))
         return total
 
     def function_size(key: tuple[str, str, str], node: onnx.NodeProto) -> int:
@@ -70,14 +71,6 @@ def node_label(node: onnx.NodeProto) -> str:
         return f"node {node.name!r} ({op_type})"
     outputs = ", ".join(repr(name) for name in node.output if name)
     return f"the {op_type} node that computes {outputs or 'nothing'}"
-
-
-def bodies(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    """Yield the subgraphs among a node's attributes."""
-    for attribute in node.attribute:
-        if attribute.HasField("g"):
-            yield attribute.g
-        yield from attribute.graphs
 
 
 def sorted_nodes(nodes: Iterable[onnx.NodeProto], known: Iterable[str], where: str) -> list[onnx.NodeProto]:
@@ -124,7 +117,7 @@ def _reads(node: onnx.NodeProto, depth: int) -> Iterator[str]:
     if depth > MAX_DEPTH:
         raise ConversionError(f"{node_label(node)} stands in bodies nested more than {MAX_DEPTH} deep")
     yield from filter(None, node.input)
-    for body in bodies(node):
+    for body in bodies_of(node):
         own = {value.name for value in body.input} | {tensor.name for tensor in body.initializer}
         own |= {tensor.values.name for tensor in body.sparse_initializer}
         own |= {name for inner in body.node for name in inner.output}

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from rlx_ort.converters.bundle import ModelBundle, bundle_from_graph
+from rlx_ort.converters.bundle import ModelBundle, bundle_from_graph, take_out
+from rlx_ort.converters.from_onnx.structure import check_model
+from rlx_ort.converters.from_onnx.tensor_files import read_mapped
 from rlx_ort.converters.sources.detect import Format, format_of
 from rlx_ort.errors import ConversionError, GraphVerifyError
 
-__all__ = ["open_source"]
+__all__ = ["open_onnx", "open_source"]
 
 _KNOWN = "known are ONNX, graph files of rlx_ort (.json) and exported programs of PyTorch (.pt2)"
 
@@ -30,8 +32,6 @@ def open_source(path: str | os.PathLike[str], *, opset: int | None = None) -> Mo
     kind, detail = format_of(file)
     match kind:
         case Format.ONNX:
-            from rlx_ort.converters.sources.onnx_file import open_onnx
-
             return open_onnx(file)
         case Format.IR_JSON:
             return _open_json(file)
@@ -69,3 +69,21 @@ def _advice(kind: Format, path: Path, detail: str) -> str:
             return f": {detail}; {_KNOWN}"
         case _:
             return f"; {_KNOWN}"
+
+
+def open_onnx(path: Path) -> ModelBundle:
+    """Return a model file as a bundle; its weights stay in the file, mapped, and are not read.
+
+    Raises:
+        ConversionError: the file cannot be read, is no ONNX model, is damaged, or names data outside its folder.
+    """
+    model, files = read_mapped(path)
+    try:
+        check_model(model)
+        light, weights = take_out(model, files)
+    except UnicodeDecodeError as err:
+        # Protobuf decodes a text when it is looked at, so this may come from anywhere.
+        raise ConversionError(f"{path} is damaged: a name in it is no UTF-8 text: {err}") from err
+    except ConversionError as err:
+        raise ConversionError(f"{path}: {err}") from err
+    return ModelBundle(light, weights, str(path))

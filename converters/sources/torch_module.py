@@ -9,8 +9,9 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rlx_ort.converters.bundle import ModelBundle, bundle_from_ir
+from rlx_ort.converters.bundle import ModelBundle
 from rlx_ort.converters.extras import optional_module
+from rlx_ort.converters.onnx_ir_bridge import bundle_from_ir
 from rlx_ort.errors import ConversionError
 
 if TYPE_CHECKING:

@@ -1,17 +1,38 @@
-"""`CurrentNode`: what a lowering may ask about the node that is being lowered, and what it asked."""
+"""`Frame`: an IR graph while it is lowered. `CurrentNode`: what a lowering may ask about the node being lowered."""
 
 from __future__ import annotations
 
-from rlx_ort.converters.to_onnx.frame import Frame
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from rlx_ort.converters.to_onnx.model import ModelValue
 from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import Node
 from rlx_ort.ir.dtype import DType
+from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.op import known_shape
 from rlx_ort.ir.ops.leaf import Constant
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import TensorType, ValueType
 
-__all__ = ["CurrentNode"]
+__all__ = ["CurrentNode", "Frame"]
+
+
+@dataclass(slots=True)
+class Frame:
+    """One IR graph while it is being lowered; an inlined body has the frame around it as `outer`."""
+
+    graph: Graph
+    outer: Frame | None = None
+    values: dict[int, Sequence[ModelValue]] = field(default_factory=dict)  # node -> its results
+    current: Sequence[ModelValue | None] = ()
+    named: bool = False
+    outputs: set[ModelValue] = field(default_factory=set)
+    symbols: dict[str, ModelValue] = field(default_factory=dict)
+
+    def typed(self, node: int) -> Iterator[tuple[ValueType, ModelValue]]:
+        """Return the results of a node with their types."""
+        return zip(self.graph.nodes[node].types, self.values[node], strict=False)
 
 
 class CurrentNode:

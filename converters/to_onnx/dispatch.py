@@ -1,18 +1,21 @@
-"""Chooses, for ops with two lowerings, between the native and the common one. `native` has the native ones.
+"""Finds the lowerings of an op, and chooses between the native and the common one where there are two.
 
-A native lowering asks for its kernel with `Emitter.require_kernel` and raises `NoNativeForm` where the fused op cannot
-say what the node says, both before it writes anything; then the common lowering takes over.
+The lowerings of a family are in the file here that has the name of the family in `rlx_ort.ir.ops`; it is imported when
+a graph first has an op of it, so a model pays, in time and memory, for the ops it uses. A native lowering asks for its
+kernel with `Emitter.require_kernel` and raises `NoNativeForm` if the fused op cannot express the node, both before it
+writes anything; then the common lowering takes over.
 """
 
 from __future__ import annotations
 
+import functools
+import importlib
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from rlx_ort.converters.to_onnx.families import load_family
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.op import Op
 from rlx_ort.ir.types import ValueType
@@ -23,7 +26,7 @@ if TYPE_CHECKING:
     from rlx_ort.ir.core import Node
     from rlx_ort.ir.graph import Graph
 
-__all__ = ["COMMON", "NATIVE", "Dispatcher", "KernelSet", "NoNativeForm", "has_choice", "lowers_native"]
+__all__ = ["COMMON", "Dispatcher", "KernelSet", "NATIVE", "NoNativeForm", "has_choice", "load_family", "lowers_native"]
 
 NATIVE, COMMON = "native", "common-ir"
 """The forms, as reports name them."""
@@ -177,3 +180,30 @@ def _native_of(op: Op) -> _Native | None:
     load_family(type(op))
     known = _natives.get(type(op))
     return known if known is not None and known.when(op) else None
+
+
+_OPS = "rlx_ort.ir.ops."
+_WITHOUT = frozenset({"leaf", "onnx", "refused"})
+"""Families that are written by the emitter itself, or never."""
+_ELSEWHERE = {
+    **dict.fromkeys(("blocks", "composite", "custom", "fused", "gqa"), "control"),
+    "reduce": "norm",
+    "solve": "linalg",
+    "volume": "conv",
+}
+"""Families whose lowerings are in the file of another one."""
+
+
+def load_family(op: type[Op]) -> None:
+    """Import the lowerings, common and native, of the family an op belongs to; ops from outside bring their own."""
+    _load(op.__module__)
+
+
+@functools.cache
+def _load(module: str) -> None:
+    family = module.removeprefix(_OPS)
+    if family == module or family in _WITHOUT:
+        return
+    here = __name__.rpartition(".")[0]
+    importlib.import_module(f"{here}.{_ELSEWHERE.get(family, family)}")
+    importlib.import_module(f"{here}.native")

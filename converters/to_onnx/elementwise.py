@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rlx_ort.converters.to_onnx.emitter import Emitter, lowers
-from rlx_ort.converters.to_onnx.integer_division import divisor_and_sign, may_trap
-from rlx_ort.converters.to_onnx.kernel_dtypes import compute_dtype, op_in
+from rlx_ort.converters.to_onnx.kernel_dtypes import divisor_and_sign, may_trap, op_in, where_in
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.ops.elementwise import Activation, Binary, Cast, Clamp, Compare, Fma, StopGradient, Where
 
@@ -183,12 +182,7 @@ def _compare(emit: Emitter, op: Compare, inputs: Sequence[Any]) -> Any:
 
 @lowers(Where)
 def _where(emit: Emitter, op: Where, inputs: Sequence[Any]) -> Any:
-    condition, then, otherwise = inputs
-    dtype = emit.input_dtype(1)
-    compute = compute_dtype("Where", dtype)
-    if compute is dtype:
-        return emit.op("Where", condition, then, otherwise)
-    return emit.cast(emit.op("Where", condition, emit.cast(then, compute), emit.cast(otherwise, compute)), dtype)
+    return where_in(emit, inputs[0], emit.input_dtype(1), inputs[1], inputs[2])
 
 
 @lowers(Cast)

@@ -8,13 +8,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from rlx_ort.converters.to_onnx.attributes import attribute
-from rlx_ort.converters.to_onnx.current import CurrentNode
-from rlx_ort.converters.to_onnx.dispatch import NoNativeForm
+from rlx_ort.converters.to_onnx.current import CurrentNode, Frame
+from rlx_ort.converters.to_onnx.dispatch import NoNativeForm, load_family
 from rlx_ort.converters.to_onnx.exported import ExportedNode
-from rlx_ort.converters.to_onnx.families import load_family
-from rlx_ort.converters.to_onnx.frame import Frame
-from rlx_ort.converters.to_onnx.imported import imported_node, trimmed
+from rlx_ort.converters.to_onnx.imported import attribute, imported_node, trimmed
 from rlx_ort.converters.to_onnx.model import ModelGraph, ModelNode, ModelValue
 from rlx_ort.converters.to_onnx.repeats import Repeats
 from rlx_ort.converters.to_onnx.writer import ModelWriter

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from rlx_ort.converters.to_onnx.control import UNROLLED_STEPS, repeat_steps
 from rlx_ort.converters.to_onnx.dispatch import lowers_native
 from rlx_ort.converters.to_onnx.emitter import Emitter, lowers
-from rlx_ort.converters.to_onnx.loops import UNROLLED_STEPS, repeat_steps
 from rlx_ort.converters.to_onnx.shape import slice_axis
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.infer import expect_rank

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from rlx_ort.converters.bundle import ModelBundle
 from rlx_ort.converters.onnx_types import type_proto
-from rlx_ort.converters.transforms.scope import Scope, bodies_of, model_scope, near_names, typed_model
+from rlx_ort.converters.protos import bodies_of, copied
+from rlx_ort.converters.transforms.scope import Scope, model_scope, near_names, typed_model
 from rlx_ort.errors import ConversionError
 
 if TYPE_CHECKING:
@@ -144,8 +145,7 @@ def _part(
 ) -> onnx.ModelProto:
     typed = typed_model(bundle)
     scope = model_scope(bundle, typed)
-    proto = type(bundle.proto)()
-    proto.CopyFrom(bundle.proto)
+    proto = copied(bundle.proto)
     graph, source = proto.graph, bundle.proto.graph
     for kept in (graph.node, graph.initializer, graph.sparse_initializer, graph.input, graph.output, graph.value_info):
         del kept[:]

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rlx_ort.converters.bundle import ModelBundle, graphs_of
+from rlx_ort.converters.infer import skeleton
+from rlx_ort.converters.protos import copied, set_items
 from rlx_ort.converters.transforms.scope import near_names, typed_model
 from rlx_ort.errors import ConversionError
 
@@ -45,8 +47,7 @@ def set_dims(bundle: ModelBundle, sizes: Mapping[str, int]) -> tuple[ModelBundle
     """
     import onnx
 
-    proto = type(bundle.proto)()
-    proto.CopyFrom(bundle.proto)
+    proto = copied(bundle.proto)
     named = _names(proto.graph.input)
     for key, size in sizes.items():
         if size < 1:
@@ -122,14 +123,10 @@ def _open(proto: onnx.ModelProto) -> list[str]:
 def _forget_open(graph: onnx.GraphProto) -> None:
     kept = [info for info in graph.value_info if all(dim.HasField("dim_value") for dim in _dims(info.type))]
     if len(kept) != len(graph.value_info):
-        kept = [type(info).FromString(info.SerializeToString()) for info in kept]
-        del graph.value_info[:]
-        graph.value_info.extend(kept)
+        set_items(graph.value_info, kept)
 
 
 def _light(bundle: ModelBundle, proto: onnx.ModelProto) -> onnx.ModelProto:
-    from rlx_ort.converters.from_onnx.source import skeleton
-
     return skeleton(bundle.with_proto(proto).proto)
 
 
@@ -151,8 +148,7 @@ def _reason(err: Exception) -> str:
 
 def _take_shapes(graph: onnx.GraphProto, twin: onnx.GraphProto) -> None:
     """Take over the types of values in between, and sharpen the dims of outputs."""
-    del graph.value_info[:]
-    graph.value_info.extend(twin.value_info)
+    set_items(graph.value_info, twin.value_info)
     inferred = {value.name: value.type for value in twin.output}
     for value in graph.output:
         for dim, sharper in zip(_dims(value.type), _dims(inferred[value.name]), strict=False):

@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rlx_ort.converters.bundle import INLINE_BYTES, ModelBundle, location_of, reference
-from rlx_ort.converters.from_onnx.external import ExternalFiles
+from rlx_ort.converters.from_onnx.tensor_files import ExternalFiles
 from rlx_ort.converters.from_onnx.tensors import tensor_data
 from rlx_ort.converters.onnx_types import tensor_proto
+from rlx_ort.converters.protos import bodies_of, copied, read_names, set_items
 from rlx_ort.converters.to_onnx.writer import UniqueNames
-from rlx_ort.converters.transforms.scope import all_value_names, bodies_of, label_of, typed_model
+from rlx_ort.converters.transforms.scope import all_value_names, label_of, typed_model
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.tensor import TensorData
 
@@ -36,8 +37,7 @@ def to_int4(bundle: ModelBundle, tools: Any, block_size: int, symmetric: bool, e
     Raises:
         ConversionError: ONNX Runtime's tool fails on a product.
     """
-    proto = type(bundle.proto)()
-    proto.CopyFrom(bundle.proto)
+    proto = copied(bundle.proto)
     typed = typed_model(bundle)
     maker = _Maker(bundle, tools, block_size, symmetric, exclude, UniqueNames(all_value_names(proto)))
     maker.graph(proto.graph, typed.graph, {})
@@ -75,22 +75,15 @@ class _Maker:
                 continue
             quantized.add(node.input[1])
             self._replace(node, matrix, graph)
-        still_read = _reads(graph)
-        unused = {name for name in quantized & own.keys() if name not in still_read}
+        unused = (quantized & own.keys()) - read_names(graph)
         if unused:
-            kept = [tensor for tensor in graph.initializer if tensor.name not in unused]
-            kept = [type(tensor).FromString(tensor.SerializeToString()) for tensor in kept]
-            del graph.initializer[:]
-            graph.initializer.extend(kept)
+            set_items(graph.initializer, [tensor for tensor in graph.initializer if tensor.name not in unused])
 
     def _fits(self, matrix: onnx.TensorProto) -> bool:
         return matrix.data_type in _FLOATS and len(matrix.dims) == 2 and matrix.dims[0] >= self.block_size
 
     def _replace(self, node: onnx.NodeProto, matrix: onnx.TensorProto, graph: onnx.GraphProto) -> None:
-        import onnx
-
-        lone = onnx.NodeProto()
-        lone.CopyFrom(node)
+        lone = copied(node)
         made = self._quantized(lone, matrix)
         node.CopyFrom(made)
         node.name = lone.name
@@ -152,12 +145,3 @@ def _inside(matrix: onnx.TensorProto, data: TensorData) -> onnx.TensorProto:
     return onnx.TensorProto(
         name=matrix.name, data_type=matrix.data_type, dims=matrix.dims, raw_data=b"".join(map(bytes, data.pieces()))
     )
-
-
-def _reads(graph: onnx.GraphProto) -> set[str]:
-    found = {value.name for value in graph.output}
-    for node in graph.node:
-        found.update(node.input)
-        for body in bodies_of(node):
-            found |= _reads(body)
-    return found

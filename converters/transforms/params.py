@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 
 from rlx_ort.converters.bundle import INLINE_BYTES, ModelBundle, external_tensors, location_of, reference
 from rlx_ort.converters.onnx_types import dtype_of, tensor_proto, type_of
+from rlx_ort.converters.protos import copied, set_items
 from rlx_ort.converters.to_onnx.writer import UniqueNames
 from rlx_ort.converters.transforms.scope import near_names
 from rlx_ort.errors import ConversionError
+from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import TensorType, ValueType
 
@@ -45,8 +47,7 @@ def bake(bundle: ModelBundle, tensors: Mapping[str, TensorData]) -> tuple[ModelB
     Raises:
         ConversionError: a tensor has not the dtype and shape that the model declares, or none has a name of the model.
     """
-    proto = type(bundle.proto)()
-    proto.CopyFrom(bundle.proto)
+    proto = copied(bundle.proto)
     graph = proto.graph
     initializers = {tensor.name: tensor for tensor in graph.initializer}
     inputs = {value.name: value for value in graph.input if value.name not in initializers}
@@ -73,18 +74,13 @@ def bake(bundle: ModelBundle, tensors: Mapping[str, TensorData]) -> tuple[ModelB
     for name in promoted:
         graph.initializer.append(_placed(name, tensors[name], locations.unique(name), weights))
     if promoted and proto.ir_version >= 4:  # before, weights are inputs as well
-        kept = [value for value in graph.input if value.name not in promoted]
-        kept = [type(value).FromString(value.SerializeToString()) for value in kept]
-        del graph.input[:]
-        graph.input.extend(kept)
+        set_items(graph.input, [value for value in graph.input if value.name not in promoted])
     unchanged = tuple(name for name in initializers if name not in tensors)
     report = ParamsReport(tuple(replaced), tuple(promoted), unchanged, tuple(unused))
     return ModelBundle(bundle.proto, weights, bundle.origin).with_proto(proto), report
 
 
 def _declared(tensor: onnx.TensorProto) -> ValueType:
-    from rlx_ort.ir.shape import Shape
-
     return TensorType(dtype_of(tensor.data_type), Shape(tensor.dims))
 
 

@@ -23,8 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rlx_ort.providers.engine.recordable import NotRecordedError
-from rlx_ort.providers.engine.recorded import Copy
+from rlx_ort.providers.engine.recorded import Copy, NotRecordedError
 
 __all__ = ["CudaGpu", "CudaRecorder", "cuda_gpus", "free_bytes", "open_recorder", "pinned_like", "same_bus"]
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from rlx_ort.ir.types import ValueType
 from rlx_ort.providers.engine.binding import Arrays, Slots
 from rlx_ort.providers.engine.exceptions import running_error
-from rlx_ort.providers.engine.recordable import NotRecordedError
+from rlx_ort.providers.engine.recorded import NotRecordedError
 from rlx_ort.providers.engine.values import from_ort_value, to_ort_value
 
 if TYPE_CHECKING:

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from rlx_ort.converters.onnx_types import dtype_of
 from rlx_ort.errors import EngineError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import TensorType
-from rlx_ort.providers.engine.device_tensor import DeviceTensor
-from rlx_ort.providers.engine.values import dtype_of, from_ort_value, has_foreign_dtype
+from rlx_ort.providers.engine.binding import DeviceTensor
+from rlx_ort.providers.engine.values import from_ort_value, has_foreign_dtype
 
 if TYPE_CHECKING:
     from rlx_ort.providers.engine.session import OrtEngineSession, SessionCore
@@ -95,7 +96,7 @@ class OrtTensor(DeviceTensor):
     @property
     def _element_type(self) -> DType:
         if self._known_type is None:
-            self._known_type = dtype_of(self.inner)
+            self._known_type = dtype_of(self.inner.element_type())
         return self._known_type
 
     def value_for(self, core: SessionCore) -> tuple[Any, Any]:

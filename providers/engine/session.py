@@ -1,4 +1,4 @@
-"""`OrtEngineSession`: an open ONNX Runtime session with its weights, its types and where its nodes are."""
+"""`OrtEngineSession`: an open ONNX Runtime session with its weights, types and node assignments."""
 
 from __future__ import annotations
 
@@ -21,13 +21,18 @@ from rlx_ort.providers.engine.binding import Binder
 from rlx_ort.providers.engine.exceptions import running_error
 from rlx_ort.providers.engine.ort_binding import GraphRuns, OrtBinder
 from rlx_ort.providers.engine.ort_tensor import OrtTensor
-from rlx_ort.providers.engine.ort_types import refined, value_type
 from rlx_ort.providers.engine.recipe import HOST_MEMORY, SessionRecipe, nothing_to_hold
-from rlx_ort.providers.engine.recordable import host_work, unrecordable
-from rlx_ort.providers.engine.recorded import BoundRun, Recorder
+from rlx_ort.providers.engine.recorded import BoundRun, Recorder, host_work, unrecordable
 from rlx_ort.providers.engine.recordings import LEFT_ON_DEVICE, Recordings, not_recorded
 from rlx_ort.providers.engine.shutdown import watch
-from rlx_ort.providers.engine.values import from_ort_value, has_foreign_dtype, is_tensor_like, to_ort_value
+from rlx_ort.providers.engine.values import (
+    from_ort_value,
+    has_foreign_dtype,
+    is_tensor_like,
+    refined,
+    to_ort_value,
+    value_type,
+)
 
 __all__ = ["OrtEngineSession", "SessionCore"]
 
@@ -35,15 +40,15 @@ __all__ = ["OrtEngineSession", "SessionCore"]
 class SessionCore:
     """The engine's session and the memory it borrows.
 
-    ONNX Runtime keeps no reference to borrowed weights. A run holds the core, so the core dies after the last run
-    and lets go of the session before the memory, in that order.
+    ONNX Runtime keeps no reference to borrowed weights. A run holds the core, so the core is destroyed after the last
+    run, and destroys the session before it releases the memory.
     """
 
     __slots__ = ("call", "graph", "memory", "options", "recorder", "recordings", "session")
 
     def __init__(self, session: Any, memory: Sequence[Any], options: Any, recorder: Recorder | None = None) -> None:
         self.session = session
-        # One for all runs: making one for each takes a microsecond, and by it all of them are stopped at exit.
+        # One for all runs, so that they can be stopped at exit; one per run would cost a microsecond each.
         self.options = options
         self.graph: GraphRuns | None = None
         self.recordings: Recordings | None = None
@@ -57,12 +62,12 @@ class SessionCore:
         if self.recordings is not None:
             self.recordings.close()
             if self.recordings.broken:
-                # Destroying a session that a capture broke may end the process; it lives on, and its stream with it.
+                # Destroying a session that a capture broke may end the process, so it is leaked with its stream.
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object((self.session, self.memory)))
                 return
         self.recordings = None
         if self.recorder is not None:
-            self.recorder.wait()  # what the last run left to the driver must be over before the session is
+            self.recorder.wait()  # for the launches of the last run
         self.session = None
         if self.recorder is not None:
             self.recorder.close()  # the session launched on its stream
@@ -113,7 +118,7 @@ class OrtEngineSession:
         self._graph_lock = threading.RLock()
         alone = recipe.run_lock is nothing_to_hold and not recipe.device_graph
         self._before = recipe.before_run
-        # Most sessions need none of the steps around a run, and a microsecond is a quarter of a small run.
+        # Most sessions need none of the steps around a run; skipping them saves a quarter of a small run.
         self._plain = alone and not self._foreign_inputs and not self._foreign_outputs
         self._stopped: SessionCore | None = None
         self.refuses = False
@@ -203,10 +208,10 @@ class OrtEngineSession:
         return self._output_types[name]
 
     def bound_memory(self, name: str) -> tuple[str, int] | None:
-        """Return the memory, by name and index, in which each run reads what is bound to an input anew.
+        """Return name and index of the memory in which each run reads an input, so that a bound value may change.
 
-        None where there is none that values can be made in: ONNX Runtime then copies a value when it is bound, so later
-        writes to it have no effect, and the input is bound again for each run.
+        None if no value can be made there: ONNX Runtime then copies the value when it is bound, so later writes have no
+        effect, and the input is bound again for each run.
         """
         if self._bound_memory is None:
             self._bound_memory = _bound_memory(self.open_core().session, self._inputs, self.recipe)
@@ -214,7 +219,7 @@ class OrtEngineSession:
 
     @contextlib.contextmanager
     def guarded(self) -> Iterator[None]:
-        """Hold what a use of the device must hold, refuse it where it would crash, and give errors our types."""
+        """Hold the locks of the device, refuse a use that would crash, and translate the engine's errors."""
         try:
             with self._guard(), self._graph_lock if self.takes_turns else contextlib.nullcontext():
                 if self._before is not None:
@@ -232,10 +237,10 @@ class OrtEngineSession:
     def stop_runs(self) -> None:
         """End all runs that are in flight and let no other begin; for the end of the process."""
         self._options.terminate = True  # the session may be closed already, with runs still in it
-        self._stopped, self._core = self._core, None  # kept: nobody may wait here for it to go down
+        self._stopped, self._core = self._core, None  # kept: destroying it here would wait for its runs
 
     def open_core(self) -> SessionCore:
-        """Return what is open, to be held for as long as it is used.
+        """Return the open session; hold the reference for as long as it is used.
 
         Raises:
             EngineError: the session is closed.
@@ -247,13 +252,13 @@ class OrtEngineSession:
 
     @property
     def takes_turns(self) -> bool:
-        """Whether runs must not be side by side, since they share recorded launches or the stream of such."""
+        """Whether runs must be serialised, since they share recorded launches or the stream of a recorder."""
         core = self._core
         return self.recipe.device_graph or (core is not None and core.recorder is not None)
 
     @property
     def runs_slots(self) -> bool:
-        """Whether plain runs and replays are cheaper than runs over buffers that are bound on the device."""
+        """Whether plain runs and replays are cheaper than runs over bound device buffers."""
         return bool(self.recipe.run_config) or self.open_core().recordings is not None
 
     def run_values(

@@ -23,7 +23,7 @@ from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import TensorType, ValueType
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule
-from rlx_ort.providers.engine.device_tensor import DeviceTensor
+from rlx_ort.providers.engine.binding import DeviceTensor
 
 if TYPE_CHECKING:
     from rlx_ort.converters.to_onnx.exported import ExportedModel

@@ -17,8 +17,7 @@ import numpy.typing as npt
 from rlx_ort.errors import EngineError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.tensor import FileRange, TensorData
-from rlx_ort.providers.engine.binding import Binder, HostBinder, binder_of
-from rlx_ort.providers.engine.device_tensor import DeviceTensor
+from rlx_ort.providers.engine.binding import Binder, DeviceTensor, HostBinder, binder_of
 
 if TYPE_CHECKING:
     from rlx_ort.providers.base import EngineSession

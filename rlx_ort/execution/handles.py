@@ -21,7 +21,7 @@ from rlx_ort.execution.coerce import as_array
 from rlx_ort.execution.inputs import InputPlan, ResidentFeeds, is_shareable, shared
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import TensorType, ValueType
-from rlx_ort.providers.engine.device_tensor import DeviceTensor
+from rlx_ort.providers.engine.binding import DeviceTensor
 
 if TYPE_CHECKING:
     from rlx_ort.execution.engine import Engine

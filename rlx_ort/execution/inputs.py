@@ -19,7 +19,7 @@ from rlx_ort.execution.coerce import as_array
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.types import MapType, OptionalType, SequenceType, TensorType, ValueType
-from rlx_ort.providers.engine.device_tensor import DeviceTensor
+from rlx_ort.providers.engine.binding import DeviceTensor
 
 __all__ = ["Adopter", "InputPlan", "ResidentFeeds", "at_extent", "is_shareable", "shared"]
 

@@ -119,7 +119,7 @@ class MoeControls:
     def _apply(self, settings: _Settings, rule: PlacementRule) -> None:
         """Open a session with the hidden outputs, and the experts on the host, that the settings need."""
         from rlx_ort.converters.to_onnx.exporter import exported
-        from rlx_ort.providers.kernels import kernel_set
+        from rlx_ort.providers.claims import kernel_set
 
         base = self.base
         # The CPU is the host: there is nowhere to move an expert to.

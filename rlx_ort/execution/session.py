@@ -197,7 +197,7 @@ def open_slot(
         ConversionError: a node cannot be written as ONNX.
     """
     from rlx_ort.converters.to_onnx.exporter import exported
-    from rlx_ort.providers.kernels import kernel_set
+    from rlx_ort.providers.claims import kernel_set
 
     options = options.on(device)
     what = runnable(graph)

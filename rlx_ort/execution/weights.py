@@ -28,7 +28,7 @@ from rlx_ort.ir.narrow import narrowed
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.tensor_file import read_tensors
 from rlx_ort.ir.types import TensorType
-from rlx_ort.providers.engine.device_tensor import DeviceTensor
+from rlx_ort.providers.engine.binding import DeviceTensor
 
 if TYPE_CHECKING:
     from rlx_ort.ir.graph import Graph

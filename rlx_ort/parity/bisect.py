@@ -17,7 +17,7 @@ import numpy.typing as npt
 import onnx
 
 from rlx_ort.converters.bundle import ModelBundle, location_of
-from rlx_ort.converters.to_onnx.infer import infer_proto
+from rlx_ort.converters.infer import infer_proto
 from rlx_ort.device import Device
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.types import TensorType

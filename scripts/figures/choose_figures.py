@@ -135,7 +135,7 @@ def _seconds(action: Callable[[], object]) -> float:
 
 
 def _graph(nodes: int, width: int, growth: int = 0) -> Graph:
-    """Return dense layers with normalisation, ten nodes each, whose width tells this graph from others.
+    """Return dense layers with normalisation, ten nodes each, whose width makes this graph unique.
 
     Each layer is wider than the one before by `growth`, so that none has the types of another unless it is 0.
     """

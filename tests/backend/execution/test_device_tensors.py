@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from step_graphs import assert_same, step_graph, step_inputs
+from sample_models.step_graphs import assert_same, step_graph, step_inputs
 
 from rlx_ort.device import Device
 from rlx_ort.execution.session import Session
-from rlx_ort.providers.engine.device_tensor import DeviceTensor
+from rlx_ort.providers.engine.binding import DeviceTensor
 
 
 def test_outputs_stay_on_the_device_for_other_graphs(device: Device) -> None:

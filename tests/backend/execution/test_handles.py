@@ -8,7 +8,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from step_graphs import W, assert_same, growing_graph, step_graph, step_inputs
+from sample_models.step_graphs import W, assert_same, growing_graph, step_graph, step_inputs
 
 from rlx_ort.device import Device
 from rlx_ort.errors import InputError, RlxError

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import onnx.parser
 import pytest
-from fake_recorder import FakeRecorder
-from step_graphs import assert_same, step_graph, step_inputs
+from doubles.fake_recorder import FakeRecorder
+from sample_models.step_graphs import assert_same, step_graph, step_inputs
 
 from rlx_ort.converters.from_onnx import from_onnx
 from rlx_ort.device import Device

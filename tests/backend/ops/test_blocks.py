@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from op_harness import Array, check, rand, run
+from op_tests.harness import Array, check, rand, run
 
 from rlx_ort.device import Device
 from rlx_ort.ir.ops.blocks import FusedTransformerLayer

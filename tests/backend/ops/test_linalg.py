@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from op_harness import check, rand, run
+from op_tests.harness import check, rand, run
 
 from rlx_ort.device import Device
 

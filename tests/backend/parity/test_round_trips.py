@@ -25,7 +25,7 @@ class Exported:
 
     def __init__(self, name: str) -> None:
         import torch
-        from torch_models import MODELS
+        from sample_models.torch_modules import MODELS
 
         from rlx_ort.converters.sources import from_torch
 

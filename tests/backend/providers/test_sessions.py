@@ -24,7 +24,7 @@ DTYPES = [
 
 
 def test_inputs_and_outputs_have_our_types_with_named_dims(open_model):
-    """A session tells names, element types and shapes as the IR has them."""
+    """A session has the names, element types and shapes of the IR."""
     session = open_model(ADD)
     kind = TensorType(DType.F32, Shape(("N", 2)))
     assert [(spec.name, spec.type) for spec in session.inputs] == [("a", kind), ("b", kind)]

@@ -46,7 +46,7 @@ def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def timed(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
-    """Replace the race: `times` is ns or a failure by device, `asked` who took part, `paces` what told the host's."""
+    """Replace the race: `times` is ns or a failure by device, `asked` who took part, `paces` the host's speed."""
     script: dict[str, Any] = {"asked": [], "times": {}, "paces": []}
 
     def measure(devices: Iterable[Device], *rest: object, pace: Pace) -> list[DeviceBenchResult]:
@@ -64,7 +64,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
 
 
 def close_together(providers: Any) -> None:
-    """Give CUDA and WebGPU predictions that cannot be told apart, and leave the CPU far behind."""
+    """Give CUDA and WebGPU predictions that are too close, and leave the CPU far behind."""
     providers["webgpu"].profile = CostProfile(100.0, 100.0, 100.0, 1_200.0, 1_200.0, 100.0, 100.0)
 
 

@@ -15,7 +15,7 @@ from rlx_ort.execution.background import BackgroundRuns, Workers
 from rlx_ort.execution.compiled import CompiledGraph
 from rlx_ort.execution.session import Session
 from rlx_ort.ir.graph import Graph
-from rlx_ort.providers.engine.device_tensor import DeviceTensor, HostTensor
+from rlx_ort.providers.engine.binding import DeviceTensor, HostTensor
 
 ONES = np.ones((4, 3), np.float32)
 X = np.arange(8, dtype=np.float32).reshape(2, 4)

@@ -56,7 +56,7 @@ def test_the_report_counts_nodes_by_kind_sorted_and_without_leaves(machine: Any)
 
 
 def test_the_report_names_back_end_policy_and_claims(machine: Any) -> None:
-    """The header of the report tells what was asked of whom."""
+    """The header of the report names the device, the policy and the number of claims."""
     machine.add("gpu", kernels=machine.kernels("Erf", "Cos"))
     report = dispatch_report_for_device(machine.chain("Erf"), "gpu")
     assert (report.device, report.policy, report.supported_claim_count) == (Device.GPU, "prefer-native", 2)
@@ -173,7 +173,7 @@ def _path_of(machine: Any, *more: KernelClaim) -> dict[str, str]:
 
 
 def test_ops_without_a_fused_kernel_go_by_basic_ones(machine: Any) -> None:
-    """The report tells forms that were chosen from forms that are the only ones; what nobody needs is left out."""
+    """The report separates chosen forms from the only possible ones, and leaves unused nodes out."""
     assert _path_of(machine) == {"norm": "common-ir", "silu_2": "common-ir", "lora": "rewritten", "relu": "native"}
 
 

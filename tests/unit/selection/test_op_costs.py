@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import pytest
-from op_cases import CASES, built
+from op_tests.cases import CASES, built
 
 from rlx_ort.calibration.features import workload_of
 from rlx_ort.converters.to_onnx.exporter import export_model
