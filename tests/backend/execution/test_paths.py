@@ -15,7 +15,7 @@ from rlx_ort.providers import registry
 
 
 def test_the_active_extent_runs_only_what_matters(device: Device) -> None:
-    """Padded inputs give the outputs of the rows that matter, until the extent is taken back."""
+    """Padded inputs return the rows of the extent, until it is reset."""
     compiled = Session(device).compile(step_graph())
     (inputs,) = step_inputs(rows=8)
     expected = compiled.run({name: array[:3] for name, array in inputs.items()})[0]

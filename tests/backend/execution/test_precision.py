@@ -77,7 +77,7 @@ def test_an_encoder_in_f16_stays_close_to_f32(options: CompileOptions) -> None:
 
 
 def test_a_parameter_is_set_in_f32_and_takes_part_in_f16() -> None:
-    """The caller does not know how the session stores it; a value set after a run is seen by the next one."""
+    """Values are set in the declared dtype, however the session stores them; the next run uses a new value."""
     g = Graph()
     g.outputs = [g.input("x", [1, 2]) @ g.param("w", [2, 2])]
     compiled = Session("cpu", CompileOptions(precision=Precision.F16)).compile(g)
