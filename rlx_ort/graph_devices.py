@@ -18,13 +18,7 @@ import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlx_ort.device import Device
-from rlx_ort.errors import (
-    DeviceError,
-    DeviceFallbackError,
-    GraphError,
-    NoViableDeviceError,
-    is_device_failure,
-)
+from rlx_ort.errors import DeviceError, DeviceFallbackError, GraphError, NoViableDeviceError, is_device_failure
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule
 from rlx_ort.selection.policy import Adaptive, Benchmark, DevicePolicy, device_chain_from_env, labels
 

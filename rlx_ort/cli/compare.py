@@ -8,13 +8,7 @@ from typing import Any
 import click
 
 from rlx_ort.cli import options
-from rlx_ort.cli.parity import (
-    comparison_document,
-    divergence_document,
-    print_divergence,
-    print_outputs,
-    tolerance_of,
-)
+from rlx_ort.cli.parity import comparison_document, divergence_document, print_divergence, print_outputs, tolerance_of
 from rlx_ort.cli.show import note, print_facts, print_json, progress
 from rlx_ort.errors import ParityError
 

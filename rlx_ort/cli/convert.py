@@ -187,13 +187,8 @@ def _document(report: ConversionReport) -> dict[str, Any]:
 
 
 def _facts(facts: ModelFacts) -> dict[str, Any]:
-    return {
-        "nodes": facts.nodes,
-        "opset": facts.opset,
-        "ir_version": facts.ir_version,
-        "weight_bytes": dict(facts.weight_bytes),
-        "bytes": facts.nbytes,
-    }
+    found: dict[str, Any] = _plain(facts)
+    return {"bytes": found.pop("nbytes"), **found}
 
 
 def _plain(value: Any) -> Any:
@@ -202,7 +197,7 @@ def _plain(value: Any) -> Any:
 
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {item.name: _plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
-    if isinstance(value, dict) or hasattr(value, "items"):
+    if hasattr(value, "items"):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [_plain(item) for item in value]

@@ -23,6 +23,11 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
+_COLUMNS = (
+    *("available", "supports_graph", "cpu_nodes", "predicted_ns", "profile_source", "recommended", "blocker"),
+    *("judged_by", "hardware"),
+)
+
 
 @click.command("report")
 @options.model
@@ -65,16 +70,8 @@ def command(
     for candidate in candidates:
         row: dict[str, Any] = {
             "device": candidate.label,
-            "available": candidate.available,
-            "supports_graph": candidate.supports_graph,
-            "cpu_nodes": candidate.cpu_nodes,
-            "predicted_ns": candidate.predicted_ns,
-            "profile_source": candidate.profile_source,
-            "recommended": candidate.recommended,
-            "blocker": candidate.blocker,
-            "judged_by": candidate.judged_by,
+            **{name: getattr(candidate, name) for name in _COLUMNS},
             "first_unsupported": None if candidate.first_unsupported is None else candidate.first_unsupported.name,
-            "hardware": candidate.hardware,
             "assumed_dims": list(candidate.assumed_dims),
         }
         if open_sessions:

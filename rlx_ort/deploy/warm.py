@@ -138,13 +138,7 @@ def _note(package: Package, compiled: CompiledGraph, opening: Opening) -> bool:
     if not plain or len(opening.request.model.input_types) != len(inputs):
         return False
     found_inputs, found_outputs = known
-    note_start(
-        default_store(),
-        package.sha256,
-        opening.entry.digest,
-        describe_runtime(),
-        (found_inputs, found_outputs),
-    )
+    note_start(default_store(), package.sha256, opening.entry.digest, describe_runtime(), (found_inputs, found_outputs))
     return True
 
 

@@ -16,13 +16,7 @@ from rlx_ort.calibration.model import Price
 from rlx_ort.device import Device
 from rlx_ort.providers.base import CostProfile
 
-__all__ = [
-    "DEFAULT_DIM",
-    "BackendCostModel",
-    "BasicCostModel",
-    "ProfileCostModel",
-    "completed",
-]
+__all__ = ["DEFAULT_DIM", "BackendCostModel", "BasicCostModel", "ProfileCostModel", "completed"]
 
 
 class BasicCostModel(Protocol):

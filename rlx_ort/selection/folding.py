@@ -148,10 +148,7 @@ def _folded_values(
 
 
 def _refined(
-    model: onnx.ModelProto,
-    outline: Outline,
-    folded: Mapping[str, NodeRecord],
-    values: Mapping[str, TensorData | None],
+    model: onnx.ModelProto, outline: Outline, folded: Mapping[str, NodeRecord], values: Mapping[str, TensorData | None]
 ) -> dict[str, ValueType]:
     """Return the types that are known better with the folded values in place of their nodes."""
     from rlx_ort.converters.to_onnx.infer import infer_proto

@@ -89,10 +89,7 @@ def open_first(choose: Callable[[], tuple[Device, bool]], open_on: Callable[[Dev
 
 
 def resolve_device_chain(
-    graph: Graph,
-    chain: Devices,
-    policy: DevicePolicy | None = None,
-    options: CompileOptions | None = None,
+    graph: Graph, chain: Devices, policy: DevicePolicy | None = None, options: CompileOptions | None = None
 ) -> Device:
     """Return the first device of the chain that may run the graph; nothing outside the chain is considered.
 
