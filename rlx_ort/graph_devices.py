@@ -18,6 +18,7 @@ import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlx_ort.device import Device
+from rlx_ort.device_sessions import DeviceSessions
 from rlx_ort.errors import DeviceError, DeviceFallbackError, GraphError, NoViableDeviceError, is_device_failure
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule
 from rlx_ort.selection.policy import Adaptive, Benchmark, DevicePolicy, device_chain_from_env, labels
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from rlx_ort.adaptive import Choice, Follower
     from rlx_ort.execution.benchmark import DeviceBenchResult, InputSignature
     from rlx_ort.execution.compiled import CompiledGraph
-    from rlx_ort.execution.engine_slot import EngineSlot
     from rlx_ort.execution.placement import Placement
     from rlx_ort.execution.weights import WeightStore
     from rlx_ort.ir.dtype import DType
@@ -84,9 +84,7 @@ class GraphDevices:
         last_choice: the last choice of the adaptive strategy, with predictions and measurements; None before.
     """
 
-    _slots: dict[Device, EngineSlot]
-    _compiled_graphs: dict[tuple[Device, PlacementRule], CompiledGraph]
-    _compile_locks: dict[Device, threading.Lock]
+    _sessions: DeviceSessions
     _devices: tuple[Set[Device], list[Device]] | None
     _winners: dict[InputSignature, Follower]
     _revision: int
@@ -259,11 +257,7 @@ class GraphDevices:
         Raises:
             ParamError: a parameter is not set.
         """
-        with self._lock:
-            slots = list(self._slots.values())
-        for slot in slots:
-            if slot.current is not None:
-                slot.engine(PlacementRule.ASSISTED)
+        self._sessions.reopen_stale()
 
     # Compile
 
@@ -350,11 +344,7 @@ class GraphDevices:
             DeviceError: the policy refuses the device, or it does not work here.
         """
         device = Device(device)
-        with self._lock:
-            slot = self._slots.get(device)
-        if slot is not None and slot.placement is not None:
-            return slot.placement
-        return self._compiled(device, named=False).placement
+        return self._sessions.placement(device) or self._compiled(device, named=False).placement
 
     # Run
 
@@ -473,10 +463,9 @@ class GraphDevices:
         The registry keeps the results of its probes for the whole process.
         """
         with self._lock:
-            slots = list(self._slots.values())
+            sessions = self._sessions
             self._forget()
-        for slot in slots:
-            slot.close()
+        sessions.close()
         graph = getattr(self, "_graph", None)  # a packaged one may not have been read
         if graph is not None:
             from rlx_ort.selection.graph_cache import forget
@@ -500,12 +489,10 @@ class GraphDevices:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<GraphDevices {self.graph.name!r}, compiled for {labels(self._slots)}>"
+        return f"<GraphDevices {self.graph.name!r}, compiled for {labels(self._sessions.devices)}>"
 
     def _forget(self) -> None:
-        self._slots = {}
-        self._compiled_graphs = {}
-        self._compile_locks = {}
+        self._sessions = DeviceSessions(self._options)
         self._devices = None
         self._winners = {}
 
@@ -532,7 +519,7 @@ class GraphDevices:
 
     def _followed(self, follower: Follower) -> Device:
         """Return the current device of a follower, or its first one while that holds the caller's state."""
-        first = self._compiled_graphs.get((follower.home, self._by_choice.placement or PlacementRule.ASSISTED))
+        first = self._sessions.find(follower.home, self._by_choice.placement or PlacementRule.ASSISTED)
         if first is not None and first.has_handles:
             return follower.home
         return follower.device(self._candidates().refused)
@@ -616,33 +603,12 @@ class GraphDevices:
     def _compiled(self, device: Device, named: bool) -> CompiledGraph:
         self._follow_graph()
         rule = (self._by_name if named else self._by_choice).placement or PlacementRule.STRICT
-        found = self._compiled_graphs.get((device, rule))
-        if found is not None and not found.closed:
+        sessions = self._sessions
+        found = sessions.find(device, rule)
+        if found is not None:
             return found
         refusal = self._policy.refusal(device)
         if refusal is not None:
             raise NoViableDeviceError(f"{device.display} may not run graph {self.graph.name!r}: it is {refusal}")
-        with self._lock:
-            compiling = self._compile_locks.setdefault(device, threading.Lock())
-        with compiling, self._remembering(device, rule):
-            found = self._lent(device, rule)
-            if found is None:
-                from rlx_ort.execution.compiled import CompiledGraph
-                from rlx_ort.execution.session import open_slot, working_provider
-
-                slot = self._slots.get(device)
-                if slot is None:
-                    provider = working_provider(device)
-                    slot = open_slot(provider, device, self.graph, self.weights, self._options)
-                    self._slots[device] = slot
-                found = CompiledGraph(slot, rule, owns_slot=False)
-            self._compiled_graphs[device, rule] = found
-            return found
-
-    def _lent(self, device: Device, rule: PlacementRule) -> CompiledGraph | None:
-        """Return the compiled graph of a device under the rule, or None if it was closed or never made."""
-        for known in (rule, *PlacementRule):
-            found = self._compiled_graphs.get((device, known))
-            if found is not None and not found.closed:
-                return found if known is rule else found.held_to(rule)
-        return None
+        with self._remembering(device, rule):
+            return sessions.compiled(self.graph, self.weights, device, rule)
