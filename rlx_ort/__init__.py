@@ -93,8 +93,7 @@ if TYPE_CHECKING:
     )
     from rlx_ort.providers.registry import register_provider
     from rlx_ort.selection.candidates import DeviceCandidate, device_report, devices_for, fastest_device_for, rank
-    from rlx_ort.selection.cost import BackendCostModel, ProfileCostModel
-    from rlx_ort.selection.estimate import estimate_graph_cost, pick_best_device
+    from rlx_ort.selection.cost import BackendCostModel, ProfileCostModel, estimate_graph_cost, pick_best_device
     from rlx_ort.selection.legalize import dispatch_report_for_device, legalize_graph_for_device
     from rlx_ort.selection.policy import DevicePickStrategy, DevicePolicy, device_chain_from_env, device_from_env
     from rlx_ort.selection.predict import calibrate, cost_model, explain
@@ -166,8 +165,7 @@ _NAMES_OF = {
     "fastest_device full_name is_available supports_run_slots",
     "providers.registry": "register_provider",
     "selection.candidates": "DeviceCandidate device_report devices_for fastest_device_for rank",
-    "selection.cost": "BackendCostModel ProfileCostModel",
-    "selection.estimate": "estimate_graph_cost pick_best_device",
+    "selection.cost": "BackendCostModel ProfileCostModel estimate_graph_cost pick_best_device",
     "selection.legalize": "dispatch_report_for_device legalize_graph_for_device",
     "selection.policy": "DevicePickStrategy DevicePolicy device_chain_from_env device_from_env",
     "selection.predict": "calibrate cost_model explain",

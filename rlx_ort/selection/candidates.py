@@ -17,10 +17,9 @@ from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.types import TensorType
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule
 from rlx_ort.providers.availability import availability, is_selectable, known_devices, provider_of, supports_run_slots
-from rlx_ort.selection.curves import BatchCurve, curve_of
 from rlx_ort.selection.graph_cache import cache_of, refusals
 from rlx_ort.selection.policy import DevicePolicy
-from rlx_ort.selection.predict import cost_model, dims_of, predicted_ns
+from rlx_ort.selection.predict import BatchCurve, cost_model, curve_of, dims_of, predicted_ns
 from rlx_ort.selection.support import Support, UnsupportedOp, support_of
 
 __all__ = ["CLOSE", "Candidates", "DeviceCandidate", "device_report", "devices_for", "fastest_device_for", "rank"]
