@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,7 +67,9 @@ def check_signature(package: Package, public_key: Path) -> None:
     except Exception as err:  # the library raises what its own libraries raise
         raise PackageError(f"{public_key} is no public key that verifies packages: {err}") from err
     raw = package.signature
-    with _file_of(raw) as path:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / SIGNATURE  # the library reads signatures from files only
+        path.write_bytes(raw)
         try:
             _check_bundle(raw)
             config.set_hashing_config(_listed(package)).verify(_virtual(package), path)
@@ -119,15 +119,6 @@ def _check_bundle(raw: bytes) -> None:
     document = json.loads(raw)
     if not document["verificationMaterial"]["publicKey"]["hint"]:
         raise ValueError("it does not name the key that made it; sign the package again")
-
-
-@contextmanager
-def _file_of(data: bytes) -> Iterator[Path]:
-    """Give a file with some bytes, since the library reads signatures from files only."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / SIGNATURE
-        path.write_bytes(data)
-        yield path
 
 
 def _library() -> Any:

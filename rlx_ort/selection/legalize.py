@@ -6,12 +6,9 @@ from rlx_ort.device import Device
 from rlx_ort.errors import DeviceUnavailableError, LegalizeError
 from rlx_ort.execution.dispatch_report import (
     COMMON,
-    DispatchSummary,
     KernelDispatchReport,
     common_kinds,
     format_dispatch_report,
-    merge_placement,
-    report_as_dict,
     summarize,
 )
 from rlx_ort.ir.graph import Graph
@@ -20,16 +17,7 @@ from rlx_ort.options.dispatch import KernelDispatch, KernelDispatchPolicy
 from rlx_ort.providers.availability import availability, provider_of
 from rlx_ort.selection.support import model_for, support_of
 
-__all__ = [
-    "DispatchSummary",
-    "KernelDispatchReport",
-    "dispatch_report_for_device",
-    "format_dispatch_report",
-    "legalize_graph_for_device",
-    "merge_placement",
-    "report_as_dict",
-    "require_legal",
-]
+__all__ = ["dispatch_report_for_device", "legalize_graph_for_device", "require_legal"]
 
 
 def legalize_graph_for_device(
