@@ -124,7 +124,7 @@ __all__ = [
     "supports_graph", "supports_run_slots", "to_onnx", "verify", "warm_package",
 ]  # fmt: skip
 
-# In a checkout that is not installed, `converters`, `providers` and `calibration` stand beside this folder.
+# In a checkout that is not installed, `converters`, `providers` and `calibration` are beside this folder.
 _checkout = Path(__file__).resolve().parents[1]
 if not (_checkout / "rlx_ort" / "providers").exists() and (_checkout / "providers" / "ort_provider.py").is_file():
     __path__.append(str(_checkout))
@@ -184,7 +184,7 @@ def __getattr__(name: str) -> Any:
     else:
         module = _MODULE_OF.get(name, "errors")
         collecting = gc.isenabled()
-        gc.disable()  # nothing that is imported is garbage, and looking for some takes a fifth of the time
+        gc.disable()  # imports create no garbage, and collecting takes a fifth of the time
         try:
             value = getattr(importlib.import_module(f"{__name__}.{module}"), name)
         finally:

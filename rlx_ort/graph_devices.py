@@ -72,7 +72,7 @@ class GraphDevices:
     nothing and probes nothing.
 
     Args:
-        graph: the graph; if it grows later, it is compiled anew.
+        graph: the graph; if it grows later, it is compiled again.
         policy: which devices may be chosen; everything by default. The policy variables are read by `from_env` and
             `load` alone.
         options: how to compile.
@@ -163,7 +163,7 @@ class GraphDevices:
             return list(self._devices[1])
 
     def report(self) -> list[DeviceCandidate]:
-        """Return a fresh report: one row a device, with what stands in its way."""
+        """Return a new report: one row a device, with what blocks it."""
         return self._candidates().report()
 
     def rank(self, inputs: Mapping[str, Any] | None = None) -> list[DeviceCandidate]:
@@ -174,7 +174,7 @@ class GraphDevices:
         return self._candidates(inputs).rank()
 
     def fastest(self, inputs: Mapping[str, Any] | None = None) -> Device:
-        """Return the device with the smallest predicted time now; `RLX_DEVICE` is not looked at.
+        """Return the device with the smallest predicted time now; `RLX_DEVICE` is ignored.
 
         The inputs size the prediction. No session is opened: a device is passed over once it has refused the graph in
         `compile_fastest` or another automatic choice.
@@ -188,7 +188,7 @@ class GraphDevices:
         """Return the device to use: the one given, else `RLX_DEVICE`, else the fastest.
 
         Raises:
-            DeviceError: the device given cannot be had, or none can.
+            DeviceError: the device given cannot be used, or none can.
             LegalizeError: the device given does not take the graph.
         """
         from rlx_ort.selection.resolve import resolve_device
@@ -198,7 +198,7 @@ class GraphDevices:
     def resolve_chain(self, device: Device | str | None = None) -> Device:
         """Return the first device that may run the graph: the one given, then those of `RLX_DEVICE_CHAIN`.
 
-        Without a chain this is `resolve`. With one, `RLX_DEVICE` is not looked at.
+        Without a chain this is `resolve`. With one, `RLX_DEVICE` is ignored.
 
         Raises:
             NoViableDeviceError: none of them may.
@@ -264,7 +264,7 @@ class GraphDevices:
     def compile(self, device: Device | str) -> CompiledGraph:
         """Return the graph compiled for a device; the second call returns the same object, until it is closed.
 
-        Closing it gives up its handles and other state; the session belongs to the runner and stays open. A graph that
+        Closing it releases its handles and other state; the session belongs to the runner and stays open. A graph that
         was chosen automatically shares all state with the one that was named, so a handle bound in one is in both.
 
         Raises:
@@ -288,7 +288,7 @@ class GraphDevices:
         """Return the graph compiled for the device given, else `RLX_DEVICE`, else the fastest that takes it.
 
         Raises:
-            DeviceError: the device given cannot be had, or no device takes the graph.
+            DeviceError: the device given cannot be used, or no device takes the graph.
             LegalizeError: the device given does not take the graph.
             PlacementError: the device given does not take every node.
         """
@@ -378,7 +378,7 @@ class GraphDevices:
         winner answers.
 
         Raises:
-            DeviceError: no device may be chosen, or the one given cannot be had.
+            DeviceError: no device may be chosen, or the one given cannot be used.
             RunError: the run failed.
         """
         if device is not None:
@@ -479,7 +479,7 @@ class GraphDevices:
             self.invalidate_cache()
 
     def close(self) -> None:
-        """Close every session; runs in other threads finish first. The runner stays usable and compiles anew."""
+        """Close every session; runs in other threads finish first. The runner stays usable and compiles again."""
         self.invalidate_cache()
 
     def __enter__(self) -> GraphDevices:

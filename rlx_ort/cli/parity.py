@@ -16,7 +16,7 @@ __all__ = ["comparison_document", "divergence_document", "print_divergence", "pr
 
 
 def tolerance_of(relative: float | None) -> Tolerance | None:
-    """Return the tolerance that `--tolerance` stands for, None where it is not given."""
+    """Return the tolerance of `--tolerance`, None if it is not given."""
     from rlx_ort.parity.metrics import Tolerance
 
     return None if relative is None else Tolerance(relative)

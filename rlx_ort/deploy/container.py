@@ -78,7 +78,7 @@ def open_container(path: Path, *, hard_links: bool = False) -> Container:
 
     Raises:
         PackageError: there is nothing there.
-        IntegrityError: what is there breaks a rule of the format.
+        IntegrityError: the file or folder breaks a rule of the format.
     """
     try:
         path = path.resolve()

@@ -40,7 +40,7 @@ class FileEntry(NamedTuple):
 
 
 class StoredTensor(NamedTuple):
-    """Where a tensor is, what it is, and its digest. Offsets count from the begin of its file."""
+    """Place, type and digest of a tensor. Offsets count from the beginning of its file."""
 
     file: str
     offset: int

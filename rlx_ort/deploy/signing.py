@@ -26,9 +26,8 @@ __all__ = ["check_signature", "sign_package"]
 def sign_package(package: Package, private_key: Path, password: str | None = None) -> None:
     """Verify everything in a package, sign it, and put the signature into it; a signature that is there is replaced.
 
-    The folder form gets one more file; the one-file form is written anew beside its place and moved there, for which
-    the package is closed, since Windows replaces no open file. A path that is a link stays one: what it leads to is
-    signed.
+    The folder form gets one more file. The one-file form is written again beside its place and moved there; the package
+    is closed for this, because Windows cannot replace an open file. If the path is a link, its target is signed.
 
     Raises:
         IntegrityError: the contents of the package do not match its index; nothing is signed.

@@ -44,7 +44,7 @@ class Fields:
     """A JSON object whose entries are taken out with their type checked.
 
     Args:
-        item: what JSON made of it.
+        item: the decoded JSON.
         where: its place, for messages.
 
     Raises:
@@ -124,7 +124,7 @@ class Fields:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("a key stands twice in one object")
+        raise ValueError("a key occurs twice in one object")
     return found
 
 

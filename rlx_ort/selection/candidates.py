@@ -75,10 +75,10 @@ class DeviceCandidate:
         driver: the driver's version, empty when unknown.
         capabilities: names of the run-time features it has.
         predicted_ns: the predicted time of one run in ns, or None when it cannot be chosen or has no profile.
-        profile_source: where the figures of the prediction come from; `default` are shipped and not measured here.
+        profile_source: the source of the figures of the prediction; `default` are shipped and not measured here.
         cpu_nodes: how many of the graph's nodes the CPU would take over.
         judged_by: the shipped kernel list that a device which is not here was judged by, empty for the others.
-        first_unsupported: the first node that stands in the way, strictly judged where the device is not here, or None.
+        first_unsupported: the first node that the device does not take, by the strict rule if it is not here, or None.
         assumed_dims: the inputs' dims without a size, for which the prediction assumes `DEFAULT_DIM`; one without a
             name is given by its place, as `x[0]`.
     """

@@ -39,7 +39,7 @@ __all__ = [
 class BasicCostModel(Protocol):
     """The rates of a device: all that a cost model of your own must have.
 
-    `device` may also be a method. A `BackendCostModel` is made of it where one is needed; see `completed`.
+    `device` may also be a method. It is converted to a `BackendCostModel` where one is needed; see `completed`.
     """
 
     @property
@@ -67,7 +67,7 @@ class BackendCostModel(BasicCostModel, Protocol):
 
     @property
     def source(self) -> str:
-        """Where its figures come from; `default` are shipped and not measured here."""
+        """The source of its figures; `default` are shipped and not measured here."""
 
     def error_of(self, ns_by_how: Mapping[str, float]) -> float:
         """Return the error to expect of a prediction, as a share of it, from how its parts were found."""
@@ -84,7 +84,7 @@ class BackendCostModel(BasicCostModel, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ProfileCostModel:
-    """A cost model made of one `CostProfile`, measured or shipped; its rates do not depend on the shape.
+    """A cost model with the figures of one `CostProfile`, measured or shipped; rates do not depend on the shape.
 
     Attributes:
         device: the device of the figures.
@@ -179,7 +179,7 @@ class _GivenCostModel(ProfileCostModel):
 
 
 def _over(amount: float, rate: float) -> float:
-    """Return amount / rate; a rate of 0 stands for no such cost, as copies have none on the CPU."""
+    """Return amount / rate; a rate of 0 means no cost, such as copies on the CPU."""
     return amount / rate if rate else 0.0
 
 
@@ -191,7 +191,7 @@ class Term:
         name: what takes the time: `round trip`, `inputs`, `outputs`, `copies`, or a node.
         kind: `overhead`, `transfer`, or the row of the table that a node is priced by, or its operator.
         ns: how long, in nanoseconds.
-        count: how many parts of the kind it stands for.
+        count: how many parts of the kind it sums up.
         how: `measured`, `interpolated`, `extrapolated`, or `assumed`; empty for a mixture of these.
     """
 
@@ -210,7 +210,7 @@ class Estimate:
         device: the device.
         total_ns: the predicted time of one run, in nanoseconds.
         terms: the parts, in the order of the run.
-        source: where the figures come from.
+        source: the source of the figures.
         error: the error to expect, as a share of the total.
         assumed: dims whose size was not given and was assumed.
     """

@@ -51,7 +51,7 @@ _lock = threading.Lock()
 
 
 def cache_of(graph: Graph) -> GraphCache:
-    """Return what is remembered of a graph as it is now."""
+    """Return the cache of a graph in its present revision."""
     providers = registry.default_registry()
     state = (graph.revision, providers, providers.generation)
     found = _caches.get(graph)

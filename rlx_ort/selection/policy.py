@@ -52,7 +52,7 @@ class Benchmark(DevicePickStrategy):
 
 @dataclass(frozen=True, slots=True)
 class Adaptive(DevicePickStrategy):
-    """Choose by prediction where one stands out, else by timing those that may be the best, `runs` runs each."""
+    """Choose by prediction if one is clearly the best, else by timing the close ones, `runs` runs each."""
 
     runs: int = 5
 
@@ -216,7 +216,7 @@ def labels(devices: Iterable[Device]) -> str:
 
 
 def _covers(denied: Device, device: Device) -> bool:
-    """Return whether a denial of one device keeps another one out; index 0 stands for every index of its kind."""
+    """Return whether a denial of one device covers another one; index 0 covers every index of its kind."""
     same_hardware = device.kind == denied.kind or device.kind in denied.family.covers
     return same_hardware and denied.index in (0, device.index)
 
