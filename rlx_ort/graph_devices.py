@@ -522,7 +522,7 @@ class GraphDevices:
         first = self._sessions.find(follower.home, self._by_choice.placement or PlacementRule.ASSISTED)
         if first is not None and first.has_handles:
             return follower.home
-        return follower.device(self._candidates().refused)
+        return follower.device(self._refusals(self._by_choice))
 
     def _follower(self, inputs: Mapping[str, Any]) -> Follower | None:
         """Return the follower of the winner under a strategy that measures, or None under another one."""
@@ -531,10 +531,10 @@ class GraphDevices:
             return None
         from rlx_ort.execution.benchmark import input_signature
 
-        refused = self._candidates().refused
+        self._follow_graph()
         key, winners = input_signature(inputs), self._winners  # another thread may begin with an empty map meanwhile
         follower = winners.get(key)
-        if follower is not None and follower.home not in refused:
+        if follower is not None and follower.home not in self._refusals(self._by_choice):
             return follower
         from rlx_ort.adaptive import Choice, Follower, choose
 
@@ -560,6 +560,11 @@ class GraphDevices:
         self._follow_graph()
         return Candidates(self.graph, self._policy, options or self._by_choice, inputs)
 
+    def _refusals(self, options: CompileOptions) -> dict[Device, str]:
+        from rlx_ort.selection.graph_cache import refusals
+
+        return refusals(self.graph, options)
+
     def _first_of(self, chain: Devices, work: Callable[[Device], T]) -> tuple[Device, T]:
         """Return the first device of a chain on which the work succeeds, and its result; keep the attempts."""
         from rlx_ort.selection.resolve import run_with_fallback
@@ -577,7 +582,7 @@ class GraphDevices:
         try:
             return open_first(choose, self._opened)
         finally:
-            self.last_attempts = tuple(self._candidates(options=self._by_name).refused.items())
+            self.last_attempts = tuple(self._refusals(self._by_name).items())
 
     def _assisted(self, device: Device) -> CompiledGraph:
         return self._opened(device, named=False)

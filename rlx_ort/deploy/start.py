@@ -63,9 +63,7 @@ def start_package(
     place = Path(path)
     key = require_signature or environment.get("PACKAGE_KEY") or None
     quick, digest = None, sha256
-    ruled = environment.get("DEVICES") or environment.get(
-        "DENY_DEVICES"
-    )  # applied by a full opening
+    ruled = environment.get("DEVICES") or environment.get("DENY_DEVICES")  # applied by a full opening
     if device == "cpu" and key is None and not ruled:
         collecting = gc.isenabled()
         gc.disable()  # imports create no garbage
