@@ -327,7 +327,7 @@ class GraphDevices:
         warm = []
         for device in self._candidates().devices():
             try:
-                self._assisted(device).open()
+                self._opened(device, named=False).open()
             except Exception as err:  # raised again unless the device is at fault
                 if not is_device_failure(err):
                     raise
@@ -584,12 +584,9 @@ class GraphDevices:
         finally:
             self.last_attempts = tuple(self._refusals(self._by_name).items())
 
-    def _assisted(self, device: Device) -> CompiledGraph:
-        return self._opened(device, named=False)
-
     def _to_time(self, device: Device) -> CompiledGraph:
         """Return a graph whose runs do not change the handles of the compiled graph that callers have."""
-        found = self._assisted(device)
+        found = self._opened(device, named=False)
         return found.clone() if found.has_handles else found
 
     def _opened(self, device: Device, named: bool) -> CompiledGraph:
