@@ -21,7 +21,7 @@ from rlx_ort.device import Device
 from rlx_ort.device_sessions import DeviceSessions
 from rlx_ort.errors import DeviceError, DeviceFallbackError, GraphError, NoViableDeviceError, is_device_failure
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule
-from rlx_ort.selection.policy import Adaptive, Benchmark, DevicePolicy, device_chain_from_env, labels
+from rlx_ort.selection.policy import Adaptive, Benchmark, DevicePolicy, chain_with, device_chain_from_env, labels
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Set
@@ -203,12 +203,11 @@ class GraphDevices:
         Raises:
             NoViableDeviceError: none of them may.
         """
-        from rlx_ort.selection.resolve import chain_with, resolve_device_chain
+        from rlx_ort.selection.resolve import resolve_device_chain
 
-        chain = chain_with(device)
         if not device_chain_from_env():
             return self.resolve(device)
-        return resolve_device_chain(self.graph, chain, self._policy, self._options)
+        return resolve_device_chain(self.graph, chain_with(device), self._policy, self._options)
 
     def resolve_with_inputs(self, inputs: Mapping[str, Any], device: Device | str | None = None) -> Device:
         """Return the device to use for inputs of these sizes; under the benchmark strategy the fastest measured one.
@@ -302,8 +301,6 @@ class GraphDevices:
         Raises:
             DeviceFallbackError: every device of the chain refused.
         """
-        from rlx_ort.selection.resolve import chain_with
-
         if not device_chain_from_env():
             return self.compile_resolved(device)
         return self._first_of(chain_with(device), self.compile)[1]
@@ -426,8 +423,6 @@ class GraphDevices:
             InputError: the inputs do not fit the graph.
             ParamError: a parameter is not set.
         """
-        from rlx_ort.selection.resolve import chain_with
-
         chain = chain_with(device)
         if chain:
             return self.run_try(chain, inputs)

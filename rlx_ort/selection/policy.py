@@ -210,6 +210,12 @@ def device_chain_from_env(prefix: str = "RLX") -> list[Device]:
     return _devices_from_env(prefix, "DEVICE_CHAIN") or []
 
 
+def chain_with(device: Device | str | None) -> list[Device]:
+    """Return the device given, if any, and then those of `RLX_DEVICE_CHAIN` that are not it."""
+    chain = device_chain_from_env()
+    return chain if device is None else list(dict.fromkeys([Device(device), *chain]))
+
+
 def labels(devices: Iterable[Device]) -> str:
     """Return the labels of devices as one text, `none` when there are none."""
     return ", ".join(device.label for device in devices) or "none"
