@@ -147,8 +147,8 @@ def _plugin(dist: importlib.metadata.Distribution, module_name: str) -> Plugin:
         module = importlib.import_module(module_name)
     except (ImportError, OSError) as err:
         return found(problem=f"its module {module_name} does not import: {err}")
-    path = getattr(module, "get_library_path", None) or getattr(module, "library_path", None)
-    names = next(filter(None, (getattr(module, name, None) for name in _NAMES_OF_PROVIDERS)), None)
+    path: Any = getattr(module, "get_library_path", None) or getattr(module, "library_path", None)
+    names: Any = next(filter(None, (getattr(module, name, None) for name in _NAMES_OF_PROVIDERS)), None)
     if not callable(path) or names is None:
         return found(problem=f"its module {module_name} has no get_library_path and get_ep_names")
     try:

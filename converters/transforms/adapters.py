@@ -183,7 +183,7 @@ def _value(attribute: onnx.AttributeProto) -> Any:
 
 def _same(made: onnx.NodeProto, node: onnx.NodeProto) -> bool:
     def key(item: onnx.NodeProto) -> Any:
-        return item.op_type, _trimmed([*item.input]), {a.name: a.SerializeToString(True) for a in item.attribute}
+        return item.op_type, _trimmed([*item.input]), {a.name: a.SerializeToString(deterministic=True) for a in item.attribute}
 
     return bool(key(made) == key(node))
 

@@ -153,7 +153,7 @@ class OpenFile:
             return os.preadv(self._file.fileno(), [target], offset)
         with self._lock:  # Windows has one place in the file for all threads
             self._file.seek(offset)
-            return self._file.readinto(target) or 0
+            return int(self._file.readinto(target) or 0)
 
     def close(self) -> None:
         """Close the handle; maps that were handed out stay."""

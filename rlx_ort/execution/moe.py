@@ -229,7 +229,7 @@ def masks_of_products(
 
 def account(routed: Mapping[str, npt.NDArray[np.generic]], masks: Sequence[Mask]) -> dict[str, int]:
     """Return how many experts were called and how many rows they got, on the device and on the host."""
-    totals = dict.fromkeys(("gpu_expert_calls", "cpu_expert_calls", "gpu_tokens", "cpu_tokens"), 0)
+    totals: dict[str, int] = dict.fromkeys(("gpu_expert_calls", "cpu_expert_calls", "gpu_tokens", "cpu_tokens"), 0)
     for ids, mask in zip(routed.values(), masks, strict=True):
         experts, rows = np.unique(np.asarray(ids).astype(np.int64), return_counts=True)
         for expert, count in zip(experts, rows, strict=True):

@@ -119,7 +119,7 @@ def difference(reference: Array, value: Array) -> Difference:
 
 def _flat(array: Array) -> Array:
     """Return the elements in one row; complex numbers count as two."""
-    flat = np.ascontiguousarray(array).reshape(-1)
+    flat: Array = np.ascontiguousarray(array).reshape(-1)
     return flat.view(flat.real.dtype) if flat.dtype.kind == "c" else flat
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["AttributeValue", "OnnxBuilders", "OnnxNode"]
 
-AttributeValue: TypeAlias = (
+AttributeValue: TypeAlias = (  # pyright: ignore[reportGeneralTypeIssues]  # one text in two lines
     "int | float | str | bytes | TensorData | Graph | ValueType "
     "| tuple[int, ...] | tuple[float, ...] | tuple[str, ...] | tuple[bytes, ...] "
     "| tuple[TensorData, ...] | tuple[Graph, ...] | tuple[ValueType, ...]"
@@ -55,7 +55,7 @@ class OnnxNode(Op):
 
     def bodies(self) -> tuple[Graph, ...]:
         """Return the subgraphs among the attributes."""
-        found: list[Graph] = []
+        found: list[Any] = []
         for value in self.attributes.values():
             found += [item for item in (value if isinstance(value, tuple) else (value,)) if isinstance(item, GraphCore)]
         return tuple(found)
