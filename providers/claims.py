@@ -82,7 +82,7 @@ def kernel_set(provider: Provider, graph: Graph) -> KernelSet | None:
     def trusted(domain: str, op_type: str, *form: Any) -> bool:
         return (domain, op_type) not in provider.distrusted_kernels and takes(claims, domain, op_type, *form)
 
-    return KernelSet(provider.ep_name or provider.name, _known_of(claims), trusted)
+    return KernelSet(provider.ep_name or provider.name, _known_of(claims), trusted)  # pyright: ignore[reportArgumentType]  # *form
 
 
 @functools.cache

@@ -147,14 +147,14 @@ def _plugin(dist: importlib.metadata.Distribution, module_name: str) -> Plugin:
         module = importlib.import_module(module_name)
     except (ImportError, OSError) as err:
         return found(problem=f"its module {module_name} does not import: {err}")
-    path: Any = getattr(module, "get_library_path", None) or getattr(module, "library_path", None)
-    names: Any = next(filter(None, (getattr(module, name, None) for name in _NAMES_OF_PROVIDERS)), None)
+    path = getattr(module, "get_library_path", None) or getattr(module, "library_path", None)
+    names = next(filter(None, (getattr(module, name, None) for name in _NAMES_OF_PROVIDERS)), None)
     if not callable(path) or names is None:
         return found(problem=f"its module {module_name} has no get_library_path and get_ep_names")
     try:
         named = names() if callable(names) else names
-        eps = (named,) if isinstance(named, str) else tuple(named)
-        library = Path(path())
+        eps = (named,) if isinstance(named, str) else tuple(named)  # pyright: ignore[reportArgumentType]  # checked by `except`
+        library = Path(path())  # pyright: ignore[reportArgumentType]
     except (RuntimeError, OSError, ValueError, TypeError) as err:
         return found(problem=f"it does not name its library: {err}")
     if not eps:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rlx_ort.calibration.profile import CalibrationProfile
-    from rlx_ort.compat import DeviceRouter, FlexibleSession
+    from rlx_ort.compat import BackendsManifest, DeviceRouter, FlexibleSession
     from rlx_ort.converters.files import save_onnx
     from rlx_ort.converters.from_onnx import from_onnx
     from rlx_ort.converters.from_torch import from_torch
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     )
     from rlx_ort.execution.benchmark import DeviceBenchResult
     from rlx_ort.execution.buckets import Bucket, BucketedCompileCache, pad_rows, power_of_two_ladder, slice_rows
-    from rlx_ort.execution.compile_cache import CompileCache
     from rlx_ort.execution.compiled import CompiledGraph
     from rlx_ort.execution.dispatch_report import DispatchSummary, KernelDispatchReport, format_dispatch_report
     from rlx_ort.execution.expert_pool import (
@@ -61,9 +60,9 @@ if TYPE_CHECKING:
         refresh_pools,
     )
     from rlx_ort.execution.kv_cache import LayerKvCache, bucket_decode_mask
-    from rlx_ort.execution.moe_controls import MoeResidencyStats
+    from rlx_ort.execution.moe import MoeResidencyStats
     from rlx_ort.execution.placement import Placement
-    from rlx_ort.execution.session import Session
+    from rlx_ort.execution.session import CompileCache, Session
     from rlx_ort.graph_devices import GraphDevices, graph_param_names, load
     from rlx_ort.ir.core import Node
     from rlx_ort.ir.dims import DimBinding, dynamic_symbols, has_dynamic_dims, infer_bindings_from_inputs
@@ -72,7 +71,6 @@ if TYPE_CHECKING:
     from rlx_ort.ir.op import Op, op_kinds
     from rlx_ort.ir.shape import Dim, Shape
     from rlx_ort.ir.verify import verify
-    from rlx_ort.manifest import BackendsManifest
     from rlx_ort.options.compile_options import (
         CompileOptions,
         OptimizationLevel,
@@ -231,7 +229,7 @@ if not (_checkout / "rlx_ort" / "providers").exists() and (_checkout / "provider
 
 _NAMES_OF = {
     "calibration.profile": "CalibrationProfile",
-    "compat": "DeviceRouter FlexibleSession",
+    "compat": "BackendsManifest DeviceRouter FlexibleSession",
     "converters.files": "save_onnx",
     "converters.from_onnx": "from_onnx",
     "converters.from_torch": "from_torch",
@@ -242,14 +240,13 @@ _NAMES_OF = {
     "device": "DEVICE_PRIORITY Device device_label parse_device parse_device_list",
     "execution.benchmark": "DeviceBenchResult",
     "execution.buckets": "Bucket BucketedCompileCache pad_rows power_of_two_ladder slice_rows",
-    "execution.compile_cache": "CompileCache",
     "execution.compiled": "CompiledGraph",
     "execution.dispatch_report": "DispatchSummary KernelDispatchReport format_dispatch_report",
     "execution.expert_pool": "ExpertPool RefreshPolicy budget_from_memory merged_mask per_layer_masks refresh_pools",
     "execution.kv_cache": "LayerKvCache bucket_decode_mask",
-    "execution.moe_controls": "MoeResidencyStats",
+    "execution.moe": "MoeResidencyStats",
     "execution.placement": "Placement",
-    "execution.session": "Session",
+    "execution.session": "CompileCache Session",
     "graph_devices": "GraphDevices graph_param_names load",
     "ir.core": "Node",
     "ir.dims": "DimBinding dynamic_symbols has_dynamic_dims infer_bindings_from_inputs",
@@ -258,7 +255,6 @@ _NAMES_OF = {
     "ir.op": "Op op_kinds",
     "ir.shape": "Dim Shape",
     "ir.verify": "verify",
-    "manifest": "BackendsManifest",
     "options.compile_options": "CompileOptions OptimizationLevel PlacementRule Precision WeightSharing",
     "options.dispatch": "KernelDispatch KernelDispatchPolicy",
     "options.precision": "PrecisionPolicy",

@@ -1,11 +1,11 @@
 """`GraphDevices`: one graph, its weights, and every device it may run on. The front door of the package.
 
-It joins the two halves that do not know each other: `rlx_ort.selection` chooses a device, `rlx_ort.execution` runs.
-A device that somebody names, in code or in a variable, must take every node (strict); one that was chosen
-automatically may be helped by the CPU (assisted). `CompileOptions.placement` overrides both.
+It joins two independent halves: `rlx_ort.selection` chooses a device, `rlx_ort.execution` runs the graph. A device that
+is named, in code or in a variable, must take every node (strict); with an automatic choice the CPU may help (assisted).
+`CompileOptions.placement` overrides both.
 
-An automatic choice goes on to the next device of `rank` when one refuses the graph at opening, and remembers that for
-the graph. A device named in the call fails instead, and `RLX_DEVICE` is skipped with a warning.
+When a device refuses the graph at opening, an automatic choice remembers that and continues with the next device of
+`rank`. A device named in the call raises an error instead, and `RLX_DEVICE` is skipped with a warning.
 
 The halves are imported when a method first needs them: a warmed package runs without either.
 """
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from rlx_ort.ir.dtype import DType
     from rlx_ort.ir.graph import Graph
     from rlx_ort.ir.tensor import TensorData
-    from rlx_ort.selection.candidates import DeviceCandidate
+    from rlx_ort.selection.candidates import Candidates, DeviceCandidate
     from rlx_ort.selection.policy import Devices
 
 __all__ = ["GraphDevices", "graph_param_names", "load"]
@@ -85,9 +85,9 @@ class GraphDevices:
         weights: the store of another runner or compiled graph, to share its weights; a new one by default.
 
     Attributes:
-        last_attempts: the devices that did not answer, with the reason: those that refused or failed in the last
-            `run_try` or chain, or, after an automatic choice, all that are known to refuse the graph.
-        last_choice: what the adaptive strategy last chose, with predictions and measurements; None before.
+        last_attempts: the devices that refused or failed in the last `run_try` or chain, with the reason; after an
+            automatic choice, all that are known to refuse the graph.
+        last_choice: the last choice of the adaptive strategy, with predictions and measurements; None before.
     """
 
     _slots: dict[Device, EngineSlot]
@@ -108,7 +108,7 @@ class GraphDevices:
         self._take(graph, weights)
 
     def _prepare(self, policy: DevicePolicy | None, options: CompileOptions | None) -> None:
-        """Set everything but the graph and its weights, which `_take` brings."""
+        """Set everything but the graph and its weights; see `_take`."""
         self._policy = policy or DevicePolicy()
         self._options = options or CompileOptions()
         fixed = self._options.placement
@@ -164,30 +164,22 @@ class GraphDevices:
         Found once and kept until `invalidate_cache`, or until a device refuses at opening, which is then left out. An
         automatic choice may also take a device that the CPU has to help: `rank` has those as well.
         """
-        from rlx_ort.selection.candidates import devices_for
-        from rlx_ort.selection.refusals import refusals
-
-        self._follow_graph()
+        strict = self._candidates(options=self._by_name)
         with self._lock:
-            refused = refusals(self.graph, self._by_name).keys()
-            if self._devices is None or self._devices[0] != refused:
-                self._devices = refused, devices_for(self.graph, self._policy, self._by_name)
+            if self._devices is None or self._devices[0] != strict.refused.keys():
+                self._devices = strict.refused.keys(), strict.devices()
             return list(self._devices[1])
 
     def report(self) -> list[DeviceCandidate]:
         """Return a fresh report: one row a device, with what stands in its way."""
-        from rlx_ort.selection.candidates import device_report
-
-        return device_report(self.graph, self._policy, self._by_choice)
+        return self._candidates().report()
 
     def rank(self, inputs: Mapping[str, Any] | None = None) -> list[DeviceCandidate]:
         """Return a row for every device the policy allows, the best choice first, blocked ones last.
 
         Automatic choices follow this order. The inputs size the predictions; see `rlx_ort.rank`.
         """
-        from rlx_ort.selection.candidates import rank
-
-        return rank(self.graph, inputs, self._policy, self._by_choice)
+        return self._candidates(inputs).rank()
 
     def fastest(self, inputs: Mapping[str, Any] | None = None) -> Device:
         """Return the device with the smallest predicted time now; `RLX_DEVICE` is not looked at.
@@ -196,11 +188,9 @@ class GraphDevices:
         `compile_fastest` or another automatic choice.
 
         Raises:
-            NoViableDeviceError: no device may be chosen; it says why for each.
+            NoViableDeviceError: no device may be chosen; it lists the reasons.
         """
-        from rlx_ort.selection.candidates import fastest_device_for
-
-        return fastest_device_for(self.graph, self._policy, self._by_choice, inputs)
+        return self._candidates(inputs).fastest()
 
     def resolve(self, device: Device | str | None = None) -> Device:
         """Return the device to use: the one given, else `RLX_DEVICE`, else the fastest.
@@ -231,9 +221,9 @@ class GraphDevices:
     def resolve_with_inputs(self, inputs: Mapping[str, Any], device: Device | str | None = None) -> Device:
         """Return the device to use for inputs of these sizes; under the benchmark strategy the fastest measured one.
 
-        Under the adaptive strategy devices are measured where predictions cannot tell. The winner is remembered for
-        the shapes and dtypes of the inputs; under the adaptive strategy another device takes its place while runs of
-        `run_resolved_with_inputs` show that one to be faster. `RLX_DEVICE` does not count under either.
+        Under the adaptive strategy devices are measured if their predictions are too close. The winner is remembered
+        for the shapes and dtypes of the inputs; under the adaptive strategy another device replaces it while it is
+        faster in runs of `run_resolved_with_inputs`. Both strategies ignore `RLX_DEVICE`.
 
         Raises:
             DeviceFallbackError: every device failed in the benchmark.
@@ -299,10 +289,10 @@ class GraphDevices:
     def compile_fastest(self) -> CompiledGraph:
         """Return the graph compiled for the fastest device that takes it; see `fastest` and `rank`.
 
-        Where a parameter is still to be set no session is opened, and the first device is taken at its word.
+        While a parameter is unset no session is opened, and the first device is assumed to take the graph.
 
         Raises:
-            NoViableDeviceError: no device takes the graph; it says why for each.
+            NoViableDeviceError: no device takes the graph; it lists the reasons.
         """
         return self._open_first(lambda: (self.fastest(), False))
 
@@ -344,10 +334,10 @@ class GraphDevices:
         Raises:
             ParamError: a parameter is not set, so no session can be opened.
         """
-        import logging  # a start from the compile cache has nothing to tell
+        import logging  # not needed by a start from the compile cache
 
         warm = []
-        for device in self._choices():
+        for device in self._candidates().devices():
             try:
                 self._assisted(device).open()
             except Exception as err:  # raised again unless the device is at fault
@@ -388,7 +378,7 @@ class GraphDevices:
         """Run on the device that is predicted to be fastest for these inputs and takes the graph; see `rank`.
 
         Raises:
-            NoViableDeviceError: no device takes the graph; it says why for each.
+            NoViableDeviceError: no device takes the graph; it lists the reasons.
             RunError: the run failed; no other device is tried then, see `run_try`.
         """
         return self._open_first(lambda: (self.fastest(inputs), False)).run(inputs)
@@ -436,7 +426,7 @@ class GraphDevices:
         A device that refuses or fails, when compiling or when running, is an attempt; the next one is tried.
 
         Raises:
-            DeviceFallbackError: every device refused or failed; `attempts` says why for each.
+            DeviceFallbackError: every device refused or failed; `attempts` has the reasons.
             InputError: the inputs do not fit the graph, which would fail everywhere.
             ParamError: a parameter is not set.
         """
@@ -472,12 +462,12 @@ class GraphDevices:
     def benchmark(self, inputs: Mapping[str, Any], runs: int = 10) -> list[DeviceBenchResult]:
         """Time the graph on every device that an automatic choice may take: a warm-up, then `runs` runs; fastest first.
 
-        Devices that fail come last, with the reason. For some seconds adaptive choices for the graph go by the times.
+        Devices that fail come last, with the reason. For some seconds adaptive choices for the graph use the times.
         """
         from rlx_ort.adaptive import learn_from
         from rlx_ort.execution.benchmark import benchmark_devices
 
-        rows = benchmark_devices(self._choices(), self._to_time, inputs, runs)
+        rows = benchmark_devices(self._candidates().devices(), self._to_time, inputs, runs)
         learn_from(rows, self.graph, self._by_choice, inputs)
         return rows
 
@@ -486,7 +476,7 @@ class GraphDevices:
     def invalidate_cache(self) -> None:
         """Close every session and forget the devices, which refused, and the benchmark winners; the weights stay.
 
-        What the probes found is remembered by the registry, for the whole process.
+        The registry keeps the results of its probes for the whole process.
         """
         with self._lock:
             slots = list(self._slots.values())
@@ -495,7 +485,7 @@ class GraphDevices:
             slot.close()
         graph = getattr(self, "_graph", None)  # a packaged one may not have been read
         if graph is not None:
-            from rlx_ort.selection.refusals import forget
+            from rlx_ort.selection.graph_cache import forget
 
             forget(graph)
 
@@ -526,7 +516,7 @@ class GraphDevices:
         self._winners = {}
 
     def _follow_graph(self) -> None:
-        """Compile anew when the graph has grown since; without this, answers would be those of the old graph."""
+        """Close the sessions if the graph has grown, so that it is compiled again."""
         graph = self.graph
         if graph.revision != self._revision:
             with self._lock:
@@ -547,32 +537,29 @@ class GraphDevices:
         return self._resolved(inputs) if follower is None else (self._followed(follower), False)
 
     def _followed(self, follower: Follower) -> Device:
-        """Return the device that a follower is at, or the one it began with while that holds the caller's state."""
-        from rlx_ort.selection.refusals import refusals
-
+        """Return the current device of a follower, or its first one while that holds the caller's state."""
         first = self._compiled_graphs.get((follower.home, self._by_choice.placement or PlacementRule.ASSISTED))
         if first is not None and first.has_handles:
             return follower.home
-        return follower.device(refusals(self.graph, self._by_choice))
+        return follower.device(self._candidates().refused)
 
     def _follower(self, inputs: Mapping[str, Any]) -> Follower | None:
-        """Return what follows the winner of a strategy that measures, or None under one that does not."""
+        """Return the follower of the winner under a strategy that measures, or None under another one."""
         pick = self._policy.pick_strategy()
         if not isinstance(pick, (Benchmark, Adaptive)):
             return None
         from rlx_ort.execution.benchmark import input_signature
-        from rlx_ort.selection.refusals import refusals
 
-        self._follow_graph()
+        refused = self._candidates().refused
         key, winners = input_signature(inputs), self._winners  # another thread may begin with an empty map meanwhile
         follower = winners.get(key)
-        if follower is not None and follower.home not in refusals(self.graph, self._by_choice):
+        if follower is not None and follower.home not in refused:
             return follower
         from rlx_ort.adaptive import Choice, Follower, choose
-        from rlx_ort.selection.predict import dims_of
 
+        candidates = self._candidates(inputs)
         if isinstance(pick, Adaptive):
-            found = choose(self.graph, self._policy, self._by_choice, inputs, self._to_time, pick.runs)
+            found = choose(candidates, inputs, self._to_time, pick.runs)
             self.last_choice = found
         else:
             rows = self.benchmark(inputs, pick.runs)
@@ -581,16 +568,16 @@ class GraphDevices:
             if rows[0].median_exec_ns is None:
                 raise DeviceFallbackError((row.device, row.failure) for row in rows)
             found = Choice(rows[0].device, "measured")
-        sizes = tuple(sorted(dims_of(self.graph, inputs).items()))
+        sizes = tuple(sorted(candidates.dims.items()))
         winners[key] = follower = Follower(self.graph, found, sizes)
         return follower
 
-    def _choices(self) -> list[Device]:
-        """Return the devices that an automatic choice may take now."""
-        from rlx_ort.selection.candidates import devices_for
+    def _candidates(self, inputs: Mapping[str, Any] | None = None, options: CompileOptions | None = None) -> Candidates:
+        """Return the devices for an automatic choice as of now, or for other options."""
+        from rlx_ort.selection.candidates import Candidates
 
         self._follow_graph()
-        return devices_for(self.graph, self._policy, self._by_choice)
+        return Candidates(self.graph, self._policy, options or self._by_choice, inputs)
 
     def _first_of(self, chain: Devices, work: Callable[[Device], T]) -> tuple[Device, T]:
         """Return the first device of a chain on which the work succeeds, and its result; keep the attempts."""
@@ -604,19 +591,18 @@ class GraphDevices:
 
     def _open_first(self, choose: Callable[[], tuple[Device, bool]]) -> CompiledGraph:
         """Return the graph compiled for the first choice that takes it, and keep who refuses."""
-        from rlx_ort.selection.refusals import refusals
         from rlx_ort.selection.resolve import open_first
 
         try:
             return open_first(choose, self._opened)
         finally:
-            self.last_attempts = tuple(refusals(self.graph, self._by_name).items())
+            self.last_attempts = tuple(self._candidates(options=self._by_name).refused.items())
 
     def _assisted(self, device: Device) -> CompiledGraph:
         return self._opened(device, named=False)
 
     def _to_time(self, device: Device) -> CompiledGraph:
-        """Return a graph whose runs leave the handles of the one that is lent as they are."""
+        """Return a graph whose runs do not change the handles of the compiled graph that callers have."""
         found = self._assisted(device)
         return found.clone() if found.has_handles else found
 
@@ -629,7 +615,7 @@ class GraphDevices:
         return compiled
 
     def _remembering(self, device: Device, rule: PlacementRule) -> contextlib.AbstractContextManager[None]:
-        from rlx_ort.selection.refusals import remembered
+        from rlx_ort.selection.graph_cache import remembered
 
         return remembered(self.graph, device, self._options.with_(placement=rule))
 
@@ -660,7 +646,7 @@ class GraphDevices:
             return found
 
     def _lent(self, device: Device, rule: PlacementRule) -> CompiledGraph | None:
-        """Return the graph that was lent for a device, held to the rule, or None where it was closed or never made."""
+        """Return the compiled graph of a device under the rule, or None if it was closed or never made."""
         for known in (rule, *PlacementRule):
             found = self._compiled_graphs.get((device, known))
             if found is not None and not found.closed:

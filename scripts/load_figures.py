@@ -34,7 +34,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
 
 import rlx_ort  # noqa: E402  # a checkout is not installed
 from rlx_ort import adaptive  # noqa: E402
-from rlx_ort.execution.race import timed_block  # noqa: E402
+from rlx_ort.execution.benchmark import timed_block  # noqa: E402
 
 LEAVE_S, RETURN_S = 3.0, 10.0
 IDLE_S, LOAD_S, AFTER_S = 2.0, 7.0, 12.0

@@ -48,7 +48,7 @@ Key: TypeAlias = tuple[Owner, tuple[str, ...], tuple[tuple[str, Any, tuple[int, 
 facts = attrgetter("dtype", "shape")
 
 _CONTROL_FLOW = "is control flow, which the host decides"
-_UNRECORDABLE = (
+_UNRECORDABLE: dict[str, str] = (
     dict.fromkeys(("If", "Loop", "Scan", "SequenceMap"), _CONTROL_FLOW)
     | dict.fromkeys(("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"), "draws random numbers")
     | dict.fromkeys(("Multinomial", "Bernoulli", "Sampling"), "draws random numbers")

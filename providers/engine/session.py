@@ -304,8 +304,9 @@ class OrtEngineSession:
             options = (shared, capturing)
             bind = functools.partial(BoundRun, self.engine, core.session, recipe.memory, options, self.errors)
             fresh = functools.partial(_fresh_tensor, weakref.ref(self))
+            plain: Any = core.call
             core.recordings = Recordings(
-                core.recorder, core.call, bind, fresh, self._graph_lock, shared, required=required, errors=self.errors
+                core.recorder, plain, bind, fresh, self._graph_lock, shared, required=required, errors=self.errors
             )
             core.call = core.recordings.run
             if self._reason:
@@ -340,7 +341,7 @@ class OrtEngineSession:
 
     def _run_values(self, core: SessionCore, names: list[str], feeds: Mapping[str, Any], options: Any) -> list[Any]:
         """Run with OrtValues on both sides, the only way to read element types numpy does not know."""
-        given = {name: value for name, value in feeds.items() if value is not None}
+        given: dict[str, Any] = {name: value for name, value in feeds.items() if value is not None}
         stuck = [name for name in given if not is_tensor_like(self._input_types.get(name, given[name]))]
         stuck += [name for name in names if not _readable(self._output_types.get(name))]
         if stuck:

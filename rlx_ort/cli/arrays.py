@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from rlx_ort.cli.files import replacing
+from rlx_ort.cli.show import replacing
 from rlx_ort.errors import InputError
 from rlx_ort.ir.core import Value
 from rlx_ort.ir.dtype import DType

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rlx_ort.cli import options
-from rlx_ort.cli.packages import shared
-from rlx_ort.cli.show import binary_size, note, print_facts, print_json, print_table, progress
+from rlx_ort.cli.show import binary_size, emit, note, print_facts, print_json, print_table, progress
 
 if TYPE_CHECKING:
     from rlx_ort.providers.engine.compiled.entry import Entry
@@ -99,12 +98,12 @@ def clear(as_json: bool) -> None:
     help="The device, of a model or package.",
 )
 @options.dims
-@shared.key
+@options.key
 @options.as_json
 def explain(subject: str, device_name: str, dims: dict[str, int], key: Path | None, as_json: bool) -> None:
-    """Say whether a model is in the cache, and what changed since it was compiled before.
+    """Show whether a model is in the cache, and what changed since it was last compiled.
 
-    A KEY, or its first digits as `cache list` shows them, says the same of an entry that is there.
+    A KEY, or its first digits as `cache list` shows them, shows the same for an entry that is there.
     """
     from rlx_ort.providers.engine.compiled.key import explain_entry, explain_key
     from rlx_ort.providers.engine.compiled.store import default_store
@@ -121,14 +120,11 @@ def explain(subject: str, device_name: str, dims: dict[str, int], key: Path | No
                 f"{subject!r} is {what}; `rlx-ort cache list` shows them", param_hint="MODEL|PACKAGE|KEY"
             )
         found = explain_entry(matching[0], entries)
-    if as_json:
-        print_json(_document(found))
-    else:
-        _print(found)
+    emit(_document(found), as_json, lambda document: _print(found))
 
 
 def _key_of(path: Path, device_name: str, dims: dict[str, int], key: Path | None) -> CacheKey:
-    from rlx_ort.cli.models import read_model
+    from rlx_ort.cli.options import read_model
     from rlx_ort.deploy.open import runner_of
     from rlx_ort.device import parse_device
     from rlx_ort.execution.session import key_of_graph

@@ -20,12 +20,10 @@ from rlx_ort.errors import ParityError
 
 __all__ = ["command"]
 
-_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
-
 
 @click.command("compare")
-@click.argument("a", type=_FILE)
-@click.argument("b", type=_FILE, required=False)
+@click.argument("a", type=options.FILE)
+@click.argument("b", type=options.FILE, required=False)
 @click.option(
     "--device",
     "devices",
@@ -34,7 +32,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     help="Where to run; give it twice for A on the first and B on the second. Default: cpu.",
 )
 @click.option("--assisted", is_flag=True, help="Let the CPU run what a device does not take.")
-@click.option("--inputs", "inputs_path", type=_FILE, help="An npz file with an array for each input.")
+@click.option("--inputs", "inputs_path", type=options.FILE, help="An npz file with an array for each input.")
 @click.option("--seed", default=0, show_default=True, help="Of the random inputs that are made up without --inputs.")
 @options.dims
 @click.option(
@@ -57,10 +55,10 @@ def command(
     with_bisect: bool,
     as_json: bool,
 ) -> None:
-    """Run two models on the same inputs and say how far each output is apart.
+    """Run two models on the same inputs and print how far each output is apart.
 
     Without B, A is compared with itself on two devices. Exit code 8 means that they differ by more than the tolerance.
-    Models run as their files say; nothing is rewritten first.
+    Models run unchanged; nothing is rewritten first.
     """
     if len(devices) > 2:
         raise click.UsageError("--device is for A and for B, so it can be given twice")
@@ -70,8 +68,8 @@ def command(
     from rlx_ort.options.compile_options import CompileOptions, PlacementRule
     from rlx_ort.parity.bisect import bisect
     from rlx_ort.parity.compare import compare
+    from rlx_ort.parity.metrics import dtypes_of, tolerance_for
     from rlx_ort.parity.opening import OrtFormatFile, as_model
-    from rlx_ort.parity.tolerances import dtypes_of, tolerance_for
 
     parsed = [parse_device(name) for name in devices or ("cpu",)]
     places = (parsed[0], parsed[-1])

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from rlx_ort.cli import options
-from rlx_ort.cli.show import binary_size, print_json, print_table, progress
+from rlx_ort.cli.show import binary_size, emit, print_table, progress
 
 __all__ = ["command"]
 
@@ -21,9 +21,10 @@ def command(as_json: bool) -> None:
     """
     with progress("opening a one-node session on each device"):
         rows = _rows()
-    if as_json:
-        print_json({"devices": rows})
-        return
+    emit({"devices": rows}, as_json, _print)
+
+
+def _print(document: dict[str, Any]) -> None:
     print_table(
         ("device", "name", "available", "hardware", "why not, and what to do"),
         [
@@ -34,7 +35,7 @@ def command(as_json: bool) -> None:
                 _hardware(row),
                 "\n".join(filter(None, (row["reason"], row["remedy"]))),
             )
-            for row in rows
+            for row in document["devices"]
         ],
     )
 

@@ -1,4 +1,4 @@
-"""How far outputs are apart, as JSON and as a table: `convert` and `compare` say it in the same words."""
+"""How far outputs are apart, as JSON and as a table, for `convert` and `compare`."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def print_outputs(comparison: Comparison) -> None:
 
 
 def print_divergence(divergence: Divergence | None) -> None:
-    """Print the first node that differs, and why if that can be told."""
+    """Print the first node that differs, and why if that is known."""
     if divergence is None:
         print_facts([("first node that differs", "none: every value inside is within the tolerance")])
         return

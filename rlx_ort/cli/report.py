@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rlx_ort.cli import options
-from rlx_ort.cli.models import read_model
+from rlx_ort.cli.options import read_model
 from rlx_ort.cli.show import duration, note, print_json, print_table, progress
 from rlx_ort.errors import RlxError
 
@@ -26,25 +26,21 @@ __all__ = ["command"]
 
 @click.command("report")
 @options.model
-@options.shown
-@options.deny
-@options.prefer
+@options.policy(device_too=True)
 @options.dims
 @click.option("--open", "open_sessions", is_flag=True, help="Open a session on each device and read its placement.")
-@click.option("--why", is_flag=True, help="Say of what each predicted time is made up, and why the choice was made.")
+@click.option("--why", is_flag=True, help="Show the parts of each predicted time, and why the choice was made.")
 @click.option(
     "--plot",
     "plot_path",
     type=click.Path(dir_okay=False, path_type=Path),
     help="Draw a roofline for each device with the model's nodes on it; needs rlx_ort[plot].",
 )
-@click.option("--ops", "with_ops", is_flag=True, help="Say of each kind of op how it gets to the device.")
+@click.option("--ops", "with_ops", is_flag=True, help="Show how each kind of op gets to the device.")
 @options.as_json
 def command(
     model: Path,
-    only: str | None,
-    deny: str | None,
-    prefer: str | None,
+    policy: DevicePolicy,
     dims: dict[str, int],
     open_sessions: bool,
     why: bool,
@@ -61,7 +57,6 @@ def command(
     from rlx_ort.options.compile_options import CompileOptions
     from rlx_ort.selection.candidates import device_report
 
-    policy = options.policy_of(only, deny, prefer)
     graph = read_model(model)
     compile_options = CompileOptions(dims=dims)
     with progress("asking each device"):
@@ -153,29 +148,29 @@ def _print_reasons(rows: list[dict[str, Any]], policy: DevicePolicy) -> None:
 
 
 def _why_chosen(chosen: dict[str, Any], priced: list[dict[str, Any]], policy: DevicePolicy) -> str:
-    """Return what spoke for the device: its prediction or a preference, and which others may be as fast."""
+    """Return why the device was chosen: its prediction or a preference, and which others may be as fast."""
     from rlx_ort.selection.policy import labels
 
     time_ns = chosen["predicted_ns"]
-    told = f"chosen: {chosen['device']}, predicted to take {duration(time_ns)}"
+    text = f"chosen: {chosen['device']}, predicted to take {duration(time_ns)}"
     others = [row for row in priced if row is not chosen]
     if not others:
-        return f"{told}; no other device may run it"
+        return f"{text}; no other device may run it"
     best = others[0]
     if best["predicted_ns"] < time_ns:
         close = f"{(time_ns / best['predicted_ns'] - 1):.1%} behind {best['device']}"
-        told += f"; it is preferred (prefer: {labels(policy.prefer)}) and {close}, which counts as equal"
+        text += f"; it is preferred (prefer: {labels(policy.prefer)}) and {close}, which counts as equal"
     else:
-        told += f"; next is {best['device']} with {duration(best['predicted_ns'])}"
+        text += f"; next is {best['device']} with {duration(best['predicted_ns'])}"
     limit_ns = time_ns * (1 + chosen["error"])
     rivals = [row["device"] for row in others if row["predicted_ns"] / (1 + row["error"]) <= limit_ns]
     if rivals:
-        told += f"\nwithin the error of the predictions, {', '.join(rivals)} may be as fast; `rlx-ort bench` measures"
-    return told
+        text += f"\nwithin the error of the predictions, {', '.join(rivals)} may be as fast; `rlx-ort bench` measures"
+    return text
 
 
 def _note_assumed(rows: list[dict[str, Any]]) -> None:
-    """Say which sizes the predictions took a stand-in for."""
+    """Print which sizes the predictions assumed."""
     assumed = list(dict.fromkeys(name for row in rows for name in row["assumed_dims"]))
     if assumed:
         from rlx_ort.selection.cost import DEFAULT_DIM

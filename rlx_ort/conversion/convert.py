@@ -1,4 +1,4 @@
-"""`convert`: a model from where it is to where it is wanted, changed on the way and checked before it gets there."""
+"""`convert`: reads a model, changes it, checks the result against the source, and writes it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from rlx_ort.conversion.check import ConversionCheck, default_tolerance, why_unverified
-from rlx_ort.conversion.options import ConvertOptions
-from rlx_ort.conversion.report import ConversionReport, ModelFacts, ParamsTaken, facts_of, random_ops
+from rlx_ort.conversion.options import ConversionReport, ConvertOptions, ModelFacts, ParamsTaken, facts_of, random_ops
 from rlx_ort.errors import ConversionError
 
 if TYPE_CHECKING:
@@ -21,10 +20,10 @@ if TYPE_CHECKING:
 __all__ = ["ConversionReport", "ConvertOptions", "ModelFacts", "ParamsTaken", "Step", "convert", "default_tolerance"]
 
 Step = Callable[[str], None]
-"""Told what begins: `reading model.onnx`."""
+"""Called with the step that begins, such as `reading model.onnx`."""
 
 Bytes = Callable[[int, int], None]
-"""Told how many bytes of weights are written, and of how many."""
+"""Called with the bytes of weights written so far, and their total."""
 
 
 def convert(
@@ -44,14 +43,14 @@ def convert(
     The verification opens a session of the source and one of the written result, one after the other, on the CPU
     (an optimised target: on its device), so it costs two loads and two runs, and the memory of one model at a time.
     Models above 256 MiB run without optimisation, on weights that stay mapped. bf16, for which the CPU has no kernels,
-    is computed in f32 and each result rounded. Without an ONNX Runtime nothing is verified, and the report says so.
+    is computed in f32 and each result rounded. Without ONNX Runtime nothing is verified, which the report records.
 
     Args:
         source: a file, or a bundle.
-        target: the file to write; its suffix says the format: `.onnx`, `.json` or `.ort`.
+        target: the file to write; its suffix decides the format: `.onnx`, `.json` or `.ort`.
         options: what to change.
-        on_step: told when a step begins.
-        on_bytes: told how far the writing of weights is.
+        on_step: called when a step begins.
+        on_bytes: called with the bytes of weights written, and of how many.
 
     Raises:
         ConversionError: something cannot be read, changed or written.
@@ -77,7 +76,7 @@ class _Run:
     def convert(self, source: str | os.PathLike[str] | ModelBundle, target: Path) -> ConversionReport:
         from rlx_ort.converters.files import refuse_existing, staging
 
-        # a graph file keeps its large tensors in a file beside it; better to know before an hour of work than after
+        # a graph file keeps its large tensors in a file beside it; refused before the work begins
         beside = [target.with_suffix(".safetensors")] if target.suffix.lower() == ".json" else []
         beside += [target.with_name(self._options.detach)] if self._options.detach else []
         refuse_existing([target, *beside], overwrite=self._options.overwrite)

@@ -1,4 +1,4 @@
-"""The two forms of a package behind one face: files by name, each with its size, read or mapped where it is."""
+"""The two forms of a package behind one interface: files by name, each with its size, read or mapped in place."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Container(Protocol):
         """
 
     def close(self) -> None:
-        """Close what nobody has mapped."""
+        """Close the files that are not mapped."""
 
 
 class Folder:
@@ -73,8 +73,8 @@ class Folder:
 def open_container(path: Path, *, hard_links: bool = False) -> Container:
     """Return the package at a path, in either form, with its names checked and nothing else read.
 
-    The path itself may be a symbolic link, for whoever gives it chooses the package. `hard_links` says whether files
-    may have other names, which is safe for bytes that are copied before they are hashed.
+    The path itself may be a symbolic link, because the caller chooses the package. `hard_links` allows files with other
+    names, which is safe for bytes that are copied before they are hashed.
 
     Raises:
         PackageError: there is nothing there.
@@ -125,7 +125,7 @@ def compare_files(container: Container, files: Mapping[str, tuple[int, int]]) ->
         raise IntegrityError(f"{path} does not hold the files that its {INDEX} lists: {', '.join(what)}")
     for name, (size, crc) in files.items():
         if present[name] != size:
-            raise IntegrityError(f"{name} of {path} has {present[name]} bytes, its {INDEX} says {size}")
+            raise IntegrityError(f"{name} of {path} has {present[name]} bytes, and its {INDEX} lists {size}")
         if container.crcs.get(name, crc) != crc:
             raise IntegrityError(f"{name} of {path} has another CRC-32 in the archive than in its {INDEX}")
 

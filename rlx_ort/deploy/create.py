@@ -1,4 +1,4 @@
-"""Making a package of a graph: what is asked for as a `Recipe`, and the files that follow from it."""
+"""Creating a package from a graph and a `Recipe`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a package is to be like.
+    """The settings of a package.
 
     Attributes:
         name: its name; empty takes that of the graph.
@@ -95,7 +95,7 @@ def create_package(
     Args:
         graph: the model; every parameter needs data.
         target: where the package shall be.
-        recipe: what it is to be like.
+        recipe: its settings.
         folder: whether to write the folder form; the default is one file.
         force: whether a file that is there may be replaced.
         progress: called with the bytes written since the last call.
@@ -119,7 +119,7 @@ def create_package(
 
 
 def _check_recipe(recipe: Recipe) -> None:
-    """Refuse what would be dropped in silence, or would make a package that nobody can open."""
+    """Refuse settings that would be ignored, or that would make a package which cannot be opened."""
     if recipe.verify_on_first_use and not recipe.golden:
         raise PackageError(
             "a check at first use needs golden cases, and there are none; give inputs, or leave the check away"
@@ -144,7 +144,7 @@ def _check_graph(graph: Graph) -> None:
 
 
 class _Making:
-    """Collects the files of a package and what the index says of them."""
+    """Collects the files of a package and their entries of the index."""
 
     def __init__(self, graph: Graph, recipe: Recipe) -> None:
         from rlx_ort.ir.serde import to_json
@@ -289,10 +289,10 @@ def _variant_name(device: Device, precision: Precision) -> str:
 
 
 def _give_precision(variants: dict[str, Variant], device: Device, precision: Precision) -> None:
-    """Let a device run in a precision; its variant gives way, whose ONNX model stays for other readers of the package.
+    """Set the precision of a device. It replaces the variant, whose ONNX model stays in the package for other readers.
 
     Raises:
-        PackageError: the device has stored weights in another precision, which nobody could use.
+        PackageError: the device has stored weights in another precision, which would be unused.
     """
     rounded: dict[str, str] = {}
     for name, variant in [item for item in variants.items() if item[1].device == device.label]:

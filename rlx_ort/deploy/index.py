@@ -1,4 +1,4 @@
-"""`rlx.json`: what a package is, and the size and digest of everything in it. Strictly read, written in one way."""
+"""`rlx.json`: settings of a package, and size and digest of its files. Read strictly, written in one encoding."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rlx_ort.selection.policy import Adaptive, Benchmark, CostModel, DevicePickS
 __all__ = ["FORMAT", "REQUIRABLE", "SCHEMA", "Case", "FileEntry", "Index", "StoredTensor", "Variant"]
 
 FORMAT = "rlx_ort package"
-"""What the `format` entry says."""
+"""The `format` entry."""
 SCHEMA = 1
 """Version of the index; a reader takes its own and older ones."""
 REQUIRABLE = ("rlx_ort", "onnxruntime")
@@ -74,7 +74,7 @@ class Case(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """Everything `rlx.json` says; `docs/package-format.md` tells what each entry means.
+    """The contents of `rlx.json`; `docs/package-format.md` explains each entry.
 
     Attributes:
         tolerances: precision -> the largest error that a golden output may have; see `golden.compare`.

@@ -1,9 +1,9 @@
 """Signatures by OpenSSF `model-signing` with plain EC keys; works offline. Needs the extra `sign`.
 
 What is signed is the list of (name, SHA-256) of every file but the signature: those of the index, and that of the index
-itself. It is the very statement that `model_signing sign` makes of the folder form, so its own command verifies ours
-and the other way round. Here the list is taken from the index, and the bytes are compared with the index when they are
-read; so a signature is checked without reading gigabytes.
+itself. `model_signing sign` signs the same list for the folder form, so each tool verifies signatures of the other. The
+list comes from the index here, and bytes are compared with the index when they are read. A signature is therefore
+checked without reading gigabytes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def sign_package(package: Package, private_key: Path, password: str | None = Non
     signed.
 
     Raises:
-        IntegrityError: the package is not what it says it is; nothing is signed.
+        IntegrityError: the contents of the package do not match its index; nothing is signed.
         PackageError: the key cannot be used, or the package cannot be written.
     """
     signing = _library().signing
@@ -94,7 +94,7 @@ def _listed(package: Package) -> Any:
     found = manifest.Manifest(package.path.name, items, kind)
 
     class Listed(hashing.Config):
-        """Answers with the list; the library would read the files of a folder."""
+        """Returns the list; the library's own class reads the files of a folder."""
 
         def __init__(self) -> None:
             pass  # what the base sets up is how to read files
@@ -115,10 +115,10 @@ def _virtual(package: Package) -> Path:
 
 
 def _check_bundle(raw: bytes) -> None:
-    """Refuse what the library takes with a warning on stdout: signatures that do not name their key."""
+    """Refuse signatures that do not name their key, which the library accepts with a warning on stdout."""
     document = json.loads(raw)
     if not document["verificationMaterial"]["publicKey"]["hint"]:
-        raise ValueError("it does not say which key made it; sign the package again")
+        raise ValueError("it does not name the key that made it; sign the package again")
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""JSON as a package may hold it: one meaning for every reader, and errors that say where.
+"""JSON as a package may hold it: one meaning for every reader, and errors with their place.
 
 No duplicate keys (readers differ in which one counts), no NaN, no numbers that only some readers keep exact, and no
 nesting that ends a recursive reader.

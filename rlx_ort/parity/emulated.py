@@ -1,4 +1,4 @@
-"""Runs bf16 on a CPU that has no kernels for it: computed in f32, and every result rounded to bf16."""
+"""Emulates bf16 on a CPU without kernels for it: nodes compute in f32, and every result is rounded to bf16."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["holds_bf16", "with_f32_kernels"]
 
-# Operators that ONNX Runtime's CPU runs on bf16 themselves (1.31), or whose bodies are looked at instead.
+# Operators that ONNX Runtime 1.31 runs on bf16 on the CPU, or whose bodies are rewritten instead.
 _RUN_AS_THEY_ARE = {"Cast", "Constant", "If", "Loop", "Scan"}
 # Attributes that name an element type by its number.
 _TYPE_ATTRIBUTES = {"dtype", "output_dtype", "softmax_precision", "stash_type"}
@@ -40,9 +40,9 @@ def holds_bf16(model: ModelBundle) -> bool:
 def with_f32_kernels(model: ModelBundle) -> ModelBundle:
     """Return the model with casts around every node that reads or makes bf16, over the same weights.
 
-    Each node computes in f32 and its results are rounded to bf16, as kernels that accumulate in f32 do. Nodes keep
-    their names, values their names and types. Nodes in functions are left as they are. Open it with optimisation off:
-    otherwise weights are cast for good, and casts that cancel out but for the rounding may go.
+    Each node computes in f32 and its results are rounded to bf16, as in kernels that accumulate in f32. Nodes keep
+    their names, values their names and types. Functions are not rewritten. Open the model with optimisation off, which
+    would fold the casts of weights and remove pairs of casts that round.
     """
     import onnx
 
@@ -70,7 +70,7 @@ def with_f32_kernels(model: ModelBundle) -> ModelBundle:
 
 
 def _in_f32(node: onnx.NodeProto, types: Mapping[str, ValueType], names: UniqueNames) -> Iterator[onnx.NodeProto]:
-    """Yield a node with the casts that it needs before and behind it."""
+    """Yield a node with the casts that it needs before and after it."""
     import onnx
 
     made = onnx.NodeProto()

@@ -1,4 +1,4 @@
-"""Opens a model as it stands, without turning it into a graph first: what is compared is the file that users get."""
+"""Opens a model without importing it as a graph, so that the file that users get is compared."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rlx_ort.device import Device
 from rlx_ort.errors import ConversionError, InputError
 from rlx_ort.execution.inputs import InputPlan
-from rlx_ort.execution.placement import Placement
-from rlx_ort.execution.placement_check import build_placement, enforce
+from rlx_ort.execution.placement import Placement, build_placement, enforce
 from rlx_ort.execution.session import working_provider
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule
 
@@ -30,11 +29,7 @@ __all__ = ["OpenModel", "OrtFormatFile", "as_model", "open_model"]
 
 @dataclass(frozen=True, slots=True)
 class OrtFormatFile:
-    """A model in ONNX Runtime's own format, which only a session can read.
-
-    Attributes:
-        path: the file.
-    """
+    """The file of a model in ONNX Runtime's own format, which only a session can read."""
 
     path: Path
 
@@ -45,10 +40,10 @@ class OrtFormatFile:
 
 
 def as_model(source: ModelBundle | OrtFormatFile | Graph | onnx.ModelProto | str | Path) -> ModelBundle | OrtFormatFile:
-    """Return anything that holds a model as what can be opened; weights in files are mapped, not read.
+    """Return a model in a form that `open_model` takes; weights in files are mapped, not read.
 
     Raises:
-        ConversionError: the file is of no known format or damaged, or the graph cannot be exported.
+        ConversionError: the file's format is unknown or damaged, or the graph cannot be exported.
     """
     import onnx
 
@@ -70,12 +65,12 @@ def as_model(source: ModelBundle | OrtFormatFile | Graph | onnx.ModelProto | str
 
 
 class OpenModel:
-    """An open session of a model; closing it frees the session and lets go of the weights.
+    """An open session of a model; closing it frees the session and the weights.
 
     Attributes:
-        input_types: name -> type of the inputs a run needs.
-        output_names: names of the outputs, those that were asked for beside the model's own last.
-        placement: where the nodes are.
+        input_types: name -> type of the inputs that a run needs.
+        output_names: names of the outputs; the extra ones come last.
+        placement: the placement of the nodes.
     """
 
     def __init__(self, session: EngineSession, input_types: Mapping[str, ValueType], placement: Placement) -> None:
@@ -122,9 +117,9 @@ def open_model(
 
     Args:
         model: what to open.
-        device: where; every node must be there unless `options.placement` says assisted.
-        options: how to open the session; those about exporting a graph have no effect.
-        extra_outputs: values inside the model that are to be outputs too.
+        device: runs every node, unless `options.placement` is assisted.
+        options: how to open the session; options about the export of graphs have no effect.
+        extra_outputs: values inside the model to return as outputs too.
 
     Raises:
         DeviceUnavailableError: the device does not work here.
@@ -150,7 +145,7 @@ def open_model(
         session.close()
         raise
     inputs = {spec.name: spec.type for spec in session.inputs}
-    if not isinstance(model, OrtFormatFile):  # sessions list inputs that have a default; nobody has to feed those
+    if not isinstance(model, OrtFormatFile):  # without the inputs that have a default, which sessions list too
         inputs = model.input_types()
     return OpenModel(session, inputs, placement)
 
@@ -166,7 +161,7 @@ def _by_name(model: ModelBundle) -> dict[str, Any]:
 
 
 def _exported(model: ModelBundle, extra_outputs: Sequence[str], *, described: bool) -> ExportedModel:
-    """Return the model as providers take it: references by the weight's name, and none in bodies."""
+    """Return the model in the form that providers take: weights referenced by name, and stored in bodies."""
     import onnx
 
     from rlx_ort.converters.bundle import graphs_of, location_of
@@ -200,7 +195,7 @@ def _exported(model: ModelBundle, extra_outputs: Sequence[str], *, described: bo
 
 
 def _nodes(proto: onnx.ModelProto) -> tuple[ExportedNode, ...]:
-    """Return the nodes as the rule about shape computation wants them; those without a name get one."""
+    """Return the nodes with the shape computation marked; nodes without a name get one."""
     from rlx_ort.converters.bundle import graphs_of
     from rlx_ort.converters.infer import infer_proto
     from rlx_ort.converters.to_onnx.exported import ExportedNode
@@ -247,7 +242,7 @@ def _tensor_type(tensor: onnx.TensorProto) -> ValueType | None:
 
 
 def _ort_file(path: Path) -> ExportedModel:
-    """Return a stand-in for a model whose bytes are those of the file; ONNX Runtime tells the format by its mark."""
+    """Return a model whose bytes are those of the file; ONNX Runtime detects the format by its magic bytes."""
     import onnx
 
     from rlx_ort.converters.to_onnx.exported import ExportedModel

@@ -33,7 +33,7 @@ class BasicCostModel(Protocol):
 
     @property
     def device(self) -> Device:
-        """The device it speaks for."""
+        """The device of the figures."""
 
     def sgemm_gflops(self, m: int, k: int, n: int) -> float:
         """Return the sustained rate of an f32 product of (m, k) and (k, n), in GFLOP/s."""
@@ -76,7 +76,7 @@ class ProfileCostModel:
     """A cost model made of one `CostProfile`, measured or shipped; its rates do not depend on the shape.
 
     Attributes:
-        device: the device it speaks for.
+        device: the device of the figures.
         profile: the figures.
         threads: the threads the device computes with.
     """
@@ -150,7 +150,7 @@ def completed(model: BasicCostModel) -> BackendCostModel:
 
 
 class _GivenCostModel(ProfileCostModel):
-    """A `ProfileCostModel` with the rates of somebody's model, which may depend on the shape."""
+    """A `ProfileCostModel` with the rates of a user's model, which may depend on the shape."""
 
     _model: BasicCostModel
 

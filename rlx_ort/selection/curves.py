@@ -12,7 +12,7 @@ from rlx_ort.ir.graph import Graph
 from rlx_ort.options.compile_options import CompileOptions
 from rlx_ort.selection.predict import named_dims, predicted_ns
 
-__all__ = ["BatchCurve", "batch_curve"]
+__all__ = ["BatchCurve", "batch_curve", "curve_of"]
 
 _OFF = 0.01  # what a line may be off in its middle, as a share; at a bend it is then off by twice that at most
 _HALVINGS = 4
@@ -21,9 +21,8 @@ _HALVINGS = 4
 class BatchCurve:
     """Exact predictions at powers of two, and lines between them that are straight in the logarithms of both.
 
-    Where a line would be off, as where the work begins to outweigh the weights, its middle is predicted as well. A time
-    read from the curve costs a microsecond; the first one between two powers of two costs three whole predictions,
-    more at a bend. May be used from several threads.
+    Where a line would deviate by over 1 %, its middle is predicted as well. Reading a time takes a microsecond; the
+    first one between two powers of two takes three full predictions, more at a bend. May be used from several threads.
 
     Args:
         predict: a size -> the predicted time of a run in ns, or None where there is none.
@@ -91,10 +90,17 @@ def batch_curve(
         dim = next((name for _, shape in named_dims(graph) for name in shape if isinstance(name, str)), None)
     if dim is None:
         raise ValueError(f"graph {graph.name!r} has no input with a named dim; name the one that varies")
-    settled, sizes = options or CompileOptions(), dict(dims or {})
+    return curve_of(lambda: graph, Device(device), dim, options or CompileOptions(), dims or {})
+
+
+def curve_of(
+    graph: Callable[[], Graph | None], device: Device, dim: str, options: CompileOptions, dims: Mapping[str, int]
+) -> BatchCurve:
+    """Return the curve of a graph that `graph` returns, which may be a weak reference."""
 
     def predict(size: int) -> float | None:
-        with paused_collector():  # a prediction makes an object a node
-            return predicted_ns(graph, Device(device), settled, {**sizes, dim: size})
+        alive = graph()
+        with paused_collector():  # a prediction creates an object per node
+            return None if alive is None else predicted_ns(alive, device, options, {**dims, dim: size})
 
     return BatchCurve(predict)

@@ -1,4 +1,4 @@
-"""What a run of an exported model costs on a device, and of what that cost is made up."""
+"""The predicted time of an exported model on a device, and its parts."""
 
 from __future__ import annotations
 

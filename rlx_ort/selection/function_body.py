@@ -1,4 +1,4 @@
-"""What an ONNX operator that is defined by a function expands into, with the types of every node."""
+"""Expansion of ONNX operators that are defined by a function, with the types of every node."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def is_function(domain: str, op_type: str, version: int) -> bool:
     try:
         schema: Any = onnx.defs.get_schema(op_type, version, domain)  # its stubs lack the function members
     except onnx.defs.SchemaError:
-        return False  # an operator of ONNX Runtime or of somebody else
+        return False  # an operator of another domain
     written = [known for known in schema.function_opset_versions if known <= version]
     if written:
         body = onnx.FunctionProto.FromString(schema.get_function_with_opset_version(max(written)))

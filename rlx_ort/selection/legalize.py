@@ -1,4 +1,4 @@
-"""Whether a graph can be compiled for a device, the report that says so op by op, and the graph in legal ops."""
+"""Legalisation: whether a graph can be compiled for a device, op by op, and the graph rewritten in legal ops."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def legalize_graph_for_device(
     A node whose native form the device refuses and whose common form it takes is replaced by the basic nodes of that
     form. The graph itself is returned where there is none. Both compile on the device with the same options and give
     the same results, as compiling chooses the same forms. Two things are left to compiling: nodes with bodies, and all
-    nodes where the options change the precision, because a precision policy goes by the ops of the graph given.
+    nodes where the options change the precision, because a precision policy selects by the ops of the original graph.
 
     The device need not work here, as long as its provider can list its kernels.
 

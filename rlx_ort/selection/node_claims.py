@@ -1,4 +1,4 @@
-"""One exported node against one list of kernels, with the two things a kernel list does not say.
+"""Whether a kernel list covers an exported node, with two rules that the list itself does not contain.
 
 ONNX Runtime expands a node whose operator is a function when no kernel takes it, the CPU's included, and on the CPU
 it casts f16 to f32 around a node that has no f16 kernel. Neither is a reason to refuse a graph.
@@ -61,7 +61,7 @@ def _takes_expanded(
     node: ExportedNode,
     functions: Collection[tuple[str, str]],
 ) -> bool:
-    """Return whether the nodes of a function's body are taken; a body nobody can look into here is trusted."""
+    """Return whether the nodes of a function's body are taken; a body that cannot be expanded here counts as taken."""
     if (node.domain, node.op_type) in functions:
         return True
     if not is_function(node.domain, node.op_type, node.version):

@@ -69,7 +69,7 @@ DevicePickStrategy.ADAPTIVE = Adaptive()
 class DevicePolicy:
     """Which devices may be chosen. Frozen: the `with_` methods return a changed copy.
 
-    Lists take devices, names, or one string such as `"cuda,cpu"`. When in doubt they keep a device out:
+    Lists take devices, names, or one string such as `"cuda,cpu"`. In doubt a device is refused:
 
     - `allow` is exact: `cuda` (the same device as `cuda:0`) allows the first CUDA device, and `cuda:1` the second.
     - `deny` is wide: a kind without an index, or with index 0, denies every index of the kind and the kinds that reach
@@ -77,8 +77,8 @@ class DevicePolicy:
       of `gpu`, `webgpu` and `vulkan` the other two. `cuda:1` denies that index alone, with TensorRT on it. To keep the
       first device out and use the second, allow the second.
 
-    A denial goes by kind and index, not by card, since looking at a card means probing a denied device: without CUDA,
-    `webgpu` and `directx` may still use an NVIDIA GPU. Deny them as well to leave that GPU alone.
+    A denial applies to kind and index, not to a card, because identifying the card would probe a denied device:
+    without CUDA, `webgpu` and `directx` may still use an NVIDIA GPU. Deny them as well to keep that GPU unused.
 
     Attributes:
         allow: the only devices that may be chosen, or None for no restriction; empty means none may.
@@ -124,7 +124,7 @@ class DevicePolicy:
         return replace(self, pick=Benchmark(runs))
 
     def with_adaptive_pick(self, runs: int = 5) -> DevicePolicy:
-        """Return a copy that chooses by prediction, and times devices whose predictions are too close to tell."""
+        """Return a copy that chooses by prediction, and times devices whose predictions are too close."""
         return replace(self, pick=Adaptive(runs))
 
     @classmethod

@@ -27,6 +27,7 @@ from rlx_ort.providers.cores import device_threads
 from rlx_ort.providers.engine.recordings import MOST_BYTES
 from rlx_ort.selection.cost import BackendCostModel, ProfileCostModel
 from rlx_ort.selection.estimate import Estimate, estimate_workload, total_ns
+from rlx_ort.selection.graph_cache import cache_of
 from rlx_ort.selection.support import draft_for, support_of
 
 if TYPE_CHECKING:
@@ -51,7 +52,6 @@ _lock = threading.Lock()
 _workloads: weakref.WeakKeyDictionary[Draft, OrderedDict[object, Workload]] = weakref.WeakKeyDictionary()
 _tried: set[Device] = set()
 _seen: weakref.WeakKeyDictionary[Draft, set[Device]] = weakref.WeakKeyDictionary()
-_named: weakref.WeakKeyDictionary[Graph, tuple[int, list[tuple[str, Shape]]]] = weakref.WeakKeyDictionary()
 
 
 def cost_model(device: Device | str) -> BackendCostModel | None:
@@ -108,12 +108,13 @@ def dims_of(graph: Graph, inputs: Mapping[str, Any]) -> dict[str, int]:
 
 def named_dims(graph: Graph) -> list[tuple[str, Shape]]:
     """Return the inputs that have named dims, with their shapes; looked for once, as a graph may have many nodes."""
-    known = _named.get(graph)
-    if known is None or known[0] != graph.revision:
+    cache = cache_of(graph)
+    if cache.named_dims is None:
         kinds = [(value.name, value.type.shape) for value in graph.inputs if isinstance(value.type, TensorType)]
-        found = [(name, shape) for name, shape in kinds if shape and any(isinstance(dim, str) for dim in shape)]
-        _named[graph] = known = (graph.revision, found)
-    return known[1]
+        cache.named_dims = [
+            (name, shape) for name, shape in kinds if shape and any(isinstance(dim, str) for dim in shape)
+        ]
+    return cache.named_dims
 
 
 def kernels_of(graph: Graph, device: Device, dims: Mapping[str, int] | None = None) -> Mapping[Kernel, int]:
@@ -148,10 +149,10 @@ def measure_unknown(
     *,
     limit_s: float = 0.3,
 ) -> int:
-    """Measure on a calibrated device what its table lacks and a graph needs; return how many rows were kept.
+    """Measure the kernels that a graph needs and a calibrated device's table lacks; return how many rows were kept.
 
-    Takes `limit_s` seconds at most, and nothing where all that may weigh is known. Predictions for every graph use the
-    rows from then on. A graph with named dims is measured at two sizes, so that prices follow others.
+    Takes at most `limit_s` seconds, and no time if all significant kernels are known. Predictions for every graph use
+    the rows from then on. A graph with named dims is measured at two sizes, for interpolation.
     """
     from rlx_ort.calibration.model import MeasuredCostModel
     from rlx_ort.calibration.on_demand import measure_unknown as measured
@@ -180,8 +181,8 @@ def calibrate(
 ) -> CalibrationProfile:
     """Measure a device through its own sessions, keep the profile on disk, and return it.
 
-    Takes up to 8 seconds, 2 when `quick`, 30 on a GPU in software. From then on predictions for the device come from
-    the profile. While another process calibrates the same device, this one waits and takes over its profile.
+    Takes up to 8 seconds, 2 when `quick`, 30 on a software GPU. From then on predictions for the device use the
+    profile. While another process calibrates the same device, this one waits and uses its profile.
 
     Args:
         device: the device.
@@ -189,7 +190,7 @@ def calibrate(
             both.
         dims: sizes of the graph's named dims.
         quick: measure fewer sizes.
-        progress: called with what is being measured and the share of the time that is gone, 0 to 1.
+        progress: called with the kernel being measured and the elapsed share of the time, 0 to 1.
         clock: gives the time in ns.
 
     Raises:
@@ -215,7 +216,7 @@ def calibrate(
 
 
 class _Case(NamedTuple):
-    """What a prediction is made from."""
+    """The inputs of a prediction."""
 
     workload: Workload
     model: BackendCostModel
@@ -236,7 +237,7 @@ def _case(graph: Graph, device: Device, options: CompileOptions, dims: Mapping[s
         try:
             measure_unknown(graph, device, options, dims)
         except RlxError as err:  # it stays assumed
-            _log.warning("what is unknown of %s on %s is not measured: %s", graph.name, device.display, err)
+            _log.warning("the kernels of %s on %s are not measured: %s", graph.name, device.display, err)
         model = cost_model(device) or model
     moved = sum(workload.inputs.values()) + sum(workload.outputs.values())
     if options.device_graph and not cpu_nodes and moved <= MOST_BYTES and not workload.host_decides:

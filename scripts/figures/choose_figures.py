@@ -16,7 +16,7 @@ from rlx_ort import environment
 from rlx_ort.calibration import store
 from rlx_ort.converters.to_onnx.exporter import exported
 from rlx_ort.device import Device
-from rlx_ort.execution.pace import Pace
+from rlx_ort.execution.benchmark import Pace
 from rlx_ort.graph_devices import GraphDevices
 from rlx_ort.ir.graph import Graph
 from rlx_ort.providers.availability import availability, available_devices, is_selectable

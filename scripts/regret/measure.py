@@ -19,8 +19,8 @@ import numpy as np
 
 from rlx_ort.device import Device
 from rlx_ort.errors import RlxError
+from rlx_ort.execution.benchmark import Pace
 from rlx_ort.execution.compiled import CompiledGraph
-from rlx_ort.execution.pace import Pace
 from rlx_ort.graph_devices import GraphDevices
 from rlx_ort.ir.graph import Graph
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule

@@ -16,8 +16,7 @@ from rlx_ort import adaptive
 from rlx_ort.calibration import store
 from rlx_ort.device import Device
 from rlx_ort.errors import DeviceFallbackError, EngineError, NoViableDeviceError
-from rlx_ort.execution.benchmark import DeviceBenchResult
-from rlx_ort.execution.pace import Pace
+from rlx_ort.execution.benchmark import DeviceBenchResult, Pace
 from rlx_ort.graph_devices import GraphDevices
 from rlx_ort.ir.graph import Graph
 from rlx_ort.providers import plugins

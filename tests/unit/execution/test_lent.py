@@ -10,8 +10,8 @@ import pytest
 
 from rlx_ort.errors import PlacementError, RunError
 from rlx_ort.execution.buckets import BucketedCompileCache
-from rlx_ort.execution.compile_cache import CompileCache
 from rlx_ort.execution.compiled import CompiledGraph
+from rlx_ort.execution.session import CompileCache
 from rlx_ort.graph_devices import GraphDevices
 from rlx_ort.ir.graph import Graph
 from rlx_ort.options.compile_options import PlacementRule

@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 
 from rlx_ort.errors import EngineError, InputError
+from rlx_ort.execution.background import BackgroundRuns, Workers
 from rlx_ort.execution.compiled import CompiledGraph
-from rlx_ort.execution.pipeline import Pipeline
 from rlx_ort.execution.session import Session
-from rlx_ort.execution.workers import Workers
 from rlx_ort.ir.graph import Graph
 from rlx_ort.providers.engine.binding import DeviceTensor, HostTensor
 
@@ -286,7 +285,7 @@ def test_workers_run_side_by_side_up_to_their_number() -> None:
 
 def test_errors_in_a_pipeline_do_not_stop_what_comes_after() -> None:
     """Each committed call runs, the first error is raised, and the memory of the others is released."""
-    pipeline = Pipeline()
+    pipeline = BackgroundRuns()
     ran = []
 
     def fail() -> None:

@@ -9,7 +9,7 @@ import pytest
 from rlx_ort.converters.to_onnx.exported import ExportedModel, ExportedNode
 from rlx_ort.device import Device
 from rlx_ort.errors import PlacementError
-from rlx_ort.execution.placement_check import build_placement, enforce
+from rlx_ort.execution.placement import build_placement, enforce
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.types import TensorType

@@ -11,8 +11,8 @@ import pytest
 
 from rlx_ort.device import Device
 from rlx_ort.errors import InputError, RunError
-from rlx_ort.execution import race as racing
-from rlx_ort.execution.race import race
+from rlx_ort.execution import benchmark as racing
+from rlx_ort.execution.benchmark import race
 
 CPU, CUDA, WEBGPU = Device.CPU, Device.CUDA, Device.WEBGPU
 

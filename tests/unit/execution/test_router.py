@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 
 from rlx_ort import compat, environment
-from rlx_ort.compat import DeviceRouter, FlexibleSession
+from rlx_ort.compat import BackendsManifest, DeviceRouter, FlexibleSession
 from rlx_ort.device import Device
 from rlx_ort.errors import NoViableDeviceError
 from rlx_ort.ir.graph import Graph
-from rlx_ort.manifest import BackendsManifest
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule, Precision
 from rlx_ort.providers import hardware
 from rlx_ort.selection.policy import DevicePolicy

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from rlx_ort.errors import InputError
-from rlx_ort.execution.coerce import saturating_cast
-from rlx_ort.execution.typed_io import arrays_from_typed, typed_from_arrays
+from rlx_ort.execution.coerce import arrays_from_typed, saturating_cast, typed_from_arrays
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.types import TensorType
@@ -75,8 +74,8 @@ def test_named_dims_are_found_from_the_byte_counts() -> None:
 @pytest.mark.parametrize(
     ("shape", "data", "dtype", "said"),
     [
-        (["b", "s"], bytes(24), "f32", "do not tell"),
-        (["b", "b"], bytes(16), "f32", "do not tell"),
+        (["b", "s"], bytes(24), "f32", "do not determine"),
+        (["b", "b"], bytes(16), "f32", "do not determine"),
         (["b", 4], bytes(24), "f32", "whole rows"),
         (["b", 0], bytes(24), "f32", "whole rows"),
         ([2, 2], bytes(12), "f32", "needs 16 bytes"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import numpy as np
@@ -176,3 +178,14 @@ def test_curves_are_forgotten_when_a_device_was_calibrated(
     monkeypatch.setattr(store, "generation", lambda: -1)
     fastest_device_for(graph, inputs=feeds(66))
     assert {batch for _, batch in asked} == {66}
+
+
+def test_a_graph_is_freed_after_choices_by_curves(two: Machine) -> None:
+    """What is remembered of a graph does not refer to it."""
+    graph = mlp()
+    kept = weakref.ref(graph)
+    for batch in (1, 2, 3):
+        fastest_device_for(graph, inputs=feeds(batch))
+    del graph
+    gc.collect()
+    assert kept() is None

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from rlx_ort.execution.pace import Pace
+from rlx_ort.execution.benchmark import Pace
 
 
 class Clock:
