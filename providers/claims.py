@@ -79,8 +79,16 @@ def kernel_set(provider: Provider, graph: Graph) -> KernelSet | None:
     if claims is None:
         return None
 
-    def trusted(domain: str, op_type: str, *form: Any) -> bool:
-        return (domain, op_type) not in provider.distrusted_kernels and takes(claims, domain, op_type, *form)
+    def trusted(
+        domain: str,
+        op_type: str,
+        version: int,
+        inputs: Sequence[ValueType | None],
+        outputs: Sequence[ValueType | None],
+    ) -> bool:
+        if (domain, op_type) in provider.distrusted_kernels:
+            return False
+        return takes(claims, domain, op_type, version, inputs, outputs)
 
     return KernelSet(provider.ep_name or provider.name, _known_of(claims), trusted)  # pyright: ignore[reportArgumentType]  # *form
 

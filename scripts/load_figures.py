@@ -27,6 +27,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
@@ -185,8 +186,7 @@ def main() -> int:
     given = parser.parse_args()
     devices = given.devices.split(",")
     # Without predictions the adaptive choice always times both devices.
-    adaptive._predictions = lambda *_: ({}, {})
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, mock.patch.object(adaptive, "explain", return_value=None):
         os.environ["RLX_CACHE_DIR"] = folder
         tried: list[dict[str, Any]] = []
         case = Case(devices, 64 * WIDTH, 2) if given.handicap else search(devices, tried)

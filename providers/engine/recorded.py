@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx_ort.converters.to_onnx.exported import ExportedNode
+from rlx_ort.converters.to_onnx.model import ModelNode
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import TensorType, ValueType
 from rlx_ort.providers.base import NodeAssignment
@@ -286,7 +287,7 @@ def host_work(ep_name: str, memory: str, assignments: Iterable[NodeAssignment], 
     return ""
 
 
-def unrecordable(nodes: Iterable[NodeAssignment | ExportedNode], types: Mapping[str, ValueType]) -> str:
+def unrecordable(nodes: Iterable[NodeAssignment | ExportedNode | ModelNode], types: Mapping[str, ValueType]) -> str:
     """Return why no run of a model can be recorded, judged by its nodes and inputs and outputs, or an empty string."""
     for node in nodes:
         what = _UNRECORDABLE.get(node.op_type, "")

@@ -97,7 +97,7 @@ class Recordings:
         self._lock = lock
         self._shared = shared
         self._required = required
-        self._errors: tuple[type[Exception], ...] = (*errors, EngineError)
+        self._errors: tuple[type[Exception], ...] = (*errors, EngineError, NotRecordedError)
         self._recorded: OrderedDict[Key, Replay] = OrderedDict()
         self._last: Replay | None = None
         self._counts: OrderedDict[Key, tuple[int, dict[str, weakref.ref[Any]]]] = OrderedDict()
@@ -310,7 +310,7 @@ class Recordings:
             check_replay(names, [_array(value) for value in results], [_array(value) for value in replay()])
             if not self._required:
                 self._check_worth(plain, replay, copies=key[0] == 0)
-        except (NotRecordedError, *self._errors) as err:
+        except self._errors as err:
             if recording is not None:
                 recording.close()
             if isinstance(err, NotRecordedError):
