@@ -90,7 +90,7 @@ def kernel_set(provider: Provider, graph: Graph) -> KernelSet | None:
             return False
         return takes(claims, domain, op_type, version, inputs, outputs)
 
-    return KernelSet(provider.ep_name or provider.name, _known_of(claims), trusted)  # pyright: ignore[reportArgumentType]  # *form
+    return KernelSet(provider.ep_name or provider.name, _known_of(claims), trusted)
 
 
 @functools.cache

@@ -341,8 +341,8 @@ class OrtEngineSession:
 
     def _run_values(self, core: SessionCore, names: list[str], feeds: Mapping[str, Any], options: Any) -> list[Any]:
         """Run with OrtValues on both sides, the only way to read element types numpy does not know."""
-        given: dict[str, Any] = {name: value for name, value in feeds.items() if value is not None}
-        stuck = [name for name in given if not is_tensor_like(self._input_types.get(name, given[name]))]
+        given = {name: value for name, value in feeds.items() if value is not None}
+        stuck = [name for name in given if not is_tensor_like(self._input_types.get(name, given[name]))]  # pyright: ignore[reportArgumentType]
         stuck += [name for name in names if not _readable(self._output_types.get(name))]
         if stuck:
             raise EngineError(
