@@ -10,14 +10,20 @@ import numpy as np
 from rlx_ort.converters.to_onnx.emitter import Emitter, lowers
 from rlx_ort.converters.to_onnx.imported import imported_node
 from rlx_ort.converters.to_onnx.kernel_dtypes import where_in
+from rlx_ort.ir.bodies import Composite
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.op import tensor_input
-from rlx_ort.ir.ops.blocks import AxialRope2d, FusedAttentionBlock, FusedTransformerLayer
-from rlx_ort.ir.ops.composite import Composite
-from rlx_ort.ir.ops.control import If, Scan, While
-from rlx_ort.ir.ops.custom import Custom, CustomFn
-from rlx_ort.ir.ops.fused import AdaLayerNorm, FusedConvBiasAct, GatedResidual, SoftmaxCrossEntropyWithLogits
-from rlx_ort.ir.ops.gqa import GroupedQueryAttention
+from rlx_ort.ir.ops.blocks import (
+    AdaLayerNorm,
+    AxialRope2d,
+    FusedAttentionBlock,
+    FusedConvBiasAct,
+    FusedTransformerLayer,
+    GatedResidual,
+    GroupedQueryAttention,
+    SoftmaxCrossEntropyWithLogits,
+)
+from rlx_ort.ir.ops.control import Custom, CustomFn, If, Scan, While
 from rlx_ort.ir.ops.onnx import OnnxNode
 from rlx_ort.ir.shape import Dim, Shape
 from rlx_ort.ir.types import TensorType, ValueType

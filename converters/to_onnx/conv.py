@@ -13,8 +13,7 @@ from rlx_ort.converters.to_onnx.kernel_dtypes import op_in
 from rlx_ort.converters.to_onnx.shape import reshape
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.op import known_shape
-from rlx_ort.ir.ops.conv import Conv2d, ConvTranspose2d, Pool, ResizeNearest2x
-from rlx_ort.ir.ops.volume import Conv3d, Im2Col, Interpolate
+from rlx_ort.ir.ops.conv import Conv2d, Conv3d, ConvTranspose2d, Im2Col, Interpolate, Pool, ResizeNearest2x
 from rlx_ort.ir.shape import Shape
 
 __all__: list[str] = []

@@ -185,12 +185,7 @@ def _native_of(op: Op) -> _Native | None:
 _OPS = "rlx_ort.ir.ops."
 _WITHOUT = frozenset({"leaf", "onnx", "refused"})
 """Families that are written by the emitter itself, or never."""
-_ELSEWHERE = {
-    **dict.fromkeys(("blocks", "composite", "custom", "fused", "gqa"), "control"),
-    "reduce": "norm",
-    "solve": "linalg",
-    "volume": "conv",
-}
+_ELSEWHERE = {"blocks": "control", "reduce": "norm"}
 """Families whose lowerings are in the file of another one."""
 
 

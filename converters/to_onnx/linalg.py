@@ -17,10 +17,8 @@ from rlx_ort.converters.to_onnx.shape import reshape, slice_axis
 from rlx_ort.ir.bodies import as_body
 from rlx_ort.ir.core import Value
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.infer import join_dims
-from rlx_ort.ir.op import known_shape
-from rlx_ort.ir.ops.linalg import DotGeneral, FusedMatMulBiasAct, LoraMatMul, MatMul
-from rlx_ort.ir.ops.solve import BatchedDenseSolve, DenseSolve
+from rlx_ort.ir.op import join_dims, known_shape
+from rlx_ort.ir.ops.linalg import BatchedDenseSolve, DenseSolve, DotGeneral, FusedMatMulBiasAct, LoraMatMul, MatMul
 from rlx_ort.ir.shape import Dim, Shape
 from rlx_ort.ir.types import TensorType
 
