@@ -117,12 +117,11 @@ def _physical_cores(folder: Path) -> int:
 def _affinity(logical: int) -> int:
     import psutil
 
-    if hasattr(psutil.Process, "cpu_affinity"):
-        try:
-            return len(psutil.Process().cpu_affinity()) or logical
-        except psutil.Error:
-            return logical
-    return logical  # macOS has no affinity
+    try:
+        affinity = getattr(psutil.Process(), "cpu_affinity", None)  # macOS has none
+        return (len(affinity()) if affinity else 0) or logical
+    except psutil.Error:
+        return logical
 
 
 def _read(path: Path) -> str | None:

@@ -153,8 +153,8 @@ def _plugin(dist: importlib.metadata.Distribution, module_name: str) -> Plugin:
         return found(problem=f"its module {module_name} has no get_library_path and get_ep_names")
     try:
         named = names() if callable(names) else names
-        eps = (named,) if isinstance(named, str) else tuple(named)
-        library = Path(path())
+        eps = (named,) if isinstance(named, str) else tuple(named)  # pyright: ignore[reportArgumentType]  # checked by `except`
+        library = Path(path())  # pyright: ignore[reportArgumentType]
     except (RuntimeError, OSError, ValueError, TypeError) as err:
         return found(problem=f"it does not name its library: {err}")
     if not eps:

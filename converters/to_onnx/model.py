@@ -227,7 +227,7 @@ def _write_attribute(
 
     kind, value = attribute.kind, attribute.value
     proto.name = attribute.name
-    proto.type = onnx.AttributeProto.AttributeType.Value(kind)
+    proto.type = onnx.AttributeProto.AttributeType.Value(kind)  # pyright: ignore[reportAttributeAccessIssue]
     match kind:
         case "INT":
             proto.i = value

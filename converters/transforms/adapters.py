@@ -176,7 +176,8 @@ def _value(attribute: onnx.AttributeProto) -> Any:
 
 def _same(made: onnx.NodeProto, node: onnx.NodeProto) -> bool:
     def key(item: onnx.NodeProto) -> Any:
-        return item.op_type, _trimmed([*item.input]), {a.name: a.SerializeToString(True) for a in item.attribute}
+        attributes = {found.name: found.SerializeToString(deterministic=True) for found in item.attribute}
+        return item.op_type, _trimmed([*item.input]), attributes
 
     return bool(key(made) == key(node))
 

@@ -310,8 +310,9 @@ class OrtEngineSession:
                 assert session is not None  # noqa: S101  # it is running
                 return OrtTensor.empty(session, like)
 
+            plain: Any = core.call
             core.recordings = Recordings(
-                core.recorder, core.call, bind, fresh, self._graph_lock, shared, required=required, errors=self.errors
+                core.recorder, plain, bind, fresh, self._graph_lock, shared, required=required, errors=self.errors
             )
             core.call = core.recordings.run
             if self._reason:
@@ -345,7 +346,7 @@ class OrtEngineSession:
     def _run_values(self, core: SessionCore, names: list[str], feeds: Mapping[str, Any], options: Any) -> list[Any]:
         """Run with OrtValues on both sides, the only way to read element types numpy does not know."""
         given = {name: value for name, value in feeds.items() if value is not None}
-        stuck = [name for name in given if not is_tensor_like(self._input_types.get(name, given[name]))]
+        stuck = [name for name in given if not is_tensor_like(self._input_types.get(name, given[name]))]  # pyright: ignore[reportArgumentType]
         stuck += [name for name in names if name in self._output_types and not is_tensor_like(self._output_types[name])]
         if stuck:
             raise EngineError(

@@ -218,7 +218,7 @@ def _path(package: Package, runner: GraphDevices, device: Device) -> Path | None
 
 
 def _plain(value: object) -> str:
-    return repr(sorted(value.items())) if hasattr(value, "items") else repr(value)
+    return repr(sorted(value.items())) if isinstance(value, Mapping) else repr(value)
 
 
 def _read(path: Path) -> str | None:

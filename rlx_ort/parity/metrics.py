@@ -162,7 +162,7 @@ def difference(reference: Array, value: Array) -> Difference:
 def _flat(array: Array) -> Array:
     """Return the elements in one row, the parts of complex numbers as two."""
     flat = np.ascontiguousarray(array).reshape(-1)
-    return flat.view(flat.real.dtype) if flat.dtype.kind == "c" else flat
+    return flat.view(np.real(flat).dtype) if flat.dtype.kind == "c" else flat
 
 
 def _is_exact(array: Array) -> bool:
