@@ -12,8 +12,7 @@ from rlx_ort.converters.protos import copied, set_items
 from rlx_ort.converters.to_onnx.writer import UniqueNames
 from rlx_ort.converters.transforms.scope import dims_text, near_names
 from rlx_ort.errors import ConversionError
-from rlx_ort.ir.ops.leaf import fits
-from rlx_ort.ir.shape import Shape
+from rlx_ort.ir.shape import Shape, fits
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import TensorType, ValueType
 

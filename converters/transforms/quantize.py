@@ -29,8 +29,7 @@ from rlx_ort.converters.transforms.int4 import to_int4
 from rlx_ort.converters.transforms.opset import to_opset
 from rlx_ort.converters.transforms.scope import dims_text, near_names, selected, typed_model
 from rlx_ort.errors import ConversionError
-from rlx_ort.ir.ops.leaf import fits
-from rlx_ort.ir.shape import Shape
+from rlx_ort.ir.shape import Shape, fits
 from rlx_ort.ir.types import TensorType
 
 if TYPE_CHECKING:
