@@ -39,7 +39,7 @@ def bundle_to_ir(bundle: ModelBundle) -> onnx_ir.Model:
     with _as_conversion_error(bundle.origin, "read"):
         model: onnx_ir.Model = ir.serde.deserialize_model(bundle.proto)
         for value in _initializers(model):
-            tensor = value.const_value
+            tensor: Any = value.const_value
             if isinstance(tensor, ir.ExternalTensor):
                 value.const_value = WeightTensor(bundle.weights[str(tensor.location)], tensor.name, tensor.doc_string)
     return model

@@ -49,15 +49,15 @@ Key: TypeAlias = tuple[Owner, tuple[str, ...], tuple[tuple[str, Any, tuple[int, 
 facts = attrgetter("dtype", "shape")
 
 _CONTROL_FLOW = "is control flow, which the host decides"
-_UNRECORDABLE = (
-    dict.fromkeys(("If", "Loop", "Scan", "SequenceMap"), _CONTROL_FLOW)
-    | dict.fromkeys(("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"), "draws random numbers")
-    | dict.fromkeys(("Multinomial", "Bernoulli", "Sampling"), "draws random numbers")
-    | dict.fromkeys(
+_UNRECORDABLE: dict[str, str] = {
+    **dict.fromkeys(("If", "Loop", "Scan", "SequenceMap"), _CONTROL_FLOW),
+    **dict.fromkeys(("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"), "draws random numbers"),
+    **dict.fromkeys(("Multinomial", "Bernoulli", "Sampling"), "draws random numbers"),
+    **dict.fromkeys(
         ("NonZero", "Compress", "Unique", "NonMaxSuppression", "BeamSearch", "GreedySearch", "WhisperBeamSearch"),
         "has outputs whose shapes depend on values",
-    )
-)
+    ),
+}
 _KNOWN_DOMAINS = frozenset({"", "ai.onnx", "com.microsoft", "com.ms.internal.nhwc"})
 
 

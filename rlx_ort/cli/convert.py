@@ -50,7 +50,7 @@ def _renames(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
 @click.command("convert")
 @click.argument("source", type=options.FILE)
 @click.argument("target", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--precision", type=click.Choice(["f16", "bf16", "mixed"]), help="Compute what is f32 in this precision.")
+@click.option("--precision", type=click.Choice(["f16", "bf16", "mixed"]), help="Compute f32 parts in this precision.")
 @click.option(
     "--keep",
     multiple=True,
@@ -155,7 +155,7 @@ def _options(given: dict[str, Any]) -> ConvertOptions:
 
 @contextlib.contextmanager
 def _terminable() -> Iterator[None]:
-    """Treat a request to terminate like Ctrl-C while a block runs, so that what is half written is removed."""
+    """Treat a request to terminate like Ctrl-C while a block runs, so that partial files are removed."""
 
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt
@@ -187,13 +187,8 @@ def _document(report: ConversionReport) -> dict[str, Any]:
 
 
 def _facts(facts: ModelFacts) -> dict[str, Any]:
-    return {
-        "nodes": facts.nodes,
-        "opset": facts.opset,
-        "ir_version": facts.ir_version,
-        "weight_bytes": dict(facts.weight_bytes),
-        "bytes": facts.nbytes,
-    }
+    found: dict[str, Any] = _plain(facts)
+    return {"bytes": found.pop("nbytes"), **found}
 
 
 def _plain(value: Any) -> Any:
@@ -202,7 +197,7 @@ def _plain(value: Any) -> Any:
 
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {item.name: _plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
-    if isinstance(value, dict) or hasattr(value, "items"):
+    if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [_plain(item) for item in value]

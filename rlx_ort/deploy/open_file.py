@@ -150,7 +150,7 @@ class OpenFile:
 
     def _read_some(self, offset: int, target: memoryview) -> int:
         if hasattr(os, "preadv"):
-            return os.preadv(self._file.fileno(), [target], offset)
+            return int(os.preadv(self._file.fileno(), [target], offset))
         with self._lock:  # Windows has one place in the file for all threads
             self._file.seek(offset)
             return self._file.readinto(target) or 0

@@ -130,7 +130,8 @@ def _q3_k(blocks: _Bytes) -> _Floats:
     pairs = np.array([0, 2, 4, 6], np.uint8).reshape(1, 4, 1)
     top = ((packed[:, None, 8:] >> pairs) & 3).reshape(-1, 16)
     scales = (low | (top << 4)).astype(np.float32) - np.float32(32)
-    return _spread(_half(blocks[:, 108:110]) * scales, 256) * (codes + 4 * high - np.float32(4))
+    scaled = (_half(blocks[:, 108:110]) * scales).astype(np.float32, copy=False)
+    return _spread(scaled, 256) * (codes + 4 * high - np.float32(4))
 
 
 def _scales_and_mins(packed: _Bytes) -> tuple[_Floats, _Floats]:

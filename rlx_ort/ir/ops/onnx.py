@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import GraphCore, Value
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["AttributeValue", "OnnxBuilders", "OnnxNode"]
 
-AttributeValue: TypeAlias = (
+AttributeValue: TypeAlias = (  # pyright: ignore[reportGeneralTypeIssues]  # one text in two lines
     "int | float | str | bytes | TensorData | Graph | ValueType "
     "| tuple[int, ...] | tuple[float, ...] | tuple[str, ...] | tuple[bytes, ...] "
     "| tuple[TensorData, ...] | tuple[Graph, ...] | tuple[ValueType, ...]"
@@ -55,7 +55,7 @@ class OnnxNode(Op):
 
     def bodies(self) -> tuple[Graph, ...]:
         """Return the subgraphs among the attributes."""
-        found: list[Graph] = []
+        found: list[Any] = []
         for value in self.attributes.values():
             found += [item for item in (value if isinstance(value, tuple) else (value,)) if isinstance(item, GraphCore)]
         return tuple(found)
