@@ -57,7 +57,7 @@ def from_json(text: str, tensors: Mapping[str, TensorData] | None = None) -> Gra
 
     Raises:
         ConversionError: the text is no graph, is of a newer schema, or names a tensor that is not there; the message
-            says where in the text.
+            has the place in the text.
     """
     return _Reader(tensors or {}).graph(_document(text, "the text")["graph"], "graph")
 
