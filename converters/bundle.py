@@ -229,7 +229,7 @@ def location_of(tensor: onnx.TensorProto) -> str:
 
 
 def placed(name: str, data: TensorData, weights: dict[str, TensorData], location: str = "") -> onnx.TensorProto:
-    """Return an initializer: with the data inside if it is small, else a reference to the data, which joins `weights`."""
+    """Return an initializer: a small one with its data inside, else a reference to the data, which joins `weights`."""
     if data.nbytes < INLINE_BYTES:
         return tensor_proto(data, name)
     weights[location or name] = data

@@ -39,6 +39,7 @@ _WITHOUT = frozenset({"leaf", "onnx", "refused"})
 """Families that are written by the emitter itself, or never."""
 _ELSEWHERE = {
     **dict.fromkeys(("blocks", "composite", "custom", "fused", "gqa"), "control"),
+    "moe": "dequant",
     "reduce": "norm",
     "solve": "linalg",
     "volume": "conv",
