@@ -214,7 +214,7 @@ def graphs_of(model: onnx.ModelProto, *, functions: bool = True) -> Iterator[onn
 
 
 def external_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    """Yield the initializers of the main graph and of bodies whose data is outside, as they stand in the model."""
+    """Yield the initializers, in the main graph and in bodies, whose data is outside; they are those of the model."""
     import onnx
 
     for graph in graphs_of(model):
@@ -280,7 +280,7 @@ class _Taker:
         self.attributes(graph.node)
 
     def initializer(self, tensor: onnx.TensorProto) -> onnx.TensorProto:
-        """Return what stands for the tensor in the light model."""
+        """Return the tensor of the light model: the given one or a reference."""
         if not tensor.name:
             raise ConversionError("the model has an initializer without a name")
         data = tensor_data(tensor, self._files)

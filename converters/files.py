@@ -244,7 +244,7 @@ class Staging:
         self._target = target
 
     def publish(self, files: Sequence[Path], *, overwrite: bool) -> list[Path]:
-        """Move files to the target's folder, the main one last; what was there is put back when a move fails.
+        """Move files to the target's folder, the main one last; the old files are restored when a move fails.
 
         A reader sees the main file of before or of now, whole in both cases; the files it refers to are there first.
 

@@ -74,7 +74,7 @@ class KernelSet:
 
 
 class NoNativeForm(Exception):  # noqa: N818  # an answer, caught by the dispatcher, and no error
-    """A node cannot have the native form; the message says why."""
+    """A node cannot have the native form; the message has the reason."""
 
 
 @dataclass(frozen=True, slots=True)
