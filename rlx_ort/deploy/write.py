@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import shutil
 import time
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -63,28 +64,21 @@ def write_package(
         raise PackageError(f"{target} exists and a folder is not replaced at once; remove it, or choose another name")
     if exists and not force:
         raise PackageError(f"{target} exists and was left as it is; force replaces it")
-    partial = target.with_name(f".{target.name}.{os.urandom(6).hex()}.partial")
     try:
-        _remove_stale(target)
-        if folder:
-            write_folder(partial, files, progress)
-        else:
-            with partial.open("xb") as stream:
-                _write_archive(stream, files, progress)
-                _flush(stream)
-        if before_move is not None:
-            before_move()
-        partial.replace(target)
-        _flush_folder(target.parent)
+        with _beside(target) as partial:
+            if folder:
+                write_folder(partial, files, progress)
+            else:
+                with partial.open("xb") as stream:
+                    _write_archive(stream, files, progress)
+                    _flush(stream)
+            if before_move is not None:
+                before_move()
+            partial.replace(target)
+            _flush_folder(target.parent)
     except OSError as err:
         hint = "check the folder, its rights and its space; on Windows no process may have the old package open"
         raise PackageError(f"{target} cannot be written: {err}; {hint}") from err
-    finally:
-        if partial.is_dir():
-            shutil.rmtree(partial, ignore_errors=True)
-        else:
-            with contextlib.suppress(OSError):
-                partial.unlink(missing_ok=True)
 
 
 def add_file(folder: Path, name: str, data: bytes) -> None:
@@ -95,19 +89,15 @@ def add_file(folder: Path, name: str, data: bytes) -> None:
     Raises:
         PackageError: it cannot be written there, or not be moved from there into the folder.
     """
-    partial = folder.with_name(f".{folder.name}.{os.urandom(6).hex()}.partial")
     try:
-        _remove_stale(folder)
-        with partial.open("xb") as stream:
-            stream.write(data)
-            _flush(stream)
-        partial.replace(folder / name)
-        _flush_folder(folder)
+        with _beside(folder) as partial:
+            with partial.open("xb") as stream:
+                stream.write(data)
+                _flush(stream)
+            partial.replace(folder / name)
+            _flush_folder(folder)
     except OSError as err:
         raise PackageError(f"{name} of {folder} cannot be written: {err}; check the rights of both folders") from err
-    finally:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
 
 
 def write_folder(root: Path, files: Mapping[str, Content], progress: Callable[[int], object] | None = None) -> None:
@@ -161,11 +151,21 @@ def _flush_folder(folder: Path) -> None:
                 os.close(handle)
 
 
-def _remove_stale(target: Path) -> None:
-    """Remove what a process that was killed a day ago or earlier left of the same target."""
-    for path in target.parent.iterdir():
-        if not (path.name.startswith(f".{target.name}.") and path.name.endswith(".partial")):
-            continue
+@contextlib.contextmanager
+def _beside(target: Path) -> Iterator[Path]:
+    """Give a hidden path beside a target, and remove what is left there at the end.
+
+    What a killed process left there for the same target is removed after a day.
+    """
+    for path in target.parent.glob(f".{glob.escape(target.name)}.*.partial"):
         with contextlib.suppress(OSError):
             if path.stat().st_mtime < time.time() - _STALE_S:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
+    partial = target.with_name(f".{target.name}.{os.urandom(6).hex()}.partial")
+    try:
+        yield partial
+    finally:
+        if partial.is_dir():
+            shutil.rmtree(partial, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
