@@ -1,8 +1,7 @@
-"""`ModelBundle`: a model on its way through a conversion, with its weights beside it and not in it.
+"""`ModelBundle`: a model on its way through a conversion, with its weights beside the protobuf and not inside.
 
-Sources make bundles, transforms turn one into another, targets write them. The protobuf part stays small whatever the
-size of the model, so it can be copied and edited freely; a weight that comes from a file is mapped, and its bytes are
-read when they are written or computed with.
+Sources make bundles, transforms turn one into another, targets write them. The protobuf stays small, so it can be
+copied and edited freely. A weight of a file is mapped: its bytes are read when they are written or computed with.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ class ModelBundle:
             nodes are inside. Treat it as read-only: copy it, change the copy, and call `with_proto`.
         weights: location -> data; memory maps where they come from a file. Freed, and their files closed, with the
             last reference.
-        origin: what the model was made from, for messages.
+        origin: what messages call the model: the file or object it was made from.
     """
 
     proto: onnx.ModelProto
@@ -66,7 +65,7 @@ class ModelBundle:
     origin: str
 
     def with_proto(self, proto: onnx.ModelProto) -> ModelBundle:
-        """Return a bundle of another model over these weights; those it has no reference to are dropped.
+        """Return a bundle of another model over these weights, without those that it does not refer to.
 
         Raises:
             ConversionError: the model refers to a weight that is not here.
@@ -98,7 +97,7 @@ class ModelBundle:
 
     @property
     def opset(self) -> int:
-        """The ai.onnx opset the model imports; 0 if it imports none, 1 before ONNX could say it."""
+        """The ai.onnx opset the model imports; 0 if it imports none, 1 for models older than opset imports."""
         versions = [entry.version for entry in self.proto.opset_import if entry.domain in ("", "ai.onnx")]
         return int(max(versions, default=1 if self.proto.ir_version < 3 else 0))
 
@@ -124,7 +123,7 @@ def bundle_of(
 ) -> ModelBundle:
     """Return a model as a bundle; external data is mapped, data inside is copied out.
 
-    The given message is left as it is. Constants of `INLINE_BYTES` and more become initializers of their graph, where
+    The given message is not changed. Constants of `INLINE_BYTES` and more become initializers of their graph, where
     the IR version lets those be no inputs.
 
     Args:
@@ -133,7 +132,7 @@ def bundle_of(
         origin: what the model comes from, for messages.
 
     Raises:
-        ConversionError: a tensor is damaged, nameless or there twice, or its data is not where it says or may be.
+        ConversionError: a tensor is damaged, nameless or there twice, or its external data is missing or not allowed.
     """
     try:
         light, weights = take_out(proto, ExternalFiles(None if folder is None else Path(folder)))
@@ -252,7 +251,7 @@ def _assign(message: onnx.ModelProto | onnx.GraphProto, field: object, value: ob
 
 
 class _Taker:
-    """Collects the data of one model."""
+    """Takes the weights out of one model."""
 
     def __init__(self, files: TensorFiles, free: bool, names: UniqueNames) -> None:
         self.weights: dict[str, TensorData] = {}
@@ -261,7 +260,7 @@ class _Taker:
         self._names = names
 
     def graph(self, graph: onnx.GraphProto, *, main: bool) -> None:
-        """Take out what one graph holds; of the main graph, the initializers are done."""
+        """Take out the weights of one graph; those of initializers of the main graph are out already."""
         if not main:
             for tensor in graph.initializer:
                 tensor.CopyFrom(self.initializer(tensor))
@@ -277,7 +276,7 @@ class _Taker:
         self.attributes(graph.node)
 
     def initializer(self, tensor: onnx.TensorProto) -> onnx.TensorProto:
-        """Return the tensor as it stands in the light model."""
+        """Return what stands for the tensor in the light model."""
         if not tensor.name:
             raise ConversionError("the model has an initializer without a name")
         data = tensor_data(tensor, self._files)
@@ -328,7 +327,7 @@ class _Taker:
 
 
 class _BundleWeights:
-    """Reads the references of a bundle's model, as `ExternalFiles` reads those of a file."""
+    """Looks up the weights that a bundle's model refers to; a `TensorFiles`."""
 
     def __init__(self, weights: Mapping[str, TensorData]) -> None:
         self._weights = weights

@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 EXTERNAL_ABOVE_BYTES = 1 << 30
-"""Weights above this total go to a data file unless the caller says otherwise: 1 GiB, half of what a file may hold."""
+"""Weights above this total go to a data file by default: 1 GiB, half of what one protobuf file may hold."""
 
 Progress: TypeAlias = Callable[[int], None]
 """Called with the number of further bytes of weights written."""
@@ -45,6 +45,7 @@ Progress: TypeAlias = Callable[[int], None]
 _LARGE_BYTES = 1 << 20
 _LARGE_ALIGNMENT = 1 << 16  # what Windows needs to map a tensor; Linux and macOS are content with 4 or 16 KiB
 _SMALL_ALIGNMENT = 64
+_STAGING_NAME = re.compile(r"\.(?P<process>\d+)-[0-9a-f]{16}\.converting")
 
 
 def save_onnx(
@@ -220,9 +221,6 @@ def _copy(data: TensorData, stream: BinaryIO, progress: Progress | None) -> None
             progress(len(piece))
 
 
-_NAME = re.compile(r"\.(?P<process>\d+)-[0-9a-f]{16}\.converting")
-
-
 class Staging:
     """A folder to write in, and the way from there to the final place.
 
@@ -311,6 +309,8 @@ def _remove_abandoned(target: Path) -> None:
     prefix = f".{target.name}"
     with contextlib.suppress(OSError):
         for folder in target.parent.iterdir():
-            match = _NAME.fullmatch(folder.name.removeprefix(prefix)) if folder.name.startswith(prefix) else None
+            match = (
+                _STAGING_NAME.fullmatch(folder.name.removeprefix(prefix)) if folder.name.startswith(prefix) else None
+            )
             if match is not None and not psutil.pid_exists(int(match["process"])):
                 shutil.rmtree(folder, ignore_errors=True)

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from rlx_ort.converters.onnx_types import type_of
+from rlx_ort.converters.onnx_types import known_type_of
 from rlx_ort.converters.protos import bodies_of
-from rlx_ort.errors import ConversionError
 from rlx_ort.ir.types import UnknownType, ValueType
 
 if TYPE_CHECKING:
     import onnx
 
-__all__ = ["infer_proto", "inferred_types", "is_fully_typed", "skeleton", "with_types"]
+__all__ = ["infer_proto", "is_fully_typed", "skeleton", "with_types"]
 
 _SMALL_BYTES = 1024
-
-
-def inferred_types(model: onnx.ModelProto, known: Mapping[str, ValueType]) -> dict[str, ValueType]:
-    """Return the types ONNX infers for the values of a model, bodies included; `known` ones where it fails."""
-    return {**known, **infer_proto(model)}
 
 
 def infer_proto(proto: onnx.ModelProto) -> dict[str, ValueType]:
@@ -30,10 +23,7 @@ def infer_proto(proto: onnx.ModelProto) -> dict[str, ValueType]:
     while graphs:
         graph = graphs.pop()
         for info in (*graph.value_info, *graph.input, *graph.output):
-            try:
-                kind = type_of(info.type)
-            except ConversionError:
-                continue  # an element type this library has no name for
+            kind = known_type_of(info.type)
             if not isinstance(kind, UnknownType):
                 found[info.name] = kind
         for node in graph.node:
@@ -44,7 +34,7 @@ def infer_proto(proto: onnx.ModelProto) -> dict[str, ValueType]:
 def with_types(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Return a copy of the model with the types that ONNX infers, in each graph's `value_info`.
 
-    Inference never fails: a model it cannot judge comes back as it is.
+    Inference never fails: a model that ONNX rejects is returned unchanged.
     """
     import onnx
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]  # protobuf ships no types
@@ -83,7 +73,7 @@ def skeleton(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def is_fully_typed(model: onnx.ModelProto) -> bool:
-    """Return whether a model says itself what type each of its values has, so that nothing needs to be inferred.
+    """Return whether a model declares the type of each of its values, so that nothing needs to be inferred.
 
     Torch writes such models; inference costs as much time and memory as the rest of an import.
     """

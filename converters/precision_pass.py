@@ -10,11 +10,11 @@ own types), and casts.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
+from rlx_ort.converters.onnx_types import schema_of
 from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import Node, Ref, Value
 from rlx_ort.ir.dtype import DType
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     import onnx
 
 __all__ = ["KIND_CLASSES", "Narrowed", "ONNX_CLASSES", "apply_precision", "class_of"]
+
+_ONNX_TEXT = {DType.F16: "tensor(float16)", DType.BF16: "tensor(bfloat16)"}
 
 
 def _table(rows: dict[OpClass, str]) -> dict[str, OpClass]:
@@ -90,15 +92,12 @@ def class_of(op: Op) -> OpClass | None:
     return KIND_CLASSES.get(op.kind)
 
 
-_ONNX_TEXT = {DType.F16: "tensor(float16)", DType.BF16: "tensor(bfloat16)"}
-
-
 class Narrowed(NamedTuple):
     """A graph after a precision policy.
 
     Attributes:
         graph: the new graph, or the old one where nothing changes.
-        origins: id of a new node -> id of the node it stands for; a cast stands for the node that needed it first.
+        origins: id of a new node -> id of the old one; a cast has that of the node that needed it first.
         stored_as: name of a parameter -> the dtype it is to be stored in, where that is not the declared one.
         kept: id of an old node that computes on f32 values and goes on to -> why.
     """
@@ -112,14 +111,14 @@ class Narrowed(NamedTuple):
 def apply_precision(graph: Graph, policy: PrecisionPolicy, keep: Mapping[int, str] | None = None) -> Narrowed:
     """Return the graph with the policy applied; names, and the dtypes the policy leaves alone, stay.
 
-    `keep` names nodes that stay f32 whatever the policy says: id -> the reason to report.
+    `keep` names nodes that stay f32 under any policy: id -> the reason to report.
     """
     return Narrowed(graph, {}, {}, {}) if policy.is_f32 else _Pass(graph, policy, keep or {}).run()
 
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What becomes of a node: the dtype wanted of each f32 input, None for other inputs, and the result types."""
+    """How a node changes: the dtype of each f32 input, None for other inputs, and the result types."""
 
     inputs: tuple[DType | None, ...]
     types: tuple[ValueType, ...]
@@ -190,7 +189,7 @@ class _Pass:
         return _Plan(tuple(dtype if _is_f32(kind) else None for kind in kinds), types)
 
     def _store_params(self) -> None:
-        """A parameter is stored in the one low precision that all its readers want."""
+        """Store a parameter in the low precision that all its readers use, if it is the same for all."""
         wanted: dict[int, set[DType]] = {}
         for node, plan in zip(self.old.nodes, self.plans, strict=True):
             for ref, dtype in zip(node.inputs, plan.inputs, strict=True):
@@ -244,7 +243,7 @@ class _Pass:
 
 def _onnx_plan(node: Node, op: OnnxNode, kinds: Sequence[ValueType | None], dtype: DType) -> _Plan | None:
     """Return the plan of a raw ONNX node, or None when its schema does not take the dtype."""
-    schema = _schema(op.op_type, op.version)
+    schema = schema_of(op.op_type, op.version)
     if schema is None:
         return None
     allowed = {item.type_param_str for item in schema.type_constraints if _ONNX_TEXT[dtype] in item.allowed_type_strs}
@@ -274,16 +273,6 @@ def _onnx_plan(node: Node, op: OnnxNode, kinds: Sequence[ValueType | None], dtyp
     return _Plan(inputs, types)
 
 
-@functools.cache
-def _schema(op_type: str, version: int) -> onnx.defs.OpSchema | None:
-    import onnx
-
-    try:
-        return onnx.defs.get_schema(op_type, version, "")
-    except onnx.defs.SchemaError:
-        return None
-
-
 def _type_param(formals: Sequence[onnx.defs.OpSchema.FormalParameter], index: int) -> str:
     if not formals:
         return ""
@@ -294,7 +283,7 @@ def _type_param(formals: Sequence[onnx.defs.OpSchema.FormalParameter], index: in
 def _from_sizes(graph: Graph) -> set[int]:
     """Return the nodes whose results are of rank 0 or 1 and depend on no floating-point input or parameter.
 
-    That is what a graph computes sizes and scales with; rounding there would give other shapes.
+    Such nodes compute sizes and scales; rounding there would give other shapes.
     """
     sized: set[int] = set()
     fed: set[int] = set()

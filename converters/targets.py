@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 __all__ = ["EngineSaver", "SUFFIXES", "TargetOptions", "write_target"]
 
+SUFFIXES = (".onnx", ".json", ".ort")
+"""Suffixes of targets: ONNX, the graph format of `rlx_ort`, ONNX Runtime's own format."""
+
 
 class EngineSaver(Protocol):
     """Writes what an engine has made of a graph; `rlx_ort.providers.saving.save_optimized` is one."""
@@ -56,10 +59,6 @@ class TargetOptions:
     overwrite: bool = False
     saver: EngineSaver | None = None
     progress: Progress | None = None
-
-
-SUFFIXES = (".onnx", ".json", ".ort")
-"""Suffixes of targets: ONNX, the graph format of `rlx_ort`, ONNX Runtime's own format."""
 
 
 def write_target(bundle: ModelBundle, path: str | os.PathLike[str], options: TargetOptions | None = None) -> list[Path]:

@@ -10,7 +10,7 @@ import functools
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from rlx_ort.converters.to_onnx.dispatch import KernelSet, has_choice
 from rlx_ort.ir.dtype import DType
@@ -22,6 +22,7 @@ from rlx_ort.providers.engine.values import element_dtypes, elements
 
 __all__ = ["kernel_set", "kernels_of", "schema_version", "takes"]
 
+_Types: TypeAlias = Sequence[ValueType | None]
 _OPEN_END = 2147483647  # INT_MAX in KernelDef
 _LISTS = 64
 _ANSWERS_A_LIST = 4096
@@ -52,8 +53,8 @@ def takes(
     domain: str,
     op_type: str,
     version: int,
-    inputs: Sequence[ValueType | None] = (),
-    outputs: Sequence[ValueType | None] = (),
+    inputs: _Types = (),
+    outputs: _Types = (),
 ) -> bool:
     """Return whether a kernel takes a node: its operator at the model's opset version and its element types.
 
@@ -79,13 +80,7 @@ def kernel_set(provider: Provider, graph: Graph) -> KernelSet | None:
     if claims is None:
         return None
 
-    def trusted(
-        domain: str,
-        op_type: str,
-        version: int,
-        inputs: Sequence[ValueType | None],
-        outputs: Sequence[ValueType | None],
-    ) -> bool:
+    def trusted(domain: str, op_type: str, version: int, inputs: _Types, outputs: _Types) -> bool:
         if (domain, op_type) in provider.distrusted_kernels:
             return False
         return takes(claims, domain, op_type, version, inputs, outputs)
@@ -102,7 +97,7 @@ def schema_version(domain: str, op_type: str, opset: int) -> int:
 
 def _version_fits(claim: KernelClaim, since: int) -> bool:
     # https://github.com/microsoft/onnxruntime/blob/main/onnxruntime/core/framework/kernel_registry.cc (IsKernelDef...)
-    # A kernel with an open end takes only the version it starts at: nobody knows what a later one will change.
+    # A kernel with an open end takes only the version it starts at: a later one may change anything.
     if claim.first_version == since:
         return True
     return claim.last_version is not None and claim.first_version <= since <= claim.last_version
@@ -113,11 +108,7 @@ def _dtypes_fit(claim: KernelClaim, dtypes: Sequence[tuple[frozenset[str], froze
 
 
 def _constrained(
-    domain: str,
-    op_type: str,
-    since: int,
-    inputs: Sequence[ValueType | None],
-    outputs: Sequence[ValueType | None],
+    domain: str, op_type: str, since: int, inputs: _Types, outputs: _Types
 ) -> list[tuple[frozenset[str], frozenset[DType]]]:
     """Pair the names a kernel may constrain a value by (type parameter or formal name) with its element types."""
     schema = _schemas().get((domain, op_type), {}).get(since)
@@ -158,7 +149,7 @@ def _known_of(claims: Sequence[KernelClaim]) -> _Known:
 
 
 def _look(kind: ValueType | None) -> object:
-    """Return what a kernel may ask of a type: the element type of a tensor, all of any other."""
+    """Return the part of a type that kernels constrain: a tensor's element type, all of any other."""
     return kind.dtype if type(kind) is TensorType else kind
 
 

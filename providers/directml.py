@@ -68,15 +68,13 @@ class DirectMlProvider(OrtProvider):
     # Free dims compile slowly and fall out of graph fusion; bind them with `CompileOptions.dims`.
 
     # --- default profile
-    def default_profile(self, device: Device) -> CostProfile:
-        """Return the profile of a middling desktop GPU; assumed, not measured."""
-        return CostProfile(
-            gemm_gflops=2_500.0,
-            conv_gflops=1_500.0,
-            memory_bytes_per_ns=120.0,
-            dispatch_ns=10_000.0,
-            roundtrip_ns=150_000.0,
-            upload_bytes_per_ns=5.0,
-            readback_bytes_per_ns=5.0,
-            source="default: middling desktop GPU, assumed",
-        )
+    profile: ClassVar[CostProfile | None] = CostProfile(
+        gemm_gflops=2_500.0,
+        conv_gflops=1_500.0,
+        memory_bytes_per_ns=120.0,
+        dispatch_ns=10_000.0,
+        roundtrip_ns=150_000.0,
+        upload_bytes_per_ns=5.0,
+        readback_bytes_per_ns=5.0,
+        source="default: middling desktop GPU, assumed",
+    )

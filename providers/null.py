@@ -39,9 +39,9 @@ _PROFILE = CostProfile(1.0, 1.0, 1.0, 1_000.0, 1_000.0, 1.0, 1.0, source="defaul
 
 
 class NullProvider(Provider):
-    """Answers every request with zeros, or with the failures it was told to have.
+    """Answers every request with zeros, or with the failures that were set.
 
-    The three failures may be set and cleared at any time, to play a device that breaks and comes back.
+    The three failures may be set and cleared at any time, to simulate a device that breaks and recovers.
 
     Attributes:
         probe_failure: the reason a probe gives, empty for a device that works.
@@ -144,7 +144,7 @@ class NullSession:
         """Return zeros for the named outputs.
 
         Raises:
-            EngineError: the provider was told to fail, or the session is closed.
+            EngineError: `run_failure` is set, or the session is closed.
         """
         if not self._open:
             raise EngineError(f"the session on {self.request.device.display} is closed; compile the graph again")

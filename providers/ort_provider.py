@@ -1,4 +1,4 @@
-"""`OrtProvider`: what all providers of ONNX Runtime have in common; each module fills in what is its own."""
+"""`OrtProvider`: what all execution providers of ONNX Runtime share, and the probe that proves a device works."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.types import TensorType
 from rlx_ort.options.compile_options import CacheUse, CompileOptions, OptimizationLevel, Precision
 from rlx_ort.providers import claims as kernel_claims
-from rlx_ort.providers.base import Availability, EngineSession, KernelClaim, Provider, SessionRequest
+from rlx_ort.providers.base import Availability, CostProfile, EngineSession, KernelClaim, Provider, SessionRequest
 from rlx_ort.providers.engine import runtime
 from rlx_ort.providers.engine.opening import open_session
 from rlx_ort.providers.engine.recipe import SessionRecipe
@@ -41,11 +41,12 @@ class OrtProvider(Provider):
     """A provider that is an execution provider of ONNX Runtime, built in or a plugin.
 
     Attributes:
-        title: what people call the provider in messages, such as `CUDA`.
+        title: the provider's name in messages, such as `CUDA`.
         extra: the extra of `rlx_ort` that installs it, empty when there is none.
         remedy: what to do when no extra installs it.
         plugin: whether a plugin package brings it; a built-in provider of the same name is used when there is one.
-        option_keys: the provider options it knows, None when they are not listed.
+        option_keys: its provider options, None when they are not listed.
+        profile: the default cost profile, where it does not depend on the device.
     """
 
     title: ClassVar[str]
@@ -53,6 +54,7 @@ class OrtProvider(Provider):
     remedy: ClassVar[str] = ""
     plugin: ClassVar[bool] = False
     option_keys: ClassVar[frozenset[str] | None] = None
+    profile: ClassVar[CostProfile | None] = None
 
     @abc.abstractmethod
     def recipe(self, device: Device, options: CompileOptions) -> SessionRecipe:
@@ -75,6 +77,10 @@ class OrtProvider(Provider):
         if problem is not None:
             raise DeviceUnavailableError(request.device, problem.reason, problem.remedy)
         return self._open(request)
+
+    def default_profile(self, device: Device) -> CostProfile | None:
+        """Return `profile`."""
+        return self.profile
 
     def claims(self) -> Sequence[KernelClaim] | None:
         """Return the provider's kernels from ONNX Runtime's registry, else from a shipped list; None if it compiles."""
@@ -125,7 +131,7 @@ class OrtProvider(Provider):
         return None
 
     def facts(self, device: Device) -> Availability:
-        """Return what ONNX Runtime says of a plugin's hardware, for the answer of a probe that works out."""
+        """Return the hardware that ONNX Runtime reports for a plugin, for a successful probe."""
         hardware = identity = ""
         for found in self.ep_devices(device):
             hardware, identity = described(found.device)
@@ -191,7 +197,7 @@ def prove(
     facts: Availability,
     precision: Precision = Precision.F32,
 ) -> Availability:
-    """Return `facts` when the probe runs on the device and is right, else an answer that says what went wrong.
+    """Return `facts` when the probe runs on the device with the right result, else an answer with the reason.
 
     Opens a session, runs it once and closes it: milliseconds on the CPU, up to a second on a GPU.
     """

@@ -1,6 +1,7 @@
-"""ROCm: AMD GPUs through MIGraphX, which compiles a program for each input shape.
+"""AMD GPUs: ROCm through MIGraphX, which compiles a program for each input shape, and AMD's own choice of a back end.
 
-AMD's own build of ONNX Runtime brings it (`onnxruntime-migraphx`), or AMD's plugin for any build.
+AMD's build of ONNX Runtime (`onnxruntime-migraphx`) has MIGraphX, and so has a plugin for any build. The plugin
+`onnxruntime-ep-amdgpu` passes a model to MIGraphX or DirectML.
 
 The older ROCMExecutionProvider left ONNX Runtime in 1.23, before the oldest release that is supported here.
 """
@@ -82,18 +83,16 @@ class RocmProvider(OrtProvider):
     # A new input shape is compiled inside `run`, seconds to minutes; bucket or pad what varies.
 
     # --- default profile
-    def default_profile(self, device: Device) -> CostProfile:
-        """Return the profile of a middling data-centre GPU; assumed, not measured."""
-        return CostProfile(
-            gemm_gflops=10_000.0,
-            conv_gflops=6_000.0,
-            memory_bytes_per_ns=800.0,
-            dispatch_ns=4_000.0,
-            roundtrip_ns=40_000.0,
-            upload_bytes_per_ns=10.0,
-            readback_bytes_per_ns=10.0,
-            source="default: middling GPU, assumed",
-        )
+    profile: ClassVar[CostProfile | None] = CostProfile(
+        gemm_gflops=10_000.0,
+        conv_gflops=6_000.0,
+        memory_bytes_per_ns=800.0,
+        dispatch_ns=4_000.0,
+        roundtrip_ns=40_000.0,
+        upload_bytes_per_ns=10.0,
+        readback_bytes_per_ns=10.0,
+        source="default: middling GPU, assumed",
+    )
 
 
 def _as_plugin_options(options: Mapping[str, str]) -> dict[str, str]:
@@ -127,7 +126,7 @@ class AmdGpuProvider(OrtProvider):
     plugin: ClassVar[bool] = True
     compiles: ClassVar[bool] = True
     compiles_per_shape: ClassVar[bool] = True
-    # The repository's src/amdgpu/gpu_options.h; without device_id, which the index stands for, and its telemetry.
+    # The repository's src/amdgpu/gpu_options.h; without device_id, which the index sets, and its telemetry.
     option_keys: ClassVar[frozenset[str] | None] = names(
         "disable_caching force_recompile exhaustive_tune profile cache_dir mlss_use_specific_ops"
     )
@@ -148,6 +147,4 @@ class AmdGpuProvider(OrtProvider):
         )
 
     # --- default profile
-    def default_profile(self, device: Device) -> CostProfile:
-        """Return the profile of MIGraphX; assumed, not measured."""
-        return RocmProvider().default_profile(device)
+    profile: ClassVar[CostProfile | None] = RocmProvider.profile

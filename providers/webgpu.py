@@ -76,7 +76,7 @@ class WebGpuProvider(OrtProvider):
         return vulkan_problem() if sys.platform.startswith("linux") else None
 
     def facts(self, device: Device) -> Availability:
-        """Return that the adapter is software, else the ids ONNX Runtime tells of the plugin's GPU."""
+        """Return that the adapter is software, else the ids of the plugin's GPU."""
         if is_software():
             return Availability(False, hardware="software adapter", remedy=self.no_hardware_remedy())
         found = next(iter(plugin_devices(runtime.onnxruntime(), self.ep_name)), None)
@@ -124,17 +124,17 @@ class WebGpuProvider(OrtProvider):
         return _run_lock
 
     # --- claims and quirks
-    # Each was assigned and failed in the run, with the plugin 0.4.0 and these words of its kernel.
+    # Each was assigned and failed in the run with this message, by the plugin 0.4.0.
     limits: ClassVar[Sequence[KernelLimit]] = (
         KernelLimit("Resize", lambda node, given: bool(given.get("antialias")), "antialias is NOT implemented"),
         KernelLimit(
             "ConvTranspose",
-            lambda node, given: rank(node, 0) not in (None, 3, 4),
+            lambda node, given: rank(node) not in (None, 3, 4),
             "only Conv2d or Conv1d are supported",
         ),
         KernelLimit(
             "Conv",
-            lambda node, given: rank(node, 0) == 5 and int(given.get("group", 1)) > 1,
+            lambda node, given: rank(node) == 5 and int(given.get("group", 1)) > 1,
             "Conv3D does not support grouped convolution",
         ),
         KernelLimit(
@@ -156,7 +156,7 @@ class WebGpuProvider(OrtProvider):
 
     # --- default profile
     def default_profile(self, device: Device) -> CostProfile:
-        """Return the profile of a middling GPU, or of a software adapter where that is what there is."""
+        """Return the profile of a middling GPU, or of a software adapter if that is the only one."""
         if is_software():
             return CostProfile(
                 gemm_gflops=0.5,

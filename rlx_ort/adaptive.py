@@ -47,8 +47,6 @@ _QUICKER = 0.1
 _SWITCH = 1.1
 """A device takes the place of the chosen one, or of one that took its place, if it is faster by this factor."""
 
-_FOLDER = "choices"
-
 
 @dataclass(frozen=True)
 class Choice:
@@ -223,7 +221,7 @@ def _path(candidates: Candidates, inputs: Mapping[str, Any], devices: Sequence[D
             if model is None:
                 return None
             parts.append((store.key_of(device), model.sha256))
-        folder = cache_folder(_FOLDER)
+        folder = cache_folder("choices")
     except CalibrationError as err:
         _log.debug("the choice is not kept: %s", err)
         return None

@@ -84,7 +84,7 @@ class FlexibleSession:
         """Return the graph compiled as by `GraphDevices.compile_resolved`. `options` replace those of the session.
 
         Raises:
-            DeviceError: the device given cannot be had, or none can.
+            DeviceError: the device given cannot be used, or none can.
             LegalizeError: the device given does not take the graph.
         """
         runner = GraphDevices(graph, self.policy, options or self.options, weights)
@@ -175,7 +175,7 @@ class DeviceRouter:
             raise NoViableDeviceError(f"no device took graph {self.runner.graph.name!r}; the log has the reasons")
 
     def _checked(self) -> GraphDevices:
-        """Return the runner; when throttling has begun, its sessions are opened anew. Checked every few seconds."""
+        """Return the runner; when throttling has begun, its sessions are opened again. Checked every few seconds."""
         now = time.monotonic()
         if self.rebench_on_throttle and now - self._checked_s >= _CHECK_EVERY_S:
             self._checked_s = now

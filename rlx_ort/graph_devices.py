@@ -18,15 +18,10 @@ import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlx_ort.device import Device
-from rlx_ort.errors import (
-    DeviceError,
-    DeviceFallbackError,
-    GraphError,
-    NoViableDeviceError,
-    is_device_failure,
-)
+from rlx_ort.device_sessions import DeviceSessions
+from rlx_ort.errors import DeviceError, DeviceFallbackError, GraphError, NoViableDeviceError, is_device_failure
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule
-from rlx_ort.selection.policy import Adaptive, Benchmark, DevicePolicy, device_chain_from_env, labels
+from rlx_ort.selection.policy import Adaptive, Benchmark, DevicePolicy, chain_with, device_chain_from_env, labels
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Set
@@ -37,7 +32,6 @@ if TYPE_CHECKING:
     from rlx_ort.adaptive import Choice, Follower
     from rlx_ort.execution.benchmark import DeviceBenchResult, InputSignature
     from rlx_ort.execution.compiled import CompiledGraph
-    from rlx_ort.execution.engine_slot import EngineSlot
     from rlx_ort.execution.placement import Placement
     from rlx_ort.execution.weights import WeightStore
     from rlx_ort.ir.dtype import DType
@@ -78,7 +72,7 @@ class GraphDevices:
     nothing and probes nothing.
 
     Args:
-        graph: the graph; if it grows later, it is compiled anew.
+        graph: the graph; if it grows later, it is compiled again.
         policy: which devices may be chosen; everything by default. The policy variables are read by `from_env` and
             `load` alone.
         options: how to compile.
@@ -90,9 +84,7 @@ class GraphDevices:
         last_choice: the last choice of the adaptive strategy, with predictions and measurements; None before.
     """
 
-    _slots: dict[Device, EngineSlot]
-    _compiled_graphs: dict[tuple[Device, PlacementRule], CompiledGraph]
-    _compile_locks: dict[Device, threading.Lock]
+    _sessions: DeviceSessions
     _devices: tuple[Set[Device], list[Device]] | None
     _winners: dict[InputSignature, Follower]
     _revision: int
@@ -171,7 +163,7 @@ class GraphDevices:
             return list(self._devices[1])
 
     def report(self) -> list[DeviceCandidate]:
-        """Return a fresh report: one row a device, with what stands in its way."""
+        """Return a new report: one row a device, with what blocks it."""
         return self._candidates().report()
 
     def rank(self, inputs: Mapping[str, Any] | None = None) -> list[DeviceCandidate]:
@@ -182,7 +174,7 @@ class GraphDevices:
         return self._candidates(inputs).rank()
 
     def fastest(self, inputs: Mapping[str, Any] | None = None) -> Device:
-        """Return the device with the smallest predicted time now; `RLX_DEVICE` is not looked at.
+        """Return the device with the smallest predicted time now; `RLX_DEVICE` is ignored.
 
         The inputs size the prediction. No session is opened: a device is passed over once it has refused the graph in
         `compile_fastest` or another automatic choice.
@@ -196,7 +188,7 @@ class GraphDevices:
         """Return the device to use: the one given, else `RLX_DEVICE`, else the fastest.
 
         Raises:
-            DeviceError: the device given cannot be had, or none can.
+            DeviceError: the device given cannot be used, or none can.
             LegalizeError: the device given does not take the graph.
         """
         from rlx_ort.selection.resolve import resolve_device
@@ -206,17 +198,16 @@ class GraphDevices:
     def resolve_chain(self, device: Device | str | None = None) -> Device:
         """Return the first device that may run the graph: the one given, then those of `RLX_DEVICE_CHAIN`.
 
-        Without a chain this is `resolve`. With one, `RLX_DEVICE` is not looked at.
+        Without a chain this is `resolve`. With one, `RLX_DEVICE` is ignored.
 
         Raises:
             NoViableDeviceError: none of them may.
         """
-        from rlx_ort.selection.resolve import chain_with, resolve_device_chain
+        from rlx_ort.selection.resolve import resolve_device_chain
 
-        chain = chain_with(device)
         if not device_chain_from_env():
             return self.resolve(device)
-        return resolve_device_chain(self.graph, chain, self._policy, self._options)
+        return resolve_device_chain(self.graph, chain_with(device), self._policy, self._options)
 
     def resolve_with_inputs(self, inputs: Mapping[str, Any], device: Device | str | None = None) -> Device:
         """Return the device to use for inputs of these sizes; under the benchmark strategy the fastest measured one.
@@ -265,18 +256,14 @@ class GraphDevices:
         Raises:
             ParamError: a parameter is not set.
         """
-        with self._lock:
-            slots = list(self._slots.values())
-        for slot in slots:
-            if slot.current is not None:
-                slot.engine(PlacementRule.ASSISTED)
+        self._sessions.reopen_stale()
 
     # Compile
 
     def compile(self, device: Device | str) -> CompiledGraph:
         """Return the graph compiled for a device; the second call returns the same object, until it is closed.
 
-        Closing it gives up its handles and other state; the session belongs to the runner and stays open. A graph that
+        Closing it releases its handles and other state; the session belongs to the runner and stays open. A graph that
         was chosen automatically shares all state with the one that was named, so a handle bound in one is in both.
 
         Raises:
@@ -300,7 +287,7 @@ class GraphDevices:
         """Return the graph compiled for the device given, else `RLX_DEVICE`, else the fastest that takes it.
 
         Raises:
-            DeviceError: the device given cannot be had, or no device takes the graph.
+            DeviceError: the device given cannot be used, or no device takes the graph.
             LegalizeError: the device given does not take the graph.
             PlacementError: the device given does not take every node.
         """
@@ -314,8 +301,6 @@ class GraphDevices:
         Raises:
             DeviceFallbackError: every device of the chain refused.
         """
-        from rlx_ort.selection.resolve import chain_with
-
         if not device_chain_from_env():
             return self.compile_resolved(device)
         return self._first_of(chain_with(device), self.compile)[1]
@@ -339,7 +324,7 @@ class GraphDevices:
         warm = []
         for device in self._candidates().devices():
             try:
-                self._assisted(device).open()
+                self._opened(device, named=False).open()
             except Exception as err:  # raised again unless the device is at fault
                 if not is_device_failure(err):
                     raise
@@ -356,11 +341,7 @@ class GraphDevices:
             DeviceError: the policy refuses the device, or it does not work here.
         """
         device = Device(device)
-        with self._lock:
-            slot = self._slots.get(device)
-        if slot is not None and slot.placement is not None:
-            return slot.placement
-        return self._compiled(device, named=False).placement
+        return self._sessions.placement(device) or self._compiled(device, named=False).placement
 
     # Run
 
@@ -394,7 +375,7 @@ class GraphDevices:
         winner answers.
 
         Raises:
-            DeviceError: no device may be chosen, or the one given cannot be had.
+            DeviceError: no device may be chosen, or the one given cannot be used.
             RunError: the run failed.
         """
         if device is not None:
@@ -442,8 +423,6 @@ class GraphDevices:
             InputError: the inputs do not fit the graph.
             ParamError: a parameter is not set.
         """
-        from rlx_ort.selection.resolve import chain_with
-
         chain = chain_with(device)
         if chain:
             return self.run_try(chain, inputs)
@@ -479,10 +458,9 @@ class GraphDevices:
         The registry keeps the results of its probes for the whole process.
         """
         with self._lock:
-            slots = list(self._slots.values())
+            sessions = self._sessions
             self._forget()
-        for slot in slots:
-            slot.close()
+        sessions.close()
         graph = getattr(self, "_graph", None)  # a packaged one may not have been read
         if graph is not None:
             from rlx_ort.selection.graph_cache import forget
@@ -496,7 +474,7 @@ class GraphDevices:
             self.invalidate_cache()
 
     def close(self) -> None:
-        """Close every session; runs in other threads finish first. The runner stays usable and compiles anew."""
+        """Close every session; runs in other threads finish first. The runner stays usable and compiles again."""
         self.invalidate_cache()
 
     def __enter__(self) -> GraphDevices:
@@ -506,12 +484,10 @@ class GraphDevices:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<GraphDevices {self.graph.name!r}, compiled for {labels(self._slots)}>"
+        return f"<GraphDevices {self.graph.name!r}, compiled for {labels(self._sessions.devices)}>"
 
     def _forget(self) -> None:
-        self._slots = {}
-        self._compiled_graphs = {}
-        self._compile_locks = {}
+        self._sessions = DeviceSessions(self._options)
         self._devices = None
         self._winners = {}
 
@@ -538,10 +514,10 @@ class GraphDevices:
 
     def _followed(self, follower: Follower) -> Device:
         """Return the current device of a follower, or its first one while that holds the caller's state."""
-        first = self._compiled_graphs.get((follower.home, self._by_choice.placement or PlacementRule.ASSISTED))
+        first = self._sessions.find(follower.home, self._by_choice.placement or PlacementRule.ASSISTED)
         if first is not None and first.has_handles:
             return follower.home
-        return follower.device(self._candidates().refused)
+        return follower.device(self._refusals(self._by_choice))
 
     def _follower(self, inputs: Mapping[str, Any]) -> Follower | None:
         """Return the follower of the winner under a strategy that measures, or None under another one."""
@@ -550,10 +526,10 @@ class GraphDevices:
             return None
         from rlx_ort.execution.benchmark import input_signature
 
-        refused = self._candidates().refused
+        self._follow_graph()
         key, winners = input_signature(inputs), self._winners  # another thread may begin with an empty map meanwhile
         follower = winners.get(key)
-        if follower is not None and follower.home not in refused:
+        if follower is not None and follower.home not in self._refusals(self._by_choice):
             return follower
         from rlx_ort.adaptive import Choice, Follower, choose
 
@@ -579,6 +555,11 @@ class GraphDevices:
         self._follow_graph()
         return Candidates(self.graph, self._policy, options or self._by_choice, inputs)
 
+    def _refusals(self, options: CompileOptions) -> dict[Device, str]:
+        from rlx_ort.selection.graph_cache import refusals
+
+        return refusals(self.graph, options)
+
     def _first_of(self, chain: Devices, work: Callable[[Device], T]) -> tuple[Device, T]:
         """Return the first device of a chain on which the work succeeds, and its result; keep the attempts."""
         from rlx_ort.selection.resolve import run_with_fallback
@@ -596,14 +577,11 @@ class GraphDevices:
         try:
             return open_first(choose, self._opened)
         finally:
-            self.last_attempts = tuple(self._candidates(options=self._by_name).refused.items())
-
-    def _assisted(self, device: Device) -> CompiledGraph:
-        return self._opened(device, named=False)
+            self.last_attempts = tuple(self._refusals(self._by_name).items())
 
     def _to_time(self, device: Device) -> CompiledGraph:
         """Return a graph whose runs do not change the handles of the compiled graph that callers have."""
-        found = self._assisted(device)
+        found = self._opened(device, named=False)
         return found.clone() if found.has_handles else found
 
     def _opened(self, device: Device, named: bool) -> CompiledGraph:
@@ -622,33 +600,12 @@ class GraphDevices:
     def _compiled(self, device: Device, named: bool) -> CompiledGraph:
         self._follow_graph()
         rule = (self._by_name if named else self._by_choice).placement or PlacementRule.STRICT
-        found = self._compiled_graphs.get((device, rule))
-        if found is not None and not found.closed:
+        sessions = self._sessions
+        found = sessions.find(device, rule)
+        if found is not None:
             return found
         refusal = self._policy.refusal(device)
         if refusal is not None:
             raise NoViableDeviceError(f"{device.display} may not run graph {self.graph.name!r}: it is {refusal}")
-        with self._lock:
-            compiling = self._compile_locks.setdefault(device, threading.Lock())
-        with compiling, self._remembering(device, rule):
-            found = self._lent(device, rule)
-            if found is None:
-                from rlx_ort.execution.compiled import CompiledGraph
-                from rlx_ort.execution.session import open_slot, working_provider
-
-                slot = self._slots.get(device)
-                if slot is None:
-                    provider = working_provider(device)
-                    slot = open_slot(provider, device, self.graph, self.weights, self._options)
-                    self._slots[device] = slot
-                found = CompiledGraph(slot, rule, owns_slot=False)
-            self._compiled_graphs[device, rule] = found
-            return found
-
-    def _lent(self, device: Device, rule: PlacementRule) -> CompiledGraph | None:
-        """Return the compiled graph of a device under the rule, or None if it was closed or never made."""
-        for known in (rule, *PlacementRule):
-            found = self._compiled_graphs.get((device, known))
-            if found is not None and not found.closed:
-                return found if known is rule else found.held_to(rule)
-        return None
+        with self._remembering(device, rule):
+            return sessions.compiled(self.graph, self.weights, device, rule)

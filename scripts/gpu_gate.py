@@ -60,7 +60,6 @@ COVERED = (
     "rlx_ort/selection/questions.py",
     "rlx_ort/selection/folding.py",
     "rlx_ort/selection/node_claims.py",
-    "rlx_ort/selection/function_body.py",
 )
 
 

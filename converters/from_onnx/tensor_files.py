@@ -30,9 +30,12 @@ if TYPE_CHECKING:
 
 __all__ = ["ExternalFiles", "MappedFiles", "TensorFiles", "read_mapped"]
 
+_Span: TypeAlias = tuple[int, int]
+_LEFT_BEHIND_BYTES = 128  # a reference takes as much as smaller data
+
 
 class TensorFiles(Protocol):
-    """Where the data of external tensors is had from."""
+    """Gives the data of external tensors."""
 
     def read(self, tensor: onnx.TensorProto, nbytes: int) -> tuple[npt.NDArray[Any], FileRange | None]:
         """Return the bytes of a tensor, and where in a file they are if they are mapped.
@@ -114,10 +117,6 @@ def _number(text: str, key: str, what: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 20):
         raise ConversionError(f"the external data of {what} has {key} {text!r}, which is no size in bytes")
     return int(text)
-
-
-_Span: TypeAlias = tuple[int, int]
-_LEFT_BEHIND_BYTES = 128  # smaller data is worth less than the reference to it
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rlx_ort.converters.from_onnx.tensor_files import TensorFiles
-from rlx_ort.converters.onnx_types import dtype_of, type_of
+from rlx_ort.converters.onnx_types import dtype_of, text_of, type_of
 from rlx_ort.converters.protos import copied
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.dtype import DType
@@ -20,7 +20,7 @@ from rlx_ort.ir.tensor import TensorData
 if TYPE_CHECKING:
     import onnx
 
-__all__ = ["attribute_value", "dense_tensor", "resolved", "tensor_data"]
+__all__ = ["attribute_value", "constant_data", "dense_tensor", "resolved", "tensor_data"]
 
 _DENSE_LIMIT = 1 << 31
 
@@ -74,6 +74,30 @@ def dense_tensor(sparse: onnx.SparseTensorProto, files: TensorFiles) -> TensorDa
     return TensorData.from_array(dense.reshape(shape), values.dtype)
 
 
+def constant_data(attribute: onnx.AttributeProto, files: TensorFiles) -> TensorData | None:
+    """Return the value that an attribute gives a Constant node, None for an attribute that Constant does not have.
+
+    Raises:
+        ConversionError: a tensor in it is wrong.
+    """
+    name = attribute.name
+    match name:
+        case "value":
+            return tensor_data(attribute.t, files)
+        case "sparse_value":
+            return dense_tensor(attribute.sparse_tensor, files)
+        case "value_float" | "value_floats":
+            values = attribute.floats if name.endswith("s") else attribute.f
+            return TensorData.from_array(np.asarray(values, np.float32))
+        case "value_int" | "value_ints":
+            return TensorData.from_array(np.asarray(attribute.ints if name.endswith("s") else attribute.i, np.int64))
+        case "value_string" | "value_strings":
+            texts = [*attribute.strings] if name.endswith("s") else attribute.s
+            return TensorData.from_array(np.array(texts, object), DType.STRING)
+        case _:
+            return None
+
+
 def resolved(
     attributes: Iterable[onnx.AttributeProto], call: Mapping[str, onnx.AttributeProto] | None
 ) -> list[onnx.AttributeProto]:
@@ -108,7 +132,7 @@ def attribute_value(
         case "FLOAT":
             return kind, attribute.f
         case "STRING":
-            return kind, _text(attribute.s)
+            return kind, text_of(attribute.s)
         case "TENSOR":
             return kind, tensor_data(attribute.t, files)
         case "GRAPH":
@@ -120,7 +144,7 @@ def attribute_value(
         case "FLOATS":
             return kind, tuple(attribute.floats)
         case "STRINGS":
-            texts = [_text(item) for item in attribute.strings]
+            texts = [text_of(item) for item in attribute.strings]
             if all(isinstance(item, str) for item in texts):
                 return kind, tuple(item for item in texts if isinstance(item, str))
             return kind, tuple(attribute.strings)
@@ -132,10 +156,3 @@ def attribute_value(
             return kind, tuple(type_of(item) for item in attribute.type_protos)
         case _:
             raise ConversionError(f"attribute {attribute.name!r} is of kind {kind}, which this node cannot have")
-
-
-def _text(data: bytes) -> str | bytes:
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError:
-        return data

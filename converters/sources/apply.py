@@ -1,4 +1,4 @@
-"""`apply_weights`: the tensors of a file become the weights of a model, all of them or none."""
+"""`apply_weights`: replaces the weights of a model by the tensors of a file, all of them or none."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlx_ort.converters.bundle import INLINE_BYTES, ModelBundle
 from rlx_ort.converters.onnx_types import dtype_of, tensor_proto
 from rlx_ort.converters.protos import copied
 from rlx_ort.converters.sources.renames import Rename, Renames
-from rlx_ort.converters.sources.weight_file import WeightEntry, WeightFile
+from rlx_ort.converters.sources.weights import WeightEntry, WeightFile
 from rlx_ort.errors import ConversionError, GraphVerifyError
 from rlx_ort.ir.core import Node
 from rlx_ort.ir.dtype import DType
@@ -40,12 +40,12 @@ _SHOWN = 8
 
 @dataclass(frozen=True, slots=True)
 class WeightReport(Generic[Model]):
-    """What a weight file had for a model.
+    """What `apply_weights` loaded.
 
     Attributes:
         model: the model with its new weights: another bundle, or the graph that was given.
         loaded: weight of the model -> tensor of the file it came from.
-        missing: weights of the model that the file has nothing for; they are as they were.
+        missing: weights of the model that the file lacks; they are not changed.
         unused: tensors of the file that are no weight of the model.
         left_out: tensors of the file that the renames leave out.
         packed: weights that stayed packed; the products with them are `DequantMatMul` now.
@@ -78,10 +78,10 @@ def apply_weights(
     Args:
         model: the model.
         weights: the tensors, of `read_weights` or any mapping.
-        renames: what the tensors are called in the model; None takes their own names.
-        required: weights that must be in the file, by name or with wildcards: `*` for all. Parameters of a graph that
-            have no data yet are required always.
-        strict: whether a tensor that no weight takes is an error too.
+        renames: names of the tensors in the model; None takes their own names.
+        required: weights that must be in the file, by name or with wildcards: `*` for all. Parameters of a graph
+            without data are always required.
+        strict: whether a tensor that is no weight of the model is an error too.
         cast: whether floats may be converted to the model's float type.
         keep_packed: whether quantised weights of a graph stay packed where all that reads them is `x @ w` or
             `x @ transpose(w)`; the others are dequantised. A bundle becomes a graph by `graph_from_bundle`.
@@ -204,7 +204,7 @@ def _stored(entry: WeightEntry) -> str:
 def _made(file: WeightFile, tensor: str, rename: Rename, dtype: DType) -> TensorData:
     data = file[tensor]
     if data.dtype is not dtype:
-        with np.errstate(over="ignore"):  # what is too large for the model's type becomes infinite, as in any cast
+        with np.errstate(over="ignore"):  # numbers too large for the model's type become infinite, as in any cast
             data = TensorData.from_array(data.numpy().astype(dtype.numpy))
     if rename.transpose:
         data = TensorData.from_array(data.numpy().T, dtype)

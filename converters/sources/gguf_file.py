@@ -10,14 +10,15 @@ from __future__ import annotations
 import math
 import os
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rlx_ort.converters.extras import optional_module
-from rlx_ort.converters.sources.weight_file import WeightEntry, WeightFile
+from rlx_ort.converters.sources.weights import WeightEntry, WeightFile
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.gguf_blocks import GGUF_FORMATS
@@ -35,6 +36,12 @@ _PLAIN = {
     "I8": DType.I8, "I16": DType.I16, "I32": DType.I32, "I64": DType.I64,
 }  # fmt: skip
 _CHUNK_WEIGHTS = 1 << 22  # dequantised at a time, so that the float32 intermediates of gguf stay at some 16 MiB each
+_VERSIONS = (2, 3)
+_STRING, _ARRAY = 8, 9
+_SCALAR_BYTES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}  # gguf_metadata_value_type
+_MAX_DIMS = 4  # GGML_MAX_DIMS
+_ALIGNMENT = 32  # unless `general.alignment` says otherwise
+_MAX_NAME_BYTES = 1 << 16
 
 
 def read_gguf(path: Path, quantised_as: GgufAs = "f32") -> WeightFile:
@@ -82,56 +89,31 @@ def _entry(gguf: Any, reader: Any, tensor: Any, place: FileRange, quantised_as: 
             raise ConversionError(f"tensor {tensor.name!r} is {kind}, which cannot stay packed; {known} can")
         return WeightEntry(DType.U8, blocks.shape, lambda: blocks, kind, blocks)
     dtype = DType.F32 if quantised_as == "f32" else DType.F16
-    load = _Dequantised(gguf, tensor.name, tensor.tensor_type, shape, raw, dtype)
+    load = partial(_dequantised, gguf, tensor.name, tensor.tensor_type, shape, raw, dtype)
     return WeightEntry(dtype, shape, load, kind, blocks)
 
 
 def _blocks(kind: str, shape: tuple[int, ...], raw: npt.NDArray[np.uint8], source: FileRange) -> TensorData | None:
-    """Return a quantised tensor as it is in the file, None for a format that the IR lacks."""
+    """Return a quantised tensor as packed bytes, None for a format that the IR lacks."""
     known = GGUF_FORMATS.get(kind.lower())
     if known is None:
         return None
     return TensorData(DType.U8, (*shape[:-1], known.row_bytes(shape[-1])), raw, source)
 
 
-class _Dequantised:
-    """Makes the floats of a quantised tensor."""
-
-    def __init__(
-        self,
-        gguf: Any,
-        name: str,
-        kind: Any,
-        shape: tuple[int, ...],
-        raw: npt.NDArray[np.uint8],
-        dtype: DType,
-    ) -> None:
-        self._dequantize: Callable[[Any, Any], npt.NDArray[np.float32]] = gguf.quants.dequantize
-        self._name = name
-        self._kind = kind
-        self._shape = shape
-        self._raw = raw
-        self._dtype = dtype
-
-    def __call__(self) -> TensorData:
-        rows = self._raw.reshape(-1, self._raw.size // max(1, int(np.prod(self._shape[:-1], dtype=np.int64))))
-        out = np.empty((len(rows), self._shape[-1]), self._dtype.numpy)
-        step = max(1, _CHUNK_WEIGHTS // max(1, self._shape[-1]))
-        try:
-            for start in range(0, len(rows), step):
-                with np.errstate(over="ignore", invalid="ignore"):  # a scale may be infinite or NaN, and f16 too small
-                    out[start : start + step] = self._dequantize(rows[start : start + step], self._kind)
-        except (NotImplementedError, ValueError) as err:
-            raise ConversionError(f"tensor {self._name!r} of type {self._kind.name} cannot be unpacked: {err}") from err
-        return TensorData.from_array(out.reshape(self._shape), self._dtype)
-
-
-_VERSIONS = (2, 3)
-_STRING, _ARRAY = 8, 9
-_SCALAR_BYTES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}  # gguf_metadata_value_type
-_MAX_DIMS = 4  # GGML_MAX_DIMS
-_ALIGNMENT = 32  # unless `general.alignment` says otherwise
-_MAX_NAME_BYTES = 1 << 16
+def _dequantised(
+    gguf: Any, name: str, kind: Any, shape: tuple[int, ...], raw: npt.NDArray[np.uint8], dtype: DType
+) -> TensorData:
+    rows = raw.reshape(-1, raw.size // max(1, int(np.prod(shape[:-1], dtype=np.int64))))
+    out = np.empty((len(rows), shape[-1]), dtype.numpy)
+    step = max(1, _CHUNK_WEIGHTS // max(1, shape[-1]))
+    try:
+        for start in range(0, len(rows), step):
+            with np.errstate(over="ignore", invalid="ignore"):  # a scale may be infinite or NaN, and f16 too small
+                out[start : start + step] = gguf.quants.dequantize(rows[start : start + step], kind)
+    except (NotImplementedError, ValueError) as err:
+        raise ConversionError(f"tensor {name!r} of type {kind.name} cannot be unpacked: {err}") from err
+    return TensorData.from_array(out.reshape(shape), dtype)
 
 
 def check_gguf(path: Path, blocks: Mapping[int, tuple[int, int]]) -> None:
@@ -156,7 +138,7 @@ def check_gguf(path: Path, blocks: Mapping[int, tuple[int, int]]) -> None:
 
 
 class _Walk:
-    """Reads a header from front to back."""
+    """Parses a header from front to back and checks each field."""
 
     def __init__(self, data: memoryview, blocks: Mapping[int, tuple[int, int]]) -> None:
         self._data = data
@@ -165,7 +147,7 @@ class _Walk:
         self._alignment = _ALIGNMENT
 
     def check(self) -> None:
-        """Raise `ValueError` at the first thing that cannot be."""
+        """Raise `ValueError` at the first invalid field."""
         if bytes(self._take(4)) != b"GGUF":
             raise ValueError("it does not begin with GGUF")
         version = self._number("<I")
@@ -239,7 +221,7 @@ class _Walk:
         return bytes(self._take(length)).decode("utf-8", "replace")
 
     def _count(self, count: int, least_bytes: int) -> int:
-        """Return a count of things of at least so many bytes each, checked against what is left."""
+        """Return a count of entries of at least so many bytes each, checked against the rest of the file."""
         if count * least_bytes > len(self._data) - self._at:
             raise ValueError(f"it says {count} entries at byte {self._at} of {len(self._data)}; the file is truncated")
         return count

@@ -29,9 +29,16 @@ if TYPE_CHECKING:
 __all__ = ["COMMON", "Dispatcher", "KernelSet", "NATIVE", "NoNativeForm", "has_choice", "load_family", "lowers_native"]
 
 NATIVE, COMMON = "native", "common-ir"
-"""The forms, as reports name them."""
+"""The forms, as named in reports."""
 
 O = TypeVar("O", bound=Op)  # noqa: E741  # the same name as in `emitter`
+_natives: dict[type[Op], _Native] = {}
+_choosing: weakref.WeakKeyDictionary[Graph, tuple[object, bool]] = weakref.WeakKeyDictionary()
+_OPS = "rlx_ort.ir.ops."
+_WITHOUT = frozenset({"leaf", "onnx", "refused"})
+"""Families that are written by the emitter itself, or never."""
+_ELSEWHERE = {"blocks": "control", "reduce": "norm"}
+"""Families whose lowerings are in the file of another one."""
 
 
 class _Takes(Protocol):
@@ -47,12 +54,12 @@ class _Takes(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class KernelSet:
-    """The kernels that a model is written for. Two sets are equal when they are of one list.
+    """The kernels that a model is written for; two sets are equal if their name and identity are.
 
     Attributes:
         name: whose kernels, as messages name them.
-        identity: what tells this list of kernels from others; part of the key of remembered models.
-        takes: whether a kernel takes a node, by domain, operator, opset version and types.
+        identity: identifies this list of kernels in the keys of cached models.
+        takes: whether one of the kernels takes a node.
     """
 
     name: str
@@ -69,10 +76,6 @@ class _Native:
     lowering: Lowering
     when: Callable[[Any], bool]
     portable: bool
-
-
-_natives: dict[type[Op], _Native] = {}
-_choosing: weakref.WeakKeyDictionary[Graph, tuple[object, bool]] = weakref.WeakKeyDictionary()
 
 
 def lowers_native(
@@ -93,7 +96,7 @@ def lowers_native(
 
 @dataclass(slots=True)
 class Dispatcher:
-    """Decides for the nodes of one model, and remembers what it decided.
+    """Chooses the form of the nodes of one model, and records the choices.
 
     Attributes:
         config: the policy.
@@ -126,16 +129,12 @@ class Dispatcher:
         return result
 
     def decide(self, origin: int, form: str | None) -> None:
-        """Remember the form of a node that is written like an earlier one; None where there was no choice."""
+        """Record the form of a node that is written like an earlier one; None where there was no choice."""
         if form is not None:
             self.forms.setdefault(origin, set()).add(form)
 
     def check(self, graph: Graph) -> None:
-        """Return if every node that must have the native form got it.
-
-        Raises:
-            ConversionError: some did not; it names each with the reason.
-        """
+        """Raise `ConversionError` with the nodes that must have the native form and cannot, if there are any."""
         if not self._refused:
             return
         listed = "\n".join(f"  {node}: {reason}" for node, reason in self._refused.items())
@@ -151,12 +150,12 @@ class Dispatcher:
 
     @property
     def decided(self) -> Mapping[int, frozenset[str]]:
-        """What was decided so far, by id of the user's node."""
+        """The choices so far, by id of the user's node."""
         return MappingProxyType({origin: frozenset(forms) for origin, forms in self.forms.items()})
 
 
 def has_choice(graph: Graph) -> bool:
-    """Return whether any op of the graph, bodies included, has two forms; remembered until the graph grows."""
+    """Return whether any op of the graph, bodies included, has two forms; cached until the graph grows."""
     known = _choosing.get(graph)
     if known is None or known[0] != graph.revision:
         kinds = [kind for kind in {type(node.op) for node in graph.nodes} if not _never_chooses(kind)]
@@ -180,13 +179,6 @@ def _native_of(op: Op) -> _Native | None:
     load_family(type(op))
     known = _natives.get(type(op))
     return known if known is not None and known.when(op) else None
-
-
-_OPS = "rlx_ort.ir.ops."
-_WITHOUT = frozenset({"leaf", "onnx", "refused"})
-"""Families that are written by the emitter itself, or never."""
-_ELSEWHERE = {"blocks": "control", "reduce": "norm"}
-"""Families whose lowerings are in the file of another one."""
 
 
 def load_family(op: type[Op]) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlx_ort.converters.onnx_types import elem_type
+from rlx_ort.converters.onnx_types import elem_type, text_of
 from rlx_ort.converters.to_onnx.kernel_dtypes import divisor_and_sign, may_trap
 from rlx_ort.converters.to_onnx.model import ModelAttribute, ModelGraph, ModelNode, ModelValue
 from rlx_ort.errors import ConversionError
@@ -28,7 +28,7 @@ _TYPES = (TensorType, SequenceType, OptionalType, MapType, UnknownType)
 def attribute_kind(name: str, value: Any) -> str:
     """Return ONNX's name for the kind of an attribute value.
 
-    An empty list counts as `INTS`; whoever has empty lists of another kind must say so.
+    An empty list counts as `INTS`; for empty lists of another kind, pass the kind to `attribute`.
 
     Raises:
         ConversionError: no ONNX attribute holds such a value.
@@ -75,7 +75,7 @@ def _item(name: str, kind: str, value: Any, lower: Callable[[Any], ModelGraph] |
         case "FLOAT":
             return float(value)
         case "STRING":
-            return value if isinstance(value, str) else _text(value)
+            return value if isinstance(value, str) else text_of(value)
         case "TENSOR":
             return value if isinstance(value, TensorData) else TensorData.from_array(value)
         case "GRAPH" if isinstance(value, GraphCore):
@@ -84,14 +84,6 @@ def _item(name: str, kind: str, value: Any, lower: Callable[[Any], ModelGraph] |
             return lower(value)
         case _:
             return value
-
-
-def _text(data: bytes) -> str | bytes:
-    """Return the text of bytes that are UTF-8, as ONNX wants; other bytes as they are."""
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError:
-        return data
 
 
 def imported_node(emitter: Emitter, op: OnnxNode, inputs: Sequence[ModelValue | None]) -> tuple[ModelValue, ...]:

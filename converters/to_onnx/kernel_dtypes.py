@@ -23,13 +23,28 @@ if TYPE_CHECKING:
 
 __all__ = ["compute_dtype", "divisor_and_sign", "may_trap", "op_in", "where_in"]
 
+_NUMBERS = "f32 f64 i8 i16 i32 i64 u8 u16 u32 u64"
+_WIDE = "f32 f64 i32 i64"
+# What stands in for a dtype, best first. u64 travels as i64: both keep all 64 bits, so moving and adding stay exact.
+_STAND_INS = {
+    DType.BOOL: (DType.U8, DType.I32),
+    DType.I8: (DType.I32, DType.F32),
+    DType.I16: (DType.I32, DType.F32),
+    DType.U8: (DType.I32, DType.F32),
+    DType.U16: (DType.I32, DType.F32),
+    DType.I32: (DType.I64, DType.F64),
+    DType.U32: (DType.I64, DType.F64),
+    DType.I64: (DType.F64, DType.F32),
+    DType.U64: (DType.I64, DType.F64),
+    DType.F64: (DType.F32,),
+}
+_TRAPPING = frozenset({DType.I32, DType.I64})  # narrower ones are divided as i32, where their least value fits
+
 
 def _set(names: str) -> frozenset[DType]:
     return frozenset(DType.parse(name) for name in names.split())
 
 
-_NUMBERS = "f32 f64 i8 i16 i32 i64 u8 u16 u32 u64"
-_WIDE = "f32 f64 i32 i64"
 _KERNELS = {
     "Abs": _set(_NUMBERS),
     "ArgMax": _set("f32 f64 i8 i32 i64 u8"),
@@ -66,19 +81,6 @@ _KERNELS = {
     "TopK": _set("f32 f64 i8 i16 i32 i64 u8"),
     "Where": _set("f32 f64 i8 i32 i64 u8 u32 string"),
 }
-# What stands in for a dtype, best first. u64 travels as i64: both keep all 64 bits, so moving and adding stay exact.
-_STAND_INS = {
-    DType.BOOL: (DType.U8, DType.I32),
-    DType.I8: (DType.I32, DType.F32),
-    DType.I16: (DType.I32, DType.F32),
-    DType.U8: (DType.I32, DType.F32),
-    DType.U16: (DType.I32, DType.F32),
-    DType.I32: (DType.I64, DType.F64),
-    DType.U32: (DType.I64, DType.F64),
-    DType.I64: (DType.F64, DType.F32),
-    DType.U64: (DType.I64, DType.F64),
-    DType.F64: (DType.F32,),
-}
 
 
 def compute_dtype(op_type: str, dtype: DType) -> DType:
@@ -107,9 +109,6 @@ def op_in(
     values = [value if value is None or compute is dtype else emit.cast(value, compute) for value in inputs]
     produced = emit.op(op_type, *values, *others, **attributes)
     return produced if compute is dtype or result is not None else emit.cast(produced, dtype)
-
-
-_TRAPPING = frozenset({DType.I32, DType.I64})  # narrower ones are divided as i32, where their least value fits
 
 
 def where_in(emit: Emitter, condition: ModelValue, dtype: DType, then: ModelValue, otherwise: ModelValue) -> Any:

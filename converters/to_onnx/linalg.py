@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 __all__: list[str] = []
 
+_UNROLLED = 8
+"""Largest system that is written without a Loop: a step is about fifteen nodes."""
+
 
 @lowers(MatMul)
 def _matmul(emit: Emitter, op: MatMul, inputs: Sequence[Any]) -> Any:
@@ -92,10 +95,6 @@ def _product(dims: Sequence[Dim]) -> Dim:
     return size
 
 
-_UNROLLED = 8
-"""Largest system that is written without a Loop: a step is about fifteen nodes."""
-
-
 @lowers(DenseSolve)
 @lowers(BatchedDenseSolve)
 def _solve(emit: Emitter, op: DenseSolve | BatchedDenseSolve, inputs: Sequence[Any]) -> Any:
@@ -120,7 +119,7 @@ def _solve(emit: Emitter, op: DenseSolve | BatchedDenseSolve, inputs: Sequence[A
 
 
 def _flattened(emit: Emitter, both: Any, matrix: Shape, n: int) -> Any:
-    """Write `(..., N, W)` as `(B, N, W)` where only the run knows W."""
+    """Write `(..., N, W)` as `(B, N, W)` where W is only known at run time."""
     width = emit.op("Shape", both, start=matrix.rank - 1)
     return emit.op("Reshape", both, emit.op("Concat", emit.i64([-1, n]), width, axis=0))
 

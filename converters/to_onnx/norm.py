@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from rlx_ort.converters.to_onnx.elementwise import add_unless_zeros, gated
 from rlx_ort.converters.to_onnx.emitter import Emitter, lowers
 from rlx_ort.converters.to_onnx.kernel_dtypes import compute_dtype, op_in
-from rlx_ort.converters.to_onnx.shape import reshape, slice_axis
+from rlx_ort.converters.to_onnx.shape import reshape
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.op import known_shape
 from rlx_ort.ir.ops.norm import (
@@ -26,6 +27,8 @@ from rlx_ort.ir.ops.reduce import ArgMax, ArgMin, Cumsum, Reduce, Softmax, TopK
 from rlx_ort.ir.shape import Shape
 
 __all__: list[str] = []
+
+_REDUCE = {"sum": "ReduceSum", "mean": "ReduceMean", "max": "ReduceMax", "min": "ReduceMin", "prod": "ReduceProd"}
 
 
 @lowers(LayerNorm)
@@ -78,8 +81,7 @@ def _rms(emit: Emitter, x: Any, gamma: Any, beta: Any, eps: float) -> Any:
     if compute is not dtype:
         normal = emit.cast(normal, dtype)
     scaled = emit.op("Mul", normal, gamma)
-    known = emit.input_data(len(emit.node.inputs) - 1)  # beta is the last input of every op that comes here
-    return scaled if known is not None and not known.numpy().any() else emit.op("Add", scaled, beta)
+    return add_unless_zeros(emit, scaled, beta, len(emit.node.inputs) - 1)  # beta is the last input of all these ops
 
 
 @lowers(GroupNorm)
@@ -123,16 +125,7 @@ def _sum(emit: Emitter, terms: Sequence[Any]) -> Any:
 
 @lowers(FusedSwiGLU)
 def _swiglu(emit: Emitter, op: FusedSwiGLU, inputs: Sequence[Any]) -> Any:
-    kind = emit.input_type(0)
-    size = known_shape(op, kind, "x")[-1]
-    half = size // 2 if isinstance(size, int) else 0
-    low, high = slice_axis(emit, inputs[0], -1, 0, half), slice_axis(emit, inputs[0], -1, half, None)
-    gate, up = (low, high) if op.gate_first else (high, low)
-    result = emit.op("Mul", up, emit.op("Mul", gate, emit.op("Sigmoid", gate)))
-    return result if op.cast_to in {None, kind.dtype} else emit.op("Cast", result, to=op.cast_to)
-
-
-_REDUCE = {"sum": "ReduceSum", "mean": "ReduceMean", "max": "ReduceMax", "min": "ReduceMin", "prod": "ReduceProd"}
+    return gated(emit, op, inputs[0], lambda gate: emit.op("Mul", gate, emit.op("Sigmoid", gate)))
 
 
 @lowers(Reduce)

@@ -6,12 +6,11 @@ the schemas agree on everything the node uses, and no silent change of meaning (
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rlx_ort.converters.onnx_types import type_proto_text
+from rlx_ort.converters.onnx_types import schema_of, type_proto_text
 from rlx_ort.converters.to_onnx.emitter import DEFAULT_OPSET
 from rlx_ort.converters.to_onnx.widening import only_widens
 from rlx_ort.converters.to_onnx.writer import ModelWriter
@@ -38,6 +37,17 @@ __all__ = [
     "obsolete_attributes",
     "obstacle",
 ]
+
+RENAMED = frozenset({("BatchNormalization", "mean", "input_mean"), ("BatchNormalization", "var", "input_var")})
+"""(operator, old, new): inputs that only got another name."""
+_BROADCASTING = {"Add", "And", "Div", "Equal", "Greater", "Less", "Mul", "Or", "Pow", "Sub", "Xor"}
+MAX_OPSET = 26
+"""The newest ai.onnx opset that ONNX Runtime 1.31 loads."""
+_ENGINE_OPS = frozenset({"SimplifiedLayerNormalization"})
+"""Operators that ONNX Runtime keeps in ai.onnx and ONNX does not know; they are the same in every opset."""
+# IR version -> the element types it brought: https://github.com/onnx/onnx/blob/main/onnx/onnx.proto, `Version`.
+_IR_VERSION = 10
+_NEWER_TYPES = {DType.F4E2M1: 11, DType.F8E8M0: 12, DType.I2: 13, DType.U2: 13}
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,14 +125,9 @@ BREAKS: dict[str, tuple[Break, ...]] = {
 }
 """Operator of ai.onnx -> where its meaning changed."""
 
-RENAMED = frozenset({("BatchNormalization", "mean", "input_mean"), ("BatchNormalization", "var", "input_var")})
-"""(operator, old, new): inputs that only got another name."""
-
-_BROADCASTING = {"Add", "And", "Div", "Equal", "Greater", "Less", "Mul", "Or", "Pow", "Sub", "Xor"}
-
 
 def is_redundant(node: NodeForm, name: str) -> bool:
-    """Return whether an attribute that later versions lack says what they do anyway.
+    """Return whether an attribute that later versions lack asks for what they do anyway.
 
     `consumed_inputs` was a hint about memory; `is_test=1` is what nodes without it do; broadcasting by attribute is
     numpy's broadcasting when the second input lines up with the last axes of the first.
@@ -139,17 +144,6 @@ def is_redundant(node: NodeForm, name: str) -> bool:
         return True
     ranks = [kind.shape.rank for kind in node.inputs if isinstance(kind, TensorType) and kind.shape is not None]
     return len(ranks) == 2 and bool(node.attributes["axis"] % max(ranks[0], 1) + ranks[1] == ranks[0])
-
-
-MAX_OPSET = 26
-"""The newest ai.onnx opset that ONNX Runtime 1.31 loads."""
-
-_ENGINE_OPS = frozenset({"SimplifiedLayerNormalization"})
-"""Operators that ONNX Runtime keeps in ai.onnx and ONNX does not know; they are the same in every opset."""
-
-# IR version -> the element types it brought: https://github.com/onnx/onnx/blob/main/onnx/onnx.proto, `Version`.
-_IR_VERSION = 10
-_NEWER_TYPES = {DType.F4E2M1: 11, DType.F8E8M0: 12, DType.I2: 13, DType.U2: 13}
 
 
 def choose_imports(writer: ModelWriter, wanted: int | None = None) -> dict[str, int]:
@@ -190,7 +184,7 @@ def obstacle(node: NodeForm, written: int, target: int) -> str:
     """Return why a node of ai.onnx written for one opset version must not be stamped with another; empty if it may."""
     if only_widens(node.op_type, written, target):
         return ""
-    old, new = _schema(node.op_type, written), _schema(node.op_type, target)
+    old, new = schema_of(node.op_type, written), schema_of(node.op_type, target)
     if old is None and node.op_type in _ENGINE_OPS:
         return ""
     if old is None:
@@ -216,7 +210,7 @@ def obsolete_attributes(op_type: str, names: Iterable[str], written: int, target
     """Return the attributes that the target version lacks; `obstacle` made sure that nothing is lost with them."""
     if only_widens(op_type, written, target):
         return []
-    new = _schema(op_type, target)
+    new = schema_of(op_type, target)
     return [] if new is None or written == target else [name for name in names if name not in new.attributes]
 
 
@@ -266,16 +260,6 @@ def _form(node: ModelNode, types: dict[ModelValue, ValueType]) -> NodeForm:
 
     attributes = {name: attribute.value for name, attribute in node.attributes.items()}
     return NodeForm(node.op_type, attributes, kinds(node.reads), kinds(node.writes))
-
-
-@functools.cache
-def _schema(op_type: str, version: int) -> onnx.defs.OpSchema | None:
-    import onnx
-
-    try:
-        return onnx.defs.get_schema(op_type, version, "")
-    except onnx.defs.SchemaError:
-        return None
 
 
 def _concerns(change: Break, node: NodeForm) -> bool:

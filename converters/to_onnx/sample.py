@@ -45,8 +45,8 @@ def _sample(emit: Emitter, op: Sample, inputs: Sequence[Any]) -> Any:
 def _likely(emit: Emitter, chances: Any, size: int, part: float) -> Any:
     """Return 1 for the tokens of the smallest most likely set that has `part` of the probability, else 0.
 
-    The set is found on the sorted chances and told by its least chance, because their places would be int64, which
-    some providers cannot work with. Of tokens with just that chance, the first ones are in the set.
+    The set is found on the sorted chances and identified by its least chance, because places would be int64, which
+    some providers cannot process. Of the tokens with exactly that chance, the first ones are in the set.
     """
     ranked, _ = emit.op("TopK", chances, emit.i64([size]), outputs=2, axis=-1, largest=1, sorted=1)
     weights = _whole(emit, ranked)

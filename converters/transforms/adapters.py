@@ -6,7 +6,7 @@ names and metadata. With one node at a time all of that stays as it is, and a me
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,13 +24,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Adapted", "NodeAdapter", "converter_errors", "node_form"]
 
-# The converter compares the axis with the rank, and leaves these as they are where flattening makes no difference.
+# The converter compares the axis with the rank, and leaves these unchanged where flattening makes no difference.
 _DECIDED_BY_RANK = frozenset({"Hardmax", "LogSoftmax", "Softmax"})
+_IR_VERSION = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Adapted:
-    """What stands in place of a node: nodes that read and write the same values, and the constants they need."""
+    """The replacement of a node: nodes that read and write the same values, and the constants they need."""
 
     nodes: list[onnx.NodeProto]
     initializers: list[onnx.TensorProto]
@@ -47,10 +48,10 @@ class NodeAdapter:
         self._done: dict[bytes, onnx.GraphProto | str] = {}
 
     def adapt(self, node: onnx.NodeProto, scope: Scope) -> Adapted:
-        """Return what a node becomes: itself where its meaning is the same in both opsets.
+        """Return the replacement of a node: itself where its meaning is the same in both opsets.
 
         Raises:
-            ConversionError: the target opset cannot say it, or nobody knows how; the message is about this node.
+            ConversionError: the target opset cannot express it, or no conversion is known; the message names why.
         """
         form = node_form(node, scope)
         reason = obstacle(form, self._source, self._target)
@@ -104,24 +105,28 @@ class NodeAdapter:
                 fresh[tensor.name] = self._values.unique(f"{first}/{tensor.name}")
                 tensor.name = fresh[tensor.name]
                 initializers.append(tensor)
+        self._rename(made, node, fresh)
         for inner in made.node:
-            for name in inner.output:
+            inner.doc_string = node.doc_string
+            inner.metadata_props.extend(node.metadata_props)
+        return Adapted([*made.node], initializers)
+
+    def _rename(self, graph: onnx.GraphProto, origin: onnx.NodeProto, fresh: dict[str, str]) -> None:
+        """Give the nodes that replace a node, and their values, names that are free; `fresh` has those to keep."""
+        first = next(filter(None, origin.output))
+        for node in graph.node:
+            for name in node.output:
                 if name not in fresh:
                     fresh[name] = self._values.unique(f"{first}/{name}")
-        return Adapted([self._renamed(inner, node, fresh) for inner in made.node], initializers)
-
-    def _renamed(self, made: onnx.NodeProto, origin: onnx.NodeProto, fresh: Mapping[str, str]) -> onnx.NodeProto:
-        inputs, outputs = [fresh[name] for name in made.input], [fresh[name] for name in made.output]
-        del made.input[:], made.output[:]
-        made.input.extend(_trimmed(inputs))
-        made.output.extend(_trimmed(outputs))
-        if made.op_type == origin.op_type:
-            made.name = origin.name
-        elif origin.name:
-            made.name = self._nodes.unique(f"{origin.name}/{made.op_type}")
-        made.doc_string = origin.doc_string
-        made.metadata_props.extend(origin.metadata_props)
-        return made
+        for node in graph.node:
+            inputs, outputs = [fresh.get(name, name) for name in node.input], [fresh[name] for name in node.output]
+            del node.input[:], node.output[:]
+            node.input.extend(_trimmed(inputs))
+            node.output.extend(_trimmed(outputs))
+            if node.op_type == origin.op_type:
+                node.name = origin.name
+            elif origin.name:
+                node.name = self._nodes.unique(f"{origin.name}/{node.op_type}")
 
     def _expanded(self, node: onnx.NodeProto, scope: Scope) -> list[tuple[onnx.NodeProto, Scope]] | None:
         """Return the nodes that ONNX defines the operator by, or None where it has no such definition."""
@@ -141,19 +146,7 @@ class NodeAdapter:
             return None
         if any(inner.op_type == node.op_type or _invalid(inner, self._source) for inner in done.graph.node):
             return None
-        outside = {name for name in (*node.input, *node.output) if name}
-        fresh = {"": ""} | {name: name for name in outside}
-        for inner in done.graph.node:
-            for name in inner.output:
-                if name not in fresh:
-                    fresh[name] = self._values.unique(f"{next(filter(None, node.output))}/{name}")
-        for inner in done.graph.node:
-            inputs, outputs = [fresh.get(name, name) for name in inner.input], [fresh[name] for name in inner.output]
-            del inner.input[:], inner.output[:]
-            inner.input.extend(_trimmed(inputs))
-            inner.output.extend(_trimmed(outputs))
-            if node.name:
-                inner.name = self._nodes.unique(f"{node.name}/{inner.op_type}")
+        self._rename(done.graph, node, {name: name for name in ("", *node.input, *node.output)})
         bundle = bundle_of(done, origin=label_of(node))
         inner_scope = model_scope(bundle, typed_model(bundle))
         merged = Scope({**scope.types, **inner_scope.types}, {**scope.constants, **inner_scope.constants})
@@ -189,11 +182,8 @@ def _same(made: onnx.NodeProto, node: onnx.NodeProto) -> bool:
     return bool(key(made) == key(node))
 
 
-_IR_VERSION = 10
-
-
 def converter_errors() -> tuple[type[Exception], ...]:
-    """Return what comes out of ONNX's C++ converter and inliner for failed assertions and missing adapters."""
+    """Return the errors that ONNX's C++ converter and inliner raise for failed assertions and missing adapters."""
     import onnx.version_converter
 
     own: type[Exception] = onnx.version_converter.ConvertError
@@ -228,7 +218,7 @@ def _with_plain_names(node: onnx.NodeProto, scope: Scope) -> tuple[onnx.NodeProt
 
 
 def _convert_version(model: onnx.ModelProto, target: int) -> onnx.GraphProto | str:
-    """Return what ONNX's version converter makes of a model of one node, or what is wrong with that."""
+    """Return the graph that ONNX's version converter makes of a model of one node, or why it cannot be used."""
     import onnx.version_converter
 
     try:
@@ -284,7 +274,7 @@ def _invalid(node: onnx.NodeProto, opset: int) -> str:
 
 
 def _detail(err: Exception) -> str:
-    """Return what the converter says beyond that there is no such operator, without the place in its source."""
+    """Return the converter's message without its source location; empty if it only reports a missing operator."""
     lines = str(err).strip().splitlines()
     text = lines[-1].rpartition("failed: ")[2] if lines else type(err).__name__
     return "" if text.startswith(("No Previous Version", "Operator or type")) else f" ({text})"
@@ -302,7 +292,7 @@ def _with_defaults(node: onnx.NodeProto, schema: onnx.defs.OpSchema) -> onnx.Nod
 
 
 def _trimmed(names: list[str]) -> list[str]:
-    """Return names without the empty ones at the end, which are taken off the list."""
+    """Return the list without empty names at the end; changes it in place."""
     while names and not names[-1]:
         names.pop()
     return names

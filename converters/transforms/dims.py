@@ -1,4 +1,4 @@
-"""Gives named dims a size; everything that follows from it becomes static too."""
+"""Sets the size of named dims; shapes that depend on them become static too."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def _light(bundle: ModelBundle, proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _infers(bundle: ModelBundle) -> bool:
-    """Return whether strict inference takes the model as it was, so that an error after a change is the change's."""
+    """Return whether strict inference accepts the given model, so that an error after a change is due to the change."""
     import onnx
 
     try:
@@ -147,7 +147,7 @@ def _reason(err: Exception) -> str:
 
 
 def _take_shapes(graph: onnx.GraphProto, twin: onnx.GraphProto) -> None:
-    """Take over the types of values in between, and sharpen the dims of outputs."""
+    """Copy the inferred types of intermediate values, and set inferred dims of outputs."""
     set_items(graph.value_info, twin.value_info)
     inferred = {value.name: value.type for value in twin.output}
     for value in graph.output:

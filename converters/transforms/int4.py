@@ -1,7 +1,7 @@
-"""Products with a constant matrix as MatMulNBits with 4 bits a weight, one weight after another.
+"""Products with a constant matrix as MatMulNBits with 4 bits a weight.
 
-ONNX Runtime's tool takes whole models into memory. Here it is given one product at a time, so that no more than one
-matrix is in memory in full precision.
+ONNX Runtime's tool loads whole models into memory. Here it gets one product at a time, so that at most one matrix is in
+memory in full precision.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class _Maker:
     names: UniqueNames
     weights: dict[str, TensorData] = field(default_factory=dict)
     made: dict[str, list[onnx.TensorProto]] = field(default_factory=dict)
-    """Location of a matrix -> what stands for it."""
+    """Location of a matrix -> its quantised tensors."""
 
     def graph(self, graph: onnx.GraphProto, main: onnx.GraphProto, outer: Mapping[str, onnx.TensorProto]) -> None:
         """Rewrite one graph and its bodies; quantised matrices go where the matrix was."""

@@ -52,7 +52,7 @@ class OpsetReport:
 def to_opset(bundle: ModelBundle, opset: int, ir_version: int | None = None) -> tuple[ModelBundle, OpsetReport]:
     """Return the model for another ai.onnx opset, up or down; names, metadata and other domains stay.
 
-    A node that means the same in both opsets is left as it is. Any other goes through ONNX's version converter alone,
+    A node that means the same in both opsets is not changed. Any other goes through ONNX's version converter alone,
     or is replaced by the nodes ONNX defines it by. Calls of functions are inlined when a node of one has to change.
     Runs shape inference on the model without its weights.
 
@@ -62,7 +62,7 @@ def to_opset(bundle: ModelBundle, opset: int, ir_version: int | None = None) -> 
         ir_version: the IR version to declare; None takes the lowest that has the opset and all that the model uses.
 
     Raises:
-        ConversionError: there is no such opset or IR version, or a node cannot be said in it; all such are named.
+        ConversionError: there is no such opset or IR version, or it cannot express some nodes; all of them are named.
     """
     import onnx
 
@@ -140,7 +140,7 @@ class _Mover:
 
 
 def _drop_orphans(graph: onnx.GraphProto, names: set[str]) -> None:
-    """Remove initializers and Constant nodes that rewritten nodes read and nobody does any more."""
+    """Remove initializers and Constant nodes that only rewritten nodes used to read."""
     names -= {value.name for value in graph.input}
     kept = [tensor for tensor in graph.initializer if tensor.name not in names]
     if len(kept) != len(graph.initializer):

@@ -1,4 +1,4 @@
-"""Puts tensors of a file into a model: as new data of its weights, or as weights in place of its inputs."""
+"""Puts tensors into a model: as new data of its weights, or as weights in place of its inputs."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from rlx_ort.converters.bundle import INLINE_BYTES, ModelBundle, external_tensor
 from rlx_ort.converters.onnx_types import dtype_of, tensor_proto, type_of
 from rlx_ort.converters.protos import copied, set_items
 from rlx_ort.converters.to_onnx.writer import UniqueNames
-from rlx_ort.converters.transforms.scope import near_names
+from rlx_ort.converters.transforms.scope import dims_text, near_names
 from rlx_ort.errors import ConversionError
-from rlx_ort.ir.shape import Shape
+from rlx_ort.ir.shape import Shape, fits
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import TensorType, ValueType
 
@@ -45,7 +45,7 @@ def bake(bundle: ModelBundle, tensors: Mapping[str, TensorData]) -> tuple[ModelB
     """Return the model with tensors in it, by name; shares their memory.
 
     Raises:
-        ConversionError: a tensor has not the dtype and shape that the model declares, or none has a name of the model.
+        ConversionError: a tensor lacks the dtype or shape that the model declares, or none has a name of the model.
     """
     proto = copied(bundle.proto)
     graph = proto.graph
@@ -88,14 +88,9 @@ def _misfit(name: str, data: TensorData, declared: ValueType) -> str:
     found = f"{data.dtype.value}{list(data.shape)}"
     if not isinstance(declared, TensorType):
         return f"{name!r} is no tensor in the model, given is {found}"
-    dims = None if declared.shape is None else tuple(declared.shape)
-    fits = dims is None or (
-        len(dims) == len(data.shape)
-        and all(not isinstance(dim, int) or dim == size for dim, size in zip(dims, data.shape, strict=True))
-    )
-    if declared.dtype is data.dtype and fits:
+    if declared.dtype is data.dtype and (declared.shape is None or fits(Shape(data.shape), declared.shape)):
         return ""
-    shape = "" if dims is None else "[" + ", ".join("?" if dim is None else str(dim) for dim in dims) + "]"
+    shape = "" if declared.shape is None else dims_text(declared.shape)
     return f"{name!r} is {declared.dtype.value}{shape} in the model, given is {found}"
 
 

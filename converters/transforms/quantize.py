@@ -24,10 +24,12 @@ from rlx_ort.converters.bundle import ModelBundle, bundle_of, graphs_of
 from rlx_ort.converters.files import save_bundle
 from rlx_ort.converters.protos import copied, set_items
 from rlx_ort.converters.sources.npz import read_npz
+from rlx_ort.converters.to_onnx.writer import UniqueNames
 from rlx_ort.converters.transforms.int4 import to_int4
 from rlx_ort.converters.transforms.opset import to_opset
-from rlx_ort.converters.transforms.scope import near_names, selected, typed_model
+from rlx_ort.converters.transforms.scope import dims_text, near_names, selected, typed_model
 from rlx_ort.errors import ConversionError
+from rlx_ort.ir.shape import Shape, fits
 from rlx_ort.ir.types import TensorType
 
 if TYPE_CHECKING:
@@ -44,6 +46,7 @@ _QUANTIZED_OPS = {
     "ConvInteger", "DequantizeLinear", "DynamicQuantizeLSTM", "DynamicQuantizeLinear", "DynamicQuantizeMatMul",
     "MatMulInteger", "MatMulNBits", "QAttention", "QLinearConv", "QLinearMatMul", "QuantizeLinear",
 }  # fmt: skip
+Samples: TypeAlias = "Mapping[str, npt.NDArray[Any] | Sequence[npt.NDArray[Any]]]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +54,7 @@ class QuantizeOptions:
     """How to quantise; the defaults lose the least accuracy on most models.
 
     Attributes:
-        exclude: nodes that stay as they are: names, patterns of names as `head*`, or operators.
+        exclude: nodes that are not quantised: names, patterns of names as `head*`, or operators.
         per_channel: whether int8 weights get a scale for each output channel instead of one for the tensor.
         reduce_range: whether int8 weights use 7 bits. Needed where pairs of products overflow 16 bits: x86 processors
             without VNNI. Costs accuracy everywhere else.
@@ -152,7 +155,7 @@ def _check(kind: str, options: QuantizeOptions, calibration: object) -> None:
 def _in_files(
     bundle: ModelBundle, kind: str, tools: Any, options: QuantizeOptions, samples: Sequence[Mapping[str, Any]]
 ) -> ModelBundle:
-    """Quantise by files: written for the tools, read back, and removed."""
+    """Quantise through temporary files, which the tools read and write."""
     import onnx
 
     with tempfile.TemporaryDirectory(prefix="rlx_ort-", ignore_cleanup_errors=True) as name:
@@ -197,7 +200,7 @@ def _in_files(
 
 
 class _Reader:
-    """Gives calibration samples one after another, as the tools ask for them."""
+    """Gives the tools one calibration sample after another."""
 
     def __init__(self, samples: Sequence[Mapping[str, Any]]) -> None:
         self._samples = samples
@@ -223,20 +226,11 @@ def _typed(bundle: ModelBundle) -> ModelBundle:
     """Return the model with a name for each node and the types that ONNX infers."""
     proto = copied(bundle.proto)
     set_items(proto.graph.value_info, typed_model(bundle).graph.value_info)
-    taken = {node.name for node in proto.graph.node}
+    names = UniqueNames(node.name for node in proto.graph.node)
     for index, node in enumerate(proto.graph.node):
         if not node.name:
-            node.name = next(name for name in _numbered(f"{node.op_type}_{index}") if name not in taken)
-            taken.add(node.name)
+            node.name = names.unique(f"{node.op_type}_{index}")
     return bundle.with_proto(proto)
-
-
-def _numbered(name: str) -> Iterator[str]:
-    yield name
-    number = 2
-    while True:
-        yield f"{name}_{number}"
-        number += 1
 
 
 def _quantized_ops(bundle: ModelBundle) -> Counter[str]:
@@ -246,7 +240,7 @@ def _quantized_ops(bundle: ModelBundle) -> Counter[str]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep what the tools print and log from the caller; it goes to this module's log instead."""
+    """Redirect what the tools print and log to this module's log."""
     said = io.StringIO()
     root = logging.getLogger()
     handler = logging.StreamHandler(said)
@@ -261,9 +255,6 @@ def _quiet() -> Iterator[None]:
         root.setLevel(level)
         for line in said.getvalue().splitlines():
             _log.debug("onnxruntime.quantization: %s", line)
-
-
-Samples: TypeAlias = "Mapping[str, npt.NDArray[Any] | Sequence[npt.NDArray[Any]]]"
 
 
 def _read_samples(path: str | os.PathLike[str]) -> dict[str, npt.NDArray[Any]]:
@@ -321,11 +312,8 @@ def _cut(name: str, kind: Any, given: npt.NDArray[Any] | Sequence[npt.NDArray[An
     else:
         items = [np.asarray(item) for item in given]
     for item in items:
-        fits = item.ndim == len(dims) and all(
-            not isinstance(dim, int) or dim == size for dim, size in zip(dims, item.shape, strict=True)
-        )
-        if not fits:
-            wanted = "[" + ", ".join("?" if dim is None else str(dim) for dim in dims) + "]"
+        if not fits(Shape(item.shape), kind.shape):
+            wanted = dims_text(dims)
             raise ConversionError(f"a calibration sample of {name!r} has shape {list(item.shape)}, it takes {wanted}")
         if not np.can_cast(item.dtype, kind.dtype.numpy, "same_kind"):
             raise ConversionError(f"calibration data {name!r} is {item.dtype}, the input is {kind.dtype.value}")

@@ -30,6 +30,15 @@ if TYPE_CHECKING:
 __all__ = ["SimplifyReport", "fold_constants", "simplify"]
 
 _MOST_ROUNDS = 4  # folding uncovers identities and the other way round; models settle in two
+_LARGEST_BYTES = 4096  # no result above this is made, whatever a model asks for
+_SIZES = frozenset({"Shape", "Size"})
+# Deterministic, with one result, and the same in the reference evaluator as in ONNX Runtime.
+_FOLDED = _SIZES | {
+    "Abs", "Add", "And", "Cast", "Ceil", "Concat", "ConstantOfShape", "Div", "Equal", "Expand", "Flatten", "Floor",
+    "Gather", "Greater", "GreaterOrEqual", "Identity", "Less", "LessOrEqual", "Max", "Min", "Mul", "Neg", "Not", "Or",
+    "Range", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceSum", "Reshape", "Slice", "Sqrt", "Squeeze", "Sub", "Tile",
+    "Transpose", "Unsqueeze", "Where",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,21 +134,10 @@ def _ops(bundle: ModelBundle) -> Counter[str]:
     return Counter(node.op_type for node in nodes)
 
 
-_LARGEST_BYTES = 4096  # no result above this is made, whatever a model asks for
-_SIZES = frozenset({"Shape", "Size"})
-# Deterministic, with one result, and the same in the reference evaluator as in ONNX Runtime.
-_FOLDED = _SIZES | {
-    "Abs", "Add", "And", "Cast", "Ceil", "Concat", "ConstantOfShape", "Div", "Equal", "Expand", "Flatten", "Floor",
-    "Gather", "Greater", "GreaterOrEqual", "Identity", "Less", "LessOrEqual", "Max", "Min", "Mul", "Neg", "Not", "Or",
-    "Range", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceSum", "Reshape", "Slice", "Sqrt", "Squeeze", "Sub", "Tile",
-    "Transpose", "Unsqueeze", "Where",
-}  # fmt: skip
-
-
 def fold_constants(bundle: ModelBundle) -> tuple[ModelBundle, list[str]]:
     """Return the model with initializers in place of nodes of the main graph that only read small constants.
 
-    Also a shape that inference knows is a constant. Nodes that give an output of the model stay.
+    A shape known by inference counts as a constant. Nodes that produce an output of the model stay.
     Returns the names of the values that are constant now, too.
     """
     typed = typed_model(bundle)

@@ -1,6 +1,6 @@
-"""What a session offers beyond `run`: tensors that stay on the device, fixed buffers, and runs that can be stopped.
+"""Interfaces of sessions beyond `run`: tensors that stay on the device, fixed buffers, runs that can be stopped.
 
-`binder_of` gives the binder of any session. Sessions that have none, as those of the null provider, get one that
+`binder_of` returns the binder of any session. Sessions without one, such as those of the null provider, get one that
 works through `run` with host memory, so callers need no second path.
 """
 
@@ -77,7 +77,7 @@ class Slots(abc.ABC):
 
 
 class Loop(abc.ABC):
-    """The same run again and again: the same inputs by name, the same outputs; for one thread at a time.
+    """A repeated run with the same input and output names; for one thread at a time.
 
     It may keep the values of its last run until the next one.
     """
@@ -105,7 +105,7 @@ class Binder(abc.ABC):
         """Return a tensor on the device with a copy of the array.
 
         Raises:
-            EngineError: the device did not take it, for want of memory or of the element type.
+            EngineError: the device did not take it, it is out of memory or lacks the element type.
         """
 
     @abc.abstractmethod
@@ -124,7 +124,7 @@ class Binder(abc.ABC):
         """
 
     def loop(self, inputs: Sequence[str], outputs: Sequence[str], resident: Collection[str]) -> Loop:
-        """Return a run to be repeated, which does once what need not be done in every run; see `run`."""
+        """Return a run to be repeated, prepared once; see `run`."""
         return _RunLoop(self, inputs, outputs, resident)
 
     @abc.abstractmethod
@@ -141,7 +141,7 @@ class Binder(abc.ABC):
 
 
 def binder_of(session: EngineSession) -> Binder:
-    """Return the binder of a session; one over host memory when the engine has none of its own."""
+    """Return the binder of a session; one over host memory if the engine has none."""
     own = getattr(session, "binder", None)
     return own() if own is not None else HostBinder(session)
 
@@ -263,7 +263,7 @@ class DeviceTensor(abc.ABC):
         """
 
     def __dlpack__(self, **kwargs: Any) -> Any:
-        """Return a DLPack capsule over the memory where it is, without a copy.
+        """Return a DLPack capsule over the tensor's memory, without a copy.
 
         Raises:
             BufferError: the device's memory, or the element type, cannot be shared this way.
@@ -286,7 +286,7 @@ class HostTensor(DeviceTensor):
     """A tensor in host memory, for engines that have no memory of their own.
 
     Args:
-        array: what it holds; nobody may write to it from here on.
+        array: its elements; must not be written to any more.
     """
 
     __slots__ = ("__weakref__", "array")

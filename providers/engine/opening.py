@@ -1,4 +1,4 @@
-"""Opens sessions: fallback off, weights borrowed, and what was opened compared with what was asked.
+"""Opens sessions with fallback off and borrowed weights, and checks which providers they have.
 
 ONNX Runtime falls back to the CPU silently where it can, so the providers of an open session are read back.
 """
@@ -19,13 +19,12 @@ from rlx_ort.options.compile_options import CacheUse, CompileOptions, Optimizati
 from rlx_ort.providers.base import EngineSession, SessionRequest
 from rlx_ort.providers.engine import runtime
 from rlx_ort.providers.engine.compiled.models import open_cached, use_for
-from rlx_ort.providers.engine.exceptions import opening_error
 from rlx_ort.providers.engine.injection import prepare_weights
+from rlx_ort.providers.engine.process import budget, refuse_at_the_end
 from rlx_ort.providers.engine.recipe import SessionRecipe, check_config, check_provider_options
 from rlx_ort.providers.engine.recorded import NotRecordedError, Recorder, unrecordable
+from rlx_ort.providers.engine.runtime import opening_error
 from rlx_ort.providers.engine.session import OrtEngineSession
-from rlx_ort.providers.engine.shutdown import refuse_at_the_end
-from rlx_ort.providers.engine.threads import budget
 from rlx_ort.providers.installation import PLUGIN_VERSION
 
 __all__ = ["SPAWN_REMEDY", "forbid_in_forks", "open_session"]
@@ -157,7 +156,8 @@ def _create(engine: Any, recipe: SessionRecipe, request: SessionRequest, model: 
 
 def _session_options(engine: Any, recipe: SessionRecipe, options: CompileOptions) -> Any:
     made = engine.SessionOptions()
-    made.graph_optimization_level = getattr(engine.GraphOptimizationLevel, _level_name(engine, options.optimization))
+    levels = engine.GraphOptimizationLevel
+    made.graph_optimization_level = getattr(levels, _LEVELS[options.optimization], levels.ORT_ENABLE_ALL)
     made.execution_mode = engine.ExecutionMode.ORT_SEQUENTIAL
     made.intra_op_num_threads = 1  # the budget decides when the session is opened
     made.enable_mem_pattern = recipe.mem_pattern
@@ -191,11 +191,6 @@ def _register_custom_ops(made: Any, library: str) -> None:
         made.register_custom_ops_library(str(path))
     except runtime.engine_exceptions() as err:
         raise EngineError(f"custom-op library {library} cannot be loaded: {err}") from err
-
-
-def _level_name(engine: Any, level: OptimizationLevel) -> str:
-    name = _LEVELS[level]
-    return name if hasattr(engine.GraphOptimizationLevel, name) else "ORT_ENABLE_ALL"
 
 
 def forbid_in_forks(device: Device) -> Callable[[], None]:

@@ -17,7 +17,6 @@ from rlx_ort.errors import EngineError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import TensorType, ValueType
 from rlx_ort.providers.engine.binding import Arrays, Binder, DeviceTensor, Loop, Slots, StoppableRun
-from rlx_ort.providers.engine.exceptions import running_error
 from rlx_ort.providers.engine.ort_slots import (
     COPY_AT_MOST_BYTES,
     DeviceSlots,
@@ -27,8 +26,9 @@ from rlx_ort.providers.engine.ort_slots import (
     binding_call,
 )
 from rlx_ort.providers.engine.ort_tensor import DLPACK_DEVICE, OrtTensor
+from rlx_ort.providers.engine.process import watch
 from rlx_ort.providers.engine.recipe import HOST_MEMORY, nothing_to_hold
-from rlx_ort.providers.engine.shutdown import watch
+from rlx_ort.providers.engine.runtime import running_error
 from rlx_ort.providers.engine.values import from_ort_value, has_foreign_dtype, is_tensor_like, to_ort_value
 
 if TYPE_CHECKING:
@@ -145,8 +145,8 @@ class OrtBinder(Binder):
 class GraphRuns:
     """The one binding of a session that records its launches once and replays them: fixed addresses, static shapes.
 
-    What goes in is copied to the fixed inputs and what comes out is copied from the fixed outputs, because a replay
-    knows no others. The caller holds the session's lock.
+    Values are copied to its fixed inputs and from its fixed outputs, since a replay has no others. The caller holds the
+    session's lock.
     """
 
     def __init__(self, session: OrtEngineSession, core: SessionCore) -> None:
@@ -215,7 +215,7 @@ class _Stoppable(StoppableRun):
 
 
 def _finish_work_on(source: Any, index: int) -> None:
-    """Wait for what the library of a CUDA tensor has queued, since ONNX Runtime works on a stream of its own."""
+    """Wait for the library of a CUDA tensor to finish its queue, since ONNX Runtime uses another stream."""
     library = sys.modules.get(type(source).__module__.partition(".")[0])
     if library is not None and library.__name__ == "torch":
         library.cuda.current_stream(index).synchronize()
@@ -268,7 +268,7 @@ class OrtLoop(Loop):
         self._bound: list[Any] = [None] * len(inputs)  # a tensor, or (array, value) of fixed memory
         self._outputs = [(name, (here if name in resident else host).inner) for name in outputs]
         self._stays = [name in resident for name in outputs]
-        self._order = sorted(range(len(inputs)), key=inputs.__getitem__)  # one signature, whoever runs
+        self._order = sorted(range(len(inputs)), key=inputs.__getitem__)  # as in `OrtBinder.run`
         self._names = list(outputs)
         self._resident = frozenset(resident)
 
@@ -333,7 +333,7 @@ class OrtLoop(Loop):
         plain = value.__class__ is np.ndarray and not has_foreign_dtype(kind)
         memory = self._session.bound_memory(name)
         if not plain or memory is None or (memory == HOST_MEMORY and value.nbytes > COPY_AT_MOST_BYTES):
-            # Kept until the next run, which binds anew: its owner may give the array other memory meanwhile.
+            # Kept until the next run, which binds again: the owner may reallocate the array meanwhile.
             return [bind_input(self._session, self._core, self._io, name, value)]
         own = np.array(value, order="C")
         found = self._session.engine.OrtValue.ortvalue_from_numpy(own, *memory)
@@ -373,7 +373,7 @@ def bind_input(session: OrtEngineSession, core: SessionCore, io: Any, name: str,
 
 
 def bind_output(io: Any, name: str, place: Place) -> None:
-    """Have an output left somewhere; the public call makes the same object for the place each time."""
+    """Bind an output to a place; the public call would make a new device object each time."""
     inner = getattr(io, "_iobinding", None)
     if inner is None or place.inner is None:
         io.bind_output(name, *place.names)

@@ -1,4 +1,4 @@
-"""`OrtTensor`: an OrtValue as a tensor that stays where it is, with what it needs to live."""
+"""`OrtTensor`: an OrtValue as a device tensor, with the objects that must outlive it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class OrtTensor(DeviceTensor):
         value: the OrtValue, or the engine's inner object that an OrtValue wraps.
         core: the open session whose allocator owns the memory, None for memory that belongs to no session.
         memory: host memory that the value borrows.
-        plain: whether it is in host memory and numpy knows its elements, where that is known beforehand.
+        plain: whether it is known to be in host memory, with elements that numpy has.
 
     Attributes:
         inner: the engine's inner object, or the OrtValue where the engine shows none.
@@ -49,7 +49,7 @@ class OrtTensor(DeviceTensor):
         self._session = session
         self._memory = memory
         self._plain = plain
-        # Asked for when needed: a loop makes many tensors that nobody looks at.
+        # Read when needed: a loop makes many tensors that are never inspected.
         self._shape: tuple[int, ...] | None = None
         self._known_type: DType | None = None
 
@@ -79,7 +79,7 @@ class OrtTensor(DeviceTensor):
 
     @property
     def _memory_name(self) -> str:
-        return str(self.inner.device_name()).lower()  # the inner object says "Cpu", the public one "cpu"
+        return str(self.inner.device_name()).lower()  # "Cpu" from the inner object, "cpu" from the public one
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""`SessionRecipe`: what a provider decides about a session, and the option keys that ONNX Runtime knows."""
+"""`SessionRecipe`: what a provider decides about a session, and the checks of its option keys."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ HOST_MEMORY = ("cpu", 0)
 
 
 class Keeps(enum.Enum):
-    """What of a session ONNX Runtime can write to the compile cache and open again."""
+    """What ONNX Runtime can write to the compile cache and open again."""
 
     NOTHING = "nothing"
     """Nothing; the provider may have a cache folder of its own."""
@@ -45,7 +45,7 @@ class Keeps(enum.Enum):
     PACKED = "packed"
     """The optimised model, and its weights in the layout of the kernels too."""
     CONTEXT = "context"
-    """What the provider compiled, in the nodes of an EPContext model."""
+    """The provider's compiled code, in the nodes of an EPContext model."""
 
 
 def names(text: str) -> frozenset[str]:
@@ -54,7 +54,7 @@ def names(text: str) -> frozenset[str]:
 
 
 def nothing_to_hold() -> contextlib.AbstractContextManager[Any]:
-    """Return a context that holds nothing, for providers whose sessions may run side by side."""
+    """Return a context that holds nothing, for providers whose sessions may run concurrently."""
     return contextlib.nullcontext()
 
 
@@ -78,28 +78,28 @@ class SessionRecipe:
     Attributes:
         ep_name: ONNX Runtime's name of the execution provider.
         options: provider option -> value.
-        option_keys: the option keys the provider knows, or None when they are not listed here; others are refused,
-            since most providers ignore an unknown key without a word.
+        option_keys: the option keys of the provider, None if they are not listed here; others are refused, since most
+            providers silently ignore an unknown key.
         config: session config entries the provider needs.
         ep_devices: ONNX Runtime's device objects of a plugin provider; empty for one that is built in.
         helpers: built-in providers that come after the requested one, such as CUDA after TensorRT.
         mem_pattern: whether memory patterns may be planned; DirectML refuses sessions that do.
-        run_lock: gives what each run, and the opening and closing of a session, must hold.
+        run_lock: returns the lock that a run, and opening and closing a session, must hold.
         before_run: raises when a run in this process would hang or crash.
-        memory: ONNX Runtime's name and index of the memory that tensors stay in between runs; host memory where the
+        memory: ONNX Runtime's name and index of the memory in which tensors stay between runs; host memory where the
             provider's own cannot be bound.
-        keeps: what of it the compile cache can hold.
-        cache_options: takes a folder and returns the provider options that make the provider keep there what it
-            compiles; None when it has none. The folder belongs to one model with its weights on one device.
-        spelled: takes all provider options and returns them as the provider reads them; None where that is the same.
-        rewritten: takes the bytes of a model and returns those to open; None where the model is taken as it is.
         device_graph: whether the provider itself records launches once and replays them, over one binding with static
             shapes.
         recording: how this library records launches; None where it does not.
-        pinned: makes an array like another one in host memory that the device copies to by itself; None where there is
-            no such memory, and where buffers that are bound on the device are as cheap.
+        pinned: makes an array like another one in pinned host memory; None if there is no such memory, or if bound
+            device buffers are as cheap.
         run_config: RunOptions entries for a run within a recording, which must not wait for the device.
-        stream_options: provider options that hold for one session in this process, so no part of a cache key.
+        stream_options: provider options of one session in this process, which are no part of a cache key.
+        keeps: the form in which the compile cache can store a session.
+        cache_options: takes a folder, of one model with its weights on one device, and returns the provider options
+            that make the provider cache there what it compiles; None when it has none.
+        rewritten: takes the bytes of a model and returns those to open; None where the model is taken as it is.
+        spelled: takes all provider options and returns them in the provider's spelling; None where that is the same.
     """
 
     ep_name: str

@@ -174,7 +174,7 @@ class Recordings:
                 self._drop_all()
 
     def report(self) -> DeviceGraphReport:
-        """Return what is recorded, and what is not and why."""
+        """Return the recorded signatures, and the refused ones with the reason."""
         with self._lock:
             recorded = [
                 RecordedRun({name: _text(*facts) for name, *facts in key[2]}, key[1], found.nbytes)
@@ -224,7 +224,7 @@ class Recordings:
     def _run_plain(
         self, owner: Owner, names: Sequence[str], feeds: Mapping[str, Any], plain: Callable[[], list[Any]]
     ) -> list[Any]:
-        """Run without a recording, and make one where it is time."""
+        """Run without a recording, and record the signature if it has come often enough."""
         results = plain() if isinstance(owner, int) else self._copied(plain())
         key = _key(owner, names, feeds)
         if key is None:
@@ -347,7 +347,7 @@ def not_recorded(reason: str) -> EngineError:
 
 
 def _like(value: npt.NDArray[Any] | OrtTensor) -> npt.NDArray[Any]:
-    """Return an array of the dtype and shape of a value; for a tensor one that takes no memory."""
+    """Return an array with the dtype and shape of a value; for a tensor one without memory."""
     return value if isinstance(value, np.ndarray) else np.broadcast_to(np.zeros((), value.dtype), value.shape)
 
 

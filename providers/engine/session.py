@@ -18,13 +18,13 @@ from rlx_ort.errors import EngineError
 from rlx_ort.ir.types import ValueType
 from rlx_ort.providers.base import DeviceGraphReport, NodeAssignment, ValueSpec
 from rlx_ort.providers.engine.binding import Binder
-from rlx_ort.providers.engine.exceptions import running_error
 from rlx_ort.providers.engine.ort_binding import GraphRuns, OrtBinder
 from rlx_ort.providers.engine.ort_tensor import OrtTensor
+from rlx_ort.providers.engine.process import watch
 from rlx_ort.providers.engine.recipe import HOST_MEMORY, SessionRecipe, nothing_to_hold
 from rlx_ort.providers.engine.recorded import BoundRun, Recorder, host_work, unrecordable
 from rlx_ort.providers.engine.recordings import LEFT_ON_DEVICE, Recordings, not_recorded
-from rlx_ort.providers.engine.shutdown import watch
+from rlx_ort.providers.engine.runtime import running_error
 from rlx_ort.providers.engine.values import (
     from_ort_value,
     has_foreign_dtype,
@@ -75,7 +75,7 @@ class SessionCore:
 
 
 class OrtEngineSession:
-    """An open ONNX Runtime session. `run` may be called from several threads; `close` waits for nobody.
+    """An open ONNX Runtime session. `run` may be called from several threads; `close` does not wait for them.
 
     Attributes:
         device: the device it was opened for.
@@ -303,7 +303,13 @@ class OrtEngineSession:
                 capturing.add_run_config_entry(key, value)
             options = (shared, capturing)
             bind = functools.partial(BoundRun, self.engine, core.session, recipe.memory, options, self.errors)
-            fresh = functools.partial(_fresh_tensor, weakref.ref(self))
+            link = weakref.ref(self)
+
+            def fresh(like: npt.NDArray[Any]) -> OrtTensor:
+                session = link()
+                assert session is not None  # noqa: S101  # it is running
+                return OrtTensor.empty(session, like)
+
             plain: Any = core.call
             core.recordings = Recordings(
                 core.recorder, plain, bind, fresh, self._graph_lock, shared, required=required, errors=self.errors
@@ -311,10 +317,13 @@ class OrtEngineSession:
             core.call = core.recordings.run
             if self._reason:
                 core.recordings.give_up(self._reason)
-        if required and self._reason:
-            self.refuses = True
-            self._plain = True
-            core.call = functools.partial(_refuse_run, self._reason)
+        if required and (why := self._reason):
+
+            def refuse(*arguments: Any) -> Any:  # holds no session, or the core would keep it alive
+                raise not_recorded(why)
+
+            self.refuses = self._plain = True
+            core.call = refuse
 
     def _closed_error(self) -> EngineError:
         return EngineError(f"the session on {self.device.display} is closed; compile the graph again")
@@ -327,30 +336,24 @@ class OrtEngineSession:
                 return list(self.graph_runs(core).run(core, names, feeds))
         if not self._foreign_outputs.isdisjoint(names):
             return self._run_values(core, names, feeds, options)
-        ready, _memory = self._mixed_feeds(feeds)
-        return list(core.call(names, ready, options))
-
-    def _mixed_feeds(self, feeds: Mapping[str, Any]) -> tuple[dict[str, Any], list[Any]]:
-        ready = dict(feeds)
-        memory = []
+        ready, memory = dict(feeds), []
         for name in self._foreign_inputs.intersection(feeds):
             if feeds[name] is not None:
                 ready[name], borrowed = to_ort_value(self.engine, name, feeds[name], self._input_types[name])
                 memory.append(borrowed)
-        return ready, memory
+        return list(core.call(names, ready, options))
 
     def _run_values(self, core: SessionCore, names: list[str], feeds: Mapping[str, Any], options: Any) -> list[Any]:
         """Run with OrtValues on both sides, the only way to read element types numpy does not know."""
         given = {name: value for name, value in feeds.items() if value is not None}
         stuck = [name for name in given if not is_tensor_like(self._input_types.get(name, given[name]))]  # pyright: ignore[reportArgumentType]
-        stuck += [name for name in names if not _readable(self._output_types.get(name))]
+        stuck += [name for name in names if name in self._output_types and not is_tensor_like(self._output_types[name])]
         if stuck:
             raise EngineError(
                 f"strings, sequences and maps ({', '.join(stuck)}) cannot be combined with outputs of "
                 f"{', '.join(sorted(self._foreign_outputs.intersection(names)))} in one run; cast those to f32"
             )
-        memory = []
-        values = {}
+        values, memory = {}, []
         for name, value in given.items():
             values[name], borrowed = to_ort_value(self.engine, name, value, self._input_types[name])
             memory.append(borrowed)
@@ -363,26 +366,12 @@ def _fast_run(session: Any) -> Any:
 
     The public one checks names in quadratic time and adds a microsecond; the private one is used while it exists.
     """
-    inner = getattr(session, "_sess", None)
-    call: Callable[..., Any] | None = getattr(inner, "run", None)
-    return session.run if call is None else call
-
-
-def _fresh_tensor(session: weakref.ref[OrtEngineSession], like: npt.NDArray[Any]) -> OrtTensor:
-    """Return a tensor like an array; the session holds what calls this, and is there while it runs."""
-    found = session()
-    assert found is not None  # noqa: S101
-    return OrtTensor.empty(found, like)
-
-
-def _refuse_run(reason: str, names: Sequence[str], feeds: Mapping[str, Any], options: Any) -> Any:
-    raise not_recorded(reason)
+    return getattr(getattr(session, "_sess", None), "run", session.run)
 
 
 def _run_ort_values(session: Any, names: list[str], values: Mapping[str, Any], options: Any) -> list[Any]:
     """Run on OrtValues; the public call takes 10 times as long, because a C++ exception ends its loop."""
-    inner = getattr(session, "_sess", None)
-    call = getattr(inner, "run_with_ort_values", None)
+    call = getattr(getattr(session, "_sess", None), "run_with_ort_values", None)
     if call is None or not all(hasattr(value, "_ortvalue") for value in values.values()):
         return list(session.run_with_ort_values(names, values, options))
     vector = call({name: value._ortvalue for name, value in values.items()}, names, options)
@@ -396,7 +385,7 @@ def _bound_memory(session: Any, inputs: Sequence[ValueSpec], recipe: SessionReci
     provider's memory on a device whose recipe has host memory.
     """
     ask = getattr(session, "get_input_memory_infos", None)
-    if ask is None:  # the recipe is all there is to go by, and is sure of the CPU's own kernels alone
+    if ask is None:  # the recipe then decides, and is certain about the CPU's own kernels only
         return {spec.name: recipe.memory for spec in inputs if recipe.on_cpu or recipe.memory != HOST_MEMORY}
     found = {}
     for spec, info in zip(inputs, ask(), strict=True):
@@ -405,10 +394,6 @@ def _bound_memory(session: Any, inputs: Sequence[ValueSpec], recipe: SessionReci
         elif recipe.memory != HOST_MEMORY and info.device_mem_type.name == "DEFAULT":  # pinned memory is another kind
             found[spec.name] = recipe.memory
     return found
-
-
-def _readable(kind: ValueType | None) -> bool:
-    return kind is None or is_tensor_like(kind)
 
 
 def _specs(infos: Sequence[Any], declared: Mapping[str, ValueType]) -> tuple[ValueSpec, ...]:

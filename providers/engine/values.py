@@ -40,7 +40,7 @@ _TENSORS = {type_proto_text(TensorType(dtype)): dtype for dtype in DType}
 
 
 def value_type(text: str, dims: Sequence[object] | None = None) -> ValueType:
-    """Return the type a type string stands for; `dims` is the shape of the innermost tensor, if it is known.
+    """Return the type of a type string; `dims` is the shape of the innermost tensor, if known.
 
     Types that have no counterpart here, such as sparse tensors, are `UnknownType`.
     """
@@ -131,7 +131,7 @@ def to_ort_value(engine: Any, name: str, array: npt.NDArray[Any], kind: ValueTyp
 
 
 def from_ort_value(value: Any, name: str) -> Any:
-    """Return a result as an array of its own, or None for an absent optional.
+    """Return a result as an array with its own memory, or None for an absent optional.
 
     Raises:
         EngineError: the result is a sequence or map of elements that numpy does not know.

@@ -28,7 +28,7 @@ Exit codes:
   0  done
   1  another failure, or `doctor` found an error
   2  wrong usage: an option, a path or a device name
-  3  a device cannot be had
+  3  a device cannot be used
   4  a graph or model is wrong or cannot be translated
   5  a run failed: inputs, parameters, placement or the engine
   6  a device could not be measured

@@ -78,7 +78,7 @@ def write_npz(path: Path, arrays: Mapping[str, Array]) -> None:
 def storable(array: Array) -> Array:
     """Return an array in a type that npz can hold: narrow floats as float32, 4-bit integers as int8, text as unicode.
 
-    Each of these holds every value of the type it stands for.
+    Each of these holds every value of the type it replaces.
     """
     if array.dtype == object:
         return array.astype(np.str_)

@@ -57,20 +57,11 @@ def list_entries(check: bool, as_json: bool) -> None:
     if not entries:
         note("the cache is empty; `rlx-ort package warm` fills it")
         return
-    print_table(
-        ("key", "model", "provider", "size", "made", "used"),
-        [
-            (
-                entry.digest[:_SHOWN_DIGITS],
-                entry.label,
-                entry.parts.get("provider", ""),
-                binary_size(entry.nbytes),
-                _moment(entry.created_s),
-                _moment(entry.used_s),
-            )
-            for entry in entries
-        ],
-    )
+    table = []
+    for entry in entries:
+        facts = (entry.digest[:_SHOWN_DIGITS], entry.label, entry.parts.get("provider", ""), binary_size(entry.nbytes))
+        table.append((*facts, _moment(entry.created_s), _moment(entry.used_s)))
+    print_table(("key", "model", "provider", "size", "made", "used"), table)
 
 
 @command.command("clear")

@@ -8,13 +8,7 @@ from typing import Any
 import click
 
 from rlx_ort.cli import options
-from rlx_ort.cli.parity import (
-    comparison_document,
-    divergence_document,
-    print_divergence,
-    print_outputs,
-    tolerance_of,
-)
+from rlx_ort.cli.parity import comparison_document, divergence_document, print_divergence, print_outputs, tolerance_of
 from rlx_ort.cli.show import note, print_facts, print_json, progress
 from rlx_ort.errors import ParityError
 
@@ -102,7 +96,8 @@ def command(
             document["bisect"] = divergence_document(divergence)
         print_json(document)
     else:
-        shares = [f"{p.requested_share:.0%} of the nodes on {d}" for d, p in _sides(comparison)]
+        sides = zip(comparison.devices, comparison.placements, strict=True)
+        shares = [f"{placement.requested_share:.0%} of the nodes on {label}" for label, placement in sides]
         print_facts([("A", f"{a}, {shares[0]}"), ("B", f"{b or a}, {shares[1]}"), ("tolerance", comparison.tolerance)])
         print_outputs(comparison)
         if searched:
@@ -110,10 +105,6 @@ def command(
     if not comparison.ok:
         names = ", ".join(repr(output.name) for output in comparison.outputs if not output.ok)
         raise ParityError(f"output {names} differs by more than was allowed: {comparison.tolerance}", comparison)
-
-
-def _sides(comparison: Any) -> list[tuple[str, Any]]:
-    return list(zip(comparison.devices, comparison.placements, strict=True))
 
 
 def _inputs(path: Path | None, model: Any) -> dict[str, Any] | None:

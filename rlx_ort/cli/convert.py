@@ -50,7 +50,7 @@ def _renames(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
 @click.command("convert")
 @click.argument("source", type=options.FILE)
 @click.argument("target", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--precision", type=click.Choice(["f16", "bf16", "mixed"]), help="Compute what is f32 in this precision.")
+@click.option("--precision", type=click.Choice(["f16", "bf16", "mixed"]), help="Compute f32 parts in this precision.")
 @click.option(
     "--keep",
     multiple=True,
@@ -155,7 +155,7 @@ def _options(given: dict[str, Any]) -> ConvertOptions:
 
 @contextlib.contextmanager
 def _terminable() -> Iterator[None]:
-    """Treat a request to terminate like Ctrl-C while a block runs, so that what is half written is removed."""
+    """Treat a request to terminate like Ctrl-C while a block runs, so that partial files are removed."""
 
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt
@@ -187,13 +187,8 @@ def _document(report: ConversionReport) -> dict[str, Any]:
 
 
 def _facts(facts: ModelFacts) -> dict[str, Any]:
-    return {
-        "nodes": facts.nodes,
-        "opset": facts.opset,
-        "ir_version": facts.ir_version,
-        "weight_bytes": dict(facts.weight_bytes),
-        "bytes": facts.nbytes,
-    }
+    found: dict[str, Any] = _plain(facts)
+    return {"bytes": found.pop("nbytes"), **found}
 
 
 def _plain(value: Any) -> Any:

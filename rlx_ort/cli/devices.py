@@ -11,6 +11,8 @@ from rlx_ort.cli.show import binary_size, emit, print_table, progress
 
 __all__ = ["command"]
 
+_FACTS = ("available", "reason", "remedy", "hardware", "driver", "identity", "memory_bytes")
+
 
 @click.command("devices")
 @options.as_json
@@ -25,19 +27,11 @@ def command(as_json: bool) -> None:
 
 
 def _print(document: dict[str, Any]) -> None:
-    print_table(
-        ("device", "name", "available", "hardware", "why not, and what to do"),
-        [
-            (
-                row["device"],
-                row["name"],
-                "yes" if row["available"] else "no",
-                _hardware(row),
-                "\n".join(filter(None, (row["reason"], row["remedy"]))),
-            )
-            for row in document["devices"]
-        ],
-    )
+    table = []
+    for row in document["devices"]:
+        blocker = "\n".join(filter(None, (row["reason"], row["remedy"])))
+        table.append((row["device"], row["name"], "yes" if row["available"] else "no", _hardware(row), blocker))
+    print_table(("device", "name", "available", "hardware", "why not, and what to do"), table)
 
 
 def _rows() -> list[dict[str, Any]]:
@@ -46,19 +40,8 @@ def _rows() -> list[dict[str, Any]]:
     rows = []
     for device in known_devices():
         found = availability(device)
-        rows.append(
-            {
-                "device": device.label,
-                "name": full_name(device),
-                "available": found.available,
-                "reason": found.reason,
-                "remedy": found.remedy,
-                "hardware": found.hardware,
-                "driver": found.driver,
-                "identity": found.identity,
-                "memory_bytes": found.memory_bytes,
-            }
-        )
+        facts = {name: getattr(found, name) for name in _FACTS}
+        rows.append({"device": device.label, "name": full_name(device), **facts})
     return rows
 
 

@@ -54,14 +54,8 @@ def _value(value: Value, name: str) -> dict[str, Any]:
     from rlx_ort.ir.types import TensorType
 
     kind = value.type
-    known = isinstance(kind, TensorType) and kind.shape is not None
-    return {"name": name, "type": str(kind), "dtype": _dtype(value), "shape": list(value.shape) if known else None}
-
-
-def _dtype(value: Value) -> str | None:
-    from rlx_ort.ir.types import TensorType
-
-    return value.type.dtype.value if isinstance(value.type, TensorType) else None
+    dtype, shape = (kind.dtype.value, kind.shape) if isinstance(kind, TensorType) else (None, None)
+    return {"name": name, "type": str(kind), "dtype": dtype, "shape": None if shape is None else list(shape)}
 
 
 def _params(params: Sequence[Value]) -> dict[str, int]:

@@ -14,14 +14,19 @@ from rlx_ort.errors import RlxError
 
 if TYPE_CHECKING:
     from rlx_ort.device import Device
+    from rlx_ort.execution.dispatch_report import KernelDispatchReport
     from rlx_ort.execution.placement import Placement
     from rlx_ort.ir.graph import Graph
     from rlx_ort.options.compile_options import CompileOptions
     from rlx_ort.selection.candidates import DeviceCandidate
-    from rlx_ort.selection.legalize import KernelDispatchReport
     from rlx_ort.selection.policy import DevicePolicy
 
 __all__ = ["command"]
+
+_COLUMNS = (
+    *("available", "supports_graph", "cpu_nodes", "predicted_ns", "profile_source", "recommended", "blocker"),
+    *("judged_by", "hardware"),
+)
 
 
 @click.command("report")
@@ -54,6 +59,7 @@ def command(
 
     Predictions need sizes: give the named dims with --dim, else each counts with the cost model's stand-in size.
     """
+    from rlx_ort.execution.dispatch_report import format_dispatch_report, report_as_dict
     from rlx_ort.options.compile_options import CompileOptions
     from rlx_ort.selection.candidates import device_report
 
@@ -65,26 +71,17 @@ def command(
     for candidate in candidates:
         row: dict[str, Any] = {
             "device": candidate.label,
-            "available": candidate.available,
-            "supports_graph": candidate.supports_graph,
-            "cpu_nodes": candidate.cpu_nodes,
-            "predicted_ns": candidate.predicted_ns,
-            "profile_source": candidate.profile_source,
-            "recommended": candidate.recommended,
-            "blocker": candidate.blocker,
-            "judged_by": candidate.judged_by,
+            **{name: getattr(candidate, name) for name in _COLUMNS},
             "first_unsupported": None if candidate.first_unsupported is None else candidate.first_unsupported.name,
-            "hardware": candidate.hardware,
             "assumed_dims": list(candidate.assumed_dims),
         }
+        placement = None
         if open_sessions:
-            with progress(f"opening a session on {candidate.label}"):
-                placement, opened = None, _UNOPENED
-                if candidate.supports_graph and policy.allows(candidate.device):
+            row |= {"placement_share": None, "open_error": None}
+            if candidate.supports_graph and policy.allows(candidate.device):
+                with progress(f"opening a session on {candidate.label}"):
                     placement, opened = _opened(graph, candidate.device, compile_options)
                 row |= opened
-        else:
-            placement = None
         if why:
             row |= _reasons(graph, candidate, compile_options)
         if with_ops:
@@ -95,16 +92,17 @@ def command(
 
         draw(graph, model.name, dims, rows, plot_path)
         note(f"drawn to {plot_path}")
+    reports = {row["device"]: row["dispatch"] for row in rows if row.get("dispatch") is not None}
     if as_json:
-        shown = [{**row, "dispatch": _as_dict(row["dispatch"])} if with_ops else row for row in rows]
+        dispatch = {label: {"dispatch": report_as_dict(report)} for label, report in reports.items()}
+        shown = [row | dispatch.get(row["device"], {}) for row in rows]
         print_json({"model": str(model), "dims": dims, "devices": shown})
-    else:
-        _print(rows, open_sessions)
-        if why:
-            _print_reasons(rows, policy)
-        for row in rows:
-            if with_ops and row["dispatch"] is not None:
-                _print_ops(row["dispatch"])
+        return
+    _print(rows, open_sessions)
+    if why:
+        _print_reasons(rows, policy)
+    for report in reports.values():
+        click.echo(format_dispatch_report(report))
 
 
 def _reasons(graph: Graph, candidate: DeviceCandidate, compile_options: CompileOptions) -> dict[str, Any]:
@@ -178,9 +176,6 @@ def _note_assumed(rows: list[dict[str, Any]]) -> None:
         note(f"predicted with {DEFAULT_DIM} for dims without a size: {', '.join(assumed)}; give sizes with --dim")
 
 
-_UNOPENED: dict[str, Any] = {"placement_share": None, "open_error": None}
-
-
 def _opened(graph: Graph, device: Device, compile_options: CompileOptions) -> tuple[Placement | None, dict[str, Any]]:
     """Return where a session really puts the nodes, or why it does not open, and both as columns of the row."""
     from rlx_ort.execution.session import Session
@@ -199,25 +194,14 @@ def _dispatch(
 ) -> KernelDispatchReport | None:
     """Return how the ops get to the device, and where a session put them; None when nothing is known about it here."""
     from rlx_ort.errors import DeviceUnavailableError
-    from rlx_ort.selection.legalize import dispatch_report_for_device, merge_placement
+    from rlx_ort.execution.dispatch_report import merge_placement
+    from rlx_ort.selection.legalize import dispatch_report_for_device
 
     try:
         report = dispatch_report_for_device(graph, device, compile_options)
     except DeviceUnavailableError:
         return None
     return report if placement is None else merge_placement(report, placement)
-
-
-def _as_dict(report: KernelDispatchReport | None) -> dict[str, Any] | None:
-    from rlx_ort.selection.legalize import report_as_dict
-
-    return None if report is None else report_as_dict(report)
-
-
-def _print_ops(report: KernelDispatchReport) -> None:
-    from rlx_ort.selection.legalize import format_dispatch_report
-
-    click.echo(format_dispatch_report(report))
 
 
 def _print(rows: list[dict[str, Any]], opened: bool) -> None:

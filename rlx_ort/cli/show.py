@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 _PIPE_COLUMNS = 200
-"""Width of a table that goes to a pipe or file, where there is no terminal to ask."""
+"""Width of a table that goes to a pipe or file, which have no terminal width."""
 
 
 def print_json(document: Mapping[str, Any]) -> None:
@@ -75,7 +75,7 @@ def print_facts(facts: Iterable[tuple[str, object]]) -> None:
 
 
 def _visible(cell: object) -> str:
-    """Return a text without characters that steer a terminal: names and licences come from files of others."""
+    """Return a text without terminal control characters, since names and licences come from untrusted files."""
     return "".join(letter if letter.isprintable() or letter == "\n" else repr(letter)[1:-1] for letter in str(cell))
 
 

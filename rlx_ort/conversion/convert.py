@@ -37,7 +37,7 @@ def convert(
     """Convert a model, check the result against the source, and only then put it in place.
 
     The order is: weights, cut, dims, opset, simplify, precision, quantise, write. The result is written to a hidden
-    folder beside the target and moved when it is right; otherwise what was at the target stays as it was. The source is
+    folder beside the target and moved when it is right; otherwise the target is unchanged. The source is
     never changed.
 
     The verification opens a session of the source and one of the written result, one after the other, on the CPU

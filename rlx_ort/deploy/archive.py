@@ -144,7 +144,7 @@ class Archive:
         self.crcs: Mapping[str, int] = {member.name: member.crc for member in members}
 
     def locate(self, name: str) -> tuple[OpenFile, int]:
-        """Return the archive and where a member's bytes begin in it; see `Container.locate`."""
+        """Return the archive and where a member's bytes begin in it; see `Folder.locate`."""
         return self._file, self._offsets[name]
 
     def close(self) -> None:

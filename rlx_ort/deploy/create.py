@@ -87,7 +87,7 @@ def create_package(
     force: bool = False,
     progress: Callable[[int], object] | None = None,
 ) -> str:
-    """Write a package and return the SHA-256 of its index, which stands for all of it.
+    """Write a package and return the SHA-256 of its index, which identifies all of it.
 
     Weights are read twice, once for their digests and once to be written, and never copied as a whole. The same graph
     and recipe give the same bytes. The package appears whole or not at all.
@@ -113,7 +113,7 @@ def create_package(
     _check_graph(graph)
     files, index = _Making(graph, recipe).finished()
     raw = index.to_bytes()
-    Index.from_bytes(raw)  # what is written can be read
+    Index.from_bytes(raw)  # the index can be read again
     write_package(Path(target), {**files, INDEX: Content.of(raw)}, folder=folder, force=force, progress=progress)
     return hashlib.sha256(raw).hexdigest()
 
@@ -217,7 +217,7 @@ class _Making:
         """Return the exported model of a variant, where its weights are, which are inside, and their data file.
 
         ONNX Runtime looks for all weights of a model in one folder, so a variant in another precision has a data file
-        of its own, with the weights that stay as they are in it once more.
+        of its own, which repeats the weights that are not rounded.
         """
         from rlx_ort.converters.to_onnx.exporter import exported
 

@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 _SCHEMA = 1
 
 # Of the largest value of an output. f32: a thousand times its epsilon, which long sums in another order reach; tf32,
-# f16 and bf16: ten times theirs (2**-10, 2**-10, 2**-8), since every layer rounds anew.
+# f16 and bf16: ten times theirs (2**-10, 2**-10, 2**-8), since every layer rounds again.
 TOLERANCES: Mapping[str, float] = MappingProxyType({"f32": 1e-4, "tf32": 1e-2, "f16": 1e-2, "bf16": 4e-2})
 """Precision -> largest error, for packages that set none."""
 
@@ -96,7 +96,7 @@ class DeviceParity:
 
 
 def compare(found: npt.ArrayLike, expected: npt.NDArray[Any]) -> float:
-    """Return how far an output is from what it must be; infinity when it is of another kind.
+    """Return the error of an output; infinity if its shape or dtype differs.
 
     Floats: the largest absolute difference over the largest absolute expected value, which is how errors of sums grow.
     Infinities and NaN must be in the same places. Other types: the share of elements that differ. Computed in float64.

@@ -145,12 +145,12 @@ def open_package(
     """Return a packaged model, ready to run on the devices of this machine.
 
     Weights stay in the package and are mapped from there; the bytes of each are hashed when a session first takes
-    them, so opening takes milliseconds and an `IntegrityError` may also come from the first run. No session is opened,
+    them, so opening takes milliseconds and the first run may also raise an `IntegrityError`. No session is opened,
     unless the package asks for its golden cases on a machine that has not run them: see `rlx_ort.deploy.golden`.
     Devices that failed them are denied, and `last_attempts` has the reasons.
 
-    Where `rlx-ort package warm` left what it compiled, runs on the CPU begin from that, and the graph is not decoded
-    before something else needs it: see `PackageDevices`. The package is checked all the same.
+    After `rlx-ort package warm`, runs on the CPU start from the compile cache, and the graph is not decoded until it is
+    needed: see `PackageDevices`. The package is checked all the same.
 
     Args:
         path: the package, a folder or a file.

@@ -120,7 +120,7 @@ class Package:
         return self._container.sizes[name]
 
     def chunks(self, name: str) -> Iterator[bytes]:
-        """Yield the bytes of a file as they are; nothing is checked, `read` does that."""
+        """Yield the bytes of a file unverified; see `read`."""
         file, offset = self._container.locate(name)
         end = offset + self._container.sizes[name]
         while offset < end:
@@ -144,8 +144,8 @@ class Package:
     def contents(self) -> dict[str, Content]:
         """Return every file, the index and the signature included, as something that can be written again.
 
-        The index is the one that was checked at opening. All others are hashed as they are read: what was changed
-        since raises an `IntegrityError` at its end, and what was written by then is not to be kept.
+        The index is the one that was checked at opening. All others are hashed while they are read: a file that was
+        changed raises an `IntegrityError` at its end, and the copy must then be discarded.
         """
         from rlx_ort.deploy.write import Content
 

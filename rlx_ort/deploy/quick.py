@@ -78,7 +78,7 @@ class QuickSession:
                     self._session = self._opened(packed=False)
                 except EngineError:
                     from rlx_ort.providers.engine.compiled.store import default_store
-                    from rlx_ort.providers.engine.shutdown import ending
+                    from rlx_ort.providers.engine.process import ending
 
                     if ending():  # the entry is not at fault
                         raise

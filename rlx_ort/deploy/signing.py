@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,9 +26,8 @@ __all__ = ["check_signature", "sign_package"]
 def sign_package(package: Package, private_key: Path, password: str | None = None) -> None:
     """Verify everything in a package, sign it, and put the signature into it; a signature that is there is replaced.
 
-    The folder form gets one more file; the one-file form is written anew beside its place and moved there, for which
-    the package is closed, since Windows replaces no open file. A path that is a link stays one: what it leads to is
-    signed.
+    The folder form gets one more file. The one-file form is written again beside its place and moved there; the package
+    is closed for this, because Windows cannot replace an open file. If the path is a link, its target is signed.
 
     Raises:
         IntegrityError: the contents of the package do not match its index; nothing is signed.
@@ -69,7 +66,9 @@ def check_signature(package: Package, public_key: Path) -> None:
     except Exception as err:  # the library raises what its own libraries raise
         raise PackageError(f"{public_key} is no public key that verifies packages: {err}") from err
     raw = package.signature
-    with _file_of(raw) as path:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / SIGNATURE  # the library reads signatures from files only
+        path.write_bytes(raw)
         try:
             _check_bundle(raw)
             config.set_hashing_config(_listed(package)).verify(_virtual(package), path)
@@ -119,15 +118,6 @@ def _check_bundle(raw: bytes) -> None:
     document = json.loads(raw)
     if not document["verificationMaterial"]["publicKey"]["hint"]:
         raise ValueError("it does not name the key that made it; sign the package again")
-
-
-@contextmanager
-def _file_of(data: bytes) -> Iterator[Path]:
-    """Give a file with some bytes, since the library reads signatures from files only."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / SIGNATURE
-        path.write_bytes(data)
-        yield path
 
 
 def _library() -> Any:

@@ -85,7 +85,7 @@ def export_triton(
         max_batch: the most rows Triton puts together, 0 for none.
         instances: how many instances Triton opens on each processor.
         kind: where, a key of `INSTANCE_KINDS`.
-        options: what the model is to be like; see `save_onnx`.
+        options: how the model is exported; see `save_onnx`.
         force: whether a model of that name may be replaced.
 
     Raises:

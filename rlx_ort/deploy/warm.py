@@ -110,16 +110,13 @@ def _warmed(
             compiled = runner.compile(device)
             seconds = time.perf_counter() - began
             if not openings:
-                return WarmedDevice(device.label, seconds=seconds, problem=_nothing_kept(device))
+                problem = f"nothing of {device.display} can be kept, or the cache is not writable; see the log"
+                return WarmedDevice(device.label, seconds=seconds, problem=f"{problem} of rlx_ort.cache")
             last = openings[-1]
             starts = _note(package, compiled, last)
             return WarmedDevice(device.label, last.entry.digest, last.entry.nbytes, seconds, starts)
     except RlxError as err:
         return WarmedDevice(device.label, seconds=time.perf_counter() - began, problem=str(err))
-
-
-def _nothing_kept(device: Device) -> str:
-    return f"nothing of {device.display} can be kept, or the cache is not writable; see the log of rlx_ort.cache"
 
 
 def _note(package: Package, compiled: CompiledGraph, opening: Opening) -> bool:
@@ -138,13 +135,7 @@ def _note(package: Package, compiled: CompiledGraph, opening: Opening) -> bool:
     if not plain or len(opening.request.model.input_types) != len(inputs):
         return False
     found_inputs, found_outputs = known
-    note_start(
-        default_store(),
-        package.sha256,
-        opening.entry.digest,
-        describe_runtime(),
-        (found_inputs, found_outputs),
-    )
+    note_start(default_store(), package.sha256, opening.entry.digest, describe_runtime(), (found_inputs, found_outputs))
     return True
 
 

@@ -2,7 +2,7 @@
 
 They run on daemon threads. `concurrent.futures` would join its threads at exit before the sessions they are in can be
 stopped. ONNX Runtime's own `run_async` ends the process with SIGABRT when the interpreter exits during a run, needs two
-threads in the session, and is slow for small graphs.
+threads in the session, and is slow for small graphs (see `NOTES.md`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Times a graph on several devices, one after the other or in interleaved blocks, and detects a disturbed host."""
+"""Times a graph on several devices, one after the other or in interleaved blocks, and detects a disturbed host.
+
+`NOTES.md` has the measurements behind the constants.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -22,7 +25,6 @@ if TYPE_CHECKING:
 __all__ = [
     "Clock",
     "DeviceBenchResult",
-    "HostPace",
     "InputSignature",
     "Pace",
     "benchmark_devices",
@@ -169,17 +171,6 @@ class Pace:
         return _SLOW * (self.usual_ns or math.inf)
 
 
-class HostPace(Protocol):
-    """The part of `Pace` that a race needs."""
-
-    def now(self) -> float:
-        """Return the time of a fixed piece of work in ns."""
-
-    @property
-    def limit_ns(self) -> float:
-        """The longest time of that work on an undisturbed host."""
-
-
 @dataclass
 class Lane:
     """One device in the race, with the estimated time of a run and the medians of its blocks so far, in ns."""
@@ -209,7 +200,7 @@ def race(
     rounds: int,
     budget_s: float = _BUDGET_S,
     *,
-    pace: HostPace | None = None,
+    pace: Pace | None = None,
 ) -> list[DeviceBenchResult]:
     """Time a graph on several devices in interleaved blocks of runs, so that a disturbance affects all of them alike.
 
@@ -274,7 +265,7 @@ def _opened(device: Device, compile_on: Callable[[Device], CompiledGraph], input
 class _Host:
     """The host that launches to the devices, and the time lost by waiting for it or repeating rounds, in s."""
 
-    def __init__(self, pace: HostPace | None) -> None:
+    def __init__(self, pace: Pace | None) -> None:
         self._pace = pace
         self.lost_s = 0.0
 

@@ -260,8 +260,9 @@ class CompiledGraph:
     ) -> list[tuple[bytes, DType]]:
         """Run once on raw bytes: input name -> (bytes, dtype); return (bytes, dtype) for each output.
 
-        An input of another dtype than declared is converted where that loses nothing. Outputs come in their
-        declared dtypes, or in `output_dtypes`, converted by `saturating_cast`.
+        An input of another dtype than declared is converted where that loses nothing. Outputs come in their declared
+        dtypes, or in `output_dtypes`: floats then become integers by truncation towards zero, saturating at the
+        limits, with NaN as 0, and everything but 0 is True as a bool.
 
         Raises:
             InputError: an input or dtype is wrong, the bytes do not fill the declared shape, or an output is no

@@ -51,7 +51,7 @@ class WeightSource(Protocol):
 
 
 class Engine:
-    """An open session; closes itself when nobody refers to it any more.
+    """An open session; it closes with the last reference to it.
 
     Attributes:
         run: runs the session on the inputs of the user's graph: `(output_names, feeds) -> arrays`.

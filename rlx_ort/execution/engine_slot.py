@@ -10,7 +10,7 @@ import functools
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from rlx_ort.device import Device
@@ -44,7 +44,7 @@ class Runnable:
         graph: the graph to export.
         mutable: inputs of it that are parameters of the user's graph; sessions are fed them from the store.
         hidden: outputs that the user's graph does not have; see `rlx_ort.execution.moe`.
-        host_marker: part of the names of the nodes that belong on the CPU wherever the rest is; empty for none.
+        host_marker: part of the names of the nodes that run on the CPU whatever the device is; empty for none.
     """
 
     graph: Graph
@@ -85,11 +85,11 @@ def _with_inputs(graph: Graph) -> Graph:
 
 
 class EngineSlot:
-    """Holds the engine of a graph on a device. `current` may be read without a lock; all else takes one.
+    """Holds the engine of a graph on a device. `current` may be read without a lock.
 
     Attributes:
         current: the open engine, or None.
-        placement: where the nodes were when a session was last opened, whether it was kept or not.
+        placement: the placement of the session opened last, even if the placement rule refused it.
         input_types: name -> type of the inputs of the user's graph, in order.
         output_types: name -> type of its outputs, in order.
     """
@@ -102,7 +102,7 @@ class EngineSlot:
         weights: WeightStore,
         options: CompileOptions,
         graph: Graph,
-        runnable: Runnable | None = None,
+        runs: Runnable,
         source: WeightSource | None = None,
         observer: Observer | None = None,
     ) -> None:
@@ -114,13 +114,11 @@ class EngineSlot:
         self.graph = graph
         self.current: Engine | None = None
         self.placement: Placement | None = None
-        self._mutable = () if runnable is None else runnable.mutable
-        hidden = () if runnable is None else runnable.hidden
-        self._host_marker = "" if runnable is None else runnable.host_marker
-        self._observed = None if observer is None or not hidden else (hidden, observer)
-        self.input_types = _without(exported.input_types, self._mutable)
-        self.output_types = _without(exported.output_types, hidden)
+        self._runs = replace(runs, graph=graph)  # frees the rewritten graph, whose constants may be large
         self._source: WeightSource = weights if source is None else source
+        self._observer = observer
+        self.input_types = _without(exported.input_types, self._runs.mutable)
+        self.output_types = _without(exported.output_types, self._runs.hidden)
         self._children: weakref.WeakSet[EngineSlot] = weakref.WeakSet()
         self._closed = False
         self._lock = threading.RLock()
@@ -133,7 +131,7 @@ class EngineSlot:
     @property
     def names(self) -> tuple[str, ...]:
         """The parameters the model needs, mutable ones included."""
-        return (*self.exported.params, *self._mutable)
+        return (*self.exported.params, *self._runs.mutable)
 
     def engine(self, rule: PlacementRule) -> Engine:
         """Return an open engine with the newest weights whose placement keeps the rule; opens one if needed.
@@ -164,22 +162,19 @@ class EngineSlot:
             self.engine(rule)
 
     def twin(self) -> EngineSlot:
-        """Return another slot with the same engine, which may be closed by itself."""
-        twin = EngineSlot(self.provider, self.device, self.exported, self.weights, self.options, self.graph)
-        twin.input_types, twin.output_types = self.input_types, self.output_types
-        twin._mutable, twin._host_marker = self._mutable, self._host_marker
-        twin._observed, twin._source = self._observed, self._source
+        """Return another slot with the same engine, which is closed separately."""
+        user = (self.provider, self.device, self.exported, self.weights, self.options, self.graph)
+        twin = EngineSlot(*user, self._runs, self._source, self._observer)
         with self._lock:
             twin.current, twin.placement = self.current, self.placement
         return twin
 
-    def adopt(self, child: EngineSlot) -> EngineSlot:
-        """Close a slot together with this one, and return it."""
+    def adopt(self, child: EngineSlot) -> None:
+        """Close a slot together with this one."""
         with self._lock:
             self._children.add(child)
             if self._closed:
                 child.close()
-        return child
 
     def release(self) -> None:
         """Let go of the engine; the next run opens another."""
@@ -206,7 +201,7 @@ class EngineSlot:
     def _snapshot(self) -> tuple[int, Mapping[str, TensorData], Mapping[str, TensorData]]:
         """Return a version, the frozen weights and the mutable ones, all of that version."""
         version, found = self._source.snapshot(self.names, self.exported.stored_as)
-        mutable = {name: found[name] for name in self._mutable}
+        mutable = {name: found[name] for name in self._runs.mutable}
         return version, {name: found[name] for name in self.exported.params}, mutable
 
     def _feeds(
@@ -227,14 +222,18 @@ class EngineSlot:
 
         version, weights, changing = self._snapshot()
         options = self.options
-        if self._host_marker:
-            entries = {_LAYERS: f"cpu({self._host_marker})", **options.session_config}
+        if self._runs.host_marker:
+            entries = {_LAYERS: f"cpu({self._runs.host_marker})", **options.session_config}
             options = options.with_(session_config=entries)
         session = self.provider.open(SessionRequest(self.device, self.exported, weights, options))
         feeds = self._feeds(session, changing, replaces=self.current is not None)
-        engine = Engine(session, weights, version, self._source, feeds, self._observed)
+        hidden = self._runs.hidden
+        observed = (hidden, self._observer) if hidden and self._observer is not None else None
+        engine = Engine(session, weights, version, self._source, feeds, observed)
         requested = self.provider.ep_name or self.provider.name
-        self.placement = build_placement(requested, session.assignments, self.exported, host_marker=self._host_marker)
+        self.placement = build_placement(
+            requested, session.assignments, self.exported, host_marker=self._runs.host_marker
+        )
         claims = self.provider.claims()
         policy, count = options.kernel_dispatch.policy.value, None if claims is None else len(claims)
         log_dispatch_report(self.graph, self.exported, self.device, policy, count, self.placement)

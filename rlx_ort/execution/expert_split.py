@@ -67,7 +67,7 @@ class MoeGraph:
     routed: tuple[str, ...] = ()
     experts: dict[str, Experts] = field(default_factory=dict)
     on_host: bool = False
-    """Whether some nodes belong on the host."""
+    """Whether some nodes run on the host."""
 
 
 def expert_nodes(graph: Graph) -> list[Node]:

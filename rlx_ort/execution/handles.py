@@ -42,7 +42,7 @@ class Handles:
 
     Attributes:
         lock: every call takes it, and the caller of a run holds it.
-        step: the last run, ready to be repeated; None where it cannot be.
+        step: the last run, ready to be repeated; None if it cannot be.
     """
 
     def __init__(self, inputs: Mapping[str, ValueType], outputs: Mapping[str, ValueType], plan: InputPlan) -> None:

@@ -29,7 +29,7 @@ class PlacedNode:
         op_type: its operator, domain first unless it is ai.onnx.
         provider: the execution provider that runs it.
         origin: the name of the user's node it comes from, or an empty string for a node ONNX Runtime added.
-        pinned: whether ONNX Runtime keeps such a node on the CPU by design (shape computation).
+        pinned: whether the node is on the CPU by design: shape computation, or a request of the user.
     """
 
     name: str

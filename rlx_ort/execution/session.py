@@ -77,7 +77,7 @@ class Session:
 class CompileCache:
     """A least-recently-used cache of compiled graphs on one device.
 
-    An evicted graph is closed when nobody refers to it any more. Methods may be called from several threads; a key is
+    An evicted graph is closed with the last reference to it. Methods may be called from several threads; a key is
     compiled once.
 
     Args:

@@ -9,10 +9,8 @@ from __future__ import annotations
 import difflib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import onnx
+import onnx
 
 __all__ = ["Pairing", "nearest", "pair_values"]
 

@@ -10,26 +10,22 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import onnx
 
+from rlx_ort.converters.bundle import ModelBundle, location_of
+from rlx_ort.converters.infer import infer_proto
 from rlx_ort.device import Device
 from rlx_ort.errors import ConversionError
+from rlx_ort.ir.types import TensorType
 from rlx_ort.options.compile_options import CompileOptions, OptimizationLevel
 from rlx_ort.parity.align import Pairing, nearest, pair_values
 from rlx_ort.parity.compare import renamed_inputs
 from rlx_ort.parity.metrics import Difference, Tolerance, difference
-from rlx_ort.parity.opening import OrtFormatFile, as_model, open_model
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import onnx
-
-    from rlx_ort.converters.bundle import ModelBundle
-    from rlx_ort.ir.graph import Graph
+from rlx_ort.parity.opening import ModelSource, OrtFormatFile, as_model, open_model
 
 __all__ = ["BATCH_BYTES", "Divergence", "bisect"]
 
@@ -74,8 +70,8 @@ class Divergence:
 
 
 def bisect(
-    a: ModelBundle | OrtFormatFile | Graph | onnx.ModelProto | str | Path,
-    b: ModelBundle | OrtFormatFile | Graph | onnx.ModelProto | str | Path,
+    a: ModelSource,
+    b: ModelSource,
     inputs: Mapping[str, Any],
     *,
     devices: tuple[Device | str, Device | str] = ("cpu", "cpu"),
@@ -227,11 +223,6 @@ def _label(node: onnx.NodeProto) -> str:
 
 def _estimated_bytes(model: ModelBundle, inputs: Mapping[str, Any]) -> dict[str, int]:
     """Return value -> bytes, for values whose shape ONNX infers from the shapes of the inputs."""
-    import onnx
-
-    from rlx_ort.converters.infer import infer_proto
-    from rlx_ort.ir.types import TensorType
-
     proto = onnx.ModelProto()
     proto.CopyFrom(model.proto)
     for value in proto.graph.input:
@@ -270,8 +261,6 @@ def _by_name(node: onnx.NodeProto) -> dict[str, onnx.AttributeProto]:
 
 def _defaults(node: onnx.NodeProto) -> dict[str, onnx.AttributeProto]:
     """Return the defaults of a node's attributes, from the newest schema, since defaults hardly ever change."""
-    import onnx
-
     try:
         schema = onnx.defs.get_schema(node.op_type, domain=node.domain)
     except onnx.defs.SchemaError:
@@ -282,9 +271,7 @@ def _defaults(node: onnx.NodeProto) -> dict[str, onnx.AttributeProto]:
 
 def _plain(attribute: onnx.AttributeProto) -> bytes:
     """Return the value of an attribute without its documentation."""
-    from onnx import AttributeProto
-
-    copy = AttributeProto()
+    copy = onnx.AttributeProto()
     copy.CopyFrom(attribute)
     copy.ClearField("doc_string")
     data: bytes = copy.SerializeToString(deterministic=True)
@@ -294,8 +281,6 @@ def _plain(attribute: onnx.AttributeProto) -> bytes:
 def _shown(attribute: onnx.AttributeProto | None) -> str:
     if attribute is None:
         return "not given"
-    import onnx
-
     if attribute.type in (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS, onnx.AttributeProto.TENSOR):
         return "another value"
     text = str(onnx.helper.get_attribute_value(attribute))
@@ -327,10 +312,6 @@ def _constants(model: ModelBundle) -> Mapping[str, onnx.TensorProto]:
 
 
 def _array(model: ModelBundle, tensor: onnx.TensorProto) -> npt.NDArray[Any]:
-    import onnx
-
-    from rlx_ort.converters.bundle import location_of
-
     data = model.weights.get(location_of(tensor))
     if data is not None and tensor.data_location == onnx.TensorProto.EXTERNAL:
         return data.numpy()

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from rlx_ort.converters.bundle import ModelBundle
 from rlx_ort.device import Device
 from rlx_ort.errors import EngineError, InputError
+from rlx_ort.execution.placement import Placement
+from rlx_ort.ir.types import TensorType, ValueType
 from rlx_ort.options.compile_options import CompileOptions
 from rlx_ort.parity.inputs import SEED, random_inputs, size_choices
 from rlx_ort.parity.metrics import Difference, Tolerance, difference
-from rlx_ort.parity.opening import OpenModel, OrtFormatFile, as_model, open_model
-
-if TYPE_CHECKING:
-    import onnx
-
-    from rlx_ort.converters.bundle import ModelBundle
-    from rlx_ort.execution.placement import Placement
-    from rlx_ort.ir.graph import Graph
+from rlx_ort.parity.opening import ModelSource, OpenModel, OrtFormatFile, as_model, open_model
 
 __all__ = [
     "Comparison",
@@ -106,8 +101,8 @@ class Reference:
 
 
 def compare(
-    a: ModelBundle | OrtFormatFile | Graph | onnx.ModelProto | str | Path,
-    b: ModelBundle | OrtFormatFile | Graph | onnx.ModelProto | str | Path,
+    a: ModelSource,
+    b: ModelSource,
     *,
     devices: tuple[Device | str, Device | str] = ("cpu", "cpu"),
     inputs: Mapping[str, Any] | None = None,
@@ -258,9 +253,7 @@ def renamed_inputs(opened: OpenModel, inputs: Mapping[str, Any], origin: str) ->
     return {name: _in_type(value, wanted[name]) for name, value in pairs}
 
 
-def _in_type(value: Any, kind: Any) -> Any:
-    from rlx_ort.ir.types import TensorType
-
+def _in_type(value: Any, kind: ValueType) -> Any:
     if not isinstance(kind, TensorType) or not isinstance(value, np.ndarray) or value.dtype == object:
         return value
     return value.astype(kind.dtype.numpy, copy=False)

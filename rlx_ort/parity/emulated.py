@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
 
+import onnx
+
+from rlx_ort.converters.bundle import ModelBundle, graphs_of
+from rlx_ort.converters.infer import infer_proto
+from rlx_ort.converters.to_onnx.writer import UniqueNames
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import TensorType, ValueType
-
-if TYPE_CHECKING:
-    import onnx
-
-    from rlx_ort.converters.bundle import ModelBundle
-    from rlx_ort.converters.to_onnx.writer import UniqueNames
 
 __all__ = ["holds_bf16", "with_f32_kernels"]
 
@@ -24,10 +22,6 @@ _TYPE_ATTRIBUTES = {"dtype", "output_dtype", "softmax_precision", "stash_type"}
 
 def holds_bf16(model: ModelBundle) -> bool:
     """Return whether a model has bf16 weights, inputs or outputs, or casts to bf16."""
-    import onnx
-
-    from rlx_ort.converters.bundle import graphs_of
-
     if any(data.dtype is DType.BF16 for data in model.weights.values()):
         return True
     if any(map(_is_bf16, (*model.input_types().values(), *model.output_types().values()))):
@@ -44,12 +38,6 @@ def with_f32_kernels(model: ModelBundle) -> ModelBundle:
     their names, values their names and types. Functions are not rewritten. Open the model with optimisation off, which
     would fold the casts of weights and remove pairs of casts that round.
     """
-    import onnx
-
-    from rlx_ort.converters.bundle import graphs_of
-    from rlx_ort.converters.infer import infer_proto
-    from rlx_ort.converters.to_onnx.writer import UniqueNames
-
     proto = onnx.ModelProto()
     proto.CopyFrom(model.proto)
     types = infer_proto(proto)
@@ -71,8 +59,6 @@ def with_f32_kernels(model: ModelBundle) -> ModelBundle:
 
 def _in_f32(node: onnx.NodeProto, types: Mapping[str, ValueType], names: UniqueNames) -> Iterator[onnx.NodeProto]:
     """Yield a node with the casts that it needs before and after it."""
-    import onnx
-
     made = onnx.NodeProto()
     made.CopyFrom(node)
     if node.op_type in _RUN_AS_THEY_ARE:

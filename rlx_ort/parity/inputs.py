@@ -5,19 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import onnx
 
+from rlx_ort.converters.bundle import ModelBundle
 from rlx_ort.errors import InputError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import TensorType, ValueType
-
-if TYPE_CHECKING:
-    import onnx
-
-    from rlx_ort.converters.bundle import ModelBundle
 
 __all__ = ["SEED", "MadeInputs", "random_inputs", "size_choices"]
 

@@ -10,6 +10,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from rlx_ort.converters.bundle import ModelBundle
+from rlx_ort.ir.types import TensorType
+
 __all__ = ["Difference", "Tolerance", "difference", "dtypes_of", "tolerance_for"]
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -108,9 +111,6 @@ def tolerance_for(dtypes: Collection[str], *, other_device: bool = False, bits: 
 
 def dtypes_of(*models: object) -> set[str]:
     """Return the names of the element types in the weights, inputs and outputs of models; none of ORT files."""
-    from rlx_ort.converters.bundle import ModelBundle
-    from rlx_ort.ir.types import TensorType
-
     found = set()
     for model in models:
         if isinstance(model, ModelBundle):

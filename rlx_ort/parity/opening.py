@@ -6,25 +6,28 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
+import onnx
+
+from rlx_ort.converters.bundle import ModelBundle, bundle_from_graph, bundle_of, graphs_of, location_of
+from rlx_ort.converters.infer import infer_proto
+from rlx_ort.converters.onnx_types import dtype_of, tensor_proto
+from rlx_ort.converters.to_onnx.exported import ExportedModel, ExportedNode
+from rlx_ort.converters.to_onnx.outline import is_shape_type, shape_only_nodes
+from rlx_ort.converters.to_onnx.writer import UniqueNames
 from rlx_ort.device import Device
 from rlx_ort.errors import ConversionError, InputError
 from rlx_ort.execution.inputs import InputPlan
 from rlx_ort.execution.placement import Placement, build_placement, enforce
 from rlx_ort.execution.session import working_provider
+from rlx_ort.ir.graph import Graph
+from rlx_ort.ir.shape import Shape
+from rlx_ort.ir.types import TensorType, ValueType
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule
+from rlx_ort.providers.base import EngineSession, SessionRequest
 
-if TYPE_CHECKING:
-    import onnx
-
-    from rlx_ort.converters.bundle import ModelBundle
-    from rlx_ort.converters.to_onnx.exported import ExportedModel, ExportedNode
-    from rlx_ort.ir.graph import Graph
-    from rlx_ort.ir.types import ValueType
-    from rlx_ort.providers.base import EngineSession
-
-__all__ = ["OpenModel", "OrtFormatFile", "as_model", "open_model"]
+__all__ = ["ModelSource", "OpenModel", "OrtFormatFile", "as_model", "open_model"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,17 +42,16 @@ class OrtFormatFile:
         return str(self.path)
 
 
-def as_model(source: ModelBundle | OrtFormatFile | Graph | onnx.ModelProto | str | Path) -> ModelBundle | OrtFormatFile:
+ModelSource: TypeAlias = ModelBundle | OrtFormatFile | Graph | onnx.ModelProto | str | Path
+"""A model, or the file of one."""
+
+
+def as_model(source: ModelSource) -> ModelBundle | OrtFormatFile:
     """Return a model in a form that `open_model` takes; weights in files are mapped, not read.
 
     Raises:
         ConversionError: the file's format is unknown or damaged, or the graph cannot be exported.
     """
-    import onnx
-
-    from rlx_ort.converters.bundle import ModelBundle, bundle_from_graph, bundle_of
-    from rlx_ort.ir.graph import Graph
-
     if isinstance(source, ModelBundle | OrtFormatFile):
         return source
     if isinstance(source, Graph):
@@ -127,8 +129,6 @@ def open_model(
         LegalizeError: a node has no kernel.
         EngineError: the engine refused the model.
     """
-    from rlx_ort.providers.base import SessionRequest
-
     device = Device(device)
     options = options or CompileOptions()
     provider = working_provider(device)
@@ -151,8 +151,6 @@ def open_model(
 
 
 def _by_name(model: ModelBundle) -> dict[str, Any]:
-    from rlx_ort.converters.bundle import location_of
-
     return {
         tensor.name: model.weights[location_of(tensor)]
         for tensor in model.proto.graph.initializer
@@ -162,12 +160,6 @@ def _by_name(model: ModelBundle) -> dict[str, Any]:
 
 def _exported(model: ModelBundle, extra_outputs: Sequence[str], *, described: bool) -> ExportedModel:
     """Return the model in the form that providers take: weights referenced by name, and stored in bodies."""
-    import onnx
-
-    from rlx_ort.converters.bundle import graphs_of, location_of
-    from rlx_ort.converters.onnx_types import tensor_proto
-    from rlx_ort.converters.to_onnx.exported import ExportedModel
-
     proto = onnx.ModelProto()
     proto.CopyFrom(model.proto)
     params = []
@@ -196,12 +188,6 @@ def _exported(model: ModelBundle, extra_outputs: Sequence[str], *, described: bo
 
 def _nodes(proto: onnx.ModelProto) -> tuple[ExportedNode, ...]:
     """Return the nodes with the shape computation marked; nodes without a name get one."""
-    from rlx_ort.converters.bundle import graphs_of
-    from rlx_ort.converters.infer import infer_proto
-    from rlx_ort.converters.to_onnx.exported import ExportedNode
-    from rlx_ort.converters.to_onnx.outline import is_shape_type, shape_only_nodes
-    from rlx_ort.converters.to_onnx.writer import UniqueNames
-
     types = infer_proto(proto)
     versions = {entry.domain: entry.version for entry in proto.opset_import}
     names = UniqueNames(node.name for graph in graphs_of(proto, functions=False) for node in graph.node)
@@ -231,10 +217,6 @@ def _nodes(proto: onnx.ModelProto) -> tuple[ExportedNode, ...]:
 
 
 def _tensor_type(tensor: onnx.TensorProto) -> ValueType | None:
-    from rlx_ort.converters.onnx_types import dtype_of
-    from rlx_ort.ir.shape import Shape
-    from rlx_ort.ir.types import TensorType
-
     try:
         return TensorType(dtype_of(tensor.data_type), Shape(tensor.dims))
     except ConversionError:
@@ -243,9 +225,6 @@ def _tensor_type(tensor: onnx.TensorProto) -> ValueType | None:
 
 def _ort_file(path: Path) -> ExportedModel:
     """Return a model whose bytes are those of the file; ONNX Runtime detects the format by its magic bytes."""
-    import onnx
-
-    from rlx_ort.converters.to_onnx.exported import ExportedModel
 
     class _Bytes(ExportedModel):
         def model_bytes(self, weights: Mapping[str, Any]) -> bytes:

@@ -17,21 +17,12 @@ from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.types import TensorType
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule
 from rlx_ort.providers.availability import availability, is_selectable, known_devices, provider_of, supports_run_slots
-from rlx_ort.selection.curves import BatchCurve, curve_of
 from rlx_ort.selection.graph_cache import cache_of, refusals
 from rlx_ort.selection.policy import DevicePolicy
-from rlx_ort.selection.predict import cost_model, dims_of, predicted_ns
+from rlx_ort.selection.predict import BatchCurve, cost_model, curve_of, dims_of, predicted_ns
 from rlx_ort.selection.support import Support, UnsupportedOp, support_of
 
-__all__ = [
-    "CLOSE",
-    "Candidates",
-    "DeviceCandidate",
-    "device_report",
-    "devices_for",
-    "fastest_device_for",
-    "rank",
-]
+__all__ = ["CLOSE", "Candidates", "DeviceCandidate", "device_report", "devices_for", "fastest_device_for", "rank"]
 
 CLOSE = 1.05
 """Predictions within this factor of the best are equal, as far as a preference is concerned."""
@@ -84,10 +75,10 @@ class DeviceCandidate:
         driver: the driver's version, empty when unknown.
         capabilities: names of the run-time features it has.
         predicted_ns: the predicted time of one run in ns, or None when it cannot be chosen or has no profile.
-        profile_source: where the figures of the prediction come from; `default` are shipped and not measured here.
+        profile_source: the source of the figures of the prediction; `default` are shipped and not measured here.
         cpu_nodes: how many of the graph's nodes the CPU would take over.
         judged_by: the shipped kernel list that a device which is not here was judged by, empty for the others.
-        first_unsupported: the first node that stands in the way, strictly judged where the device is not here, or None.
+        first_unsupported: the first node that the device does not take, by the strict rule if it is not here, or None.
         assumed_dims: the inputs' dims without a size, for which the prediction assumes `DEFAULT_DIM`; one without a
             name is given by its place, as `x[0]`.
     """

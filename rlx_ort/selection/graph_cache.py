@@ -51,7 +51,7 @@ _lock = threading.Lock()
 
 
 def cache_of(graph: Graph) -> GraphCache:
-    """Return what is remembered of a graph as it is now."""
+    """Return the cache of a graph in its present revision."""
     providers = registry.default_registry()
     state = (graph.revision, providers, providers.generation)
     found = _caches.get(graph)
@@ -81,11 +81,11 @@ def refusals(graph: Graph, options: CompileOptions) -> dict[Device, str]:
 
     A device that refuses under the assisted rule also refuses under the strict one.
     """
-    refused = cache_of(graph).refused  # replaced as a whole, never changed
-    if not refused:
+    known = _caches.get(graph)
+    if known is None or not known.refused:  # the usual case, in every run
         return {}
     helped = options.with_(placement=PlacementRule.ASSISTED)
-    return {device: reason for device, under, reason in refused if under in (options, helped)}
+    return {device: reason for device, under, reason in cache_of(graph).refused if under in (options, helped)}
 
 
 def forget(graph: Graph) -> None:

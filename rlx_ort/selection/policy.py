@@ -52,7 +52,7 @@ class Benchmark(DevicePickStrategy):
 
 @dataclass(frozen=True, slots=True)
 class Adaptive(DevicePickStrategy):
-    """Choose by prediction where one stands out, else by timing those that may be the best, `runs` runs each."""
+    """Choose by prediction if one is clearly the best, else by timing the close ones, `runs` runs each."""
 
     runs: int = 5
 
@@ -210,13 +210,19 @@ def device_chain_from_env(prefix: str = "RLX") -> list[Device]:
     return _devices_from_env(prefix, "DEVICE_CHAIN") or []
 
 
+def chain_with(device: Device | str | None) -> list[Device]:
+    """Return the device given, if any, and then those of `RLX_DEVICE_CHAIN` that are not it."""
+    chain = device_chain_from_env()
+    return chain if device is None else list(dict.fromkeys([Device(device), *chain]))
+
+
 def labels(devices: Iterable[Device]) -> str:
     """Return the labels of devices as one text, `none` when there are none."""
     return ", ".join(device.label for device in devices) or "none"
 
 
 def _covers(denied: Device, device: Device) -> bool:
-    """Return whether a denial of one device keeps another one out; index 0 stands for every index of its kind."""
+    """Return whether a denial of one device covers another one; index 0 covers every index of its kind."""
     same_hardware = device.kind == denied.kind or device.kind in denied.family.covers
     return same_hardware and denied.index in (0, device.index)
 

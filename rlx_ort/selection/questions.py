@@ -101,7 +101,7 @@ def groups_of(
     folded = folded_nodes(outline, options).keys() | idle_nodes(outline, options)
     names = constants.keys()
     written = {name for node in outline.nodes for name in node.output_names} - names if whole else set()
-    groups: dict[object, list[ExportedNode]] = {}  # what is looked at -> nodes of the same look
+    groups: dict[object, list[ExportedNode]] = {}  # properties that matter -> nodes that share them
     by_key: dict[str, NodeGroup] = {}
     for node in outline.nodes:
         pattern, _, _, name, input_names, _ = node

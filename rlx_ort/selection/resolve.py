@@ -20,7 +20,7 @@ from rlx_ort.providers.availability import require_available
 from rlx_ort.selection.candidates import blocker_of, devices_for, fastest_device_for
 from rlx_ort.selection.graph_cache import refusals
 from rlx_ort.selection.legalize import require_legal
-from rlx_ort.selection.policy import DevicePolicy, Devices, device_chain_from_env, device_from_env, labels
+from rlx_ort.selection.policy import DevicePolicy, Devices, device_from_env, labels
 
 __all__ = ["open_first", "resolve_device", "resolve_device_chain", "run_with_fallback"]
 
@@ -89,10 +89,7 @@ def open_first(choose: Callable[[], tuple[Device, bool]], open_on: Callable[[Dev
 
 
 def resolve_device_chain(
-    graph: Graph,
-    chain: Devices,
-    policy: DevicePolicy | None = None,
-    options: CompileOptions | None = None,
+    graph: Graph, chain: Devices, policy: DevicePolicy | None = None, options: CompileOptions | None = None
 ) -> Device:
     """Return the first device of the chain that may run the graph; nothing outside the chain is considered.
 
@@ -147,12 +144,6 @@ def run_with_fallback(
             _log.warning("%s failed, trying the next device of the chain: %s", device.display, err)
             attempts.append((device, str(err) or type(err).__name__))
     raise DeviceFallbackError(attempts or [(Device.CPU, "the chain is empty; name at least one device")])
-
-
-def chain_with(device: Device | str | None) -> list[Device]:
-    """Return the device given, if any, and then those of `RLX_DEVICE_CHAIN` that are not it."""
-    chain = device_chain_from_env()
-    return chain if device is None else list(dict.fromkeys([Device(device), *chain]))
 
 
 def _checked_hint(graph: Graph, device: Device, policy: DevicePolicy, options: CompileOptions | None) -> Device:

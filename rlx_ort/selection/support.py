@@ -25,9 +25,8 @@ from rlx_ort.providers import registry
 from rlx_ort.providers.answers import DEVICE, HELPED
 from rlx_ort.providers.availability import availability, is_available, provider_of
 from rlx_ort.providers.base import KernelClaim, Provider
-from rlx_ort.selection.function_body import is_function
 from rlx_ort.selection.graph_cache import cache_of
-from rlx_ort.selection.node_claims import cpu_takes_node, signature, takes_node
+from rlx_ort.selection.node_claims import cpu_takes_node, is_function, signature, takes_node
 from rlx_ort.selection.questions import NodeGroup, answers_for, groups_of
 
 __all__ = [
@@ -67,7 +66,7 @@ class Support:
     """Whether a device takes a graph, and which nodes are in the way.
 
     Attributes:
-        unsupported: the user's nodes that stand in the way, in graph order.
+        unsupported: the user's nodes that the device does not take, in graph order.
         cpu_nodes: ids of the user's nodes that the CPU would take over; empty under the strict rule.
         claim_count: kernels the provider lists, or None for one that compiles and lists none.
         reason: why the whole graph is refused when no single node is to blame.
@@ -87,7 +86,7 @@ class Support:
 
     @property
     def blocker(self) -> str | None:
-        """What stands in the way, or None."""
+        """The reason why the device does not take the graph, or None."""
         if self.unsupported:
             return f"first unsupported op: {self.unsupported[0]}"
         return self.reason or None
@@ -97,7 +96,7 @@ def supports(device: Device | str, op: Op | str) -> bool:
     """Return whether the device may take the op, whatever its types: a quick answer, where `supports_graph` is exact.
 
     An op is taken when it can be written as ONNX nodes and the device works here. For a raw `OnnxNode`, or the name of
-    an ONNX operator such as `MatMul`, the provider's kernels are asked.
+    an ONNX operator such as `MatMul`, the provider's kernels are searched.
     """
     device = Device(device)
     op = OnnxNode(op) if isinstance(op, str) else op
@@ -121,7 +120,7 @@ def supports_graph(device: Device | str, graph: Graph, options: CompileOptions |
 def first_unsupported_op(
     device: Device | str, graph: Graph, options: CompileOptions | None = None
 ) -> UnsupportedOp | None:
-    """Return the first node that stands in the way under the options; on a device that is not here, the first of all.
+    """Return the first node that the device does not take under the options; on an absent device, the first of all.
 
     None means that no single node is to blame.
     """

@@ -68,7 +68,7 @@ def use_for(recipe: SessionRecipe, options: CompileOptions) -> CacheUse:
 
 @contextlib.contextmanager
 def watched() -> Iterator[list[Opening]]:
-    """Collect what is opened through the cache within a `with` block, in all threads."""
+    """Collect the sessions that are opened through the cache in a `with` block, by all threads."""
     found: list[Opening] = []
     _watchers.append(found)
     try:

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rlx_ort import environment
 from rlx_ort.errors import EngineError
 from rlx_ort.providers.engine.compiled.key import SCHEMA, cpu_facts
+from rlx_ort.providers.engine.process import budget, refuse_at_the_end, watch
 from rlx_ort.providers.engine.runtime import engine_exceptions, onnxruntime
-from rlx_ort.providers.engine.shutdown import refuse_at_the_end, watch
-from rlx_ort.providers.engine.threads import budget
 from rlx_ort.storage import write_atomic
 
 if TYPE_CHECKING:

@@ -95,7 +95,7 @@ class CompileStore:
                 extra = fill(part) or {}
                 files = None if open_ended else describe_files(part)
                 write_manifest(part, key, label, time.time(), files, extra)
-                self.drop(key.digest)  # what is there cannot be used
+                self.drop(key.digest)  # it is damaged, or has no manifest
                 _renamed(part, self.root / key.digest)
             finally:
                 shutil.rmtree(part, ignore_errors=True)
@@ -118,7 +118,7 @@ class CompileStore:
         folder = self.root / digest
         trash = self.root / f"{_TRASH}{uuid.uuid4().hex}"
         try:
-            folder.rename(trash)  # atomic: nobody finds half an entry
+            folder.rename(trash)  # atomic
         except FileNotFoundError:
             return True
         except OSError as err:

@@ -38,7 +38,7 @@ __all__ = ["command"]
     show_default=True,
     help="Triton: which processors.",
 )
-@click.option("--force", is_flag=True, help="Replace what is there.")
+@click.option("--force", is_flag=True, help="Replace an existing target.")
 @options.as_json
 def command(
     package: Package,

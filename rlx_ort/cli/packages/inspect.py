@@ -32,29 +32,22 @@ def _described(package: Package) -> dict[str, Any]:
     return {
         "package": str(package.path),
         "form": "folder" if package.is_folder else "file",
-        "name": index.name,
-        "version": index.version,
-        "serial": index.serial,
+        **{key: getattr(index, key) for key in ("name", "version", "serial", "license", "verify_on_first_use")},
+        **{key: dict(getattr(index, key)) for key in ("provenance", "requires", "dims", "tolerances")},
         "sha256": package.sha256,
         "signature": package.signature_state,
-        "license": index.license,
-        "provenance": dict(index.provenance),
-        "requires": dict(index.requires),
         "policy": {
             "allow": None if policy.allow is None else [device.label for device in policy.allow],
             "deny": [device.label for device in policy.deny],
             "prefer": [device.label for device in policy.prefer],
             "pick": type(policy.pick_strategy()).__name__.lower(),
         },
-        "dims": dict(index.dims),
         "buckets": None if index.buckets is None else {"dim": index.buckets[0], "ranges": list(index.buckets[1])},
         "variants": [
             {"name": name, "device": item.device, "precision": item.precision.value, "own_weights": bool(item.rounded)}
             for name, item in index.variants.items()
         ],
         "golden_cases": len(index.cases),
-        "tolerances": dict(index.tolerances),
-        "verify_on_first_use": index.verify_on_first_use,
         "tensors": len(index.tensors),
         "files": [
             {"name": name, "bytes": entry.size, "sha256": entry.sha256} for name, entry in sorted(index.files.items())

@@ -15,10 +15,7 @@ __all__ = ["command"]
 @click.command("sign")
 @click.argument("package", type=click.Path(exists=True, path_type=Path))
 @click.option(
-    "--key",
-    required=True,
-    type=options.FILE,
-    help="A PEM file with an EC private key (P-256, P-384 or P-521).",
+    "--key", required=True, type=options.FILE, help="A PEM file with an EC private key (P-256, P-384 or P-521)."
 )
 @click.option("--password-env", metavar="NAME", help="The environment variable that holds the key's password.")
 @options.as_json

@@ -43,19 +43,11 @@ def command(context: click.Context, package: Package, devices: str | None, as_js
 
 
 def _print(rows: list[WarmedDevice]) -> None:
-    print_table(
-        ("device", "kept as", "size", "seconds", "starts from it"),
-        [
-            (
-                row.device,
-                row.entry[:12] or "-",
-                binary_size(row.nbytes) if row.entry else "-",
-                f"{row.seconds:.2f}",
-                "yes" if row.starts else "no",
-            )
-            for row in rows
-        ],
-    )
+    table = []
+    for row in rows:
+        kept = (row.entry[:12], binary_size(row.nbytes)) if row.entry else ("-", "-")
+        table.append((row.device, *kept, f"{row.seconds:.2f}", "yes" if row.starts else "no"))
+    print_table(("device", "kept as", "size", "seconds", "starts from it"), table)
     for row in rows:
         if row.problem:
             note(f"{row.device}: {row.problem}")

@@ -23,11 +23,11 @@ from rlx_ort.errors import IntegrityError, NoViableDeviceError, RlxError
 from rlx_ort.options.compile_options import CompileOptions
 from rlx_ort.providers import registry
 from rlx_ort.providers.cpu import CpuProvider
-from rlx_ort.providers.engine import threads
+from rlx_ort.providers.engine import process
 from rlx_ort.providers.engine.compiled import starts
 from rlx_ort.providers.engine.compiled.models import watched
 from rlx_ort.providers.engine.compiled.store import default_store
-from rlx_ort.providers.engine.threads import ThreadBudget
+from rlx_ort.providers.engine.process import ThreadBudget
 from rlx_ort.selection.policy import DevicePolicy
 
 
@@ -306,8 +306,8 @@ def test_the_session_takes_its_threads_from_the_budget_and_gives_them_back(
     """`RLX_WORKERS` counts and not the threads of the warm-up; packing the weights takes none in addition."""
     monkeypatch.setenv("RLX_WORKERS", "3")
     fresh = ThreadBudget()
-    monkeypatch.setattr(threads, "_budget", fresh)
-    monkeypatch.setattr(starts, "budget", threads.budget)
+    monkeypatch.setattr(process, "_budget", fresh)
+    monkeypatch.setattr(starts, "budget", process.budget)
     with opened(warmed) as runner:
         assert fresh.granted == 0
         for _ in range(5):

@@ -1,4 +1,4 @@
-"""Mixtures of experts: the picks of routers are reported, and experts that are not resident run on the host."""
+"""Mixtures of experts: picks of routers are captured, and experts that are not resident run on the host."""
 
 from __future__ import annotations
 

@@ -198,7 +198,7 @@ def test_when_required_a_graph_that_cannot_be_recorded_raises(recorders: list[Fa
 
 
 def test_automatic_recording_changes_nothing_elsewhere(device: Device) -> None:
-    """Providers that do not record run as with False, and the report says so."""
+    """Providers that do not record run as with False, and the report has the reason."""
     if device.kind == "cuda":
         pytest.skip("CUDA records")
     compiled = Session(device, CompileOptions(device_graph="auto")).compile(step_graph())

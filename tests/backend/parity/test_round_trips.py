@@ -1,4 +1,4 @@
-"""From PyTorch to ONNX to JSON to ONNX, in f16 and quantised: what torch computed is still what comes out."""
+"""From PyTorch to ONNX to JSON to ONNX, in f16 and quantised: the outputs are still those of torch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NAMES = ("encoder", "decoder", "convnet")
 
 
 class Exported:
-    """A PyTorch module as a bundle, with an input and what torch makes of it, in float32."""
+    """A PyTorch module as a bundle, with an input and the output of torch for it, in float32."""
 
     def __init__(self, name: str) -> None:
         import torch

@@ -11,8 +11,7 @@ from rlx_ort.errors import DeviceUnavailableError, EngineError, InputError, Lega
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.types import OptionalType, SequenceType, TensorType
-from rlx_ort.providers.engine.exceptions import ENGINE_EXCEPTIONS, opening_error, running_error
-from rlx_ort.providers.engine.runtime import bindings
+from rlx_ort.providers.engine.runtime import ENGINE_EXCEPTIONS, bindings, opening_error, running_error
 
 ADD = "(float[N,2] a, float[N,2] b) => (float[N,2] y) { y = Add(a, b) }"
 DTYPES = [

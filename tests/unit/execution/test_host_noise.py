@@ -1,4 +1,4 @@
-"""A timed loop measures how fast the host runs, against its usual speed."""
+"""`Pace`: a disturbed host is detected by the time of a fixed loop, compared with its usual time."""
 
 from __future__ import annotations
 

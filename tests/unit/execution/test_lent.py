@@ -71,7 +71,7 @@ def test_a_lent_graph_that_was_closed_refuses_to_run(runner: GraphDevices) -> No
 
 
 def test_closing_one_view_closes_the_other(runner: GraphDevices) -> None:
-    """The graph that was named and the one that was chosen are one; the runner lends both anew."""
+    """The named and the chosen graph are the same one; the runner lends both again."""
     named, chosen = _views(runner)
     named.close()
     assert chosen.closed

@@ -30,7 +30,7 @@ def compiled(providers: Any, matmul_graph: Build) -> CompiledGraph:
 
 
 def test_slots_work_through_any_engine(compiled: CompiledGraph) -> None:
-    """The first run, the bound ones and one of another shape give the product, in one buffer for each shape."""
+    """The first run, bound runs and one of another shape return the product, in one buffer for each shape."""
     first = compiled.run_slots([X])[0]
     np.testing.assert_array_equal(first, Y)
     second = compiled.run_slots([X + 1])[0]
@@ -284,7 +284,7 @@ def test_workers_run_side_by_side_up_to_their_number() -> None:
 
 
 def test_errors_in_a_pipeline_do_not_stop_what_comes_after() -> None:
-    """Each committed call runs, the first error is raised, and the memory of the others is released."""
+    """Each committed call runs, the first error is raised, and the memory of successful calls is freed."""
     pipeline = BackgroundRuns()
     ran = []
 
@@ -315,7 +315,7 @@ def test_errors_in_a_pipeline_do_not_stop_what_comes_after() -> None:
     ids=["list", "rows", "dlpack", "slots", "raw", "slots_list", "read_outputs", "async", "pipelined"],
 )
 def test_every_way_to_run_keeps_to_the_extent(compiled: CompiledGraph, run: Callable[[CompiledGraph], Any]) -> None:
-    """Lists are cut like arrays, and every way to run gives the rows that matter."""
+    """Lists are cut like arrays, and every way to run returns the rows of the extent."""
     compiled.set_active_extent((1, 2))
     np.testing.assert_array_equal(run(compiled), Y[:1])
 

@@ -12,7 +12,7 @@ import pytest
 from rlx_ort import compat, environment
 from rlx_ort.compat import BackendsManifest, DeviceRouter, FlexibleSession
 from rlx_ort.device import Device
-from rlx_ort.errors import NoViableDeviceError
+from rlx_ort.errors import NoViableDeviceError, RunError
 from rlx_ort.ir.graph import Graph
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule, Precision
 from rlx_ort.providers import hardware
@@ -140,6 +140,15 @@ def test_a_flexible_session_is_strict_only_where_somebody_named_the_device(provi
     graph = matmul_graph(WEIGHTS)
     assert FlexibleSession().compile_resolved(graph).rule is PlacementRule.ASSISTED
     assert FlexibleSession().compile_resolved(graph, "cuda").rule is PlacementRule.STRICT
+
+
+def test_a_graph_of_a_flexible_session_owns_its_session(providers: Any, matmul_graph: Build) -> None:
+    """Closing it closes the session, as there is no runner that could use it again."""
+    compiled = FlexibleSession().compile_resolved(matmul_graph(WEIGHTS))
+    compiled.close()
+    assert compiled.closed
+    with pytest.raises(RunError, match="closed"):
+        compiled.run(INPUTS)
 
 
 def test_a_flexible_session_takes_options_for_one_graph(providers: Any, matmul_graph: Build) -> None:

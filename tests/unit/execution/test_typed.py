@@ -56,7 +56,7 @@ def test_bytes_take_the_declared_shape() -> None:
 
 
 def test_named_dims_are_found_from_the_byte_counts() -> None:
-    """One unknown at a time is solved, and a dim known from one input is used for the others."""
+    """One unknown dim at a time is solved, and a dim inferred from one input is used for the others."""
     types = {
         "x": TensorType(DType.F32, Shape(["b", "s"])),
         "lengths": TensorType(DType.I64, Shape(["b"])),
@@ -72,7 +72,7 @@ def test_named_dims_are_found_from_the_byte_counts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "data", "dtype", "said"),
+    ("shape", "data", "dtype", "message"),
     [
         (["b", "s"], bytes(24), "f32", "do not determine"),
         (["b", "b"], bytes(16), "f32", "do not determine"),
@@ -84,9 +84,9 @@ def test_named_dims_are_found_from_the_byte_counts() -> None:
         ([2], b"ab", "string", "no raw bytes"),
     ],
 )
-def test_bytes_that_do_not_fit_are_refused(shape: Any, data: bytes, dtype: str, said: str) -> None:
+def test_bytes_that_do_not_fit_are_refused(shape: Any, data: bytes, dtype: str, message: str) -> None:
     """The message names the input and why its bytes do not fill it."""
-    with pytest.raises(InputError, match=said) as caught:
+    with pytest.raises(InputError, match=message) as caught:
         arrays_from_typed({"x": TensorType(DType.F32, Shape(shape))}, {"x": (data, dtype)})
     assert "'x'" in str(caught.value)
 

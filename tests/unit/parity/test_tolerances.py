@@ -1,4 +1,4 @@
-"""The tolerance that holds where nobody says one."""
+"""The default tolerances."""
 
 from __future__ import annotations
 

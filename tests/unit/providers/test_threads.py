@@ -14,7 +14,7 @@ from rlx_ort.errors import DeviceUnavailableError
 from rlx_ort.options.compile_options import CompileOptions
 from rlx_ort.providers.cuda import CudaProvider
 from rlx_ort.providers.engine.opening import forbid_in_forks
-from rlx_ort.providers.engine.threads import ThreadBudget
+from rlx_ort.providers.engine.process import ThreadBudget
 
 
 class _Session:

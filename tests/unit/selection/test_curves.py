@@ -13,11 +13,10 @@ from rlx_ort.calibration import store
 from rlx_ort.device import Device
 from rlx_ort.ir.graph import Graph
 from rlx_ort.options.compile_options import CompileOptions
-from rlx_ort.selection import candidates, curves
+from rlx_ort.selection import candidates, predict
 from rlx_ort.selection.candidates import fastest_device_for
-from rlx_ort.selection.curves import BatchCurve, batch_curve
 from rlx_ort.selection.policy import DevicePolicy
-from rlx_ort.selection.predict import predicted_ns
+from rlx_ort.selection.predict import BatchCurve, batch_curve, predicted_ns
 from tests.unit.selection.conftest import Machine
 
 CPU, CUDA = Device.CPU, Device.CUDA
@@ -53,7 +52,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Device, int]]:
         found.append((device, dims["batch"]))
         return predicted_ns(graph, device, options, dims)
 
-    monkeypatch.setattr(curves, "predicted_ns", counted)
+    monkeypatch.setattr(predict, "predicted_ns", counted)
     monkeypatch.setattr(candidates, "predicted_ns", counted)
     return found
 

@@ -7,6 +7,7 @@ import pytest
 
 from rlx_ort.device import Device
 from rlx_ort.errors import DeviceUnavailableError, LegalizeError
+from rlx_ort.execution.dispatch_report import DispatchSummary, format_dispatch_report, merge_placement, report_as_dict
 from rlx_ort.execution.placement import PlacedNode, Placement
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
@@ -16,14 +17,7 @@ from rlx_ort.options.compile_options import CompileOptions, PlacementRule
 from rlx_ort.options.dispatch import KernelDispatch, KernelDispatchPolicy
 from rlx_ort.options.precision import PrecisionPolicy
 from rlx_ort.providers.base import KernelClaim
-from rlx_ort.selection.legalize import (
-    DispatchSummary,
-    dispatch_report_for_device,
-    format_dispatch_report,
-    legalize_graph_for_device,
-    merge_placement,
-    report_as_dict,
-)
+from rlx_ort.selection.legalize import dispatch_report_for_device, legalize_graph_for_device
 
 ASSISTED = CompileOptions(placement=PlacementRule.ASSISTED)
 

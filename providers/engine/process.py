@@ -1,21 +1,31 @@
-"""One budget of worker threads for all sessions: together they use the cores this process may use, and no more.
+"""What all sessions of a process share: a budget of worker threads, and a clean end of the process.
 
-A session on the CPU takes what is left of the budget when it is opened: the first gets all cores, and those that find
-nothing left run on their callers' threads, which is logged. Sessions of one model, as when a parameter changes, count
-once. Sessions on other devices take no workers. A number the caller asks for is granted beside the budget.
+A session on the CPU takes the rest of the budget when it is opened: the first gets all cores; if none are left, it runs
+on its callers' threads, which is logged. Sessions of one model, as when a parameter changes, count once. Sessions on
+other devices take no workers. A number that the caller asks for is granted beside the budget.
 
-With `RLX_SHARED_POOL=1` all sessions share one pool of ONNX Runtime instead. That is better for several models on many
-cores, but ONNX Runtime then refuses sessions with pools of their own, those of other libraries in the process too, so
-it is not the default.
+With `RLX_SHARED_POOL=1` all sessions share one pool of ONNX Runtime. That is better for several models on many cores,
+but ONNX Runtime then refuses sessions with their own pools, including those of other libraries, so it is not the
+default.
+
+ONNX Runtime aborts the process when the interpreter exits while a thread is inside a run. So at exit every open session
+is stopped, new runs and sessions are refused, and the interpreter waits for the threads that are still inside.
 """
 
 from __future__ import annotations
 
+import atexit
+import sys
 import threading
+import time
 import weakref
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rlx_ort import environment
+from rlx_ort.errors import EngineError
 from rlx_ort.providers.cores import core_share
 
 if TYPE_CHECKING:
@@ -23,7 +33,12 @@ if TYPE_CHECKING:
 
     from rlx_ort.options.compile_options import CompileOptions
 
-__all__ = ["ThreadBudget", "budget"]
+__all__ = ["ThreadBudget", "budget", "ending", "refuse_at_the_end", "watch"]
+
+
+_LONGEST_WAIT_S = 30.0
+_STEP_S = 0.002
+_OWN_FOLDER = str(Path(__file__).parent)
 
 
 class ThreadBudget:
@@ -41,7 +56,7 @@ class ThreadBudget:
         self._total = total
         self.shared = False
         self._grants: dict[int, tuple[int, int]] = {}  # model -> workers, open sessions
-        self._lock = threading.RLock()  # a finalizer may run in the middle of our own calls
+        self._lock = threading.RLock()  # reentrant: a finalizer may run during any call
 
     @property
     def total(self) -> int:
@@ -58,7 +73,7 @@ class ThreadBudget:
             return sum(workers for workers, _ in self._grants.values())
 
     def make_pool(self, bindings: Any, errors: tuple[type[Exception], ...]) -> None:
-        """Make the shared pool; too late for one, sessions keep pools of their own, and a warning says so."""
+        """Make the shared pool; if it is too late for one, sessions keep pools of their own, with a warning."""
         try:
             bindings.set_global_thread_pool_sizes(self.total, 1)
         except errors as err:
@@ -67,10 +82,7 @@ class ThreadBudget:
             self.shared = True
 
     def apply(self, made: Any, options: CompileOptions | None, model: object, *, on_cpu: bool) -> None:
-        """Set the threads of a session that is to be opened; `hold` keeps what it was given, `withdraw` takes it back.
-
-        Without options nobody asked for a number.
-        """
+        """Set the threads of a session to be opened; `hold` keeps the grant after that, `withdraw` returns it."""
         if self.shared:
             made.use_per_session_threads = False
             made.intra_op_num_threads = self.total
@@ -131,6 +143,74 @@ def budget() -> ThreadBudget:
 
 
 def _log() -> logging.Logger:
-    import logging  # a start from the cache has nothing to tell
+    import logging  # not needed by a start from the cache
 
     return logging.getLogger("rlx_ort.threads")
+
+
+class _Stoppable(Protocol):
+    def stop_runs(self) -> None:
+        """End the runs in flight and let no other begin."""
+
+
+_ending = threading.Event()
+_live: dict[int, weakref.ref[_Stoppable]] = {}
+_live_lock = threading.RLock()  # reentrant: the callback of a weak reference may run during any call
+
+
+def watch(session: _Stoppable) -> None:
+    """Stop a session's runs when the process ends, or now if it already does."""
+    key = id(session)
+
+    def forget(_: object) -> None:
+        with _live_lock:
+            _live.pop(key, None)
+
+    with _live_lock:
+        _live[key] = weakref.ref(session, forget)
+    if _ending.is_set():
+        session.stop_runs()
+
+
+def ending() -> bool:
+    """Return whether the process ends, so that ONNX Runtime must not be called any more."""
+    return _ending.is_set()
+
+
+def refuse_at_the_end() -> None:
+    """Let no session be opened once the process ends.
+
+    To be called within this folder, which the end of the process waits for: a thread in it is either waited for, or
+    finds the process ending here.
+
+    Raises:
+        EngineError: the process ends.
+    """
+    if _ending.is_set():
+        raise EngineError("the process ends, and no session is opened any more")
+
+
+@atexit.register
+def stop_all(inside: Callable[[], bool] | None = None) -> None:
+    """Stop every session and wait, at most half a minute, for the threads that run one or open one."""
+    _ending.set()
+    with _live_lock:
+        sessions = [found for found in (link() for link in _live.values()) if found is not None]
+    for session in sessions:
+        session.stop_runs()
+    deadline = time.monotonic() + _LONGEST_WAIT_S
+    busy = inside or _threads_inside
+    while busy() and time.monotonic() < deadline:
+        time.sleep(_STEP_S)
+
+
+def _threads_inside() -> bool:
+    """Return whether another thread is in this folder's code, and so perhaps inside ONNX Runtime."""
+    own = threading.get_ident()
+    for thread, frame in sys._current_frames().items():
+        current: FrameType | None = frame if thread != own else None
+        while current is not None:
+            if current.f_code.co_filename.startswith(_OWN_FOLDER):
+                return True
+            current = current.f_back
+    return False
