@@ -80,7 +80,7 @@ class Op:
         """Return the types of the results, one per output.
 
         Raises:
-            GraphVerifyError: the inputs do not fit the op; the message says which and why.
+            GraphVerifyError: the inputs do not fit the op; the message has the input and the reason.
         """
         tensors = [value for value in inputs if isinstance(value, TensorType)]
         if self.operands and self.arity[0] <= len(tensors) == len(inputs) <= len(self.operands):
