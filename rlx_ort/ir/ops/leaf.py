@@ -44,6 +44,8 @@ def _declared_type(op: Input | Param | Capture, inputs: OpTypes) -> tuple[ValueT
 class Leaf(Op):
     """Base of the leaves."""
 
+    kind = ""  # a base, no op
+
     arity = (0, 0)
 
     @property

@@ -48,6 +48,8 @@ class Scaled(Op, operands="x"):
         axis: the axis the scales run along, None for one scale.
     """
 
+    kind = ""  # a base, no op
+
     scales: tuple[float, ...]
     zero_points: tuple[int, ...]
     axis: int | None = None
