@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from rlx_ort.device import DEVICE_PRIORITY, Device, device_label, parse_device, parse_device_list
     from rlx_ort.errors import (
         CalibrationError,
+        CancelledRunError,
         ConversionError,
         DeviceError,
         DeviceFallbackError,
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
         PlacementError,
         RlxError,
         RunError,
+        StateLossError,
+        TimeLimitError,
     )
     from rlx_ort.execution.benchmark import DeviceBenchResult
     from rlx_ort.execution.buckets import Bucket, BucketedCompileCache, pad_rows, power_of_two_ladder, slice_rows
@@ -93,6 +96,10 @@ if TYPE_CHECKING:
         supports_run_slots,
     )
     from rlx_ort.providers.registry import register_provider
+    from rlx_ort.resilience.failover import Attempt, RunRecord
+    from rlx_ort.resilience.limits import CancelToken
+    from rlx_ort.resilience.options import Resilience
+    from rlx_ort.resilience.quarantine import DeviceHealth, HealthState
     from rlx_ort.selection.candidates import DeviceCandidate, device_report, devices_for, fastest_device_for, rank
     from rlx_ort.selection.cost import BackendCostModel, ProfileCostModel
     from rlx_ort.selection.estimate import estimate_graph_cost, pick_best_device
@@ -105,12 +112,15 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
+    "Attempt",
     "BackendCostModel",
     "BackendsManifest",
     "Bucket",
     "BucketedCompileCache",
     "CalibrationError",
     "CalibrationProfile",
+    "CancelToken",
+    "CancelledRunError",
     "CompileCache",
     "CompileOptions",
     "CompiledGraph",
@@ -122,6 +132,7 @@ __all__ = [
     "DeviceCandidate",
     "DeviceError",
     "DeviceFallbackError",
+    "DeviceHealth",
     "DeviceParseError",
     "DevicePickStrategy",
     "DevicePolicy",
@@ -137,6 +148,7 @@ __all__ = [
     "GraphDevices",
     "GraphError",
     "GraphVerifyError",
+    "HealthState",
     "InputError",
     "IntegrityError",
     "KernelDispatch",
@@ -159,10 +171,14 @@ __all__ = [
     "PrecisionPolicy",
     "ProfileCostModel",
     "RefreshPolicy",
+    "Resilience",
     "RlxError",
     "RunError",
+    "RunRecord",
     "Session",
     "Shape",
+    "StateLossError",
+    "TimeLimitError",
     "UnsupportedOp",
     "Value",
     "WeightSharing",
@@ -265,6 +281,10 @@ _NAMES_OF = {
     "providers.availability": "available_apple_devices available_devices drain_device fastest_among "
     "fastest_device full_name is_available supports_run_slots",
     "providers.registry": "register_provider",
+    "resilience.failover": "Attempt RunRecord",
+    "resilience.limits": "CancelToken",
+    "resilience.options": "Resilience",
+    "resilience.quarantine": "DeviceHealth HealthState",
     "selection.candidates": "DeviceCandidate device_report devices_for fastest_device_for rank",
     "selection.cost": "BackendCostModel ProfileCostModel",
     "selection.estimate": "estimate_graph_cost pick_best_device",

@@ -11,7 +11,7 @@ import re
 from rlx_ort.device import Device
 from rlx_ort.errors import DeviceUnavailableError, EngineError, InputError, LegalizeError, RlxError
 
-__all__ = ["ENGINE_EXCEPTIONS", "PLAIN_EXCEPTIONS", "opening_error", "running_error"]
+__all__ = ["DEVICE_GONE", "ENGINE_EXCEPTIONS", "PLAIN_EXCEPTIONS", "opening_error", "running_error"]
 
 # https://github.com/microsoft/onnxruntime/blob/main/onnxruntime/python/onnxruntime_pybind_exceptions.cc
 # name -> (while a session is opened, while it runs)
@@ -45,7 +45,7 @@ _ABOUT_INPUTS = re.compile(
     r"Invalid input name|Invalid output name|Got invalid dimensions|Unexpected input data type|Invalid rank for input"
     r"|Missing Input|Invalid Feed|Required inputs|Input name cannot|do not match expected type|Unable to handle object"
 )
-_DEVICE_GONE = re.compile(
+DEVICE_GONE = re.compile(
     r"WebGPU device lost|Failed to get a WebGPU adapter|no CUDA-capable device|invalid device ordinal"
     r"|CUDA driver version is insufficient|devices are busy or unavailable|887A0005|887A0006|887A0007|887A0020"
 )
@@ -60,7 +60,7 @@ def opening_error(err: Exception, device: Device, remedy: str = "") -> RlxError:
     text = readable(err)
     if "ort_version_supported" in text:  # a plugin that was built for a newer core registers, and fails here
         return DeviceUnavailableError(device, text, "pip install --upgrade onnxruntime")
-    if kind is DeviceUnavailableError or _DEVICE_GONE.search(str(err)):
+    if kind is DeviceUnavailableError or DEVICE_GONE.search(str(err)):
         return DeviceUnavailableError(device, text, remedy)
     return kind(f"ONNX Runtime did not take the model for {device.display}: {text}")
 

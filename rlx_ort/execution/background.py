@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rlx_ort.execution.inputs import InputPlan, ResidentFeeds
@@ -92,15 +92,26 @@ class BackgroundRuns(abc.ABC):
             InputError: an input is wrong.
             EngineError: the run failed.
         """
+        return await run_in_background(*self.stoppable(inputs))
+
+    def stoppable(self, inputs: Mapping[str, Any]) -> tuple[Callable[[], list[Any]], Callable[[], None]]:
+        """Return a run to be called once, and what stops it at its next node, or before it begins.
+
+        A run that uses handles, or inputs on a device, is not stopped.
+
+        Raises:
+            InputError: an input is wrong.
+            ParamError: a parameter is not set.
+        """
         if not self._plain:
-            return await run_in_background(lambda: self.run(inputs), _nothing)
+            return lambda: self.run(inputs), _nothing
         engine = self._engine()
         feeds = self._inputs.feeds(inputs, engine)
         names = self._output_names
         if feeds.__class__ is ResidentFeeds:
-            return await run_in_background(lambda: self._note(engine.binder.run(feeds, names, ())), _nothing)
+            return lambda: self._note(engine.binder.run(feeds, names, ())), _nothing
         once = engine.binder.stoppable()
-        return await run_in_background(lambda: self._note(once.run(names, feeds)), once.stop)
+        return lambda: self._note(once.run(names, feeds)), once.stop
 
     def _note(self, outputs: list[Any]) -> list[Any]:
         """Keep a run's outputs as those of the last one, and return a list of them for the caller."""

@@ -107,6 +107,11 @@ class CompiledGraph(MoeControls, HandleCalls, BackgroundRuns):
         return bool(self._handles)
 
     @property
+    def has_state(self) -> bool:
+        """Whether handles are bound or committed runs were not waited for, so that another device cannot take over."""
+        return bool(self._handles) or self._pipeline.busy
+
+    @property
     def exported(self) -> ExportedModel:
         """The ONNX model the engine runs."""
         return self._slot.exported

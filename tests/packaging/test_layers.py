@@ -121,7 +121,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("execution",),
     ("calibration",),
     ("selection",),
-    ("graph_devices", "adaptive", "compat", "manifest"),
+    ("graph_devices", "adaptive", "compat", "manifest", "resilience"),
     ("parity",),
     ("conversion",),
     ("deploy",),
