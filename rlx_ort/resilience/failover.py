@@ -294,7 +294,7 @@ class Failover:
             raise err
         if call.cancel is not None and call.cancel.cancelled:
             raise CancelledRunError("the run was cancelled") from err
-        _log.warning("%s failed, trying the next device: %s", device.display, reason)
+        _log.info("%s failed, trying the next device: %s", device.display, reason)
 
     def _put_out(self, runner: GraphDevices, device: Device, reason: str, began: int) -> None:
         if self.quarantine.fail(device, reason, began):
