@@ -428,7 +428,7 @@ class GraphDevices:
                 return failover.run_named(self, inputs, self.resolve(device), timeout_s, cancel)
             return self.compile_resolved(device).run(inputs)
         if failover is not None:
-            return failover.run(self, inputs, lambda: self._resolved(inputs), timeout_s, cancel, "resolved")[1]
+            return failover.run(self, inputs, GraphDevices._resolved, timeout_s, cancel, "resolved")[1]
         return self._open_first(lambda: self._resolved(inputs)).run(inputs)
 
     def run_fastest(
@@ -442,9 +442,9 @@ class GraphDevices:
             NoViableDeviceError: no device takes the graph; it says why for each.
             RunError: the run failed; without `resilience` no other device is tried then, see `run_try`.
         """
-        failover = self._limited_by(timeout_s, cancel)
+        failover = self._failover or self._limited_by(timeout_s, cancel)
         if failover is not None:
-            return failover.run(self, inputs, lambda: (self.fastest(inputs), False), timeout_s, cancel, "fastest")[1]
+            return failover.run(self, inputs, _predicted, timeout_s, cancel, "fastest")[1]
         return self._open_first(lambda: (self.fastest(inputs), False)).run(inputs)
 
     def run_resolved_with_inputs(
@@ -488,7 +488,7 @@ class GraphDevices:
 
         if failover is not None:
             key = "" if isinstance(self._policy.pick_strategy(), (Benchmark, Adaptive)) else "resolved"
-            ran, outputs = failover.run(self, inputs, choose, timeout_s, cancel, key)
+            ran, outputs = failover.run(self, inputs, lambda *_: choose(), timeout_s, cancel, key)
             last = failover.last_run
             if follower is not None and last is not None:
                 follower.note(ran, int(last.seconds * 1e9))
@@ -781,3 +781,8 @@ class GraphDevices:
             if found is not None and not found.closed:
                 return found if known is rule else found.held_to(rule)
         return None
+
+
+def _predicted(runner: GraphDevices, inputs: Mapping[str, Any]) -> tuple[Device, bool]:
+    """Return the device that is predicted to be fastest, which nobody named."""
+    return runner.fastest(inputs), False

@@ -32,8 +32,8 @@ __all__ = ["Attempt", "Failover", "RunRecord"]
 _log = logging.getLogger(__name__)
 _RENEW_NS = 1_000_000_000
 
-Choose: TypeAlias = "Callable[[], tuple[Device, bool]]"
-"""Returns the device of an automatic choice, and whether a variable named it."""
+Choose: TypeAlias = "Callable[[GraphDevices, Mapping[str, Any]], tuple[Device, bool]]"
+"""Returns the device of an automatic choice of a runner for some inputs, and whether a variable named it."""
 
 
 class Attempt(NamedTuple):
@@ -82,9 +82,10 @@ class Failover:
         self.options = options
         self.quarantine = Quarantine(options, clock)
         self._clock = clock
-        self._unlimited = options.timeout_s is None
         self._routes: dict[Any, tuple[Device, CompiledGraph]] = {}
+        self._rankings: dict[Any, list[Device]] = {}
         self._renew_ns: float = 0
+        self._revision = -1
         self._sized = True  # whether the graph has named dims, whose sizes decide the choice
         self._thread = threading.local()
 
@@ -105,7 +106,7 @@ class Failover:
 
     def forget_sessions(self) -> None:
         """Choose anew for the next run."""
-        self._routes = {}
+        self._routes, self._rankings = {}, {}
 
     def run(
         self,
@@ -134,8 +135,7 @@ class Failover:
             RlxError: the only device that was tried failed; this is its error.
         """
         began = self._clock()
-        runner._follow_graph()
-        if began < self._renew_ns and timeout_s is None and cancel is None and self._unlimited:
+        if began < self._renew_ns and timeout_s is None and cancel is None and runner.graph.revision == self._revision:
             route = self._routes.get((key, _shapes(inputs)) if self._sized else key)
             if route is not None:
                 try:
@@ -170,7 +170,6 @@ class Failover:
             check_timeout(timeout_s)
         limit = self.options.timeout_s if timeout_s is None else timeout_s
         began = self._clock()
-        self._thread.last = (None, began, began, began, ())
         if self.quarantine.is_out(device) and not self.quarantine.is_last_resort(device):
             raise DeviceUnavailableError(device, self.quarantine.reason(device), "wait until `health` shows it ready")
         call = _Call(runner, inputs, limit, cancel)
@@ -178,8 +177,10 @@ class Failover:
             outputs = self._attempt(call, device, named=True)[1]
         except Exception as err:
             fault, what = fault_of(err)
+            attempt = Attempt(device, _reason(what, err), (self._clock() - began) / 1e9)
+            self._thread.last = (None, began, began, self._clock(), (attempt,))
             if fault is Fault.DEVICE:
-                self._put_out(runner, device, _reason(what, err), began)
+                self._put_out(runner, device, attempt.reason, began)
             raise
         self._thread.last = (device, began, began, self._clock(), ())
         return outputs
@@ -194,7 +195,8 @@ class Failover:
     ) -> tuple[Device, list[Any]]:
         """Try one device after the other, beginning after the one that has just failed, if any."""
         runner = call.runner
-        version = runner.weights.version
+        runner._follow_graph()
+        revision, version = runner.graph.revision, runner.weights.version
         attempts: list[Attempt] = []
         doubted: list[tuple[Device, str]] = []
         errors: list[Exception] = []
@@ -216,7 +218,7 @@ class Failover:
                 self._put_out(runner, other, reason, began)
             if self.quarantine.is_out(device) and self.quarantine.is_last_resort(device):
                 self.quarantine.readmit(device)  # it answered as the last resort
-            self._keep(call, key, device, compiled)
+            self._keep(call, key, device, compiled, revision)
             self._check_due(call, device, outputs, version)
             return device, outputs
         self._thread.last = (None, began, began, self._clock(), attempts)
@@ -232,14 +234,18 @@ class Failover:
         runner = call.runner
         first: list[Device] = []
         if not tried:
-            device, named = choose()
+            device, named = choose(runner, call.inputs)
             if self.quarantine.is_out(device) and runner._has_state(device):
                 raise StateLossError(_STATE.format(device.display, self.quarantine.reason(device)))
             first = [device]
             if not self.quarantine.is_out(device):
                 tried.add(device)
                 yield device, named
-        devices = [*first, *_ranking(runner, call.inputs)]
+        place = _shapes(call.inputs)
+        rankings = self._rankings
+        if place not in rankings:
+            rankings[place] = _ranking(runner, call.inputs)
+        devices = [*first, *rankings[place]]
         for out in (False, True):
             for device in devices:
                 if device in tried or self.quarantine.is_out(device) is not out:
@@ -259,7 +265,7 @@ class Failover:
             reason = f"the engine did not return within {self.options.grace_s:g} s of being asked to stop"
             self.quarantine.enter_stuck(device, reason)
             future.add_done_callback(lambda _: self.quarantine.leave_stuck(device))
-            self._routes = {}
+            self.forget_sessions()
             runner._discard(device)
             _log.warning("%s is out with its session: %s", device.display, reason)
 
@@ -300,19 +306,22 @@ class Failover:
         if self.quarantine.fail(device, reason, began):
             _log.warning("%s is quarantined: %s", device.display, reason)
             runner._discard(device)
-        self._routes = {}
+        self.forget_sessions()
 
-    def _keep(self, call: _Call, key: str, device: Device, compiled: CompiledGraph | None) -> None:
-        """Let the next runs with such inputs go straight to the device."""
+    def _keep(self, call: _Call, key: str, device: Device, compiled: CompiledGraph | None, revision: int) -> None:
+        """Let the next runs with such inputs go straight to the device, unless the graph has grown since."""
         from rlx_ort.selection.predict import named_dims
 
         now = self._clock()
         if now >= self._renew_ns:
-            self._routes = {}
+            self.forget_sessions()
         self._renew_ns = min(now + _RENEW_NS, self.quarantine.next_due_ns())
-        self._sized = bool(named_dims(call.runner.graph))
+        graph = call.runner.graph
+        if revision != self._revision:
+            self.forget_sessions()
+            self._revision, self._sized = revision, bool(named_dims(graph))
         routes = self._routes  # a device that goes out from here on replaces it
-        if key and compiled is not None and not self.quarantine.is_out(device):
+        if key and compiled is not None and graph.revision == revision and not self.quarantine.is_out(device):
             routes[(key, _shapes(call.inputs)) if self._sized else key] = device, compiled
 
     def _check_due(self, call: _Call, healthy: Device, outputs: list[Any], version: int) -> None:
@@ -361,7 +370,7 @@ class Failover:
         else:
             self.quarantine.readmit(device)
             _log.info("%s is used again", device.display)
-        self._routes = {}
+        self.forget_sessions()
 
 
 _STATE = (

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fault_provider import LOST, OUT_OF_MEMORY, doubled
+from fault_provider import LOST, OUT_OF_MEMORY, doubled, until
 
 from rlx_ort.device import Device
 from rlx_ort.errors import DeviceFallbackError, EngineError, InputError, NoViableDeviceError, RunError, StateLossError
@@ -155,13 +155,14 @@ def test_handles_do_not_move(make: Any, fault: Any) -> None:
 def test_committed_runs_do_not_move(make: Any, fault: Any) -> None:
     """A run that was committed and not waited for belongs to its device."""
     runner = make()
-    runner.compile_fastest().commit_no_wait(INPUTS)
     runner.compile_fastest().commit_no_wait(INPUTS, None)
+    until(lambda: fault.runs == 1 and not fault.inside)
     fault.dead = LOST
     with pytest.raises(StateLossError):
         runner.run_fastest(INPUTS)
     fault.dead = ""
-    runner.compile_fastest().sync_pending()
+    ((committed,),) = runner.compile_fastest().sync_pending()
+    assert right([committed])
 
 
 def test_a_named_device_is_never_replaced(make: Any, fault: Any) -> None:
