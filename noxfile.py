@@ -1,21 +1,25 @@
 """Checks on the built wheel, so that a module that is not packaged fails here and not at a user's."""
 
+import json
+import shutil
 import tomllib
+import zipfile
 from pathlib import Path
 
 import nox
 
 nox.options.default_venv_backend = "uv|virtualenv"
-nox.options.sessions = ["lint", "types", "tests"]
+nox.options.sessions = ["lint", "types", "pyright", "tests"]
 nox.options.reuse_existing_virtualenvs = True
 
 ROOT = Path(__file__).resolve().parent
-DEV = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["dependency-groups"]["dev"]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+DEV = PROJECT["dependency-groups"]["dev"]
 
 # The oldest core that is supported; it is also the one that DirectML's wheel carries.
 OLDEST_ONNXRUNTIME = "1.24.4"
 
-# Tests of what differs on an older core: how weights reach a session, and what a session tells.
+# Tests of what differs on an older core: how weights reach a session, and what can be read from it.
 OLD_CORE_TESTS = ("tests/backend/providers", "tests/backend/execution", "tests/backend/test_examples.py")
 
 
@@ -47,18 +51,51 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def types(session: nox.Session) -> None:
-    """Type-check the installed package, then the examples and scripts against it."""
+    """Type-check the installed package for three systems, then the examples and scripts against it."""
     session.install(f"{build_wheel(session)}[cpu]", *DEV)
     config = ("--config-file", str(ROOT / "pyproject.toml"))
     with session.chdir(session.create_tmp()):  # away from the checkout, whose rlx_ort/ lacks the mapped folders
-        session.run("mypy", *config, "-p", "rlx_ort")
+        for platform in ("linux", "win32", "darwin"):
+            session.run("mypy", *config, "--platform", platform, "-p", "rlx_ort")
         session.run("mypy", *config, *map(str, [*ROOT.glob("examples/*.py"), *ROOT.glob("scripts/*.py")]))
+
+
+@nox.session
+def pyright(session: nox.Session) -> None:
+    """Type-check the built wheel with a second checker; its settings are in pyproject.toml."""
+    wheel = build_wheel(session)
+    session.install(f"{wheel}[cpu]", *DEV, "pyright[nodejs]==1.1.414")
+    folder = Path(session.create_tmp()) / "unpacked"
+    shutil.rmtree(folder, ignore_errors=True)
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder)
+    (folder / "pyrightconfig.json").write_text(json.dumps(PROJECT["tool"]["pyright"]), encoding="utf-8")
+    python = shutil.which("python", path=session.bin)
+    session.run("pyright", "--project", str(folder), "--pythonpath", str(python))
 
 
 @nox.session
 def tests(session: nox.Session) -> None:
     """Run the whole suite on the installed wheel."""
     session.install(f"{build_wheel(session)}[cpu,webgpu]", *DEV)
+    run_pytest(session)
+
+
+@nox.session
+def coverage(session: nox.Session) -> None:
+    """Report which lines of the package the suite runs; a figure to read, and no condition of a change."""
+    session.install(f"{build_wheel(session)}[cpu,webgpu]", *DEV, "coverage[toml]>=7.10")
+    data = Path(session.create_tmp()) / "coverage"
+    settings = ("--rcfile", str(ROOT / "pyproject.toml"), "--data-file", str(data))
+    session.run("python", "-P", "-m", "coverage", "run", *settings, "-m", "pytest", *session.posargs)
+    session.run("python", "-P", "-m", "coverage", "report", *settings)
+
+
+@nox.session
+def newest_core(session: nox.Session) -> None:
+    """Run the suite on the newest ONNX Runtime, pre-releases included."""
+    session.install(f"{build_wheel(session)}[cpu]", *DEV)
+    session.run("uv", "pip", "install", "--prerelease=allow", "--upgrade", "onnxruntime", external=True)
     run_pytest(session)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, takewhile
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rlx_ort.converters.to_onnx.exported import ExportedModel, ExportedNode
 from rlx_ort.converters.to_onnx.model import ModelNode
@@ -21,7 +21,7 @@ from rlx_ort.converters.to_onnx.outline import Outline
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import TensorType, ValueType
-from rlx_ort.providers.engine.recordable import unrecordable
+from rlx_ort.providers.engine.recorded import unrecordable
 
 __all__ = ["BY_WIDTH", "DEFAULT_DIM", "Fact", "Kernel", "Workload", "kernel_of", "workload_of"]
 
@@ -271,7 +271,8 @@ class Workload:
     @cached_property
     def host_decides(self) -> bool:
         """Whether a node keeps runs from being recorded, as control flow does."""
-        return bool(unrecordable({node.pattern for node in self.nodes}, {}))
+        patterns: set[Any] = {node.pattern for node in self.nodes}
+        return bool(unrecordable(patterns, {}))
 
     @cached_property
     def nbytes(self) -> Mapping[str, int]:

@@ -242,7 +242,7 @@ def _nodes(link: Callable[..., Link], more: int = 0) -> Builder:
         if not graph.chained:
             graph.end(also=[node(first) for _ in range(copies)])
             return
-        value = graph.op("Add", [first, graph.input(1)], *first.shape)
+        value = graph.op("Add", [first, graph.input(1)], *first.shape)  # pyright: ignore[reportArgumentType]  # sizes, no names
         for _ in range(copies + more):
             value = node(value)
             if value.type != first.type:

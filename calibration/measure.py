@@ -381,7 +381,8 @@ def _copies_of(node: Node, graph: KernelGraph, point: Point, copies: int) -> Non
         elif given.shape is None or not given.shape.is_static or given.dtype is DType.STRING:
             raise GraphVerifyError(f"{node.name} has an input {given}, of which no data can be made")
         else:
-            inputs.append(graph.weight(*given.shape, dtype=given.dtype))
+            sizes: list[Any] = [*given.shape]
+            inputs.append(graph.weight(*sizes, dtype=given.dtype))
     also: list[Value] = []
     for _ in range(copies):
         also += graph.graph.onnx_node(

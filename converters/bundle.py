@@ -1,26 +1,31 @@
-"""`ModelBundle`: a model on its way through a conversion, with its weights beside it and not in it.
+"""`ModelBundle`: a model on its way through a conversion, with its weights beside the protobuf and not inside.
 
-Sources make bundles, transforms turn one into another, targets write them. The protobuf part stays small whatever the
-size of the model, so it can be copied and edited freely; a weight that comes from a file is mapped, and its bytes are
-read when they are written or computed with.
+Sources make bundles, transforms turn one into another, targets write them. The protobuf stays small, so it can be
+copied and edited freely. A weight of a file is mapped: its bytes are read when they are written or computed with.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rlx_ort.converters.from_onnx.tensor_files import ExternalFiles, TensorFiles
+from rlx_ort.converters.from_onnx.tensors import tensor_data
+from rlx_ort.converters.onnx_types import dtype_of, elem_type, tensor_proto, type_of
+from rlx_ort.converters.protos import bodies_of, copied, set_items
+from rlx_ort.converters.to_onnx.model import INLINE_BYTES
+from rlx_ort.converters.to_onnx.writer import UniqueNames
 from rlx_ort.errors import ConversionError
+from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.tensor import FileRange, TensorData
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
     import onnx
-    import onnx_ir
 
     from rlx_ort.ir.graph import Graph
     from rlx_ort.ir.types import ValueType
@@ -30,18 +35,16 @@ __all__ = [
     "INLINE_BYTES",
     "ModelBundle",
     "bundle_from_graph",
-    "bundle_from_ir",
     "bundle_of",
-    "bundle_to_ir",
     "external_tensors",
     "graph_from_bundle",
     "graphs_of",
     "location_of",
     "reference",
+    "take_out",
 ]
 
-INLINE_BYTES = 128
-"""Tensors below this size are inside the model, as in the normal form of exported models."""
+_FREE_INITIALIZERS = 4  # the IR version from which an initializer need not be an input too
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,7 +57,7 @@ class ModelBundle:
             nodes are inside. Treat it as read-only: copy it, change the copy, and call `with_proto`.
         weights: location -> data; memory maps where they come from a file. Freed, and their files closed, with the
             last reference.
-        origin: what the model was made from, for messages.
+        origin: what messages call the model: the file or object it was made from.
     """
 
     proto: onnx.ModelProto
@@ -62,7 +65,7 @@ class ModelBundle:
     origin: str
 
     def with_proto(self, proto: onnx.ModelProto) -> ModelBundle:
-        """Return a bundle of another model over these weights; those it has no reference to are dropped.
+        """Return a bundle of another model over these weights, without those that it does not refer to.
 
         Raises:
             ConversionError: the model refers to a weight that is not here.
@@ -79,8 +82,6 @@ class ModelBundle:
         Raises:
             ConversionError: a reference of the model has no weight of its dtype and shape among them.
         """
-        from rlx_ort.converters.onnx_types import dtype_of
-
         for tensor in external_tensors(self.proto):
             data = weights.get(location_of(tensor))
             wanted = f"{dtype_of(tensor.data_type).value}{list(tensor.dims)}"
@@ -96,7 +97,7 @@ class ModelBundle:
 
     @property
     def opset(self) -> int:
-        """The ai.onnx opset the model imports; 0 if it imports none, 1 before ONNX could say it."""
+        """The ai.onnx opset the model imports; 0 if it imports none, 1 for models older than opset imports."""
         versions = [entry.version for entry in self.proto.opset_import if entry.domain in ("", "ai.onnx")]
         return int(max(versions, default=1 if self.proto.ir_version < 3 else 0))
 
@@ -122,7 +123,7 @@ def bundle_of(
 ) -> ModelBundle:
     """Return a model as a bundle; external data is mapped, data inside is copied out.
 
-    The given message is left as it is. Constants of `INLINE_BYTES` and more become initializers of their graph, where
+    The given message is not changed. Constants of `INLINE_BYTES` and more become initializers of their graph, where
     the IR version lets those be no inputs.
 
     Args:
@@ -131,11 +132,8 @@ def bundle_of(
         origin: what the model comes from, for messages.
 
     Raises:
-        ConversionError: a tensor is damaged, nameless or there twice, or its data is not where it says or may be.
+        ConversionError: a tensor is damaged, nameless or there twice, or its external data is missing or not allowed.
     """
-    from rlx_ort.converters.from_onnx.external import ExternalFiles
-    from rlx_ort.converters.take_out import take_out
-
     try:
         light, weights = take_out(proto, ExternalFiles(None if folder is None else Path(folder)))
     except ConversionError as err:
@@ -150,16 +148,12 @@ def bundle_from_graph(graph: Graph, options: CompileOptions | None = None, origi
         GraphVerifyError: the graph breaks a rule of the IR.
         ConversionError: a node has no ONNX form, or a parameter has no data.
     """
-    import onnx
-
-    from rlx_ort.converters.onnx_types import tensor_proto
     from rlx_ort.converters.to_onnx import all_weights
     from rlx_ort.converters.to_onnx.exporter import export_model
 
     exported = export_model(graph, options)
     weights = all_weights(graph, exported)
-    proto = onnx.ModelProto()
-    proto.CopyFrom(exported.model)
+    proto = copied(exported.model)
     for tensor in proto.graph.initializer:
         data = weights.get(tensor.name)
         if data is None:
@@ -186,26 +180,30 @@ def graph_from_bundle(bundle: ModelBundle) -> Graph:
         raise ConversionError(f"{bundle.origin}: {err}") from err
 
 
-def bundle_to_ir(bundle: ModelBundle) -> onnx_ir.Model:
-    """Return a bundle as a model of onnx-ir whose tensors are over our weights, without a copy.
+def take_out(proto: onnx.ModelProto, files: TensorFiles) -> tuple[onnx.ModelProto, dict[str, TensorData]]:
+    """Return a copy of a model whose large initializers are references, and their data by location.
 
     Raises:
-        ConversionError: onnx-ir is not installed, or it does not take the model.
+        ConversionError: an initializer is damaged, nameless or there twice, or its data cannot be had.
     """
-    from rlx_ort.converters.onnx_ir_bridge import model_of_bundle
+    import onnx
 
-    return model_of_bundle(bundle)
-
-
-def bundle_from_ir(model: onnx_ir.Model, origin: str = "the model") -> ModelBundle:
-    """Return a model of onnx-ir as a bundle; shares the memory of its tensors. The model is left as it is.
-
-    Raises:
-        ConversionError: a tensor has no element type here, or onnx-ir cannot serialize the model.
-    """
-    from rlx_ort.converters.onnx_ir_bridge import bundle_of_model
-
-    return bundle_of_model(model, origin)
+    light = onnx.ModelProto()
+    for field, value in proto.ListFields():
+        if field.name != "graph":
+            _assign(light, field, value)
+    for field, value in proto.graph.ListFields():
+        if field.name != "initializer":  # copying the weights first would double the peak
+            _assign(light.graph, field, value)
+    light.graph.SetInParent()
+    taker = _Taker(files, light.ir_version >= _FREE_INITIALIZERS, UniqueNames())
+    for tensor in proto.graph.initializer:
+        light.graph.initializer.append(taker.initializer(tensor))
+    for index, graph in enumerate(graphs_of(light)):
+        taker.graph(graph, main=not index)
+    for function in light.functions:
+        taker.attributes(function.node)
+    return light, taker.weights
 
 
 def graphs_of(model: onnx.ModelProto, *, functions: bool = True) -> Iterator[onnx.GraphProto]:
@@ -216,10 +214,7 @@ def graphs_of(model: onnx.ModelProto, *, functions: bool = True) -> Iterator[onn
         if hasattr(owner, "initializer"):
             yield owner
         for node in owner.node:
-            for attribute in node.attribute:
-                if attribute.HasField("g"):
-                    owners.append(attribute.g)
-                owners.extend(attribute.graphs)
+            owners.extend(bodies_of(node))
 
 
 def external_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
@@ -241,16 +236,98 @@ def reference(name: str, data: TensorData, location: str = "") -> onnx.TensorPro
     """Return an initializer that refers to `data` under a location, by default its own name."""
     import onnx
 
-    from rlx_ort.converters.onnx_types import elem_type
-
     tensor = onnx.TensorProto(name=name, data_type=elem_type(data.dtype), dims=data.shape)
     tensor.data_location = onnx.TensorProto.EXTERNAL
     tensor.external_data.add(key="location", value=location or name)
     return tensor
 
 
+def _assign(message: onnx.ModelProto | onnx.GraphProto, field: object, value: object) -> None:
+    name = field.name  # type: ignore[attr-defined]  # protobuf's descriptors have no types
+    if hasattr(value, "MergeFrom"):  # a message or a repeated field
+        getattr(message, name).MergeFrom(value)
+    else:
+        setattr(message, name, value)
+
+
+class _Taker:
+    """Takes the weights out of one model."""
+
+    def __init__(self, files: TensorFiles, free: bool, names: UniqueNames) -> None:
+        self.weights: dict[str, TensorData] = {}
+        self._files = files
+        self._free = free
+        self._names = names
+
+    def graph(self, graph: onnx.GraphProto, *, main: bool) -> None:
+        """Take out the weights of one graph; those of initializers of the main graph are out already."""
+        if not main:
+            for tensor in graph.initializer:
+                tensor.CopyFrom(self.initializer(tensor))
+        for sparse in graph.sparse_initializer:
+            self._bring_in(sparse.values)
+            self._bring_in(sparse.indices)
+        names = [tensor.name for tensor in graph.initializer]
+        if len({*names}) != len(names):
+            twice = sorted({name for name in names if names.count(name) > 1})
+            raise ConversionError(f"graph {graph.name!r} has initializers twice: {', '.join(twice)}")
+        if self._free:
+            self._constants(graph)
+        self.attributes(graph.node)
+
+    def initializer(self, tensor: onnx.TensorProto) -> onnx.TensorProto:
+        """Return what stands for the tensor in the light model."""
+        if not tensor.name:
+            raise ConversionError("the model has an initializer without a name")
+        data = tensor_data(tensor, self._files)
+        if data.dtype is DType.STRING or data.nbytes < INLINE_BYTES:
+            return self._inside(tensor, data)
+        location = self._names.unique(tensor.name)
+        self.weights[location] = data
+        light = reference(tensor.name, data, location)
+        if tensor.doc_string:
+            light.doc_string = tensor.doc_string
+        light.metadata_props.extend(tensor.metadata_props)
+        return light
+
+    def attributes(self, nodes: Iterable[onnx.NodeProto]) -> None:
+        """Bring the data of tensors that are attributes inside."""
+        for node in nodes:
+            for attribute in node.attribute:
+                sparse = [*attribute.sparse_tensors]
+                sparse += [attribute.sparse_tensor] if attribute.HasField("sparse_tensor") else []
+                tensors = [*attribute.tensors, *([attribute.t] if attribute.HasField("t") else [])]
+                for tensor in (*tensors, *(part for item in sparse for part in (item.values, item.indices))):
+                    self._bring_in(tensor)
+
+    def _bring_in(self, tensor: onnx.TensorProto) -> None:
+        import onnx
+
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            tensor.CopyFrom(self._inside(tensor, tensor_data(tensor, self._files)))
+
+    def _inside(self, tensor: onnx.TensorProto, data: TensorData) -> onnx.TensorProto:
+        import onnx
+
+        return tensor if tensor.data_location != onnx.TensorProto.EXTERNAL else tensor_proto(data, tensor.name)
+
+    def _constants(self, graph: onnx.GraphProto) -> None:
+        """Make initializers of the large Constant nodes of a graph."""
+        kept = []
+        for node in graph.node:
+            value = next((item.t for item in node.attribute if item.name == "value" and item.HasField("t")), None)
+            constant = node.op_type == "Constant" and node.domain in ("", "ai.onnx") and len(node.output) == 1
+            if constant and value is not None and tensor_data(value, self._files).nbytes >= INLINE_BYTES:
+                value.name = node.output[0]
+                graph.initializer.append(self.initializer(value))
+            else:
+                kept.append(node)
+        if len(kept) != len(graph.node):
+            set_items(graph.node, kept)
+
+
 class _BundleWeights:
-    """Reads the references of a bundle's model, as `ExternalFiles` reads those of a file."""
+    """Looks up the weights that a bundle's model refers to; a `TensorFiles`."""
 
     def __init__(self, weights: Mapping[str, TensorData]) -> None:
         self._weights = weights
@@ -264,6 +341,4 @@ class _BundleWeights:
 
 
 def _types(values: object) -> dict[str, ValueType]:
-    from rlx_ort.converters.onnx_types import type_of
-
     return {value.name: type_of(value.type) for value in values}  # type: ignore[attr-defined]  # protobuf's containers have no common type

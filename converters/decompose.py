@@ -1,4 +1,4 @@
-"""Ops as the basic ONNX operators that they are exported as, still inside a `Graph`."""
+"""Replaces ops of a `Graph` by the basic ONNX operators that they are exported as."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["decomposed"]
 def decomposed(graph: Graph, nodes: Collection[int], options: CompileOptions) -> Graph:
     """Return a copy in which some nodes are replaced by the nodes of their common form; weights are shared.
 
-    The other nodes, the parameters, and the names of inputs and outputs stay as they are. A replaced node's last result
+    The other nodes, the parameters, and the names of inputs and outputs stay. A replaced node's last result
     keeps its name, and the names of the new nodes begin with it.
 
     Args:
@@ -55,7 +55,7 @@ def _replaced(result: Graph, node: Node, inputs: Sequence[Value | None], options
     stand_ins: dict[Ref, Value] = {}
     for value in inputs:
         if value is not None and value.ref not in stand_ins:
-            # A lowering may look at the data of a constant, as at a beta of zeros.
+            # A lowering may read the data of a constant, such as a beta of zeros.
             op: Op = value.node.op if isinstance(value.node.op, Constant) else Input(value.name, value.type)
             (stand_ins[value.ref],) = alone.add_node(op, [], types=[value.type], output_names=[value.name])
     given = [None if value is None else stand_ins[value.ref] for value in inputs]

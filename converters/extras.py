@@ -1,4 +1,4 @@
-"""Imports of optional packages, with an answer for when they are not there."""
+"""Imports of optional packages, with the command that installs a missing one."""
 
 from __future__ import annotations
 

@@ -1,16 +1,19 @@
-"""Writes a bundle or a graph to an ONNX file, with its weights inside or in one data file beside it."""
+"""Writes a bundle or a graph to an ONNX file, and files that take their place together, whole or not at all."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, TypeAlias
 
 from rlx_ort.converters.bundle import ModelBundle, bundle_from_graph, external_tensors, location_of
+from rlx_ort.converters.onnx_types import tensor_proto
+from rlx_ort.converters.protos import copied, field_key, set_items, varint
 from rlx_ort.converters.to_onnx import PROTOBUF_LIMIT
-from rlx_ort.converters.wire import field_key, varint
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.storage import replacing
@@ -21,17 +24,28 @@ if TYPE_CHECKING:
     from rlx_ort.ir.graph import Graph
     from rlx_ort.options.compile_options import CompileOptions
 
-__all__ = ["EXTERNAL_ABOVE_BYTES", "Progress", "save_bundle", "save_onnx", "written_files"]
+__all__ = [
+    "EXTERNAL_ABOVE_BYTES",
+    "Progress",
+    "Staging",
+    "refer",
+    "refuse_existing",
+    "save_bundle",
+    "save_onnx",
+    "staging",
+    "written_files",
+]
 
 EXTERNAL_ABOVE_BYTES = 1 << 30
-"""Weights above this total go to a data file unless the caller says otherwise: 1 GiB, half of what a file may hold."""
+"""Weights above this total go to a data file by default: 1 GiB, half of what one protobuf file may hold."""
 
 Progress: TypeAlias = Callable[[int], None]
-"""Told how many further bytes of weights were written."""
+"""Called with the number of further bytes of weights written."""
 
 _LARGE_BYTES = 1 << 20
 _LARGE_ALIGNMENT = 1 << 16  # what Windows needs to map a tensor; Linux and macOS are content with 4 or 16 KiB
 _SMALL_ALIGNMENT = 64
+_STAGING_NAME = re.compile(r"\.(?P<process>\d+)-[0-9a-f]{16}\.converting")
 
 
 def save_onnx(
@@ -52,7 +66,7 @@ def save_onnx(
         path: the file to write.
         external_data: whether weights go to a data file; None decides by `EXTERNAL_ABOVE_BYTES`.
         overwrite: whether existing files may be replaced.
-        options: what the model is to be like: dims, opset, precision and kernel dispatch; see `to_onnx`.
+        options: dims, opset, precision and kernel dispatch of the model; see `to_onnx`.
 
     Raises:
         GraphVerifyError: the graph breaks a rule of the IR.
@@ -80,19 +94,16 @@ def save_bundle(
         path: the file to write.
         external_data: whether weights go to a data file; None decides by `EXTERNAL_ABOVE_BYTES`.
         overwrite: whether existing files may be replaced.
-        progress: told how many further bytes of weights were written.
+        progress: called with the number of further bytes of weights written.
 
     Raises:
         ConversionError: a file exists, cannot be written or would be above 2 GB, or a weight's file has changed.
     """
-    import onnx
-
     files = written_files(bundle, path, external_data=external_data)
     for file in files:
         if file.exists() and not overwrite:
             raise ConversionError(f"{file} exists; pass overwrite=True to replace it")
-    model = onnx.ModelProto()
-    model.CopyFrom(bundle.proto)
+    model = copied(bundle.proto)
     target = files[0]
     with _as_conversion_error(target), contextlib.ExitStack() as undo:
         with _replacing(target, undo) as stream:
@@ -149,10 +160,15 @@ def _write_data(
         stream.write(bytes(padding))
         offset += padding
         _copy(data, stream, progress)
-        del tensor.external_data[:]
-        for key, value in (("location", location), ("offset", offset), ("length", data.nbytes)):
-            tensor.external_data.add(key=key, value=str(value))
+        refer(tensor, location, offset, data.nbytes)
         offset += data.nbytes
+
+
+def refer(tensor: onnx.TensorProto, location: str, offset: int, nbytes: int) -> None:
+    """Point an external tensor at a range of bytes in a file beside the model."""
+    del tensor.external_data[:]
+    for key, value in (("location", location), ("offset", offset), ("length", nbytes)):
+        tensor.external_data.add(key=key, value=str(value))
 
 
 def _write_model(
@@ -164,15 +180,12 @@ def _write_model(
     """
     import onnx
 
-    from rlx_ort.converters.onnx_types import tensor_proto
-
     external = onnx.TensorProto.EXTERNAL
     outside = [t for t in model.graph.initializer if t.data_location == external and location_of(t) in weights]
     fields: list[tuple[bytes, TensorData]] = []
     for tensor in outside:
         data = weights[location_of(tensor)]
-        head = onnx.TensorProto()
-        head.CopyFrom(tensor)
+        head = copied(tensor)
         head.ClearField("external_data")
         head.ClearField("data_location")
         header = (
@@ -184,9 +197,7 @@ def _write_model(
         fields.append((field_key(onnx.GraphProto.INITIALIZER_FIELD_NUMBER) + length + header, data))
     if fields:
         names = {tensor.name for tensor in outside}
-        kept = onnx.GraphProto(initializer=[t for t in model.graph.initializer if t.name not in names])
-        del model.graph.initializer[:]
-        model.graph.MergeFrom(kept)
+        set_items(model.graph.initializer, [t for t in model.graph.initializer if t.name not in names])
     for tensor in external_tensors(model):
         if location_of(tensor) in weights:  # one of a body
             tensor.CopyFrom(tensor_proto(weights[location_of(tensor)], tensor.name))
@@ -208,3 +219,98 @@ def _copy(data: TensorData, stream: BinaryIO, progress: Progress | None) -> None
         stream.write(piece)
         if progress is not None:
             progress(len(piece))
+
+
+class Staging:
+    """A folder to write in, and the way from there to the final place.
+
+    Attributes:
+        path: where to write the main file, under its final name; files beside it come along.
+    """
+
+    def __init__(self, folder: Path, target: Path) -> None:
+        self.path = folder / target.name
+        self._folder = folder
+        self._target = target
+
+    def publish(self, files: Sequence[Path], *, overwrite: bool) -> list[Path]:
+        """Move files to the target's folder, the main one last; what was there is put back when a move fails.
+
+        A reader sees the main file of before or of now, whole in both cases; the files it refers to are there first.
+
+        Raises:
+            ConversionError: a file is there already and may not be replaced, or cannot be moved.
+        """
+        order = sorted(files, key=lambda file: file == self.path)
+        places = [self._target.parent / file.relative_to(self._folder) for file in order]
+        refuse_existing(places, overwrite=overwrite)
+        saved = self._folder / ".replaced"
+        saved.mkdir()
+        with contextlib.ExitStack() as undo:
+            try:
+                for file, place in zip(order, places, strict=True):
+                    place.parent.mkdir(parents=True, exist_ok=True)
+                    if file != self.path:  # the last one needs no way back
+                        self._prepare_undo(place, saved, undo)
+                    file.replace(place)
+            except OSError as err:
+                hint = "on Windows no process may have the old file open" if os.name == "nt" else "check its rights"
+                raise ConversionError(f"{self._target} cannot be put in place: {err}; {hint}") from err
+            undo.pop_all()
+        return [self._target, *(place for place in places if place != self._target)]
+
+    @staticmethod
+    def _prepare_undo(place: Path, saved: Path, undo: contextlib.ExitStack) -> None:
+        if place.exists():
+            backup = saved / place.name
+            place.replace(backup)
+            undo.callback(backup.replace, place)
+        else:
+            undo.callback(place.unlink, missing_ok=True)
+
+
+@contextlib.contextmanager
+def staging(target: Path) -> Iterator[Staging]:
+    """Give a hidden folder beside a target, on the same file system; it is gone afterwards, whatever happens.
+
+    Folders that a killed process left for this target are removed.
+
+    Raises:
+        ConversionError: the folder cannot be made.
+    """
+    _remove_abandoned(target)
+    folder = target.parent / f".{target.name}.{os.getpid()}-{os.urandom(8).hex()}.converting"
+    try:
+        folder.mkdir()
+    except OSError as err:
+        raise ConversionError(f"{target} cannot be written: {err}; give a target in a folder that exists") from err
+    try:
+        yield Staging(folder, target)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def refuse_existing(places: Sequence[Path], *, overwrite: bool) -> None:
+    """Return if no file is in the way.
+
+    Raises:
+        ConversionError: one is, and may not be replaced; or a folder is.
+    """
+    for place in places:
+        if place.is_dir():
+            raise ConversionError(f"{place} is a folder; give the name of a file")
+        if place.exists() and not overwrite:
+            raise ConversionError(f"{place} exists and was left as it is; give --force (overwrite=True) to replace it")
+
+
+def _remove_abandoned(target: Path) -> None:
+    import psutil
+
+    prefix = f".{target.name}"
+    with contextlib.suppress(OSError):
+        for folder in target.parent.iterdir():
+            match = (
+                _STAGING_NAME.fullmatch(folder.name.removeprefix(prefix)) if folder.name.startswith(prefix) else None
+            )
+            if match is not None and not psutil.pid_exists(int(match["process"])):
+                shutil.rmtree(folder, ignore_errors=True)

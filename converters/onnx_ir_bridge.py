@@ -20,10 +20,10 @@ from rlx_ort.ir.tensor import TensorData
 if TYPE_CHECKING:
     import onnx_ir
 
-__all__ = ["bundle_of_model", "model_of_bundle"]
+__all__ = ["bundle_from_ir", "bundle_to_ir"]
 
 
-def model_of_bundle(bundle: ModelBundle) -> onnx_ir.Model:
+def bundle_to_ir(bundle: ModelBundle) -> onnx_ir.Model:
     """Return a bundle as a model of onnx-ir, without copying a weight.
 
     Raises:
@@ -39,13 +39,13 @@ def model_of_bundle(bundle: ModelBundle) -> onnx_ir.Model:
     with _as_conversion_error(bundle.origin, "read"):
         model: onnx_ir.Model = ir.serde.deserialize_model(bundle.proto)
         for value in _initializers(model):
-            tensor = value.const_value
+            tensor: Any = value.const_value
             if isinstance(tensor, ir.ExternalTensor):
                 value.const_value = WeightTensor(bundle.weights[str(tensor.location)], tensor.name, tensor.doc_string)
     return model
 
 
-def bundle_of_model(model: onnx_ir.Model, origin: str) -> ModelBundle:
+def bundle_from_ir(model: onnx_ir.Model, origin: str = "the model") -> ModelBundle:
     """Return a model of onnx-ir as a bundle; shares the memory of tensors that have theirs in ONNX's storage form.
 
     Raises:

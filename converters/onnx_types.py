@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 from rlx_ort.errors import ConversionError
@@ -16,7 +17,10 @@ if TYPE_CHECKING:
 __all__ = [
     "dtype_of",
     "elem_type",
+    "known_type_of",
+    "schema_of",
     "tensor_proto",
+    "text_of",
     "type_of",
     "type_proto",
     "type_proto_text",
@@ -93,6 +97,14 @@ def type_of(proto: onnx.TypeProto) -> ValueType:
     return UnknownType()
 
 
+def known_type_of(proto: onnx.TypeProto) -> ValueType:
+    """Return the IR type of an ONNX type; unknown also where the IR lacks the element type."""
+    try:
+        return type_of(proto)
+    except ConversionError:
+        return UnknownType()
+
+
 def type_proto(value: ValueType, into: onnx.TypeProto | None = None) -> onnx.TypeProto:
     """Return the ONNX type of an IR type, written to `into` if that is given."""
     import onnx
@@ -133,6 +145,25 @@ def tensor_proto(data: TensorData, name: str = "") -> onnx.TensorProto:
     else:
         proto.raw_data = data.buffer.tobytes()
     return proto
+
+
+@functools.cache
+def schema_of(op_type: str, version: int) -> onnx.defs.OpSchema | None:
+    """Return the schema of an operator of ai.onnx in an opset, None where there is none."""
+    import onnx
+
+    try:
+        return onnx.defs.get_schema(op_type, version, "")
+    except onnx.defs.SchemaError:
+        return None
+
+
+def text_of(data: bytes) -> str | bytes:
+    """Return UTF-8 bytes as text; other bytes unchanged."""
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError:
+        return data
 
 
 def _dim_of(dim: onnx.TensorShapeProto.Dimension) -> Dim:

@@ -1,9 +1,9 @@
 """Asking a provider which nodes it takes: one small session with each node once, whose assignment is read back.
 
-A kernel list knows operators and element types; attributes, ranks and constant inputs decide as well, and compiling
-providers have no list. So each node is put into a model of its own inputs, without optimisation, which would fold or
-fuse it away. Opening such a session takes 0.2 ms on the CPU, 0.7 ms on WebGPU and about 10 ms on OpenVINO (ONNX Runtime
-1.31.1). Providers that compile are asked in a child process, because some nodes end the process (QNN 2.7.0).
+A kernel list has operators and element types; attributes, ranks and constant inputs decide as well, and compiling
+providers have no list. So each node is put into a model with inputs of its own, without optimisation, which would fold
+or fuse it away. Opening such a session takes 0.2 ms on the CPU, 0.7 ms on WebGPU and about 10 ms on OpenVINO (ONNX
+Runtime 1.31.1). Providers that compile are asked in a child process, since some nodes end the process (QNN 2.7.0).
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ import os
 import re
 import sys
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import onnx
 
 from rlx_ort.converters.onnx_types import dtype_of, elem_type, tensor_proto, type_proto
 from rlx_ort.converters.to_onnx.exported import ExportedModel, ExportedNode
@@ -34,9 +35,6 @@ from rlx_ort.providers.answers import DEVICE, HELPED
 from rlx_ort.providers.asking_child import ask_in_child
 from rlx_ort.providers.base import Provider, SessionRequest
 from rlx_ort.providers.registry import register_provider
-
-if TYPE_CHECKING:
-    import onnx
 
 __all__ = ["Question", "answer_tasks", "ask", "asking_options"]
 
@@ -58,7 +56,7 @@ class Question:
         inputs: types of its inputs, None for absent ones.
         outputs: types of its outputs, None for absent ones.
         constants: places of the inputs that are constant -> their data, None where only its type is known.
-        outer: name -> type of what its bodies read from outside.
+        outer: name -> type of the outer values that its bodies read.
         computed: places of the inputs that other nodes compute.
         used: whether other nodes read its first output.
     """
@@ -81,22 +79,31 @@ def ask(
     options: CompileOptions,
     budget_s: float,
 ) -> dict[str, str]:
-    """Return the answer to each question by its key; those that were not reached within the budget have none.
+    """Return the answer to each question by its key, without those that were not reached within the budget.
 
     Args:
         provider: the provider to ask.
         device: its device, which works here.
         questions: the nodes, each key once.
-        model: the model the nodes are of, for its opsets and functions.
+        model: the model of the nodes, for its opsets and functions.
         options: the arithmetic and the provider options to open sessions with.
         budget_s: seconds after which no other session is opened.
     """
-    askable = [question for question in questions if _askable(question)]
+    askable = [
+        question
+        for question in questions
+        if not any(isinstance(kind, UnknownType) for kind in (*question.inputs, *question.outer.values()))
+    ]
     if provider.compiles:
         return _ask_compiler(provider, device, {each.key: _sheets(each, model) for each in askable}, options, budget_s)
     deadline = time.monotonic() + budget_s
     answers: dict[str, str] = {}
-    doubtful = {question.key for question in askable if _mentions(question, provider.doubtful_dtypes)}
+    doubtful = {
+        question.key
+        for question in askable
+        for kind in (*question.inputs, *question.outputs)
+        if isinstance(kind, TensorType) and kind.dtype in provider.doubtful_dtypes
+    }
     if doubtful and all(_computes(provider, device, dtype, options) for dtype in provider.doubtful_dtypes):
         doubtful.clear()
     alone = [question for question in askable if question.outer or question.key in doubtful]
@@ -136,8 +143,6 @@ def _ask_sheet(
     Raises:
         RlxError: the session was refused, for one node at least, or the run failed.
     """
-    import onnx
-
     proto = onnx.ModelProto.FromString(sheet)
     nodes = tuple(
         ExportedNode.of(node.name, node.domain, node.op_type, 0, at, (), (), tuple(node.input), tuple(node.output))
@@ -233,9 +238,12 @@ def _ask_compiler(
 def _answer(provider: Provider, device: Device, sheets: Sequence[bytes], options: CompileOptions) -> str:
     """Return the answer to a node alone, or that to the node between neighbours if alone it is not taken."""
     answer = ""
-    for asked, sheet in zip((_ask_alone, _ask_inside), sheets, strict=False):
+    for place, sheet in enumerate(sheets):
         try:
-            found = asked(provider, device, sheet, options)
+            if place == 0:
+                found = _ask_sheet(provider, device, sheet, options)[0]
+            else:
+                found = _ask_inside(provider, device, sheet, options)
         except DeviceUnavailableError:
             return ""  # the device, not the node, is at fault
         except RlxError as err:
@@ -246,18 +254,12 @@ def _answer(provider: Provider, device: Device, sheets: Sequence[bytes], options
     return answer
 
 
-def _ask_alone(provider: Provider, device: Device, sheet: bytes, options: CompileOptions) -> str:
-    return _ask_sheet(provider, device, sheet, options)[0]
-
-
 def _ask_inside(provider: Provider, device: Device, sheet: bytes, options: CompileOptions) -> str:
     """Return the answer to a node between others, with the optimisation that drops nodes which do nothing.
 
     Raises:
         RlxError: the session was refused.
     """
-    import onnx
-
     model = ExportedModel(onnx.ModelProto.FromString(sheet), (), (), {}, {})
     options = options.with_(optimization=OptimizationLevel.BASIC)
     session = provider.open(SessionRequest(device, model, _outside(model.model), options))
@@ -268,15 +270,8 @@ def _ask_inside(provider: Provider, device: Device, sheet: bytes, options: Compi
     return DEVICE if found <= {provider.ep_name} else HELPED
 
 
-def _mentions(question: Question, dtypes: Collection[DType]) -> bool:
-    kinds = (*question.inputs, *question.outputs)
-    return any(isinstance(kind, TensorType) and kind.dtype in dtypes for kind in kinds)
-
-
 def _computes(provider: Provider, device: Device, dtype: DType, options: CompileOptions) -> bool:
     """Return whether a sum of two vectors of an element type runs on the device; opens a session."""
-    import onnx
-
     node = onnx.NodeProto(op_type="Add", name="sum")
     vector = TensorType(dtype, Shape((2,)))
     question = Question("", node, (vector, vector), (vector,))
@@ -297,11 +292,6 @@ def _some_inputs(graph: onnx.GraphProto) -> dict[str, Any]:
         shape = [dim.dim_value if dim.HasField("dim_value") else 1 for dim in tensor.shape.dim]
         found[value.name] = np.ones(shape, dtype_of(tensor.elem_type).numpy)
     return found
-
-
-def _askable(question: Question) -> bool:
-    kinds = (*question.inputs, *question.outer.values())
-    return not any(isinstance(kind, UnknownType) for kind in kinds)
 
 
 def _split(group: list[Question], text: str) -> list[list[Question]]:
@@ -327,13 +317,11 @@ def _short_reason(err: RlxError) -> str:
 
 
 def _sheet(questions: Sequence[Question], model: onnx.ModelProto, *, all_constant: bool = False) -> onnx.ModelProto:
-    """Return a model of these nodes, each with inputs of its own.
+    """Return a model of these nodes, which share no inputs.
 
     Large constants are inputs, as kernels ask for their type only, unless `all_constant`: compiling providers want
     weights that are constant.
     """
-    import onnx
-
     sheet = onnx.ModelProto(ir_version=model.ir_version, producer_name="rlx_ort")
     sheet.opset_import.extend(model.opset_import)
     sheet.functions.extend(model.functions)
@@ -387,17 +375,13 @@ def _sheets(question: Question, model: onnx.ModelProto) -> list[bytes]:
 
 
 def _neighbour(name: str, result: str, kind: TensorType) -> onnx.NodeProto:
-    """Return a node that every provider takes, which cannot be dropped."""
-    import onnx
-
+    """Return a node that every provider takes and none can drop."""
     op_type = "And" if kind.dtype is DType.BOOL else "Add"
     return onnx.NodeProto(op_type=op_type, name=f"{_NEIGHBOUR}{result}", input=[name, name], output=[result])
 
 
 def _outside(model: onnx.ModelProto) -> dict[str, TensorData]:
     """Return data for the constants of a sheet whose data is not known."""
-    import onnx
-
     tensors = model.graph.initializer
     return {tensor.name: _ones(tensor) for tensor in tensors if tensor.data_location == onnx.TensorProto.EXTERNAL}
 
@@ -405,9 +389,7 @@ def _outside(model: onnx.ModelProto) -> dict[str, TensorData]:
 def _declare(
     graph: onnx.GraphProto, name: str, kind: ValueType, question: Question, place: int, all_constant: bool
 ) -> None:
-    """Declare an input of a node: an initializer where it is constant, else an input of the graph."""
-    import onnx
-
+    """Declare an input of a node: an initializer if it is constant, else an input of the graph."""
     data = question.constants.get(place)
     if data is not None:
         graph.initializer.append(tensor_proto(data, name))
@@ -423,6 +405,6 @@ def _declare(
 
 
 def _ones(tensor: onnx.TensorProto) -> TensorData:
-    """Return data for a constant whose data is not known: ones, by which a provider may divide."""
+    """Return ones for a constant whose data is unknown, since a provider may divide by it."""
     dtype = dtype_of(tensor.data_type)
     return TensorData.from_array(np.ones(tuple(tensor.dims), dtype.numpy), dtype)

@@ -1,8 +1,8 @@
 """A child process that answers questions, so that a node which ends the process ends only the child.
 
 It reads tasks from standard input, one JSON line each, and writes a line per answer to standard output. It serves
-several tasks and is ended after `_IDLE_S` without one. When it dies, the question it was at is answered with that, and
-another child continues with the next question.
+several tasks and is ended after `_IDLE_S` without one. When it dies, its exit code is the answer to the question it was
+at, and another child continues with the next one.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class _Child:
         self.environment = environment
         self.parent = os.getpid()
         self._patience_s = _START_S
-        self._process = subprocess.Popen(  # noqa: S603  # this Python, and a command of ours
+        self._process = subprocess.Popen(  # noqa: S603  # this Python with a fixed command
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment
         )
         self._lines: queue.Queue[bytes] = queue.Queue()
@@ -83,7 +83,7 @@ class _Child:
         return self.parent == os.getpid() and self._process.poll() is None
 
     def asked(self, task: bytes, count: int, deadline: float) -> tuple[dict[str, str], int | None]:
-        """Return what it answered, in order, and its exit code; None for one that was too slow or did not start."""
+        """Return its answers in order, and its exit code; None if it was too slow or did not start."""
         writer = threading.Thread(target=_write, args=(self._process.stdin, task), daemon=True)
         writer.start()
         answers: dict[str, str] = {}
@@ -121,7 +121,7 @@ _timer: threading.Timer | None = None
 
 
 def _child() -> _Child:
-    """Return the child, started anew where the settings changed."""
+    """Return the child, restarted if the settings changed."""
     global _current
     if _timer is not None:
         _timer.cancel()

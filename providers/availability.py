@@ -62,7 +62,7 @@ def require_available(device: Device) -> None:
 def provider_of(device: Device) -> Provider | None:
     """Return the provider that serves a device, or None when there is none, or only one that explains why."""
     provider = registry.default_registry().for_device(device)
-    # A provider with neither an execution provider nor a say in automatic choice knows the name and runs nothing.
+    # A provider without an execution provider that is not selectable only has the name and runs nothing.
     return provider if provider is not None and (provider.ep_name or provider.selectable) else None
 
 
@@ -92,7 +92,7 @@ def available_apple_devices() -> list[Device]:
 
 
 def fastest_device() -> Device:
-    """Return the best device that works here by platform priority; no graph and no variable is looked at.
+    """Return the best device that works here by platform priority; no graph and no variable is considered.
 
     Raises:
         NoViableDeviceError: no device works here.
@@ -118,13 +118,13 @@ def fastest_among(devices: Device | str | Iterable[Device | str]) -> Device:
 
 
 def is_selectable(device: Device) -> bool:
-    """Return whether automatic choice may take the device; test providers say no."""
+    """Return whether automatic choice may take the device; not those of test providers."""
     provider = provider_of(device)
     return provider is not None and provider.selectable
 
 
 def full_name(device: Device | str) -> str:
-    """Return the name people read; the CPU's also names the library that multiplies its matrices."""
+    """Return the device's name for people; the CPU's also names its matrix library."""
     device = Device(device)
     name = device.family.display + (f" {device.index}" if device.index else "")
     return f"{name} (MLAS)" if device.kind == Device.CPU.kind else name
@@ -138,8 +138,8 @@ def supports_run_slots(device: Device | str) -> bool:
 def drain_device(device: Device | str) -> None:
     """Wait until the device has nothing left to do in this process.
 
-    ONNX Runtime finishes a run before it returns, so what can still be going on is a run in another thread. Devices
-    that run one session at a time are waited for; on the others such a run is its own thread's business.
+    ONNX Runtime finishes a run before it returns, so only a run in another thread can still be in flight. On devices
+    that run one session at a time it is waited for; on others it is not.
     """
     provider = provider_of(Device(device))
     if provider is not None:

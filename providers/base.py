@@ -1,7 +1,7 @@
-"""What a provider is: the protocol that every file of this folder fills, room by room.
+"""`Provider`, the base class of every provider, and the values that it takes and returns.
 
-The rooms, in the order each module keeps: identity, probe, session options, claims and quirks, default profile.
-Nothing outside this folder names a single provider; `rlx_ort.providers.registry` finds them.
+A provider's module has these sections: identity, probe, session options, claims and quirks, default profile. Nothing
+outside this folder names a single provider; `rlx_ort.providers.registry` finds them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ __all__ = [
     "element",
     "is_float_remainder",
     "rank",
-    "result_element",
 ]
 
 
@@ -46,10 +45,10 @@ class Availability:
         available: a session opened on the device, its node was assigned to it, and it ran.
         reason: why not, quoting the loader or the driver; empty when available.
         remedy: the command or step that repairs it; empty when there is nothing to repair.
-        hardware: the device's name as its driver tells it, empty when unknown.
+        hardware: the driver's name of the device, empty when unknown.
         driver: the driver's version, empty when unknown.
         memory_bytes: the device's memory, 0 when unknown.
-        identity: PCI address, UUID or LUID, which tells equal devices of a machine apart; empty when unknown.
+        identity: PCI address, UUID or LUID, which differs between equal devices; empty when unknown.
     """
 
     available: bool
@@ -124,7 +123,7 @@ class KernelClaim:
 
 @dataclass(frozen=True, slots=True)
 class KernelLimit:
-    """A form of an operator that a provider takes when a session is opened, and whose kernel fails in the run.
+    """A form of an operator that a provider accepts when a session is opened and whose kernel fails in the run.
 
     Attributes:
         op_type: the operator, of ai.onnx.
@@ -137,35 +136,29 @@ class KernelLimit:
     reason: str
 
 
-def element(node: ExportedNode, place: int) -> DType | None:
-    """Return the element type of a node's input, or None where it is absent or no tensor."""
-    kind = node.inputs[place] if place < len(node.inputs) else None
-    return kind.dtype if isinstance(kind, TensorType) else None
-
-
-def result_element(node: ExportedNode, place: int) -> DType | None:
-    """Return the element type of a node's output, or None where it is absent or no tensor."""
-    kind = node.outputs[place] if place < len(node.outputs) else None
+def element(kinds: Sequence[ValueType | None]) -> DType | None:
+    """Return the element type of a node's first input or output, or None where it is absent or no tensor."""
+    kind = kinds[0] if kinds else None
     return kind.dtype if isinstance(kind, TensorType) else None
 
 
 def is_float_remainder(node: ExportedNode, given: Mapping[str, Any]) -> bool:
     """Return whether a `Mod` is of floats without `fmod=1`, which ONNX allows and ONNX Runtime's kernels do not."""
-    dtype = element(node, 0)
+    dtype = element(node.inputs)
     return not given.get("fmod") and dtype is not None and dtype.is_float
 
 
-def rank(node: ExportedNode, place: int) -> int | None:
-    """Return the rank of a node's input, or None where it is unknown, absent or no tensor."""
-    kind = node.inputs[place] if place < len(node.inputs) else None
+def rank(node: ExportedNode) -> int | None:
+    """Return the rank of a node's first input, or None where it is unknown, absent or no tensor."""
+    kind = node.inputs[0] if node.inputs else None
     return len(kind.shape) if isinstance(kind, TensorType) and kind.shape is not None else None
 
 
 @dataclass(frozen=True, slots=True)
 class CostProfile:
-    """What the cost model knows about a device. One unit set: GFLOP/s, bytes per ns, ns.
+    """The rates and latencies of a device for the cost model, in GFLOP/s, bytes per ns and ns.
 
-    A shipped default says so in `source`; a calibration measures its own.
+    `source` names where they come from: a shipped default, or a calibration.
     """
 
     gemm_gflops: float
@@ -206,7 +199,7 @@ class EngineSession(Protocol):
 
     @property
     def assignments(self) -> Sequence[NodeAssignment]:
-        """Where each node is, as the engine tells it."""
+        """Where each node is, as reported by the engine."""
 
     def run(self, output_names: Sequence[str], feeds: Mapping[str, Any]) -> list[Any]:
         """Run once and return the named outputs; feeds were checked and coerced before."""
@@ -222,16 +215,16 @@ class Provider(abc.ABC):
         name: the module's name, used in messages and for looking the provider up.
         kinds: the device kinds it serves, best first.
         ep_name: ONNX Runtime's name of the execution provider, empty for engines that are not ONNX Runtime.
-        selectable: whether automatic choice may pick it; test providers say no.
+        selectable: whether automatic choice may pick it; false for test providers.
         exclusive: whether only one session of the provider may run at a time in this process.
         compiles_per_shape: whether a run with new input shapes compiles the graph anew, which takes seconds.
-        compiles: whether it compiles whole subgraphs, so that it has no kernels to list. Questions about single nodes
-            go to a child process then, since some end the process.
-        doubtful_dtypes: element types whose nodes are assigned even where the device cannot compute them, so that a
-            question about one needs a run.
-        limits: what kernels take and do not compute.
-        distrusted_kernels: (domain, operator) of fused kernels that were seen to be wrong; ops with a basic form too
-            are never written as these.
+        compiles: whether it compiles whole subgraphs, so that it has no kernels to list. It is asked about single nodes
+            in a child process, since some nodes end the process.
+        doubtful_dtypes: element types whose nodes are assigned even where the device cannot compute them, so that
+            asking about one takes a run.
+        limits: forms that kernels accept and do not compute.
+        distrusted_kernels: (domain, operator) of fused kernels with wrong results; an op that has a basic form is never
+            written as one of these.
     """
 
     name: ClassVar[str]
@@ -272,7 +265,7 @@ class Provider(abc.ABC):
         return ""
 
     def question_scope(self, device: Device) -> str | None:
-        """Return provider, versions and hardware as one text, for which answers about single nodes stay true.
+        """Return provider, versions and hardware as one text, the key of answers about single nodes.
 
         None for a provider that cannot be asked.
         """

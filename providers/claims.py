@@ -1,7 +1,7 @@
 """Which operators a provider has kernels for, read from ONNX Runtime's own registry.
 
-The registry answers for everything in milliseconds and agrees with the real assignment in 99 of 100 cases. It does not
-speak of attributes, nor of ONNX functions that ONNX Runtime expands into kernels; only a session proves a claim.
+The registry answers in milliseconds and agrees with the real assignment in 99 of 100 cases. It leaves out attributes
+and the ONNX functions that ONNX Runtime expands into kernels; only a session proves a claim.
 """
 
 from __future__ import annotations
@@ -10,16 +10,19 @@ import functools
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
+from rlx_ort.converters.to_onnx.dispatch import KernelSet, has_choice
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.types import MapType, OptionalType, SequenceType, TensorType, ValueType
-from rlx_ort.providers.base import KernelClaim
+from rlx_ort.ir.graph import Graph
+from rlx_ort.ir.types import TensorType, ValueType
+from rlx_ort.providers.base import KernelClaim, Provider
 from rlx_ort.providers.engine import runtime
-from rlx_ort.providers.engine.ort_types import element_dtypes
+from rlx_ort.providers.engine.values import element_dtypes, elements
 
-__all__ = ["kernels_of", "schema_version", "takes"]
+__all__ = ["kernel_set", "kernels_of", "schema_version", "takes"]
 
+_Types: TypeAlias = Sequence[ValueType | None]
 _OPEN_END = 2147483647  # INT_MAX in KernelDef
 _LISTS = 64
 _ANSWERS_A_LIST = 4096
@@ -50,8 +53,8 @@ def takes(
     domain: str,
     op_type: str,
     version: int,
-    inputs: Sequence[ValueType | None] = (),
-    outputs: Sequence[ValueType | None] = (),
+    inputs: _Types = (),
+    outputs: _Types = (),
 ) -> bool:
     """Return whether a kernel takes a node: its operator at the model's opset version and its element types.
 
@@ -71,6 +74,20 @@ def takes(
     return answer
 
 
+def kernel_set(provider: Provider, graph: Graph) -> KernelSet | None:
+    """Return the kernels that the model of a graph may count on; None if they cannot be listed, or do not matter."""
+    claims = provider.claims() if has_choice(graph) else None
+    if claims is None:
+        return None
+
+    def trusted(domain: str, op_type: str, version: int, inputs: _Types, outputs: _Types) -> bool:
+        if (domain, op_type) in provider.distrusted_kernels:
+            return False
+        return takes(claims, domain, op_type, version, inputs, outputs)
+
+    return KernelSet(provider.ep_name or provider.name, _known_of(claims), trusted)
+
+
 @functools.cache
 def schema_version(domain: str, op_type: str, opset: int) -> int:
     """Return the version an operator was last changed in, up to an opset; the opset itself for unknown operators."""
@@ -80,26 +97,18 @@ def schema_version(domain: str, op_type: str, opset: int) -> int:
 
 def _version_fits(claim: KernelClaim, since: int) -> bool:
     # https://github.com/microsoft/onnxruntime/blob/main/onnxruntime/core/framework/kernel_registry.cc (IsKernelDef...)
-    # A kernel with an open end takes only the version it starts at: nobody knows what a later one will change.
+    # A kernel with an open end takes only the version it starts at: a later one may change anything.
     if claim.first_version == since:
         return True
     return claim.last_version is not None and claim.first_version <= since <= claim.last_version
 
 
 def _dtypes_fit(claim: KernelClaim, dtypes: Sequence[tuple[frozenset[str], frozenset[DType]]]) -> bool:
-    for names, wanted in dtypes:
-        for name in names & claim.dtypes.keys():
-            if not wanted <= claim.dtypes[name]:
-                return False
-    return True
+    return all(wanted <= claim.dtypes[name] for names, wanted in dtypes for name in names & claim.dtypes.keys())
 
 
 def _constrained(
-    domain: str,
-    op_type: str,
-    since: int,
-    inputs: Sequence[ValueType | None],
-    outputs: Sequence[ValueType | None],
+    domain: str, op_type: str, since: int, inputs: _Types, outputs: _Types
 ) -> list[tuple[frozenset[str], frozenset[DType]]]:
     """Pair the names a kernel may constrain a value by (type parameter or formal name) with its element types."""
     schema = _schemas().get((domain, op_type), {}).get(since)
@@ -108,27 +117,16 @@ def _constrained(
     pairs = []
     for formals, kinds in ((schema.inputs, inputs), (schema.outputs, outputs)):
         for position, kind in enumerate(kinds):
-            found = _elements(kind)
+            found = elements(kind)
             if found and formals:
                 formal = formals[min(position, len(formals) - 1)]  # the last one may be variadic
                 pairs.append((frozenset((formal.typeStr, formal.name)), found))
     return pairs
 
 
-def _elements(kind: ValueType | None) -> frozenset[DType]:
-    match kind:
-        case TensorType(dtype=dtype):
-            return frozenset((dtype,))
-        case SequenceType(element=element) | OptionalType(element=element):
-            return _elements(element)
-        case MapType(key=key, value=value):
-            return frozenset((key,)) | _elements(value)
-    return frozenset()
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Known:
-    """A list of claims, the same by operator, and what was asked of it. Holding the list keeps its id from reuse."""
+    """A list of claims, indexed by operator, with remembered answers. Holding the list keeps its id from reuse."""
 
     claims: Sequence[KernelClaim]
     by_operator: Mapping[tuple[str, str], Sequence[KernelClaim]]
@@ -136,7 +134,7 @@ class _Known:
 
 
 def _known_of(claims: Sequence[KernelClaim]) -> _Known:
-    """Return what is known of a list; lists are told apart by identity, as hashing one takes a while."""
+    """Return the index of a list of claims, found by the list's identity: hashing its thousands of claims is slow."""
     known = _lists.get(id(claims))
     if known is not None:
         return known
@@ -151,7 +149,7 @@ def _known_of(claims: Sequence[KernelClaim]) -> _Known:
 
 
 def _look(kind: ValueType | None) -> object:
-    """Return what a kernel may ask of a type: the element type of a tensor, all of any other."""
+    """Return the part of a type that kernels constrain: a tensor's element type, all of any other."""
     return kind.dtype if type(kind) is TensorType else kind
 
 

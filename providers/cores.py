@@ -26,9 +26,9 @@ class CoreShare(NamedTuple):
 
     Attributes:
         host_logical: hardware threads of the host.
-        host_physical: cores of the host; the same as `host_logical` when the system does not tell.
+        host_physical: cores of the host; the same as `host_logical` where the system does not list them.
         affinity: hardware threads the process may be scheduled on.
-        quota: cores the control group pays for, None without a limit.
+        quota: cores that the control group may use, None without a limit.
     """
 
     host_logical: int
@@ -55,7 +55,7 @@ def core_share() -> CoreShare:
         logical = os.cpu_count() or 1
         physical = _physical_cores(Path("/sys/devices/system/cpu")) or logical
         return CoreShare(logical, physical, len(os.sched_getaffinity(0)) or logical, cgroup_quota_cores())
-    import psutil  # on Linux the kernel tells in a tenth of the time that its import takes, 12 ms of a quick start
+    import psutil  # its import takes 12 ms of a quick start; on Linux the kernel's files are ten times as fast
 
     logical = psutil.cpu_count(logical=True) or os.cpu_count() or 1
     physical = psutil.cpu_count(logical=False) or logical
@@ -86,7 +86,7 @@ def cgroup_quota_cores(
 
 def _limits(root: Path, group: str, read: Callable[[Path], float | None]) -> list[float]:
     folder = root / group.lstrip("/")
-    # In a container the path is the host's and is not mounted; the container's own group is then the root.
+    # In a container the path is the host's and not mounted; the container's own group is the root then.
     places = [place for place in (folder, *folder.parents) if place == root or root in place.parents]
     found = [read(place) for place in places]
     return [limit for limit in found if limit is not None]
@@ -117,12 +117,11 @@ def _physical_cores(folder: Path) -> int:
 def _affinity(logical: int) -> int:
     import psutil
 
-    if hasattr(psutil.Process, "cpu_affinity"):
-        try:
-            return len(psutil.Process().cpu_affinity()) or logical
-        except psutil.Error:
-            return logical
-    return logical  # macOS has no affinity
+    try:
+        affinity = getattr(psutil.Process(), "cpu_affinity", None)  # macOS has none
+        return (len(affinity()) if affinity else 0) or logical
+    except psutil.Error:
+        return logical
 
 
 def _read(path: Path) -> str | None:

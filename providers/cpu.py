@@ -45,14 +45,14 @@ class CpuProvider(OrtProvider):
 
     # --- session options
     def recipe(self, device: Device, options: CompileOptions) -> SessionRecipe:
-        """Return a recipe without options: everything about the CPU stands in the session options."""
+        """Return a recipe without provider options: the session options have everything about the CPU."""
         return SessionRecipe(self.ep_name, option_keys=self.option_keys, keeps=Keeps.PACKED)
 
     # --- claims and quirks
     limits: ClassVar[Sequence[KernelLimit]] = (
         KernelLimit("Mod", is_float_remainder, "its kernel computes floats with fmod=1 only (ONNX Runtime 1.31.1)"),
     )
-    # f16 nodes run through inserted f32 casts, bf16 ones mostly have no kernel; the registry tells both.
+    # f16 nodes run through inserted f32 casts, bf16 ones mostly have no kernel; the registry has both facts.
 
     # --- default profile
     def default_profile(self, device: Device) -> CostProfile:

@@ -18,14 +18,12 @@ from rlx_ort.providers.base import (
     KernelLimit,
     element,
     is_float_remainder,
-    result_element,
 )
 from rlx_ort.providers.engine import runtime
 from rlx_ort.providers.engine.cuda_driver import cuda_gpus, open_recorder, pinned_like, same_bus
 from rlx_ort.providers.engine.recipe import Keeps, Recording, SessionRecipe, names
-from rlx_ort.providers.hardware import nvidia_gpus
+from rlx_ort.providers.hardware import engine_library, missing_libraries, nvidia_gpus
 from rlx_ort.providers.installation import Problem
-from rlx_ort.providers.libraries import engine_library, missing_libraries
 from rlx_ort.providers.ort_provider import OrtProvider
 from rlx_ort.providers.plugins import plugin_devices
 
@@ -41,6 +39,7 @@ _WINDOWS_DLLS = ("cublasLt64_13.dll", "cublas64_13.dll", "cufft64_12.dll", "cuda
 _SCATTERS = (DType.F32, DType.F16, DType.BF16)
 _PACKED = (DType.I4, DType.U4)
 _DRIVER = ("libcuda.so.1", "nvcuda.dll")
+_NO_GPU_REMEDY = "check with nvidia-smi that the driver sees a GPU"
 
 
 class CudaProvider(OrtProvider):
@@ -73,58 +72,49 @@ class CudaProvider(OrtProvider):
         return problem
 
     def facts(self, device: Device) -> Availability:
-        """Return the GPU's name, driver and memory as the driver's tool tells them, and which GPU it is."""
-        gpus, ordinals = nvidia_gpus(), cuda_gpus()
-        known = ordinals[device.index] if device.index < len(ordinals) else None
-        if known is not None:
-            gpus = tuple(gpu for gpu in gpus if same_bus(gpu.bus_id, known.bus_id))
-        else:
-            gpus = gpus[device.index : device.index + 1]
-        identity = "" if known is None else ", ".join(filter(None, (known.bus_id, known.uuid)))
+        """Return the GPU's name, driver and memory by the driver's tool, and its PCI address and UUID."""
+        gpus, identity = nvidia_gpus()[device.index :], ""
+        if device.index < len(ordinals := cuda_gpus()):
+            known = ordinals[device.index]
+            gpus = tuple(gpu for gpu in nvidia_gpus() if same_bus(gpu.bus_id, known.bus_id))
+            identity = ", ".join(filter(None, (known.bus_id, known.uuid)))
         if not gpus:
             return Availability(False, remedy=_NO_GPU_REMEDY, identity=identity)
         gpu = gpus[0]
         return Availability(False, "", _NO_GPU_REMEDY, gpu.name, gpu.driver, gpu.memory_bytes, identity)
 
     def devices(self) -> Sequence[Device]:
-        """Return one device for each GPU CUDA counts, or index 0 when it tells none."""
+        """Return one device for each GPU CUDA counts, or index 0 when it counts none."""
         return tuple(Device("cuda", index) for index in range(max(1, len(cuda_gpus() or nvidia_gpus()))))
 
     def ep_devices(self, device: Device) -> tuple[Any, ...]:
         """Return the device objects of a build that carries CUDA as a plugin, empty for one that has it inside."""
         engine = runtime.onnxruntime()
-        # Naming such a provider in `providers=` would run on the CPU without a word.
+        # Such a provider, named in `providers=`, would silently run on the CPU.
         if ", cuda-plugin-ep=" not in engine.get_build_info():
             return ()
         return plugin_devices(engine, self.ep_name)[device.index : device.index + 1]
 
     # --- session options
     def recipe(self, device: Device, options: CompileOptions) -> SessionRecipe:
-        """Return a recipe on one GPU, with TF32 off unless it is asked for: ORT's default costs 6e-4 of accuracy."""
+        """Return a recipe on one GPU, with TF32 off unless asked for: its relative error is 6e-4."""
         chosen = cuda_options(device.index, options.precision)
         if options.device_memory_limit_bytes is not None:
-            # By default the arena doubles what it takes, and would run into the limit with half of it unused.
+            # By default the arena doubles its size, and would reach the limit with half of it unused.
             chosen["gpu_mem_limit"] = str(options.device_memory_limit_bytes)
             chosen["arena_extend_strategy"] = "kSameAsRequested"
         plugin = self.ep_devices(device)
-        theirs = sorted(_STREAM_OPTIONS.intersection(options.provider_options))
-        obstacle = (
-            f"the provider option {theirs[0]!r} is set"
-            if theirs
-            else "this ONNX Runtime has CUDA as a plugin, whose streams are its own"
-            if plugin
-            else ""
-        )
-        recording = None
+        obstacle, recording = "", None
+        if taken := sorted(_STREAM_OPTIONS.intersection(options.provider_options)):
+            obstacle = f"the provider option {taken[0]!r} is set"
+        elif plugin:
+            obstacle = "this ONNX Runtime has CUDA as a plugin, whose streams are its own"
         if options.device_graph:
-            shared = options.session_config.get("session.use_env_allocators") == "1"
-            why = obstacle or (
-                "a profile is written"
-                if options.profile_prefix is not None
-                else "other sessions share its arena (session.use_env_allocators)"
-                if shared
-                else ""
-            )
+            why = obstacle
+            if not why and options.profile_prefix is not None:
+                why = "a profile is written"
+            elif not why and options.session_config.get("session.use_env_allocators") == "1":
+                why = "other sessions share its arena (session.use_env_allocators)"
             recording = Recording(partial(open_recorder, device.index, why), options.device_graph is True)
         return SessionRecipe(
             self.ep_name,
@@ -134,20 +124,19 @@ class CudaProvider(OrtProvider):
             memory=("cuda", device.index),
             recording=recording,
             pinned=None if obstacle else partial(pinned_like, device.index),
-            # A wait would end the recording. Plain runs do wait: one on a stream of ours that does not leaves pinned
-            # buffers to the session, whose end may then free their arena in a callback of the driver. CUDA does not
-            # permit that (cudaFreeHost: 800) and the process ends, unless a run that waits came last. See
-            # docs/results/h200-2026-11-22/slots.txt.
+            # A wait would end the recording. Plain runs do wait: otherwise the session keeps pinned buffers, and
+            # closing it may free their arena in a callback of the driver, which CUDA does not permit (cudaFreeHost:
+            # 800) and which ends the process. See docs/results/h200-2026-11-22/slots.txt.
             run_config={} if obstacle else {"disable_synchronize_execution_providers": "1"},
             keeps=Keeps.OPTIMIZED,
         )
 
     # --- claims and quirks
-    # Each was assigned and failed in the run, on an H200 with ONNX Runtime 1.31.1 and these words of its kernel.
+    # Each was assigned and failed in the run with this message, on an H200 with ONNX Runtime 1.31.1.
     limits: ClassVar[Sequence[KernelLimit]] = (
         KernelLimit(
             "ScatterND",
-            lambda node, given: given.get("reduction", "none") != "none" and element(node, 0) not in _SCATTERS,
+            lambda node, given: given.get("reduction", "none") != "none" and element(node.inputs) not in _SCATTERS,
             "its reductions are not implemented for this element type",
         ),
         KernelLimit(
@@ -158,37 +147,34 @@ class CudaProvider(OrtProvider):
         KernelLimit("Mod", is_float_remainder, "it computes floats with fmod=1 only"),
         KernelLimit(
             "Cast",
-            lambda node, given: result_element(node, 0) is DType.F4E2M1 and element(node, 0) is not DType.F32,
+            lambda node, given: element(node.outputs) is DType.F4E2M1 and element(node.inputs) is not DType.F32,
             "unimplemented 'to' argument value 23",
         ),
         KernelLimit(
             "DequantizeLinear",
-            lambda node, given: bool(given.get("block_size")) and element(node, 0) not in _PACKED,
+            lambda node, given: bool(given.get("block_size")) and element(node.inputs) not in _PACKED,
             "blocks of this element type are an unsupported quantization type",
         ),
         KernelLimit(
             "QuantizeLinear",
-            lambda node, given: bool(given.get("block_size")) and result_element(node, 0) not in _PACKED,
+            lambda node, given: bool(given.get("block_size")) and element(node.outputs) not in _PACKED,
             "blocks of this element type are an unsupported quantization type",
         ),
     )
-    # ORT falls to sequential execution by itself; several threads may run several sessions at once.
 
     # --- default profile
-    def default_profile(self, device: Device) -> CostProfile:
-        """Return the profile of a middling data-centre GPU."""
-        # Dispatch, round trip and transfers: H200, ONNX Runtime 1.31.1, CUDA 13, 2026-10 (a chain of Sin; Identity of
-        # 4 floats; Negate of 256 MB host to host in 46 ms). Rates: f32 without TF32 on a middling GPU.
-        return CostProfile(
-            gemm_gflops=12_000.0,
-            conv_gflops=8_000.0,
-            memory_bytes_per_ns=900.0,
-            dispatch_ns=4_300.0,
-            roundtrip_ns=29_000.0,
-            upload_bytes_per_ns=11.0,
-            readback_bytes_per_ns=11.0,
-            source="default: middling GPU, transfers as on an H200, ONNX Runtime 1.31.1, 2026-10",
-        )
+    # Dispatch, round trip and transfers: H200, ONNX Runtime 1.31.1, CUDA 13, 2026-10 (a chain of Sin; Identity of
+    # 4 floats; Negate of 256 MB host to host in 46 ms). Rates: f32 without TF32 on a middling GPU.
+    profile: ClassVar[CostProfile | None] = CostProfile(
+        gemm_gflops=12_000.0,
+        conv_gflops=8_000.0,
+        memory_bytes_per_ns=900.0,
+        dispatch_ns=4_300.0,
+        roundtrip_ns=29_000.0,
+        upload_bytes_per_ns=11.0,
+        readback_bytes_per_ns=11.0,
+        source="default: middling GPU, transfers as on an H200, ONNX Runtime 1.31.1, 2026-10",
+    )
 
 
 def cuda_options(index: int, precision: Precision) -> dict[str, str]:
@@ -200,7 +186,7 @@ def cuda_libraries_problem(library_name: str) -> Problem | None:
     """Return which libraries a CUDA-based provider of the installed ONNX Runtime does not find, or None."""
     library = engine_library(library_name)
     if library is None:
-        return None  # not a build with a separate library; opening a session will tell
+        return None  # not a build with a separate library; opening a session shows what is missing
     missing = missing_libraries(library, _WINDOWS_DLLS)
     if missing:
         _preload_from_wheels()
@@ -217,11 +203,8 @@ def cuda_libraries_problem(library_name: str) -> Problem | None:
 
 @functools.cache
 def _preload_from_wheels() -> None:
-    """Load CUDA from the nvidia-* wheels, which lie outside the loader's path; what fails is only printed."""
+    """Load CUDA from the nvidia-* wheels, outside of the loader's path; ONNX Runtime only prints failures."""
     preload = getattr(runtime.onnxruntime(), "preload_dlls", None)
     if preload is not None:
         with contextlib.redirect_stdout(io.StringIO()):
             preload()
-
-
-_NO_GPU_REMEDY = "check with nvidia-smi that the driver sees a GPU"

@@ -1,4 +1,4 @@
-"""What is wrong with this machine's ONNX Runtime, each with the command that repairs it; `rlx-ort doctor` shows it."""
+"""Problems of this machine's ONNX Runtime, each with the command that repairs it, for `rlx-ort doctor`."""
 
 from __future__ import annotations
 
@@ -24,18 +24,17 @@ class Severity(enum.Enum):
     ERROR = "error"
     """Something does not work until it is repaired."""
     WARNING = "warning"
-    """Something works worse, or elsewhere, than one would think."""
+    """Something works worse, or elsewhere, than expected."""
     INFO = "info"
-    """Good to know."""
+    """Nothing to repair."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing the doctor has to say.
+    """One finding of `rlx-ort doctor`.
 
     Attributes:
         code: a stable name for scripts, such as `two-runtimes`.
-        severity: how much it matters.
         what: what was found, in a sentence.
         remedy: the command or step that repairs it, empty when there is nothing to repair.
     """
@@ -110,7 +109,7 @@ def _plugins(plugins: tuple[Plugin, ...], registry: ProviderRegistry) -> list[Fi
 
 
 def _providers(registry: ProviderRegistry) -> list[Finding]:
-    """Name what keeps the providers that are listed here from loading; those not installed are no finding."""
+    """Find why listed providers do not load; those not installed are no finding."""
     listed = set(runtime.available_eps())
     findings = []
     for provider in registry.providers():
@@ -134,14 +133,14 @@ def _telemetry(environ: Mapping[str, str]) -> Finding:
 
 
 def _cores(share: CoreShare) -> list[Finding]:
-    told = f"sessions use {share.threads} of {share.host_physical} cores ({share.host_logical} hardware threads)"
+    used = f"sessions use {share.threads} of {share.host_physical} cores ({share.host_logical} hardware threads)"
     reasons = []
     if share.quota is not None and share.quota < share.host_physical:
         reasons.append(f"the control group pays for {share.quota:g}")
     if share.affinity < share.host_logical:
         reasons.append(f"the process may run on {share.affinity} hardware threads")
     if not reasons:
-        return [Finding("cores", Severity.INFO, told)]
-    what = f"{told}: {' and '.join(reasons)}"
+        return [Finding("cores", Severity.INFO, used)]
+    what = f"{used}: {' and '.join(reasons)}"
     remedy = "raise the container's CPU limit, or leave it: ONNX Runtime alone would start too many threads"
     return [Finding("cores-limited", Severity.WARNING, what, remedy)]

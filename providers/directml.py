@@ -10,8 +10,8 @@ from rlx_ort.device import Device
 from rlx_ort.options.compile_options import CompileOptions
 from rlx_ort.providers.base import CostProfile
 from rlx_ort.providers.engine.recipe import SessionRecipe
+from rlx_ort.providers.hardware import loads
 from rlx_ort.providers.installation import Problem, install_command
-from rlx_ort.providers.libraries import loads
 from rlx_ort.providers.ort_provider import OrtProvider
 
 __all__ = ["DirectMlProvider"]
@@ -68,15 +68,13 @@ class DirectMlProvider(OrtProvider):
     # Free dims compile slowly and fall out of graph fusion; bind them with `CompileOptions.dims`.
 
     # --- default profile
-    def default_profile(self, device: Device) -> CostProfile:
-        """Return the profile of a middling desktop GPU; assumed, not measured."""
-        return CostProfile(
-            gemm_gflops=2_500.0,
-            conv_gflops=1_500.0,
-            memory_bytes_per_ns=120.0,
-            dispatch_ns=10_000.0,
-            roundtrip_ns=150_000.0,
-            upload_bytes_per_ns=5.0,
-            readback_bytes_per_ns=5.0,
-            source="default: middling desktop GPU, assumed",
-        )
+    profile: ClassVar[CostProfile | None] = CostProfile(
+        gemm_gflops=2_500.0,
+        conv_gflops=1_500.0,
+        memory_bytes_per_ns=120.0,
+        dispatch_ns=10_000.0,
+        roundtrip_ns=150_000.0,
+        upload_bytes_per_ns=5.0,
+        readback_bytes_per_ns=5.0,
+        source="default: middling desktop GPU, assumed",
+    )

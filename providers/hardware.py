@@ -1,22 +1,41 @@
-"""What the operating system and vendor tools tell about processors and GPUs, without loading a provider."""
+"""Processors, GPUs and shared libraries, as the operating system and vendor tools report them."""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import functools
 import platform
+import re
 import shutil
 import subprocess
+import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
-__all__ = ["NvidiaGpu", "cpu_name", "memory_bytes", "nvidia_gpus"]
+__all__ = [
+    "NvidiaGpu",
+    "cpu_name",
+    "engine_library",
+    "is_throttled",
+    "loads",
+    "memory_bytes",
+    "missing_libraries",
+    "nvidia_gpus",
+]
+
+
+_NOT_FOUND = re.compile(r"^\s*(\S+)\s+=>\s+not found", re.MULTILINE)
+_LOADER = re.compile(r"(\S+\.so[\d.]*): cannot open shared object file")
+_seen: dict[str, int] = {}  # throttle counters
 
 
 @dataclass(frozen=True, slots=True)
 class NvidiaGpu:
-    """One GPU as the NVIDIA driver tells it."""
+    """One GPU as the NVIDIA driver lists it."""
 
     name: str
     driver: str
@@ -45,19 +64,13 @@ def memory_bytes() -> int:
 
 @functools.cache
 def nvidia_gpus() -> tuple[NvidiaGpu, ...]:
-    """Return the NVIDIA GPUs the driver's own tool lists, in the order of the bus; takes up to a second.
+    """Return the NVIDIA GPUs that the driver's tool lists, in the order of the bus; takes up to a second.
 
     Empty without driver or tool. CUDA may count them in another order.
     """
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return ()
-    query = [tool, "--query-gpu=name,driver_version,memory.total,pci.bus_id", "--format=csv,noheader,nounits"]
-    try:
-        done = subprocess.run(query, capture_output=True, text=True, timeout=20, check=False)  # noqa: S603 - fixed words
-    except (OSError, subprocess.SubprocessError):
-        return ()
-    if done.returncode != 0:
+    query = ("--query-gpu=name,driver_version,memory.total,pci.bus_id", "--format=csv,noheader,nounits")
+    done = _ran("nvidia-smi", *query, timeout_s=20)
+    if done is None or done.returncode != 0:
         return ()
     rows = [[cell.strip() for cell in line.split(",")] for line in done.stdout.splitlines()]
     return tuple(
@@ -65,3 +78,84 @@ def nvidia_gpus() -> tuple[NvidiaGpu, ...]:
         for row in rows
         if len(row) == 4
     )
+
+
+def is_throttled() -> bool:
+    """Return whether heat throttles the processor, as far as can be read without special rights; else False.
+
+    macOS reports a speed limit, Linux counters of throttling, compared here with those of the previous call.
+    """
+    if sys.platform == "darwin":
+        done = _ran("pmset", "-g", "therm", timeout_s=5)
+        return done is not None and _limited_by(done.stdout)
+    return sys.platform.startswith("linux") and _more_than_before(Path("/sys/devices/system/cpu"))
+
+
+def _limited_by(report: str) -> bool:
+    """Return whether the lines of `pmset -g therm` contain a speed limit below 100."""
+    for line in report.splitlines():
+        name, _, value = line.partition("=")
+        if name.strip() == "CPU_Speed_Limit" and value.strip().isdigit():
+            return int(value) < 100
+    return False
+
+
+def _more_than_before(cores: Path) -> bool:
+    """Return whether a core's throttle counter grew since the last call; the first call only remembers."""
+    counts = {}
+    for path in cores.glob("cpu[0-9]*/thermal_throttle/core_throttle_count"):
+        with contextlib.suppress(OSError, ValueError):
+            counts[str(path)] = int(path.read_text(encoding="utf-8"))
+    grew = any(count > _seen.get(name, count) for name, count in counts.items())
+    _seen.update(counts)
+    return grew
+
+
+def engine_library(name: str) -> Path | None:
+    """Return a provider library of the installed ONNX Runtime, such as `onnxruntime_providers_cuda`, or None."""
+    import importlib.util
+
+    spec = importlib.util.find_spec("onnxruntime")
+    if spec is None or spec.origin is None:
+        return None
+    file = {"win32": f"{name}.dll", "darwin": f"lib{name}.dylib"}.get(sys.platform, f"lib{name}.so")
+    path = Path(spec.origin).parent / "capi" / file
+    return path if path.is_file() else None
+
+
+def missing_libraries(library: Path, dlls: Iterable[str] = ()) -> tuple[str, ...]:
+    """Return the names of the libraries that `library` needs and the loader does not find.
+
+    On Linux `ldd` lists all of them. Windows has no such list, so the names in `dlls` are tried.
+    """
+    if sys.platform == "win32":
+        return tuple(name for name in dlls if not loads(name))
+    done = _ran("ldd", str(library), timeout_s=60) if sys.platform.startswith("linux") else None
+    if done is not None:
+        # A library that Python already loaded, from a wheel of its vendor, need not be on the loader's path.
+        return tuple(dict.fromkeys(name for name in _NOT_FOUND.findall(done.stdout) if not loads(name)))
+    try:
+        ctypes.CDLL(str(library))
+    except OSError as err:
+        return tuple(_LOADER.findall(str(err))) or (str(err),)
+    return ()
+
+
+def loads(name: str) -> bool:
+    """Return whether the loader finds and loads a library by name; it stays loaded."""
+    try:
+        ctypes.CDLL(name)
+    except OSError:
+        return False
+    return True
+
+
+def _ran(tool: str, *arguments: str, timeout_s: float) -> subprocess.CompletedProcess[str] | None:
+    """Run a tool of the system; None if it is missing, does not start or takes too long."""
+    path = shutil.which(tool)
+    if path is None:
+        return None
+    try:
+        return subprocess.run([path, *arguments], capture_output=True, text=True, timeout=timeout_s, check=False)  # noqa: S603 - no user input
+    except (OSError, subprocess.SubprocessError):
+        return None

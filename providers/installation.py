@@ -26,9 +26,9 @@ __all__ = [
 ]
 
 MINIMUM_VERSION = (1, 24)
-# Assignment records and OrtValues of any element type; both are needed to know where a node runs.
+"""The oldest ONNX Runtime with assignment records and with OrtValues of any element type."""
 PLUGIN_VERSION = (1, 31)
-# 1.24 to 1.30 run the nodes of a plugin and record nothing of it, so a fallback could not be told from success.
+"""The oldest one for plugins: 1.24 to 1.30 do not record the nodes that a plugin runs, so a fallback goes unseen."""
 
 _FLAVOURS = {
     "onnxruntime": "cpu",
@@ -50,11 +50,11 @@ def install_command(extra: str) -> str:
 
 
 def runtime_packages() -> dict[str, str]:
-    """Return the installed packages that own the folder `onnxruntime` that is imported, with their versions.
+    """Return the installed packages that own the imported folder `onnxruntime`, with their versions.
 
-    A package in a folder further down the path is hidden by it and does no harm.
+    A package further down the path is hidden and does no harm.
     """
-    import importlib.metadata  # takes 30 ms to load, and only a failure asks
+    import importlib.metadata  # takes 30 ms to load and is needed after failures only
 
     owners: dict[Path, dict[str, str]] = {}
     for dist in importlib.metadata.distributions():
@@ -86,7 +86,7 @@ def reinstall_command(packages: dict[str, str]) -> str:
     """Return the command that writes the files of the installed ONNX Runtime packages again."""
     if not packages:
         return install_command("cpu")
-    # With several installed, the flavour with an accelerator is the one that was meant.
+    # With several installed, the one with an accelerator was probably meant.
     name = next((name for name in packages if name != "onnxruntime"), "onnxruntime")
     return f"pip uninstall -y {' '.join(packages)} && pip install --force-reinstall {name}=={packages[name]}"
 

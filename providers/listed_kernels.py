@@ -7,7 +7,7 @@ also judges a provider that is not installed here. `scripts/kernel_lists.py` wri
 from __future__ import annotations
 
 import functools
-import importlib.resources
+import importlib.resources.abc
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass

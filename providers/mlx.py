@@ -27,7 +27,7 @@ class MlxProvider(OrtProvider):
     title: ClassVar[str] = "MLX"
     plugin: ClassVar[bool] = True
     compiles: ClassVar[bool] = True
-    option_keys: ClassVar[frozenset[str] | None] = frozenset()  # it is set up by environment variables of its own
+    option_keys: ClassVar[frozenset[str] | None] = frozenset()  # it reads environment variables
 
     # --- probe
     def missing_libraries(self, device: Device) -> Problem | None:
@@ -41,7 +41,7 @@ class MlxProvider(OrtProvider):
         return "MLX runs on Macs with Apple silicon only"
 
     def no_hardware_remedy(self) -> str:
-        """Return what it runs on."""
+        """Return its requirements."""
         return "it needs macOS 14 or newer and Metal, which virtual machines may lack; 'metal' uses Core ML"
 
     # --- session options
@@ -50,15 +50,13 @@ class MlxProvider(OrtProvider):
         return SessionRecipe(self.ep_name, option_keys=self.option_keys, ep_devices=self.ep_devices(device))
 
     # --- default profile
-    def default_profile(self, device: Device) -> CostProfile:
-        """Return the profile of a laptop's GPU; assumed, not measured."""
-        return CostProfile(
-            gemm_gflops=3_000.0,
-            conv_gflops=1_500.0,
-            memory_bytes_per_ns=100.0,
-            dispatch_ns=5_000.0,
-            roundtrip_ns=200_000.0,
-            upload_bytes_per_ns=20.0,
-            readback_bytes_per_ns=20.0,
-            source="default: laptop GPU with Apple silicon, assumed",
-        )
+    profile: ClassVar[CostProfile | None] = CostProfile(
+        gemm_gflops=3_000.0,
+        conv_gflops=1_500.0,
+        memory_bytes_per_ns=100.0,
+        dispatch_ns=5_000.0,
+        roundtrip_ns=200_000.0,
+        upload_bytes_per_ns=20.0,
+        readback_bytes_per_ns=20.0,
+        source="default: laptop GPU with Apple silicon, assumed",
+    )

@@ -13,8 +13,8 @@ from rlx_ort.options.compile_options import CompileOptions, Precision
 from rlx_ort.providers.base import Availability, CostProfile
 from rlx_ort.providers.cpu import CpuProvider
 from rlx_ort.providers.engine import runtime
+from rlx_ort.providers.engine.process import budget
 from rlx_ort.providers.engine.recipe import SessionRecipe, names
-from rlx_ort.providers.engine.threads import budget
 from rlx_ort.providers.hardware import cpu_name
 from rlx_ort.providers.ort_provider import OrtProvider
 from rlx_ort.providers.plugins import hardware_type
@@ -80,7 +80,7 @@ class OpenVinoProvider(OrtProvider):
     def recipe(self, device: Device, options: CompileOptions) -> SessionRecipe:
         """Return a recipe on one concrete device: OpenVINO's AUTO would choose against the policy of the caller.
 
-        It computes in f32 unless less is asked for; left to itself, OpenVINO takes bf16 or f16 where that is fast.
+        It computes in f32 unless less is asked for; by default OpenVINO takes bf16 or f16 where that is fast.
 
         Raises:
             DeviceUnavailableError: the index is beyond the devices OpenVINO sees.
@@ -150,7 +150,7 @@ def _unread_inputs_last(payload: bytes) -> bytes:
     """Return the model with the inputs behind the others whose values no node reads.
 
     OpenVINO takes inputs by their place after it dropped those that it does not need: with one of them before the
-    others it computes with the wrong tensors and says nothing (ONNX Runtime 1.24.1).
+    others it silently computes with the wrong tensors (ONNX Runtime 1.24.1).
     """
     import onnx
 

@@ -1,37 +1,52 @@
-"""`OrtProvider`: what all providers of ONNX Runtime have in common; each module fills in what is its own."""
+"""`OrtProvider`: what all execution providers of ONNX Runtime share, and the probe that proves a device works."""
 
 from __future__ import annotations
 
 import abc
+import functools
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
+import numpy as np
+
+from rlx_ort.converters.to_onnx.exported import ExportedModel
 from rlx_ort.device import Device
-from rlx_ort.errors import DeviceUnavailableError
-from rlx_ort.options.compile_options import CompileOptions, Precision
+from rlx_ort.errors import DeviceUnavailableError, RlxError
+from rlx_ort.ir.dtype import DType
+from rlx_ort.ir.shape import Shape
+from rlx_ort.ir.types import TensorType
+from rlx_ort.options.compile_options import CacheUse, CompileOptions, OptimizationLevel, Precision
 from rlx_ort.providers import claims as kernel_claims
-from rlx_ort.providers.base import Availability, EngineSession, KernelClaim, Provider, SessionRequest
+from rlx_ort.providers.base import Availability, CostProfile, EngineSession, KernelClaim, Provider, SessionRequest
 from rlx_ort.providers.engine import runtime
 from rlx_ort.providers.engine.opening import open_session
 from rlx_ort.providers.engine.recipe import SessionRecipe
 from rlx_ort.providers.installation import Problem, install_command
 from rlx_ort.providers.listed_kernels import KernelList, listed_kernels
 from rlx_ort.providers.plugins import described, plugin_devices, plugin_for, register_plugin
-from rlx_ort.providers.probing import prove
 
-__all__ = ["OrtProvider"]
+__all__ = ["OrtProvider", "probe_model", "prove"]
+
+
+# Opset 21 has the densest kernels on every provider; static shapes, because some providers take no others.
+_PROBE = """
+<ir_version: 10, opset_import: ["" : 21]>
+probe (float[2, 2] x, float[2, 2] w) => (float[2, 2] y) { y = MatMul (x, w) }
+"""
 
 
 class OrtProvider(Provider):
     """A provider that is an execution provider of ONNX Runtime, built in or a plugin.
 
     Attributes:
-        title: what people call the provider in messages, such as `CUDA`.
+        title: the provider's name in messages, such as `CUDA`.
         extra: the extra of `rlx_ort` that installs it, empty when there is none.
         remedy: what to do when no extra installs it.
         plugin: whether a plugin package brings it; a built-in provider of the same name is used when there is one.
-        option_keys: the provider options it knows, None when they are not listed.
+        option_keys: its provider options, None when they are not listed.
+        profile: the default cost profile, where it does not depend on the device.
     """
 
     title: ClassVar[str]
@@ -39,6 +54,7 @@ class OrtProvider(Provider):
     remedy: ClassVar[str] = ""
     plugin: ClassVar[bool] = False
     option_keys: ClassVar[frozenset[str] | None] = None
+    profile: ClassVar[CostProfile | None] = None
 
     @abc.abstractmethod
     def recipe(self, device: Device, options: CompileOptions) -> SessionRecipe:
@@ -61,6 +77,10 @@ class OrtProvider(Provider):
         if problem is not None:
             raise DeviceUnavailableError(request.device, problem.reason, problem.remedy)
         return self._open(request)
+
+    def default_profile(self, device: Device) -> CostProfile | None:
+        """Return `profile`."""
+        return self.profile
 
     def claims(self) -> Sequence[KernelClaim] | None:
         """Return the provider's kernels from ONNX Runtime's registry, else from a shipped list; None if it compiles."""
@@ -111,7 +131,7 @@ class OrtProvider(Provider):
         return None
 
     def facts(self, device: Device) -> Availability:
-        """Return what ONNX Runtime says of a plugin's hardware, for the answer of a probe that works out."""
+        """Return the hardware that ONNX Runtime reports for a plugin, for a successful probe."""
         hardware = identity = ""
         for found in self.ep_devices(device):
             hardware, identity = described(found.device)
@@ -157,3 +177,48 @@ class OrtProvider(Provider):
         if problem.remedy == install_command("cpu") and self.extra:
             return Problem(problem.reason, self.install_remedy())
         return problem
+
+
+@functools.cache
+def probe_model() -> ExportedModel:
+    """Return a model of one matrix product of 2 by 2, which every provider that computes has a kernel for."""
+    import onnx.parser
+
+    proto = onnx.parser.parse_model(_PROBE)
+    proto.graph.node[0].name = "probe"
+    square = TensorType(DType.F32, Shape((2, 2)))
+    return ExportedModel(proto, (), (), {}, {"x": square, "w": square}, {"y": square})
+
+
+def prove(
+    device: Device,
+    ep_name: str,
+    open_on: Callable[[SessionRequest], EngineSession],
+    facts: Availability,
+    precision: Precision = Precision.F32,
+) -> Availability:
+    """Return `facts` when the probe runs on the device with the right result, else an answer with the reason.
+
+    Opens a session, runs it once and closes it: milliseconds on the CPU, up to a second on a GPU.
+    """
+    options = CompileOptions(precision, optimization=OptimizationLevel.OFF, intra_op_threads=1, cache=CacheUse.OFF)
+    left = np.array([[1, 2], [3, 4]], np.float32)
+    right = np.array([[5, 6], [7, 8]], np.float32)
+    try:
+        session = open_on(SessionRequest(device, probe_model(), {}, options))
+        try:
+            assigned = {node.provider for node in session.assignments}
+            (result,) = session.run(["y"], {"x": left, "w": right})
+        finally:
+            session.close()
+    except DeviceUnavailableError as err:
+        return Availability(False, err.reason, err.remedy or facts.remedy)
+    except RlxError as err:
+        return Availability(False, str(err), facts.remedy)
+    if assigned != {ep_name}:
+        found = ", ".join(sorted(assigned)) or "no provider that ONNX Runtime names"
+        return Availability(False, f"{ep_name} left a matrix product to {found}", facts.remedy)
+    wanted = np.array([[19, 22], [43, 50]], np.float32)
+    if not np.allclose(result, wanted, rtol=1e-2):
+        return Availability(False, f"{ep_name} computes a matrix product wrongly: {result.tolist()}", facts.remedy)
+    return replace(facts, available=True, reason="", remedy="")

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlx_ort.providers.engine.exceptions import readable
+from rlx_ort.providers.engine.runtime import readable
 from rlx_ort.providers.hardware import cpu_name
 from rlx_ort.providers.installation import Problem
 from rlx_ort.providers.windows_catalog import catalog_providers
@@ -45,7 +45,7 @@ class Plugin:
     Attributes:
         distribution: the name to install it by.
         version: its version.
-        ep_names: the execution providers it brings, empty when it cannot tell.
+        ep_names: the execution providers it brings, empty when it names none.
         library: the absolute path of its library, None when it has none to offer.
         problem: what is wrong with the package, empty when it looks right.
     """
@@ -153,8 +153,8 @@ def _plugin(dist: importlib.metadata.Distribution, module_name: str) -> Plugin:
         return found(problem=f"its module {module_name} has no get_library_path and get_ep_names")
     try:
         named = names() if callable(names) else names
-        eps = (named,) if isinstance(named, str) else tuple(named)
-        library = Path(path())
+        eps = (named,) if isinstance(named, str) else tuple(named)  # pyright: ignore[reportArgumentType]  # checked by `except`
+        library = Path(path())  # pyright: ignore[reportArgumentType]
     except (RuntimeError, OSError, ValueError, TypeError) as err:
         return found(problem=f"it does not name its library: {err}")
     if not eps:
@@ -181,7 +181,7 @@ def hardware_type(ep_device: Any) -> str:
 
 
 def described(hardware: Any) -> tuple[str, str]:
-    """Return a name for one of ONNX Runtime's hardware devices, from vendor and PCI ids, and what tells it apart."""
+    """Return name and identity of one of ONNX Runtime's hardware devices, from its vendor and PCI ids."""
     if str(hardware.type).endswith("CPU"):
         return cpu_name(), ""
     metadata = {str(key).lower(): str(value) for key, value in dict(hardware.metadata).items()}
@@ -190,5 +190,4 @@ def described(hardware: Any) -> tuple[str, str]:
     return name, identity
 
 
-# Windows tells a LUID, Linux a PCI address.
 _IDENTITY_KEYS = ("pci_bus_id", "luid", "uuid")

@@ -1,4 +1,4 @@
-"""The registry of providers: which there are, which one serves a device, and what their probes answered."""
+"""The registry: which providers exist, which one serves a device, and the remembered answers of their probes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MODULES = (
     ("cpu", "CpuProvider"),
     ("cuda", "CudaProvider"),
     ("rocm", "RocmProvider"),
-    ("amdgpu", "AmdGpuProvider"),
+    ("rocm", "AmdGpuProvider"),
     ("directml", "DirectMlProvider"),
     ("coreml", "CoreMlProvider"),
     ("mlx", "MlxProvider"),
@@ -25,18 +25,17 @@ _MODULES = (
     ("tensorrt", "TensorRtProvider"),
     ("tensorrt", "TensorRtRtxProvider"),
     ("qnn", "QnnProvider"),
-    ("unsupported", "UnsupportedProvider"),
+    ("null", "UnsupportedProvider"),
 )
 
 
 class ProviderRegistry:
     """Providers by device kind. An ordinary object: tests and applications may have their own.
 
-    Availability is remembered for the process once a probe answered; `forget` makes the next question probe again.
+    The answer of a probe is remembered until the process ends or `forget` is called.
 
     Attributes:
-        generation: grows when a provider is registered or answers are forgotten, so that what follows from them is
-            known to be old.
+        generation: grows when a provider is registered or answers are forgotten, which makes derived results stale.
     """
 
     def __init__(self, providers: tuple[Provider, ...] = ()) -> None:
@@ -49,7 +48,7 @@ class ProviderRegistry:
             self.register(provider)
 
     def register(self, provider: Provider) -> None:
-        """Add a provider; it replaces whichever served its kinds before. Kinds nobody knew become known.
+        """Add a provider, replacing those that served its kinds before; new kinds become known.
 
         Raises:
             ValueError: one of its kinds is not a valid device name.
@@ -90,7 +89,7 @@ class ProviderRegistry:
             return Availability(False, f"no provider is registered for {device.display}")
         if known is not None:
             return known
-        with probing:  # one probe a device, however many threads ask at once
+        with probing:  # one probe a device, whatever the number of threads
             with self._lock:
                 known = self._answers.get(device)
             if known is not None:

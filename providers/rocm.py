@@ -1,6 +1,7 @@
-"""ROCm: AMD GPUs through MIGraphX, which compiles a program for each input shape.
+"""AMD GPUs: ROCm through MIGraphX, which compiles a program for each input shape, and AMD's own choice of a back end.
 
-AMD's own build of ONNX Runtime brings it (`onnxruntime-migraphx`), or AMD's plugin for any build.
+AMD's build of ONNX Runtime (`onnxruntime-migraphx`) has MIGraphX, and so has a plugin for any build. The plugin
+`onnxruntime-ep-amdgpu` passes a model to MIGraphX or DirectML.
 
 The older ROCMExecutionProvider left ONNX Runtime in 1.23, before the oldest release that is supported here.
 """
@@ -15,12 +16,12 @@ from rlx_ort.errors import EngineError
 from rlx_ort.options.compile_options import CompileOptions, Precision
 from rlx_ort.providers.base import CostProfile
 from rlx_ort.providers.engine.recipe import SessionRecipe, names
+from rlx_ort.providers.hardware import engine_library, missing_libraries
 from rlx_ort.providers.installation import Problem
-from rlx_ort.providers.libraries import engine_library, missing_libraries
 from rlx_ort.providers.ort_provider import OrtProvider
 from rlx_ort.providers.plugins import plugin_for
 
-__all__ = ["RocmProvider"]
+__all__ = ["AmdGpuProvider", "RocmProvider"]
 
 _HALVES = {Precision.F16: "migraphx_fp16_enable", Precision.BF16: "migraphx_bf16_enable"}
 
@@ -82,18 +83,16 @@ class RocmProvider(OrtProvider):
     # A new input shape is compiled inside `run`, seconds to minutes; bucket or pad what varies.
 
     # --- default profile
-    def default_profile(self, device: Device) -> CostProfile:
-        """Return the profile of a middling data-centre GPU; assumed, not measured."""
-        return CostProfile(
-            gemm_gflops=10_000.0,
-            conv_gflops=6_000.0,
-            memory_bytes_per_ns=800.0,
-            dispatch_ns=4_000.0,
-            roundtrip_ns=40_000.0,
-            upload_bytes_per_ns=10.0,
-            readback_bytes_per_ns=10.0,
-            source="default: middling GPU, assumed",
-        )
+    profile: ClassVar[CostProfile | None] = CostProfile(
+        gemm_gflops=10_000.0,
+        conv_gflops=6_000.0,
+        memory_bytes_per_ns=800.0,
+        dispatch_ns=4_000.0,
+        roundtrip_ns=40_000.0,
+        upload_bytes_per_ns=10.0,
+        readback_bytes_per_ns=10.0,
+        source="default: middling GPU, assumed",
+    )
 
 
 def _as_plugin_options(options: Mapping[str, str]) -> dict[str, str]:
@@ -110,3 +109,42 @@ def _as_plugin_options(options: Mapping[str, str]) -> dict[str, str]:
     if lost:
         raise EngineError(f"the MIGraphX plugin has no option {', '.join(lost)}")
     return plain
+
+
+class AmdGpuProvider(OrtProvider):
+    """AMD GPUs; the index counts them as ONNX Runtime does."""
+
+    # --- identity
+    name: ClassVar[str] = "amdgpu"
+    kinds: ClassVar[tuple[str, ...]] = ("amdgpu",)
+    ep_name: ClassVar[str] = "AMDGPUExecutionProvider"
+    title: ClassVar[str] = "AMD GPU"
+    remedy: ClassVar[str] = (
+        "build the wheel of https://github.com/onnxruntime/onnxruntime-ep-amdgpu and install it; "
+        "the package of that name that pip finds (0.0.0) is empty"
+    )
+    plugin: ClassVar[bool] = True
+    compiles: ClassVar[bool] = True
+    compiles_per_shape: ClassVar[bool] = True
+    # The repository's src/amdgpu/gpu_options.h; without device_id, which the index sets, and its telemetry.
+    option_keys: ClassVar[frozenset[str] | None] = names(
+        "disable_caching force_recompile exhaustive_tune profile cache_dir mlss_use_specific_ops"
+    )
+
+    # --- session options
+    def recipe(self, device: Device, options: CompileOptions) -> SessionRecipe:
+        """Return a recipe on one GPU, with the plugin's telemetry off.
+
+        Raises:
+            DeviceUnavailableError: the index is beyond the devices of the plugin.
+        """
+        return SessionRecipe(
+            self.ep_name,
+            options={"telemetry_enable": "0"},
+            option_keys=self.option_keys,
+            ep_devices=self.ep_devices(device),
+            cache_options=lambda folder: {"cache_dir": folder},
+        )
+
+    # --- default profile
+    profile: ClassVar[CostProfile | None] = RocmProvider.profile

@@ -24,12 +24,12 @@ _INLINE_BYTES = "1024"  # smaller tensors stay in the model, where ONNX Runtime'
 def save_optimized(
     graph: Graph, path: Path, device: Device | str = "cpu", *, ort_format: bool, external_data: bool, portable: bool
 ) -> None:
-    """Open a session of a graph and let ONNX Runtime write what it has made of it; the file must not exist.
+    """Open a session of a graph and make ONNX Runtime write the optimised model; the file must not exist.
 
     Args:
         graph: the graph; every parameter needs data.
         path: the file to write. With `external_data`, weights go to `<file name>.data` beside it.
-        device: whose execution provider optimises; nodes it takes are written in its own form.
+        device: the device whose execution provider optimises; nodes that it takes are written in its form.
         ort_format: whether to write ONNX Runtime's format instead of ONNX.
         external_data: whether weights go to a file of their own; ONNX Runtime's format has them inside.
         portable: whether to leave out what depends on this machine's processor, such as blocked layouts.
@@ -47,7 +47,7 @@ def save_optimized(
     if problem is not None:
         raise DeviceUnavailableError(device, problem.reason, problem.remedy)
     level = OptimizationLevel.EXTENDED if portable else OptimizationLevel.ALL
-    # RAW: the weights are handed over in memory, so the file holds them and no reference to the source's files.
+    # RAW: the weights are passed in memory, so the file has them and no references to the source's files.
     options = CompileOptions(optimization=level, sharing=WeightSharing.RAW)
     exported = export_model(graph, options)
     weights = all_weights(graph, exported)
@@ -67,6 +67,6 @@ def save_optimized(
             made.add_session_config_entry(f"{key}_min_size_in_bytes", _INLINE_BYTES)
 
     request = SessionRequest(device, exported, weights, options)
-    # The cache of compiled models must not answer here: the session has to optimise, and to write what it made.
+    # Not through the compile cache: the session has to optimise, and to write the model.
     session, memory = opening._open(provider.recipe(device, options), request, prepare=prepare)
     del session, memory

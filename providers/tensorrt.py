@@ -19,31 +19,29 @@ __all__ = ["TensorRtProvider", "TensorRtRtxProvider"]
 
 
 class _NvidiaCompiler(OrtProvider):
-    """What both compilers share: the hardware, and a profile that is CUDA's with faster kernels."""
+    """What both compilers share: the hardware and the default profile."""
 
     compiles: ClassVar[bool] = True
     compiles_per_shape: ClassVar[bool] = True
 
     def facts(self, device: Device) -> Availability:
-        """Return the GPU's name, driver and memory as the driver's tool tells them."""
+        """Return the GPU's name, driver and memory by the driver's tool."""
         return CudaProvider().facts(device)
 
     def devices(self) -> Sequence[Device]:
-        """Return one device for each GPU of the driver, or index 0 when it tells none."""
+        """Return one device for each GPU of the driver, or index 0 when it lists none."""
         return tuple(Device(self.kinds[0], index) for index in range(max(1, len(nvidia_gpus()))))
 
-    def default_profile(self, device: Device) -> CostProfile:
-        """Return the profile of a middling data-centre GPU; fewer kernels than CUDA, the same transfers."""
-        return CostProfile(
-            gemm_gflops=14_000.0,
-            conv_gflops=12_000.0,
-            memory_bytes_per_ns=900.0,
-            dispatch_ns=3_000.0,
-            roundtrip_ns=40_000.0,
-            upload_bytes_per_ns=11.0,
-            readback_bytes_per_ns=11.0,
-            source="default: CUDA's transfers as on an H200, rates assumed",
-        )
+    profile: ClassVar[CostProfile | None] = CostProfile(
+        gemm_gflops=14_000.0,
+        conv_gflops=12_000.0,
+        memory_bytes_per_ns=900.0,
+        dispatch_ns=3_000.0,
+        roundtrip_ns=40_000.0,
+        upload_bytes_per_ns=11.0,
+        readback_bytes_per_ns=11.0,
+        source="default: CUDA's transfers as on an H200, rates assumed",
+    )
 
 
 class TensorRtProvider(_NvidiaCompiler):

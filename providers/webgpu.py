@@ -20,9 +20,10 @@ from rlx_ort.ir.dtype import DType
 from rlx_ort.options.compile_options import CompileOptions
 from rlx_ort.providers.base import Availability, CostProfile, KernelLimit, rank
 from rlx_ort.providers.engine import runtime
+from rlx_ort.providers.engine.opening import SPAWN_REMEDY
 from rlx_ort.providers.engine.recipe import Keeps, SessionRecipe, names
+from rlx_ort.providers.hardware import loads
 from rlx_ort.providers.installation import Problem
-from rlx_ort.providers.libraries import loads
 from rlx_ort.providers.ort_provider import OrtProvider
 from rlx_ort.providers.plugins import described, plugin_devices
 
@@ -67,7 +68,7 @@ class WebGpuProvider(OrtProvider):
     def missing_libraries(self, device: Device) -> Problem | None:
         """Return what of Vulkan is not there, where Vulkan is needed, or that this process was forked."""
         if _forked():
-            return Problem(_FORK_REASON, _FORK_REMEDY)
+            return Problem(_FORK_REASON, SPAWN_REMEDY)
         if device.index:
             return Problem("the WebGPU provider chooses the GPU itself and has one device", f"use {device.kind!r}")
         if device.kind == "vulkan" and sys.platform == "darwin":
@@ -75,7 +76,7 @@ class WebGpuProvider(OrtProvider):
         return vulkan_problem() if sys.platform.startswith("linux") else None
 
     def facts(self, device: Device) -> Availability:
-        """Return that the adapter is software, else the ids ONNX Runtime tells of the plugin's GPU."""
+        """Return that the adapter is software, else the ids of the plugin's GPU."""
         if is_software():
             return Availability(False, hardware="software adapter", remedy=self.no_hardware_remedy())
         found = next(iter(plugin_devices(runtime.onnxruntime(), self.ep_name)), None)
@@ -123,17 +124,17 @@ class WebGpuProvider(OrtProvider):
         return _run_lock
 
     # --- claims and quirks
-    # Each was assigned and failed in the run, with the plugin 0.4.0 and these words of its kernel.
+    # Each was assigned and failed in the run with this message, by the plugin 0.4.0.
     limits: ClassVar[Sequence[KernelLimit]] = (
         KernelLimit("Resize", lambda node, given: bool(given.get("antialias")), "antialias is NOT implemented"),
         KernelLimit(
             "ConvTranspose",
-            lambda node, given: rank(node, 0) not in (None, 3, 4),
+            lambda node, given: rank(node) not in (None, 3, 4),
             "only Conv2d or Conv1d are supported",
         ),
         KernelLimit(
             "Conv",
-            lambda node, given: rank(node, 0) == 5 and int(given.get("group", 1)) > 1,
+            lambda node, given: rank(node) == 5 and int(given.get("group", 1)) > 1,
             "Conv3D does not support grouped convolution",
         ),
         KernelLimit(
@@ -155,7 +156,7 @@ class WebGpuProvider(OrtProvider):
 
     # --- default profile
     def default_profile(self, device: Device) -> CostProfile:
-        """Return the profile of a middling GPU, or of a software adapter where that is what there is."""
+        """Return the profile of a middling GPU, or of a software adapter if that is the only one."""
         if is_software():
             return CostProfile(
                 gemm_gflops=0.5,
@@ -224,7 +225,6 @@ def _named_drivers() -> tuple[Path, ...] | None:
 
 
 _FORK_REASON = "WebGPU hangs in a process that was forked after WebGPU was used"
-_FORK_REMEDY = "start workers with multiprocessing.get_context('spawn')"
 
 
 def _forked() -> bool:
@@ -233,4 +233,4 @@ def _forked() -> bool:
 
 def _refuse_after_fork(device: Device) -> None:
     if _forked():
-        raise DeviceUnavailableError(device, _FORK_REASON, _FORK_REMEDY)
+        raise DeviceUnavailableError(device, _FORK_REASON, SPAWN_REMEDY)

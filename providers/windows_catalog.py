@@ -1,4 +1,4 @@
-"""Execution providers that Windows ML keeps for all programs of a Windows 11 machine, found through `windowsml`.
+"""Execution providers that Windows ML shares between the programs of a Windows 11 machine, found by `windowsml`.
 
 Windows installs them as signed packages of its store and updates them. What is there already is used like a plugin of
 a wheel; nothing is downloaded unless `fetch_provider` is called. `windowsml` is imported on Windows only, and is no
@@ -20,13 +20,13 @@ __all__ = ["catalog_providers", "fetch_provider"]
 
 _log = logging.getLogger("rlx_ort.plugins")
 
-_catalogs: list[Any] = []  # what a catalog hands out dies with it
+_catalogs: list[Any] = []  # kept alive, as its providers need it
 
 
 def catalog_providers() -> Iterator[tuple[str, str, Path | None, str]]:
-    """Yield (provider, version, library, problem) for each provider Windows knows of; none where there is no catalog.
+    """Yield (provider, version, library, problem) for each provider that Windows offers; none without a catalog.
 
-    The library is None, and the problem says so, where Windows has not downloaded the provider yet.
+    The library is None while Windows has not downloaded the provider; the problem names the remedy.
     """
     for found in _found():
         name, version = str(found.name), str(found.version)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rlx_ort.calibration.profile import CalibrationProfile
-    from rlx_ort.compat import DeviceRouter, FlexibleSession
+    from rlx_ort.compat import BackendsManifest, DeviceRouter, FlexibleSession
     from rlx_ort.converters.files import save_onnx
     from rlx_ort.converters.from_onnx import from_onnx
     from rlx_ort.converters.from_torch import from_torch
@@ -52,7 +52,6 @@ if TYPE_CHECKING:
     )
     from rlx_ort.execution.benchmark import DeviceBenchResult
     from rlx_ort.execution.buckets import Bucket, BucketedCompileCache, pad_rows, power_of_two_ladder, slice_rows
-    from rlx_ort.execution.compile_cache import CompileCache
     from rlx_ort.execution.compiled import CompiledGraph
     from rlx_ort.execution.dispatch_report import DispatchSummary, KernelDispatchReport, format_dispatch_report
     from rlx_ort.execution.expert_pool import (
@@ -64,9 +63,9 @@ if TYPE_CHECKING:
         refresh_pools,
     )
     from rlx_ort.execution.kv_cache import LayerKvCache, bucket_decode_mask
-    from rlx_ort.execution.moe_controls import MoeResidencyStats
+    from rlx_ort.execution.moe import MoeResidencyStats
     from rlx_ort.execution.placement import Placement
-    from rlx_ort.execution.session import Session
+    from rlx_ort.execution.session import CompileCache, Session
     from rlx_ort.graph_devices import GraphDevices, graph_param_names, load
     from rlx_ort.ir.core import Node
     from rlx_ort.ir.dims import DimBinding, dynamic_symbols, has_dynamic_dims, infer_bindings_from_inputs
@@ -75,7 +74,6 @@ if TYPE_CHECKING:
     from rlx_ort.ir.op import Op, op_kinds
     from rlx_ort.ir.shape import Dim, Shape
     from rlx_ort.ir.verify import verify
-    from rlx_ort.manifest import BackendsManifest
     from rlx_ort.options.compile_options import (
         CompileOptions,
         OptimizationLevel,
@@ -101,8 +99,7 @@ if TYPE_CHECKING:
     from rlx_ort.resilience.options import Resilience
     from rlx_ort.resilience.quarantine import DeviceHealth, HealthState
     from rlx_ort.selection.candidates import DeviceCandidate, device_report, devices_for, fastest_device_for, rank
-    from rlx_ort.selection.cost import BackendCostModel, ProfileCostModel
-    from rlx_ort.selection.estimate import estimate_graph_cost, pick_best_device
+    from rlx_ort.selection.cost import BackendCostModel, ProfileCostModel, estimate_graph_cost, pick_best_device
     from rlx_ort.selection.legalize import dispatch_report_for_device, legalize_graph_for_device
     from rlx_ort.selection.policy import DevicePickStrategy, DevicePolicy, device_chain_from_env, device_from_env
     from rlx_ort.selection.predict import calibrate, cost_model, explain
@@ -112,142 +109,36 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
-    "Attempt",
-    "BackendCostModel",
-    "BackendsManifest",
-    "Bucket",
-    "BucketedCompileCache",
-    "CalibrationError",
-    "CalibrationProfile",
-    "CancelToken",
-    "CancelledRunError",
-    "CompileCache",
-    "CompileOptions",
-    "CompiledGraph",
-    "ConversionError",
-    "DEVICE_PRIORITY",
-    "DType",
-    "Device",
-    "DeviceBenchResult",
-    "DeviceCandidate",
-    "DeviceError",
-    "DeviceFallbackError",
-    "DeviceHealth",
-    "DeviceParseError",
-    "DevicePickStrategy",
-    "DevicePolicy",
-    "DeviceRouter",
-    "DeviceUnavailableError",
-    "Dim",
-    "DimBinding",
-    "DispatchSummary",
-    "EngineError",
-    "ExpertPool",
-    "FlexibleSession",
-    "Graph",
-    "GraphDevices",
-    "GraphError",
-    "GraphVerifyError",
-    "HealthState",
-    "InputError",
-    "IntegrityError",
-    "KernelDispatch",
-    "KernelDispatchPolicy",
-    "KernelDispatchReport",
-    "LayerKvCache",
-    "LegalizeError",
-    "MoeResidencyStats",
-    "NoViableDeviceError",
-    "Node",
-    "Op",
-    "OptimizationLevel",
-    "PackageError",
-    "ParamError",
-    "ParityError",
-    "Placement",
-    "PlacementError",
-    "PlacementRule",
-    "Precision",
-    "PrecisionPolicy",
-    "ProfileCostModel",
-    "RefreshPolicy",
-    "Resilience",
-    "RlxError",
-    "RunError",
-    "RunRecord",
-    "Session",
-    "Shape",
-    "StateLossError",
-    "TimeLimitError",
-    "UnsupportedOp",
-    "Value",
-    "WeightSharing",
-    "__version__",
-    "available_apple_devices",
-    "available_devices",
-    "bucket_decode_mask",
-    "budget_from_memory",
-    "calibrate",
-    "cost_model",
-    "device_chain_from_env",
-    "device_from_env",
-    "device_label",
-    "device_report",
-    "devices_for",
-    "dispatch_report_for_device",
-    "drain_device",
-    "dynamic_symbols",
-    "estimate_graph_cost",
-    "explain",
-    "fastest_among",
-    "fastest_device",
-    "fastest_device_for",
-    "first_unsupported_op",
-    "format_dispatch_report",
-    "from_onnx",
-    "from_torch",
-    "full_name",
-    "graph_param_names",
-    "has_dynamic_dims",
-    "infer_bindings_from_inputs",
-    "is_available",
-    "legalize_graph_for_device",
-    "load",
-    "merged_mask",
-    "op_kinds",
-    "open_package",
-    "pad_rows",
-    "parse_device",
-    "parse_device_list",
-    "per_layer_masks",
-    "pick_best_device",
-    "power_of_two_ladder",
-    "promote",
-    "rank",
-    "refresh_pools",
-    "register_provider",
-    "resolve_device",
-    "resolve_device_chain",
-    "run_with_fallback",
-    "save_onnx",
-    "slice_rows",
-    "start_package",
-    "supports",
-    "supports_graph",
-    "supports_run_slots",
-    "to_onnx",
-    "verify",
-    "warm_package",
-]
+    "Attempt", "BackendCostModel", "BackendsManifest", "Bucket", "BucketedCompileCache", "CalibrationError",
+    "CalibrationProfile", "CancelToken", "CancelledRunError", "CompileCache", "CompileOptions", "CompiledGraph",
+    "ConversionError", "DEVICE_PRIORITY", "DType", "Device", "DeviceBenchResult", "DeviceCandidate", "DeviceError",
+    "DeviceFallbackError", "DeviceHealth", "DeviceParseError", "DevicePickStrategy", "DevicePolicy", "DeviceRouter",
+    "DeviceUnavailableError", "Dim", "DimBinding", "DispatchSummary", "EngineError", "ExpertPool", "FlexibleSession",
+    "Graph", "GraphDevices", "GraphError", "GraphVerifyError", "HealthState", "InputError", "IntegrityError",
+    "KernelDispatch", "KernelDispatchPolicy", "KernelDispatchReport", "LayerKvCache", "LegalizeError",
+    "MoeResidencyStats", "NoViableDeviceError", "Node", "Op", "OptimizationLevel", "PackageError", "ParamError",
+    "ParityError", "Placement", "PlacementError", "PlacementRule", "Precision", "PrecisionPolicy", "ProfileCostModel",
+    "RefreshPolicy", "Resilience", "RlxError", "RunError", "RunRecord", "Session", "Shape", "StateLossError",
+    "TimeLimitError", "UnsupportedOp", "Value", "WeightSharing", "__version__", "available_apple_devices",
+    "available_devices", "bucket_decode_mask", "budget_from_memory", "calibrate", "cost_model", "device_chain_from_env",
+    "device_from_env", "device_label", "device_report", "devices_for", "dispatch_report_for_device", "drain_device",
+    "dynamic_symbols", "estimate_graph_cost", "explain", "fastest_among", "fastest_device", "fastest_device_for",
+    "first_unsupported_op", "format_dispatch_report", "from_onnx", "from_torch", "full_name", "graph_param_names",
+    "has_dynamic_dims", "infer_bindings_from_inputs", "is_available", "legalize_graph_for_device", "load",
+    "merged_mask", "op_kinds", "open_package", "pad_rows", "parse_device", "parse_device_list", "per_layer_masks",
+    "pick_best_device", "power_of_two_ladder", "promote", "rank", "refresh_pools", "register_provider",
+    "resolve_device", "resolve_device_chain", "run_with_fallback", "save_onnx", "slice_rows", "start_package",
+    "supports", "supports_graph", "supports_run_slots", "to_onnx", "verify", "warm_package",
+]  # fmt: skip
 
-# In a checkout that is not installed, `converters`, `providers` and `calibration` stand beside this folder.
+# In a checkout that is not installed, `converters`, `providers` and `calibration` are beside this folder.
 _checkout = Path(__file__).resolve().parents[1]
 if not (_checkout / "rlx_ort" / "providers").exists() and (_checkout / "providers" / "ort_provider.py").is_file():
     __path__.append(str(_checkout))
 
 _NAMES_OF = {
     "calibration.profile": "CalibrationProfile",
-    "compat": "DeviceRouter FlexibleSession",
+    "compat": "BackendsManifest DeviceRouter FlexibleSession",
     "converters.files": "save_onnx",
     "converters.from_onnx": "from_onnx",
     "converters.from_torch": "from_torch",
@@ -258,14 +149,13 @@ _NAMES_OF = {
     "device": "DEVICE_PRIORITY Device device_label parse_device parse_device_list",
     "execution.benchmark": "DeviceBenchResult",
     "execution.buckets": "Bucket BucketedCompileCache pad_rows power_of_two_ladder slice_rows",
-    "execution.compile_cache": "CompileCache",
     "execution.compiled": "CompiledGraph",
     "execution.dispatch_report": "DispatchSummary KernelDispatchReport format_dispatch_report",
     "execution.expert_pool": "ExpertPool RefreshPolicy budget_from_memory merged_mask per_layer_masks refresh_pools",
     "execution.kv_cache": "LayerKvCache bucket_decode_mask",
-    "execution.moe_controls": "MoeResidencyStats",
+    "execution.moe": "MoeResidencyStats",
     "execution.placement": "Placement",
-    "execution.session": "Session",
+    "execution.session": "CompileCache Session",
     "graph_devices": "GraphDevices graph_param_names load",
     "ir.core": "Node",
     "ir.dims": "DimBinding dynamic_symbols has_dynamic_dims infer_bindings_from_inputs",
@@ -274,7 +164,6 @@ _NAMES_OF = {
     "ir.op": "Op op_kinds",
     "ir.shape": "Dim Shape",
     "ir.verify": "verify",
-    "manifest": "BackendsManifest",
     "options.compile_options": "CompileOptions OptimizationLevel PlacementRule Precision WeightSharing",
     "options.dispatch": "KernelDispatch KernelDispatchPolicy",
     "options.precision": "PrecisionPolicy",
@@ -286,8 +175,7 @@ _NAMES_OF = {
     "resilience.options": "Resilience",
     "resilience.quarantine": "DeviceHealth HealthState",
     "selection.candidates": "DeviceCandidate device_report devices_for fastest_device_for rank",
-    "selection.cost": "BackendCostModel ProfileCostModel",
-    "selection.estimate": "estimate_graph_cost pick_best_device",
+    "selection.cost": "BackendCostModel ProfileCostModel estimate_graph_cost pick_best_device",
     "selection.legalize": "dispatch_report_for_device legalize_graph_for_device",
     "selection.policy": "DevicePickStrategy DevicePolicy device_chain_from_env device_from_env",
     "selection.predict": "calibrate cost_model explain",
@@ -306,7 +194,7 @@ def __getattr__(name: str) -> Any:
     else:
         module = _MODULE_OF.get(name, "errors")
         collecting = gc.isenabled()
-        gc.disable()  # nothing that is imported is garbage, and looking for some takes a fifth of the time
+        gc.disable()  # imports create no garbage, and collecting takes a fifth of the time
         try:
             value = getattr(importlib.import_module(f"{__name__}.{module}"), name)
         finally:

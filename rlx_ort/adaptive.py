@@ -1,7 +1,7 @@
-"""The adaptive choice: predict, and measure only where predictions cannot tell the best devices apart.
+"""The adaptive choice: predict, and measure only devices whose predictions are too close.
 
-What was measured is kept on disk for the graph, the inputs' shapes and dtypes, the devices and all their versions, so
-the next process does not measure again. Later runs are timed, and move the choice while a device is slower than usual.
+Measurements are kept on disk for the graph, the inputs' shapes and dtypes, the devices and all their versions, so the
+next process does not repeat them. Later runs are timed, and the choice changes while a device is slower than usual.
 """
 
 from __future__ import annotations
@@ -19,13 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 from rlx_ort.device import Device
 from rlx_ort.errors import CalibrationError, DeviceFallbackError, RlxError
-from rlx_ort.execution.benchmark import DeviceBenchResult, input_signature
+from rlx_ort.execution.benchmark import DeviceBenchResult, Pace, input_signature, race
 from rlx_ort.execution.compiled import CompiledGraph
-from rlx_ort.execution.race import race
 from rlx_ort.ir.graph import Graph
 from rlx_ort.options.compile_options import CompileOptions
 from rlx_ort.providers.availability import provider_of
-from rlx_ort.selection.candidates import CLOSE, automatic, devices_for, no_viable_device
+from rlx_ort.selection.candidates import CLOSE, Candidates
 from rlx_ort.selection.policy import DevicePolicy
 from rlx_ort.selection.predict import dims_of, explain, measure_unknown, predicted_ns
 from rlx_ort.selection.support import model_for
@@ -33,29 +32,25 @@ from rlx_ort.storage import write_atomic
 
 if TYPE_CHECKING:
     from rlx_ort.calibration.learned import Learned, Sizes
-    from rlx_ort.execution.pace import Pace
 
 __all__ = ["Choice", "Follower", "choose", "learn_from"]
 
 _log = logging.getLogger(__name__)
 _SCHEMA = 2
 _DOUBT = 1.5
-"""How many of its stated errors a prediction may be off before it is trusted: an error is usual, not the worst."""
+"""A prediction may be off by its stated error to this power: the stated error is typical, not the worst case."""
 
-_SAME = 1.03  # times the best that a race of a tenth of a second cannot tell from it: there the prediction decides
+_SAME = 1.03  # measured times within this factor are equal within noise, and the prediction decides
 _QUICKER = 0.1
-"""The share of the host's times that are quicker than undisturbed. Beside an H200 its core was slow for more than half
-of some runs; a race of which that was taken for usual found 60 us on the CPU where 35 are, and chose CUDA's 54."""
+"""The quantile of the host's times that counts as undisturbed; a host can be slow for more than half of a race."""
 
 _SWITCH = 1.1
 """A device takes the place of the chosen one, or of one that took its place, if it is faster by this factor."""
 
-_FOLDER = "choices"
-
 
 @dataclass(frozen=True)
 class Choice:
-    """A device, and what speaks for it.
+    """A device, and why it was chosen.
 
     Attributes:
         device: the device.
@@ -74,10 +69,10 @@ class Choice:
 
 
 class Follower:
-    """Follows a choice from run to run: the device chosen, unless another one's time is clearly less at the moment.
+    """Follows a choice from run to run: returns the device chosen, unless another one is clearly faster now.
 
-    The times are those measured for the choice, or predicted where they were not, corrected by what runs took lately.
-    The device chosen gets its place back as soon as it is no slower than the one that took it.
+    The times are those measured for the choice, or else predicted, corrected by recent runs. The device chosen is used
+    again as soon as it is no slower than the one that replaced it.
 
     Args:
         graph: the graph.
@@ -97,7 +92,7 @@ class Follower:
         self._ran = self.home
 
     def device(self, refused: Container[Device] = ()) -> Device:
-        """Return the device for the next run, which is none of those that refused unless it is the one chosen."""
+        """Return the device for the next run; among those that refused, only the one chosen is possible."""
         usual = self._usual_ns  # `drop` replaces it
         if self.home not in usual or len(usual) == 1:
             return self.home
@@ -118,47 +113,48 @@ class Follower:
         self._begun.add(device)
 
     def drop(self, device: Device) -> None:
-        """Use a device no more, since a run on it failed."""
+        """Stop using a device, because a run on it failed."""
         self._usual_ns = {known: ns for known, ns in self._usual_ns.items() if known != device}
 
 
 def choose(
-    graph: Graph,
-    policy: DevicePolicy,
-    options: CompileOptions,
-    inputs: Mapping[str, Any],
-    compile_on: Callable[[Device], CompiledGraph],
-    runs: int,
+    candidates: Candidates, inputs: Mapping[str, Any], compile_on: Callable[[Device], CompiledGraph], runs: int
 ) -> Choice:
     """Return the device to run such inputs on.
 
-    What a device's profile lacks and the graph needs is measured first, in 0.3 s a device at most.
+    Kernels that the graph needs and a device's profile lacks are measured first, in at most 0.3 s a device.
 
-    Every device whose prediction may be the best, by the error its cost model states for such a graph, is timed on
-    the real inputs, in turn with the others: a warm-up and `runs` rounds, again where the host was disturbed, for a
-    second at most. A device that fails is passed over for the next best.
+    Every device whose prediction may be the best, by the stated error of its cost model, is timed on the real inputs,
+    interleaved with the others: a warm-up and `runs` rounds, repeated where the host was disturbed, for at most a
+    second. A device that fails is skipped.
 
     Raises:
         NoViableDeviceError: no device may be chosen.
         DeviceFallbackError: every device that could be timed failed.
     """
-    options = automatic(options)
-    devices = devices_for(graph, policy, options)
+    graph, options, dims = candidates.graph, candidates.options, candidates.dims
+    devices = candidates.devices()
     if not devices:
-        raise no_viable_device(graph, policy, options)
-    dims = dims_of(graph, inputs)
+        raise candidates.none_viable()
     for device in devices if len(devices) > 1 else ():
         try:
             measure_unknown(graph, device, options, dims)
-        except RlxError as err:  # it stays assumed, and a wide error makes for a race
-            _log.info("what is unknown of %s on %s is not measured: %s", graph.name, device.display, err)
-    lows, predicted = _predictions(graph, devices, options, dims)
+        except RlxError as err:  # prices stay assumed, and their wide error leads to a race
+            _log.info("the kernels of %s on %s are not measured: %s", graph.name, device.display, err)
+    ranges: dict[Device, tuple[float, float]] = {}  # the shortest and longest time that is likely, in ns
+    predicted: dict[str, float] = {}
+    for device in devices:
+        estimate = explain(graph, device, options, dims)
+        if estimate is not None and math.isfinite(estimate.total_ns):
+            predicted[device.label] = estimate.total_ns
+            doubt = (1 + estimate.error) ** _DOUBT
+            ranges[device] = (estimate.total_ns / doubt, estimate.total_ns * doubt)
     ranked = sorted(devices, key=lambda device: predicted.get(device.label, math.inf))
-    limit = _limit(lows)
-    rivals = [device for device in ranked if lows.get(device, (0.0, 0.0))[0] <= limit]
+    limit = min((high for _, high in ranges.values()), default=math.inf)  # the longest time of the best
+    rivals = [device for device in ranked if ranges.get(device, (0.0, 0.0))[0] <= limit]
     if len(rivals) == 1:
         return Choice(rivals[0], "predicted", predicted)
-    path = _path(graph, policy, options, inputs, rivals)
+    path = _path(candidates, inputs, rivals)
     known = _read(path, rivals, predicted)
     if known is not None:
         return known
@@ -166,7 +162,7 @@ def choose(
     rows = race(rivals, compile_on, inputs, runs, pace=pace)
     if all(row.median_exec_ns is None for row in rows):
         rows += race([device for device in ranked if device not in rivals], compile_on, inputs, runs, pace=pace)
-    choice = _from_rows(rows, policy, predicted)
+    choice = _from_rows(rows, candidates.policy, predicted)
     if path is not None:
         _write(path, choice)
     return choice
@@ -175,7 +171,7 @@ def choose(
 def learn_from(
     rows: Iterable[DeviceBenchResult], graph: Graph, options: CompileOptions, inputs: Mapping[str, Any]
 ) -> None:
-    """Let what a benchmark measured correct later choices, for the seconds that it is new."""
+    """Correct later choices by the times of a benchmark, for the seconds that they are recent."""
     from rlx_ort.calibration.learned import LEARNED
 
     dims = dims_of(graph, inputs)
@@ -185,30 +181,10 @@ def learn_from(
             LEARNED.note(graph, row.device, tuple(sorted(dims.items())), row.median_exec_ns, predicted, fresh=True)
 
 
-def _predictions(
-    graph: Graph, devices: Sequence[Device], options: CompileOptions, dims: Mapping[str, int]
-) -> tuple[dict[Device, tuple[float, float]], dict[str, float]]:
-    """Return the range each device's time may be in, and its predicted time."""
-    ranges: dict[Device, tuple[float, float]] = {}
-    predicted: dict[str, float] = {}
-    for device in devices:
-        estimate = explain(graph, device, options, dims)
-        if estimate is not None and math.isfinite(estimate.total_ns):
-            predicted[device.label] = estimate.total_ns
-            doubt = (1 + estimate.error) ** _DOUBT
-            ranges[device] = (estimate.total_ns / doubt, estimate.total_ns * doubt)
-    return ranges, predicted
-
-
-def _limit(ranges: Mapping[Device, tuple[float, float]]) -> float:
-    """Return the longest time that the best prediction may turn out to take."""
-    return min((high for _, high in ranges.values()), default=math.inf)
-
-
 @functools.cache
 def _pace() -> Pace:
-    """Return how fast the host is for this process, which goes on learning what is usual with every race."""
-    from rlx_ort.execution.pace import Pace
+    """Return the host noise model of this process, which every race updates."""
+    from rlx_ort.execution.benchmark import Pace
 
     return Pace(time.perf_counter_ns, _QUICKER)
 
@@ -228,29 +204,24 @@ def _from_rows(rows: Sequence[DeviceBenchResult], policy: DevicePolicy, predicte
     return Choice(winner, "measured", predicted, {device.label: time for device, time in times.items()}, failed)
 
 
-def _path(
-    graph: Graph,
-    policy: DevicePolicy,
-    options: CompileOptions,
-    inputs: Mapping[str, Any],
-    devices: Sequence[Device],
-) -> Path | None:
-    """Return the file of a choice among devices, or None when one of them cannot be told from another."""
+def _path(candidates: Candidates, inputs: Mapping[str, Any], devices: Sequence[Device]) -> Path | None:
+    """Return the file of a choice among devices, or None when one of them has no identity that lasts."""
     from rlx_ort.calibration import store
     from rlx_ort.storage import cache_folder
 
-    parts: list[object] = [_SCHEMA, sorted(input_signature(inputs)), policy.prefer]
+    options = candidates.options
+    parts: list[object] = [_SCHEMA, sorted(input_signature(inputs)), candidates.policy.prefer]
     precisions = sorted((label, precision.value) for label, precision in options.precisions.items())
     provider_options = sorted(options.provider_options.items())
     parts.append((options.precision.value, precisions, options.intra_op_threads, provider_options))
     try:
         for device in sorted(devices, key=lambda device: device.label):
             provider = provider_of(device)
-            model = None if provider is None else model_for(provider, graph, options.on(device))
+            model = None if provider is None else model_for(provider, candidates.graph, options.on(device))
             if model is None:
                 return None
             parts.append((store.key_of(device), model.sha256))
-        folder = cache_folder(_FOLDER)
+        folder = cache_folder("choices")
     except CalibrationError as err:
         _log.debug("the choice is not kept: %s", err)
         return None

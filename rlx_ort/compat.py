@@ -1,10 +1,12 @@
-"""`FlexibleSession` and `DeviceRouter`: two classes of RLX, as thin layers over `GraphDevices`."""
+"""RLX's other classes: `FlexibleSession` and `DeviceRouter`, layers over `GraphDevices`, and `BackendsManifest`."""
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy.typing as npt
@@ -19,10 +21,10 @@ from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.options.compile_options import CompileOptions, Precision
-from rlx_ort.providers.thermal import is_throttled
+from rlx_ort.providers.hardware import is_throttled
 from rlx_ort.selection.policy import DevicePolicy
 
-__all__ = ["DeviceRouter", "FlexibleSession"]
+__all__ = ["Backend", "BackendsManifest", "DeviceRouter", "FlexibleSession"]
 
 _log = logging.getLogger(__name__)
 _CHECK_EVERY_S = 5.0
@@ -82,7 +84,7 @@ class FlexibleSession:
         """Return the graph compiled as by `GraphDevices.compile_resolved`. `options` replace those of the session.
 
         Raises:
-            DeviceError: the device given cannot be had, or none can.
+            DeviceError: the device given cannot be used, or none can.
             LegalizeError: the device given does not take the graph.
         """
         runner = GraphDevices(graph, self.policy, options or self.options, weights)
@@ -173,7 +175,7 @@ class DeviceRouter:
             raise NoViableDeviceError(f"no device took graph {self.runner.graph.name!r}; the log has the reasons")
 
     def _checked(self) -> GraphDevices:
-        """Return the runner; when throttling has begun, its sessions are opened anew. Checked every few seconds."""
+        """Return the runner; when throttling has begun, its sessions are opened again. Checked every few seconds."""
         now = time.monotonic()
         if self.rebench_on_throttle and now - self._checked_s >= _CHECK_EVERY_S:
             self._checked_s = now
@@ -184,3 +186,62 @@ class DeviceRouter:
                 self._warm()
             self._was_throttled = throttled
         return self.runner
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """One provider of this installation.
+
+    Attributes:
+        name: the provider's name.
+        kinds: the device kinds it serves.
+        ep: ONNX Runtime's name of the execution provider.
+        devices: labels of the devices its hardware discovery lists, without proof that they work.
+        version: the version of the plugin that brings it, empty for one that is built into ONNX Runtime.
+    """
+
+    name: str
+    kinds: tuple[str, ...]
+    ep: str
+    devices: tuple[str, ...]
+    version: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class BackendsManifest:
+    """What this installation can run on.
+
+    Attributes:
+        package: the package's name.
+        version: its version.
+        engine: ONNX Runtime's package and version, empty where it cannot be used.
+        backends: the providers that run something.
+    """
+
+    package: str
+    version: str
+    engine: str
+    backends: tuple[Backend, ...]
+
+    @classmethod
+    def current(cls) -> BackendsManifest:
+        """Return the manifest of this process; no session is opened."""
+        import rlx_ort
+        from rlx_ort.providers.engine import runtime
+        from rlx_ort.providers.plugins import plugin_for
+        from rlx_ort.providers.registry import default_registry
+
+        found = []
+        for provider in default_registry().providers():
+            if not provider.ep_name and not provider.selectable:
+                continue  # it only explains why its devices cannot be used
+            plugin = plugin_for(provider.ep_name)
+            labels = tuple(device.label for device in provider.devices())
+            version = "" if plugin is None else plugin.version
+            found.append(Backend(provider.name, provider.kinds, provider.ep_name, labels, version))
+        engine = "" if runtime.runtime_problem() is not None else runtime.describe_runtime()
+        return cls("rlx_ort", rlx_ort.__version__, engine, tuple(found))
+
+    def json(self) -> str:
+        """Return the manifest as JSON text."""
+        return json.dumps(asdict(self), indent=2)

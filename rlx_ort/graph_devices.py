@@ -1,11 +1,11 @@
 """`GraphDevices`: one graph, its weights, and every device it may run on. The front door of the package.
 
-It joins the two halves that do not know each other: `rlx_ort.selection` chooses a device, `rlx_ort.execution` runs.
-A device that somebody names, in code or in a variable, must take every node (strict); one that was chosen
-automatically may be helped by the CPU (assisted). `CompileOptions.placement` overrides both.
+It joins two independent halves: `rlx_ort.selection` chooses a device, `rlx_ort.execution` runs the graph. A device that
+is named, in code or in a variable, must take every node (strict); with an automatic choice the CPU may help (assisted).
+`CompileOptions.placement` overrides both.
 
-An automatic choice goes on to the next device of `rank` when one refuses the graph at opening, and remembers that for
-the graph. A device named in the call fails instead, and `RLX_DEVICE` is skipped with a warning.
+When a device refuses the graph at opening, an automatic choice remembers that and continues with the next device of
+`rank`. A device named in the call raises an error instead, and `RLX_DEVICE` is skipped with a warning.
 
 The halves are imported when a method first needs them: a warmed package runs without either.
 """
@@ -18,6 +18,7 @@ import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlx_ort.device import Device
+from rlx_ort.device_sessions import DeviceSessions
 from rlx_ort.errors import (
     DeviceError,
     DeviceFallbackError,
@@ -27,7 +28,7 @@ from rlx_ort.errors import (
     is_device_failure,
 )
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule
-from rlx_ort.selection.policy import Adaptive, Benchmark, DevicePolicy, device_chain_from_env, labels
+from rlx_ort.selection.policy import Adaptive, Benchmark, DevicePolicy, chain_with, device_chain_from_env, labels
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Set
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from rlx_ort.adaptive import Choice, Follower
     from rlx_ort.execution.benchmark import DeviceBenchResult, InputSignature
     from rlx_ort.execution.compiled import CompiledGraph
-    from rlx_ort.execution.engine_slot import EngineSlot
     from rlx_ort.execution.placement import Placement
     from rlx_ort.execution.weights import WeightStore
     from rlx_ort.ir.dtype import DType
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from rlx_ort.resilience.limits import CancelToken
     from rlx_ort.resilience.options import Resilience
     from rlx_ort.resilience.quarantine import DeviceHealth
-    from rlx_ort.selection.candidates import DeviceCandidate
+    from rlx_ort.selection.candidates import Candidates, DeviceCandidate
     from rlx_ort.selection.policy import Devices
 
 __all__ = ["GraphDevices", "graph_param_names", "load"]
@@ -77,7 +77,7 @@ def load(
         ConversionError: the file is no model, or holds something that cannot be translated.
         DeviceParseError: no policy is given, and one of the variables does not parse.
     """
-    from rlx_ort.converters.load import load_graph
+    from rlx_ort.converters.from_onnx import load_graph
 
     policy = DevicePolicy.from_env() if policy is None else policy
     return GraphDevices(load_graph(path), policy, options, resilience=resilience)
@@ -90,7 +90,7 @@ class GraphDevices:
     nothing and probes nothing.
 
     Args:
-        graph: the graph; if it grows later, it is compiled anew.
+        graph: the graph; if it grows later, it is compiled again.
         policy: which devices may be chosen; everything by default. The policy variables are read by `from_env` and
             `load` alone.
         options: how to compile.
@@ -98,14 +98,12 @@ class GraphDevices:
         resilience: how to react to devices that fail; by default an error of a run is raised. See docs/resilience.md.
 
     Attributes:
-        last_attempts: the devices that did not answer, with the reason: those that refused or failed in the last
-            `run_try` or chain, or, after an automatic choice, all that are known to refuse the graph.
-        last_choice: what the adaptive strategy last chose, with predictions and measurements; None before.
+        last_attempts: the devices that refused or failed in the last `run_try` or chain, with the reason; after an
+            automatic choice, all that are known to refuse the graph.
+        last_choice: the last choice of the adaptive strategy, with predictions and measurements; None before.
     """
 
-    _slots: dict[Device, EngineSlot]
-    _compiled_graphs: dict[tuple[Device, PlacementRule], CompiledGraph]
-    _compile_locks: dict[Device, threading.Lock]
+    _sessions: DeviceSessions
     _devices: tuple[Set[Device], list[Device]] | None
     _winners: dict[InputSignature, Follower]
     _revision: int
@@ -125,7 +123,7 @@ class GraphDevices:
     def _prepare(
         self, policy: DevicePolicy | None, options: CompileOptions | None, resilience: Resilience | None = None
     ) -> None:
-        """Set everything but the graph and its weights, which `_take` brings."""
+        """Set everything but the graph and its weights; see `_take`."""
         self._policy = policy or DevicePolicy()
         self._options = options or CompileOptions()
         fixed = self._options.placement
@@ -186,49 +184,39 @@ class GraphDevices:
         Found once and kept until `invalidate_cache`, or until a device refuses at opening, which is then left out. An
         automatic choice may also take a device that the CPU has to help: `rank` has those as well.
         """
-        from rlx_ort.selection.candidates import devices_for
-        from rlx_ort.selection.refusals import refusals
-
-        self._follow_graph()
+        strict = self._candidates(options=self._by_name)
         with self._lock:
-            refused = refusals(self.graph, self._by_name).keys()
-            if self._devices is None or self._devices[0] != refused:
-                self._devices = refused, devices_for(self.graph, self._policy, self._by_name)
+            if self._devices is None or self._devices[0] != strict.refused.keys():
+                self._devices = strict.refused.keys(), strict.devices()
             return list(self._devices[1])
 
     def report(self) -> list[DeviceCandidate]:
-        """Return a fresh report: one row a device, with what stands in its way."""
-        from rlx_ort.selection.candidates import device_report
-
-        return device_report(self.graph, self._policy, self._by_choice)
+        """Return a new report: one row a device, with what blocks it."""
+        return self._candidates().report()
 
     def rank(self, inputs: Mapping[str, Any] | None = None) -> list[DeviceCandidate]:
         """Return a row for every device the policy allows, the best choice first, blocked ones last.
 
         Automatic choices follow this order. The inputs size the predictions; see `rlx_ort.rank`.
         """
-        from rlx_ort.selection.candidates import rank
-
-        return rank(self.graph, inputs, self._policy, self._by_choice)
+        return self._candidates(inputs).rank()
 
     def fastest(self, inputs: Mapping[str, Any] | None = None) -> Device:
-        """Return the device with the smallest predicted time now; `RLX_DEVICE` is not looked at.
+        """Return the device with the smallest predicted time now; `RLX_DEVICE` is ignored.
 
         The inputs size the prediction. No session is opened: a device is passed over once it has refused the graph in
         `compile_fastest` or another automatic choice.
 
         Raises:
-            NoViableDeviceError: no device may be chosen; it says why for each.
+            NoViableDeviceError: no device may be chosen; it lists the reasons.
         """
-        from rlx_ort.selection.candidates import fastest_device_for
-
-        return fastest_device_for(self.graph, self._policy, self._by_choice, inputs)
+        return self._candidates(inputs).fastest()
 
     def resolve(self, device: Device | str | None = None) -> Device:
         """Return the device to use: the one given, else `RLX_DEVICE`, else the fastest.
 
         Raises:
-            DeviceError: the device given cannot be had, or none can.
+            DeviceError: the device given cannot be used, or none can.
             LegalizeError: the device given does not take the graph.
         """
         from rlx_ort.selection.resolve import resolve_device
@@ -238,24 +226,23 @@ class GraphDevices:
     def resolve_chain(self, device: Device | str | None = None) -> Device:
         """Return the first device that may run the graph: the one given, then those of `RLX_DEVICE_CHAIN`.
 
-        Without a chain this is `resolve`. With one, `RLX_DEVICE` is not looked at.
+        Without a chain this is `resolve`. With one, `RLX_DEVICE` is ignored.
 
         Raises:
             NoViableDeviceError: none of them may.
         """
-        from rlx_ort.selection.resolve import chain_with, resolve_device_chain
+        from rlx_ort.selection.resolve import resolve_device_chain
 
-        chain = chain_with(device)
         if not device_chain_from_env():
             return self.resolve(device)
-        return resolve_device_chain(self.graph, chain, self._policy, self._options)
+        return resolve_device_chain(self.graph, chain_with(device), self._policy, self._options)
 
     def resolve_with_inputs(self, inputs: Mapping[str, Any], device: Device | str | None = None) -> Device:
         """Return the device to use for inputs of these sizes; under the benchmark strategy the fastest measured one.
 
-        Under the adaptive strategy devices are measured where predictions cannot tell. The winner is remembered for
-        the shapes and dtypes of the inputs; under the adaptive strategy another device takes its place while runs of
-        `run_resolved_with_inputs` show that one to be faster. `RLX_DEVICE` does not count under either.
+        Under the adaptive strategy devices are measured if their predictions are too close. The winner is remembered
+        for the shapes and dtypes of the inputs; under the adaptive strategy another device replaces it while it is
+        faster in runs of `run_resolved_with_inputs`. Both strategies ignore `RLX_DEVICE`.
 
         Raises:
             DeviceFallbackError: every device failed in the benchmark.
@@ -297,18 +284,14 @@ class GraphDevices:
         Raises:
             ParamError: a parameter is not set.
         """
-        with self._lock:
-            slots = list(self._slots.values())
-        for slot in slots:
-            if slot.current is not None:
-                slot.engine(PlacementRule.ASSISTED)
+        self._sessions.reopen_stale()
 
     # Compile
 
     def compile(self, device: Device | str) -> CompiledGraph:
         """Return the graph compiled for a device; the second call returns the same object, until it is closed.
 
-        Closing it gives up its handles and other state; the session belongs to the runner and stays open. A graph that
+        Closing it releases its handles and other state; the session belongs to the runner and stays open. A graph that
         was chosen automatically shares all state with the one that was named, so a handle bound in one is in both.
 
         Raises:
@@ -321,10 +304,10 @@ class GraphDevices:
     def compile_fastest(self) -> CompiledGraph:
         """Return the graph compiled for the fastest device that takes it; see `fastest` and `rank`.
 
-        Where a parameter is still to be set no session is opened, and the first device is taken at its word.
+        While a parameter is unset no session is opened, and the first device is assumed to take the graph.
 
         Raises:
-            NoViableDeviceError: no device takes the graph; it says why for each.
+            NoViableDeviceError: no device takes the graph; it lists the reasons.
         """
         return self._open_first(lambda: (self.fastest(), False))
 
@@ -332,7 +315,7 @@ class GraphDevices:
         """Return the graph compiled for the device given, else `RLX_DEVICE`, else the fastest that takes it.
 
         Raises:
-            DeviceError: the device given cannot be had, or no device takes the graph.
+            DeviceError: the device given cannot be used, or no device takes the graph.
             LegalizeError: the device given does not take the graph.
             PlacementError: the device given does not take every node.
         """
@@ -346,8 +329,6 @@ class GraphDevices:
         Raises:
             DeviceFallbackError: every device of the chain refused.
         """
-        from rlx_ort.selection.resolve import chain_with
-
         if not device_chain_from_env():
             return self.compile_resolved(device)
         return self._first_of(chain_with(device), self.compile)[1]
@@ -366,12 +347,12 @@ class GraphDevices:
         Raises:
             ParamError: a parameter is not set, so no session can be opened.
         """
-        import logging  # a start from the compile cache has nothing to tell
+        import logging  # not needed by a start from the compile cache
 
         warm = []
-        for device in self._choices():
+        for device in self._candidates().devices():
             try:
-                self._assisted(device).open()
+                self._opened(device, named=False).open()
             except Exception as err:  # raised again unless the device is at fault
                 if not is_device_failure(err):
                     raise
@@ -388,11 +369,7 @@ class GraphDevices:
             DeviceError: the policy refuses the device, or it does not work here.
         """
         device = Device(device)
-        with self._lock:
-            slot = self._slots.get(device)
-        if slot is not None and slot.placement is not None:
-            return slot.placement
-        return self._compiled(device, named=False).placement
+        return self._sessions.placement(device) or self._compiled(device, named=False).placement
 
     # Run
 
@@ -439,7 +416,7 @@ class GraphDevices:
         With `resilience`, another device answers where that one fails.
 
         Raises:
-            NoViableDeviceError: no device takes the graph; it says why for each.
+            NoViableDeviceError: no device takes the graph; it lists the reasons.
             RunError: the run failed; without `resilience` no other device is tried then, see `run_try`.
         """
         failover = self._failover or self._limited_by(timeout_s, cancel)
@@ -472,7 +449,7 @@ class GraphDevices:
         winner answers.
 
         Raises:
-            DeviceError: no device may be chosen, or the one given cannot be had.
+            DeviceError: no device may be chosen, or the one given cannot be used.
             RunError: the run failed.
         """
         failover = self._limited_by(timeout_s, cancel)
@@ -512,7 +489,7 @@ class GraphDevices:
         A device that refuses or fails, when compiling or when running, is an attempt; the next one is tried.
 
         Raises:
-            DeviceFallbackError: every device refused or failed; `attempts` says why for each.
+            DeviceFallbackError: every device refused or failed; `attempts` has the reasons.
             InputError: the inputs do not fit the graph, which would fail everywhere.
             ParamError: a parameter is not set.
         """
@@ -528,8 +505,6 @@ class GraphDevices:
             InputError: the inputs do not fit the graph.
             ParamError: a parameter is not set.
         """
-        from rlx_ort.selection.resolve import chain_with
-
         chain = chain_with(device)
         if chain:
             return self.run_try(chain, inputs)
@@ -548,12 +523,12 @@ class GraphDevices:
     def benchmark(self, inputs: Mapping[str, Any], runs: int = 10) -> list[DeviceBenchResult]:
         """Time the graph on every device that an automatic choice may take: a warm-up, then `runs` runs; fastest first.
 
-        Devices that fail come last, with the reason. For some seconds adaptive choices for the graph go by the times.
+        Devices that fail come last, with the reason. For some seconds adaptive choices for the graph use the times.
         """
         from rlx_ort.adaptive import learn_from
         from rlx_ort.execution.benchmark import benchmark_devices
 
-        rows = benchmark_devices(self._choices(), self._to_time, inputs, runs)
+        rows = benchmark_devices(self._candidates().devices(), self._to_time, inputs, runs)
         learn_from(rows, self.graph, self._by_choice, inputs)
         return rows
 
@@ -579,16 +554,15 @@ class GraphDevices:
     def invalidate_cache(self) -> None:
         """Close every session and forget the devices, which refused, and the benchmark winners; the weights stay.
 
-        What the probes found is remembered by the registry, for the whole process.
+        The registry keeps the results of its probes for the whole process.
         """
         with self._lock:
-            slots = list(self._slots.values())
+            sessions = self._sessions
             self._forget()
-        for slot in slots:
-            slot.close()
+        sessions.close()
         graph = getattr(self, "_graph", None)  # a packaged one may not have been read
         if graph is not None:
-            from rlx_ort.selection.refusals import forget
+            from rlx_ort.selection.graph_cache import forget
 
             forget(graph)
 
@@ -599,7 +573,7 @@ class GraphDevices:
             self.invalidate_cache()
 
     def close(self) -> None:
-        """Close every session; runs in other threads finish first. The runner stays usable and compiles anew."""
+        """Close every session; runs in other threads finish first. The runner stays usable and compiles again."""
         self.invalidate_cache()
 
     def __enter__(self) -> GraphDevices:
@@ -609,19 +583,17 @@ class GraphDevices:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<GraphDevices {self.graph.name!r}, compiled for {labels(self._slots)}>"
+        return f"<GraphDevices {self.graph.name!r}, compiled for {labels(self._sessions.devices)}>"
 
     def _forget(self) -> None:
-        self._slots = {}
-        self._compiled_graphs = {}
-        self._compile_locks = {}
+        self._sessions = DeviceSessions(self._options)
         self._devices = None
         self._winners = {}
         if self._failover is not None:
             self._failover.forget_sessions()
 
     def _follow_graph(self) -> None:
-        """Compile anew when the graph has grown since; without this, answers would be those of the old graph."""
+        """Close the sessions if the graph has grown, so that it is compiled again."""
         graph = self.graph
         if graph.revision != self._revision:
             with self._lock:
@@ -642,32 +614,29 @@ class GraphDevices:
         return self._resolved(inputs) if follower is None else (self._followed(follower), False)
 
     def _followed(self, follower: Follower) -> Device:
-        """Return the device that a follower is at, or the one it began with while that holds the caller's state."""
-        from rlx_ort.selection.refusals import refusals
-
-        first = self._compiled_graphs.get((follower.home, self._by_choice.placement or PlacementRule.ASSISTED))
+        """Return the current device of a follower, or its first one while that holds the caller's state."""
+        first = self._sessions.find(follower.home, self._by_choice.placement or PlacementRule.ASSISTED)
         if first is not None and first.has_handles:
             return follower.home
-        return follower.device(refusals(self.graph, self._by_choice))
+        return follower.device(self._refusals(self._by_choice))
 
     def _follower(self, inputs: Mapping[str, Any]) -> Follower | None:
-        """Return what follows the winner of a strategy that measures, or None under one that does not."""
+        """Return the follower of the winner under a strategy that measures, or None under another one."""
         pick = self._policy.pick_strategy()
         if not isinstance(pick, (Benchmark, Adaptive)):
             return None
         from rlx_ort.execution.benchmark import input_signature
-        from rlx_ort.selection.refusals import refusals
 
         self._follow_graph()
         key, winners = input_signature(inputs), self._winners  # another thread may begin with an empty map meanwhile
         follower = winners.get(key)
-        if follower is not None and follower.home not in refusals(self.graph, self._by_choice):
+        if follower is not None and follower.home not in self._refusals(self._by_choice):
             return follower
         from rlx_ort.adaptive import Choice, Follower, choose
-        from rlx_ort.selection.predict import dims_of
 
+        candidates = self._candidates(inputs)
         if isinstance(pick, Adaptive):
-            found = choose(self.graph, self._policy, self._by_choice, inputs, self._to_time, pick.runs)
+            found = choose(candidates, inputs, self._to_time, pick.runs)
             self.last_choice = found
         else:
             rows = self.benchmark(inputs, pick.runs)
@@ -676,16 +645,21 @@ class GraphDevices:
             if rows[0].median_exec_ns is None:
                 raise DeviceFallbackError((row.device, row.failure) for row in rows)
             found = Choice(rows[0].device, "measured")
-        sizes = tuple(sorted(dims_of(self.graph, inputs).items()))
+        sizes = tuple(sorted(candidates.dims.items()))
         winners[key] = follower = Follower(self.graph, found, sizes)
         return follower
 
-    def _choices(self) -> list[Device]:
-        """Return the devices that an automatic choice may take now."""
-        from rlx_ort.selection.candidates import devices_for
+    def _candidates(self, inputs: Mapping[str, Any] | None = None, options: CompileOptions | None = None) -> Candidates:
+        """Return the devices for an automatic choice as of now, or for other options."""
+        from rlx_ort.selection.candidates import Candidates
 
         self._follow_graph()
-        return devices_for(self.graph, self._policy, self._by_choice)
+        return Candidates(self.graph, self._policy, options or self._by_choice, inputs)
+
+    def _refusals(self, options: CompileOptions) -> dict[Device, str]:
+        from rlx_ort.selection.graph_cache import refusals
+
+        return refusals(self.graph, options)
 
     def _first_of(self, chain: Devices, work: Callable[[Device], T]) -> tuple[Device, T]:
         """Return the first device of a chain on which the work succeeds, and its result; keep the attempts."""
@@ -699,13 +673,12 @@ class GraphDevices:
 
     def _open_first(self, choose: Callable[[], tuple[Device, bool]]) -> CompiledGraph:
         """Return the graph compiled for the first choice that takes it, and keep who refuses."""
-        from rlx_ort.selection.refusals import refusals
         from rlx_ort.selection.resolve import open_first
 
         try:
             return open_first(choose, self._opened)
         finally:
-            self.last_attempts = tuple(refusals(self.graph, self._by_name).items())
+            self.last_attempts = tuple(self._refusals(self._by_name).items())
 
     def _limited_by(self, timeout_s: float | None, cancel: CancelToken | None) -> Failover | None:
         """Return what handles failures, None where a run is to be plain."""
@@ -713,26 +686,9 @@ class GraphDevices:
             raise RunError(_NO_RESILIENCE.format("a time limit or cancellation"))
         return self._failover
 
-    def _has_state(self, device: Device) -> bool:
-        """Return whether a graph that was lent for a device holds state that cannot move to another."""
-        return any(found.has_state for (at, _), found in list(self._compiled_graphs.items()) if at == device)
-
-    def _discard(self, device: Device) -> None:
-        """Let go of the sessions of a device, which may be stuck, unless they hold state; the next use opens anew."""
-        if self._has_state(device):
-            return
-        with self._lock:
-            self._slots.pop(device, None)
-            self._compile_locks.pop(device, None)
-            for rule in PlacementRule:
-                self._compiled_graphs.pop((device, rule), None)
-
-    def _assisted(self, device: Device) -> CompiledGraph:
-        return self._opened(device, named=False)
-
     def _to_time(self, device: Device) -> CompiledGraph:
-        """Return a graph whose runs leave the handles of the one that is lent as they are."""
-        found = self._assisted(device)
+        """Return a graph whose runs do not change the handles of the compiled graph that callers have."""
+        found = self._opened(device, named=False)
         return found.clone() if found.has_handles else found
 
     def _opened(self, device: Device, named: bool) -> CompiledGraph:
@@ -744,43 +700,22 @@ class GraphDevices:
         return compiled
 
     def _remembering(self, device: Device, rule: PlacementRule) -> contextlib.AbstractContextManager[None]:
-        from rlx_ort.selection.refusals import remembered
+        from rlx_ort.selection.graph_cache import remembered
 
         return remembered(self.graph, device, self._options.with_(placement=rule))
 
     def _compiled(self, device: Device, named: bool) -> CompiledGraph:
         self._follow_graph()
         rule = (self._by_name if named else self._by_choice).placement or PlacementRule.STRICT
-        found = self._compiled_graphs.get((device, rule))
-        if found is not None and not found.closed:
+        sessions = self._sessions
+        found = sessions.find(device, rule)
+        if found is not None:
             return found
         refusal = self._policy.refusal(device)
         if refusal is not None:
             raise NoViableDeviceError(f"{device.display} may not run graph {self.graph.name!r}: it is {refusal}")
-        with self._lock:
-            compiling = self._compile_locks.setdefault(device, threading.Lock())
-        with compiling, self._remembering(device, rule):
-            found = self._lent(device, rule)
-            if found is None:
-                from rlx_ort.execution.compiled import CompiledGraph
-                from rlx_ort.execution.session import open_slot, working_provider
-
-                slot = self._slots.get(device)
-                if slot is None:
-                    provider = working_provider(device)
-                    slot = open_slot(provider, device, self.graph, self.weights, self._options)
-                    self._slots[device] = slot
-                found = CompiledGraph(slot, rule, owns_slot=False)
-            self._compiled_graphs[device, rule] = found
-            return found
-
-    def _lent(self, device: Device, rule: PlacementRule) -> CompiledGraph | None:
-        """Return the graph that was lent for a device, held to the rule, or None where it was closed or never made."""
-        for known in (rule, *PlacementRule):
-            found = self._compiled_graphs.get((device, known))
-            if found is not None and not found.closed:
-                return found if known is rule else found.held_to(rule)
-        return None
+        with self._remembering(device, rule):
+            return sessions.compiled(self.graph, self.weights, device, rule)
 
 
 def _predicted(runner: GraphDevices, inputs: Mapping[str, Any]) -> tuple[Device, bool]:

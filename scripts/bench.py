@@ -5,7 +5,8 @@
     python scripts/bench.py import --json
 
 Compared things run in turns in one process or in fresh processes of one run, so that a busy machine slows both.
-With --json, one JSON object a line: the machine first, then the figures. The exit code is 1 when a target is missed.
+With --json, one JSON object a line: the machine first, then the figures, as `series.py add` takes them. The exit code
+is 1 when a target is missed.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ def main() -> int:
     missed = False
     for family in options.families or FAMILIES:
         for figure in importlib.import_module(f"figures.{family}_figures").measure():
-            print(json.dumps(asdict(figure) | {"ok": figure.ok}) if options.json else _line(figure), flush=True)
+            row = {"family": family, **asdict(figure), "ok": figure.ok}
+            print(json.dumps(row) if options.json else _line(figure), flush=True)
             missed |= figure.ok is False
     return int(missed)
 

@@ -27,11 +27,11 @@ graph. Three sources give the answer, in this order:
    inputs are constant) is put into a small session, and the assignment is read back. Providers that compile whole
    graphs are asked in a child process. Answers are kept on disk for the provider, its versions and the hardware.
 2. ONNX Runtime's kernel registry, for the CPU and for plugins, where nothing was asked yet.
-3. Kernel lists that come with the package, for CUDA, DirectML and WebGPU where they are not installed.
+3. Kernel lists shipped with the package, for CUDA, DirectML and WebGPU where they are not installed.
 
 The table compares the first source with what happens when the graph is compiled strictly and run, over the cases of the
-ONNX backend suite. A false yes is a graph that was promised and failed; a false no is one that was refused and runs.
-`By list` is the same comparison for the shipped kernel list alone.
+ONNX backend suite. A false yes is a graph that was reported as supported and failed; a false no is one that was refused
+and runs. `By list` is the same comparison for the shipped kernel list alone.
 
 | Device | Where | Cases | Agreement | False yes | False no | By list |
 |---|---|---|---|---|---|---|
@@ -58,8 +58,8 @@ def readme_row() -> str:
     tested = (
         f"by the GPU gate (`scripts/gpu_gate.py`) on an {machine['hardware']}, {gate['date']}: {suite['passed']:,} "
         f"backend tests, {suite['failed']} failed{beside}; "
-        f"capability right in {agreement} of the ONNX cases (`docs/capability.md`); rules and options by unit tests "
-        "in CI"
+        f"capability answers right in {agreement} of the ONNX cases (`docs/capability.md`); rules and options by unit "
+        "tests in CI"
     )
     return f"| `cuda` | CUDA | extra `cuda` | {tested} |"
 

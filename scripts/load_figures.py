@@ -27,6 +27,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
@@ -34,7 +35,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
 
 import rlx_ort  # noqa: E402  # a checkout is not installed
 from rlx_ort import adaptive  # noqa: E402
-from rlx_ort.execution.race import timed_block  # noqa: E402
+from rlx_ort.execution.benchmark import timed_block  # noqa: E402
 
 LEAVE_S, RETURN_S = 3.0, 10.0
 IDLE_S, LOAD_S, AFTER_S = 2.0, 7.0, 12.0
@@ -185,8 +186,7 @@ def main() -> int:
     given = parser.parse_args()
     devices = given.devices.split(",")
     # Without predictions the adaptive choice always times both devices.
-    adaptive._predictions = lambda *_: ({}, {})
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, mock.patch.object(adaptive, "explain", return_value=None):
         os.environ["RLX_CACHE_DIR"] = folder
         tried: list[dict[str, Any]] = []
         case = Case(devices, 64 * WIDTH, 2) if given.handicap else search(devices, tried)

@@ -9,14 +9,14 @@ from __future__ import annotations
 import argparse
 import itertools
 import sys
+import textwrap
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
 import onnx.defs
 
-from rlx_ort.converters.to_onnx.opset import MAX_OPSET
-from rlx_ort.converters.to_onnx.semantics import BREAKS
+from rlx_ort.converters.to_onnx.opset import BREAKS, MAX_OPSET
 
 TARGET = Path(__file__).resolve().parents[1] / "converters" / "to_onnx" / "widening.py"
 HEAD = '''"""Steps between ai.onnx opsets that only add to an operator; made by scripts/opset_table.py, do not edit.
@@ -43,7 +43,8 @@ def only_widens(op_type: str, written: int, target: int) -> bool:
 
 WIDENING: dict[str, str] = {
 '''
-TAIL = '''}
+TAIL = '''
+}  # fmt: skip
 """Operator -> its versions; those with a plus take every node of the version before them unchanged."""
 '''
 
@@ -65,18 +66,21 @@ def render() -> str:
     for schema in onnx.defs.get_all_schemas_with_history():
         if schema.domain == "" and schema.since_version <= MAX_OPSET:
             versions[schema.name].append(schema)
-    lines = []
+    entries = []
     for name, schemas in sorted(versions.items()):
         schemas.sort(key=lambda schema: schema.since_version)
         steps = [str(schemas[0].since_version)]
         for old, new in itertools.pairwise(schemas):
             steps.append(f"{new.since_version}{'+' if adds_only(old, new) else ''}")
-        lines.append(f'    "{name}": "{" ".join(steps)}",\n')
+        entries.append(f'"{name}": "{" ".join(steps)}",')
     return (
-        HEAD
-        + "".join(lines)
-        + '}\n"""Operator -> its versions; those with a plus take every node of the version before them unchanged."""\n'
+        HEAD + textwrap.indent(textwrap.fill(" ".join(map(_unbroken, entries)), 116), "    ").replace("\0", " ") + TAIL
     )
+
+
+def _unbroken(entry: str) -> str:
+    """Return an entry that no line break splits."""
+    return entry.replace(" ", "\0")
 
 
 def adds_only(old: onnx.defs.OpSchema, new: onnx.defs.OpSchema) -> bool:

@@ -32,7 +32,7 @@ from rlx_ort.calibration.calibrate import calibrate_together
 from rlx_ort.calibration.profile import CalibrationProfile
 from rlx_ort.device import Device, parse_device_list
 from rlx_ort.errors import RlxError
-from rlx_ort.execution.pace import Pace
+from rlx_ort.execution.benchmark import Pace
 from rlx_ort.providers.availability import available_devices, is_selectable
 from rlx_ort.providers.engine import runtime
 

@@ -3,19 +3,66 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+import stat
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
 
 from rlx_ort.converters.collector import paused_collector
-from rlx_ort.converters.from_onnx.source import Source
 from rlx_ort.errors import ConversionError, GraphVerifyError
 
 if TYPE_CHECKING:
     import onnx
 
-    from rlx_ort.converters.from_onnx.external import TensorFiles
+    from rlx_ort.converters.from_onnx.tensor_files import TensorFiles
     from rlx_ort.ir.graph import Graph
 
-__all__ = ["from_onnx", "graph_of"]
+__all__ = ["Source", "from_onnx", "graph_of", "load_graph", "read_model"]
+
+Source: TypeAlias = "str | os.PathLike[str] | bytes | onnx.ModelProto"
+
+
+def read_model(source: Source, base_dir: str | os.PathLike[str] | None) -> tuple[onnx.ModelProto, Path | None]:
+    """Return the model and the folder of its external data, None when that is unknown.
+
+    Raises:
+        ConversionError: there is no such file, or it is no ONNX model.
+    """
+    import onnx
+
+    folder = None if base_dir is None else Path(base_dir)
+    if isinstance(source, onnx.ModelProto):
+        return _checked(source, "the model"), folder
+    if isinstance(source, bytes | bytearray | memoryview):
+        return _checked(_parsed(bytes(source), "the bytes"), "the bytes"), folder
+    path = Path(source)
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise ConversionError(f"{path} is no regular file; give the path of an .onnx file")
+        data = path.read_bytes()
+    except OSError as err:
+        raise ConversionError(f"{path} cannot be read: {err}") from err
+    return _checked(_parsed(data, str(path)), str(path)), folder or path.parent
+
+
+def _parsed(data: bytes, what: str) -> onnx.ModelProto:
+    import onnx
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]  # protobuf ships no types
+
+    if not data:
+        raise ConversionError(f"{what}: empty, so no ONNX model")
+    try:
+        model = onnx.ModelProto()
+        model.ParseFromString(data)
+        return model
+    except (DecodeError, RecursionError) as err:
+        raise ConversionError(f"{what}: no ONNX model, or damaged or above 2 GB: {err}") from err
+
+
+def _checked(model: onnx.ModelProto, what: str) -> onnx.ModelProto:
+    if not model.HasField("graph") or model.ir_version < 1:
+        raise ConversionError(f"{what}: no ONNX model; it has no {'graph' if model.ir_version else 'IR version'}")
+    return model
 
 
 @paused_collector()
@@ -33,8 +80,7 @@ def from_onnx(source: Source, *, base_dir: str | os.PathLike[str] | None = None)
     Raises:
         ConversionError: the source is no ONNX model, is damaged, or refers to data it must not have.
     """
-    from rlx_ort.converters.from_onnx.external import ExternalFiles
-    from rlx_ort.converters.from_onnx.source import read_model
+    from rlx_ort.converters.from_onnx.tensor_files import ExternalFiles
 
     model, folder = read_model(source, base_dir)
     return graph_of(model, ExternalFiles(folder))
@@ -49,9 +95,8 @@ def graph_of(model: onnx.ModelProto, files: TensorFiles) -> Graph:
     """
     from rlx_ort.converters.from_onnx.builder import GraphBuilder
     from rlx_ort.converters.from_onnx.rewrite import fill_types, with_ir_ops
-    from rlx_ort.converters.from_onnx.source import is_fully_typed, skeleton
     from rlx_ort.converters.from_onnx.structure import check_model
-    from rlx_ort.converters.to_onnx.infer import with_types
+    from rlx_ort.converters.infer import is_fully_typed, skeleton, with_types
 
     try:
         check_model(model)
@@ -65,3 +110,25 @@ def graph_of(model: onnx.ModelProto, files: TensorFiles) -> Graph:
         raise ConversionError(f"the model is damaged: a name in it is no UTF-8 text: {err}") from err
     except GraphVerifyError as err:
         raise ConversionError(f"the model cannot be imported: {err}") from err
+
+
+def load_graph(path: str | os.PathLike[str]) -> Graph:
+    """Return the graph in an ONNX file or an IR JSON file; the content decides, not the name.
+
+    Raises:
+        ConversionError: there is no such file, or it is neither.
+    """
+    from rlx_ort.ir.serde import load_json
+
+    file = Path(path)
+    if not file.is_file():
+        raise ConversionError(f"{file} is no file; give the path of an .onnx or IR .json file")
+    try:
+        with file.open("rb") as stream:
+            start = stream.read(64)
+    except OSError as err:
+        raise ConversionError(f"{file} cannot be read: {err}") from err
+    # An ONNX file starts with a protobuf key, never with a brace: 0x7b would be a field with the removed group type.
+    if start.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"{":
+        return load_json(file)
+    return from_onnx(file)

@@ -1,24 +1,22 @@
-"""`GraphBuilder`: walks an ONNX model and adds each node to an IR graph; functions are inlined as they are met."""
+"""`GraphBuilder`: walks an ONNX model, adds each node to an IR graph and inlines functions."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from rlx_ort.converters.from_onnx.attributes import attribute_value, resolved
-from rlx_ort.converters.from_onnx.external import TensorFiles
-from rlx_ort.converters.from_onnx.scope import Captures, Scope
 from rlx_ort.converters.from_onnx.structure import node_label, sorted_nodes
-from rlx_ort.converters.from_onnx.tensors import dense_tensor, tensor_data
-from rlx_ort.converters.onnx_types import type_of
+from rlx_ort.converters.from_onnx.tensor_files import TensorFiles
+from rlx_ort.converters.from_onnx.tensors import attribute_value, constant_data, dense_tensor, resolved, tensor_data
+from rlx_ort.converters.onnx_types import known_type_of, type_of
+from rlx_ort.converters.to_onnx.model import INLINE_BYTES
 from rlx_ort.converters.to_onnx.writer import UniqueNames
 from rlx_ort.errors import ConversionError
-from rlx_ort.ir.core import Value
+from rlx_ort.ir.core import Ref, Value
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
-from rlx_ort.ir.ops.leaf import Input, Param
+from rlx_ort.ir.ops.leaf import Capture, Input, Param
 from rlx_ort.ir.ops.onnx import OnnxNode
 from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.tensor import TensorData
@@ -27,11 +25,84 @@ from rlx_ort.ir.types import TensorType, UnknownType, ValueType
 if TYPE_CHECKING:
     import onnx
 
-__all__ = ["GraphBuilder"]
+__all__ = ["Captures", "GraphBuilder", "Scope"]
 
-_CONSTANT_BYTES = 128
 # 8-bit integers are left out: they are quantised weights, whatever their size.
 _INDEX_TYPES = {DType.BOOL, DType.I16, DType.I32, DType.I64, DType.U16, DType.U32, DType.U64}
+
+
+@dataclass(slots=True)
+class Captures:
+    """The values that the bodies of one node take from around them: the node's inputs after its formal ones."""
+
+    formal: int
+    values: list[Value] = field(default_factory=list)
+    _indices: dict[Ref, int] = field(default_factory=dict)
+
+    def index_of(self, value: Value) -> int:
+        """Return the place of a captured value among the node's inputs, adding it when it is new."""
+        if value.ref not in self._indices:
+            self._indices[value.ref] = self.formal + len(self.values)
+            self.values.append(value)
+        return self._indices[value.ref]
+
+
+@dataclass(slots=True)
+class Scope:
+    """The names visible in one graph, body or function call.
+
+    Attributes:
+        graph: the IR graph that nodes are added to; a function call shares that of its caller.
+        opsets: domain -> version that nodes here are written for.
+        where: the scope's name in messages.
+        types: value name -> type, where it is known.
+        values: name -> value; None for a function's formal input that the call leaves out.
+        outer: the scope around a body; functions see nothing around them.
+        captures: the captured values of the node that owns this body.
+        attributes: in a function: the attributes of the call.
+        in_function: whether the nodes come from a function, so that their names may come more than once.
+    """
+
+    graph: Graph
+    opsets: Mapping[str, int]
+    where: str
+    types: Mapping[str, ValueType] = field(default_factory=dict)
+    values: dict[str, Value | None] = field(default_factory=dict)
+    outer: Scope | None = None
+    captures: Captures | None = None
+    attributes: Mapping[str, onnx.AttributeProto] | None = None
+    in_function: bool = False
+
+    def resolve(self, name: str, reader: str) -> Value | None:
+        """Return the value of a name, captured from around the body where it is not its own.
+
+        Raises:
+            ConversionError: nothing defines the name.
+        """
+        if name in self.values:
+            return self.values[name]
+        if self.outer is None or self.captures is None:
+            raise ConversionError(f"{reader} in {self.where} reads {name!r}, which nothing defines")
+        found = self.outer.resolve(name, reader)
+        if found is None:
+            return None
+        index = self.captures.index_of(found)
+        self.values[name] = self.graph.add_node(Capture(index, found.type), (), name=name)[0]
+        return self.values[name]
+
+    def define(self, name: str, value: Value | None) -> None:
+        """Give a name its value.
+
+        Raises:
+            ConversionError: the name is already taken here.
+        """
+        if name in self.values:
+            raise ConversionError(f"{self.where} defines {name!r} twice")
+        self.values[name] = value
+
+    def type_of(self, name: str) -> ValueType:
+        """Return the type that inference found for a name here."""
+        return self.types.get(name, UnknownType())
 
 
 class GraphBuilder:
@@ -91,7 +162,7 @@ class GraphBuilder:
 
     def _weight(self, scope: Scope, name: str, data: TensorData, overridable: bool) -> None:
         """Add an initializer: a constant where it is about indices and shapes, else a parameter."""
-        small = data.nbytes < _CONSTANT_BYTES and data.dtype in _INDEX_TYPES and not overridable
+        small = data.nbytes < INLINE_BYTES and data.dtype in _INDEX_TYPES and not overridable
         if small or data.dtype is DType.STRING:
             scope.define(name, scope.graph.constant(data, name=name))
             return
@@ -162,24 +233,9 @@ class GraphBuilder:
         attributes = {a.name: a for a in resolved(node.attribute, scope.attributes)}
         if len(attributes) != 1 or len(node.output) != 1:
             raise ConversionError(f"{node_label(node)} needs one attribute and one output")
-        name, attribute = next(iter(attributes.items()))
-        match name:
-            case "value":
-                data = tensor_data(attribute.t, self._files)
-            case "sparse_value":
-                data = dense_tensor(attribute.sparse_tensor, self._files)
-            case "value_float" | "value_floats":
-                values = attribute.floats if name.endswith("s") else attribute.f
-                data = TensorData.from_array(np.asarray(values, np.float32))
-            case "value_int" | "value_ints":
-                data = TensorData.from_array(
-                    np.asarray(attribute.ints if name.endswith("s") else attribute.i, np.int64)
-                )
-            case "value_string" | "value_strings":
-                values = [*attribute.strings] if name.endswith("s") else attribute.s
-                data = TensorData.from_array(np.array(values, object), DType.STRING)
-            case _:
-                raise ConversionError(f"{node_label(node)} has an unknown attribute {name!r}")
+        data = constant_data(next(iter(attributes.values())), self._files)
+        if data is None:
+            raise ConversionError(f"{node_label(node)} has an unknown attribute {next(iter(attributes))!r}")
         scope.define(node.output[0], scope.graph.constant(data, name=node.output[0]))
 
     def _body(self, scope: Scope, body: onnx.GraphProto, captures: Captures, owner: str) -> Graph:
@@ -250,13 +306,7 @@ def _all_names(graph: onnx.GraphProto) -> Iterable[str]:
 
 def _types(graph: onnx.GraphProto) -> Mapping[str, ValueType]:
     """Return the declared type of each value of one graph, its bodies left out."""
-    found: dict[str, ValueType] = {}
-    for info in (*graph.value_info, *graph.input, *graph.output):
-        try:
-            found[info.name] = type_of(info.type)
-        except ConversionError:
-            found[info.name] = UnknownType()  # an element type this library has no name for
-    return found
+    return {info.name: known_type_of(info.type) for info in (*graph.value_info, *graph.input, *graph.output)}
 
 
 def _function_types(node: onnx.NodeProto, function: onnx.FunctionProto, scope: Scope) -> dict[str, ValueType]:

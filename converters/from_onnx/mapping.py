@@ -1,4 +1,4 @@
-"""Which ONNX nodes become IR ops: only those that an IR op says exactly, and writes back as the very same node."""
+"""Which ONNX nodes become IR ops: only those that an IR op expresses exactly, and that it exports as the same node."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class NodeView:
 
 @dataclass(frozen=True, slots=True)
 class MappedNode:
-    """What a node becomes: an op on its first `inputs` inputs. `moves` tells whether it replaced an older form."""
+    """What a node becomes: an op on its first `inputs` inputs. `moves`: whether it replaces an older form."""
 
     op: Op
     inputs: int
@@ -80,11 +80,11 @@ _PLAIN = {
 
 
 def mapped(node: NodeView) -> MappedNode | None:
-    """Return the IR op that says what the node says, or None when there is none."""
+    """Return the IR op that means the same as the node, or None when there is none."""
     rule = _RULES.get(node.op_type)
     if rule is None or any(kind.dtype not in _PLAIN for kind in node.inputs):
         return None
-    # Where the op's lowering would go round a missing kernel, the node stays as it is.
+    # If the op's lowering would work around a missing kernel, the node stays an `OnnxNode`.
     if any(compute_dtype(node.op_type, kind.dtype) is not kind.dtype for kind in node.inputs[-1:]):
         return None
     return rule(node)
@@ -138,7 +138,7 @@ def _softmax(node: NodeView) -> MappedNode | None:
 
 
 def _dropout(node: NodeView) -> MappedNode | None:
-    """Only the forms before 12, which cannot move to opset 21 as they are; at inference nothing is dropped."""
+    """Only the forms before 12, which opset 21 lacks; at inference nothing is dropped."""
     if node.version < 7 and not node.get("is_test", 0):
         return None
     return MappedNode(StopGradient(), 1, moves=True) if node.version < 12 else None
@@ -158,7 +158,7 @@ def _reshape(node: NodeView) -> MappedNode | None:
 
 
 def _unsqueeze(node: NodeView) -> MappedNode | None:
-    """Only the form with the axes as an attribute, which cannot move to opset 21 as it is."""
+    """Only the form with the axes as an attribute, which opset 21 lacks."""
     shape = node.output.shape
     if "axes" not in node.attributes or shape is None or not shape.is_static or 0 in shape:
         return None
@@ -206,15 +206,14 @@ def _pool(node: NodeView) -> MappedNode | None:
     neutral = {"auto_pad": "NOTSET", "ceil_mode": 0, "storage_order": 0, "dilations": (1, 1)}
     if any(name not in known and _plain(value) != neutral.get(name) for name, value in node.attributes.items()):
         return None
-    kernel, stride = _pair(node.get("kernel_shape", ())), _pair(node.get("strides", (1, 1)))
-    pads = tuple(node.get("pads", (0, 0, 0, 0)))
-    if kernel is None or stride is None or node.rank != 4 or len(pads) != 4 or pads[:2] != pads[2:]:
+    kernel, stride, padding = _pair(node.get("kernel_shape", ())), _pair(node.get("strides", (1, 1))), _padding(node)
+    if kernel is None or stride is None or padding is None:
         return None
     # Without padding it makes no difference whether padding counts.
-    if node.op_type == "AveragePool" and any(pads) and not node.get("count_include_pad", 0):
+    if node.op_type == "AveragePool" and any(padding) and not node.get("count_include_pad", 0):
         return None
     function = "max" if node.op_type == "MaxPool" else "mean"
-    return MappedNode(Pool(function, kernel, stride, (pads[0], pads[1])), 1)
+    return MappedNode(Pool(function, kernel, stride, padding), 1)
 
 
 def _plain(value: Any) -> Any:
@@ -225,19 +224,22 @@ def _pair(values: Sequence[int]) -> tuple[int, int] | None:
     return (int(values[0]), int(values[1])) if len(values) == 2 else None
 
 
-def _conv_transpose(node: NodeView) -> MappedNode | None:
+def _padding(node: NodeView) -> tuple[int, int] | None:
+    """Return the padding of an image, None unless it is explicit and the same on both sides."""
     pads = tuple(node.get("pads", (0, 0, 0, 0)))
-    if "output_shape" in node.attributes or node.get("auto_pad", "NOTSET") != "NOTSET" or node.rank != 4:
-        return None
-    if len(pads) != 4 or pads[:2] != pads[2:]:
-        return None
+    explicit = node.rank == 4 and node.get("auto_pad", "NOTSET") == "NOTSET"
+    return (pads[0], pads[1]) if explicit and len(pads) == 4 and pads[:2] == pads[2:] else None
+
+
+def _conv_transpose(node: NodeView) -> MappedNode | None:
+    padding = _padding(node)
     stride, dilation, extra = (
         _pair(node.get(name, default))
         for name, default in (("strides", (1, 1)), ("dilations", (1, 1)), ("output_padding", (0, 0)))
     )
-    if stride is None or dilation is None or extra is None:
+    if "output_shape" in node.attributes or padding is None or stride is None or dilation is None or extra is None:
         return None
-    op = ConvTranspose2d(stride, (pads[0], pads[1]), extra, dilation, node.get("group", 1))
+    op = ConvTranspose2d(stride, padding, extra, dilation, node.get("group", 1))
     return MappedNode(op, len(node.inputs))
 
 
@@ -270,14 +272,10 @@ def _reduce(node: NodeView) -> MappedNode | None:
 
 
 def _conv(node: NodeView) -> MappedNode | None:
-    pads = tuple(node.get("pads", (0, 0, 0, 0)))
-    if node.rank != 4 or node.get("auto_pad", "NOTSET") != "NOTSET" or len(pads) != 4 or pads[:2] != pads[2:]:
+    padding, stride, dilation = _padding(node), _pair(node.get("strides", (1, 1))), _pair(node.get("dilations", (1, 1)))
+    if padding is None or stride is None or dilation is None:
         return None
-    stride, dilation = node.get("strides", (1, 1)), node.get("dilations", (1, 1))
-    op = Conv2d(
-        (int(stride[0]), int(stride[1])), (pads[0], pads[1]), (int(dilation[0]), int(dilation[1])), node.get("group", 1)
-    )
-    return MappedNode(op, len(node.inputs))
+    return MappedNode(Conv2d(stride, padding, dilation, node.get("group", 1)), len(node.inputs))
 
 
 _RULES: dict[str, _Rule] = {

@@ -1,4 +1,4 @@
-"""What is done to an imported graph once it stands: missing types are filled in, and nodes become IR ops."""
+"""Passes over an imported graph: missing types are inferred, and nodes become IR ops."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import Any
 
 from rlx_ort.converters.from_onnx.mapping import MappedNode, NodeView, mapped
 from rlx_ort.converters.to_onnx.emitter import DEFAULT_OPSET
-from rlx_ort.converters.to_onnx.opset import obstacle
-from rlx_ort.converters.to_onnx.semantics import NodeForm
+from rlx_ort.converters.to_onnx.opset import NodeForm, obstacle
 from rlx_ort.errors import ConversionError, GraphVerifyError
 from rlx_ort.ir.core import Node, Ref
 from rlx_ort.ir.graph import Graph
@@ -20,7 +19,7 @@ __all__ = ["fill_types", "with_ir_ops"]
 
 
 def fill_types(graph: Graph) -> None:
-    """Infer the types that are missing because ONNX looks into no function; what it cannot tell stays unknown."""
+    """Infer the types that ONNX leaves out inside functions; those it cannot infer stay unknown."""
     from rlx_ort.converters.to_onnx.exporter import export_model
 
     missing = [node for node in graph.nodes if any(_is_missing(*pair) for pair in _results(node))]
@@ -29,7 +28,7 @@ def fill_types(graph: Graph) -> None:
     try:
         model = export_model(graph)
     except (ConversionError, GraphVerifyError):
-        return  # whoever exports the graph in earnest will be told
+        return  # exporting the graph raises the error
     known = {
         name: kind
         for node in model.nodes
@@ -41,7 +40,7 @@ def fill_types(graph: Graph) -> None:
 
 
 def with_ir_ops(graph: Graph) -> Graph:
-    """Return the graph with IR ops in place of the nodes they say exactly.
+    """Return the graph with IR ops in place of the nodes that mean exactly the same.
 
     That is done for a whole model or not at all: IR ops are written for opset 21, so every other node must be able
     to go there.

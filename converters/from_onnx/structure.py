@@ -1,4 +1,4 @@
-"""The structure of a model: every name defined once and before it is read. Wrong order is mended, a cycle refused."""
+"""Checks the structure of a model: names are defined once. Sorts nodes that are out of order, and refuses cycles."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import heapq
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
+from rlx_ort.converters.protos import bodies_of
 from rlx_ort.errors import ConversionError
 
 if TYPE_CHECKING:
     import onnx
 
-__all__ = ["MAX_DEPTH", "bodies", "check_model", "node_label", "sorted_nodes"]
+__all__ = ["MAX_DEPTH", "check_model", "names_read", "node_label", "sorted_nodes"]
 
 MAX_DEPTH = 30
 """How deep bodies and function calls may be nested: protobuf reads and copies no more than 32 levels of bodies."""
@@ -44,7 +45,7 @@ def check_model(model: onnx.ModelProto) -> None:
             if not all(isinstance(text, str) for text in (*key, node.name, *node.input, *node.output)):
                 raise ConversionError(f"{node_label(node)} has a name that is no UTF-8 text: the model is damaged")
             total += function_size(key, node) if key in functions else 1
-            total += sum(size_of(body.node, depth + 1) for body in bodies(node))
+            total += sum(size_of(body.node, depth + 1) for body in bodies_of(node))
         return total
 
     def function_size(key: tuple[str, str, str], node: onnx.NodeProto) -> int:
@@ -72,14 +73,6 @@ def node_label(node: onnx.NodeProto) -> str:
     return f"the {op_type} node that computes {outputs or 'nothing'}"
 
 
-def bodies(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    """Yield the subgraphs among a node's attributes."""
-    for attribute in node.attribute:
-        if attribute.HasField("g"):
-            yield attribute.g
-        yield from attribute.graphs
-
-
 def sorted_nodes(nodes: Iterable[onnx.NodeProto], known: Iterable[str], where: str) -> list[onnx.NodeProto]:
     """Return nodes in an order in which each reads only what is known or computed before; as given where possible.
 
@@ -96,7 +89,7 @@ def sorted_nodes(nodes: Iterable[onnx.NodeProto], known: Iterable[str], where: s
             if name in defined or name in producer:
                 raise ConversionError(f"{node_label(node)} in {where} defines {name!r}, which is already defined")
             producer[name] = index
-    needs = [{producer[name] for name in _reads(node, 0) if name in producer} for node in nodes]
+    needs = [{producer[name] for name in names_read(node) if name in producer} for node in nodes]
     if all(all(need < index for need in wanted) for index, wanted in enumerate(needs)):
         return nodes
     users: dict[int, list[int]] = {}
@@ -119,22 +112,22 @@ def sorted_nodes(nodes: Iterable[onnx.NodeProto], known: Iterable[str], where: s
     return [nodes[index] for index in order]
 
 
-def _reads(node: onnx.NodeProto, depth: int) -> Iterator[str]:
-    """Yield the names a node reads, those its bodies take from around them included."""
+def names_read(node: onnx.NodeProto, depth: int = 0) -> Iterator[str]:
+    """Yield the names a node reads, those that its bodies capture included."""
     if depth > MAX_DEPTH:
         raise ConversionError(f"{node_label(node)} stands in bodies nested more than {MAX_DEPTH} deep")
     yield from filter(None, node.input)
-    for body in bodies(node):
+    for body in bodies_of(node):
         own = {value.name for value in body.input} | {tensor.name for tensor in body.initializer}
         own |= {tensor.values.name for tensor in body.sparse_initializer}
         own |= {name for inner in body.node for name in inner.output}
         for inner in body.node:
-            yield from (name for name in _reads(inner, depth + 1) if name not in own)
+            yield from (name for name in names_read(inner, depth + 1) if name not in own)
         yield from (value.name for value in body.output if value.name not in own)
 
 
 def _on_cycle(open_needs: list[int], needs: list[set[int]]) -> int:
-    """Return a node of a circle: each node that is left waits for another one that is left."""
+    """Return a node of a cycle: each remaining node waits for another remaining one."""
     index = next(index for index, count in enumerate(open_needs) if count)
     seen: set[int] = set()
     while index not in seen:

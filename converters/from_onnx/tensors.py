@@ -1,22 +1,26 @@
-"""ONNX tensors, dense and sparse, as `TensorData`."""
+"""ONNX tensors, dense and sparse, as `TensorData`, and the attributes of imported nodes."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rlx_ort.converters.from_onnx.external import TensorFiles
-from rlx_ort.converters.onnx_types import dtype_of
+from rlx_ort.converters.from_onnx.tensor_files import TensorFiles
+from rlx_ort.converters.onnx_types import dtype_of, text_of, type_of
+from rlx_ort.converters.protos import copied
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.dtype import DType
+from rlx_ort.ir.graph import Graph
+from rlx_ort.ir.ops.onnx import AttributeValue
 from rlx_ort.ir.tensor import TensorData
 
 if TYPE_CHECKING:
     import onnx
 
-__all__ = ["dense_tensor", "tensor_data"]
+__all__ = ["attribute_value", "constant_data", "dense_tensor", "resolved", "tensor_data"]
 
 _DENSE_LIMIT = 1 << 31
 
@@ -68,3 +72,87 @@ def dense_tensor(sparse: onnx.SparseTensorProto, files: TensorFiles) -> TensorDa
     except (IndexError, ValueError) as err:
         raise ConversionError(f"{what} of shape {list(shape)} has indices that do not fit: {err}") from err
     return TensorData.from_array(dense.reshape(shape), values.dtype)
+
+
+def constant_data(attribute: onnx.AttributeProto, files: TensorFiles) -> TensorData | None:
+    """Return the value that an attribute gives a Constant node, None for an attribute that Constant does not have.
+
+    Raises:
+        ConversionError: a tensor in it is wrong.
+    """
+    name = attribute.name
+    match name:
+        case "value":
+            return tensor_data(attribute.t, files)
+        case "sparse_value":
+            return dense_tensor(attribute.sparse_tensor, files)
+        case "value_float" | "value_floats":
+            values = attribute.floats if name.endswith("s") else attribute.f
+            return TensorData.from_array(np.asarray(values, np.float32))
+        case "value_int" | "value_ints":
+            return TensorData.from_array(np.asarray(attribute.ints if name.endswith("s") else attribute.i, np.int64))
+        case "value_string" | "value_strings":
+            texts = [*attribute.strings] if name.endswith("s") else attribute.s
+            return TensorData.from_array(np.array(texts, object), DType.STRING)
+        case _:
+            return None
+
+
+def resolved(
+    attributes: Iterable[onnx.AttributeProto], call: Mapping[str, onnx.AttributeProto] | None
+) -> list[onnx.AttributeProto]:
+    """Return attributes without references; one that refers to what the call leaves out is left out too."""
+    result = []
+    for attribute in attributes:
+        if attribute.ref_attr_name:
+            given = (call or {}).get(attribute.ref_attr_name)
+            if given is None:
+                continue
+            name, attribute = attribute.name, copied(given)
+            attribute.name = name
+        result.append(attribute)
+    return result
+
+
+def attribute_value(
+    attribute: onnx.AttributeProto, files: TensorFiles, read_body: Callable[[onnx.GraphProto], Graph]
+) -> tuple[str, AttributeValue]:
+    """Return the kind and the value of an attribute; `read_body` reads the graphs in it.
+
+    Raises:
+        ConversionError: the kind is unknown, or a tensor in it is wrong.
+    """
+    import onnx
+
+    known = onnx.AttributeProto.AttributeType.values()
+    kind = onnx.AttributeProto.AttributeType.Name(attribute.type) if attribute.type in known else "UNDEFINED"
+    match kind:
+        case "INT":
+            return kind, attribute.i
+        case "FLOAT":
+            return kind, attribute.f
+        case "STRING":
+            return kind, text_of(attribute.s)
+        case "TENSOR":
+            return kind, tensor_data(attribute.t, files)
+        case "GRAPH":
+            return kind, read_body(attribute.g)
+        case "TYPE_PROTO":
+            return kind, type_of(attribute.tp)
+        case "INTS":
+            return kind, tuple(attribute.ints)
+        case "FLOATS":
+            return kind, tuple(attribute.floats)
+        case "STRINGS":
+            texts = [text_of(item) for item in attribute.strings]
+            if all(isinstance(item, str) for item in texts):
+                return kind, tuple(item for item in texts if isinstance(item, str))
+            return kind, tuple(attribute.strings)
+        case "TENSORS":
+            return kind, tuple(tensor_data(item, files) for item in attribute.tensors)
+        case "GRAPHS":
+            return kind, tuple(read_body(item) for item in attribute.graphs)
+        case "TYPE_PROTOS":
+            return kind, tuple(type_of(item) for item in attribute.type_protos)
+        case _:
+            raise ConversionError(f"attribute {attribute.name!r} is of kind {kind}, which this node cannot have")

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from rlx_ort.converters.sources.apply import WeightReport, apply_weights
 from rlx_ort.converters.sources.detect import Format, format_of
-from rlx_ort.converters.sources.open import open_source
+from rlx_ort.converters.sources.open import open_source, read_weights
 from rlx_ort.converters.sources.renames import Rename, Renames, load_renames
 from rlx_ort.converters.sources.torch_module import from_torch
-from rlx_ort.converters.sources.weight_file import WeightFile
-from rlx_ort.converters.sources.weights import read_weights
+from rlx_ort.converters.sources.weights import WeightFile
 
 __all__ = [
     "Format",

@@ -1,4 +1,4 @@
-"""`apply_weights`: the tensors of a file become the weights of a model, all of them or none."""
+"""`apply_weights`: replaces the weights of a model by the tensors of a file, all of them or none."""
 
 from __future__ import annotations
 
@@ -12,19 +12,26 @@ import numpy as np
 
 from rlx_ort.converters.bundle import INLINE_BYTES, ModelBundle
 from rlx_ort.converters.onnx_types import dtype_of, tensor_proto
-from rlx_ort.converters.sources.packed import PackedProduct, pack, packable
+from rlx_ort.converters.protos import copied
 from rlx_ort.converters.sources.renames import Rename, Renames
-from rlx_ort.converters.sources.weight_file import WeightEntry, WeightFile
-from rlx_ort.errors import ConversionError
+from rlx_ort.converters.sources.weights import WeightEntry, WeightFile
+from rlx_ort.errors import ConversionError, GraphVerifyError
+from rlx_ort.ir.core import Node
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
+from rlx_ort.ir.op import Op
+from rlx_ort.ir.ops.dequant import DequantMatMul
+from rlx_ort.ir.ops.leaf import Param
+from rlx_ort.ir.ops.linalg import MatMul
+from rlx_ort.ir.ops.shape import Transpose
+from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import TensorType
 
 if TYPE_CHECKING:
     import onnx
 
-__all__ = ["WeightReport", "apply_weights"]
+__all__ = ["PackedProduct", "WeightReport", "apply_weights", "pack", "packable"]
 
 Model = TypeVar("Model", ModelBundle, Graph)
 _Declared = tuple[DType, tuple[int, ...]]
@@ -33,12 +40,12 @@ _SHOWN = 8
 
 @dataclass(frozen=True, slots=True)
 class WeightReport(Generic[Model]):
-    """What a weight file had for a model.
+    """What `apply_weights` loaded.
 
     Attributes:
         model: the model with its new weights: another bundle, or the graph that was given.
         loaded: weight of the model -> tensor of the file it came from.
-        missing: weights of the model that the file has nothing for; they are as they were.
+        missing: weights of the model that the file lacks; they are not changed.
         unused: tensors of the file that are no weight of the model.
         left_out: tensors of the file that the renames leave out.
         packed: weights that stayed packed; the products with them are `DequantMatMul` now.
@@ -71,10 +78,10 @@ def apply_weights(
     Args:
         model: the model.
         weights: the tensors, of `read_weights` or any mapping.
-        renames: what the tensors are called in the model; None takes their own names.
-        required: weights that must be in the file, by name or with wildcards: `*` for all. Parameters of a graph that
-            have no data yet are required always.
-        strict: whether a tensor that no weight takes is an error too.
+        renames: names of the tensors in the model; None takes their own names.
+        required: weights that must be in the file, by name or with wildcards: `*` for all. Parameters of a graph
+            without data are always required.
+        strict: whether a tensor that is no weight of the model is an error too.
         cast: whether floats may be converted to the model's float type.
         keep_packed: whether quantised weights of a graph stay packed where all that reads them is `x @ w` or
             `x @ transpose(w)`; the others are dequantised. A bundle becomes a graph by `graph_from_bundle`.
@@ -197,7 +204,7 @@ def _stored(entry: WeightEntry) -> str:
 def _made(file: WeightFile, tensor: str, rename: Rename, dtype: DType) -> TensorData:
     data = file[tensor]
     if data.dtype is not dtype:
-        with np.errstate(over="ignore"):  # what is too large for the model's type becomes infinite, as in any cast
+        with np.errstate(over="ignore"):  # numbers too large for the model's type become infinite, as in any cast
             data = TensorData.from_array(data.numpy().astype(dtype.numpy))
     if rename.transpose:
         data = TensorData.from_array(data.numpy().T, dtype)
@@ -208,10 +215,7 @@ def _with(model: Model, data: Mapping[str, TensorData]) -> Model:
     if isinstance(model, Graph):
         model.weights.update(data)
         return model
-    import onnx
-
-    proto = onnx.ModelProto()
-    proto.CopyFrom(model.proto)
+    proto = copied(model.proto)
     for tensor in _small(proto):
         if tensor.name in data:
             tensor.CopyFrom(tensor_proto(data[tensor.name], tensor.name))
@@ -243,3 +247,83 @@ def _listed(names: list[str]) -> str:
 
 def _more(items: list[str]) -> str:
     return f" and {len(items) - _SHOWN} more" if len(items) > _SHOWN else ""
+
+
+@dataclass(frozen=True, slots=True)
+class PackedProduct:
+    """A parameter whose every use is a product that takes it packed.
+
+    Attributes:
+        param: the node of the parameter.
+        kind: its type packed: u8 `(N, row bytes)`.
+        products: the nodes that multiply by it, each with the op it becomes.
+        between: the transposition they read it through so far; nothing reads that afterwards.
+    """
+
+    param: Node
+    kind: TensorType
+    products: tuple[tuple[Node, Op], ...]
+    between: Node | None = None
+
+
+def packable(
+    graph: Graph, name: str, blocks: tuple[int, int], scheme: str, *, transposed: bool
+) -> PackedProduct | None:
+    """Return how a parameter can stay packed, None where it cannot.
+
+    Rows of blocks run along K, so they fit `x @ w` with w `(K, N)` if the file has `(N, K)`, its transpose, and
+    `x @ transpose(w)` with w `(N, K)` if the file has the same.
+
+    Args:
+        graph: the graph.
+        name: the parameter.
+        blocks: N and the bytes of a row.
+        scheme: the format of the blocks.
+        transposed: whether the file has the transpose of the parameter.
+    """
+    leaf = next((node for node in graph.nodes if isinstance(node.op, Param) and node.op.name == name), None)
+    if leaf is None or leaf.id in {value.ref.node for value in graph.outputs}:
+        return None
+    source = leaf
+    if not transposed:
+        users = _users(graph, leaf)
+        if len(users) != 1 or users[0].op != Transpose((1, 0)):
+            return None
+        source = users[0]
+        if source.id in {value.ref.node for value in graph.outputs}:
+            return None
+    kind = TensorType(DType.U8, Shape(blocks))
+    products = []
+    for node in _users(graph, source):
+        ref = node.inputs[1] if isinstance(node.op, MatMul) else None
+        x = node.inputs[0] if ref is not None and ref.node == source.id else None
+        if x is None or x.node == source.id:
+            return None
+        op = DequantMatMul(scheme)
+        try:
+            (result,) = op.infer([graph.nodes[x.node].types[x.output], kind])
+        except GraphVerifyError:
+            return None  # x has no known K, or is no matrix of floats
+        if result != node.types[0]:
+            return None
+        products.append((node, op))
+    return PackedProduct(leaf, kind, tuple(products), None if source is leaf else source) if products else None
+
+
+def pack(graph: Graph, plans: Mapping[str, tuple[PackedProduct, TensorData]]) -> None:
+    """Change the graph so that parameters are packed and their products take them so."""
+    for name, (plan, data) in plans.items():
+        plan.param.op = Param(name, plan.kind)
+        plan.param.types = (plan.kind,)
+        graph.weights[name] = data
+        if plan.between is not None:
+            plan.between.types = tuple(plan.between.op.infer([plan.kind]))
+        for node, op in plan.products:
+            node.op = op
+            node.inputs = (node.inputs[0], graph.value(plan.param.id).ref)
+    if plans:
+        graph.revision += 1
+
+
+def _users(graph: Graph, node: Node) -> list[Node]:
+    return graph.users(graph.value(node.id).ref)

@@ -1,4 +1,4 @@
-"""Tells formats apart by their content; the name of a file decides nothing."""
+"""Detects the format of a file by its content; the name does not matter."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Format", "format_of"]
 
 
 class Format(enum.Enum):
-    """A file format; the value is what messages call it."""
+    """A file format; the value is its name in messages."""
 
     ONNX = "an ONNX model"
     IR_JSON = "a graph file of rlx_ort"
@@ -51,7 +51,7 @@ _FOREIGN = (
 
 
 def format_of(path: Path) -> tuple[Format, str]:
-    """Return the format of a file, and more about it where that helps; reads its first bytes, or a zip's directory.
+    """Return the format of a file, and details for messages; reads its first bytes, or a zip's directory.
 
     Raises:
         ConversionError: there is no such file, it is a folder or something else, or it cannot be read.
@@ -115,7 +115,7 @@ def _zip_format(path: Path) -> tuple[Format, str]:
 
 
 def _json_format(path: Path) -> tuple[Format, str]:
-    """Tell a graph from an index; both say what they are near the beginning or are small."""
+    """Distinguish a graph from an index by entries that are near the beginning unless the file is small."""
     with path.open("rb") as file:
         text = file.read(_JSON_LOOK_BYTES).decode("utf-8", "replace")
     if '"weight_map"' in text and '"format": "rlx_ort graph"' not in text:
@@ -125,7 +125,7 @@ def _json_format(path: Path) -> tuple[Format, str]:
     try:
         document = json.loads(text)
     except (json.JSONDecodeError, RecursionError):
-        return Format.IR_JSON, ""  # its reader says where the text ends to be JSON
+        return Format.IR_JSON, ""  # its reader reports where the text stops being JSON
     return Format.UNKNOWN, f"a JSON file with the entries {', '.join(sorted(map(str, document))[:6])}"
 
 

@@ -1,16 +1,24 @@
-"""GGUF weight files, read with the `gguf` package; https://github.com/ggml-org/ggml/blob/master/docs/gguf.md."""
+"""GGUF weight files, read with the `gguf` package once their header is checked.
+
+The reader of the package trusts the header: a count that is too large keeps it busy for years, and an offset beyond the
+end gives an empty tensor. Here every count and range is compared with the size of the file.
+https://github.com/ggml-org/ggml/blob/master/docs/gguf.md#file-structure
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+import os
+import struct
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rlx_ort.converters.extras import optional_module
-from rlx_ort.converters.sources.gguf_check import check_gguf
-from rlx_ort.converters.sources.weight_file import WeightEntry, WeightFile
+from rlx_ort.converters.sources.weights import WeightEntry, WeightFile
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.gguf_blocks import GGUF_FORMATS
@@ -21,13 +29,19 @@ if TYPE_CHECKING:
 
     from rlx_ort.converters.sources.weights import GgufAs
 
-__all__ = ["read_gguf"]
+__all__ = ["check_gguf", "read_gguf"]
 
 _PLAIN = {
     "F32": DType.F32, "F16": DType.F16, "BF16": DType.BF16, "F64": DType.F64,
     "I8": DType.I8, "I16": DType.I16, "I32": DType.I32, "I64": DType.I64,
 }  # fmt: skip
 _CHUNK_WEIGHTS = 1 << 22  # dequantised at a time, so that the float32 intermediates of gguf stay at some 16 MiB each
+_VERSIONS = (2, 3)
+_STRING, _ARRAY = 8, 9
+_SCALAR_BYTES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}  # gguf_metadata_value_type
+_MAX_DIMS = 4  # GGML_MAX_DIMS
+_ALIGNMENT = 32  # unless `general.alignment` says otherwise
+_MAX_NAME_BYTES = 1 << 16
 
 
 def read_gguf(path: Path, quantised_as: GgufAs = "f32") -> WeightFile:
@@ -75,45 +89,148 @@ def _entry(gguf: Any, reader: Any, tensor: Any, place: FileRange, quantised_as: 
             raise ConversionError(f"tensor {tensor.name!r} is {kind}, which cannot stay packed; {known} can")
         return WeightEntry(DType.U8, blocks.shape, lambda: blocks, kind, blocks)
     dtype = DType.F32 if quantised_as == "f32" else DType.F16
-    load = _Dequantised(gguf, tensor.name, tensor.tensor_type, shape, raw, dtype)
+    load = partial(_dequantised, gguf, tensor.name, tensor.tensor_type, shape, raw, dtype)
     return WeightEntry(dtype, shape, load, kind, blocks)
 
 
 def _blocks(kind: str, shape: tuple[int, ...], raw: npt.NDArray[np.uint8], source: FileRange) -> TensorData | None:
-    """Return a quantised tensor as it is in the file, None for a format that the IR lacks."""
+    """Return a quantised tensor as packed bytes, None for a format that the IR lacks."""
     known = GGUF_FORMATS.get(kind.lower())
     if known is None:
         return None
     return TensorData(DType.U8, (*shape[:-1], known.row_bytes(shape[-1])), raw, source)
 
 
-class _Dequantised:
-    """Makes the floats of a quantised tensor."""
+def _dequantised(
+    gguf: Any, name: str, kind: Any, shape: tuple[int, ...], raw: npt.NDArray[np.uint8], dtype: DType
+) -> TensorData:
+    rows = raw.reshape(-1, raw.size // max(1, int(np.prod(shape[:-1], dtype=np.int64))))
+    out = np.empty((len(rows), shape[-1]), dtype.numpy)
+    step = max(1, _CHUNK_WEIGHTS // max(1, shape[-1]))
+    try:
+        for start in range(0, len(rows), step):
+            with np.errstate(over="ignore", invalid="ignore"):  # a scale may be infinite or NaN, and f16 too small
+                out[start : start + step] = gguf.quants.dequantize(rows[start : start + step], kind)
+    except (NotImplementedError, ValueError) as err:
+        raise ConversionError(f"tensor {name!r} of type {kind.name} cannot be unpacked: {err}") from err
+    return TensorData.from_array(out.reshape(shape), dtype)
 
-    def __init__(
-        self,
-        gguf: Any,
-        name: str,
-        kind: Any,
-        shape: tuple[int, ...],
-        raw: npt.NDArray[np.uint8],
-        dtype: DType,
-    ) -> None:
-        self._dequantize: Callable[[Any, Any], npt.NDArray[np.float32]] = gguf.quants.dequantize
-        self._name = name
-        self._kind = kind
-        self._shape = shape
-        self._raw = raw
-        self._dtype = dtype
 
-    def __call__(self) -> TensorData:
-        rows = self._raw.reshape(-1, self._raw.size // max(1, int(np.prod(self._shape[:-1], dtype=np.int64))))
-        out = np.empty((len(rows), self._shape[-1]), self._dtype.numpy)
-        step = max(1, _CHUNK_WEIGHTS // max(1, self._shape[-1]))
-        try:
-            for start in range(0, len(rows), step):
-                with np.errstate(over="ignore", invalid="ignore"):  # a scale may be infinite or NaN, and f16 too small
-                    out[start : start + step] = self._dequantize(rows[start : start + step], self._kind)
-        except (NotImplementedError, ValueError) as err:
-            raise ConversionError(f"tensor {self._name!r} of type {self._kind.name} cannot be unpacked: {err}") from err
-        return TensorData.from_array(out.reshape(self._shape), self._dtype)
+def check_gguf(path: Path, blocks: Mapping[int, tuple[int, int]]) -> None:
+    """Raise unless the header of a file is whole and every tensor it names lies inside the file.
+
+    Args:
+        path: the file.
+        blocks: number of a tensor type -> weights and bytes of a block.
+
+    Raises:
+        ConversionError: it cannot be read, is of an unknown version or the other byte order, or is damaged.
+    """
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            data = np.memmap(file, np.uint8, "r") if size else np.empty(0, np.uint8)
+        _Walk(data.data, blocks).check()
+    except OSError as err:
+        raise ConversionError(f"{path} cannot be read: {err}") from err
+    except (ValueError, struct.error) as err:
+        raise ConversionError(f"{path} is no GGUF file, or a damaged one: {err}") from err
+
+
+class _Walk:
+    """Parses a header from front to back and checks each field."""
+
+    def __init__(self, data: memoryview, blocks: Mapping[int, tuple[int, int]]) -> None:
+        self._data = data
+        self._blocks = blocks
+        self._at = 0
+        self._alignment = _ALIGNMENT
+
+    def check(self) -> None:
+        """Raise `ValueError` at the first invalid field."""
+        if bytes(self._take(4)) != b"GGUF":
+            raise ValueError("it does not begin with GGUF")
+        version = self._number("<I")
+        if version & 0xFFFF == 0:
+            raise ValueError("its numbers are big-endian; convert it with gguf-convert-endian")
+        if version not in _VERSIONS:
+            raise ValueError(f"it has version {version}, known are {_VERSIONS[0]} and {_VERSIONS[1]}")
+        tensors, entries = self._number("<Q"), self._number("<Q")
+        for _ in range(self._count(entries, 12)):
+            self._entry()
+        places = [self._tensor() for _ in range(self._count(tensors, 24))]
+        start = self._at + -self._at % self._alignment
+        for name, offset, nbytes in places:
+            if start + offset + nbytes > len(self._data):
+                raise ValueError(
+                    f"tensor {name!r} is bytes {start + offset} to {start + offset + nbytes} of {len(self._data)}; "
+                    "the file is truncated"
+                )
+            if offset % self._alignment:
+                raise ValueError(f"tensor {name!r} begins at {offset}, no multiple of {self._alignment}")
+
+    def _entry(self) -> None:
+        key = self._text(_MAX_NAME_BYTES)
+        kind = self._number("<I")
+        before = self._at
+        self._value(kind)
+        if key == "general.alignment":
+            if kind != 4:
+                raise ValueError("general.alignment is no 32-bit number")
+            self._at = before
+            self._alignment = self._number("<I")
+            if self._alignment not in (1 << bit for bit in range(3, 24)):
+                raise ValueError(f"general.alignment is {self._alignment}, no power of two from 8 to 8 MiB")
+
+    def _value(self, kind: int) -> None:
+        if kind == _STRING:
+            self._text(len(self._data))
+        elif kind == _ARRAY:
+            element, count = self._number("<I"), self._number("<Q")
+            if element == _STRING:
+                for _ in range(self._count(count, 8)):
+                    self._text(len(self._data))
+            else:
+                self._take(count * self._scalar(element))
+        else:
+            self._take(self._scalar(kind))
+
+    def _tensor(self) -> tuple[str, int, int]:
+        name = self._text(_MAX_NAME_BYTES)
+        rank = self._number("<I")
+        if not rank <= _MAX_DIMS:
+            raise ValueError(f"tensor {name!r} has {rank} dimensions, at most {_MAX_DIMS} are known")
+        dims = [self._number("<Q") for _ in range(rank)]
+        kind, offset = self._number("<I"), self._number("<Q")
+        if kind not in self._blocks:
+            raise ValueError(f"tensor {name!r} has type {kind}, which is not known")
+        weights, nbytes = self._blocks[kind]
+        if not dims or dims[0] % weights or not all(dims):
+            raise ValueError(f"tensor {name!r} of shape {dims[::-1]} has rows that are no multiple of {weights}")
+        return name, offset, math.prod(dims) // weights * nbytes
+
+    def _scalar(self, kind: int) -> int:
+        if kind not in _SCALAR_BYTES:
+            raise ValueError(f"an entry has type {kind}, which is not known or nested")
+        return _SCALAR_BYTES[kind]
+
+    def _text(self, limit: int) -> str:
+        length = self._number("<Q")
+        if length > limit:
+            raise ValueError(f"the text before byte {self._at} has {length} bytes, at most {limit} are known")
+        return bytes(self._take(length)).decode("utf-8", "replace")
+
+    def _count(self, count: int, least_bytes: int) -> int:
+        """Return a count of entries of at least so many bytes each, checked against the rest of the file."""
+        if count * least_bytes > len(self._data) - self._at:
+            raise ValueError(f"it says {count} entries at byte {self._at} of {len(self._data)}; the file is truncated")
+        return count
+
+    def _number(self, code: str) -> int:
+        return int(struct.unpack(code, self._take(struct.calcsize(code)))[0])
+
+    def _take(self, count: int) -> memoryview:
+        if count > len(self._data) - self._at:
+            raise ValueError(f"it ends at byte {len(self._data)}, {count} more are needed at {self._at}")
+        self._at += count
+        return self._data[self._at - count : self._at]

@@ -1,6 +1,6 @@
-"""numpy's archives: stored members are mapped where they are, compressed ones read in pieces when asked for.
+"""numpy's archives: stored members are mapped, compressed ones read in pieces when asked for.
 
-Nothing is unpickled, and what an archive says about its sizes is compared with what is there before memory is taken.
+Nothing is unpickled, and declared sizes are compared with the file before memory is allocated.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
-from rlx_ort.converters.sources.weight_file import WeightEntry, WeightFile
+from rlx_ort.converters.sources.weights import WeightEntry, WeightFile
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.tensor import FileRange, TensorData
@@ -165,7 +165,7 @@ class _Member:
 
 
 def _filled(stream: IO[bytes], nbytes: int) -> npt.NDArray[np.uint8]:
-    """Return exactly so many bytes of a stream, which must end there: the zip reader checks the sum at the end."""
+    """Return all `nbytes` bytes of a stream, which must end there: the zip reader verifies the checksum at the end."""
     data = np.empty(nbytes, np.uint8)
     at = 0
     while piece := stream.read(_PIECE_BYTES):

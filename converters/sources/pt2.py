@@ -70,10 +70,10 @@ def open_pt2(path: Path, *, opset: int | None = None) -> ModelBundle:
 
 
 def _copy_checked(archive: zipfile.ZipFile, copy: IO[bytes], size: int) -> None:
-    """Write what is harmless of an archive to another one.
+    """Copy the harmless members of an archive to another one.
 
     Raises:
-        ConversionError: something in it is not.
+        ConversionError: a member is missing or not harmless.
     """
     members = dict(_members(archive, size))
     if "serialized_exported_program.json" in members or _PROGRAM not in members:

@@ -1,4 +1,4 @@
-"""Checks an exported program of PyTorch before PyTorch reads it, and takes out what it would execute.
+"""Checks an exported program of PyTorch before PyTorch reads it, and removes what PyTorch would execute.
 
 `torch.export.load` trusts a file completely (torch 2.13, `torch/export/pt2_archive/_package.py` and
 `torch/_export/serde/serialize.py`): it unpickles the sample inputs and every weight marked `use_pickle`, evaluates
@@ -48,7 +48,7 @@ def checked_program(text: bytes) -> bytes:
     """Return the JSON of a program without guards and without notes on where its nodes come from.
 
     Raises:
-        ConversionError: something in it is of no kind that is known to be harmless.
+        ConversionError: something in it is not known to be harmless.
     """
     document = _parsed(text, "the program")
     if not isinstance(document.get("graph_module"), dict):
@@ -92,7 +92,7 @@ def _parsed(text: bytes, what: str) -> dict[str, Any]:
 
 
 def _visit(document: Any) -> None:
-    """Check every entry of a document by its key, whatever it is in; PyTorch gives keys one meaning everywhere."""
+    """Check every entry of a document by its key; PyTorch gives keys one meaning everywhere."""
     waiting = [document]
     while waiting:
         item = waiting.pop()

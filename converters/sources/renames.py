@@ -1,4 +1,4 @@
-"""Renames: what the tensors of a weight file are called in a model."""
+"""Renames: from the names of tensors in a weight file to those of weights in a model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Rename", "Renames", "load_renames"]
 
 @dataclass(frozen=True, slots=True)
 class Rename:
-    r"""What becomes of a tensor of a file.
+    r"""The name of a tensor in the model, and how it is stored there.
 
     Attributes:
         to: its name in the model; empty to leave it out. Of a pattern: a template in which `\1` or `\g<name>` stand
@@ -33,10 +33,10 @@ class Rename:
 
 @dataclass(frozen=True, slots=True)
 class Renames:
-    """Names and patterns, tried in this order; a tensor that neither knows keeps its name.
+    """Names and patterns, tried in this order; a tensor that none of them matches keeps its name.
 
     Attributes:
-        names: name in the file -> what becomes of it.
+        names: name in the file -> rename.
         patterns: regular expressions, each for a whole name, the first that fits decides.
     """
 
@@ -58,7 +58,7 @@ class Renames:
         return cls(known, tuple(_pattern(text, _rename(to)) for text, to in patterns))
 
     def __call__(self, name: str) -> Rename:
-        """Return what becomes of a tensor."""
+        """Return the rename of a tensor."""
         if name in self.names:
             return self.names[name]
         for pattern, rename in self.patterns:
@@ -130,7 +130,7 @@ def _text(item: Any) -> str:
 def _pattern(text: str, rename: Rename) -> tuple[re.Pattern[str], Rename]:
     try:
         pattern = re.compile(text)
-        # The template is tried out on an expression that has the same groups and matches anything.
+        # The template is tried on an expression that has the same groups and matches anything.
         re.compile(f"(?:{text})|").fullmatch("").expand(rename.to)  # type: ignore[union-attr]  # it matches
     except (re.error, IndexError) as err:
         raise ConversionError(f"pattern {text!r} -> {rename.to!r}: {err}") from err

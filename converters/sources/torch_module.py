@@ -9,8 +9,9 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rlx_ort.converters.bundle import ModelBundle, bundle_from_ir
+from rlx_ort.converters.bundle import ModelBundle
 from rlx_ort.converters.extras import optional_module
+from rlx_ort.converters.onnx_ir_bridge import bundle_from_ir
 from rlx_ort.errors import ConversionError
 
 if TYPE_CHECKING:
@@ -57,23 +58,17 @@ def from_torch(
     torch = optional_module("torch", "torch", "exporting a PyTorch module")
     if not isinstance(module, (torch.nn.Module, torch.export.ExportedProgram)):
         raise ConversionError(f"a torch.nn.Module or an ExportedProgram is needed, got a {type(module).__name__}")
-    optional_module("onnxscript", "torch", "PyTorch's ONNX exporter")
-    origin = f"{type(module).__module__}.{type(module).__qualname__}"
-    positional = tuple(args) if isinstance(args, (tuple, list)) else (args,)
-    with quiet(), _as_conversion_error(origin):
-        program = torch.onnx.export(
-            module,
-            positional,
-            kwargs=dict(kwargs or {}),
-            dynamo=True,
-            dynamic_shapes=dynamic,
-            opset_version=opset,
-            input_names=input_names,
-            output_names=output_names,
-            optimize=optimize,
-            verbose=False,
-        )
-    return bundle_from_ir(program.model, origin)
+    return _exported(
+        module,
+        f"{type(module).__module__}.{type(module).__qualname__}",
+        args=tuple(args) if isinstance(args, (tuple, list)) else (args,),
+        kwargs=dict(kwargs or {}),
+        dynamic_shapes=dynamic,
+        opset_version=opset,
+        input_names=input_names,
+        output_names=output_names,
+        optimize=optimize,
+    )
 
 
 def export_program(program: torch.export.ExportedProgram, origin: str, opset: int | None) -> ModelBundle:
@@ -82,11 +77,15 @@ def export_program(program: torch.export.ExportedProgram, origin: str, opset: in
     Raises:
         ConversionError: onnxscript is not installed, or PyTorch cannot export the program.
     """
+    return _exported(program, origin, opset_version=opset)
+
+
+def _exported(module: Any, origin: str, **options: Any) -> ModelBundle:
     torch = optional_module("torch", "torch", "exporting a PyTorch program")
     optional_module("onnxscript", "torch", "PyTorch's ONNX exporter")
     with quiet(), _as_conversion_error(origin):
-        exported = torch.onnx.export(program, dynamo=True, opset_version=opset, verbose=False)
-    return bundle_from_ir(exported.model, origin)
+        program = torch.onnx.export(module, dynamo=True, verbose=False, **options)
+    return bundle_from_ir(program.model, origin)
 
 
 @contextlib.contextmanager
@@ -115,7 +114,7 @@ def _told(err: BaseException) -> str:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Keep what PyTorch says about itself off standard error; its warnings go to our log."""
+    """Keep PyTorch's own messages off standard error; its warnings go to our log."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript")]
     levels = [logger.level for logger in loggers]
     with warnings.catch_warnings(record=True) as caught:

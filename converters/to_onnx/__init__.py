@@ -23,8 +23,8 @@ PROTOBUF_LIMIT = (1 << 31) - 1
 def to_onnx(graph: Graph, options: CompileOptions | None = None) -> onnx.ModelProto:
     """Return the graph as an ONNX model in normal form with its weights inside.
 
-    Of the options, those count that say what the model is like: dims, opset, precision and kernel dispatch. By default
-    ops get the form that every provider takes; `KernelDispatchPolicy.FORCE_NATIVE` writes fused ones.
+    The dims, opset, precision and kernel dispatch of the options count. By default ops get the form that every provider
+    takes; `KernelDispatchPolicy.FORCE_NATIVE` writes fused ones.
     Copies every weight. Larger models go through `rlx_ort.converters.files.save_onnx`, which writes them to a file.
 
     Raises:

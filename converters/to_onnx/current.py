@@ -1,24 +1,44 @@
-"""`CurrentNode`: what a lowering may ask about the node that is being lowered, and what it asked."""
+"""`Frame`: an IR graph while it is lowered. `CurrentNode`: what a lowering may ask about the node being lowered."""
 
 from __future__ import annotations
 
-from rlx_ort.converters.to_onnx.frame import Frame
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from rlx_ort.converters.to_onnx.model import ModelValue
 from rlx_ort.errors import GraphVerifyError
-from rlx_ort.ir.core import Node
+from rlx_ort.ir.core import Node, Ref
 from rlx_ort.ir.dtype import DType
+from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.op import known_shape
 from rlx_ort.ir.ops.leaf import Constant
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import TensorType, ValueType
 
-__all__ = ["CurrentNode"]
+__all__ = ["CurrentNode", "Frame"]
+
+
+@dataclass(slots=True)
+class Frame:
+    """One IR graph while it is being lowered; an inlined body has the frame around it as `outer`."""
+
+    graph: Graph
+    outer: Frame | None = None
+    values: dict[int, Sequence[ModelValue]] = field(default_factory=dict)  # node -> its results
+    current: Sequence[ModelValue | None] = ()
+    named: bool = False
+    outputs: set[ModelValue] = field(default_factory=set)
+    symbols: dict[str, ModelValue] = field(default_factory=dict)
+
+    def typed(self, node: int) -> Iterator[tuple[ValueType, ModelValue]]:
+        """Return the results of a node with their types."""
+        return zip(self.graph.nodes[node].types, self.values[node], strict=False)
 
 
 class CurrentNode:
-    """The node that is being lowered, in the graph around it.
+    """The node that is being lowered, in the graph around it; inputs that are asked for by type must be tensors.
 
-    Whoever asks for no more than element types, ranks and names writes the same for nodes of other sizes, which are
-    then written without asking again.
+    A lowering that reads only element types, ranks and names is not repeated for nodes of other sizes.
     """
 
     def __init__(self) -> None:
@@ -34,49 +54,33 @@ class CurrentNode:
         return self._node
 
     def input_type(self, index: int) -> TensorType:
-        """Return the IR type of input `index` of the node being lowered.
-
-        Raises:
-            GraphVerifyError: the input is absent or no tensor.
-        """
+        """Return the IR type of input `index`."""
         self._asks_sizes = True
         return self._tensor(index)
 
     def input_dtype(self, index: int) -> DType:
-        """Return the element type of input `index` of the node being lowered.
-
-        A lowering that asks for no more is not asked again for nodes that differ by sizes.
-
-        Raises:
-            GraphVerifyError: the input is absent or no tensor.
-        """
+        """Return the element type of input `index`."""
         return self._tensor(index).dtype
 
     def input_rank(self, index: int, name: str) -> int:
-        """Return the rank of input `index` of the node being lowered, which messages call `name`; as `input_dtype`.
-
-        Raises:
-            GraphVerifyError: the input is absent or no tensor, or its rank is unknown.
-        """
+        """Return the rank of input `index`, which must be known; messages call the input `name`."""
         return known_shape(self._node.op, self._tensor(index), name).rank
 
     def known_dtype(self, index: int) -> DType | None:
-        """Return the element type of input `index` as `input_dtype`, None for one that is absent or no tensor."""
+        """Return the element type of input `index`, None for one that is absent or no tensor."""
         kind = self._type(index)
         return kind.dtype if isinstance(kind, TensorType) else None
 
     @property
     def output_names(self) -> tuple[str, ...]:
-        """The names of the results of the node being lowered."""
+        """The names of the results."""
         return self._node.output_names
 
-    def known_type(self, index: int) -> ValueType | None:
-        """Return the IR type of input `index` of the node being lowered, None for an absent one."""
-        self._asks_sizes = True
-        return self._type(index)
+    def _ref(self, index: int) -> Ref | None:
+        return self._node.inputs[index] if index < len(self._node.inputs) else None
 
     def _type(self, index: int) -> ValueType | None:
-        ref = self._node.inputs[index] if index < len(self._node.inputs) else None
+        ref = self._ref(index)
         return None if ref is None else self._frame.graph.nodes[ref.node].types[ref.output]
 
     def _tensor(self, index: int) -> TensorType:
@@ -86,8 +90,8 @@ class CurrentNode:
         return kind
 
     def input_data(self, index: int) -> TensorData | None:
-        """Return the data of input `index` of the node being lowered when it is a constant, else None."""
-        ref = self._node.inputs[index] if index < len(self._node.inputs) else None
+        """Return the data of input `index` if it is a constant, else None."""
+        ref = self._ref(index)
         op = None if ref is None else self._frame.graph.nodes[ref.node].op
         if not isinstance(op, Constant):
             return None

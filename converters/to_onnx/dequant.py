@@ -104,7 +104,7 @@ def _blocks(emit: Emitter, op: DequantMatMul, inputs: Sequence[Any], k: int, n: 
 
 
 def _nibbles(emit: Emitter, data: ModelValue, count: int) -> Any:
-    """Write packed half bytes, low half first, as `count` numbers; u4 is passed on as it is."""
+    """Write packed half bytes, low half first, as `count` numbers; u4 is passed on unchanged."""
     if emit.input_dtype(1) is DType.U4:
         return data
     flat = emit.op("Reshape", Bytes(emit, data).pairs().value, emit.i64([-1]))

@@ -1,18 +1,21 @@
-"""Chooses, for ops with two lowerings, between the native and the common one. `native` has the native ones.
+"""Finds the lowerings of an op, and chooses between the native and the common one where there are two.
 
-A native lowering asks for its kernel with `Emitter.require_kernel` and raises `NoNativeForm` where the fused op cannot
-say what the node says, both before it writes anything; then the common lowering takes over.
+The lowerings of a family are in the file here that has the name of the family in `rlx_ort.ir.ops`; it is imported when
+a graph first has an op of it, so a model pays, in time and memory, for the ops it uses. A native lowering asks for its
+kernel with `Emitter.require_kernel` and raises `NoNativeForm` if the fused op cannot express the node, both before it
+writes anything; then the common lowering takes over.
 """
 
 from __future__ import annotations
 
+import functools
+import importlib
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from rlx_ort.converters.to_onnx.families import load_family
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.op import Op
 from rlx_ort.ir.types import ValueType
@@ -23,12 +26,19 @@ if TYPE_CHECKING:
     from rlx_ort.ir.core import Node
     from rlx_ort.ir.graph import Graph
 
-__all__ = ["COMMON", "NATIVE", "Dispatcher", "KernelSet", "NoNativeForm", "has_choice", "lowers_native"]
+__all__ = ["COMMON", "Dispatcher", "KernelSet", "NATIVE", "NoNativeForm", "has_choice", "load_family", "lowers_native"]
 
 NATIVE, COMMON = "native", "common-ir"
-"""The forms, as reports name them."""
+"""The forms, as named in reports."""
 
 O = TypeVar("O", bound=Op)  # noqa: E741  # the same name as in `emitter`
+_natives: dict[type[Op], _Native] = {}
+_choosing: weakref.WeakKeyDictionary[Graph, tuple[object, bool]] = weakref.WeakKeyDictionary()
+_OPS = "rlx_ort.ir.ops."
+_WITHOUT = frozenset({"leaf", "onnx", "refused"})
+"""Families that are written by the emitter itself, or never."""
+_ELSEWHERE = {"blocks": "control", "reduce": "norm"}
+"""Families whose lowerings are in the file of another one."""
 
 
 class _Takes(Protocol):
@@ -44,12 +54,12 @@ class _Takes(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class KernelSet:
-    """The kernels that a model is written for. Two sets are equal when they are of one list.
+    """The kernels that a model is written for; two sets are equal if their name and identity are.
 
     Attributes:
         name: whose kernels, as messages name them.
-        identity: what tells this list of kernels from others; part of the key of remembered models.
-        takes: whether a kernel takes a node, by domain, operator, opset version and types.
+        identity: identifies this list of kernels in the keys of cached models.
+        takes: whether one of the kernels takes a node.
     """
 
     name: str
@@ -66,10 +76,6 @@ class _Native:
     lowering: Lowering
     when: Callable[[Any], bool]
     portable: bool
-
-
-_natives: dict[type[Op], _Native] = {}
-_choosing: weakref.WeakKeyDictionary[Graph, tuple[object, bool]] = weakref.WeakKeyDictionary()
 
 
 def lowers_native(
@@ -90,7 +96,7 @@ def lowers_native(
 
 @dataclass(slots=True)
 class Dispatcher:
-    """Decides for the nodes of one model, and remembers what it decided.
+    """Chooses the form of the nodes of one model, and records the choices.
 
     Attributes:
         config: the policy.
@@ -123,16 +129,12 @@ class Dispatcher:
         return result
 
     def decide(self, origin: int, form: str | None) -> None:
-        """Remember the form of a node that is written like an earlier one; None where there was no choice."""
+        """Record the form of a node that is written like an earlier one; None where there was no choice."""
         if form is not None:
             self.forms.setdefault(origin, set()).add(form)
 
     def check(self, graph: Graph) -> None:
-        """Return if every node that must have the native form got it.
-
-        Raises:
-            ConversionError: some did not; it names each with the reason.
-        """
+        """Raise `ConversionError` with the nodes that must have the native form and cannot, if there are any."""
         if not self._refused:
             return
         listed = "\n".join(f"  {node}: {reason}" for node, reason in self._refused.items())
@@ -148,12 +150,12 @@ class Dispatcher:
 
     @property
     def decided(self) -> Mapping[int, frozenset[str]]:
-        """What was decided so far, by id of the user's node."""
+        """The choices so far, by id of the user's node."""
         return MappingProxyType({origin: frozenset(forms) for origin, forms in self.forms.items()})
 
 
 def has_choice(graph: Graph) -> bool:
-    """Return whether any op of the graph, bodies included, has two forms; remembered until the graph grows."""
+    """Return whether any op of the graph, bodies included, has two forms; cached until the graph grows."""
     known = _choosing.get(graph)
     if known is None or known[0] != graph.revision:
         kinds = [kind for kind in {type(node.op) for node in graph.nodes} if not _never_chooses(kind)]
@@ -177,3 +179,18 @@ def _native_of(op: Op) -> _Native | None:
     load_family(type(op))
     known = _natives.get(type(op))
     return known if known is not None and known.when(op) else None
+
+
+def load_family(op: type[Op]) -> None:
+    """Import the lowerings, common and native, of the family an op belongs to; ops from outside bring their own."""
+    _load(op.__module__)
+
+
+@functools.cache
+def _load(module: str) -> None:
+    family = module.removeprefix(_OPS)
+    if family == module or family in _WITHOUT:
+        return
+    here = __name__.rpartition(".")[0]
+    importlib.import_module(f"{here}.{_ELSEWHERE.get(family, family)}")
+    importlib.import_module(f"{here}.native")

@@ -7,15 +7,17 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rlx_ort.converters.to_onnx.emitter import Emitter, lowers
-from rlx_ort.converters.to_onnx.integer_division import divisor_and_sign, may_trap
-from rlx_ort.converters.to_onnx.kernel_dtypes import compute_dtype, op_in
+from rlx_ort.converters.to_onnx.kernel_dtypes import divisor_and_sign, may_trap, op_in, where_in
+from rlx_ort.converters.to_onnx.shape import slice_axis
 from rlx_ort.ir.dtype import DType
+from rlx_ort.ir.op import known_shape
 from rlx_ort.ir.ops.elementwise import Activation, Binary, Cast, Clamp, Compare, Fma, StopGradient, Where
+from rlx_ort.ir.ops.norm import FusedSwiGLU
 
 if TYPE_CHECKING:
     from rlx_ort.converters.to_onnx.model import ModelValue
 
-__all__ = ["activate"]
+__all__ = ["activate", "add_unless_zeros", "gated"]
 
 _DIRECT = {
     "sigmoid": "Sigmoid", "tanh": "Tanh", "exp": "Exp", "log": "Log", "sqrt": "Sqrt", "neg": "Neg", "abs": "Abs",
@@ -35,6 +37,23 @@ def activate(emit: Emitter, function: str, x: ModelValue, dtype: DType) -> Any:
     if function in _DIRECT:
         return op_in(emit, _DIRECT[function], dtype, x)
     return _COMPOSED[function](emit, x, dtype)
+
+
+def gated(emit: Emitter, op: FusedSwiGLU, x: ModelValue, silu: Callable[[Any], Any]) -> Any:
+    """Write `silu(gate) * up` of the two halves of the last axis."""
+    kind = emit.input_type(0)
+    size = known_shape(op, kind, "x")[-1]
+    half = size // 2 if isinstance(size, int) else 0
+    low, high = slice_axis(emit, x, -1, 0, half), slice_axis(emit, x, -1, half, None)
+    gate, up = (low, high) if op.gate_first else (high, low)
+    result = emit.op("Mul", up, silu(gate))
+    return result if op.cast_to in {None, kind.dtype} else emit.op("Cast", result, to=op.cast_to)
+
+
+def add_unless_zeros(emit: Emitter, value: Any, addend: Any, index: int) -> Any:
+    """Add input `index` of the node being lowered unless it is known to be zeros."""
+    data = emit.input_data(index)
+    return value if data is not None and not data.numpy().any() else emit.op("Add", value, addend)
 
 
 @lowers(Activation)
@@ -157,7 +176,7 @@ def _atan2(emit: Emitter, y: Any, x: Any, dtype: DType) -> Any:
 
 
 def _shift(emit: Emitter, function: str, x: Any, places: Any, dtype: DType) -> Any:
-    """BitShift knows unsigned integers only; a cast between widths keeps the bits of negative numbers."""
+    """BitShift takes unsigned integers only; a cast between widths keeps the bits of negative numbers."""
     wide = dtype in {DType.I64, DType.U64}
     signed, unsigned = (DType.I64, DType.U64) if wide else (DType.I32, DType.U32)
     by = emit.op("Cast", places, to=unsigned)
@@ -183,12 +202,7 @@ def _compare(emit: Emitter, op: Compare, inputs: Sequence[Any]) -> Any:
 
 @lowers(Where)
 def _where(emit: Emitter, op: Where, inputs: Sequence[Any]) -> Any:
-    condition, then, otherwise = inputs
-    dtype = emit.input_dtype(1)
-    compute = compute_dtype("Where", dtype)
-    if compute is dtype:
-        return emit.op("Where", condition, then, otherwise)
-    return emit.cast(emit.op("Where", condition, emit.cast(then, compute), emit.cast(otherwise, compute)), dtype)
+    return where_in(emit, inputs[0], emit.input_dtype(1), inputs[1], inputs[2])
 
 
 @lowers(Cast)

@@ -8,13 +8,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from rlx_ort.converters.to_onnx.attributes import attribute
-from rlx_ort.converters.to_onnx.current import CurrentNode
-from rlx_ort.converters.to_onnx.dispatch import NoNativeForm
+from rlx_ort.converters.to_onnx.current import CurrentNode, Frame
+from rlx_ort.converters.to_onnx.dispatch import NoNativeForm, load_family
 from rlx_ort.converters.to_onnx.exported import ExportedNode
-from rlx_ort.converters.to_onnx.families import load_family
-from rlx_ort.converters.to_onnx.frame import Frame
-from rlx_ort.converters.to_onnx.imported import imported_node, trimmed
+from rlx_ort.converters.to_onnx.imported import attribute, imported_node, trimmed
 from rlx_ort.converters.to_onnx.model import ModelGraph, ModelNode, ModelValue
 from rlx_ort.converters.to_onnx.repeats import Repeats
 from rlx_ort.converters.to_onnx.writer import ModelWriter
@@ -102,7 +99,7 @@ class Emitter(CurrentNode):
         self.append(node, max(version or 1, DEFAULT_OPSET if domain == "" else 1))
         for value, kind in zip(node.writes, types or (), strict=False):
             if kind is not None:
-                self._writer.set_type(value, kind)
+                self._writer.types[value] = kind
         return node.writes[0] if outputs == 1 else node.writes
 
     def append(self, node: ModelNode, written: int, *, imported: bool = False, name: str = "") -> None:
@@ -118,7 +115,7 @@ class Emitter(CurrentNode):
         writer.records.append(record)
 
     def constant(self, data: npt.ArrayLike, dtype: DType | None = None) -> ModelValue:
-        """Return a constant (an initializer), one for equal data; Python floats are f32 unless told otherwise."""
+        """Return a constant (an initializer), one for equal data; Python floats are f32 by default."""
         if dtype is None and not isinstance(data, np.ndarray | np.generic):
             dtype = DType.F32 if np.asarray(data).dtype == np.float64 else None
         value = self._writer.constant(TensorData.from_array(data, dtype), f"{self._node.name}/constant")
@@ -171,11 +168,7 @@ class Emitter(CurrentNode):
         domain: str = "",
         version: int | None = None,
     ) -> None:
-        """Return if the provider has a kernel for a native form, or the model is for no single provider.
-
-        Raises:
-            NoNativeForm: it has none.
-        """
+        """Raise `NoNativeForm` if the model is for one provider and that has no kernel for a native form."""
         kernels = self._writer.dispatcher.kernels
         version = version or (1 if domain else DEFAULT_OPSET)
         if kernels is not None and not kernels.takes(domain, op_type, version, inputs, outputs):
@@ -207,7 +200,7 @@ class Emitter(CurrentNode):
     ) -> ModelGraph:
         """Return a subgraph that a function writes: `build(emitter, formal inputs)` returns the values it results in.
 
-        It may use values of this graph; bodies it writes with `inline` capture the inputs of the node being lowered.
+        It may use values of this graph; bodies that it inlines capture the inputs of the node being lowered.
         """
         self._asks_around = True
         inner = Emitter(self._writer, parent=self)
@@ -216,7 +209,7 @@ class Emitter(CurrentNode):
         formal = []
         for label, kind in inputs:
             value = ModelValue(name=self._writer.value_names.unique(f"{self._node.name}/{label}"))
-            self._writer.set_type(value, kind)
+            self._writer.types[value] = kind
             formal.append(value)
         results = [inner.output(value, f"{self._node.name}/{name}") for value in build(inner, formal)]
         inner._name_results(0)
@@ -270,7 +263,7 @@ class Emitter(CurrentNode):
             identity = ModelNode("", "Identity", [value], writes=[copy])
             self.append(identity, DEFAULT_OPSET, name=f"{copy.name}/Identity")
             if value in self._writer.types:
-                self._writer.set_type(copy, self._writer.types[value])
+                self._writer.types[copy] = self._writer.types[value]
             value = copy
         frame.outputs.add(value)
         return value
@@ -315,7 +308,7 @@ class Emitter(CurrentNode):
         key: tuple[Hashable, ...] | None,
         names: Mapping[int, str],
     ) -> None:
-        """Lower a node of the main graph, and let those that are like it learn from it."""
+        """Lower a node of the main graph, and cache how it was written for nodes like it."""
         writer, repeats, values = self._writer, self._repeats, self._frame.values
         dispatcher = writer.dispatcher
         start, refused = len(writer.records), dispatcher.refused
@@ -341,7 +334,7 @@ class Emitter(CurrentNode):
                 wanted = node.output_names[index]
                 value.name = names[index] if index in names else wanted and self._writer.value_names.unique(wanted)
                 if not isinstance(node.types[index], UnknownType):
-                    self._writer.set_type(value, node.types[index])
+                    self._writer.types[value] = node.types[index]
         self._name_results(start)
 
     def _mark(self) -> str:

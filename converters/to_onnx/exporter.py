@@ -1,32 +1,108 @@
-"""Graph -> ONNX model in normal form. ARCHITECTURE.md, "Normal form", says what every exported model is like.
+"""Graph -> ONNX model in normal form, which ARCHITECTURE.md describes under "Normal form".
 
-The work has two halves. `draft` checks and lowers the graph, which is all that choosing a device needs. What is left is
-done by `Draft.finished` once a session is opened, so that a graph that was judged is not lowered again.
+`draft` checks and lowers the graph, which is all that choosing a device needs. `Draft.finished` makes the model when a
+session is opened, so a graph is lowered once for both.
 """
 
 from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rlx_ort.converters.collector import paused_collector
+from rlx_ort.converters.infer import infer_proto
+from rlx_ort.converters.precision_pass import apply_precision
 from rlx_ort.converters.to_onnx.dispatch import Dispatcher, KernelSet, has_choice
-from rlx_ort.converters.to_onnx.draft import Draft
 from rlx_ort.converters.to_onnx.emitter import Emitter, live_nodes
 from rlx_ort.converters.to_onnx.exported import ExportedModel
-from rlx_ort.converters.to_onnx.model import ModelGraph, ModelValue
-from rlx_ort.converters.to_onnx.opset import choose_imports
+from rlx_ort.converters.to_onnx.model import ModelGraph, ModelValue, model_proto
+from rlx_ort.converters.to_onnx.opset import choose_imports, ir_version
+from rlx_ort.converters.to_onnx.outline import Outline
 from rlx_ort.converters.to_onnx.writer import ModelWriter, UniqueNames
 from rlx_ort.errors import GraphVerifyError
+from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.ops.leaf import Input, Param
+from rlx_ort.ir.types import UnknownType, ValueType
+from rlx_ort.ir.verify import verify
+from rlx_ort.options.compile_options import CompileOptions
 
 if TYPE_CHECKING:
-    from rlx_ort.ir.core import Node, Ref
+    from rlx_ort.ir.core import Ref
     from rlx_ort.ir.graph import Graph
-    from rlx_ort.options.compile_options import CompileOptions
 
-__all__ = ["draft", "drafted", "export_model", "exported"]
+__all__ = ["Draft", "draft", "drafted", "export_model", "exported"]
+
+
+@dataclass(eq=False)
+class Draft:
+    """The nodes of a model with the opsets they are for; `finished` makes the protobuf, once.
+
+    Drafts are compared by identity. May be used from several threads.
+    """
+
+    _writer: ModelWriter
+    _main: ModelGraph
+    _imports: Mapping[str, int]
+    _metadata: Mapping[str, str]
+    _origin_names: Mapping[int, str]
+    _forms: Mapping[int, frozenset[str]]
+    _stored_as: Mapping[str, DType]
+    _outline: Outline | None = None
+    _finished: ExportedModel | None = None
+    _lock: threading.RLock = field(default_factory=threading.RLock)
+
+    @property
+    def outline(self) -> Outline:
+        """What choosing a device needs of the model. Makes the model if ONNX has to infer some type."""
+        with self._lock:
+            if self._outline is None and self._all_known():
+                self._outline = self._outlined()
+            elif self._outline is None:
+                self.finished()
+            assert self._outline is not None  # noqa: S101  # made with the model
+            return self._outline
+
+    def finished(self) -> ExportedModel:
+        """Return the model; the data of external weights stays outside."""
+        with self._lock, paused_collector():
+            if self._finished is None:
+                self._finished = self._made_model()
+                del self._writer, self._main  # all of it is in the model and the outline
+            return self._finished
+
+    def _made_model(self) -> ExportedModel:
+        writer = self._writer
+        version = ir_version(writer.types.values())
+        proto = model_proto(self._main, writer.types, self._imports, version, self._metadata)
+        if not self._all_known():
+            own = {str(value.name): kind for value, kind in writer.types.items()}
+            known = {name: kind for name, kind in own.items() if not isinstance(kind, UnknownType)}
+            self._outline = self._outlined({**own, **infer_proto(proto), **known})
+        outline = self.outline
+        return ExportedModel(
+            model=proto,
+            params=tuple(writer.params),
+            nodes=tuple(outline.nodes),
+            origin_names=self._origin_names,
+            input_types=outline.input_types,
+            output_types=outline.output_types,
+            constants=dict(writer.constants),
+            forms=self._forms,
+            stored_as=self._stored_as,
+        )
+
+    def _outlined(self, types: Mapping[str, ValueType] | None = None) -> Outline:
+        return Outline.of_writer(self._writer, self._imports, self._main.inputs, self._main.outputs, types)
+
+    def _all_known(self) -> bool:
+        """Return whether the type of every value that a node writes or the model gives is known."""
+        types, unknown = self._writer.types, UnknownType()
+        first = [record.pattern for record in self._writer.records if not record.name]
+        values = [value for node in first for value in node.writes if value.name]
+        return not any(isinstance(types.get(value, unknown), UnknownType) for value in [*values, *self._main.outputs])
 
 
 def export_model(
@@ -49,19 +125,13 @@ def export_model(
 
 @paused_collector()
 def draft(graph: Graph, options: CompileOptions | None = None, kernels: KernelSet | None = None) -> Draft:
-    """Return the graph checked and lowered, as far as choosing a device needs it; see `export_model`.
-
-    Raises:
-        GraphVerifyError: the graph breaks a rule of the IR.
-        ConversionError: a node has no ONNX form, or lacks the one that is forced, or no opset takes all nodes.
-    """
-    from rlx_ort.converters.precision import apply_precision
-    from rlx_ort.options.compile_options import CompileOptions
-
+    """Return the graph checked and lowered, as far as choosing a device needs it; raises what `export_model` does."""
     options = options or CompileOptions()
     if options.dims:
         graph = graph.bind(options.dims)
-    _check(graph)
+    if problems := verify(graph):
+        listed = "\n".join(f"  {problem}" for problem in problems)
+        raise GraphVerifyError(f"graph {graph.name!r} cannot be exported:\n{listed}")
     user = graph
     graph, origins, stored_as, _ = apply_precision(graph, options.effective_precision)
     live = live_nodes(graph)
@@ -76,7 +146,8 @@ def draft(graph: Graph, options: CompileOptions | None = None, kernels: KernelSe
         names.setdefault(value.ref, wanted[name])
 
     emitter = Emitter(writer)
-    values = [_input_value(writer, node) for node in inputs]
+    values = [ModelValue(node.output_names[0]) for node in inputs]
+    writer.types.update(zip(values, (node.types[0] for node in inputs), strict=True))
     results = emitter.lower(graph, values, names=names, live=live)
     outputs = []
     for name, result, source in zip(graph.output_names, results, graph.outputs, strict=True):
@@ -92,24 +163,12 @@ def draft(graph: Graph, options: CompileOptions | None = None, kernels: KernelSe
 
 
 def exported(graph: Graph, options: CompileOptions | None = None, kernels: KernelSet | None = None) -> ExportedModel:
-    """Return `export_model(graph, options, kernels)`, remembered for as long as the graph lives and does not change.
-
-    Raises:
-        GraphVerifyError: the graph breaks a rule of the IR.
-        ConversionError: a node has no ONNX form, or lacks the one that is forced, or no opset takes all nodes.
-    """
+    """Return `export_model(graph, options, kernels)`, cached while the graph lives and does not change."""
     return drafted(graph, options, kernels).finished()
 
 
 def drafted(graph: Graph, options: CompileOptions | None = None, kernels: KernelSet | None = None) -> Draft:
-    """Return `draft(graph, options, kernels)`, remembered for as long as the graph lives and does not change.
-
-    Raises:
-        GraphVerifyError: the graph breaks a rule of the IR.
-        ConversionError: a node has no ONNX form, or lacks the one that is forced, or no opset takes all nodes.
-    """
-    from rlx_ort.options.compile_options import CompileOptions
-
+    """Return `draft(graph, options, kernels)`, cached while the graph lives and does not change."""
     options = options or CompileOptions()
     dims = tuple(sorted(options.dims.items()))
     # Without a choice the model is the same for every provider, and so it is made once.
@@ -126,18 +185,3 @@ def drafted(graph: Graph, options: CompileOptions | None = None, kernels: Kernel
 
 _cache: weakref.WeakKeyDictionary[Graph, dict[Any, Draft]] = weakref.WeakKeyDictionary()
 _lock = threading.RLock()
-
-
-def _check(graph: Graph) -> None:
-    from rlx_ort.ir.verify import verify
-
-    problems = verify(graph)
-    if problems:
-        listed = "\n".join(f"  {problem}" for problem in problems)
-        raise GraphVerifyError(f"graph {graph.name!r} cannot be exported:\n{listed}")
-
-
-def _input_value(writer: ModelWriter, node: Node) -> ModelValue:
-    value = ModelValue(name=node.output_names[0])
-    writer.set_type(value, node.types[0])
-    return value

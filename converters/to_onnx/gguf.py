@@ -1,8 +1,7 @@
-"""GGUF blocks -> f32 in basic ONNX ops, so that packed weights may be set, and set again, as they are in the file.
+"""GGUF blocks -> f32 in basic ONNX ops, so that packed weights can be set, and set again, in the bytes of the file.
 
-ONNX Runtime computes all of this once, when it opens the session, if the bytes are weights: the run then costs
-nothing, and the weights take four bytes each. ONNX has no op that reads two bytes as one f16, so scales come from
-tables.
+ONNX Runtime computes all of this once, when it opens the session, if the bytes are weights: runs then cost nothing
+more, and the weights take four bytes each. ONNX has no op that reads two bytes as one f16, so scales come from tables.
 """
 
 from __future__ import annotations

@@ -1,7 +1,11 @@
-"""Which dtypes the CPU provider's kernels take, and how a lowering goes round the gaps with casts.
+"""What the CPU provider's kernels lack, and how a lowering works around it.
 
-The sets are those of ONNX Runtime's kernel registry for opset 21. f16 and bf16 are always passed on: accelerators
-have them, and the CPU provider puts f32 casts round f16 nodes by itself.
+The dtypes are those of ONNX Runtime's kernel registry for opset 21. f16 and bf16 are always passed on: accelerators
+have them, and the CPU provider puts f32 casts around f16 nodes by itself.
+
+One integer quotient ends the process: the least value divided by -1 traps on x86 CPUs. Dividing by 1 and multiplying by
+-1 gives the same for every other value, and wraps around for that one, as integer arithmetic does everywhere else. A
+remainder by -1 is 0, as by 1.
 """
 
 from __future__ import annotations
@@ -9,21 +13,38 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from rlx_ort.converters.to_onnx.emitter import Emitter
+import numpy as np
+
 from rlx_ort.ir.dtype import DType
 
 if TYPE_CHECKING:
+    from rlx_ort.converters.to_onnx.emitter import Emitter
     from rlx_ort.converters.to_onnx.model import ModelValue
 
-__all__ = ["compute_dtype", "op_in"]
+__all__ = ["compute_dtype", "divisor_and_sign", "may_trap", "op_in", "where_in"]
+
+_NUMBERS = "f32 f64 i8 i16 i32 i64 u8 u16 u32 u64"
+_WIDE = "f32 f64 i32 i64"
+# What stands in for a dtype, best first. u64 travels as i64: both keep all 64 bits, so moving and adding stay exact.
+_STAND_INS = {
+    DType.BOOL: (DType.U8, DType.I32),
+    DType.I8: (DType.I32, DType.F32),
+    DType.I16: (DType.I32, DType.F32),
+    DType.U8: (DType.I32, DType.F32),
+    DType.U16: (DType.I32, DType.F32),
+    DType.I32: (DType.I64, DType.F64),
+    DType.U32: (DType.I64, DType.F64),
+    DType.I64: (DType.F64, DType.F32),
+    DType.U64: (DType.I64, DType.F64),
+    DType.F64: (DType.F32,),
+}
+_TRAPPING = frozenset({DType.I32, DType.I64})  # narrower ones are divided as i32, where their least value fits
 
 
 def _set(names: str) -> frozenset[DType]:
     return frozenset(DType.parse(name) for name in names.split())
 
 
-_NUMBERS = "f32 f64 i8 i16 i32 i64 u8 u16 u32 u64"
-_WIDE = "f32 f64 i32 i64"
 _KERNELS = {
     "Abs": _set(_NUMBERS),
     "ArgMax": _set("f32 f64 i8 i32 i64 u8"),
@@ -60,19 +81,6 @@ _KERNELS = {
     "TopK": _set("f32 f64 i8 i16 i32 i64 u8"),
     "Where": _set("f32 f64 i8 i32 i64 u8 u32 string"),
 }
-# What stands in for a dtype, best first. u64 travels as i64: both keep all 64 bits, so moving and adding stay exact.
-_STAND_INS = {
-    DType.BOOL: (DType.U8, DType.I32),
-    DType.I8: (DType.I32, DType.F32),
-    DType.I16: (DType.I32, DType.F32),
-    DType.U8: (DType.I32, DType.F32),
-    DType.U16: (DType.I32, DType.F32),
-    DType.I32: (DType.I64, DType.F64),
-    DType.U32: (DType.I64, DType.F64),
-    DType.I64: (DType.F64, DType.F32),
-    DType.U64: (DType.I64, DType.F64),
-    DType.F64: (DType.F32,),
-}
 
 
 def compute_dtype(op_type: str, dtype: DType) -> DType:
@@ -101,3 +109,27 @@ def op_in(
     values = [value if value is None or compute is dtype else emit.cast(value, compute) for value in inputs]
     produced = emit.op(op_type, *values, *others, **attributes)
     return produced if compute is dtype or result is not None else emit.cast(produced, dtype)
+
+
+def where_in(emit: Emitter, condition: ModelValue, dtype: DType, then: ModelValue, otherwise: ModelValue) -> Any:
+    """Append a Where between values of `dtype`, with casts around it where the CPU kernel lacks the dtype."""
+    compute = compute_dtype("Where", dtype)
+    if compute is dtype:
+        return emit.op("Where", condition, then, otherwise)
+    return emit.cast(emit.op("Where", condition, emit.cast(then, compute), emit.cast(otherwise, compute)), dtype)
+
+
+def may_trap(emit: Emitter) -> bool:
+    """Return whether the node being lowered, a division or remainder, may divide an i32 or i64 by -1."""
+    if emit.known_dtype(1) not in _TRAPPING:
+        return False
+    data = emit.input_data(1)
+    return data is None or bool(np.any(data.numpy() == -1))
+
+
+def divisor_and_sign(emit: Emitter, divisor: ModelValue) -> tuple[ModelValue, ModelValue]:
+    """Return the divisor with 1 in place of -1, and -1 in those places and 1 in all others."""
+    dtype = emit.input_dtype(1)
+    one, minus = emit.constant(1, dtype), emit.constant(-1, dtype)
+    negative = emit.op("Equal", divisor, minus)
+    return emit.op("Where", negative, one, divisor), emit.op("Where", negative, minus, one)

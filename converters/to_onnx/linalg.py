@@ -1,20 +1,34 @@
-"""ONNX forms of the matrix products."""
+"""ONNX forms of the matrix products and of the solvers, which are Gauss-Jordan elimination with partial pivoting.
+
+Small systems are written step by step, which any provider with basic ops can take; larger ones as a Loop.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from rlx_ort.converters.to_onnx.elementwise import activate
 from rlx_ort.converters.to_onnx.emitter import Emitter, lowers
 from rlx_ort.converters.to_onnx.kernel_dtypes import op_in
-from rlx_ort.converters.to_onnx.shape import reshape
-from rlx_ort.ir.infer import join_dims
-from rlx_ort.ir.op import known_shape
-from rlx_ort.ir.ops.linalg import DotGeneral, FusedMatMulBiasAct, LoraMatMul, MatMul
+from rlx_ort.converters.to_onnx.shape import reshape, slice_axis
+from rlx_ort.ir.bodies import as_body
+from rlx_ort.ir.core import Value
+from rlx_ort.ir.dtype import DType
+from rlx_ort.ir.op import join_dims, known_shape
+from rlx_ort.ir.ops.linalg import BatchedDenseSolve, DenseSolve, DotGeneral, FusedMatMulBiasAct, LoraMatMul, MatMul
 from rlx_ort.ir.shape import Dim, Shape
+from rlx_ort.ir.types import TensorType
+
+if TYPE_CHECKING:
+    from rlx_ort.ir.graph import Graph
 
 __all__: list[str] = []
+
+_UNROLLED = 8
+"""Largest system that is written without a Loop: a step is about fifteen nodes."""
 
 
 @lowers(MatMul)
@@ -79,3 +93,67 @@ def _product(dims: Sequence[Dim]) -> Dim:
             return None
         size *= dim
     return size
+
+
+@lowers(DenseSolve)
+@lowers(BatchedDenseSolve)
+def _solve(emit: Emitter, op: DenseSolve | BatchedDenseSolve, inputs: Sequence[Any]) -> Any:
+    matrix, right = (known_shape(op, emit.input_type(place), "ab"[place]) for place in (0, 1))
+    dtype = emit.input_dtype(0)
+    size = matrix[-1]
+    n = size if isinstance(size, int) else 0
+    if n == 0 or 0 in right:
+        return emit.op("Identity", inputs[1])
+    wide = DType.F64 if dtype is DType.F64 else DType.F32
+    a, b = (emit.cast(value, wide) for value in inputs)
+    if right.rank < matrix.rank:
+        b = emit.op("Unsqueeze", b, emit.i64([-1]))
+    columns = 1 if right.rank < matrix.rank else right[-1]
+    width = n + columns if isinstance(columns, int) else None
+    joined = TensorType(wide, Shape((None, n, width)))
+    both = emit.op("Concat", a, b, axis=-1)
+    flat = emit.op("Reshape", both, emit.i64([-1, n, width])) if width else _flattened(emit, both, matrix, n)
+    solved = slice_axis(emit, _eliminated(emit, flat, n, joined), 2, n, None)
+    result = emit.op("Reshape", solved, emit.dims(right), allowzero=1)
+    return result if wide is dtype else emit.op("Cast", result, to=dtype)
+
+
+def _flattened(emit: Emitter, both: Any, matrix: Shape, n: int) -> Any:
+    """Write `(..., N, W)` as `(B, N, W)` where W is only known at run time."""
+    width = emit.op("Shape", both, start=matrix.rank - 1)
+    return emit.op("Reshape", both, emit.op("Concat", emit.i64([-1, n]), width, axis=0))
+
+
+def _eliminated(emit: Emitter, flat: Any, n: int, joined: TensorType) -> Any:
+    """Write N steps, after which the left N columns are the unit matrix and the others the solution."""
+    step = TensorType(DType.I64, Shape())
+    going = TensorType(DType.BOOL, Shape())
+    if n <= _UNROLLED:
+        body = as_body(
+            lambda graph, place, rows: _step(graph, place, rows, n), [("step", step), ("rows", joined)], "step"
+        )
+        for place in range(n):
+            (flat,) = emit.inline(body, [emit.constant(np.asarray(place, np.int64)), flat])
+        return flat
+    inputs = [("step", step), ("going", going), ("rows", joined)]
+    body = as_body(lambda graph, place, go, rows: (go, _step(graph, place, rows, n)), inputs, "step")
+    trips = emit.constant(np.asarray(n, np.int64))
+    return emit.op("Loop", trips, emit.constant(True, DType.BOOL), flat, body=emit.subgraph(body, ()))
+
+
+def _step(graph: Graph, place: Value, rows: Value, n: int) -> Value:
+    """Bring the row with the largest element of column `place` up, scale it to 1 there, and clear the column."""
+    places = graph.constant(np.arange(n, dtype=np.int64).reshape(1, n, 1))
+    here = graph.eq_(places, place)
+    column = graph.reshape(graph.gather(rows, place, axis=2), (-1, n, 1))
+    done = graph.lt_(places, place)
+    sizes = graph.where_(done, graph.constant(-1.0, rows.dtype), graph.abs(column))
+    pivot = graph.eq_(places, graph.argmax(sizes, axis=1, keep_dim=True))
+    zero = graph.constant(0.0, rows.dtype)
+    # Rows are picked by a sum over a mask: an element times 1, without the NaN of an infinity times 0.
+    chosen = graph.sum(graph.where_(pivot, rows, zero), axes=1, keep_dim=True)
+    current = graph.sum(graph.where_(here, rows, zero), axes=1, keep_dim=True)
+    scaled = graph.div(chosen, graph.gather(chosen, graph.reshape(place, (1,)), axis=2))
+    swapped = graph.where_(here, scaled, graph.where_(pivot, current, rows))
+    factors = graph.where_(here, zero, graph.gather(swapped, graph.reshape(place, (1,)), axis=2))
+    return graph.sub(swapped, graph.mul(factors, scaled))

@@ -1,8 +1,8 @@
 """The ONNX model while it is being written: values, nodes, graphs, and how they become a protobuf.
 
 onnx_ir has the same classes and many more. It is not used here because importing it loads a computer-algebra package
-(36 MB of memory, onnx_ir 1.1), which every process that opens a model would pay for, and because its bookkeeping was
-half of the time of an export. Weights never stand in this model, so protobuf's limit of 2 GB is far away.
+(36 MB of memory, onnx_ir 1.1) in every process that opens a model, and because its bookkeeping was half of the time of
+an export. Weights are never inside this model, so protobuf's limit of 2 GB is no concern.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ __all__ = [
     "ModelGraph",
     "ModelNode",
     "ModelValue",
-    "WholeModel",
     "model_proto",
     "names_of",
     "types_of",
@@ -152,27 +151,22 @@ class ModelGraph:
     doc: str = ""
 
 
-@dataclass(slots=True, eq=False)
-class WholeModel:
-    """A model and the types of its values, as far as they are known."""
-
-    graph: ModelGraph
-    types: Mapping[ModelValue, ValueType]
-    opset_imports: Mapping[str, int]
-    ir_version: int
-    metadata: Mapping[str, str] = field(default_factory=dict)
-
-
-def model_proto(model: WholeModel) -> onnx.ModelProto:
-    """Return the model as a protobuf; the data of external weights stays outside."""
+def model_proto(
+    graph: ModelGraph,
+    types: Mapping[ModelValue, ValueType],
+    opset_imports: Mapping[str, int],
+    ir_version: int,
+    metadata: Mapping[str, str],
+) -> onnx.ModelProto:
+    """Return a model as a protobuf; `types` are those of its values, and the data of external weights stays outside."""
     import onnx
 
-    proto = onnx.ModelProto(ir_version=model.ir_version, producer_name="rlx_ort")
-    for domain, version in model.opset_imports.items():
+    proto = onnx.ModelProto(ir_version=ir_version, producer_name="rlx_ort")
+    for domain, version in opset_imports.items():
         proto.opset_import.add(domain=domain, version=version)
-    for key, value in model.metadata.items():
+    for key, value in metadata.items():
         proto.metadata_props.add(key=key, value=value)
-    _write_graph(proto.graph, model.graph, model.types)
+    _write_graph(proto.graph, graph, types)
     return proto
 
 
@@ -233,7 +227,7 @@ def _write_attribute(
 
     kind, value = attribute.kind, attribute.value
     proto.name = attribute.name
-    proto.type = onnx.AttributeProto.AttributeType.Value(kind)
+    proto.type = onnx.AttributeProto.AttributeType.Value(kind)  # pyright: ignore[reportAttributeAccessIssue]
     match kind:
         case "INT":
             proto.i = value

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rlx_ort.converters.to_onnx.dispatch import NoNativeForm, lowers_native
-from rlx_ort.converters.to_onnx.elementwise import activate
+from rlx_ort.converters.to_onnx.elementwise import activate, add_unless_zeros, gated
 from rlx_ort.converters.to_onnx.emitter import Emitter
 from rlx_ort.converters.to_onnx.shape import reshape, slice_axis
 from rlx_ort.ir.dtype import DType
@@ -43,12 +43,7 @@ def _activation(emit: Emitter, op: Activation, inputs: Sequence[Any]) -> Any:
 def _swiglu(emit: Emitter, op: FusedSwiGLU, inputs: Sequence[Any]) -> Any:
     kind = emit.input_type(0)
     emit.require_kernel("QuickGelu", kind, domain=_CONTRIB)
-    size = known_shape(op, kind, "x")[-1]
-    half = size // 2 if isinstance(size, int) else 0
-    low, high = slice_axis(emit, inputs[0], -1, 0, half), slice_axis(emit, inputs[0], -1, half, None)
-    gate, up = (low, high) if op.gate_first else (high, low)
-    result = emit.op("Mul", up, emit.op("QuickGelu", gate, domain=_CONTRIB, alpha=1.0))
-    return result if op.cast_to in {None, kind.dtype} else emit.op("Cast", result, to=op.cast_to)
+    return gated(emit, op, inputs[0], lambda gate: emit.op("QuickGelu", gate, domain=_CONTRIB, alpha=1.0))
 
 
 @lowers_native(RmsNorm)
@@ -61,7 +56,7 @@ def _rms_norm(emit: Emitter, op: RmsNorm, inputs: Sequence[Any]) -> Any:
     # Of ai.onnx's first opset by ONNX Runtime's own reckoning; ONNX has RMSNormalization from opset 23 on.
     emit.require_kernel("SimplifiedLayerNormalization", kind, emit.input_type(1))
     result = emit.op("SimplifiedLayerNormalization", x, gamma, types=[kind], axis=-1, epsilon=op.eps, stash_type=1)
-    return _shifted(emit, result, beta, 2)
+    return add_unless_zeros(emit, result, beta, 2)
 
 
 @lowers_native(FusedResidualLN)
@@ -82,7 +77,7 @@ def _residual_rms(emit: Emitter, op: FusedResidualRmsNorm, inputs: Sequence[Any]
         types=[kind],
         epsilon=op.eps,
     )
-    return _shifted(emit, result, beta, len(inputs) - 1)
+    return add_unless_zeros(emit, result, beta, len(inputs) - 1)
 
 
 def _require_skip(emit: Emitter, op: FusedResidualLN | FusedResidualRmsNorm, op_type: str, count: int) -> TensorType:
@@ -99,12 +94,6 @@ def _require_skip(emit: Emitter, op: FusedResidualLN | FusedResidualRmsNorm, op_
         raise NoNativeForm(f"the kernel takes a bias along the last axis, it is {emit.input_type(2)}")
     emit.require_kernel(op_type, *(emit.input_type(index) for index in range(count)), domain=_CONTRIB)
     return kind
-
-
-def _shifted(emit: Emitter, value: Any, beta: Any, index: int) -> Any:
-    """Add beta, which is input `index`, unless it is known to be zeros."""
-    data = emit.input_data(index)
-    return value if data is not None and not data.numpy().any() else emit.op("Add", value, beta)
 
 
 @lowers_native(FusedMatMulBiasAct)

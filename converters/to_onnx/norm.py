@@ -1,4 +1,4 @@
-"""ONNX forms of the normalisations."""
+"""ONNX forms of the normalisations and the reductions."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from rlx_ort.converters.to_onnx.elementwise import add_unless_zeros, gated
 from rlx_ort.converters.to_onnx.emitter import Emitter, lowers
-from rlx_ort.converters.to_onnx.kernel_dtypes import op_in
-from rlx_ort.converters.to_onnx.shape import reshape, slice_axis
+from rlx_ort.converters.to_onnx.kernel_dtypes import compute_dtype, op_in
+from rlx_ort.converters.to_onnx.shape import reshape
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.op import known_shape
 from rlx_ort.ir.ops.norm import (
@@ -22,9 +23,12 @@ from rlx_ort.ir.ops.norm import (
     LayerNorm2d,
     RmsNorm,
 )
+from rlx_ort.ir.ops.reduce import ArgMax, ArgMin, Cumsum, Reduce, Softmax, TopK
 from rlx_ort.ir.shape import Shape
 
 __all__: list[str] = []
+
+_REDUCE = {"sum": "ReduceSum", "mean": "ReduceMean", "max": "ReduceMax", "min": "ReduceMin", "prod": "ReduceProd"}
 
 
 @lowers(LayerNorm)
@@ -77,8 +81,7 @@ def _rms(emit: Emitter, x: Any, gamma: Any, beta: Any, eps: float) -> Any:
     if compute is not dtype:
         normal = emit.cast(normal, dtype)
     scaled = emit.op("Mul", normal, gamma)
-    known = emit.input_data(len(emit.node.inputs) - 1)  # beta is the last input of every op that comes here
-    return scaled if known is not None and not known.numpy().any() else emit.op("Add", scaled, beta)
+    return add_unless_zeros(emit, scaled, beta, len(emit.node.inputs) - 1)  # beta is the last input of all these ops
 
 
 @lowers(GroupNorm)
@@ -122,10 +125,47 @@ def _sum(emit: Emitter, terms: Sequence[Any]) -> Any:
 
 @lowers(FusedSwiGLU)
 def _swiglu(emit: Emitter, op: FusedSwiGLU, inputs: Sequence[Any]) -> Any:
-    kind = emit.input_type(0)
-    size = known_shape(op, kind, "x")[-1]
-    half = size // 2 if isinstance(size, int) else 0
-    low, high = slice_axis(emit, inputs[0], -1, 0, half), slice_axis(emit, inputs[0], -1, half, None)
-    gate, up = (low, high) if op.gate_first else (high, low)
-    result = emit.op("Mul", up, emit.op("Mul", gate, emit.op("Sigmoid", gate)))
-    return result if op.cast_to in {None, kind.dtype} else emit.op("Cast", result, to=op.cast_to)
+    return gated(emit, op, inputs[0], lambda gate: emit.op("Mul", gate, emit.op("Sigmoid", gate)))
+
+
+@lowers(Reduce)
+def _reduce(emit: Emitter, op: Reduce, inputs: Sequence[Any]) -> Any:
+    if not op.axes:
+        return emit.op("Identity", inputs[0])
+    dtype, axes = emit.input_dtype(0), emit.i64(op.axes)
+    return op_in(emit, _REDUCE[op.function], dtype, inputs[0], others=[axes], keepdims=int(op.keep_dim))
+
+
+@lowers(Softmax)
+def _softmax(emit: Emitter, op: Softmax, inputs: Sequence[Any]) -> Any:
+    return emit.op("Softmax", inputs[0], axis=op.axis)
+
+
+@lowers(Cumsum)
+def _cumsum(emit: Emitter, op: Cumsum, inputs: Sequence[Any]) -> Any:
+    axis = emit.constant(op.axis, DType.I64)
+    flags: dict[str, Any] = {"exclusive": int(op.exclusive), "reverse": int(op.reverse)}
+    return op_in(emit, "CumSum", emit.input_dtype(0), inputs[0], others=[axis], **flags)
+
+
+@lowers(TopK)
+def _topk(emit: Emitter, op: TopK, inputs: Sequence[Any]) -> Any:
+    dtype = emit.input_dtype(0)
+    x = emit.cast(inputs[0], compute) if (compute := compute_dtype("TopK", dtype)) is not dtype else inputs[0]
+    _, places = emit.op("TopK", x, emit.i64([op.k]), outputs=2, axis=-1, largest=1, sorted=1)
+    return places if op.dtype is DType.I64 else emit.op("Cast", places, to=op.dtype)
+
+
+@lowers(ArgMax)
+def _argmax(emit: Emitter, op: ArgMax, inputs: Sequence[Any]) -> Any:
+    return _places(emit, "ArgMax", op, inputs[0])
+
+
+@lowers(ArgMin)
+def _argmin(emit: Emitter, op: ArgMin, inputs: Sequence[Any]) -> Any:
+    return _places(emit, "ArgMin", op, inputs[0])
+
+
+def _places(emit: Emitter, op_type: str, op: ArgMax | ArgMin, x: Any) -> Any:
+    dtype = emit.input_dtype(0)
+    return op_in(emit, op_type, dtype, x, result=DType.I64, axis=op.axis, keepdims=int(op.keep_dim))

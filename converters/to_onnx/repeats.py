@@ -1,31 +1,46 @@
 """Writes a node like an earlier one as that one was written: models repeat their layers, and lowering is slow.
 
-What comes of a node depends on its op, on the types it reads and makes, and on nothing else, unless its lowering asks
-for something that is not its own: the data of a constant, the size of a named dimension, a body. Such a node, and one
-whose op holds what cannot be compared exactly, is lowered each time. A lowering that asks for nothing but element types
-and ranks, and writes one node, says the same of nodes of all sizes.
+What is written for a node depends on its op and on the types it reads and makes, unless its lowering reads something
+else: the data of a constant, the size of a named dimension, a body. Such a node, and one whose op cannot be compared
+exactly, is lowered each time. If a lowering reads only element types and ranks and writes one node, its result is
+reused for nodes of all sizes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+import enum
+import functools
+import operator
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from types import NoneType
 from typing import Any, NamedTuple, TypeAlias
 
-from rlx_ort.converters.to_onnx.exact import exact_op
 from rlx_ort.converters.to_onnx.exported import ExportedNode
 from rlx_ort.converters.to_onnx.model import ModelNode, ModelValue, names_of, types_of
 from rlx_ort.converters.to_onnx.writer import ModelWriter
 from rlx_ort.ir.core import Node
+from rlx_ort.ir.dtype import DType
+from rlx_ort.ir.op import Op
 from rlx_ort.ir.ops.leaf import Constant
+from rlx_ort.ir.shape import Shape
+from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import TensorType, UnknownType, ValueType
 
-__all__ = ["Repeats"]
+__all__ = ["Repeats", "exact_op"]
+
+_Key: TypeAlias = tuple[Any, ...]
+_Look: TypeAlias = tuple[bool, Hashable, Hashable, bool]
+_OWN_OPS = "rlx_ort.ir.ops."
+_PLAIN = frozenset({str, int, bool, NoneType, DType, bytes})
+"""Types of which equal values are identical; 0.0 and -0.0 are not."""
+_PLAIN_FIELDS = frozenset({"str", "int", "bool", "DType", "str | None", "int | None", "DType | None"})
+"""Declarations of fields of which equal values are identical."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """One node of a `_Form`: what it shares with others like it, and where in the pool its values are."""
+    """One node of a `_Form`, with the places of its values in the pool."""
 
     pattern: ModelNode
     suffix: str
@@ -43,8 +58,8 @@ class _Form:
         lines: the nodes, in order.
         fixed: constants, which the whole model shares, and None for an absent input.
         results: places of the results.
-        inner: places of the values that are no results, with their types as far as they are known.
-        marks: the marks of the results.
+        inner: places of the values that are no results, with their types where known.
+        marks: the marks of the results, see `Repeats.mark`.
         decision: the form that was chosen for an op that has two, as `Dispatcher.latest`.
     """
 
@@ -57,23 +72,15 @@ class _Form:
 
 
 class _Single(NamedTuple):
-    """The plainest form: one node, which reads inputs of the node it is written for, and whose output is the result.
+    """The simplest form: one node, which reads inputs of the node it is written for, and whose output is the result.
 
-    Attributes:
-        pattern: what it shares with others like it.
-        order: places of what it reads among the inputs; None for all as they are, none absent.
-        marks: the mark of the result.
-        decision: the form that was chosen for an op that has two, as `Dispatcher.latest`.
+    `order` has the places of what it reads among the inputs; None if it reads all of them in order and none is absent.
     """
 
     pattern: ModelNode
     order: tuple[int, ...] | None
     marks: tuple[int, ...]
     decision: str | None
-
-
-_Key: TypeAlias = tuple[Any, ...]
-_Look: TypeAlias = tuple[bool, Hashable, Hashable, bool]
 
 
 class Repeats:
@@ -84,7 +91,7 @@ class Repeats:
         nodes: the nodes of the graph; `repeat` adds to them.
 
     Attributes:
-        forms: `key_of` a node -> what was written for such nodes, None where that says nothing of others.
+        forms: `key_of` a node -> what was written for such nodes, None if it cannot be reused.
     """
 
     def __init__(self, writer: ModelWriter, nodes: list[ExportedNode]) -> None:
@@ -94,13 +101,13 @@ class Repeats:
         self._seen: set[Hashable] = set()
         self.forms: dict[_Key | None, _Form | _Single | None] = {}
         self._sizeless: dict[_Key | None, _Single] = {}  # what was written for nodes of any size
-        self._marks: dict[int, tuple[int, ...]] = {}  # node -> what a lowering may learn of each result, as numbers
+        self._marks: dict[int, tuple[int, ...]] = {}  # node -> what lowerings may read of each result
         self._numbers: dict[Hashable, int] = {None: 0}  # None stands for an absent input
-        self._ranks: list[int] = [0]  # number -> what it tells but for sizes, as another number
+        self._ranks: list[int] = [0]  # number -> number of the same without sizes
         self._rank_numbers: dict[Hashable, int] = {None: 0}
 
     def key_of(self, node: Node, inputs: Sequence[ModelValue | None]) -> _Key | None:
-        """Return what a node's lowering depends on, None where that cannot be said."""
+        """Return what a node's lowering depends on, None if it cannot be compared."""
         exact = exact_op(node.op)
         if exact is None or "" in node.output_names:
             return None
@@ -113,7 +120,7 @@ class Repeats:
         return (exact, read, made)
 
     def mark(self, node: Node, results: Sequence[ModelValue]) -> None:
-        """Remember the results of a node that was lowered, for the keys of those that read them."""
+        """Record what lowerings may read of a node's results, for the keys of nodes that read them."""
         types = self._writer.types
         if len(results) == 1 and node.types[0] is types.get(results[0]) and type(node.types[0]) is TensorType:
             kind = node.types[0]  # a parameter or an input, as a rule
@@ -139,10 +146,9 @@ class Repeats:
         *,
         any_size: bool = False,
     ) -> None:
-        """Remember what was written for a node, if it is made of nothing but its inputs, constants and itself.
+        """Cache what was written for a node on its second occurrence, if it reads only the node's inputs and constants.
 
-        The first of its kind may be the only one, so the second is learned from. `any_size` says that sizes did not
-        matter.
+        `any_size`: whether the lowering read no sizes.
         """
         sizeless = self._sizeless_key(key) if any_size else None
         seen = sizeless or key
@@ -154,7 +160,7 @@ class Repeats:
                 self._sizeless[sizeless] = form
 
     def resized(self, key: _Key, node: Node, inputs: Sequence[ModelValue | None]) -> _Single | None:
-        """Return the form of a node that differs by sizes alone from those one was learned of, None without any."""
+        """Return the form of a node that differs only by sizes from one with a cached form, None without any."""
         known = self._sizeless.get(self._sizeless_key(key))
         if known is None:
             return None
@@ -169,7 +175,7 @@ class Repeats:
         return form
 
     def _sizeless_key(self, key: _Key) -> _Key | None:
-        """Return what a key tells but for sizes, None where there is not one result whose type and rank are known."""
+        """Return a key without sizes, None unless the node has one result of known type and rank."""
         read, made, ranks = key[1], key[2], self._ranks
         if len(made) != 1 or type(made[0]) is not tuple or made[0][1] is None:
             return None
@@ -179,7 +185,7 @@ class Repeats:
     def repeat(
         self, form: _Form | _Single, node: Node, inputs: Sequence[Any], names: Mapping[int, str]
     ) -> tuple[ModelValue, ...]:
-        """Write a node by the form of one like it, as records only, and return the results; `names` as `lower`."""
+        """Write a node in the form of one like it and return the results; `names` as in `Emitter.lower`."""
         writer, unique = self._writer, self._value_name
         if isinstance(form, _Single):
             pattern, order, self._marks[node.id], decision = form
@@ -215,10 +221,10 @@ class Repeats:
             value.name = unique(f"{node.name}/{value.node.op_type}")
             if known is not None:
                 types[value] = known
-        told = names_of(pool)
+        called_values = names_of(pool)
         for line in form.lines:
             called = self._node_name(node.name + line.suffix)
-            read, made = tuple([told[at] for at in line.inputs]), told[line.outputs]
+            read, made = tuple([called_values[at] for at in line.inputs]), called_values[line.outputs]
             record = ExportedNode(line.pattern, writer.origin, writer.source, called, read, made)
             writer.records.append(record)
             self._nodes.append(record)
@@ -269,23 +275,68 @@ class Repeats:
         )
 
     def _number(self, look: _Look) -> int:
-        """Return the number of what a lowering may learn of a value."""
+        """Return the number of what a lowering may read of a value."""
         number = self._numbers.setdefault(look, len(self._numbers))
         if number == len(self._ranks):
-            constant, told, known, nameless = look
-            rough = (constant, _rank(told), _rank(known), nameless)
+            constant, declared, known, nameless = look
+            rough = (constant, _rank(declared), _rank(known), nameless)
             self._ranks.append(self._rank_numbers.setdefault(rough, len(self._rank_numbers)))
         return number
 
 
 def _look(kind: ValueType | None) -> Hashable:
-    """Return what equal types have in common; quicker to compare than they are."""
+    """Return a key of a type that is quicker to compare than the type."""
     return (id(kind.dtype), kind.shape) if type(kind) is TensorType else kind
 
 
 def _rank(look: Hashable) -> Hashable:
-    """Return what `_look` tells of a type but for its sizes."""
+    """Return the key that `_look` gives, with the rank instead of the sizes."""
     if type(look) is not tuple:
         return look
     dtype, shape = look
     return (dtype, None if shape is None else len(shape))
+
+
+def exact_op(op: Op) -> Hashable | None:
+    """Return a key that only ops of the same class with identical attributes have, None where there is no such key."""
+    reading = _reading(type(op))  # type: ignore[arg-type]  # mypy takes a class for unhashable
+    if reading is None:
+        return None
+    getter, is_plain = reading
+    values = getter(op)
+    try:
+        return (type(op), values if is_plain else _exact(values))
+    except TypeError:
+        return None
+
+
+@functools.cache
+def _reading(kind: type[Op]) -> tuple[Callable[[Any], Any], bool] | None:
+    """Return what reads the attributes of an op, and whether equal ones are identical; None for ops from outside.
+
+    An op that a user brings may depend on more than its fields.
+    """
+    if not kind.__module__.startswith(_OWN_OPS):
+        return None
+    names = [item.name for item in fields(kind)]
+    if not names:
+        return lambda op: None, True
+    return operator.attrgetter(*names), all(str(item.type) in _PLAIN_FIELDS for item in fields(kind))
+
+
+def _exact(value: Any) -> Hashable:
+    """Return a key that only identical values have; raises `TypeError` for values of other types than these."""
+    kind = type(value)
+    if kind in _PLAIN or issubclass(kind, enum.Enum):
+        return (kind, value)
+    if kind is float:
+        return (kind, float.hex(value))
+    if kind is tuple or kind is Shape:
+        return (kind, *map(_exact, value))
+    if kind is TensorType:
+        return (kind, value)
+    if kind is TensorData:
+        return (kind, id(value))  # the graph keeps it alive
+    if kind is dict:
+        return (kind, *((name, _exact(item)) for name, item in value.items()))
+    raise TypeError(f"{kind.__name__} {value!r}")

@@ -10,7 +10,6 @@ import numpy as np
 from rlx_ort.converters.to_onnx.emitter import Emitter, lowers
 from rlx_ort.converters.to_onnx.shape import slice_axis
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.infer import expect_rank
 from rlx_ort.ir.ops.sample import PHILOX_FACTORS, Sample, round_keys, uniforms
 from rlx_ort.ir.shape import Dim, Shape
 from rlx_ort.ir.types import TensorType
@@ -25,7 +24,7 @@ _WORD = 1 << 32
 
 @lowers(Sample)
 def _sample(emit: Emitter, op: Sample, inputs: Sequence[Any]) -> Any:
-    shape = expect_rank(op, emit.input_type(0), (1, 2), "logits")
+    shape = op.expect_rank(emit.input_type(0), (1, 2), "logits")
     size = shape[-1]
     assert isinstance(size, int)  # noqa: S101  # infer made sure of it
     logits = emit.cast(inputs[0], DType.F32)
@@ -46,8 +45,8 @@ def _sample(emit: Emitter, op: Sample, inputs: Sequence[Any]) -> Any:
 def _likely(emit: Emitter, chances: Any, size: int, part: float) -> Any:
     """Return 1 for the tokens of the smallest most likely set that has `part` of the probability, else 0.
 
-    The set is found on the sorted chances and told by its least chance, because their places would be int64, which
-    some providers cannot work with. Of tokens with just that chance, the first ones are in the set.
+    The set is found on the sorted chances and identified by its least chance, because places would be int64, which
+    some providers cannot process. Of the tokens with exactly that chance, the first ones are in the set.
     """
     ranked, _ = emit.op("TopK", chances, emit.i64([size]), outputs=2, axis=-1, largest=1, sorted=1)
     weights = _whole(emit, ranked)

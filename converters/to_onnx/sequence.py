@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from rlx_ort.converters.to_onnx.control import UNROLLED_STEPS, repeat_steps
 from rlx_ort.converters.to_onnx.dispatch import lowers_native
 from rlx_ort.converters.to_onnx.emitter import Emitter, lowers
-from rlx_ort.converters.to_onnx.loops import UNROLLED_STEPS, repeat_steps
 from rlx_ort.converters.to_onnx.shape import slice_axis
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.infer import expect_rank
 from rlx_ort.ir.ops.sequence import GatedDeltaNet, SelectiveScan
 from rlx_ort.ir.shape import Dim, Shape
 from rlx_ort.ir.types import TensorType
@@ -27,7 +26,7 @@ _PARALLEL_ELEMENTS = 1 << 22
 @lowers_native(SelectiveScan)
 def _selective_scan_as_loop(emit: Emitter, op: SelectiveScan, inputs: Sequence[Any]) -> Any:
     """Write a loop, which a provider with a kernel for it runs faster than passes over the whole sequence."""
-    batch, length, channels = expect_rank(op, emit.input_type(0), (3,), "x")
+    batch, length, channels = op.expect_rank(emit.input_type(0), (3,), "x")
     if not _is_short(length):
         state = TensorType(DType.F32, Shape((batch, channels, op.n)))
         emit.require_kernel("Loop", TensorType(DType.I64, Shape()), TensorType(DType.BOOL, Shape()), state)
@@ -36,7 +35,7 @@ def _selective_scan_as_loop(emit: Emitter, op: SelectiveScan, inputs: Sequence[A
 
 @lowers(SelectiveScan)
 def _selective_scan_in_passes(emit: Emitter, op: SelectiveScan, inputs: Sequence[Any]) -> Any:
-    batch, length, channels = expect_rank(op, emit.input_type(0), (3,), "x")
+    batch, length, channels = op.expect_rank(emit.input_type(0), (3,), "x")
     known = math.prod(dim for dim in (batch, length, channels, op.n) if isinstance(dim, int))
     in_passes = isinstance(length, int) and not _is_short(length) and known <= _PARALLEL_ELEMENTS
     return _selective_scan(emit, op, inputs, in_passes)
@@ -48,7 +47,7 @@ def _is_short(length: Dim) -> bool:
 
 def _selective_scan(emit: Emitter, op: SelectiveScan, inputs: Sequence[Any], in_passes: bool) -> Any:
     kind = emit.input_type(0)
-    batch, length, channels = expect_rank(op, kind, (3,), "x")
+    batch, length, channels = op.expect_rank(kind, (3,), "x")
     dtype = DType.F64 if kind.dtype is DType.F64 else DType.F32
     x, delta, a, b, c = (emit.cast(value, dtype) for value in inputs)
     if in_passes and isinstance(length, int):
@@ -104,7 +103,7 @@ def _stepwise_scan(emit: Emitter, length: Dim, state: TensorType, x: Any, delta:
 @lowers(GatedDeltaNet)
 def _gated_delta_net(emit: Emitter, op: GatedDeltaNet, inputs: Sequence[Any]) -> Any:
     kind = emit.input_type(2)
-    batch, length, heads, _ = expect_rank(op, kind, (4,), "v")
+    batch, length, heads, _ = op.expect_rank(kind, (4,), "v")
     dtype = DType.F64 if kind.dtype is DType.F64 else DType.F32
     q, k, v, g, beta, *given = (emit.cast(value, dtype) for value in inputs)
     state = TensorType(dtype, Shape((batch, heads, op.n, op.n)))

@@ -9,8 +9,7 @@ from rlx_ort.converters.to_onnx.emitter import Emitter, lowers
 from rlx_ort.converters.to_onnx.kernel_dtypes import compute_dtype, op_in
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.infer import reshaped
-from rlx_ort.ir.op import known_shape
+from rlx_ort.ir.op import known_shape, reshaped
 from rlx_ort.ir.ops.shape import Concat, Expand, Gather, Narrow, Pad, Reshape, Slice, Tile, Transpose
 from rlx_ort.ir.shape import Dim, Shape
 

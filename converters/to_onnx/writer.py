@@ -16,7 +16,7 @@ from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import TensorType, ValueType
 
-__all__ = ["INLINE_BYTES", "ModelWriter", "UniqueNames"]
+__all__ = ["ModelWriter", "UniqueNames"]
 
 
 class UniqueNames:
@@ -25,10 +25,6 @@ class UniqueNames:
     def __init__(self, reserved: Iterable[str] = ()) -> None:
         self._taken = set(reserved)
         self._counters: dict[str, int] = {}
-
-    def reserve(self, name: str) -> None:
-        """Take a name out of the game."""
-        self._taken.add(name)
 
     def unique(self, wanted: str) -> str:
         """Return `wanted`, or `wanted_2`, `wanted_3`... when it is taken."""
@@ -80,14 +76,10 @@ class ModelWriter:
         default_factory=dict
     )
 
-    def set_type(self, value: ModelValue, kind: ValueType) -> None:
-        """Declare the type of a value."""
-        self.types[value] = kind
-
     def input(self, leaf: Node) -> ModelValue:
         """Return a new value for an `Input` leaf of a body."""
         value = ModelValue(name=self.value_names.unique(leaf.output_names[0]))
-        self.set_type(value, leaf.types[0])
+        self.types[value] = leaf.types[0]
         return value
 
     def param(self, op: Param) -> ModelValue:

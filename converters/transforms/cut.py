@@ -1,4 +1,4 @@
-"""Cuts the part of a model between named values out of it."""
+"""Cuts out the part of a model between named values."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rlx_ort.converters.bundle import ModelBundle
+from rlx_ort.converters.from_onnx.structure import names_read
 from rlx_ort.converters.onnx_types import type_proto
-from rlx_ort.converters.transforms.scope import Scope, bodies_of, model_scope, near_names, typed_model
+from rlx_ort.converters.protos import bodies_of, copied
+from rlx_ort.converters.transforms.scope import Scope, model_scope, near_names, typed_model
 from rlx_ort.errors import ConversionError
 
 if TYPE_CHECKING:
@@ -19,7 +21,7 @@ __all__ = ["CutReport", "cut"]
 
 @dataclass(frozen=True, slots=True)
 class CutReport:
-    """What `cut` left.
+    """What `cut` kept.
 
     Attributes:
         inputs: names of the inputs of the part, in order.
@@ -35,7 +37,7 @@ class CutReport:
 
 
 def cut(bundle: ModelBundle, inputs: Sequence[str] = (), outputs: Sequence[str] = ()) -> tuple[ModelBundle, CutReport]:
-    """Return the part of a model that computes some of its values from others; the weights it does not need are gone.
+    """Return the part of a model that computes some of its values from others, with the weights that it needs.
 
     Args:
         bundle: the model.
@@ -110,7 +112,7 @@ def _owner_of(graph: onnx.GraphProto, name: str) -> str:
 def _needed(
     graph: onnx.GraphProto, outputs: Iterable[str], stops: frozenset[str], makers: Mapping[str, int]
 ) -> tuple[set[str], set[int]]:
-    """Return the values and the nodes that the outputs depend on; what is before a stop does not count."""
+    """Return the values and the nodes that the outputs depend on, back to the stops."""
     needed: set[str] = set()
     nodes: set[int] = set()
     pending = [*outputs]
@@ -122,21 +124,8 @@ def _needed(
         if name in stops or name not in makers or makers[name] in nodes:
             continue
         nodes.add(makers[name])
-        pending += _reads(graph.node[makers[name]])
+        pending += names_read(graph.node[makers[name]])
     return needed, nodes
-
-
-def _reads(node: onnx.NodeProto) -> set[str]:
-    """Return the values that a node reads, with what its bodies take from around them."""
-    found = {name for name in node.input if name}
-    for body in bodies_of(node):
-        defined = {value.name for value in body.input} | {tensor.name for tensor in body.initializer}
-        defined |= {name for inner in body.node for name in inner.output}
-        inside = {value.name for value in body.output}
-        for inner in body.node:
-            inside |= _reads(inner)
-        found |= inside - defined
-    return found
 
 
 def _part(
@@ -144,8 +133,7 @@ def _part(
 ) -> onnx.ModelProto:
     typed = typed_model(bundle)
     scope = model_scope(bundle, typed)
-    proto = type(bundle.proto)()
-    proto.CopyFrom(bundle.proto)
+    proto = copied(bundle.proto)
     graph, source = proto.graph, bundle.proto.graph
     for kept in (graph.node, graph.initializer, graph.sparse_initializer, graph.input, graph.output, graph.value_info):
         del kept[:]

@@ -1,4 +1,4 @@
-"""Gives named dims a size; everything that follows from it becomes static too."""
+"""Sets the size of named dims; shapes that depend on them become static too."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rlx_ort.converters.bundle import ModelBundle, graphs_of
+from rlx_ort.converters.infer import skeleton
+from rlx_ort.converters.protos import copied, set_items
 from rlx_ort.converters.transforms.scope import near_names, typed_model
 from rlx_ort.errors import ConversionError
 
@@ -45,8 +47,7 @@ def set_dims(bundle: ModelBundle, sizes: Mapping[str, int]) -> tuple[ModelBundle
     """
     import onnx
 
-    proto = type(bundle.proto)()
-    proto.CopyFrom(bundle.proto)
+    proto = copied(bundle.proto)
     named = _names(proto.graph.input)
     for key, size in sizes.items():
         if size < 1:
@@ -122,19 +123,15 @@ def _open(proto: onnx.ModelProto) -> list[str]:
 def _forget_open(graph: onnx.GraphProto) -> None:
     kept = [info for info in graph.value_info if all(dim.HasField("dim_value") for dim in _dims(info.type))]
     if len(kept) != len(graph.value_info):
-        kept = [type(info).FromString(info.SerializeToString()) for info in kept]
-        del graph.value_info[:]
-        graph.value_info.extend(kept)
+        set_items(graph.value_info, kept)
 
 
 def _light(bundle: ModelBundle, proto: onnx.ModelProto) -> onnx.ModelProto:
-    from rlx_ort.converters.from_onnx.source import skeleton
-
     return skeleton(bundle.with_proto(proto).proto)
 
 
 def _infers(bundle: ModelBundle) -> bool:
-    """Return whether strict inference takes the model as it was, so that an error after a change is the change's."""
+    """Return whether strict inference accepts the given model, so that an error after a change is due to the change."""
     import onnx
 
     try:
@@ -150,9 +147,8 @@ def _reason(err: Exception) -> str:
 
 
 def _take_shapes(graph: onnx.GraphProto, twin: onnx.GraphProto) -> None:
-    """Take over the types of values in between, and sharpen the dims of outputs."""
-    del graph.value_info[:]
-    graph.value_info.extend(twin.value_info)
+    """Copy the inferred types of intermediate values, and set inferred dims of outputs."""
+    set_items(graph.value_info, twin.value_info)
     inferred = {value.name: value.type for value in twin.output}
     for value in graph.output:
         for dim, sharper in zip(_dims(value.type), _dims(inferred[value.name]), strict=False):

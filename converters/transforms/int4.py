@@ -1,7 +1,7 @@
-"""Products with a constant matrix as MatMulNBits with 4 bits a weight, one weight after another.
+"""Products with a constant matrix as MatMulNBits with 4 bits a weight.
 
-ONNX Runtime's tool takes whole models into memory. Here it is given one product at a time, so that no more than one
-matrix is in memory in full precision.
+ONNX Runtime's tool loads whole models into memory. Here it gets one product at a time, so that at most one matrix is in
+memory in full precision.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rlx_ort.converters.bundle import INLINE_BYTES, ModelBundle, location_of, reference
-from rlx_ort.converters.from_onnx.external import ExternalFiles
+from rlx_ort.converters.from_onnx.tensor_files import ExternalFiles
 from rlx_ort.converters.from_onnx.tensors import tensor_data
 from rlx_ort.converters.onnx_types import tensor_proto
+from rlx_ort.converters.protos import bodies_of, copied, read_names, set_items
 from rlx_ort.converters.to_onnx.writer import UniqueNames
-from rlx_ort.converters.transforms.scope import all_value_names, bodies_of, label_of, typed_model
+from rlx_ort.converters.transforms.scope import all_value_names, label_of, typed_model
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.tensor import TensorData
 
@@ -36,8 +37,7 @@ def to_int4(bundle: ModelBundle, tools: Any, block_size: int, symmetric: bool, e
     Raises:
         ConversionError: ONNX Runtime's tool fails on a product.
     """
-    proto = type(bundle.proto)()
-    proto.CopyFrom(bundle.proto)
+    proto = copied(bundle.proto)
     typed = typed_model(bundle)
     maker = _Maker(bundle, tools, block_size, symmetric, exclude, UniqueNames(all_value_names(proto)))
     maker.graph(proto.graph, typed.graph, {})
@@ -58,7 +58,7 @@ class _Maker:
     names: UniqueNames
     weights: dict[str, TensorData] = field(default_factory=dict)
     made: dict[str, list[onnx.TensorProto]] = field(default_factory=dict)
-    """Location of a matrix -> what stands for it."""
+    """Location of a matrix -> its quantised tensors."""
 
     def graph(self, graph: onnx.GraphProto, main: onnx.GraphProto, outer: Mapping[str, onnx.TensorProto]) -> None:
         """Rewrite one graph and its bodies; quantised matrices go where the matrix was."""
@@ -75,22 +75,15 @@ class _Maker:
                 continue
             quantized.add(node.input[1])
             self._replace(node, matrix, graph)
-        still_read = _reads(graph)
-        unused = {name for name in quantized & own.keys() if name not in still_read}
+        unused = (quantized & own.keys()) - read_names(graph)
         if unused:
-            kept = [tensor for tensor in graph.initializer if tensor.name not in unused]
-            kept = [type(tensor).FromString(tensor.SerializeToString()) for tensor in kept]
-            del graph.initializer[:]
-            graph.initializer.extend(kept)
+            set_items(graph.initializer, [tensor for tensor in graph.initializer if tensor.name not in unused])
 
     def _fits(self, matrix: onnx.TensorProto) -> bool:
         return matrix.data_type in _FLOATS and len(matrix.dims) == 2 and matrix.dims[0] >= self.block_size
 
     def _replace(self, node: onnx.NodeProto, matrix: onnx.TensorProto, graph: onnx.GraphProto) -> None:
-        import onnx
-
-        lone = onnx.NodeProto()
-        lone.CopyFrom(node)
+        lone = copied(node)
         made = self._quantized(lone, matrix)
         node.CopyFrom(made)
         node.name = lone.name
@@ -152,12 +145,3 @@ def _inside(matrix: onnx.TensorProto, data: TensorData) -> onnx.TensorProto:
     return onnx.TensorProto(
         name=matrix.name, data_type=matrix.data_type, dims=matrix.dims, raw_data=b"".join(map(bytes, data.pieces()))
     )
-
-
-def _reads(graph: onnx.GraphProto) -> set[str]:
-    found = {value.name for value in graph.output}
-    for node in graph.node:
-        found.update(node.input)
-        for body in bodies_of(node):
-            found |= _reads(body)
-    return found

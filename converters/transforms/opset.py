@@ -6,18 +6,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rlx_ort.converters.bundle import ModelBundle, graphs_of
+from rlx_ort.converters.onnx_types import dtype_of
+from rlx_ort.converters.protos import bodies_of, copied, read_names, set_items
+from rlx_ort.converters.to_onnx.opset import ir_version as lowest_ir_version
 from rlx_ort.converters.to_onnx.writer import UniqueNames
-from rlx_ort.converters.transforms.adapters import NodeAdapter
-from rlx_ort.converters.transforms.one_node import converter_errors
+from rlx_ort.converters.transforms.adapters import NodeAdapter, converter_errors
 from rlx_ort.converters.transforms.scope import (
     Scope,
     all_value_names,
-    bodies_of,
     label_of,
     model_scope,
     typed_model,
 )
 from rlx_ort.errors import ConversionError
+from rlx_ort.ir.types import TensorType
 
 if TYPE_CHECKING:
     import onnx
@@ -50,7 +52,7 @@ class OpsetReport:
 def to_opset(bundle: ModelBundle, opset: int, ir_version: int | None = None) -> tuple[ModelBundle, OpsetReport]:
     """Return the model for another ai.onnx opset, up or down; names, metadata and other domains stay.
 
-    A node that means the same in both opsets is left as it is. Any other goes through ONNX's version converter alone,
+    A node that means the same in both opsets is not changed. Any other goes through ONNX's version converter alone,
     or is replaced by the nodes ONNX defines it by. Calls of functions are inlined when a node of one has to change.
     Runs shape inference on the model without its weights.
 
@@ -60,7 +62,7 @@ def to_opset(bundle: ModelBundle, opset: int, ir_version: int | None = None) -> 
         ir_version: the IR version to declare; None takes the lowest that has the opset and all that the model uses.
 
     Raises:
-        ConversionError: there is no such opset or IR version, or a node cannot be said in it; all such are named.
+        ConversionError: there is no such opset or IR version, or it cannot express some nodes; all of them are named.
     """
     import onnx
 
@@ -68,7 +70,7 @@ def to_opset(bundle: ModelBundle, opset: int, ir_version: int | None = None) -> 
     if not 1 <= opset <= newest:
         raise ConversionError(f"opset {opset} was asked for; onnx {onnx.__version__} knows 1 to {newest}")
     source = bundle.opset
-    proto, rewritten, inlined = _copied(bundle.proto), [], False
+    proto, rewritten, inlined = copied(bundle.proto), [], False
     if source and source != opset:
         if proto.functions and _functions_must_change(bundle, source, opset):
             proto, inlined = _inlined(proto, bundle.origin), True
@@ -126,11 +128,9 @@ class _Mover:
             nodes += adapted.nodes
             graph.initializer.extend(adapted.initializers)
         if changed:
-            before = _read_names(graph)
-            nodes = [type(node).FromString(node.SerializeToString()) for node in nodes]  # they live in the old list
-            del graph.node[:]
-            graph.node.extend(nodes)
-            _drop_orphans(graph, before - _read_names(graph))
+            before = read_names(graph)
+            set_items(graph.node, nodes)
+            _drop_orphans(graph, before - read_names(graph))
 
     def _bodies(self, node: onnx.NodeProto, twin: onnx.NodeProto, scope: Scope) -> None:
         for body, typed_body in zip(bodies_of(node), bodies_of(twin), strict=True):
@@ -139,24 +139,12 @@ class _Mover:
             self.graph(body, typed_body, inner)
 
 
-def _read_names(graph: onnx.GraphProto) -> set[str]:
-    """Return what the nodes, bodies and outputs of a graph read."""
-    found = {value.name for value in graph.output}
-    for node in graph.node:
-        found.update(node.input)
-        for body in bodies_of(node):
-            found |= _read_names(body)
-    return found
-
-
 def _drop_orphans(graph: onnx.GraphProto, names: set[str]) -> None:
-    """Remove initializers and Constant nodes that rewritten nodes read and nobody does any more."""
+    """Remove initializers and Constant nodes that only rewritten nodes used to read."""
     names -= {value.name for value in graph.input}
     kept = [tensor for tensor in graph.initializer if tensor.name not in names]
     if len(kept) != len(graph.initializer):
-        kept = [type(tensor).FromString(tensor.SerializeToString()) for tensor in kept]
-        del graph.initializer[:]
-        graph.initializer.extend(kept)
+        set_items(graph.initializer, kept)
     for index in reversed(range(len(graph.node))):
         node = graph.node[index]
         if node.op_type == "Constant" and not node.domain and names.issuperset(node.output):
@@ -203,16 +191,12 @@ def _ir_version(proto: onnx.ModelProto, opset: int, wanted: int | None) -> int:
     """Return the IR version to declare; weights become inputs too where it is too old to have them apart."""
     import onnx
 
-    from rlx_ort.converters.onnx_types import dtype_of
-    from rlx_ort.converters.to_onnx.opset import ir_version
-    from rlx_ort.ir.types import TensorType
-
     lowest = min((row[1] for row in onnx.helper.VERSION_TABLE if row[2] >= opset), default=onnx.IR_VERSION)
     if proto.functions:
         lowest = max(lowest, _FUNCTIONS_SINCE)
     kinds = [TensorType(dtype_of(tensor.data_type), None) for tensor in proto.graph.initializer]
-    by_types = ir_version(kinds)
-    if by_types > ir_version([]):  # an element type newer than the usual ones
+    by_types = lowest_ir_version(kinds)
+    if by_types > lowest_ir_version([]):  # an element type newer than the usual ones
         lowest = max(lowest, by_types)
     if wanted is not None and not lowest <= wanted <= onnx.IR_VERSION:
         raise ConversionError(
@@ -226,9 +210,3 @@ def _ir_version(proto: onnx.ModelProto, opset: int, wanted: int | None) -> int:
                 kind = onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
                 proto.graph.input.append(kind)
     return chosen
-
-
-def _copied(proto: onnx.ModelProto) -> onnx.ModelProto:
-    copy = type(proto)()
-    copy.CopyFrom(proto)
-    return copy

@@ -1,4 +1,4 @@
-"""Puts tensors of a file into a model: as new data of its weights, or as weights in place of its inputs."""
+"""Puts tensors into a model: as new data of its weights, or as weights in place of its inputs."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING
 
 from rlx_ort.converters.bundle import INLINE_BYTES, ModelBundle, external_tensors, location_of, reference
 from rlx_ort.converters.onnx_types import dtype_of, tensor_proto, type_of
+from rlx_ort.converters.protos import copied, set_items
 from rlx_ort.converters.to_onnx.writer import UniqueNames
-from rlx_ort.converters.transforms.scope import near_names
+from rlx_ort.converters.transforms.scope import dims_text, near_names
 from rlx_ort.errors import ConversionError
+from rlx_ort.ir.ops.leaf import fits
+from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import TensorType, ValueType
 
@@ -43,10 +46,9 @@ def bake(bundle: ModelBundle, tensors: Mapping[str, TensorData]) -> tuple[ModelB
     """Return the model with tensors in it, by name; shares their memory.
 
     Raises:
-        ConversionError: a tensor has not the dtype and shape that the model declares, or none has a name of the model.
+        ConversionError: a tensor lacks the dtype or shape that the model declares, or none has a name of the model.
     """
-    proto = type(bundle.proto)()
-    proto.CopyFrom(bundle.proto)
+    proto = copied(bundle.proto)
     graph = proto.graph
     initializers = {tensor.name: tensor for tensor in graph.initializer}
     inputs = {value.name: value for value in graph.input if value.name not in initializers}
@@ -73,18 +75,13 @@ def bake(bundle: ModelBundle, tensors: Mapping[str, TensorData]) -> tuple[ModelB
     for name in promoted:
         graph.initializer.append(_placed(name, tensors[name], locations.unique(name), weights))
     if promoted and proto.ir_version >= 4:  # before, weights are inputs as well
-        kept = [value for value in graph.input if value.name not in promoted]
-        kept = [type(value).FromString(value.SerializeToString()) for value in kept]
-        del graph.input[:]
-        graph.input.extend(kept)
+        set_items(graph.input, [value for value in graph.input if value.name not in promoted])
     unchanged = tuple(name for name in initializers if name not in tensors)
     report = ParamsReport(tuple(replaced), tuple(promoted), unchanged, tuple(unused))
     return ModelBundle(bundle.proto, weights, bundle.origin).with_proto(proto), report
 
 
 def _declared(tensor: onnx.TensorProto) -> ValueType:
-    from rlx_ort.ir.shape import Shape
-
     return TensorType(dtype_of(tensor.data_type), Shape(tensor.dims))
 
 
@@ -92,14 +89,9 @@ def _misfit(name: str, data: TensorData, declared: ValueType) -> str:
     found = f"{data.dtype.value}{list(data.shape)}"
     if not isinstance(declared, TensorType):
         return f"{name!r} is no tensor in the model, given is {found}"
-    dims = None if declared.shape is None else tuple(declared.shape)
-    fits = dims is None or (
-        len(dims) == len(data.shape)
-        and all(not isinstance(dim, int) or dim == size for dim, size in zip(dims, data.shape, strict=True))
-    )
-    if declared.dtype is data.dtype and fits:
+    if declared.dtype is data.dtype and (declared.shape is None or fits(Shape(data.shape), declared.shape)):
         return ""
-    shape = "" if dims is None else "[" + ", ".join("?" if dim is None else str(dim) for dim in dims) + "]"
+    shape = "" if declared.shape is None else dims_text(declared.shape)
     return f"{name!r} is {declared.dtype.value}{shape} in the model, given is {found}"
 
 

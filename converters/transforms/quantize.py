@@ -17,18 +17,26 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
+
 from rlx_ort.converters.bundle import ModelBundle, bundle_of, graphs_of
 from rlx_ort.converters.files import save_bundle
-from rlx_ort.converters.transforms.calibration import Samples, calibration_samples, read_samples
+from rlx_ort.converters.protos import copied, set_items
+from rlx_ort.converters.sources.npz import read_npz
+from rlx_ort.converters.to_onnx.writer import UniqueNames
 from rlx_ort.converters.transforms.int4 import to_int4
 from rlx_ort.converters.transforms.opset import to_opset
-from rlx_ort.converters.transforms.scope import selected, typed_model
+from rlx_ort.converters.transforms.scope import dims_text, near_names, selected, typed_model
 from rlx_ort.errors import ConversionError
+from rlx_ort.ir.ops.leaf import fits
+from rlx_ort.ir.shape import Shape
+from rlx_ort.ir.types import TensorType
 
 if TYPE_CHECKING:
     import onnx
 
-__all__ = ["QuantizeKind", "QuantizeOptions", "QuantizeReport", "quantize"]
+__all__ = ["QuantizeKind", "QuantizeOptions", "QuantizeReport", "Samples", "quantize"]
 
 QuantizeKind: TypeAlias = Literal["int8-dynamic", "int8-static", "int4-weights"]
 """The ways to quantise."""
@@ -39,6 +47,7 @@ _QUANTIZED_OPS = {
     "ConvInteger", "DequantizeLinear", "DynamicQuantizeLSTM", "DynamicQuantizeLinear", "DynamicQuantizeMatMul",
     "MatMulInteger", "MatMulNBits", "QAttention", "QLinearConv", "QLinearMatMul", "QuantizeLinear",
 }  # fmt: skip
+Samples: TypeAlias = "Mapping[str, npt.NDArray[Any] | Sequence[npt.NDArray[Any]]]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +55,7 @@ class QuantizeOptions:
     """How to quantise; the defaults lose the least accuracy on most models.
 
     Attributes:
-        exclude: nodes that stay as they are: names, patterns of names as `head*`, or operators.
+        exclude: nodes that are not quantised: names, patterns of names as `head*`, or operators.
         per_channel: whether int8 weights get a scale for each output channel instead of one for the tensor.
         reduce_range: whether int8 weights use 7 bits. Needed where pairs of products overflow 16 bits: x86 processors
             without VNNI. Costs accuracy everywhere else.
@@ -122,7 +131,7 @@ def quantize(
     else:
         if kind == "int8-static":
             given = {} if calibration is None else calibration
-            samples = calibration_samples(bundle, given if isinstance(given, Mapping) else read_samples(given))
+            samples = _calibration_samples(bundle, given if isinstance(given, Mapping) else _read_samples(given))
         made = _in_files(bundle, kind, tools, replace(options, exclude=tuple(sorted(exclude))), samples)
     new_ops = _quantized_ops(made) - _quantized_ops(source)
     if not new_ops:
@@ -147,7 +156,7 @@ def _check(kind: str, options: QuantizeOptions, calibration: object) -> None:
 def _in_files(
     bundle: ModelBundle, kind: str, tools: Any, options: QuantizeOptions, samples: Sequence[Mapping[str, Any]]
 ) -> ModelBundle:
-    """Quantise by files: written for the tools, read back, and removed."""
+    """Quantise through temporary files, which the tools read and write."""
     import onnx
 
     with tempfile.TemporaryDirectory(prefix="rlx_ort-", ignore_cleanup_errors=True) as name:
@@ -192,7 +201,7 @@ def _in_files(
 
 
 class _Reader:
-    """Gives calibration samples one after another, as the tools ask for them."""
+    """Gives the tools one calibration sample after another."""
 
     def __init__(self, samples: Sequence[Mapping[str, Any]]) -> None:
         self._samples = samples
@@ -216,24 +225,13 @@ class _Reader:
 
 def _typed(bundle: ModelBundle) -> ModelBundle:
     """Return the model with a name for each node and the types that ONNX infers."""
-    proto = type(bundle.proto)()
-    proto.CopyFrom(bundle.proto)
-    del proto.graph.value_info[:]
-    proto.graph.value_info.extend(typed_model(bundle).graph.value_info)
-    taken = {node.name for node in proto.graph.node}
+    proto = copied(bundle.proto)
+    set_items(proto.graph.value_info, typed_model(bundle).graph.value_info)
+    names = UniqueNames(node.name for node in proto.graph.node)
     for index, node in enumerate(proto.graph.node):
         if not node.name:
-            node.name = next(name for name in _numbered(f"{node.op_type}_{index}") if name not in taken)
-            taken.add(node.name)
+            node.name = names.unique(f"{node.op_type}_{index}")
     return bundle.with_proto(proto)
-
-
-def _numbered(name: str) -> Iterator[str]:
-    yield name
-    number = 2
-    while True:
-        yield f"{name}_{number}"
-        number += 1
 
 
 def _quantized_ops(bundle: ModelBundle) -> Counter[str]:
@@ -243,7 +241,7 @@ def _quantized_ops(bundle: ModelBundle) -> Counter[str]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep what the tools print and log from the caller; it goes to this module's log instead."""
+    """Redirect what the tools print and log to this module's log."""
     said = io.StringIO()
     root = logging.getLogger()
     handler = logging.StreamHandler(said)
@@ -258,3 +256,66 @@ def _quiet() -> Iterator[None]:
         root.setLevel(level)
         for line in said.getvalue().splitlines():
             _log.debug("onnxruntime.quantization: %s", line)
+
+
+def _read_samples(path: str | os.PathLike[str]) -> dict[str, npt.NDArray[Any]]:
+    """Return the arrays of an npz file, by name.
+
+    Raises:
+        ConversionError: it cannot be read, is damaged, holds pickled objects or unpacks to too much.
+    """
+    return {name: data.numpy() for name, data in read_npz(Path(path)).items()}
+
+
+def _calibration_samples(bundle: ModelBundle, given: Samples) -> list[dict[str, npt.NDArray[Any]]]:
+    """Return one feed a sample, each value of the dtype and shape that the model declares.
+
+    An array with one axis more than the input is cut along that first axis. One of the input's rank is cut along the
+    batch axis, into pieces of the size that the model declares there, or of one. Items of a list are fed as they are.
+
+    Raises:
+        ConversionError: an input has no data, data belongs to no input, shapes do not fit, or the inputs have
+            different numbers of samples.
+    """
+    declared = bundle.input_types()
+    for name in given:
+        if name not in declared:
+            hint = near_names(name, declared)
+            raise ConversionError(f"calibration data {name!r} is no input of {bundle.origin}; {hint}")
+    lacking = [name for name in declared if name not in given]
+    if lacking:
+        raise ConversionError(f"calibration data lacks the input {' and '.join(map(repr, lacking))}")
+    cut = {name: _cut(name, kind, given[name]) for name, kind in declared.items()}
+    counts = {name: len(items) for name, items in cut.items()}
+    if len({*counts.values()}) > 1 or not min(counts.values(), default=0):
+        listed = ", ".join(f"{name!r} {count}" for name, count in counts.items())
+        raise ConversionError(f"calibration needs the same number of samples of each input, one at least; got {listed}")
+    return [dict(zip(cut, items, strict=True)) for items in zip(*cut.values(), strict=True)]
+
+
+def _cut(name: str, kind: Any, given: npt.NDArray[Any] | Sequence[npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
+    if not isinstance(kind, TensorType) or kind.shape is None:
+        raise ConversionError(f"calibration cannot feed input {name!r}, which is {kind}; its rank must be known")
+    dims = tuple(kind.shape)
+    if isinstance(given, np.ndarray):
+        if given.dtype.hasobject:
+            raise ConversionError(f"calibration data {name!r} holds Python objects; save plain arrays")
+        if given.ndim == len(dims) + 1:
+            items = [*given]
+        elif dims and given.ndim == len(dims):
+            size = dims[0] if isinstance(dims[0], int) else 1
+            if size < 1 or len(given) % size:
+                raise ConversionError(f"calibration data {name!r} has {len(given)} rows, no multiple of {size}")
+            items = [given[start : start + size] for start in range(0, len(given), size)]
+        else:
+            expected = f"{len(dims)} axes, or {len(dims) + 1} with the samples first"
+            raise ConversionError(f"calibration data {name!r} has shape {list(given.shape)}; it needs {expected}")
+    else:
+        items = [np.asarray(item) for item in given]
+    for item in items:
+        if not fits(Shape(item.shape), kind.shape):
+            wanted = dims_text(dims)
+            raise ConversionError(f"a calibration sample of {name!r} has shape {list(item.shape)}, it takes {wanted}")
+        if not np.can_cast(item.dtype, kind.dtype.numpy, "same_kind"):
+            raise ConversionError(f"calibration data {name!r} is {item.dtype}, the input is {kind.dtype.value}")
+    return [np.ascontiguousarray(item, dtype=kind.dtype.numpy) for item in items]

@@ -1,24 +1,31 @@
-"""What a transform knows about the values of a graph: their types, and the data of small constants."""
+"""Types of the values of a graph and data of its small constants, for transforms; names and labels for messages."""
 
 from __future__ import annotations
 
+import difflib
+import fnmatch
 from collections import ChainMap
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from rlx_ort.converters.bundle import ModelBundle, graphs_of, location_of
+from rlx_ort.converters.from_onnx.tensor_files import ExternalFiles
+from rlx_ort.converters.from_onnx.tensors import constant_data
+from rlx_ort.converters.infer import skeleton, with_types
+from rlx_ort.converters.onnx_types import dtype_of, known_type_of, tensor_proto
+from rlx_ort.converters.protos import copied
 from rlx_ort.errors import ConversionError
-from rlx_ort.ir.types import UnknownType, ValueType
+from rlx_ort.ir.shape import Dim, Shape
+from rlx_ort.ir.types import TensorType, UnknownType, ValueType
 
 if TYPE_CHECKING:
     import onnx
 
-    from rlx_ort.converters.bundle import ModelBundle
-
 __all__ = [
     "Scope",
     "all_value_names",
-    "bodies_of",
+    "dims_text",
     "label_of",
     "model_scope",
     "near_names",
@@ -49,15 +56,8 @@ class Scope:
 
     def read(self, graph: onnx.GraphProto, bundle: ModelBundle) -> None:
         """Take in what a graph declares: types, initializers and Constant nodes."""
-        from rlx_ort.converters.onnx_types import dtype_of, type_of
-        from rlx_ort.ir.shape import Shape
-        from rlx_ort.ir.types import TensorType
-
         for info in (*graph.value_info, *graph.input, *graph.output):
-            try:
-                kind = type_of(info.type)
-            except ConversionError:
-                continue  # an element type this library has no name for
+            kind = known_type_of(info.type)
             if not isinstance(kind, UnknownType):
                 self.types[info.name] = kind
         overridable = {value.name for value in graph.input}
@@ -73,36 +73,24 @@ class Scope:
 
 
 def constant_of(node: onnx.NodeProto) -> onnx.TensorProto | None:
-    """Return the small tensor that a Constant node gives, or None for other nodes and kinds."""
-    import onnx
-    from onnx import TensorProto
-
+    """Return the small dense tensor of numbers that a Constant node gives, or None for other nodes and kinds."""
     if node.op_type != "Constant" or node.domain not in ("", "ai.onnx") or len(node.attribute) != 1:
         return None
     attribute, name = node.attribute[0], node.output[0]
-    made = TensorProto()
-    match attribute.name:
-        case "value" if attribute.t.ByteSize() <= _SMALL_BYTES:
-            made.CopyFrom(attribute.t)
-            made.name = name
-        case "value_int":
-            made = onnx.helper.make_tensor(name, TensorProto.INT64, [], [attribute.i])
-        case "value_ints":
-            made = onnx.helper.make_tensor(name, TensorProto.INT64, [len(attribute.ints)], attribute.ints)
-        case "value_float":
-            made = onnx.helper.make_tensor(name, TensorProto.FLOAT, [], [attribute.f])
-        case "value_floats":
-            made = onnx.helper.make_tensor(name, TensorProto.FLOAT, [len(attribute.floats)], attribute.floats)
-        case _:
+    if attribute.name == "value":
+        if attribute.t.ByteSize() > _SMALL_BYTES:
             return None
-    return made
+        made: onnx.TensorProto = copied(attribute.t)
+        made.name = name
+        return made
+    if attribute.name not in ("value_int", "value_ints", "value_float", "value_floats"):
+        return None
+    data = constant_data(attribute, ExternalFiles(None))
+    return None if data is None else tensor_proto(data, name)
 
 
 def typed_model(bundle: ModelBundle) -> onnx.ModelProto:
     """Return the model with the types that ONNX infers, large weights being inputs; nodes stand where they stood."""
-    from rlx_ort.converters.from_onnx.source import skeleton
-    from rlx_ort.converters.to_onnx.infer import with_types
-
     return with_types(skeleton(bundle.proto))
 
 
@@ -114,18 +102,8 @@ def model_scope(bundle: ModelBundle, typed: onnx.ModelProto) -> Scope:
     return scope
 
 
-def bodies_of(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    """Yield the graphs among the attributes of a node, in order."""
-    for attribute in node.attribute:
-        if attribute.HasField("g"):
-            yield attribute.g
-        yield from attribute.graphs
-
-
 def all_value_names(proto: onnx.ModelProto) -> set[str]:
     """Return the name of every value of a model, bodies included."""
-    from rlx_ort.converters.bundle import graphs_of
-
     found: set[str] = set()
     for graph in graphs_of(proto):
         found.update(value.name for value in graph.input)
@@ -140,10 +118,13 @@ def label_of(node: onnx.NodeProto) -> str:
     return f"{node.op_type} {node.name or next(iter(node.output), '')!r}"
 
 
+def dims_text(dims: Iterable[Dim]) -> str:
+    """Return dims as messages show them, `[batch, ?, 3]`."""
+    return f"[{', '.join('?' if dim is None else str(dim) for dim in dims)}]"
+
+
 def near_names(name: str, known: Iterable[str]) -> str:
     """Return a hint for a name that is not there: the nearest ones, else the first few."""
-    import difflib
-
     names = sorted(known)
     near = difflib.get_close_matches(name, names, n=3)
     if near:
@@ -163,8 +144,6 @@ def selected(wanted: Iterable[str], nodes: Mapping[str, str], what: str) -> set[
     Raises:
         ConversionError: an entry means no node.
     """
-    import fnmatch
-
     found: set[str] = set()
     for entry in wanted:
         meant = {name for name, op_type in nodes.items() if entry in (name, op_type)}
@@ -178,9 +157,6 @@ def selected(wanted: Iterable[str], nodes: Mapping[str, str], what: str) -> set[
 
 def _small(tensor: onnx.TensorProto, bundle: ModelBundle) -> onnx.TensorProto | None:
     import onnx
-
-    from rlx_ort.converters.bundle import location_of
-    from rlx_ort.converters.onnx_types import tensor_proto
 
     if tensor.data_location != onnx.TensorProto.EXTERNAL:
         return tensor

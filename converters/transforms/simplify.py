@@ -1,22 +1,44 @@
-"""Removes what a model can do without, with the passes of onnx-ir, and folds small constants."""
+"""Removes what a model can do without, with the passes of onnx-ir, and folds small constants.
+
+ONNX's reference evaluator computes the constants. Weights are left alone: a folded transposed weight would be stored
+twice if something else reads the original, and sessions fold it anyway when they open.
+"""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from rlx_ort.converters.bundle import ModelBundle, bundle_from_ir, bundle_to_ir, graphs_of
-from rlx_ort.converters.transforms.folding import fold_constants
-from rlx_ort.converters.transforms.scope import typed_model
+import numpy as np
+import numpy.typing as npt
+
+from rlx_ort.converters.bundle import INLINE_BYTES, ModelBundle, graphs_of, reference
+from rlx_ort.converters.infer import skeleton
+from rlx_ort.converters.onnx_ir_bridge import bundle_from_ir, bundle_to_ir
+from rlx_ort.converters.onnx_types import tensor_proto
+from rlx_ort.converters.protos import copied, set_items
+from rlx_ort.converters.transforms.scope import Scope, model_scope, typed_model
 from rlx_ort.errors import ConversionError
+from rlx_ort.ir.tensor import TensorData
+from rlx_ort.ir.types import TensorType
 
 if TYPE_CHECKING:
     import onnx
 
-__all__ = ["SimplifyReport", "simplify"]
+__all__ = ["SimplifyReport", "fold_constants", "simplify"]
 
 _MOST_ROUNDS = 4  # folding uncovers identities and the other way round; models settle in two
+_LARGEST_BYTES = 4096  # no result above this is made, whatever a model asks for
+_SIZES = frozenset({"Shape", "Size"})
+# Deterministic, with one result, and the same in the reference evaluator as in ONNX Runtime.
+_FOLDED = _SIZES | {
+    "Abs", "Add", "And", "Cast", "Ceil", "Concat", "ConstantOfShape", "Div", "Equal", "Expand", "Flatten", "Floor",
+    "Gather", "Greater", "GreaterOrEqual", "Identity", "Less", "LessOrEqual", "Max", "Min", "Mul", "Neg", "Not", "Or",
+    "Range", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceSum", "Reshape", "Slice", "Sqrt", "Squeeze", "Sub", "Tile",
+    "Transpose", "Unsqueeze", "Where",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +75,12 @@ def simplify(bundle: ModelBundle) -> tuple[ModelBundle, SimplifyReport]:
         folded += newly
         if not newly:
             break
-    proto = type(made.proto)()
-    proto.CopyFrom(made.proto)
+    proto = copied(made.proto)
     for graph, twin in zip(
         graphs_of(proto, functions=False), graphs_of(typed_model(made), functions=False), strict=True
     ):
         weights = {tensor.name for tensor in graph.initializer}
-        del graph.value_info[:]
-        graph.value_info.extend(info for info in twin.value_info if info.name not in weights)
+        set_items(graph.value_info, [info for info in twin.value_info if info.name not in weights])
     made = made.with_proto(proto)
     _check(bundle, made)
     gone = _ops(bundle) - _ops(made)
@@ -102,8 +122,6 @@ def _problem(bundle: ModelBundle) -> str:
     """Return what ONNX's checker finds wrong, or an empty string."""
     import onnx
 
-    from rlx_ort.converters.from_onnx.source import skeleton
-
     try:
         onnx.checker.check_model(skeleton(bundle.proto))
     except (onnx.checker.ValidationError, RuntimeError, ValueError) as err:
@@ -114,3 +132,100 @@ def _problem(bundle: ModelBundle) -> str:
 def _ops(bundle: ModelBundle) -> Counter[str]:
     nodes: list[onnx.NodeProto] = [node for graph in graphs_of(bundle.proto) for node in graph.node]
     return Counter(node.op_type for node in nodes)
+
+
+def fold_constants(bundle: ModelBundle) -> tuple[ModelBundle, list[str]]:
+    """Return the model with initializers in place of nodes of the main graph that only read small constants.
+
+    A shape known by inference counts as a constant. Nodes that produce an output of the model stay.
+    Returns the names of the values that are constant now, too.
+    """
+    typed = typed_model(bundle)
+    scope = model_scope(bundle, typed)
+    proto = copied(bundle.proto)
+    outputs = {value.name for value in proto.graph.output}
+    opset = bundle.opset
+    folded: list[str] = []
+    kept: list[onnx.NodeProto] = []
+    weights = dict(bundle.weights)
+    for node in proto.graph.node:
+        name = node.output[0] if len(node.output) == 1 else ""
+        value = _folded(node, scope, opset) if name and name not in outputs else None
+        if value is None:
+            kept.append(node)
+            continue
+        data = TensorData.from_array(value)
+        scope.constants[name] = tensor_proto(data, name)
+        if data.nbytes < INLINE_BYTES:
+            proto.graph.initializer.append(scope.constants[name])
+        else:
+            weights[f"{name}/folded"] = data
+            proto.graph.initializer.append(reference(name, data, f"{name}/folded"))
+        folded.append(name)
+    if not folded:
+        return bundle, []
+    set_items(proto.graph.node, kept)
+    set_items(proto.graph.value_info, [info for info in proto.graph.value_info if info.name not in set(folded)])
+    return ModelBundle(proto, weights, bundle.origin).with_proto(proto), folded
+
+
+def _folded(node: onnx.NodeProto, scope: Scope, opset: int) -> npt.NDArray[Any] | None:
+    """Return the value of a node, or None where it is not constant, not small, or not sure."""
+    if node.domain not in ("", "ai.onnx") or node.op_type not in _FOLDED:
+        return None
+    if node.op_type in _SIZES:
+        return _size(node, scope)
+    kind = scope.types.get(node.output[0])
+    if not isinstance(kind, TensorType) or kind.shape is None or kind.dtype.is_packed:
+        return None
+    elements = kind.shape.num_elements
+    if elements is None or kind.dtype.nbytes(elements) > _LARGEST_BYTES:
+        return None
+    read = [name for name in node.input if name]
+    if not read or any(name not in scope.constants for name in read):
+        return None
+    import onnx
+    from onnx.reference import ReferenceEvaluator
+
+    arrays = {name: onnx.numpy_helper.to_array(scope.constants[name]) for name in read}
+    if any(array.dtype.hasobject for array in arrays.values()) or not _is_sure(node.op_type, arrays):
+        return None
+    model = onnx.helper.make_model(
+        onnx.helper.make_graph(
+            [node],
+            "fold",
+            [onnx.helper.make_tensor_value_info(name, scope.constants[name].data_type, None) for name in read],
+            [onnx.helper.make_tensor_value_info(node.output[0], 0, None)],
+        ),
+        opset_imports=[onnx.helper.make_opsetid("", opset)],
+    )
+    try:
+        with np.errstate(all="ignore"):
+            (value,) = ReferenceEvaluator(model).run(None, arrays)
+    except Exception:  # numpy and the evaluator raise anything for what they cannot compute; the node then stays
+        return None
+    value = np.asarray(value)
+    right = value.dtype == kind.dtype.numpy and value.shape == tuple(kind.shape)
+    return value if right and np.all(np.isfinite(value)) else None
+
+
+def _is_sure(op_type: str, arrays: dict[str, npt.NDArray[Any]]) -> bool:
+    """Return whether every engine gives the same: integers divide towards zero or down, and casts wrap or saturate."""
+    if op_type == "Div":
+        return all(array.dtype.kind == "f" or bool(np.all(array > 0)) for array in arrays.values())
+    if op_type == "Cast":
+        return all(bool(np.all(np.abs(array.astype(np.float64)) < 2**24)) for array in arrays.values())
+    return True
+
+
+def _size(node: onnx.NodeProto, scope: Scope) -> npt.NDArray[Any] | None:
+    kind = scope.types.get(node.input[0])
+    if not isinstance(kind, TensorType) or kind.shape is None:
+        return None
+    attributes = {attribute.name: attribute.i for attribute in node.attribute}
+    dims = tuple(kind.shape)[slice(attributes.get("start", 0), attributes.get("end"))]
+    if not all(isinstance(dim, int) for dim in dims):
+        return None
+    if node.op_type == "Size":
+        return np.array(math.prod(int(dim or 0) for dim in dims), np.int64)
+    return np.array(dims, np.int64)

@@ -1,5 +1,5 @@
-"""ONNX Runtime behind one door: its import, its sessions, the weights and buffers they borrow, the compiled models.
+"""The one place that uses ONNX Runtime: its import, sessions, borrowed weights, bound buffers and compiled models.
 
-`runtime` imports it, `opening` and `saved` open sessions, `session` runs them. Providers decide what a session needs
-by a `recipe.SessionRecipe`; nothing here names one of them.
+`runtime` imports it, `opening` opens sessions and `session` runs them; those of compiled models are in `compiled`. A
+provider decides how a session is opened by a `recipe.SessionRecipe`.
 """

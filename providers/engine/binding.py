@@ -1,6 +1,6 @@
-"""What a session offers beyond `run`: tensors that stay on the device, fixed buffers, and runs that can be stopped.
+"""Interfaces of sessions beyond `run`: tensors that stay on the device, fixed buffers, runs that can be stopped.
 
-`binder_of` gives the binder of any session. Sessions that have none, as those of the null provider, get one that
+`binder_of` returns the binder of any session. Sessions without one, such as those of the null provider, get one that
 works through `run` with host memory, so callers need no second path.
 """
 
@@ -15,9 +15,19 @@ import numpy.typing as npt
 
 from rlx_ort.errors import EngineError
 from rlx_ort.providers.base import EngineSession
-from rlx_ort.providers.engine.device_tensor import DeviceTensor, HostTensor
 
-__all__ = ["Arrays", "Binder", "HostBinder", "Loop", "Runs", "Slots", "StoppableRun", "binder_of"]
+__all__ = [
+    "Arrays",
+    "Binder",
+    "DeviceTensor",
+    "HostBinder",
+    "HostTensor",
+    "Loop",
+    "Runs",
+    "Slots",
+    "StoppableRun",
+    "binder_of",
+]
 
 Arrays: TypeAlias = Mapping[str, npt.NDArray[Any]]
 
@@ -67,7 +77,7 @@ class Slots(abc.ABC):
 
 
 class Loop(abc.ABC):
-    """The same run again and again: the same inputs by name, the same outputs; for one thread at a time.
+    """A repeated run with the same input and output names; for one thread at a time.
 
     It may keep the values of its last run until the next one.
     """
@@ -95,7 +105,7 @@ class Binder(abc.ABC):
         """Return a tensor on the device with a copy of the array.
 
         Raises:
-            EngineError: the device did not take it, for want of memory or of the element type.
+            EngineError: the device did not take it, it is out of memory or lacks the element type.
         """
 
     @abc.abstractmethod
@@ -114,7 +124,7 @@ class Binder(abc.ABC):
         """
 
     def loop(self, inputs: Sequence[str], outputs: Sequence[str], resident: Collection[str]) -> Loop:
-        """Return a run to be repeated, which does once what need not be done in every run; see `run`."""
+        """Return a run to be repeated, prepared once; see `run`."""
         return _RunLoop(self, inputs, outputs, resident)
 
     @abc.abstractmethod
@@ -131,7 +141,7 @@ class Binder(abc.ABC):
 
 
 def binder_of(session: EngineSession) -> Binder:
-    """Return the binder of a session; one over host memory when the engine has none of its own."""
+    """Return the binder of a session; one over host memory if the engine has none."""
     own = getattr(session, "binder", None)
     return own() if own is not None else HostBinder(session)
 
@@ -224,3 +234,84 @@ class _Stoppable(StoppableRun):
     def stop(self) -> None:
         """Make the run not begin; one that has begun cannot be stopped here."""
         self._stopped = True
+
+
+class DeviceTensor(abc.ABC):
+    """A tensor in the memory of a device, made by an upload or by a run; its elements never change.
+
+    It keeps the session that made it alive, and is taken by every session on the same device.
+    """
+
+    __slots__ = ()
+
+    @property
+    @abc.abstractmethod
+    def shape(self) -> tuple[int, ...]:
+        """The sizes."""
+
+    @property
+    @abc.abstractmethod
+    def dtype(self) -> np.dtype[Any]:
+        """The element type as numpy, or ml_dtypes, names it."""
+
+    @abc.abstractmethod
+    def numpy(self) -> npt.NDArray[Any]:
+        """Return the elements on the host, as a copy that belongs to the caller; waits for the device.
+
+        Raises:
+            EngineError: the device did not hand them over.
+        """
+
+    def __dlpack__(self, **kwargs: Any) -> Any:
+        """Return a DLPack capsule over the tensor's memory, without a copy.
+
+        Raises:
+            BufferError: the device's memory, or the element type, cannot be shared this way.
+        """
+        raise BufferError(f"{type(self).__name__} cannot be exported through DLPack; read it with numpy()")
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """Return DLPack's number of the device type, and the device's index.
+
+        Raises:
+            BufferError: the memory cannot be shared through DLPack.
+        """
+        raise BufferError(f"{type(self).__name__} cannot be exported through DLPack; read it with numpy()")
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.dtype.name}{list(self.shape)}>"
+
+
+class HostTensor(DeviceTensor):
+    """A tensor in host memory, for engines that have no memory of their own.
+
+    Args:
+        array: its elements; must not be written to any more.
+    """
+
+    __slots__ = ("__weakref__", "array")
+
+    def __init__(self, array: npt.NDArray[Any]) -> None:
+        self.array = array
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The sizes."""
+        return self.array.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The element type as numpy, or ml_dtypes, names it."""
+        return self.array.dtype
+
+    def numpy(self) -> npt.NDArray[Any]:
+        """Return a copy of the array."""
+        return self.array.copy()
+
+    def __dlpack__(self, **kwargs: Any) -> Any:
+        """Return numpy's DLPack capsule of the array; see `DeviceTensor.__dlpack__`."""
+        return self.array.__dlpack__(**kwargs)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """Return DLPack's number for host memory."""
+        return self.array.__dlpack_device__()

@@ -3,9 +3,9 @@
 `nvidia-smi` counts all GPUs in the order of the bus; CUDA counts the visible ones, fastest first unless
 CUDA_DEVICE_ORDER is set. Only the PCI address identifies a GPU in both.
 
-ONNX Runtime launches on the stream; what it launches during a capture, with the copies around it, becomes one graph. A
-captured copy from host memory other than our own would read memory that ONNX Runtime has given to something else by
-then, and a host function would be called again with arguments that are gone. So a graph with either is refused.
+Everything that ONNX Runtime launches on the stream during a capture becomes one graph, with the copies around it. A
+graph is refused if it copies from host memory other than our pinned buffers, which ONNX Runtime may have reused by the
+time of a replay, or if it calls a host function, whose arguments are gone by then.
 https://docs.nvidia.com/cuda/cuda-driver-api/
 """
 
@@ -23,8 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rlx_ort.providers.engine.recordable import NotRecordedError
-from rlx_ort.providers.engine.recorded import Copy
+from rlx_ort.providers.engine.recorded import Copy, NotRecordedError
 
 __all__ = ["CudaGpu", "CudaRecorder", "cuda_gpus", "free_bytes", "open_recorder", "pinned_like", "same_bus"]
 
@@ -112,7 +111,7 @@ def same_bus(one: str, other: str) -> bool:
 
 @functools.cache
 def _driver() -> ctypes.CDLL:
-    """Return the driver's library with the types of what is called here.
+    """Return the driver's library, with the argument types of its functions.
 
     Raises:
         NotRecordedError: there is none, or it is too old.
@@ -154,7 +153,7 @@ def free_bytes(index: int) -> int:
 
 
 def pinned_like(index: int, like: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return an array like another one in memory that a GPU copies to by itself; it is freed with the last view of it.
+    """Return an array like another one in pinned host memory, which is freed with its last view.
 
     Raises:
         NotRecordedError: the driver cannot be used, or has no memory left to pin.
@@ -223,7 +222,7 @@ class CudaRecorder:
                 _call("cuMemcpyDtoHAsync_v2", host, device, size, stream)
             recorded = True
         finally:
-            # A run makes the GPU of its session the thread's own; this is for one that failed before it did.
+            # A run sets its GPU for the thread; this is for one that failed before it did.
             _driver().cuCtxSetCurrent(self._context)
             code = _driver().cuStreamEndCapture(stream, ctypes.byref(graph))
             if graph.value and (code or not recorded):
@@ -249,7 +248,7 @@ class CudaRecorder:
         )
 
         def play(before: Sequence[Copy] = (), after: Sequence[Copy] = ()) -> None:
-            # As every run of ONNX Runtime does: other libraries may have made another GPU the thread's own.
+            # As every run of ONNX Runtime does: other libraries may have set another GPU for the thread.
             code = enter(context)
             for to, source, size in before:
                 code = code or copy(to, source, size, stream)
@@ -292,7 +291,7 @@ class CudaRecorder:
 
 
 def _check_nodes(graph: Any, own: frozenset[int]) -> None:
-    """Refuse a graph that reads or writes host memory other than at `own`, calls the host, or keeps what it allocates.
+    """Refuse a graph that copies from or to host memory outside of `own`, calls the host, or leaks allocations.
 
     Raises:
         NotRecordedError: it does.
@@ -326,7 +325,7 @@ def _check_nodes(graph: Any, own: frozenset[int]) -> None:
             freed.add(address.value)
         elif kind.value not in (_KERNEL, _MEMSET, _EMPTY):
             raise NotRecordedError(f"the run launches {_NODE_NAMES.get(kind.value, f'a node of type {kind.value}')}")
-    # cuBLAS takes its workspace within a graph, at an address of the graph's own, and gives it back there.
+    # cuBLAS allocates and frees its workspace within a graph.
     if allocated.keys() != freed:
         sizes = ", ".join(f"{size >> 10} KB" for at, size in allocated.items() if at not in freed) or "nothing"
         raise NotRecordedError(

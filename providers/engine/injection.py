@@ -1,12 +1,12 @@
 """How weights reach a session without being copied.
 
-Weights that are mapped from a file, as those of an imported model are, stay references to that file: ONNX Runtime maps
-it tensor by tensor and lets go of what its kernels repack, so the peak is one copy and not two. All others are handed
-over in memory.
+Weights that are mapped from a file, as those of an imported model, stay references to that file: ONNX Runtime maps it
+tensor by tensor and unmaps what its kernels repack, so the peak is one copy and not two. All others are passed in
+memory.
 
-ONNX Runtime 1.31 and newer borrow the buffers (`session.use_external_initializer_file_buffers_directly`). Older cores
-take the same key silently and copy, so they get a file in the compile cache that they map themselves. Neither keeps a
-reference to anything: whoever opens the session owns what `prepare_weights` returns until the session is gone.
+ONNX Runtime 1.31 and newer borrow the buffers (`session.use_external_initializer_file_buffers_directly`). Older ones
+silently ignore this key and copy, so they get a file in the compile cache that they map themselves. Neither keeps a
+reference: the caller must hold what `prepare_weights` returns until the session is gone.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ _KEEP_UNUSED_DAYS = 7
 _FOLDER_KEY = "session.model_external_initializers_file_folder_path"
 # ONNX Runtime takes references to files or a table of buffers, not both: a few others may go into the model itself.
 _LARGEST_REST_BYTES = 16 * 1024 * 1024
-_compared: dict[Path, tuple[int, ...]] = {}  # files whose bytes this process knows, by their stamps
+_compared: dict[Path, tuple[int, ...]] = {}  # file -> its stamp when its bytes were compared
 
 
 def prepare_weights(
@@ -54,10 +54,10 @@ def prepare_weights(
     *,
     repacked: bool = True,
 ) -> tuple[bytes, list[npt.NDArray[Any]]]:
-    """Make session options read a model's weights from where they are.
+    """Make session options read a model's weights in place.
 
-    `repacked` says that kernels may keep copies of their own; without, all sessions share the mapping of the store.
-    Returns the model to load and the buffers that must outlive the session.
+    With `repacked`, kernels may keep copies of their own; without, all sessions share the mapping of the store. Returns
+    the model to load and the buffers that must outlive the session.
 
     Raises:
         ParamError: a parameter has no data, data of another type, or a buffer that is not one run of bytes.
@@ -89,8 +89,8 @@ def write_weights_file(
 ) -> tuple[Path, dict[str, tuple[int, int]]]:
     """Write buffers to a file named by its content, once, and return it with the (offset, length) of each.
 
-    The file appears whole or not at all, since a mapped file that is cut short kills the process that maps it. One that
-    is there already is compared with the buffers byte by byte, once a process for as long as nobody writes to it.
+    The file appears whole or not at all, since mapping a truncated file kills the process. An existing one is compared
+    with the buffers byte by byte, once per process unless it is written to.
 
     Raises:
         OSError: it cannot be written.
@@ -119,14 +119,13 @@ def write_weights_file(
 
 
 def external_tensors(model: ExportedModel, weights: Mapping[str, TensorData]) -> dict[str, TensorData]:
-    """Return the data of all parameters and constants that do not stand in the model itself; no byte is looked at."""
+    """Return the data of all parameters and constants that are not stored in the model itself; reads no data."""
     tensors = {name: weights[name] for name in model.params} | dict(model.constants)
-    found = {}
-    for name, tensor in tensors.items():
-        if tensor.dtype is DType.STRING or tensor.nbytes < INLINE_BYTES:
-            continue
-        found[name] = tensor
-    return found
+    return {
+        name: tensor
+        for name, tensor in tensors.items()
+        if tensor.dtype is not DType.STRING and tensor.nbytes >= INLINE_BYTES
+    }
 
 
 def _check_buffers(tensors: Mapping[str, TensorData]) -> None:
@@ -137,7 +136,7 @@ def _check_buffers(tensors: Mapping[str, TensorData]) -> None:
 
 
 def _common_folder(tensors: Mapping[str, TensorData]) -> Path | None:
-    """Return the folder of the files that hold all tensors but a few, if those files are still what was mapped."""
+    """Return the folder of the files that hold all but a few tensors, if those files are unchanged since mapping."""
     sources = [tensor.source for tensor in tensors.values() if tensor.source is not None]
     rest_bytes = sum(tensor.nbytes for tensor in tensors.values() if tensor.source is None)
     folders = {Path(source.path).parent for source in sources}
@@ -167,7 +166,7 @@ def _borrow(options: Any, buffers: Mapping[str, npt.NDArray[Any]]) -> list[npt.N
 def _holds(
     path: Path, size: int, weights: Mapping[str, npt.NDArray[Any]], entries: Mapping[str, tuple[int, int]]
 ) -> bool:
-    """Return whether a file holds the buffers, and note its use; reads it unless this process knows it as it is."""
+    """Return whether a file holds the buffers, and note its use; reads it unless it is unchanged since."""
     try:
         if path.is_symlink() or not path.is_file() or path.stat().st_size != size:
             return False
@@ -216,23 +215,17 @@ def _relocated(model: bytes, places: Mapping[str, tuple[str, int, int]], inside:
         if tensor.data_location != onnx.TensorProto.EXTERNAL:
             continue
         if tensor.name in places:
-            location, offset, length = places[tensor.name]
             del tensor.external_data[:]
-            _describe(tensor.external_data, (("location", location), ("offset", offset), ("length", length)))
+            for key, value in zip(("location", "offset", "length"), places[tensor.name], strict=True):
+                tensor.external_data.add(key=key, value=str(value))
         elif tensor.name in inside:
             tensor.CopyFrom(tensor_proto(inside[tensor.name], tensor.name))
     located: bytes = proto.SerializeToString(deterministic=True)
     return located
 
 
-def _describe(target: Any, pairs: Iterable[tuple[str, object]]) -> None:
-    for key, value in pairs:
-        entry = target.add()
-        entry.key, entry.value = key, str(value)
-
-
 def _remove_unused(folder: Path) -> None:
-    """Delete files no session opened lately; those that are mapped stay where the system says so."""
+    """Delete files that no session opened for a week; where the system forbids it, as on Windows, mapped ones stay."""
     oldest = time.time() - _KEEP_UNUSED_DAYS * 24 * 3600
     for path in [*folder.glob("*.bin"), *folder.glob("*.partial")]:
         with contextlib.suppress(OSError):

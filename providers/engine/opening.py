@@ -1,34 +1,33 @@
-"""Opens sessions: fallback off, weights borrowed, and what was opened compared with what was asked.
+"""Opens sessions with fallback off and borrowed weights, and checks which providers they have.
 
-ONNX Runtime goes on with the CPU in silence where it can, so nothing it says it opened is taken on trust.
+ONNX Runtime falls back to the CPU silently where it can, so the providers of an open session are read back.
 """
 
 from __future__ import annotations
 
+import ctypes
+import os
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rlx_ort.device import Device
 from rlx_ort.errors import DeviceUnavailableError, EngineError
 from rlx_ort.options.compile_options import CacheUse, CompileOptions, OptimizationLevel, WeightSharing
 from rlx_ort.providers.base import EngineSession, SessionRequest
 from rlx_ort.providers.engine import runtime
 from rlx_ort.providers.engine.compiled.models import open_cached, use_for
-from rlx_ort.providers.engine.config_keys import check_config, check_provider_options
-from rlx_ort.providers.engine.exceptions import opening_error
-from rlx_ort.providers.engine.forks import forbid_in_forks
-from rlx_ort.providers.engine.heap import release_free_heap
 from rlx_ort.providers.engine.injection import prepare_weights
-from rlx_ort.providers.engine.recipe import SessionRecipe
-from rlx_ort.providers.engine.recordable import NotRecordedError, unrecordable
-from rlx_ort.providers.engine.recorded import Recorder
+from rlx_ort.providers.engine.process import budget, refuse_at_the_end
+from rlx_ort.providers.engine.recipe import SessionRecipe, check_config, check_provider_options
+from rlx_ort.providers.engine.recorded import NotRecordedError, Recorder, unrecordable
+from rlx_ort.providers.engine.runtime import opening_error
 from rlx_ort.providers.engine.session import OrtEngineSession
-from rlx_ort.providers.engine.shutdown import refuse_at_the_end
-from rlx_ort.providers.engine.threads import budget
 from rlx_ort.providers.installation import PLUGIN_VERSION
 
-__all__ = ["open_session"]
+__all__ = ["SPAWN_REMEDY", "forbid_in_forks", "open_session"]
 
 _LEVELS = {
     OptimizationLevel.OFF: "ORT_DISABLE_ALL",
@@ -37,7 +36,10 @@ _LEVELS = {
     OptimizationLevel.LAYOUT: "ORT_ENABLE_LAYOUT",
     OptimizationLevel.ALL: "ORT_ENABLE_ALL",
 }
-_LARGE_BYTES = 1 << 20  # below this a model's weights are no reason to touch the heap
+SPAWN_REMEDY = "start workers with multiprocessing.get_context('spawn')"
+"""What to do instead of forking a process that has used a device: driver state does not survive a fork."""
+
+_LARGE_BYTES = 1 << 20  # of weights; opening a smaller model does not trim the heap
 _FATAL = 4  # every failure is an exception already; ONNX Runtime's copy on stderr would be noise
 
 
@@ -91,7 +93,7 @@ def _recorder(recipe: SessionRecipe, request: SessionRequest) -> tuple[Recorder 
     if recipe.recording is None:
         return None, ""
     model = request.model
-    # Judged before, for a session that launches on a stream of ours runs one thread at a time.
+    # Checked before opening, since a session on a stream of its own runs one thread at a time.
     reason = unrecordable(model.nodes, {**model.input_types, **model.output_types})
     if reason:
         return None, reason
@@ -108,7 +110,7 @@ def _open(
     saved: Path | None = None,
     prepare: Callable[[Any], None] | None = None,
 ) -> tuple[Any, list[Any]]:
-    """Open ONNX Runtime's session on the request's model, or on a saved one; see `Opener`."""
+    """Open ONNX Runtime's session on the request's model, or on a saved one as it is, after `prepare`."""
     engine = runtime.onnxruntime()
     options = _session_options(engine, recipe, request.options)
     model: bytes | str
@@ -123,7 +125,7 @@ def _open(
     if prepare is not None:
         prepare(options)
     if any(tensor.nbytes >= _LARGE_BYTES for tensor in request.weights.values()):
-        release_free_heap()
+        _release_free_heap()
     budget().apply(options, request.options, request.model, on_cpu=recipe.on_cpu)
     return _create(engine, recipe, request, model, options), memory
 
@@ -154,7 +156,8 @@ def _create(engine: Any, recipe: SessionRecipe, request: SessionRequest, model: 
 
 def _session_options(engine: Any, recipe: SessionRecipe, options: CompileOptions) -> Any:
     made = engine.SessionOptions()
-    made.graph_optimization_level = getattr(engine.GraphOptimizationLevel, _level_name(engine, options.optimization))
+    levels = engine.GraphOptimizationLevel
+    made.graph_optimization_level = getattr(levels, _LEVELS[options.optimization], levels.ORT_ENABLE_ALL)
     made.execution_mode = engine.ExecutionMode.ORT_SEQUENTIAL
     made.intra_op_num_threads = 1  # the budget decides when the session is opened
     made.enable_mem_pattern = recipe.mem_pattern
@@ -190,6 +193,25 @@ def _register_custom_ops(made: Any, library: str) -> None:
         raise EngineError(f"custom-op library {library} cannot be loaded: {err}") from err
 
 
-def _level_name(engine: Any, level: OptimizationLevel) -> str:
-    name = _LEVELS[level]
-    return name if hasattr(engine.GraphOptimizationLevel, name) else "ORT_ENABLE_ALL"
+def forbid_in_forks(device: Device) -> Callable[[], None]:
+    """Return a check that refuses the device in every process but this one."""
+    owner = os.getpid()
+
+    def check() -> None:
+        if os.getpid() != owner:
+            reason = f"this process was forked from one that had {device.display} in use"
+            raise DeviceUnavailableError(device, reason, SPAWN_REMEDY)
+
+    return check
+
+
+def _release_free_heap() -> None:
+    """Return free heap pages to the system, which takes glibc about a millisecond.
+
+    Exporting a model leaves megabytes of freed protobuf memory in the heap. ONNX Runtime's allocator does not reuse
+    them, so they would add to the peak of the process.
+    """
+    if sys.platform.startswith("linux"):
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # musl has none
+        if trim is not None:
+            trim(ctypes.c_size_t(0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -13,8 +14,8 @@ import numpy.typing as npt
 
 from rlx_ort.ir.types import ValueType
 from rlx_ort.providers.engine.binding import Arrays, Slots
-from rlx_ort.providers.engine.exceptions import running_error
-from rlx_ort.providers.engine.recordable import NotRecordedError
+from rlx_ort.providers.engine.recorded import NotRecordedError
+from rlx_ort.providers.engine.runtime import running_error
 from rlx_ort.providers.engine.values import from_ort_value, to_ort_value
 
 if TYPE_CHECKING:
@@ -175,9 +176,8 @@ class GraphSlots(Slots):
 class RunSlots(Slots):
     """Slots of a session whose plain runs are cheaper than bound device buffers, and whose launches may be recorded.
 
-    Outputs of known shapes are pinned buffers that the device copies to; without such a buffer the copy takes twice as
-    long, and a new array is made each time. Inputs are read where they are: copying them to pinned memory costs as
-    much as it saves.
+    Outputs of known shapes are pinned buffers; copies to other memory take twice as long, and a new array each time.
+    Inputs are read in place: copying them to pinned memory costs as much as it saves.
 
     Args:
         session: the session to run.
@@ -193,7 +193,10 @@ class RunSlots(Slots):
         self._owner = next(_owners)
         self._inputs = inputs
         self._outputs = list(outputs)
-        self._pinned = None if host is None else _PinnedOutputs.made(session, host, inputs, outputs)
+        self._pinned: _PinnedOutputs | None = None
+        if host is not None:
+            with contextlib.suppress(NotRecordedError):
+                self._pinned = _PinnedOutputs(session, host, inputs, outputs)
 
     def run(self, arrays: Sequence[npt.NDArray[Any]]) -> Sequence[npt.NDArray[Any]]:
         """Run and return the outputs; see `Slots.run`."""
@@ -217,33 +220,25 @@ class RunSlots(Slots):
 class _PinnedOutputs:
     """Runs to pinned buffers, by ONNX Runtime's vectors of values.
 
-    A binding would keep the session alive, and other threads of Python waiting while it copies inputs.
+    A binding would keep the session alive, and block other threads of Python while it copies inputs.
+
+    Raises:
+        NotRecordedError: the outputs are too large, or the engine has no vectors.
     """
 
-    def __init__(
-        self, inner: Any, vector: Any, host: Any, names: tuple[list[str], list[str]], places: list[Any]
-    ) -> None:
-        self._value, self._vector, self._host = inner.ortvalue_from_numpy, vector, host
-        self._inputs, self._outputs = names
-        self._places = places
-        self._hosts = [host] * len(places)
-        self._fetches = vector()
-        for place in places:
-            self._fetches.push_back(self._value(place, host))
-
-    @classmethod
-    def made(cls, session: OrtEngineSession, host: Any, inputs: list[str], outputs: Arrays) -> _PinnedOutputs | None:
-        """Return runs to outputs like these arrays, or None: they are too large, or the engine has no vectors."""
+    def __init__(self, session: OrtEngineSession, host: Any, inputs: list[str], outputs: Arrays) -> None:
         make = session.recipe.pinned
-        inner = type(getattr(session.engine.OrtValue.ortvalue_from_numpy(np.zeros(1)), "_ortvalue", None))
+        inner: Any = type(getattr(session.engine.OrtValue.ortvalue_from_numpy(np.zeros(1)), "_ortvalue", None))
         vector = getattr(sys.modules.get(inner.__module__), "OrtValueVector", None)
         if make is None or vector is None or sum(like.nbytes for like in outputs.values()) > MOST_PINNED_BYTES:
-            return None
-        try:
-            places = [make(like) for like in outputs.values()]
-        except NotRecordedError:
-            return None
-        return cls(inner, vector, host, (inputs, list(outputs)), places)
+            raise NotRecordedError("its outputs cannot be pinned")
+        self._value, self._vector, self._host = inner.ortvalue_from_numpy, vector, host
+        self._inputs, self._outputs = inputs, list(outputs)
+        self._places = [make(like) for like in outputs.values()]
+        self._hosts = [host] * len(self._places)
+        self._fetches = vector()
+        for place in self._places:
+            self._fetches.push_back(self._value(place, host))
 
     def run(self, core: SessionCore, arrays: Sequence[npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
         """Run and return the buffers."""
@@ -261,7 +256,7 @@ _owners = itertools.count(1)
 
 
 def _copier(buffers: Sequence[npt.NDArray[Any]]) -> Callable[[Sequence[npt.NDArray[Any]]], None]:
-    """Return what copies arrays into buffers; written out for one and two, where a loop costs as much again."""
+    """Return a function that copies arrays into buffers; without a loop, which costs as much again, for one and two."""
     if len(buffers) == 1:
         (only,) = buffers
 
@@ -285,7 +280,7 @@ def _copier(buffers: Sequence[npt.NDArray[Any]]) -> Callable[[Sequence[npt.NDArr
 
 
 def binding_call(session: Any, io: Any) -> tuple[Any, Any]:
-    """Return the cheapest call that runs a binding, and what to hand to it; the public one adds half a microsecond."""
+    """Return the cheapest call that runs a binding, and its argument; the public call adds half a microsecond."""
     call = getattr(getattr(session, "_sess", None), "run_with_iobinding", None)
     inner = getattr(io, "_iobinding", None)
     if call is None or inner is None:

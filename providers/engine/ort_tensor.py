@@ -1,4 +1,4 @@
-"""`OrtTensor`: an OrtValue as a tensor that stays where it is, with what it needs to live."""
+"""`OrtTensor`: an OrtValue as a device tensor, with the objects that must outlive it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from rlx_ort.converters.onnx_types import dtype_of
 from rlx_ort.errors import EngineError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import TensorType
-from rlx_ort.providers.engine.device_tensor import DeviceTensor
-from rlx_ort.providers.engine.values import dtype_of, from_ort_value, has_foreign_dtype
+from rlx_ort.providers.engine.binding import DeviceTensor
+from rlx_ort.providers.engine.values import from_ort_value, has_foreign_dtype
 
 if TYPE_CHECKING:
     from rlx_ort.providers.engine.session import OrtEngineSession, SessionCore
@@ -31,7 +32,7 @@ class OrtTensor(DeviceTensor):
         value: the OrtValue, or the engine's inner object that an OrtValue wraps.
         core: the open session whose allocator owns the memory, None for memory that belongs to no session.
         memory: host memory that the value borrows.
-        plain: whether it is in host memory and numpy knows its elements, where that is known beforehand.
+        plain: whether it is known to be in host memory, with elements that numpy has.
 
     Attributes:
         inner: the engine's inner object, or the OrtValue where the engine shows none.
@@ -48,7 +49,7 @@ class OrtTensor(DeviceTensor):
         self._session = session
         self._memory = memory
         self._plain = plain
-        # Asked for when needed: a loop makes many tensors that nobody looks at.
+        # Read when needed: a loop makes many tensors that are never inspected.
         self._shape: tuple[int, ...] | None = None
         self._known_type: DType | None = None
 
@@ -78,7 +79,7 @@ class OrtTensor(DeviceTensor):
 
     @property
     def _memory_name(self) -> str:
-        return str(self.inner.device_name()).lower()  # the inner object says "Cpu", the public one "cpu"
+        return str(self.inner.device_name()).lower()  # "Cpu" from the inner object, "cpu" from the public one
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -95,7 +96,7 @@ class OrtTensor(DeviceTensor):
     @property
     def _element_type(self) -> DType:
         if self._known_type is None:
-            self._known_type = dtype_of(self.inner)
+            self._known_type = dtype_of(self.inner.element_type())
         return self._known_type
 
     def value_for(self, core: SessionCore) -> tuple[Any, Any]:

@@ -1,19 +1,33 @@
-"""`SessionRecipe`: what a provider module decides about a session, handed to the one function that opens it."""
+"""`SessionRecipe`: what a provider decides about a session, and the checks of its option keys."""
 
 from __future__ import annotations
 
 import contextlib
+import difflib
 import enum
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
+
+from rlx_ort.errors import EngineError
 
 if TYPE_CHECKING:
     from rlx_ort.options.compile_options import CompileOptions
     from rlx_ort.providers.engine.recorded import Recorder
 
-__all__ = ["CPU_EP", "HOST_MEMORY", "Keeps", "Recording", "SessionRecipe", "names", "nothing_to_hold"]
+__all__ = [
+    "CPU_EP",
+    "HOST_MEMORY",
+    "KNOWN_CONFIG_KEYS",
+    "Keeps",
+    "Recording",
+    "SessionRecipe",
+    "check_config",
+    "check_provider_options",
+    "names",
+    "nothing_to_hold",
+]
 
 CPU_EP = "CPUExecutionProvider"
 
@@ -22,7 +36,7 @@ HOST_MEMORY = ("cpu", 0)
 
 
 class Keeps(enum.Enum):
-    """What of a session ONNX Runtime can write to the compile cache and open again."""
+    """What ONNX Runtime can write to the compile cache and open again."""
 
     NOTHING = "nothing"
     """Nothing; the provider may have a cache folder of its own."""
@@ -31,7 +45,7 @@ class Keeps(enum.Enum):
     PACKED = "packed"
     """The optimised model, and its weights in the layout of the kernels too."""
     CONTEXT = "context"
-    """What the provider compiled, in the nodes of an EPContext model."""
+    """The provider's compiled code, in the nodes of an EPContext model."""
 
 
 def names(text: str) -> frozenset[str]:
@@ -40,7 +54,7 @@ def names(text: str) -> frozenset[str]:
 
 
 def nothing_to_hold() -> contextlib.AbstractContextManager[Any]:
-    """Return a context that holds nothing, for providers whose sessions may run side by side."""
+    """Return a context that holds nothing, for providers whose sessions may run concurrently."""
     return contextlib.nullcontext()
 
 
@@ -64,28 +78,28 @@ class SessionRecipe:
     Attributes:
         ep_name: ONNX Runtime's name of the execution provider.
         options: provider option -> value.
-        option_keys: the option keys the provider knows, or None when they are not listed here; others are refused,
-            since most providers ignore an unknown key without a word.
+        option_keys: the option keys of the provider, None if they are not listed here; others are refused, since most
+            providers silently ignore an unknown key.
         config: session config entries the provider needs.
         ep_devices: ONNX Runtime's device objects of a plugin provider; empty for one that is built in.
         helpers: built-in providers that come after the requested one, such as CUDA after TensorRT.
         mem_pattern: whether memory patterns may be planned; DirectML refuses sessions that do.
-        run_lock: gives what each run, and the opening and closing of a session, must hold.
+        run_lock: returns the lock that a run, and opening and closing a session, must hold.
         before_run: raises when a run in this process would hang or crash.
-        memory: ONNX Runtime's name and index of the memory that tensors stay in between runs; host memory where the
+        memory: ONNX Runtime's name and index of the memory in which tensors stay between runs; host memory where the
             provider's own cannot be bound.
-        keeps: what of it the compile cache can hold.
-        cache_options: takes a folder and returns the provider options that make the provider keep there what it
-            compiles; None when it has none. The folder belongs to one model with its weights on one device.
-        spelled: takes all provider options and returns them as the provider reads them; None where that is the same.
-        rewritten: takes the bytes of a model and returns those to open; None where the model is taken as it is.
         device_graph: whether the provider itself records launches once and replays them, over one binding with static
             shapes.
         recording: how this library records launches; None where it does not.
-        pinned: makes an array like another one in host memory that the device copies to by itself; None where there is
-            no such memory, and where buffers that are bound on the device are as cheap.
+        pinned: makes an array like another one in pinned host memory; None if there is no such memory, or if bound
+            device buffers are as cheap.
         run_config: RunOptions entries for a run within a recording, which must not wait for the device.
-        stream_options: provider options that hold for one session in this process, so no part of a cache key.
+        stream_options: provider options of one session in this process, which are no part of a cache key.
+        keeps: the form in which the compile cache can store a session.
+        cache_options: takes a folder, of one model with its weights on one device, and returns the provider options
+            that make the provider cache there what it compiles; None when it has none.
+        rewritten: takes the bytes of a model and returns those to open; None where the model is taken as it is.
+        spelled: takes all provider options and returns them in the provider's spelling; None where that is the same.
     """
 
     ep_name: str
@@ -118,3 +132,76 @@ class SessionRecipe:
         merged = {**self.options, **options.provider_options}
         text = {str(key): str(value) for key, value in merged.items()}
         return text if self.spelled is None else dict(self.spelled(text))
+
+
+# https://github.com/microsoft/onnxruntime/blob/main/include/onnxruntime/core/session/onnxruntime_session_options_config_keys.h
+# and the strings of the 1.24.4 and 1.31.1 libraries. ONNX Runtime ignores unknown keys silently; here they are refused.
+KNOWN_CONFIG_KEYS = names(
+    """
+    ep.context_embed_mode ep.context_enable ep.context_file_path ep.context_model_external_initializers_file_name
+    ep.context_node_name_prefix ep.cuda.fpa_intb_gemm ep.cuda.fpa_intb_profile_m
+    ep.cuda.gqa_workspace_max_total_sequence_length ep.dml.disable_graph_fusion ep.dml.disable_memory_arena
+    ep.dml.enable_cpu_sync_spinning ep.dml.enable_graph_capture ep.dml.enable_graph_serialization
+    ep.enable_weightless ep.share_ep_contexts ep.stop_share_ep_contexts
+    memory.enable_memory_arena_shrinkage mlas.disable_kleidiai mlas.enable_gemm_fastmath_arm64_bfloat16
+    mlas.nchwc_depthwise_sliding mlas.qnbit.force_fp32 mlas.use_lut_gemm
+    optimization.constant_folding_max_output_size_in_bytes optimization.disable_specified_optimizers
+    optimization.enable_cast_chain_elimination optimization.enable_gelu_approximation
+    optimization.minimal_build_optimizations
+    session.allow_released_opsets_only session.collect_node_memory_stats_to_file
+    session.debug_layout_transformation session.disable_aot_function_inlining session.disable_cpu_ep_fallback
+    session.disable_double_qdq_remover session.disable_model_compile session.disable_prepacking
+    session.disable_qdq_constant_folding session.disable_quant_qdq session.dynamic_block_base
+    session.enable_dq_matmulnbits_fusion session.enable_moe_expert_counting session.enable_moe_expert_statistics
+    session.enable_quant_qdq_cleanup session.fail_on_suboptimal_compiled_model session.force_spinning_stop
+    session.function_expansion_byte_limit session.function_expansion_node_limit session.gqa_value_layout
+    session.graph_optimizations_loop_level session.inter_op.allow_spinning session.inter_op.spin_backoff_max
+    session.inter_op.spin_duration_us session.intra_op.allow_spinning session.intra_op.spin_backoff_max
+    session.intra_op.spin_duration_us session.intra_op_thread_affinities session.layer_assignment_settings
+    session.load_model_format session.max_shape_override session.moe_expert_counter_alpha
+    session.moe_expert_counter_beta session.moe_expert_counter_state_file session.name_based_layer_assignment
+    session.node_partition_config_file session.optimized_model_external_initializers_file_name
+    session.optimized_model_external_initializers_min_size_in_bytes session.prepack.enable_parallel
+    session.qdq_matmulnbits_accuracy_level session.qdq_matmulnbits_block_size session.qdqisint8allowed
+    session.record_ep_graph_assignment_info session.resource_cuda_partitioning_settings
+    session.save_external_prepacked_constant_initializers session.save_model_format session.set_denormal_as_zero
+    session.strict_shape_type_inference session.strict_workspace_verification session.use_deterministic_compute
+    session.use_device_allocator_for_initializers session.use_env_allocators session.use_ort_model_bytes_directly
+    session.use_ort_model_bytes_for_initializers session.x64quantprecision
+    """
+)
+
+_OURS = {
+    "session.compile_only": "such a session cannot run, and opening one can end the process",
+    "session.use_external_initializer_file_buffers_directly": "rlx_ort decides how weights reach a session",
+    "session.model_external_initializers_file_folder_path": "rlx_ort decides how weights reach a session",
+}
+
+
+def check_config(entries: Mapping[str, str]) -> None:
+    """Refuse session config entries that ONNX Runtime would ignore or that `rlx_ort` sets itself.
+
+    Raises:
+        EngineError: a key is unknown (the closest known one is named) or reserved.
+    """
+    for key in entries:
+        if key in _OURS:
+            raise EngineError(f"session config {key!r} cannot be set: {_OURS[key]}")
+        if key not in KNOWN_CONFIG_KEYS:
+            raise EngineError(f"unknown session config {key!r}; {_suggestion(key, KNOWN_CONFIG_KEYS)}")
+
+
+def check_provider_options(ep_name: str, given: Mapping[str, str], known: Collection[str] | None) -> None:
+    """Refuse provider options that the provider would ignore; `known` is None when its options are not listed.
+
+    Raises:
+        EngineError: an option is unknown; the closest known one is named.
+    """
+    for key in given:
+        if known is not None and key not in known:
+            raise EngineError(f"{ep_name} has no option {key!r}; {_suggestion(key, known)}")
+
+
+def _suggestion(key: str, known: Collection[str]) -> str:
+    close = difflib.get_close_matches(key, known, n=1)
+    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(known))}"

@@ -1,15 +1,25 @@
-"""One recorded run: what a device's driver offers, the run over fixed addresses, and its replay."""
+"""One recorded run: what may be recorded, the driver's interface, the run over fixed addresses, and its replay."""
 
 from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+
+from rlx_ort.converters.to_onnx.exported import ExportedNode
+from rlx_ort.converters.to_onnx.model import ModelNode
+from rlx_ort.ir.dtype import DType
+from rlx_ort.ir.types import TensorType, ValueType
+from rlx_ort.providers.base import NodeAssignment
+from rlx_ort.providers.engine.values import has_foreign_dtype
+
+if TYPE_CHECKING:
+    from rlx_ort.providers.engine.ort_tensor import OrtTensor
 
 __all__ = [
     "Arrays",
@@ -17,11 +27,14 @@ __all__ = [
     "BrokenSessionError",
     "Copy",
     "Key",
+    "NotRecordedError",
     "Owner",
     "Recorder",
     "Replay",
-    "Tensor",
+    "check_replay",
     "facts",
+    "host_work",
+    "unrecordable",
 ]
 
 _log = logging.getLogger(__name__)
@@ -35,32 +48,21 @@ Key: TypeAlias = tuple[Owner, tuple[str, ...], tuple[tuple[str, Any, tuple[int, 
 
 facts = attrgetter("dtype", "shape")
 
-
-class Tensor(Protocol):
-    """What a run takes or leaves on the device."""
-
-    @property
-    def address(self) -> int:
-        """Where it is."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The sizes."""
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """The element type."""
-
-    @property
-    def value(self) -> Any:
-        """What the engine binds."""
-
-    def numpy(self) -> npt.NDArray[Any]:
-        """Return the elements on the host."""
+_CONTROL_FLOW = "is control flow, which the host decides"
+_UNRECORDABLE: dict[str, str] = {
+    **dict.fromkeys(("If", "Loop", "Scan", "SequenceMap"), _CONTROL_FLOW),
+    **dict.fromkeys(("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"), "draws random numbers"),
+    **dict.fromkeys(("Multinomial", "Bernoulli", "Sampling"), "draws random numbers"),
+    **dict.fromkeys(
+        ("NonZero", "Compress", "Unique", "NonMaxSuppression", "BeamSearch", "GreedySearch", "WhisperBeamSearch"),
+        "has outputs whose shapes depend on values",
+    ),
+}
+_KNOWN_DOMAINS = frozenset({"", "ai.onnx", "com.microsoft", "com.ms.internal.nhwc"})
 
 
 class Recorder(Protocol):
-    """A device's driver, for one session: it records what is launched on a stream of its own.
+    """A device's driver for one session: records what is launched on a stream of its own.
 
     Attributes:
         options: the provider options that make a session launch on the stream.
@@ -69,7 +71,7 @@ class Recorder(Protocol):
     options: Mapping[str, str]
 
     def host_buffer(self, like: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return an array like another one in memory that the device copies from and to by itself."""
+        """Return an array like another one, in pinned host memory."""
 
     def record(self, copies_in: Sequence[Copy], run: Callable[[], None], copies_out: Sequence[Copy]) -> Any:
         """Return a recording of the copies to the device, a run, and the copies back, none of which is executed.
@@ -94,6 +96,10 @@ class Recorder(Protocol):
         """Free the stream, after the session that used it."""
 
 
+class NotRecordedError(Exception):
+    """Launches cannot be recorded; the message is the reason, for a report or an error."""
+
+
 class BrokenSessionError(Exception):
     """A session no longer runs after a recording of it failed; the message is ONNX Runtime's."""
 
@@ -111,7 +117,7 @@ class BoundRun:
         memory: tuple[str, int],
         options: tuple[Any, Any],
         errors: tuple[type[Exception], ...],
-        inputs: Mapping[str, npt.NDArray[Any] | Tensor],
+        inputs: Mapping[str, npt.NDArray[Any] | OrtTensor],
         outputs: Arrays,
     ) -> None:
         self._io = session.io_binding()
@@ -138,7 +144,7 @@ class BoundRun:
         return [value.data_ptr() for value in self._inputs], [value.data_ptr() for value in self._outputs]
 
     def warm_up(self) -> None:
-        """Run on zeros until all that a run allocates or tunes once is there."""
+        """Run on zeros until everything that a run allocates or tunes once exists."""
         for _ in range(2):
             self._session.run_with_iobinding(self._io, self._options)
 
@@ -147,9 +153,9 @@ class BoundRun:
         self._session.run_with_iobinding(self._io, self._quiet)
 
     def settle(self) -> None:
-        """Run and wait, which frees the host buffers that `launch` has left, and shows that the session still works.
+        """Run and wait. Frees the host buffers that `launch` left, and shows that the session still works.
 
-        What failed inside of a capture may be reported by the next run; so that is no run of the caller's.
+        The next run may report what failed inside a capture; this makes sure that it is not the caller's.
 
         Raises:
             BrokenSessionError: the session does not work any more.
@@ -162,7 +168,7 @@ class BoundRun:
                 _log.info("run %d after a recording failed: %s", attempt, err)
                 if attempt == 2:
                     raise BrokenSessionError(f"after a recording, {type(err).__name__}: {err}") from err
-        for value in self._outputs:  # a replay that writes nothing must not go unseen
+        for value in self._outputs:  # so that a replay that writes nothing is noticed
             value.update_inplace(np.full(value.shape(), 1, value.numpy().dtype))
 
 
@@ -178,7 +184,7 @@ class Replay:
     """
 
     def __init__(
-        self, driver: Recorder, bound: BoundRun, key: Key, ins: Mapping[str, npt.NDArray[Any] | Tensor], outs: Arrays
+        self, driver: Recorder, bound: BoundRun, key: Key, ins: Mapping[str, npt.NDArray[Any] | OrtTensor], outs: Arrays
     ) -> None:
         self.driver = driver
         self.bound = bound
@@ -226,7 +232,7 @@ class Replay:
         )
 
     def changed(self, feeds: Mapping[str, Any]) -> list[str]:
-        """Return the inputs that it reads where they are, and that are other tensors in a run."""
+        """Return the inputs that are recorded in place and are other tensors in this run."""
         return [name for name, tensor in self._held.items() if feeds[name] is not tensor()]
 
     def run(self, feeds: Mapping[str, Any]) -> list[npt.NDArray[Any]]:
@@ -236,7 +242,7 @@ class Replay:
         self._play()
         return self.views
 
-    def run_values(self, feeds: Mapping[str, Any], fresh: Callable[[npt.NDArray[Any]], Tensor]) -> list[Any]:
+    def run_values(self, feeds: Mapping[str, Any], fresh: Callable[[npt.NDArray[Any]], OrtTensor]) -> list[Any]:
         """Replay on arrays and tensors and return new arrays and tensors."""
         for name, place in self._given:
             place[...] = feeds[name]
@@ -249,5 +255,68 @@ class Replay:
         return [made[name] if name in made else next(views).copy() for name in self.outputs]
 
     def close(self) -> None:
-        """Free the recording; the buffers live as long as somebody holds a view."""
+        """Free the recording; the buffers live as long as any view of them."""
         self.driver.drop(self.handle)
+
+
+def host_work(ep_name: str, memory: str, assignments: Iterable[NodeAssignment], session: Any) -> str:
+    """Return why the host takes part in a session's runs beyond launching kernels, or an empty string.
+
+    Args:
+        ep_name: the provider that all nodes must be on.
+        memory: the name of the provider's memory.
+        assignments: where the nodes are.
+        session: ONNX Runtime's session.
+    """
+    for node in assignments:
+        if node.provider != ep_name:
+            return f"node {node.name or node.op_type!r} ({node.op_type}) runs on {node.provider}"
+        if _UNRECORDABLE.get(node.op_type) == _CONTROL_FLOW:
+            return f"node {node.name or node.op_type!r} ({node.op_type}) {_CONTROL_FLOW}"
+    if memory == "cpu":
+        return ""
+    for side in ("input", "output"):
+        ask = getattr(session, f"get_{side}_memory_infos", None)
+        if ask is None:
+            return f"this ONNX Runtime does not report where {side}s are; 1.23 or newer does"
+        values = session.get_inputs() if side == "input" else session.get_outputs()
+        for value, info in zip(values, ask(), strict=True):
+            # The device's own memory has no name, or the provider's, and the default type.
+            if info.name.lower() == "cpu" or int(info.device_mem_type) != 0:
+                return f"{side} {value.name!r} is in host memory"
+    return ""
+
+
+def unrecordable(nodes: Iterable[NodeAssignment | ExportedNode | ModelNode], types: Mapping[str, ValueType]) -> str:
+    """Return why no run of a model can be recorded, judged by its nodes and inputs and outputs, or an empty string."""
+    for node in nodes:
+        what = _UNRECORDABLE.get(node.op_type, "")
+        if not what and node.domain not in _KNOWN_DOMAINS:
+            what = f"is of the domain {node.domain}"
+        if what:
+            return f"node {node.name or node.op_type!r} ({node.op_type}) {what}"
+    for name, kind in types.items():
+        if not isinstance(kind, TensorType) or kind.dtype is DType.STRING or has_foreign_dtype(kind):
+            return f"{name!r} is {kind}, and only tensors of types that numpy has can be recorded"
+    return ""
+
+
+def check_replay(names: Sequence[str], wanted: Sequence[npt.NDArray[Any]], found: Sequence[npt.NDArray[Any]]) -> None:
+    """Compare a replay's outputs with a plain run's: exactly, or to 32 roundings of the largest element for floats.
+
+    Raises:
+        NotRecordedError: they differ.
+    """
+    for name, want, got in zip(names, wanted, found, strict=True):
+        if want.shape != got.shape or want.dtype != got.dtype:
+            raise NotRecordedError(f"a replay gave output {name!r} as {got.dtype}{got.shape}")
+        if np.array_equal(want, got, equal_nan=want.dtype.kind in "fc"):
+            continue
+        if want.dtype.kind not in "fc":
+            raise NotRecordedError(f"a replay gave another output {name!r} than a plain run")
+        with np.errstate(all="ignore"):
+            error = np.abs(got.astype(np.complex128 if want.dtype.kind == "c" else np.float64) - want)
+            scale = float(np.abs(want[np.isfinite(want)]).max(initial=0.0))
+        same = (want == got) | (np.isnan(want) & np.isnan(got)) | (error <= 32 * np.finfo(want.dtype).eps * scale)
+        if not same.all():
+            raise NotRecordedError(f"a replay gave output {name!r} with an error of {float(np.nanmax(error)):.1e}")

@@ -1,13 +1,13 @@
 """`Recordings`: the launches of a session's runs, recorded once per input signature and replayed.
 
-A replay runs the same kernels at the same addresses, without ONNX Runtime. Its intermediates lie in the session's
-arena, in blocks that ONNX Runtime believes free. So nothing may be kept there: outputs that stay on the device are
-copied to memory of their own, until recording has ended for the session. All runs of the session launch on one stream,
-with library handles that ONNX Runtime shares between them, so they take turns, recorded or not.
+A replay runs the same kernels at the same addresses, without ONNX Runtime. Its intermediates lie in blocks of the
+session's arena that ONNX Runtime treats as free. So no tensor may stay there: outputs that remain on the device are
+copied to memory of their own until the session has stopped recording. All runs of a session launch on one stream, with
+library handles that ONNX Runtime shares between them, so runs are serialised, recorded or not.
 
-Device tensors that were the same ones in the last plain runs are recorded where they are: parameters, handles without a
-feed. Others, as the state of a decode loop, are copied on the device to the recording's own inputs before each replay,
-and so are those that turn out to change, from then on.
+Device tensors that were the same in the last plain runs, such as parameters, are recorded in place. Others, such as the
+state of a decode loop, are copied on the device to the recording's own inputs before each replay, and so are those that
+change later.
 """
 
 from __future__ import annotations
@@ -17,25 +17,28 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from rlx_ort.errors import EngineError
 from rlx_ort.providers.base import DeviceGraphReport, RecordedRun
-from rlx_ort.providers.engine.recordable import NotRecordedError, check_replay
 from rlx_ort.providers.engine.recorded import (
     Arrays,
     BoundRun,
     BrokenSessionError,
     Key,
+    NotRecordedError,
     Owner,
     Recorder,
     Replay,
-    Tensor,
+    check_replay,
     facts,
 )
+
+if TYPE_CHECKING:
+    from rlx_ort.providers.engine.ort_tensor import OrtTensor
 
 __all__ = ["LEFT_ON_DEVICE", "Recordings", "not_recorded"]
 
@@ -43,33 +46,16 @@ LEFT_ON_DEVICE = "runs left outputs on the device, where a replay could overwrit
 
 PLAIN_RUNS = 3  # of a signature before it is recorded
 MOST_RECORDINGS = 4
-MOST_SIGNATURES = 32  # that are remembered besides the recorded ones
+MOST_SIGNATURES = 32  # counted but not recorded yet
 MOST_EVICTIONS = 16
-MOST_RUNS_WITHOUT = 64  # plain runs after which a session without any recording gives up
+MOST_RUNS_WITHOUT = 64  # plain runs after which a session without recordings gives up
 MOST_BYTES = 16 << 20  # of inputs and outputs: the copy to pinned memory costs more than the launches
-MOST_DEVICE_BYTES = 256 << 20  # of inputs and outputs that stay on the device, which a recording needs once more
-MOST_COPIED_OUT = 8  # plain runs in a row whose outputs stay on the device, after which the session gives up
-WORTH = 0.9  # a replay's time over a plain run's at most: the least of five flatter it by up to 8 % at 1 MB (H200)
+MOST_DEVICE_BYTES = 256 << 20  # of inputs and outputs on the device, which a recording allocates a second time
+MOST_COPIED_OUT = 8  # consecutive plain runs with outputs left on the device, after which the session gives up
+WORTH = 0.9  # the largest ratio of a replay's time to a plain run's; the minimum of five favours replays by up to 8 %
 TIMED_PAIRS = 5
 
-
 _NO_NUMBER = np.dtype(object)
-
-
-class _Seen:
-    """Which tensors a run was given, without keeping them alive."""
-
-    def __init__(self, tensors: Mapping[str, weakref.ref[Any]]) -> None:
-        self._tensors = tensors
-
-    @classmethod
-    def of(cls, feeds: Mapping[str, Any]) -> _Seen:
-        """Return what a run was given."""
-        return cls({name: weakref.ref(value) for name, value in feeds.items() if not isinstance(value, np.ndarray)})
-
-    def again(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the tensors that a later run was given as well."""
-        return {name: feeds[name] for name, tensor in self._tensors.items() if tensor() is feeds[name]}
 
 
 class Recordings:
@@ -81,21 +67,21 @@ class Recordings:
         bind: makes a `BoundRun` for inputs and outputs like these.
         fresh: makes a tensor on the device like an array, outside of the session's arena.
         lock: what all runs of the session hold.
-        shared: the RunOptions of runs that nobody stops by themselves.
-        required: raise where a signature cannot be recorded when its time has come.
+        shared: the RunOptions of runs that are not stopped one by one.
+        required: whether a signature that cannot be recorded is an error.
         errors: the engine's exceptions.
 
     Attributes:
         active: whether anything is recorded, or may be.
-        broken: whether the session was left in a state that nothing is known of.
+        broken: whether a failed recording left the session in an unknown state.
     """
 
     def __init__(
         self,
         driver: Recorder,
         plain: Callable[..., list[Any]],
-        bind: Callable[[Mapping[str, npt.NDArray[Any] | Tensor], Arrays], BoundRun],
-        fresh: Callable[[npt.NDArray[Any]], Tensor],
+        bind: Callable[[Mapping[str, npt.NDArray[Any] | OrtTensor], Arrays], BoundRun],
+        fresh: Callable[[npt.NDArray[Any]], OrtTensor],
         lock: Any,
         shared: Any,
         *,
@@ -111,10 +97,10 @@ class Recordings:
         self._lock = lock
         self._shared = shared
         self._required = required
-        self._errors: tuple[type[Exception], ...] = (*errors, EngineError)
+        self._errors: tuple[type[Exception], ...] = (*errors, EngineError, NotRecordedError)
         self._recorded: OrderedDict[Key, Replay] = OrderedDict()
         self._last: Replay | None = None
-        self._counts: OrderedDict[Key, tuple[int, _Seen]] = OrderedDict()
+        self._counts: OrderedDict[Key, tuple[int, dict[str, weakref.ref[Any]]]] = OrderedDict()
         self._refused: OrderedDict[Key, str] = OrderedDict()
         self._changing: dict[Key, set[str]] = {}  # inputs that are copied, since they were not the same for ever
         self._evictions = 0
@@ -188,7 +174,7 @@ class Recordings:
                 self._drop_all()
 
     def report(self) -> DeviceGraphReport:
-        """Return what is recorded, and what is not and why."""
+        """Return the recorded signatures, and the refused ones with the reason."""
         with self._lock:
             recorded = [
                 RecordedRun({name: _text(*facts) for name, *facts in key[2]}, key[1], found.nbytes)
@@ -238,7 +224,7 @@ class Recordings:
     def _run_plain(
         self, owner: Owner, names: Sequence[str], feeds: Mapping[str, Any], plain: Callable[[], list[Any]]
     ) -> list[Any]:
-        """Run without a recording, and make one where it is time."""
+        """Run without a recording, and record the signature if it has come often enough."""
         results = plain() if isinstance(owner, int) else self._copied(plain())
         key = _key(owner, names, feeds)
         if key is None:
@@ -247,10 +233,11 @@ class Recordings:
             self._raise_if_required(self._refused[key])
             return results
         self._runs_without += 1
-        count, seen = self._counts.pop(key, (0, _Seen({})))
+        count, seen = self._counts.pop(key, (0, {}))
         count += 1
         if count < PLAIN_RUNS:
-            self._counts[key] = count, _Seen.of(feeds)
+            tensors = {name: weakref.ref(value) for name, value in feeds.items() if not isinstance(value, np.ndarray)}
+            self._counts[key] = count, tensors
             while len(self._counts) > MOST_SIGNATURES:
                 self._counts.popitem(last=False)
             if not self._recorded and self._runs_without >= MOST_RUNS_WITHOUT and not self._required:
@@ -258,7 +245,8 @@ class Recordings:
             return results
         try:
             changing = self._changing.get(key, ())
-            held = {name: tensor for name, tensor in seen.again(feeds).items() if name not in changing}
+            held = {name: feeds[name] for name, tensor in seen.items() if tensor() is feeds[name]}
+            held = {name: tensor for name, tensor in held.items() if name not in changing}
             self._record(key, names, feeds, results, plain, held)
         except NotRecordedError as err:
             self._refuse(key, str(err))
@@ -287,25 +275,26 @@ class Recordings:
         feeds: Mapping[str, Any],
         results: Sequence[Any],
         plain: Callable[[], list[Any]],
-        held: Mapping[str, Tensor],
+        held: Mapping[str, OrtTensor],
     ) -> None:
         """Record a signature that has just run plainly with these results, and check the recording.
 
         Raises:
-            NotRecordedError: it cannot be recorded, is wrong, or is not worth its while.
+            NotRecordedError: it cannot be recorded, is wrong, or is not faster.
         """
         values = (*feeds.values(), *results)
         if not all(getattr(value, "dtype", _NO_NUMBER).kind in "biufc" for value in values):
             raise NotRecordedError("an input or output is no tensor of numbers")
         ins = {name: held[name] if name in held else _like(value) for name, value in feeds.items()}
         outs = {name: _like(value) for name, value in zip(names, results, strict=True)}
-        sizes = [(like.nbytes, isinstance(value, np.ndarray)) for value in values for like in [_like(value)]]
-        if not all(size for size, _ in sizes):
+        on_host = [value.nbytes for value in values if isinstance(value, np.ndarray)]
+        on_device = [_like(value).nbytes for value in values if not isinstance(value, np.ndarray)]
+        if not all((*on_host, *on_device)):
             raise NotRecordedError("an input or output is empty")
-        total = sum(size for size, on_host in sizes if on_host)
+        total = sum(on_host)
         if total > MOST_BYTES and not self._required:
             raise NotRecordedError(f"{total >> 20} MB of inputs and outputs take longer than the launches")
-        total = sum(size for size, on_host in sizes if not on_host) - sum(_like(one).nbytes for one in held.values())
+        total = sum(on_device) - sum(_like(tensor).nbytes for tensor in held.values())
         if total > MOST_DEVICE_BYTES and not self._required:
             raise NotRecordedError(f"another {total >> 20} MB would be needed on the device")
         if self._evictions >= MOST_EVICTIONS and not self._required:
@@ -324,11 +313,9 @@ class Recordings:
         except self._errors as err:
             if recording is not None:
                 recording.close()
+            if isinstance(err, NotRecordedError):
+                raise
             raise NotRecordedError(f"{type(err).__name__}: {err}") from err
-        except NotRecordedError:
-            if recording is not None:
-                recording.close()
-            raise
         self._recorded[key] = self._last = recording
         self._runs_without = 0
         if len(self._recorded) > MOST_RECORDINGS:
@@ -336,7 +323,7 @@ class Recordings:
             self._recorded.popitem(last=False)[1].close()
 
     def _check_worth(self, plain: Callable[[], Any], replay: Callable[[], list[Any]], *, copies: bool) -> None:
-        """Compare the least times of replays and plain runs, which take turns.
+        """Compare the minimum times of interleaved replays and plain runs.
 
         Raises:
             NotRecordedError: a replay is not faster.
@@ -359,12 +346,12 @@ def not_recorded(reason: str) -> EngineError:
     return EngineError(f"device_graph=True, and the run cannot be recorded: {reason}; compile with device_graph='auto'")
 
 
-def _like(value: npt.NDArray[Any] | Tensor) -> npt.NDArray[Any]:
-    """Return an array of the dtype and shape of a value; for a tensor one that takes no memory."""
+def _like(value: npt.NDArray[Any] | OrtTensor) -> npt.NDArray[Any]:
+    """Return an array with the dtype and shape of a value; for a tensor one without memory."""
     return value if isinstance(value, np.ndarray) else np.broadcast_to(np.zeros((), value.dtype), value.shape)
 
 
-def _array(value: npt.NDArray[Any] | Tensor) -> npt.NDArray[Any]:
+def _array(value: npt.NDArray[Any] | OrtTensor) -> npt.NDArray[Any]:
     return value if isinstance(value, np.ndarray) else value.numpy()
 
 

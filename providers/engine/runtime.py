@@ -1,7 +1,7 @@
-"""The one place that imports ONNX Runtime; sessions are opened in `rlx_ort.providers.engine.opening`.
+"""The one place that imports ONNX Runtime, and the translation of its exceptions.
 
 Import happens on first use, with telemetry off unless `RLX_ALLOW_ORT_TELEMETRY` is set: since 1.29 the Linux wheels
-send it. This module loads little itself, since a process that starts from a warmed package waits for it.
+send it. A process that starts from a warmed package waits for this module, so it imports little itself.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ import functools
 import importlib
 import importlib.util
 import os
+import re
 import threading
-from typing import Any
+from typing import Any, TypeAlias
 
 from rlx_ort import environment
-from rlx_ort.errors import EngineError
+from rlx_ort.device import Device
+from rlx_ort.errors import DeviceUnavailableError, EngineError, InputError, LegalizeError, RlxError
 from rlx_ort.providers.installation import (
     MINIMUM_VERSION,
     Problem,
@@ -26,16 +28,52 @@ from rlx_ort.providers.installation import (
 )
 
 __all__ = [
+    "DEVICE_GONE",
+    "ENGINE_EXCEPTIONS",
+    "PLAIN_EXCEPTIONS",
     "available_eps",
     "bindings",
     "describe_runtime",
     "engine_exceptions",
     "onnxruntime",
+    "opening_error",
     "quantization",
+    "running_error",
     "runtime_problem",
     "runtime_version",
     "telemetry_allowed",
 ]
+
+# https://github.com/microsoft/onnxruntime/blob/main/onnxruntime/python/onnxruntime_pybind_exceptions.cc
+# name -> (error while a session is opened, error while it runs). These types share no base class but `Exception`.
+_Errors: TypeAlias = tuple[type[RlxError], type[RlxError]]
+_FAILED: _Errors = (EngineError, EngineError)
+ENGINE_EXCEPTIONS: dict[str, _Errors] = {
+    "DeviceReset": (DeviceUnavailableError, EngineError),
+    "InvalidArgument": (EngineError, InputError),
+    "NotImplemented": (LegalizeError, EngineError),
+    **dict.fromkeys(("EPFail", "EngineError", "Fail", "InvalidGraph", "InvalidProtobuf", "ModelLoadCanceled"), _FAILED),
+    **dict.fromkeys(("ModelLoaded", "ModelRequiresCompilation", "NoModel", "NoSuchFile", "NotFound"), _FAILED),
+    "RuntimeException": _FAILED,
+}
+PLAIN_EXCEPTIONS: dict[type[Exception], _Errors] = {
+    UnicodeDecodeError: _FAILED,  # the message itself is not UTF-8
+    RuntimeError: _FAILED,
+    ValueError: (EngineError, InputError),
+    TypeError: (EngineError, InputError),
+}
+
+# InvalidArgument also comes out of kernels, for data that no check of the inputs could have caught.
+_ABOUT_INPUTS = (
+    r"Invalid input name|Invalid output name|Got invalid dimensions|Unexpected input data type|Invalid rank for input"
+    r"|Missing Input|Invalid Feed|Required inputs|Input name cannot|do not match expected type|Unable to handle object"
+)
+DEVICE_GONE = (
+    r"WebGPU device lost|Failed to get a WebGPU adapter|no CUDA-capable device|invalid device ordinal"
+    r"|CUDA driver version is insufficient|devices are busy or unavailable|887A0005|887A0006|887A0007|887A0020"
+)
+_NOISE = r"^\[ONNXRuntimeError\] : \d+ : \w+ : "
+_POSITION = r"/\S+?\.(?:cc|h|cpp):\d+ .*?\)(?:::<lambda\(\)>)? (?=\S)"  # source position and C++ signature
 
 _lock = threading.Lock()
 _loaded: list[Any] = []
@@ -56,7 +94,7 @@ def onnxruntime() -> Any:
 
 
 def runtime_problem() -> Problem | None:
-    """Return why ONNX Runtime cannot be used here, or None. Imports it when nothing speaks against that."""
+    """Return why ONNX Runtime cannot be used here, or None; imports it."""
     with _lock:
         return None if _loaded else _load()
 
@@ -67,7 +105,7 @@ def runtime_version() -> tuple[int, ...] | None:
 
 
 def describe_runtime() -> str:
-    """Return the package and version people know ONNX Runtime by, such as `onnxruntime-gpu 1.31.1`."""
+    """Return package and version of ONNX Runtime, such as `onnxruntime-gpu 1.31.1`."""
     engine = onnxruntime()
     return f"{getattr(engine, 'package_name', None) or 'onnxruntime'} {engine.__version__}"
 
@@ -79,7 +117,7 @@ def bindings() -> Any:
 
 
 def quantization() -> Any:
-    """Return the module `onnxruntime.quantization`, with the one that makes MatMulNBits; takes about 300 ms.
+    """Return the module `onnxruntime.quantization`, MatMulNBits included; takes about 300 ms.
 
     Raises:
         EngineError: ONNX Runtime, or a package that its quantisation needs, cannot be imported.
@@ -101,15 +139,13 @@ def quantization() -> Any:
 
 
 def available_eps() -> tuple[str, ...]:
-    """Return the execution providers that are compiled in or registered; it does not mean that they can load."""
+    """Return the execution providers that are compiled in or registered; they need not be able to load."""
     return tuple(onnxruntime().get_available_providers())
 
 
 @functools.cache
 def engine_exceptions() -> tuple[type[Exception], ...]:
-    """Return every exception type that comes out of ONNX Runtime."""
-    from rlx_ort.providers.engine.exceptions import PLAIN_EXCEPTIONS
-
+    """Return every exception type that ONNX Runtime raises."""
     module = bindings()
     own = [value for value in vars(module).values() if isinstance(value, type) and issubclass(value, Exception)]
     return (*own, *PLAIN_EXCEPTIONS)
@@ -121,7 +157,7 @@ def telemetry_allowed() -> bool:
 
 
 def _load() -> Problem | None:
-    """Import ONNX Runtime and say what is wrong with it; the lock is held."""
+    """Import ONNX Runtime and return what is wrong with it; the lock is held."""
     if not telemetry_allowed():
         os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     spec = importlib.util.find_spec("onnxruntime")
@@ -144,10 +180,45 @@ def _load() -> Problem | None:
     if not telemetry_allowed():
         engine.disable_telemetry_events()
     if environment.flag("SHARED_POOL"):
-        from rlx_ort.providers.engine.threads import budget
+        from rlx_ort.providers.engine.process import budget
 
         # Registering a plugin or opening a session starts ONNX Runtime's environment, with the pool or without.
         state = importlib.import_module("onnxruntime.capi.onnxruntime_pybind11_state")
         budget().make_pool(state, (state.Fail, RuntimeError))
     _loaded.append(engine)
     return None
+
+
+def opening_error(err: Exception, device: Device, remedy: str = "") -> RlxError:
+    """Return the error for an exception that stopped a session from being opened; raise it `from` the exception."""
+    kind = _mapped(err)[0]
+    text = readable(err)
+    if "ort_version_supported" in text:  # a plugin that was built for a newer core registers, and fails here
+        return DeviceUnavailableError(device, text, "pip install --upgrade onnxruntime")
+    if kind is DeviceUnavailableError or re.search(DEVICE_GONE, str(err)):
+        return DeviceUnavailableError(device, text, remedy)
+    return kind(f"ONNX Runtime did not take the model for {device.display}: {text}")
+
+
+def running_error(err: Exception, device: Device) -> RlxError:
+    """Return the error for an exception out of a run; raise it `from` the exception."""
+    kind = _mapped(err)[1]
+    text = readable(err)
+    if re.search(_ABOUT_INPUTS, text):
+        return InputError(text)
+    if kind is InputError and type(err).__name__ != "InvalidArgument":
+        return InputError(text)
+    return EngineError(f"the run on {device.display} failed: {text}")
+
+
+def readable(err: Exception) -> str:
+    """Return the message of an exception without ONNX Runtime's prefix and source positions."""
+    text = re.sub(_POSITION, "", re.sub(_NOISE, "", str(err))).strip()
+    return text or type(err).__name__
+
+
+def _mapped(err: Exception) -> tuple[type[RlxError], type[RlxError]]:
+    for plain, kinds in PLAIN_EXCEPTIONS.items():
+        if isinstance(err, plain):
+            return kinds
+    return ENGINE_EXCEPTIONS.get(type(err).__name__, _FAILED)

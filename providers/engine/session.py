@@ -1,4 +1,4 @@
-"""`OrtEngineSession`: an open ONNX Runtime session with its weights, its types and where its nodes are."""
+"""`OrtEngineSession`: an open ONNX Runtime session with its weights, types and node assignments."""
 
 from __future__ import annotations
 
@@ -18,16 +18,21 @@ from rlx_ort.errors import EngineError
 from rlx_ort.ir.types import ValueType
 from rlx_ort.providers.base import DeviceGraphReport, NodeAssignment, ValueSpec
 from rlx_ort.providers.engine.binding import Binder
-from rlx_ort.providers.engine.exceptions import running_error
 from rlx_ort.providers.engine.ort_binding import GraphRuns, OrtBinder
 from rlx_ort.providers.engine.ort_tensor import OrtTensor
-from rlx_ort.providers.engine.ort_types import refined, value_type
+from rlx_ort.providers.engine.process import watch
 from rlx_ort.providers.engine.recipe import HOST_MEMORY, SessionRecipe, nothing_to_hold
-from rlx_ort.providers.engine.recordable import host_work, unrecordable
-from rlx_ort.providers.engine.recorded import BoundRun, Recorder
+from rlx_ort.providers.engine.recorded import BoundRun, Recorder, host_work, unrecordable
 from rlx_ort.providers.engine.recordings import LEFT_ON_DEVICE, Recordings, not_recorded
-from rlx_ort.providers.engine.shutdown import watch
-from rlx_ort.providers.engine.values import from_ort_value, has_foreign_dtype, is_tensor_like, to_ort_value
+from rlx_ort.providers.engine.runtime import running_error
+from rlx_ort.providers.engine.values import (
+    from_ort_value,
+    has_foreign_dtype,
+    is_tensor_like,
+    refined,
+    to_ort_value,
+    value_type,
+)
 
 __all__ = ["OrtEngineSession", "SessionCore"]
 
@@ -35,15 +40,15 @@ __all__ = ["OrtEngineSession", "SessionCore"]
 class SessionCore:
     """The engine's session and the memory it borrows.
 
-    ONNX Runtime keeps no reference to borrowed weights. A run holds the core, so the core dies after the last run
-    and lets go of the session before the memory, in that order.
+    ONNX Runtime keeps no reference to borrowed weights. A run holds the core, so the core is destroyed after the last
+    run, and destroys the session before it releases the memory.
     """
 
     __slots__ = ("call", "graph", "memory", "options", "recorder", "recordings", "session")
 
     def __init__(self, session: Any, memory: Sequence[Any], options: Any, recorder: Recorder | None = None) -> None:
         self.session = session
-        # One for all runs: making one for each takes a microsecond, and by it all of them are stopped at exit.
+        # One for all runs, so that they can be stopped at exit; one per run would cost a microsecond each.
         self.options = options
         self.graph: GraphRuns | None = None
         self.recordings: Recordings | None = None
@@ -57,12 +62,12 @@ class SessionCore:
         if self.recordings is not None:
             self.recordings.close()
             if self.recordings.broken:
-                # Destroying a session that a capture broke may end the process; it lives on, and its stream with it.
+                # Destroying a session that a capture broke may end the process, so it is leaked with its stream.
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object((self.session, self.memory)))
                 return
         self.recordings = None
         if self.recorder is not None:
-            self.recorder.wait()  # what the last run left to the driver must be over before the session is
+            self.recorder.wait()  # for the launches of the last run
         self.session = None
         if self.recorder is not None:
             self.recorder.close()  # the session launched on its stream
@@ -70,7 +75,7 @@ class SessionCore:
 
 
 class OrtEngineSession:
-    """An open ONNX Runtime session. `run` may be called from several threads; `close` waits for nobody.
+    """An open ONNX Runtime session. `run` may be called from several threads; `close` does not wait for them.
 
     Attributes:
         device: the device it was opened for.
@@ -113,7 +118,7 @@ class OrtEngineSession:
         self._graph_lock = threading.RLock()
         alone = recipe.run_lock is nothing_to_hold and not recipe.device_graph
         self._before = recipe.before_run
-        # Most sessions need none of the steps around a run, and a microsecond is a quarter of a small run.
+        # Most sessions need none of the steps around a run; skipping them saves a quarter of a small run.
         self._plain = alone and not self._foreign_inputs and not self._foreign_outputs
         self._stopped: SessionCore | None = None
         self.refuses = False
@@ -203,10 +208,10 @@ class OrtEngineSession:
         return self._output_types[name]
 
     def bound_memory(self, name: str) -> tuple[str, int] | None:
-        """Return the memory, by name and index, in which each run reads what is bound to an input anew.
+        """Return name and index of the memory in which each run reads an input, so that a bound value may change.
 
-        None where there is none that values can be made in: ONNX Runtime then copies a value when it is bound, so later
-        writes to it have no effect, and the input is bound again for each run.
+        None if no value can be made there: ONNX Runtime then copies the value when it is bound, so later writes have no
+        effect, and the input is bound again for each run.
         """
         if self._bound_memory is None:
             self._bound_memory = _bound_memory(self.open_core().session, self._inputs, self.recipe)
@@ -214,7 +219,7 @@ class OrtEngineSession:
 
     @contextlib.contextmanager
     def guarded(self) -> Iterator[None]:
-        """Hold what a use of the device must hold, refuse it where it would crash, and give errors our types."""
+        """Hold the locks of the device, refuse a use that would crash, and translate the engine's errors."""
         try:
             with self._guard(), self._graph_lock if self.takes_turns else contextlib.nullcontext():
                 if self._before is not None:
@@ -232,10 +237,10 @@ class OrtEngineSession:
     def stop_runs(self) -> None:
         """End all runs that are in flight and let no other begin; for the end of the process."""
         self._options.terminate = True  # the session may be closed already, with runs still in it
-        self._stopped, self._core = self._core, None  # kept: nobody may wait here for it to go down
+        self._stopped, self._core = self._core, None  # kept: destroying it here would wait for its runs
 
     def open_core(self) -> SessionCore:
-        """Return what is open, to be held for as long as it is used.
+        """Return the open session; hold the reference for as long as it is used.
 
         Raises:
             EngineError: the session is closed.
@@ -247,13 +252,13 @@ class OrtEngineSession:
 
     @property
     def takes_turns(self) -> bool:
-        """Whether runs must not be side by side, since they share recorded launches or the stream of such."""
+        """Whether runs must be serialised, since they share recorded launches or the stream of a recorder."""
         core = self._core
         return self.recipe.device_graph or (core is not None and core.recorder is not None)
 
     @property
     def runs_slots(self) -> bool:
-        """Whether plain runs and replays are cheaper than runs over buffers that are bound on the device."""
+        """Whether plain runs and replays are cheaper than runs over bound device buffers."""
         return bool(self.recipe.run_config) or self.open_core().recordings is not None
 
     def run_values(
@@ -298,17 +303,27 @@ class OrtEngineSession:
                 capturing.add_run_config_entry(key, value)
             options = (shared, capturing)
             bind = functools.partial(BoundRun, self.engine, core.session, recipe.memory, options, self.errors)
-            fresh = functools.partial(_fresh_tensor, weakref.ref(self))
+            link = weakref.ref(self)
+
+            def fresh(like: npt.NDArray[Any]) -> OrtTensor:
+                session = link()
+                assert session is not None  # noqa: S101  # it is running
+                return OrtTensor.empty(session, like)
+
+            plain: Any = core.call
             core.recordings = Recordings(
-                core.recorder, core.call, bind, fresh, self._graph_lock, shared, required=required, errors=self.errors
+                core.recorder, plain, bind, fresh, self._graph_lock, shared, required=required, errors=self.errors
             )
             core.call = core.recordings.run
             if self._reason:
                 core.recordings.give_up(self._reason)
-        if required and self._reason:
-            self.refuses = True
-            self._plain = True
-            core.call = functools.partial(_refuse_run, self._reason)
+        if required and (why := self._reason):
+
+            def refuse(*arguments: Any) -> Any:  # holds no session, or the core would keep it alive
+                raise not_recorded(why)
+
+            self.refuses = self._plain = True
+            core.call = refuse
 
     def _closed_error(self) -> EngineError:
         return EngineError(f"the session on {self.device.display} is closed; compile the graph again")
@@ -321,30 +336,24 @@ class OrtEngineSession:
                 return list(self.graph_runs(core).run(core, names, feeds))
         if not self._foreign_outputs.isdisjoint(names):
             return self._run_values(core, names, feeds, options)
-        ready, _memory = self._mixed_feeds(feeds)
-        return list(core.call(names, ready, options))
-
-    def _mixed_feeds(self, feeds: Mapping[str, Any]) -> tuple[dict[str, Any], list[Any]]:
-        ready = dict(feeds)
-        memory = []
+        ready, memory = dict(feeds), []
         for name in self._foreign_inputs.intersection(feeds):
             if feeds[name] is not None:
                 ready[name], borrowed = to_ort_value(self.engine, name, feeds[name], self._input_types[name])
                 memory.append(borrowed)
-        return ready, memory
+        return list(core.call(names, ready, options))
 
     def _run_values(self, core: SessionCore, names: list[str], feeds: Mapping[str, Any], options: Any) -> list[Any]:
         """Run with OrtValues on both sides, the only way to read element types numpy does not know."""
         given = {name: value for name, value in feeds.items() if value is not None}
-        stuck = [name for name in given if not is_tensor_like(self._input_types.get(name, given[name]))]
-        stuck += [name for name in names if not _readable(self._output_types.get(name))]
+        stuck = [name for name in given if not is_tensor_like(self._input_types.get(name, given[name]))]  # pyright: ignore[reportArgumentType]
+        stuck += [name for name in names if name in self._output_types and not is_tensor_like(self._output_types[name])]
         if stuck:
             raise EngineError(
                 f"strings, sequences and maps ({', '.join(stuck)}) cannot be combined with outputs of "
                 f"{', '.join(sorted(self._foreign_outputs.intersection(names)))} in one run; cast those to f32"
             )
-        memory = []
-        values = {}
+        values, memory = {}, []
         for name, value in given.items():
             values[name], borrowed = to_ort_value(self.engine, name, value, self._input_types[name])
             memory.append(borrowed)
@@ -357,26 +366,12 @@ def _fast_run(session: Any) -> Any:
 
     The public one checks names in quadratic time and adds a microsecond; the private one is used while it exists.
     """
-    inner = getattr(session, "_sess", None)
-    call: Callable[..., Any] | None = getattr(inner, "run", None)
-    return session.run if call is None else call
-
-
-def _fresh_tensor(session: weakref.ref[OrtEngineSession], like: npt.NDArray[Any]) -> OrtTensor:
-    """Return a tensor like an array; the session holds what calls this, and is there while it runs."""
-    found = session()
-    assert found is not None  # noqa: S101
-    return OrtTensor.empty(found, like)
-
-
-def _refuse_run(reason: str, names: Sequence[str], feeds: Mapping[str, Any], options: Any) -> Any:
-    raise not_recorded(reason)
+    return getattr(getattr(session, "_sess", None), "run", session.run)
 
 
 def _run_ort_values(session: Any, names: list[str], values: Mapping[str, Any], options: Any) -> list[Any]:
     """Run on OrtValues; the public call takes 10 times as long, because a C++ exception ends its loop."""
-    inner = getattr(session, "_sess", None)
-    call = getattr(inner, "run_with_ort_values", None)
+    call = getattr(getattr(session, "_sess", None), "run_with_ort_values", None)
     if call is None or not all(hasattr(value, "_ortvalue") for value in values.values()):
         return list(session.run_with_ort_values(names, values, options))
     vector = call({name: value._ortvalue for name, value in values.items()}, names, options)
@@ -390,7 +385,7 @@ def _bound_memory(session: Any, inputs: Sequence[ValueSpec], recipe: SessionReci
     provider's memory on a device whose recipe has host memory.
     """
     ask = getattr(session, "get_input_memory_infos", None)
-    if ask is None:  # the recipe is all there is to go by, and is sure of the CPU's own kernels alone
+    if ask is None:  # the recipe then decides, and is certain about the CPU's own kernels only
         return {spec.name: recipe.memory for spec in inputs if recipe.on_cpu or recipe.memory != HOST_MEMORY}
     found = {}
     for spec, info in zip(inputs, ask(), strict=True):
@@ -399,10 +394,6 @@ def _bound_memory(session: Any, inputs: Sequence[ValueSpec], recipe: SessionReci
         elif recipe.memory != HOST_MEMORY and info.device_mem_type.name == "DEFAULT":  # pinned memory is another kind
             found[spec.name] = recipe.memory
     return found
-
-
-def _readable(kind: ValueType | None) -> bool:
-    return kind is None or is_tensor_like(kind)
 
 
 def _specs(infos: Sequence[Any], declared: Mapping[str, ValueType]) -> tuple[ValueSpec, ...]:

@@ -1,4 +1,4 @@
-"""Feeds and results of element types that numpy, and so ONNX Runtime's plain `run`, does not know.
+"""Types and values of ONNX Runtime: its type strings as types of the IR, and elements that numpy does not know.
 
 bf16, 8-bit floats and 4-bit types go in and come out as OrtValues; everything else stays numpy.
 """
@@ -6,18 +6,29 @@ bf16, 8-bit floats and 4-bit types go in and come out as OrtValues; everything e
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from rlx_ort.converters.onnx_types import dtype_of, elem_type, type_proto_text
 from rlx_ort.errors import EngineError, InputError
 from rlx_ort.ir.dtype import DType
+from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.tensor import TensorData
-from rlx_ort.ir.types import MapType, OptionalType, SequenceType, TensorType, ValueType
-from rlx_ort.providers.engine.ort_types import ONNX_ELEMENT_TYPE
+from rlx_ort.ir.types import MapType, OptionalType, SequenceType, TensorType, UnknownType, ValueType
 
-__all__ = ["dtype_of", "from_ort_value", "has_foreign_dtype", "is_tensor_like", "to_ort_value"]
+__all__ = [
+    "element_dtypes",
+    "elements",
+    "from_ort_value",
+    "has_foreign_dtype",
+    "is_tensor_like",
+    "refined",
+    "to_ort_value",
+    "value_type",
+]
 
 _FOREIGN = frozenset(
     {
@@ -25,24 +36,65 @@ _FOREIGN = frozenset(
         DType.I4, DType.U4, DType.I2, DType.U2,
     }
 )  # fmt: skip
-_BY_ELEMENT_TYPE = {number: dtype for dtype, number in ONNX_ELEMENT_TYPE.items()}
+_TENSORS = {type_proto_text(TensorType(dtype)): dtype for dtype in DType}
 
 
-def dtype_of(value: Any) -> DType:
-    """Return the element type of an OrtValue that is a tensor."""
-    return _BY_ELEMENT_TYPE[value.element_type()]
+def value_type(text: str, dims: Sequence[object] | None = None) -> ValueType:
+    """Return the type of a type string; `dims` is the shape of the innermost tensor, if known.
+
+    Types that have no counterpart here, such as sparse tensors, are `UnknownType`.
+    """
+    text = text.strip()
+    head, _, rest = text.partition("(")
+    inner = rest[:-1] if rest.endswith(")") else ""
+    match head:
+        case "tensor" if text in _TENSORS:
+            # Where shape inference divides by a size of 0, ONNX Runtime shows a negative one.
+            known = [dim if isinstance(dim, str) or (isinstance(dim, int) and dim >= 0) else None for dim in dims or ()]
+            return TensorType(_TENSORS[text], None if dims is None else Shape(known))
+        case "seq":
+            return SequenceType(value_type(inner))
+        case "optional":
+            return OptionalType(value_type(inner, dims))
+        case "map":
+            key, _, value = inner.partition(",")
+            if (key := f"tensor({key.strip()})") in _TENSORS:
+                return MapType(_TENSORS[key], value_type(value))
+    return UnknownType()
+
+
+def refined(found: ValueType, declared: ValueType | None) -> ValueType:
+    """Return a session's type of a value, with the declared shape where the session has none.
+
+    ONNX Runtime shows a tensor of unknown rank as a scalar; only the model itself distinguishes the two.
+    """
+    if isinstance(found, TensorType) and isinstance(declared, TensorType) and not found.shape:
+        return TensorType(found.dtype, declared.shape)
+    if declared is not None and type(found) is type(declared) and not isinstance(found, TensorType):
+        return declared
+    return found
+
+
+def element_dtypes(texts: Iterable[Any]) -> frozenset[DType]:
+    """Return the element types that type strings mention, at any depth."""
+    return frozenset[DType]().union(*(elements(value_type(str(text))) for text in texts))
+
+
+def elements(kind: ValueType | None) -> frozenset[DType]:
+    """Return the element types of a value, at any depth; none for an unknown or absent type."""
+    match kind:
+        case TensorType(dtype=dtype):
+            return frozenset((dtype,))
+        case SequenceType(element=element) | OptionalType(element=element):
+            return elements(element)
+        case MapType(key=key, value=value):
+            return frozenset((key,)) | elements(value)
+    return frozenset()
 
 
 def has_foreign_dtype(kind: ValueType) -> bool:
     """Return whether a value of the type has elements that numpy alone cannot hold."""
-    match kind:
-        case TensorType(dtype=dtype):
-            return dtype in _FOREIGN
-        case SequenceType(element=element) | OptionalType(element=element):
-            return has_foreign_dtype(element)
-        case MapType(value=value):
-            return has_foreign_dtype(value)
-    return False
+    return kind.dtype in _FOREIGN if isinstance(kind, TensorType) else not _FOREIGN.isdisjoint(elements(kind))
 
 
 def is_tensor_like(kind: ValueType) -> bool:
@@ -75,11 +127,11 @@ def to_ort_value(engine: Any, name: str, array: npt.NDArray[Any], kind: ValueTyp
     else:
         memory = array if array.flags.c_contiguous else np.ascontiguousarray(array).reshape(array.shape)
     make = engine.OrtValue.ortvalue_from_numpy_with_onnx_type
-    return make(memory, ONNX_ELEMENT_TYPE[inner.dtype]), memory
+    return make(memory, elem_type(inner.dtype)), memory
 
 
 def from_ort_value(value: Any, name: str) -> Any:
-    """Return a result as an array of its own, or None for an absent optional.
+    """Return a result as an array with its own memory, or None for an absent optional.
 
     Raises:
         EngineError: the result is a sequence or map of elements that numpy does not know.
@@ -88,7 +140,7 @@ def from_ort_value(value: Any, name: str) -> Any:
         return None
     if not value.is_tensor():
         raise EngineError(f"output {name!r} is a {value.data_type()}, which cannot be read; cast its elements to f32")
-    dtype = dtype_of(value)
+    dtype = dtype_of(value.element_type())
     if dtype not in _FOREIGN:
         return value.numpy()
     shape = tuple(value.shape())

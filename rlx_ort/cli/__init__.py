@@ -1,7 +1,7 @@
 """The `rlx-ort` command. Each command is a file of this folder, imported when it is first needed.
 
-This file is the one place where an `RlxError` becomes text on stderr and an exit code. Any other exception is a
-defect of ours and is left to show its traceback.
+This file is the one place where an `RlxError` becomes text on stderr and an exit code. Any other exception is a bug in
+this package, and its traceback is shown.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ from __future__ import annotations
 import importlib
 import io
 import sys
+from collections.abc import Sequence
 from typing import Any, cast
 
 import click
 
 from rlx_ort.errors import RlxError
 
-__all__ = ["main"]
+__all__ = ["Commands", "main"]
 
 _COMMANDS = (
     *("devices", "doctor", "inspect", "report", "calibrate", "bench", "run", "convert", "compare"),
@@ -27,7 +28,7 @@ Exit codes:
   0  done
   1  another failure, or `doctor` found an error
   2  wrong usage: an option, a path or a device name
-  3  a device cannot be had
+  3  a device cannot be used
   4  a graph or model is wrong or cannot be translated
   5  a run failed: inputs, parameters, placement or the engine
   6  a device could not be measured
@@ -36,21 +37,31 @@ Exit codes:
 """
 
 
-class _Commands(click.Group):
-    """A group whose commands are modules: `rlx_ort.cli.NAME` holds its command as `command`."""
+class Commands(click.Group):
+    """A group whose commands are modules: `PACKAGE.NAME` holds its command as `command`.
+
+    Args:
+        package: the package of the modules.
+        names: the commands, in the order in which a newcomer needs them.
+        settings: as in `click.Group`.
+    """
+
+    def __init__(self, *args: Any, package: str, names: Sequence[str], **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self._package, self._names = package, names
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names in the order in which a newcomer needs them."""
-        return list(_COMMANDS)
+        """Return the names of the commands."""
+        return list(self._names)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import the command's module and return its command."""
-        if cmd_name not in _COMMANDS:
+        if cmd_name not in self._names:
             return None
-        return cast(click.Command, importlib.import_module(f"rlx_ort.cli.{cmd_name}").command)
+        return cast(click.Command, importlib.import_module(f"{self._package}.{cmd_name}").command)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; what the library raises on purpose becomes a message and its exit code."""
+        """Run the command; a `RlxError` becomes a message and its exit code."""
         try:
             return super().invoke(ctx)
         except RlxError as err:
@@ -58,7 +69,13 @@ class _Commands(click.Group):
             ctx.exit(err.exit_code)
 
 
-@click.group(cls=_Commands, epilog=_EXIT_CODES, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=Commands,
+    package="rlx_ort.cli",
+    names=_COMMANDS,
+    epilog=_EXIT_CODES,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.version_option(package_name="rlx_ort", prog_name="rlx-ort")
 def main() -> None:
     """Build or import a model once; run it on the best ONNX Runtime device of this machine.

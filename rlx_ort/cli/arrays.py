@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from rlx_ort.cli.files import replacing
+from rlx_ort.cli.show import replacing
 from rlx_ort.errors import InputError
 from rlx_ort.ir.core import Value
 from rlx_ort.ir.dtype import DType
@@ -78,7 +78,7 @@ def write_npz(path: Path, arrays: Mapping[str, Array]) -> None:
 def storable(array: Array) -> Array:
     """Return an array in a type that npz can hold: narrow floats as float32, 4-bit integers as int8, text as unicode.
 
-    Each of these holds every value of the type it stands for.
+    Each of these holds every value of the type it replaces.
     """
     if array.dtype == object:
         return array.astype(np.str_)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rlx_ort.cli import options
-from rlx_ort.cli.models import read_model
+from rlx_ort.cli.options import read_model
 from rlx_ort.cli.show import binary_size, duration, note, print_json, print_table, progress
 from rlx_ort.errors import RlxError
 
@@ -38,7 +38,7 @@ def _parse_shapes(ctx: click.Context, param: click.Parameter, values: tuple[str,
 
 @click.command("bench")
 @options.model
-@click.option("--devices", "names", metavar="DEVICES", help="Run on these; on all that may run it by default.")
+@click.option("--device", "--devices", "names", metavar="DEVICES", help="Run on these; default: all that may run it.")
 @click.option("--runs", default=30, show_default=True, type=click.IntRange(min=1), help="Timed runs on each device.")
 @click.option(
     "--shape", "shapes", multiple=True, metavar="NAME=SIZES", callback=_parse_shapes, help="An input's sizes."
@@ -63,7 +63,7 @@ def command(
     """Time a model on each device.
 
     Shows the median, 90th and 99th percentile of a run, the first run, opening the session, and the memory of this
-    process it took, beside the predicted time. Inputs are made up. A device of --devices must take every node; on the
+    process it took, beside the predicted time. Inputs are made up. A device of --device must take every node; on the
     others the CPU may help.
     """
     from rlx_ort.cli.arrays import made_up_inputs

@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rlx_ort.cli import options
-from rlx_ort.cli.packages import shared
-from rlx_ort.cli.show import binary_size, note, print_facts, print_json, print_table, progress
+from rlx_ort.cli.show import binary_size, emit, note, print_facts, print_json, print_table, progress
 
 if TYPE_CHECKING:
     from rlx_ort.providers.engine.compiled.entry import Entry
-    from rlx_ort.providers.engine.compiled.explain import Explanation
-    from rlx_ort.providers.engine.compiled.key import CacheKey
+    from rlx_ort.providers.engine.compiled.key import CacheKey, Explanation
 
 __all__ = ["command"]
 
@@ -59,20 +57,11 @@ def list_entries(check: bool, as_json: bool) -> None:
     if not entries:
         note("the cache is empty; `rlx-ort package warm` fills it")
         return
-    print_table(
-        ("key", "model", "provider", "size", "made", "used"),
-        [
-            (
-                entry.digest[:_SHOWN_DIGITS],
-                entry.label,
-                entry.parts.get("provider", ""),
-                binary_size(entry.nbytes),
-                _moment(entry.created_s),
-                _moment(entry.used_s),
-            )
-            for entry in entries
-        ],
-    )
+    table = []
+    for entry in entries:
+        facts = (entry.digest[:_SHOWN_DIGITS], entry.label, entry.parts.get("provider", ""), binary_size(entry.nbytes))
+        table.append((*facts, _moment(entry.created_s), _moment(entry.used_s)))
+    print_table(("key", "model", "provider", "size", "made", "used"), table)
 
 
 @command.command("clear")
@@ -100,14 +89,14 @@ def clear(as_json: bool) -> None:
     help="The device, of a model or package.",
 )
 @options.dims
-@shared.key
+@options.key
 @options.as_json
 def explain(subject: str, device_name: str, dims: dict[str, int], key: Path | None, as_json: bool) -> None:
-    """Say whether a model is in the cache, and what changed since it was compiled before.
+    """Show whether a model is in the cache, and what changed since it was last compiled.
 
-    A KEY, or its first digits as `cache list` shows them, says the same of an entry that is there.
+    A KEY, or its first digits as `cache list` shows them, shows the same for an entry that is there.
     """
-    from rlx_ort.providers.engine.compiled.explain import explain_entry, explain_key
+    from rlx_ort.providers.engine.compiled.key import explain_entry, explain_key
     from rlx_ort.providers.engine.compiled.store import default_store
 
     entries = default_store().entries()
@@ -122,14 +111,11 @@ def explain(subject: str, device_name: str, dims: dict[str, int], key: Path | No
                 f"{subject!r} is {what}; `rlx-ort cache list` shows them", param_hint="MODEL|PACKAGE|KEY"
             )
         found = explain_entry(matching[0], entries)
-    if as_json:
-        print_json(_document(found))
-    else:
-        _print(found)
+    emit(_document(found), as_json, lambda document: _print(found))
 
 
 def _key_of(path: Path, device_name: str, dims: dict[str, int], key: Path | None) -> CacheKey:
-    from rlx_ort.cli.models import read_model
+    from rlx_ort.cli.options import read_model
     from rlx_ort.deploy.open import runner_of
     from rlx_ort.device import parse_device
     from rlx_ort.execution.session import key_of_graph

@@ -1,4 +1,4 @@
-"""`rlx-ort calibrate`: measure the devices of this machine, so that predictions are about it and not another."""
+"""`rlx-ort calibrate`: measure the devices of this machine, which predictions then use."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rlx_ort.cli import options
-from rlx_ort.cli.models import read_model
+from rlx_ort.cli.options import read_model
 from rlx_ort.cli.show import duration, note, print_json, print_table, progress
 from rlx_ort.errors import CalibrationError, RlxError
 
@@ -21,7 +21,7 @@ __all__ = ["command"]
 
 
 @click.command("calibrate")
-@click.argument("model", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("model", required=False, type=options.FILE)
 @options.dims
 @click.option("--device", "names", metavar="DEVICES", help="Measure these devices; all that work here by default.")
 @click.option("--quick", is_flag=True, help="Measure fewer sizes: at most 2 seconds a device instead of 8.")
@@ -36,7 +36,7 @@ def command(
     seconds at most. Sizes of named dims come from --dim.
 
     Profiles are kept in the cache folder and used by every later prediction. A new ONNX Runtime, driver or card is
-    measured again. Close other programs first: what they take, the measurement does not see.
+    measured again. Close other programs first: their load would falsify the measurement.
     """
     from rlx_ort.device import parse_device_list
 
@@ -80,11 +80,11 @@ def _measured(devices: Iterable[Device], quick: bool) -> dict[Device, Calibratio
     with progress("measuring") as shown:
         update = getattr(shown, "update", None)  # there is none where stderr is no terminal
 
-        def tell(device: Device, what: str, gone: float) -> None:
+        def shown_progress(device: Device, what: str, gone: float) -> None:
             if update is not None:
                 update(f"measuring {device.label}: {what}, {gone:.0%} of its time is gone")
 
-        return calibrate_together(devices, quick=quick, progress=tell)
+        return calibrate_together(devices, quick=quick, progress=shown_progress)
 
 
 def _measured_for(model: Path, dims: dict[str, int], device: Device, quick: bool) -> CalibrationProfile | RlxError:

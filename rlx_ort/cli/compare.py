@@ -8,24 +8,16 @@ from typing import Any
 import click
 
 from rlx_ort.cli import options
-from rlx_ort.cli.parity import (
-    comparison_document,
-    divergence_document,
-    print_divergence,
-    print_outputs,
-    tolerance_of,
-)
+from rlx_ort.cli.parity import comparison_document, divergence_document, print_divergence, print_outputs, tolerance_of
 from rlx_ort.cli.show import note, print_facts, print_json, progress
 from rlx_ort.errors import ParityError
 
 __all__ = ["command"]
 
-_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
-
 
 @click.command("compare")
-@click.argument("a", type=_FILE)
-@click.argument("b", type=_FILE, required=False)
+@click.argument("a", type=options.FILE)
+@click.argument("b", type=options.FILE, required=False)
 @click.option(
     "--device",
     "devices",
@@ -34,7 +26,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     help="Where to run; give it twice for A on the first and B on the second. Default: cpu.",
 )
 @click.option("--assisted", is_flag=True, help="Let the CPU run what a device does not take.")
-@click.option("--inputs", "inputs_path", type=_FILE, help="An npz file with an array for each input.")
+@click.option("--inputs", "inputs_path", type=options.FILE, help="An npz file with an array for each input.")
 @click.option("--seed", default=0, show_default=True, help="Of the random inputs that are made up without --inputs.")
 @options.dims
 @click.option(
@@ -57,10 +49,10 @@ def command(
     with_bisect: bool,
     as_json: bool,
 ) -> None:
-    """Run two models on the same inputs and say how far each output is apart.
+    """Run two models on the same inputs and print how far each output is apart.
 
     Without B, A is compared with itself on two devices. Exit code 8 means that they differ by more than the tolerance.
-    Models run as their files say; nothing is rewritten first.
+    Models run unchanged; nothing is rewritten first.
     """
     if len(devices) > 2:
         raise click.UsageError("--device is for A and for B, so it can be given twice")
@@ -70,8 +62,8 @@ def command(
     from rlx_ort.options.compile_options import CompileOptions, PlacementRule
     from rlx_ort.parity.bisect import bisect
     from rlx_ort.parity.compare import compare
+    from rlx_ort.parity.metrics import dtypes_of, tolerance_for
     from rlx_ort.parity.opening import OrtFormatFile, as_model
-    from rlx_ort.parity.tolerances import dtypes_of, tolerance_for
 
     parsed = [parse_device(name) for name in devices or ("cpu",)]
     places = (parsed[0], parsed[-1])
@@ -104,7 +96,8 @@ def command(
             document["bisect"] = divergence_document(divergence)
         print_json(document)
     else:
-        shares = [f"{p.requested_share:.0%} of the nodes on {d}" for d, p in _sides(comparison)]
+        sides = zip(comparison.devices, comparison.placements, strict=True)
+        shares = [f"{placement.requested_share:.0%} of the nodes on {label}" for label, placement in sides]
         print_facts([("A", f"{a}, {shares[0]}"), ("B", f"{b or a}, {shares[1]}"), ("tolerance", comparison.tolerance)])
         print_outputs(comparison)
         if searched:
@@ -112,10 +105,6 @@ def command(
     if not comparison.ok:
         names = ", ".join(repr(output.name) for output in comparison.outputs if not output.ok)
         raise ParityError(f"output {names} differs by more than was allowed: {comparison.tolerance}", comparison)
-
-
-def _sides(comparison: Any) -> list[tuple[str, Any]]:
-    return list(zip(comparison.devices, comparison.placements, strict=True))
 
 
 def _inputs(path: Path | None, model: Any) -> dict[str, Any] | None:

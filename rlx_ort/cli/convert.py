@@ -13,17 +13,16 @@ import click
 
 from rlx_ort.cli import options
 from rlx_ort.cli.parity import comparison_document, print_outputs, tolerance_of
-from rlx_ort.cli.show import binary_size, note, print_facts, print_json, steps
+from rlx_ort.cli.show import binary_size, emit, note, print_facts, print_json, steps
 from rlx_ort.errors import ParityError
 
 if TYPE_CHECKING:
     from rlx_ort.conversion.convert import ConvertOptions
-    from rlx_ort.conversion.report import ConversionReport, ModelFacts
+    from rlx_ort.conversion.options import ConversionReport, ModelFacts
     from rlx_ort.converters.sources.renames import Renames
 
 __all__ = ["command"]
 
-_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _SUFFIXES = (".onnx", ".json", ".ort")
 _SHOWN = 6
 
@@ -49,9 +48,9 @@ def _renames(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
 
 
 @click.command("convert")
-@click.argument("source", type=_FILE)
+@click.argument("source", type=options.FILE)
 @click.argument("target", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--precision", type=click.Choice(["f16", "bf16", "mixed"]), help="Compute what is f32 in this precision.")
+@click.option("--precision", type=click.Choice(["f16", "bf16", "mixed"]), help="Compute f32 parts in this precision.")
 @click.option(
     "--keep",
     multiple=True,
@@ -62,14 +61,16 @@ def _renames(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
 @click.option(
     "--quantize", type=click.Choice(["int8-dynamic", "int8-static", "int4-weights"]), help="Quantise to fewer bits."
 )
-@click.option("--calibration", type=_FILE, help="For int8-static: an npz file with samples for each input.")
+@click.option("--calibration", type=options.FILE, help="For int8-static: an npz file with samples for each input.")
 @click.option("--opset", type=click.IntRange(min=1), help="Move to this ai.onnx opset.")
 @click.option("--ir-version", type=click.IntRange(min=1), help="Declare this IR version.")
 @options.dims
 @click.option("--simplify", is_flag=True, help="Fold constants, remove what does nothing, infer shapes.")
 @click.option("--inputs", multiple=True, callback=_names, metavar="NAMES", help="Cut: values that become the inputs.")
 @click.option("--outputs", multiple=True, callback=_names, metavar="NAMES", help="Cut: values that become the outputs.")
-@click.option("--params", type=_FILE, help="Take weights from this file: safetensors or its index, npz, GGUF, ONNX.")
+@click.option(
+    "--params", type=options.FILE, help="Take weights from a file: safetensors or its index, npz, GGUF, ONNX."
+)
 @click.option(
     "--rename",
     "renames",
@@ -92,21 +93,21 @@ def _renames(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
 @click.option(
     "--tolerance", type=click.FloatRange(min=0), help="The largest relative L2 error. Default: by the precision."
 )
-@click.option("--verify-inputs", type=_FILE, help="Verify on the arrays of this npz file and not on random ones.")
+@click.option("--verify-inputs", type=options.FILE, help="Verify on the arrays of this npz file, not on random ones.")
 @click.option("--no-verify", is_flag=True, help="Do not run source and result to compare them.")
 @click.option("--force", "overwrite", is_flag=True, help="Replace the target if it exists.")
 @options.as_json
 def command(source: Path, target: Path, as_json: bool, **given: Any) -> None:
     """Convert a model, and check the result against the source.
 
-    SOURCE is told by its content: ONNX, the JSON of a graph, or a program exported by PyTorch (.pt2). TARGET by its
-    suffix: .onnx, .json or .ort.
+    SOURCE is recognised by its content: ONNX, the JSON of a graph, or a program exported by PyTorch (.pt2). TARGET has
+    the format of its suffix: .onnx, .json or .ort.
 
     Both are run on the same inputs before the target appears, complete or not at all. Exit code 8 means that they
     differ by more than the tolerance.
     """
     if target.suffix.lower() not in _SUFFIXES:
-        raise click.UsageError(f"{target} has to end in {', '.join(_SUFFIXES)}, which say what to write")
+        raise click.UsageError(f"{target} has to end in {', '.join(_SUFFIXES)}, which decide what to write")
     from rlx_ort.conversion.convert import convert
 
     try:
@@ -117,10 +118,7 @@ def command(source: Path, target: Path, as_json: bool, **given: Any) -> None:
         if as_json and err.comparison is not None:
             print_json({"source": str(source), "target": None, "verification": comparison_document(err.comparison)})
         raise
-    if as_json:
-        print_json(_document(report))
-    else:
-        _print(report)
+    emit(_document(report), as_json, lambda document: _print(report))
 
 
 def _options(given: dict[str, Any]) -> ConvertOptions:
@@ -157,7 +155,7 @@ def _options(given: dict[str, Any]) -> ConvertOptions:
 
 @contextlib.contextmanager
 def _terminable() -> Iterator[None]:
-    """Treat a request to terminate like Ctrl-C while a block runs, so that what is half written is removed."""
+    """Treat a request to terminate like Ctrl-C while a block runs, so that partial files are removed."""
 
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt
@@ -189,13 +187,8 @@ def _document(report: ConversionReport) -> dict[str, Any]:
 
 
 def _facts(facts: ModelFacts) -> dict[str, Any]:
-    return {
-        "nodes": facts.nodes,
-        "opset": facts.opset,
-        "ir_version": facts.ir_version,
-        "weight_bytes": dict(facts.weight_bytes),
-        "bytes": facts.nbytes,
-    }
+    found: dict[str, Any] = _plain(facts)
+    return {"bytes": found.pop("nbytes"), **found}
 
 
 def _plain(value: Any) -> Any:
@@ -204,7 +197,7 @@ def _plain(value: Any) -> Any:
 
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {item.name: _plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
-    if isinstance(value, dict) or hasattr(value, "items"):
+    if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [_plain(item) for item in value]
@@ -244,7 +237,7 @@ def _dtypes(facts: ModelFacts) -> str:
 
 
 def _sentences(name: str, step: Any) -> list[tuple[str, object]]:
-    """Return what a step has to say beyond size, nodes, opset and dtypes."""
+    """Return the facts of a step beyond size, nodes, opset and dtypes."""
     match name:
         case "params":
             return [

@@ -7,9 +7,11 @@ from typing import Any
 import click
 
 from rlx_ort.cli import options
-from rlx_ort.cli.show import binary_size, print_json, print_table, progress
+from rlx_ort.cli.show import binary_size, emit, print_table, progress
 
 __all__ = ["command"]
+
+_FACTS = ("available", "reason", "remedy", "hardware", "driver", "identity", "memory_bytes")
 
 
 @click.command("devices")
@@ -21,22 +23,15 @@ def command(as_json: bool) -> None:
     """
     with progress("opening a one-node session on each device"):
         rows = _rows()
-    if as_json:
-        print_json({"devices": rows})
-        return
-    print_table(
-        ("device", "name", "available", "hardware", "why not, and what to do"),
-        [
-            (
-                row["device"],
-                row["name"],
-                "yes" if row["available"] else "no",
-                _hardware(row),
-                "\n".join(filter(None, (row["reason"], row["remedy"]))),
-            )
-            for row in rows
-        ],
-    )
+    emit({"devices": rows}, as_json, _print)
+
+
+def _print(document: dict[str, Any]) -> None:
+    table = []
+    for row in document["devices"]:
+        blocker = "\n".join(filter(None, (row["reason"], row["remedy"])))
+        table.append((row["device"], row["name"], "yes" if row["available"] else "no", _hardware(row), blocker))
+    print_table(("device", "name", "available", "hardware", "why not, and what to do"), table)
 
 
 def _rows() -> list[dict[str, Any]]:
@@ -45,19 +40,8 @@ def _rows() -> list[dict[str, Any]]:
     rows = []
     for device in known_devices():
         found = availability(device)
-        rows.append(
-            {
-                "device": device.label,
-                "name": full_name(device),
-                "available": found.available,
-                "reason": found.reason,
-                "remedy": found.remedy,
-                "hardware": found.hardware,
-                "driver": found.driver,
-                "identity": found.identity,
-                "memory_bytes": found.memory_bytes,
-            }
-        )
+        facts = {name: getattr(found, name) for name in _FACTS}
+        rows.append({"device": device.label, "name": full_name(device), **facts})
     return rows
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from rlx_ort.cli import options
-from rlx_ort.cli.show import print_json, print_table, progress
+from rlx_ort.cli.show import emit, print_table, progress
 
 __all__ = ["command"]
 
@@ -26,11 +26,6 @@ def command(ctx: click.Context, as_json: bool) -> None:
         {"code": finding.code, "level": finding.severity.value, "what": finding.what, "remedy": finding.remedy}
         for finding in findings
     ]
-    if as_json:
-        print_json({"findings": rows})
-    else:
-        print_table(
-            ("level", "what was found, and what to do"),
-            [(row["level"], "\n".join(filter(None, (row["what"], row["remedy"])))) for row in rows],
-        )
+    table = [(row["level"], "\n".join(filter(None, (row["what"], row["remedy"])))) for row in rows]
+    emit({"findings": rows}, as_json, lambda document: print_table(("level", "what was found, and what to do"), table))
     ctx.exit(int(any(finding.severity is diagnosis.Severity.ERROR for finding in findings)))

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rlx_ort.cli import options
-from rlx_ort.cli.models import read_model
-from rlx_ort.cli.show import binary_size, print_facts, print_json, print_table, progress
+from rlx_ort.cli.options import read_model
+from rlx_ort.cli.show import binary_size, emit, print_facts, print_table, progress
 
 if TYPE_CHECKING:
     from rlx_ort.ir.core import Node, Value
@@ -31,10 +31,7 @@ def command(model: Path, as_json: bool) -> None:
     graph = read_model(model)
     with progress("exporting to the form that sessions get"):
         document = {"model": str(model), **_describe(graph)}
-    if as_json:
-        print_json(document)
-    else:
-        _print(document)
+    emit(document, as_json, _print)
 
 
 def _describe(graph: Graph) -> dict[str, Any]:
@@ -57,14 +54,8 @@ def _value(value: Value, name: str) -> dict[str, Any]:
     from rlx_ort.ir.types import TensorType
 
     kind = value.type
-    known = isinstance(kind, TensorType) and kind.shape is not None
-    return {"name": name, "type": str(kind), "dtype": _dtype(value), "shape": list(value.shape) if known else None}
-
-
-def _dtype(value: Value) -> str | None:
-    from rlx_ort.ir.types import TensorType
-
-    return value.type.dtype.value if isinstance(value.type, TensorType) else None
+    dtype, shape = (kind.dtype.value, kind.shape) if isinstance(kind, TensorType) else (None, None)
+    return {"name": name, "type": str(kind), "dtype": dtype, "shape": None if shape is None else list(shape)}
 
 
 def _params(params: Sequence[Value]) -> dict[str, int]:

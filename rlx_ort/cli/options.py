@@ -1,16 +1,26 @@
-"""Options and arguments that several commands share: one named object each."""
+"""Options and arguments that several commands share, and reading what they name."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from rlx_ort.cli.show import progress
+
 if TYPE_CHECKING:
+    from rlx_ort.ir.graph import Graph
     from rlx_ort.selection.policy import DevicePolicy
 
-__all__ = ["as_json", "deny", "dims", "model", "only", "policy_of", "prefer"]
+__all__ = ["FILE", "as_json", "dims", "key", "model", "package", "policy", "policy_of", "read_model", "run_once"]
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+"""The type of an option or argument that names a file to read."""
 
 
 def _parse_dims(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, int]:
@@ -24,7 +34,7 @@ def _parse_dims(ctx: click.Context, param: click.Parameter, values: tuple[str, .
     return sizes
 
 
-model = click.argument("model", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+model = click.argument("model", type=FILE)
 """The model file: ONNX or the IR's JSON, told apart by content."""
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout and nothing else.")
@@ -33,18 +43,85 @@ dims = click.option(
     "--dim", "dims", multiple=True, metavar="NAME=SIZE", callback=_parse_dims, help="Fix a named dim; may be repeated."
 )
 
-_ONLY = "Allow these devices only, as in cpu,webgpu."
-only = click.option("--only", metavar="DEVICES", help=_ONLY)
-shown = click.option("--only", "--device", "only", metavar="DEVICES", help=_ONLY)
-"""For commands that run on no device, so that `--device` can only mean this."""
-
-deny = click.option("--deny", metavar="DEVICES", help="Never use these devices.")
-
-prefer = click.option("--prefer", metavar="DEVICES", help="Prefer these devices where predictions are close.")
+key = click.option(
+    "--key",
+    type=FILE,
+    envvar="RLX_PACKAGE_KEY",
+    help="A PEM file with the public key that must have signed the package. Default: RLX_PACKAGE_KEY.",
+)
 
 
-def policy_of(only: str | None, deny: str | None, prefer: str | None) -> DevicePolicy:
-    """Return the policy of the RLX_* variables, narrowed by the options.
+def policy(*, device_too: bool = False, from_env: bool = True) -> Callable[[Command], Command]:
+    """Add --only, --deny and --prefer; the command gets their `DevicePolicy` as `policy`.
+
+    Args:
+        device_too: whether --device is another name for --only, in commands that do not run on one device.
+        from_env: whether the options narrow the policy of the RLX_* variables; see `policy_of`.
+    """
+    only = ("--only", "--device") if device_too else ("--only",)
+
+    def decorate(command: Command) -> Command:
+        @click.option(*only, "only", metavar="DEVICES", help="Allow these devices only, as in cpu,webgpu.")
+        @click.option("--deny", metavar="DEVICES", help="Never use these devices.")
+        @click.option("--prefer", metavar="DEVICES", help="Prefer these devices where predictions are close.")
+        @functools.wraps(command)
+        def with_policy(*args: Any, only: str | None, deny: str | None, prefer: str | None, **given: Any) -> Any:
+            return command(*args, policy=policy_of(only, deny, prefer, from_env=from_env), **given)
+
+        return with_policy  # type: ignore[return-value]  # a command of the same name and options
+
+    return decorate
+
+
+def package(command: Command) -> Command:
+    """Add the argument PACKAGE, --key, --sha256 and --min-serial; the command gets the open `Package` first."""
+
+    @click.argument("package", type=click.Path(exists=True, path_type=Path))
+    @key
+    @click.option("--sha256", metavar="HEX", help="The digest the package must have, as `inspect` prints it.")
+    @click.option(
+        "--min-serial", default=0, type=click.IntRange(min=0), help="Refuse packages with a lower serial number."
+    )
+    @functools.wraps(command)
+    def with_package(package: Path, key: Path | None, sha256: str | None, min_serial: int, **given: Any) -> Any:
+        from rlx_ort.deploy.package import Package
+
+        with Package(package, key=key, sha256=sha256, min_serial=min_serial) as opened:
+            return command(opened, **given)
+
+    return with_package  # type: ignore[return-value]  # a command of the same name and options
+
+
+def run_once(otherwise: str) -> Callable[[Command], Command]:
+    """Add the options of a command that runs a model once.
+
+    Args:
+        otherwise: which inputs are used without --inputs.
+    """
+
+    def decorate(command: Command) -> Command:
+        inputs = f"An npz file with an array for each input; without it, {otherwise}."
+        for option in (
+            as_json,
+            dims,
+            policy(),
+            click.option("--device", metavar="DEVICE", help="Run on this device, or fail."),
+            click.option(
+                "--outputs",
+                "outputs_path",
+                type=click.Path(dir_okay=False, path_type=Path),
+                help="Write the outputs to this npz file.",
+            ),
+            click.option("--inputs", "inputs_path", type=FILE, help=inputs),
+        ):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+def policy_of(only: str | None, deny: str | None, prefer: str | None, *, from_env: bool = True) -> DevicePolicy:
+    """Return the policy of the RLX_* variables, or without them, narrowed by the options.
 
     `--only` replaces RLX_DEVICES; `--deny` and `--prefer` add to RLX_DENY_DEVICES and RLX_PREFER_DEVICES.
 
@@ -56,7 +133,7 @@ def policy_of(only: str | None, deny: str | None, prefer: str | None) -> DeviceP
     from rlx_ort.device import parse_device_list
     from rlx_ort.selection.policy import DevicePolicy
 
-    policy = DevicePolicy.from_env()
+    policy = DevicePolicy.from_env() if from_env else DevicePolicy()
     if only:
         policy = replace(policy, allow=tuple(parse_device_list(only)))
     if deny:
@@ -64,3 +141,15 @@ def policy_of(only: str | None, deny: str | None, prefer: str | None) -> DeviceP
     if prefer:
         policy = policy.with_prefer(parse_device_list(prefer))
     return policy
+
+
+def read_model(path: Path) -> Graph:
+    """Return the graph of an ONNX or IR JSON file, with a spinner while a large one is read.
+
+    Raises:
+        ConversionError: the file is neither, is damaged, or its weight files are missing.
+    """
+    from rlx_ort.converters.from_onnx import load_graph
+
+    with progress(f"reading {path}"):
+        return load_graph(path)

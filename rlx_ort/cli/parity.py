@@ -1,4 +1,4 @@
-"""How far outputs are apart, as JSON and as a table: `convert` and `compare` say it in the same words."""
+"""How far outputs are apart, as JSON and as a table, for `convert` and `compare`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["comparison_document", "divergence_document", "print_divergence", "pr
 
 
 def tolerance_of(relative: float | None) -> Tolerance | None:
-    """Return the tolerance that `--tolerance` stands for, None where it is not given."""
+    """Return the tolerance of `--tolerance`, None if it is not given."""
     from rlx_ort.parity.metrics import Tolerance
 
     return None if relative is None else Tolerance(relative)
@@ -88,7 +88,7 @@ def print_outputs(comparison: Comparison) -> None:
 
 
 def print_divergence(divergence: Divergence | None) -> None:
-    """Print the first node that differs, and why if that can be told."""
+    """Print the first node that differs, and why if that is known."""
     if divergence is None:
         print_facts([("first node that differs", "none: every value inside is within the tolerance")])
         return
@@ -116,12 +116,8 @@ def print_divergence(divergence: Divergence | None) -> None:
 
 def _figures(found: Difference) -> dict[str, Any]:
     return {
-        "max_abs": _finite(found.max_abs),
-        "relative_l2": _finite(found.relative_l2),
-        "cosine": _finite(found.cosine),
-        "nonfinite": found.nonfinite,
-        "differing": found.differing,
-        "elements": found.elements,
+        **{name: _finite(getattr(found, name)) for name in ("max_abs", "relative_l2", "cosine")},
+        **{name: getattr(found, name) for name in ("nonfinite", "differing", "elements")},
         "shapes": None if found.shapes is None else [list(shape) for shape in found.shapes],
     }
 

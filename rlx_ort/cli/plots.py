@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rlx_ort.cli.files import replacing
-from rlx_ort.cli.show import duration
+from rlx_ort.cli.show import duration, replacing
 
 if TYPE_CHECKING:
     from rlx_ort.calibration.features import Kernel
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["draw"]
 
 _KINDS_SHOWN = 5
-# Okabe and Ito's colours, which people tell apart however they see colour.
+# Okabe and Ito's colours, which are distinguishable with every form of colour vision.
 _COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#F0E442")
 _OTHERS, _GREY = "all others", "#999999"
 _LEAST_AREA, _MOST_AREA = 14.0, 400.0  # of a marker, in square points

@@ -8,43 +8,44 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rlx_ort.cli import options
-from rlx_ort.cli.models import read_model
+from rlx_ort.cli.options import read_model
 from rlx_ort.cli.show import duration, note, print_json, print_table, progress
 from rlx_ort.errors import RlxError
 
 if TYPE_CHECKING:
     from rlx_ort.device import Device
+    from rlx_ort.execution.dispatch_report import KernelDispatchReport
     from rlx_ort.execution.placement import Placement
     from rlx_ort.ir.graph import Graph
     from rlx_ort.options.compile_options import CompileOptions
     from rlx_ort.selection.candidates import DeviceCandidate
-    from rlx_ort.selection.legalize import KernelDispatchReport
     from rlx_ort.selection.policy import DevicePolicy
 
 __all__ = ["command"]
 
+_COLUMNS = (
+    *("available", "supports_graph", "cpu_nodes", "predicted_ns", "profile_source", "recommended", "blocker"),
+    *("judged_by", "hardware"),
+)
+
 
 @click.command("report")
 @options.model
-@options.shown
-@options.deny
-@options.prefer
+@options.policy(device_too=True)
 @options.dims
 @click.option("--open", "open_sessions", is_flag=True, help="Open a session on each device and read its placement.")
-@click.option("--why", is_flag=True, help="Say of what each predicted time is made up, and why the choice was made.")
+@click.option("--why", is_flag=True, help="Show the parts of each predicted time, and why the choice was made.")
 @click.option(
     "--plot",
     "plot_path",
     type=click.Path(dir_okay=False, path_type=Path),
     help="Draw a roofline for each device with the model's nodes on it; needs rlx_ort[plot].",
 )
-@click.option("--ops", "with_ops", is_flag=True, help="Say of each kind of op how it gets to the device.")
+@click.option("--ops", "with_ops", is_flag=True, help="Show how each kind of op gets to the device.")
 @options.as_json
 def command(
     model: Path,
-    only: str | None,
-    deny: str | None,
-    prefer: str | None,
+    policy: DevicePolicy,
     dims: dict[str, int],
     open_sessions: bool,
     why: bool,
@@ -58,10 +59,10 @@ def command(
 
     Predictions need sizes: give the named dims with --dim, else each counts with the cost model's stand-in size.
     """
+    from rlx_ort.execution.dispatch_report import format_dispatch_report, report_as_dict
     from rlx_ort.options.compile_options import CompileOptions
     from rlx_ort.selection.candidates import device_report
 
-    policy = options.policy_of(only, deny, prefer)
     graph = read_model(model)
     compile_options = CompileOptions(dims=dims)
     with progress("asking each device"):
@@ -70,26 +71,17 @@ def command(
     for candidate in candidates:
         row: dict[str, Any] = {
             "device": candidate.label,
-            "available": candidate.available,
-            "supports_graph": candidate.supports_graph,
-            "cpu_nodes": candidate.cpu_nodes,
-            "predicted_ns": candidate.predicted_ns,
-            "profile_source": candidate.profile_source,
-            "recommended": candidate.recommended,
-            "blocker": candidate.blocker,
-            "judged_by": candidate.judged_by,
+            **{name: getattr(candidate, name) for name in _COLUMNS},
             "first_unsupported": None if candidate.first_unsupported is None else candidate.first_unsupported.name,
-            "hardware": candidate.hardware,
             "assumed_dims": list(candidate.assumed_dims),
         }
+        placement = None
         if open_sessions:
-            with progress(f"opening a session on {candidate.label}"):
-                placement, opened = None, _UNOPENED
-                if candidate.supports_graph and policy.allows(candidate.device):
+            row |= {"placement_share": None, "open_error": None}
+            if candidate.supports_graph and policy.allows(candidate.device):
+                with progress(f"opening a session on {candidate.label}"):
                     placement, opened = _opened(graph, candidate.device, compile_options)
                 row |= opened
-        else:
-            placement = None
         if why:
             row |= _reasons(graph, candidate, compile_options)
         if with_ops:
@@ -100,16 +92,17 @@ def command(
 
         draw(graph, model.name, dims, rows, plot_path)
         note(f"drawn to {plot_path}")
+    reports = {row["device"]: row["dispatch"] for row in rows if row.get("dispatch") is not None}
     if as_json:
-        shown = [{**row, "dispatch": _as_dict(row["dispatch"])} if with_ops else row for row in rows]
+        dispatch = {label: {"dispatch": report_as_dict(report)} for label, report in reports.items()}
+        shown = [row | dispatch.get(row["device"], {}) for row in rows]
         print_json({"model": str(model), "dims": dims, "devices": shown})
-    else:
-        _print(rows, open_sessions)
-        if why:
-            _print_reasons(rows, policy)
-        for row in rows:
-            if with_ops and row["dispatch"] is not None:
-                _print_ops(row["dispatch"])
+        return
+    _print(rows, open_sessions)
+    if why:
+        _print_reasons(rows, policy)
+    for report in reports.values():
+        click.echo(format_dispatch_report(report))
 
 
 def _reasons(graph: Graph, candidate: DeviceCandidate, compile_options: CompileOptions) -> dict[str, Any]:
@@ -153,37 +146,34 @@ def _print_reasons(rows: list[dict[str, Any]], policy: DevicePolicy) -> None:
 
 
 def _why_chosen(chosen: dict[str, Any], priced: list[dict[str, Any]], policy: DevicePolicy) -> str:
-    """Return what spoke for the device: its prediction or a preference, and which others may be as fast."""
+    """Return why the device was chosen: its prediction or a preference, and which others may be as fast."""
     from rlx_ort.selection.policy import labels
 
     time_ns = chosen["predicted_ns"]
-    told = f"chosen: {chosen['device']}, predicted to take {duration(time_ns)}"
+    text = f"chosen: {chosen['device']}, predicted to take {duration(time_ns)}"
     others = [row for row in priced if row is not chosen]
     if not others:
-        return f"{told}; no other device may run it"
+        return f"{text}; no other device may run it"
     best = others[0]
     if best["predicted_ns"] < time_ns:
         close = f"{(time_ns / best['predicted_ns'] - 1):.1%} behind {best['device']}"
-        told += f"; it is preferred (prefer: {labels(policy.prefer)}) and {close}, which counts as equal"
+        text += f"; it is preferred (prefer: {labels(policy.prefer)}) and {close}, which counts as equal"
     else:
-        told += f"; next is {best['device']} with {duration(best['predicted_ns'])}"
+        text += f"; next is {best['device']} with {duration(best['predicted_ns'])}"
     limit_ns = time_ns * (1 + chosen["error"])
     rivals = [row["device"] for row in others if row["predicted_ns"] / (1 + row["error"]) <= limit_ns]
     if rivals:
-        told += f"\nwithin the error of the predictions, {', '.join(rivals)} may be as fast; `rlx-ort bench` measures"
-    return told
+        text += f"\nwithin the error of the predictions, {', '.join(rivals)} may be as fast; `rlx-ort bench` measures"
+    return text
 
 
 def _note_assumed(rows: list[dict[str, Any]]) -> None:
-    """Say which sizes the predictions took a stand-in for."""
+    """Print which sizes the predictions assumed."""
     assumed = list(dict.fromkeys(name for row in rows for name in row["assumed_dims"]))
     if assumed:
         from rlx_ort.selection.cost import DEFAULT_DIM
 
         note(f"predicted with {DEFAULT_DIM} for dims without a size: {', '.join(assumed)}; give sizes with --dim")
-
-
-_UNOPENED: dict[str, Any] = {"placement_share": None, "open_error": None}
 
 
 def _opened(graph: Graph, device: Device, compile_options: CompileOptions) -> tuple[Placement | None, dict[str, Any]]:
@@ -204,25 +194,14 @@ def _dispatch(
 ) -> KernelDispatchReport | None:
     """Return how the ops get to the device, and where a session put them; None when nothing is known about it here."""
     from rlx_ort.errors import DeviceUnavailableError
-    from rlx_ort.selection.legalize import dispatch_report_for_device, merge_placement
+    from rlx_ort.execution.dispatch_report import merge_placement
+    from rlx_ort.selection.legalize import dispatch_report_for_device
 
     try:
         report = dispatch_report_for_device(graph, device, compile_options)
     except DeviceUnavailableError:
         return None
     return report if placement is None else merge_placement(report, placement)
-
-
-def _as_dict(report: KernelDispatchReport | None) -> dict[str, Any] | None:
-    from rlx_ort.selection.legalize import report_as_dict
-
-    return None if report is None else report_as_dict(report)
-
-
-def _print_ops(report: KernelDispatchReport) -> None:
-    from rlx_ort.selection.legalize import format_dispatch_report
-
-    click.echo(format_dispatch_report(report))
 
 
 def _print(rows: list[dict[str, Any]], opened: bool) -> None:

@@ -1,16 +1,16 @@
-"""`rlx-ort run MODEL`: run a model once, and say where it ran."""
+"""`rlx-ort run MODEL`: run a model once, and print where it ran."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from rlx_ort.cli import options
-from rlx_ort.cli.models import read_model
-from rlx_ort.cli.show import note, print_facts, print_json, print_table, progress
+from rlx_ort.cli.options import read_model
+from rlx_ort.cli.show import emit, note, print_facts, print_table, progress
 from rlx_ort.errors import DeviceFallbackError
 
 if TYPE_CHECKING:
@@ -19,27 +19,15 @@ if TYPE_CHECKING:
     from rlx_ort.execution.placement import Placement
     from rlx_ort.graph_devices import GraphDevices
     from rlx_ort.ir.graph import Graph
+    from rlx_ort.selection.policy import DevicePolicy
 
-__all__ = ["command"]
+__all__ = ["command", "print_run", "refusals", "written"]
 
 _SEED = 0
 
 
 @click.command("run")
 @options.model
-@click.option(
-    "--inputs",
-    "inputs_path",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="An npz file with an array for each input; without it, random inputs are made up.",
-)
-@click.option(
-    "--outputs",
-    "outputs_path",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Write the outputs to this npz file.",
-)
-@click.option("--device", metavar="DEVICE", help="Run on this device, or fail.")
 @click.option("--chain", metavar="DEVICES", help="Run on the first of these devices that works, as in cuda,webgpu,cpu.")
 @click.option(
     "--strict/--assisted",
@@ -47,25 +35,19 @@ _SEED = 0
     help="Whether every node must be on the device, or the CPU may help. "
     "Default: strict for a device you name, assisted for an automatic choice.",
 )
-@options.only
-@options.deny
-@options.prefer
-@options.dims
-@options.as_json
+@options.run_once("random inputs are generated")
 def command(
     model: Path,
+    chain: str | None,
+    strict: bool | None,
     inputs_path: Path | None,
     outputs_path: Path | None,
     device: str | None,
-    chain: str | None,
-    strict: bool | None,
-    only: str | None,
-    deny: str | None,
-    prefer: str | None,
+    policy: DevicePolicy,
     dims: dict[str, int],
     as_json: bool,
 ) -> None:
-    """Run a model once, and say where it ran.
+    """Run a model once, and print where it ran.
 
     Without --device or --chain: RLX_DEVICE_CHAIN, RLX_DEVICE, else the device with the smallest predicted time.
     """
@@ -78,7 +60,6 @@ def command(
 
     named = None if device is None else parse_device(device)
     tries = device_chain_from_env() if chain is None else parse_device_list(chain)
-    policy = options.policy_of(only, deny, prefer)
     rule = {None: None, True: PlacementRule.STRICT, False: PlacementRule.ASSISTED}[strict]
     graph = read_model(model)
     feeds = _feeds(graph, inputs_path, dims)
@@ -94,21 +75,22 @@ def command(
                 compiled = runner.compile_resolved_with_inputs(feeds)
                 outputs, refused = compiled.run(feeds), list(runner.last_attempts)
         results = dict(zip(compiled.output_specs, outputs, strict=True))
-        document = {
-            "model": str(model),
-            "device": compiled.device.label,
-            "refused": [{"device": tried.label, "reason": reason} for tried, reason in refused],
-            "placement": _placement(compiled.placement),
-            "inputs": "random" if inputs_path is None else str(inputs_path),
-            "outputs": [_described(name, result) for name, result in results.items()],
-            "outputs_file": None if outputs_path is None else str(outputs_path),
-        }
-    if outputs_path is not None:
-        _write(outputs_path, results)
-    if as_json:
-        print_json(document)
-    else:
-        _print(document)
+        placement = compiled.placement
+    document = {
+        "model": str(model),
+        "device": compiled.device.label,
+        **refusals(refused),
+        "placement": _placement(placement),
+        "inputs": "random" if inputs_path is None else str(inputs_path),
+        **written(results, outputs_path),
+    }
+    nodes = ", ".join(f"{count} on {provider}" for provider, count in document["placement"]["nodes"].items())
+    facts = [
+        ("ran on", document["device"]),
+        ("placement", f"{placement.requested_share:.0%} on {placement.requested}; nodes: {nodes or 'none'}"),
+        ("copies between devices", str(placement.boundary_copies)),
+    ]
+    emit(document, as_json, lambda document: print_run(document, facts))
 
 
 def _feeds(graph: Graph, path: Path | None, dims: Mapping[str, int]) -> dict[str, Any]:
@@ -128,7 +110,7 @@ def _first_that_works(
     """Return the compiled graph that answered, its outputs, and why each device before it did not."""
     refused: list[tuple[Device, str]] = []
     for device in tries:
-        try:  # one device at a time, since a chain that succeeds does not tell what it passed over
+        try:  # one device at a time, because a chain that succeeds does not return its failed attempts
             used, outputs = runner.run_try([device], feeds)
         except DeviceFallbackError as err:
             refused.extend(err.attempts)
@@ -147,37 +129,34 @@ def _placement(placement: Placement) -> dict[str, Any]:
     }
 
 
-def _described(name: str, result: Any) -> dict[str, Any]:
-    """Return an output's name, dtype and shape; lists and maps have only a type."""
-    dtype = getattr(result, "dtype", None)
-    return {
-        "name": name,
-        "dtype": type(result).__name__ if dtype is None else str(dtype),
-        "shape": None if dtype is None else list(result.shape),
-    }
+def refusals(refused: Iterable[tuple[Device, str]]) -> dict[str, Any]:
+    """Return the entry of the document that lists the devices that refused."""
+    return {"refused": [{"device": tried.label, "reason": reason} for tried, reason in refused]}
 
 
-def _write(path: Path, results: Mapping[str, Any]) -> None:
+def written(results: Mapping[str, Any], path: Path | None) -> dict[str, Any]:
+    """Write the outputs to an npz file if one is given, and return their entries of the document."""
     from rlx_ort.cli.arrays import write_npz
 
     arrays = {name: result for name, result in results.items() if hasattr(result, "dtype")}
-    for name in results.keys() - arrays.keys():
-        note(f"output {name!r} is no tensor and is not in {path}")
-    write_npz(path, arrays)
+    if path is not None:
+        for name in results.keys() - arrays.keys():
+            note(f"output {name!r} is no tensor and is not in {path}")
+        write_npz(path, arrays)
+    outputs = [
+        {"name": name, "dtype": str(result.dtype), "shape": list(result.shape)}
+        if name in arrays
+        else {"name": name, "dtype": type(result).__name__, "shape": None}
+        for name, result in results.items()
+    ]
+    return {"outputs": outputs, "outputs_file": None if path is None else str(path)}
 
 
-def _print(document: dict[str, Any]) -> None:
+def print_run(document: dict[str, Any], facts: Sequence[tuple[str, object]]) -> None:
+    """Print the devices that refused, the facts of a run, and its outputs."""
     for row in document["refused"]:
         note(f"{row['device']} refused: {row['reason']}")
-    placement = document["placement"]
-    nodes = ", ".join(f"{count} on {provider}" for provider, count in placement["nodes"].items())
-    lines = [
-        ("ran on", document["device"]),
-        ("placement", f"{placement['share']:.0%} on {placement['requested']}; nodes: {nodes or 'none'}"),
-        ("copies between devices", str(placement["boundary_copies"])),
-    ]
-    if document["outputs_file"]:
-        lines.append(("written to", document["outputs_file"]))
-    print_facts(lines)
+    file = document["outputs_file"]
+    print_facts([*facts, ("written to", file)] if file else facts)
     rows = [(row["name"], row["dtype"], row["shape"]) for row in document["outputs"]]
     print_table(("output", "dtype", "shape"), rows)

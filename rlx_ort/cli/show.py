@@ -1,28 +1,52 @@
-"""What commands print: one JSON document, or tables for people; progress only on a terminal."""
+"""What commands print and write: one JSON document or tables, progress on a terminal, and files written atomically."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
 
 import click
+
+from rlx_ort import storage
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress, TaskID
 
-__all__ = ["Steps", "binary_size", "duration", "note", "print_facts", "print_json", "print_table", "progress", "steps"]
+__all__ = [
+    "Steps",
+    "binary_size",
+    "counted",
+    "duration",
+    "emit",
+    "note",
+    "print_facts",
+    "print_json",
+    "print_table",
+    "progress",
+    "replacing",
+    "steps",
+]
 
 _PIPE_COLUMNS = 200
-"""Width of a table that goes to a pipe or file, where there is no terminal to ask."""
+"""Width of a table that goes to a pipe or file, which have no terminal width."""
 
 
 def print_json(document: Mapping[str, Any]) -> None:
     """Print one JSON document in ASCII, which every terminal and pipe can carry."""
     click.echo(json.dumps(document, indent=2, allow_nan=False))
+
+
+def emit(document: dict[str, Any], as_json: bool, show: Callable[[dict[str, Any]], object]) -> None:
+    """Print the result of a command: one JSON document with --json, else what `show` prints of it."""
+    if as_json:
+        print_json(document)
+    else:
+        show(document)
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> None:
@@ -51,7 +75,7 @@ def print_facts(facts: Iterable[tuple[str, object]]) -> None:
 
 
 def _visible(cell: object) -> str:
-    """Return a text without characters that steer a terminal: names and licences come from files of others."""
+    """Return a text without terminal control characters, since names and licences come from untrusted files."""
     return "".join(letter if letter.isprintable() or letter == "\n" else repr(letter)[1:-1] for letter in str(cell))
 
 
@@ -65,6 +89,23 @@ def progress(text: str) -> contextlib.AbstractContextManager[object]:
     if not sys.stderr.isatty():
         return contextlib.nullcontext()
     return _console(stderr=True).status(text)
+
+
+@contextlib.contextmanager
+def counted(text: str) -> Iterator[Callable[[int], object] | None]:
+    """Give a function that takes bytes done and shows their sum behind a text, or None without a terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    done = 0
+    with _console(stderr=True).status(text) as status:
+
+        def add(count: int) -> None:
+            nonlocal done
+            done += count
+            status.update(f"{text}: {binary_size(done)}")
+
+        yield add
 
 
 class Steps:
@@ -132,3 +173,17 @@ def _console(*, stderr: bool) -> Console:
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() else _PIPE_COLUMNS
     return Console(file=stream, width=width, markup=False, emoji=False, highlight=False)
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file beside `path` for writing and put it in place of `path` when the block ends without an error.
+
+    Raises:
+        click.FileError: the file cannot be written.
+    """
+    try:
+        with storage.replacing(path) as stream:
+            yield stream
+    except OSError as err:
+        raise click.FileError(str(path), err.strerror or str(err)) from err

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlx_ort.conversion.report import verdict
+from rlx_ort.conversion.options import verdict
 from rlx_ort.errors import ConversionError, ParityError
 
 if TYPE_CHECKING:
-    from rlx_ort.conversion.options import ConvertOptions
-    from rlx_ort.conversion.report import ModelFacts
+    from rlx_ort.conversion.options import ConvertOptions, ModelFacts
     from rlx_ort.converters.bundle import ModelBundle
     from rlx_ort.options.compile_options import CompileOptions
     from rlx_ort.parity.compare import Comparison
@@ -21,18 +20,18 @@ if TYPE_CHECKING:
 __all__ = ["LEAN_ABOVE_BYTES", "ConversionCheck", "default_tolerance", "why_unverified"]
 
 LEAN_ABOVE_BYTES = 256 << 20
-"""Models with more bytes of weights than this are run as the file says, node by node, and not as ONNX Runtime optimises
-them: folded and packed weights would be in memory beside those of the file."""
+"""Models with more bytes of weights than this are run without optimisation, because folded and packed weights would be
+in memory beside those of the file."""
 
 
 def default_tolerance(options: ConvertOptions, before: ModelFacts) -> Tolerance:
-    """Return what counts as equal after a conversion, unless the caller says; see `tolerance_for` for the reasons.
+    """Return the default tolerance of a conversion; see `tolerance_for` for the reasons.
 
     f32 on the CPU: relative L2 of 1e-5. f16 and mixed, or a source that holds f16: 5e-3. bf16: 4e-2. Quantised to 8
     bits: a cosine of 0.99, to 4 bits of 0.98. A target for another device than the CPU: 1e-3 at least.
     """
     from rlx_ort.device import Device
-    from rlx_ort.parity.tolerances import tolerance_for
+    from rlx_ort.parity.metrics import tolerance_for
 
     bits = {None: None, "int4-weights": 4}.get(options.quantize, 8)
     dtypes = {*before.weight_bytes, {"bf16": "bf16", None: "f32"}.get(options.precision, "f16")}
@@ -61,7 +60,7 @@ class ConversionCheck:
     """The verification of one conversion: runs the source, and holds its answer while the result is made.
 
     Attributes:
-        emulated: how one side was run in place of what it says, empty where both ran as they are.
+        emulated: how one side was emulated; empty if both ran as they are.
 
     Args:
         options: those of the conversion.

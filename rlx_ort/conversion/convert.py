@@ -1,4 +1,4 @@
-"""`convert`: a model from where it is to where it is wanted, changed on the way and checked before it gets there."""
+"""`convert`: reads a model, changes it, checks the result against the source, and writes it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from rlx_ort.conversion.check import ConversionCheck, default_tolerance, why_unverified
-from rlx_ort.conversion.options import ConvertOptions
-from rlx_ort.conversion.report import ConversionReport, ModelFacts, ParamsTaken, facts_of, random_ops
+from rlx_ort.conversion.options import ConversionReport, ConvertOptions, ModelFacts, ParamsTaken, facts_of, random_ops
 from rlx_ort.errors import ConversionError
 
 if TYPE_CHECKING:
@@ -21,10 +20,10 @@ if TYPE_CHECKING:
 __all__ = ["ConversionReport", "ConvertOptions", "ModelFacts", "ParamsTaken", "Step", "convert", "default_tolerance"]
 
 Step = Callable[[str], None]
-"""Told what begins: `reading model.onnx`."""
+"""Called with the step that begins, such as `reading model.onnx`."""
 
 Bytes = Callable[[int, int], None]
-"""Told how many bytes of weights are written, and of how many."""
+"""Called with the bytes of weights written so far, and their total."""
 
 
 def convert(
@@ -38,20 +37,20 @@ def convert(
     """Convert a model, check the result against the source, and only then put it in place.
 
     The order is: weights, cut, dims, opset, simplify, precision, quantise, write. The result is written to a hidden
-    folder beside the target and moved when it is right; otherwise what was at the target stays as it was. The source is
+    folder beside the target and moved when it is right; otherwise the target is unchanged. The source is
     never changed.
 
     The verification opens a session of the source and one of the written result, one after the other, on the CPU
     (an optimised target: on its device), so it costs two loads and two runs, and the memory of one model at a time.
     Models above 256 MiB run without optimisation, on weights that stay mapped. bf16, for which the CPU has no kernels,
-    is computed in f32 and each result rounded. Without an ONNX Runtime nothing is verified, and the report says so.
+    is computed in f32 and each result rounded. Without ONNX Runtime nothing is verified, which the report records.
 
     Args:
         source: a file, or a bundle.
-        target: the file to write; its suffix says the format: `.onnx`, `.json` or `.ort`.
+        target: the file to write; its suffix decides the format: `.onnx`, `.json` or `.ort`.
         options: what to change.
-        on_step: told when a step begins.
-        on_bytes: told how far the writing of weights is.
+        on_step: called when a step begins.
+        on_bytes: called with the bytes of weights written, and of how many.
 
     Raises:
         ConversionError: something cannot be read, changed or written.
@@ -75,9 +74,9 @@ class _Run:
         self._seconds: dict[str, float] = {}
 
     def convert(self, source: str | os.PathLike[str] | ModelBundle, target: Path) -> ConversionReport:
-        from rlx_ort.converters.staging import refuse_existing, staging
+        from rlx_ort.converters.files import refuse_existing, staging
 
-        # a graph file keeps its large tensors in a file beside it; better to know before an hour of work than after
+        # a graph file keeps its large tensors in a file beside it; refused before the work begins
         beside = [target.with_suffix(".safetensors")] if target.suffix.lower() == ".json" else []
         beside += [target.with_name(self._options.detach)] if self._options.detach else []
         refuse_existing([target, *beside], overwrite=self._options.overwrite)
@@ -171,7 +170,7 @@ class _Run:
             with self._step("simplify", "simplifying"):
                 bundle, self._reports["simplify"] = simplify(bundle)
         if options.precision is not None:
-            from rlx_ort.converters.transforms.precision import to_precision
+            from rlx_ort.converters.transforms.half_precision import to_precision
 
             with self._step("precision", f"changing the precision to {options.precision}"):
                 bundle, self._reports["precision"] = to_precision(bundle, options.precision, keep=options.keep)

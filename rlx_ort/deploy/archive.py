@@ -35,7 +35,7 @@ _END64 = struct.Struct("<4sQ2H2I4Q")
 _LOCATOR = struct.Struct("<4sIQI")
 _DATE = 0x0021  # 1980-01-01
 _VERSION, _VERSION64 = 20, 45
-_PADDING_ID = 0x4C52  # an id that APPNOTE 4.5 gives to nobody
+_PADDING_ID = 0x4C52  # an id that APPNOTE 4.5 leaves unassigned
 _LONGEST_EXTRA = 0xFFFF
 _ZIP64_ID = 0x0001
 _LIMIT32 = 0xFFFFFFFF
@@ -144,7 +144,7 @@ class Archive:
         self.crcs: Mapping[str, int] = {member.name: member.crc for member in members}
 
     def locate(self, name: str) -> tuple[OpenFile, int]:
-        """Return the archive and where a member's bytes begin in it; see `Container.locate`."""
+        """Return the archive and where a member's bytes begin in it; see `Folder.locate`."""
         return self._file, self._offsets[name]
 
     def close(self) -> None:
@@ -153,7 +153,7 @@ class Archive:
 
 
 def _members(file: OpenFile) -> list[Member]:
-    """Return what the central directory lists, in its order; what it says beside that is compared later."""
+    """Return the members that the central directory lists, in its order; its other fields are compared later."""
     name = file.name
     if file.size < _END.size:
         raise IntegrityError(f"{name} is no package: {file.size} bytes are too few")
@@ -168,14 +168,14 @@ def _members(file: OpenFile) -> list[Member]:
         if magic != b"PK\6\6":
             raise IntegrityError(f"{name} is no package: its 64-bit end is not where it belongs")
     if count > MOST_FILES or size > _LARGEST_DIRECTORY or offset + size > file.size:
-        raise IntegrityError(f"{name} is no package: it says {count} members in {size} bytes of directory at {offset}")
+        raise IntegrityError(f"{name} is no package: {count} members, {size} bytes of directory at {offset}")
     directory = file.read(offset, size)
     members, place = [], 0
     while place < size:
         member, place = _entry(directory, place, name)
         members.append(member)
     if len(members) != count:
-        raise IntegrityError(f"{name} says {count} members and lists {len(members)}")
+        raise IntegrityError(f"{name} claims {count} members and lists {len(members)}")
     return members
 
 

@@ -1,4 +1,4 @@
-"""The two forms of a package behind one face: files by name, each with its size, read or mapped where it is."""
+"""The two forms of a package behind one interface: files by name, each with its size, read or mapped in place."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import stat
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import TypeAlias
 
 from rlx_ort.deploy.archive import Archive
 from rlx_ort.deploy.names import INDEX, LARGEST_INDEX_BYTES, MANIFEST, MOST_FILES, SIGNATURE, check_names
@@ -17,34 +17,12 @@ from rlx_ort.errors import IntegrityError, PackageError
 __all__ = ["Container", "Folder", "compare_files", "open_container", "read_index"]
 
 
-class Container(Protocol):
-    """The files of a package. Names were checked; their bytes were not."""
-
-    @property
-    def path(self) -> Path:
-        """The folder or file."""
-
-    @property
-    def sizes(self) -> Mapping[str, int]:
-        """Name -> size in bytes of every file."""
-
-    @property
-    def crcs(self) -> Mapping[str, int]:
-        """Name -> CRC-32 that the container itself keeps; empty when it keeps none."""
-
-    def locate(self, name: str) -> tuple[OpenFile, int]:
-        """Return an open file and the place where a file of the package begins in it.
-
-        Raises:
-            IntegrityError: it cannot be opened, or is a link.
-        """
-
-    def close(self) -> None:
-        """Close what nobody has mapped."""
-
-
 class Folder:
-    """A package as a folder. Each file is opened once, when it is first asked for.
+    """A package as a folder, with the interface of `Archive`. Each file is opened once, at its first use.
+
+    Attributes:
+        sizes: name -> size in bytes of every file; the names were checked, the bytes were not.
+        crcs: empty, since a folder keeps no CRC-32.
 
     Raises:
         IntegrityError: it holds a link, a special file, an empty folder, or a name that is not allowed.
@@ -59,7 +37,11 @@ class Folder:
         self._open: dict[str, OpenFile] = {}
 
     def locate(self, name: str) -> tuple[OpenFile, int]:
-        """Return the file of that name and 0; see `Container.locate`."""
+        """Return the file of that name, and 0, where its bytes begin.
+
+        Raises:
+            IntegrityError: it cannot be opened, or is a link.
+        """
         if name not in self._open:
             self._open[name] = OpenFile(self.path / name, name, hard_links=self._hard_links)
         return self._open[name], 0
@@ -70,15 +52,18 @@ class Folder:
             file.close()
 
 
+Container: TypeAlias = Folder | Archive
+
+
 def open_container(path: Path, *, hard_links: bool = False) -> Container:
     """Return the package at a path, in either form, with its names checked and nothing else read.
 
-    The path itself may be a symbolic link, for whoever gives it chooses the package. `hard_links` says whether files
-    may have other names, which is safe for bytes that are copied before they are hashed.
+    The path itself may be a symbolic link, because the caller chooses the package. `hard_links` allows files with other
+    names, which is safe for bytes that are copied before they are hashed.
 
     Raises:
         PackageError: there is nothing there.
-        IntegrityError: what is there breaks a rule of the format.
+        IntegrityError: the file or folder breaks a rule of the format.
     """
     try:
         path = path.resolve()
@@ -125,7 +110,7 @@ def compare_files(container: Container, files: Mapping[str, tuple[int, int]]) ->
         raise IntegrityError(f"{path} does not hold the files that its {INDEX} lists: {', '.join(what)}")
     for name, (size, crc) in files.items():
         if present[name] != size:
-            raise IntegrityError(f"{name} of {path} has {present[name]} bytes, its {INDEX} says {size}")
+            raise IntegrityError(f"{name} of {path} has {present[name]} bytes, and its {INDEX} lists {size}")
         if container.crcs.get(name, crc) != crc:
             raise IntegrityError(f"{name} of {path} has another CRC-32 in the archive than in its {INDEX}")
 

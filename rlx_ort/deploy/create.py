@@ -1,4 +1,4 @@
-"""Making a package of a graph: what is asked for as a `Recipe`, and the files that follow from it."""
+"""Creating a package from a graph and a `Recipe`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a package is to be like.
+    """The settings of a package.
 
     Attributes:
         name: its name; empty takes that of the graph.
@@ -87,7 +87,7 @@ def create_package(
     force: bool = False,
     progress: Callable[[int], object] | None = None,
 ) -> str:
-    """Write a package and return the SHA-256 of its index, which stands for all of it.
+    """Write a package and return the SHA-256 of its index, which identifies all of it.
 
     Weights are read twice, once for their digests and once to be written, and never copied as a whole. The same graph
     and recipe give the same bytes. The package appears whole or not at all.
@@ -95,7 +95,7 @@ def create_package(
     Args:
         graph: the model; every parameter needs data.
         target: where the package shall be.
-        recipe: what it is to be like.
+        recipe: its settings.
         folder: whether to write the folder form; the default is one file.
         force: whether a file that is there may be replaced.
         progress: called with the bytes written since the last call.
@@ -113,13 +113,13 @@ def create_package(
     _check_graph(graph)
     files, index = _Making(graph, recipe).finished()
     raw = index.to_bytes()
-    Index.from_bytes(raw)  # what is written can be read
+    Index.from_bytes(raw)  # the index can be read again
     write_package(Path(target), {**files, INDEX: Content.of(raw)}, folder=folder, force=force, progress=progress)
     return hashlib.sha256(raw).hexdigest()
 
 
 def _check_recipe(recipe: Recipe) -> None:
-    """Refuse what would be dropped in silence, or would make a package that nobody can open."""
+    """Refuse settings that would be ignored, or that would make a package which cannot be opened."""
     if recipe.verify_on_first_use and not recipe.golden:
         raise PackageError(
             "a check at first use needs golden cases, and there are none; give inputs, or leave the check away"
@@ -144,7 +144,7 @@ def _check_graph(graph: Graph) -> None:
 
 
 class _Making:
-    """Collects the files of a package and what the index says of them."""
+    """Collects the files of a package and their entries of the index."""
 
     def __init__(self, graph: Graph, recipe: Recipe) -> None:
         from rlx_ort.ir.serde import to_json
@@ -217,7 +217,7 @@ class _Making:
         """Return the exported model of a variant, where its weights are, which are inside, and their data file.
 
         ONNX Runtime looks for all weights of a model in one folder, so a variant in another precision has a data file
-        of its own, with the weights that stay as they are in it once more.
+        of its own, which repeats the weights that are not rounded.
         """
         from rlx_ort.converters.to_onnx.exporter import exported
 
@@ -289,10 +289,10 @@ def _variant_name(device: Device, precision: Precision) -> str:
 
 
 def _give_precision(variants: dict[str, Variant], device: Device, precision: Precision) -> None:
-    """Let a device run in a precision; its variant gives way, whose ONNX model stays for other readers of the package.
+    """Set the precision of a device. It replaces the variant, whose ONNX model stays in the package for other readers.
 
     Raises:
-        PackageError: the device has stored weights in another precision, which nobody could use.
+        PackageError: the device has stored weights in another precision, which would be unused.
     """
     rounded: dict[str, str] = {}
     for name, variant in [item for item in variants.items() if item[1].device == device.label]:

@@ -35,9 +35,9 @@ _log = logging.getLogger(__name__)
 _SCHEMA = 1
 
 # Of the largest value of an output. f32: a thousand times its epsilon, which long sums in another order reach; tf32,
-# f16 and bf16: ten times theirs (2**-10, 2**-10, 2**-8), since every layer rounds anew.
+# f16 and bf16: ten times theirs (2**-10, 2**-10, 2**-8), since every layer rounds again.
 TOLERANCES: Mapping[str, float] = MappingProxyType({"f32": 1e-4, "tf32": 1e-2, "f16": 1e-2, "bf16": 4e-2})
-"""Precision -> largest error, for packages that do not say otherwise."""
+"""Precision -> largest error, for packages that set none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class OutputParity:
 
 @dataclass(frozen=True, slots=True)
 class DeviceParity:
-    """What a device made of the golden cases.
+    """The outputs of a device for the golden cases, compared with the expected ones.
 
     Attributes:
         device: the device.
@@ -96,7 +96,7 @@ class DeviceParity:
 
 
 def compare(found: npt.ArrayLike, expected: npt.NDArray[Any]) -> float:
-    """Return how far an output is from what it must be; infinity when it is of another kind.
+    """Return the error of an output; infinity if its shape or dtype differs.
 
     Floats: the largest absolute difference over the largest absolute expected value, which is how errors of sums grow.
     Infinities and NaN must be in the same places. Other types: the share of elements that differ. Computed in float64.
@@ -123,7 +123,7 @@ def compare(found: npt.ArrayLike, expected: npt.NDArray[Any]) -> float:
 def check_device(
     package: Package, runner: GraphDevices, device: Device, compile: Callable[[], CompiledGraph] | None = None
 ) -> DeviceParity:
-    """Run the golden cases on a device and return what came of it; opens a session there.
+    """Run the golden cases on a device and compare the outputs; opens a session there.
 
     `compile` gives the compiled graph in place of `runner.compile(device)`. A device that is not here, refuses the
     graph or fails is a result with a reason, not an error.
@@ -156,9 +156,8 @@ def check_device(
 def admit_devices(package: Package, runner: GraphDevices) -> None:
     """Deny the chosen device if it fails the golden cases, then the next, until one is right.
 
-    A denial covers what `DevicePolicy` says: the other indexes of the kind, and the kinds on the same hardware.
-
-    The runner's policy denies the ones that failed, and its `last_attempts` says why.
+    A denial covers the other indexes of the kind and the kinds on the same hardware; see `DevicePolicy`. Afterwards the
+    runner's policy denies the devices that failed, and its `last_attempts` has the reasons.
 
     Raises:
         NoViableDeviceError: none is right; it lists each with its reason.
@@ -219,7 +218,7 @@ def _path(package: Package, runner: GraphDevices, device: Device) -> Path | None
 
 
 def _plain(value: object) -> str:
-    return repr(sorted(value.items())) if hasattr(value, "items") else repr(value)
+    return repr(sorted(value.items())) if isinstance(value, Mapping) else repr(value)
 
 
 def _read(path: Path) -> str | None:

@@ -1,4 +1,4 @@
-"""`rlx.json`: what a package is, and the size and digest of everything in it. Strictly read, written in one way."""
+"""`rlx.json`: settings of a package, and size and digest of its files. Read strictly, written in one encoding."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ from rlx_ort.selection.policy import Adaptive, Benchmark, CostModel, DevicePickS
 __all__ = ["FORMAT", "REQUIRABLE", "SCHEMA", "Case", "FileEntry", "Index", "StoredTensor", "Variant"]
 
 FORMAT = "rlx_ort package"
-"""What the `format` entry says."""
+"""The `format` entry."""
 SCHEMA = 1
 """Version of the index; a reader takes its own and older ones."""
 REQUIRABLE = ("rlx_ort", "onnxruntime")
 """What a package may require a lowest version of."""
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+_PLAIN = ("name", "version", "serial", "graph", "license", "verify_on_first_use")
 _KEYS = (
-    *("format", "schema", "name", "version", "serial", "graph", "dims", "buckets", "policy", "requires", "license"),
-    *("provenance", "golden", "verify_on_first_use", "variants", "tensors", "files"),
+    *("format", "schema", "dims", "buckets", "policy", "requires", "provenance", "golden", "variants", "tensors"),
+    *("files", *_PLAIN),
 )
 
 
@@ -40,7 +41,7 @@ class FileEntry(NamedTuple):
 
 
 class StoredTensor(NamedTuple):
-    """Where a tensor is, what it is, and its digest. Offsets count from the begin of its file."""
+    """Place, type and digest of a tensor. Offsets count from the beginning of its file."""
 
     file: str
     offset: int
@@ -74,7 +75,7 @@ class Case(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """Everything `rlx.json` says; `docs/package-format.md` tells what each entry means.
+    """The contents of `rlx.json`; `docs/package-format.md` explains each entry.
 
     Attributes:
         tolerances: precision -> the largest error that a golden output may have; see `golden.compare`.
@@ -103,16 +104,9 @@ class Index:
         document: dict[str, Any] = {
             "format": FORMAT,
             "schema": SCHEMA,
-            "name": self.name,
-            "version": self.version,
-            "serial": self.serial,
-            "graph": self.graph,
-            "dims": dict(self.dims),
+            **{key: getattr(self, key) for key in _PLAIN},
+            **{key: dict(getattr(self, key)) for key in ("dims", "requires", "provenance")},
             "policy": _policy_document(self.policy),
-            "requires": dict(self.requires),
-            "license": self.license,
-            "provenance": dict(self.provenance),
-            "verify_on_first_use": self.verify_on_first_use,
             "golden": {
                 "cases": [{"inputs": dict(case.inputs), "outputs": dict(case.outputs)} for case in self.cases],
                 "tolerances": dict(self.tolerances),
@@ -122,20 +116,10 @@ class Index:
                 for name, item in self.variants.items()
             },
             "tensors": {
-                name: {
-                    "file": item.file,
-                    "offset": item.offset,
-                    "size": item.size,
-                    "dtype": item.dtype.value,
-                    "shape": list(item.shape),
-                    "sha256": item.sha256,
-                }
+                name: item._asdict() | {"dtype": item.dtype.value, "shape": list(item.shape)}
                 for name, item in self.tensors.items()
             },
-            "files": {
-                name: {"size": item.size, "sha256": item.sha256, "crc32": item.crc32}
-                for name, item in self.files.items()
-            },
+            "files": {name: item._asdict() for name, item in self.files.items()},
         }
         if self.buckets is not None:
             document["buckets"] = {"dim": self.buckets[0], "ranges": [list(pair) for pair in self.buckets[1]]}

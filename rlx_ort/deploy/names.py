@@ -1,6 +1,6 @@
 """Which names a file of a package may have. One rule for both forms and for every system.
 
-A name that is fine on one system and means something else on another is refused everywhere: packages travel.
+Packages are portable, so a name is refused everywhere if any system interprets it differently.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["INDEX", "MANIFEST", "SIGNATURE", "check_model_name", "check_name", "
 INDEX = "rlx.json"
 """The file that lists all others with their digests."""
 MANIFEST = "manifest.json"
-"""The file by which ONNX Runtime knows a model package."""
+"""The file by which ONNX Runtime recognises a model package."""
 SIGNATURE = "signature.json"
 """The Sigstore bundle of a signed package; the one file that the index does not list."""
 
@@ -28,7 +28,7 @@ _SEGMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]{0,99}")
 _RESERVED = frozenset(
     {"con", "prn", "aux", "nul", *(f"com{digit}" for digit in "0123456789"), *(f"lpt{digit}" for digit in "0123456789")}
 )
-# What a package may consist of. Nothing that an interpreter, a loader or an unpickler would take is among it.
+# What a package may consist of: nothing that an interpreter, a loader or an unpickler accepts.
 _SUFFIXES = (".json", ".onnx", ".bin", ".safetensors", ".txt", ".md")
 
 
@@ -36,7 +36,7 @@ def check_name(name: str) -> None:
     """Refuse a name that could lead out of the package, mean two files, or be code.
 
     Raises:
-        IntegrityError: it says what is wrong with the name.
+        IntegrityError: the name is refused; the message has the reason.
     """
     problem = _problem(name)
     if problem:
@@ -46,7 +46,7 @@ def check_name(name: str) -> None:
 def check_model_name(name: str) -> None:
     """Refuse a name for a model that cannot be that of one file or folder on every system.
 
-    A package may call itself anything, so what it says may not decide where a file is written.
+    The name comes from the package, which must not decide where a file is written.
 
     Raises:
         PackageError: it has other characters than letters, digits, '.', '_', '+' and '-', or is reserved on Windows.

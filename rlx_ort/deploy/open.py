@@ -14,7 +14,7 @@ from rlx_ort.device import Device
 from rlx_ort.errors import IntegrityError, PackageError
 from rlx_ort.graph_devices import GraphDevices
 from rlx_ort.options.compile_options import CacheUse, CompileOptions, WeightSharing
-from rlx_ort.providers.engine.compiled.settings import use_of
+from rlx_ort.providers.engine.compiled.store import use_of
 from rlx_ort.selection.policy import DevicePolicy
 
 if TYPE_CHECKING:
@@ -145,12 +145,12 @@ def open_package(
     """Return a packaged model, ready to run on the devices of this machine.
 
     Weights stay in the package and are mapped from there; the bytes of each are hashed when a session first takes
-    them, so opening takes milliseconds and an `IntegrityError` may also come from the first run. No session is opened,
+    them, so opening takes milliseconds and the first run may also raise an `IntegrityError`. No session is opened,
     unless the package asks for its golden cases on a machine that has not run them: see `rlx_ort.deploy.golden`.
-    Devices that failed them are denied, and `last_attempts` says why.
+    Devices that failed them are denied, and `last_attempts` has the reasons.
 
-    Where `rlx-ort package warm` left what it compiled, runs on the CPU begin from that, and the graph is not decoded
-    before something else needs it: see `PackageDevices`. The package is checked all the same.
+    After `rlx-ort package warm`, runs on the CPU start from the compile cache, and the graph is not decoded until it is
+    needed: see `PackageDevices`. The package is checked all the same.
 
     Args:
         path: the package, a folder or a file.
@@ -163,11 +163,11 @@ def open_package(
         min_serial: the lowest serial number to accept.
         private: whether weights are copied into memory of this process, which a later write to a file cannot reach. So
             no session is opened from the compile cache, whose files are mapped, and none is kept there.
-        verify_on_first_use: whether to run the golden cases on a new machine, in place of what the package says.
+        verify_on_first_use: whether to run the golden cases on a new machine, in place of the package's setting.
 
     Raises:
         PackageError: there is no package, it needs newer versions, or `options` ask for the cache beside `private`.
-        IntegrityError: it is not what it says it is, or not signed by the key.
+        IntegrityError: its contents do not match its index, or it is not signed by the key.
         NoViableDeviceError: no device gives the golden outputs.
         DeviceParseError: no policy is given, and one of the variables does not parse.
     """
@@ -225,7 +225,7 @@ def buckets_of(
 def options_of(package: Package, options: CompileOptions | None = None) -> CompileOptions:
     """Return the package's dims and precisions as options; those of the caller come first.
 
-    What the compile cache has of a package is used unless the caller or `RLX_CACHE` says otherwise.
+    Entries of the compile cache are used unless the options or `RLX_CACHE` forbid it.
     """
     options = options or CompileOptions()
     precisions = {variant.device: variant.precision for variant in package.index.variants.values()}
@@ -258,15 +258,15 @@ def _without_cache(options: CompileOptions | None) -> CompileOptions:
 
 
 def _quick_session(package: Package) -> QuickSession | None:
-    """Return what a warmed package starts from, once its graph file is known to be the one that was warmed."""
+    """Return the quick session of a warmed package, after checking that its graph file is the one that was warmed."""
     from rlx_ort.deploy.quick import find_quick
     from rlx_ort.errors import EngineError
 
-    if environment.flag("DISPATCH_REPORT") or environment.flag("VERBOSE"):  # a report tells of the graph's nodes
+    if environment.flag("DISPATCH_REPORT") or environment.flag("VERBOSE"):  # a report needs the graph
         return None
     try:
         quick = find_quick(package.sha256)
-    except EngineError:  # there is no ONNX Runtime; whoever opens a session is told
+    except EngineError:  # there is no ONNX Runtime, which is an error at opening a session
         return None
     if quick is not None:
         package.check_file(package.index.graph)

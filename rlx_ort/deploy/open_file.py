@@ -1,8 +1,8 @@
 """`OpenFile`: a file of a package, or the whole of it, that is read, hashed and mapped through one handle.
 
-What is hashed is read through the handle that is mapped, so both see the same file whatever happens to its name. The
-reads go through a small buffer: pages that were only hashed never count as memory of this process. This module loads
-little, since a process that starts from a warmed package waits for it.
+Hashing reads through the handle that is mapped, so both see the same file if its name is reused. Reads go through a
+small buffer, so hashed pages do not count as memory of this process. This module imports little, because the quick
+start of a warmed package loads it.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ def is_link(status: os.stat_result) -> bool:
 
 
 class OpenFile:
-    """A regular file that is read and mapped through one handle. Closes itself when nobody uses it or its bytes.
+    """A regular file that is read and mapped through one handle. Closes itself when it and its bytes are unused.
 
     Args:
         path: the file; a symbolic link is refused.
         name: what to call it in messages.
-        hard_links: whether the file may have other names, under which somebody may write to it.
+        hard_links: whether the file may have other names, through which it could be written to.
 
     Raises:
         IntegrityError: it cannot be opened, or is not a regular file of its own.
@@ -64,7 +64,7 @@ class OpenFile:
             raise IntegrityError(f"{name} was replaced while it was opened; open the package again")
         if status.st_nlink != 1 and not hard_links:
             raise IntegrityError(
-                f"{name} has {status.st_nlink} hard links, so somebody may write to it under another name; copy it, "
+                f"{name} has {status.st_nlink} hard links, so it may be written to under another name; copy it, "
                 "or open the package with private=True"
             )
         self.size = status.st_size
@@ -75,7 +75,7 @@ class OpenFile:
 
     @cached_property
     def stamp(self) -> tuple[int, ...]:
-        """What tells the file, as it was opened, from others; see `FileRange.stamp_of`."""
+        """The identity of the file as it was opened; see `FileRange.stamp_of`."""
         return _stamp_of(self._status)
 
     def read(self, offset: int, size: int) -> bytes:
@@ -137,7 +137,7 @@ class OpenFile:
             return self._view[offset : offset + size]
 
     def check_unchanged(self) -> None:
-        """Refuse to go on with a file that was written to since it was opened.
+        """Check that the file was not written to since it was opened.
 
         Raises:
             IntegrityError: its size or one of its times is another one.
@@ -150,7 +150,7 @@ class OpenFile:
 
     def _read_some(self, offset: int, target: memoryview) -> int:
         if hasattr(os, "preadv"):
-            return os.preadv(self._file.fileno(), [target], offset)
+            return int(os.preadv(self._file.fileno(), [target], offset))
         with self._lock:  # Windows has one place in the file for all threads
             self._file.seek(offset)
             return self._file.readinto(target) or 0

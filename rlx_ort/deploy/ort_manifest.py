@@ -97,13 +97,13 @@ def manifest_bytes(name: str, version: str, variants: Mapping[str, tuple[Device,
 
 
 def check_manifest(data: bytes, files: Collection[str]) -> None:
-    """Refuse a manifest that says more than ours do, or names what is not in the package.
+    """Refuse a manifest with keys that this library does not write, or with names that are not in the package.
 
-    What ONNX Runtime would do with a package must follow from checked files: of the session options only the folder of
-    the weights may stand in a manifest, and every path is one of the package.
+    ONNX Runtime must act on checked files only: the sole session option in a manifest is the folder of the weights, and
+    every path is one of the package.
 
     Raises:
-        IntegrityError: it says what is wrong with the manifest.
+        IntegrityError: the manifest is refused; the message has the reason.
     """
     top = parse(data, MANIFEST)
     top.only("schema_version", "package_name", "package_version", "components", "additional_metadata")

@@ -1,4 +1,4 @@
-"""`Package`: a package whose structure was checked, and whose bytes are checked before anybody gets them."""
+"""`Package`: a package whose structure was checked, and whose bytes are verified before they are returned."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Package:
     """An open package, in either form. Use it as a context manager, or let it go: maps live as long as their tensors.
 
     Opening reads the index, compares names and sizes with it, and hashes every file up to 4 MiB that holds no tensors.
-    Larger files are hashed when they are read, and tensors one by one when somebody first takes their bytes.
+    Larger files are hashed when they are read, and each tensor at the first access to its bytes.
 
     Args:
         path: a folder or a file.
@@ -50,7 +50,7 @@ class Package:
 
     Raises:
         PackageError: there is no package, or it needs newer versions than are here.
-        IntegrityError: it is not what it says it is; the message names the file.
+        IntegrityError: its contents do not match its index; the message names the file.
     """
 
     def __init__(
@@ -64,6 +64,7 @@ class Package:
     ) -> None:
         self.path = Path(path)
         self._private = private
+        self._verified = key is not None
         self._container: Container = open_container(self.path, hard_links=private)
         try:
             self._raw = raw = read_index(self._container)
@@ -100,6 +101,11 @@ class Package:
         return SIGNATURE in self._container.sizes
 
     @property
+    def signature_state(self) -> str:
+        """`verified` by the key it was opened with, `present, not checked`, or `none`."""
+        return "verified" if self._verified else "present, not checked" if self.is_signed else "none"
+
+    @property
     def is_folder(self) -> bool:
         """Whether the package is a folder."""
         return not self._container.crcs
@@ -114,7 +120,7 @@ class Package:
         return self._container.sizes[name]
 
     def chunks(self, name: str) -> Iterator[bytes]:
-        """Yield the bytes of a file as they are; nothing is checked, `read` does that."""
+        """Yield the bytes of a file unverified; see `read`."""
         file, offset = self._container.locate(name)
         end = offset + self._container.sizes[name]
         while offset < end:
@@ -138,8 +144,8 @@ class Package:
     def contents(self) -> dict[str, Content]:
         """Return every file, the index and the signature included, as something that can be written again.
 
-        The index is the one that was checked at opening. All others are hashed as they are read: what was changed
-        since raises an `IntegrityError` at its end, and what was written by then is not to be kept.
+        The index is the one that was checked at opening. All others are hashed while they are read: a file that was
+        changed raises an `IntegrityError` at its end, and the copy must then be discarded.
         """
         from rlx_ort.deploy.write import Content
 
@@ -206,7 +212,7 @@ class Package:
         return self._tensors[name]
 
     def graph(self) -> Graph:
-        """Return a fresh graph; its weights are tensors of the package, which nobody has read yet.
+        """Return a new graph; its weights are tensors of the package, not read yet.
 
         Raises:
             PackageError: the graph file is no graph.
@@ -259,7 +265,7 @@ class Package:
 
 
 def _check_versions(requires: Mapping[str, str], path: Path) -> None:
-    """Compare what is installed, by its metadata; where no ONNX Runtime is, opening a session says so."""
+    """Compare the installed versions, by their metadata; a missing ONNX Runtime is an error at opening a session."""
     if not requires:
         return
     import rlx_ort
@@ -267,7 +273,7 @@ def _check_versions(requires: Mapping[str, str], path: Path) -> None:
 
     for what, least in requires.items():
         if what not in REQUIRABLE:
-            raise PackageError(f"{path} requires {what!r}, of which this version of rlx_ort knows nothing; update it")
+            raise PackageError(f"{path} requires {what!r}, which this version of rlx_ort does not support; update it")
         installed = [rlx_ort.__version__] if what == "rlx_ort" else list(runtime_packages().values())
         if installed and all(_numbers(here) < _numbers(least) for here in installed):
             raise PackageError(f"{path} requires {what} {least} or newer, here is {installed[0]}; update it")
@@ -278,9 +284,9 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 class PackageTensor(TensorData):
-    """A tensor in a package, whose bytes cannot be had before they were verified.
+    """A tensor in a package, whose bytes are verified before they are returned.
 
-    The first use of `buffer` hashes the bytes, in a time that goes with their number; making one reads nothing.
+    The first access to `buffer` hashes the bytes, in time proportional to their number. Construction reads nothing.
 
     Attributes:
         sha256: the digest that the package promises.

@@ -17,8 +17,7 @@ from rlx_ort.errors import EngineError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from rlx_ort.providers.engine.compiled.starts import Interface, Start
-    from rlx_ort.providers.engine.saved import SavedSession
+    from rlx_ort.providers.engine.compiled.starts import Interface, SavedSession, Start
 
 __all__ = ["QuickSession", "find_quick"]
 
@@ -36,9 +35,8 @@ def find_quick(package_sha256: str) -> QuickSession | None:
     Raises:
         EngineError: ONNX Runtime cannot be used.
     """
-    from rlx_ort.providers.engine.compiled.settings import use_of
     from rlx_ort.providers.engine.compiled.starts import find_start
-    from rlx_ort.providers.engine.compiled.store import default_store
+    from rlx_ort.providers.engine.compiled.store import default_store, use_of
     from rlx_ort.providers.engine.runtime import describe_runtime
 
     if use_of(None, "found") == "off":
@@ -80,7 +78,7 @@ class QuickSession:
                     self._session = self._opened(packed=False)
                 except EngineError:
                     from rlx_ort.providers.engine.compiled.store import default_store
-                    from rlx_ort.providers.engine.shutdown import ending
+                    from rlx_ort.providers.engine.process import ending
 
                     if ending():  # the entry is not at fault
                         raise
@@ -140,7 +138,7 @@ class QuickSession:
 
     def _opened(self, *, packed: bool) -> SavedSession:
         from rlx_ort.providers.engine.compiled.entry import MODEL_FILE
-        from rlx_ort.providers.engine.saved import SavedSession
+        from rlx_ort.providers.engine.compiled.starts import SavedSession
 
         # The budget keeps the owner alive for as long as the session; this object would keep the session in turn.
         return SavedSession(self._start.entry.folder / MODEL_FILE, self._start, packed=packed)

@@ -1,17 +1,15 @@
 """Signatures by OpenSSF `model-signing` with plain EC keys; works offline. Needs the extra `sign`.
 
 What is signed is the list of (name, SHA-256) of every file but the signature: those of the index, and that of the index
-itself. It is the very statement that `model_signing sign` makes of the folder form, so its own command verifies ours
-and the other way round. Here the list is taken from the index, and the bytes are compared with the index when they are
-read; so a signature is checked without reading gigabytes.
+itself. `model_signing sign` signs the same list for the folder form, so each tool verifies signatures of the other. The
+list comes from the index here, and bytes are compared with the index when they are read. A signature is therefore
+checked without reading gigabytes.
 """
 
 from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,12 +26,11 @@ __all__ = ["check_signature", "sign_package"]
 def sign_package(package: Package, private_key: Path, password: str | None = None) -> None:
     """Verify everything in a package, sign it, and put the signature into it; a signature that is there is replaced.
 
-    The folder form gets one more file; the one-file form is written anew beside its place and moved there, for which
-    the package is closed, since Windows replaces no open file. A path that is a link stays one: what it leads to is
-    signed.
+    The folder form gets one more file. The one-file form is written again beside its place and moved there; the package
+    is closed for this, because Windows cannot replace an open file. If the path is a link, its target is signed.
 
     Raises:
-        IntegrityError: the package is not what it says it is; nothing is signed.
+        IntegrityError: the contents of the package do not match its index; nothing is signed.
         PackageError: the key cannot be used, or the package cannot be written.
     """
     signing = _library().signing
@@ -69,7 +66,9 @@ def check_signature(package: Package, public_key: Path) -> None:
     except Exception as err:  # the library raises what its own libraries raise
         raise PackageError(f"{public_key} is no public key that verifies packages: {err}") from err
     raw = package.signature
-    with _file_of(raw) as path:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / SIGNATURE  # the library reads signatures from files only
+        path.write_bytes(raw)
         try:
             _check_bundle(raw)
             config.set_hashing_config(_listed(package)).verify(_virtual(package), path)
@@ -94,7 +93,7 @@ def _listed(package: Package) -> Any:
     found = manifest.Manifest(package.path.name, items, kind)
 
     class Listed(hashing.Config):
-        """Answers with the list; the library would read the files of a folder."""
+        """Returns the list; the library's own class reads the files of a folder."""
 
         def __init__(self) -> None:
             pass  # what the base sets up is how to read files
@@ -115,19 +114,10 @@ def _virtual(package: Package) -> Path:
 
 
 def _check_bundle(raw: bytes) -> None:
-    """Refuse what the library takes with a warning on stdout: signatures that do not name their key."""
+    """Refuse signatures that do not name their key, which the library accepts with a warning on stdout."""
     document = json.loads(raw)
     if not document["verificationMaterial"]["publicKey"]["hint"]:
-        raise ValueError("it does not say which key made it; sign the package again")
-
-
-@contextmanager
-def _file_of(data: bytes) -> Iterator[Path]:
-    """Give a file with some bytes, since the library reads signatures from files only."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / SIGNATURE
-        path.write_bytes(data)
-        yield path
+        raise ValueError("it does not name the key that made it; sign the package again")
 
 
 def _library() -> Any:

@@ -41,8 +41,8 @@ def start_package(
     A package that was not warmed here, or for another device than the CPU, is opened in full; see `QuickSession` for
     the first runs of the others.
 
-    Of the package's own files only the index, `rlx.json`, is read here: its digest is the key under which the cache
-    keeps what was made of the verified package. Names and sizes of all other files are compared with the index, their
+    Of the package's own files only the index, `rlx.json`, is read here: its digest is the key of the entries that
+    the cache has of the verified package. Names and sizes of all other files are compared with the index, their
     bytes when the package is opened in full, which then must have the same index. A package whose signature is required
     is opened in full at once.
 
@@ -63,10 +63,10 @@ def start_package(
     place = Path(path)
     key = require_signature or environment.get("PACKAGE_KEY") or None
     quick, digest = None, sha256
-    ruled = environment.get("DEVICES") or environment.get("DENY_DEVICES")  # what is opened in full obeys them
+    ruled = environment.get("DEVICES") or environment.get("DENY_DEVICES")  # applied by a full opening
     if device == "cpu" and key is None and not ruled:
         collecting = gc.isenabled()
-        gc.disable()  # nothing of what is imported here is ever garbage
+        gc.disable()  # imports create no garbage
         try:
             quick, digest = _quick_session(place, sha256, min_serial)
             if quick is not None and not quick.open():

@@ -1,4 +1,4 @@
-"""JSON as a package may hold it: one meaning for every reader, and errors that say where.
+"""JSON as a package may hold it: one meaning for every reader, and errors with their place.
 
 No duplicate keys (readers differ in which one counts), no NaN, no numbers that only some readers keep exact, and no
 nesting that ends a recursive reader.
@@ -43,8 +43,8 @@ def dump(document: Any) -> bytes:
 class Fields:
     """A JSON object whose entries are taken out with their type checked.
 
-    Args:
-        item: what JSON made of it.
+    Attributes:
+        raw: the decoded JSON.
         where: its place, for messages.
 
     Raises:
@@ -53,7 +53,7 @@ class Fields:
 
     def __init__(self, item: Any, where: str) -> None:
         self.where = where
-        self._item: Mapping[str, Any] = item if isinstance(item, dict) else self._fail(f"an object, not {item!r:.60}")
+        self.raw: Mapping[str, Any] = item if isinstance(item, dict) else self._fail(f"an object, not {item!r:.60}")
 
     def text(self, key: str, default: str | None = None) -> str:
         """Return a string."""
@@ -61,7 +61,7 @@ class Fields:
 
     def number(self, key: str, default: float | None = None) -> float:
         """Return a number of either kind as a float."""
-        value = self._item.get(key, default)
+        value = self.raw.get(key, default)
         # Whole numbers have no end in JSON; this comparison is exact, where `float` of a larger one overflows.
         if isinstance(value, bool) or not isinstance(value, (int, float)) or abs(value) > sys.float_info.max:
             self._fail(f"a number as {key!r}, not {value!r:.60}")
@@ -84,7 +84,7 @@ class Fields:
 
     def texts(self, key: str) -> tuple[str, ...] | None:
         """Return a list of strings, or None when there is none."""
-        if self._item.get(key) is None:
+        if self.raw.get(key) is None:
             return None
         found = self.items(key)
         if not all(isinstance(entry, str) for entry in found):
@@ -100,19 +100,14 @@ class Fields:
         inner = self.fields(key)
         return {name: Fields(item, f"{inner.where}.{name}") for name, item in inner.raw.items()}
 
-    @property
-    def raw(self) -> Mapping[str, Any]:
-        """The object as JSON made it."""
-        return self._item
-
     def only(self, *known: str) -> None:
         """Refuse keys that are not known, which a newer or forged writer left."""
-        strangers = sorted(set(self._item).difference(known))
+        strangers = sorted(set(self.raw).difference(known))
         if strangers:
             self._fail(f"no key {strangers[0]!r}; known are {', '.join(sorted(known))}")
 
     def _get(self, key: str, kind: type[T], default: T | None) -> T:
-        value = self._item.get(key, default)
+        value = self.raw.get(key, default)
         if not isinstance(value, kind):
             self._fail(f"{kind.__name__} as {key!r}, not {value!r:.60}")
         return value
@@ -124,7 +119,7 @@ class Fields:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("a key stands twice in one object")
+        raise ValueError("a key occurs twice in one object")
     return found
 
 

@@ -76,7 +76,7 @@ def export_triton(
     """Write a graph as a model of a Triton repository and return the model's folder, which appears whole or not at all.
 
     Weights are streamed to one data file. Requests are batched along the first dim where every input and output has
-    the same named one there; a model whose rows depend on each other needs `max_batch=0`, which nothing can tell.
+    the same named one there; a model whose rows depend on each other needs `max_batch=0`, which cannot be detected.
 
     Args:
         graph: the graph; every parameter needs data.
@@ -85,7 +85,7 @@ def export_triton(
         max_batch: the most rows Triton puts together, 0 for none.
         instances: how many instances Triton opens on each processor.
         kind: where, a key of `INSTANCE_KINDS`.
-        options: what the model is to be like; see `save_onnx`.
+        options: how the model is exported; see `save_onnx`.
         force: whether a model of that name may be replaced.
 
     Raises:
@@ -169,7 +169,7 @@ def _tensor(name: str, kind: ValueType, batched: bool) -> dict[str, _Field]:
         raise PackageError(f"Triton has no type for {name!r}, which is {kind}; cast it, or make it a tensor")
     dims: list[_Field] = [dim if isinstance(dim, int) else -1 for dim in kind.shape[1 if batched else 0 :]]
     found: dict[str, _Field] = {"name": name, "data_type": _Word(_TYPES[kind.dtype])}
-    if not dims:  # Triton knows no scalars: one element is reshaped to none
+    if not dims:  # Triton has no scalars: one element is reshaped to rank 0
         return {**found, "dims": [1], "reshape": {"shape": []}}
     return {**found, "dims": dims}
 

@@ -1,4 +1,4 @@
-"""Fills the compile cache for a package ahead of its first run, and notes what it starts from next time."""
+"""Fills the compile cache for a package ahead of its first run, and records the entry for the next quick start."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from rlx_ort.providers.engine.compiled.models import Opening
     from rlx_ort.providers.engine.compiled.starts import Interface
 
-__all__ = ["WarmedDevice", "warm_package"]
+__all__ = ["WarmedDevice", "warm_opened", "warm_package"]
 
 
 @dataclass(frozen=True)
 class WarmedDevice:
-    """What warming did for one device.
+    """The result of warming a package for one device.
 
     Attributes:
         device: the device's label.
@@ -58,9 +58,8 @@ def warm_package(
 ) -> list[WarmedDevice]:
     """Compile a package for devices, by default all that may run it and that work here, and keep the results.
 
-    Which may is what the package's policy and the `RLX_*` variables both allow.
-
-    Takes as long as compiling does, and writes up to twice the size of the model. A second call finds everything.
+    Without `devices`, the package's policy and the `RLX_*` variables must both allow a device. Takes as long as
+    compiling, and writes up to twice the size of the model. A second call finds everything in the cache.
 
     Args:
         path: the package, a folder or a file.
@@ -72,20 +71,26 @@ def warm_package(
 
     Raises:
         PackageError: there is no package, or it needs newer versions.
-        IntegrityError: it is not what it says it is, or not signed by the key.
+        IntegrityError: its contents do not match its index, or it is not signed by the key.
         DeviceParseError: one of the `RLX_*` variables does not parse.
     """
     key = require_signature or environment.get("PACKAGE_KEY") or None
     with Package(path, key=key, sha256=sha256, min_serial=min_serial) as package:
-        # A named device must take every node; automatic choice may be helped by the CPU, and so may this.
-        rule = PlacementRule.ASSISTED if devices is None else PlacementRule.STRICT
-        policy = narrowed_policy(package.index.policy, DevicePolicy.from_env())
-        runner = runner_of(package, policy, CompileOptions(placement=rule, cache=CacheUse.ON))
-        with runner:
-            return [
-                _warmed(package, runner.policy, runner.options, device, progress)
-                for device in (devices if devices is not None else runner.devices())
-            ]
+        return warm_opened(package, devices, progress)
+
+
+def warm_opened(
+    package: Package, devices: Sequence[Device] | None = None, progress: Callable[[Device], object] | None = None
+) -> list[WarmedDevice]:
+    """Compile an open package; see `warm_package`."""
+    # A named device must take every node; under an automatic choice the CPU may help.
+    rule = PlacementRule.ASSISTED if devices is None else PlacementRule.STRICT
+    policy = narrowed_policy(package.index.policy, DevicePolicy.from_env())
+    with runner_of(package, policy, CompileOptions(placement=rule, cache=CacheUse.ON)) as runner:
+        return [
+            _warmed(package, runner.policy, runner.options, device, progress)
+            for device in (devices if devices is not None else runner.devices())
+        ]
 
 
 def _warmed(
@@ -105,7 +110,8 @@ def _warmed(
             compiled = runner.compile(device)
             seconds = time.perf_counter() - began
             if not openings:
-                return WarmedDevice(device.label, seconds=seconds, problem=_nothing_kept(device))
+                problem = f"nothing of {device.display} can be kept, or the cache is not writable; see the log"
+                return WarmedDevice(device.label, seconds=seconds, problem=f"{problem} of rlx_ort.cache")
             last = openings[-1]
             starts = _note(package, compiled, last)
             return WarmedDevice(device.label, last.entry.digest, last.entry.nbytes, seconds, starts)
@@ -113,12 +119,8 @@ def _warmed(
         return WarmedDevice(device.label, seconds=time.perf_counter() - began, problem=str(err))
 
 
-def _nothing_kept(device: Device) -> str:
-    return f"nothing of {device.display} can be kept, or the cache cannot be written to; the log of rlx_ort.cache tells"
-
-
 def _note(package: Package, compiled: CompiledGraph, opening: Opening) -> bool:
-    """Note what the package starts from, where it can start without the graph, and return whether it can."""
+    """Record the quick start of the package if it can start without the graph, and return whether it can."""
     from rlx_ort.providers.engine.compiled.starts import note_start
     from rlx_ort.providers.engine.compiled.store import default_store
     from rlx_ort.providers.engine.runtime import describe_runtime
@@ -127,24 +129,18 @@ def _note(package: Package, compiled: CompiledGraph, opening: Opening) -> bool:
     outputs = [_interface(name, kind) for name, kind in compiled.output_specs.items()]
     known = (tuple(item for item in side if item is not None) for side in (inputs, outputs))
     plain = opening.recipe.on_cpu and None not in inputs + outputs and not opening.request.options.custom_op_libraries
-    # Golden cases are run by whoever opens the package in full; a start from the cache would pass them by.
+    # Golden cases run when the package is opened in full; a start from the cache would skip them.
     plain = plain and not package.index.verify_on_first_use
-    # Mutable parameters are inputs of the session that a user of the package does not feed.
+    # Mutable parameters are inputs of the session that the caller does not feed.
     if not plain or len(opening.request.model.input_types) != len(inputs):
         return False
     found_inputs, found_outputs = known
-    note_start(
-        default_store(),
-        package.sha256,
-        opening.entry.digest,
-        describe_runtime(),
-        (found_inputs, found_outputs),
-    )
+    note_start(default_store(), package.sha256, opening.entry.digest, describe_runtime(), (found_inputs, found_outputs))
     return True
 
 
 def _interface(name: str, kind: ValueType) -> Interface | None:
-    """Return an input or output as plain numpy sees it, or None where it does not."""
+    """Return the name, numpy dtype and shape of an input or output, or None for types that numpy lacks."""
     from rlx_ort.providers.engine.compiled.starts import Interface
 
     if not isinstance(kind, TensorType) or kind.shape is None or kind.dtype.numpy.isbuiltin != 1:

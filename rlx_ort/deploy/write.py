@@ -7,7 +7,7 @@ import os
 import shutil
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -155,13 +155,9 @@ def _flush_folder(folder: Path) -> None:
 
 def _remove_stale(target: Path) -> None:
     """Remove what a process that was killed a day ago or earlier left of the same target."""
-    for path in _partials(target):
+    for path in target.parent.iterdir():
+        if not (path.name.startswith(f".{target.name}.") and path.name.endswith(".partial")):
+            continue
         with contextlib.suppress(OSError):
             if path.stat().st_mtime < time.time() - _STALE_S:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-
-def _partials(target: Path) -> Iterator[Path]:
-    for path in target.parent.iterdir():
-        if path.name.startswith(f".{target.name}.") and path.name.endswith(".partial"):
-            yield path

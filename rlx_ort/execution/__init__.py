@@ -1,4 +1,4 @@
-"""Run a graph on one device: weights, checks of what is fed, open sessions, and where their nodes are.
+"""Runs a graph on one device: weights, checks of inputs, sessions and their placement.
 
-Nothing here knows why a device was chosen; that is `rlx_ort.selection`.
+The choice of the device is the task of `rlx_ort.selection`.
 """

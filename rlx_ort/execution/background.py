@@ -1,123 +1,200 @@
-"""The calls of a compiled graph that do not wait for a run, or wait for many."""
+"""Runs that do not block the caller: committed runs, lists of runs that overlap, and runs awaited from asyncio.
+
+They run on daemon threads. `concurrent.futures` would join its threads at exit before the sessions they are in can be
+stopped. ONNX Runtime's own `run_async` ends the process with SIGABRT when the interpreter exits during a run, needs two
+threads in the session, and is slow for small graphs (see `NOTES.md`).
+"""
 
 from __future__ import annotations
 
-import abc
+import queue
+import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from concurrent.futures import Future, wait
+from typing import Any, TypeVar
 
-from rlx_ort.execution.inputs import InputPlan, ResidentFeeds
-from rlx_ort.execution.pipeline import Pipeline, run_all, snapshot
-from rlx_ort.execution.run_async import run_in_background
+import numpy as np
 
-if TYPE_CHECKING:
-    from rlx_ort.execution.engine_slot import Engine, EngineSlot
+__all__ = ["BackgroundRuns", "Workers", "copied_arrays", "run_all", "run_in_background"]
 
-__all__ = ["BackgroundRuns"]
+T = TypeVar("T")
+_Job = tuple["Future[Any]", Callable[[], Any]]
+
+_OVERLAP_FROM_S = 0.0005  # below this, handing runs to threads costs more than it gains
+_OVERLAPPING = 2
+_AWAITED = 8
 
 
-class BackgroundRuns(abc.ABC):
-    """Committed, pipelined and awaited runs."""
+class Workers:
+    """At most `most` daemon threads, started as they are needed.
 
-    _inputs: InputPlan
-    _last: tuple[list[int] | None, Sequence[Any]]
-    _output_names: list[str]
-    _pipeline: Pipeline
-    _plain: bool
-    _slot: EngineSlot
+    Args:
+        most: how many calls may run at a time.
+        name: the threads' name.
+        idle_s: seconds that a thread waits for its next call before it ends; None to wait until `close`.
+    """
 
-    @abc.abstractmethod
-    def run(self, inputs: Mapping[str, Any] | None = None) -> list[Any]:
-        """Run once and return the outputs."""
+    def __init__(self, most: int, name: str, idle_s: float | None = None) -> None:
+        self._most = most
+        self._name = name
+        self._idle_s = idle_s
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._idle = 0  # threads that wait and have not been promised a job
+        self._backlog = 0  # jobs that wait until a thread has finished another one
+        self._threads = 0
+        self._closed = False
+        self._lock = threading.Lock()
 
-    @abc.abstractmethod
-    def _engine(self) -> Engine:
-        """Return an engine with the newest weights."""
+    def submit(self, call: Callable[[], T]) -> Future[T]:
+        """Run a call in the background and return its future; one worker runs calls in their order."""
+        future: Future[T] = Future()
+        with self._lock:
+            self._jobs.put((future, call))
+            if self._idle:
+                self._idle -= 1
+            elif self._threads < self._most:
+                self._threads += 1
+                threading.Thread(target=self._work, name=self._name, daemon=True).start()
+            else:
+                self._backlog += 1
+        return future
 
-    @abc.abstractmethod
-    def _indices(self, indices: Sequence[int] | None) -> Sequence[int]:
-        """Return the indices of outputs that were asked for, None for all, if there are such outputs."""
+    def close(self) -> None:
+        """End the threads after the calls submitted so far; nothing may be submitted any more."""
+        with self._lock:
+            self._closed = True
+            for _ in range(self._threads):
+                self._jobs.put(None)
 
-    @abc.abstractmethod
-    def _run_now(self, inputs: Mapping[str, Any], indices: Sequence[int], *, on_device: bool = False) -> list[Any]:
-        """Run with handles and the extent as they are, and return the listed outputs."""
+    def _work(self) -> None:
+        while True:
+            try:
+                job = self._jobs.get(timeout=self._idle_s)
+            except queue.Empty:
+                with self._lock:
+                    if self._idle and not self._closed:
+                        self._idle -= 1
+                        self._threads -= 1
+                        return
+                continue  # it was promised a job meanwhile
+            if job is None:
+                return
+            future, call = job
+            if future.set_running_or_notify_cancel():
+                try:
+                    result = call()
+                except BaseException as err:  # any exception belongs to the caller, who waits for it
+                    self._free()
+                    future.set_exception(err)
+                else:
+                    self._free()
+                    future.set_result(result)
+                    del result
+            else:
+                self._free()
+            del job, future, call  # an idle thread must keep no result alive
 
-    def commit_no_wait(
-        self, inputs: Mapping[str, Any], outputs: Sequence[int] | None = (), *, on_device: bool = False
-    ) -> None:
-        """Run in the background, after the runs committed before; handles are fed.
+    def _free(self) -> None:
+        """Take a job of the backlog or become idle, before the caller continues, so that it finds this thread."""
+        with self._lock:
+            if self._backlog:
+                self._backlog -= 1
+            else:
+                self._idle += 1
 
-        Arrays are copied, so they may be written to at once. Errors of the run come from `sync_pending`, and so do the
-        listed outputs, which are kept until then; None means all, and by default they are dropped.
 
-        Args:
-            inputs: as in `run`.
-            outputs: the indices of the outputs that `sync_pending` is to return.
-            on_device: whether these are to stay on the device, as `DeviceTensor`, and not be copied to the host.
+class BackgroundRuns:
+    """The committed runs of one compiled graph, which run one after another in a thread."""
 
-        Raises:
-            InputError: an index names no output.
+    def __init__(self) -> None:
+        self._pending: list[Future[Any]] = []
+        self._lock = threading.Lock()
+        self._worker: Workers | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether committed runs have not been waited for."""
+        return bool(self._pending)
+
+    def commit(self, call: Callable[[], Any]) -> None:
+        """Queue a call behind those committed before; its error is kept for `sync`, and so is a result not empty."""
+        with self._lock:
+            if self._worker is None:
+                self._worker = Workers(1, "rlx_ort-commit")
+            self._pending = [run for run in self._pending if not _is_spent(run)]
+            self._pending.append(self._worker.submit(call))
+
+    def sync(self) -> list[list[Any]]:
+        """Wait for every committed run and return the results that are not empty, in order.
+
+        The first error among them is raised instead.
         """
-        ready, wanted = snapshot(inputs), self._indices(outputs)
-        self._pipeline.commit(lambda: self._run_now(ready, wanted, on_device=on_device))
+        with self._lock:
+            pending, self._pending = self._pending, []
+        wait(pending)
+        return [result for run in pending if (result := run.result())]
 
-    def sync_pending(self) -> list[list[Any]]:
-        """Wait for the committed runs and return the outputs of those that were asked for some, in order.
+    def settle(self) -> None:
+        """Wait for every committed run; errors stay for `sync`."""
+        with self._lock:
+            pending = list(self._pending)
+        wait(pending)
 
-        When a run failed, the first error is raised, and the outputs of the others are dropped.
-        """
-        return self._pipeline.sync()
-
-    def run_pipelined(self, inputs: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
-        """Run once for each set of inputs and return the outputs of each, equal to those of runs one by one.
-
-        Runs that take long enough overlap, unless the graph has handles or the device runs one session at a time.
-
-        Raises:
-            InputError: an input is wrong.
-            EngineError: a run failed.
-        """
-        results = run_all(self.run, inputs, overlap=self._plain and not self._slot.provider.exclusive)
-        if results:
-            self._note(results[-1].copy())  # those that overlap may end in another order
-        return results
-
-    async def run_async(self, inputs: Mapping[str, Any]) -> list[Any]:
-        """Run in a thread and return the outputs as `run` does; cancelling the task stops the run at its next node.
-
-        Arrays are not copied: leave them alone until the run has ended. A run that uses handles goes on to its end,
-        so that the handles are whole.
-
-        Raises:
-            InputError: an input is wrong.
-            EngineError: the run failed.
-        """
-        return await run_in_background(*self.stoppable(inputs))
-
-    def stoppable(self, inputs: Mapping[str, Any]) -> tuple[Callable[[], list[Any]], Callable[[], None]]:
-        """Return a run to be called once, and what stops it at its next node, or before it begins.
-
-        A run that uses handles, or inputs on a device, is not stopped.
-
-        Raises:
-            InputError: an input is wrong.
-            ParamError: a parameter is not set.
-        """
-        if not self._plain:
-            return lambda: self.run(inputs), _nothing
-        engine = self._engine()
-        feeds = self._inputs.feeds(inputs, engine)
-        names = self._output_names
-        if feeds.__class__ is ResidentFeeds:
-            return lambda: self._note(engine.binder.run(feeds, names, ())), _nothing
-        once = engine.binder.stoppable()
-        return lambda: self._note(once.run(names, feeds)), once.stop
-
-    def _note(self, outputs: list[Any]) -> list[Any]:
-        """Keep a run's outputs as those of the last one, and return a list of them for the caller."""
-        self._last = (None, outputs)
-        return outputs.copy()
+    def close(self) -> None:
+        """Wait for the committed runs and end the thread."""
+        self.settle()
+        with self._lock:
+            worker, self._worker = self._worker, None
+        if worker is not None:
+            worker.close()
 
 
-def _nothing() -> None:
-    """Do nothing, where a run cannot be stopped."""
+def run_all(
+    run: Callable[[Mapping[str, Any]], list[Any]], inputs: Sequence[Mapping[str, Any]], *, overlap: bool
+) -> list[list[Any]]:
+    """Return the outputs of each run in order; with `overlap`, long runs are made two at a time."""
+    if not inputs:
+        return []
+    start = time.perf_counter()
+    results = [run(inputs[0])]
+    if not overlap or len(inputs) <= _OVERLAPPING or time.perf_counter() - start < _OVERLAP_FROM_S:
+        return results + [run(each) for each in inputs[1:]]
+    workers = Workers(_OVERLAPPING, "rlx_ort-pipeline")
+    futures = [workers.submit(lambda each=each: run(each)) for each in inputs[1:]]  # type: ignore[misc]  # bound now
+    workers.close()
+    wait(futures)
+    return results + [future.result() for future in futures]
+
+
+async def run_in_background(call: Callable[[], list[Any]], stop: Callable[[], None] | None = None) -> list[Any]:
+    """Await a call in a worker thread.
+
+    A cancelled task keeps the call from beginning, or calls `stop` once it has begun; without `stop` it runs on.
+    """
+    import asyncio  # loads OpenSSL, 5 MB; a coroutine only runs where asyncio is loaded already
+
+    with _awaited_lock:
+        if not _awaited:
+            _awaited.append(Workers(_AWAITED, "rlx_ort-async"))
+    future = _awaited[0].submit(call)
+    try:
+        return await asyncio.wrap_future(future)
+    except asyncio.CancelledError:
+        if not future.cancel() and stop is not None:
+            stop()
+        raise
+
+
+_awaited: list[Workers] = []
+_awaited_lock = threading.Lock()
+
+
+def copied_arrays(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the inputs with copies of the arrays, which their owner may then overwrite."""
+    return {name: value.copy() if isinstance(value, np.ndarray) else value for name, value in inputs.items()}
+
+
+def _is_spent(run: Future[Any]) -> bool:
+    """Return whether a run has ended with neither an error nor a result to return."""
+    return run.done() and run.exception() is None and not run.result()

@@ -1,6 +1,6 @@
-"""`BucketedCompileCache`: one compiled graph for a range of lengths, and inputs padded to the longest of them.
+"""`BucketedCompileCache`: one compiled graph for each range of lengths, and inputs padded to the longest of the range.
 
-For providers that compile anew for each shape. Others run the true shape where the graph leaves its rows open.
+For providers that compile for each shape. Others run the true shape if the graph takes any number of rows.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ class Bucket(NamedTuple):
 
 
 class BucketedCompileCache:
-    """Compiled graphs for ranges of lengths on one device, each made when a length of its range first comes.
+    """Compiled graphs for ranges of lengths on one device, each compiled at the first length of its range.
 
-    The graphs share the data of their parameters: it is set once, and is there for each of them. Ranges may leave
-    gaps. Methods may be called from several threads.
+    The graphs share the data of their parameters, which is set once. Ranges may leave gaps. Methods may be called from
+    several threads.
 
     Args:
         buckets: half-open ranges `(start, end)`; sorted here.
         device: where the graphs run.
         options: how they are compiled.
-        pad: whether `run_padded` pads; None pads where the provider compiles for each shape anew, or the graph of a
-            bucket takes no other length than the longest.
+        pad: whether `run_padded` pads; None pads if the provider compiles for each shape, or the graph of a bucket
+            takes only the longest length.
 
     Raises:
         InputError: there is no range, one is empty, or two overlap.
@@ -87,12 +87,12 @@ class BucketedCompileCache:
 
     @property
     def total_buckets(self) -> int:
-        """How many ranges there are."""
+        """The number of ranges."""
         return len(self._buckets)
 
     @property
     def compiled_count(self) -> int:
-        """How many of them are compiled."""
+        """The number of compiled graphs."""
         return len(self._compiled)
 
     @property
@@ -107,7 +107,7 @@ class BucketedCompileCache:
         return found if found is not None and key < found.end else None
 
     def get_or_compile(self, key: int, build: Build) -> tuple[int, CompiledGraph] | None:
-        """Return the longest length of the key's range and its graph, or None when the key is in no range.
+        """Return the longest length of the key's range and its graph, or None if the key is in no range.
 
         Raises:
             GraphVerifyError: the graph is wrong.
@@ -127,7 +127,7 @@ class BucketedCompileCache:
     def ensure_graph_with_params(
         self, key: int, build: Build, params: Mapping[str, npt.ArrayLike | TensorData]
     ) -> tuple[int, CompiledGraph] | None:
-        """Return the same as `get_or_compile`; a graph that is compiled now is given the parameters first.
+        """Return the same as `get_or_compile`; sets the parameters if the graph is compiled by this call.
 
         Raises:
             ParamError: a parameter is unknown or does not fit.
@@ -152,19 +152,19 @@ class BucketedCompileCache:
         inputs: Iterable[tuple[str, npt.ArrayLike, int]],
         output_inners: Sequence[int] = (),
     ) -> tuple[int, list[Array]] | None:
-        """Run the graph of the key's range with every input padded by rows of zeros, and cut the padding off again.
+        """Run the graph of the key's range with inputs padded by rows of zeros, and cut the padding off the outputs.
 
-        Right for graphs in which rows do not meet, or that are told by a mask which rows count.
+        Correct for graphs whose rows are independent, or that mask the padding.
 
         Args:
-            key: the length that chooses the range.
-            actual_rows: how many rows there are.
+            key: the length that selects the range.
+            actual_rows: the number of rows.
             build: makes the graph of a range.
             inputs: name, data of `actual_rows` rows, and the elements of a row.
             output_inners: elements of a row of each output; an output with 0, or without an entry, is not cut.
 
         Returns:
-            The longest length of the range and the outputs, or None when the key is in no range.
+            The longest length of the range and the outputs, or None if the key is in no range.
 
         Raises:
             InputError: an input does not have that many rows, or more than fit.
@@ -179,7 +179,7 @@ class BucketedCompileCache:
         inputs: Iterable[tuple[str, npt.ArrayLike, int | None]],
         output_inners: Sequence[int] = (),
     ) -> tuple[int, list[Array]] | None:
-        """Run like `run_padded`; inputs whose elements of a row are None are passed on as they are."""
+        """Run like `run_padded`; inputs with None for the elements of a row are passed unchanged."""
         found = self.get_or_compile(key, build)
         if found is None:
             return None
@@ -197,17 +197,17 @@ class BucketedCompileCache:
             _check_rows(name, data, actual_rows, inner)
             padded = pad_rows(data, inner, rows)
             feeds[name] = padded if padded.ndim > 1 else _shaped(compiled, name, padded)
-        if not pads:
-            return upper, compiled.run(feeds)
-        # No active extent: a graph that takes any number of rows would run the true shape, which is to be avoided here.
+        # No active extent is set: it would make a graph that takes any number of rows run the true shape.
         outputs = compiled.run(feeds)
+        if not pads:
+            return upper, outputs
         inners = [*output_inners, *[0] * len(outputs)]
         return upper, [
             slice_rows(out, inner, actual_rows) if inner else out for out, inner in zip(outputs, inners, strict=False)
         ]
 
     def close(self) -> None:
-        """Close every graph; the parameters' data stays."""
+        """Close every graph; the data of the parameters is kept."""
         with self._lock:
             for compiled in self._compiled.values():
                 compiled.close()
@@ -231,7 +231,7 @@ class BucketedCompileCache:
 
 
 def power_of_two_ladder(least: int, most: int) -> tuple[Bucket, ...]:
-    """Return ranges whose longest lengths double, from the power of two at or above `least` to one at or above `most`.
+    """Return ranges whose longest lengths are the powers of two from at least `least` to at least `most`.
 
     The first range begins at 1: `power_of_two_ladder(8, 256)` is 1..9, 9..17, 17..33 and so on to 129..257.
 
@@ -249,12 +249,12 @@ def power_of_two_ladder(least: int, most: int) -> tuple[Bucket, ...]:
 
 
 def pad_rows(data: npt.ArrayLike, row_inner: int, upper: int) -> Array:
-    """Return data of rows of `row_inner` elements with rows of zeros after them, `upper` rows in all.
+    """Return data of rows of `row_inner` elements padded with rows of zeros to `upper` rows.
 
-    Data whose first axis is the rows keeps its axes; any other comes back flat.
+    Data whose first axis is the rows keeps its axes; other data is returned flat.
 
     Raises:
-        InputError: rows have no elements, the data is no whole number of rows, or has more than `upper`.
+        InputError: rows have no elements, the data is not a whole number of rows, or has more than `upper`.
     """
     array = np.asarray(data)
     rows = _row_count(array, row_inner)
@@ -271,10 +271,10 @@ def pad_rows(data: npt.ArrayLike, row_inner: int, upper: int) -> Array:
 def slice_rows(data: npt.ArrayLike, row_inner: int, actual: int) -> Array:
     """Return the first `actual` rows of `row_inner` elements.
 
-    The axes stay where one of them is the rows and those before it are 1; else the result is flat.
+    The axes are kept if one of them is the rows and those before it are 1; else the result is flat.
 
     Raises:
-        InputError: rows have no elements, the data is no whole number of rows, or has fewer than `actual`.
+        InputError: rows have no elements, the data is not a whole number of rows, or has fewer than `actual`.
     """
     array = np.asarray(data)
     rows = _row_count(array, row_inner)
@@ -307,30 +307,30 @@ def _row_count(array: Array, row_inner: int) -> int:
     if row_inner < 1:
         raise InputError(f"a row needs at least 1 element, got {row_inner}")
     if array.size % row_inner:
-        raise InputError(f"{array.size} elements are no whole number of rows of {row_inner}")
+        raise InputError(f"{array.size} elements are not a whole number of rows of {row_inner}")
     return array.size // row_inner
 
 
 def _check_rows(name: str, array: Array, actual: int, row_inner: int) -> None:
     rows = _row_count(array, row_inner)
     if rows != actual:
-        raise InputError(f"input {name!r} has {rows} rows of {row_inner} elements, {actual} were announced")
+        raise InputError(f"input {name!r} has {rows} rows of {row_inner} elements, not {actual}")
 
 
 def _is_fixed(compiled: CompiledGraph, name: str) -> bool:
-    """Return whether an input takes one size only; unknown names are left to the run, which says what is wrong."""
+    """Return whether an input takes one size only; the run refuses unknown names."""
     kind = compiled.input_specs.get(name)
     return isinstance(kind, TensorType) and kind.shape is not None and kind.shape.is_static
 
 
 def _shaped(compiled: CompiledGraph, name: str, flat: Array) -> Array:
-    """Return flat data in the declared shape, where at most one dim is open."""
+    """Return flat data in the declared shape, in which at most one dim is open."""
     kind = compiled.input_specs.get(name)
     if not isinstance(kind, TensorType) or kind.shape is None:
         return flat
     dims = [dim if isinstance(dim, int) else -1 for dim in kind.shape]
     if dims.count(-1) > 1:
-        raise InputError(f"input {name!r} is {kind}: flat data does not tell its dims, give it its shape")
+        raise InputError(f"input {name!r} is {kind}: its dims do not follow from flat data; give the array its shape")
     try:
         return flat.reshape(dims)
     except ValueError as err:

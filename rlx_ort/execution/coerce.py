@@ -1,20 +1,36 @@
-"""Conversion of what people feed into arrays of a declared dtype, without losing anything in silence.
+"""Conversion of values and raw bytes to arrays of a declared dtype, without silent loss, and of arrays to raw bytes.
 
-The rule, for inputs and weights alike: the exact dtype passes as it is; a conversion that keeps every value of the
-source dtype is done (`numpy.can_cast(..., "safe")`); Python numbers, lists and numpy scalars have no dtype worth
-keeping, so they are judged by value; everything else is refused with the cast that would do it.
+The exact dtype passes as it is. A conversion that keeps every value of the source dtype is done
+(`numpy.can_cast(..., "safe")`). Python numbers, lists and numpy scalars are judged by value. Everything else is refused
+with the cast that would convert it. Raw bytes are little-endian, in C order, with packed types as ONNX packs them.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from rlx_ort.errors import InputError
 from rlx_ort.ir.dtype import DType
+from rlx_ort.ir.shape import Shape
+from rlx_ort.ir.tensor import TensorData
+from rlx_ort.ir.types import TensorType, ValueType
 
-__all__ = ["as_array", "cast_hint", "is_literal", "saturating_cast"]
+__all__ = [
+    "TypedBytes",
+    "arrays_from_typed",
+    "as_array",
+    "cast_hint",
+    "is_literal",
+    "saturating_cast",
+    "typed_from_arrays",
+]
+
+TypedBytes: TypeAlias = "tuple[bytes | bytearray | memoryview, DType | str]"
 
 _LITERALS = (bool, int, float, complex, list, tuple, range, np.generic)
 
@@ -22,10 +38,10 @@ _LITERALS = (bool, int, float, complex, list, tuple, range, np.generic)
 def as_array(value: object, dtype: DType) -> npt.NDArray[Any]:
     """Return the value as a C-contiguous array of the dtype in the machine's byte order.
 
-    An array that already is one is returned itself, not a copy.
+    An array of that kind is returned itself, not a copy.
 
     Raises:
-        ValueError: the value is no array, or its conversion would lose something; the message says what to do.
+        ValueError: the value is no array, or its conversion would lose something; the message names the remedy.
     """
     if isinstance(value, np.ma.MaskedArray):
         raise ValueError("it is a masked array, whose mask would be lost; feed `.filled(value)`")
@@ -50,10 +66,10 @@ def as_array(value: object, dtype: DType) -> npt.NDArray[Any]:
 
 
 def saturating_cast(array: npt.NDArray[Any], dtype: DType) -> npt.NDArray[Any]:
-    """Return the array as another dtype by the rule of typed reading; the array itself when it already is.
+    """Return the array as another dtype; the array itself if it has that dtype.
 
-    A float becomes an integer by truncation towards zero, out-of-range values become the nearest limit and NaN
-    becomes 0; an integer out of range becomes the nearest limit too; anything but 0 is True as a bool.
+    Floats become integers by truncation towards zero. Values out of range become the nearest limit, and NaN becomes 0.
+    Everything but 0 is True as a bool.
     """
     target = dtype.numpy
     if array.dtype == target:
@@ -67,7 +83,7 @@ def saturating_cast(array: npt.NDArray[Any], dtype: DType) -> npt.NDArray[Any]:
     source = DType.from_numpy(array.dtype)
     if source.is_float:
         whole = np.trunc(array.astype(np.float64))
-        # The upper limit of 64-bit types is no float64; the next one, a power of two, is.
+        # The upper limit of 64-bit types is not a float64, the power of two above it is.
         high = whole >= float(highest + 1)
         low = whole < float(lowest)
         inside = np.where(high | low | np.isnan(whole), 0.0, whole).astype(target)
@@ -99,7 +115,7 @@ def _limits(dtype: DType) -> tuple[int, int]:
 
 
 def _by_value(array: npt.NDArray[Any], dtype: DType) -> npt.NDArray[Any]:
-    """Convert numbers written by hand: floats may be rounded, but never to infinity; integers stay exact."""
+    """Convert literals: floats may be rounded, but never to infinity; integers stay exact."""
     if not array.size:
         return array.astype(dtype.numpy, order="C")
     source = DType.from_numpy(array.dtype)
@@ -139,3 +155,81 @@ def _strings(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 def _described(value: object, array: npt.NDArray[Any]) -> str:
     what = "array" if isinstance(value, np.ndarray) else type(value).__name__
     return f"{array.dtype} {what} of shape {array.shape}"
+
+
+def arrays_from_typed(types: Mapping[str, ValueType], inputs: Mapping[str, TypedBytes]) -> dict[str, npt.NDArray[Any]]:
+    """Return each input as an array of the given dtype and the declared shape; unknown names come as flat arrays.
+
+    Named dims are inferred from the number of elements, where that leaves one solution.
+
+    Raises:
+        InputError: a dtype is unknown, the bytes do not fill the shape, or a named dim cannot be inferred.
+    """
+    given: dict[str, tuple[DType, npt.NDArray[np.uint8], int]] = {}
+    for name, (data, dtype) in inputs.items():
+        try:
+            kind = DType.parse(dtype)
+        except ValueError as err:
+            raise InputError(f"input {name!r}: {err}") from err
+        if kind is DType.STRING:
+            raise InputError(f"input {name!r}: strings have no raw bytes; use run")
+        raw = np.frombuffer(data, np.uint8)
+        if (raw.size * 8) % kind.bits:
+            raise InputError(f"input {name!r}: {raw.size} bytes are not a whole number of {kind.value} elements")
+        given[name] = (kind, raw, raw.size * 8 // kind.bits)
+    shapes = _solved({name: types.get(name) for name in given}, {name: entry[2] for name, entry in given.items()})
+    arrays = {}
+    for name, (kind, raw, _) in given.items():
+        try:
+            arrays[name] = TensorData(kind, shapes[name], raw).numpy()
+        except ValueError as err:
+            raise InputError(f"input {name!r} is {types[name]}: {err}") from err
+    return arrays
+
+
+def typed_from_arrays(arrays: Sequence[Any], dtypes: Sequence[DType]) -> list[tuple[bytes, DType]]:
+    """Return each array as raw bytes of a dtype, converted by `saturating_cast`.
+
+    Raises:
+        InputError: an output is no tensor of numbers.
+    """
+    result: list[tuple[bytes, DType]] = []
+    for index, (array, dtype) in enumerate(zip(arrays, dtypes, strict=True)):
+        if not isinstance(array, np.ndarray) or array.dtype.kind in "OSU" or dtype is DType.STRING:
+            raise InputError(f"output {index} is no tensor of numbers and has no raw bytes; use run")
+        result.append((TensorData.from_array(saturating_cast(array, dtype)).buffer.tobytes(), dtype))
+    return result
+
+
+def _solved(types: Mapping[str, ValueType | None], counts: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each input; infers one named dim at a time from an element count."""
+    shapes = {name: _shape(kind, counts[name]) for name, kind in types.items()}
+    progress = True
+    while progress:
+        progress = False
+        for name, shape in shapes.items():
+            open_dims = [dim for dim in shape if not isinstance(dim, int)]
+            if len(open_dims) != 1:
+                continue
+            rest = math.prod(dim for dim in shape if isinstance(dim, int))
+            if rest == 0 or counts[name] % rest:
+                raise InputError(f"input {name!r} is {types[name]}: {counts[name]} elements do not fill whole rows")
+            size = counts[name] // rest
+            symbol = open_dims[0]
+            if symbol is None:
+                shapes[name] = Shape(size if dim is None else dim for dim in shape)
+            else:
+                shapes = {other: known.bind({symbol: size}) for other, known in shapes.items()}
+            progress = True
+            break
+    stuck = [name for name, shape in shapes.items() if not shape.is_static]
+    if stuck:
+        raise InputError(
+            f"the bytes of input {stuck[0]!r} do not determine the dims of {types[stuck[0]]}; bind them or use run"
+        )
+    return {name: shape.static() for name, shape in shapes.items()}
+
+
+def _shape(kind: ValueType | None, count: int) -> Shape:
+    known = isinstance(kind, TensorType) and kind.shape is not None
+    return kind.shape if known else Shape([count])  # type: ignore[union-attr,return-value]  # `known` narrows both

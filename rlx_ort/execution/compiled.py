@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -12,52 +11,50 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx_ort.errors import InputError
-from rlx_ort.execution.background import BackgroundRuns
-from rlx_ort.execution.engine_slot import Engine, EngineSlot
-from rlx_ort.execution.extent import at_extent, check_extent
-from rlx_ort.execution.handle_calls import HandleCalls
+from rlx_ort.execution.background import BackgroundRuns, copied_arrays, run_all, run_in_background
+from rlx_ort.execution.coerce import TypedBytes, arrays_from_typed, typed_from_arrays
 from rlx_ort.execution.handles import Handles
-from rlx_ort.execution.inputs import InputPlan, ResidentFeeds
-from rlx_ort.execution.moe_controls import MoeControls
-from rlx_ort.execution.pipeline import Pipeline
+from rlx_ort.execution.inputs import InputPlan, ResidentFeeds, at_extent
+from rlx_ort.execution.moe import MaskLike, MoeControls, MoeResidencyStats
 from rlx_ort.execution.placement import Placement
 from rlx_ort.execution.slots import PooledRuns, SlotRunner
-from rlx_ort.execution.typed_io import TypedBytes, arrays_from_typed, typed_from_arrays
 from rlx_ort.execution.weights import WeightStore
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import TensorType, ValueType
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule
-from rlx_ort.providers.engine.device_tensor import DeviceTensor
+from rlx_ort.providers.engine.binding import DeviceTensor
 
 if TYPE_CHECKING:
     from rlx_ort.converters.to_onnx.exported import ExportedModel
     from rlx_ort.device import Device
+    from rlx_ort.execution.engine import Engine
+    from rlx_ort.execution.engine_slot import EngineSlot
     from rlx_ort.providers.base import DeviceGraphReport
 
 __all__ = ["CompiledGraph"]
 
 
-class CompiledGraph(MoeControls, HandleCalls, BackgroundRuns):
+class CompiledGraph:
     """A graph on one device, with the weights of a store; made by `Session.compile`.
 
     Runs may be started from several threads at once. A parameter that is set after a run makes the session stale; it
     is opened again before the next run, and no run sees old and new values together.
 
     Some calls keep state: handles (`bind_handle`, `bind_gpu_handle`), committed runs (`commit_no_wait`), and the fixed
-    buffers of `run_slots` and `run_raw`. Runs of a graph with handles, and those through the fixed buffers, take turns
-    by a lock; runs of a graph with handles also wait for the committed ones, so the state is that of the order of the
-    calls. Handles survive a change of parameters.
+    buffers of `run_slots` and `run_raw`. Runs of a graph with handles, and those through the fixed buffers, are
+    serialized by a lock; runs of a graph with handles also wait for the committed ones, so the state is that of the
+    order of the calls. Handles survive a change of parameters.
 
     Args:
         slot: holds the session.
         rule: the placement rule.
-        inputs: what checks the inputs of runs, where it was made already.
+        inputs: the plan that checks inputs; made here by default.
         owns_slot: whether closing the graph closes the slot as well.
     """
 
     # All else is in `__dict__`, which graphs of other rules on the same slot share; see `held_to`.
-    __slots__ = ("_rule", "_strict")
+    __slots__ = ("__dict__", "__weakref__", "_rule", "_strict")
 
     def __init__(
         self, slot: EngineSlot, rule: PlacementRule, inputs: InputPlan | None = None, *, owns_slot: bool = True
@@ -73,12 +70,12 @@ class CompiledGraph(MoeControls, HandleCalls, BackgroundRuns):
         types = (slot.input_types, slot.output_types)
         self._handles = Handles(*types, self._inputs)
         self._slots = SlotRunner(*types, self._inputs)
-        self._slots_lock = threading.Lock()
         self._pooled = PooledRuns(*types)
         self._many = self._pooled.wanted
-        self._pipeline = Pipeline()
+        self._background = BackgroundRuns()
+        self._moe = MoeControls(slot)
         self._extent: tuple[int, int] | None = None
-        self._plain = True
+        self._plain = True  # neither handles nor an extent
         slot.open_if_ready(rule)
 
     @property
@@ -103,13 +100,13 @@ class CompiledGraph(MoeControls, HandleCalls, BackgroundRuns):
 
     @property
     def has_handles(self) -> bool:
-        """Whether a handle is bound, so that runs may change what later runs give."""
+        """Whether a handle is bound, so that a run may change the results of later runs."""
         return bool(self._handles)
 
     @property
     def has_state(self) -> bool:
         """Whether handles are bound or committed runs were not waited for, so that another device cannot take over."""
-        return bool(self._handles) or self._pipeline.busy
+        return bool(self._handles) or self._background.busy
 
     @property
     def exported(self) -> ExportedModel:
@@ -133,12 +130,7 @@ class CompiledGraph(MoeControls, HandleCalls, BackgroundRuns):
 
     @property
     def placement(self) -> Placement:
-        """Where each node is; opens the session if it is not open yet.
-
-        Raises:
-            ParamError: a parameter is not set, so there is no session to look at.
-            PlacementError: the nodes are not where the rule wants them.
-        """
+        """Where each node is; opens the session if it is not open yet; see `open` for what is raised."""
         if self._slot.placement is None:
             self._slot.engine(self._rule)
         assert self._slot.placement is not None  # noqa: S101  # opening a session fills it in
@@ -150,7 +142,7 @@ class CompiledGraph(MoeControls, HandleCalls, BackgroundRuns):
         return self._slot.current is not None
 
     def open(self, *, required: bool = True) -> None:
-        """Open the session now and not at the first run; unless `required`, not while a parameter is still to be set.
+        """Open the session now instead of at the first run; unless `required`, only if every parameter is set.
 
         Raises:
             ParamError: a parameter is not set, and the session is required.
@@ -165,9 +157,9 @@ class CompiledGraph(MoeControls, HandleCalls, BackgroundRuns):
             self._slot.open_if_ready(self._rule)
 
     def device_graph_report(self) -> DeviceGraphReport:
-        """Return which runs replay recorded launches, the memory that takes, and why others do not; opens the session.
+        """Return which runs replay recorded launches, at what cost of memory, and why others do not; opens the session.
 
-        A change of parameters opens a new session, which records anew.
+        A change of parameters opens a new session, which records again.
 
         Raises:
             ParamError: a parameter is not set.
@@ -214,9 +206,9 @@ class CompiledGraph(MoeControls, HandleCalls, BackgroundRuns):
         engine = self._slot.current
         if engine is None or engine.version != self._weights.version or (self._strict and not engine.strict_ok):
             engine = self._slot.engine(self._rule)
+        given = _NO_INPUTS if inputs is None else inputs
         if not self._plain or engine.files:
-            return self._run_with_state(_NOTHING if inputs is None else inputs, range(len(self._output_names)))
-        given = _NOTHING if inputs is None else inputs
+            return self._run_with_state(given, range(len(self._output_names)))
         kind = self._inputs.kind_of(given)
         if kind is None:
             feeds = self._inputs.checked(given, engine)
@@ -246,13 +238,13 @@ class CompiledGraph(MoeControls, HandleCalls, BackgroundRuns):
             found = self._run_again(inputs, indices)
             if found is not None:
                 return found
-        return self._run_with_state(inputs, self._indices(indices))
+        return self._run_with_state(inputs, self._checked_indices(indices))
 
     def read_output_row(self, out: int, row: int, row_inner: int) -> npt.NDArray[Any] | None:
-        """Return row `row` of output `out` of the last run, whose elements are counted in rows of `row_inner`.
+        """Return row `row` of output `out` of the last run, in rows of `row_inner` elements.
 
         None when there is no such row, or the last run did not read that output: `run_dlpack` reads none, since its
-        outputs stay on the device. The array shares the output's memory, which after `run_slots` and `run_raw` is the
+        outputs stay on the device. The array shares the output's memory; after `run_slots` and `run_raw` that is the
         buffer that the next such call overwrites. With several threads the last run is the one that ended last.
         """
         indices, outputs = self._last
@@ -273,9 +265,9 @@ class CompiledGraph(MoeControls, HandleCalls, BackgroundRuns):
     ) -> list[tuple[bytes, DType]]:
         """Run once on raw bytes: input name -> (bytes, dtype); return (bytes, dtype) for each output.
 
-        An input of another dtype than declared is converted where that loses nothing. Outputs come in their
-        declared dtypes, or in `output_dtypes`: then floats become integers by truncation towards zero, saturating at
-        the limits, with NaN as 0, and anything but 0 is True as a bool.
+        An input of another dtype than declared is converted where that loses nothing. Outputs come in their declared
+        dtypes, or in `output_dtypes`: floats then become integers by truncation towards zero, saturating at the
+        limits, with NaN as 0, and everything but 0 is True as a bool.
 
         Raises:
             InputError: an input or dtype is wrong, the bytes do not fill the declared shape, or an output is no
@@ -283,22 +275,27 @@ class CompiledGraph(MoeControls, HandleCalls, BackgroundRuns):
             ParamError: a parameter is not set.
             EngineError: the run failed.
         """
-        dtypes = self._declared_dtypes() if output_dtypes is None else _parsed(output_dtypes)
+        kinds = self.output_specs.values()
+        declared = [kind.dtype if isinstance(kind, TensorType) else DType.STRING for kind in kinds]
+        dtypes = declared if output_dtypes is None else _parsed(output_dtypes)
         if len(dtypes) != len(self._output_names):
             raise InputError(f"the graph has {len(self._output_names)} outputs, got {len(dtypes)} output dtypes")
         return typed_from_arrays(self.run(arrays_from_typed(self.input_specs, inputs)), dtypes)
 
     def clone(self) -> CompiledGraph:
-        """Return a graph that shares the session and the weights, has a copy of the state, and is closed by itself."""
-        twin = CompiledGraph((self._moe_base or self._slot).twin(), self._rule, self._inputs)
-        self._copy_moe_to(twin)
-        self._copy_state_to(twin)
+        """Return a graph that shares the session and the weights, has a copy of the state, and is closed separately."""
+        twin = CompiledGraph(self._moe.base.twin(), self._rule, self._inputs)
+        self._moe.copy_to(twin._moe, twin._rule)
+        twin._use(twin._moe.slot)
+        twin._last = self._last
+        twin._handles = self._handles.copy()
+        twin._extent, twin._plain = self._extent, self._plain
         return twin
 
     def held_to(self, rule: PlacementRule) -> CompiledGraph:
         """Return this graph with its session and all its state, held to another placement rule.
 
-        What either does to handles, the extent or the capture counts for both, and both are closed together.
+        Changes of handles, the extent or the capture take effect in both, and both are closed together.
 
         Raises:
             PlacementError: the nodes are not where the rule wants them.
@@ -309,12 +306,6 @@ class CompiledGraph(MoeControls, HandleCalls, BackgroundRuns):
         other._rule, other._strict = rule, rule is PlacementRule.STRICT
         return other
 
-    def _copy_state_to(self, other: CompiledGraph) -> None:
-        """Give a clone the state that runs have left."""
-        other._last = self._last
-        other._handles = self._handles.copy()
-        other._extent, other._plain = self._extent, self._plain
-
     # Fixed buffers
 
     @property
@@ -323,10 +314,10 @@ class CompiledGraph(MoeControls, HandleCalls, BackgroundRuns):
         return self._slots.supported
 
     def run_slots(self, arrays: Sequence[Any]) -> list[npt.NDArray[Any]]:
-        """Run on arrays in the order of the inputs, through buffers that are bound once; the cheapest run there is.
+        """Run on arrays in the order of the inputs, through buffers that are bound once; the fastest way to run.
 
-        The outputs are the buffers themselves: the next call of `run_slots` or `run_raw` overwrites them. There is no
-        arena to point into; an array's `.ctypes.data` is its address. Handles are not looked at, and calls take turns.
+        The outputs are the buffers themselves: the next call of `run_slots` or `run_raw` overwrites them. An array's
+        `.ctypes.data` is its address. Handles are ignored, and calls from several threads are serialized.
 
         Raises:
             InputError: an array is missing, one too many, or of another type than declared.
@@ -338,7 +329,7 @@ class CompiledGraph(MoeControls, HandleCalls, BackgroundRuns):
             engine = self._engine()
         if self._extent is not None:
             arrays = [*at_extent(self.input_specs, self._inputs.ordered(arrays), self._extent).values()]
-        with self._slots_lock:
+        with self._slots.lock:
             outputs = self._slots.run(engine, arrays)
             self._last = (None, self._slots.buffers)
             return outputs
@@ -358,22 +349,21 @@ class CompiledGraph(MoeControls, HandleCalls, BackgroundRuns):
 
     def slot_views(self) -> list[npt.NDArray[Any]]:
         """Return the output buffers as the last `run_slots` or `run_raw` left them; empty before the first."""
-        with self._slots_lock:
-            return self._slots.views
+        return self._slots.views
 
     def arena_ptr(self) -> list[tuple[int, int]]:
         """Return the address and the size in bytes of each output buffer that `slot_views` shows.
 
-        There is no one arena. An address is good until the graph is closed or runs on other shapes; the arrays of
+        There is not one arena. An address is valid until the graph is closed or runs on other shapes; the arrays of
         `run_slots` and `slot_views` keep their memory alive, an address does not.
         """
         return [(view.ctypes.data, view.nbytes) for view in self.slot_views()]
 
     def run_dlpack(self, inputs: Mapping[str, Any]) -> list[DeviceTensor]:
-        """Run and return the outputs where the device made them: objects with `__dlpack__`, without a host copy.
+        """Run and return the outputs in device memory: objects with `__dlpack__`, without a host copy.
 
-        Handles are used and fed as in `run`. Inputs may be objects with `__dlpack__` as in `run`. What torch and cupy
-        have queued on theirs is waited for; what other libraries have queued must be done before.
+        Handles are used and fed as in `run`. Inputs may be objects with `__dlpack__` as in `run`. Work that torch and
+        cupy have queued on theirs is waited for; work queued by other libraries must be complete.
 
         Raises:
             InputError: an input is wrong.
@@ -382,19 +372,223 @@ class CompiledGraph(MoeControls, HandleCalls, BackgroundRuns):
         return self._run_with_state(inputs, range(len(self._output_names)), on_device=True)
 
     def set_active_extent(self, extent: tuple[int, int] | None) -> None:
-        """Say that of `upper` rows only the first `actual` matter in the runs to come, until None takes it back.
+        """Declare that of `upper` rows only the first `actual` matter in later runs; None takes that back.
 
-        A hint. A graph that takes any number of rows is run on `actual` of them, and its outputs have as many; others
-        run in full, and what their outputs hold beyond `actual` means nothing. Rows on a device are not cut either.
+        This is a hint. A graph that takes any number of rows runs on `actual` of them, and its outputs have as many.
+        Others run in full, with undefined output rows beyond `actual`, and so do graphs with inputs on a device.
 
         Raises:
             InputError: it is not `(actual, upper)` with 0 < actual <= upper.
         """
-        self._extent = None if extent is None else check_extent(extent)
+        if extent is not None and not 0 < extent[0] <= extent[1]:
+            raise InputError(f"an active extent is (actual, upper) with 0 < actual <= upper, got {extent}")
+        self._extent = extent
         self._plain = self._extent is None and not self._handles
 
+    # Handles
+
+    def bind_handle(self, name: str, array: npt.ArrayLike) -> bool:
+        """Keep a copy of an array in host memory, as the value of the input of that name in runs that do not supply it.
+
+        A handle named `out0` is overwritten with output 0 after every run, and so on; see also `set_handle_feed`.
+        Returns True: every device supports it.
+
+        Raises:
+            InputError: no input, and no output by number, has the name, or the array is not of its type.
+        """
+        self._background.settle()
+        self._handles.bind(name, array)
+        self._plain = False
+        return True
+
+    def read_handle(self, name: str) -> npt.NDArray[Any] | None:
+        """Return a copy of a handle in host memory, or None when there is none; waits for committed runs."""
+        self._background.settle()
+        return self._handles.read(name)
+
+    def set_handle_feed(self, handle: str, out_idx: int) -> bool:
+        """Overwrite a handle in host memory with an output after every later run; returns True.
+
+        Raises:
+            InputError: there is no such handle or output, or their dtypes differ.
+        """
+        self._background.settle()
+        self._handles.feed(handle, out_idx)
+        return True
+
+    def bind_gpu_handle(self, name: str, array: Any) -> bool:
+        """Upload an array as the value of an input that stays on the device from run to run; on the CPU, in its memory.
+
+        A `DeviceTensor` of another graph on the same device is taken without a copy, and so is any object with
+        `__dlpack__` in a device's own memory; host memory is copied. Returns True: every device supports it.
+
+        Raises:
+            InputError: no input has the name, or the array is not of its type.
+            EngineError: the device did not take it.
+        """
+        self._background.settle()
+        self._handles.bind_device(name, array, self._engine())
+        self._plain = False
+        return True
+
+    def has_gpu_handle(self, name: str) -> bool:
+        """Return whether a handle on the device has the name."""
+        return self._handles.has_device(name)
+
+    def set_gpu_handle_feed(self, handle: str, out_idx: int) -> bool:
+        """Move an output into a handle on the device after every later run, without a copy to the host.
+
+        Its shape may differ from the last, where the graph takes that. No run writes to memory that it reads. Returns
+        True: every device supports it.
+
+        Raises:
+            InputError: there is no such handle or output, or their dtypes differ.
+        """
+        self._background.settle()
+        self._handles.feed_device(handle, out_idx)
+        return True
+
+    def read_gpu_handle(self, name: str) -> npt.NDArray[Any] | None:
+        """Return a handle on the device as a copy on the host, or None when there is none; waits for the device."""
+        self._background.settle()
+        return self._handles.read_device(name)
+
+    def run_feed_gpu_handle(self, inputs: Mapping[str, Any], handle: str, out_idx: int) -> npt.NDArray[Any]:
+        """Set a feed, run, and return that output; the feed stays set.
+
+        Raises:
+            InputError: there is no such handle or output, or an input is wrong.
+            EngineError: the run failed.
+        """
+        self.set_gpu_handle_feed(handle, out_idx)
+        found: npt.NDArray[Any] = self.run_read_outputs(inputs, [out_idx])[0]
+        return found
+
+    # Background runs
+
+    def commit_no_wait(
+        self, inputs: Mapping[str, Any], outputs: Sequence[int] | None = (), *, on_device: bool = False
+    ) -> None:
+        """Run in the background, after the runs committed before; handles are fed.
+
+        Arrays are copied, so they may be overwritten at once. Errors of the run are raised by `sync_pending`, which
+        also returns the listed outputs.
+
+        Args:
+            inputs: as in `run`.
+            outputs: the indices of the outputs to keep for `sync_pending`; None for all, none by default.
+            on_device: whether these stay on the device, as `DeviceTensor`, instead of being copied to the host.
+
+        Raises:
+            InputError: an index names no output.
+        """
+        copied, wanted = copied_arrays(inputs), self._checked_indices(outputs)
+        self._background.commit(lambda: self._run_now(copied, wanted, on_device=on_device))
+
+    def sync_pending(self) -> list[list[Any]]:
+        """Wait for the committed runs and return the outputs of those that keep some, in order.
+
+        If a run failed, the first error is raised, and the outputs of the others are dropped.
+        """
+        return self._background.sync()
+
+    def run_pipelined(self, inputs: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
+        """Run once for each set of inputs and return the outputs of each, equal to those of runs one by one.
+
+        Long runs overlap, unless the graph has handles or the device runs one session at a time.
+
+        Raises:
+            InputError: an input is wrong.
+            EngineError: a run failed.
+        """
+        results = run_all(self.run, inputs, overlap=self._plain and not self._slot.provider.exclusive)
+        if results:
+            self._last = (None, results[-1].copy())  # overlapping runs may end in another order
+        return results
+
+    async def run_async(self, inputs: Mapping[str, Any]) -> list[Any]:
+        """Run in a thread and return the outputs as `run` does; cancelling the task stops the run at its next node.
+
+        Arrays are not copied: do not change them before the run has ended. A run that uses handles is not stopped, so
+        that the handles stay consistent.
+
+        Raises:
+            InputError: an input is wrong.
+            EngineError: the run failed.
+        """
+        return await run_in_background(*self.stoppable(inputs))
+
+    def stoppable(self, inputs: Mapping[str, Any]) -> tuple[Callable[[], list[Any]], Callable[[], None] | None]:
+        """Return a run to be called once, and what stops it at its next node, or before it begins.
+
+        A run that uses handles, or inputs on a device, cannot be stopped.
+
+        Raises:
+            InputError: an input is wrong.
+            ParamError: a parameter is not set.
+        """
+        if not self._plain:
+            return lambda: self.run(inputs), None
+        engine = self._engine()
+        feeds, names = self._inputs.feeds(inputs, engine), self._output_names
+        if feeds.__class__ is ResidentFeeds:
+            return lambda: self._noted(engine.binder.run(feeds, names, ())), None
+        once = engine.binder.stoppable()
+        return lambda: self._noted(once.run(names, feeds)), once.stop
+
+    def _noted(self, outputs: list[Any]) -> list[Any]:
+        """Keep a run's outputs as those of the last one, and return a list of them for the caller."""
+        self._last = (None, outputs)
+        return outputs.copy()
+
+    # Mixtures of experts
+
+    def set_moe_resident_experts(self, mask: MaskLike) -> None:
+        """Choose the experts that stay on the device, the same in all layers; replaces masks for each layer.
+
+        Experts beyond the end of the mask stay on the device. On other devices than the CPU the weights and products of
+        the excluded ones move to the host, and the session is opened again. On the CPU only the counts of
+        `take_moe_residency_stats` change. Results are the same either way. Do not call this while another thread is in
+        a run of this graph; use clones.
+
+        Raises:
+            InputError: the mask is no row of booleans.
+            GraphVerifyError: the weights of experts that are to move are computed in the graph.
+            PlacementError: the rest does not keep the placement rule.
+        """
+        self._moe.keep(mask, self._rule)
+        self._use(self._moe.slot)
+
+    def set_moe_resident_experts_per_layer(self, masks: Sequence[MaskLike]) -> None:
+        """Choose the experts that stay on the device layer by layer, in forward order; replaces one mask for all.
+
+        A layer is three products by experts: gate, up and down. See `set_moe_resident_experts`.
+        """
+        self._moe.keep_per_layer(masks, self._rule)
+        self._use(self._moe.slot)
+
+    def take_moe_residency_stats(self) -> MoeResidencyStats | None:
+        """Return the work of the experts in the last forward, once; None before one, or without masks."""
+        return self._moe.take_stats()
+
+    def enable_moe_topk_capture(self, num_experts: int) -> bool:
+        """Record the picks of each TopK over exactly `num_experts` elements from now on; opens the session again.
+
+        A second call drops the record. Clones record into the same place. TopKs inside bodies are ignored.
+
+        Returns:
+            Whether there is such a TopK; if not, nothing changes.
+        """
+        found = self._moe.capture(num_experts, self._rule)
+        self._use(self._moe.slot)
+        return found
+
+    def take_moe_topk_capture(self) -> list[npt.NDArray[np.uint32]] | None:
+        """Return what each router picked since the last call, the forwards one after another; None for nothing."""
+        return self._moe.take_picks()
+
     def capabilities(self) -> frozenset[str]:
-        """Return what this graph can do on its device, by the names of the optional features."""
+        """Return the names of the optional features that this graph has on its device."""
         found = {
             "clone", "persistent_handles", "gpu_handles", "kv_resident", "typed_io", "async_pipeline", "active_extent",
             "moe",
@@ -402,17 +596,16 @@ class CompiledGraph(MoeControls, HandleCalls, BackgroundRuns):
         return frozenset(found | ({"run_slots"} if self.supports_run_slots else set()))
 
     def close(self) -> None:
-        """Give the session and the state up; runs in other threads finish first. Closing twice is harmless.
+        """Let go of the session and the state; runs in other threads finish first. Closing twice is harmless.
 
-        A graph that a `GraphDevices` has lent gives up its state alone; the session stays open for the next one lent.
+        Closing a graph lent by a `GraphDevices` drops its state only; the session stays open for the next one lent.
         """
-        self._pipeline.settle()
-        self._pipeline.close()
-        lent = None if self._owns_slot else self._moe_base or self._slot
-        if self._slot is not lent:
+        self._background.close()
+        if self._slot is not self._moe.base or self._owns_slot:
             self._slot.close()
-        if lent is not None:
-            self._slot, self._moe_base = lent.twin(), None
+        if not self._owns_slot:
+            self._slot = self._moe.base.twin()
+            self._moe = MoeControls(self._slot)
             self._slot.close()
         self._last = (None, ())
         self._unbind()
@@ -440,22 +633,22 @@ class CompiledGraph(MoeControls, HandleCalls, BackgroundRuns):
             engine.check_files()
         return engine
 
+    def _use(self, slot: EngineSlot) -> None:
+        """Run in the session of a slot from now on."""
+        if slot is not self._slot:
+            self._unbind()
+            self._slot = slot
+
     def _unbind(self) -> None:
-        """Let go of what is bound to an engine, and so of the engine; it is bound again by the next run."""
-        with self._slots_lock:
-            self._slots.clear()
-            self._pooled.clear()
+        """Release the buffers that are bound to an engine, and so the engine; the next run binds new ones."""
+        self._slots.clear()
+        self._pooled.clear()
         self._handles.unbind()
 
-    def _settled(self) -> None:
-        """Wait for committed runs, unless this is one."""
-        if self._pipeline.busy:
-            self._pipeline.settle()
-
     def _run_again(self, inputs: Mapping[str, Any], indices: Sequence[int]) -> list[Any] | None:
-        """Run a loop's next step, without the checks that its first step had; None when the call is another one."""
-        if self._pipeline.busy:
-            self._pipeline.settle()
+        """Repeat the last run without its checks; None when the call differs from the last one."""
+        if self._background.busy:
+            self._background.settle()
         handles = self._handles
         with handles.lock:
             found = handles.run_again(self._engine(), inputs, indices)
@@ -465,8 +658,8 @@ class CompiledGraph(MoeControls, HandleCalls, BackgroundRuns):
         read, outputs = found
         return outputs.copy() if len(read) == len(indices) else [outputs[read.index(index)] for index in indices]
 
-    def _indices(self, indices: Sequence[int] | None) -> Sequence[int]:
-        """Return the indices of outputs that were asked for, None for all, if there are such outputs."""
+    def _checked_indices(self, indices: Sequence[int] | None) -> Sequence[int]:
+        """Return the indices of outputs, all of them for None; refuses an index without an output."""
         count = len(self._output_names)
         if indices is None:
             return range(count)
@@ -478,8 +671,8 @@ class CompiledGraph(MoeControls, HandleCalls, BackgroundRuns):
     def _run_with_state(
         self, inputs: Mapping[str, Any], indices: Sequence[int], *, on_device: bool = False
     ) -> list[Any]:
-        if self._handles:
-            self._settled()
+        if self._handles and self._background.busy:
+            self._background.settle()
         return self._run_now(inputs, indices, on_device=on_device)
 
     def _run_now(self, inputs: Mapping[str, Any], indices: Sequence[int], *, on_device: bool = False) -> list[Any]:
@@ -492,12 +685,8 @@ class CompiledGraph(MoeControls, HandleCalls, BackgroundRuns):
             self._last = ([], []) if on_device else (read, outputs)
         return [outputs[read.index(index)] for index in indices]
 
-    def _declared_dtypes(self) -> list[DType]:
-        kinds = self.output_specs.values()
-        return [kind.dtype if isinstance(kind, TensorType) else DType.STRING for kind in kinds]
 
-
-_NOTHING: Mapping[str, Any] = {}
+_NO_INPUTS: Mapping[str, Any] = {}
 
 
 def _parsed(dtypes: Sequence[DType | str]) -> list[DType]:

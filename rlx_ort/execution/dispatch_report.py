@@ -1,4 +1,4 @@
-"""`KernelDispatchReport`: how each kind of op of a graph gets to a device, and where ONNX Runtime put it."""
+"""`KernelDispatchReport`: the form in which a device runs each kind of op of a graph, and the provider that runs it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ __all__ = [
 NATIVE, COMMON, REWRITTEN, UNSUPPORTED = "native", "common-ir", "rewritten", "unsupported"
 CPU, COMPILED, UNKNOWN = "cpu", "compiled", "unknown"
 MERGED = "merged"
-"""Stands for a provider where a node has no place of its own: folded, or fused into another node."""
+"""In place of a provider, for a node that was folded or fused into another node."""
 
 _PLUMBING = frozenset({"Cast", "Identity"})
 _logger = logging.getLogger("rlx_ort.dispatch")
@@ -42,19 +42,19 @@ _logger = logging.getLogger("rlx_ort.dispatch")
 
 @dataclass(frozen=True, slots=True)
 class DispatchSummary:
-    """How the nodes of one kind that go one path get to the device.
+    """The nodes of one kind that reach the device in one form.
 
     Attributes:
         kind: the kind of op.
-        node_count: how many nodes of the graph that is.
+        node_count: the number of nodes.
         path: `native`, one ONNX node with a kernel, or the fused form of an op that has two; `common-ir`, the basic
-            form of an op that has two; `rewritten`, several basic nodes as there is no other form; `unsupported`;
-            `cpu` where the CPU takes over; `compiled` where the provider compiles whole graphs, so that only a session
-            can tell; `unknown` where the graph cannot be written at all, because of other nodes.
+            form of an op that has two; `rewritten`, several basic nodes, the only form; `unsupported`; `cpu`, run by
+            the CPU instead; `compiled`, by a provider that compiles whole graphs, so that support is only known from a
+            session; `unknown`, if the graph cannot be exported because of other nodes.
         logical_name: the ONNX operator of an imported node, with its domain and version; None for other kinds.
         nodes: the names of the nodes.
-        placed: execution provider -> how many of the nodes it runs, at least in part; `merged` for nodes that ONNX
-            Runtime folded or fused into others. Empty before a session was open.
+        placed: execution provider -> the number of the nodes that it runs, at least in part; `merged` for nodes that
+            ONNX Runtime folded or fused into others. Empty before a session was open.
     """
 
     kind: str
@@ -67,18 +67,17 @@ class DispatchSummary:
 
 @dataclass(frozen=True, slots=True)
 class KernelDispatchReport:
-    """What a device makes of a graph, kind by kind.
+    """How a device runs a graph, kind by kind.
 
     Attributes:
         device: the device.
-        backend_name: the name people read.
+        backend_name: its display name.
         policy: the kernel dispatch policy.
-        supported_claim_count: kernels the provider lists; 0 for one that compiles and lists none.
-        summaries: one row for each kind of op and path, sorted by kind; leaves, and nodes that no output needs, are
-            left out.
+        supported_claim_count: the number of kernels that the provider lists; 0 for one that compiles whole graphs.
+        summaries: one row for each kind of op and path, sorted by kind, without leaves and dead nodes.
         common_lowered_kinds: kinds of which a node got its common form though it has a native one.
-        still_unsupported: the user's nodes that stand in the way, in graph order.
-        reason: why the graph is refused when no single node is to blame.
+        still_unsupported: the user's nodes that the device does not support, in graph order.
+        reason: why the graph is refused if no single node is the cause.
     """
 
     device: Device
@@ -92,7 +91,7 @@ class KernelDispatchReport:
 
     @property
     def compile_ready(self) -> bool:
-        """Whether nothing stands in the way."""
+        """Whether the device supports the graph."""
         return not self.still_unsupported and not self.reason
 
 
@@ -108,9 +107,9 @@ def summarize(
 
     Args:
         graph: the user's graph.
-        model: what it was exported to; None when it cannot be.
-        refused: ids of the nodes that stand in the way.
-        cpu_nodes: ids of the nodes the CPU takes over.
+        model: the exported model; None if the graph cannot be exported.
+        refused: ids of the unsupported nodes.
+        cpu_nodes: ids of the nodes that the CPU runs instead.
         compiled: whether the provider compiles whole graphs and lists no kernels.
     """
     pieces = Counter(
@@ -141,13 +140,13 @@ def summarize(
 
 
 def common_kinds(model: ExportedModel | None, graph: Graph) -> tuple[str, ...]:
-    """Return the kinds of which a node got the common form, sorted."""
+    """Return the kinds with a node in its common form, sorted."""
     forms = {} if model is None else model.forms
     return tuple(sorted({graph.nodes[index].op.kind for index, chosen in forms.items() if COMMON in chosen}))
 
 
 def merge_placement(report: KernelDispatchReport, placement: Placement) -> KernelDispatchReport:
-    """Return the report with, for each row, where an open session put its nodes."""
+    """Return the report with the placement of each row's nodes in an open session."""
     where: dict[str, set[str]] = {}
     for provider, nodes in placement.nodes_by_ep.items():
         for node in nodes:
@@ -160,7 +159,7 @@ def merge_placement(report: KernelDispatchReport, placement: Placement) -> Kerne
 
 
 def format_dispatch_report(report: KernelDispatchReport) -> str:
-    """Return the report as text: a header, one line for each row, then the nodes in the way."""
+    """Return the report as text: a header, one line for each row, then the unsupported nodes."""
     ready = "ready to compile" if report.compile_ready else "not ready to compile"
     lines = [
         f"dispatch report: {report.backend_name}, policy {report.policy}, "
@@ -177,7 +176,7 @@ def format_dispatch_report(report: KernelDispatchReport) -> str:
 
 
 def report_as_dict(report: KernelDispatchReport) -> dict[str, Any]:
-    """Return the report as what JSON can say."""
+    """Return the report as values of JSON."""
     return {
         "device": report.device.label,
         "policy": report.policy,
@@ -206,9 +205,9 @@ def report_as_dict(report: KernelDispatchReport) -> dict[str, Any]:
 def log_dispatch_report(
     graph: Graph, model: ExportedModel, device: Device, policy: str, claim_count: int | None, placement: Placement
 ) -> None:
-    """Log where each op of a session that was just opened went, if `RLX_DISPATCH_REPORT` or `RLX_VERBOSE` asks for it.
+    """Log the dispatch report of a session that was just opened, if `RLX_DISPATCH_REPORT` or `RLX_VERBOSE` is set.
 
-    The level is WARNING, so that whoever sets the variable sees the report on stderr without configuring logging.
+    The level is WARNING, so that the report appears on stderr without configured logging.
     """
     if not (environment.flag("DISPATCH_REPORT") or environment.flag("VERBOSE")):
         return

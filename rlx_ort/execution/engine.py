@@ -1,7 +1,7 @@
-"""`Engine`: an open session with the weights it was opened with, and with what its runs need beside the inputs.
+"""`Engine`: an open session with the weights it was opened with.
 
-Most engines need nothing. Some are fed mutable parameters, and some are asked for outputs that the user's graph does
-not have; then every way to run goes through here.
+Some engines feed mutable parameters with every run, and some read outputs that the user's graph does not have. Every
+way to run such an engine goes through `_Fed`; the others run their session directly.
 """
 
 from __future__ import annotations
@@ -12,19 +12,20 @@ import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
+import numpy.typing as npt
+
 from rlx_ort.errors import EngineError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.tensor import FileRange, TensorData
-from rlx_ort.providers.engine.device_tensor import DeviceTensor
+from rlx_ort.providers.engine.binding import Binder, DeviceTensor, HostBinder, binder_of
 
 if TYPE_CHECKING:
     from rlx_ort.providers.base import EngineSession
-    from rlx_ort.providers.engine.binding import Binder
 
 __all__ = ["Engine", "Observer", "WeightSource"]
 
 Observer: TypeAlias = Callable[[Mapping[str, Any]], None]
-"""Takes the hidden outputs of a run, by name."""
+"""Receives the hidden outputs of a run, by name."""
 
 
 class WeightSource(Protocol):
@@ -50,15 +51,14 @@ class WeightSource(Protocol):
 
 
 class Engine:
-    """An open session; closes itself when nobody refers to it any more.
+    """An open session; it closes with the last reference to it.
 
     Attributes:
-        session: the open session.
-        run: runs it on the inputs of the user's graph, and feeds it the mutable parameters.
+        run: runs the session on the inputs of the user's graph: `(output_names, feeds) -> arrays`.
         weights: the data it was opened with.
         version: the newest version of the store whose values it has.
         strict_ok: whether no node strays from the device.
-        files: the files that its weights are mapped from, if any.
+        files: the files that its weights are mapped from.
     """
 
     __slots__ = (
@@ -103,26 +103,14 @@ class Engine:
         with self._lock:
             if version > self.version:
                 if self._fed is not None:
-                    self._fed.values = dict(feeds)  # replaced and never changed: a run has taken one or the other
+                    self._fed.values = dict(feeds)  # a new dict: a run in progress keeps the old one
                 self.version = version
 
     @property
-    def plain(self) -> bool:
-        """Whether runs need nothing beside the user's inputs, so that buffers may be bound for good."""
-        return self._fed is None
-
-    def run_values(self, feeds: Mapping[str, Any], output_names: Sequence[str], resident: Collection[str]) -> list[Any]:
-        """Run on arrays and device tensors; outputs in `resident` come as device tensors; see `Binder.run`."""
-        return self.binder.run(feeds, output_names, resident)
-
-    @property
     def binder(self) -> Binder:
-        """The memory side of the session, fed in the same way as `run`."""
+        """The memory side of the session, which feeds it in the same way as `run`."""
         if self._binder is None:
-            from rlx_ort.execution.fed_binder import FedBinder
-            from rlx_ort.providers.engine.binding import binder_of
-
-            self._binder = binder_of(self.session) if self._fed is None else FedBinder(self._fed)
+            self._binder = binder_of(self.session) if self._fed is None else _FedBinder(self._fed)
         return self._binder
 
     def adopt(self, source: Any) -> DeviceTensor | None:
@@ -130,16 +118,16 @@ class Engine:
         return self.binder.adopt(source)
 
     def check_files(self) -> None:
-        """Refuse to run on a mapped weights file that was written to, since reading what is gone ends the process.
+        """Refuse to run on a mapped weights file that was written to: reading a truncated mapping ends the process.
 
-        A file that was replaced or deleted is harmless: the mapping keeps the old one.
+        A file that was replaced or deleted is harmless, since the mapping keeps the old one.
 
         Raises:
             EngineError: a file was changed in place.
         """
         for source in self.files:
             try:
-                now = FileRange.stamp_of(os.stat(source.path))  # noqa: PTH116  # a plain path, asked in every run
+                now = FileRange.stamp_of(os.stat(source.path))  # noqa: PTH116  # called in every run
             except OSError:
                 continue
             if now != source.stamp and now[:2] == source.stamp[:2]:
@@ -154,26 +142,19 @@ class Engine:
 
 
 class _Fed:
-    """Runs a session with values of its own beside the feeds, and hands hidden outputs to whoever wants them."""
+    """Runs a session with additional values, and passes hidden outputs to an observer."""
 
     __slots__ = ("_observed", "_session", "binder", "values")
 
     def __init__(
         self, session: EngineSession, values: dict[str, Any], observed: tuple[tuple[str, ...], Observer] | None
     ) -> None:
-        from rlx_ort.providers.engine.binding import binder_of
-
         self._session = session
         self._observed = observed
         self.binder = binder_of(session)
         self.values = values
 
-    def run(self, output_names: Sequence[str], feeds: Mapping[str, Any]) -> list[Any]:
-        """Run once and return the named outputs as arrays."""
-        return self.run_bound(feeds, output_names, ())
-
-    def run_bound(self, feeds: Mapping[str, Any], output_names: Sequence[str], resident: Collection[str]) -> list[Any]:
-        """Run once; outputs in `resident` stay on the device."""
+    def run(self, output_names: Sequence[str], feeds: Mapping[str, Any], resident: Collection[str] = ()) -> list[Any]:
         fed = {**feeds, **self.values}
         hidden: tuple[str, ...] = () if self._observed is None else self._observed[0]
         wanted = [*output_names, *hidden]
@@ -184,6 +165,31 @@ class _Fed:
         if self._observed is not None:
             self._observed[1](dict(zip(hidden, outputs[len(output_names) :], strict=True)))
         return outputs[: len(output_names)]
+
+
+class _FedBinder(HostBinder):
+    """Uploads through the session's own binder and runs through `_Fed`; binds no buffers."""
+
+    def __init__(self, fed: _Fed) -> None:
+        super().__init__(fed)
+        self._fed = fed
+
+    @property
+    def on_host(self) -> bool:
+        """Whether runs read their inputs in host memory; see `Binder.on_host`."""
+        return self._fed.binder.on_host
+
+    def upload(self, array: npt.NDArray[Any]) -> DeviceTensor:
+        """Return a tensor on the device; see `Binder.upload`."""
+        return self._fed.binder.upload(array)
+
+    def adopt(self, source: Any) -> DeviceTensor | None:
+        """Return a tensor without a copy; see `Binder.adopt`."""
+        return self._fed.binder.adopt(source)
+
+    def run(self, feeds: Mapping[str, Any], outputs: Sequence[str], resident: Collection[str]) -> list[Any]:
+        """Run on arrays and device tensors; see `Binder.run`."""
+        return self._fed.run(outputs, feeds, resident)
 
 
 def _close(session: EngineSession, source: WeightSource, names: tuple[str, ...]) -> None:

@@ -1,4 +1,4 @@
-"""`EngineSlot`: the one open session of a graph on a device, opened late and replaced when its weights are stale.
+"""`EngineSlot`: the open session of a graph on a device, opened lazily and replaced when its weights are stale.
 
 A run takes the current engine and keeps it until it ends, so a replaced engine lives exactly as long as the last run
 in it, and no run sees weights of two versions. Mutable parameters are fed: a run takes the values of one version.
@@ -10,36 +10,86 @@ import functools
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from rlx_ort.device import Device
 from rlx_ort.errors import PlacementError, RunError
 from rlx_ort.execution.dispatch_report import log_dispatch_report
 from rlx_ort.execution.engine import Engine, Observer, WeightSource
-from rlx_ort.execution.placement import Placement
-from rlx_ort.execution.placement_check import build_placement, enforce
+from rlx_ort.execution.placement import Placement, build_placement, enforce
 from rlx_ort.execution.weights import WeightStore
+from rlx_ort.ir.core import Node
+from rlx_ort.ir.ops.leaf import Input, Param
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import ValueType
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule
+from rlx_ort.providers.engine.binding import binder_of
 
 if TYPE_CHECKING:
     from rlx_ort.converters.to_onnx.exported import ExportedModel
-    from rlx_ort.execution.runnable import Runnable
     from rlx_ort.ir.graph import Graph
     from rlx_ort.providers.base import EngineSession, Provider
 
-__all__ = ["Engine", "EngineSlot"]
+__all__ = ["EngineSlot", "Runnable", "runnable"]
 
 _LAYERS = "session.name_based_layer_assignment"
 
 
+@dataclass(frozen=True)
+class Runnable:
+    """The graph that a session is opened for, which may differ from the user's.
+
+    Attributes:
+        graph: the graph to export.
+        mutable: inputs of it that are parameters of the user's graph; sessions are fed them from the store.
+        hidden: outputs that the user's graph does not have; see `rlx_ort.execution.moe`.
+        host_marker: part of the names of the nodes that run on the CPU whatever the device is; empty for none.
+    """
+
+    graph: Graph
+    mutable: tuple[str, ...] = ()
+    hidden: tuple[str, ...] = ()
+    host_marker: str = ""
+
+
+def runnable(graph: Graph) -> Runnable:
+    """Return a graph with the parameters declared `mutable` as inputs; cached for as long as the graph lives.
+
+    A mutable parameter declared inside a body stays a weight there, and a change of it opens the session again.
+    """
+    mutable = [node for node in graph.nodes if isinstance(node.op, Param) and node.op.mutable]
+    if not mutable:
+        return Runnable(graph)
+    with _runnable_lock:
+        found = _runnables.get(graph)
+        if found is None or found[0] != graph.revision:
+            names = tuple(node.output_names[0] for node in mutable)
+            _runnables[graph] = found = (graph.revision, Runnable(_with_inputs(graph), names))
+        return found[1]
+
+
+_runnables: weakref.WeakKeyDictionary[Graph, tuple[int, Runnable]] = weakref.WeakKeyDictionary()
+_runnable_lock = threading.Lock()
+
+
+def _with_inputs(graph: Graph) -> Graph:
+    """Return a copy in which mutable parameters are inputs; ids and names stay."""
+    result = graph.bind({})
+    for place, node in enumerate(result.nodes):
+        if isinstance(node.op, Param) and node.op.mutable:
+            op = Input(node.op.name, node.op.type)
+            result.nodes[place] = Node(node.id, op, (), node.types, node.name, node.output_names)
+            result.weights.pop(node.op.name, None)
+    return result
+
+
 class EngineSlot:
-    """Holds the engine of a graph on a device. `current` may be read without a lock; all else takes one.
+    """Holds the engine of a graph on a device. `current` may be read without a lock.
 
     Attributes:
         current: the open engine, or None.
-        placement: where the nodes were when a session was last opened, whether it was kept or not.
+        placement: the placement of the session opened last, even if the placement rule refused it.
         input_types: name -> type of the inputs of the user's graph, in order.
         output_types: name -> type of its outputs, in order.
     """
@@ -52,7 +102,7 @@ class EngineSlot:
         weights: WeightStore,
         options: CompileOptions,
         graph: Graph,
-        runnable: Runnable | None = None,
+        runs: Runnable,
         source: WeightSource | None = None,
         observer: Observer | None = None,
     ) -> None:
@@ -64,13 +114,11 @@ class EngineSlot:
         self.graph = graph
         self.current: Engine | None = None
         self.placement: Placement | None = None
-        self._mutable = () if runnable is None else runnable.mutable
-        hidden = () if runnable is None else runnable.hidden
-        self._host_marker = "" if runnable is None else runnable.host_marker
-        self._observed = None if observer is None or not hidden else (hidden, observer)
-        self.input_types = _without(exported.input_types, self._mutable)
-        self.output_types = _without(exported.output_types, hidden)
+        self._runs = replace(runs, graph=graph)  # frees the rewritten graph, whose constants may be large
         self._source: WeightSource = weights if source is None else source
+        self._observer = observer
+        self.input_types = _without(exported.input_types, self._runs.mutable)
+        self.output_types = _without(exported.output_types, self._runs.hidden)
         self._children: weakref.WeakSet[EngineSlot] = weakref.WeakSet()
         self._closed = False
         self._lock = threading.RLock()
@@ -83,10 +131,10 @@ class EngineSlot:
     @property
     def names(self) -> tuple[str, ...]:
         """The parameters the model needs, mutable ones included."""
-        return (*self.exported.params, *self._mutable)
+        return (*self.exported.params, *self._runs.mutable)
 
     def engine(self, rule: PlacementRule) -> Engine:
-        """Return an open engine with the newest weights whose placement keeps the rule, opening one if needed.
+        """Return an open engine with the newest weights whose placement keeps the rule; opens one if needed.
 
         Raises:
             ParamError: a parameter is not set.
@@ -114,30 +162,27 @@ class EngineSlot:
             self.engine(rule)
 
     def twin(self) -> EngineSlot:
-        """Return another slot with the same engine, which may be closed by itself."""
-        twin = EngineSlot(self.provider, self.device, self.exported, self.weights, self.options, self.graph)
-        twin.input_types, twin.output_types = self.input_types, self.output_types
-        twin._mutable, twin._host_marker = self._mutable, self._host_marker
-        twin._observed, twin._source = self._observed, self._source
+        """Return another slot with the same engine, which is closed separately."""
+        user = (self.provider, self.device, self.exported, self.weights, self.options, self.graph)
+        twin = EngineSlot(*user, self._runs, self._source, self._observer)
         with self._lock:
             twin.current, twin.placement = self.current, self.placement
         return twin
 
-    def adopt(self, child: EngineSlot) -> EngineSlot:
-        """Close a slot together with this one, and return it."""
+    def adopt(self, child: EngineSlot) -> None:
+        """Close a slot together with this one."""
         with self._lock:
             self._children.add(child)
             if self._closed:
                 child.close()
-        return child
 
     def release(self) -> None:
-        """Give the engine up for now; it is opened again when somebody runs it."""
+        """Let go of the engine; the next run opens another."""
         with self._lock:
             self.current = None
 
     def close(self) -> None:
-        """Give the engine up; runs that are in it finish, and the last one closes it."""
+        """Let go of the engine for good; it closes when the runs in it have ended."""
         with self._lock:
             self._closed = True
             self.current = None
@@ -146,7 +191,7 @@ class EngineSlot:
             child.close()
 
     def _still_fresh(self, engine: Engine) -> bool:
-        """Return whether the newer version changed no frozen weight of this model, and take it over if so."""
+        """Return whether the newer version changed no frozen weight of this model; the engine then takes it over."""
         version, weights, changing = self._snapshot()
         if any(weights[name] is not engine.weights[name] for name in weights):
             return False
@@ -156,15 +201,13 @@ class EngineSlot:
     def _snapshot(self) -> tuple[int, Mapping[str, TensorData], Mapping[str, TensorData]]:
         """Return a version, the frozen weights and the mutable ones, all of that version."""
         version, found = self._source.snapshot(self.names, self.exported.stored_as)
-        mutable = {name: found[name] for name in self._mutable}
+        mutable = {name: found[name] for name in self._runs.mutable}
         return version, {name: found[name] for name in self.exported.params}, mutable
 
     def _feeds(
         self, session: EngineSession, changing: Mapping[str, TensorData], replaces: bool = False
     ) -> dict[str, Any]:
         """Return mutable parameters as the session takes them: host arrays, or tensors that its device has once."""
-        from rlx_ort.providers.engine.binding import binder_of
-
         binder = binder_of(session) if changing else None
         if binder is None or binder.on_host:
             return {name: data.numpy() for name, data in changing.items()}
@@ -179,20 +222,21 @@ class EngineSlot:
 
         version, weights, changing = self._snapshot()
         options = self.options
-        if self._host_marker:
-            entries = {_LAYERS: f"cpu({self._host_marker})", **options.session_config}
+        if self._runs.host_marker:
+            entries = {_LAYERS: f"cpu({self._runs.host_marker})", **options.session_config}
             options = options.with_(session_config=entries)
         session = self.provider.open(SessionRequest(self.device, self.exported, weights, options))
         feeds = self._feeds(session, changing, replaces=self.current is not None)
-        engine = Engine(session, weights, version, self._source, feeds, self._observed)
+        hidden = self._runs.hidden
+        observed = (hidden, self._observer) if hidden and self._observer is not None else None
+        engine = Engine(session, weights, version, self._source, feeds, observed)
         requested = self.provider.ep_name or self.provider.name
         self.placement = build_placement(
-            requested,
-            session.assignments,
-            self.exported,
-            host_marker=self._host_marker,
+            requested, session.assignments, self.exported, host_marker=self._runs.host_marker
         )
-        self._log()
+        claims = self.provider.claims()
+        policy, count = options.kernel_dispatch.policy.value, None if claims is None else len(claims)
+        log_dispatch_report(self.graph, self.exported, self.device, policy, count, self.placement)
         try:
             enforce(self.placement, rule, self.device)
         except PlacementError:
@@ -200,13 +244,6 @@ class EngineSlot:
             raise
         engine.strict_ok = not self.placement.strays
         return engine
-
-    def _log(self) -> None:
-        claims = self.provider.claims()
-        policy = self.options.kernel_dispatch.policy.value
-        count = None if claims is None else len(claims)
-        assert self.placement is not None  # noqa: S101  # the caller has just set it
-        log_dispatch_report(self.graph, self.exported, self.device, policy, count, self.placement)
 
 
 def _without(types: Mapping[str, ValueType], names: Sequence[str]) -> Mapping[str, ValueType]:

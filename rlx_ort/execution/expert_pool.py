@@ -1,4 +1,4 @@
-"""`ExpertPool`: which experts of a mixture are kept on the device, by how often they were picked lately."""
+"""`ExpertPool`: keeps the experts of a mixture on the device that were picked most since the last refresh."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ __all__ = [
 
 
 class Phase(enum.Enum):
-    """What kind of forward just ended."""
+    """The kind of forward that ended."""
 
     PREFILL = "prefill"
     DECODE = "decode"
     DENOISE = "denoise"
     REFRESH = "refresh"
-    """Not a forward: the caller asks for a refresh."""
+    """Not a forward: an explicit request."""
 
 
 @dataclass(frozen=True, slots=True)
 class RefreshPolicy:
-    """When a pool chooses its experts anew, apart from prefill and explicit requests, which always do.
+    """When a pool refreshes its experts, beside prefill and explicit requests, which always refresh.
 
     Attributes:
         every_forward: after every forward.
@@ -49,19 +49,19 @@ class RefreshPolicy:
 
 @dataclass(frozen=True, slots=True)
 class ExpertSwap:
-    """Experts that change places: `promoted[i]` comes to the device in the place of `demoted[i]`."""
+    """Experts that swap places: `promoted[i]` moves to the device in the place of `demoted[i]`."""
 
     promoted: tuple[int, ...]
     demoted: tuple[int, ...]
 
 
 class ExpertPool:
-    """The experts of one layer that are on the device: at first 0 up to the budget.
+    """The experts of one layer that are on the device; initially 0 up to the budget.
 
     Args:
-        experts: how many there are.
-        budget: how many may be on the device.
-        policy: when to choose anew.
+        experts: the number of experts.
+        budget: the most experts on the device.
+        policy: when to refresh.
 
     Raises:
         InputError: the budget is not from 0 to the number of experts.
@@ -102,9 +102,9 @@ class ExpertPool:
             self._hits[int(expert)] += int(count)
 
     def wants_refresh(self, phase: Phase) -> bool:
-        """Return whether the end of a forward is a time to choose anew; counts decode and denoise steps.
+        """Return whether to refresh after a forward; counts decode and denoise steps.
 
-        Never when all experts are on the device anyway.
+        False if the budget is enough for all experts.
         """
         stepped = phase in {Phase.DECODE, Phase.DENOISE}
         self._steps += stepped
@@ -115,16 +115,16 @@ class ExpertPool:
         return stepped and self.policy.every_steps > 0 and self._steps % self.policy.every_steps == 0
 
     def refresh(self) -> ExpertSwap:
-        """Bring the experts with the most hits to the device and forget the hits.
+        """Move the experts with the most hits to the device and reset the hits.
 
-        More hits go first, then lower ids; experts without hits are not brought. Each comes in the place of one that
-        is not among them; where fewer come than there are places, the others stay.
+        Ties go to the lower id; experts without hits are not moved. Each replaces the least used expert on the device
+        that is not among them; if fewer are moved than the budget, the others stay.
         """
         ranked = sorted((expert for expert, count in self._hits.items() if count), key=self._rank)
         chosen = ranked[: self.budget]
         wanted = frozenset(chosen)
         promoted = [expert for expert in chosen if expert not in self.resident]
-        # The least used go first, so that what stays is the most used.
+        # The least used are replaced first.
         leaving = sorted((expert for expert in self._resident if expert not in wanted), key=self._rank, reverse=True)
         demoted = leaving[: len(promoted)]
         gone = frozenset(demoted)
@@ -137,7 +137,7 @@ class ExpertPool:
 
 
 def budget_from_memory(free_bytes: int, expert_bytes: int, experts: int, layers: int = 1) -> int:
-    """Return how many experts of each layer fit in a device's free memory, at most all of them.
+    """Return the number of experts of each layer that fit in a device's free memory, at most all of them.
 
     Raises:
         InputError: an expert has no bytes, or there is no layer.
@@ -167,10 +167,10 @@ def merged_mask(pools: Sequence[ExpertPool]) -> npt.NDArray[np.bool_]:
 def refresh_pools(
     pools: Sequence[ExpertPool], captured: Sequence[npt.NDArray[np.integer]], phase: Phase
 ) -> list[npt.NDArray[np.bool_]] | None:
-    """Record what the router of each layer picked and choose anew where it is time.
+    """Record the picks of each layer's router and refresh the pools that are due.
 
-    `captured` is what `CompiledGraph.take_moe_topk_capture` returns: one array of experts a layer. Returns the masks
-    for `set_moe_resident_experts_per_layer`, or None when no pool changed.
+    `captured` is the result of `CompiledGraph.take_moe_topk_capture`: one array of experts a layer. Returns the masks
+    for `set_moe_resident_experts_per_layer`, or None if no pool changed.
 
     Raises:
         InputError: there is not one array for each pool.

@@ -1,39 +1,48 @@
-"""`Handles`: values that outlive a run and are fed to the next one, in host memory or in the device's.
+"""`Handles`: values that outlive a run and are fed to the next one, in host memory or in device memory.
 
 A handle named like an input is that input's value in every run that does not supply it. After a run, outputs move into
-the handles they feed. On a device they stay there: each run writes to new memory, and the old memory is let go of when
-the new has taken its place, so no run reads what it writes.
+the handles they feed. On a device they stay there: each run writes to new memory, and the old memory is freed when the
+new has taken its place, so no run writes to memory that it reads.
 """
 
 from __future__ import annotations
 
 import difflib
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import numpy.typing as npt
 
-from rlx_ort.errors import InputError, RunError
+from rlx_ort.errors import InputError
 from rlx_ort.execution.coerce import as_array
-from rlx_ort.execution.handle_step import HandleStep
-from rlx_ort.execution.inputs import Adopter, InputPlan, ResidentFeeds, is_shareable, shared
+from rlx_ort.execution.inputs import InputPlan, ResidentFeeds, is_shareable, shared
+from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import TensorType, ValueType
-from rlx_ort.providers.engine.device_tensor import DeviceTensor
+from rlx_ort.providers.engine.binding import DeviceTensor
 
 if TYPE_CHECKING:
-    from rlx_ort.execution.engine_slot import Engine
+    from rlx_ort.execution.engine import Engine
 
 __all__ = ["Handles"]
 
+_facts = attrgetter("dtype", "shape")
+_shape = attrgetter("shape")
+
 
 class Handles:
-    """The handles of one compiled graph. Every call, and every run that uses them, takes the same lock.
+    """The handles of one compiled graph, false while there are none; its methods list the errors.
 
     Args:
         inputs: input name -> declared type.
         outputs: output name -> declared type.
-        plan: what checks the inputs of runs.
+        plan: checks the inputs of runs.
+
+    Attributes:
+        lock: every call takes it, and the caller of a run holds it.
+        step: the last run, ready to be repeated; None if it cannot be.
     """
 
     def __init__(self, inputs: Mapping[str, ValueType], outputs: Mapping[str, ValueType], plan: InputPlan) -> None:
@@ -46,28 +55,24 @@ class Handles:
         self._device: dict[str, DeviceTensor] = {}
         self._host_feeds: dict[str, int] = {}
         self._device_feeds: dict[str, int] = {}
-        self.step: HandleStep | None = None
-        self._repeats = HandleStep.possible(inputs)
+        self.step: _Step | None = None
+        self._repeats = all(isinstance(kind, TensorType) and kind.dtype is not DType.STRING for kind in inputs.values())
 
     def __bool__(self) -> bool:
         return bool(self._host or self._device)
 
     def copy(self) -> Handles:
-        """Return handles with the same values and feeds, which change by themselves from here on."""
+        """Return independent handles with the same values and feeds."""
         with self.lock:
             made = Handles(self._inputs, self._outputs, self._plan)
             made._host = {name: array.copy() for name, array in self._host.items()}
-            made._device = dict(self._device)  # never written to, so they may be shared
+            made._device = dict(self._device)  # never written to, so shared
             made._host_feeds = dict(self._host_feeds)
             made._device_feeds = dict(self._device_feeds)
             return made
 
     def bind(self, name: str, array: npt.ArrayLike) -> None:
-        """Keep a copy of the array under a name, in host memory; replaces a handle of that name, on either side.
-
-        Raises:
-            InputError: no input has the name, it is not `out{i}` of an output, or the array is not of the type.
-        """
+        """Keep a copy of the array under a name, in host memory; replaces a handle of that name, on either side."""
         value = self._checked(name, array)
         with self.lock:
             if name not in self._host:
@@ -76,61 +81,32 @@ class Handles:
             self._device.pop(name, None)
             self._device_feeds.pop(name, None)
 
-    def bind_device(self, name: str, tensor: DeviceTensor) -> None:
-        """Keep a tensor on the device as the value of an input; replaces a handle of that name, on either side."""
+    def bind_device(self, name: str, array: Any, engine: Engine) -> None:
+        """Keep a value on the engine's device as an input; replaces a handle of that name, on either side."""
+        kind = self._inputs.get(name)
+        if kind is None:
+            raise self._unknown(name)
+        value = shared(name, array, kind, engine) if isinstance(kind, TensorType) and is_shareable(array) else array
+        if not isinstance(value, DeviceTensor):
+            value = engine.binder.upload(self._checked(name, value))
+        elif not isinstance(kind, TensorType) or value.dtype != kind.dtype.numpy or not _fits(kind, value.shape):
+            raise InputError(f"handle {name!r} is {kind}; got {value!r}")
         with self.lock:
             if name not in self._device:
                 self.step = None
-            self._device[name] = tensor
+            self._device[name] = value
             self._host.pop(name, None)
             self._host_feeds.pop(name, None)
 
-    def to_hold(self, name: str, array: Any, adopter: Adopter) -> npt.NDArray[Any] | DeviceTensor:
-        """Return what `bind_device` is to hold: a tensor that is on the device already, or an array to be uploaded.
-
-        Raises:
-            InputError: no input has the name, or the array is not of its type, or cannot be shared.
-        """
-        kind = self._inputs.get(name)
-        if kind is None:
-            raise self._unknown(name, self._inputs)
-        value = array
-        if is_shareable(array) and isinstance(kind, TensorType):
-            value = shared(name, array, kind, adopter)
-        if not isinstance(value, DeviceTensor):
-            return self._checked(name, value)
-        self._check_tensor(name, value)
-        return value
-
-    def _check_tensor(self, name: str, tensor: DeviceTensor) -> None:
-        """Refuse a tensor on the device that the input of the name does not take.
-
-        Raises:
-            InputError: no input has the name, or the tensor is not of its type.
-        """
-        kind = self._inputs.get(name)
-        if not isinstance(kind, TensorType):
-            raise self._unknown(name, self._inputs)
-        if tensor.dtype != kind.dtype.numpy or not _fits(kind, tensor.shape):
-            raise InputError(f"handle {name!r} is {kind}; got {tensor!r}")
-
     def feed(self, name: str, index: int) -> None:
-        """Move output `index` into a host handle after every run from now on.
-
-        Raises:
-            InputError: no host handle has the name, or there is no such output, or its dtype is another.
-        """
+        """Move output `index` into a host handle after every later run."""
         with self.lock:
             if name not in self._host:
                 raise InputError(f"there is no handle {name!r} in host memory to feed; bind_handle makes one")
             self._set_feed(self._host_feeds, name, index)
 
     def feed_device(self, name: str, index: int) -> None:
-        """Move output `index` into a device handle after every run from now on.
-
-        Raises:
-            InputError: no device handle has the name, or there is no such output, or its dtype is another.
-        """
+        """Move output `index` into a device handle after every later run."""
         with self.lock:
             if name not in self._device:
                 raise InputError(f"there is no handle {name!r} on the device to feed; bind_gpu_handle makes one")
@@ -160,12 +136,12 @@ class Handles:
                 table.clear()
 
     def unbind(self) -> None:
-        """Let go of the engine that the last run was bound to; values and feeds stay."""
+        """Release the engine that the last run was bound to; values and feeds stay."""
         with self.lock:
             self.step = None
 
     def behind(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the inputs with the handles for those that are not given."""
+        """Return the inputs with the handles as values of those that are not given."""
         if not self or not isinstance(inputs, Mapping):
             return inputs
         held = {name: value for name, value in (*self._host.items(), *self._device.items()) if name in self._inputs}
@@ -174,37 +150,36 @@ class Handles:
     def run(
         self, engine: Engine, inputs: Mapping[str, Any], indices: Sequence[int], *, on_device: bool = False
     ) -> tuple[list[int], list[Any]]:
-        """Run with the handles behind the inputs and move outputs into the handles.
+        """Run with the handles as values of the inputs not given, and move outputs into the handles.
 
         Returns the indices asked for, each once, and these outputs as arrays, or as device tensors if `on_device`. A
-        run that fails changes no handle. The lock is held where there are handles.
+        run that fails changes no handle.
 
         Raises:
             InputError: an input is missing, unknown or of another type.
             EngineError: the run failed.
         """
         again = None if on_device else self.run_again(engine, inputs, indices)
-        return again or self._run_first(engine, inputs, indices, on_device)
+        return again or self._run_checked(engine, inputs, indices, on_device)
 
     def run_again(
         self, engine: Engine, inputs: Mapping[str, Any], indices: Sequence[int]
     ) -> tuple[list[int], list[Any]] | None:
-        """Run when the call is the last one again, see `run`; None when it is not, and nothing has run."""
-        step, self.step = self.step, None  # what it has bound goes with it, unless it is of use again
-        found = None if step is None else step.run(engine, inputs, indices, self._host, self._device)
+        """Run if the call equals the last one, see `run`; None if not, and nothing has run."""
+        step, self.step = self.step, None  # frees the buffers it has bound, unless it can run again
+        found = None if step is None else step.run(engine, inputs, indices)
         if found is not None:
             self.step = step
         return found
 
-    def _run_first(
+    def _run_checked(
         self, engine: Engine, inputs: Mapping[str, Any], indices: Sequence[int], on_device: bool
     ) -> tuple[list[int], list[Any]]:
-        """Run with every check, and remember the run where it may come again."""
+        """Run after a check of every input, and keep the run in `step` if it can be repeated."""
         feeds = self._plan.feeds(self.behind(inputs), engine)
-        host = self._host_targets()
-        device = self._device_feeds
+        host, device = self._host_targets(), self._device_feeds
         read = list(dict.fromkeys(indices))
-        # An engine reads a list of no names as all of them.
+        # An engine reads an empty list of names as all of them.
         wanted = list(dict.fromkeys((*read, *host.values(), *device.values()))) or [0]
         names = [self._names[index] for index in wanted]
         resident = frozenset(self._names[index] for index in (*device.values(), *(read if on_device else ())))
@@ -212,36 +187,22 @@ class Handles:
             results = dict(zip(wanted, engine.binder.run(feeds, names, resident), strict=True))
         else:
             results = dict(zip(wanted, engine.run(names, feeds), strict=True))
-        arrays = {
-            index: found.numpy() if isinstance(found := results[index], DeviceTensor) else found
-            for index in (*(() if on_device else read), *host.values())
-        }
+        arrays = {index: _as_array(results[index]) for index in (*(() if on_device else read), *host.values())}
         self._host.update({handle: arrays[index].copy() for handle, index in host.items()})
         self._device.update({handle: results[index] for handle, index in device.items()})
         if on_device:
             return read, [results[index] for index in read]
         if self._device and self._repeats and all(feeds[name] is value for name, value in inputs.items()):
-            self.step = HandleStep(
-                engine,
-                self._inputs,
-                feeds,
-                list(inputs),
-                self._host,
-                self._device,
-                indices,
-                wanted,
-                self._names,
-                host,
-                device,
-            )
+            self.step = _Step(self, engine, feeds, list(inputs), indices, wanted)
         return read, [arrays[index] for index in read]
 
     def _host_targets(self) -> dict[str, int]:
-        """Return host handle -> the output that moves into it: explicit feeds, then the `out{i}` convention."""
+        """Return host handle -> the output that moves into it, by an explicit feed or by the name `out{i}`."""
         named = {name: index for name in self._host if (index := self._numbered(name)) is not None}
         return named | self._host_feeds
 
     def _numbered(self, name: str) -> int | None:
+        """Return the output that a name such as `out0` stands for; None for other names."""
         digits = name.removeprefix("out")
         if digits == name or not digits.isascii() or not digits.isdigit() or str(int(digits)) != digits:
             return None
@@ -265,7 +226,7 @@ class Handles:
         if kind is None:
             index = self._numbered(name)
             if index is None:
-                raise self._unknown(name, self._inputs)
+                raise self._unknown(name)
             kind = self._outputs[self._names[index]]
         if not isinstance(kind, TensorType):
             raise InputError(f"{name!r} is {kind}; only tensors can be held by a handle")
@@ -277,10 +238,10 @@ class Handles:
             raise InputError(f"handle {name!r} is {kind}; got shape {value.shape}")
         return value
 
-    def _unknown(self, name: str, known: Iterable[str]) -> RunError:
-        names = list(known)
-        close = difflib.get_close_matches(name, names, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"the inputs are: {', '.join(map(repr, names)) or 'none'}"
+    def _unknown(self, name: str) -> InputError:
+        close = difflib.get_close_matches(name, self._inputs, n=1)
+        known = ", ".join(map(repr, self._inputs)) or "none"
+        hint = f"did you mean {close[0]!r}?" if close else f"the inputs are: {known}"
         return InputError(
             f"a handle is named like an input or `out0` to `out{len(self._names) - 1}`, not {name!r}; {hint}"
         )
@@ -293,3 +254,125 @@ def _fits(kind: TensorType, shape: tuple[int, ...]) -> bool:
         len(wanted) == len(shape)
         and all(not isinstance(dim, int) or dim == size for dim, size in zip(wanted, shape, strict=True))
     )
+
+
+class _Step:
+    """A run with handles on the device as a loop repeats it, with every lookup done once.
+
+    A decode loop makes the same call thousands of times: only the sizes of growing handles change, so only they are
+    checked. Made after a run whose inputs were checked in full; for one thread at a time.
+
+    Args:
+        handles: their values are read and replaced in every run.
+        engine: the engine that runs.
+        feeds: the checked inputs of the first run, handles included.
+        given: the inputs that come with the call.
+        indices: the outputs that the call asks for.
+        wanted: those and the outputs that feed handles, each once.
+    """
+
+    def __init__(
+        self,
+        handles: Handles,
+        engine: Engine,
+        feeds: Mapping[str, Any],
+        given: list[str],
+        indices: Sequence[int],
+        wanted: Sequence[int],
+    ) -> None:
+        types, names = handles._inputs, handles._names
+        self._host, self._device = handles._host, handles._device
+        self._engine = engine
+        self._given = given
+        self._kept = [name for name in types if name in self._host and name not in given]
+        self._held = [name for name in types if name in self._device and name not in given]
+        self._indices = list(indices)
+        resident = frozenset(names[index] for index in handles._device_feeds.values())
+        order = [*given, *self._held, *self._kept]
+        self._loop = engine.binder.loop(order, [names[index] for index in wanted], resident)
+        self._arrays = [np.ndarray] * len(given)
+        self._given_facts = [_facts(feeds[name]) for name in given]
+        places = {index: place for place, index in enumerate(wanted)}
+        self._read = list(dict.fromkeys(indices))
+        self._read_places = [places[index] for index in self._read]
+        self._host_feeds = [(handle, places[index]) for handle, index in handles._host_targets().items()]
+        self._device_feeds = [(handle, places[index]) for handle, index in handles._device_feeds.items()]
+        self._set_rules(types, feeds)
+
+    def run(
+        self, engine: Engine, inputs: Mapping[str, Any], indices: Sequence[int]
+    ) -> tuple[list[int], list[Any]] | None:
+        """Run, move outputs into the handles, and return as `Handles.run` does.
+
+        None, and nothing has run, if the engine, the outputs asked for, or the names, dtypes or shapes of the inputs
+        differ, or the handles' sizes do not fit each other any more.
+
+        Raises:
+            EngineError: the run failed; no handle has changed, and the step cannot be used again.
+        """
+        if engine is not self._engine or inputs.__class__ is not dict or list(indices) != self._indices:
+            return None
+        values = list(inputs.values())
+        if (
+            list(inputs) != self._given
+            or list(map(type, values)) != self._arrays
+            or list(map(_facts, values)) != self._given_facts
+        ):
+            return None
+        values += map(self._device.__getitem__, self._held)
+        values += map(self._host.__getitem__, self._kept)
+        if not self._agree(list(map(_shape, values[len(self._given) :]))):
+            return None
+        results = self._loop.run(values)
+        for handle, place in self._host_feeds:
+            self._host[handle] = _as_array(results[place]).copy()
+        for handle, place in self._device_feeds:
+            self._device[handle] = results[place]
+        return self._read, [_as_array(results[place]) for place in self._read_places]
+
+    def _set_rules(self, types: Mapping[str, ValueType], feeds: Mapping[str, Any]) -> None:
+        """Prepare the comparison of the handles' shapes: with the sizes of inputs, and with each other."""
+        self._sizes: dict[str, int] = {}
+        for name in self._given:
+            for dim, size in zip(_dims(types[name]), feeds[name].shape, strict=False):
+                if isinstance(dim, str):
+                    self._sizes[dim] = size
+        first: dict[tuple[Any, ...], int] = {}
+        self._rules: list[tuple[int, tuple[Any, ...]]] = []
+        self._alike: list[tuple[int, int]] = []
+        for place, name in enumerate((*self._held, *self._kept)):
+            kind = types[name]
+            if not isinstance(kind, TensorType) or kind.shape is None:
+                continue
+            dims = _dims(kind)
+            if dims in first and None not in dims:
+                self._alike.append((place, first[dims]))
+            else:
+                first[dims] = place
+                self._rules.append((place, dims))
+
+    def _agree(self, shapes: Sequence[tuple[int, ...]]) -> bool:
+        """Return whether handles of these shapes fit the declared types, the inputs and each other."""
+        for place, like in self._alike:
+            if shapes[place] != shapes[like]:
+                return False
+        sizes = self._sizes.copy()
+        for place, dims in self._rules:
+            shape = shapes[place]
+            if len(shape) != len(dims):
+                return False
+            for dim, size in zip(dims, shape, strict=True):
+                if dim.__class__ is int:
+                    if dim != size:
+                        return False
+                elif dim is not None and sizes.setdefault(dim, size) != size:
+                    return False
+        return True
+
+
+def _dims(kind: ValueType) -> tuple[Any, ...]:
+    return tuple(kind.shape) if isinstance(kind, TensorType) and kind.shape is not None else ()
+
+
+def _as_array(value: Any) -> Any:
+    return value.numpy() if isinstance(value, DeviceTensor) else value

@@ -1,7 +1,7 @@
-"""What a run is fed, checked and converted by a plan that is made once for a graph.
+"""`InputPlan`: checks and converts the inputs of runs, by a plan made once for a graph.
 
-A run makes one pass over the inputs; shapes that equal those of the last run are not looked at again. ONNX Runtime
-would accept big-endian, masked and byte-string arrays and read nonsense, and it does not compare named dims.
+A run makes one pass over the inputs; shapes that equal those of the last run are not checked again. ONNX Runtime
+would accept big-endian, masked and byte-string arrays and read garbage, and it does not compare named dims.
 """
 
 from __future__ import annotations
@@ -19,21 +19,18 @@ from rlx_ort.execution.coerce import as_array
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.types import MapType, OptionalType, SequenceType, TensorType, ValueType
-from rlx_ort.providers.engine.device_tensor import DeviceTensor
+from rlx_ort.providers.engine.binding import DeviceTensor
 
-__all__ = ["Adopter", "InputPlan", "ResidentFeeds", "is_shareable", "shared"]
-
-_Sizes = dict[str, tuple[int, str]]
-"""Named dim -> its size in this run and the input that set it."""
+__all__ = ["Adopter", "InputPlan", "ResidentFeeds", "at_extent", "is_shareable", "shared"]
 
 _DLPACK_CPU = 1
 
-# With the type, all that the checks look at: two inputs that agree in it are both right or both wrong.
+# Together with the type, all that the checks read: of two inputs with equal facts, both pass or neither does.
 _facts = attrgetter("dtype", "shape")
 
 
 class Adopter(Protocol):
-    """What takes tensors of other libraries over where they are."""
+    """Shares the device memory of other libraries' tensors; an `Engine` is one."""
 
     def adopt(self, source: Any) -> DeviceTensor | None:
         """Return the tensor without a copy, or None when it is on another device."""
@@ -53,22 +50,17 @@ class InputPlan:
     def __init__(self, types: Mapping[str, ValueType]) -> None:
         self._types = dict(types)
         tensors = {name: kind for name, kind in types.items() if isinstance(kind, TensorType)}
-        # Object arrays are looked into in every run: no dtype of theirs is the exact one.
+        # None never is an array's dtype, so string arrays, whose elements may be anything, are checked in every run.
         self._rows = tuple(
             (name, None if kind.dtype is DType.STRING else kind.dtype.numpy, kind) for name, kind in tensors.items()
         )
         self._others = tuple((name, kind) for name, kind in types.items() if name not in tensors)
         self._bulk = not self._others and all(dtype is not None for _, dtype, _ in self._rows)
-        # Names and facts of the last inputs that were passed on as they came: comparing two lists costs a third of
-        # looking at each input, and a loop feeds the same kind of arrays again and again.
+        # Names and facts of the last inputs that needed no conversion: comparing two lists is three times as fast as
+        # checking each input, and loops feed the same kind of arrays again and again.
         self._known: tuple[list[str] | None, list[Any]] = (None, [])
         self._arrays = [np.ndarray] * len(self._rows)
         self._accepted: list[tuple[int, ...]] | None = None
-
-    @property
-    def types(self) -> Mapping[str, ValueType]:
-        """Input name -> declared type, in order."""
-        return self._types
 
     def feeds(self, inputs: Mapping[str, Any], adopter: Adopter | None = None) -> Mapping[str, Any]:
         """Return the inputs as the engine takes them; arrays that are right already are passed on without a copy.
@@ -83,9 +75,9 @@ class InputPlan:
         return inputs if self.kind_of(inputs) is not None else self.checked(inputs, adopter)
 
     def kind_of(self, inputs: Mapping[str, Any]) -> object | None:
-        """Return what stands for the names, dtypes and shapes of inputs that are right as they are, or None.
+        """Return an object that identifies the names, dtypes and shapes of the inputs if they need no check, else None.
 
-        Only the kind that came last is known; None means that `checked` has to look at each input.
+        Only the last inputs that needed no conversion are remembered; others go through `checked`.
         """
         known = self._known
         if (
@@ -108,7 +100,7 @@ class InputPlan:
         return dict(zip(self._types, arrays, strict=True))
 
     def checked(self, inputs: Mapping[str, Any], adopter: Adopter | None = None) -> dict[str, Any]:
-        """Return the inputs as `feeds` does, by looking at each."""
+        """Return the inputs as `feeds` does, after a check of each."""
         shapes: list[tuple[int, ...]] = []
         array_type = np.ndarray
         unchanged = self._bulk
@@ -139,7 +131,7 @@ class InputPlan:
         return feeds
 
     def _check_names(self, inputs: Mapping[str, Any], cause: Exception | None) -> None:
-        """Raise the InputError that the names alone deserve, if they do."""
+        """Raise an InputError if an input is unknown or missing."""
         if not isinstance(inputs, Mapping):
             raise InputError(f"a run takes a dict of input name -> array, got {type(inputs).__name__}") from cause
         unknown = [name for name in inputs if name not in self._types]
@@ -156,13 +148,16 @@ class InputPlan:
             raise InputError(f"nothing was fed to input {wanted}") from cause
 
     def _check_shapes(self, feeds: Mapping[str, Any]) -> None:
-        sizes: _Sizes = {}
+        sizes: dict[str, tuple[int, str]] = {}
         for name, _, kind in self._rows:
             if kind.shape is not None:
                 _check_shape(name, kind, kind.shape, feeds[name].shape, sizes)
 
 
-def _check_shape(name: str, kind: TensorType, wanted: Shape, got: tuple[int, ...], sizes: _Sizes) -> None:
+def _check_shape(
+    name: str, kind: TensorType, wanted: Shape, got: tuple[int, ...], sizes: dict[str, tuple[int, str]]
+) -> None:
+    """Check a shape; `sizes` maps a named dim to its size in this run and the input that set it."""
     if len(got) != len(wanted):
         raise InputError(f"input {name!r} is {kind} of rank {len(wanted)}; got shape {got} of rank {len(got)}")
     for axis, (dim, size) in enumerate(zip(wanted, got, strict=True)):
@@ -195,15 +190,15 @@ def _coerced(
 
 
 def is_shareable(value: object) -> bool:
-    """Return whether a value is a tensor of another library, to be taken over by DLPack."""
+    """Return whether a value is a tensor of another library that offers DLPack."""
     return not isinstance(value, (np.ndarray, np.generic, DeviceTensor)) and hasattr(value, "__dlpack__")
 
 
 def shared(name: str, source: Any, kind: TensorType, adopter: Adopter | None) -> npt.NDArray[Any] | DeviceTensor:
-    """Return an object of another library, or a device tensor, as what it is here, without a copy.
+    """Return a tensor of another library as an array or a device tensor without a copy; device tensors stay themselves.
 
     Raises:
-        InputError: it cannot be shared, or is on a device that is not the adopter's.
+        InputError: it cannot be shared, or is on another device than the adopter's.
     """
     if isinstance(source, DeviceTensor):
         return source
@@ -223,7 +218,7 @@ def shared(name: str, source: Any, kind: TensorType, adopter: Adopter | None) ->
 
 
 def _other(name: str, value: object, kind: ValueType) -> Any:
-    """Return a sequence, map or optional value with the tensors in it converted; shapes inside are the engine's."""
+    """Return a sequence, map or optional value with the tensors in it converted; the engine checks their shapes."""
     if isinstance(kind, TensorType):
         return _coerced(name, value, kind)
     if isinstance(kind, OptionalType):
@@ -235,3 +230,35 @@ def _other(name: str, value: object, kind: ValueType) -> Any:
     if isinstance(kind, MapType) and not isinstance(value, Mapping):
         raise InputError(f"input {name!r} is {kind}; got {type(value).__name__}, give a dict")
     return value
+
+
+def at_extent(types: Mapping[str, ValueType], inputs: Mapping[str, Any], extent: tuple[int, int]) -> Mapping[str, Any]:
+    """Return the inputs without their rows beyond `actual`, for an extent of `(actual, upper)`.
+
+    Rows are the leading dims of one name whose size is `upper`. The inputs are returned unchanged when that name is
+    also a dim further back, where cutting would change the meaning of the data, and when an input is on a device.
+    """
+    if not isinstance(inputs, Mapping):
+        return inputs
+    actual, upper = extent
+    leading: dict[str, str] = {}
+    elsewhere: set[str] = set()
+    for name, kind in types.items():
+        if isinstance(kind, TensorType) and kind.shape:
+            first = kind.shape[0]
+            if isinstance(first, str) and _rows(inputs.get(name)) == upper:
+                leading[name] = first
+            elsewhere.update(dim for dim in kind.shape[1:] if isinstance(dim, str))
+    rows = set(leading.values()) - elsewhere
+    cut = {name for name, dim in leading.items() if dim in rows}
+    if len(rows) != 1 or any(isinstance(inputs[name], DeviceTensor) for name in cut):
+        return inputs
+    return {name: value[:actual] if name in cut else value for name, value in inputs.items()}
+
+
+def _rows(value: object) -> int | None:
+    """Return how many rows an array or a list has; None for other values."""
+    shape = getattr(value, "shape", None)
+    if shape is not None:
+        return int(shape[0]) if len(shape) else None
+    return len(value) if isinstance(value, (list, tuple, range)) else None

@@ -1,7 +1,7 @@
 """`LayerKvCache`: keys and values of the tokens so far, layer by layer, on the host.
 
-The way a decode loop is built with graphs of a few fixed lengths: a prefill graph gives the cache, the cache is padded
-to the length that the next graph was compiled for, a mask hides the padding, and the graph's outputs become the cache.
+For decode loops over graphs of a few fixed lengths: a prefill graph makes the cache, the cache is padded to the length
+that the next graph was compiled for, a mask hides the padding, and the graph's outputs become the cache.
 """
 
 from __future__ import annotations
@@ -18,19 +18,14 @@ from rlx_ort.errors import InputError
 __all__ = ["HIDDEN_SCORE", "LayerKvCache", "bucket_decode_mask"]
 
 HIDDEN_SCORE = -1e9
-"""What `bucket_decode_mask` adds to the score of a place that holds no token."""
+"""Added by `bucket_decode_mask` to the score of a position without a token."""
 
 Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
 class LayerKvCache:
-    """Keys and values `(batch, past_seq, kv_dim)` of each layer; a step makes a new cache and leaves this one alone.
-
-    Attributes:
-        keys: one array a layer.
-        values: likewise.
-    """
+    """Keys and values `(batch, past_seq, kv_dim)`, one array a layer; a step makes a new cache."""
 
     keys: tuple[Array, ...]
     values: tuple[Array, ...]
@@ -49,10 +44,10 @@ class LayerKvCache:
     ) -> LayerKvCache:
         """Return the cache of a prefill's outputs: `k0, v0, k1, v1, ...`, each of `batch * past_seq * kv_dim` elements.
 
-        Arrays are shared, not copied; flat ones are given their shape.
+        Arrays are shared, not copied, and may be flat.
 
         Raises:
-            InputError: the number of outputs or the length of one is another.
+            InputError: the number of outputs or the size of one is wrong.
         """
         if len(outputs) != 2 * num_layers:
             raise InputError(f"{num_layers} layers have {2 * num_layers} keys and values, got {len(outputs)} outputs")
@@ -68,17 +63,17 @@ class LayerKvCache:
 
     @property
     def num_layers(self) -> int:
-        """How many layers there are."""
+        """The number of layers."""
         return len(self.keys)
 
     @property
     def batch(self) -> int:
-        """How many sequences there are."""
+        """The number of sequences."""
         return int(self.keys[0].shape[0])
 
     @property
     def past_seq(self) -> int:
-        """How many tokens of each sequence are held."""
+        """The number of tokens of each sequence."""
         return int(self.keys[0].shape[1])
 
     @property
@@ -90,7 +85,7 @@ class LayerKvCache:
         """Return `k0, v0, k1, v1, ...` as `(batch, upper, kv_dim)`, with zeros after the tokens of each sequence.
 
         Raises:
-            InputError: more tokens are held than fit.
+            InputError: the cache has more than `upper` tokens.
         """
         if self.past_seq > upper:
             raise InputError(f"{self.past_seq} tokens do not fit in {upper} places")
@@ -105,11 +100,10 @@ class LayerKvCache:
     def advance_from_decode_outputs(self, outputs: Sequence[npt.ArrayLike]) -> tuple[Array, LayerKvCache]:
         """Return the logits and the cache with one more token, from a step's `logits, k0, v0, k1, v1, ...`.
 
-        Each key and value may hold more places than tokens, as those of a padded step do: `(batch, places, kv_dim)`,
-        of which the first `past_seq + 1` of each sequence are kept.
+        Keys and values of a padded step, `(batch, places, kv_dim)`, are cut to the first `past_seq + 1` places.
 
         Raises:
-            InputError: the number of outputs is another, or one does not hold the places for another token.
+            InputError: the number of outputs is wrong, or one has no place for another token.
         """
         if len(outputs) != 1 + 2 * self.num_layers:
             raise InputError(
@@ -132,12 +126,12 @@ class LayerKvCache:
 
 
 def bucket_decode_mask(past_seq: int, upper: int, batch: int | None = None) -> npt.NDArray[np.float32]:
-    """Return what to add to the scores of a step: 0 for places up to `past_seq`, the new token's, else -1e9.
+    """Return the mask to add to the scores of a step: 0 up to position `past_seq`, the new token's, -1e9 beyond.
 
-    The shape is `(upper,)`, or `(batch, upper)` when a batch is given.
+    The shape is `(upper,)`, or `(batch, upper)` if a batch is given.
 
     Raises:
-        InputError: the new token has no place.
+        InputError: the new token does not fit in `upper` positions.
     """
     if not 0 <= past_seq < upper:
         raise InputError(f"token {past_seq} has no place in {upper} places")

@@ -1,242 +1,220 @@
-"""Mixtures of experts as sessions get them: with outputs that tell what the routers picked, and experts on the host.
-
-A product by experts, some of which are not resident, becomes two: one on the device with the weights of the resident
-experts, and one on the host with the others; each row takes the result of the one that has its expert. Nodes of the
-second carry `HOST_MARKER` in their names, by which ONNX Runtime keeps them, and so their weights, on the CPU.
-"""
+"""Controls of a compiled graph for mixtures of experts: which experts are resident, and what the routers picked."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from rlx_ort.errors import GraphVerifyError
-from rlx_ort.ir.core import Node, Ref, Value
-from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.graph import Graph
-from rlx_ort.ir.ops.dequant import DequantGroupedMatMul
-from rlx_ort.ir.ops.leaf import Constant, Param
-from rlx_ort.ir.ops.moe import GroupedMatMul
-from rlx_ort.ir.ops.onnx import OnnxNode
-from rlx_ort.ir.ops.reduce import TopK
-from rlx_ort.ir.shape import Shape
-from rlx_ort.ir.tensor import TensorData
-from rlx_ort.ir.types import TensorType
+from rlx_ort.device import Device
+from rlx_ort.errors import GraphVerifyError, InputError
+from rlx_ort.execution.engine_slot import EngineSlot, Runnable, runnable
+from rlx_ort.execution.expert_split import (
+    HOST_MARKER,
+    ExpertWeights,
+    Mask,
+    MoeGraph,
+    expert_nodes,
+    router_picks,
+    split_experts,
+)
 
-__all__ = [
-    "HOST_MARKER",
-    "Experts",
-    "MoeGraph",
-    "account",
-    "expert_nodes",
-    "masks_of_products",
-    "rewritten",
-    "router_picks",
-    "taken",
-]
+if TYPE_CHECKING:
+    from rlx_ort.ir.core import Node
+    from rlx_ort.ir.graph import Graph
+    from rlx_ort.options.compile_options import PlacementRule
 
-HOST_MARKER = "@moe-host"
-"""Part of the names of the nodes that run on the host."""
+__all__ = ["MaskLike", "MoeControls", "MoeResidencyStats"]
 
-Mask = npt.NDArray[np.bool_]
+MaskLike: TypeAlias = "Sequence[bool] | npt.NDArray[np.bool_]"
+_PRODUCTS_PER_LAYER = 3
+"""Gate, up and down."""
+
+
+@dataclass(frozen=True, slots=True)
+class MoeResidencyStats:
+    """The work of the experts in one forward, summed over the products by experts.
+
+    Attributes:
+        gpu_expert_calls: experts on the device that got rows.
+        cpu_expert_calls: experts on the host that got rows.
+        gpu_tokens: rows of the experts on the device.
+        cpu_tokens: rows of the experts on the host.
+    """
+
+    gpu_expert_calls: int
+    cpu_expert_calls: int
+    gpu_tokens: int
+    cpu_tokens: int
+
+
+class MoeControls:
+    """The settings of one compiled graph about experts.
+
+    A graph without experts accepts settings and ignores them. They must not change while another thread is in a run of
+    the same graph.
+
+    Attributes:
+        base: the slot of the graph without settings.
+        slot: the slot whose session implements the settings; `base` without any.
+    """
+
+    def __init__(self, base: EngineSlot) -> None:
+        self.base = self.slot = base
+        self._watch: _Watch | None = None
+
+    def keep(self, mask: MaskLike, rule: PlacementRule) -> None:
+        """Set the resident experts of all layers; see `CompiledGraph.set_moe_resident_experts` for what is raised."""
+        given = _checked(mask)
+        self._set_masks([given] * len(expert_nodes(self.base.graph)), rule)
+
+    def keep_per_layer(self, masks: Sequence[MaskLike], rule: PlacementRule) -> None:
+        """Set the resident experts layer by layer; all are resident in layers without a mask."""
+        given = [_checked(mask) for mask in masks]
+        self._set_masks([mask for mask in given for _ in range(_PRODUCTS_PER_LAYER)], rule)
+
+    def capture(self, num_experts: int, rule: PlacementRule) -> bool:
+        """Record the picks of routers over `num_experts` from now on; returns whether there is such a router."""
+        if not router_picks(self.base.graph, num_experts):
+            return False
+        self._apply(replace(self._settings, capture=num_experts, picks=_Picks()), rule)
+        return True
+
+    def take_stats(self) -> MoeResidencyStats | None:
+        """Return the stats of the last forward, once; None before one, or without masks."""
+        if self._watch is None:
+            return None
+        stats, self._watch.stats = self._watch.stats, None
+        return stats
+
+    def take_picks(self) -> list[npt.NDArray[np.uint32]] | None:
+        """Return the picks of each router since the last call, None if there are none."""
+        picks = self._settings.picks
+        return None if picks is None else picks.take()
+
+    def copy_to(self, other: MoeControls, rule: PlacementRule) -> None:
+        """Give other controls the same settings; they have their own stats and share the record of picks."""
+        if self._watch is not None:
+            other._apply(self._watch.settings, rule)
+
+    @property
+    def _settings(self) -> _Settings:
+        return _Settings() if self._watch is None else self._watch.settings
+
+    def _set_masks(self, given: Sequence[Mask], rule: PlacementRule) -> None:
+        """Keep the experts of each product by experts that its mask does not exclude; a missing mask excludes none."""
+        masks = []
+        for index, node in enumerate(expert_nodes(self.base.graph)):
+            mask = np.ones(_expert_count(self.base.graph, node), bool)
+            if index < len(given):
+                mask[: len(given[index])] = given[index][: len(mask)]
+            masks.append(mask)
+        if masks:
+            self._apply(replace(self._settings, masks=tuple(masks)), rule)
+
+    def _apply(self, settings: _Settings, rule: PlacementRule) -> None:
+        """Open a session with the hidden outputs, and the experts on the host, that the settings need."""
+        from rlx_ort.converters.to_onnx.exporter import exported
+        from rlx_ort.providers.claims import kernel_set
+
+        base = self.base
+        # The CPU is the host: there is nowhere to move an expert to.
+        split = base.device.kind != Device.CPU.kind and settings.masks is not None
+        if self._watch is not None and not split and self._watch.settings.outputs == settings.outputs:
+            self._watch.settings, self._watch.stats = settings, None
+            return
+        what = runnable(base.graph)
+        made = split_experts(what.graph, settings.capture, settings.masks, split)
+        model = exported(made.graph, base.options, kernel_set(base.provider, made.graph))
+        watch = _Watch(settings, made)
+        hidden = (*made.picks, *made.routed)
+        slot = EngineSlot(
+            base.provider,
+            base.device,
+            model,
+            base.weights,
+            base.options,
+            base.graph,
+            Runnable(made.graph, what.mutable, hidden, HOST_MARKER if made.on_host else ""),
+            ExpertWeights(base.weights, made.experts) if made.experts else None,
+            watch,
+        )
+        base.adopt(slot)
+        slot.open_if_ready(rule)
+        base.release()  # it holds all experts on the device
+        self._watch, self.slot = watch, slot
 
 
 @dataclass(frozen=True)
-class Experts:
-    """The experts of a parameter that another one, made from it, holds."""
+class _Settings:
+    capture: int | None = None
+    picks: _Picks | None = None
+    masks: tuple[Mask, ...] | None = None
 
-    param: str
-    experts: tuple[int, ...]
-    of: int
-
-
-@dataclass
-class MoeGraph:
-    """A graph as sessions get it.
-
-    Attributes:
-        graph: the graph.
-        picks: names of the hidden outputs with the places of each router's TopK, in order.
-        routed: names of the hidden outputs with the experts of the rows of each product, in order.
-        experts: new parameter -> what it holds of which one of the user's graph.
-        on_host: whether some nodes belong on the host.
-    """
-
-    graph: Graph
-    picks: tuple[str, ...] = ()
-    routed: tuple[str, ...] = ()
-    experts: dict[str, Experts] = field(default_factory=dict)
-    on_host: bool = False
+    @property
+    def outputs(self) -> tuple[int | None, bool]:
+        """What decides which hidden outputs a session has."""
+        return self.capture, self.masks is not None
 
 
-def expert_nodes(graph: Graph) -> list[Node]:
-    """Return the products by experts, in order; those in bodies are not among them."""
-    return [node for node in graph.nodes if isinstance(node.op, (GroupedMatMul, DequantGroupedMatMul))]
+class _Picks:
+    """What routers picked, run after run, until it is taken; clones share it."""
+
+    def __init__(self) -> None:
+        self._layers: list[list[npt.NDArray[np.uint32]]] = []
+        self._lock = threading.Lock()
+
+    def add(self, layers: Sequence[Any]) -> None:
+        flat = [np.asarray(layer).astype(np.uint32).reshape(-1) for layer in layers]
+        with self._lock:
+            if not self._layers:
+                self._layers = [[] for _ in flat]
+            for known, new in zip(self._layers, flat, strict=True):
+                known.append(new)
+
+    def take(self) -> list[npt.NDArray[np.uint32]] | None:
+        with self._lock:
+            layers, self._layers = self._layers, []
+        return [np.concatenate(parts) for parts in layers] or None
 
 
-def router_picks(graph: Graph, num_experts: int) -> list[Ref]:
-    """Return the places that each TopK over exactly that many elements finds, in order; bodies are not looked into."""
-    found = []
-    for node in graph.nodes:
-        if isinstance(node.op, TopK):
-            axis, output = -1, 0
-        elif isinstance(node.op, OnnxNode) and (node.op.domain, node.op.op_type) == ("", "TopK"):
-            given = node.op.attributes.get("axis", -1)
-            axis, output = given if isinstance(given, int) else -1, 1
-        else:
-            continue
-        ref = node.inputs[0]
-        kind = None if ref is None else graph.nodes[ref.node].types[ref.output]
-        shape = kind.shape if isinstance(kind, TensorType) else None
-        if shape is not None and -shape.rank <= axis < shape.rank and shape[axis] == num_experts:
-            found.append(Ref(node.id, output))
-    return found
+class _Watch:
+    """Reads the hidden outputs of runs, by the settings in force."""
+
+    def __init__(self, settings: _Settings, made: MoeGraph) -> None:
+        self.settings = settings
+        self.stats: MoeResidencyStats | None = None
+        self._picks, self._routed = made.picks, made.routed
+
+    def __call__(self, hidden: Mapping[str, Any]) -> None:
+        settings = self.settings
+        if settings.picks is not None:
+            settings.picks.add([hidden[name] for name in self._picks])
+        if settings.masks is not None:
+            self.stats = _stats([hidden[name] for name in self._routed], settings.masks)
 
 
-def rewritten(graph: Graph, capture: int | None, residency: Sequence[Mask] | None, split: bool) -> MoeGraph:
-    """Return a graph with hidden outputs and, if `split`, the experts that are not resident on the host.
-
-    Args:
-        graph: the graph; it stays as it is.
-        capture: the number of experts by which routers are known, None to capture nothing.
-        residency: for each product by experts the mask of its resident ones; None for no accounts of them.
-        split: whether experts that are not resident are to be on the host.
-
-    Raises:
-        GraphVerifyError: the weight of experts that are to be on the host is neither a parameter nor a constant.
-    """
-    made = MoeGraph(Graph(graph.name, metadata=dict(graph.metadata), doc=graph.doc))
-    made.graph.weights = dict(graph.weights)
-    masks = dict(zip((node.id for node in expert_nodes(graph)), residency or (), strict=False)) if split else {}
-    values: dict[Ref, Value] = {}
-    for node in graph.nodes:
-        inputs = [None if ref is None else values[ref] for ref in node.inputs]
-        mask = masks.get(node.id)
-        if mask is not None and not mask.all():
-            made.on_host = True
-            results: tuple[Value, ...] = (_Split(made, graph, node, mask).build(inputs),)
-        else:
-            results = made.graph.add_node(
-                node.op, inputs, name=node.name, types=node.types, output_names=node.output_names
-            )
-        values.update((Ref(node.id, place), value) for place, value in enumerate(results))
-    picks = [] if capture is None else router_picks(graph, capture)
-    routed = [] if residency is None else [node.inputs[2] for node in expert_nodes(graph)]
-    made.picks = tuple(f"{HOST_MARKER}/picks/{place}" for place in range(len(picks)))
-    made.routed = tuple(f"{HOST_MARKER}/routed/{place}" for place in range(len(routed)))
-    outputs = [values[value.ref] for value in graph.outputs]
-    hidden = [values[ref] for ref in (*picks, *routed) if ref is not None]
-    made.graph.set_outputs([*outputs, *hidden], [*graph.output_names, *made.picks, *made.routed])
-    return made
-
-
-class _Split:
-    """Writes a product by experts as one on the device and one on the host."""
-
-    def __init__(self, made: MoeGraph, source: Graph, node: Node, mask: Mask) -> None:
-        self.made = made
-        self.graph = made.graph
-        self.node = node
-        self.resident = np.flatnonzero(mask)
-        self.absent = np.flatnonzero(~mask)
-        self.count = len(mask)
-        ref = node.inputs[1]
-        self.weight = None if ref is None else source.nodes[ref.node]
-
-    def build(self, inputs: Sequence[Value | None]) -> Value:
-        """Return the product, under the name the node had."""
-        x, weight, experts = inputs
-        if x is None or weight is None or experts is None:
-            raise GraphVerifyError(f"{self.node} lacks an input")
-        name = self.node.name
-        if not self.resident.size:
-            whole = (x, weight, experts)
-            return self.graph.add_node(self.node.op, whole, name=f"{name}{HOST_MARKER}", types=self.node.types)[0]
-        ids = self.graph.cast(experts, DType.I32)
-        # Rows of the other side get -1: the loop over experts skips them, a copy for each row takes any matrix.
-        here = self.graph.gather(self.graph.constant(self._places(self.resident)), ids, axis=0)
-        there = self.graph.gather(self.graph.constant(self._places(self.absent)), ids, axis=0)
-        flags = np.isin(np.arange(self.count), self.resident).astype(np.int32)[:, None]
-        is_here = self.graph.cast(self.graph.gather(self.graph.constant(flags), ids, axis=0), DType.BOOL)
-        op = self.node.op
-        on_device = self.graph.append(op, x, self._part(self.resident, "resident"), here, name=f"{name}/resident")
-        on_host = self.graph.append(op, x, self._part(self.absent, "host"), there, name=f"{name}{HOST_MARKER}")
-        return self.graph.where_(is_here, on_device, on_host, name=name)
-
-    def _places(self, experts: npt.NDArray[np.intp]) -> npt.NDArray[np.int32]:
-        places = np.full(self.count, -1, np.int32)
-        places[experts] = np.arange(len(experts), dtype=np.int32)
-        return places
-
-    def _part(self, experts: npt.NDArray[np.intp], label: str) -> Value:
-        """Return the weight of some experts: a parameter of a view of the store, or a constant."""
-        weight = self.weight
-        chosen = tuple(int(expert) for expert in experts)
-        if weight is not None and isinstance(weight.op, Param):
-            name = f"{weight.op.name}/{self.node.name}/{label}"
-            sizes = (weight.op.type.shape or Shape()).static()
-            value = self.graph.param(name, (len(chosen), *sizes[1:]), weight.op.type.dtype)
-            self.made.experts[name] = Experts(weight.op.name, chosen, self.count)
-            return value
-        if weight is not None and isinstance(weight.op, Constant):
-            return self.graph.constant(taken(weight.op.data, chosen), name=f"{self.node.name}/{label}")
-        raise GraphVerifyError(
-            f"{self.node} computes the weights of its experts in the graph; only a parameter that is not mutable, or "
-            "a constant, can be kept on the host"
-        )
-
-
-def taken(data: TensorData, experts: Sequence[int]) -> TensorData:
-    """Return the data of some experts, the first axis; a run of neighbours shares the memory.
-
-    Raises:
-        GraphVerifyError: experts do not begin at whole bytes.
-    """
-    count = data.shape[0]
-    size, rest = divmod(data.buffer.nbytes, max(count, 1))
-    if rest:
-        raise GraphVerifyError(f"an expert of {data.dtype.value}{list(data.shape)} is no whole number of bytes")
-    shape = (len(experts), *data.shape[1:])
-    first, last = experts[0], experts[-1] + 1
-    if list(experts) == list(range(first, last)):
-        return TensorData(data.dtype, shape, data.buffer[first * size : last * size])
-    rows = data.buffer.reshape(count, size)[list(experts)]
-    return TensorData(data.dtype, shape, rows.reshape(-1))
-
-
-def masks_of_products(
-    graph: Graph, merged: Mask | None, per_layer: Sequence[Mask] | None, products_per_layer: int = 3
-) -> list[Mask]:
-    """Return the mask of each product by experts; an expert that no mask speaks of is resident.
-
-    A layer has three products: gate, up and down.
-    """
-    found = []
-    for ordinal, node in enumerate(expert_nodes(graph)):
-        layer = ordinal // products_per_layer
-        given = merged
-        if per_layer is not None:
-            given = per_layer[layer] if layer < len(per_layer) else None
-        mask = np.ones(_expert_count(graph, node), bool)
-        if given is not None:
-            mask[: len(given)] = given[: len(mask)]
-        found.append(mask)
-    return found
-
-
-def account(routed: Mapping[str, npt.NDArray[np.generic]], masks: Sequence[Mask]) -> dict[str, int]:
-    """Return how many experts were called and how many rows they got, on the device and on the host."""
-    totals = dict.fromkeys(("gpu_expert_calls", "cpu_expert_calls", "gpu_tokens", "cpu_tokens"), 0)
-    for ids, mask in zip(routed.values(), masks, strict=True):
+def _stats(routed: Sequence[npt.NDArray[np.generic]], masks: Sequence[Mask]) -> MoeResidencyStats:
+    """Count the experts and their rows, on the device and on the host; ids without an expert count as on the device."""
+    calls, tokens = {True: 0, False: 0}, {True: 0, False: 0}
+    for ids, mask in zip(routed, masks, strict=True):
         experts, rows = np.unique(np.asarray(ids).astype(np.int64), return_counts=True)
         for expert, count in zip(experts, rows, strict=True):
-            side = "gpu" if not 0 <= expert < len(mask) or mask[expert] else "cpu"
-            totals[f"{side}_expert_calls"] += 1
-            totals[f"{side}_tokens"] += int(count)
-    return totals
+            resident = not 0 <= expert < len(mask) or bool(mask[expert])
+            calls[resident] += 1
+            tokens[resident] += int(count)
+    return MoeResidencyStats(calls[True], calls[False], tokens[True], tokens[False])
+
+
+def _checked(given: MaskLike) -> Mask:
+    mask = np.asarray(given)
+    if mask.ndim != 1 or (mask.size and mask.dtype != np.bool_):
+        raise InputError(f"a mask of experts is one row of booleans, got {mask.dtype} of shape {mask.shape}")
+    return mask.astype(bool)
 
 
 def _expert_count(graph: Graph, node: Node) -> int:

@@ -1,14 +1,16 @@
-"""`Session`: compiles graphs for one device, which was proven to work when the session was made."""
+"""`Session`: compiles graphs for one device. `CompileCache`: keeps the compiled graphs that were used last."""
 
 from __future__ import annotations
 
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING
 
 from rlx_ort.device import Device
 from rlx_ort.errors import DeviceUnavailableError
 from rlx_ort.execution.compiled import CompiledGraph
-from rlx_ort.execution.engine_slot import EngineSlot
-from rlx_ort.execution.runnable import runnable
+from rlx_ort.execution.engine_slot import EngineSlot, runnable
 from rlx_ort.execution.weights import WeightStore
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule, Precision
 
@@ -17,19 +19,19 @@ if TYPE_CHECKING:
     from rlx_ort.providers.base import Provider
     from rlx_ort.providers.engine.compiled.key import CacheKey
 
-__all__ = ["Session", "key_of_graph", "open_slot", "working_provider"]
+__all__ = ["CompileCache", "Session", "key_of_graph", "open_slot", "working_provider"]
 
 
 class Session:
-    """The front door to one device. The first session of a process on a device opens a one-node probe.
+    """Compiles graphs for one device. The first session of a process on a device opens a one-node probe.
 
     Args:
         device: a device or its name.
-        options: how to compile; the placement rule is strict unless they say otherwise.
+        options: how to compile; the placement rule is strict by default.
 
     Raises:
         DeviceParseError: the name is no device.
-        DeviceUnavailableError: the device does not work here; the message says why and what to do.
+        DeviceUnavailableError: the device does not work here; the message has the reason and the remedy.
     """
 
     def __init__(self, device: Device | str = "cpu", options: CompileOptions | None = None) -> None:
@@ -55,8 +57,8 @@ class Session:
     def compile(self, graph: Graph, weights: WeightStore | None = None) -> CompiledGraph:
         """Return the graph ready to run on the device; later changes of the graph do not reach it.
 
-        The engine's session is opened here when every parameter has its data, else at the first run. Pass the store
-        of another compiled graph to share its weights.
+        The engine's session is opened here if every parameter has its data, else at the first run. Pass the store of
+        another compiled graph to share its weights.
 
         Raises:
             GraphVerifyError: the graph is wrong.
@@ -72,11 +74,102 @@ class Session:
         return f"<Session on {self._device.label}, {self.precision.value}>"
 
 
-def working_provider(device: Device) -> Provider:
-    """Return the provider that serves a device, which was proven to work here.
+class CompileCache:
+    """A least-recently-used cache of compiled graphs on one device.
+
+    An evicted graph is closed with the last reference to it. Methods may be called from several threads; a key is
+    compiled once.
+
+    Args:
+        device: where the graphs run.
+        capacity: the number of graphs to keep, at least 1.
+        options: how they are compiled by default; options are part of the key.
 
     Raises:
-        DeviceUnavailableError: nobody serves it, or it does not work here.
+        DeviceUnavailableError: the device does not work here.
+    """
+
+    def __init__(self, device: Device | str = "cpu", capacity: int = 8, options: CompileOptions | None = None) -> None:
+        self._session = Session(device, options)
+        self._capacity = max(capacity, 1)
+        self._known: OrderedDict[Hashable, CompiledGraph] = OrderedDict()
+        self._pending: dict[Hashable, threading.Lock] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def device(self) -> Device:
+        """The device."""
+        return self._session.device
+
+    @property
+    def capacity(self) -> int:
+        """The number of graphs to keep."""
+        return self._capacity
+
+    def get_or_compile(
+        self,
+        key: Hashable,
+        build: Callable[[], Graph],
+        *,
+        options: CompileOptions | None = None,
+        weights: WeightStore | None = None,
+    ) -> CompiledGraph:
+        """Return the graph of a key; builds and compiles it if it is not cached. Cached graphs keep their parameters.
+
+        `build` and the compilation run outside the cache's lock, so other keys do not wait for them.
+
+        Raises:
+            GraphVerifyError: the graph is wrong.
+            PlacementError: the device does not take every node it must take.
+            EngineError: the engine refused the model.
+        """
+        full = (key, _options_key(options or self._session.options))
+        with self._lock:
+            pending = self._pending.setdefault(full, threading.Lock())
+        with pending:
+            try:
+                return self._found_or_made(full, build, options, weights)
+            finally:
+                with self._lock:
+                    self._pending.pop(full, None)
+
+    def clear(self) -> None:
+        """Drop every graph."""
+        with self._lock:
+            self._known.clear()
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def __contains__(self, key: object) -> bool:
+        """Return whether a graph of the key is cached, compiled with the options of the cache."""
+        return (key, _options_key(self._session.options)) in self._known
+
+    def _found_or_made(
+        self, full: Hashable, build: Callable[[], Graph], options: CompileOptions | None, weights: WeightStore | None
+    ) -> CompiledGraph:
+        with self._lock:
+            found = self._known.get(full)
+            if found is not None:
+                self._known.move_to_end(full)
+                if not found.closed:
+                    return found
+                weights = found.weights if weights is None else weights
+        session = self._session if options is None else Session(self.device, options)
+        made = session.compile(build(), weights)
+        with self._lock:
+            self._known[full] = made
+            while len(self._known) > self._capacity:
+                # Not closed here: it may be in use, and the last reference closes its session.
+                self._known.popitem(last=False)
+        return made
+
+
+def working_provider(device: Device) -> Provider:
+    """Return the provider of a device, after a probe that the device works here.
+
+    Raises:
+        DeviceUnavailableError: it has no provider, or it does not work here.
     """
     from rlx_ort.providers import registry
 
@@ -97,14 +190,14 @@ def working_provider(device: Device) -> Provider:
 def open_slot(
     provider: Provider, device: Device, graph: Graph, weights: WeightStore, options: CompileOptions
 ) -> EngineSlot:
-    """Return a slot for the graph on a device, exported but not opened.
+    """Export the graph for a device and return a slot for its session, which is not opened yet.
 
     Raises:
         GraphVerifyError: the graph is wrong.
         ConversionError: a node cannot be written as ONNX.
     """
     from rlx_ort.converters.to_onnx.exporter import exported
-    from rlx_ort.providers.kernels import kernel_set
+    from rlx_ort.providers.claims import kernel_set
 
     options = options.on(device)
     what = runnable(graph)
@@ -113,10 +206,10 @@ def open_slot(
 
 
 def key_of_graph(graph: Graph, device: Device, options: CompileOptions) -> CacheKey:
-    """Return the key that a graph has on a device. Exports the graph and reads its weights; opens no session.
+    """Return a graph's key in the compile cache on disk. Exports the graph and reads its weights; opens no session.
 
     Raises:
-        DeviceUnavailableError: the device does not work here, or nothing of it is kept.
+        DeviceUnavailableError: the device does not work here, or its models are not cached.
     """
     from rlx_ort.providers.base import SessionRequest
     from rlx_ort.providers.engine.compiled.models import session_key
@@ -126,10 +219,19 @@ def key_of_graph(graph: Graph, device: Device, options: CompileOptions) -> Cache
 
     provider = working_provider(device)
     if not isinstance(provider, OrtProvider):
-        raise DeviceUnavailableError(device, "it is not of ONNX Runtime, and nothing of it is kept")
+        raise DeviceUnavailableError(device, "it is not run by ONNX Runtime, and its models are not cached")
     weights = WeightStore.for_graph(graph)
     slot = open_slot(provider, device, graph, weights, options)
     _, found = weights.snapshot(slot.exported.params, slot.exported.stored_as)
     request = SessionRequest(device, slot.exported, found, slot.options)
     recipe = provider.recipe(device, slot.options)
     return session_key(recipe, request, describe_runtime(), default_store().root)
+
+
+def _options_key(options: CompileOptions) -> str:
+    """Return a text that identifies options: their mappings are not hashable, and their order does not matter."""
+    pairs = []
+    for name in sorted(options.__dataclass_fields__):
+        value = getattr(options, name)
+        pairs.append((name, repr(sorted(value.items())) if hasattr(value, "items") else repr(value)))
+    return repr(pairs)

@@ -1,8 +1,9 @@
-"""`SlotRunner`: positional runs through buffers that are bound once, the cheapest way to run a graph repeatedly."""
+"""Runs through buffers that are bound once: `SlotRunner` for positional runs, `PooledRuns` for many small inputs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import TensorType, ValueType
 
 if TYPE_CHECKING:
-    from rlx_ort.execution.engine_slot import Engine
+    from rlx_ort.execution.engine import Engine
     from rlx_ort.providers.engine.binding import Slots
 
 __all__ = ["PooledRuns", "SlotRunner"]
@@ -25,16 +26,17 @@ _POOL_SIZE = 4
 
 
 class SlotRunner:
-    """Fixed buffers for the shapes of the last run; for one thread at a time, which the caller sees to.
+    """Fixed buffers for the shapes of the last run.
 
-    The first run of a set of shapes is a plain one; buffers of the sizes of its outputs are bound for those after it.
+    The first run of a set of shapes is a plain one; later runs use bound buffers of the sizes of its outputs.
 
     Args:
         inputs: input name -> declared type.
         outputs: output name -> declared type.
-        plan: what checks the inputs of runs.
+        plan: checks the inputs of runs.
 
     Attributes:
+        lock: the caller of `run` holds it, as the buffers are for one thread at a time.
         buffers: the outputs of the last run, in order; not to be changed.
     """
 
@@ -44,7 +46,7 @@ class SlotRunner:
         self._plan = plan
         tensors = [kind for kind in inputs.values() if isinstance(kind, TensorType)]
         symbols = {dim for kind in tensors for dim in kind.shape or () if dim is not None}
-        # The shape of these follows from those of the inputs; others may differ from run to run.
+        # Outputs whose shape follows from those of the inputs; the shape of others may differ from run to run.
         self._fixed = frozenset(
             name
             for name, kind in outputs.items()
@@ -58,19 +60,18 @@ class SlotRunner:
         self._matches: Callable[[Sequence[Any]], bool] = _nothing_matches
         self._dtypes = [kind.dtype.numpy for kind in tensors]
         self.buffers: Sequence[npt.NDArray[Any]] = ()
+        self.lock = threading.Lock()
 
     @property
     def supported(self) -> bool:
         """Whether all inputs and outputs are tensors of numbers that a buffer can hold."""
-        return all(
-            isinstance(kind, TensorType) and kind.dtype is not DType.STRING and not kind.dtype.is_packed
-            for kind in (*self._inputs.values(), *self._outputs.values())
-        )
+        return _fit_buffers((*self._inputs.values(), *self._outputs.values()))
 
     @property
     def views(self) -> list[npt.NDArray[Any]]:
-        """The output buffers of the last run, in a list of the caller's own."""
-        return list(self.buffers)
+        """The output buffers of the last run, in a new list."""
+        with self.lock:
+            return list(self.buffers)
 
     def run(self, engine: Engine, arrays: Sequence[Any]) -> list[npt.NDArray[Any]]:
         """Run on arrays in the order of the inputs; return the output buffers.
@@ -80,24 +81,23 @@ class SlotRunner:
             EngineError: the run failed.
         """
         if engine is self._engine and self._matches(arrays):
-            assert self._slots is not None  # noqa: S101  # buffers and the engine they are bound to come together
+            assert self._slots is not None  # noqa: S101  # set together with the engine
             self.buffers = found = self._slots.run(arrays)
             return list(found)
         return self._prepare(engine, arrays)
 
     def clear(self) -> None:
-        """Let go of the buffers and of the engine they are bound to."""
-        self._engine = None
-        self._slots = None
-        self.buffers = ()
+        """Release the buffers and the engine they are bound to."""
+        with self.lock:
+            self._engine, self._slots, self.buffers = None, None, ()
 
     def _prepare(self, engine: Engine, arrays: Sequence[Any]) -> list[npt.NDArray[Any]]:
-        """Check the arrays in full; bind new buffers where their shapes, or the engine, are new."""
+        """Check the arrays and run; binds new buffers if their shapes or the engine are new."""
         feeds = self._plan.feeds(self._plan.ordered(arrays))
         ready = [feeds[name] for name in self._inputs]
         shapes = [array.shape for array in ready]
         if self._slots is None or engine is not self._engine or shapes != self._shapes:
-            self.clear()
+            self._engine, self._slots, self.buffers = None, None, ()
             outputs = engine.run(list(self._outputs), feeds)
             named = dict(zip(self._outputs, outputs, strict=True))
             given = dict(zip(self._inputs, ready, strict=True))
@@ -109,7 +109,13 @@ class SlotRunner:
             self.buffers = list(named.values())
         else:
             self.buffers = self._slots.run(ready)
-        return self.views
+        return list(self.buffers)
+
+
+def _fit_buffers(kinds: Iterable[ValueType]) -> bool:
+    return all(
+        isinstance(kind, TensorType) and kind.dtype is not DType.STRING and not kind.dtype.is_packed for kind in kinds
+    )
 
 
 def _nothing_matches(arrays: Sequence[Any]) -> bool:
@@ -117,7 +123,7 @@ def _nothing_matches(arrays: Sequence[Any]) -> bool:
 
 
 def _matcher(dtypes: Sequence[np.dtype[Any]], shapes: Sequence[tuple[int, ...]]) -> Callable[[Sequence[Any]], bool]:
-    """Return what tells whether arrays have these dtypes and shapes; written out for one and two, to be fast."""
+    """Return a check whether arrays have these dtypes and shapes; unrolled for one and two arrays, to be fast."""
     array_type = np.ndarray
     if len(shapes) == 1:
         dtype, shape = dtypes[0], shapes[0]
@@ -159,16 +165,13 @@ _facts = attrgetter("dtype", "shape")
 
 
 class PooledRuns:
-    """Runs of many small inputs through bound buffers, which is twice as fast as handing them over by name.
+    """Runs of many small inputs through bound buffers, twice as fast as passing them by name.
 
-    Each run takes buffers of its own from a pool, so runs may be side by side; outputs are new arrays every time.
+    Each run takes buffers from a pool, so runs may be concurrent; outputs are new arrays every time.
     """
 
     def __init__(self, inputs: Mapping[str, ValueType], outputs: Mapping[str, ValueType]) -> None:
-        self.wanted = len(inputs) >= _POOL_FROM_INPUTS and all(
-            isinstance(kind, TensorType) and kind.dtype is not DType.STRING and not kind.dtype.is_packed
-            for kind in (*inputs.values(), *outputs.values())
-        )
+        self.wanted = len(inputs) >= _POOL_FROM_INPUTS and _fit_buffers((*inputs.values(), *outputs.values()))
         self._outputs = list(outputs)
         self._pool = _Pool(None, None)
 
@@ -191,11 +194,11 @@ class PooledRuns:
             pool.free.append(slots)
 
     def clear(self) -> None:
-        """Let go of the buffers and of the engine they are bound to."""
+        """Release the buffers and the engine they are bound to."""
         self._pool = _Pool(None, None)
 
     def _made(self, pool: _Pool, engine: Engine, feeds: Mapping[str, Any]) -> Slots | None:
-        """Return new buffers, unless the inputs are too large or other threads have made enough."""
+        """Return new buffers; None if the inputs are too large or the pool is full."""
         if not pool.small or pool.made >= _POOL_SIZE or not engine.binder.on_host:
             return None
         pool.made += 1
@@ -203,7 +206,7 @@ class PooledRuns:
 
 
 class _Pool:
-    """Buffers for one engine and one kind of inputs; lists are safe to pop from and append to by many threads."""
+    """Buffers for one engine and one kind of inputs; several threads may pop and append, which is atomic."""
 
     __slots__ = ("engine", "free", "key", "made", "small")
 

@@ -1,7 +1,7 @@
-"""`WeightStore`: the data of a graph's parameters, once in the process, shared by the sessions of every device.
+"""`WeightStore`: the data of a graph's parameters, held once per process and shared by the sessions of every device.
 
-Data is never changed in place, because ONNX Runtime borrows it: a new value is a new buffer, and a session that is
-open keeps the ones it was opened with. Each change is a new `version`, by which sessions see that they are stale.
+Data is never changed in place, because ONNX Runtime borrows it: a new value is a new buffer, and an open session keeps
+the buffers it was opened with. Each change increments `version`, by which sessions detect that they are stale.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ import contextlib
 import difflib
 import os
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -21,19 +23,59 @@ import numpy.typing as npt
 
 from rlx_ort.errors import ParamError
 from rlx_ort.execution.coerce import as_array, cast_hint, is_literal
-from rlx_ort.execution.placed import PlacedTensors
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.narrow import narrowed
 from rlx_ort.ir.tensor import TensorData
+from rlx_ort.ir.tensor_file import read_tensors
 from rlx_ort.ir.types import TensorType
+from rlx_ort.providers.engine.binding import DeviceTensor
 
 if TYPE_CHECKING:
-    from rlx_ort.execution.weight_files import LoadReport
     from rlx_ort.ir.graph import Graph
 
-__all__ = ["WeightStore"]
+__all__ = ["LoadReport", "WeightStore"]
 
 _DECLARED: Mapping[str, DType] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class LoadReport:
+    """The parameters that a file was loaded into.
+
+    Attributes:
+        loaded: parameters that got their data from the file.
+        missing: parameters that the file does not have.
+        unused: tensors of the file that are no parameter, or that `rename` left out.
+    """
+
+    loaded: tuple[str, ...]
+    missing: tuple[str, ...]
+    unused: tuple[str, ...]
+
+
+class PlacedTensors:
+    """Mutable parameters in device memory: one copy for all sessions of a device, freed with the last of them."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, str], tuple[TensorData, weakref.ref[DeviceTensor]]] = {}
+        self._lock = threading.Lock()
+
+    def get(self, device: str, name: str, data: TensorData, upload: Callable[[], DeviceTensor]) -> DeviceTensor:
+        """Return the tensor of a parameter's data on a device; uploads it unless a session holds it already."""
+        with self._lock:
+            known = self._known.get((device, name))
+            found = known[1]() if known is not None and known[0] is data else None
+            return found or self._put(device, name, data, upload)
+
+    def renew(self, device: str, name: str, data: TensorData, upload: Callable[[], DeviceTensor]) -> DeviceTensor:
+        """Upload again: a session that replaces another must not keep it alive through the tensors it made."""
+        with self._lock:
+            return self._put(device, name, data, upload)
+
+    def _put(self, device: str, name: str, data: TensorData, upload: Callable[[], DeviceTensor]) -> DeviceTensor:
+        made = upload()
+        self._known[device, name] = (data, weakref.ref(made))
+        return made
 
 
 class WeightStore:
@@ -41,11 +83,11 @@ class WeightStore:
 
     Attributes:
         version: grows with each change.
-        placed: the mutable parameters' copies in devices' memory.
+        placed: the copies of mutable parameters in device memory.
 
     Args:
         types: the declared type of each parameter; each has a static shape.
-        values: data some of them already have.
+        values: initial data of some of them.
 
     Raises:
         ParamError: a value is not of its declared type.
@@ -57,7 +99,7 @@ class WeightStore:
         self._values: dict[str, TensorData] = {}
         self._rounded: dict[tuple[str, DType], tuple[TensorData, TensorData]] = {}  # value, the value rounded
         self._pins: Counter[str] = Counter()
-        # A finalizer of a session may unpin in the middle of any of our own calls, hence reentrant.
+        # Reentrant: the finalizer of a session may call `unpin` during any other call.
         self._lock = threading.RLock()
         self._open_update = _OpenUpdate()
         self.placed = PlacedTensors()
@@ -66,12 +108,12 @@ class WeightStore:
 
     @classmethod
     def for_graph(cls, graph: Graph) -> WeightStore:
-        """Return the store of a graph's parameters, with the data the graph already has for them."""
+        """Return the store of a graph's parameters, with the data that the graph has for them."""
         types = {value.name: value.type for value in graph.params if isinstance(value.type, TensorType)}
         return cls(types, {name: data for name, data in graph.weights.items() if name in types})
 
     def declare_from(self, graph: Graph) -> None:
-        """Take in the parameters a graph has by now: new ones, and those whose type changed, which lose their data.
+        """Update the declared parameters to those of a graph; parameters whose type changed lose their data.
 
         Raises:
             ParamError: the graph's data for one is not of its declared type.
@@ -85,10 +127,10 @@ class WeightStore:
             self.version += 1
 
     def declare(self, name: str, kind: TensorType, data: TensorData | None = None) -> None:
-        """Add a parameter; one that is there already keeps its data.
+        """Add a parameter; a declared one keeps its data.
 
         Raises:
-            ParamError: it is there with another type, or the data is not of the type.
+            ParamError: it is declared with another type, or the data is not of the type.
         """
         with self._lock:
             known = self._types.setdefault(name, kind)
@@ -101,22 +143,43 @@ class WeightStore:
     def load_safetensors(
         self, path: str | os.PathLike[str], rename: Callable[[str], str | None] | None = None, *, strict: bool = True
     ) -> LoadReport:
-        """Give parameters the tensors of a safetensors file, as memory maps: nothing is read before it is needed.
+        """Give parameters the tensors of a safetensors file as memory maps, which are read on demand.
 
-        The file must not be changed while it is in use. All changes are one version, or none is made.
+        The file must not change while it is in use. All changes are one version; after an error none is made.
 
         Args:
             path: the file.
-            rename: name of a tensor -> name of a parameter, or None to leave the tensor out; by default they are equal.
+            rename: name of a tensor -> name of a parameter, or None to skip the tensor; by default they are equal.
             strict: whether every parameter must be in the file, and every tensor be a parameter.
 
         Raises:
             ConversionError: the file cannot be read, or is no safetensors file.
             ParamError: a tensor does not fit its parameter, two are one parameter, or, when strict, one is left over.
         """
-        from rlx_ort.execution.weight_files import load_safetensors
-
-        return load_safetensors(self, Path(path), rename, strict)
+        path = Path(path)
+        tensors, _ = read_tensors(path)
+        sources: dict[str, str] = {}
+        strangers, left_out = [], []
+        for tensor in tensors:
+            name = tensor if rename is None else rename(tensor)
+            if name is None:
+                left_out.append(tensor)
+            elif name not in self:
+                strangers.append(tensor if name == tensor else f"{tensor} (renamed to {name})")
+            elif name in sources:
+                raise ParamError(f"{path}: tensors {sources[name]!r} and {tensor!r} are both parameter {name!r}")
+            else:
+                sources[name] = tensor
+        missing = [name for name in self.names if name not in sources]
+        if strict and (missing or strangers):
+            raise ParamError(_complaint(path, missing, strangers, self.names))
+        with self.update():
+            for name, tensor in sources.items():
+                try:
+                    self.set(name, _aligned(tensors[tensor]))
+                except ParamError as err:
+                    raise ParamError(f"{path}, tensor {tensor!r}: {err}") from err
+        return LoadReport(tuple(sources), tuple(missing), (*strangers, *left_out))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -149,12 +212,11 @@ class WeightStore:
         return found
 
     def set(self, name: str, value: npt.ArrayLike | TensorData, *, cast: bool = False) -> None:
-        """Give a parameter new data; an array that its owner may still write to is copied.
+        """Give a parameter new data; writeable arrays are copied.
 
         The dtype must be the declared one, or a float type whose values the declared float type all holds, such as f16
         for f32; Python numbers and lists are judged by value. With `cast`, any numeric array is converted, rounding
-        floats where the declared type is narrower. `TensorData` and arrays that nobody can write to, such as read-only
-        memory maps, are shared.
+        floats where the declared type is narrower. `TensorData` and read-only arrays, such as memory maps, are shared.
 
         Raises:
             ParamError: no such parameter, another shape, or another dtype than declared.
@@ -203,11 +265,11 @@ class WeightStore:
     ) -> tuple[int, Mapping[str, TensorData]]:
         """Return the version and the data of some parameters, all of that one version.
 
-        Those in `stored_as` come rounded to that dtype. The rounded copy is made once for each value and shared by the
-        sessions that want it; the value itself stays as well, for sessions of another precision.
+        Those in `stored_as` come rounded to that dtype. A rounded copy is made once for each value and shared by
+        sessions; the value itself is kept too, for sessions of another precision.
 
         Raises:
-            ParamError: some of them are not set; it names them.
+            ParamError: some of them are not set; the message names them.
         """
         wanted = list(names)
         with self._lock:
@@ -220,10 +282,9 @@ class WeightStore:
 
     @contextlib.contextmanager
     def update(self) -> Iterator[None]:
-        """Group the changes this thread makes in a `with` block into one version.
+        """Group the changes of this thread in a `with` block into one version.
 
-        Nobody sees any of them before the block ends, and if it raises, none is made. Blocks may be nested; the
-        outermost one counts.
+        They become visible when the block ends; if it raises, none is made. Nested blocks join the outermost one.
         """
         outer = self._open_update.changes
         if outer is not None:
@@ -241,7 +302,7 @@ class WeightStore:
                 self.version += 1
 
     def release(self, name: str) -> None:
-        """Forget the data of a parameter, which frees its memory unless somebody else holds it.
+        """Drop the data of a parameter, which frees its memory unless something else refers to it.
 
         Raises:
             ParamError: no such parameter, or an open session uses it.
@@ -258,9 +319,7 @@ class WeightStore:
                 del self._rounded[key]
 
     def provide_rounded(self, name: str, data: TensorData) -> None:
-        """Give the store what a parameter's present value is in another dtype, which spares it the rounding.
-
-        A later value of the parameter is rounded here, as ever.
+        """Give the store a parameter's present value rounded to another dtype, so that it need not compute it.
 
         Raises:
             ParamError: no such parameter, it is not set, or the data has another shape.
@@ -269,7 +328,7 @@ class WeightStore:
         with self._lock:
             value = self._values.get(name)
             if value is None or value.shape != data.shape:
-                raise ParamError(f"parameter {name!r} has no value of shape {data.shape} that could be known rounded")
+                raise ParamError(f"parameter {name!r} has no value of shape {data.shape} to provide a rounded copy of")
             self._rounded[name, data.dtype] = (value, data)
 
     def pin(self, names: Iterable[str]) -> None:
@@ -283,7 +342,7 @@ class WeightStore:
             self._pins.subtract(tuple(names))
 
     def _in_dtype(self, name: str, dtype: DType | None) -> TensorData:
-        """Return the data of a parameter, rounded to a dtype where one is given; called with the lock held."""
+        """Return the data of a parameter, rounded to a dtype if one is given; the caller holds the lock."""
         data = self._values[name]
         if dtype is None or dtype is data.dtype:
             return data
@@ -337,12 +396,12 @@ class _OpenUpdate(threading.local):
 
 
 def _widens(source: np.dtype[Any], declared: DType) -> bool:
-    """Return whether both are floats, and the declared one holds every value of the source."""
+    """Return whether both are floats, and the declared type holds every value of the source."""
     return declared.is_float and DType.from_numpy(source).is_float and np.can_cast(source, declared.numpy, "safe")
 
 
 def _may_change(array: npt.NDArray[Any]) -> bool:
-    """Return whether anybody can write to the array's memory, through it or through what it is a view of."""
+    """Return whether the array's memory is writeable, through it or through an object that it is a view of."""
     link: object = array
     while isinstance(link, np.ndarray):
         if link.flags.writeable:
@@ -364,3 +423,23 @@ def _listed(names: Iterable[str], most: int = 8) -> str:
     found = [repr(name) for name in names]
     more = f" and {len(found) - most} more" if len(found) > most else ""
     return (", ".join(found[:most]) or "none") + more
+
+
+def _aligned(data: TensorData) -> TensorData:
+    """Return data aligned to its elements; copies it where the file's header misaligns it."""
+    step = 1 if data.dtype.is_packed else data.dtype.numpy.alignment
+    if data.buffer.ctypes.data % max(step, 1) == 0:
+        return data
+    return TensorData(data.dtype, data.shape, np.array(data.buffer))
+
+
+def _complaint(path: Path, missing: list[str], strangers: list[str], names: Iterable[str]) -> str:
+    parts = []
+    if missing:
+        parts.append(f"it has nothing for the parameters {_listed(missing)}")
+    if strangers:
+        parts.append(f"no parameter takes its tensors {_listed(strangers)}")
+        close = difflib.get_close_matches(strangers[0], list(names), n=1)
+        if close:
+            parts.append(f"did you mean {close[0]!r} by {strangers[0]!r}? `rename` maps names")
+    return f"{path}: {'; '.join(parts)}. strict=False loads what fits"

@@ -1,4 +1,4 @@
-"""Bodies: the subgraphs that ops carry, how they are written, checked against their owner, and counted.
+"""Subgraphs of ops: the bodies that control flow carries, and the graphs that composite ops stand for.
 
 A body is a `Graph` of its own. Its `Input` leaves are its formal inputs, in order; `Capture` leaves name inputs of the
 node that owns it. Weights of the enclosing graph reach a body as one or the other, never as parameters of its own.
@@ -7,19 +7,20 @@ node that owns it. Weights of the enclosing graph reach a body as one or the oth
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
 
 from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import GraphCore, Value
-from rlx_ort.ir.op import Op, OpTypes, tensor_input
-from rlx_ort.ir.ops.leaf import Input, Param, fits
-from rlx_ort.ir.shape import Shape
+from rlx_ort.ir.op import Op, OpTypes, join_dims, tensor_input
+from rlx_ort.ir.ops.leaf import Input, Param
+from rlx_ort.ir.shape import Shape, fits
 from rlx_ort.ir.types import TensorType, ValueType
 
 if TYPE_CHECKING:
     from rlx_ort.ir.graph import Graph
 
-__all__ = ["Body", "as_body", "body_results", "expect_same_type", "finer_type", "tensor_types"]
+__all__ = ["Body", "Composite", "as_body", "body_results", "expect_same_type", "finer_type", "tensor_types"]
 
 Body: TypeAlias = "Graph | Callable[..., Value | Sequence[Value]]"
 """What the builders take as a body: a graph, or a function `(graph, *inputs)` that builds one and returns results."""
@@ -69,7 +70,7 @@ def tensor_types(op: Op, types: OpTypes, what: str) -> tuple[TensorType, ...]:
 
 
 def expect_same_type(op: Op, found: ValueType, wanted: TensorType, what: str) -> None:
-    """Check that a type can be another: one dtype, one rank, no different sizes.
+    """Check that a type fits another: same dtype, same rank, no different sizes.
 
     Raises:
         GraphVerifyError: it cannot.
@@ -85,10 +86,45 @@ def expect_same_type(op: Op, found: ValueType, wanted: TensorType, what: str) ->
 
 
 def finer_type(first: TensorType, second: TensorType) -> TensorType:
-    """Return a type with each size that one of two fitting types knows; names must agree to stay."""
+    """Return a type with every size that either of two fitting types has; names stay if they agree."""
     if first.shape is None or second.shape is None:
         return first if second.shape is None else second
-    dims: list[Any] = []
-    for left, right in zip(first.shape, second.shape, strict=True):
-        dims.append(left if left == right or isinstance(left, int) else right if isinstance(right, int) else None)
+    dims = (join_dims(pair) for pair in zip(first.shape, second.shape, strict=True))
     return TensorType(first.dtype, Shape(dims))
+
+
+@dataclass(frozen=True, slots=True)
+class Composite(Op):
+    """Base of the ops that stand for a graph of other ops.
+
+    Such an op keeps its name in reports and JSON; its type, its cost and its ONNX form are those of the graph that
+    `expand` builds.
+    """
+
+    def build(self, graph: Graph, *values: Value) -> Value:
+        """Write the ops this one stands for into a graph and return the result."""
+        raise NotImplementedError(f"{type(self).__name__} does not say what it stands for")
+
+    def check(self, inputs: OpTypes) -> None:
+        """Check what `build` would report unclearly.
+
+        Raises:
+            GraphVerifyError: the inputs do not fit the op.
+        """
+
+    def expand(self, inputs: OpTypes) -> Graph:
+        """Return the graph this op stands for, with an input for each of its inputs.
+
+        Raises:
+            GraphVerifyError: the inputs do not fit the op.
+        """
+        self.check(inputs)
+        types = tensor_types(self, inputs, "a tensor")
+        try:
+            return as_body(self.build, [(f"in{place}", kind) for place, kind in enumerate(types)], self.kind)
+        except GraphVerifyError as err:
+            raise GraphVerifyError(f"{self.describe()}: {err}") from err
+
+    def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
+        """Return the type of the graph's result."""
+        return tuple(value.type for value in self.expand(inputs).outputs)

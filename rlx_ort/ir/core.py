@@ -19,7 +19,7 @@ from rlx_ort.ir.types import TensorType, ValueType
 if TYPE_CHECKING:
     from rlx_ort.ir.graph import Graph
 
-__all__ = ["GraphCore", "Node", "Ref", "Value"]
+__all__ = ["GraphCore", "Node", "Ref", "Value", "format_graph"]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -53,7 +53,7 @@ class Value:
     """A handle to one result of a node, with its type, the arithmetic operators and the common methods."""
 
     __slots__ = ("_graph", "ref")
-    __array_priority__ = 1000  # numpy leaves `array + value` to us
+    __array_priority__ = 1000  # numpy then leaves `array + value` to `__radd__`
     __array_ufunc__ = None
 
     def __init__(self, graph: GraphCore, ref: Ref) -> None:
@@ -72,7 +72,7 @@ class Value:
 
     @property
     def type(self) -> ValueType:
-        """The full type, which may be no tensor for imported nodes."""
+        """The full type; imported nodes may give other types than tensors."""
         return self.node.types[self.ref.output]
 
     @property
@@ -174,7 +174,7 @@ class Value:
 
 
 class _Added(NamedTuple):
-    """What a node was when `add_node` had checked it, by which `verify` tells nodes that were changed by hand."""
+    """A node as `add_node` checked it; `verify` compares it to find nodes that were changed by hand."""
 
     node: Node
     op: Op
@@ -185,10 +185,10 @@ class _Added(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class GraphCore:
-    """The list of nodes, the outputs, and the data of parameters that already have some.
+    """The nodes, the outputs, and the initial data of parameters.
 
     `weights` maps parameter names to their initial data; a parameter without an entry must be set before a run.
-    `metadata` and `doc` travel with an imported model. `revision` grows with each change, so caches can tell.
+    `metadata` and `doc` travel with an imported model. `revision` grows with each change, for caches.
     """
 
     graph_class: ClassVar[type[Graph]]
@@ -215,7 +215,7 @@ class GraphCore:
     ) -> tuple[Value, ...]:
         """Append a node and return its results.
 
-        `types` overrides the inferred types where an importer knows better. Names that are taken get a number.
+        `types` overrides the inferred types, for an importer with better ones. Names that are taken get a number.
 
         Raises:
             GraphVerifyError: an input belongs to another graph, or the op does not take these inputs.
@@ -224,7 +224,7 @@ class GraphCore:
         known = [None if value is None else value.type for value in inputs]
         least, most = op.arity
         if len(refs) < least or (most is not None and len(refs) > most):
-            raise GraphVerifyError(f"{op.kind} takes {_arity_text(op)} inputs, got {len(refs)}")
+            raise GraphVerifyError(f"{op.kind} takes {op.arity_text()} inputs, got {len(refs)}")
         results = tuple(op.infer(known) if types is None else types)
         node_name = self._unique(name or op.kind.lower())
         if output_names is None:
@@ -286,7 +286,7 @@ class GraphCore:
         return len(self.nodes)
 
     def _remember(self, added: _Added) -> None:
-        """Keep what a node is like as it is added; what is known of places that were changed by hand is forgotten."""
+        """Record an added node for `verify`; records of nodes that were removed or put in by hand are dropped."""
         place, known = len(self.nodes), self._added
         if len(known) > place:
             del known[place:]
@@ -319,8 +319,25 @@ def _numbered(names: Sequence[str]) -> list[str]:
     return result
 
 
-def _arity_text(op: Op) -> str:
-    least, most = op.arity
-    if most is None:
-        return f"at least {least}"
-    return str(least) if least == most else f"{least} to {most}"
+def format_graph(graph: GraphCore, indent: str = "") -> str:
+    """Return a listing of a graph: each node with its result names, op, inputs and types, bodies indented below it.
+
+    Data of weights and constants is left out.
+    """
+    lines = [f"{indent}graph {graph.name}"]
+    for node in graph.nodes:
+        results = ", ".join(f"{name or '_'}: {kind}" for name, kind in zip(node.output_names, node.types, strict=False))
+        inputs = ", ".join("_" if ref is None else _value_name(graph, ref) for ref in node.inputs)
+        lines.append(f"{indent}  {results} = {node.op.describe()}{f' ({inputs})' if inputs else ''}")
+        lines += [format_graph(body, indent + "    ") for body in node.op.bodies()]
+    outputs = ", ".join(
+        name if name == _value_name(graph, ref) else f"{name} = {_value_name(graph, ref)}"
+        for name, ref in graph._outputs
+    )
+    lines.append(f"{indent}  return {outputs}")
+    return "\n".join(lines)
+
+
+def _value_name(graph: GraphCore, ref: Ref) -> str:
+    known = 0 <= ref.node < len(graph.nodes) and 0 <= ref.output < len(graph.nodes[ref.node].output_names)
+    return (graph.nodes[ref.node].output_names[ref.output] if known else "") or f"%{ref.node}.{ref.output}"

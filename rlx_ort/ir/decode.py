@@ -1,4 +1,4 @@
-"""Reads the JSON form of a graph back, telling where the text is wrong."""
+"""Reads graphs from their JSON form; errors name the place in the text."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["Reader"]
 
 
 class Reader:
-    """Decodes graphs; `tensors` are the ones that are stored outside the text."""
+    """Decodes graphs; `tensors` are those stored outside the text."""
 
     def __init__(self, tensors: Mapping[str, TensorData]) -> None:
         self._tensors = tensors
@@ -204,7 +204,7 @@ def _bytes(item: Any, where: str) -> bytes:
 
 
 def _hints(made: type[Op]) -> Mapping[str, Any]:
-    """Return the types of an op's fields, empty where they name something that only type checkers know."""
+    """Return the types of an op's fields; empty if they name something that is imported for type checking only."""
     try:
         return typing.get_type_hints(made)
     except NameError:

@@ -1,4 +1,4 @@
-"""Named dims and their sizes: what a run's inputs say about the symbols of a graph."""
+"""Named dims and their sizes, as the inputs of a run determine them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class DimBinding(Mapping[str, int]):
 
     @classmethod
     def batch_seq(cls, batch: int, seq: int) -> DimBinding:
-        """Return a binding of `batch` and `seq`, and for several sequences of `rows`, all their tokens together."""
+        """Return a binding of `batch` and `seq`; with several sequences also of `rows`, all their tokens."""
         rows = {ROWS: batch * seq} if batch > 1 else {}
         return cls({BATCH: batch, SEQ: seq, **rows})
 
@@ -91,7 +91,7 @@ def has_dynamic_dims(graph: Graph) -> bool:
 def infer_bindings_from_inputs(graph: Graph, lengths: Mapping[str, int]) -> DimBinding:
     """Return the sizes of named dims that follow from the number of elements of each input.
 
-    Inputs that `lengths` leaves out say nothing. An array's number of elements is `array.size`.
+    Inputs may be left out. An array's number of elements is `array.size`.
 
     Raises:
         GraphVerifyError: the graph has no such input, an input has several dims without a size, its length is no
@@ -106,7 +106,7 @@ def infer_bindings_from_inputs(graph: Graph, lengths: Mapping[str, int]) -> DimB
         open_dims = [dim for dim in kind.shape if not isinstance(dim, int)]
         known = math.prod(dim for dim in kind.shape if isinstance(dim, int))
         if len(open_dims) > 1:
-            raise GraphVerifyError(f"input {name!r} is {kind}: a length alone does not tell {len(open_dims)} dims")
+            raise GraphVerifyError(f"input {name!r} is {kind}: a length alone does not determine {len(open_dims)} dims")
         if not open_dims:
             if length != known:
                 raise GraphVerifyError(f"input {name!r} is {kind} of {known} elements, got {length}")

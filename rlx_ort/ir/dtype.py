@@ -84,7 +84,7 @@ class DType(enum.Enum):
         """Return the type for a short name, long name, numpy type or DType.
 
         Raises:
-            ValueError: nothing is known by that name.
+            ValueError: no dtype has that name.
         """
         if isinstance(name, DType):
             return name
@@ -115,33 +115,18 @@ class DType(enum.Enum):
 
 
 _NUMPY: dict[DType, np.dtype[Any]] = {
-    DType.F32: np.dtype(np.float32),
-    DType.F16: np.dtype(np.float16),
-    DType.BF16: np.dtype(ml_dtypes.bfloat16),
-    DType.F64: np.dtype(np.float64),
-    DType.I8: np.dtype(np.int8),
-    DType.I16: np.dtype(np.int16),
-    DType.I32: np.dtype(np.int32),
-    DType.I64: np.dtype(np.int64),
-    DType.U8: np.dtype(np.uint8),
-    DType.U16: np.dtype(np.uint16),
-    DType.U32: np.dtype(np.uint32),
-    DType.U64: np.dtype(np.uint64),
-    DType.BOOL: np.dtype(np.bool_),
-    DType.C64: np.dtype(np.complex64),
-    DType.I4: np.dtype(ml_dtypes.int4),
-    DType.U4: np.dtype(ml_dtypes.uint4),
-    DType.F8E4M3: np.dtype(ml_dtypes.float8_e4m3fn),
-    DType.F8E5M2: np.dtype(ml_dtypes.float8_e5m2),
-    DType.C128: np.dtype(np.complex128),
-    DType.STRING: np.dtype(object),
-    DType.I2: np.dtype(ml_dtypes.int2),
-    DType.U2: np.dtype(ml_dtypes.uint2),
-    DType.F8E4M3FNUZ: np.dtype(ml_dtypes.float8_e4m3fnuz),
-    DType.F8E5M2FNUZ: np.dtype(ml_dtypes.float8_e5m2fnuz),
-    DType.F8E8M0: np.dtype(ml_dtypes.float8_e8m0fnu),
-    DType.F4E2M1: np.dtype(ml_dtypes.float4_e2m1fn),
-}
+    dtype: np.dtype(kind)
+    for dtype, kind in {
+        DType.F32: np.float32, DType.F16: np.float16, DType.BF16: ml_dtypes.bfloat16, DType.F64: np.float64,
+        DType.I8: np.int8, DType.I16: np.int16, DType.I32: np.int32, DType.I64: np.int64,
+        DType.U8: np.uint8, DType.U16: np.uint16, DType.U32: np.uint32, DType.U64: np.uint64,
+        DType.BOOL: np.bool_, DType.C64: np.complex64, DType.C128: np.complex128, DType.STRING: object,
+        DType.I4: ml_dtypes.int4, DType.U4: ml_dtypes.uint4, DType.I2: ml_dtypes.int2, DType.U2: ml_dtypes.uint2,
+        DType.F8E4M3: ml_dtypes.float8_e4m3fn, DType.F8E5M2: ml_dtypes.float8_e5m2,
+        DType.F8E4M3FNUZ: ml_dtypes.float8_e4m3fnuz, DType.F8E5M2FNUZ: ml_dtypes.float8_e5m2fnuz,
+        DType.F8E8M0: ml_dtypes.float8_e8m0fnu, DType.F4E2M1: ml_dtypes.float4_e2m1fn,
+    }.items()
+}  # fmt: skip
 _FROM_NUMPY = {dtype: name for name, dtype in _NUMPY.items()}
 _SUB_BYTE = {DType.I4: 4, DType.U4: 4, DType.F4E2M1: 4, DType.I2: 2, DType.U2: 2}
 _LONG_NAMES = {
@@ -163,8 +148,8 @@ _RANK = {
 def promote(lhs: DType, rhs: DType) -> DType:
     """Return the type a binary op on two types computes in.
 
-    Equal types stay. f16 with bf16 is f32. An integer with a float is f64 where either side needs it (f64, i64 or
-    u64), else f32. Otherwise the wider class wins and a tie keeps the left type.
+    Equal types stay. f16 with bf16 is f32. An integer with a float is f64 if either is f64, i64 or u64,
+    else f32. Otherwise the wider class wins and a tie keeps the left type.
 
     Raises:
         ValueError: one of the types takes no part in arithmetic.

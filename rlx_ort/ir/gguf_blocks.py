@@ -1,4 +1,4 @@
-"""The block formats of GGUF weight files, and their numbers in numpy.
+"""The block formats of GGUF weight files, and their dequantisation in numpy.
 
 A row of k weights is k / elements blocks, one after the other. The layouts are those of GGML's `block_*` structures:
 https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h
@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx_ort.errors import GraphVerifyError
-from rlx_ort.ir.infer import known_name
+from rlx_ort.ir.op import known_name
 
 __all__ = ["GGUF_FORMATS", "BlockFormat", "block_format", "dequantize_blocks"]
 
@@ -65,9 +65,7 @@ def block_format(name: str) -> BlockFormat:
     Raises:
         GraphVerifyError: there is no such format.
     """
-    plain = name.strip().lower().replace("-", "_")
-    short = {known.replace("_", ""): known for known in GGUF_FORMATS}
-    return GGUF_FORMATS[known_name("GGUF format", short.get(plain.replace("_", ""), plain), tuple(GGUF_FORMATS))]
+    return GGUF_FORMATS[known_name("GGUF format", name, tuple(GGUF_FORMATS))]
 
 
 def dequantize_blocks(name: str, raw: npt.ArrayLike) -> _Floats:
@@ -96,7 +94,7 @@ def _nibbles(codes: _Bytes) -> _Bytes:
 
 
 def _spread(scales: npt.NDArray[np.float32], elements: int) -> _Floats:
-    """Return each scale as often as it counts."""
+    """Repeat each scale for the elements it applies to."""
     return np.repeat(scales, elements // scales.shape[1], axis=1)
 
 
@@ -132,7 +130,8 @@ def _q3_k(blocks: _Bytes) -> _Floats:
     pairs = np.array([0, 2, 4, 6], np.uint8).reshape(1, 4, 1)
     top = ((packed[:, None, 8:] >> pairs) & 3).reshape(-1, 16)
     scales = (low | (top << 4)).astype(np.float32) - np.float32(32)
-    return _spread(_half(blocks[:, 108:110]) * scales, 256) * (codes + 4 * high - np.float32(4))
+    scaled = (_half(blocks[:, 108:110]) * scales).astype(np.float32, copy=False)
+    return _spread(scaled, 256) * (codes + 4 * high - np.float32(4))
 
 
 def _scales_and_mins(packed: _Bytes) -> tuple[_Floats, _Floats]:

@@ -9,10 +9,8 @@ from rlx_ort.ir.ops.attention import AttentionBuilders
 from rlx_ort.ir.ops.blocks import BlockBuilders
 from rlx_ort.ir.ops.control import ControlBuilders
 from rlx_ort.ir.ops.conv import ConvBuilders
-from rlx_ort.ir.ops.custom import CustomBuilders
 from rlx_ort.ir.ops.dequant import DequantBuilders
 from rlx_ort.ir.ops.elementwise import ElementwiseBuilders
-from rlx_ort.ir.ops.fused import FusedBuilders
 from rlx_ort.ir.ops.indexing import IndexingBuilders
 from rlx_ort.ir.ops.linalg import LinalgBuilders
 from rlx_ort.ir.ops.moe import MoeBuilders
@@ -24,8 +22,6 @@ from rlx_ort.ir.ops.sample import SampleBuilders
 from rlx_ort.ir.ops.sequence import SequenceBuilders
 from rlx_ort.ir.ops.shape import ShapeBuilders
 from rlx_ort.ir.ops.signal import SignalBuilders
-from rlx_ort.ir.ops.solve import SolveBuilders
-from rlx_ort.ir.ops.volume import VolumeBuilders
 from rlx_ort.ir.rewrite import bind_dims
 
 __all__ = ["Graph", "Node", "Ref", "Value"]
@@ -41,20 +37,20 @@ class Graph(
     ConvBuilders,
     AttentionBuilders,
     ControlBuilders,
-    CustomBuilders,
     SequenceBuilders,
     SampleBuilders,
     QuantBuilders,
     DequantBuilders,
     MoeBuilders,
-    SolveBuilders,
     IndexingBuilders,
     BlockBuilders,
-    FusedBuilders,
-    VolumeBuilders,
     OnnxBuilders,
 ):
     """A computation: inputs and weights, ops in topological order, and outputs.
+
+    Each op has a builder, a method that adds a node and returns its value. Builders take values, and numbers and
+    arrays, which become constants. The node's `name` and a declared `shape` are keywords of every builder of one value.
+    A builder raises `GraphVerifyError` if its arguments do not fit the op or each other.
 
     Example:
         >>> g = Graph("mlp")

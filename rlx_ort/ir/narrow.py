@@ -1,4 +1,4 @@
-"""Rounds tensors to a narrower float type, at once or when they are asked for."""
+"""Tensors rounded to a narrower float type, at once or when they are read."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _SMALL_BYTES = 1 << 20  # smaller tensors are rounded at once
 def narrowed(data: TensorData, dtype: DType) -> TensorData:
     """Return the tensor in another float type; a copy, unless it already is of that type.
 
-    Finite numbers that the type cannot hold become the largest it can: -1e9 in a mask is -65504 in f16, as minus
-    infinity would turn a row in which all is masked into NaN. Infinities stay.
+    Finite numbers out of range are clamped: -1e9 in a mask becomes -65504 in f16, because minus infinity would turn a
+    fully masked row into NaN. Infinities stay.
     """
     return data if data.dtype is dtype else TensorData.from_array(_rounded(data.numpy(), dtype), dtype)
 
 
 def narrowed_later(data: TensorData, dtype: DType) -> TensorData:
-    """Return what `narrowed` does, computed when it is read where the tensor is large."""
+    """Return the result of `narrowed`; a large tensor is rounded when it is read."""
     if data.dtype is dtype or dtype.nbytes(data.num_elements) < _SMALL_BYTES:
         return narrowed(data, dtype)
     return NarrowedTensor(data, dtype)
@@ -36,8 +36,8 @@ def narrowed_later(data: TensorData, dtype: DType) -> TensorData:
 class NarrowedTensor(TensorData):
     """A tensor that is rounded each time it is read, so that neither form of a large model is in memory as a whole.
 
-    `pieces` holds one piece; `buffer` and `numpy` compute the whole tensor anew. What it is made from is kept alive,
-    its map of a file too. A copy or pickle of it is a plain tensor.
+    `pieces` holds one piece in memory; `buffer` and `numpy` compute the whole tensor each time. The original stays
+    alive, with its map of a file. A copy or pickle is a plain tensor.
     """
 
     __slots__ = ("_wide",)
@@ -64,7 +64,7 @@ class NarrowedTensor(TensorData):
         return self.dtype.nbytes(self.num_elements)
 
     def pieces(self) -> Iterator[memoryview]:
-        """Yield the bytes in order, rounded from a piece of the original each; see `TensorData.pieces`."""
+        """Yield the bytes in order, one rounded piece of the original at a time; see `TensorData.pieces`."""
         for values in values_of(self._wide):
             yield TensorData.from_array(_rounded(values, self.dtype), self.dtype).buffer.data
 
@@ -77,7 +77,7 @@ def values_of(data: TensorData) -> Iterator[npt.NDArray[Any]]:
     size = data.dtype.numpy.itemsize
     rest = b""
     for piece in data.pieces():
-        whole = rest + piece if rest else piece  # a file may give fewer bytes than asked for
+        whole = rest + piece if rest else piece  # a read may return fewer bytes than requested
         count = len(whole) // size
         rest = bytes(whole[count * size :])
         yield TensorData(data.dtype, (count,), np.frombuffer(whole[: count * size], np.uint8)).numpy()

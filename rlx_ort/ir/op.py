@@ -1,22 +1,41 @@
-"""What an op is: a frozen dataclass that knows its result types. Families live in `rlx_ort.ir.ops`.
+"""What an op is, and the checks that ops share. Families live in `rlx_ort.ir.ops`.
 
 To add an op: write its dataclass and its builder in a family file, and one lowering in `rlx_ort.converters.to_onnx`.
+
+The checks of `Op` raise `GraphVerifyError` with the op's kind, what it needs and what it got.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import difflib
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from rlx_ort.errors import GraphVerifyError
-from rlx_ort.ir.shape import Shape
+from rlx_ort.ir.shape import Dim, Shape, broadcast_shapes
 from rlx_ort.ir.types import TensorType, ValueType
 
 if TYPE_CHECKING:
+    from rlx_ort.ir.dtype import DType
     from rlx_ort.ir.graph import Graph
 
-__all__ = ["Op", "OpTypes", "op_class", "op_kinds"]
+__all__ = [
+    "Op",
+    "OpTypes",
+    "Sizes",
+    "counts",
+    "join_dims",
+    "known_name",
+    "known_shape",
+    "op_class",
+    "op_kinds",
+    "pair",
+    "reshaped",
+    "tensor_input",
+]
 
 OpTypes: TypeAlias = Sequence["ValueType | None"]
 """Types of an op's inputs; None stands for an optional input that is absent."""
@@ -28,18 +47,33 @@ _classes: dict[str, type[Op]] = {}
 class Op:
     """Base of every op. A subclass is a frozen dataclass whose fields are the op's attributes.
 
-    `kind` is the op's name in reports, JSON and claim sets; it defaults to the class name. A subclass registers
-    itself by being defined.
+    `kind` is the op's name in reports, JSON and claim sets; it defaults to the class name. A subclass is registered
+    when it is defined. Its type rule is declared in one of two ways:
+
+    - An op whose inputs are all tensors, with one result, names its inputs in the class line and defines `result`::
+
+          class Gather(Op, operands="table indices"):
+              def result(self, table: TensorType, indices: TensorType) -> TensorType: ...
+
+      A name that ends in `?` is an input that may be left out. Without a `result`, the op has the type of its first
+      input.
+    - Any other op sets `arity` and defines `infer`.
     """
 
     kind: ClassVar[str] = ""
     arity: ClassVar[tuple[int, int | None]] = (0, None)
     """Smallest and largest number of inputs; None for no limit."""
+    operands: ClassVar[tuple[str, ...]] = ()
+    """Names of the inputs, as messages print them."""
 
-    def __init_subclass__(cls) -> None:
-        """Make the op known by its kind; a second class for a kind replaces the first, as dataclass slots need."""
+    def __init_subclass__(cls, operands: str = "") -> None:
+        """Register the op by its kind. A second class replaces the first, since dataclass slots make a new class."""
         if "kind" not in cls.__dict__:
             cls.kind = cls.__name__
+        if operands:
+            names = operands.split()
+            cls.operands = tuple(name.rstrip("?") for name in names)
+            cls.arity = (sum(not name.endswith("?") for name in names), len(names))
         _classes[cls.kind] = cls
 
     def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
@@ -48,7 +82,23 @@ class Op:
         Raises:
             GraphVerifyError: the inputs do not fit the op; the message says which and why.
         """
-        raise NotImplementedError(f"{type(self).__name__} does not infer its result")
+        tensors = [value for value in inputs if isinstance(value, TensorType)]
+        if self.operands and self.arity[0] <= len(tensors) == len(inputs) <= len(self.operands):
+            return (self.result(*tensors),)
+        if not self.operands:
+            raise NotImplementedError(f"{type(self).__name__} does not infer its result")
+        for place, name in enumerate(self.operands[: max(len(inputs), self.arity[0])]):
+            tensor_input(self, inputs, place, name)  # raises for an input that is absent or no tensor
+        raise GraphVerifyError(f"{self.kind} takes {self.arity_text()} inputs, got {len(inputs)}")
+
+    def result(self, *operands: Any, **options: Any) -> TensorType:
+        """Return the type of the one result, given the types of the operands.
+
+        Raises:
+            GraphVerifyError: the operands do not fit the op.
+        """
+        first: TensorType = operands[0]
+        return first
 
     @property
     def is_leaf(self) -> bool:
@@ -62,6 +112,77 @@ class Op:
     def describe(self) -> str:
         """Return the op with its attributes, as messages and reports print it."""
         return repr(self)
+
+    @classmethod
+    def arity_text(cls) -> str:
+        """Return the number of inputs the op takes, as messages print it."""
+        least, most = cls.arity
+        return f"at least {least}" if most is None else str(least) if least == most else f"{least} to {most}"
+
+    def normal_axis(self, axis: int, rank: int) -> int:
+        """Return `axis` counted from the front."""
+        if not -rank <= axis < rank:
+            raise GraphVerifyError(f"{self.kind} has axis {axis}, but its input has rank {rank}")
+        return axis % rank
+
+    def axis_tuple(self, axes: Iterable[int], rank: int) -> tuple[int, ...]:
+        """Return axes counted from the front, in order."""
+        found = tuple(self.normal_axis(axis, rank) for axis in axes)
+        if len(set(found)) != len(found):
+            raise GraphVerifyError(f"{self.kind} names an axis twice: {tuple(axes)}")
+        return found
+
+    def same_dtype(self, *operands: TensorType, names: Sequence[str] = ()) -> DType:
+        """Return the dtype that operands share; `names` are those of the op unless given."""
+        if any(value.dtype is not operands[0].dtype for value in operands):
+            found = ", ".join(
+                f"{name} {value.dtype.value}" for name, value in zip(names or self.operands, operands, strict=False)
+            )
+            raise GraphVerifyError(f"{self.kind} needs inputs of one dtype, got {found}; cast them first")
+        return operands[0].dtype
+
+    def expect_float(self, value: TensorType, name: str) -> None:
+        """Check that a tensor holds real floating-point numbers."""
+        if not value.dtype.is_float:
+            raise GraphVerifyError(
+                f"{self.describe()} needs floating-point numbers, {name} is {value.dtype.value}; cast it"
+            )
+
+    def expect_number(self, value: TensorType, name: str = "the input") -> None:
+        """Check that a tensor holds integers or real floating-point numbers."""
+        if not (value.dtype.is_float or value.dtype.is_integer):
+            raise GraphVerifyError(f"{self.kind} takes numbers, not {value.dtype.value}; cast {name} first")
+
+    def expect_indices(self, value: TensorType, name: str) -> None:
+        """Check that a tensor holds integers, or floats, whose fraction is dropped."""
+        if not (value.dtype.is_float or value.dtype.is_integer):
+            raise GraphVerifyError(f"{self.kind} needs integers as {name}, got {value.dtype.value}")
+
+    def expect_rank(self, value: TensorType, ranks: Sequence[int], name: str) -> Shape:
+        """Return the shape of a tensor that must have one of the given ranks."""
+        if value.shape is None or value.shape.rank not in ranks:
+            wanted = " or ".join(map(str, ranks))
+            raise GraphVerifyError(f"{self.kind} needs its input {name} with rank {wanted}, got {value}")
+        return value.shape
+
+    def expect_dim(self, found: Dim, wanted: Dim, what: str) -> None:
+        """Check that two dimensions can be equal; a symbol fits any size."""
+        if isinstance(found, int) and isinstance(wanted, int) and found != wanted:
+            raise GraphVerifyError(f"{self.kind} needs {what} to be {wanted}, got {found}")
+
+    def expect_dims(self, found: Sequence[Dim], wanted: Sequence[Dim], name: str) -> None:
+        """Check the dimensions of an input of the right rank one by one; see `expect_dim`."""
+        for place, (dim, other) in enumerate(zip(found, wanted, strict=True)):
+            self.expect_dim(dim, other, f"dimension {place} of {name}")
+
+    def broadcast(self, shapes: Sequence[Shape | None]) -> Shape | None:
+        """Return the broadcast shape, None when a rank is unknown."""
+        known = [shape for shape in shapes if shape is not None]
+        try:
+            result = broadcast_shapes(known)
+        except ValueError as err:
+            raise GraphVerifyError(f"{self.kind}: {err}") from err
+        return result if len(known) == len(shapes) else None
 
 
 def op_class(kind: str) -> type[Op]:
@@ -79,11 +200,7 @@ def op_kinds() -> tuple[str, ...]:
 
 
 def tensor_input(op: Op, inputs: OpTypes, index: int, name: str) -> TensorType:
-    """Return input `index` as a tensor type.
-
-    Raises:
-        GraphVerifyError: it is absent or no tensor.
-    """
+    """Return input `index` as a tensor type."""
     value = inputs[index] if index < len(inputs) else None
     if not isinstance(value, TensorType):
         raise GraphVerifyError(f"{op.kind} needs a tensor as input {index} ({name}), got {value or 'nothing'}")
@@ -91,22 +208,82 @@ def tensor_input(op: Op, inputs: OpTypes, index: int, name: str) -> TensorType:
 
 
 def known_shape(op: Op, value: TensorType, name: str) -> Shape:
-    """Return the shape of a tensor type.
-
-    Raises:
-        GraphVerifyError: its rank is unknown.
-    """
+    """Return the shape of a tensor type."""
     if value.shape is None:
         raise GraphVerifyError(f"{op.kind} needs the rank of its input {name}; give the value a shape first")
     return value.shape
 
 
-def normal_axis(op: Op, axis: int, rank: int) -> int:
-    """Return `axis` counted from the front.
+def known_name(what: str, name: str, known: Sequence[str]) -> str:
+    """Return the entry of `known` that matches a name; case, hyphens and underscores are ignored."""
+    plain = name.strip().lower().replace("-", "_")
+    for candidate in known:
+        if candidate.replace("_", "") == plain.replace("_", ""):
+            return candidate
+    close = difflib.get_close_matches(plain, known, n=1)
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    raise GraphVerifyError(f"unknown {what} {name!r}; {hint}known: {', '.join(known)}")
 
-    Raises:
-        GraphVerifyError: the tensor has no such axis.
+
+Sizes: TypeAlias = int | Sequence[int]
+"""An attribute of windows: one number for all axes, or one for each axis."""
+
+
+def counts(what: str, value: Sizes, rank: int, least: int = 0) -> tuple[int, ...]:
+    """Return an attribute as one number for each of `rank` axes; one number given stands for all of them."""
+    numbers = (value,) * rank if isinstance(value, int) else tuple(int(number) for number in value)
+    if len(numbers) != rank or min(numbers, default=least) < least:
+        raise GraphVerifyError(f"{what} must be one or {rank} whole numbers of at least {least}, got {value}")
+    return numbers
+
+
+def pair(what: str, value: Sizes, least: int = 0) -> tuple[int, int]:
+    """Return (height, width) of an attribute given as one number or two; see `counts`."""
+    height, width = counts(what, value, 2, least)
+    return height, width
+
+
+def join_dims(dims: Iterable[Dim]) -> Dim:
+    """Return the one dimension that equal dimensions share: a size if one is known, else a name if all agree."""
+    found = list(dict.fromkeys(dims))
+    sizes = [dim for dim in found if isinstance(dim, int)]
+    if sizes:
+        return sizes[0]
+    return found[0] if len(found) == 1 else None
+
+
+def reshaped(op: Op, source: Shape | None, target: Sequence[Dim]) -> Shape:
+    """Return the shape of a reshape to `target`, in which one dimension may be -1 or None and is computed.
+
+    Symbols on both sides cancel, so `("batch", 12)` to `("batch", -1, 4)` gives 3 for the open dimension.
     """
-    if not -rank <= axis < rank:
-        raise GraphVerifyError(f"{op.kind} has axis {axis}, but its input has rank {rank}")
-    return axis % rank
+    open_places = [place for place, dim in enumerate(target) if dim is None or dim == -1]
+    if len(open_places) > 1:
+        raise GraphVerifyError(f"{op.kind} to {list(target)}: at most one dimension may be -1")
+    dims = [dim for place, dim in enumerate(target) if place not in open_places]
+    if any(isinstance(dim, int) and dim < 0 for dim in dims):
+        raise GraphVerifyError(f"{op.kind} to {list(target)}: a dimension is a size, a symbol or -1")
+    open_dim = None if source is None else _left_over(op, source, dims, bool(open_places))
+    return Shape(open_dim if place in open_places else dim for place, dim in enumerate(target))
+
+
+def _left_over(op: Op, source: Shape, dims: Sequence[Dim], is_open: bool) -> Dim:
+    """Return `source` divided by `dims`, None when the quotient is unknown."""
+    if not is_open and source == tuple(dims):
+        return None
+    before = Counter(dim for dim in source if not isinstance(dim, int))
+    after = Counter(dim for dim in dims if not isinstance(dim, int))
+    only_before, only_after = before - after, after - before
+    size = math.prod(dim for dim in source if isinstance(dim, int))
+    divisor = math.prod(dim for dim in dims if isinstance(dim, int))
+    if None in before or only_after or sum(only_before.values()) > 1:
+        return None
+    if only_before:
+        return next(iter(only_before)) if is_open and size == divisor else None
+    fits = (divisor != 0 and size % divisor == 0) if is_open else size == divisor
+    if not fits:
+        hint = "; -1 cannot be told for an empty tensor, give its size" if is_open and size == divisor == 0 else ""
+        raise GraphVerifyError(
+            f"{op.kind} cannot turn {source} into {Shape(dims)}{' with -1' if is_open else ''}{hint}"
+        )
+    return size // divisor if is_open else None

@@ -11,7 +11,7 @@ from rlx_ort.ir.core import GraphCore, Node, Ref
 from rlx_ort.ir.op import Op
 from rlx_ort.ir.ops.leaf import Input, Param
 from rlx_ort.ir.ops.shape import Expand, Reshape
-from rlx_ort.ir.shape import Dim, Shape
+from rlx_ort.ir.shape import Dim, refined
 from rlx_ort.ir.types import MapType, OptionalType, SequenceType, TensorType, ValueType
 
 __all__ = ["bind_dims", "eliminate_dead_code", "empty_like", "live_nodes"]
@@ -20,9 +20,9 @@ GraphT = TypeVar("GraphT", bound=GraphCore)
 
 
 def bind_dims(graph: GraphT, sizes: Mapping[str, int]) -> GraphT:
-    """Return a copy in which the named dims that `sizes` knows have those sizes; node ids and names stay.
+    """Return a copy in which the named dims that are keys of `sizes` have those sizes; node ids and names stay.
 
-    Types are inferred anew, so dimensions that follow from the bound ones get sizes too. Weights are shared.
+    Types are inferred again, so dimensions that follow from the bound ones get sizes too. Weights are shared.
 
     Raises:
         GraphVerifyError: the sizes do not fit the graph; the message names the node.
@@ -52,7 +52,7 @@ def live_nodes(graph: GraphCore) -> set[int]:
 
 
 def eliminate_dead_code(graph: GraphT) -> GraphT:
-    """Return a copy without the nodes that no output needs; inputs of the graph stay, ids are given anew."""
+    """Return a copy without the nodes that no output needs; inputs of the graph stay, nodes are renumbered."""
     live = live_nodes(graph)
     kept = [node for node in graph.nodes if node.id in live or isinstance(node.op, Input)]
     places = {node.id: place for place, node in enumerate(kept)}
@@ -116,10 +116,9 @@ def _bind_type(value: ValueType, sizes: Mapping[str, int]) -> ValueType:
 
 
 def _finer(declared: ValueType, inferred: ValueType) -> ValueType:
-    """Return the declared type with the sizes that inference knows better."""
+    """Return the declared type with the sizes that only inference has."""
     if not isinstance(declared, TensorType) or not isinstance(inferred, TensorType):
         return declared
     if declared.shape is None or inferred.shape is None or declared.shape.rank != inferred.shape.rank:
         return declared if inferred.shape is None else TensorType(declared.dtype, declared.shape or inferred.shape)
-    pairs = zip(declared.shape, inferred.shape, strict=True)
-    return TensorType(declared.dtype, Shape(old if isinstance(old, int) or new is None else new for old, new in pairs))
+    return TensorType(declared.dtype, refined(declared.shape, inferred.shape))

@@ -1,7 +1,7 @@
 """Graphs as JSON with a schema version; weights and constants above 1 KB go to a safetensors file beside it.
 
 The encoding walks the fields of the op dataclasses, so a new op needs nothing here. Values that JSON lacks are
-objects with one key that begins with `$`.
+written as objects with one key that begins with `$`.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from rlx_ort.storage import write_atomic
 __all__ = ["FORMAT", "SCHEMA", "from_json", "load_json", "save_json", "to_json"]
 
 FORMAT = "rlx_ort graph"
-"""What the `format` entry of a graph file says."""
+"""Value of the `format` entry of a graph file."""
 SCHEMA = 1
-"""Version of the encoding; a reader takes its own and older ones."""
+"""Version of the encoding; its own and older versions can be read."""
 
 _INLINE_BYTES = 1024
 
 
 def to_json(graph: Graph) -> tuple[str, dict[str, TensorData]]:
-    """Return a graph as JSON text, and the tensors that the text only names.
+    """Return a graph as JSON text, and the large tensors, which the text refers to by name.
 
     Raises:
         ConversionError: an op holds a value that has no encoding.
@@ -117,7 +117,7 @@ def _document(text: str, source: str) -> dict[str, Any]:
         raise ConversionError(message) from err
     except RecursionError as err:
         raise ConversionError(f"{source} is nested too deeply for a graph") from err
-    except ValueError as err:  # a whole number with more digits than Python reads
+    except ValueError as err:  # an integer with more digits than Python parses
         raise ConversionError(f"{source} is no graph: {err}") from err
     if not isinstance(document, dict) or document.get("format") != FORMAT or "graph" not in document:
         raise ConversionError(f'{source} is no graph: it does not say "format": {FORMAT!r}')

@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
-__all__ = ["Dim", "Shape", "broadcast_shapes"]
+__all__ = ["Dim", "Shape", "broadcast_shapes", "fits", "refined"]
 
 Dim: TypeAlias = "int | str | None"
-"""A size, a named symbol such as `"batch"`, or None for a size nothing is known about."""
+"""A size, a named symbol such as `"batch"`, or None for an unknown size."""
 
 
 class Shape(tuple[Dim, ...]):
@@ -57,7 +57,7 @@ class Shape(tuple[Dim, ...]):
         return tuple(dim for dim in self if isinstance(dim, int))
 
     def bind(self, sizes: Mapping[str, int]) -> Shape:
-        """Return the shape with each symbol that `sizes` knows replaced by its size."""
+        """Return the shape with each symbol that is a key of `sizes` replaced by its size."""
         return Shape(sizes.get(dim, dim) if isinstance(dim, str) else dim for dim in self)
 
     def __str__(self) -> str:
@@ -68,7 +68,7 @@ class Shape(tuple[Dim, ...]):
 
 
 def broadcast_shapes(shapes: Sequence[Shape]) -> Shape:
-    """Return the shape that numpy's broadcasting gives; a symbol against another size is taken to fit.
+    """Return the shape that numpy's broadcasting gives; a symbol fits any size.
 
     Raises:
         ValueError: two sizes differ and neither is 1.
@@ -79,6 +79,20 @@ def broadcast_shapes(shapes: Sequence[Shape]) -> Shape:
         return Shape(_broadcast_dims(dims) for dims in zip(*padded, strict=True))
     except ValueError:
         raise ValueError(f"shapes {' and '.join(map(str, shapes))} do not broadcast") from None
+
+
+def fits(inferred: Shape, declared: Shape) -> bool:
+    """Return whether a declared shape can be the inferred one: equal sizes, symbols and unknown sizes fit anything."""
+    return inferred.rank == declared.rank and all(
+        not (isinstance(old, int) and isinstance(new, int)) or old == new
+        for old, new in zip(inferred, declared, strict=True)
+    )
+
+
+def refined(declared: Shape, inferred: Shape) -> Shape:
+    """Return the inferred shape with the declared sizes, and with declared names where inference has none."""
+    pairs = zip(declared, inferred, strict=True)
+    return Shape(stated if isinstance(stated, int) or found is None else found for stated, found in pairs)
 
 
 def _broadcast_dims(dims: tuple[Dim, ...]) -> Dim:

@@ -1,7 +1,6 @@
 """Tensor data as ONNX stores it: little-endian, C-contiguous, sub-byte types packed.
 
-This is the one form weights and constants have everywhere in `rlx_ort`, because it is the form ONNX Runtime can
-borrow without a copy.
+Weights and constants have this form everywhere in `rlx_ort`, because ONNX Runtime can borrow it without a copy.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from rlx_ort.ir.dtype import DType
 __all__ = ["PIECE_BYTES", "FileRange", "TensorData"]
 
 PIECE_BYTES = 8 << 20
-"""A piece of a tensor on its way from file to file."""
+"""Size of the pieces in which a tensor is copied from file to file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +32,9 @@ class FileRange:
     Attributes:
         path: the file, absolute.
         offset: first byte.
-        stamp: what told the file from others when it was mapped; see `stamp_of`.
-        pinned: whether the mapped bytes themselves must be used and the path not be opened again, since it is those
-            bytes that were verified.
+        stamp: identity of the file when it was mapped; see `stamp_of`.
+        pinned: whether only the mapped bytes may be used, because they were verified; the path must not be opened
+            again.
     """
 
     path: str
@@ -58,7 +57,7 @@ class FileRange:
 
     @property
     def replaced(self) -> bool:
-        """Whether the path is another file's by now, or nobody's; a map of the old file still has its bytes."""
+        """Whether the path names another file or none; a map of the old file still has its bytes."""
         try:
             return self.stamp_of(os.stat(self.path))[:2] != self.stamp[:2]  # noqa: PTH116  # as above
         except OSError:
@@ -70,8 +69,8 @@ class TensorData:
     """A dtype, a static shape and the bytes of the elements.
 
     `buffer` is one-dimensional uint8 of exactly `nbytes` bytes and may be a memory map; for strings it is an object
-    array. It must not be changed while anything uses it. `source` tells where a memory map comes from, for engines
-    that would rather map the file themselves.
+    array. It must not be changed while anything uses it. `source` is where a memory map comes from, for engines that
+    map the file themselves.
     """
 
     dtype: DType
@@ -136,7 +135,7 @@ class TensorData:
     def pieces(self) -> Iterator[memoryview]:
         """Yield the bytes in order, at most 8 MiB at a time; use each before asking for the next.
 
-        Those of a file are read from it: going through a map would leave all its pages in the process's memory.
+        The bytes of a mapped file are read from the file, since reading the map would keep all its pages in memory.
 
         Raises:
             ConversionError: the file was written to since it was mapped.
@@ -147,7 +146,7 @@ class TensorData:
             view = np.ascontiguousarray(self.buffer).data
             yield from (view[start : start + PIECE_BYTES] for start in range(0, len(view), PIECE_BYTES))
             return
-        if not source.unchanged:  # the map may end the process: pages behind the new end of the file cannot be read
+        if not source.unchanged:  # reading the map behind the new end of the file would end the process
             raise ConversionError(f"{source.path} was written to since it was opened; convert again from the start")
         piece = memoryview(bytearray(min(PIECE_BYTES, self.nbytes)))
         left = self.nbytes

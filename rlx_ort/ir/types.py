@@ -55,7 +55,7 @@ class MapType:
 
 @dataclass(frozen=True, slots=True)
 class UnknownType:
-    """A value whose type nothing could infer, as after a node of a domain nobody here knows."""
+    """A value whose type cannot be inferred, such as the result of a node of an unknown domain."""
 
     def __str__(self) -> str:
         return "?"

@@ -1,17 +1,17 @@
-"""`verify`: what is wrong with a graph, each problem with the node's name and a remedy."""
+"""`verify`: the problems of a graph, each with the node's name and a remedy."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import GraphCore, Node, Ref
 from rlx_ort.ir.op import Op
-from rlx_ort.ir.ops.leaf import Capture, Input, Param, fits
+from rlx_ort.ir.ops.leaf import Capture, Input, Param
 from rlx_ort.ir.ops.onnx import OnnxNode
 from rlx_ort.ir.ops.refused import Refused
-from rlx_ort.ir.shape import Shape
+from rlx_ort.ir.shape import Shape, fits
 from rlx_ort.ir.types import TensorType, UnknownType, ValueType
 
 __all__ = ["Problem", "check", "verify"]
@@ -24,7 +24,7 @@ class Problem:
     Attributes:
         message: what is wrong, with the names of the node and the graph.
         remedy: what to do about it.
-        node: the node's id in its graph, None when the graph as a whole is meant.
+        node: the node's id in its graph, None for a problem of the whole graph.
     """
 
     message: str
@@ -36,7 +36,7 @@ class Problem:
 
 
 def verify(graph: GraphCore) -> list[Problem]:
-    """Return every problem of a graph and of the bodies in it, in node order; an empty list means it is sound."""
+    """Return every problem of a graph and of the bodies in it, in node order; none if it is valid."""
     return list(_problems(graph, ""))
 
 
@@ -57,8 +57,8 @@ def _problems(graph: GraphCore, owner: str) -> Iterator[Problem]:
     kinds = {type(node.op) for node in graph.nodes}
     unsure = _unsure_places(graph, kinds)
     for place, node in enumerate(graph.nodes if unsure or Capture in kinds else ()):
-        if place in unsure and not _is_sound(graph, node, place):
-            yield from _node_problems(graph, node, place, f"{owner}{node}")
+        if place in unsure:
+            yield from _node_problems(graph, node, place, owner)
         if isinstance(node.op, Capture) and not owner:
             yield Problem(f"{node} captures a value, but its graph is no body", "use an input instead", place)
         for body in node.op.bodies():
@@ -68,10 +68,10 @@ def _problems(graph: GraphCore, owner: str) -> Iterator[Problem]:
 
 
 def _unsure_places(graph: GraphCore, kinds: Collection[type[Op]]) -> Collection[int]:
-    """Return the places of nodes that are to be looked at: those whose types were not inferred when they were added.
+    """Return the places of the nodes to check: those whose types were not inferred when they were added.
 
-    At the others `add_node` checked all that `_is_sound` looks for. Where any node was changed or put in by hand, every
-    node is looked at: what is after a changed one may rely on what that was before.
+    `add_node` has checked the others. If any node was changed or put in by hand, every node is checked, because the
+    nodes after it may rely on what it was before.
     """
     every = range(len(graph.nodes))
     if len(graph._added) != len(graph.nodes):
@@ -96,44 +96,53 @@ def _unsure_places(graph: GraphCore, kinds: Collection[type[Op]]) -> Collection[
     return found
 
 
-def _is_sound(graph: GraphCore, node: Node, place: int) -> bool:
-    """Return True for a node that `_node_problems` would find nothing wrong with: a quick look that words no message.
+def _node_problems(graph: GraphCore, node: Node, place: int, owner: str) -> list[Problem]:
+    found: list[Problem] = []
 
-    False means that it is worth a closer look.
-    """
+    def report(message: str, remedy: str) -> None:
+        found.append(Problem(f"{owner}{node}{message}", remedy, place))
+
     least, most = node.op.arity
-    if node.id != place or len(node.inputs) < least or (most is not None and len(node.inputs) > most):
-        return False
+    if len(node.inputs) < least or (most is not None and len(node.inputs) > most):
+        report(f" takes {node.op.arity_text()} inputs and has {len(node.inputs)}", "connect the right number")
     inputs: list[ValueType | None] = []
-    for ref in node.inputs:
-        if ref is None:
-            inputs.append(None)
-            continue
-        if not 0 <= ref.node < place or not 0 <= ref.output < len(graph.nodes[ref.node].types):
-            return False
-        inputs.append(graph.nodes[ref.node].types[ref.output])
+    for index, ref in enumerate(node.inputs):
+        trouble = _ref_trouble(graph, ref, place) if ref is not None else ""
+        if trouble:
+            report(f": input {index} {trouble}", "refer to a result of an earlier node")
+        else:
+            inputs.append(None if ref is None else graph.nodes[ref.node].types[ref.output])
+    if not found:
+        _check_types(node, inputs, report)
+    if node.id != place:
+        report(f" stands at place {place}", "build graphs with add_node, which numbers them")
+    return found
+
+
+def _check_types(node: Node, inputs: Sequence[ValueType | None], report: Callable[[str, str], None]) -> None:
+    if len(node.output_names) != len(node.types):
+        report(f" has {len(node.types)} results and {len(node.output_names)} names for them", "name each result")
+    if isinstance(node.op, Refused):
+        report(f" does not run: {node.op.reason}", node.op.remedy)
+        return
     try:
         inferred = node.op.infer(inputs)
-    except GraphVerifyError:
-        return False
-    if len(inferred) != len(node.types) or len(node.output_names) != len(node.types):
-        return False
-    return all(map(_agree, inferred, node.types))
-
-
-def _node_problems(graph: GraphCore, node: Node, place: int, label: str) -> Iterator[Problem]:
-    if node.id != place:
-        yield Problem(f"{label} stands at place {place}", "build graphs with add_node, which numbers them", place)
-    broken = list(_input_problems(graph, node, place, label))
-    yield from broken
-    if not broken:
-        yield from _type_problems(graph, node, label)
+    except GraphVerifyError as err:
+        report(f" does not take its inputs: {err}", "change the inputs or the attributes")
+        return
+    if len(inferred) != len(node.types):
+        message = f" declares {len(node.types)} results, the op has {len(inferred)}"
+        report(message, "rebuild the node with its builder")
+        return
+    for index, (wanted, declared) in enumerate(zip(inferred, node.types, strict=True)):
+        if not _agree(wanted, declared):
+            message = f" declares result {index} as {declared}, its inputs give {wanted}"
+            report(message, "correct the declared type, or rebuild the node after changing its inputs")
 
 
 def _name_problems(graph: GraphCore, owner: str) -> Iterator[Problem]:
     where = f"{owner}graph {graph.name!r}"
-    if not _names_differ(graph):
-        yield from _clashes(graph, where)
+    yield from _clashes(graph, where)
     params = {node.op.name: node for node in graph.nodes if isinstance(node.op, Param)} if graph.weights else {}
     for name, tensor in graph.weights.items():
         if name not in params:
@@ -146,51 +155,24 @@ def _name_problems(graph: GraphCore, owner: str) -> Iterator[Problem]:
             yield Problem(message, "give it data of the declared type", params[name].id)
 
 
-def _names_differ(graph: GraphCore) -> bool:
-    """Return True where `_clashes` would find nothing: a quick look, as at nodes."""
-    nodes = {node.name for node in graph.nodes}
-    values = [name for node in graph.nodes for name in node.output_names if name]
-    leaves = [node.op.name for node in graph.nodes if type(node.op) is Param or type(node.op) is Input]
-    return (
-        len(nodes) == len(graph.nodes)
-        and all(nodes)
-        and len(set(values)) == len(values)
-        and len(set(leaves)) == len(leaves)
-    )
-
-
 def _clashes(graph: GraphCore, where: str) -> Iterator[Problem]:
-    node_names: dict[str, int] = {}
-    value_names: dict[str, int] = {}
-    leaf_names: dict[str, int] = {}
+    """Yield a problem for each name that two nodes, two results, or two inputs or parameters have."""
+    nodes: dict[str, int] = {}
+    values: dict[str, int] = {}
+    leaves: dict[str, int] = {}
     for node in graph.nodes:
-        if not node.name or node.name in node_names:
-            other = f"node {node_names[node.name]} has the same name" if node.name else "it has no name"
+        if nodes.setdefault(node.name, node.id) != node.id or not node.name:
+            other = f"node {nodes[node.name]} has the same name" if node.name else "it has no name"
             yield Problem(f"{where}: node {node.id} {node.name!r}: {other}", "give it a name of its own", node.id)
-        node_names.setdefault(node.name, node.id)
-        for name in filter(None, node.output_names):
-            if name in value_names:
-                message = f"{where}: {node} and node {value_names[name]} both have a result named {name!r}"
+        for name in node.output_names:
+            if name in values:
+                message = f"{where}: {node} and node {values[name]} both have a result named {name!r}"
                 yield Problem(message, "give each result a name of its own", node.id)
-            value_names.setdefault(name, node.id)
-        if isinstance(node.op, (Input, Param)):
-            if node.op.name in leaf_names:
-                message = f"{where}: {node} and node {leaf_names[node.op.name]} are both fed as {node.op.name!r}"
-                yield Problem(message, "rename one of them", node.id)
-            leaf_names.setdefault(node.op.name, node.id)
-
-
-def _input_problems(graph: GraphCore, node: Node, place: int, label: str) -> Iterator[Problem]:
-    least, most = node.op.arity
-    if len(node.inputs) < least or (most is not None and len(node.inputs) > most):
-        wanted = str(least) if least == most else f"{least} to {most}" if most is not None else f"at least {least}"
-        yield Problem(f"{label} takes {wanted} inputs and has {len(node.inputs)}", "connect the right number", place)
-    for index, ref in enumerate(node.inputs):
-        if ref is None:
-            continue
-        trouble = _ref_trouble(graph, ref, place)
-        if trouble:
-            yield Problem(f"{label}: input {index} {trouble}", "refer to a result of an earlier node", place)
+            elif name:
+                values[name] = node.id
+        if isinstance(node.op, (Input, Param)) and leaves.setdefault(node.op.name, node.id) != node.id:
+            message = f"{where}: {node} and node {leaves[node.op.name]} are both fed as {node.op.name!r}"
+            yield Problem(message, "rename one of them", node.id)
 
 
 def _ref_trouble(graph: GraphCore, ref: Ref, before: int) -> str:
@@ -202,31 +184,8 @@ def _ref_trouble(graph: GraphCore, ref: Ref, before: int) -> str:
     return f"is result {ref.output} of node {ref.node}, which has {results}" if not 0 <= ref.output < results else ""
 
 
-def _type_problems(graph: GraphCore, node: Node, label: str) -> Iterator[Problem]:
-    if len(node.output_names) != len(node.types):
-        message = f"{label} has {len(node.types)} results and {len(node.output_names)} names for them"
-        yield Problem(message, "name each result", node.id)
-    if isinstance(node.op, Refused):
-        yield Problem(f"{label} does not run: {node.op.reason}", node.op.remedy, node.id)
-        return
-    inputs = [None if ref is None else graph.nodes[ref.node].types[ref.output] for ref in node.inputs]
-    try:
-        inferred = node.op.infer(inputs)
-    except GraphVerifyError as err:
-        yield Problem(f"{label} does not take its inputs: {err}", "change the inputs or the attributes", node.id)
-        return
-    if len(inferred) != len(node.types):
-        message = f"{label} declares {len(node.types)} results, the op has {len(inferred)}"
-        yield Problem(message, "rebuild the node with its builder", node.id)
-        return
-    for index, (wanted, declared) in enumerate(zip(inferred, node.types, strict=True)):
-        if not _agree(wanted, declared):
-            message = f"{label} declares result {index} as {declared}, its inputs give {wanted}"
-            yield Problem(message, "correct the declared type, or rebuild the node after changing its inputs", node.id)
-
-
 def _agree(inferred: ValueType, declared: ValueType) -> bool:
-    """Return whether a declared type can be the inferred one: a shape may be finer or coarser, a scalar may be (1,)."""
+    """Return whether a declared type fits the inferred one; shapes may leave dims open, and a scalar may be (1,)."""
     if inferred is declared or isinstance(inferred, UnknownType):
         return True
     if not isinstance(inferred, TensorType) or not isinstance(declared, TensorType):

@@ -1,7 +1,7 @@
-"""Finds the values of two models that should be equal: by name, else by the structure above them, else by order.
+"""Pairs the values of two models that should be equal: by name, else by the structure above them, else by order.
 
-A conversion may rename values, insert casts and quantisation, and replace an operator by another. Structure is
-compared without what does not change a value's meaning, so most values keep a counterpart.
+A conversion may rename values, insert casts and quantisation, and replace operators. The structure is compared without
+casts and quantisation, so most values keep a counterpart.
 """
 
 from __future__ import annotations
@@ -9,15 +9,13 @@ from __future__ import annotations
 import difflib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import onnx
+import onnx
 
 __all__ = ["Pairing", "nearest", "pair_values"]
 
 _PASSING = {"Cast", "Identity", "QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"}
-"""Operators that stand for their first input: conversions of precision put them in and take them out."""
+"""Operators that keep the meaning of their first input: conversions of precision insert and remove them."""
 
 _DISAGREE = 1 / 3
 _MOST_ALIGNED = 5_000  # nodes; difflib's time grows with the square
@@ -29,8 +27,8 @@ Pairing = dict[str, str]
 def pair_values(a: onnx.GraphProto, b: onnx.GraphProto) -> Pairing:
     """Return the values of the main graph of `a`, in its order, that have a counterpart in `b`.
 
-    Names are trusted if most nodes behind equal names are of one kind: quantising changes a few. If a third is not, the
-    names mean nothing, as in two exports that number their values, and structure decides.
+    Names are trusted if at least two thirds of the equal names belong to equal operators: quantising changes a few. Two
+    exports that number their values have equal names without meaning, and are paired by structure.
     """
     ops_a, ops_b = dict(_values(a)), dict(_values(b))
     common = [name for name in ops_a if name in ops_b]
@@ -46,7 +44,7 @@ def pair_values(a: onnx.GraphProto, b: onnx.GraphProto) -> Pairing:
 
 
 def _values(graph: onnx.GraphProto) -> Iterator[tuple[str, str]]:
-    """Yield (value, operator behind it) in order; a second result has its number in the operator."""
+    """Yield (value, operator and output index that compute it) in order."""
     for node in graph.node:
         for index, name in enumerate(node.output):
             if name and node.op_type != "Constant":
@@ -54,7 +52,7 @@ def _values(graph: onnx.GraphProto) -> Iterator[tuple[str, str]]:
 
 
 def _by_structure(a: onnx.GraphProto, b: onnx.GraphProto) -> Iterator[tuple[str, str]]:
-    """Yield values that are made by the same operators from the same inputs, the n-th of one with the n-th of other."""
+    """Yield pairs of values computed by the same operators from the same inputs, those of one structure in order."""
     known: dict[object, int] = {}
     groups: tuple[dict[int, list[str]], dict[int, list[str]]] = (defaultdict(list), defaultdict(list))
     for graph, group in zip((a, b), groups, strict=True):
@@ -62,14 +60,14 @@ def _by_structure(a: onnx.GraphProto, b: onnx.GraphProto) -> Iterator[tuple[str,
             group[key].append(name)
     for key, names in groups[0].items():
         others = groups[1].get(key, [])
-        if len(names) == len(others):  # a group that lost or gained a member cannot be counted through
+        if len(names) == len(others):  # with another number of members, the order identifies none of them
             yield from zip(names, others, strict=True)
 
 
 def _structure(graph: onnx.GraphProto, known: dict[object, int]) -> dict[str, int]:
-    """Return value -> number of its structure; equal numbers mean equal operators above it, attributes left out.
+    """Return value -> number of its structure; equal numbers mean equal operators above it, whatever their attributes.
 
-    Only the last value of a chain of passing operators is listed for it, since all of the chain have one number.
+    Outputs of passing operators are not listed, since they have the number of their input.
     """
     numbers: dict[str, int] = {}
     weights = {tensor.name for tensor in graph.initializer}
@@ -82,7 +80,7 @@ def _structure(graph: onnx.GraphProto, known: dict[object, int]) -> dict[str, in
         if node.op_type in _PASSING and node.input and node.input[0] in numbers:
             numbers[node.output[0]] = numbers[node.input[0]]
             continue
-        # weights are left out: they may be merged, split, or packed together with their scales
+        # weights are ignored: they may be merged, split, or packed together with their scales
         inputs = tuple(numbers[name] for name in node.input if name in numbers)
         for index, name in enumerate(node.output):
             if name:
@@ -92,7 +90,7 @@ def _structure(graph: onnx.GraphProto, known: dict[object, int]) -> dict[str, in
 
 
 def _by_order(a: Sequence[tuple[str, str]], b: Sequence[tuple[str, str]]) -> Iterator[tuple[str, str]]:
-    """Yield the values of operators that stand in the same order in both."""
+    """Yield the values of operators that occur in the same order in both."""
     left = [row for row in a if row[1].split(".")[-2] not in _PASSING]
     right = [row for row in b if row[1].split(".")[-2] not in _PASSING]
     ops_a, ops_b = [op for _, op in left], [op for _, op in right]
@@ -126,7 +124,7 @@ def nearest(graph: onnx.GraphProto, paired: Mapping[str, str]) -> dict[str, tupl
 
 
 def _reads(node: onnx.NodeProto) -> Iterator[str]:
-    """Yield what a node reads, what its bodies capture included; their own names do no harm."""
+    """Yield the values that a node reads, including those inside its bodies, whose own names match nothing."""
     yield from node.input
     for attribute in node.attribute:
         for graph in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):

@@ -1,8 +1,8 @@
-"""`bisect`: the first node at which two models, or two devices, part.
+"""`bisect`: the first node at which two models, or two devices, diverge.
 
-Every value inside both models becomes an output, as many at a time as memory allows, and each pair of counterparts is
-compared. A node is to blame when what it reads agrees and what it writes does not. Between precisions or devices
-everything differs a little, so there the node is named at which the error grows most.
+The values inside both models become outputs, as many at a time as memory allows, and each pair of counterparts is
+compared. A node is the cause if its inputs agree and an output does not. Between precisions or devices all values
+differ a little; there the cause is the node at which the error grows most.
 """
 
 from __future__ import annotations
@@ -10,53 +10,50 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+import onnx
 
+from rlx_ort.converters.bundle import ModelBundle, location_of
+from rlx_ort.converters.infer import infer_proto
 from rlx_ort.device import Device
 from rlx_ort.errors import ConversionError
+from rlx_ort.ir.types import TensorType
 from rlx_ort.options.compile_options import CompileOptions, OptimizationLevel
 from rlx_ort.parity.align import Pairing, nearest, pair_values
-from rlx_ort.parity.causes import Producer, causes, producers
 from rlx_ort.parity.compare import renamed_inputs
 from rlx_ort.parity.metrics import Difference, Tolerance, difference
-from rlx_ort.parity.opening import OrtFormatFile, as_model, open_model
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import onnx
-
-    from rlx_ort.converters.bundle import ModelBundle
-    from rlx_ort.ir.graph import Graph
+from rlx_ort.parity.opening import ModelSource, OrtFormatFile, as_model, open_model
 
 __all__ = ["BATCH_BYTES", "Divergence", "bisect"]
 
 BATCH_BYTES = 256 << 20
-"""Values that are held at a time, by their estimated size: those of one side, while the other side runs."""
+"""Estimated bytes of values to hold at a time: those of one side, while the other side runs."""
 
 _UNKNOWN_BYTES = 1 << 20
-_LARGEST = 2.0  # of a relative difference
-_NEARLY_EXACT = 1e-6  # rounding of f32 in kernels of one engine that see another order
+_LARGEST = 2.0  # relative difference
+_NEARLY_EXACT = 1e-6  # rounding of f32 in another order of summation
+_MOST_SHOWN = 60
 
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """Where two models part.
+    """The node at which two models diverge.
 
     Attributes:
-        node: the name of the node, of its first output if it has none.
+        node: the name of the node, or of its first output if it has none.
         op_type: its operator.
         output: the value that differs.
-        other_node: its counterpart in the second model, by the same rule.
+        other_node: the name of its counterpart in the second model.
         other_output: the counterpart of the value.
-        found: how far the two values are apart.
-        before: the largest relative difference among what it is computed from.
-        causes: what differs in the nodes themselves: operator, attributes, weights; empty where the arithmetic does.
-        between: nodes of the first model before it whose values have no counterpart, so one of them may be to blame.
-        compared: how many values were compared.
-        optimized: whether it only shows when the engine optimises the models.
+        found: the difference of the two values.
+        before: the largest relative difference among the values that it is computed from.
+        causes: the differences of the nodes in operator, attributes and weights; empty if only the arithmetic differs.
+        between: nodes before it whose values have no counterpart, so that one of them may be the cause.
+        compared: the number of values compared.
+        optimized: whether the divergence needs the engine's optimisation of the models.
     """
 
     node: str
@@ -73,8 +70,8 @@ class Divergence:
 
 
 def bisect(
-    a: ModelBundle | OrtFormatFile | Graph | onnx.ModelProto | str | Path,
-    b: ModelBundle | OrtFormatFile | Graph | onnx.ModelProto | str | Path,
+    a: ModelSource,
+    b: ModelSource,
     inputs: Mapping[str, Any],
     *,
     devices: tuple[Device | str, Device | str] = ("cpu", "cpu"),
@@ -82,23 +79,22 @@ def bisect(
     options: CompileOptions | None = None,
     batch_bytes: int = BATCH_BYTES,
 ) -> Divergence | None:
-    """Return the first node at which two models part on the given inputs, or None where none does.
+    """Return the first node at which two models diverge on the given inputs, or None if none does.
 
-    Opens one session of each model for every batch of values; without optimisation first, so that each node of the
-    file is there, and as `options` say where that shows nothing. Nodes in bodies are not looked into: their owner is
-    named.
+    Opens one session of each model for every batch of values: first without optimisation, so that each node of the
+    file runs, then with that of `options` if no node was found. For nodes in bodies their owner is named.
 
     Args:
         a: the reference.
-        b: what is compared with it; may be the same model, on another device.
-        inputs: name -> array, as `Comparison.inputs` has them.
-        devices: where each runs.
-        tolerance: what counts as equal.
+        b: the model to compare with it; may be the same, on another device.
+        inputs: name -> array, see `Comparison.inputs`.
+        devices: the device of each.
+        tolerance: the largest accepted difference.
         options: how the sessions are opened.
         batch_bytes: the most bytes of values to hold of one side.
 
     Raises:
-        ConversionError: a model is in ONNX Runtime's own format, which does not show its nodes.
+        ConversionError: a model is in ONNX Runtime's own format, whose nodes are not accessible.
         EngineError: a session or a run failed.
     """
     first = as_model(a)
@@ -115,7 +111,7 @@ def bisect(
 
 
 class _Search:
-    """One search; keeps what both levels of optimisation need."""
+    """The data that the searches with and without optimisation share."""
 
     def __init__(
         self,
@@ -130,12 +126,12 @@ class _Search:
         self._batch_bytes = batch_bytes
         self._pairs: Pairing = pair_values(a.proto.graph, b.proto.graph)
         self._above = nearest(a.proto.graph, self._pairs)
-        self._producers = (producers(a.proto.graph), producers(b.proto.graph))
+        self._producers = (_producers(a.proto.graph), _producers(b.proto.graph))
         loosest = 0.0 if tolerance.cosine is None else math.sqrt(max(0.0, 2 * (1 - tolerance.cosine)))
         self._allowed = loosest if tolerance.relative_l2 is None else tolerance.relative_l2
 
     def run(self, options: CompileOptions, *, optimized: bool = False) -> Divergence | None:
-        """Compare every pair and return the node to blame."""
+        """Compare every pair of values and return the divergence."""
         found: dict[str, Difference] = {}
         noisy = self._devices[0] != self._devices[1]
         for batch in self._batches():
@@ -148,31 +144,25 @@ class _Search:
         return None if blamed is None else self._divergence(blamed, found, optimized)
 
     def _first(self, found: Mapping[str, Difference]) -> str | None:
-        """Return the first value that differs though all it is computed from agrees."""
+        """Return the value at which the first difference beyond the tolerance begins, which may be below it."""
+        name = next((name for name, gap in found.items() if gap.size > self._allowed), None)
         clean = min(self._allowed, _NEARLY_EXACT)
-        for name, gap in found.items():
-            if gap.size > self._allowed:
-                return self._rooted(name, found, clean)
-        return None
-
-    def _rooted(self, name: str, found: Mapping[str, Difference], clean: float) -> str:
-        """Follow a difference upwards to where it comes from: it may begin below the tolerance."""
-        while True:
+        while name is not None:
             sources = [source for source in self._above[name][0] if source in found and found[source].size > clean]
             if not sources:
                 return name
             name = max(sources, key=lambda source: found[source].size)
+        return None
 
     def _steepest(self, found: Mapping[str, Difference]) -> str | None:
         """Return the value at which the error grows most, among those beyond the tolerance."""
         floor = max(self._allowed / 10, _NEARLY_EXACT)
-        best, growth = None, 0.0
-        for name, gap in found.items():
-            if gap.size > self._allowed:
-                grown = min(gap.size, _LARGEST) / max(self._before(name, found), floor)
-                if grown > growth:
-                    best, growth = name, grown
-        return best
+
+        def growth(name: str) -> float:
+            return min(found[name].size, _LARGEST) / max(self._before(name, found), floor)
+
+        differing = [name for name, gap in found.items() if gap.size > self._allowed]
+        return max(differing, key=growth, default=None)
 
     def _before(self, name: str, found: Mapping[str, Difference]) -> float:
         sizes = [min(found[source].size, _LARGEST) for source in self._above[name][0] if source in found]
@@ -182,24 +172,21 @@ class _Search:
         other = self._pairs[name]
         mine, theirs = self._producers[0][name], self._producers[1][other]
         return Divergence(
-            node=mine.label,
-            op_type=mine.node.op_type,
+            node=_label(mine),
+            op_type=mine.op_type,
             output=name,
-            other_node=theirs.label,
+            other_node=_label(theirs),
             other_output=other,
             found=found[name],
             before=self._before(name, found),
-            causes=self._causes(mine, theirs),
+            causes=() if self._a is self._b else _causes(self._a, mine, self._b, theirs),
             between=self._above[name][1],
             compared=len(found),
             optimized=optimized,
         )
 
-    def _causes(self, mine: Producer, theirs: Producer) -> tuple[str, ...]:
-        return () if self._a is self._b else causes(self._a, mine, self._b, theirs)
-
     def _batches(self) -> Iterator[list[str]]:
-        """Yield paired values in order, so many that their estimated bytes stay below the limit."""
+        """Yield paired values in order, in batches whose estimated bytes stay below the limit."""
         sizes = _estimated_bytes(self._a, self._inputs)
         batch: list[str] = []
         total = 0
@@ -214,7 +201,7 @@ class _Search:
             yield batch
 
     def _compared(self, batch: Sequence[str], options: CompileOptions) -> Iterator[tuple[str, Difference, bool]]:
-        """Yield (value, difference, whether both have one dtype) for a batch; lists and maps are passed over."""
+        """Yield (value, difference, whether both have one dtype) for a batch, except for lists and maps."""
         others = [self._pairs[name] for name in batch]
         with open_model(self._a, self._devices[0], options, extra_outputs=batch) as opened:
             left = opened.run(self._inputs, batch)
@@ -225,13 +212,17 @@ class _Search:
                 yield name, difference(x, y), x.dtype == y.dtype
 
 
+def _producers(graph: onnx.GraphProto) -> dict[str, onnx.NodeProto]:
+    """Return value -> the node of the main graph that computes it."""
+    return {name: node for node in graph.node for name in node.output if name}
+
+
+def _label(node: onnx.NodeProto) -> str:
+    return node.name or next(filter(None, node.output), "")
+
+
 def _estimated_bytes(model: ModelBundle, inputs: Mapping[str, Any]) -> dict[str, int]:
-    """Return value -> bytes, for those whose shape ONNX infers from the shapes of the inputs."""
-    import onnx
-
-    from rlx_ort.converters.to_onnx.infer import infer_proto
-    from rlx_ort.ir.types import TensorType
-
+    """Return value -> bytes, for values whose shape ONNX infers from the shapes of the inputs."""
     proto = onnx.ModelProto()
     proto.CopyFrom(model.proto)
     for value in proto.graph.input:
@@ -246,3 +237,83 @@ def _estimated_bytes(model: ModelBundle, inputs: Mapping[str, Any]) -> dict[str,
         if isinstance(kind, TensorType) and count is not None:
             found[name] = kind.dtype.nbytes(count)
     return found
+
+
+def _causes(a: ModelBundle, mine: onnx.NodeProto, b: ModelBundle, theirs: onnx.NodeProto) -> tuple[str, ...]:
+    """Return the differences of two nodes, each as a sentence; reads the weights of both."""
+    if (mine.domain, mine.op_type) != (theirs.domain, theirs.op_type):
+        return (f"the operator is {mine.op_type} in one and {theirs.op_type} in the other",)
+    return (*_attributes(mine, theirs), *_weights(a, mine, b, theirs))
+
+
+def _attributes(mine: onnx.NodeProto, theirs: onnx.NodeProto) -> Iterator[str]:
+    left, right = _by_name(mine), _by_name(theirs)
+    defaults = _defaults(mine)
+    for name in sorted(left.keys() | right.keys()):
+        one, other = left.get(name, defaults.get(name)), right.get(name, defaults.get(name))
+        if one is None or other is None or _plain(one) != _plain(other):
+            yield f"attribute {name!r} is {_shown(one)} in one and {_shown(other)} in the other"
+
+
+def _by_name(node: onnx.NodeProto) -> dict[str, onnx.AttributeProto]:
+    return {attribute.name: attribute for attribute in node.attribute}
+
+
+def _defaults(node: onnx.NodeProto) -> dict[str, onnx.AttributeProto]:
+    """Return the defaults of a node's attributes, from the newest schema, since defaults hardly ever change."""
+    try:
+        schema = onnx.defs.get_schema(node.op_type, domain=node.domain)
+    except onnx.defs.SchemaError:
+        return {}
+    found = {name: attribute.default_value for name, attribute in schema.attributes.items()}
+    return {name: value for name, value in found.items() if value.type}
+
+
+def _plain(attribute: onnx.AttributeProto) -> bytes:
+    """Return the value of an attribute without its documentation."""
+    copy = onnx.AttributeProto()
+    copy.CopyFrom(attribute)
+    copy.ClearField("doc_string")
+    data: bytes = copy.SerializeToString(deterministic=True)
+    return data
+
+
+def _shown(attribute: onnx.AttributeProto | None) -> str:
+    if attribute is None:
+        return "not given"
+    if attribute.type in (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS, onnx.AttributeProto.TENSOR):
+        return "another value"
+    text = str(onnx.helper.get_attribute_value(attribute))
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
+
+
+def _weights(a: ModelBundle, mine: onnx.NodeProto, b: ModelBundle, theirs: onnx.NodeProto) -> Iterator[str]:
+    left, right = _constants(a), _constants(b)
+    for one, other in zip(mine.input, theirs.input, strict=False):
+        if one not in left or other not in right:
+            continue
+        x, y = _array(a, left[one]), _array(b, right[other])
+        if x.shape != y.shape:
+            yield f"weight {one!r} has the shape {list(x.shape)} in one and {list(y.shape)} in the other"
+        elif not np.array_equal(x, y):
+            count = int(np.count_nonzero(x != y))
+            gap = difference(x, y).max_abs
+            yield f"weight {one!r} differs in {count} of {x.size} elements, by {gap:.3g} at most"
+    if len(mine.input) != len(theirs.input):
+        yield f"it has {len(mine.input)} inputs in one and {len(theirs.input)} in the other"
+
+
+def _constants(model: ModelBundle) -> Mapping[str, onnx.TensorProto]:
+    found = {tensor.name: tensor for tensor in model.proto.graph.initializer}
+    for node in model.proto.graph.node:
+        if node.op_type == "Constant":
+            found.update((node.output[0], item.t) for item in node.attribute if item.name == "value")
+    return found
+
+
+def _array(model: ModelBundle, tensor: onnx.TensorProto) -> npt.NDArray[Any]:
+    data = model.weights.get(location_of(tensor))
+    if data is not None and tensor.data_location == onnx.TensorProto.EXTERNAL:
+        return data.numpy()
+    array: npt.NDArray[Any] = onnx.numpy_helper.to_array(tensor)
+    return array

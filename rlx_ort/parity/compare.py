@@ -1,27 +1,22 @@
-"""`compare`: run two models, or one model on two devices, on the same inputs, and say how far they are apart."""
+"""`compare`: runs two models, or one model on two devices, on the same inputs, and measures the differences."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from rlx_ort.converters.bundle import ModelBundle
 from rlx_ort.device import Device
 from rlx_ort.errors import EngineError, InputError
+from rlx_ort.execution.placement import Placement
+from rlx_ort.ir.types import TensorType, ValueType
 from rlx_ort.options.compile_options import CompileOptions
 from rlx_ort.parity.inputs import SEED, random_inputs, size_choices
 from rlx_ort.parity.metrics import Difference, Tolerance, difference
-from rlx_ort.parity.opening import OpenModel, OrtFormatFile, as_model, open_model
-
-if TYPE_CHECKING:
-    import onnx
-
-    from rlx_ort.converters.bundle import ModelBundle
-    from rlx_ort.execution.placement import Placement
-    from rlx_ort.ir.graph import Graph
+from rlx_ort.parity.opening import ModelSource, OpenModel, OrtFormatFile, as_model, open_model
 
 __all__ = [
     "Comparison",
@@ -37,15 +32,15 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class OutputDifference:
-    """One output of both sides.
+    """One output of both models.
 
     Attributes:
-        name: the reference's name for it, with an index or key where it is a list or a map.
-        other_name: what the other side calls it.
-        dtypes: element types of both.
-        shape: shape on the reference's side.
-        found: how far they are apart.
-        ok: whether that is within the tolerance.
+        name: its name in the reference, with an index or key for an element of a list or map.
+        other_name: its name in the other model.
+        dtypes: the element types of both.
+        shape: the shape in the reference.
+        found: the difference.
+        ok: whether the difference is within the tolerance.
     """
 
     name: str
@@ -58,16 +53,16 @@ class OutputDifference:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What `compare` found.
+    """The result of `compare`.
 
     Attributes:
         outputs: one entry per output, in the reference's order.
-        tolerance: what was allowed.
-        inputs: the inputs that both were run on.
-        assumed: named dim -> the size it was given because nobody said one; empty for given inputs.
-        seed: of random inputs; None for given ones.
-        devices: labels of both devices.
-        placements: where the nodes of both were.
+        tolerance: the largest accepted difference.
+        inputs: the inputs of both runs.
+        assumed: named dim -> default size that random inputs got; empty for given inputs.
+        seed: the seed of random inputs; None for given ones.
+        devices: the labels of both devices.
+        placements: the placements of both sessions.
     """
 
     outputs: tuple[OutputDifference, ...]
@@ -85,21 +80,16 @@ class Comparison:
 
     @property
     def worst(self) -> OutputDifference | None:
-        """The output that is furthest off, None for a model without outputs."""
+        """The output with the largest difference, None for a model without outputs."""
         return max(self.outputs, key=lambda output: (not output.ok, output.found.size), default=None)
 
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """A model's answer to some inputs, kept while the model itself is closed.
+    """The outputs of a model, kept after its session is closed; see `Comparison` for the other attributes.
 
     Attributes:
-        inputs: what it was run on.
-        assumed: named dim -> size that nobody gave.
-        seed: of random inputs, None for given ones.
-        outputs: (name, value) of each output, lists and maps taken apart.
-        device: label of the device.
-        placement: where its nodes were.
+        outputs: (name, value) of each output, or of each element of lists and maps.
     """
 
     inputs: Mapping[str, Any]
@@ -111,8 +101,8 @@ class Reference:
 
 
 def compare(
-    a: ModelBundle | OrtFormatFile | Graph | onnx.ModelProto | str | Path,
-    b: ModelBundle | OrtFormatFile | Graph | onnx.ModelProto | str | Path,
+    a: ModelSource,
+    b: ModelSource,
     *,
     devices: tuple[Device | str, Device | str] = ("cpu", "cpu"),
     inputs: Mapping[str, Any] | None = None,
@@ -123,22 +113,22 @@ def compare(
 ) -> Comparison:
     """Run `a` and then `b` on the same inputs and return the difference of each output.
 
-    Outputs are matched by name, else by position. Models run as they stand, without being rewritten first. Only one
-    session is open at a time, and the outputs of `a` are held while `b` runs.
+    Outputs are matched by name, else by position. Models are not rewritten first. Only one session is open at a time,
+    and the outputs of `a` are held while `b` runs.
 
     Args:
         a: the reference.
-        b: what is compared with it; may be the same model.
-        devices: where each runs.
+        b: the model to compare with it; may be the same.
+        devices: the device of each.
         inputs: name -> array; random ones by default, see `random_inputs`.
         dims: named dim -> size of random inputs.
-        tolerance: what counts as equal; 1e-5 relative by default, for f32 on one device.
+        tolerance: the largest accepted difference; 1e-5 relative by default, for f32 on one device.
         options: how both sessions are opened.
-        seed: of random inputs.
+        seed: the seed of random inputs.
 
     Raises:
         ConversionError: a file cannot be read.
-        InputError: the inputs do not fit, or the two have not the same outputs.
+        InputError: the inputs do not fit, or the outputs cannot be matched.
         DeviceUnavailableError: a device does not work here.
         EngineError: a session or a run failed.
     """
@@ -158,21 +148,23 @@ def reference_run(
     options: CompileOptions | None = None,
     seed: int = SEED,
 ) -> Reference:
-    """Run a model once and keep its answer; the session is closed again.
+    """Run a model once and return its outputs; the session is closed again.
 
-    Without inputs, random ones are made up; where a model does not take the sizes that were assumed, smaller ones are
-    tried.
+    Without inputs, random ones are generated; if the model refuses their default sizes, smaller ones are tried.
 
     Raises:
-        InputError: the inputs do not fit the model, or none can be made up for it.
+        InputError: the inputs do not fit the model, or none can be generated for it.
         EngineError: the session or the run failed.
     """
     with open_model(model, device, options) as opened:
         if inputs is not None:
-            feeds = _given(opened, inputs, model.origin)
-            return _reference(opened, feeds, {}, None, device)
+            missing = [name for name in opened.input_types if name not in inputs]
+            if missing:
+                wanted = ", ".join(opened.input_types)
+                raise InputError(f"{model.origin} needs the inputs {wanted}; not given: {', '.join(missing)}")
+            return _reference(opened, {name: inputs[name] for name in opened.input_types}, {}, None, device)
         if isinstance(model, OrtFormatFile):
-            raise InputError(f"{model.path} does not tell what its inputs index; give inputs in an npz file")
+            raise InputError(f"{model.path} does not show what its inputs index; give inputs in an npz file")
         failures: list[tuple[Mapping[str, int], EngineError]] = []
         for assume in size_choices():
             made = random_inputs(model, dims, seed=seed, assume=assume)
@@ -183,7 +175,7 @@ def reference_run(
         assumed, failure = failures[0]
         sizes = ", ".join(f"{name}={size}" for name, size in assumed.items()) or "all sizes known"
         raise EngineError(
-            f"{model.origin} does not run on made-up inputs ({sizes}): {failure}\n"
+            f"{model.origin} does not run on generated inputs ({sizes}): {failure}\n"
             "  give the sizes of its named dims, or inputs in an npz file"
         ) from failure
 
@@ -199,7 +191,7 @@ def compare_to(
     """Run a model on the inputs of a reference and return the difference of each output.
 
     Raises:
-        InputError: the model has not the inputs or the outputs of the reference.
+        InputError: the model does not have the inputs or the outputs of the reference.
         EngineError: the session or the run failed.
     """
     allowed = tolerance or Tolerance()
@@ -225,7 +217,7 @@ def compare_to(
 
 
 def flattened(names: Sequence[str], values: Sequence[Any]) -> tuple[tuple[str, Any], ...]:
-    """Return outputs as (name, array); lists and maps become one entry per element, absent ones none."""
+    """Return outputs as (name, array); lists and maps become one entry per element, absent optionals none."""
     flat: list[tuple[str, Any]] = []
     for name, value in zip(names, values, strict=True):
         if isinstance(value, list):
@@ -245,15 +237,8 @@ def _reference(
     return Reference(feeds, assumed, seed, outputs, Device(device).label, opened.placement)
 
 
-def _given(opened: OpenModel, inputs: Mapping[str, Any], origin: str) -> dict[str, Any]:
-    missing = [name for name in opened.input_types if name not in inputs]
-    if missing:
-        raise InputError(f"{origin} needs the inputs {', '.join(opened.input_types)}; not given: {', '.join(missing)}")
-    return {name: inputs[name] for name in opened.input_types}
-
-
 def renamed_inputs(opened: OpenModel, inputs: Mapping[str, Any], origin: str) -> dict[str, Any]:
-    """Return the inputs under the names and dtypes of another model: by name if all are there, else by position.
+    """Return the inputs with the names and dtypes of another model, matched by name if all match, else by position.
 
     Raises:
         InputError: the model has neither the same names nor the same number of inputs.
@@ -268,9 +253,7 @@ def renamed_inputs(opened: OpenModel, inputs: Mapping[str, Any], origin: str) ->
     return {name: _in_type(value, wanted[name]) for name, value in pairs}
 
 
-def _in_type(value: Any, kind: Any) -> Any:
-    from rlx_ort.ir.types import TensorType
-
+def _in_type(value: Any, kind: ValueType) -> Any:
     if not isinstance(kind, TensorType) or not isinstance(value, np.ndarray) or value.dtype == object:
         return value
     return value.astype(kind.dtype.numpy, copy=False)

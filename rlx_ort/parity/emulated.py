@@ -1,22 +1,20 @@
-"""Runs bf16 on a CPU that has no kernels for it: computed in f32, and every result rounded to bf16."""
+"""Emulates bf16 on a CPU without kernels for it: nodes compute in f32, and every result is rounded to bf16."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
 
+import onnx
+
+from rlx_ort.converters.bundle import ModelBundle, graphs_of
+from rlx_ort.converters.infer import infer_proto
+from rlx_ort.converters.to_onnx.writer import UniqueNames
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import TensorType, ValueType
 
-if TYPE_CHECKING:
-    import onnx
-
-    from rlx_ort.converters.bundle import ModelBundle
-    from rlx_ort.converters.to_onnx.writer import UniqueNames
-
 __all__ = ["holds_bf16", "with_f32_kernels"]
 
-# Operators that ONNX Runtime's CPU runs on bf16 themselves (1.31), or whose bodies are looked at instead.
+# Operators that ONNX Runtime 1.31 runs on bf16 on the CPU, or whose bodies are rewritten instead.
 _RUN_AS_THEY_ARE = {"Cast", "Constant", "If", "Loop", "Scan"}
 # Attributes that name an element type by its number.
 _TYPE_ATTRIBUTES = {"dtype", "output_dtype", "softmax_precision", "stash_type"}
@@ -24,10 +22,6 @@ _TYPE_ATTRIBUTES = {"dtype", "output_dtype", "softmax_precision", "stash_type"}
 
 def holds_bf16(model: ModelBundle) -> bool:
     """Return whether a model has bf16 weights, inputs or outputs, or casts to bf16."""
-    import onnx
-
-    from rlx_ort.converters.bundle import graphs_of
-
     if any(data.dtype is DType.BF16 for data in model.weights.values()):
         return True
     if any(map(_is_bf16, (*model.input_types().values(), *model.output_types().values()))):
@@ -40,16 +34,10 @@ def holds_bf16(model: ModelBundle) -> bool:
 def with_f32_kernels(model: ModelBundle) -> ModelBundle:
     """Return the model with casts around every node that reads or makes bf16, over the same weights.
 
-    Each node computes in f32 and its results are rounded to bf16, as kernels that accumulate in f32 do. Nodes keep
-    their names, values their names and types. Nodes in functions are left as they are. Open it with optimisation off:
-    otherwise weights are cast for good, and casts that cancel out but for the rounding may go.
+    Each node computes in f32 and its results are rounded to bf16, as in kernels that accumulate in f32. Nodes keep
+    their names, values their names and types. Functions are not rewritten. Open the model with optimisation off, which
+    would fold the casts of weights and remove pairs of casts that round.
     """
-    import onnx
-
-    from rlx_ort.converters.bundle import graphs_of
-    from rlx_ort.converters.to_onnx.infer import infer_proto
-    from rlx_ort.converters.to_onnx.writer import UniqueNames
-
     proto = onnx.ModelProto()
     proto.CopyFrom(model.proto)
     types = infer_proto(proto)
@@ -70,9 +58,7 @@ def with_f32_kernels(model: ModelBundle) -> ModelBundle:
 
 
 def _in_f32(node: onnx.NodeProto, types: Mapping[str, ValueType], names: UniqueNames) -> Iterator[onnx.NodeProto]:
-    """Yield a node with the casts that it needs before and behind it."""
-    import onnx
-
+    """Yield a node with the casts that it needs before and after it."""
     made = onnx.NodeProto()
     made.CopyFrom(node)
     if node.op_type in _RUN_AS_THEY_ARE:

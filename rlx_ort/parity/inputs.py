@@ -1,23 +1,20 @@
-"""Random inputs that a model takes: sizes for its dims, and integers in the range of what they index."""
+"""Random inputs that a model accepts: sizes for its dims, and integers within the tables that they index."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import onnx
 
+from rlx_ort.converters.bundle import ModelBundle
 from rlx_ort.errors import InputError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import TensorType, ValueType
-
-if TYPE_CHECKING:
-    import onnx
-
-    from rlx_ort.converters.bundle import ModelBundle
 
 __all__ = ["SEED", "MadeInputs", "random_inputs", "size_choices"]
 
@@ -27,9 +24,9 @@ SEED = 0
 """Random inputs are the same in every run unless another seed is given."""
 
 _BATCH, _LENGTH, _PIXELS = 2, 8, 64
-# What passes its first input's values on, so that an index stays an index.
+# Operators that pass the values of their first input on, so that an index stays an index.
 _CARRIERS = {"Cast", "Identity", "Reshape", "Unsqueeze", "Squeeze", "Flatten", "Transpose", "Slice", "Expand", "Tile"}
-# The lengths of a decoder with a cache, by the names that exporters agree on.
+# Dims of a decoder with a cache that are sums of others, by the names that exporters use.
 _TOTALS = {
     "total_sequence_length": ("past_sequence_length", "sequence_length"),
     "total_seq_len": ("past_seq_len", "seq_len"),
@@ -39,11 +36,11 @@ _ONES, _COUNTING = re.compile("mask", re.IGNORECASE), re.compile("position", re.
 
 @dataclass(frozen=True, slots=True)
 class MadeInputs:
-    """Inputs that were made up.
+    """Generated inputs.
 
     Attributes:
         arrays: input name -> array.
-        assumed: named dim -> the size it got because nobody gave one.
+        assumed: named dim -> the default size that it got.
     """
 
     arrays: Mapping[str, Array]
@@ -51,9 +48,9 @@ class MadeInputs:
 
 
 def size_choices() -> tuple[tuple[int, int, int], ...]:
-    """Return the (first axis, other axes, image sides) to try for dims nobody gave a size, best first.
+    """Return the default sizes to try as (first axis, other axes, image sides), best first.
 
-    Ones are what every model with consistent dims takes; larger sizes show more errors.
+    Larger sizes reveal more errors; every model with consistent dims accepts ones.
     """
     return (_BATCH, _LENGTH, _PIXELS), (1, _LENGTH, 224), (1, 1, 1)
 
@@ -67,15 +64,15 @@ def random_inputs(
 ) -> MadeInputs:
     """Return random inputs for a model.
 
-    Floats are normally distributed. Integers that index a table stay below its length, those of a name with
-    "position" count up, and those that index nothing known are 0 or 1. Bools, and inputs with "mask" in their name, are
-    ones. A dim that is a sum of named dims (`past + seq`) gets the sum.
+    Floats are normally distributed. Integers that index a table stay below its length, those with "position" in their
+    name count up, and others are 0 or 1. Bools, and inputs with "mask" in their name, are ones. A dim that is a sum of
+    named dims (`past + seq`) gets the sum.
 
     Args:
         model: the model.
         sizes: named dim -> size.
         seed: of the random numbers.
-        assume: sizes of dims nobody gave one, see `size_choices`.
+        assume: default sizes, see `size_choices`.
 
     Raises:
         InputError: an input is no tensor, or its rank is unknown.
@@ -89,7 +86,7 @@ def random_inputs(
 
 
 class _Sizes:
-    """Sizes for dims: given ones, sums of others, and assumed ones by their place in the input."""
+    """Sizes of dims: given ones, sums of others, and defaults by their position in the input."""
 
     def __init__(self, given: Mapping[str, int], assume: tuple[int, int, int], types: Mapping[str, ValueType]) -> None:
         self._given = given
@@ -119,7 +116,7 @@ class _Sizes:
 def _array(name: str, kind: ValueType, sizes: _Sizes, bound: int | None, source: np.random.Generator) -> Array:
     if not isinstance(kind, TensorType) or kind.shape is None:
         raise InputError(
-            f"input {name!r} has type {kind}, for which no data can be made up; give inputs in an npz file"
+            f"input {name!r} has type {kind}, for which no data can be generated; give inputs in an npz file"
         )
     shape, dtype = sizes.of(kind), kind.dtype
     if dtype is DType.STRING:
@@ -137,7 +134,7 @@ def _array(name: str, kind: ValueType, sizes: _Sizes, bound: int | None, source:
 
 
 def _index_bounds(graph: onnx.GraphProto, inputs: Iterable[str]) -> dict[str, int]:
-    """Return input -> how many rows the shortest table has that its values index, where that can be told."""
+    """Return input -> length of the shortest table that its values index, for inputs that index one."""
     rows = {tensor.name: list(tensor.dims) for tensor in graph.initializer}
     readers: dict[str, list[tuple[onnx.NodeProto, int]]] = {}
     for node in graph.node:
@@ -159,7 +156,7 @@ def _index_bounds(graph: onnx.GraphProto, inputs: Iterable[str]) -> dict[str, in
 
 
 def _table_rows(node: onnx.NodeProto, index: int, rows: Mapping[str, Sequence[int]]) -> list[int]:
-    """Return the length of the table that input `index` of a node indexes, in a list that is empty for other nodes."""
+    """Return the length of the table that input `index` of a node indexes, as a list that is empty without a table."""
     if node.op_type in ("Gather", "GatherElements") and index == 1:
         shape = rows.get(node.input[0])
         axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), 0)

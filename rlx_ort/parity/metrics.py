@@ -1,34 +1,48 @@
-"""The distance between two outputs, in float64 and block by block, so that a large output costs little memory."""
+"""The difference of two outputs, computed in float64 block by block to save memory, and the tolerances for it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Difference", "Tolerance", "difference"]
+from rlx_ort.converters.bundle import ModelBundle
+from rlx_ort.ir.types import TensorType
+
+__all__ = ["Difference", "Tolerance", "difference", "dtypes_of", "tolerance_for"]
 
 Array: TypeAlias = npt.NDArray[Any]
 
 _BLOCK = 1 << 18  # elements; 2 MiB a float64 temporary
 
+_F32 = 1e-5
+"""Some tens of roundings of 6e-8: a deep model adds up the differences of kernels and summation orders."""
+_DEVICES = 1e-3
+"""Kernels of another device sum in another order and approximate `exp` and `tanh`."""
+_F16 = 5e-3
+"""One rounding is 5e-4."""
+_BF16 = 4e-2
+"""Three bits less than f16, so eight times as much."""
+_COSINE = {8: 0.99, 4: 0.98}
+"""Bits of quantised values -> least cosine: single elements differ much, the direction of the result does not."""
+
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """How far a value is from a reference. A perfect match has 0, 0, 1, 0 and 0.
+    """The difference between a value and a reference.
 
     Attributes:
-        max_abs: largest |reference - value| among the positions where both are finite.
-        relative_l2: L2 norm of the difference over the larger of the two norms; 0 to 2, where 0 is equality.
-        cosine: cosine of the angle between the two, as vectors; 1 when both are zero.
-        nonfinite: positions where one is NaN or infinite and the other is not the same.
-        differing: integers, bools and text only: elements that are not equal; None for floats.
+        max_abs: largest |reference - value| over the positions where both are finite.
+        relative_l2: L2 norm of the difference over the larger of the two norms: 0 for equal values, at most 2.
+        cosine: cosine of the angle between the two, as vectors; 1 if both are zero.
+        nonfinite: number of positions where one is NaN or infinite and the other is not the same.
+        differing: number of unequal elements of integers, bools and text; None for floats.
         elements: the number of elements of the reference.
-        shapes: both shapes if they differ, in which case nothing else was computed.
+        shapes: both shapes if they differ; nothing else was computed then.
     """
 
     max_abs: float
@@ -41,7 +55,7 @@ class Difference:
 
     @property
     def size(self) -> float:
-        """One number to rank by: 0 for equal values, infinity where shapes or non-finite values disagree."""
+        """One number to rank by: 0 for equal values, infinity if shapes or non-finite values differ."""
         if self.shapes is not None or self.nonfinite:
             return math.inf
         if self.differing is not None:
@@ -51,12 +65,12 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """What counts as equal. Shapes and non-finite values have to agree under every tolerance.
+    """The largest accepted difference. Shapes and non-finite values must agree under every tolerance.
 
     Attributes:
-        relative_l2: the most `Difference.relative_l2` may be for floats; None leaves it open.
-        cosine: the least `Difference.cosine` may be for floats, and the least share of equal elements for integers
-            where the arithmetic before them is quantised; None leaves it open, and integers have to be equal.
+        relative_l2: upper bound of `Difference.relative_l2` of floats; None for no bound.
+        cosine: lower bound of `Difference.cosine` of floats, and of the share of equal elements of integers, which
+            quantised arithmetic may change; with None cosines have no bound, and integers must be equal.
     """
 
     relative_l2: float | None = 1e-5
@@ -78,10 +92,38 @@ class Tolerance:
         return ", ".join(parts) or "any difference"
 
 
-def difference(reference: Array, value: Array) -> Difference:
-    """Return how far an array is from a reference of any dtype; dtypes may differ.
+def tolerance_for(dtypes: Collection[str], *, other_device: bool = False, bits: int | None = None) -> Tolerance:
+    """Return the default tolerance for two models.
 
-    Reads both once (float64: twice, as its squares may overflow) and copies a block at a time.
+    For quantised models a cosine of 0.99 at 8 bits and 0.98 at 4. For others a relative L2 error of 1e-5 in f32, 5e-3
+    if one side has f16 and 4e-2 if one has bf16, and at least 1e-3 between two devices.
+
+    Args:
+        dtypes: names of the float types on both sides, such as `f32` and `f16`.
+        other_device: whether the two run on different devices.
+        bits: bits of quantised values, None unless one side is the other quantised.
+    """
+    if bits is not None:
+        return Tolerance(relative_l2=None, cosine=_COSINE[bits])
+    allowed = _BF16 if "bf16" in dtypes else _F16 if "f16" in dtypes else _F32
+    return Tolerance(max(allowed, _DEVICES) if other_device else allowed)
+
+
+def dtypes_of(*models: object) -> set[str]:
+    """Return the names of the element types in the weights, inputs and outputs of models; none of ORT files."""
+    found = set()
+    for model in models:
+        if isinstance(model, ModelBundle):
+            found |= {data.dtype.value for data in model.weights.values()}
+            kinds = (*model.input_types().values(), *model.output_types().values())
+            found |= {kind.dtype.value for kind in kinds if isinstance(kind, TensorType)}
+    return found
+
+
+def difference(reference: Array, value: Array) -> Difference:
+    """Return the difference of an array to a reference; dtypes may differ.
+
+    Reads both once, float64 twice as its squares may overflow, and copies a block at a time.
     """
     if reference.shape != value.shape:
         return Difference(math.inf, math.inf, 0.0, 0, None, reference.size, (reference.shape, value.shape))
@@ -118,9 +160,9 @@ def difference(reference: Array, value: Array) -> Difference:
 
 
 def _flat(array: Array) -> Array:
-    """Return the elements in one row; complex numbers count as two."""
+    """Return the elements in one row, the parts of complex numbers as two."""
     flat = np.ascontiguousarray(array).reshape(-1)
-    return flat.view(flat.real.dtype) if flat.dtype.kind == "c" else flat
+    return flat.view(np.real(flat).dtype) if flat.dtype.kind == "c" else flat
 
 
 def _is_exact(array: Array) -> bool:
@@ -128,7 +170,7 @@ def _is_exact(array: Array) -> bool:
 
 
 def _largest(left: Array, right: Array) -> float:
-    """Return the largest finite magnitude of both, 1 if there is none."""
+    """Return the largest finite magnitude in both arrays, 1 if there is none or it is 0."""
     found = 0.0
     for a, b in _blocks(left, right):
         for block in (np.abs(a.astype(np.float64)), np.abs(b.astype(np.float64))):

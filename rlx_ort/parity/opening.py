@@ -1,4 +1,4 @@
-"""Opens a model as it stands, without turning it into a graph first: what is compared is the file that users get."""
+"""Opens a model without importing it as a graph, so that the file that users get is compared."""
 
 from __future__ import annotations
 
@@ -6,35 +6,33 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
+import onnx
+
+from rlx_ort.converters.bundle import ModelBundle, bundle_from_graph, bundle_of, graphs_of, location_of
+from rlx_ort.converters.infer import infer_proto
+from rlx_ort.converters.onnx_types import dtype_of, tensor_proto
+from rlx_ort.converters.to_onnx.exported import ExportedModel, ExportedNode
+from rlx_ort.converters.to_onnx.outline import is_shape_type, shape_only_nodes
+from rlx_ort.converters.to_onnx.writer import UniqueNames
 from rlx_ort.device import Device
 from rlx_ort.errors import ConversionError, InputError
 from rlx_ort.execution.inputs import InputPlan
-from rlx_ort.execution.placement import Placement
-from rlx_ort.execution.placement_check import build_placement, enforce
+from rlx_ort.execution.placement import Placement, build_placement, enforce
 from rlx_ort.execution.session import working_provider
+from rlx_ort.ir.graph import Graph
+from rlx_ort.ir.shape import Shape
+from rlx_ort.ir.types import TensorType, ValueType
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule
+from rlx_ort.providers.base import EngineSession, SessionRequest
 
-if TYPE_CHECKING:
-    import onnx
-
-    from rlx_ort.converters.bundle import ModelBundle
-    from rlx_ort.converters.to_onnx.exported import ExportedModel, ExportedNode
-    from rlx_ort.ir.graph import Graph
-    from rlx_ort.ir.types import ValueType
-    from rlx_ort.providers.base import EngineSession
-
-__all__ = ["OpenModel", "OrtFormatFile", "as_model", "open_model"]
+__all__ = ["ModelSource", "OpenModel", "OrtFormatFile", "as_model", "open_model"]
 
 
 @dataclass(frozen=True, slots=True)
 class OrtFormatFile:
-    """A model in ONNX Runtime's own format, which only a session can read.
-
-    Attributes:
-        path: the file.
-    """
+    """The file of a model in ONNX Runtime's own format, which only a session can read."""
 
     path: Path
 
@@ -44,17 +42,16 @@ class OrtFormatFile:
         return str(self.path)
 
 
-def as_model(source: ModelBundle | OrtFormatFile | Graph | onnx.ModelProto | str | Path) -> ModelBundle | OrtFormatFile:
-    """Return anything that holds a model as what can be opened; weights in files are mapped, not read.
+ModelSource: TypeAlias = ModelBundle | OrtFormatFile | Graph | onnx.ModelProto | str | Path
+"""A model, or the file of one."""
+
+
+def as_model(source: ModelSource) -> ModelBundle | OrtFormatFile:
+    """Return a model in a form that `open_model` takes; weights in files are mapped, not read.
 
     Raises:
-        ConversionError: the file is of no known format or damaged, or the graph cannot be exported.
+        ConversionError: the file's format is unknown or damaged, or the graph cannot be exported.
     """
-    import onnx
-
-    from rlx_ort.converters.bundle import ModelBundle, bundle_from_graph, bundle_of
-    from rlx_ort.ir.graph import Graph
-
     if isinstance(source, ModelBundle | OrtFormatFile):
         return source
     if isinstance(source, Graph):
@@ -70,12 +67,12 @@ def as_model(source: ModelBundle | OrtFormatFile | Graph | onnx.ModelProto | str
 
 
 class OpenModel:
-    """An open session of a model; closing it frees the session and lets go of the weights.
+    """An open session of a model; closing it frees the session and the weights.
 
     Attributes:
-        input_types: name -> type of the inputs a run needs.
-        output_names: names of the outputs, those that were asked for beside the model's own last.
-        placement: where the nodes are.
+        input_types: name -> type of the inputs that a run needs.
+        output_names: names of the outputs; the extra ones come last.
+        placement: the placement of the nodes.
     """
 
     def __init__(self, session: EngineSession, input_types: Mapping[str, ValueType], placement: Placement) -> None:
@@ -122,9 +119,9 @@ def open_model(
 
     Args:
         model: what to open.
-        device: where; every node must be there unless `options.placement` says assisted.
-        options: how to open the session; those about exporting a graph have no effect.
-        extra_outputs: values inside the model that are to be outputs too.
+        device: runs every node, unless `options.placement` is assisted.
+        options: how to open the session; options about the export of graphs have no effect.
+        extra_outputs: values inside the model to return as outputs too.
 
     Raises:
         DeviceUnavailableError: the device does not work here.
@@ -132,8 +129,6 @@ def open_model(
         LegalizeError: a node has no kernel.
         EngineError: the engine refused the model.
     """
-    from rlx_ort.providers.base import SessionRequest
-
     device = Device(device)
     options = options or CompileOptions()
     provider = working_provider(device)
@@ -150,14 +145,12 @@ def open_model(
         session.close()
         raise
     inputs = {spec.name: spec.type for spec in session.inputs}
-    if not isinstance(model, OrtFormatFile):  # sessions list inputs that have a default; nobody has to feed those
+    if not isinstance(model, OrtFormatFile):  # without the inputs that have a default, which sessions list too
         inputs = model.input_types()
     return OpenModel(session, inputs, placement)
 
 
 def _by_name(model: ModelBundle) -> dict[str, Any]:
-    from rlx_ort.converters.bundle import location_of
-
     return {
         tensor.name: model.weights[location_of(tensor)]
         for tensor in model.proto.graph.initializer
@@ -166,13 +159,7 @@ def _by_name(model: ModelBundle) -> dict[str, Any]:
 
 
 def _exported(model: ModelBundle, extra_outputs: Sequence[str], *, described: bool) -> ExportedModel:
-    """Return the model as providers take it: references by the weight's name, and none in bodies."""
-    import onnx
-
-    from rlx_ort.converters.bundle import graphs_of, location_of
-    from rlx_ort.converters.onnx_types import tensor_proto
-    from rlx_ort.converters.to_onnx.exported import ExportedModel
-
+    """Return the model in the form that providers take: weights referenced by name, and stored in bodies."""
     proto = onnx.ModelProto()
     proto.CopyFrom(model.proto)
     params = []
@@ -200,13 +187,7 @@ def _exported(model: ModelBundle, extra_outputs: Sequence[str], *, described: bo
 
 
 def _nodes(proto: onnx.ModelProto) -> tuple[ExportedNode, ...]:
-    """Return the nodes as the rule about shape computation wants them; those without a name get one."""
-    from rlx_ort.converters.bundle import graphs_of
-    from rlx_ort.converters.to_onnx.exported import ExportedNode
-    from rlx_ort.converters.to_onnx.infer import infer_proto
-    from rlx_ort.converters.to_onnx.outline import is_shape_type, shape_only_nodes
-    from rlx_ort.converters.to_onnx.writer import UniqueNames
-
+    """Return the nodes with the shape computation marked; nodes without a name get one."""
     types = infer_proto(proto)
     versions = {entry.domain: entry.version for entry in proto.opset_import}
     names = UniqueNames(node.name for graph in graphs_of(proto, functions=False) for node in graph.node)
@@ -236,10 +217,6 @@ def _nodes(proto: onnx.ModelProto) -> tuple[ExportedNode, ...]:
 
 
 def _tensor_type(tensor: onnx.TensorProto) -> ValueType | None:
-    from rlx_ort.converters.onnx_types import dtype_of
-    from rlx_ort.ir.shape import Shape
-    from rlx_ort.ir.types import TensorType
-
     try:
         return TensorType(dtype_of(tensor.data_type), Shape(tensor.dims))
     except ConversionError:
@@ -247,10 +224,7 @@ def _tensor_type(tensor: onnx.TensorProto) -> ValueType | None:
 
 
 def _ort_file(path: Path) -> ExportedModel:
-    """Return a stand-in for a model whose bytes are those of the file; ONNX Runtime tells the format by its mark."""
-    import onnx
-
-    from rlx_ort.converters.to_onnx.exported import ExportedModel
+    """Return a model whose bytes are those of the file; ONNX Runtime detects the format by its magic bytes."""
 
     class _Bytes(ExportedModel):
         def model_bytes(self, weights: Mapping[str, Any]) -> bytes:

@@ -235,7 +235,7 @@ class Failover:
         first: list[Device] = []
         if not tried:
             device, named = choose(runner, call.inputs)
-            if self.quarantine.is_out(device) and runner._has_state(device):
+            if self.quarantine.is_out(device) and runner._sessions.has_state(device):
                 raise StateLossError(_STATE.format(device.display, self.quarantine.reason(device)))
             first = [device]
             if not self.quarantine.is_out(device):
@@ -266,7 +266,7 @@ class Failover:
             self.quarantine.enter_stuck(device, reason)
             future.add_done_callback(lambda _: self.quarantine.leave_stuck(device))
             self.forget_sessions()
-            runner._discard(device)
+            runner._sessions.drop(device)
             _log.warning("%s is out with its session: %s", device.display, reason)
 
         def start() -> Stoppable:
@@ -294,7 +294,7 @@ class Failover:
             self._put_out(runner, device, reason, start)
         elif fault is Fault.UNKNOWN:
             doubted.append((device, reason))
-        if runner._has_state(device):
+        if runner._sessions.has_state(device):
             raise StateLossError(_STATE.format(device.display, reason)) from err
         if not self.options.failover:
             raise err
@@ -305,7 +305,7 @@ class Failover:
     def _put_out(self, runner: GraphDevices, device: Device, reason: str, began: int) -> None:
         if self.quarantine.fail(device, reason, began):
             _log.warning("%s is quarantined: %s", device.display, reason)
-            runner._discard(device)
+            runner._sessions.drop(device)
         self.forget_sessions()
 
     def _keep(self, call: _Call, key: str, device: Device, compiled: CompiledGraph | None, revision: int) -> None:
@@ -365,7 +365,7 @@ class Failover:
                     raise RunError(f"its results differ from those of {healthy.display}: {wrong}")
         except Exception as err:  # whatever it is, the device stays out
             self.quarantine.fail_again(device, f"check failed: {err}", wrong=bool(wrong))
-            runner._discard(device)
+            runner._sessions.drop(device)
             _log.warning("%s stays in quarantine: %s", device.display, err)
         else:
             self.quarantine.readmit(device)

@@ -21,7 +21,7 @@ from rlx_ort.errors import (
     StateLossError,
     TimeLimitError,
 )
-from rlx_ort.providers.engine.exceptions import DEVICE_GONE
+from rlx_ort.providers.engine.runtime import DEVICE_GONE
 
 __all__ = ["RULES", "Fault", "fault_of"]
 
@@ -69,7 +69,7 @@ _DRIVER = re.compile(
 )
 _ENDED = re.compile(r"the process ends|terminate flag|is closed; compile the graph again|was changed in place")
 # Names of ONNX Runtime's exceptions, `onnxruntime_pybind_exceptions.cc`: a kernel that refuses the data (an index out
-# of range), or a model without a kernel. InvalidArgument of a kernel reaches us as EngineError; see `exceptions.py`.
+# of range), or a model without a kernel. InvalidArgument of a kernel reaches us as EngineError; see `runtime.py`.
 _MODEL = re.compile(r"^(InvalidArgument|InvalidGraph|InvalidProtobuf|NotImplemented|NoSuchFile|NoModel)\n")
 
 RULES: tuple[Rule, ...] = (
@@ -82,7 +82,7 @@ RULES: tuple[Rule, ...] = (
     Rule((DeviceUnavailableError,), None, Fault.DEVICE, "device lost"),
     Rule((EngineError,), _ENDED, Fault.CALLER, "session closed"),
     Rule((Exception,), _OUT_OF_MEMORY, Fault.DEVICE, "out of memory"),
-    Rule((Exception,), DEVICE_GONE, Fault.DEVICE, "device lost"),
+    Rule((Exception,), re.compile(DEVICE_GONE), Fault.DEVICE, "device lost"),
     Rule((Exception,), _DRIVER, Fault.DEVICE, "driver error"),
     Rule((EngineError,), _MODEL, Fault.CALLER, "model"),
     Rule((EngineError,), None, Fault.UNKNOWN, "engine error"),

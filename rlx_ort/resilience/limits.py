@@ -13,12 +13,12 @@ from concurrent.futures import Future, wait
 from typing import Any, TypeAlias
 
 from rlx_ort.errors import CancelledRunError, EngineError, TimeLimitError
-from rlx_ort.execution.workers import Workers
+from rlx_ort.execution.background import Workers
 
 __all__ = ["CancelToken", "in_background", "run_limited"]
 
-Stoppable: TypeAlias = tuple[Callable[[], list[Any]], Callable[[], None]]
-"""A run to be called once, and what stops it."""
+Stoppable: TypeAlias = tuple[Callable[[], list[Any]], Callable[[], None] | None]
+"""A run to be called once, and what stops it, None where nothing does."""
 
 _IDLE_S = 5.0
 

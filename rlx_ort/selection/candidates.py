@@ -1,10 +1,10 @@
-"""The devices a graph can run on, and the report that says for each device why or why not."""
+"""The devices a graph can run on, their ranking, and the report with the reason for each device."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 import weakref
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,63 +16,47 @@ from rlx_ort.errors import NoViableDeviceError
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.types import TensorType
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule
-from rlx_ort.providers import registry
 from rlx_ort.providers.availability import availability, is_selectable, known_devices, provider_of, supports_run_slots
-from rlx_ort.selection.curves import BatchCurve, batch_curve
+from rlx_ort.selection.graph_cache import cache_of, refusals
 from rlx_ort.selection.policy import DevicePolicy
-from rlx_ort.selection.predict import cost_model, dims_of, predicted_ns
-from rlx_ort.selection.refusals import refusals
+from rlx_ort.selection.predict import BatchCurve, cost_model, curve_of, dims_of, predicted_ns
 from rlx_ort.selection.support import Support, UnsupportedOp, support_of
 
-__all__ = [
-    "CLOSE",
-    "DeviceCandidate",
-    "device_report",
-    "devices_for",
-    "fastest_device_for",
-    "rank",
-]
+__all__ = ["CLOSE", "Candidates", "DeviceCandidate", "device_report", "devices_for", "fastest_device_for", "rank"]
 
 CLOSE = 1.05
 """Predictions within this factor of the best are equal, as far as a preference is concerned."""
 
-_CHOICES_A_GRAPH = 8
 _SIZES_A_CHOICE = 64
 _CURVES_A_CHOICE = 8
 _BY_NAME_ONLY = "only runs when it is asked for by name"
 _Sizes = tuple[tuple[str, int], ...]
 
 
-@dataclass
-class _Known:
-    """The rankings that hold in a state, by the sizes of the named dims.
+@dataclass(eq=False)
+class Rankings:
+    """The rankings under a policy and options, as of one state of the calibrations and refusals.
 
-    `last` is the newest, and `curves` has those of the ranked devices, by the dim that varies and the others' sizes.
+    Attributes:
+        by_sizes: sizes of the named dims -> the devices, the automatic choice first.
+        last: the newest ranking.
+        curves: the dim that varies and the sizes of the others -> predicted times of the ranked devices.
     """
-
-    state: object = None
-    rankings: dict[_Sizes, Sequence[Device]] = field(default_factory=dict)
-    last: tuple[_Sizes, Sequence[Device]] = ((), ())
-    curves: dict[tuple[str, _Sizes], list[tuple[Device, BatchCurve]]] = field(default_factory=dict)
-
-    def keep(self, sizes: _Sizes, ranking: Sequence[Device]) -> None:
-        """Remember a ranking; when there are too many, the others are forgotten."""
-        if len(self.rankings) >= _SIZES_A_CHOICE:
-            self.rankings = {}
-        self.rankings[sizes] = ranking
-        self.last = (sizes, ranking)
-
-
-@dataclass
-class _Choice:
-    """What is known under a policy and options."""
 
     policy: DevicePolicy
     options: CompileOptions
-    known: _Known = field(default_factory=_Known)
+    state: object
+    by_sizes: dict[_Sizes, Sequence[Device]] = field(default_factory=dict)
+    last: tuple[_Sizes, Sequence[Device]] = ((), ())
+    curves: dict[tuple[str, _Sizes], list[tuple[Device, BatchCurve]]] = field(default_factory=dict)
 
-
-_choices: weakref.WeakKeyDictionary[Graph, deque[_Choice]] = weakref.WeakKeyDictionary()
+    def keep(self, sizes: _Sizes, ranking: Sequence[Device]) -> Sequence[Device]:
+        """Remember a ranking and return it; at the limit, the others are forgotten."""
+        if len(self.by_sizes) >= _SIZES_A_CHOICE:
+            self.by_sizes = {}
+        self.by_sizes[sizes] = ranking
+        self.last = (sizes, ranking)
+        return ranking
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,16 +71,16 @@ class DeviceCandidate:
         supports_graph: whether it works here and takes the graph, with the CPU's help where that is allowed.
         recommended: whether it is the automatic choice.
         blocker: why it cannot be chosen, or None.
-        hardware: the device's name as its driver tells it, empty when unknown.
+        hardware: the device's name as its driver reports it, empty when unknown.
         driver: the driver's version, empty when unknown.
         capabilities: names of the run-time features it has.
         predicted_ns: the predicted time of one run in ns, or None when it cannot be chosen or has no profile.
-        profile_source: where the figures of the prediction come from; `default` are shipped and not measured here.
+        profile_source: the source of the figures of the prediction; `default` are shipped and not measured here.
         cpu_nodes: how many of the graph's nodes the CPU would take over.
         judged_by: the shipped kernel list that a device which is not here was judged by, empty for the others.
-        first_unsupported: the first node that stands in the way, strictly judged where the device is not here, or None.
-        assumed_dims: the inputs' dims without a size, for which the prediction takes a stand-in, `DEFAULT_DIM`; one
-            without a name is told by its place, as `x[0]`.
+        first_unsupported: the first node that the device does not take, by the strict rule if it is not here, or None.
+        assumed_dims: the inputs' dims without a size, for which the prediction assumes `DEFAULT_DIM`; one without a
+            name is given by its place, as `x[0]`.
     """
 
     device: Device
@@ -124,9 +108,7 @@ def device_report(
 
     The first call of a process probes the devices and exports the graph; later ones remember both.
     """
-    policy = policy or DevicePolicy()
-    options = automatic(options)
-    return _rows(graph, policy.probe_set(), policy, options, {})
+    return Candidates(graph, policy, options).report()
 
 
 def rank(
@@ -143,15 +125,10 @@ def rank(
     Args:
         graph: the graph.
         inputs: the inputs of a run, which size the graph's named dims; without, they come from the options.
-        policy: which devices may be chosen; everything by default, without a look at the environment.
+        policy: which devices may be chosen; everything by default. The environment is not read.
         options: how to compile; the CPU may help unless they say otherwise.
     """
-    policy = policy or DevicePolicy()
-    options = automatic(options)
-    dims = dims_of(graph, inputs or {})
-    ranked = _ranked(graph, policy, options, dims)
-    blocked = policy.apply(device for device in _allowed(policy) if device not in ranked)
-    return _rows(graph, [*ranked, *blocked], policy, options, dims)
+    return Candidates(graph, policy, options, inputs).rank()
 
 
 def devices_for(
@@ -162,11 +139,7 @@ def devices_for(
     Every index that hardware discovery sees counts. Devices that no automatic choice may take are in it only when the
     policy's allow list names them; devices that refused the graph when a session was opened are not.
     """
-    policy = policy or DevicePolicy()
-    options = automatic(options)
-    refused = refusals(graph, options)
-    allowed = _allowed(policy)
-    return policy.apply(device for device in allowed if _blocker(graph, device, policy, options, refused) is None)
+    return Candidates(graph, policy, options).devices()
 
 
 def fastest_device_for(
@@ -181,18 +154,13 @@ def fastest_device_for(
     those with one, by preference and then by platform priority.
 
     Raises:
-        NoViableDeviceError: no device may be chosen; the message says why for each.
+        NoViableDeviceError: no device may be chosen; the message has the reason for each.
     """
-    policy = policy or DevicePolicy()
-    options = automatic(options)
-    ranked = _ranked(graph, policy, options, dims_of(graph, inputs or {}))
-    if not ranked:
-        raise no_viable_device(graph, policy, options)
-    return ranked[0]
+    return Candidates(graph, policy, options, inputs).fastest()
 
 
 def automatic(options: CompileOptions | None) -> CompileOptions:
-    """Return the options of a choice that nobody made by name: the CPU may help unless they say otherwise."""
+    """Return the options of an automatic choice: the CPU may help unless they say otherwise."""
     options = options or CompileOptions()
     return options if options.placement is not None else options.with_(placement=PlacementRule.ASSISTED)
 
@@ -205,159 +173,172 @@ def blocker_of(graph: Graph, device: Device, policy: DevicePolicy, options: Comp
     return support_of(device, graph, options).blocker or policy.refusal(device)
 
 
-def no_viable_device(graph: Graph, policy: DevicePolicy, options: CompileOptions) -> NoViableDeviceError:
-    """Return the error for a graph that no device may run, with the blocker of each device of the probe set."""
-    refused = refusals(graph, options)
-    probed = dict.fromkeys(policy.probe_set())
-    rows = [(device, _blocker(graph, device, policy, options, refused) or _BY_NAME_ONLY) for device in probed]
-    remedy = "widen the policy, or bring in another execution provider"
-    return NoViableDeviceError(f"no device may run graph {graph.name!r}: {remedy}.", rows)
+class Candidates:
+    """The devices for an automatic choice, as of now: a graph with the policy, options and inputs of the choice.
 
-
-def _allowed(policy: DevicePolicy) -> list[Device]:
-    """Return the devices the policy allows, each once; nothing that it refuses is looked at."""
-    if policy.allow is None:
-        return known_devices(policy.allows)
-    return [device for device in dict.fromkeys(policy.allow) if policy.allows(device)]
-
-
-def _blocker(
-    graph: Graph, device: Device, policy: DevicePolicy, options: CompileOptions, refused: Mapping[Device, str]
-) -> str | None:
-    """Return why an automatic choice cannot take a device, or None: `blocker_of`, or what opening it showed."""
-    blocker = blocker_of(graph, device, policy, options)
-    if blocker is None and device in refused:
-        blocker = f"refused the graph when its session was opened: {refused[device].splitlines()[0]}"
-    named = policy.allow is not None and device in policy.allow
-    return blocker if blocker or named or is_selectable(device) else _BY_NAME_ONLY
-
-
-def _ranked(graph: Graph, policy: DevicePolicy, options: CompileOptions, dims: Mapping[str, int]) -> Sequence[Device]:
-    """Return the devices that may be chosen, the automatic choice first.
-
-    The answer is remembered until the graph, a provider, a refusal or a calibration of this process changes. Where one
-    dim alone differs from the sizes before, the times are read from curves.
+    Args:
+        graph: the graph.
+        policy: which devices may be chosen; everything by default.
+        options: how to compile; the CPU may help unless they say otherwise.
+        inputs: size the graph's named dims.
     """
-    refused = frozenset(refusals(graph, options))
-    sizes = tuple(sorted(dims.items()))
-    choices = _choices.setdefault(graph, deque(maxlen=_CHOICES_A_GRAPH))
-    choice = next((entry for entry in list(choices) if entry.policy == policy and entry.options == options), None)
-    if choice is None:
-        choice = _Choice(policy, options)
-        choices.append(choice)
-    known = choice.known
-    if known.state == _state(graph, refused):
-        ranking = known.rankings.get(sizes)
+
+    def __init__(
+        self,
+        graph: Graph,
+        policy: DevicePolicy | None = None,
+        options: CompileOptions | None = None,
+        inputs: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.graph = graph
+        self.policy = policy or DevicePolicy()
+        self.options = automatic(options)
+        self.dims = dims_of(graph, inputs) if inputs else {}
+        self.refused = refusals(graph, self.options)
+
+    def devices(self) -> list[Device]:
+        """Return the devices that may be chosen, by preference, then by platform priority."""
+        return self.policy.apply(device for device in self.allowed() if self.blocker(device) is None)
+
+    def fastest(self) -> Device:
+        """Return the automatic choice.
+
+        Raises:
+            NoViableDeviceError: no device may be chosen.
+        """
+        ranked = self.ranked()
+        if not ranked:
+            raise self.none_viable()
+        return ranked[0]
+
+    def none_viable(self) -> NoViableDeviceError:
+        """Return the error for a graph that no device may run, with the blocker of each device of the probe set."""
+        probed = dict.fromkeys(self.policy.probe_set())
+        rows = [(device, self.blocker(device) or _BY_NAME_ONLY) for device in probed]
+        remedy = "widen the policy, or bring in another execution provider"
+        return NoViableDeviceError(f"no device may run graph {self.graph.name!r}: {remedy}.", rows)
+
+    def allowed(self) -> list[Device]:
+        """Return the devices the policy allows, each once; devices that it refuses are not probed."""
+        if self.policy.allow is None:
+            return known_devices(self.policy.allows)
+        return [device for device in dict.fromkeys(self.policy.allow) if self.policy.allows(device)]
+
+    def blocker(self, device: Device) -> str | None:
+        """Return why an automatic choice cannot take a device, or None: `blocker_of`, or a refusal at opening."""
+        blocker = blocker_of(self.graph, device, self.policy, self.options)
+        if blocker is None and device in self.refused:
+            blocker = f"refused the graph when its session was opened: {self.refused[device].splitlines()[0]}"
+        named = self.policy.allow is not None and device in self.policy.allow
+        return blocker if blocker or named or is_selectable(device) else _BY_NAME_ONLY
+
+    def ranked(self) -> Sequence[Device]:
+        """Return the devices that may be chosen, the automatic choice first.
+
+        The ranking is remembered until the graph, a provider, a refusal or a calibration of this process changes. Where
+        a single dim differs from the sizes before, the times are read from curves.
+        """
+        sizes = tuple(sorted(self.dims.items()))
+        rankings = self._rankings()
+        ranking = rankings.by_sizes.get(sizes)
         if ranking is None:
-            ranking = _by_curves(graph, choice, known, sizes)
-        if ranking is not None:
-            return ranking
-    with paused_collector():  # judging makes an object a node, over which it would walk several times
-        ranking = _rank(graph, policy, options, dims)
-    # Ranking may have probed devices or measured them; what it found is as of now.
-    state = _state(graph, refused)
-    if choice.known.state != state:
-        choice.known = _Known(state)
-    choice.known.keep(sizes, ranking)
-    return ranking
+            ranking = self._by_curves(rankings, sizes)
+        if ranking is None:
+            with paused_collector():  # judging creates an object per node, and the collector would walk them repeatedly
+                devices = self.devices()
+                ranking = self._in_order([(device, self._predicted_ns(device)) for device in devices])
+            self._rankings().keep(sizes, ranking)  # of the state now: ranking may have probed devices or measured them
+        return ranking
 
+    def _rankings(self) -> Rankings:
+        known, state = cache_of(self.graph).rankings, (store.generation(), frozenset(self.refused))
+        for entry in list(known):
+            if entry.policy == self.policy and entry.options == self.options:
+                if entry.state == state:
+                    return entry
+                with contextlib.suppress(ValueError):  # another thread removed it
+                    known.remove(entry)
+        made = Rankings(self.policy, self.options, state)
+        known.append(made)
+        return made
 
-def _by_curves(graph: Graph, choice: _Choice, known: _Known, sizes: _Sizes) -> Sequence[Device] | None:
-    """Return and keep the ranking for sizes that differ from the last ones in one dim, or None for others."""
-    last, devices = known.last
-    changed = [at for at, (old, new) in enumerate(zip(last, sizes, strict=False)) if old != new]
-    if len(changed) != 1 or len(last) != len(sizes) or last[changed[0]][0] != sizes[changed[0]][0]:
-        return None
-    at = changed[0]
-    (dim, size), others = sizes[at], sizes[:at] + sizes[at + 1 :]
-    curves = known.curves.get((dim, others))
-    if curves is None:
-        curves = [(device, batch_curve(graph, device, dim, choice.options, dict(others))) for device in devices]
-        if len(known.curves) >= _CURVES_A_CHOICE:
-            known.curves = {}
-        known.curves[dim, others] = curves
-    ranking = _in_order([(device, curve.ns(size)) for device, curve in curves], choice.policy)
-    known.keep(sizes, ranking)
-    return ranking
+    def _predicted_ns(self, device: Device) -> float | None:
+        return predicted_ns(self.graph, device, self.options, self.dims)
 
+    def _by_curves(self, known: Rankings, sizes: _Sizes) -> Sequence[Device] | None:
+        """Return and keep the ranking for sizes that differ from the last ones in one dim, or None for others."""
+        last, devices = known.last
+        changed = [at for at, (old, new) in enumerate(zip(last, sizes, strict=False)) if old != new]
+        if len(changed) != 1 or len(last) != len(sizes) or last[changed[0]][0] != sizes[changed[0]][0]:
+            return None
+        at = changed[0]
+        (dim, size), others = sizes[at], sizes[:at] + sizes[at + 1 :]
+        curves = known.curves.get((dim, others))
+        if curves is None:
+            graph = weakref.ref(self.graph)  # the cache must not keep the graph alive
+            curves = [(device, curve_of(graph, device, dim, self.options, dict(others))) for device in devices]
+            if len(known.curves) >= _CURVES_A_CHOICE:
+                known.curves = {}
+            known.curves[dim, others] = curves
+        return known.keep(sizes, self._in_order([(device, curve.ns(size)) for device, curve in curves]))
 
-def _state(graph: Graph, refused: frozenset[Device]) -> object:
-    providers = registry.default_registry()
-    return providers, providers.generation, store.generation(), graph.revision, refused
+    def _in_order(self, predictions: Sequence[tuple[Device, float | None]]) -> list[Device]:
+        """Return the devices by their predicted times, in ns, and the policy's preference, best first."""
+        limit = min((time for _, time in predictions if time is not None), default=math.inf) * CLOSE
 
+        def place(row: tuple[Device, float | None]) -> tuple[float, ...]:
+            device, time = row
+            if time is None:
+                return (2, self.policy.prefer_rank(device), priority_rank(device))
+            if time <= limit:
+                return (0, self.policy.prefer_rank(device), time, priority_rank(device))
+            return (1, time, priority_rank(device))
 
-def _rank(graph: Graph, policy: DevicePolicy, options: CompileOptions, dims: Mapping[str, int]) -> list[Device]:
-    devices = devices_for(graph, policy, options)
-    return _in_order([(device, predicted_ns(graph, device, options, dims)) for device in devices], policy)
+        return [device for device, _ in sorted(predictions, key=place)]
 
+    def report(self) -> list[DeviceCandidate]:
+        """Return a row for each device of the policy's probe set, in that order."""
+        ranked = self.ranked()
+        return [self._row(device, ranked) for device in self.policy.probe_set()]
 
-def _in_order(predictions: Sequence[tuple[Device, float | None]], policy: DevicePolicy) -> list[Device]:
-    """Return the devices by their predicted times, in ns, and the policy's preference, best first."""
-    limit = min((time for _, time in predictions if time is not None), default=math.inf) * CLOSE
+    def rank(self) -> list[DeviceCandidate]:
+        """Return a row for every device the policy allows, the best choice first, blocked ones last."""
+        ranked = self.ranked()
+        blocked = self.policy.apply(device for device in self.allowed() if device not in ranked)
+        return [self._row(device, ranked) for device in (*ranked, *blocked)]
 
-    def place(row: tuple[Device, float | None]) -> tuple[float, ...]:
-        device, time = row
-        if time is None:
-            return (2, policy.prefer_rank(device), priority_rank(device))
-        if time <= limit:
-            return (0, policy.prefer_rank(device), time, priority_rank(device))
-        return (1, time, priority_rank(device))
-
-    return [device for device, _ in sorted(predictions, key=place)]
-
-
-def _rows(
-    graph: Graph, devices: Sequence[Device], policy: DevicePolicy, options: CompileOptions, dims: Mapping[str, int]
-) -> list[DeviceCandidate]:
-    ranked = _ranked(graph, policy, options, dims)
-    chosen = ranked[0] if ranked else None
-    refused = refusals(graph, options)
-    rows = []
-    for device in devices:
-        predicted = predicted_ns(graph, device, options, dims) if device in ranked else None
-        blocker = _blocker(graph, device, policy, options, refused)
-        rows.append(_row(graph, device, options, device == chosen, blocker, predicted, dims))
-    return rows
-
-
-def _row(
-    graph: Graph,
-    device: Device,
-    options: CompileOptions,
-    recommended: bool,
-    blocker: str | None,
-    predicted: float | None,
-    dims: Mapping[str, int],
-) -> DeviceCandidate:
-    found = availability(device)
-    support = support_of(device, graph, options) if found.available else Support(reason="not here")
-    listed = None if found.available else _by_list(graph, device, options)
-    if listed is not None and blocker is not None:
-        verdict = listed.blocker or "takes every node of the graph"
-        blocker = f"{blocker}. Not here; judged by {listed.judged_by}: {verdict}"
-    model = cost_model(device) if predicted is not None else None
-    return DeviceCandidate(
-        device=device,
-        label=device.label,
-        available=found.available,
-        registered=provider_of(device) is not None,
-        supports_graph=support.supported,
-        recommended=recommended,
-        blocker=blocker,
-        hardware=found.hardware,
-        driver=found.driver,
-        capabilities=_capabilities(device),
-        predicted_ns=predicted,
-        profile_source=None if model is None else model.source,
-        cpu_nodes=len(support.cpu_nodes),
-        assumed_dims=() if model is None else _without_size(graph, {**options.dims, **dims}),
-        judged_by="" if listed is None else listed.judged_by,
-        first_unsupported=next(iter((support if listed is None else listed).unsupported), None),
-    )
+    def _row(self, device: Device, ranked: Sequence[Device]) -> DeviceCandidate:
+        predicted = self._predicted_ns(device) if device in ranked else None
+        blocker = self.blocker(device)
+        found = availability(device)
+        support = support_of(device, self.graph, self.options) if found.available else Support(reason="not here")
+        listed = None if found.available else _by_list(self.graph, device, self.options)
+        if listed is not None and blocker is not None:
+            verdict = listed.blocker or "takes every node of the graph"
+            blocker = f"{blocker}. Not here; judged by {listed.judged_by}: {verdict}"
+        model = cost_model(device) if predicted is not None else None
+        return DeviceCandidate(
+            device=device,
+            label=device.label,
+            available=found.available,
+            registered=provider_of(device) is not None,
+            supports_graph=support.supported,
+            recommended=device in ranked[:1],
+            blocker=blocker,
+            hardware=found.hardware,
+            driver=found.driver,
+            capabilities=("run_slots", "typed_io") if supports_run_slots(device) else (),
+            predicted_ns=predicted,
+            profile_source=None if model is None else model.source,
+            cpu_nodes=len(support.cpu_nodes),
+            assumed_dims=() if model is None else _without_size(self.graph, {**self.options.dims, **self.dims}),
+            judged_by="" if listed is None else listed.judged_by,
+            first_unsupported=next(iter((support if listed is None else listed).unsupported), None),
+        )
 
 
 def _by_list(graph: Graph, device: Device, options: CompileOptions) -> Support | None:
-    """Return what a device that is not here makes of every node by a shipped kernel list, or None without a list."""
+    """Return which nodes a device that is not here takes by its shipped kernel list, or None without a list."""
     provider = provider_of(device)
     if provider is None or not provider.judged_by():
         return None
@@ -376,7 +357,3 @@ def _without_size(graph: Graph, sizes: Mapping[str, int]) -> tuple[str, ...]:
             elif isinstance(dim, str) and dim not in sizes:
                 found[dim] = None
     return tuple(found)
-
-
-def _capabilities(device: Device) -> tuple[str, ...]:
-    return ("run_slots", "typed_io") if supports_run_slots(device) else ()

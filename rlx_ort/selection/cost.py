@@ -1,39 +1,50 @@
-"""Cost models: what a device needs for its part of a run. One unit set everywhere: ns, GFLOP/s, bytes per ns.
+"""Cost models, and the predicted time of an exported model with its parts. Units: ns, GFLOP/s, bytes per ns.
 
-A prediction is the round trip of an empty run, plus moving the graph's inputs and outputs, plus what each node that is
-exported takes. Nodes that the CPU takes for a device are priced on the CPU, and each value that crosses between the two
-as a copy. `rlx_ort.selection.estimate` adds it up for every model here and for measured ones.
+A prediction is the round trip of an empty run, plus the transfers of inputs and outputs, plus the price of each node.
+Nodes that run on the CPU for a device are priced there, and each value that crosses between the two as a copy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, cast
 
-from rlx_ort.calibration.features import DEFAULT_DIM, Kernel
+from rlx_ort.calibration.features import DEFAULT_DIM, Kernel, Workload, workload_of
 from rlx_ort.calibration.model import Price
 from rlx_ort.device import Device
+from rlx_ort.errors import NoViableDeviceError
+from rlx_ort.ir.graph import Graph
+from rlx_ort.options.compile_options import CompileOptions
+from rlx_ort.providers import registry
 from rlx_ort.providers.base import CostProfile
+from rlx_ort.selection.support import draft_for
 
 __all__ = [
-    "DEFAULT_DIM",
     "BackendCostModel",
     "BasicCostModel",
+    "DEFAULT_DIM",
+    "Estimate",
     "ProfileCostModel",
+    "Term",
     "completed",
+    "estimate_graph_cost",
+    "estimate_workload",
+    "pick_best_device",
+    "total_ns",
 ]
 
 
 class BasicCostModel(Protocol):
     """The rates of a device: all that a cost model of your own must have.
 
-    `device` may also be a method. A `BackendCostModel` is made of it where one is needed; see `completed`.
+    `device` may also be a method. It is converted to a `BackendCostModel` where one is needed; see `completed`.
     """
 
     @property
     def device(self) -> Device:
-        """The device it speaks for."""
+        """The device of the figures."""
 
     def sgemm_gflops(self, m: int, k: int, n: int) -> float:
         """Return the sustained rate of an f32 product of (m, k) and (k, n), in GFLOP/s."""
@@ -56,7 +67,7 @@ class BackendCostModel(BasicCostModel, Protocol):
 
     @property
     def source(self) -> str:
-        """Where its figures come from; `default` are shipped and not measured here."""
+        """The source of its figures; `default` are shipped and not measured here."""
 
     def error_of(self, ns_by_how: Mapping[str, float]) -> float:
         """Return the error to expect of a prediction, as a share of it, from how its parts were found."""
@@ -73,10 +84,10 @@ class BackendCostModel(BasicCostModel, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ProfileCostModel:
-    """A cost model made of one `CostProfile`, measured or shipped; its rates do not depend on the shape.
+    """A cost model with the figures of one `CostProfile`, measured or shipped; rates do not depend on the shape.
 
     Attributes:
-        device: the device it speaks for.
+        device: the device of the figures.
         profile: the figures.
         threads: the threads the device computes with.
     """
@@ -150,7 +161,7 @@ def completed(model: BasicCostModel) -> BackendCostModel:
 
 
 class _GivenCostModel(ProfileCostModel):
-    """A `ProfileCostModel` with the rates of somebody's model, which may depend on the shape."""
+    """A `ProfileCostModel` with the rates of a user's model, which may depend on the shape."""
 
     _model: BasicCostModel
 
@@ -168,5 +179,175 @@ class _GivenCostModel(ProfileCostModel):
 
 
 def _over(amount: float, rate: float) -> float:
-    """Return amount / rate; a rate of 0 stands for no such cost, as copies have none on the CPU."""
+    """Return amount / rate; a rate of 0 means no cost, such as copies on the CPU."""
     return amount / rate if rate else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """One part of a predicted time.
+
+    Attributes:
+        name: what takes the time: `round trip`, `inputs`, `outputs`, `copies`, or a node.
+        kind: `overhead`, `transfer`, or the row of the table that a node is priced by, or its operator.
+        ns: how long, in nanoseconds.
+        count: how many parts of the kind it sums up.
+        how: `measured`, `interpolated`, `extrapolated`, or `assumed`; empty for a mixture of these.
+    """
+
+    name: str
+    kind: str
+    ns: float
+    count: int = 1
+    how: str = "measured"
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A predicted time and its parts.
+
+    Attributes:
+        device: the device.
+        total_ns: the predicted time of one run, in nanoseconds.
+        terms: the parts, in the order of the run.
+        source: the source of the figures.
+        error: the error to expect, as a share of the total.
+        assumed: dims whose size was not given and was assumed.
+    """
+
+    device: Device
+    total_ns: float
+    terms: tuple[Term, ...]
+    source: str
+    error: float
+    assumed: tuple[str, ...] = ()
+
+    def explain(self, top: int = 5) -> list[Term]:
+        """Return the parts by kind of work, the largest first; the rest beyond `top` as one part."""
+        sums: dict[tuple[str, str, str], list[float]] = {}
+        for term in self.terms:
+            name = term.name if term.kind in ("overhead", "transfer") else term.kind
+            entry = sums.setdefault((name, term.kind, term.how), [0.0, 0])
+            entry[0] += term.ns
+            entry[1] += term.count
+        ordered = sorted(sums.items(), key=lambda item: -item[1][0])
+        parts = [Term(name, kind, ns, int(count), how) for (name, kind, how), (ns, count) in ordered]
+        rest = parts[top:]
+        if not rest:
+            return parts
+        return [*parts[:top], Term("everything else", "rest", sum(part.ns for part in rest), len(rest), "")]
+
+
+def estimate_workload(
+    workload: Workload,
+    model: BackendCostModel,
+    *,
+    cpu_nodes: Collection[int] = (),
+    cpu_model: BackendCostModel | None = None,
+) -> Estimate:
+    """Return the predicted time of one run with its parts.
+
+    Args:
+        workload: what the model does.
+        model: the device's figures.
+        cpu_nodes: ids of the user's nodes that the CPU takes over.
+        cpu_model: the figures for those; without, they count as the device's own.
+    """
+    on_cpu = frozenset(cpu_nodes) if cpu_model is not None else frozenset()
+    terms = [Term("round trip", "overhead", model.roundtrip_overhead_ns())]
+    for node, kernel in zip(workload.nodes, workload.kernels, strict=True):
+        if kernel is not None:
+            price = (cpu_model if cpu_model is not None and node.origin in on_cpu else model).price(kernel)
+            terms.append(Term(node.name, kernel.name.partition("-")[0], price.ns, 1, price.how))
+    terms += _transfers(workload, model, on_cpu)
+    by_how: dict[str, float] = {}
+    for term in terms:
+        by_how[term.how] = by_how.get(term.how, 0.0) + term.ns
+    total = sum(by_how.values())
+    return Estimate(model.device, total, tuple(terms), model.source, model.error_of(by_how), workload.assumed)
+
+
+def total_ns(workload: Workload, model: BackendCostModel) -> float:
+    """Return the predicted time of one run that is wholly on the device, in ns: the sum without its parts."""
+    total = model.roundtrip_overhead_ns()
+    total += sum(map(model.upload_ns, workload.inputs.values()))
+    total += sum(map(model.readback_ns, workload.outputs.values()))
+    return total + sum(model.price(kernel).ns * count for kernel, count in workload.counts.items())
+
+
+def estimate_graph_cost(
+    graph: Graph,
+    model: BasicCostModel,
+    *,
+    dims: Mapping[str, int] | None = None,
+    cpu_nodes: Collection[int] = (),
+    cpu_model: BasicCostModel | None = None,
+) -> float:
+    """Return the predicted time of one run, in ns; infinity for a graph that has no ONNX form.
+
+    Exports the graph as the device's provider would get it, which is remembered.
+
+    Args:
+        graph: the graph.
+        model: the device's figures; its rates are enough, see `completed`.
+        dims: sizes of named dims; a dimension that has none counts as `DEFAULT_DIM`.
+        cpu_nodes: ids of the nodes that the CPU takes over; they count as the device's own without a `cpu_model`.
+        cpu_model: the figures for those nodes.
+
+    Raises:
+        GraphVerifyError: the graph is not valid, or has no outputs.
+    """
+    model, cpu_model = completed(model), None if cpu_model is None else completed(cpu_model)
+    providers = registry.default_registry()
+    provider = providers.for_device(model.device) or providers.for_device(Device.CPU)
+    draft = None if provider is None else draft_for(provider, graph, CompileOptions().on(model.device))
+    if draft is None:
+        return math.inf
+    workload = workload_of(draft.outline, dims)
+    return estimate_workload(workload, model, cpu_nodes=cpu_nodes, cpu_model=cpu_model).total_ns
+
+
+def pick_best_device(
+    graph: Graph, models: Sequence[BasicCostModel], *, dims: Mapping[str, int] | None = None
+) -> Device:
+    """Return the device with the smallest predicted time; of equals, the earlier one.
+
+    Raises:
+        NoViableDeviceError: there is no model, or none predicts a finite time.
+        GraphVerifyError: the graph is not valid, or has no outputs.
+    """
+    best: Device | None = None
+    best_ns = math.inf
+    models = [completed(model) for model in models]
+    for model in models:
+        predicted_ns = estimate_graph_cost(graph, model, dims=dims)
+        if predicted_ns < best_ns:  # false for NaN as well
+            best, best_ns = model.device, predicted_ns
+    if best is None:
+        raise NoViableDeviceError(
+            f"no device can be predicted for graph {graph.name!r}:",
+            [(model.device, "its cost model gives no finite time") for model in models],
+        )
+    return best
+
+
+def _transfers(workload: Workload, model: BackendCostModel, on_cpu: frozenset[int]) -> list[Term]:
+    """Return the times of inputs, outputs, and values that cross because the CPU takes some nodes."""
+    side: dict[str, bool] = dict.fromkeys(workload.inputs, True)  # name -> whether it is in the host's memory
+    nbytes = {**workload.inputs, **workload.nbytes}
+    inputs, copies = list[float](), list[float]()
+    crossed: set[tuple[str, bool]] = set()
+    for node, kernel in zip(workload.nodes, workload.kernels, strict=True):
+        if kernel is None:
+            continue
+        here = node.origin in on_cpu
+        for name in node.input_names:
+            if name not in side or side[name] == here or (name, here) in crossed:
+                continue
+            crossed.add((name, here))
+            crossing = inputs if name in workload.inputs else copies
+            crossing.append(model.readback_ns(nbytes[name]) if here else model.upload_ns(nbytes[name]))
+        side.update(dict.fromkeys(node.output_names, here))
+    outputs = [model.readback_ns(count) for name, count in workload.outputs.items() if not side.get(name, False)]
+    parts = {"inputs": inputs, "outputs": outputs, **({"copies": copies} if copies else {})}
+    return [Term(name, "transfer", sum(times), len(times)) for name, times in parts.items()]

@@ -1,6 +1,6 @@
-"""What ONNX Runtime does away with before it assigns nodes: it computes what is constant and drops what does nothing.
+"""Nodes that ONNX Runtime removes before assignment: constant folding and dropout elimination.
 
-Providers see what is left, so only that is asked about, with the constants that it reads then.
+Providers are asked about the remaining nodes only, with the constants that those read after folding.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rlx_ort.options.compile_options import CacheUse, CompileOptions, Optimizati
 if TYPE_CHECKING:
     import onnx
 
-    from rlx_ort.converters.to_onnx.draft import Draft
+    from rlx_ort.converters.to_onnx.exporter import Draft
     from rlx_ort.converters.to_onnx.outline import Outline
 
 __all__ = ["as_compiled", "folded_nodes", "idle_nodes"]
@@ -83,9 +83,9 @@ def idle_nodes(outline: Outline, options: CompileOptions) -> set[str]:
 def as_compiled(
     draft: Draft, weights: Mapping[str, TensorData], options: CompileOptions
 ) -> tuple[Outline, dict[str, TensorData | ExternalWeight | None]]:
-    """Return the nodes of a model with the types they have after folding, and what is constant then.
+    """Return the nodes of a model with the types they have after folding, and the constants after folding.
 
-    The data of a constant is there where it is small and follows from small data; the CPU computes it.
+    A constant has data if it is small and computed from small data; the CPU computes it.
 
     Args:
         draft: the model.
@@ -153,7 +153,7 @@ def _refined(
     values: Mapping[str, TensorData | None],
 ) -> dict[str, ValueType]:
     """Return the types that are known better with the folded values in place of their nodes."""
-    from rlx_ort.converters.to_onnx.infer import infer_proto
+    from rlx_ort.converters.infer import infer_proto
 
     there = {name: data for name, data in values.items() if data is not None}
     gone = {name for name, node in folded.items() if there.keys() >= {each for each in node.output_names if each}}

@@ -1,4 +1,4 @@
-"""Whether a graph can be compiled for a device, the report that says so op by op, and the graph in legal ops."""
+"""Legalisation: whether a graph can be compiled for a device, op by op, and the graph rewritten in legal ops."""
 
 from __future__ import annotations
 
@@ -6,12 +6,9 @@ from rlx_ort.device import Device
 from rlx_ort.errors import DeviceUnavailableError, LegalizeError
 from rlx_ort.execution.dispatch_report import (
     COMMON,
-    DispatchSummary,
     KernelDispatchReport,
     common_kinds,
     format_dispatch_report,
-    merge_placement,
-    report_as_dict,
     summarize,
 )
 from rlx_ort.ir.graph import Graph
@@ -20,27 +17,18 @@ from rlx_ort.options.dispatch import KernelDispatch, KernelDispatchPolicy
 from rlx_ort.providers.availability import availability, provider_of
 from rlx_ort.selection.support import model_for, support_of
 
-__all__ = [
-    "DispatchSummary",
-    "KernelDispatchReport",
-    "dispatch_report_for_device",
-    "format_dispatch_report",
-    "legalize_graph_for_device",
-    "merge_placement",
-    "report_as_dict",
-    "require_legal",
-]
+__all__ = ["dispatch_report_for_device", "legalize_graph_for_device", "require_legal"]
 
 
 def legalize_graph_for_device(
     graph: Graph, device: Device | str, options: CompileOptions | None = None
 ) -> tuple[Graph, KernelDispatchReport]:
-    """Return a graph of ops that the device takes as they stand, and the dispatch report of the graph given.
+    """Return a graph of ops that the device takes natively, and the dispatch report of the original graph.
 
     A node whose native form the device refuses and whose common form it takes is replaced by the basic nodes of that
     form. The graph itself is returned where there is none. Both compile on the device with the same options and give
     the same results, as compiling chooses the same forms. Two things are left to compiling: nodes with bodies, and all
-    nodes where the options change the precision, because a precision policy goes by the ops of the graph given.
+    nodes where the options change the precision, because a precision policy selects by the ops of the original graph.
 
     The device need not work here, as long as its provider can list its kernels.
 
@@ -79,7 +67,7 @@ def require_legal(graph: Graph, device: Device | str, options: CompileOptions | 
 def dispatch_report_for_device(
     graph: Graph, device: Device | str, options: CompileOptions | None = None
 ) -> KernelDispatchReport:
-    """Return how each kind of op in the graph gets to the device; unsupported ones are listed, not raised.
+    """Return in which form each kind of op runs on the device; unsupported ones are listed, not raised.
 
     Raises:
         DeviceUnavailableError: nothing is known about the device's kernels here.

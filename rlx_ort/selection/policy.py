@@ -52,7 +52,7 @@ class Benchmark(DevicePickStrategy):
 
 @dataclass(frozen=True, slots=True)
 class Adaptive(DevicePickStrategy):
-    """Choose by prediction where one stands out, else by timing those that may be the best, `runs` runs each."""
+    """Choose by prediction if one is clearly the best, else by timing the close ones, `runs` runs each."""
 
     runs: int = 5
 
@@ -69,7 +69,7 @@ DevicePickStrategy.ADAPTIVE = Adaptive()
 class DevicePolicy:
     """Which devices may be chosen. Frozen: the `with_` methods return a changed copy.
 
-    Lists take devices, names, or one string such as `"cuda,cpu"`. When in doubt they keep a device out:
+    Lists take devices, names, or one string such as `"cuda,cpu"`. In doubt a device is refused:
 
     - `allow` is exact: `cuda` (the same device as `cuda:0`) allows the first CUDA device, and `cuda:1` the second.
     - `deny` is wide: a kind without an index, or with index 0, denies every index of the kind and the kinds that reach
@@ -77,8 +77,8 @@ class DevicePolicy:
       of `gpu`, `webgpu` and `vulkan` the other two. `cuda:1` denies that index alone, with TensorRT on it. To keep the
       first device out and use the second, allow the second.
 
-    A denial goes by kind and index, not by card, since looking at a card means probing a denied device: without CUDA,
-    `webgpu` and `directx` may still use an NVIDIA GPU. Deny them as well to leave that GPU alone.
+    A denial applies to kind and index, not to a card, because identifying the card would probe a denied device:
+    without CUDA, `webgpu` and `directx` may still use an NVIDIA GPU. Deny them as well to keep that GPU unused.
 
     Attributes:
         allow: the only devices that may be chosen, or None for no restriction; empty means none may.
@@ -124,7 +124,7 @@ class DevicePolicy:
         return replace(self, pick=Benchmark(runs))
 
     def with_adaptive_pick(self, runs: int = 5) -> DevicePolicy:
-        """Return a copy that chooses by prediction, and times devices whose predictions are too close to tell."""
+        """Return a copy that chooses by prediction, and times devices whose predictions are too close."""
         return replace(self, pick=Adaptive(runs))
 
     @classmethod
@@ -210,13 +210,19 @@ def device_chain_from_env(prefix: str = "RLX") -> list[Device]:
     return _devices_from_env(prefix, "DEVICE_CHAIN") or []
 
 
+def chain_with(device: Device | str | None) -> list[Device]:
+    """Return the device given, if any, and then those of `RLX_DEVICE_CHAIN` that are not it."""
+    chain = device_chain_from_env()
+    return chain if device is None else list(dict.fromkeys([Device(device), *chain]))
+
+
 def labels(devices: Iterable[Device]) -> str:
     """Return the labels of devices as one text, `none` when there are none."""
     return ", ".join(device.label for device in devices) or "none"
 
 
 def _covers(denied: Device, device: Device) -> bool:
-    """Return whether a denial of one device keeps another one out; index 0 stands for every index of its kind."""
+    """Return whether a denial of one device covers another one; index 0 covers every index of its kind."""
     same_hardware = device.kind == denied.kind or device.kind in denied.family.covers
     return same_hardware and denied.index in (0, device.index)
 

@@ -1,7 +1,8 @@
-"""Predicted times of a graph on the devices of this machine, from stored calibrations or shipped defaults."""
+"""Predicted times of a graph on the devices of this machine, also over one dim, from calibrated or shipped figures."""
 
 from __future__ import annotations
 
+import bisect
 import logging
 import math
 import threading
@@ -15,7 +16,8 @@ import numpy as np
 
 from rlx_ort import environment
 from rlx_ort.calibration.features import DEFAULT_DIM, Kernel, Workload, workload_of
-from rlx_ort.converters.to_onnx.draft import Draft
+from rlx_ort.converters.collector import paused_collector
+from rlx_ort.converters.to_onnx.exporter import Draft
 from rlx_ort.device import Device
 from rlx_ort.errors import RlxError
 from rlx_ort.ir.graph import Graph
@@ -25,16 +27,19 @@ from rlx_ort.options.compile_options import CompileOptions
 from rlx_ort.providers.availability import provider_of
 from rlx_ort.providers.cores import device_threads
 from rlx_ort.providers.engine.recordings import MOST_BYTES
-from rlx_ort.selection.cost import BackendCostModel, ProfileCostModel
-from rlx_ort.selection.estimate import Estimate, estimate_workload, total_ns
+from rlx_ort.selection.cost import BackendCostModel, Estimate, ProfileCostModel, estimate_workload, total_ns
+from rlx_ort.selection.graph_cache import cache_of
 from rlx_ort.selection.support import draft_for, support_of
 
 if TYPE_CHECKING:
     from rlx_ort.calibration.profile import CalibrationProfile
 
 __all__ = [
+    "BatchCurve",
+    "batch_curve",
     "calibrate",
     "cost_model",
+    "curve_of",
     "dims_of",
     "explain",
     "kernels_of",
@@ -51,7 +56,6 @@ _lock = threading.Lock()
 _workloads: weakref.WeakKeyDictionary[Draft, OrderedDict[object, Workload]] = weakref.WeakKeyDictionary()
 _tried: set[Device] = set()
 _seen: weakref.WeakKeyDictionary[Draft, set[Device]] = weakref.WeakKeyDictionary()
-_named: weakref.WeakKeyDictionary[Graph, tuple[int, list[tuple[str, Shape]]]] = weakref.WeakKeyDictionary()
 
 
 def cost_model(device: Device | str) -> BackendCostModel | None:
@@ -108,12 +112,13 @@ def dims_of(graph: Graph, inputs: Mapping[str, Any]) -> dict[str, int]:
 
 def named_dims(graph: Graph) -> list[tuple[str, Shape]]:
     """Return the inputs that have named dims, with their shapes; looked for once, as a graph may have many nodes."""
-    known = _named.get(graph)
-    if known is None or known[0] != graph.revision:
+    cache = cache_of(graph)
+    if cache.named_dims is None:
         kinds = [(value.name, value.type.shape) for value in graph.inputs if isinstance(value.type, TensorType)]
-        found = [(name, shape) for name, shape in kinds if shape and any(isinstance(dim, str) for dim in shape)]
-        _named[graph] = known = (graph.revision, found)
-    return known[1]
+        cache.named_dims = [
+            (name, shape) for name, shape in kinds if shape and any(isinstance(dim, str) for dim in shape)
+        ]
+    return cache.named_dims
 
 
 def kernels_of(graph: Graph, device: Device, dims: Mapping[str, int] | None = None) -> Mapping[Kernel, int]:
@@ -148,10 +153,10 @@ def measure_unknown(
     *,
     limit_s: float = 0.3,
 ) -> int:
-    """Measure on a calibrated device what its table lacks and a graph needs; return how many rows were kept.
+    """Measure the kernels that a graph needs and a calibrated device's table lacks; return how many rows were kept.
 
-    Takes `limit_s` seconds at most, and nothing where all that may weigh is known. Predictions for every graph use the
-    rows from then on. A graph with named dims is measured at two sizes, so that prices follow others.
+    Takes at most `limit_s` seconds, and no time if all significant kernels are known. Predictions for every graph use
+    the rows from then on. A graph with named dims is measured at two sizes, for interpolation.
     """
     from rlx_ort.calibration.model import MeasuredCostModel
     from rlx_ort.calibration.on_demand import measure_unknown as measured
@@ -180,8 +185,8 @@ def calibrate(
 ) -> CalibrationProfile:
     """Measure a device through its own sessions, keep the profile on disk, and return it.
 
-    Takes up to 8 seconds, 2 when `quick`, 30 on a GPU in software. From then on predictions for the device come from
-    the profile. While another process calibrates the same device, this one waits and takes over its profile.
+    Takes up to 8 seconds, 2 when `quick`, 30 on a software GPU. From then on predictions for the device use the
+    profile. While another process calibrates the same device, this one waits and uses its profile.
 
     Args:
         device: the device.
@@ -189,7 +194,7 @@ def calibrate(
             both.
         dims: sizes of the graph's named dims.
         quick: measure fewer sizes.
-        progress: called with what is being measured and the share of the time that is gone, 0 to 1.
+        progress: called with the kernel being measured and the elapsed share of the time, 0 to 1.
         clock: gives the time in ns.
 
     Raises:
@@ -215,7 +220,7 @@ def calibrate(
 
 
 class _Case(NamedTuple):
-    """What a prediction is made from."""
+    """The inputs of a prediction."""
 
     workload: Workload
     model: BackendCostModel
@@ -236,7 +241,7 @@ def _case(graph: Graph, device: Device, options: CompileOptions, dims: Mapping[s
         try:
             measure_unknown(graph, device, options, dims)
         except RlxError as err:  # it stays assumed
-            _log.warning("what is unknown of %s on %s is not measured: %s", graph.name, device.display, err)
+            _log.warning("the kernels of %s on %s are not measured: %s", graph.name, device.display, err)
         model = cost_model(device) or model
     moved = sum(workload.inputs.values()) + sum(workload.outputs.values())
     if options.device_graph and not cpu_nodes and moved <= MOST_BYTES and not workload.host_decides:
@@ -269,3 +274,95 @@ def _first(seen: set[Device], device: Device) -> bool:
         before = len(seen)
         seen.add(device)
         return len(seen) > before
+
+
+_OFF = 0.01  # what a line may be off in its middle, as a share; at a bend it is then off by twice that at most
+_HALVINGS = 4
+
+
+class BatchCurve:
+    """Exact predictions at powers of two, and lines between them that are straight in the logarithms of both.
+
+    Where a line would deviate by over 1 %, its middle is predicted as well. Reading a time takes a microsecond; the
+    first one between two powers of two takes three full predictions, more at a bend. May be used from several threads.
+
+    Args:
+        predict: a size -> the predicted time of a run in ns, or None where there is none.
+    """
+
+    def __init__(self, predict: Callable[[int], float | None]) -> None:
+        self._predict = predict
+        self._octaves: dict[int, tuple[list[int], list[float]]] = {}
+
+    def ns(self, batch: int) -> float | None:
+        """Return the predicted time of a run of this size in ns, or None where there is none; 0 counts as 1."""
+        batch = max(batch, 1)
+        octave = batch.bit_length()
+        sizes, times = self._octaves.get(octave) or self._made(octave)
+        if not sizes:
+            return None
+        at = bisect.bisect_right(sizes, batch)
+        low_ns, low = times[at - 1], sizes[at - 1]
+        return low_ns * math.pow(times[at] / low_ns, math.log(batch / low) / math.log(sizes[at] / low))
+
+    def _made(self, octave: int) -> tuple[list[int], list[float]]:
+        first = 1 << (octave - 1)
+        ends = self._predict(first), self._predict(2 * first)
+        points: dict[int, float] = {}
+        if ends[0] and ends[1]:
+            points = {first: ends[0], 2 * first: ends[1]}
+            self._halve(points, first, 2 * first, _HALVINGS)
+        sizes = sorted(points)
+        self._octaves[octave] = found = (sizes, [points[size] for size in sizes])
+        return found
+
+    def _halve(self, points: dict[int, float], low: int, high: int, more: int) -> None:
+        """Add the middle of a line, and those of its halves where the line was off there."""
+        middle = round(math.sqrt(low * high))
+        time = self._predict(middle) if more and low < middle < high else None
+        if time:
+            part = math.log(middle / low) / math.log(high / low)
+            off = math.log(time / points[low]) - part * math.log(points[high] / points[low])
+            points[middle] = time
+            if abs(off) > _OFF:
+                self._halve(points, low, middle, more - 1)
+                self._halve(points, middle, high, more - 1)
+
+
+def batch_curve(
+    graph: Graph,
+    device: Device | str,
+    dim: str | None = None,
+    options: CompileOptions | None = None,
+    dims: Mapping[str, int] | None = None,
+) -> BatchCurve:
+    """Return the curve of a graph's predicted time on a device, as of the graph and the calibration now.
+
+    Args:
+        graph: the graph.
+        device: the device.
+        dim: the named dim that varies; the first one of the first input that has any if it is not given.
+        options: how the graph is compiled.
+        dims: sizes of the other named dims.
+
+    Raises:
+        ValueError: no dim is given, and no input has a named one.
+    """
+    if dim is None:
+        dim = next((name for _, shape in named_dims(graph) for name in shape if isinstance(name, str)), None)
+    if dim is None:
+        raise ValueError(f"graph {graph.name!r} has no input with a named dim; name the one that varies")
+    return curve_of(lambda: graph, Device(device), dim, options or CompileOptions(), dims or {})
+
+
+def curve_of(
+    graph: Callable[[], Graph | None], device: Device, dim: str, options: CompileOptions, dims: Mapping[str, int]
+) -> BatchCurve:
+    """Return the curve of a graph that `graph` returns, which may be a weak reference."""
+
+    def predict(size: int) -> float | None:
+        alive = graph()
+        with paused_collector():  # a prediction creates an object per node
+            return None if alive is None else predicted_ns(alive, device, options, {**dims, dim: size})
+
+    return BatchCurve(predict)

@@ -1,8 +1,8 @@
-"""The different questions that a model's nodes put to a provider, and how they are answered.
+"""Capability queries: the distinct kinds of nodes in a model, and the provider's answer for each.
 
 Nodes get the same answer when they share operator, version, attributes, element types, ranks and which inputs are
 constant. For providers that compile, which dims are 0, 1 or open, small constants and the place between other nodes
-count too. Nodes that ONNX Runtime folds away before it assigns any put no question.
+count too. Nodes that ONNX Runtime folds before assignment need no query.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from rlx_ort.selection.folding import as_compiled, folded_nodes, idle_nodes
 if TYPE_CHECKING:
     import onnx
 
-    from rlx_ort.converters.to_onnx.draft import Draft
     from rlx_ort.converters.to_onnx.exported import ExportedNode
+    from rlx_ort.converters.to_onnx.exporter import Draft
     from rlx_ort.converters.to_onnx.outline import Outline
     from rlx_ort.device import Device
     from rlx_ort.providers.asking import Question
@@ -66,7 +66,7 @@ class NodeGroup:
 
     @property
     def has_bodies(self) -> bool:
-        """Whether the nodes have bodies, whose nodes put questions of their own."""
+        """Whether the nodes have bodies, whose nodes are in groups of their own."""
         return any(attribute.kind.startswith("GRAPH") for attribute in self.pattern.attributes.values())
 
     def limit(self, limits: Sequence[KernelLimit]) -> str:
@@ -101,7 +101,7 @@ def groups_of(
     folded = folded_nodes(outline, options).keys() | idle_nodes(outline, options)
     names = constants.keys()
     written = {name for node in outline.nodes for name in node.output_names} - names if whole else set()
-    groups: dict[object, list[ExportedNode]] = {}  # what is looked at -> nodes of the same look
+    groups: dict[object, list[ExportedNode]] = {}  # properties that matter -> nodes that share them
     by_key: dict[str, NodeGroup] = {}
     for node in outline.nodes:
         pattern, _, _, name, input_names, _ = node
@@ -226,7 +226,7 @@ def _python(value: Any) -> Any:
 
 
 def _bodies(pattern: ModelNode) -> str:
-    """Return what the bodies of a node say, without the names of their nodes and values."""
+    """Return the operators and attributes in the bodies of a node, without names of nodes and values."""
     lines = []
     for attribute in pattern.attributes.values():
         if not attribute.kind.startswith("GRAPH"):

@@ -1,7 +1,7 @@
 """Which one device to use: what the caller named, else what the environment names, else the fastest.
 
-A device that somebody named is judged strictly: it must take every node. It is never replaced by another one
-without a word: what the code names fails loudly, what `RLX_DEVICE` names is skipped with a warning.
+A named device must take every node. It is never replaced silently: a device named in code raises an error, and one
+named by `RLX_DEVICE` is skipped with a warning.
 
 Nothing here opens a session: `open_first` and `run_with_fallback` are given the function that does.
 """
@@ -18,9 +18,9 @@ from rlx_ort.ir.graph import Graph
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule
 from rlx_ort.providers.availability import require_available
 from rlx_ort.selection.candidates import blocker_of, devices_for, fastest_device_for
+from rlx_ort.selection.graph_cache import refusals
 from rlx_ort.selection.legalize import require_legal
-from rlx_ort.selection.policy import DevicePolicy, Devices, device_chain_from_env, device_from_env, labels
-from rlx_ort.selection.refusals import refusals
+from rlx_ort.selection.policy import DevicePolicy, Devices, device_from_env, labels
 
 __all__ = ["open_first", "resolve_device", "resolve_device_chain", "run_with_fallback"]
 
@@ -52,7 +52,7 @@ def choice(
     options: CompileOptions | None,
     inputs: Mapping[str, Any] | None = None,
 ) -> tuple[Device, bool]:
-    """Return the device that `resolve_device` returns, and whether somebody named it; `inputs` size the predictions.
+    """Return the device that `resolve_device` returns, and whether it was named; `inputs` size the predictions.
 
     `RLX_DEVICE` is also skipped when the device is known to refuse the graph at opening.
     """
@@ -68,10 +68,10 @@ def choice(
 
 
 def open_first(choose: Callable[[], tuple[Device, bool]], open_on: Callable[[Device, bool], T]) -> T:
-    """Return what `open_on` makes of the first choice that takes the graph.
+    """Return the result of `open_on` for the first choice that takes the graph.
 
-    `choose` returns a device and whether somebody named it. When `open_on` fails for a reason of the device's, it must
-    have remembered the refusal (`rlx_ort.selection.refusals`), so that the next choice is another one.
+    `choose` returns a device and whether it was named. When `open_on` fails because of the device, it must have
+    remembered the refusal (`rlx_ort.selection.graph_cache`), so that the next choice is another one.
 
     Raises:
         NoViableDeviceError: no device is left; it lists each one with its reason.
@@ -89,15 +89,12 @@ def open_first(choose: Callable[[], tuple[Device, bool]], open_on: Callable[[Dev
 
 
 def resolve_device_chain(
-    graph: Graph,
-    chain: Devices,
-    policy: DevicePolicy | None = None,
-    options: CompileOptions | None = None,
+    graph: Graph, chain: Devices, policy: DevicePolicy | None = None, options: CompileOptions | None = None
 ) -> Device:
     """Return the first device of the chain that may run the graph; nothing outside the chain is considered.
 
     Raises:
-        NoViableDeviceError: none of them may; the message says why for each and lists the devices that may.
+        NoViableDeviceError: none of them may; the message has the reason for each and lists the devices that may.
     """
     policy = policy or DevicePolicy()
     devices = as_devices(chain)
@@ -123,12 +120,11 @@ def run_with_fallback(
 ) -> tuple[Device, T]:
     """Return the first device of the chain on which `fn` succeeds, and what it returned.
 
-    Devices that may not run the graph are passed over without calling `fn`. These exceptions of `fn` are a failed
-    attempt, after which the next device is tried: every `RlxError` but the ones below, `MemoryError`, and what ONNX
-    Runtime itself raises. All others end the call as they are: `InputError`, `ParamError`, `DeviceParseError`,
-    `GraphVerifyError` and `PackageError`, which would come on every device, and exceptions of other libraries or of
-    Python; raise a `RunError` from those that another device may be spared. Each device that is passed over or fails is
-    appended to `attempts` with the reason, success or not.
+    Devices that may not run the graph are skipped without calling `fn`. After an `RlxError`, a `MemoryError` or an
+    exception of ONNX Runtime in `fn`, the next device is tried. `InputError`, `ParamError`, `DeviceParseError`,
+    `GraphVerifyError` and `PackageError`, which would occur on every device, and exceptions of other libraries or of
+    Python are raised as they are; raise a `RunError` from those that another device may avoid. Each device that is
+    skipped or fails is appended to `attempts` with the reason, whether the call succeeds or not.
 
     Raises:
         DeviceFallbackError: no device succeeded; it lists every attempt. An empty chain is one attempt of the CPU.
@@ -150,12 +146,6 @@ def run_with_fallback(
     raise DeviceFallbackError(attempts or [(Device.CPU, "the chain is empty; name at least one device")])
 
 
-def chain_with(device: Device | str | None) -> list[Device]:
-    """Return the device given, if any, and then those of `RLX_DEVICE_CHAIN` that are not it."""
-    chain = device_chain_from_env()
-    return chain if device is None else list(dict.fromkeys([Device(device), *chain]))
-
-
 def _checked_hint(graph: Graph, device: Device, policy: DevicePolicy, options: CompileOptions | None) -> Device:
     refusal = policy.refusal(device)
     if refusal is not None:
@@ -174,6 +164,6 @@ def _blocker(graph: Graph, device: Device, policy: DevicePolicy, options: Compil
 
 
 def named(options: CompileOptions | None) -> CompileOptions:
-    """Return the options for a device that somebody named: strict unless they say otherwise."""
+    """Return the options for a named device: strict unless they set a placement rule."""
     options = options or CompileOptions()
     return options if options.placement is not None else options.with_(placement=PlacementRule.STRICT)

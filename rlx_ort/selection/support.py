@@ -1,19 +1,18 @@
 """Capability: whether a device takes a graph, and which of its nodes it does not take.
 
-A provider that works here is asked about each different node, and its answers are kept on disk; where nobody can be
-asked, kernel lists judge. The user's own session is opened later, and its placement is checked once more.
+A provider that works here is asked about each distinct node, and its answers are kept on disk. Kernel lists are used
+for other providers. The placement of the user's session is checked again when it is opened.
 """
 
 from __future__ import annotations
 
 import threading
 import weakref
-from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from rlx_ort.converters.to_onnx.draft import Draft
 from rlx_ort.converters.to_onnx.exported import ExportedModel
+from rlx_ort.converters.to_onnx.exporter import Draft
 from rlx_ort.device import Device
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.core import Node
@@ -26,8 +25,8 @@ from rlx_ort.providers import registry
 from rlx_ort.providers.answers import DEVICE, HELPED
 from rlx_ort.providers.availability import availability, is_available, provider_of
 from rlx_ort.providers.base import KernelClaim, Provider
-from rlx_ort.selection.function_body import is_function
-from rlx_ort.selection.node_claims import cpu_takes_node, signature, takes_node
+from rlx_ort.selection.graph_cache import cache_of
+from rlx_ort.selection.node_claims import cpu_takes_node, is_function, signature, takes_node
 from rlx_ort.selection.questions import NodeGroup, answers_for, groups_of
 
 __all__ = [
@@ -64,14 +63,14 @@ class UnsupportedOp:
 
 @dataclass(frozen=True, slots=True)
 class Support:
-    """What a device makes of a graph.
+    """Whether a device takes a graph, and which nodes are in the way.
 
     Attributes:
-        unsupported: the user's nodes that stand in the way, in graph order.
+        unsupported: the user's nodes that the device does not take, in graph order.
         cpu_nodes: ids of the user's nodes that the CPU would take over; empty under the strict rule.
         claim_count: kernels the provider lists, or None for one that compiles and lists none.
         reason: why the whole graph is refused when no single node is to blame.
-        judged_by: the shipped kernel list that was gone by, empty where the provider itself was asked.
+        judged_by: the shipped kernel list that was used, empty if the provider itself was asked.
     """
 
     unsupported: tuple[UnsupportedOp, ...] = ()
@@ -87,7 +86,7 @@ class Support:
 
     @property
     def blocker(self) -> str | None:
-        """What stands in the way, or None."""
+        """The reason why the device does not take the graph, or None."""
         if self.unsupported:
             return f"first unsupported op: {self.unsupported[0]}"
         return self.reason or None
@@ -97,7 +96,7 @@ def supports(device: Device | str, op: Op | str) -> bool:
     """Return whether the device may take the op, whatever its types: a quick answer, where `supports_graph` is exact.
 
     An op is taken when it can be written as ONNX nodes and the device works here. For a raw `OnnxNode`, or the name of
-    an ONNX operator such as `MatMul`, the provider's kernels are asked.
+    an ONNX operator such as `MatMul`, the provider's kernels are searched.
     """
     device = Device(device)
     op = OnnxNode(op) if isinstance(op, str) else op
@@ -121,7 +120,7 @@ def supports_graph(device: Device | str, graph: Graph, options: CompileOptions |
 def first_unsupported_op(
     device: Device | str, graph: Graph, options: CompileOptions | None = None
 ) -> UnsupportedOp | None:
-    """Return the first node that stands in the way under the options; on a device that is not here, the first of all.
+    """Return the first node that the device does not take under the options; on an absent device, the first of all.
 
     None means that no single node is to blame.
     """
@@ -135,9 +134,9 @@ def first_unsupported_op(
 
 
 def support_of(device: Device, graph: Graph, options: CompileOptions | None = None, *, ask: bool = True) -> Support:
-    """Return what a device makes of a graph, whether it works here or not; remembered per exported model.
+    """Return whether a device takes a graph, whether it works here or not; remembered per exported model.
 
-    A device that works here is asked about the nodes, unless `ask` is false; else kernel lists judge.
+    A device that works here is asked about the nodes, unless `ask` is false; kernel lists are used otherwise.
 
     Raises:
         GraphVerifyError: the graph itself is wrong.
@@ -171,7 +170,7 @@ def support_of(device: Device, graph: Graph, options: CompileOptions | None = No
     whole = (provider.name, judging)
     with _lock:
         supports = _supports.setdefault(draft, {})
-    # Devices that share a provider differ in the words of a refusal only.
+    # Devices that share a provider differ only in the text of a refusal.
     known = supports.get(key) or supports.get(whole)
     if known is None:
         known = _judge(draft, graph, device, provider, rule, options, ask)
@@ -187,7 +186,7 @@ def draft_for(provider: Provider, graph: Graph, options: CompileOptions) -> Draf
     try:
         return _drafted(provider, graph, options)
     except ConversionError:
-        return None  # `support_of` has told why
+        return None  # `support_of` has the reason
 
 
 def model_for(provider: Provider, graph: Graph, options: CompileOptions) -> ExportedModel | None:
@@ -199,30 +198,25 @@ def model_for(provider: Provider, graph: Graph, options: CompileOptions) -> Expo
 def _drafted(provider: Provider, graph: Graph, options: CompileOptions) -> Draft:
     """Return the draft for a provider; remembered, since to find that nothing changed takes milliseconds."""
     from rlx_ort.converters.to_onnx.exporter import drafted
-    from rlx_ort.providers.kernels import kernel_set
+    from rlx_ort.providers.claims import kernel_set
 
-    providers = registry.default_registry()
-    state = (graph.revision, providers, providers.generation, provider)
-    known = _drafts.setdefault(graph, deque(maxlen=_DRAFTS_A_GRAPH))
-    for entry_state, entry_options, draft in list(known):
-        if entry_state == state and entry_options == options:
+    known = cache_of(graph).drafts
+    for drafted_for, under, draft in list(known):
+        if drafted_for == provider and under == options:
             return draft
     draft = drafted(graph, options, kernel_set(provider, graph))
-    known.append((state, options, draft))
+    known.append((provider, options, draft))
     return draft
 
 
 def _refused(graph: Graph) -> tuple[UnsupportedOp, ...]:
     """Return the nodes that have no ONNX form; remembered until the graph grows."""
-    known = _refusals.get(graph)
-    if known is None or known[0] != graph.revision:
-        known = _refusals[graph] = (graph.revision, tuple(_without_lowering(graph)))
-    return known[1]
+    cache = cache_of(graph)
+    if cache.unwritable is None:
+        cache.unwritable = tuple(_without_lowering(graph))
+    return cache.unwritable
 
 
-_DRAFTS_A_GRAPH = 16
-_drafts: weakref.WeakKeyDictionary[Graph, deque[tuple[object, CompileOptions, Draft]]] = weakref.WeakKeyDictionary()
-_refusals: weakref.WeakKeyDictionary[Graph, tuple[object, tuple[UnsupportedOp, ...]]] = weakref.WeakKeyDictionary()
 _supports: weakref.WeakKeyDictionary[Draft, dict[object, Support]] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
 
@@ -269,7 +263,7 @@ def _judge(
         else:
             why = DEVICE if limit else listed(group)
             if why not in (DEVICE, HELPED):
-                answer = why  # shorter than what ONNX Runtime says of a missing kernel
+                answer = why  # shorter than the message of ONNX Runtime about a missing kernel
             elif answer == HELPED:
                 answer = f"{device.family.display} leaves {signature(group.first)} to the CPU"
             else:
@@ -293,7 +287,7 @@ def _without_lowering(graph: Graph) -> Iterator[UnsupportedOp]:
     """Yield the nodes that have no ONNX form, on any device; what no output needs is not exported."""
     from rlx_ort.converters.to_onnx.emitter import live_nodes
 
-    # Most graphs are of ops that are all known, which their classes tell.
+    # Fast path: the class of an op decides whether it has a lowering.
     kinds = {type(node.op): node.op for node in graph.nodes}
     if all(kind.bodies is Op.bodies and _has_lowering(op) for kind, op in kinds.items()):
         return

@@ -16,7 +16,7 @@ from rlx_ort import environment
 from rlx_ort.calibration import store
 from rlx_ort.converters.to_onnx.exporter import exported
 from rlx_ort.device import Device
-from rlx_ort.execution.pace import Pace
+from rlx_ort.execution.benchmark import Pace
 from rlx_ort.graph_devices import GraphDevices
 from rlx_ort.ir.graph import Graph
 from rlx_ort.providers.availability import availability, available_devices, is_selectable
@@ -135,7 +135,7 @@ def _seconds(action: Callable[[], object]) -> float:
 
 
 def _graph(nodes: int, width: int, growth: int = 0) -> Graph:
-    """Return dense layers with normalisation, ten nodes each, whose width tells this graph from others.
+    """Return dense layers with normalisation, ten nodes each, whose width makes this graph unique.
 
     Each layer is wider than the one before by `growth`, so that none has the types of another unless it is 0.
     """

@@ -112,13 +112,13 @@ def measure() -> Iterator[Figure]:
                     times[name].append(seconds)
         yield from _starts(times)
         yield _difference(model, package, Path(folder))
-        if sys.platform == "linux":  # elsewhere nothing tells which memory processes share
+        if sys.platform == "linux":  # other systems do not report which memory processes share
             yield _shared(package, 0, "as it starts")
             yield _shared(package, 4, "with packed weights")
 
 
 def _warmed_package(model: Path, target: Path) -> Path:
-    from rlx_ort.converters.load import load_graph
+    from rlx_ort.converters.from_onnx import load_graph
     from rlx_ort.deploy.create import Recipe, create_package
     from rlx_ort.deploy.warm import warm_package
     from rlx_ort.device import Device
@@ -188,8 +188,8 @@ def _shared(package: Path, runs: int, when: str) -> Figure:
     if not second["Rss"]:
         raise RuntimeError("the second process maps no weights.bin")
     share = (second["Private_Clean"] + second["Private_Dirty"]) / second["Rss"]
-    detail = f"weights mapped: Rss {second['Rss'] / 2**20:.0f}, Pss {second['Pss'] / 2**20:.0f} MiB; anonymous, all "
-    detail += f"told: {second['anonymous'] / 2**20:.0f} MiB; while the first one runs"
+    detail = f"weights mapped: Rss {second['Rss'] / 2**20:.0f}, Pss {second['Pss'] / 2**20:.0f} MiB; anonymous "
+    detail += f"in total: {second['anonymous'] / 2**20:.0f} MiB; while the first one runs"
     return Figure(f"share of its weights that a second process has alone, {when}", share, "", MOST_ALONE, detail)
 
 

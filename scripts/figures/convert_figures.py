@@ -2,7 +2,7 @@
 
 The speed is measured with and without the verification, which reads both models once more and runs them. The peak is
 that of the resident set, so mapped pages of weight files count, which the system may drop at any time; the peak of the
-anonymous part, which it cannot drop, is told beside it.
+anonymous part, which it cannot drop, is printed beside it.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ print(json.dumps({"seconds": seconds, "peak": peak_bytes(), "anonymous": found[0
 
 @dataclass(frozen=True)
 class Case:
-    """A conversion, and how many times a copy's time and the model's size it may take; None where that is only told."""
+    """A conversion, with the most it may take of a copy's time and of the model's size; None without a target."""
 
     title: str
     suffix: str

@@ -70,15 +70,15 @@ def _measure_on(label: str, case: _Case) -> Iterator[Figure]:
             raise AssertionError(f"{other.__name__} on {label} draws other tokens")
     title = f"decode on {label}, width {sizes.width}: time over"
 
-    def told(name: str, other: Callable[[], Iterator[Any]], target: float | None) -> Figure:
+    def measured(name: str, other: Callable[[], Iterator[Any]], target: float | None) -> Figure:
         found = step_turns_of(loops.ours, other, case.blocks)
         detail = f"{steps / found.first:.0f} against {steps / found.second:.0f} tokens/s"
         return Figure(f"{title} {name}", found.ratio, "times", target, f"{detail}, least times {found.least_ratio:.3f}")
 
-    yield told("a hand-written IOBinding loop", loops.by_hand, TARGET)
+    yield measured("a hand-written IOBinding loop", loops.by_hand, TARGET)
     # Elsewhere host memory is the device's memory, or the arithmetic takes all the time.
     wide = sizes.width >= 1024
-    yield told("a loop through the host", loops.over_host, 1 / 1.5 if label == "cuda" and wide else None)
+    yield measured("a loop through the host", loops.over_host, 1 / 1.5 if label == "cuda" and wide else None)
 
 
 def _drawn(loop: Iterator[Any]) -> Any:

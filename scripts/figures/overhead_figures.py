@@ -32,15 +32,15 @@ def _one(count: int, limit: float) -> Iterator[Figure]:
     calls = max(1, 2000 // count)
     title = "4-float Add" if count == 2 else f"{count} inputs"
 
-    def told(name: str, action: Callable[[], object], target: float | None) -> Figure:
+    def measured(name: str, action: Callable[[], object], target: float | None) -> Figure:
         ours, theirs, ratio = in_turns(
             _repeated(action, calls), _repeated(lambda: engine.run(None, inputs), calls), BLOCKS, RUNS
         )
         detail = f"{ours / calls * 1e6:.2f} us against {theirs / calls * 1e6:.2f} us"
         return Figure(f"{title} on cpu, {name} over InferenceSession.run", ratio, "times", target, detail)
 
-    yield told("run", lambda: compiled.run(inputs), limit)
-    yield told("run_slots", lambda: compiled.run_slots(arrays), SLOTS_LIMIT if count == 2 else None)
+    yield measured("run", lambda: compiled.run(inputs), limit)
+    yield measured("run_slots", lambda: compiled.run_slots(arrays), SLOTS_LIMIT if count == 2 else None)
 
 
 def _repeated(action: Callable[[], object], calls: int) -> Callable[[], None]:

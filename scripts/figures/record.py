@@ -48,7 +48,7 @@ def scaled(count: int) -> int:
 
 @dataclass(frozen=True)
 class Figure:
-    """One measured value; `target` is the most it may be, or None when it is only told."""
+    """One measured value; `target` is the most it may be, or None for a figure without a target."""
 
     figure: str
     value: float

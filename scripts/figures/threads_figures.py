@@ -29,7 +29,7 @@ def measure() -> Iterator[Figure]:
 
 
 def _set(compiled: Any, version: int) -> None:
-    # w = k I and v = k give (x k + k) k: one number tells the version, and no mixture gives the same.
+    # w = k I and v = k give (x k + k) k: one number identifies the version, and no mixture gives the same.
     with compiled.update_params():
         compiled.set_param("w", np.eye(WIDTH, dtype=np.float32) * version)
         compiled.set_param("v", np.full(WIDTH, version, np.float32))

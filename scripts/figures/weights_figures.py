@@ -135,7 +135,7 @@ print(json.dumps(seconds))
 
 def measure() -> Iterator[Figure]:
     """Yield memory of further sessions, latency of shared weights, time to open mapped ones, and memory of experts."""
-    if sys.platform == "linux":  # elsewhere nothing tells which memory processes share
+    if sys.platform == "linux":  # other systems do not report which memory processes share
         yield from _further_sessions("raw", "Rss")
         yield from _further_sessions("prepacked", "Pss")
     yield _latency("prepacked", 1.05)

@@ -1,8 +1,8 @@
 """What each device needs for a case, predicted and measured, and which device each way of choosing would take.
 
 The devices of a case are measured in turn, block by block, so that a disturbance of the machine meets all of them. A
-block that began or ended while the host's core was slower than usual is measured again a little later: such a while
-lasts longer than a case, and would count for whichever device depends on that core.
+block that began or ended while the host was throttled is measured again later: throttling lasts longer than a case, and
+would count against the device that depends on the host most.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import numpy as np
 
 from rlx_ort.device import Device
 from rlx_ort.errors import RlxError
+from rlx_ort.execution.benchmark import Pace
 from rlx_ort.execution.compiled import CompiledGraph
-from rlx_ort.execution.pace import Pace
 from rlx_ort.graph_devices import GraphDevices
 from rlx_ort.ir.graph import Graph
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule
@@ -122,7 +122,7 @@ class Outcome:
 def measure_case(
     family: str, name: str, graph: Graph, inputs: dict[str, Any], devices: list[Device], limits: Limits, pace: Pace
 ) -> Outcome:
-    """Return predictions, measurements and choices for one graph; `pace` tells how fast the host is."""
+    """Return predictions, measurements and choices for one graph; `pace` measures how fast the host is."""
     outcome = Outcome(family, name)
     policy = DevicePolicy.only(devices)
     options = CompileOptions(placement=PlacementRule.ASSISTED)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from hypothesis import given, settings
 from interpreter import evaluate
-from random_graphs import RandomGraph, random_graphs
+from sample_models.random_graphs import RandomGraph, random_graphs
 
 from rlx_ort.converters.from_onnx import from_onnx
 from rlx_ort.converters.to_onnx import to_onnx

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rlx_ort.cli.arrays import made_up_inputs, read_npz, storable, to_model_types, write_npz
-from rlx_ort.cli.files import replacing
+from rlx_ort.cli.show import replacing
 from rlx_ort.errors import InputError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from small_packages import X, make, reference
+from sample_packages.packages import X, make, reference
 
 from rlx_ort.graph_devices import load
 from rlx_ort.providers.engine.compiled.store import default_store

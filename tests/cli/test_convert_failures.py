@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command_line import Cli
-from source_files import SOURCES, small_graph, write_source
+from sample_models.source_files import SOURCES, small_graph, write_source
 
 from rlx_ort.converters.files import save_onnx
 from rlx_ort.ir.graph import Graph

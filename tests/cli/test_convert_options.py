@@ -1,4 +1,4 @@
-"""`convert` with options: what it writes, what it tells, and what it refuses before it reads anything."""
+"""`convert` with options: what it writes and prints, and what it refuses before it reads anything."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import onnx
 import pytest
 from command_line import Cli
 from onnx import TensorProto, numpy_helper
-from source_files import small_graph
+from sample_models.source_files import small_graph
 
 from rlx_ort.converters.files import save_onnx
 from rlx_ort.ir.serde import save_json

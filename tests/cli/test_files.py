@@ -1,4 +1,4 @@
-"""`cli.files`: files that the command line writes appear whole or not at all."""
+"""`replacing`: files that the command line writes appear whole or not at all."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rlx_ort.cli.files import replacing
+from rlx_ort.cli.show import replacing
 
 
 def test_two_writers_of_one_file_do_not_write_into_each_other(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command_line import Cli
-from signing_keys import write_keys
-from small_packages import flip, make
+from sample_packages.keys import write_keys
+from sample_packages.packages import flip, make
 
 from rlx_ort.selection.policy import DevicePolicy
 
@@ -194,7 +194,7 @@ def test_diff_tells_what_changed(cli: Cli, add_one: Path, package: Path, tmp_pat
 def test_another_package_than_is_wanted_is_exit_code_7(
     cli: Cli, tmp_path: Path, command: str, pin: tuple[str, str]
 ) -> None:
-    """Every subcommand that uses a package's bytes can be told which package to take."""
+    """Every subcommand that uses a package's bytes can be restricted to one package."""
     path = make(tmp_path / "a.ortpackage", serial=5)
     more = {"extract": ["-o", tmp_path / "out"], "export": [tmp_path / "out", "--format", "onnx"]}.get(command, [])
     outcome = cli("package", command, path, *more, *pin)

@@ -142,7 +142,7 @@ def test_a_chain_of_devices_that_are_not_here_fails(cli: Cli, add_one: Path) -> 
 def test_the_chain_variable_counts_as_a_chain(
     cli: Cli, add_one: Path, inputs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """RLX_DEVICE_CHAIN is followed, and its refusals are told."""
+    """RLX_DEVICE_CHAIN is followed, and its refusals are printed."""
     monkeypatch.setenv("RLX_DEVICE_CHAIN", "tpu,cpu")
     document = cli("run", add_one, "--inputs", inputs, "--json").document
     assert (document["device"], [row["device"] for row in document["refused"]]) == ("cpu", ["tpu"])

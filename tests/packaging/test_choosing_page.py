@@ -1,4 +1,4 @@
-"""docs/choosing.md tells the truth about what the code writes and reads."""
+"""docs/choosing.md matches what the code writes and reads."""
 
 from __future__ import annotations
 

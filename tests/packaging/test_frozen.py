@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from small_packages import SIZE, make, reference
+from sample_packages.packages import SIZE, make, reference
 
 import rlx_ort
 

@@ -1,4 +1,4 @@
-"""The README tells the truth: its Python runs, and its tables are those of the code."""
+"""The README matches the code: its Python runs, and its tables are those of the code."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def test_there_are_python_blocks() -> None:
 
 def test_the_exit_codes_are_those_of_the_help_and_the_errors() -> None:
     """README, `--help` and the error classes agree about the exit codes."""
-    told = {int(cell) for cell in _first_cells("| Exit code | Meaning |")}
+    documented = {int(cell) for cell in _first_cells("| Exit code | Meaning |")}
     shown = {
         int(code) for code in re.findall(r"^    (\d)  ", CliRunner().invoke(main, ["--help"]).stdout, re.MULTILINE)
     }
     raised = {getattr(errors, name).exit_code for name in errors.__all__}
-    assert told == shown == {0, 1, 2, *raised}
+    assert documented == shown == {0, 1, 2, *raised}
 
 
 def test_the_variables_are_those_that_are_read() -> None:

@@ -66,7 +66,7 @@ def _note_a_start(folder: Path) -> None:
 
 
 def _remember_a_digest(folder: Path) -> None:
-    from rlx_ort.providers.engine.compiled.digests import weights_digest
+    from rlx_ort.providers.engine.compiled.models import weights_digest
 
     path = folder.with_suffix(".weights")
     path.write_bytes(bytes(16))

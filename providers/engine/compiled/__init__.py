@@ -1,5 +1,5 @@
-"""The compile cache: models as ONNX Runtime optimised them, and what providers compiled, kept between processes.
+"""The compile cache: models as ONNX Runtime optimised them and providers compiled them, kept between processes.
 
-`key` says what an entry depends on, `entry` what one folder holds, `store` finds, makes and evicts entries, and
-`models` puts them before a session. The store knows nothing of ONNX Runtime.
+`key` lists what an entry depends on, `entry` describes its folder, `store` finds, makes and evicts entries, `models`
+opens sessions through it, `starts` opens the model of a warmed package. The store does not depend on ONNX Runtime.
 """

@@ -1,18 +1,18 @@
-"""One entry of the compile cache: a folder with its files and `entry.json`, which says what they must be.
+"""One entry of the compile cache: a folder with its files and `entry.json`, their description.
 
-Checked at each use, so that it stays cheap: the manifest itself, the size of every file, the SHA-256 of files up to
-1 MiB, and of larger ones that of the first and last 64 KiB. `check(whole=True)` reads everything. The size and the
-edges catch files that were cut short or never written out; a bit that flips inside of a large file is only found by
-the full check, as it would be in the model file itself.
+Each use checks the manifest, the size of every file, the SHA-256 of files up to 1 MiB, and of larger ones that of the
+first and last 64 KiB. That finds files that were cut short or never written out; a bit that flips inside of a large
+file is found by `problem(whole=True)` only, which reads everything.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlx_ort.providers.engine.compiled.key import SCHEMA, CacheKey
 
@@ -25,19 +25,15 @@ MANIFEST = "entry.json"
 MODEL_FILE = "model.onnx"
 _WHOLE_BYTES = 1 << 20
 _EDGE_BYTES = 1 << 16
-_BLOCK_BYTES = 1 << 22
 
 
 class Entry(NamedTuple):
-    """An entry as its manifest describes it.
+    """An entry as its manifest describes it; times are in seconds since 1970.
 
     Attributes:
-        folder: where it is.
         digest: its key's digest, which is the folder's name.
         parts: its key's parts.
-        label: what people call the model.
-        created_s: when it was made, seconds since 1970.
-        used_s: when it was last used, seconds since 1970.
+        label: the model's name and device, for people.
         files: name -> size and digests of each file; None for a folder that the provider fills itself.
         extra: what the maker noted beside.
     """
@@ -66,15 +62,13 @@ class Entry(NamedTuple):
         return total
 
     def problem(self, *, whole: bool = False) -> str:
-        """Return what is wrong with the entry's files, or an empty string; `whole` reads every byte."""
+        """Return why the entry's files cannot be used, or an empty string; `whole` reads every byte."""
         for name, wanted in (self.files or {}).items():
             path = self.folder / name
             try:
                 if path.stat().st_size != wanted["bytes"]:
                     return f"{name} has {path.stat().st_size} bytes in place of {wanted['bytes']}"
-                if whole and _sha256(path) != wanted["sha256"]:
-                    return f"{name} was changed"
-                if _edges(path) != wanted["edges"]:
+                if (whole and _sha256(path) != wanted["sha256"]) or _edges(path) != wanted["edges"]:
                     return f"{name} was changed"
             except OSError as err:
                 return f"{name} cannot be read: {err.strerror or err}"
@@ -83,22 +77,18 @@ class Entry(NamedTuple):
         return ""
 
     def touch(self) -> None:
-        """Note that the entry is used now; a cache that cannot be written to stays as it is."""
-        try:
+        """Note that the entry is used now, if the cache can be written to."""
+        with contextlib.suppress(OSError):
             os.utime(self.folder / MANIFEST)
-        except OSError:
-            return
 
 
 def read_entry(folder: Path) -> Entry | None:
-    """Return the entry of a folder, or None when it has no manifest that can be used."""
+    """Return the entry of a folder, or None if it has no usable manifest."""
     path = folder / MANIFEST
     try:
         used = path.stat().st_mtime
         document = json.loads(path.read_bytes())
-        if document["schema"] != SCHEMA or CacheKey(document["parts"]).digest != document["digest"]:
-            return None
-        if document["digest"] != folder.name:
+        if document["schema"] != SCHEMA or not CacheKey(document["parts"]).digest == document["digest"] == folder.name:
             return None
         return Entry(
             folder,
@@ -134,7 +124,7 @@ def write_manifest(
     files: Mapping[str, Mapping[str, Any]] | None,
     extra: Mapping[str, Any],
 ) -> None:
-    """Write the manifest of a folder that nobody else sees yet."""
+    """Write the manifest of a folder that no other process uses yet."""
     document = {
         "schema": SCHEMA,
         "digest": key.digest,
@@ -152,22 +142,15 @@ def write_manifest(
 
 def _sha256(path: Path) -> str:
     with path.open("rb") as stream:
-        return _digest_of(stream)
-
-
-def _digest_of(stream: BinaryIO) -> str:
-    found = hashlib.sha256()
-    while block := stream.read(_BLOCK_BYTES):
-        found.update(block)
-    return found.hexdigest()
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _edges(path: Path) -> str:
     """Return the SHA-256 of a small file, and of the first and last bytes of a large one."""
     size = path.stat().st_size
+    if size <= _WHOLE_BYTES:
+        return _sha256(path)
     with path.open("rb") as stream:
-        if size <= _WHOLE_BYTES:
-            return _digest_of(stream)
         found = hashlib.sha256(stream.read(_EDGE_BYTES))
         stream.seek(size - _EDGE_BYTES)
         found.update(stream.read(_EDGE_BYTES))

@@ -11,52 +11,41 @@ import contextlib
 import hashlib
 import json
 import logging
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rlx_ort.errors import EngineError, RlxError
 from rlx_ort.options.compile_options import CacheUse, CompileOptions, OptimizationLevel, WeightSharing
 from rlx_ort.providers.base import SessionRequest
-from rlx_ort.providers.engine.compiled.digests import weights_digest
 from rlx_ort.providers.engine.compiled.entry import MODEL_FILE, Entry
-from rlx_ort.providers.engine.compiled.key import CacheKey
-from rlx_ort.providers.engine.compiled.machine import cpu_facts
-from rlx_ort.providers.engine.compiled.settings import use_of
-from rlx_ort.providers.engine.compiled.store import CompileStore, default_store
+from rlx_ort.providers.engine.compiled.key import CacheKey, cpu_facts
+from rlx_ort.providers.engine.compiled.store import CompileStore, default_store, use_of
 from rlx_ort.providers.engine.injection import external_tensors
 from rlx_ort.providers.engine.recipe import Keeps, SessionRecipe
 from rlx_ort.providers.plugins import plugin_for
+from rlx_ort.storage import write_atomic
 
-__all__ = ["Opener", "Opening", "open_cached", "session_key", "use_for", "watched"]
+if TYPE_CHECKING:
+    from rlx_ort.ir.tensor import TensorData
+
+__all__ = ["Opening", "open_cached", "session_key", "use_for", "watched", "weights_digest"]
 
 _log = logging.getLogger("rlx_ort.cache")
 
+_Opened: TypeAlias = tuple[Any, list[Any]]
+"""ONNX Runtime's session, and the memory it borrows."""
 
 _WEIGHTS_FILE = "weights.bin"
 _SMALLEST_OUTSIDE = "1024"
 _NOT_OF_THE_MODEL = ("session.intra_op", "session.inter_op", "session.use_per_session_threads")
 
+_DIGESTS = "digests"  # folder
+_HEXADECIMAL = re.compile(r"[0-9a-f]{64}")
 _warned: set[str] = set()
 _watchers: list[list[Opening]] = []
-
-
-class Opener(Protocol):
-    """Opens ONNX Runtime's session for a recipe and a request."""
-
-    def __call__(
-        self,
-        recipe: SessionRecipe,
-        request: SessionRequest,
-        *,
-        saved: Path | None = None,
-        prepare: Callable[[Any], None] | None = None,
-    ) -> tuple[Any, list[Any]]:
-        """Return the session and the memory it borrows.
-
-        `saved` is a model of the cache, which is opened as it is; `prepare` changes the SessionOptions before.
-        """
 
 
 @dataclass(frozen=True)
@@ -79,7 +68,7 @@ def use_for(recipe: SessionRecipe, options: CompileOptions) -> CacheUse:
 
 @contextlib.contextmanager
 def watched() -> Iterator[list[Opening]]:
-    """Collect what is opened through the cache within a `with` block, in all threads."""
+    """Collect the sessions that are opened through the cache in a `with` block, by all threads."""
     found: list[Opening] = []
     _watchers.append(found)
     try:
@@ -89,19 +78,19 @@ def watched() -> Iterator[list[Opening]]:
 
 
 def open_cached(
-    recipe: SessionRecipe, request: SessionRequest, engine: str, open_with: Opener
-) -> tuple[Any, list[Any]] | None:
+    recipe: SessionRecipe, request: SessionRequest, engine: str, open_with: Callable[..., _Opened]
+) -> _Opened | None:
     """Return a session that was opened from the cache; None when it is to be opened without.
 
-    What is not in the cache is added, unless only what is there may be used and the provider does not compile.
-
-    Filling opens one more session, and writes the weights of the model once or twice.
+    A missing entry is added, unless `CacheUse.FOUND` forbids it and the provider does not compile. That opens one more
+    session, and writes the weights of the model once or twice.
 
     Args:
         recipe: how the provider wants its sessions.
         request: what to open.
         engine: name and version of ONNX Runtime.
-        open_with: opens sessions.
+        open_with: opens a session by `(recipe, request, saved=, prepare=)`: on the saved model as it is, if one is
+            given, after `prepare` has changed the SessionOptions.
 
     Raises:
         RlxError: the request itself cannot be opened.
@@ -114,11 +103,12 @@ def open_cached(
             return None
         if recipe.keeps is Keeps.NOTHING:
             entry = store.find(key.digest) or store.make(key, _label(request), lambda _: None, open_ended=True)
-            opened = open_with(_with_folder(recipe, entry.folder), request)
+            folder = {} if recipe.cache_options is None else recipe.cache_options(str(entry.folder))
+            opened = open_with(replace(recipe, options={**recipe.options, **folder}), request)
         else:
             entry, opened = _open_saved(store, key, recipe, request, open_with)
     except (OSError, EngineError) as err:
-        # Not necessarily the cache's fault: the caller opens without it, which tells.
+        # Not necessarily the cache's fault: opening without it, which the caller does next, shows which.
         _warn_once(store, err)
         return None
     for found in _watchers:
@@ -127,7 +117,7 @@ def open_cached(
 
 
 def session_key(recipe: SessionRecipe, request: SessionRequest, engine: str, root: Path) -> CacheKey:
-    """Return the key of a session. Reads the weights once a machine; see `weights_digest`."""
+    """Return the key of a session. Reads the weights; see `weights_digest`."""
     options, model = request.options, request.model
     config = {**recipe.config, **options.session_config}
     plugin = plugin_for(recipe.ep_name) if recipe.ep_devices else None
@@ -146,19 +136,27 @@ def session_key(recipe: SessionRecipe, request: SessionRequest, engine: str, roo
     if plugin is not None:
         parts["plugin"] = f"{plugin.distribution} {plugin.version}"
     if recipe.keeps is not Keeps.PACKED:
-        parts |= _hardware(request)
+        from rlx_ort.providers.registry import default_registry
+
+        found = default_registry().availability(request.device)  # probed before anything was compiled for it
+        hardware = f"{found.hardware} {found.identity}".strip()
+        parts |= {"device": request.device.label, "hardware": hardware, "driver": found.driver}
     for number, library in enumerate(options.custom_op_libraries):
         parts[f"custom_ops_{number}"] = hashlib.sha256(Path(library).read_bytes()).hexdigest()
     return CacheKey(parts)
 
 
 def _open_saved(
-    store: CompileStore, key: CacheKey, recipe: SessionRecipe, request: SessionRequest, open_with: Opener
-) -> tuple[Entry, tuple[Any, list[Any]]]:
-    """Open the saved model, made where it is not there; one that ONNX Runtime refuses is made again, once."""
+    store: CompileStore,
+    key: CacheKey,
+    recipe: SessionRecipe,
+    request: SessionRequest,
+    open_with: Callable[..., _Opened],
+) -> tuple[Entry, _Opened]:
+    """Open the saved model, made if missing; one that ONNX Runtime refuses is made again, once."""
 
     def fill(folder: Path) -> None:
-        # A profile belongs to the session that runs, and the packing to the file, whatever this session wants of it.
+        # Profiling is of the session that runs, and the file is packed whether or not this session wants that.
         plain = request.options.with_(profile_prefix=None, sharing=WeightSharing.PREPACKED)
         changed = replace(request, options=plain)
         session, memory = open_with(recipe, changed, prepare=lambda options: _save_to(options, folder, recipe.keeps))
@@ -181,38 +179,18 @@ def _open_saved(
 
 
 def _save_to(options: Any, folder: Path, keeps: Keeps) -> None:
-    """Make a session write what it opens, in the form that is kept of it."""
+    """Make a session write the model that it opens, in the provider's form."""
     if keeps is Keeps.CONTEXT:
-        entries = {"ep.context_enable": "1", "ep.context_file_path": str(folder / MODEL_FILE)}
-        entries["ep.context_embed_mode"] = "0"
+        path = str(folder / MODEL_FILE)
+        entries = {"ep.context_enable": "1", "ep.context_file_path": path, "ep.context_embed_mode": "0"}
     else:
         options.optimized_model_filepath = str(folder / MODEL_FILE)
-        entries = {
-            "session.optimized_model_external_initializers_file_name": _WEIGHTS_FILE,
-            "session.optimized_model_external_initializers_min_size_in_bytes": _SMALLEST_OUTSIDE,
-        }
+        key = "session.optimized_model_external_initializers"
+        entries = {f"{key}_file_name": _WEIGHTS_FILE, f"{key}_min_size_in_bytes": _SMALLEST_OUTSIDE}
         if keeps is Keeps.PACKED:
             entries["session.save_external_prepacked_constant_initializers"] = "1"
     for name, value in entries.items():
         options.add_session_config_entry(name, value)
-
-
-def _with_folder(recipe: SessionRecipe, folder: Path) -> SessionRecipe:
-    if recipe.cache_options is None:
-        return recipe
-    return replace(recipe, options={**recipe.options, **recipe.cache_options(str(folder))})
-
-
-def _hardware(request: SessionRequest) -> dict[str, str]:
-    """Return what is known of the device; it was probed before anything was compiled for it."""
-    from rlx_ort.providers.registry import default_registry
-
-    found = default_registry().availability(request.device)
-    return {
-        "device": request.device.label,
-        "hardware": f"{found.hardware} {found.identity}".strip(),
-        "driver": found.driver,
-    }
 
 
 def _label(request: SessionRequest) -> str:
@@ -224,9 +202,54 @@ def _text(values: Mapping[str, object]) -> str:
 
 
 def _warn_once(store: CompileStore, err: Exception) -> None:
-    """Tell once for each folder that it cannot be used; a service that opens a thousand sessions needs no more."""
-    if str(store.root) in _warned:
-        _log.debug("opened without the compile cache in %s: %s", store.root, err)
-        return
+    """Warn that a folder cannot be used, once; a service may open thousands of sessions."""
+    level = logging.DEBUG if str(store.root) in _warned else logging.WARNING
     _warned.add(str(store.root))
-    _log.warning("opened without the compile cache in %s: %s; RLX_CACHE_DIR names another folder", store.root, err)
+    _log.log(level, "opened without the compile cache in %s: %s; RLX_CACHE_DIR names another folder", store.root, err)
+
+
+def weights_digest(weights: Mapping[str, TensorData], root: Path) -> str:
+    """Return the SHA-256 of all tensors: names, dtypes, shapes, and bytes or their digests.
+
+    Tensors of a package have digests that their bytes must match. All others are read, at about 1.5 GB/s; those of
+    unchanged files once, since the digest is kept in `root` by the file's device, id, size and time of change.
+    """
+    whole = hashlib.sha256()
+    by_file: dict[tuple[str, tuple[int, ...]], list[str]] = {}
+    for name, tensor in sorted(weights.items()):
+        whole.update(f"{name}\0{tensor.dtype.value}{list(tensor.shape)}\0".encode())
+        promised = getattr(tensor, "sha256", None)  # checked before anyone reads the bytes of such a tensor
+        if isinstance(promised, str):
+            whole.update(promised.encode())
+            continue
+        source = tensor.source
+        if source is None or not source.unchanged:
+            whole.update(_bytes_of(tensor))
+        else:
+            by_file.setdefault((source.path, source.stamp), []).append(name)
+    for (_, stamp), names in sorted(by_file.items()):
+        whole.update(_remembered(stamp, names, weights, root).encode())
+    return whole.hexdigest()
+
+
+def _remembered(stamp: tuple[int, ...], names: list[str], weights: Mapping[str, TensorData], root: Path) -> str:
+    ranges = [(source.offset, weights[name].nbytes) for name in names if (source := weights[name].source) is not None]
+    memo = root / _DIGESTS / hashlib.sha256(repr((stamp, ranges)).encode()).hexdigest()[:32]
+    with contextlib.suppress(OSError):
+        known = memo.read_text(encoding="ascii")
+        if _HEXADECIMAL.fullmatch(known):
+            return known
+    found = hashlib.sha256()
+    for name in names:
+        found.update(_bytes_of(weights[name]))
+    digest = found.hexdigest()
+    with contextlib.suppress(OSError):  # a cache that cannot be written to costs the reading again
+        memo.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(memo, digest.encode())
+    return digest
+
+
+def _bytes_of(tensor: TensorData) -> bytes | memoryview:
+    if tensor.buffer.dtype == object:
+        return "\0".join(str(item) for item in tensor.buffer).encode()
+    return tensor.buffer.data

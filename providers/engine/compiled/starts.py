@@ -1,9 +1,9 @@
-"""What a warmed package starts from: which entry of the cache answers for it, found without reading the model.
+"""What a warmed package starts from: an entry of the cache, found without reading the model, and its session.
 
 A note is written by `rlx-ort package warm` and read when the package is started. It holds the facts that the entry's
 key was made of and that may have changed since: the build of ONNX Runtime, the installation of this library, which
 wrote the model, the processor, and `RLX_KERNEL_DISPATCH`. Only models on the CPU are noted, and only those whose inputs
-and outputs are plain arrays.
+and outputs are plain arrays. The process waits for these imports, so there are few.
 """
 
 from __future__ import annotations
@@ -15,18 +15,20 @@ import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlx_ort import environment
-from rlx_ort.providers.engine.compiled.key import SCHEMA
-from rlx_ort.providers.engine.compiled.machine import cpu_facts
+from rlx_ort.errors import EngineError
+from rlx_ort.providers.engine.compiled.key import SCHEMA, cpu_facts
+from rlx_ort.providers.engine.process import budget, refuse_at_the_end, watch
+from rlx_ort.providers.engine.runtime import engine_exceptions, onnxruntime
 from rlx_ort.storage import write_atomic
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from rlx_ort.providers.engine.compiled.entry import Entry
     from rlx_ort.providers.engine.compiled.store import CompileStore
 
-__all__ = ["Interface", "Start", "find_start", "note_start", "starts_folder"]
+__all__ = ["Interface", "SavedSession", "Start", "find_start", "note_start", "starts_folder"]
 
 
 class Interface(NamedTuple):
@@ -57,7 +59,7 @@ def note_start(
     engine: str,
     interface: tuple[tuple[Interface, ...], tuple[Interface, ...]],
 ) -> None:
-    """Note that a package starts from an entry; a note that is there is replaced.
+    """Note that a package starts from an entry, replacing an earlier note.
 
     Raises:
         OSError: the cache cannot be written to.
@@ -75,10 +77,7 @@ def note_start(
 
 
 def find_start(store: CompileStore, package_sha256: str, engine: str) -> Start | None:
-    """Return what a package starts from here and now, or None when that has to be made first.
-
-    The entry is checked as `CompileStore.find` does.
-    """
+    """Return what a package starts from, checked by `CompileStore.find`, or None if it has to be made first."""
     if _another_provider():
         return None
     try:
@@ -103,9 +102,9 @@ def _facts(engine: str) -> Mapping[str, Any]:
 
 
 def _installation() -> str:
-    """Return what tells this installation from an older or newer one: the stamp of a file that installing writes.
+    """Return the stamp of a file that installing writes, or of the program itself when it is frozen.
 
-    Its version would take 25 ms to read. A frozen application has no such file, and is one itself.
+    It distinguishes installations; reading the version would take 25 ms.
     """
     for path in (environment.__file__, sys.executable):
         try:
@@ -117,7 +116,7 @@ def _installation() -> str:
 
 
 def _another_provider() -> bool:
-    """Return whether somebody registered a provider of their own for the CPU; only a loaded registry has one."""
+    """Return whether another provider was registered for the CPU; only a loaded registry can have one."""
     loaded = sys.modules.get("rlx_ort.providers.registry")
     if loaded is None or not loaded.default_registry.cache_info().currsize:
         return False
@@ -130,3 +129,62 @@ def _another_provider() -> bool:
 def _path(store: CompileStore, package_sha256: str) -> Path:
     name = hashlib.sha256(package_sha256.encode()).hexdigest()[:32]
     return starts_folder(store.root) / f"{name}.json"
+
+
+class SavedSession:
+    """ONNX Runtime's session on a model of the compile cache, for the CPU. `run` may be called from several threads.
+
+    Without `packed` it opens several times faster, since ONNX Runtime packs weights again to find what was saved, and
+    runs are 1.1 to 2 times slower.
+
+    Args:
+        model: the saved model.
+        owner: what the session counts for in the thread budget; all sessions of one owner count once.
+        packed: whether kernels pack their weights.
+
+    Attributes:
+        stopped: whether the process ends, so that no run may begin.
+
+    Raises:
+        EngineError: ONNX Runtime cannot be used, or refuses the model, or the process ends.
+    """
+
+    def __init__(self, model: Path, owner: object, *, packed: bool) -> None:
+        refuse_at_the_end()
+        engine = onnxruntime()
+        options = engine.SessionOptions()
+        options.graph_optimization_level = engine.GraphOptimizationLevel.ORT_DISABLE_ALL
+        options.log_severity_level = 4
+        if not packed:
+            options.add_session_config_entry("session.disable_prepacking", "1")
+            # Used for a few runs only; spinning workers would take cores from whatever else is starting.
+            options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        budget().apply(options, None, owner, on_cpu=True)
+        providers = ["CPUExecutionProvider"]
+        try:
+            self._session = engine.InferenceSession(str(model), options, providers=providers, enable_fallback=0)
+        except engine_exceptions() as err:
+            raise EngineError(f"the saved model {model} does not open: {err}") from err
+        budget().hold(self._session, None, owner, on_cpu=True)
+        self.stopped = False
+        self._options = engine.RunOptions()
+        watch(self)
+
+    def run(self, output_names: Sequence[str], feeds: Mapping[str, Any]) -> list[Any]:
+        """Run once and return the named outputs as numpy arrays.
+
+        Raises:
+            EngineError: the run failed, or the process ends.
+        """
+        if self.stopped:
+            raise EngineError("the process ends, and no run begins any more")
+        try:
+            results: list[Any] = self._session.run(list(output_names), dict(feeds), self._options)
+        except engine_exceptions() as err:
+            raise EngineError(f"the run failed: {err}") from err
+        return results
+
+    def stop_runs(self) -> None:
+        """End all runs that are in flight and let no other begin; for the end of the process."""
+        self.stopped = True
+        self._options.terminate = True

@@ -1,9 +1,8 @@
 """`CompileStore`: the entries of a cache folder, shared by all processes of the user.
 
-An entry is made in a folder of its own and appears by one rename, so a process that dies leaves nothing that another
-one would use. Making is done under a file lock a key, which the system releases when its holder dies; using needs no
-lock. Evicting renames an entry away before it deletes it: where an open mapping forbids that, as on Windows, the entry
-stays.
+An entry is made in a folder of its own and appears by one rename, so a process that dies leaves no partial entry.
+Making holds one file lock per key, which the system releases when the process dies; using needs no lock. Eviction
+renames an entry before deleting it: where an open mapping forbids that, as on Windows, the entry stays.
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rlx_ort import environment
 from rlx_ort.providers.engine.compiled.entry import Entry, describe_files, read_entry, write_manifest
 from rlx_ort.providers.engine.compiled.key import CacheKey
-from rlx_ort.providers.engine.compiled.settings import limit_bytes
 from rlx_ort.storage import cache_root
 
 if TYPE_CHECKING:
@@ -24,11 +23,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from typing import Any
 
-__all__ = ["CompileStore", "default_store"]
+__all__ = ["CompileStore", "DEFAULT_LIMIT_BYTES", "default_store", "limit_bytes", "parse_bytes", "use_of"]
 
+DEFAULT_LIMIT_BYTES = 10 * 1024**3
+_UNITS = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3, "t": 1024**4}
+_SIZE = r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?"
 _PART, _TRASH, _LOCKS = "part-", "trash-", "locks"
-_NOTES = ("starts", "digests")  # see `starts` and `digests` beside this module
-_RETRIES = 5  # a virus scanner may hold a new file for a moment on Windows
+_NOTES = ("starts", "digests")  # of `starts` and `models`
+_RETRIES = 5
 _RETRY_S = 0.05
 
 
@@ -51,7 +53,7 @@ class CompileStore:
         return limit_bytes() if self._limit is None else self._limit
 
     def find(self, digest: str) -> Entry | None:
-        """Return an entry that is whole, and note its use; a damaged one is dropped. Reads at most 1 MiB a file."""
+        """Return an intact entry and note its use; a damaged one is dropped. Reads at most 1 MiB a file."""
         entry = read_entry(self.root / digest)
         if entry is None:
             return None
@@ -71,10 +73,10 @@ class CompileStore:
         *,
         open_ended: bool = False,
     ) -> Entry:
-        """Return the entry of a key, made by `fill` where it is not there; others that want it wait for it.
+        """Return the entry of a key, made by `fill` if missing; other processes wait for it meanwhile.
 
-        `fill` gets an empty folder, writes the files, and returns what to note beside them. Afterwards the entries
-        used longest ago make room. With `open_ended` the files are not described, since the provider goes on writing.
+        `fill` gets an empty folder, writes the files, and returns what to note beside them. Afterwards the least
+        recently used entries are evicted. With `open_ended` the files are not described: the provider keeps writing.
 
         Raises:
             OSError: the cache cannot be written to.
@@ -93,7 +95,7 @@ class CompileStore:
                 extra = fill(part) or {}
                 files = None if open_ended else describe_files(part)
                 write_manifest(part, key, label, time.time(), files, extra)
-                self.drop(key.digest)  # what is there cannot be used
+                self.drop(key.digest)  # it is damaged, or has no manifest
                 _renamed(part, self.root / key.digest)
             finally:
                 shutil.rmtree(part, ignore_errors=True)
@@ -104,19 +106,19 @@ class CompileStore:
         return made
 
     def entries(self) -> list[Entry]:
-        """Return every entry that has a usable manifest, the one used last first; files are not looked at."""
+        """Return every entry with a usable manifest, most recently used first; its files are not checked."""
         found = [read_entry(folder) for folder in self._folders()]
         return sorted((entry for entry in found if entry is not None), key=lambda entry: -entry.used_s)
 
     def drop(self, digest: str) -> bool:
-        """Delete an entry and return whether it is gone; one that Windows keeps open stays for the next time."""
+        """Delete an entry and return whether it is gone; Windows keeps one that is open."""
         import shutil
         import uuid
 
         folder = self.root / digest
         trash = self.root / f"{_TRASH}{uuid.uuid4().hex}"
         try:
-            folder.rename(trash)  # atomic: nobody finds half an entry
+            folder.rename(trash)  # atomic
         except FileNotFoundError:
             return True
         except OSError as err:
@@ -126,7 +128,7 @@ class CompileStore:
         return True
 
     def evict(self, keep: str = "") -> list[str]:
-        """Delete the entries used longest ago until the limit holds, and what dead processes left; return digests."""
+        """Delete least recently used entries until the limit holds, and what dead processes left; return digests."""
         self._clear_parts()
         entries = self.entries()
         sizes = {entry.digest: entry.nbytes for entry in entries}
@@ -143,7 +145,7 @@ class CompileStore:
     def clear(self) -> tuple[int, list[str]]:
         """Delete every entry; return the bytes that were freed and the digests of those in use, which stay.
 
-        What was noted of packages and weights files goes as well, and is not counted.
+        Notes on packages and weights files are deleted as well, and not counted.
         """
         import shutil
 
@@ -178,7 +180,7 @@ class CompileStore:
             yield
 
     def _clear_parts(self, digest: str = "") -> None:
-        """Delete what dead processes left: trash, and parts of keys that nobody makes now."""
+        """Delete what dead processes left: trash, and parts of keys that no process is making."""
         import shutil
 
         import filelock
@@ -189,25 +191,19 @@ class CompileStore:
                     shutil.rmtree(path, ignore_errors=True)
                 elif path.name.startswith(_PART):
                     owner = path.name[len(_PART) :].partition("-")[0]
-                    if owner == digest:  # its lock is ours
-                        shutil.rmtree(path, ignore_errors=True)
-                        continue
-                    with contextlib.suppress(filelock.Timeout), self._lock(owner, timeout_s=0):
+                    held = contextlib.nullcontext() if owner == digest else self._lock(owner, timeout_s=0)
+                    with contextlib.suppress(filelock.Timeout), held:
                         shutil.rmtree(path, ignore_errors=True)
 
 
 def _log() -> logging.Logger:
-    import logging  # a start from the cache has nothing to tell
+    import logging  # not needed by a start from the cache
 
     return logging.getLogger("rlx_ort.cache")
 
 
 def _renamed(source: Path, target: Path) -> None:
-    """Rename a folder, and try again for a moment where another program has a file of it open.
-
-    Raises:
-        OSError: it stays impossible.
-    """
+    """Rename a folder; retry while another program, such as a virus scanner, has a file of it open."""
     for attempt in range(_RETRIES):
         try:
             os.replace(source, target)  # noqa: PTH105  # the name by which tests make it fail as Windows does
@@ -219,5 +215,37 @@ def _renamed(source: Path, target: Path) -> None:
 
 
 def default_store() -> CompileStore:
-    """Return the store of this user, in the folder `compiled` of the cache; see `settings`."""
+    """Return the store of this user, in the folder `compiled` of the cache."""
     return CompileStore(cache_root() / "compiled")
+
+
+def limit_bytes() -> int:
+    """Return the limit of all entries together in bytes: `RLX_CACHE_LIMIT`, such as `4G`, by default 10 GiB."""
+    return environment.parse_or("CACHE_LIMIT", DEFAULT_LIMIT_BYTES, parse_bytes)
+
+
+def parse_bytes(text: str) -> int:
+    """Return the bytes of a text such as `500M`, `4G` or `1.5 GiB`; units count in 1024.
+
+    Raises:
+        ValueError: the text is no size.
+    """
+    import re
+
+    match = re.fullmatch(_SIZE, text.strip().lower())
+    if match is None:
+        raise ValueError(f"{text!r} is no size such as 500M or 4G")
+    return int(float(match[1]) * _UNITS[match[2]])
+
+
+def use_of(asked: str | None, default: str = "off") -> str:
+    """Return how the cache is used, `on`, `off` or `found`: as asked, else by `RLX_CACHE`, else by default.
+
+    A variable that is neither, such as `1` or `0`, is read as a flag.
+    """
+    if asked is not None:
+        return asked
+    value = (environment.get("CACHE") or default).strip().lower()
+    if value in ("on", "off", "found"):
+        return value
+    return "on" if environment.flag("CACHE") else "off"

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from rlx_ort.cli import options
-from rlx_ort.cli.models import read_model
-from rlx_ort.cli.show import binary_size, note, print_facts, print_json
+from rlx_ort.cli.options import read_model
+from rlx_ort.cli.show import binary_size, counted, emit, note, print_facts
 
 if TYPE_CHECKING:
     from rlx_ort.ir.graph import Graph
     from rlx_ort.options.compile_options import Precision
+    from rlx_ort.selection.policy import DevicePolicy
 
 __all__ = ["command"]
 
@@ -67,9 +69,6 @@ def _buckets(
     return dim, tuple((int(first), int(last)) for first, last in pairs)
 
 
-_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
-
-
 @click.command("create")
 @options.model
 @click.option("-o", "--output", "target", required=True, type=click.Path(path_type=Path), help="The package to write.")
@@ -94,10 +93,10 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     callback=_precisions,
     help="Run in a precision on a device, with weights that are rounded when they are loaded; may be repeated.",
 )
-@click.option("--golden", type=_FILE, multiple=True, help="An npz file with inputs whose outputs are kept.")
+@click.option("--golden", type=options.FILE, multiple=True, help="An npz file with inputs whose outputs are kept.")
 @click.option(
     "--expected",
-    type=_FILE,
+    type=options.FILE,
     multiple=True,
     help="An npz file with the outputs for the --golden of the same place; by default the CPU computes them.",
 )
@@ -110,9 +109,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     help="The largest error of golden outputs in a precision, relative to the largest value, as in f16=0.02.",
 )
 @click.option("--verify-on-first-use", is_flag=True, help="Run the golden inputs on each new machine.")
-@options.only
-@options.deny
-@options.prefer
+@options.policy(from_env=False)  # the variables of this machine are no part of a package
 @click.option(
     "--policy",
     "strategy",
@@ -128,7 +125,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     help="Ranges of lengths of a named dim that share a compiled graph, ends not included, as in tokens=1:65,65:257.",
 )
 @click.option("--license", "license_id", default="", metavar="SPDX", help="The licence, as in Apache-2.0.")
-@click.option("--license-file", type=_FILE, help="A file with the licence's text, which becomes part of the package.")
+@click.option("--license-file", type=options.FILE, help="A file with the licence's text, to be packed.")
 @click.option(
     "--provenance",
     multiple=True,
@@ -150,9 +147,7 @@ def command(
     folder: bool,
     force: bool,
     strategy: str,
-    only: str | None,
-    deny: str | None,
-    prefer: str | None,
+    policy: DevicePolicy,
     golden: tuple[Path, ...],
     expected: tuple[Path, ...],
     license_id: str,
@@ -165,8 +160,8 @@ def command(
 
     The package appears complete or not at all, and the same model and options give the same bytes.
     """
-    from rlx_ort.cli.packages.progress import counted
     from rlx_ort.deploy.create import Recipe, create_package
+    from rlx_ort.selection.policy import Adaptive, Benchmark, CostModel
 
     if len(expected) > len(golden):
         raise click.UsageError("each --expected belongs to a --golden")
@@ -174,11 +169,12 @@ def command(
     cases = [
         _case(graph, path, expected[place] if place < len(expected) else None) for place, path in enumerate(golden)
     ]
+    picks = {"cost-model": CostModel(), "benchmark": Benchmark(5), "adaptive": Adaptive()}
     variants = rest.pop("variants")
     recipe = Recipe(
         **rest,
         **({"variants": variants} if variants else {}),
-        policy=_policy(only, deny, prefer, strategy),
+        policy=replace(policy, pick=picks[strategy]),
         golden=cases,
         license=license_id,
         license_text="" if license_file is None else license_file.read_text(encoding="utf-8"),
@@ -188,24 +184,10 @@ def command(
         digest = create_package(graph, target, recipe, folder=folder, force=force, progress=progress)
     size = sum(file.stat().st_size for file in ([target] if target.is_file() else target.rglob("*")) if file.is_file())
     document = {"package": str(target), "sha256": digest, "bytes": size, "golden_cases": len(cases)}
-    if as_json:
-        print_json(document)
-    else:
-        print_facts(
-            [("written", target), ("size", binary_size(size)), ("sha256", digest), ("golden cases", len(cases))]
-        )
+    facts = [("written", target), ("size", binary_size(size)), ("sha256", digest), ("golden cases", len(cases))]
+    emit(document, as_json, lambda document: print_facts(facts))
     if not cases:
         note("no --golden: `package verify` and the check at first use have nothing to compare")
-
-
-def _policy(only: str | None, deny: str | None, prefer: str | None, strategy: str) -> Any:
-    """Return the policy of the options alone: this machine's variables are no part of a package."""
-    from rlx_ort.device import parse_device_list
-    from rlx_ort.selection.policy import Adaptive, Benchmark, CostModel, DevicePolicy
-
-    pick = {"cost-model": CostModel(), "benchmark": Benchmark(5), "adaptive": Adaptive()}[strategy]
-    lists = [None if text is None else tuple(parse_device_list(text)) for text in (only, deny, prefer)]
-    return DevicePolicy(lists[0], lists[1] or (), lists[2] or (), pick)
 
 
 def _case(graph: Graph, inputs: Path, outputs: Path | None) -> tuple[Any, Any]:

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rlx_ort.cli import options
-from rlx_ort.cli.packages import shared
-from rlx_ort.cli.show import note, print_json, print_table
+from rlx_ort.cli.show import emit, note, print_table
 
 if TYPE_CHECKING:
     from rlx_ort.deploy.package import Package
@@ -25,7 +24,7 @@ _BY_NAME = {"files": "file", "tensors": "tensor"}
 @click.command("diff")
 @click.argument("first", type=_PACKAGE)
 @click.argument("second", type=_PACKAGE)
-@shared.key
+@options.key
 @options.as_json
 def command(first: Path, second: Path, key: Path | None, as_json: bool) -> None:
     """Compare two packages by their indexes: settings, files, tensors, and whether they are signed.
@@ -38,15 +37,18 @@ def command(first: Path, second: Path, key: Path | None, as_json: bool) -> None:
     with Package(first, key=key) as one, Package(second, key=key) as other:
         rows = list(_differences(one, other))
         document = {"first": str(first), "second": str(second), "same": not rows, "differences": rows}
-    if as_json:
-        print_json(document)
-    elif rows:
-        columns = ("what", "name", "first", "second")
-        print_table(columns, [["-" if row[key] is None else row[key] for key in columns] for row in rows])
-    else:
-        note("the packages are the same")
+    emit(document, as_json, _print)
     if rows:
         click.get_current_context().exit(1)
+
+
+def _print(document: dict[str, Any]) -> None:
+    if not document["differences"]:
+        note("the packages are the same")
+        return
+    columns = ("what", "name", "first", "second")
+    rows = [["-" if row[key] is None else row[key] for key in columns] for row in document["differences"]]
+    print_table(columns, rows)
 
 
 def _differences(one: Package, other: Package) -> Iterator[dict[str, Any]]:
@@ -76,7 +78,7 @@ def _rows(what: str, name: str, first: Any, second: Any) -> Iterator[dict[str, A
 
 
 def _digest(entry: dict[str, Any] | None, other: dict[str, Any] | None) -> str | None:
-    """Return what tells an entry from another: its digest, or where that is the same, what else it says."""
+    """Return how an entry differs from another: by its digest, or else by its other fields."""
     if entry is None:
         return None
     if other is None or entry["sha256"] != other["sha256"]:

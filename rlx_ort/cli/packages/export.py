@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from rlx_ort.cli import options
-from rlx_ort.cli.packages import shared
 from rlx_ort.cli.show import note, print_json, progress
+
+if TYPE_CHECKING:
+    from rlx_ort.deploy.package import Package
 
 __all__ = ["command"]
 
 
 @click.command("export")
-@shared.package
+@options.package
 @click.argument("target", metavar="DIR", type=click.Path(file_okay=False, path_type=Path))
 @click.option("--format", "form", type=click.Choice(["triton", "onnx"]), required=True, help="What to write.")
 @click.option("--name", help="The model's name; that of the package by default.")
@@ -35,13 +38,10 @@ __all__ = ["command"]
     show_default=True,
     help="Triton: which processors.",
 )
-@click.option("--force", is_flag=True, help="Replace what is there.")
-@shared.key
-@shared.sha256
-@shared.min_serial
+@click.option("--force", is_flag=True, help="Replace an existing target.")
 @options.as_json
 def command(
-    package: Path,
+    package: Package,
     target: Path,
     form: str,
     name: str | None,
@@ -49,30 +49,22 @@ def command(
     instances: int,
     kind: str,
     force: bool,
-    key: Path | None,
-    sha256: str | None,
-    min_serial: int,
     as_json: bool,
 ) -> None:
     """Write the model of a package for another server or tool, every byte of it checked before.
 
-    `triton` makes a model of a Triton repository, with config.pbtxt and the weights once; docs/triton.md says what was
-    tried. `onnx` makes NAME.onnx and NAME.onnx.data. The policy, golden cases and signature stay behind.
+    `triton` makes a model of a Triton repository, with config.pbtxt and the weights once; docs/triton.md has what was
+    tested. `onnx` makes NAME.onnx and NAME.onnx.data. The policy, golden cases and signature stay behind.
     """
     from rlx_ort.converters.files import save_onnx
     from rlx_ort.deploy.names import check_model_name
     from rlx_ort.deploy.open import runner_of
-    from rlx_ort.deploy.package import Package
     from rlx_ort.deploy.triton import batch_dim, export_triton
 
-    with (
-        Package(package, key=key, sha256=sha256, min_serial=min_serial) as opened,
-        progress(f"writing {target}"),
-        runner_of(opened) as runner,
-    ):
-        called = name or opened.index.name
-        check_model_name(called)
-        opened.check_all()
+    called = name or package.index.name
+    check_model_name(called)
+    with progress(f"writing {target}"), runner_of(package) as runner:
+        package.check_all()
         graph, given = runner.graph, runner.options
         if form == "triton":
             written = export_triton(

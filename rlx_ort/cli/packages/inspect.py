@@ -1,71 +1,53 @@
-"""`rlx-ort package inspect PACKAGE`: what a package says of itself. Opens no session."""
+"""`rlx-ort package inspect PACKAGE`: the settings, variants and files of a package. Opens no session."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from rlx_ort.cli import options
-from rlx_ort.cli.packages import shared
-from rlx_ort.cli.show import binary_size, print_facts, print_json, print_table
+from rlx_ort.cli.show import binary_size, emit, print_facts, print_table
 
 if TYPE_CHECKING:
     from rlx_ort.deploy.package import Package
 
-__all__ = ["command", "described"]
+__all__ = ["command"]
 
 
 @click.command("inspect")
-@shared.package
-@shared.key
+@options.package
 @options.as_json
-def command(package: Path, key: Path | None, as_json: bool) -> None:
+def command(package: Package, as_json: bool) -> None:
     """Show what a package holds.
 
     Structure, names, sizes and small files are checked; large weights are not read. `verify` reads everything.
     """
-    from rlx_ort.deploy.package import Package
-
-    with Package(package, key=key) as opened:
-        document = described(opened, key)
-    if as_json:
-        print_json(document)
-    else:
-        _print(document)
+    emit(_described(package), as_json, _print)
 
 
-def described(package: Package, key: Path | None = None) -> dict[str, Any]:
-    """Return what a package says of itself, for JSON."""
+def _described(package: Package) -> dict[str, Any]:
     index = package.index
     policy = index.policy
     return {
         "package": str(package.path),
         "form": "folder" if package.is_folder else "file",
-        "name": index.name,
-        "version": index.version,
-        "serial": index.serial,
+        **{key: getattr(index, key) for key in ("name", "version", "serial", "license", "verify_on_first_use")},
+        **{key: dict(getattr(index, key)) for key in ("provenance", "requires", "dims", "tolerances")},
         "sha256": package.sha256,
-        "signature": "verified" if key is not None else "present, not checked" if package.is_signed else "none",
-        "license": index.license,
-        "provenance": dict(index.provenance),
-        "requires": dict(index.requires),
+        "signature": package.signature_state,
         "policy": {
             "allow": None if policy.allow is None else [device.label for device in policy.allow],
             "deny": [device.label for device in policy.deny],
             "prefer": [device.label for device in policy.prefer],
             "pick": type(policy.pick_strategy()).__name__.lower(),
         },
-        "dims": dict(index.dims),
         "buckets": None if index.buckets is None else {"dim": index.buckets[0], "ranges": list(index.buckets[1])},
         "variants": [
             {"name": name, "device": item.device, "precision": item.precision.value, "own_weights": bool(item.rounded)}
             for name, item in index.variants.items()
         ],
         "golden_cases": len(index.cases),
-        "tolerances": dict(index.tolerances),
-        "verify_on_first_use": index.verify_on_first_use,
         "tensors": len(index.tensors),
         "files": [
             {"name": name, "bytes": entry.size, "sha256": entry.sha256} for name, entry in sorted(index.files.items())

@@ -7,19 +7,15 @@ from pathlib import Path
 import click
 
 from rlx_ort.cli import options
-from rlx_ort.cli.packages import shared
 from rlx_ort.cli.show import note, print_json, progress
 
 __all__ = ["command"]
 
 
 @click.command("sign")
-@shared.package
+@click.argument("package", type=click.Path(exists=True, path_type=Path))
 @click.option(
-    "--key",
-    required=True,
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="A PEM file with an EC private key (P-256, P-384 or P-521).",
+    "--key", required=True, type=options.FILE, help="A PEM file with an EC private key (P-256, P-384 or P-521)."
 )
 @click.option("--password-env", metavar="NAME", help="The environment variable that holds the key's password.")
 @options.as_json

@@ -3,73 +3,51 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from rlx_ort.cli import options
-from rlx_ort.cli.packages import shared
-from rlx_ort.cli.show import binary_size, note, print_json, print_table, progress
+from rlx_ort.cli.show import binary_size, emit, note, print_table, progress
 
 if TYPE_CHECKING:
+    from rlx_ort.deploy.package import Package
     from rlx_ort.deploy.warm import WarmedDevice
 
 __all__ = ["command"]
 
 
 @click.command("warm")
-@shared.package
+@options.package
 @click.option(
     "--device", "devices", metavar="DEVICES", help="Warm for these devices, as in cpu,cuda; default: all that may run."
 )
-@shared.key
-@shared.sha256
-@shared.min_serial
 @options.as_json
 @click.pass_context
-def command(
-    context: click.Context,
-    package: Path,
-    devices: str | None,
-    key: Path | None,
-    sha256: str | None,
-    min_serial: int,
-    as_json: bool,
-) -> None:
+def command(context: click.Context, package: Package, devices: str | None, as_json: bool) -> None:
     """Compile a package ahead of its first run.
 
     Writes optimised models and what providers compile to the compile cache, where sessions that are opened later find
     it. `rlx-ort cache list` shows it. The exit code is 1 when nothing was kept for some device.
     """
-    from rlx_ort.deploy.warm import warm_package
+    from rlx_ort.deploy.warm import warm_opened
     from rlx_ort.device import parse_device_list
 
     chosen = None if devices is None else parse_device_list(devices)
-    with progress(f"warming {package}"):
-        rows = warm_package(package, chosen, require_signature=key, sha256=sha256, min_serial=min_serial)
-    if as_json:
-        print_json({"package": str(package), "devices": [asdict(row) for row in rows]})
-    else:
-        _print(rows)
+    with progress(f"warming {package.path}"):
+        rows = warm_opened(package, chosen)
+    document = {"package": str(package.path), "devices": [asdict(row) for row in rows]}
+    emit(document, as_json, lambda document: _print(rows))
     if not rows or any(row.problem for row in rows):
         context.exit(1)
 
 
 def _print(rows: list[WarmedDevice]) -> None:
-    print_table(
-        ("device", "kept as", "size", "seconds", "starts from it"),
-        [
-            (
-                row.device,
-                row.entry[:12] or "-",
-                binary_size(row.nbytes) if row.entry else "-",
-                f"{row.seconds:.2f}",
-                "yes" if row.starts else "no",
-            )
-            for row in rows
-        ],
-    )
+    table = []
+    for row in rows:
+        kept = (row.entry[:12], binary_size(row.nbytes)) if row.entry else ("-", "-")
+        table.append((row.device, *kept, f"{row.seconds:.2f}", "yes" if row.starts else "no"))
+    print_table(("device", "kept as", "size", "seconds", "starts from it"), table)
     for row in rows:
         if row.problem:
             note(f"{row.device}: {row.problem}")

@@ -1,31 +1,29 @@
 """Attention and rotary position embedding.
 
 Layouts of q, k and v: `(S, H*D)`, `(B, S, H*D)`, or rank 4, which is `(B, H, S, D)` when its second dimension is the
-number of heads and `(B, S, H, D)` otherwise. Where both readings fit, the first one holds.
+number of heads and `(B, S, H, D)` otherwise. If both fit, the first one applies.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Unpack
 
 from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import Value
-from rlx_ort.ir.infer import broadcast, expect_dim, expect_float, expect_rank, join_dims, known_name, same_dtype
-from rlx_ort.ir.op import Op, OpTypes, tensor_input
-from rlx_ort.ir.ops.leaf import LeafBuilders, Operand
+from rlx_ort.ir.op import Op, OpTypes, join_dims, known_name, tensor_input
+from rlx_ort.ir.ops.leaf import LeafBuilders, NodeArgs, Operand
 from rlx_ort.ir.shape import Dim, Shape
-from rlx_ort.ir.types import ValueType
+from rlx_ort.ir.types import TensorType
 
-__all__ = ["MASK_KINDS", "Attention", "AttentionBuilders", "HeadLayout", "Rope", "head_layout"]
+__all__ = ["MASK_KINDS", "Attention", "AttentionBuilders", "HeadLayout", "Rope", "head_layout", "parse_mask_kind"]
 
 MASK_KINDS = ("none", "causal", "sliding", "custom", "bias")
 """Names of the mask kinds; `sliding` is written `sliding:N` in the builders."""
 
 
 class HeadLayout(NamedTuple):
-    """How one of q, k and v is laid out; `batch` is 1 for rank 2."""
+    """Layout of one of q, k and v; `batch` is 1 for rank 2."""
 
     batch: Dim
     length: Dim
@@ -41,26 +39,39 @@ def head_layout(op: Op, shape: Shape, num_heads: int, head_dim: int, name: str) 
     if shape.rank == 4:
         heads_first = shape[1] == num_heads
         batch, length = (shape[0], shape[2]) if heads_first else (shape[0], shape[1])
-        expect_dim(op, shape[1] if heads_first else shape[2], num_heads, f"the heads of {name} {shape}")
-        expect_dim(op, shape[3], head_dim, f"the last dimension of {name} {shape}")
+        op.expect_dim(shape[1] if heads_first else shape[2], num_heads, f"the heads of {name} {shape}")
+        op.expect_dim(shape[3], head_dim, f"the last dimension of {name} {shape}")
         return HeadLayout(batch, length, heads_first)
-    expect_dim(op, shape[-1], num_heads * head_dim, f"the last dimension of {name} {shape}")
+    op.expect_dim(shape[-1], num_heads * head_dim, f"the last dimension of {name} {shape}")
     return HeadLayout(shape[0] if shape.rank == 3 else 1, shape[-2], heads_first=False)
 
 
+def parse_mask_kind(text: str) -> tuple[str, int | None]:
+    """Return (kind, window) of a mask kind as the builders take it, `sliding:N` for a sliding one.
+
+    Raises:
+        GraphVerifyError: it has no such form.
+    """
+    kind, colon, number = text.strip().partition(":")
+    window = int(number) if number.strip().isdecimal() else None
+    if bool(colon) != (kind.strip().lower() == "sliding") or (colon and window is None):
+        raise GraphVerifyError(f"mask kind {text!r} is not none, causal, sliding:N, custom or bias")
+    return kind, window
+
+
 @dataclass(frozen=True, slots=True)
-class Attention(Op):
+class Attention(Op, operands="q k v mask?"):
     """softmax(q k^T * scale) v for each head; inputs q, k, v and, for `custom` and `bias`, a mask.
 
     Query i stands at position `i + max(K - Q, 0)` of the K keys. A masked score is replaced by the most negative
-    number that is safe in the dtype, so a row in which all is masked averages all of v.
+    number that is safe in the dtype, so a fully masked row averages all of v.
 
     Attributes:
         num_heads: heads of q, k and v alike.
         head_dim: size of a head.
         mask_kind: `none`; `causal`, keys up to the query; `sliding`, of those the last `window + 1`; `custom`, a
             `(B, K)` mask in which below 0.5 is masked; `bias`, a `(B, H, Q, K)` tensor added to the scaled scores.
-        window: how many keys before its own position a query sees under `sliding`.
+        window: how many keys before its own position a query attends to under `sliding`.
         scale: factor of the scores, None for 1 / sqrt(head_dim).
         softcap: c of c * tanh(score / c), applied to the scaled scores before any mask; None for none.
     """
@@ -71,8 +82,6 @@ class Attention(Op):
     window: int | None = None
     scale: float | None = None
     softcap: float | None = None
-
-    arity = (3, 4)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mask_kind", known_name("mask kind", self.mask_kind, MASK_KINDS))
@@ -89,54 +98,52 @@ class Attention(Op):
         Raises:
             GraphVerifyError: one does not hold the heads.
         """
-        shapes = (expect_rank(self, tensor_input(self, inputs, i, "qkv"[i]), (2, 3, 4), "qkv"[i]) for i in range(3))
+        shapes = (self.expect_rank(tensor_input(self, inputs, i, "qkv"[i]), (2, 3, 4), "qkv"[i]) for i in range(3))
         q, k, v = (head_layout(self, shape, self.num_heads, self.head_dim, "qkv"[i]) for i, shape in enumerate(shapes))
         return q, k, v
 
-    def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
+    def result(self, query: TensorType, key: TensorType, value: TensorType, *mask: TensorType) -> TensorType:
         """Return the type of q."""
-        q, k, v = self.layouts(inputs)
-        query = tensor_input(self, inputs, 0, "q")
-        same_dtype(self, inputs, ("q", "k", "v"))
-        expect_float(self, query, "q")
-        expect_dim(self, k.batch, q.batch, "the batch of k")
-        expect_dim(self, v.batch, q.batch, "the batch of v")
-        expect_dim(self, v.length, k.length, "the length of v")
+        q, k, v = self.layouts((query, key, value))
+        self.same_dtype(query, key, value)
+        self.expect_float(query, "q")
+        self.expect_dim(k.batch, q.batch, "the batch of k")
+        self.expect_dim(v.batch, q.batch, "the batch of v")
+        self.expect_dim(v.length, k.length, "the length of v")
         wants_mask = self.mask_kind in {"custom", "bias"}
-        if wants_mask != (len(inputs) == 4):
+        if wants_mask != bool(mask):
             wanted = "q, k, v and a mask" if wants_mask else "q, k and v only"
-            raise GraphVerifyError(f"mask kind {self.mask_kind!r} takes {wanted}; got {len(inputs)} inputs")
-        if wants_mask:
-            self._check_mask(inputs, q, k)
-        return (query,)
+            raise GraphVerifyError(f"mask kind {self.mask_kind!r} takes {wanted}; got {3 + len(mask)} inputs")
+        if mask:
+            self._check_mask(mask[0], query, q, k)
+        return query
 
-    def _check_mask(self, inputs: OpTypes, q: HeadLayout, k: HeadLayout) -> None:
-        mask = tensor_input(self, inputs, 3, "mask")
+    def _check_mask(self, mask: TensorType, query: TensorType, q: HeadLayout, k: HeadLayout) -> None:
         if self.mask_kind == "custom":
-            batch, keys = expect_rank(self, mask, (2,), "mask")
+            batch, keys = self.expect_rank(mask, (2,), "mask")
             if batch != 1:
-                expect_dim(self, batch, q.batch, "the batch of the mask")
-            expect_dim(self, keys, k.length, "the keys of the mask")
+                self.expect_dim(batch, q.batch, "the batch of the mask")
+            self.expect_dim(keys, k.length, "the keys of the mask")
             return
-        if mask.dtype is not tensor_input(self, inputs, 0, "q").dtype:
+        if mask.dtype is not query.dtype:
             raise GraphVerifyError(f"Attention needs a bias of the dtype of q, got {mask}; cast it first")
         scores = Shape((q.batch, self.num_heads, q.length, k.length))
-        shape = expect_rank(self, mask, (2, 3, 4), "mask")
-        for found, wanted in zip(broadcast(self, (shape, scores)) or (), scores, strict=True):
-            expect_dim(self, found, wanted, f"the bias {shape} to fit the scores {scores}: a dimension")
+        shape = self.expect_rank(mask, (2, 3, 4), "mask")
+        for found, wanted in zip(self.broadcast((shape, scores)) or (), scores, strict=True):
+            self.expect_dim(found, wanted, f"the bias {shape} to fit the scores {scores}: a dimension")
 
 
 @dataclass(frozen=True, slots=True)
-class Rope(Op):
+class Rope(Op, operands="x cos sin"):
     """Rotary position embedding of each head of x by cos and sin tables of head_dim / 2 columns.
 
-    x is `(S, H*D)` or `(B, S, H*D)`; row s of the tables belongs to place s of the sequence, and tables of rank 3
-    `(B, S, D/2)` give each sequence its own. Only the first `n_rot` of each head are rotated, by the first
+    x is `(S, H*D)` or `(B, S, H*D)`; row s of the tables belongs to position s of the sequence; tables of rank 3
+    `(B, S, D/2)` are per sequence. Only the first `n_rot` of each head are rotated, by the first
     `n_rot / 2` columns.
 
     Attributes:
         head_dim: size of a head.
-        n_rot: how many of them are rotated, even; None for all.
+        n_rot: how many elements of a head are rotated, even; None for all.
         interleaved: whether the pairs are neighbours `(2i, 2i + 1)` instead of halves `(i, i + n_rot / 2)`.
     """
 
@@ -144,35 +151,32 @@ class Rope(Op):
     n_rot: int | None = None
     interleaved: bool = False
 
-    arity = (3, 3)
-
     @property
     def rotated(self) -> int:
-        """How many of each head are rotated."""
+        """How many elements of each head are rotated."""
         return self.head_dim if self.n_rot is None else self.n_rot
 
-    def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
+    def result(self, x: TensorType, cos: TensorType, sin: TensorType) -> TensorType:
         """Return the type of x."""
-        x = tensor_input(self, inputs, 0, "x")
-        same_dtype(self, inputs, ("x", "cos", "sin"))
-        expect_float(self, x, "x")
-        shape = expect_rank(self, x, (2, 3), "x")
+        self.same_dtype(x, cos, sin)
+        self.expect_float(x, "x")
+        shape = self.expect_rank(x, (2, 3), "x")
         if self.head_dim < 2 or self.head_dim % 2 or self.rotated % 2 or not 0 < self.rotated <= self.head_dim:
             raise GraphVerifyError(
                 f"Rope needs an even head_dim and an even n_rot up to it, got {self.head_dim} and {self.n_rot}"
             )
         if not isinstance(shape[-1], int) or shape[-1] % self.head_dim:
             raise GraphVerifyError(f"Rope cannot divide the last dimension of {shape} into heads of {self.head_dim}")
-        for index, name in ((1, "cos"), (2, "sin")):
-            table = expect_rank(self, tensor_input(self, inputs, index, name), (2, shape.rank), name)
-            expect_dim(self, table[-1], self.head_dim // 2, f"the columns of {name}")
+        for kind, name in ((cos, "cos"), (sin, "sin")):
+            table = self.expect_rank(kind, (2, shape.rank), name)
+            self.expect_dim(table[-1], self.head_dim // 2, f"the columns of {name}")
             rows, length = table[-2], shape[-2]
             if isinstance(rows, int) and isinstance(length, int) and rows < length:
                 raise GraphVerifyError(f"Rope of {length} places needs as many rows in {name}, got {rows}")
             if table.rank == 3:
-                expect_dim(self, rows, length, f"the rows of {name}")
-                expect_dim(self, join_dims((table[0], shape[0])), table[0], f"the batch of {name}")
-        return (x,)
+                self.expect_dim(rows, length, f"the rows of {name}")
+                self.expect_dim(join_dims((table[0], shape[0])), table[0], f"the batch of {name}")
+        return x
 
 
 class AttentionBuilders(LeafBuilders):
@@ -191,16 +195,11 @@ class AttentionBuilders(LeafBuilders):
         *,
         scale: float | None = None,
         softcap: float | None = None,
-        shape: Iterable[Dim] | None = None,
-        name: str | None = None,
+        **node: Unpack[NodeArgs],
     ) -> Value:
-        """Attend to the keys that a `(B, K)` mask keeps; below 0.5 is masked.
-
-        Raises:
-            GraphVerifyError: q, k, v or the mask do not fit each other or the heads.
-        """
+        """Attend to the keys that a `(B, K)` mask keeps; below 0.5 is masked."""
         op = Attention(num_heads, head_dim, "custom", None, scale, softcap)
-        return self._add(op, *self._values(q, k, v), self._as_value(mask), shape=shape, name=name)
+        return self._add(op, q, k, v, mask, **node)
 
     def attention_kind(
         self,
@@ -213,20 +212,11 @@ class AttentionBuilders(LeafBuilders):
         *,
         scale: float | None = None,
         softcap: float | None = None,
-        shape: Iterable[Dim] | None = None,
-        name: str | None = None,
+        **node: Unpack[NodeArgs],
     ) -> Value:
-        """Attend under a mask kind that needs no tensor: `none`, `causal` or `sliding:N`.
-
-        Raises:
-            GraphVerifyError: there is no such kind, or q, k and v do not fit each other or the heads.
-        """
-        kind, colon, text = mask_kind.strip().partition(":")
-        window = int(text) if text.strip().isdecimal() else None
-        if bool(colon) != (kind.strip().lower() == "sliding") or (colon and window is None):
-            raise GraphVerifyError(f"mask kind {mask_kind!r} is not none, causal or sliding:N")
-        op = Attention(num_heads, head_dim, kind, window, scale, softcap)
-        return self._add(op, *self._values(q, k, v), shape=shape, name=name)
+        """Attend under a mask kind that needs no tensor: `none`, `causal` or `sliding:N`."""
+        op = Attention(num_heads, head_dim, *parse_mask_kind(mask_kind), scale, softcap)
+        return self._add(op, q, k, v, **node)
 
     def attention_bias(
         self,
@@ -239,14 +229,12 @@ class AttentionBuilders(LeafBuilders):
         *,
         scale: float | None = None,
         softcap: float | None = None,
-        shape: Iterable[Dim] | None = None,
-        name: str | None = None,
+        **node: Unpack[NodeArgs],
     ) -> Value:
         """Attend with a bias added to the scaled scores; it broadcasts to `(B, H, Q, K)`."""
-        query, key, value = self._values(q, k, v)
-        addend = self._as_value(bias)
+        query, key, value, addend = (self._as_value(item) for item in (q, k, v, bias))
         op = Attention(num_heads, head_dim, "bias", None, scale, softcap)
-        return self._add(op, query, key, value, addend.cast(query.dtype), shape=shape, name=name)
+        return self._add(op, query, key, value, addend.cast(query.dtype), **node)
 
     def rope(
         self,
@@ -256,14 +244,10 @@ class AttentionBuilders(LeafBuilders):
         head_dim: int,
         *,
         interleaved: bool = False,
-        name: str | None = None,
+        **node: Unpack[NodeArgs],
     ) -> Value:
-        """Rotate each head of x by tables of head_dim / 2 columns.
-
-        Raises:
-            GraphVerifyError: x does not hold heads of that size, or the tables are too small.
-        """
-        return self.rope_n(x, cos, sin, head_dim, head_dim, interleaved=interleaved, name=name)
+        """Rotate each head of x by tables of head_dim / 2 columns."""
+        return self.rope_n(x, cos, sin, head_dim, head_dim, interleaved=interleaved, **node)
 
     def rope_n(
         self,
@@ -274,13 +258,9 @@ class AttentionBuilders(LeafBuilders):
         n_rot: int,
         *,
         interleaved: bool = False,
-        name: str | None = None,
+        **node: Unpack[NodeArgs],
     ) -> Value:
         """Rotate the first `n_rot` elements of each head of x."""
         value = self._as_value(x)
         tables = (self._as_value(table, value).cast(value.dtype) for table in (cos, sin))
-        return self._add(Rope(head_dim, n_rot, interleaved), value, *tables, name=name)
-
-    def _values(self, *items: Operand) -> tuple[Value, Value, Value]:
-        q, k, v = (self._as_value(item) for item in items)
-        return q, k, v
+        return self._add(Rope(head_dim, n_rot, interleaved), value, *tables, **node)

@@ -1,33 +1,137 @@
-"""Blocks of whole layers, and builders of the usual combinations of products and activations."""
+"""Grouped-query attention, blocks of whole layers, and combinations of ops that compilers fuse."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
 from rlx_ort.errors import GraphVerifyError
+from rlx_ort.ir.bodies import Composite
 from rlx_ort.ir.core import Value
-from rlx_ort.ir.infer import expect_dim, expect_float, expect_rank, known_name
-from rlx_ort.ir.op import Op, OpTypes, tensor_input
-from rlx_ort.ir.ops.composite import Composite
+from rlx_ort.ir.dtype import DType
+from rlx_ort.ir.op import Op, OpTypes, Sizes, known_name, known_shape, pair, tensor_input
+from rlx_ort.ir.ops.attention import Attention, head_layout, parse_mask_kind
+from rlx_ort.ir.ops.conv import Conv2d
 from rlx_ort.ir.ops.elementwise import ACTIVATIONS, Activation, Binary
-from rlx_ort.ir.ops.gqa import GroupedQueryAttention
-from rlx_ort.ir.ops.leaf import LeafBuilders, Operand
+from rlx_ort.ir.ops.leaf import LeafBuilders, NodeArgs, Operand
 from rlx_ort.ir.ops.linalg import FusedMatMulBiasAct, MatMul
 from rlx_ort.ir.ops.norm import FusedSwiGLU
+from rlx_ort.ir.shape import Dim, Shape
+from rlx_ort.ir.types import TensorType
 
 if TYPE_CHECKING:
     from rlx_ort.ir.graph import Graph
 
 __all__ = [
+    "AdaLayerNorm",
     "AxialRope2d",
     "BlockBuilders",
     "FusedAttentionBlock",
+    "FusedConvBiasAct",
     "FusedTransformerLayer",
+    "GatedResidual",
+    "GroupedQueryAttention",
+    "SoftmaxCrossEntropyWithLogits",
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedQueryAttention(Composite):
+    """Attention in which `num_heads / num_kv_heads` query heads share a head of k and v.
+
+    Layouts and the other attributes are those of `Attention`, with `num_kv_heads` heads in k and v. Without a mask,
+    with a `custom` one, and for one query under `causal`, query heads that share keys are folded into the query
+    length, so k and v are not copied; otherwise k and v are repeated.
+
+    Attributes:
+        num_heads: heads of q.
+        num_kv_heads: heads of k and v, a divisor of `num_heads`.
+        head_dim: size of a head.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    mask_kind: str = "none"
+    window: int | None = None
+    scale: float | None = None
+    softcap: float | None = None
+
+    arity = (3, 4)
+
+    def __post_init__(self) -> None:
+        if self.num_kv_heads < 1 or self.num_heads % self.num_kv_heads:
+            raise GraphVerifyError(f"{self.num_heads} query heads cannot share {self.num_kv_heads} heads of k and v")
+        object.__setattr__(self, "mask_kind", self._attention(self.num_heads).mask_kind)
+
+    def _attention(self, heads: int, mask_kind: str | None = None) -> Attention:
+        kind = self.mask_kind if mask_kind is None else mask_kind
+        return Attention(heads, self.head_dim, kind, self.window, self.scale, self.softcap)
+
+    def build(self, graph: Graph, *values: Value) -> Value:
+        """Write one attention over folded queries, or over repeated keys and values."""
+        q, k, v, *mask = values
+        layouts = [
+            head_layout(self, self.expect_rank(self._tensor(value), (2, 3, 4), name), heads, self.head_dim, name)
+            for value, heads, name in zip(
+                (q, k, v), (self.num_heads, self.num_kv_heads, self.num_kv_heads), "qkv", strict=True
+            )
+        ]
+        if self.num_heads == self.num_kv_heads:
+            return graph.append(self._attention(self.num_heads), q, k, v, *mask)
+        split = [
+            self._heads_first(graph, value, layout.heads_first)
+            for value, layout in zip((q, k, v), layouts, strict=True)
+        ]
+        length = layouts[0].length
+        single = length == 1 and self.mask_kind == "causal"
+        if single or self.mask_kind in {"none", "custom"}:
+            result = self._folded(graph, split, mask, length, "none" if single else self.mask_kind)
+        else:
+            keys, vals = (self._repeated(graph, value) for value in split[1:])
+            # (B, H, S, D) has the heads first whatever S is, since its second dimension is the number of heads.
+            result = graph.append(self._attention(self.num_heads), split[0], keys, vals, *mask)
+        return self._like(graph, result, q, layouts[0].heads_first)
+
+    def _tensor(self, value: Value) -> TensorType:
+        return tensor_input(self, (value.type,), 0, value.name)
+
+    def _heads_first(self, graph: Graph, value: Value, is_first: bool) -> Value:
+        """Return `(B, H, S, D)`, with batch 1 for rank 2."""
+        if is_first:
+            return value
+        shape = value.shape
+        if shape.rank < 4:
+            width = shape[-1]
+            heads = width // self.head_dim if isinstance(width, int) else -1
+            lead: tuple[Dim, ...] = (shape[0],) if shape.rank == 3 else (1,)
+            value = graph.reshape(value, (*lead, shape[-2], heads, self.head_dim))
+        return graph.transpose(value, (0, 2, 1, 3))
+
+    def _folded(self, graph: Graph, split: Sequence[Value], mask: Sequence[Value], length: Dim, kind: str) -> Value:
+        q, k, v = split
+        share = self.num_heads // self.num_kv_heads
+        rows = share * length if isinstance(length, int) else -1
+        batch = q.shape[0]
+        folded = graph.reshape(q, (batch, self.num_kv_heads, rows, self.head_dim))
+        mixed = graph.append(self._attention(self.num_kv_heads, kind), folded, k, v, *mask)
+        return graph.reshape(mixed, (batch, self.num_heads, length if isinstance(length, int) else -1, self.head_dim))
+
+    def _repeated(self, graph: Graph, value: Value) -> Value:
+        share = self.num_heads // self.num_kv_heads
+        batch, heads, length, size = value.shape
+        apart = graph.reshape(value, (batch, heads, 1, length, size))
+        return graph.reshape(graph.expand(apart, (-1, -1, share, -1, -1)), (batch, self.num_heads, length, size))
+
+    def _like(self, graph: Graph, result: Value, q: Value, is_first: bool) -> Value:
+        """Bring `(B, H, S, D)` to the layout of q."""
+        if is_first:
+            return result
+        result = graph.transpose(result, (0, 2, 1, 3))
+        return result if q.rank == 4 else graph.reshape(result, q.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +139,7 @@ class FusedAttentionBlock(Composite):
     """Projection to q, k and v, rotary embedding, attention with a key mask, projection back.
 
     Inputs: hidden `(B, S, W)`, qkv weight `(W, 3 H D)`, output weight `(H D, W)`, mask `(B, S)`; with `has_bias`, qkv
-    bias and output bias; with `has_rope`, cos and sin `(S, D / 2)`, which turn q and k.
-
-    Attributes:
-        num_heads: number of heads.
-        head_dim: size of a head.
-        has_bias: whether the two biases are given.
-        has_rope: whether the two tables are given.
+    bias and output bias; with `has_rope`, cos and sin `(S, D / 2)`, which rotate q and k.
     """
 
     num_heads: int
@@ -55,9 +153,9 @@ class FusedAttentionBlock(Composite):
         """Check the number of inputs and the widths."""
         _check_count(self, inputs, 4 + 2 * self.has_bias + 2 * self.has_rope)
         width = self.num_heads * self.head_dim
-        expect_rank(self, tensor_input(self, inputs, 0, "hidden"), (2, 3), "hidden")
-        qkv = expect_rank(self, tensor_input(self, inputs, 1, "qkv weight"), (2,), "qkv weight")
-        expect_dim(self, qkv[1], 3 * width, "the columns of the qkv weight, 3 times the heads,")
+        self.expect_rank(tensor_input(self, inputs, 0, "hidden"), (2, 3), "hidden")
+        qkv = self.expect_rank(tensor_input(self, inputs, 1, "qkv weight"), (2,), "qkv weight")
+        self.expect_dim(qkv[1], 3 * width, "the columns of the qkv weight, 3 times the heads,")
 
     def build(self, graph: Graph, *values: Value) -> Value:
         """Write the projections, the embedding and the attention."""
@@ -81,12 +179,7 @@ class FusedTransformerLayer(Composite):
     output, up and down.
 
     Attributes:
-        num_heads: number of heads.
-        head_dim: size of a head.
-        has_bias: whether the four biases are given.
         pre_norm: whether a block normalises its input, instead of the sum after it.
-        activation: of the feed-forward block.
-        eps: of the normalisations.
     """
 
     num_heads: int
@@ -131,19 +224,18 @@ class FusedTransformerLayer(Composite):
 
 
 @dataclass(frozen=True, slots=True)
-class AxialRope2d(Composite):
+class AxialRope2d(Composite, operands="x"):
     """Rotary embedding of a grid of tokens: the first half of each head by the column, the second by the row.
 
-    Token t stands at place p = t // repeat_factor, in column p % end_x and row p // end_x. Neighbours (2c, 2c + 1)
-    are turned by place * theta^(-4c / head_dim). x is `(S, H * D)` or `(B, S, H * D)`.
+    Token t has position p = t // repeat_factor, in column p % end_x and row p // end_x. Neighbours (2c, 2c + 1) are
+    rotated by (column or row) * theta^(-4c / head_dim). x is `(S, H * D)` or `(B, S, H * D)`.
 
     Attributes:
         end_x: columns of the grid.
         end_y: rows of the grid.
         head_dim: size of a head, a multiple of 4.
-        num_heads: number of heads.
         theta: base of the frequencies.
-        repeat_factor: how many tokens stand at each place.
+        repeat_factor: how many tokens share a position.
     """
 
     end_x: int
@@ -152,8 +244,6 @@ class AxialRope2d(Composite):
     num_heads: int
     theta: float = 10000.0
     repeat_factor: int = 1
-
-    arity = (1, 1)
 
     def __post_init__(self) -> None:
         if (
@@ -164,11 +254,11 @@ class AxialRope2d(Composite):
             raise GraphVerifyError(f"{self!r} needs a head_dim that is a multiple of 4, and numbers of at least 1")
 
     def check(self, inputs: OpTypes) -> None:
-        """Check the heads, and that there are no more tokens than places."""
+        """Check the heads, and that there are no more tokens than positions."""
         x = tensor_input(self, inputs, 0, "x")
-        expect_float(self, x, "x")
-        shape = expect_rank(self, x, (2, 3), "x")
-        expect_dim(self, shape[-1], self.num_heads * self.head_dim, f"the last dimension of x {shape}")
+        self.expect_float(x, "x")
+        shape = self.expect_rank(x, (2, 3), "x")
+        self.expect_dim(shape[-1], self.num_heads * self.head_dim, f"the last dimension of x {shape}")
         places = self.end_x * self.end_y * self.repeat_factor
         if isinstance(shape[-2], int) and shape[-2] > places:
             raise GraphVerifyError(f"AxialRope2d has {places} places on its grid, x {shape} has {shape[-2]} tokens")
@@ -188,6 +278,89 @@ class AxialRope2d(Composite):
         (x,) = values
         cos, sin = (graph.constant(table, x.dtype) for table in self.tables())
         return graph.rope(x, cos, sin, self.head_dim, interleaved=True)
+
+
+@dataclass(frozen=True, slots=True)
+class FusedConvBiasAct(Composite, operands="x weight bias"):
+    """activation(conv2d(x, weight) + bias): x `(N, C, H, W)`, weight `(C_out, C / groups, kH, kW)`, bias `(C_out,)`.
+
+    Attributes:
+        activation: name of the activation, None for none. The other attributes are those of `Conv2d`.
+    """
+
+    activation: str | None = None
+    stride: tuple[int, int] = (1, 1)
+    padding: tuple[int, int] = (0, 0)
+    dilation: tuple[int, int] = (1, 1)
+    groups: int = 1
+
+    def __post_init__(self) -> None:
+        if self.activation is not None:
+            object.__setattr__(self, "activation", known_name("activation", self.activation, ACTIVATIONS))
+
+    def build(self, graph: Graph, *values: Value) -> Value:
+        """Write the convolution and the activation."""
+        result = graph.append(Conv2d(self.stride, self.padding, self.dilation, self.groups), *values)
+        return result if self.activation is None else graph.activation(self.activation, result)
+
+
+@dataclass(frozen=True, slots=True)
+class AdaLayerNorm(Composite, operands="x scale shift"):
+    """Layer normalisation along the last axis, then `* (1 + scale) + shift`; inputs x, scale and shift.
+
+    Scale and shift are computed from a condition, such as a time step; they broadcast to x.
+    """
+
+    eps: float = 1e-5
+
+    def check(self, inputs: OpTypes) -> None:
+        """Check that the last dimension of x has a size."""
+        x = tensor_input(self, inputs, 0, "x")
+        self.expect_float(x, "x")
+        shape = known_shape(self, x, "x")
+        if not shape.rank or not isinstance(shape[-1], int):
+            raise GraphVerifyError(f"AdaLayerNorm needs a size in the last dimension of x, got {shape}")
+
+    def build(self, graph: Graph, *values: Value) -> Value:
+        """Write the normalisation without weights, and the modulation."""
+        x, scale, shift = values
+        width = Shape(x.shape[-1:]).static()
+        ones, zeros = (graph.constant(np.full(width, fill), x.dtype) for fill in (1.0, 0.0))
+        return graph.fma(graph.layer_norm(x, ones, zeros, eps=self.eps), scale + 1.0, shift)
+
+
+@dataclass(frozen=True, slots=True)
+class GatedResidual(Composite, operands="x gate y"):
+    """x + gate * y, broadcast."""
+
+    def build(self, graph: Graph, *values: Value) -> Value:
+        """Write the product and the sum."""
+        x, gate, y = values
+        return x + gate * y
+
+
+@dataclass(frozen=True, slots=True)
+class SoftmaxCrossEntropyWithLogits(Composite, operands="logits labels"):
+    """The loss of each row of logits `(N, C)` for a label `(N,)`: log(sum(exp(row))) - row[label].
+
+    Float labels drop their fraction. Good for scoring; rlx_ort computes no gradients.
+    """
+
+    def check(self, inputs: OpTypes) -> None:
+        """Check the ranks."""
+        logits = tensor_input(self, inputs, 0, "logits")
+        self.expect_float(logits, "logits")
+        self.expect_rank(logits, (2,), "logits")
+        self.expect_rank(tensor_input(self, inputs, 1, "labels"), (1,), "labels")
+
+    def build(self, graph: Graph, *values: Value) -> Value:
+        """Subtract the largest logit first, so that nothing overflows."""
+        logits, labels = values
+        shifted = logits - graph.max(logits, 1, keep_dim=True)
+        total = graph.log(graph.sum(graph.exp(shifted), 1))
+        column = graph.reshape(graph.cast(labels, DType.I64), (labels.shape[0], 1))
+        chosen = graph.gather_elements(shifted, column, 1)
+        return total - graph.reshape(chosen, (labels.shape[0],))
 
 
 def _check_count(op: Op, inputs: OpTypes, wanted: int) -> None:
@@ -220,21 +393,11 @@ class BlockBuilders(LeafBuilders):
         *,
         scale: float | None = None,
         softcap: float | None = None,
-        name: str | None = None,
+        **node: Unpack[NodeArgs],
     ) -> Value:
-        """Attend with query heads that share heads of k and v; `mask` is for the kinds `custom` and `bias`.
-
-        Raises:
-            GraphVerifyError: the heads cannot be shared out, or q, k, v or the mask do not fit.
-        """
-        kind, colon, text = mask_kind.strip().partition(":")
-        window = int(text) if text.strip().isdecimal() else None
-        if bool(colon) != (kind.strip().lower() == "sliding") or (colon and window is None):
-            raise GraphVerifyError(f"mask kind {mask_kind!r} is not none, causal, sliding:N, custom or bias")
-        op = GroupedQueryAttention(num_heads, num_kv_heads, head_dim, kind, window, scale, softcap)
-        query = self._as_value(q)
-        extra = () if mask is None else (self._as_value(mask, query),)
-        return self._add(op, query, self._as_value(k, query), self._as_value(v, query), *extra, name=name)
+        """Attend with query heads that share heads of k and v; `mask` is for the kinds `custom` and `bias`."""
+        op = GroupedQueryAttention(num_heads, num_kv_heads, head_dim, *parse_mask_kind(mask_kind), scale, softcap)
+        return self._add(op, *self._like(q, k, v, mask), **node)
 
     def fused_attention_block(
         self,
@@ -248,10 +411,9 @@ class BlockBuilders(LeafBuilders):
         out_bias: Operand | None = None,
         cos: Operand | None = None,
         sin: Operand | None = None,
-        *,
-        name: str | None = None,
+        **node: Unpack[NodeArgs],
     ) -> Value:
-        """Project, rotate where tables are given, attend, and project back.
+        """Project, rotate if tables are given, attend, and project back.
 
         Raises:
             GraphVerifyError: one of two biases or tables is missing, or the shapes do not fit.
@@ -259,10 +421,8 @@ class BlockBuilders(LeafBuilders):
         pairs = ((qkv_bias, out_bias), (cos, sin))
         if any((first is None) != (second is None) for first, second in pairs):
             raise GraphVerifyError("fused_attention_block takes both biases or none, and both tables or none")
-        x = self._as_value(hidden)
-        given = (qkv_weight, out_weight, mask, *(item for pair in pairs for item in pair if item is not None))
         op = FusedAttentionBlock(num_heads, head_dim, qkv_bias is not None, cos is not None)
-        return self._add(op, x, *(self._as_value(item, x) for item in given), name=name)
+        return self._add(op, *self._like(hidden, qkv_weight, out_weight, mask, qkv_bias, out_bias, cos, sin), **node)
 
     def axial_rope2d(
         self,
@@ -273,41 +433,32 @@ class BlockBuilders(LeafBuilders):
         num_heads: int,
         theta: float = 10000.0,
         repeat_factor: int = 1,
-        *,
-        name: str | None = None,
+        **node: Unpack[NodeArgs],
     ) -> Value:
         """Rotate the heads of a grid of tokens, half of each by the column and half by the row."""
         op = AxialRope2d(end_x, end_y, head_dim, num_heads, float(theta), repeat_factor)
-        return self._add(op, self._as_value(x), name=name)
+        return self._add(op, x, **node)
 
-    def linear_bias(self, x: Operand, weight: Operand, bias: Operand, *, name: str | None = None) -> Value:
+    def linear_bias(self, x: Operand, weight: Operand, bias: Operand, **node: Unpack[NodeArgs]) -> Value:
         """Return x @ weight + bias."""
-        return self.linear_fused(x, weight, bias, name=name)
+        return self.linear_fused(x, weight, bias, **node)
 
     def linear_bias_act(
-        self, x: Operand, weight: Operand, bias: Operand, activation: str, *, name: str | None = None
+        self, x: Operand, weight: Operand, bias: Operand, activation: str, **node: Unpack[NodeArgs]
     ) -> Value:
         """Return activation(x @ weight + bias)."""
-        return self.linear_fused(x, weight, bias, activation, name=name)
+        return self.linear_fused(x, weight, bias, activation, **node)
 
     def linear_fused(
-        self,
-        x: Operand,
-        weight: Operand,
-        bias: Operand,
-        activation: str | None = None,
-        *,
-        name: str | None = None,
+        self, x: Operand, weight: Operand, bias: Operand, activation: str | None = None, **node: Unpack[NodeArgs]
     ) -> Value:
         """Return activation(x @ weight + bias) as one op."""
-        value = self._as_value(x)
-        others = (self._as_value(item, value) for item in (weight, bias))
-        return self._add(FusedMatMulBiasAct(activation), value, *others, name=name)
+        return self._add(FusedMatMulBiasAct(activation), *self._like(x, weight, bias), **node)
 
     def shared_matmul_pair(self, x: Operand, first: Operand, second: Operand) -> tuple[Value, Value]:
         """Return x @ first and x @ second.
 
-        They stay two products: one product with joined weights would keep a second copy of both.
+        They stay two products, because one product with joined weights would keep a second copy of both.
         """
         value = self._as_value(x)
         left, right = (self._add(MatMul(), *self._pair(value, weight)) for weight in (first, second))
@@ -323,3 +474,33 @@ class BlockBuilders(LeafBuilders):
         """Return (up * silu(gate)) @ down, where up and gate are the halves of x @ up_gate."""
         both = self._add(MatMul(), *self._pair(self._as_value(x), up_gate))
         return self._add(MatMul(), *self._pair(self._add(FusedSwiGLU(gate_first), both), down))
+
+    def fused_conv_bias_act(
+        self,
+        x: Operand,
+        weight: Operand,
+        bias: Operand,
+        activation: str | None = None,
+        stride: Sizes = 1,
+        padding: Sizes = 0,
+        dilation: Sizes = 1,
+        groups: int = 1,
+        **node: Unpack[NodeArgs],
+    ) -> Value:
+        """Return activation(conv2d(x, weight) + bias) as one op."""
+        windows = pair("stride", stride, 1), pair("padding", padding), pair("dilation", dilation, 1)
+        return self._add(FusedConvBiasAct(activation, *windows, groups), *self._like(x, weight, bias), **node)
+
+    def ada_layer_norm(
+        self, x: Operand, scale: Operand, shift: Operand, eps: float = 1e-5, **node: Unpack[NodeArgs]
+    ) -> Value:
+        """Normalise along the last axis, then multiply by 1 + scale and add shift."""
+        return self._add(AdaLayerNorm(eps), *self._like(x, scale, shift), **node)
+
+    def gated_residual(self, x: Operand, gate: Operand, y: Operand, **node: Unpack[NodeArgs]) -> Value:
+        """Return x + gate * y."""
+        return self._add(GatedResidual(), *self._like(x, gate, y), **node)
+
+    def softmax_cross_entropy_with_logits(self, logits: Operand, labels: Operand, **node: Unpack[NodeArgs]) -> Value:
+        """Return the loss of each row of logits for its label."""
+        return self._add(SoftmaxCrossEntropyWithLogits(), logits, labels, **node)

@@ -1,25 +1,25 @@
-"""Control flow: a choice, a loop with a condition, and a loop of known length over slices."""
+"""Control flow, and ops a user brings: functions written as graphs, and kernels of a custom-op library."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Unpack
 
 from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.bodies import Body, as_body, body_results, expect_same_type, finer_type, tensor_types
 from rlx_ort.ir.core import Value
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.infer import broadcast, expect_dim
 from rlx_ort.ir.op import Op, OpTypes, known_shape, tensor_input
-from rlx_ort.ir.ops.leaf import LeafBuilders, Operand
+from rlx_ort.ir.ops.leaf import LeafBuilders, NodeArgs, Operand
+from rlx_ort.ir.ops.onnx import AttributeValue
 from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.types import TensorType, ValueType
 
 if TYPE_CHECKING:
     from rlx_ort.ir.graph import Graph
 
-__all__ = ["ControlBuilders", "If", "Scan", "While"]
+__all__ = ["ControlBuilders", "Custom", "CustomFn", "If", "Scan", "While"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class If(Op):
     def _selected(self, predicate: TensorType, left: TensorType, right: TensorType) -> TensorType:
         if left.dtype is not right.dtype:
             raise GraphVerifyError(f"If needs results of one dtype, got {left} and {right}; cast one")
-        return TensorType(left.dtype, broadcast(self, (predicate.shape, left.shape, right.shape)))
+        return TensorType(left.dtype, self.broadcast((predicate.shape, left.shape, right.shape)))
 
     def bodies(self) -> tuple[Graph, ...]:
         """Return the then body and the else body."""
@@ -74,14 +74,14 @@ class If(Op):
 class While(Op):
     """A body repeated as long as a condition on the carried values holds, tested before each pass.
 
-    Inputs are the carried values, then values that stay as they are; both bodies get all of them in that order. The
+    Inputs are the carried values, then values that do not change; both bodies get all of them in that order. The
     body returns the next carried values, of unchanged types; every carried value is a result.
 
     Attributes:
         cond: returns one bool.
         body: returns the next carried values.
         carries: how many of the inputs are carried.
-        max_iterations: where to stop in any case, None for nowhere.
+        max_iterations: upper limit of passes, None for none.
     """
 
     cond: Graph
@@ -133,7 +133,7 @@ class Scan(Op):
         body: one step.
         length: how many steps.
         save_trajectory: whether the result is every carried value, stacked: row t is the one after step t + 1.
-        num_bcast: how many inputs every step gets whole.
+        num_bcast: how many inputs every step gets unchanged.
         num_xs: how many inputs are sequences.
         num_checkpoints: K rows of the trajectory as result, those at floor(t * length / K); 0 for none.
     """
@@ -171,7 +171,7 @@ class Scan(Op):
         return (TensorType(carry.dtype, Shape((rows, *known_shape(self, carry, "carry")))),)
 
     def body_inputs(self, inputs: OpTypes) -> tuple[TensorType, ...]:
-        """Return the types of what the body gets.
+        """Return the types of the body's inputs.
 
         Raises:
             GraphVerifyError: a sequence has another length.
@@ -181,7 +181,7 @@ class Scan(Op):
             shape = known_shape(self, given[index], f"{index}, a sequence")
             if not shape.rank:
                 raise GraphVerifyError(f"Scan needs a sequence as input {index}, got {given[index]}")
-            expect_dim(self, shape[0], self.length, f"the length of input {index}")
+            self.expect_dim(shape[0], self.length, f"the length of input {index}")
             given[index] = TensorType(given[index].dtype, Shape(shape[1:]))
         return tuple(given)
 
@@ -194,6 +194,65 @@ class Scan(Op):
         saved = "trajectory" if self.save_trajectory else f"{self.num_checkpoints} rows" if self.num_checkpoints else ""
         numbers = f"length={self.length}, bcasts={self.num_bcast}, xs={self.num_xs}"
         return f"Scan({self.body.name!r}, {numbers}{saved and f', saves {saved}'})"
+
+
+@dataclass(frozen=True, slots=True)
+class Custom(Op):
+    """A kernel of a custom-op library, which the session must load.
+
+    Attributes:
+        name: the operator's name in the library.
+        domain: the operator's domain in the library.
+        types: types of the results, which only the library could infer.
+        attributes: the node's attributes.
+        version: the version of the domain.
+    """
+
+    name: str
+    domain: str
+    types: tuple[TensorType, ...]
+    attributes: Mapping[str, AttributeValue] = field(default_factory=dict)
+    version: int = 1
+
+    def __post_init__(self) -> None:
+        if not self.name or self.domain in {"", "ai.onnx"}:
+            raise GraphVerifyError(
+                f"Custom needs an operator and the domain of its library, got {self.name!r} of {self.domain!r}; "
+                "onnx_node adds operators of ai.onnx"
+            )
+        if not self.types:
+            raise GraphVerifyError(f"Custom {self.domain}::{self.name} needs the type of each result")
+
+    def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
+        """Return the declared types."""
+        return self.types
+
+    def describe(self) -> str:
+        """Return the domain and operator."""
+        return f"Custom({self.domain}::{self.name}-{self.version})"
+
+
+@dataclass(frozen=True, slots=True)
+class CustomFn(Op):
+    """A function written as a graph, which is inlined in place of the node.
+
+    Attributes:
+        fwd: the function; its inputs are the node's, in order.
+    """
+
+    fwd: Graph
+
+    def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
+        """Return the types of the function's results."""
+        return body_results(self, self.fwd, "function", tensor_types(self, inputs, "input"))
+
+    def bodies(self) -> tuple[Graph, ...]:
+        """Return the function."""
+        return (self.fwd,)
+
+    def describe(self) -> str:
+        """Return the function's name."""
+        return f"CustomFn({self.fwd.name!r})"
 
 
 class ControlBuilders(LeafBuilders):
@@ -217,7 +276,9 @@ class ControlBuilders(LeafBuilders):
         Raises:
             GraphVerifyError: a body does not take the captures, or the bodies do not return one value of one type.
         """
-        return _only(self.if_multi(predicate, then_body, else_body, captures, name=name), "if_multi")
+        return _only(
+            self.if_multi(predicate, then_body, else_body, captures, name=name), "the bodies return", "if_multi"
+        )
 
     def if_multi(
         self,
@@ -245,35 +306,27 @@ class ControlBuilders(LeafBuilders):
         *,
         name: str | None = None,
     ) -> tuple[Value, ...]:
-        """Repeat `body` while `cond` holds and return the carried values; both get the carries, then the captures.
-
-        Raises:
-            GraphVerifyError: a body does not take these inputs, or does not return what it should.
-        """
+        """Repeat `body` while `cond` holds and return the carried values; both get the carries, then the captures."""
         moving, fixed = [self._as_value(item) for item in carries], [self._as_value(item) for item in captures]
         labels = [*_labelled("carry", moving), *_labelled("capture", fixed)]
         op = While(as_body(cond, labels, "cond"), as_body(body, labels, "body"), len(moving), max_iterations)
         return self.add_node(op, (*moving, *fixed), name=name)
 
-    def scan(self, init: Operand, body: Body, length: int, *, name: str | None = None) -> Value:
+    def scan(self, init: Operand, body: Body, length: int, **node: Unpack[NodeArgs]) -> Value:
         """Apply `body` `length` times to `init` and return the last carried value."""
-        return self._scan(body, length, init, (), (), False, 0, name)
+        return self.scan_with_bcasts_and_xs(init, (), (), body, length, **node)
 
-    def scan_trajectory(self, init: Operand, body: Body, length: int, *, name: str | None = None) -> Value:
+    def scan_trajectory(self, init: Operand, body: Body, length: int, **node: Unpack[NodeArgs]) -> Value:
         """Apply `body` `length` times and return every carried value `(length, ...)`, the first step's first."""
-        return self._scan(body, length, init, (), (), True, 0, name)
+        return self.scan_with_bcasts_and_xs(init, (), (), body, length, save_trajectory=True, **node)
 
     def scan_checkpointed(
-        self, init: Operand, body: Body, length: int, num_checkpoints: int, *, name: str | None = None
+        self, init: Operand, body: Body, length: int, num_checkpoints: int, **node: Unpack[NodeArgs]
     ) -> Value:
-        """Apply `body` `length` times and return K rows of the trajectory, those at floor(t * length / K).
-
-        Raises:
-            GraphVerifyError: there are no checkpoints or no steps.
-        """
+        """Apply `body` `length` times and return K rows of the trajectory, those at floor(t * length / K)."""
         if num_checkpoints < 1:
             raise GraphVerifyError(f"scan_checkpointed saves at least 1 row, got {num_checkpoints}")
-        return self._scan(body, length, init, (), (), False, num_checkpoints, name)
+        return self.scan_with_bcasts_and_xs(init, (), (), body, length, num_checkpoints=num_checkpoints, **node)
 
     def scan_with_xs(
         self,
@@ -282,15 +335,10 @@ class ControlBuilders(LeafBuilders):
         body: Body,
         length: int,
         save_trajectory: bool = False,
-        *,
-        name: str | None = None,
+        **node: Unpack[NodeArgs],
     ) -> Value:
-        """Apply `body` to the carried value and the rows of sequences `(length, ...)`, one row a step.
-
-        Raises:
-            GraphVerifyError: a sequence has another length.
-        """
-        return self._scan(body, length, init, (), xs, save_trajectory, 0, name)
+        """Apply `body` to the carried value and the rows of sequences `(length, ...)`, one row a step."""
+        return self.scan_with_bcasts_and_xs(init, (), xs, body, length, save_trajectory, **node)
 
     def scan_with_bcasts_and_xs(
         self,
@@ -301,34 +349,55 @@ class ControlBuilders(LeafBuilders):
         length: int,
         save_trajectory: bool = False,
         num_checkpoints: int = 0,
-        *,
-        name: str | None = None,
+        **node: Unpack[NodeArgs],
     ) -> Value:
         """Apply `body` to the carried value, values that stay the same, and rows of sequences; see `Scan`.
 
         Raises:
             GraphVerifyError: a sequence has another length, or both trajectory and checkpoints are asked for.
         """
-        return self._scan(body, length, init, bcasts, xs, save_trajectory, num_checkpoints, name)
-
-    def _scan(
-        self,
-        body: Body,
-        length: int,
-        init: Operand,
-        bcasts: Sequence[Operand],
-        xs: Sequence[Operand],
-        save_trajectory: bool,
-        num_checkpoints: int,
-        name: str | None,
-    ) -> Value:
         carry = self._as_value(init)
         whole, rows = [self._as_value(item) for item in bcasts], [self._as_value(item) for item in xs]
         labels = [*_labelled("carry", [carry]), *_labelled("bcast", whole)]
         labels += [(label, _row(kind)) for label, kind in _labelled("x", rows)]
         graph = as_body(body, labels, "step")
         op = Scan(graph, length, save_trajectory, len(whole), len(rows), num_checkpoints)
-        return self.append(op, carry, *whole, *rows, name=name)
+        return self._add(op, carry, *whole, *rows, **node)
+
+    def custom_op(
+        self,
+        op_name: str,
+        inputs: Sequence[Operand],
+        types: Sequence[TensorType],
+        *,
+        domain: str,
+        attributes: Mapping[str, AttributeValue] | None = None,
+        version: int = 1,
+        name: str | None = None,
+    ) -> tuple[Value, ...]:
+        """Add a kernel of a custom-op library and return its results, whose types are given.
+
+        Raises:
+            GraphVerifyError: the name, the domain or the types are missing.
+        """
+        op = Custom(op_name, domain, tuple(types), dict(attributes or {}), version)
+        return self.add_node(op, [self._as_value(item) for item in inputs], name=name or op_name.lower())
+
+    def custom_fn(self, inputs: Sequence[Operand], fwd_body: Body, *, name: str | None = None) -> Value:
+        """Apply a function with one result: a graph, or a Python function `(graph, *inputs)` that builds one.
+
+        Raises:
+            GraphVerifyError: the function does not take the inputs or has another number of results.
+        """
+        return _only(self.custom_fn_multi(inputs, fwd_body, name=name), "the function returns", "custom_fn_multi")
+
+    def custom_fn_multi(
+        self, inputs: Sequence[Operand], fwd_body: Body, *, name: str | None = None
+    ) -> tuple[Value, ...]:
+        """Apply a function and return all its results; see `custom_fn`."""
+        values = [self._as_value(item) for item in inputs]
+        labels: list[tuple[str, ValueType]] = [(f"x{index}", value.type) for index, value in enumerate(values)]
+        return self.add_node(CustomFn(as_body(fwd_body, labels, "fn")), values, name=name)
 
 
 def _labelled(label: str, values: Sequence[Value]) -> list[tuple[str, ValueType]]:
@@ -339,7 +408,7 @@ def _row(kind: ValueType) -> ValueType:
     return TensorType(kind.dtype, Shape(kind.shape[1:])) if isinstance(kind, TensorType) and kind.shape else kind
 
 
-def _only(values: tuple[Value, ...], multi: str) -> Value:
+def _only(values: tuple[Value, ...], what: str, multi: str) -> Value:
     if len(values) != 1:
-        raise GraphVerifyError(f"the bodies return {len(values)} values; use {multi}, which returns them all")
+        raise GraphVerifyError(f"{what} {len(values)} values; use {multi}, which returns them all")
     return values[0]

@@ -1,27 +1,42 @@
-"""Convolution, pooling and resizing of `(N, C, H, W)` images."""
+"""Convolution, pooling, windows as columns and resizing of images `(N, C, H, W)` and volumes `(N, C, D, H, W)`."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Unpack
 
 from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import Value
-from rlx_ort.ir.infer import expect_dim, expect_float, expect_rank, known_name, pair, same_dtype
-from rlx_ort.ir.op import Op, OpTypes, tensor_input
-from rlx_ort.ir.ops.leaf import LeafBuilders, Operand
+from rlx_ort.ir.op import Op, Sizes, counts, known_name, pair
+from rlx_ort.ir.ops.leaf import LeafBuilders, NodeArgs, Operand
 from rlx_ort.ir.shape import Dim, Shape
-from rlx_ort.ir.types import TensorType, ValueType
+from rlx_ort.ir.types import TensorType
 
-__all__ = ["POOLS", "Conv2d", "ConvBuilders", "ConvTranspose2d", "Pool", "ResizeNearest2x"]
+__all__ = [
+    "POOLS",
+    "RESIZE_MODES",
+    "Conv2d",
+    "Conv3d",
+    "ConvBuilders",
+    "ConvTranspose2d",
+    "Im2Col",
+    "Interpolate",
+    "Pool",
+    "ResizeNearest2x",
+    "conv_shape",
+    "expect_bias",
+]
 
 POOLS = ("max", "mean", "sum", "min")
 """Names of the pools."""
+RESIZE_MODES = ("nearest", "linear", "cubic")
+"""How `Interpolate` computes elements between the given ones."""
 
 
 @dataclass(frozen=True, slots=True)
-class Conv2d(Op):
+class Conv2d(Op, operands="x weight bias?"):
     """A cross-correlation with a weight `(C_out, C_in / groups, kH, kW)` and perhaps a bias `(C_out,)`.
 
     Attributes:
@@ -36,24 +51,30 @@ class Conv2d(Op):
     dilation: tuple[int, int] = (1, 1)
     groups: int = 1
 
-    arity = (2, 3)
-
-    def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
+    def result(self, x: TensorType, weight: TensorType, *bias: TensorType) -> TensorType:
         """Return `(N, C_out, H_out, W_out)`."""
-        x, weight = _image_and_weight(self, inputs, self.groups)
-        channels = x[1]
-        if isinstance(channels, int) and isinstance(weight[1], int):
-            expect_dim(self, channels, weight[1] * self.groups, "the number of input channels")
-        _check_groups(self, weight[0], self.groups)
-        _check_bias(self, inputs, weight[0])
-        dtype = same_dtype(self, inputs, ("x", "weight", "bias")[: len(inputs)])
-        windows = zip(x[2:], weight[2:], self.stride, self.padding, self.dilation, strict=True)
-        sizes = [_window_count(self, *window) for window in windows]
-        return (TensorType(dtype, Shape((x[0], weight[0], *sizes))),)
+        return _convolved(self, x, weight, bias)
 
 
 @dataclass(frozen=True, slots=True)
-class ConvTranspose2d(Op):
+class Conv3d(Op, operands="x weight bias?"):
+    """A cross-correlation of a volume with a weight `(C_out, C_in / groups, kD, kH, kW)` and perhaps a bias.
+
+    The attributes are those of `Conv2d`, with one number each for depth, height and width.
+    """
+
+    stride: tuple[int, ...] = (1, 1, 1)
+    padding: tuple[int, ...] = (0, 0, 0)
+    dilation: tuple[int, ...] = (1, 1, 1)
+    groups: int = 1
+
+    def result(self, x: TensorType, weight: TensorType, *bias: TensorType) -> TensorType:
+        """Return `(N, C_out, D_out, H_out, W_out)`."""
+        return _convolved(self, x, weight, bias)
+
+
+@dataclass(frozen=True, slots=True)
+class ConvTranspose2d(Op, operands="x weight bias?"):
     """The transpose of a convolution, with a weight `(C_in, C_out / groups, kH, kW)` and perhaps a bias.
 
     Attributes:
@@ -70,31 +91,30 @@ class ConvTranspose2d(Op):
     dilation: tuple[int, int] = (1, 1)
     groups: int = 1
 
-    arity = (2, 3)
-
-    def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
+    def result(self, x: TensorType, weight: TensorType, *bias: TensorType) -> TensorType:
         """Return `(N, C_out, H_out, W_out)`."""
-        x, weight = _image_and_weight(self, inputs, self.groups)
-        expect_dim(self, x[1], weight[0], "the number of input channels")
-        _check_groups(self, weight[0], self.groups)
-        channels = weight[1] * self.groups if isinstance(weight[1], int) else None
-        _check_bias(self, inputs, channels)
-        dtype = same_dtype(self, inputs, ("x", "weight", "bias")[: len(inputs)])
+        self.expect_float(x, "x")
+        image, taps = self.expect_rank(x, (4,), "x"), self.expect_rank(weight, (4,), "weight")
+        self.expect_dim(image[1], taps[0], "the number of input channels")
+        _check_groups(self, taps[0], self.groups)
+        channels = taps[1] * self.groups if isinstance(taps[1], int) else None
+        expect_bias(self, bias, channels)
+        dtype = self.same_dtype(x, weight, *bias)
         sizes: list[Dim] = []
-        for i, (size, taps) in enumerate(zip(x[2:], weight[2:], strict=True)):
-            if not isinstance(size, int) or not isinstance(taps, int):
+        for i, (size, kernel) in enumerate(zip(image[2:], taps[2:], strict=True)):
+            if not isinstance(size, int) or not isinstance(kernel, int):
                 sizes.append(None)
                 continue
-            grown = (size - 1) * self.stride[i] + self.dilation[i] * (taps - 1) + 1
+            grown = (size - 1) * self.stride[i] + self.dilation[i] * (kernel - 1) + 1
             sizes.append(_positive(self, grown + self.output_padding[i] - 2 * self.padding[i]))
-        return (TensorType(dtype, Shape((x[0], channels, *sizes))),)
+        return TensorType(dtype, Shape((image[0], channels, *sizes)))
 
 
 @dataclass(frozen=True, slots=True)
-class Pool(Op):
+class Pool(Op, operands="x"):
     """The largest, mean, sum or smallest element of each window.
 
-    Padding never wins in `max` and `min`; `mean` divides by the whole window, padding counted as zeros.
+    `max` and `min` ignore padding; `mean` counts it as zeros and divides by the whole window.
     """
 
     function: str
@@ -102,66 +122,160 @@ class Pool(Op):
     stride: tuple[int, int] = (1, 1)
     padding: tuple[int, int] = (0, 0)
 
-    arity = (1, 1)
-
     def __post_init__(self) -> None:
         object.__setattr__(self, "function", known_name("pool", self.function, POOLS))
 
-    def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
+    def result(self, x: TensorType) -> TensorType:
         """Return `(N, C, H_out, W_out)`."""
-        x = tensor_input(self, inputs, 0, "x")
-        expect_float(self, x, "x")
-        shape = expect_rank(self, x, (4,), "x")
+        self.expect_float(x, "x")
+        shape = self.expect_rank(x, (4,), "x")
         if any(2 * pad > size for pad, size in zip(self.padding, self.kernel, strict=True)):
             raise GraphVerifyError(f"Pool needs padding of at most half its kernel {self.kernel}, got {self.padding}")
-        windows = zip(shape[2:], self.kernel, self.stride, self.padding, (1, 1), strict=True)
-        return (TensorType(x.dtype, Shape((*shape[:2], *(_window_count(self, *window) for window in windows)))),)
+        sizes = _window_counts(self, shape[2:], self.kernel, self.stride, self.padding, (1, 1))
+        return TensorType(x.dtype, Shape((*shape[:2], *sizes)))
 
 
 @dataclass(frozen=True, slots=True)
-class ResizeNearest2x(Op):
+class ResizeNearest2x(Op, operands="x"):
     """Each pixel doubled in height and width."""
 
-    arity = (1, 1)
-
-    def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
+    def result(self, x: TensorType) -> TensorType:
         """Return `(N, C, 2H, 2W)`."""
-        x = tensor_input(self, inputs, 0, "x")
-        shape = expect_rank(self, x, (4,), "x")
+        shape = self.expect_rank(x, (4,), "x")
         doubled = (dim * 2 if isinstance(dim, int) else None for dim in shape[2:])
-        return (TensorType(x.dtype, Shape((*shape[:2], *doubled))),)
+        return TensorType(x.dtype, Shape((*shape[:2], *doubled)))
 
 
-def _image_and_weight(op: Op, inputs: OpTypes, groups: int) -> tuple[Shape, Shape]:
-    x = tensor_input(op, inputs, 0, "x")
-    expect_float(op, x, "x")
-    if groups < 1:
-        raise GraphVerifyError(f"{op.kind} needs at least 1 group, got {groups}")
-    return expect_rank(op, x, (4,), "x"), expect_rank(op, tensor_input(op, inputs, 1, "weight"), (4,), "weight")
+@dataclass(frozen=True, slots=True)
+class Im2Col(Op, operands="x"):
+    """The windows of an `(N, C, H, W)` image as columns, `(N, C * kH * kW, windows)`, zeros in the padding.
+
+    `kernel` is the height and width of a window; the other attributes are those of `Conv2d`.
+    """
+
+    kernel: tuple[int, int]
+    stride: tuple[int, int] = (1, 1)
+    padding: tuple[int, int] = (0, 0)
+    dilation: tuple[int, int] = (1, 1)
+
+    def windows(self, shape: Shape) -> tuple[int, int]:
+        """Return how many windows there are in height and in width.
+
+        Raises:
+            GraphVerifyError: the height or width has no size, or no window fits.
+        """
+        rows, columns = _window_counts(self, shape[2:], self.kernel, self.stride, self.padding, self.dilation)
+        if not isinstance(rows, int) or not isinstance(columns, int):
+            raise GraphVerifyError(f"Im2Col needs the height and width of x {shape}; bind the dimensions first")
+        return rows, columns
+
+    def result(self, x: TensorType) -> TensorType:
+        """Return `(N, C * kH * kW, windows)`."""
+        self.expect_float(x, "x")
+        shape = self.expect_rank(x, (4,), "x")
+        rows, columns = self.windows(shape)
+        channels = shape[1]
+        if not isinstance(channels, int):
+            raise GraphVerifyError(f"Im2Col needs the number of channels of x {shape}; bind the dimension first")
+        return TensorType(x.dtype, Shape((shape[0], channels * math.prod(self.kernel), rows * columns)))
+
+
+@dataclass(frozen=True, slots=True)
+class Interpolate(Op, operands="x"):
+    """An `(N, C, ...)` tensor resized to other spatial sizes.
+
+    `nearest` takes element floor(i * old / new). `linear` and `cubic` (coefficient -0.75) treat elements as areas
+    whose centres are at i + 0.5, unless `align_corners` maps the first and last element to the first and last one.
+
+    Attributes:
+        sizes: the new sizes, one for each dimension after the channels.
+        mode: one of `RESIZE_MODES`.
+        align_corners: see above; not for `nearest`.
+    """
+
+    sizes: tuple[int, ...]
+    mode: str = "nearest"
+    align_corners: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "mode", known_name("resize mode", self.mode, RESIZE_MODES))
+        if self.align_corners and self.mode == "nearest":
+            raise GraphVerifyError("Interpolate with align_corners takes mode linear or cubic, not nearest")
+        if min(self.sizes, default=0) < 1:
+            raise GraphVerifyError(f"Interpolate needs sizes of at least 1, got {self.sizes}")
+
+    def result(self, x: TensorType) -> TensorType:
+        """Return the shape with the new sizes."""
+        self.expect_float(x, "x")
+        shape = self.expect_rank(x, (2 + len(self.sizes),), "x")
+        if self.mode == "cubic" and len(self.sizes) != 2:
+            raise GraphVerifyError(f"Interpolate with mode cubic resizes images, not {len(self.sizes)} dimensions")
+        return TensorType(x.dtype, Shape((*shape[:2], *self.sizes)))
+
+
+def _convolved(op: Conv2d | Conv3d, x: TensorType, weight: TensorType, bias: Sequence[TensorType]) -> TensorType:
+    op.expect_float(x, "x")
+    shape = conv_shape(op, x, weight, op.stride, op.padding, op.dilation, op.groups)
+    expect_bias(op, bias, shape[1])
+    return TensorType(op.same_dtype(x, weight, *bias), shape)
+
+
+def conv_shape(
+    op: Op,
+    x: TensorType,
+    weight: TensorType,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Shape:
+    """Return the shape of a convolution over as many axes as `stride` has numbers.
+
+    Raises:
+        GraphVerifyError: the ranks, channels or groups do not fit, or no window does.
+    """
+    rank = (2 + len(stride),)
+    image, taps = op.expect_rank(x, rank, "x"), op.expect_rank(weight, rank, "weight")
+    if groups >= 1 and isinstance(taps[1], int):
+        op.expect_dim(image[1], taps[1] * groups, "the number of input channels")
+    _check_groups(op, taps[0], groups)
+    return Shape((image[0], taps[0], *_window_counts(op, image[2:], taps[2:], stride, padding, dilation)))
+
+
+def expect_bias(op: Op, bias: Sequence[TensorType], channels: Dim) -> None:
+    """Check that a bias, if there is one, has a number for each channel.
+
+    Raises:
+        GraphVerifyError: it does not.
+    """
+    for value in bias:
+        (size,) = op.expect_rank(value, (1,), "bias")
+        op.expect_dim(size, channels, "the size of the bias")
 
 
 def _check_groups(op: Op, channels: Dim, groups: int) -> None:
-    if isinstance(channels, int) and channels % groups:
+    if groups < 1 or (isinstance(channels, int) and channels % groups):
         raise GraphVerifyError(f"{op.kind} cannot divide {channels} channels into {groups} groups")
 
 
-def _check_bias(op: Op, inputs: OpTypes, channels: Dim) -> None:
-    if len(inputs) > 2:
-        (size,) = expect_rank(op, tensor_input(op, inputs, 2, "bias"), (1,), "bias")
-        expect_dim(op, size, channels, "the size of the bias")
-
-
-def _taps(weight: ValueType | None) -> int:
-    shape = weight.shape if isinstance(weight, TensorType) else None
-    return math.prod(dim for dim in (shape or ())[1:] if isinstance(dim, int))
-
-
-def _window_count(op: Op, size: Dim, kernel: Dim, stride: int, padding: int, dilation: int) -> Dim:
-    if not isinstance(size, int) or not isinstance(kernel, int):
-        # A 1x1 window, or one with matching padding, keeps a dimension whatever its size is.
-        keeps = isinstance(kernel, int) and stride == 1 and 2 * padding == dilation * (kernel - 1)
-        return size if keeps else None
-    return _positive(op, (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1)
+def _window_counts(
+    op: Op,
+    sizes: Sequence[Dim],
+    kernel: Sequence[Dim],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+) -> list[Dim]:
+    """Return how many positions a window has along each axis, None where that is unknown."""
+    found: list[Dim] = []
+    for size, taps, step, pad, gap in zip(sizes, kernel, stride, padding, dilation, strict=True):
+        if isinstance(size, int) and isinstance(taps, int):
+            found.append(_positive(op, (size + 2 * pad - gap * (taps - 1) - 1) // step + 1))
+        else:
+            # A window of 1, or one with matching padding, keeps a dimension whatever its size is.
+            keeps = isinstance(taps, int) and step == 1 and 2 * pad == gap * (taps - 1)
+            found.append(size if keeps else None)
+    return found
 
 
 def _positive(op: Op, size: int) -> int:
@@ -171,7 +285,7 @@ def _positive(op: Op, size: int) -> int:
 
 
 class ConvBuilders(LeafBuilders):
-    """Builders of the image ops. Window attributes take one number, or one for height and one for width."""
+    """Builders of the ops on images and volumes. Window attributes take one number, or one for each axis."""
 
     __slots__ = ()
 
@@ -180,37 +294,31 @@ class ConvBuilders(LeafBuilders):
         x: Operand,
         weight: Operand,
         bias: Operand | None = None,
-        stride: int | Sequence[int] = 1,
-        padding: int | Sequence[int] = 0,
-        dilation: int | Sequence[int] = 1,
+        stride: Sizes = 1,
+        padding: Sizes = 0,
+        dilation: Sizes = 1,
         groups: int = 1,
         *,
-        kernel: int | Sequence[int] | None = None,
-        shape: Iterable[Dim] | None = None,
-        name: str | None = None,
+        kernel: Sizes | None = None,
+        **node: Unpack[NodeArgs],
     ) -> Value:
-        """Convolve `(N, C, H, W)` with a weight `(C_out, C / groups, kH, kW)`; `kernel`, if given, is checked.
-
-        Raises:
-            GraphVerifyError: the channels, groups or window do not fit.
-        """
+        """Convolve `(N, C, H, W)` with a weight `(C_out, C / groups, kH, kW)`; `kernel`, if given, is checked."""
         op = Conv2d(pair("stride", stride, 1), pair("padding", padding), pair("dilation", dilation, 1), groups)
-        return self._conv(op, x, weight, bias, kernel, shape, name)
+        return self._conv(op, x, weight, bias, kernel, **node)
 
     def conv_transpose2d(
         self,
         x: Operand,
         weight: Operand,
         bias: Operand | None = None,
-        stride: int | Sequence[int] = 1,
-        padding: int | Sequence[int] = 0,
-        output_padding: int | Sequence[int] = 0,
-        dilation: int | Sequence[int] = 1,
+        stride: Sizes = 1,
+        padding: Sizes = 0,
+        output_padding: Sizes = 0,
+        dilation: Sizes = 1,
         groups: int = 1,
         *,
-        kernel: int | Sequence[int] | None = None,
-        shape: Iterable[Dim] | None = None,
-        name: str | None = None,
+        kernel: Sizes | None = None,
+        **node: Unpack[NodeArgs],
     ) -> Value:
         """Apply the transpose of a convolution, with a weight `(C, C_out / groups, kH, kW)`."""
         op = ConvTranspose2d(
@@ -220,40 +328,71 @@ class ConvBuilders(LeafBuilders):
             pair("dilation", dilation, 1),
             groups,
         )
-        return self._conv(op, x, weight, bias, kernel, shape, name)
+        return self._conv(op, x, weight, bias, kernel, **node)
 
     def pool(
-        self,
-        kind: str,
-        x: Operand,
-        kernel: int | Sequence[int],
-        stride: int | Sequence[int] = 1,
-        padding: int | Sequence[int] = 0,
-        *,
-        shape: Iterable[Dim] | None = None,
-        name: str | None = None,
+        self, kind: str, x: Operand, kernel: Sizes, stride: Sizes = 1, padding: Sizes = 0, **node: Unpack[NodeArgs]
     ) -> Value:
         """Pool windows by name (`POOLS`)."""
         op = Pool(kind, pair("kernel", kernel, 1), pair("stride", stride, 1), pair("padding", padding))
-        return self._add(op, self._as_value(x), shape=shape, name=name)
+        return self._add(op, x, **node)
 
-    def resize_nearest_2x(self, x: Operand, *, name: str | None = None) -> Value:
+    def resize_nearest_2x(self, x: Operand, **node: Unpack[NodeArgs]) -> Value:
         """Double each pixel in height and width."""
-        return self._add(ResizeNearest2x(), self._as_value(x), name=name)
+        return self._add(ResizeNearest2x(), x, **node)
 
     def _conv(
+        self, op: Op, x: Operand, weight: Operand, bias: Operand | None, kernel: Sizes | None, **node: Unpack[NodeArgs]
+    ) -> Value:
+        values = self._like(x, weight, bias)
+        if kernel is not None and tuple(values[1].shape[2:]) != pair("kernel", kernel, 1):
+            raise GraphVerifyError(
+                f"{op.kind} is declared with kernel {kernel}, its weight has shape {values[1].shape}"
+            )
+        return self._add(op, *values, **node)
+
+    def conv3d(
         self,
-        op: Op,
         x: Operand,
         weight: Operand,
-        bias: Operand | None,
-        kernel: int | Sequence[int] | None,
-        shape: Iterable[Dim] | None,
-        name: str | None,
+        bias: Operand | None = None,
+        stride: Sizes = 1,
+        padding: Sizes = 0,
+        dilation: Sizes = 1,
+        groups: int = 1,
+        **node: Unpack[NodeArgs],
     ) -> Value:
-        image = self._as_value(x)
-        filters = self._as_value(weight, image)
-        if kernel is not None and tuple(filters.shape[2:]) != pair("kernel", kernel, 1):
-            raise GraphVerifyError(f"{op.kind} is declared with kernel {kernel}, its weight has shape {filters.shape}")
-        extra = () if bias is None else (self._as_value(bias, image),)
-        return self._add(op, image, filters, *extra, shape=shape, name=name)
+        """Convolve `(N, C, D, H, W)` with a weight `(C_out, C / groups, kD, kH, kW)`."""
+        op = Conv3d(
+            counts("stride", stride, 3, 1), counts("padding", padding, 3), counts("dilation", dilation, 3, 1), groups
+        )
+        return self._add(op, *self._like(x, weight, bias), **node)
+
+    def im2col(
+        self,
+        x: Operand,
+        kernel: Sizes,
+        stride: Sizes = 1,
+        padding: Sizes = 0,
+        dilation: Sizes = 1,
+        **node: Unpack[NodeArgs],
+    ) -> Value:
+        """Return the windows of an image as columns."""
+        op = Im2Col(
+            pair("kernel", kernel, 1),
+            pair("stride", stride, 1),
+            pair("padding", padding),
+            pair("dilation", dilation, 1),
+        )
+        return self._add(op, x, **node)
+
+    def interpolate(
+        self,
+        x: Operand,
+        sizes: Sequence[int],
+        mode: str = "nearest",
+        align_corners: bool = False,
+        **node: Unpack[NodeArgs],
+    ) -> Value:
+        """Resize the dimensions after the channels (`RESIZE_MODES`)."""
+        return self._add(Interpolate(tuple(sizes), mode, align_corners), x, **node)

@@ -11,8 +11,8 @@ The weights stay in the form their file has. Schemes, for x `(..., M, K)` and a 
 | `nvfp4_block` | w u8 `(K, N / 2)`, scale f8e4m3 or u8 `(K / 16, N)`, global scale `(1,)` | e2m1(w) * s * global |
 | `q4_0` ... `q8_k` | bytes u8 `(N, row bytes)` or flat | as GGUF defines; rows are of K |
 
-Expanding a weight costs time and memory when a session opens: for `q4_k` of 4096 x 4096, about 1 s on one core and,
-for the moment, 40 bytes a weight; afterwards 4 bytes a weight in f32. A packed product opens in 0.6 s, at 13 bytes a
+Expanding a weight costs time and memory when a session opens: for `q4_k` of 4096 x 4096, about 1 s on one core and a
+peak of 40 bytes per weight, then 4 bytes per weight in f32. A packed product opens in 0.6 s with a peak of 13 bytes per
 weight, and keeps less than 1. It is as fast for one row of x; for 64 rows the expanded one is 1.5 times faster.
 
 The weights of `int4_block` are unsigned, 0 to 15: u4 `(K, N)`, or bytes in which element p * N + j is a half byte, low
@@ -24,24 +24,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Unpack
 
 from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import Value
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.gguf_blocks import GGUF_FORMATS, BlockFormat, block_format
-from rlx_ort.ir.infer import expect_dim, expect_float, expect_rank, known_name
-from rlx_ort.ir.op import Op, OpTypes, known_shape, tensor_input
-from rlx_ort.ir.ops.leaf import LeafBuilders, Operand
+from rlx_ort.ir.op import Op, OpTypes, known_name, known_shape, tensor_input
+from rlx_ort.ir.ops.leaf import LeafBuilders, NodeArgs, Operand
 from rlx_ort.ir.shape import Dim, Shape
 from rlx_ort.ir.types import TensorType, ValueType
 
-__all__ = [
-    "SCHEMES",
-    "DequantBuilders",
-    "DequantGroupedMatMul",
-    "DequantMatMul",
-    "DequantMoEWeights",
-]
+__all__ = ["SCHEMES", "DequantBuilders", "DequantGroupedMatMul", "DequantMatMul", "DequantMoEWeights"]
 
 _BLOCK_SCHEMES = ("int8_block", "int8_block_asym", "int4_block")
 _FP8 = {"fp8_e4m3": DType.F8E4M3, "fp8_e5m2": DType.F8E5M2}
@@ -68,7 +62,7 @@ class DequantMatMul(Op):
         block: rows of the weight that share a scale, for the block schemes; None for the others.
         packed: whether the weight stays packed in the session, multiplied by ONNX Runtime's MatMulNBits, which not
             every provider has. Otherwise it is expanded once, when the session opens, and takes the bytes of x's
-            dtype. For `int4_block`, `q4_0` and `q4_k`: the CPU kernel of 8 bits wants prepacked weights.
+            dtype. Only for `int4_block`, `q4_0` and `q4_k`, since the CPU kernel of 8 bits needs prepacked weights.
     """
 
     scheme: str
@@ -78,7 +72,7 @@ class DequantMatMul(Op):
     arity = (2, 4)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "scheme", _scheme(self.scheme))
+        object.__setattr__(self, "scheme", known_name("scheme", self.scheme, SCHEMES))
         if (self.scheme in _BLOCK_SCHEMES) != (self.block is not None) or (self.block is not None and self.block < 1):
             wanted = "a block size of at least 1" if self.scheme in _BLOCK_SCHEMES else "no block size"
             raise GraphVerifyError(f"scheme {self.scheme!r} takes {wanted}, got {self.block}")
@@ -106,7 +100,7 @@ class DequantMatMul(Op):
             GraphVerifyError: a size is unknown, or the inputs do not fit each other.
         """
         x = tensor_input(self, inputs, 0, "x")
-        expect_float(self, x, "x")
+        self.expect_float(x, "x")
         shape = known_shape(self, x, "x")
         if shape.rank < 2:
             raise GraphVerifyError(f"DequantMatMul needs a matrix, x is {shape}; reshape it to rank 2 or more")
@@ -122,13 +116,13 @@ class DequantMatMul(Op):
 
     def _fp8_columns(self, inputs: OpTypes, k: int) -> int:
         w = _weight(self, inputs, (_FP8[self.scheme], DType.U8))
-        rows, columns = expect_rank(self, w, (2,), "w")
-        expect_dim(self, rows, k, "the rows of w")
+        rows, columns = self.expect_rank(w, (2,), "w")
+        self.expect_dim(rows, k, "the rows of w")
         scale = _float_input(self, inputs, 2, "scale")
-        found = expect_rank(self, scale, (0, 1), "scale")
+        found = self.expect_rank(scale, (0, 1), "scale")
         n = _size(self, columns, "the columns of w")
         if found and found[0] != 1:
-            expect_dim(self, found[0], n, "the number of scales")
+            self.expect_dim(found[0], n, "the number of scales")
         return n
 
     def _block_columns(self, inputs: OpTypes, k: int) -> int:
@@ -142,8 +136,8 @@ class DequantMatMul(Op):
             scale = _weight(self, inputs, (DType.F8E4M3, DType.U8), 2, "scale")
         else:
             scale = _float_input(self, inputs, 2, "scale")
-        rows, columns = expect_rank(self, scale, (2,), "scale")
-        expect_dim(self, rows, k // block, "the rows of scale, one for each block of K,")
+        rows, columns = self.expect_rank(scale, (2,), "scale")
+        self.expect_dim(rows, k // block, "the rows of scale, one for each block of K,")
         n = _size(self, columns, "the columns of scale")
         if self.scheme == "int4_block":
             w = _weight(self, inputs, (DType.U4, DType.U8))
@@ -153,15 +147,13 @@ class DequantMatMul(Op):
             if nvfp4 and n % 2:
                 raise GraphVerifyError(f"scheme 'nvfp4_block' packs two columns a byte, so N must be even; got {n}")
             wanted = (k, n // 2 if nvfp4 else n)
-            for place, dim in enumerate(expect_rank(self, w, (2,), "w")):
-                expect_dim(self, dim, wanted[place], f"dimension {place} of w")
+            self.expect_dims(self.expect_rank(w, (2,), "w"), wanted, "w")
         if len(inputs) > 3:
             extra = _float_input(self, inputs, 3, "global scale" if nvfp4 else "zero point")
             if nvfp4:
                 _check_elements(self, extra, 1)
             else:
-                for place, dim in enumerate(expect_rank(self, extra, (2,), "zero point")):
-                    expect_dim(self, dim, (k // block, n)[place], f"dimension {place} of the zero point")
+                self.expect_dims(self.expect_rank(extra, (2,), "zero point"), (k // block, n), "the zero point")
         return n
 
     def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
@@ -172,20 +164,15 @@ class DequantMatMul(Op):
 
 
 @dataclass(frozen=True, slots=True)
-class DequantGroupedMatMul(Op):
+class DequantGroupedMatMul(Op, operands="x bytes experts"):
     """Row i of x times the packed weight of expert `experts[i]`: x `(M, K)`, bytes, experts `(M,)`.
 
-    The bytes are u8 `(E, N, row bytes)` or `(E, N * row bytes)`, in a GGUF format. With up to E rows the rows'
-    weights are picked while packed and expanded in the run; with more, all experts are expanded when the session
-    opens, which takes E * K * N * 4 bytes.
-
-    Attributes:
-        scheme: a GGUF format.
+    The bytes are u8 `(E, N, row bytes)` or `(E, N * row bytes)`, in a GGUF format. With up to E rows,
+    packed weights are gathered for each row and expanded in the run; with more, all experts are expanded when the
+    session opens, which takes E * K * N * 4 bytes. `scheme` is a GGUF format.
     """
 
     scheme: str
-
-    arity = (3, 3)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "scheme", block_format(self.scheme).name)
@@ -197,54 +184,40 @@ class DequantGroupedMatMul(Op):
             GraphVerifyError: a size is unknown, or the inputs do not fit each other.
         """
         x = tensor_input(self, inputs, 0, "x")
-        expect_float(self, x, "x")
-        rows, inner = expect_rank(self, x, (2,), "x")
+        self.expect_float(x, "x")
+        rows, inner = self.expect_rank(x, (2,), "x")
         k = _size(self, inner, "the last dimension of x")
         experts, n = _slabs(self, inputs, 1, GGUF_FORMATS[self.scheme], k)
         chosen = tensor_input(self, inputs, 2, "experts")
-        if not (chosen.dtype.is_integer or chosen.dtype.is_float):
-            raise GraphVerifyError(f"DequantGroupedMatMul needs integers as experts, got {chosen.dtype.value}")
-        (count,) = expect_rank(self, chosen, (1,), "experts")
-        expect_dim(self, count, rows, "the number of experts given, one for each row of x,")
+        self.expect_indices(chosen, "experts")
+        (count,) = self.expect_rank(chosen, (1,), "experts")
+        self.expect_dim(count, rows, "the number of experts given, one for each row of x,")
         return experts, k, n
 
-    def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
+    def result(self, x: TensorType, data: TensorType, experts: TensorType) -> TensorType:
         """Return `(M, N)` in the dtype of x."""
-        _, _, n = self.sizes(inputs)
-        x = tensor_input(self, inputs, 0, "x")
-        return (TensorType(x.dtype, Shape((known_shape(self, x, "x")[0], n))),)
+        _, _, n = self.sizes((x, data, experts))
+        return TensorType(x.dtype, Shape((known_shape(self, x, "x")[0], n)))
 
 
 @dataclass(frozen=True, slots=True)
-class DequantMoEWeights(Op):
-    """The packed weights of all experts as f32 `(E, K, N)`, from bytes u8 `(E, N, row bytes)`.
-
-    Attributes:
-        scheme: a GGUF format.
-    """
+class DequantMoEWeights(Op, operands="bytes"):
+    """The packed weights of all experts as f32 `(E, K, N)`, from bytes u8 `(E, N, row bytes)` in a GGUF format."""
 
     scheme: str
-
-    arity = (1, 1)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "scheme", block_format(self.scheme).name)
 
-    def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
+    def result(self, data: TensorType) -> TensorType:
         """Return `(E, K, N)` as f32."""
-        raw = _weight(self, inputs, (DType.U8,), 0, "bytes")
-        experts, rows, width = expect_rank(self, raw, (3,), "bytes")
+        raw = _weight(self, (data,), (DType.U8,), 0, "bytes")
+        experts, rows, width = self.expect_rank(raw, (3,), "bytes")
         kind = GGUF_FORMATS[self.scheme]
         size = _size(self, width, "the bytes of a row")
         if size % kind.bytes:
             raise GraphVerifyError(f"{kind.name} rows are multiples of {kind.bytes} bytes, got {size}")
-        return (TensorType(DType.F32, Shape((experts, size // kind.bytes * kind.elements, rows))),)
-
-
-def _scheme(name: str) -> str:
-    plain = name.strip().lower().replace("-", "_")
-    short = {known.replace("_", ""): known for known in SCHEMES}
-    return known_name("scheme", short.get(plain.replace("_", ""), plain), SCHEMES)
+        return TensorType(DType.F32, Shape((experts, size // kind.bytes * kind.elements, rows)))
 
 
 def _size(op: Op, dim: Dim, what: str) -> int:
@@ -263,7 +236,7 @@ def _weight(op: Op, inputs: OpTypes, dtypes: tuple[DType, ...], index: int = 1, 
 
 def _float_input(op: Op, inputs: OpTypes, index: int, name: str) -> TensorType:
     value = tensor_input(op, inputs, index, name)
-    expect_float(op, value, name)
+    op.expect_float(value, name)
     return value
 
 
@@ -278,9 +251,9 @@ def _gguf_rows(op: Op, inputs: OpTypes, kind: BlockFormat, k: int) -> int:
         raise GraphVerifyError(f"scheme {kind.name!r} takes x and the bytes; got {len(inputs)} inputs")
     raw = _weight(op, inputs, (DType.U8,), 1, "the bytes")
     row = kind.row_bytes(k)
-    shape = expect_rank(op, raw, (1, 2), "bytes")
+    shape = op.expect_rank(raw, (1, 2), "bytes")
     if shape.rank == 2:
-        expect_dim(op, shape[1], row, f"the bytes of a row of {k} weights")
+        op.expect_dim(shape[1], row, f"the bytes of a row of {k} weights")
         return _size(op, shape[0], "the rows of the bytes")
     total = _size(op, shape[0], "the number of bytes")
     if row == 0 or total % row:
@@ -290,11 +263,11 @@ def _gguf_rows(op: Op, inputs: OpTypes, kind: BlockFormat, k: int) -> int:
 
 def _slabs(op: Op, inputs: OpTypes, index: int, kind: BlockFormat, k: int) -> tuple[int, int]:
     raw = _weight(op, inputs, (DType.U8,), index, "the bytes")
-    shape = expect_rank(op, raw, (2, 3), "bytes")
+    shape = op.expect_rank(raw, (2, 3), "bytes")
     sizes = [_size(op, dim, "every dimension of the bytes") for dim in shape]
     row = kind.row_bytes(k)
     if shape.rank == 3:
-        expect_dim(op, sizes[2], row, f"the bytes of a row of {k} weights")
+        op.expect_dim(sizes[2], row, f"the bytes of a row of {k} weights")
     elif row == 0 or sizes[1] % row:
         raise GraphVerifyError(f"{op.describe()} needs rows of {row} bytes, got {sizes[1]} bytes an expert")
     return sizes[0], sizes[1] if shape.rank == 3 else math.prod(sizes[1:]) // row
@@ -318,22 +291,14 @@ class DequantBuilders(LeafBuilders):
         packed: bool = False,
         name: str | None = None,
     ) -> Value:
-        """Multiply by a weight that is packed with scales; see the table of schemes.
-
-        Raises:
-            GraphVerifyError: there is no such scheme, or the inputs do not fit it.
-        """
-        extra = () if zero_point is None else (self._as_value(zero_point),)
-        op = DequantMatMul(scheme, block, packed)
-        values = (self._as_value(x), self._as_value(w_q), self._as_value(scale), *extra)
-        return self._add(op, *values, shape=shape, name=name)
+        """Multiply by a weight that is packed with scales; see the table of schemes."""
+        return self._add(DequantMatMul(scheme, block, packed), x, w_q, scale, zero_point, shape=shape, name=name)
 
     def dequant_matmul_nvfp4(
-        self, x: Operand, w_q: Operand, scale: Operand, global_scale: Operand, *, name: str | None = None
+        self, x: Operand, w_q: Operand, scale: Operand, global_scale: Operand, **node: Unpack[NodeArgs]
     ) -> Value:
         """Multiply by a weight of 4-bit floats with a scale for 16 rows and one for all."""
-        values = (self._as_value(item) for item in (x, w_q, scale, global_scale))
-        return self._add(DequantMatMul("nvfp4_block"), *values, name=name)
+        return self._add(DequantMatMul("nvfp4_block"), x, w_q, scale, global_scale, **node)
 
     def dequant_matmul_packed(
         self,
@@ -345,21 +310,15 @@ class DequantBuilders(LeafBuilders):
         packed: bool = False,
         name: str | None = None,
     ) -> Value:
-        """Multiply by a weight whose rows, one for each column of the result, are GGUF blocks.
-
-        Raises:
-            GraphVerifyError: K is no multiple of the block, or the bytes do not fit it.
-        """
-        op = DequantMatMul(scheme, None, packed)
-        return self._add(op, self._as_value(x), self._as_value(data), shape=shape, name=name)
+        """Multiply by a weight whose rows, one for each column of the result, are GGUF blocks."""
+        return self._add(DequantMatMul(scheme, None, packed), x, data, shape=shape, name=name)
 
     def dequant_grouped_matmul(
-        self, x: Operand, data: Operand, experts: Operand, scheme: str, *, name: str | None = None
+        self, x: Operand, data: Operand, experts: Operand, scheme: str, **node: Unpack[NodeArgs]
     ) -> Value:
         """Multiply each row by the packed weight of its expert."""
-        values = (self._as_value(item) for item in (x, data, experts))
-        return self._add(DequantGroupedMatMul(scheme), *values, name=name)
+        return self._add(DequantGroupedMatMul(scheme), x, data, experts, **node)
 
-    def dequant_moe_weights(self, data: Operand, scheme: str, *, name: str | None = None) -> Value:
+    def dequant_moe_weights(self, data: Operand, scheme: str, **node: Unpack[NodeArgs]) -> Value:
         """Return the packed weights of all experts as f32 `(E, K, N)`."""
-        return self._add(DequantMoEWeights(scheme), self._as_value(data), name=name)
+        return self._add(DequantMoEWeights(scheme), data, **node)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Unpack
 
 from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import Value
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.infer import broadcast, expect_float, known_name, same_dtype
-from rlx_ort.ir.op import Op, OpTypes, tensor_input
-from rlx_ort.ir.ops.leaf import LeafBuilders, Operand
-from rlx_ort.ir.shape import Dim
-from rlx_ort.ir.types import TensorType, ValueType
+from rlx_ort.ir.op import Op, known_name
+from rlx_ort.ir.ops.leaf import LeafBuilders, NodeArgs, Operand
+from rlx_ort.ir.types import TensorType
 
 __all__ = [
     "ACTIVATIONS",
@@ -29,14 +27,11 @@ __all__ = [
     "Where",
 ]
 
-# Name -> floating-point operations an element, roughly; those of 1 that also take integers are listed below.
-_FLOPS = {
-    "gelu": 12, "gelu_approx": 14, "silu": 6, "relu": 1, "sigmoid": 5, "tanh": 6, "exp": 4, "log": 4, "sqrt": 1,
-    "rsqrt": 2, "neg": 1, "abs": 1, "sin": 4, "cos": 4, "tan": 6, "atan": 6, "round": 1, "recip": 1, "floor": 1,
-    "ceil": 1, "sign": 1, "softplus": 8, "elu": 5, "erf": 8, "hard_swish": 4, "hard_sigmoid": 3, "mish": 14,
-    "softsign": 3, "log_sigmoid": 9,
-}  # fmt: skip
-ACTIVATIONS = tuple(_FLOPS)
+ACTIVATIONS = (
+    "gelu", "gelu_approx", "silu", "relu", "sigmoid", "tanh", "exp", "log", "sqrt", "rsqrt", "neg", "abs", "sin",
+    "cos", "tan", "atan", "round", "recip", "floor", "ceil", "sign", "softplus", "elu", "erf", "hard_swish",
+    "hard_sigmoid", "mish", "softsign", "log_sigmoid",
+)  # fmt: skip
 """Names of the activations."""
 _INTEGER_ACTIVATIONS = {"relu", "neg", "abs", "sign"}
 
@@ -47,38 +42,35 @@ _SYMBOLS = {
 BINARIES = (
     "add", "sub", "mul", "div", "max", "min", "pow", "mod", "bit_and", "bit_or", "bit_xor", "shl", "shr", "atan2",
 )  # fmt: skip
-"""Names of the binary ops; `+ - * / ** % & | ^ << >>` are understood as well."""
+"""Names of the binary ops; `+ - * / ** % & | ^ << >>` are accepted as well."""
 _BITWISE = {"bit_and", "bit_or", "bit_xor"}
 COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
-"""Names of the comparisons; `== != < <= > >=` are understood as well."""
+"""Names of the comparisons; `== != < <= > >=` are accepted as well."""
 
 
 @dataclass(frozen=True, slots=True)
-class Activation(Op):
+class Activation(Op, operands="x"):
     """A function of each element.
 
-    `gelu` is the exact form with erf, `gelu_approx` the tanh form, `round` goes half to even, `hard_sigmoid` is
+    `gelu` is the exact form with erf, `gelu_approx` the tanh form, `round` rounds half to even, `hard_sigmoid` is
     relu6(x + 3) / 6 and `hard_swish` x times that, `elu` has alpha 1.
     """
 
     function: str
 
-    arity = (1, 1)
-
     def __post_init__(self) -> None:
         object.__setattr__(self, "function", known_name("activation", self.function, ACTIVATIONS))
 
-    def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
-        """Return the type of the input."""
-        x = tensor_input(self, inputs, 0, "x")
+    def result(self, x: TensorType) -> TensorType:
+        """Return the type of x."""
         unsigned_neg = self.function == "neg" and x.dtype.value.startswith("u")
         if self.function not in _INTEGER_ACTIVATIONS or not x.dtype.is_integer or unsigned_neg:
-            expect_float(self, x, "x")
-        return (x,)
+            self.expect_float(x, "x")
+        return x
 
 
 @dataclass(frozen=True, slots=True)
-class Binary(Op):
+class Binary(Op, operands="lhs rhs"):
     """A function of two elements of one dtype.
 
     Integer `div` drops the fraction, `mod` has the sign of the dividend, `shr` of a signed integer keeps its sign.
@@ -86,15 +78,13 @@ class Binary(Op):
 
     function: str
 
-    arity = (2, 2)
-
     def __post_init__(self) -> None:
         name = _SYMBOLS.get(self.function, self.function)
         object.__setattr__(self, "function", known_name("binary op", name, BINARIES))
 
-    def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
+    def result(self, lhs: TensorType, rhs: TensorType) -> TensorType:
         """Return the broadcast type."""
-        result = _broadcast_type(self, inputs, ("lhs", "rhs"))
+        result = _broadcast_type(self, lhs, rhs)
         dtype = result.dtype
         if self.function in _BITWISE:
             fits, wanted = dtype.is_integer or dtype is DType.BOOL, "integers or bool"
@@ -106,97 +96,76 @@ class Binary(Op):
             fits, wanted = dtype is not DType.BOOL, "numbers"
         if not fits:
             raise GraphVerifyError(f"{self.function} takes {wanted}, not {dtype.value}; cast the operands first")
-        return (result,)
+        return result
 
 
 @dataclass(frozen=True, slots=True)
-class Compare(Op):
+class Compare(Op, operands="lhs rhs"):
     """A comparison of two elements of one dtype; the result is bool."""
 
     function: str
-
-    arity = (2, 2)
 
     def __post_init__(self) -> None:
         name = _SYMBOLS.get(self.function, self.function)
         object.__setattr__(self, "function", known_name("comparison", name, COMPARISONS))
 
-    def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
+    def result(self, lhs: TensorType, rhs: TensorType) -> TensorType:
         """Return the broadcast shape as bool."""
-        return (TensorType(DType.BOOL, _broadcast_type(self, inputs, ("lhs", "rhs")).shape),)
+        return TensorType(DType.BOOL, _broadcast_type(self, lhs, rhs).shape)
 
 
 @dataclass(frozen=True, slots=True)
-class Where(Op):
+class Where(Op, operands="condition then else"):
     """Element of the second input where the first (bool) is true, of the third elsewhere."""
 
-    arity = (3, 3)
-
-    def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
-        """Return the broadcast type of the branches and the condition."""
-        condition = tensor_input(self, inputs, 0, "condition")
+    def result(self, condition: TensorType, then: TensorType, otherwise: TensorType) -> TensorType:
+        """Return the dtype of the branches, and the broadcast shape of all three."""
         if condition.dtype is not DType.BOOL:
             raise GraphVerifyError(f"Where needs a bool condition, got {condition.dtype.value}; cast it first")
-        branches = _broadcast_type(self, inputs[1:], ("then", "else"))
-        return (TensorType(branches.dtype, broadcast(self, (condition.shape, branches.shape))),)
+        dtype = self.same_dtype(then, otherwise, names=("then", "else"))
+        return TensorType(dtype, self.broadcast((condition.shape, then.shape, otherwise.shape)))
 
 
 @dataclass(frozen=True, slots=True)
-class Cast(Op):
+class Cast(Op, operands="x"):
     """Conversion to another dtype: float to integer drops the fraction, to bool is `!= 0`."""
 
     to: DType
 
-    arity = (1, 1)
-
-    def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
-        """Return the shape of the input with the new dtype."""
-        return (TensorType(self.to, tensor_input(self, inputs, 0, "x").shape),)
+    def result(self, x: TensorType) -> TensorType:
+        """Return the shape of x with the new dtype."""
+        return TensorType(self.to, x.shape)
 
 
 @dataclass(frozen=True, slots=True)
-class Clamp(Op):
-    """Each element held between two bounds, either of which may be None."""
+class Clamp(Op, operands="x"):
+    """Each element clamped to bounds; None for no bound."""
 
     low: float | None = None
     high: float | None = None
 
-    arity = (1, 1)
-
-    def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
-        """Return the type of the input."""
-        x = tensor_input(self, inputs, 0, "x")
-        if not (x.dtype.is_float or x.dtype.is_integer):
-            raise GraphVerifyError(f"Clamp takes numbers, not {x.dtype.value}; cast the input first")
-        return (x,)
+    def result(self, x: TensorType) -> TensorType:
+        """Return the type of x."""
+        self.expect_number(x)
+        return x
 
 
 @dataclass(frozen=True, slots=True)
-class Fma(Op):
+class Fma(Op, operands="a b c"):
     """a * b + c, broadcast."""
 
-    arity = (3, 3)
-
-    def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
+    def result(self, a: TensorType, b: TensorType, c: TensorType) -> TensorType:
         """Return the broadcast type."""
-        return (_broadcast_type(self, inputs, ("a", "b", "c")),)
+        return _broadcast_type(self, a, b, c)
 
 
 @dataclass(frozen=True, slots=True)
-class StopGradient(Op):
+class StopGradient(Op, operands="x"):
     """The input unchanged; a marker for training frameworks."""
 
-    arity = (1, 1)
 
-    def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
-        """Return the type of the input."""
-        return (tensor_input(self, inputs, 0, "x"),)
-
-
-def _broadcast_type(op: Op, inputs: OpTypes, names: tuple[str, ...]) -> TensorType:
-    dtype = same_dtype(op, inputs, names)
-    shapes = [tensor_input(op, inputs, index, name).shape for index, name in enumerate(names)]
-    return TensorType(dtype, broadcast(op, shapes))
+def _broadcast_type(op: Op, *operands: TensorType) -> TensorType:
+    return TensorType(op.same_dtype(*operands), op.broadcast([value.shape for value in operands]))
 
 
 class ElementwiseBuilders(LeafBuilders):
@@ -204,61 +173,41 @@ class ElementwiseBuilders(LeafBuilders):
 
     __slots__ = ()
 
-    def activation(
-        self, kind: str, x: Operand, *, shape: Iterable[Dim] | None = None, name: str | None = None
-    ) -> Value:
-        """Apply an activation by name (`ACTIVATIONS`).
+    def activation(self, kind: str, x: Operand, **node: Unpack[NodeArgs]) -> Value:
+        """Apply an activation by name (`ACTIVATIONS`)."""
+        return self._add(Activation(kind), x, **node)
 
-        Raises:
-            GraphVerifyError: there is no such activation, or it does not take the dtype.
-        """
-        return self._add(Activation(kind), self._as_value(x), shape=shape, name=name)
+    def binary(self, op: str, lhs: Operand, rhs: Operand, **node: Unpack[NodeArgs]) -> Value:
+        """Apply a binary op by name or symbol (`BINARIES`)."""
+        return self._add(Binary(op), *self._pair(lhs, rhs), **node)
 
-    def binary(
-        self, op: str, lhs: Operand, rhs: Operand, *, shape: Iterable[Dim] | None = None, name: str | None = None
-    ) -> Value:
-        """Apply a binary op by name or symbol (`BINARIES`).
+    def compare(self, op: str, lhs: Operand, rhs: Operand, **node: Unpack[NodeArgs]) -> Value:
+        """Compare by name or symbol (`COMPARISONS`); the result is bool."""
+        return self._add(Compare(op), *self._pair(lhs, rhs), **node)
 
-        Raises:
-            GraphVerifyError: there is no such op, it does not take the dtype, or the shapes do not broadcast.
-        """
-        return self._add(Binary(op), *self._pair(lhs, rhs), shape=shape, name=name)
-
-    def compare(
-        self, op: str, lhs: Operand, rhs: Operand, *, shape: Iterable[Dim] | None = None, name: str | None = None
-    ) -> Value:
-        """Compare by name or symbol (`COMPARISONS`); the result is bool.
-
-        Raises:
-            GraphVerifyError: there is no such comparison, or the shapes do not broadcast.
-        """
-        return self._add(Compare(op), *self._pair(lhs, rhs), shape=shape, name=name)
-
-    def where_(self, condition: Operand, then: Operand, otherwise: Operand, *, name: str | None = None) -> Value:
+    def where_(self, condition: Operand, then: Operand, otherwise: Operand, **node: Unpack[NodeArgs]) -> Value:
         """Return `then` where the condition is not zero, `otherwise` elsewhere."""
         chosen = self._as_value(condition).cast(DType.BOOL)
-        return self._add(Where(), chosen, *self._pair(then, otherwise), name=name)
+        return self._add(Where(), chosen, *self._pair(then, otherwise), **node)
 
-    def cast(self, x: Operand, to: DType | str, *, name: str | None = None) -> Value:
-        """Convert to a dtype; a value that already has it is returned as it is."""
+    def cast(self, x: Operand, to: DType | str, **node: Unpack[NodeArgs]) -> Value:
+        """Convert to a dtype; a value that already has it is returned unchanged."""
         value, dtype = self._as_value(x), DType.parse(to)
-        return value if value.dtype is dtype else self._add(Cast(dtype), value, name=name)
+        return value if value.dtype is dtype else self._add(Cast(dtype), value, **node)
 
-    def clamp(
-        self, x: Operand, low: float | None = None, high: float | None = None, *, name: str | None = None
-    ) -> Value:
-        """Hold each element between bounds."""
-        return self._add(Clamp(low, high), self._as_value(x), name=name)
+    def clamp(self, x: Operand, low: float | None = None, high: float | None = None, **node: Unpack[NodeArgs]) -> Value:
+        """Clamp each element to bounds."""
+        return self._add(Clamp(low, high), x, **node)
 
-    def fma(self, a: Operand, b: Operand, c: Operand, *, name: str | None = None) -> Value:
+    def fma(self, a: Operand, b: Operand, c: Operand, **node: Unpack[NodeArgs]) -> Value:
         """Return a * b + c."""
         left, right = self._pair(a, b)
         left, addend = self._pair(left, c)
-        return self._add(Fma(), left, right.cast(left.dtype), addend, name=name)
+        return self._add(Fma(), left, right.cast(left.dtype), addend, **node)
 
-    def stop_gradient(self, x: Operand, *, name: str | None = None) -> Value:
+    def stop_gradient(self, x: Operand, **node: Unpack[NodeArgs]) -> Value:
         """Return the value unchanged, marked for training frameworks."""
-        return self._add(StopGradient(), self._as_value(x), name=name)
+        return self._add(StopGradient(), x, **node)
 
     def add(self, lhs: Operand, rhs: Operand) -> Value:
         """Return lhs + rhs."""

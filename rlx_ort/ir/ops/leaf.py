@@ -1,10 +1,10 @@
-"""Leaves: what a graph reads. They compute nothing and cost nothing."""
+"""Leaves: inputs, parameters, constants and captures. They compute nothing and cost nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -13,14 +13,31 @@ from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import GraphCore, Value
 from rlx_ort.ir.dtype import DType, promote
 from rlx_ort.ir.op import Op, OpTypes
-from rlx_ort.ir.shape import Dim, Shape
+from rlx_ort.ir.shape import Dim, Shape, fits, refined
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import TensorType, ValueType
 
-__all__ = ["Capture", "Constant", "Input", "LeafBuilders", "Operand", "Param"]
+__all__ = ["Capture", "Constant", "Input", "LeafBuilders", "NodeArgs", "Operand", "Param"]
 
 Operand: TypeAlias = "Value | npt.ArrayLike"
 """What the builders take as an operand: a value, or a number or array that becomes a constant."""
+
+
+class NodeArgs(TypedDict, total=False):
+    """Keywords of every builder that adds one value.
+
+    Attributes:
+        name: the node's name; a number is added if it is taken. By default the op's kind in lower case.
+        shape: a declared shape, checked against the inferred one; names and sizes that it adds are kept.
+    """
+
+    name: str | None
+    shape: Iterable[Dim] | None
+
+
+def _declared_type(op: Input | Param | Capture, inputs: OpTypes) -> tuple[ValueType, ...]:
+    """Return the type that is a field of the op."""
+    return (op.type,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +59,7 @@ class Input(Leaf):
     name: str
     type: ValueType
 
-    def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
-        """Return the declared type."""
-        return (self.type,)
+    infer = _declared_type
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,19 +67,17 @@ class Param(Leaf):
     """A weight: set under a name before the first run and kept. Its data, if any yet, is in `Graph.weights`.
 
     Attributes:
-        name: what it is set by.
+        name: the name under which it is set.
         type: its type; every dim has a size.
-        mutable: whether it changes often: sessions then take it as an input, so a change costs no new session, and
-            kernels cannot prepare themselves for its values.
+        mutable: whether it changes often. Sessions take it as an input, so a change needs no new session, but kernels
+            cannot prepack it.
     """
 
     name: str
     type: TensorType
     mutable: bool = False
 
-    def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
-        """Return the declared type."""
-        return (self.type,)
+    infer = _declared_type
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +106,7 @@ class Capture(Leaf):
     index: int
     type: ValueType
 
-    def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
-        """Return the type of the captured value."""
-        return (self.type,)
+    infer = _declared_type
 
 
 class LeafBuilders(GraphCore):
@@ -122,7 +133,7 @@ class LeafBuilders(GraphCore):
     ) -> Value:
         """Add a weight; `data` gives it an initial value, else it must be set before the first run.
 
-        One that is `mutable` may change between runs at no cost, and is slower to compute with.
+        A `mutable` weight may change between runs at no cost, but kernels that use it are slower.
 
         Raises:
             GraphVerifyError: the name is taken, a dimension has no size, or the data has another shape.
@@ -162,20 +173,29 @@ class LeafBuilders(GraphCore):
     def _add(
         self,
         op: Op,
-        *inputs: Value | None,
+        *operands: Operand | None,
         shape: Iterable[Dim] | None = None,
         dtype: DType | str | None = None,
         name: str | None = None,
     ) -> Value:
-        """Append a node with one result; a declared shape or dtype is checked and may make the inferred one finer."""
-        name = name or getattr(op, "function", None)  # `gelu` tells more than `activation`
+        """Append a node with one result; operands that are None are left out.
+
+        A declared shape or dtype is checked against the inferred one, and the shape may add names and sizes to it.
+        """
+        inputs = [self._as_value(item) for item in operands if item is not None]
+        name = name or getattr(op, "function", None)  # an activation is named `gelu`, not `activation`
         if shape is None and dtype is None:
             return self.append(op, *inputs, name=name)
-        (inferred,) = op.infer([None if value is None else value.type for value in inputs])
+        (inferred,) = op.infer([value.type for value in inputs])
         return self.add_node(op, inputs, name=name, types=[_declared(op, inferred, shape, dtype)])[0]
 
+    def _like(self, first: Operand, *rest: Operand | None) -> list[Value]:
+        """Return operands as values: numbers and lists take the dtype of the first one, None is left out."""
+        value = self._as_value(first)
+        return [value, *(self._as_value(item, value) for item in rest if item is not None)]
+
     def _pair(self, lhs: Any, rhs: Any) -> tuple[Value, Value]:
-        """Return two operands as values of one dtype, with the casts that needs."""
+        """Return two operands as values of one dtype; adds casts where needed."""
         left = self._as_value(lhs, rhs if isinstance(rhs, Value) else None)
         right = self._as_value(rhs, left)
         try:
@@ -187,8 +207,8 @@ class LeafBuilders(GraphCore):
     def _as_value(self, item: Any, like: Value | None = None) -> Value:
         """Return `item` as a value: numbers and arrays become constants.
 
-        An array keeps its dtype. Plain numbers and lists of them take the dtype of `like`, or f32 for fractions where
-        there is no `like` or it holds no fractions.
+        An array keeps its dtype. Plain numbers and lists of them take the dtype of `like`; fractions become f32 if
+        there is no `like` or it is an integer.
         """
         if isinstance(item, Value):
             return item
@@ -201,7 +221,7 @@ class LeafBuilders(GraphCore):
 
 
 def _declared(op: Op, inferred: ValueType, shape: Iterable[Dim] | None, dtype: DType | str | None) -> ValueType:
-    """Return the inferred type made finer by what was declared."""
+    """Return the inferred type with the declared sizes and names."""
     if not isinstance(inferred, TensorType):
         raise GraphVerifyError(f"{op.kind} gives no tensor, so it takes no declared shape")
     wanted = None if shape is None else Shape(shape)
@@ -211,15 +231,4 @@ def _declared(op: Op, inferred: ValueType, shape: Iterable[Dim] | None, dtype: D
         return TensorType(inferred.dtype, wanted or inferred.shape)
     if not fits(inferred.shape, wanted):
         raise GraphVerifyError(f"{op.kind} is declared with shape {wanted} and gives {inferred.shape}")
-    finer = (
-        new if isinstance(new, int) or old is None else old for old, new in zip(inferred.shape, wanted, strict=True)
-    )
-    return TensorType(inferred.dtype, Shape(finer))
-
-
-def fits(inferred: Shape, declared: Shape) -> bool:
-    """Return whether a declared shape can be the inferred one: equal sizes, symbols and unknown sizes fit anything."""
-    return inferred.rank == declared.rank and all(
-        not (isinstance(old, int) and isinstance(new, int)) or old == new
-        for old, new in zip(inferred, declared, strict=True)
-    )
+    return TensorType(inferred.dtype, refined(wanted, inferred.shape))

@@ -1,45 +1,47 @@
-"""Matrix products and what is fused with them."""
+"""Matrix products, what is fused with them, and systems of linear equations.
+
+ONNX has no operator for linear equations. They are lowered to Gauss-Jordan elimination with partial pivoting in basic
+ops: about 2 N^2 (N + K) operations in N dependent steps, far slower than LAPACK. A singular matrix gives infinities or
+NaN, because ONNX cannot raise an error.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Unpack
 
 from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import Value
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.infer import (
-    axis_tuple,
-    broadcast,
-    expect_dim,
-    expect_float,
-    expect_rank,
-    join_dims,
-    known_name,
-    same_dtype,
-)
-from rlx_ort.ir.op import Op, OpTypes, known_shape, tensor_input
+from rlx_ort.ir.op import Op, join_dims, known_name, known_shape
 from rlx_ort.ir.ops.elementwise import ACTIVATIONS, Activation
-from rlx_ort.ir.ops.leaf import LeafBuilders, Operand
+from rlx_ort.ir.ops.leaf import LeafBuilders, NodeArgs, Operand
 from rlx_ort.ir.shape import Dim, Shape
-from rlx_ort.ir.types import TensorType, ValueType
+from rlx_ort.ir.types import TensorType
 
-__all__ = ["DotGeneral", "FusedMatMulBiasAct", "LinalgBuilders", "LoraMatMul", "MatMul"]
+__all__ = [
+    "BatchedDenseSolve",
+    "DenseSolve",
+    "DotGeneral",
+    "FusedMatMulBiasAct",
+    "LinalgBuilders",
+    "LoraMatMul",
+    "MatMul",
+]
 
 
 @dataclass(frozen=True, slots=True)
-class MatMul(Op):
+class MatMul(Op, operands="lhs rhs"):
     """`[..., M, K] @ [..., K, N]`, leading dimensions broadcast."""
 
-    arity = (2, 2)
-
-    def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
+    def result(self, lhs: TensorType, rhs: TensorType) -> TensorType:
         """Return `[..., M, N]`."""
-        return (_product(self, inputs, ("lhs", "rhs")),)
+        return _product(self, lhs, rhs, ("lhs", "rhs"))
 
 
 @dataclass(frozen=True, slots=True)
-class DotGeneral(Op):
+class DotGeneral(Op, operands="lhs rhs"):
     """A contraction over any axes: the result has the batch axes, the other axes of lhs, then those of rhs.
 
     Attributes:
@@ -54,8 +56,6 @@ class DotGeneral(Op):
     lhs_batch: tuple[int, ...] = ()
     rhs_batch: tuple[int, ...] = ()
 
-    arity = (2, 2)
-
     def axes(self, lhs: Shape, rhs: Shape) -> tuple[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]], ...]:
         """Return (batch, free, contracting) axes of lhs and of rhs, counted from the front.
 
@@ -67,76 +67,67 @@ class DotGeneral(Op):
             (lhs, self.lhs_batch, self.lhs_contracting),
             (rhs, self.rhs_batch, self.rhs_contracting),
         ):
-            used = axis_tuple(self, (*batch, *contracting), shape.rank)
+            used = self.axis_tuple((*batch, *contracting), shape.rank)
             free = tuple(axis for axis in range(shape.rank) if axis not in used)
             groups.append((used[: len(batch)], free, used[len(batch) :]))
         if len(self.lhs_batch) != len(self.rhs_batch) or len(self.lhs_contracting) != len(self.rhs_contracting):
             raise GraphVerifyError("DotGeneral needs as many batch and contracting axes on the left as on the right")
         return tuple(groups)
 
-    def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
+    def result(self, lhs: TensorType, rhs: TensorType) -> TensorType:
         """Return batch, free axes of lhs, free axes of rhs."""
-        dtype = same_dtype(self, inputs, ("lhs", "rhs"))
+        dtype = self.same_dtype(lhs, rhs)
         if dtype is DType.BOOL:
             raise GraphVerifyError("DotGeneral takes numbers, not bool; cast the operands first")
-        lhs = known_shape(self, tensor_input(self, inputs, 0, "lhs"), "lhs")
-        rhs = known_shape(self, tensor_input(self, inputs, 1, "rhs"), "rhs")
-        (left_batch, left_free, left_inner), (right_batch, right_free, right_inner) = self.axes(lhs, rhs)
-        for left, right in zip((*left_batch, *left_inner), (*right_batch, *right_inner), strict=True):
-            expect_dim(self, rhs[right], lhs[left], f"axis {right} of rhs")
-        batch = [join_dims((lhs[left], rhs[right])) for left, right in zip(left_batch, right_batch, strict=True)]
-        dims = [*batch, *(lhs[axis] for axis in left_free), *(rhs[axis] for axis in right_free)]
-        return (TensorType(dtype, Shape(dims)),)
+        left, right = known_shape(self, lhs, "lhs"), known_shape(self, rhs, "rhs")
+        (left_batch, left_free, left_inner), (right_batch, right_free, right_inner) = self.axes(left, right)
+        for i, j in zip((*left_batch, *left_inner), (*right_batch, *right_inner), strict=True):
+            self.expect_dim(right[j], left[i], f"axis {j} of rhs")
+        batch = [join_dims((left[i], right[j])) for i, j in zip(left_batch, right_batch, strict=True)]
+        return TensorType(dtype, Shape([*batch, *(left[i] for i in left_free), *(right[j] for j in right_free)]))
 
 
 @dataclass(frozen=True, slots=True)
-class FusedMatMulBiasAct(Op):
+class FusedMatMulBiasAct(Op, operands="x weight bias"):
     """act(x @ w + bias); the bias runs along the last dimension."""
 
     activation: str | None = None
-
-    arity = (3, 3)
 
     def __post_init__(self) -> None:
         if self.activation is not None:
             object.__setattr__(self, "activation", known_name("activation", self.activation, ACTIVATIONS))
 
-    def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
+    def result(self, x: TensorType, weight: TensorType, bias: TensorType) -> TensorType:
         """Return the type of the product."""
-        result = _product(self, inputs, ("x", "weight"))
-        bias = tensor_input(self, inputs, 2, "bias")
-        same_dtype(self, inputs, ("x", "weight", "bias"))
+        result = _product(self, x, weight, ("x", "weight"))
+        self.same_dtype(x, weight, bias)
         if self.activation is not None:
-            Activation(self.activation).infer((result,))
+            Activation(self.activation).result(result)
         if result.shape is not None:
-            (size,) = expect_rank(self, bias, (1,), "bias")
-            expect_dim(self, size, result.shape[-1], "the size of the bias")
-        return (result,)
+            (size,) = self.expect_rank(bias, (1,), "bias")
+            self.expect_dim(size, result.shape[-1], "the size of the bias")
+        return result
 
 
 @dataclass(frozen=True, slots=True)
-class LoraMatMul(Op):
+class LoraMatMul(Op, operands="x w a b"):
     """x @ w + scale * ((x @ a) @ b): a weight with a low-rank correction."""
 
     scale: float = 1.0
 
-    arity = (4, 4)
-
-    def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
+    def result(self, x: TensorType, w: TensorType, a: TensorType, b: TensorType) -> TensorType:
         """Return the type of x @ w."""
-        same_dtype(self, inputs, ("x", "w", "a", "b"))
-        expect_float(self, tensor_input(self, inputs, 0, "x"), "x")
-        result = _product(self, inputs, ("x", "w"))
-        low = _product(self, (inputs[0], inputs[2]), ("x", "a"))
-        correction = _product(self, (low, inputs[3]), ("x @ a", "b"))
-        return (TensorType(result.dtype, broadcast(self, (result.shape, correction.shape))),)
+        self.same_dtype(x, w, a, b)
+        self.expect_float(x, "x")
+        product = _product(self, x, w, ("x", "w"))
+        correction = _product(self, _product(self, x, a, ("x", "a")), b, ("x @ a", "b"))
+        return TensorType(product.dtype, self.broadcast((product.shape, correction.shape)))
 
 
-def _product(op: Op, inputs: OpTypes, names: tuple[str, str]) -> TensorType:
-    dtype = same_dtype(op, inputs, names)
+def _product(op: Op, lhs: TensorType, rhs: TensorType, names: tuple[str, str]) -> TensorType:
+    dtype = op.same_dtype(lhs, rhs, names=names)
     if dtype is DType.BOOL:
         raise GraphVerifyError(f"{op.kind} takes numbers, not bool; cast the operands first")
-    lhs, rhs = (tensor_input(op, inputs, index, name) for index, name in enumerate(names))
     if lhs.shape is None or rhs.shape is None:
         return TensorType(dtype)
     for value, name in ((lhs, names[0]), (rhs, names[1])):
@@ -148,30 +139,60 @@ def _product(op: Op, inputs: OpTypes, names: tuple[str, str]) -> TensorType:
             f"{op.kind} cannot multiply {lhs.shape} by {rhs.shape}: the last dimension of {names[0]} is {inner}, "
             f"the second last of {names[1]} is {other}"
         )
-    batch = broadcast(op, (Shape(lhs.shape[:-2]), Shape(rhs.shape[:-2])))
+    batch = op.broadcast((Shape(lhs.shape[:-2]), Shape(rhs.shape[:-2])))
     return TensorType(dtype, Shape((*(batch or ()), lhs.shape[-2], rhs.shape[-1])))
 
 
-def _inner(inputs: OpTypes) -> int:
-    lhs = inputs[0]
-    size = lhs.shape[-1] if isinstance(lhs, TensorType) and lhs.shape else 1
-    return size if isinstance(size, int) else 1
+@dataclass(frozen=True, slots=True)
+class DenseSolve(Op, operands="a b"):
+    """The x of A x = b, for A `(N, N)` and b `(N,)` or `(N, K)`."""
+
+    def result(self, a: TensorType, b: TensorType) -> TensorType:
+        """Return the type of b."""
+        return _solution(self, a, b, batched=False)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchedDenseSolve(Op, operands="a b"):
+    """The x of A x = b for each of a batch, for A `(..., N, N)` and b `(..., N)` or `(..., N, K)`.
+
+    b of the rank of A is `(..., N, K)`, b of one rank less is `(..., N)`; the batch is the same on both sides.
+    """
+
+    def result(self, a: TensorType, b: TensorType) -> TensorType:
+        """Return the type of b."""
+        return _solution(self, a, b, batched=True)
+
+
+def _solution(op: Op, a: TensorType, b: TensorType, batched: bool) -> TensorType:
+    op.same_dtype(a, b)
+    op.expect_float(a, "a")
+    matrix, right = known_shape(op, a, "a"), known_shape(op, b, "b")
+    if matrix.rank < 3 if batched else matrix.rank != 2:
+        raise GraphVerifyError(f"{op.kind} needs a as {'(..., N, N)' if batched else '(N, N)'}, got {matrix}")
+    if not isinstance(matrix[-1], int) or not isinstance(matrix[-2], int):
+        raise GraphVerifyError(f"{op.kind} needs a size N of its matrix, got {matrix}; bind the dimensions first")
+    op.expect_dim(matrix[-2], matrix[-1], f"the rows of a {matrix}, as many as columns,")
+    if right.rank not in (matrix.rank - 1, matrix.rank):
+        raise GraphVerifyError(
+            f"{op.kind} of a {matrix} needs b with rank {matrix.rank - 1} or {matrix.rank}, got {right}"
+        )
+    lead = matrix.rank - 2
+    op.expect_dim(right[lead], matrix[-1], f"dimension {lead} of b {right}")
+    batch = op.broadcast((Shape(matrix[:lead]), Shape(right[:lead]))) or ()
+    op.expect_dims(matrix[:lead], batch, "a")
+    op.expect_dims(right[:lead], batch, "b")
+    return b
 
 
 class LinalgBuilders(LeafBuilders):
-    """Builders of the matrix products."""
+    """Builders of matrix products and solvers."""
 
     __slots__ = ()
 
-    def matmul(
-        self, lhs: Operand, rhs: Operand, *, shape: Iterable[Dim] | None = None, name: str | None = None
-    ) -> Value:
-        """Multiply matrices, `[..., M, K] @ [..., K, N]`.
-
-        Raises:
-            GraphVerifyError: a rank is below 2, or the shapes do not fit.
-        """
-        return self._add(MatMul(), *self._pair(lhs, rhs), shape=shape, name=name)
+    def matmul(self, lhs: Operand, rhs: Operand, **node: Unpack[NodeArgs]) -> Value:
+        """Multiply matrices, `[..., M, K] @ [..., K, N]`."""
+        return self._add(MatMul(), *self._pair(lhs, rhs), **node)
 
     def matmul_with_shape(self, lhs: Operand, rhs: Operand, out_shape: Iterable[Dim], dtype: DType | str) -> Value:
         """Multiply matrices and check the result against a declared shape and dtype."""
@@ -185,12 +206,11 @@ class LinalgBuilders(LeafBuilders):
         rhs_contracting: Sequence[int],
         lhs_batch: Sequence[int] = (),
         rhs_batch: Sequence[int] = (),
-        *,
-        name: str | None = None,
+        **node: Unpack[NodeArgs],
     ) -> Value:
         """Contract any axes; see `DotGeneral` for the order of the result's."""
         op = DotGeneral(tuple(lhs_contracting), tuple(rhs_contracting), tuple(lhs_batch), tuple(rhs_batch))
-        return self._add(op, *self._pair(lhs, rhs), name=name)
+        return self._add(op, *self._pair(lhs, rhs), **node)
 
     def fused_matmul_bias_act(
         self,
@@ -205,9 +225,7 @@ class LinalgBuilders(LeafBuilders):
     ) -> Value:
         """Return activation(input @ weight + bias)."""
         op = FusedMatMulBiasAct(activation)
-        x = self._as_value(input)
-        values = (x, self._as_value(weight, x), self._as_value(bias, x))
-        return self._add(op, *values, shape=out_shape, dtype=dtype, name=name)
+        return self._add(op, *self._like(input, weight, bias), shape=out_shape, dtype=dtype, name=name)
 
     def lora_matmul(
         self,
@@ -222,6 +240,28 @@ class LinalgBuilders(LeafBuilders):
         name: str | None = None,
     ) -> Value:
         """Return x @ w + scale * ((x @ a) @ b)."""
-        value = self._as_value(x)
-        others = (self._as_value(item, value) for item in (w, a, b))
-        return self._add(LoraMatMul(scale), value, *others, shape=out_shape, dtype=dtype, name=name)
+        return self._add(LoraMatMul(scale), *self._like(x, w, a, b), shape=out_shape, dtype=dtype, name=name)
+
+    def dense_solve(
+        self,
+        a: Operand,
+        b: Operand,
+        out_shape: Iterable[Dim] | None = None,
+        dtype: DType | str | None = None,
+        *,
+        name: str | None = None,
+    ) -> Value:
+        """Solve a x = b for one matrix."""
+        return self._add(DenseSolve(), *self._pair(a, b), shape=out_shape, dtype=dtype, name=name)
+
+    def batched_dense_solve(
+        self,
+        a: Operand,
+        b: Operand,
+        out_shape: Iterable[Dim] | None = None,
+        dtype: DType | str | None = None,
+        *,
+        name: str | None = None,
+    ) -> Value:
+        """Solve a x = b for each matrix of a batch."""
+        return self._add(BatchedDenseSolve(), *self._pair(a, b), shape=out_shape, dtype=dtype, name=name)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Unpack
 
 import numpy as np
 
 from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import Value
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.infer import broadcast, expect_dim, expect_float, expect_rank, same_dtype
-from rlx_ort.ir.op import Op, OpTypes, known_shape, normal_axis, tensor_input
-from rlx_ort.ir.ops.leaf import LeafBuilders, Operand
-from rlx_ort.ir.shape import Dim, Shape
+from rlx_ort.ir.op import Op, OpTypes, known_shape, tensor_input
+from rlx_ort.ir.ops.leaf import LeafBuilders, NodeArgs, Operand
+from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.types import TensorType, ValueType
 
 __all__ = [
@@ -30,113 +30,97 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True)
-class Norm(Op):
-    """Base of the normalisations: about eight operations an element."""
+class AxisNorm(Op, operands="x gamma beta"):
+    """Base of the normalisations along one axis."""
+
+    axis: int = -1
+    eps: float = 1e-5
+
+    def result(self, x: TensorType, gamma: TensorType, beta: TensorType) -> TensorType:
+        """Return the type of x."""
+        return _along_axis(self, x, (gamma, beta), self.axis)
 
 
 @dataclass(frozen=True, slots=True)
-class LayerNorm(Norm):
+class LayerNorm(AxisNorm):
     """(x - mean) / sqrt(variance + eps) * gamma + beta along one axis, with the biased variance."""
 
-    axis: int = -1
-    eps: float = 1e-5
-
-    arity = (3, 3)
-
-    def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
-        """Return the type of the input."""
-        return (_along_axis(self, inputs, self.axis, ("x", "gamma", "beta")),)
-
 
 @dataclass(frozen=True, slots=True)
-class RmsNorm(Norm):
+class RmsNorm(AxisNorm):
     """x / sqrt(mean(x * x) + eps) * gamma + beta along one axis."""
 
-    axis: int = -1
-    eps: float = 1e-5
-
-    arity = (3, 3)
-
-    def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
-        """Return the type of the input."""
-        return (_along_axis(self, inputs, self.axis, ("x", "gamma", "beta")),)
-
 
 @dataclass(frozen=True, slots=True)
-class LayerNorm2d(Norm):
+class LayerNorm2d(Op, operands="x gamma beta"):
     """Layer normalisation over the channels of each pixel of an `(N, C, H, W)` image."""
 
     eps: float = 1e-5
 
-    arity = (3, 3)
-
-    def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
-        """Return the type of the input."""
-        expect_rank(self, tensor_input(self, inputs, 0, "x"), (4,), "x")
-        return (_along_axis(self, inputs, 1, ("x", "gamma", "beta")),)
+    def result(self, x: TensorType, gamma: TensorType, beta: TensorType) -> TensorType:
+        """Return the type of x."""
+        self.expect_rank(x, (4,), "x")
+        return _along_axis(self, x, (gamma, beta), 1)
 
 
 @dataclass(frozen=True, slots=True)
-class GroupNorm(Norm):
+class GroupNorm(Op, operands="x gamma beta"):
     """Normalisation over groups of channels of an `(N, C, ...)` tensor, then gamma and beta a channel."""
 
     num_groups: int
     eps: float = 1e-5
 
-    arity = (3, 3)
-
-    def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
-        """Return the type of the input."""
-        x = tensor_input(self, inputs, 0, "x")
-        channels = expect_rank(self, x, range(3, 9), "x")[1]
+    def result(self, x: TensorType, gamma: TensorType, beta: TensorType) -> TensorType:
+        """Return the type of x."""
+        channels = self.expect_rank(x, range(3, 9), "x")[1]
         if not isinstance(channels, int) or self.num_groups < 1 or channels % self.num_groups:
             raise GraphVerifyError(f"GroupNorm cannot divide {channels} channels into {self.num_groups} groups")
-        return (_along_axis(self, inputs, 1, ("x", "gamma", "beta")),)
+        return _along_axis(self, x, (gamma, beta), 1)
 
 
 @dataclass(frozen=True, slots=True)
-class BatchNormInference(Norm):
+class BatchNormInference(Op, operands="x scale bias mean variance"):
     """(x - mean) / sqrt(variance + eps) * scale + bias a channel, with given statistics, of `(N, C, ...)`."""
 
     eps: float = 1e-5
 
-    arity = (5, 5)
-
-    def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
-        """Return the type of the input."""
-        return (_along_axis(self, inputs, 1, ("x", "scale", "bias", "mean", "variance")),)
+    def result(self, x: TensorType, *statistics: TensorType) -> TensorType:
+        """Return the type of x."""
+        return _along_axis(self, x, statistics, 1)
 
 
 @dataclass(frozen=True, slots=True)
-class FusedResidualLN(Norm):
+class ResidualNorm(Op):
+    """Base of the normalisations of x + residual [+ bias] along the last axis; the sum itself is no result."""
+
+    has_bias: bool = False
+    eps: float = 1e-5
+
+    arity = (4, 5)
+
+    def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
+        """Return the type of the sum."""
+        names = ("x", "residual", "bias", "gamma", "beta") if self.has_bias else ("x", "residual", "gamma", "beta")
+        if len(inputs) != len(names):
+            raise GraphVerifyError(f"{self.describe()} takes {', '.join(names)}; got {len(inputs)} inputs")
+        tensors = [tensor_input(self, inputs, place, name) for place, name in enumerate(names)]
+        dtype = self.same_dtype(*tensors, names=names)
+        total = TensorType(dtype, self.broadcast([value.shape for value in tensors[:-2]]))
+        return (_along_axis(self, total, tensors[-2:], -1, names[-2:]),)
+
+
+@dataclass(frozen=True, slots=True)
+class FusedResidualLN(ResidualNorm):
     """LayerNorm(x + residual [+ bias]) along the last axis; the sum itself is no result."""
 
-    has_bias: bool = False
-    eps: float = 1e-5
-
-    arity = (4, 5)
-
-    def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
-        """Return the type of the sum."""
-        return (_residual(self, inputs, self.has_bias),)
-
 
 @dataclass(frozen=True, slots=True)
-class FusedResidualRmsNorm(Norm):
+class FusedResidualRmsNorm(ResidualNorm):
     """RmsNorm(x + residual [+ bias]) along the last axis; the sum itself is no result."""
 
-    has_bias: bool = False
-    eps: float = 1e-5
-
-    arity = (4, 5)
-
-    def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
-        """Return the type of the sum."""
-        return (_residual(self, inputs, self.has_bias),)
-
 
 @dataclass(frozen=True, slots=True)
-class FusedSwiGLU(Op):
+class FusedSwiGLU(Op, operands="x"):
     """up * silu(gate), where the last dimension holds up then gate, or gate then up.
 
     Attributes:
@@ -147,40 +131,29 @@ class FusedSwiGLU(Op):
     gate_first: bool = False
     cast_to: DType | None = None
 
-    arity = (1, 1)
-
-    def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
+    def result(self, x: TensorType) -> TensorType:
         """Return the shape with half the last dimension."""
-        x = tensor_input(self, inputs, 0, "x")
-        expect_float(self, x, "x")
+        self.expect_float(x, "x")
         shape = known_shape(self, x, "x")
-        size = shape[normal_axis(self, -1, shape.rank)]
+        size = shape[self.normal_axis(-1, shape.rank)]
         if not isinstance(size, int) or size % 2:
             raise GraphVerifyError(f"FusedSwiGLU needs an even size as last dimension, got {size}")
-        return (TensorType(self.cast_to or x.dtype, Shape((*shape[:-1], size // 2))),)
+        return TensorType(self.cast_to or x.dtype, Shape((*shape[:-1], size // 2)))
 
 
-def _along_axis(op: Op, inputs: OpTypes, axis: int, names: tuple[str, ...]) -> TensorType:
-    """Check that the inputs after x are vectors as long as x is along the axis; return the type of x."""
-    same_dtype(op, inputs, names)
-    x = tensor_input(op, inputs, 0, names[0])
-    expect_float(op, x, names[0])
-    shape = known_shape(op, x, names[0])
-    size = shape[normal_axis(op, axis, shape.rank)]
-    for index, name in enumerate(names[1:], 1):
-        (length,) = expect_rank(op, tensor_input(op, inputs, index, name), (1,), name)
-        expect_dim(op, length, size, f"the size of {name}")
+def _along_axis(
+    op: Op, x: TensorType, vectors: Sequence[TensorType], axis: int, names: Sequence[str] | None = None
+) -> TensorType:
+    """Check that the vectors are as long as x is along the axis; return the type of x."""
+    names = op.operands[1:] if names is None else names
+    op.same_dtype(x, *vectors, names=("x", *names))
+    op.expect_float(x, "x")
+    shape = known_shape(op, x, "x")
+    size = shape[op.normal_axis(axis, shape.rank)]
+    for vector, name in zip(vectors, names, strict=True):
+        (length,) = op.expect_rank(vector, (1,), name)
+        op.expect_dim(length, size, f"the size of {name}")
     return x
-
-
-def _residual(op: Op, inputs: OpTypes, has_bias: bool) -> TensorType:
-    names = ("x", "residual", "bias", "gamma", "beta") if has_bias else ("x", "residual", "gamma", "beta")
-    if len(inputs) != len(names):
-        raise GraphVerifyError(f"{op.describe()} takes {', '.join(names)}; got {len(inputs)} inputs")
-    dtype = same_dtype(op, inputs, names)
-    shapes = [tensor_input(op, inputs, index, names[index]).shape for index in range(len(names) - 2)]
-    total = TensorType(dtype, broadcast(op, shapes))
-    return _along_axis(op, (total, *inputs[-2:]), -1, ("x", "gamma", "beta"))
 
 
 class NormBuilders(LeafBuilders):
@@ -189,22 +162,10 @@ class NormBuilders(LeafBuilders):
     __slots__ = ()
 
     def layer_norm(
-        self,
-        input: Operand,
-        gamma: Operand,
-        beta: Operand,
-        axis: int = -1,
-        eps: float = 1e-5,
-        *,
-        shape: Iterable[Dim] | None = None,
-        name: str | None = None,
+        self, input: Operand, gamma: Operand, beta: Operand, axis: int = -1, eps: float = 1e-5, **node: Unpack[NodeArgs]
     ) -> Value:
-        """Normalise along one axis to mean 0 and variance 1, then scale and shift.
-
-        Raises:
-            GraphVerifyError: gamma or beta is not as long as the axis.
-        """
-        return self._norm(LayerNorm(axis, eps), input, gamma, beta, shape=shape, name=name)
+        """Normalise along one axis to mean 0 and variance 1, then scale and shift."""
+        return self._add(LayerNorm(axis, eps), *self._like(input, gamma, beta), **node)
 
     def rms_norm(
         self,
@@ -213,21 +174,18 @@ class NormBuilders(LeafBuilders):
         beta: Operand | None = None,
         eps: float = 1e-5,
         axis: int = -1,
-        *,
-        shape: Iterable[Dim] | None = None,
-        name: str | None = None,
+        **node: Unpack[NodeArgs],
     ) -> Value:
         """Divide by the root of the mean square along one axis, then scale and shift; no beta means zeros."""
-        x = self._as_value(input)
-        scale = self._as_value(gamma, x)
+        x, scale = self._like(input, gamma)
         shift = self._zeros_like(scale) if beta is None else beta
-        return self._norm(RmsNorm(axis, eps), x, scale, shift, shape=shape, name=name)
+        return self._add(RmsNorm(axis, eps), *self._like(x, scale, shift), **node)
 
     def layer_norm2d(
-        self, input: Operand, gamma: Operand, beta: Operand, eps: float = 1e-5, *, name: str | None = None
+        self, input: Operand, gamma: Operand, beta: Operand, eps: float = 1e-5, **node: Unpack[NodeArgs]
     ) -> Value:
         """Normalise the channels of each pixel of an `(N, C, H, W)` image."""
-        return self._norm(LayerNorm2d(eps), input, gamma, beta, name=name)
+        return self._add(LayerNorm2d(eps), *self._like(input, gamma, beta), **node)
 
     def group_norm(
         self,
@@ -236,11 +194,10 @@ class NormBuilders(LeafBuilders):
         beta: Operand,
         num_groups: int,
         eps: float = 1e-5,
-        *,
-        name: str | None = None,
+        **node: Unpack[NodeArgs],
     ) -> Value:
         """Normalise groups of channels of an `(N, C, ...)` tensor."""
-        return self._norm(GroupNorm(num_groups, eps), input, gamma, beta, name=name)
+        return self._add(GroupNorm(num_groups, eps), *self._like(input, gamma, beta), **node)
 
     def batch_norm_inference(
         self,
@@ -250,11 +207,10 @@ class NormBuilders(LeafBuilders):
         mean: Operand,
         variance: Operand,
         eps: float = 1e-5,
-        *,
-        name: str | None = None,
+        **node: Unpack[NodeArgs],
     ) -> Value:
         """Normalise each channel of an `(N, C, ...)` tensor with given statistics."""
-        return self._norm(BatchNormInference(eps), input, scale, bias, mean, variance, name=name)
+        return self._add(BatchNormInference(eps), *self._like(input, scale, bias, mean, variance), **node)
 
     def fused_residual_ln(
         self,
@@ -264,14 +220,11 @@ class NormBuilders(LeafBuilders):
         gamma: Operand,
         beta: Operand,
         eps: float = 1e-5,
-        *,
-        shape: Iterable[Dim] | None = None,
-        name: str | None = None,
+        **node: Unpack[NodeArgs],
     ) -> Value:
         """Return the layer normalisation of x + residual [+ bias] along the last axis."""
-        extra = () if bias is None else (bias,)
         op = FusedResidualLN(bias is not None, eps)
-        return self._norm(op, x, residual, *extra, gamma, beta, shape=shape, name=name)
+        return self._add(op, *self._like(x, residual, bias, gamma, beta), **node)
 
     def fused_residual_rms_norm(
         self,
@@ -281,35 +234,20 @@ class NormBuilders(LeafBuilders):
         gamma: Operand,
         beta: Operand | None = None,
         eps: float = 1e-5,
-        *,
-        shape: Iterable[Dim] | None = None,
-        name: str | None = None,
+        **node: Unpack[NodeArgs],
     ) -> Value:
         """Return the RMS normalisation of x + residual [+ bias] along the last axis; no beta means zeros."""
-        extra = () if bias is None else (bias,)
-        scale = self._as_value(gamma, x if isinstance(x, Value) else None)
+        first, scale = self._like(x, gamma)
         shift = self._zeros_like(scale) if beta is None else beta
         op = FusedResidualRmsNorm(bias is not None, eps)
-        return self._norm(op, x, residual, *extra, scale, shift, shape=shape, name=name)
+        return self._add(op, *self._like(first, residual, bias, scale, shift), **node)
 
     def fused_swiglu(
-        self,
-        x: Operand,
-        gate_first: bool = False,
-        cast_to: DType | str | None = None,
-        *,
-        name: str | None = None,
+        self, x: Operand, gate_first: bool = False, cast_to: DType | str | None = None, **node: Unpack[NodeArgs]
     ) -> Value:
         """Return up * silu(gate) of the two halves of the last dimension."""
         op = FusedSwiGLU(gate_first, None if cast_to is None else DType.parse(cast_to))
-        return self._add(op, self._as_value(x), name=name)
-
-    def _norm(
-        self, op: Op, input: Operand, *rest: Operand, shape: Iterable[Dim] | None = None, name: str | None = None
-    ) -> Value:
-        """Add a node whose arrays and numbers take the dtype of the input."""
-        x = self._as_value(input)
-        return self._add(op, x, *(self._as_value(item, x) for item in rest), shape=shape, name=name)
+        return self._add(op, x, **node)
 
     def _zeros_like(self, vector: Value) -> Value:
         return self.constant(np.zeros(vector.shape.static()), vector.dtype)

@@ -1,10 +1,10 @@
-"""`OnnxNode`: any ONNX node that has no IR op, with everything that is needed to write it back unchanged."""
+"""`OnnxNode`: an ONNX node that has no IR op, complete enough to be exported unchanged."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import GraphCore, Value
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["AttributeValue", "OnnxBuilders", "OnnxNode"]
 
-AttributeValue: TypeAlias = (
+AttributeValue: TypeAlias = (  # pyright: ignore[reportGeneralTypeIssues]  # one text in two lines
     "int | float | str | bytes | TensorData | Graph | ValueType "
     "| tuple[int, ...] | tuple[float, ...] | tuple[str, ...] | tuple[bytes, ...] "
     "| tuple[TensorData, ...] | tuple[Graph, ...] | tuple[ValueType, ...]"
@@ -26,7 +26,7 @@ AttributeValue: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class OnnxNode(Op):
-    """An ONNX node as it stands in the model it came from.
+    """An ONNX node as it is in its model.
 
     Attributes:
         op_type: the ONNX operator.
@@ -35,7 +35,7 @@ class OnnxNode(Op):
         overload: the overload of a model-local function.
         attributes: name -> value. A body is a `Graph` whose `Input` leaves are its formal inputs and whose
             `Capture` leaves name this node's inputs from `formal_inputs` on.
-        attribute_kinds: name -> ONNX attribute type name (`INTS`, `FLOATS`...), which an empty tuple cannot tell.
+        attribute_kinds: name -> ONNX attribute type name (`INTS`, `FLOATS`...), needed for empty tuples.
         formal_inputs: how many of the node's inputs are ONNX inputs; the others are captured by bodies.
         output_count: how many results the node has, absent ones at the end left out.
     """
@@ -50,12 +50,12 @@ class OnnxNode(Op):
     output_count: int = 1
 
     def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
-        """Return unknown types; the importer, which can run ONNX's own inference, passes better ones."""
+        """Return unknown types; the importer passes those of ONNX's own inference instead."""
         return (UnknownType(),) * self.output_count
 
     def bodies(self) -> tuple[Graph, ...]:
         """Return the subgraphs among the attributes."""
-        found: list[Graph] = []
+        found: list[Any] = []
         for value in self.attributes.values():
             found += [item for item in (value if isinstance(value, tuple) else (value,)) if isinstance(item, GraphCore)]
         return tuple(found)
@@ -66,7 +66,7 @@ class OnnxNode(Op):
 
 
 class OnnxBuilders(GraphCore):
-    """Builder of raw ONNX nodes."""
+    """Builder of ONNX nodes."""
 
     __slots__ = ()
 

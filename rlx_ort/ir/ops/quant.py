@@ -1,7 +1,7 @@
 """Quantisation to 8 bits and back, simulated quantisation, and integer products.
 
 Rounding is half to even everywhere, as in ONNX. Scales and zero points of `Quantize` and `Dequantize` are attributes,
-because they belong to the model and not to a run.
+because they are constant in a model.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Unpack
 
 from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import Value
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.infer import broadcast, expect_dim, expect_float, expect_rank, known_name, pair
-from rlx_ort.ir.op import Op, OpTypes, known_shape, normal_axis, tensor_input
-from rlx_ort.ir.ops.leaf import LeafBuilders, Operand
+from rlx_ort.ir.op import Op, Sizes, known_name, known_shape, pair
+from rlx_ort.ir.ops.conv import conv_shape, expect_bias
+from rlx_ort.ir.ops.leaf import LeafBuilders, NodeArgs, Operand
 from rlx_ort.ir.shape import Dim, Shape
-from rlx_ort.ir.types import TensorType, ValueType
-from rlx_ort.ir.windows import window_count
+from rlx_ort.ir.types import TensorType
 
 __all__ = [
     "QMAX",
@@ -33,17 +33,17 @@ __all__ = [
 ]
 
 QMAX = {8: 127, 4: 7, 2: 1}
-"""Bits -> the largest number of symmetric quantisation."""
+"""Bits -> the largest quantised number of symmetric quantisation."""
 SCALE_MODES = ("per_batch", "fixed", "ema")
-"""Where `FakeQuantize` takes its scale from."""
+"""Sources of the scale of `FakeQuantize`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Scaled(Op):
+class Scaled(Op, operands="x"):
     """Base of quantising and its inverse.
 
     Attributes:
-        scales: one scale, or one for each place along the axis.
+        scales: one scale, or one for each index along the axis.
         zero_points: the integer that stands for 0, as many as scales.
         axis: the axis the scales run along, None for one scale.
     """
@@ -51,8 +51,6 @@ class Scaled(Op):
     scales: tuple[float, ...]
     zero_points: tuple[int, ...]
     axis: int | None = None
-
-    arity = (1, 1)
 
     def __post_init__(self) -> None:
         if len(self.scales) != len(self.zero_points) or (self.axis is None and len(self.scales) != 1):
@@ -69,45 +67,43 @@ class Scaled(Op):
     def _check_axis(self, x: TensorType) -> None:
         if self.axis is not None:
             shape = known_shape(self, x, "x")
-            size = shape[normal_axis(self, self.axis, shape.rank)]
-            expect_dim(self, size, len(self.scales), f"axis {self.axis} of {shape}, which has that many scales,")
+            size = shape[self.normal_axis(self.axis, shape.rank)]
+            self.expect_dim(size, len(self.scales), f"axis {self.axis} of {shape}, which has that many scales,")
 
 
 @dataclass(frozen=True, slots=True)
 class Quantize(Scaled):
     """clamp(round(x / scale) + zero_point, -128, 127) as i8."""
 
-    def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
+    def result(self, x: TensorType) -> TensorType:
         """Return the shape as i8."""
-        x = tensor_input(self, inputs, 0, "x")
-        expect_float(self, x, "x")
+        self.expect_float(x, "x")
         self._check_axis(x)
-        return (TensorType(DType.I8, x.shape),)
+        return TensorType(DType.I8, x.shape)
 
 
 @dataclass(frozen=True, slots=True)
-class Dequantize(Scaled):
+class Dequantize(Scaled, operands="q"):
     """(q - zero_point) * scale of i8 as f32."""
 
-    def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
+    def result(self, q: TensorType) -> TensorType:
         """Return the shape as f32."""
-        x = tensor_input(self, inputs, 0, "q")
-        _expect_dtype(self, x, DType.I8, "q")
-        self._check_axis(x)
-        return (TensorType(DType.F32, x.shape),)
+        _expect_dtype(self, q, DType.I8, "q")
+        self._check_axis(q)
+        return TensorType(DType.F32, q.shape)
 
 
 @dataclass(frozen=True, slots=True)
-class FakeQuantize(Op):
-    """x quantised symmetrically and turned back: clamp(round(x / scale), -qmax, qmax) * scale.
+class FakeQuantize(Op, operands="x scale?"):
+    """x quantised symmetrically and dequantised: clamp(round(x / scale), -qmax, qmax) * scale.
 
-    Under `per_batch` the scale is max(max|x| / qmax, 1e-12) of this very input. Under `fixed` it is a second input
-    of shape `()`, `(1,)` or, with an axis, as long as the axis. `ema` is what training used: here, where nothing is
-    learned, it reads its state as `fixed` does and leaves it unchanged.
+    Under `per_batch` the scale is max(max|x| / qmax, 1e-12) of this input. Under `fixed` it is a second input
+    of shape `()`, `(1,)` or, with an axis, as long as the axis. `ema`, the moving average of training,
+    reads its state like `fixed` here and does not change it.
 
     Attributes:
         bits: 8, 4 or 2.
-        axis: the axis that has a scale for each place, None for one scale.
+        axis: the axis with a scale for each index, None for one scale.
         scale_mode: one of `SCALE_MODES`.
         decay: of the moving average, kept for training frameworks.
         ste: whether gradients pass straight through, kept for training frameworks.
@@ -119,49 +115,44 @@ class FakeQuantize(Op):
     decay: float | None = None
     ste: bool = True
 
-    arity = (1, 2)
-
     def __post_init__(self) -> None:
         object.__setattr__(self, "scale_mode", known_name("scale mode", self.scale_mode, SCALE_MODES))
         _check_bits(self, self.bits)
 
-    def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
+    def result(self, x: TensorType, *scale: TensorType) -> TensorType:
         """Return the type of x."""
-        wanted = 1 if self.scale_mode == "per_batch" else 2
-        if len(inputs) != wanted:
-            state = "no state" if wanted == 1 else "a state, the scale"
+        if bool(scale) == (self.scale_mode == "per_batch"):
+            state = "no state" if scale else "a state, the scale"
             raise GraphVerifyError(f"FakeQuantize with scale mode {self.scale_mode!r} takes x and {state}")
-        return (_fake_quantized(self, inputs, self.axis),)
+        return _fake_quantized(self, x, *scale)
 
 
 @dataclass(frozen=True, slots=True)
-class FakeQuantizeLSQ(Op):
+class FakeQuantizeLSQ(Op, operands="x scale"):
     """clamp(round(x / scale), -qmax, qmax) * scale, with a learned scale as second input.
 
     Attributes:
         bits: 8, 4 or 2.
-        axis: the axis that has a scale for each place, None for one scale.
+        axis: the axis with a scale for each index, None for one scale.
     """
 
     bits: int = 8
     axis: int | None = None
 
-    arity = (2, 2)
-
     def __post_init__(self) -> None:
         _check_bits(self, self.bits)
 
-    def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
+    def result(self, x: TensorType, scale: TensorType) -> TensorType:
         """Return the type of x."""
-        return (_fake_quantized(self, inputs, self.axis),)
+        return _fake_quantized(self, x, scale)
 
 
 @dataclass(frozen=True, slots=True)
-class QMatMul(Op):
+class QMatMul(Op, operands="x w bias?"):
     """A product of i8 with an i8 result: clamp(round(acc * mult) + out_zp, -128, 127).
 
     acc is the i32 sum of (x - x_zp) * (w - w_zp) over K, plus an i32 bias; it wraps around if it leaves 32 bits, which
-    takes K above 33 000. acc * mult is computed in f64, since f32 cannot hold every i32.
+    needs K above 33 000. acc * mult is computed in f64, since f32 cannot hold every i32.
 
     Attributes:
         x_zp: zero point of x.
@@ -175,36 +166,30 @@ class QMatMul(Op):
     out_zp: int
     mult: float
 
-    arity = (2, 3)
-
     def __post_init__(self) -> None:
         _check_i8(self, "zero point", (self.x_zp, self.w_zp, self.out_zp))
 
-    def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
+    def result(self, x: TensorType, w: TensorType, *bias: TensorType) -> TensorType:
         """Return `[..., M, N]` as i8."""
-        x, w = _integers(self, inputs)
+        _expect_integers(self, x, w, bias)
         lhs, rhs = known_shape(self, x, "x"), known_shape(self, w, "w")
         if lhs.rank < 2 or rhs.rank < 2:
             raise GraphVerifyError(f"QMatMul needs matrices, got {lhs} and {rhs}; reshape them to rank 2 or more")
-        expect_dim(self, rhs[-2], lhs[-1], "the second last dimension of w")
-        _check_bias(self, inputs, rhs[-1])
-        batch = broadcast(self, (Shape(lhs[:-2]), Shape(rhs[:-2])))
-        return (TensorType(DType.I8, Shape((*(batch or ()), lhs[-2], rhs[-1]))),)
+        self.expect_dim(rhs[-2], lhs[-1], "the second last dimension of w")
+        expect_bias(self, bias, rhs[-1])
+        batch = self.broadcast((Shape(lhs[:-2]), Shape(rhs[:-2])))
+        return TensorType(DType.I8, Shape((*(batch or ()), lhs[-2], rhs[-1])))
 
 
 @dataclass(frozen=True, slots=True)
-class QConv2d(Op):
+class QConv2d(Op, operands="x w bias?"):
     """A convolution of i8 with an i8 result, scaled like `QMatMul`; taps in the padding contribute nothing.
 
     Attributes:
         x_zp: zero point of x.
         w_zp: zero point of the weight.
         out_zp: zero point of the result.
-        mult: scale of x times scale of the weight divided by scale of the result.
-        stride: step in height and width.
-        padding: on both sides of the height and of the width.
-        dilation: distance between the taps in height and width.
-        groups: how many parts the channels fall into.
+        mult: scale of x times scale of the weight divided by scale of the result. The others are those of `Conv2d`.
     """
 
     x_zp: int
@@ -216,25 +201,15 @@ class QConv2d(Op):
     dilation: tuple[int, int] = (1, 1)
     groups: int = 1
 
-    arity = (2, 3)
-
     def __post_init__(self) -> None:
         _check_i8(self, "zero point", (self.x_zp, self.w_zp, self.out_zp))
-        if self.groups < 1:
-            raise GraphVerifyError(f"QConv2d needs at least 1 group, got {self.groups}")
 
-    def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
+    def result(self, x: TensorType, w: TensorType, *bias: TensorType) -> TensorType:
         """Return `(N, C_out, H_out, W_out)` as i8."""
-        x, w = _integers(self, inputs)
-        image, weight = expect_rank(self, x, (4,), "x"), expect_rank(self, w, (4,), "w")
-        if isinstance(weight[1], int):
-            expect_dim(self, image[1], weight[1] * self.groups, "the number of input channels")
-        if isinstance(weight[0], int) and weight[0] % self.groups:
-            raise GraphVerifyError(f"QConv2d cannot divide {weight[0]} channels into {self.groups} groups")
-        _check_bias(self, inputs, weight[0])
-        windows = zip(image[2:], weight[2:], self.stride, self.padding, self.dilation, strict=True)
-        sizes = [window_count(self, *window) for window in windows]
-        return (TensorType(DType.I8, Shape((image[0], weight[0], *sizes))),)
+        _expect_integers(self, x, w, bias)
+        shape = conv_shape(self, x, w, self.stride, self.padding, self.dilation, self.groups)
+        expect_bias(self, bias, shape[1])
+        return TensorType(DType.I8, shape)
 
 
 def _some(scales: Sequence[float]) -> str:
@@ -257,31 +232,22 @@ def _expect_dtype(op: Op, value: TensorType, dtype: DType, name: str) -> None:
         raise GraphVerifyError(f"{op.kind} needs {name} as {dtype.value}, got {value.dtype.value}; cast it first")
 
 
-def _integers(op: Op, inputs: OpTypes) -> tuple[TensorType, TensorType]:
-    x, w = tensor_input(op, inputs, 0, "x"), tensor_input(op, inputs, 1, "w")
+def _expect_integers(op: Op, x: TensorType, w: TensorType, bias: Sequence[TensorType]) -> None:
     _expect_dtype(op, x, DType.I8, "x")
     _expect_dtype(op, w, DType.I8, "w")
-    return x, w
+    for value in bias:
+        _expect_dtype(op, value, DType.I32, "bias")
 
 
-def _check_bias(op: Op, inputs: OpTypes, size: Dim) -> None:
-    if len(inputs) > 2:
-        bias = tensor_input(op, inputs, 2, "bias")
-        _expect_dtype(op, bias, DType.I32, "bias")
-        (length,) = expect_rank(op, bias, (1,), "bias")
-        expect_dim(op, length, size, "the size of the bias")
-
-
-def _fake_quantized(op: Op, inputs: OpTypes, axis: int | None) -> TensorType:
-    x = tensor_input(op, inputs, 0, "x")
-    expect_float(op, x, "x")
+def _fake_quantized(op: FakeQuantize | FakeQuantizeLSQ, x: TensorType, scale: TensorType | None = None) -> TensorType:
+    """Check x and the scale, if there is one; return the type of x."""
+    op.expect_float(x, "x")
     shape = known_shape(op, x, "x")
-    size: Dim = 1 if axis is None else shape[normal_axis(op, axis, shape.rank)]
-    if len(inputs) > 1:
-        scale = tensor_input(op, inputs, 1, "scale")
-        expect_float(op, scale, "scale")
-        found = expect_rank(op, scale, (0, 1) if axis is None else (1,), "scale")
-        expect_dim(op, found[0] if found else 1, size, "the number of scales")
+    size: Dim = 1 if op.axis is None else shape[op.normal_axis(op.axis, shape.rank)]
+    if scale is not None:
+        op.expect_float(scale, "scale")
+        found = op.expect_rank(scale, (0, 1) if op.axis is None else (1,), "scale")
+        op.expect_dim(found[0] if found else 1, size, "the number of scales")
     return x
 
 
@@ -290,31 +256,27 @@ class QuantBuilders(LeafBuilders):
 
     __slots__ = ()
 
-    def quantize(self, x: Operand, scale: float, zero_point: int = 0, *, name: str | None = None) -> Value:
-        """Return x as i8: clamp(round(x / scale) + zero_point, -128, 127).
-
-        Raises:
-            GraphVerifyError: the scale is not above 0, or the zero point is no i8.
-        """
-        return self._add(Quantize((float(scale),), (int(zero_point),)), self._as_value(x), name=name)
+    def quantize(self, x: Operand, scale: float, zero_point: int = 0, **node: Unpack[NodeArgs]) -> Value:
+        """Return x as i8: clamp(round(x / scale) + zero_point, -128, 127)."""
+        return self._add(Quantize((float(scale),), (int(zero_point),)), x, **node)
 
     def quantize_per_channel(
-        self, x: Operand, axis: int, scales: Sequence[float], zero_points: Sequence[int], *, name: str | None = None
+        self, x: Operand, axis: int, scales: Sequence[float], zero_points: Sequence[int], **node: Unpack[NodeArgs]
     ) -> Value:
-        """Return x as i8, with a scale and a zero point for each place along an axis."""
+        """Return x as i8, with a scale and a zero point for each index along an axis."""
         op = Quantize(tuple(map(float, scales)), tuple(map(int, zero_points)), axis)
-        return self._add(op, self._as_value(x), name=name)
+        return self._add(op, x, **node)
 
-    def dequantize(self, q: Operand, scale: float, zero_point: int = 0, *, name: str | None = None) -> Value:
+    def dequantize(self, q: Operand, scale: float, zero_point: int = 0, **node: Unpack[NodeArgs]) -> Value:
         """Return (q - zero_point) * scale of i8 as f32."""
-        return self._add(Dequantize((float(scale),), (int(zero_point),)), self._as_value(q), name=name)
+        return self._add(Dequantize((float(scale),), (int(zero_point),)), q, **node)
 
     def dequantize_per_channel(
-        self, q: Operand, axis: int, scales: Sequence[float], zero_points: Sequence[int], *, name: str | None = None
+        self, q: Operand, axis: int, scales: Sequence[float], zero_points: Sequence[int], **node: Unpack[NodeArgs]
     ) -> Value:
-        """Return i8 as f32, with a scale and a zero point for each place along an axis."""
+        """Return i8 as f32, with a scale and a zero point for each index along an axis."""
         op = Dequantize(tuple(map(float, scales)), tuple(map(int, zero_points)), axis)
-        return self._add(op, self._as_value(q), name=name)
+        return self._add(op, q, **node)
 
     def fake_quantize(
         self,
@@ -323,21 +285,17 @@ class QuantBuilders(LeafBuilders):
         axis: int | None = None,
         state: Operand | None = None,
         scale_mode: str | None = None,
-        *,
-        name: str | None = None,
+        **node: Unpack[NodeArgs],
     ) -> Value:
-        """Quantise and turn back; with a `state` that is the scale, without one the scale comes from x."""
-        value = self._as_value(x)
+        """Quantise and dequantise by the scale `state`; without one, the scale is computed from x."""
         mode = scale_mode or ("per_batch" if state is None else "fixed")
-        extra = () if state is None else (self._as_value(state, value),)
-        return self._add(FakeQuantize(bits, axis, mode), value, *extra, name=name)
+        return self._add(FakeQuantize(bits, axis, mode), *self._like(x, state), **node)
 
     def fake_quantize_lsq(
-        self, x: Operand, scale: Operand, bits: int = 8, axis: int | None = None, *, name: str | None = None
+        self, x: Operand, scale: Operand, bits: int = 8, axis: int | None = None, **node: Unpack[NodeArgs]
     ) -> Value:
-        """Quantise and turn back with a learned scale."""
-        value = self._as_value(x)
-        return self._add(FakeQuantizeLSQ(bits, axis), value, self._as_value(scale, value), name=name)
+        """Quantise and dequantise by a learned scale."""
+        return self._add(FakeQuantizeLSQ(bits, axis), *self._like(x, scale), **node)
 
     def q_matmul(
         self,
@@ -352,13 +310,9 @@ class QuantBuilders(LeafBuilders):
         *,
         name: str | None = None,
     ) -> Value:
-        """Multiply i8 matrices to an i8 result; see `QMatMul` for the arithmetic.
-
-        Raises:
-            GraphVerifyError: x or w is no i8, the bias no i32, or the shapes do not fit.
-        """
+        """Multiply i8 matrices to an i8 result; see `QMatMul` for the arithmetic."""
         op = QMatMul(x_zp, w_zp, out_zp, float(mult))
-        return self._add(op, *self._quantized(x, w, bias), shape=shape, name=name)
+        return self._add(op, x, w, bias, shape=shape, name=name)
 
     def q_conv2d(
         self,
@@ -369,9 +323,9 @@ class QuantBuilders(LeafBuilders):
         w_zp: int,
         out_zp: int,
         mult: float,
-        stride: int | Sequence[int] = 1,
-        padding: int | Sequence[int] = 0,
-        dilation: int | Sequence[int] = 1,
+        stride: Sizes = 1,
+        padding: Sizes = 0,
+        dilation: Sizes = 1,
         groups: int = 1,
         shape: Iterable[Dim] | None = None,
         *,
@@ -380,8 +334,4 @@ class QuantBuilders(LeafBuilders):
         """Convolve i8 images with an i8 weight to an i8 result; see `QConv2d`."""
         windows = pair("stride", stride, 1), pair("padding", padding), pair("dilation", dilation, 1)
         op = QConv2d(x_zp, w_zp, out_zp, float(mult), *windows, groups)
-        return self._add(op, *self._quantized(x, w, bias), shape=shape, name=name)
-
-    def _quantized(self, x: Operand, w: Operand, bias: Operand | None) -> tuple[Value, ...]:
-        values = (self._as_value(x), self._as_value(w))
-        return values if bias is None else (*values, self._as_value(bias))
+        return self._add(op, x, w, bias, shape=shape, name=name)

@@ -1,18 +1,18 @@
-"""Reductions along axes: sums, softmax, running sums, and the places of the largest elements."""
+"""Reductions along axes: sums, softmax, running sums, and the indices of the largest elements."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Unpack
 
 from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import Value
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.infer import axis_tuple, expect_float, known_name
-from rlx_ort.ir.op import Op, OpTypes, known_shape, normal_axis, tensor_input
-from rlx_ort.ir.ops.leaf import LeafBuilders, Operand
-from rlx_ort.ir.shape import Dim, Shape
-from rlx_ort.ir.types import TensorType, ValueType
+from rlx_ort.ir.op import Op, known_name, known_shape
+from rlx_ort.ir.ops.leaf import LeafBuilders, NodeArgs, Operand
+from rlx_ort.ir.shape import Shape
+from rlx_ort.ir.types import TensorType
 
 __all__ = ["REDUCTIONS", "ArgMax", "ArgMin", "Cumsum", "Reduce", "ReduceBuilders", "Softmax", "TopK"]
 
@@ -21,129 +21,97 @@ REDUCTIONS = ("sum", "mean", "max", "min", "prod")
 
 
 @dataclass(frozen=True, slots=True)
-class Reduce(Op):
-    """A reduction over axes, which become 1 or go away; without axes the input is unchanged."""
+class Reduce(Op, operands="x"):
+    """A reduction over axes, which become 1 or are removed; without axes the input is unchanged."""
 
     function: str
     axes: tuple[int, ...]
     keep_dim: bool = False
 
-    arity = (1, 1)
-
     def __post_init__(self) -> None:
         object.__setattr__(self, "function", known_name("reduction", self.function, REDUCTIONS))
 
-    def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
+    def result(self, x: TensorType) -> TensorType:
         """Return the shape without the axes, or with 1 for them."""
-        x = tensor_input(self, inputs, 0, "x")
-        _expect_number(self, x)
-        return (TensorType(x.dtype, _reduced(self, x, self.axes, self.keep_dim)),)
+        return TensorType(x.dtype, _reduced(self, x, self.axes, self.keep_dim))
 
 
 @dataclass(frozen=True, slots=True)
-class Softmax(Op):
+class Softmax(Op, operands="x"):
     """exp(x) along an axis, scaled to the sum 1."""
 
     axis: int = -1
 
-    arity = (1, 1)
-
-    def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
-        """Return the type of the input."""
-        x = tensor_input(self, inputs, 0, "x")
-        expect_float(self, x, "x")
-        _check_axis(self, x, self.axis)
-        return (x,)
+    def result(self, x: TensorType) -> TensorType:
+        """Return the type of x."""
+        self.expect_float(x, "x")
+        if x.shape is not None:
+            self.normal_axis(self.axis, x.shape.rank)
+        return x
 
 
 @dataclass(frozen=True, slots=True)
-class Cumsum(Op):
+class Cumsum(Op, operands="x"):
     """The running sum along an axis; `exclusive` leaves the element itself out, `reverse` runs from the end."""
 
     axis: int
     exclusive: bool = False
     reverse: bool = False
 
-    arity = (1, 1)
-
-    def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
-        """Return the type of the input."""
-        x = tensor_input(self, inputs, 0, "x")
-        _expect_number(self, x)
-        _check_axis(self, x, self.axis)
-        return (x,)
+    def result(self, x: TensorType) -> TensorType:
+        """Return the type of x."""
+        self.expect_number(x)
+        if x.shape is not None:
+            self.normal_axis(self.axis, x.shape.rank)
+        return x
 
 
 @dataclass(frozen=True, slots=True)
-class TopK(Op):
-    """Places of the k largest elements along the last axis, largest first; equal elements in order of place."""
+class TopK(Op, operands="x"):
+    """Indices of the k largest elements along the last axis, largest first; equal elements in order of index."""
 
     k: int
     dtype: DType = DType.I64
 
-    arity = (1, 1)
-
-    def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
+    def result(self, x: TensorType) -> TensorType:
         """Return the shape with k as last dimension."""
-        x = tensor_input(self, inputs, 0, "x")
-        _expect_number(self, x)
+        self.expect_number(x)
         shape = known_shape(self, x, "x")
-        size = shape[normal_axis(self, -1, shape.rank)]
+        size = shape[self.normal_axis(-1, shape.rank)]
         if self.k < 0 or (isinstance(size, int) and self.k > size):
             raise GraphVerifyError(f"TopK of {self.k} along a dimension of {size}")
-        return (TensorType(self.dtype, Shape((*shape[:-1], self.k))),)
+        return TensorType(self.dtype, Shape((*shape[:-1], self.k)))
 
 
 @dataclass(frozen=True, slots=True)
-class ArgMax(Op):
-    """The place (i64) of the largest element along an axis, the first one of equals."""
+class Extremum(Op, operands="x"):
+    """Base of the ops that return the index (i64) of an element along an axis, the first one of equals."""
 
     axis: int = -1
     keep_dim: bool = False
 
-    arity = (1, 1)
-
-    def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
+    def result(self, x: TensorType) -> TensorType:
         """Return i64 without the axis, or with 1 for it."""
-        return (_places(self, inputs, self.axis, self.keep_dim),)
+        return TensorType(DType.I64, _reduced(self, x, (self.axis,), self.keep_dim))
 
 
 @dataclass(frozen=True, slots=True)
-class ArgMin(Op):
-    """The place (i64) of the smallest element along an axis, the first one of equals."""
-
-    axis: int = -1
-    keep_dim: bool = False
-
-    arity = (1, 1)
-
-    def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
-        """Return i64 without the axis, or with 1 for it."""
-        return (_places(self, inputs, self.axis, self.keep_dim),)
+class ArgMax(Extremum):
+    """The index (i64) of the largest element along an axis, the first one of equals."""
 
 
-def _expect_number(op: Op, x: TensorType) -> None:
-    if not (x.dtype.is_float or x.dtype.is_integer):
-        raise GraphVerifyError(f"{op.kind} takes numbers, not {x.dtype.value}; cast the input first")
-
-
-def _check_axis(op: Op, x: TensorType, axis: int) -> None:
-    if x.shape is not None:
-        normal_axis(op, axis, x.shape.rank)
+@dataclass(frozen=True, slots=True)
+class ArgMin(Extremum):
+    """The index (i64) of the smallest element along an axis, the first one of equals."""
 
 
 def _reduced(op: Op, x: TensorType, axes: Sequence[int], keep_dim: bool) -> Shape:
+    op.expect_number(x)
     shape = known_shape(op, x, "x")
-    gone = axis_tuple(op, axes, shape.rank)
+    gone = op.axis_tuple(axes, shape.rank)
     if keep_dim:
         return Shape(1 if axis in gone else dim for axis, dim in enumerate(shape))
     return Shape(dim for axis, dim in enumerate(shape) if axis not in gone)
-
-
-def _places(op: Op, inputs: OpTypes, axis: int, keep_dim: bool) -> TensorType:
-    x = tensor_input(op, inputs, 0, "x")
-    _expect_number(op, x)
-    return TensorType(DType.I64, _reduced(op, x, (axis,), keep_dim))
 
 
 class ReduceBuilders(LeafBuilders):
@@ -157,18 +125,12 @@ class ReduceBuilders(LeafBuilders):
         op: str,
         axes: int | Sequence[int] | None,
         keep_dim: bool = False,
-        *,
-        shape: Iterable[Dim] | None = None,
-        name: str | None = None,
+        **node: Unpack[NodeArgs],
     ) -> Value:
-        """Reduce over axes by name (`REDUCTIONS`); None means all axes, an empty list none.
-
-        Raises:
-            GraphVerifyError: there is no such reduction or axis.
-        """
+        """Reduce over axes by name (`REDUCTIONS`); None means all axes, an empty list none."""
         x = self._as_value(input)
         chosen = range(x.rank) if axes is None else (axes,) if isinstance(axes, int) else axes
-        return self._add(Reduce(op, tuple(chosen), keep_dim), x, shape=shape, name=name)
+        return self._add(Reduce(op, tuple(chosen), keep_dim), x, **node)
 
     def sum(self, x: Operand, axes: int | Sequence[int] | None = None, keep_dim: bool = False) -> Value:
         """Return the sum over axes."""
@@ -190,26 +152,24 @@ class ReduceBuilders(LeafBuilders):
         """Return the product over axes."""
         return self.reduce(x, "prod", axes, keep_dim)
 
-    def softmax(
-        self, input: Operand, axis: int = -1, *, shape: Iterable[Dim] | None = None, name: str | None = None
-    ) -> Value:
+    def softmax(self, input: Operand, axis: int = -1, **node: Unpack[NodeArgs]) -> Value:
         """Return the softmax along an axis."""
-        return self._add(Softmax(axis), self._as_value(input), shape=shape, name=name)
+        return self._add(Softmax(axis), input, **node)
 
     def cumsum(
-        self, input: Operand, axis: int, exclusive: bool = False, reverse: bool = False, *, name: str | None = None
+        self, input: Operand, axis: int, exclusive: bool = False, reverse: bool = False, **node: Unpack[NodeArgs]
     ) -> Value:
         """Return the running sum along an axis."""
-        return self._add(Cumsum(axis, exclusive, reverse), self._as_value(input), name=name)
+        return self._add(Cumsum(axis, exclusive, reverse), input, **node)
 
-    def topk(self, x: Operand, k: int, dtype: DType | str = DType.I64, *, name: str | None = None) -> Value:
-        """Return the places of the k largest elements along the last axis, largest first."""
-        return self._add(TopK(k, DType.parse(dtype)), self._as_value(x), name=name)
+    def topk(self, x: Operand, k: int, dtype: DType | str = DType.I64, **node: Unpack[NodeArgs]) -> Value:
+        """Return the indices of the k largest elements along the last axis, largest first."""
+        return self._add(TopK(k, DType.parse(dtype)), x, **node)
 
-    def argmax(self, x: Operand, axis: int = -1, keep_dim: bool = False, *, name: str | None = None) -> Value:
-        """Return the place of the largest element along an axis, the first one of equals."""
-        return self._add(ArgMax(axis, keep_dim), self._as_value(x), name=name)
+    def argmax(self, x: Operand, axis: int = -1, keep_dim: bool = False, **node: Unpack[NodeArgs]) -> Value:
+        """Return the index of the largest element along an axis, the first one of equals."""
+        return self._add(ArgMax(axis, keep_dim), x, **node)
 
-    def argmin(self, x: Operand, axis: int = -1, keep_dim: bool = False, *, name: str | None = None) -> Value:
-        """Return the place of the smallest element along an axis, the first one of equals."""
-        return self._add(ArgMin(axis, keep_dim), self._as_value(x), name=name)
+    def argmin(self, x: Operand, axis: int = -1, keep_dim: bool = False, **node: Unpack[NodeArgs]) -> Value:
+        """Return the index of the smallest element along an axis, the first one of equals."""
+        return self._add(ArgMin(axis, keep_dim), x, **node)

@@ -1,7 +1,7 @@
-"""Kinds that are known by name and not run: graphics, gradients, factorisations, and what only a compiler writes.
+"""Kinds that are read but not run: graphics, gradients, factorisations, and compiler-internal ops.
 
-A graph may hold them, so that a model that has them can be read, shown and cut; `verify` reports each with its node,
-why it does not run, and what to do.
+A graph may hold them, so that a model with them can be read, shown and cut; `verify` reports each with its node, the
+reason and a remedy.
 """
 
 from __future__ import annotations
@@ -27,42 +27,21 @@ _CUT = "cut the graph before it: set the outputs to the values of the forward pa
 _SOLVE = "use dense_solve where a solution is wanted, or compute it with numpy and feed it in"
 _UNFUSE = "export the model before fusion, in its single ops"
 
+_GRADIENT_KINDS = """
+    ReluBackward ActivationBackward FakeQuantizeBackward FakeQuantizeLSQBackwardX
+    FakeQuantizeLSQBackwardScale ComplexNormSqBackward MaxPool2dBackward Conv2dBackwardInput
+    Conv2dBackwardWeight SoftmaxCrossEntropyBackward AttentionBackwardQuery AttentionBackwardKey
+    AttentionBackwardValue LayerNormBackwardInput LayerNormBackwardGamma RmsNormBackwardInput
+    RmsNormBackwardGamma RmsNormBackwardBeta RopeBackward GroupNormBackwardInput GroupNormBackwardGamma
+    GroupNormBackwardBeta CumsumBackward GatherBackward ScanBackward ScanBackwardXs
+"""
+
 REFUSED_KINDS: Mapping[str, tuple[str, str]] = {
     **dict.fromkeys(
         ("GaussianSplatRender", "GaussianSplatPrepare", "GaussianSplatRasterize", "GaussianSplatRenderBackward"),
         (_GRAPHICS, _RENDER),
     ),
-    **dict.fromkeys(
-        (
-            "ReluBackward",
-            "ActivationBackward",
-            "FakeQuantizeBackward",
-            "FakeQuantizeLSQBackwardX",
-            "FakeQuantizeLSQBackwardScale",
-            "ComplexNormSqBackward",
-            "MaxPool2dBackward",
-            "Conv2dBackwardInput",
-            "Conv2dBackwardWeight",
-            "SoftmaxCrossEntropyBackward",
-            "AttentionBackwardQuery",
-            "AttentionBackwardKey",
-            "AttentionBackwardValue",
-            "LayerNormBackwardInput",
-            "LayerNormBackwardGamma",
-            "RmsNormBackwardInput",
-            "RmsNormBackwardGamma",
-            "RmsNormBackwardBeta",
-            "RopeBackward",
-            "GroupNormBackwardInput",
-            "GroupNormBackwardGamma",
-            "GroupNormBackwardBeta",
-            "CumsumBackward",
-            "GatherBackward",
-            "ScanBackward",
-            "ScanBackwardXs",
-        ),
-        (_GRADIENT, _CUT),
-    ),
+    **dict.fromkeys(_GRADIENT_KINDS.split(), (_GRADIENT, _CUT)),
     **dict.fromkeys(("Cholesky", "TriangularSolve", "LogDet", "Svd", "Qr", "Eigh"), (_FACTORS, _SOLVE)),
     "ElementwiseRegion": (_COMPILED, _UNFUSE),
     **{

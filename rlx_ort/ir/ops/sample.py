@@ -1,4 +1,4 @@
-"""Picking a token from logits by chance: `Sample`, and the random numbers it uses."""
+"""`Sample`, which draws tokens from logits, and its random numbers."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ import numpy.typing as npt
 from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import Value
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.infer import expect_float, expect_rank
-from rlx_ort.ir.op import Op, OpTypes, tensor_input
+from rlx_ort.ir.op import Op
 from rlx_ort.ir.ops.leaf import LeafBuilders, Operand
 from rlx_ort.ir.shape import Dim, Shape
-from rlx_ort.ir.types import TensorType, ValueType
+from rlx_ort.ir.types import TensorType
 
 __all__ = ["PHILOX_FACTORS", "PHILOX_ROUNDS", "Sample", "SampleBuilders", "round_keys", "uniforms"]
 
@@ -29,22 +28,22 @@ _RESULT_DTYPES = (DType.I32, DType.I64, DType.U32, DType.F32)
 
 
 @dataclass(frozen=True, slots=True)
-class Sample(Op):
+class Sample(Op, operands="logits"):
     """One token of each row of logits `(B, V)` or `(V,)`, drawn by the seed: the same seed gives the same tokens.
 
-    The logits are divided by the temperature (1e-6 at least). Those below the k-th largest are left out; ties with it
-    stay. Then the most likely tokens are kept until their probabilities add up to `top_p`. Row i is drawn by the i-th
-    number of the generator Philox4x32-10 with the seed as key (0 stands for 0xDEADBEEF): the first token at which the
-    running sum, over the tokens in their order, of the probabilities of what is left passes that number.
+    The logits are divided by the temperature (1e-6 at least). Those below the k-th largest are dropped; ties with it
+    stay. Then the most likely tokens are kept until their probabilities add up to `top_p`. Row i uses the i-th number
+    of the generator Philox4x32-10 with the seed as key (0 stands for 0xDEADBEEF). Its token is the first one, in index
+    order, at which the running sum of the remaining probabilities exceeds that number.
 
     The sums are taken over probabilities rounded to units of 2^-30, so they do not depend on the order in which a
     provider adds; probabilities may differ in their last bit between providers, which can change a token only if the
     number falls within about 1e-5 of a boundary.
 
     Attributes:
-        top_k: how many tokens stay in play, 0 for all.
-        top_p: the probability that stays in play, 1 for all.
-        temperature: below 1 prefers the likely tokens more; 0 takes the most likely one.
+        top_k: how many tokens are kept, 0 for all.
+        top_p: the probability that is kept, 1 for all.
+        temperature: below 1 favours likely tokens; 0 takes the most likely one.
         seed: 64 bits.
         dtype: dtype of the token ids.
     """
@@ -54,8 +53,6 @@ class Sample(Op):
     temperature: float = 1.0
     seed: int = 0
     dtype: DType = DType.I32
-
-    arity = (1, 1)
 
     def __post_init__(self) -> None:
         if self.top_k < 0 or not 0 <= self.top_p <= 1 or not self.temperature >= 0 or not 0 <= self.seed < 1 << 64:
@@ -67,14 +64,13 @@ class Sample(Op):
             known = ", ".join(dtype.value for dtype in _RESULT_DTYPES)
             raise GraphVerifyError(f"Sample cannot give token ids as {self.dtype.value}; known: {known}")
 
-    def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
+    def result(self, logits: TensorType) -> TensorType:
         """Return one id for each row."""
-        logits = tensor_input(self, inputs, 0, "logits")
-        expect_float(self, logits, "logits")
-        shape = expect_rank(self, logits, (1, 2), "logits")
+        self.expect_float(logits, "logits")
+        shape = self.expect_rank(logits, (1, 2), "logits")
         if not isinstance(shape[-1], int) or not 0 < shape[-1] < 1 << 24:
             raise GraphVerifyError(f"Sample needs logits of 1 to 2^24 - 1 tokens, their number known, got {shape}")
-        return (TensorType(self.dtype, Shape(shape[:-1])),)
+        return TensorType(self.dtype, Shape(shape[:-1]))
 
 
 def round_keys(seed: int) -> list[tuple[int, int]]:
@@ -119,10 +115,6 @@ class SampleBuilders(LeafBuilders):
         *,
         name: str | None = None,
     ) -> Value:
-        """Draw one token id from each row of logits `(B, V)`; the same seed draws the same ids in every run.
-
-        Raises:
-            GraphVerifyError: a setting is out of range, or the logits have another rank.
-        """
+        """Draw one token id from each row of logits `(B, V)`; the same seed draws the same ids in every run."""
         op = Sample(top_k, top_p, temperature, seed, DType.parse(dtype))
-        return self._add(op, self._as_value(logits), shape=output_shape, name=name)
+        return self._add(op, logits, shape=output_shape, name=name)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Unpack
 
 from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import Value
-from rlx_ort.ir.infer import expect_dim, expect_float, expect_rank, same_dtype
 from rlx_ort.ir.op import Op, OpTypes, tensor_input
-from rlx_ort.ir.ops.leaf import LeafBuilders, Operand
+from rlx_ort.ir.ops.leaf import LeafBuilders, NodeArgs, Operand
 from rlx_ort.ir.shape import Dim, Shape
 from rlx_ort.ir.types import TensorType, ValueType
 
@@ -16,7 +16,7 @@ __all__ = ["GatedDeltaNet", "SelectiveScan", "SequenceBuilders"]
 
 
 @dataclass(frozen=True, slots=True)
-class SelectiveScan(Op):
+class SelectiveScan(Op, operands="x delta a b c"):
     """h_t = exp(delta_t a) h_{t-1} + delta_t b_t x_t from h = 0, and y_t = the sum of c_t h_t over the n states.
 
     Inputs: x and delta `(B, S, H)`, a `(H, n)`, b and c `(B, S, n)`; the result is `(B, S, H)`. Narrow floats are
@@ -28,20 +28,16 @@ class SelectiveScan(Op):
 
     n: int
 
-    arity = (5, 5)
-
-    def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
+    def result(self, x: TensorType, delta: TensorType, a: TensorType, b: TensorType, c: TensorType) -> TensorType:
         """Return the type of x."""
-        names = ("x", "delta", "a", "b", "c")
-        same_dtype(self, inputs, names)
-        x = tensor_input(self, inputs, 0, "x")
-        expect_float(self, x, "x")
-        batch, length, channels = expect_rank(self, x, (3,), "x")
-        for index, wanted in enumerate(
-            ((batch, length, channels), (channels, self.n), (batch, length, self.n), (batch, length, self.n)), 1
-        ):
-            _expect_dims(self, inputs, index, names[index], wanted)
-        return (x,)
+        self.same_dtype(x, delta, a, b, c)
+        self.expect_float(x, "x")
+        batch, length, channels = self.expect_rank(x, (3,), "x")
+        _expect_shape(self, delta, "delta", (batch, length, channels))
+        _expect_shape(self, a, "a", (channels, self.n))
+        _expect_shape(self, b, "b", (batch, length, self.n))
+        _expect_shape(self, c, "c", (batch, length, self.n))
+        return x
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,24 +64,24 @@ class GatedDeltaNet(Op):
             wanted = "q, k, v, g, beta and a state" if self.carry_state else "q, k, v, g and beta"
             raise GraphVerifyError(f"{self.describe()} takes {wanted}; got {len(inputs)} inputs")
         names = ("q", "k", "v", "g", "beta", "state")[: len(inputs)]
-        same_dtype(self, inputs, names)
-        v = tensor_input(self, inputs, 2, "v")
-        expect_float(self, v, "v")
-        batch, length, heads, size = expect_rank(self, v, (4,), "v")
-        expect_dim(self, size, self.n, "the last dimension of v")
+        tensors = [tensor_input(self, inputs, place, name) for place, name in enumerate(names)]
+        self.same_dtype(*tensors, names=names)
+        v = tensors[2]
+        self.expect_float(v, "v")
+        batch, length, heads, size = self.expect_rank(v, (4,), "v")
+        self.expect_dim(size, self.n, "the last dimension of v")
         vector: tuple[Dim, ...] = (batch, length, heads, self.n)
         dims = {"g": vector[:3], "beta": vector[:3], "state": (batch, heads, self.n, self.n)}
-        for index, name in enumerate(names):
-            _expect_dims(self, inputs, index, name, dims.get(name, vector))
+        for value, name in zip(tensors, names, strict=True):
+            _expect_shape(self, value, name, dims.get(name, vector))
         result = TensorType(v.dtype, Shape((batch, length, heads, self.n)))
         state = TensorType(v.dtype, Shape((batch, heads, self.n, self.n)))
         return (result, state) if self.carry_state else (result,)
 
 
-def _expect_dims(op: Op, inputs: OpTypes, index: int, name: str, wanted: tuple[Dim, ...]) -> None:
-    shape = expect_rank(op, tensor_input(op, inputs, index, name), (len(wanted),), name)
-    for place, (found, dim) in enumerate(zip(shape, wanted, strict=True)):
-        expect_dim(op, found, dim, f"dimension {place} of {name} {shape}")
+def _expect_shape(op: Op, value: TensorType, name: str, wanted: tuple[Dim, ...]) -> None:
+    shape = op.expect_rank(value, (len(wanted),), name)
+    op.expect_dims(shape, wanted, f"{name} {shape}")
 
 
 class SequenceBuilders(LeafBuilders):
@@ -101,17 +97,11 @@ class SequenceBuilders(LeafBuilders):
         b: Operand,
         c: Operand,
         n: int | None = None,
-        *,
-        name: str | None = None,
+        **node: Unpack[NodeArgs],
     ) -> Value:
-        """Return the selective scan of x `(B, S, H)`; n is the number of states, the columns of a when left out.
-
-        Raises:
-            GraphVerifyError: the shapes do not fit.
-        """
-        first = self._as_value(x)
-        others = [self._as_value(item, first) for item in (delta, a, b, c)]
-        return self.append(SelectiveScan(_size(others[1]) if n is None else n), first, *others, name=name)
+        """Return the selective scan of x `(B, S, H)`; n is the number of states, the columns of a when left out."""
+        values = self._like(x, delta, a, b, c)
+        return self._add(SelectiveScan(_size(values[2]) if n is None else n), *values, **node)
 
     def gated_delta_net(
         self,
@@ -121,17 +111,11 @@ class SequenceBuilders(LeafBuilders):
         g: Operand,
         beta: Operand,
         n: int | None = None,
-        *,
-        name: str | None = None,
+        **node: Unpack[NodeArgs],
     ) -> Value:
-        """Return the gated delta rule's results `(B, S, H, n)` from an empty state.
-
-        Raises:
-            GraphVerifyError: the shapes do not fit.
-        """
-        first = self._as_value(q)
-        others = [self._as_value(item, first) for item in (k, v, g, beta)]
-        return self.append(GatedDeltaNet(_size(first) if n is None else n), first, *others, name=name)
+        """Return the gated delta rule's results `(B, S, H, n)` from an empty state."""
+        values = self._like(q, k, v, g, beta)
+        return self._add(GatedDeltaNet(_size(values[0]) if n is None else n), *values, **node)
 
     def gated_delta_net_carry(
         self,
@@ -147,15 +131,11 @@ class SequenceBuilders(LeafBuilders):
     ) -> tuple[Value, Value]:
         """Return the gated delta rule's results from a given state `(B, H, n, n)`, and the last state.
 
-        The given state is not changed: feed the second result back to go on.
-
-        Raises:
-            GraphVerifyError: the shapes do not fit.
+        The given state is not changed; feed the second result back to continue.
         """
-        first = self._as_value(q)
-        others = [self._as_value(item, first) for item in (k, v, g, beta, state)]
-        op = GatedDeltaNet(_size(first) if n is None else n, carry_state=True)
-        result, last = self.add_node(op, (first, *others), name=name)
+        values = self._like(q, k, v, g, beta, state)
+        op = GatedDeltaNet(_size(values[0]) if n is None else n, carry_state=True)
+        result, last = self.add_node(op, values, name=name)
         return result, last
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Unpack
 
 from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import Value
 from rlx_ort.ir.dtype import promote
-from rlx_ort.ir.infer import axis_tuple, broadcast, expect_dim, join_dims, known_name, reshaped, same_dtype
-from rlx_ort.ir.op import Op, OpTypes, known_shape, normal_axis, tensor_input
-from rlx_ort.ir.ops.leaf import LeafBuilders, Operand
+from rlx_ort.ir.op import Op, OpTypes, join_dims, known_name, known_shape, reshaped, tensor_input
+from rlx_ort.ir.ops.leaf import LeafBuilders, NodeArgs, Operand
 from rlx_ort.ir.shape import Dim, Shape
 from rlx_ort.ir.types import TensorType, ValueType
 
@@ -21,22 +20,19 @@ _PAD_MODES = ("constant", "reflect", "edge")
 
 
 @dataclass(frozen=True, slots=True)
-class Movement(Op):
+class Movement(Op, operands="x"):
     """Base of the ops that only move data."""
-
-    arity: ClassVar[tuple[int, int | None]] = (1, 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Reshape(Movement):
-    """The same elements under other dimensions; one may be -1. A size 0 means 0, not "as it was"."""
+    """The same elements with other dimensions; one may be -1. A size 0 means 0, not "as it was"."""
 
     dims: tuple[Dim, ...]
 
-    def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
-        """Return the new dimensions, with -1 worked out where it can be."""
-        x = tensor_input(self, inputs, 0, "x")
-        return (TensorType(x.dtype, reshaped(self, x.shape, self.dims)),)
+    def result(self, x: TensorType) -> TensorType:
+        """Return the new dimensions, with -1 computed if possible."""
+        return TensorType(x.dtype, reshaped(self, x.shape, self.dims))
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +41,13 @@ class Transpose(Movement):
 
     perm: tuple[int, ...]
 
-    def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
+    def result(self, x: TensorType) -> TensorType:
         """Return the dimensions in the new order."""
-        x = tensor_input(self, inputs, 0, "x")
         shape = known_shape(self, x, "x")
-        perm = axis_tuple(self, self.perm, shape.rank)
+        perm = self.axis_tuple(self.perm, shape.rank)
         if len(perm) != shape.rank:
             raise GraphVerifyError(f"Transpose of {shape} needs {shape.rank} axes, got {self.perm}")
-        return (TensorType(x.dtype, Shape(shape[axis] for axis in perm)),)
+        return TensorType(x.dtype, Shape(shape[axis] for axis in perm))
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +67,14 @@ class Expand(Movement):
             raise GraphVerifyError(f"Expand cannot turn {source} into {list(self.dims)}")
         return tuple(source[place - offset] if dim == -1 else dim for place, dim in enumerate(self.dims))
 
-    def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
+    def result(self, x: TensorType) -> TensorType:
         """Return the target dimensions."""
-        x = tensor_input(self, inputs, 0, "x")
         source = known_shape(self, x, "x")
         target = Shape(self.target(source))
-        result = broadcast(self, (source, target))
+        result = self.broadcast((source, target))
         for found, wanted in zip(result or (), target, strict=True):
-            expect_dim(self, found, wanted, "a dimension of the result")
-        return (TensorType(x.dtype, target),)
+            self.expect_dim(found, wanted, "a dimension of the result")
+        return TensorType(x.dtype, target)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +88,10 @@ class Concat(Movement):
     def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
         """Return the shape with the sizes along the axis summed."""
         names = [f"input {index}" for index in range(len(inputs))]
-        dtype = same_dtype(self, inputs, names)
-        shapes = [known_shape(self, tensor_input(self, inputs, i, name), name) for i, name in enumerate(names)]
-        axis = normal_axis(self, self.axis, shapes[0].rank)
+        tensors = [tensor_input(self, inputs, place, name) for place, name in enumerate(names)]
+        dtype = self.same_dtype(*tensors, names=names)
+        shapes = [known_shape(self, *named) for named in zip(tensors, names, strict=True)]
+        axis = self.normal_axis(self.axis, shapes[0].rank)
         if any(shape.rank != shapes[0].rank for shape in shapes):
             raise GraphVerifyError(f"Concat needs inputs of one rank, got {', '.join(map(str, shapes))}")
         dims: list[Dim] = []
@@ -106,7 +101,7 @@ class Concat(Movement):
                 dims.append(sum(sizes) if len(sizes) == len(column) else column[0] if len(column) == 1 else None)
                 continue
             for dim in column[1:]:
-                expect_dim(self, dim, join_dims(column), f"dimension {place} of every input")
+                self.expect_dim(dim, join_dims(column), f"dimension {place} of every input")
             dims.append(join_dims(column))
         return (TensorType(dtype, Shape(dims)),)
 
@@ -119,27 +114,26 @@ class Narrow(Movement):
     start: int
     length: int
 
-    def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
+    def result(self, x: TensorType) -> TensorType:
         """Return the shape with `length` along the axis."""
-        x = tensor_input(self, inputs, 0, "x")
         shape = known_shape(self, x, "x")
-        axis = normal_axis(self, self.axis, shape.rank)
+        axis = self.normal_axis(self.axis, shape.rank)
         size = shape[axis]
         if self.start < 0 or self.length < 0 or (isinstance(size, int) and self.start + self.length > size):
             raise GraphVerifyError(
                 f"Narrow takes {self.length} elements from {self.start} along axis {axis}, which has {size}"
             )
-        return (TensorType(x.dtype, Shape(self.length if i == axis else dim for i, dim in enumerate(shape))),)
+        return TensorType(x.dtype, Shape(self.length if i == axis else dim for i, dim in enumerate(shape)))
 
 
 @dataclass(frozen=True, slots=True)
 class Slice(Movement):
-    """`x[start:end:step]` along some axes, by Python's rules: negative places count from the end, None is open.
+    """`x[start:end:step]` along some axes, by Python's rules: negative indices count from the end, None is open.
 
     Attributes:
         axes: the axes that are sliced.
-        starts: first place along each of them, None for the beginning in the direction of the step.
-        ends: place to stop before, None for the end in the direction of the step.
+        starts: first index along each of them, None for the beginning in the direction of the step.
+        ends: index to stop before, None for the end in the direction of the step.
         steps: step along each of them, not 0; a negative one walks backwards.
     """
 
@@ -148,26 +142,25 @@ class Slice(Movement):
     ends: tuple[int | None, ...]
     steps: tuple[int, ...]
 
-    def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
+    def result(self, x: TensorType) -> TensorType:
         """Return the sliced sizes; a dimension without a size stays only if it is taken whole."""
-        x = tensor_input(self, inputs, 0, "x")
         shape = known_shape(self, x, "x")
         if len({len(self.axes), len(self.starts), len(self.ends), len(self.steps)}) != 1 or 0 in self.steps:
             raise GraphVerifyError("Slice needs a start, an end and a step that is not 0 for each axis")
         dims = list(shape)
         for axis, start, end, step in zip(
-            axis_tuple(self, self.axes, shape.rank), self.starts, self.ends, self.steps, strict=True
+            self.axis_tuple(self.axes, shape.rank), self.starts, self.ends, self.steps, strict=True
         ):
             size = dims[axis]
             if isinstance(size, int):
                 dims[axis] = len(range(*slice(start, end, step).indices(size)))
             elif abs(step) != 1 or start not in (None, 0 if step > 0 else -1) or end is not None:
                 dims[axis] = None
-        return (TensorType(x.dtype, Shape(dims)),)
+        return TensorType(x.dtype, Shape(dims))
 
 
 @dataclass(frozen=True, slots=True)
-class Gather(Movement):
+class Gather(Movement, operands="table indices"):
     """Entries of a table along an axis, picked by integer indices; negative ones count from the end.
 
     The result has the table's dimensions before the axis, those of the indices, then the table's after the axis.
@@ -175,16 +168,12 @@ class Gather(Movement):
 
     axis: int = 0
 
-    arity = (2, 2)
-
-    def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
+    def result(self, table: TensorType, indices: TensorType) -> TensorType:
         """Return the table's shape with the axis replaced by the indices' dimensions."""
-        table, indices = tensor_input(self, inputs, 0, "table"), tensor_input(self, inputs, 1, "indices")
-        if not (indices.dtype.is_integer or indices.dtype.is_float):
-            raise GraphVerifyError(f"Gather needs integer indices, got {indices.dtype.value}")
+        self.expect_indices(indices, "indices")
         shape, picked = known_shape(self, table, "table"), known_shape(self, indices, "indices")
-        axis = normal_axis(self, self.axis, shape.rank)
-        return (TensorType(table.dtype, Shape((*shape[:axis], *picked, *shape[axis + 1 :]))),)
+        axis = self.normal_axis(self.axis, shape.rank)
+        return TensorType(table.dtype, Shape((*shape[:axis], *picked, *shape[axis + 1 :])))
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,15 +195,14 @@ class Pad(Movement):
     def __post_init__(self) -> None:
         object.__setattr__(self, "mode", known_name("pad mode", self.mode, _PAD_MODES))
 
-    def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
+    def result(self, x: TensorType) -> TensorType:
         """Return the grown shape."""
-        x = tensor_input(self, inputs, 0, "x")
         shape = known_shape(self, x, "x")
         if len(self.before) != shape.rank or len(self.after) != shape.rank or min((*self.before, *self.after, 0)) < 0:
             raise GraphVerifyError(f"Pad of {shape} needs a number of at least 0 before and after each of its axes")
         grown = zip(shape, self.before, self.after, strict=True)
         dims = [dim + low + high if isinstance(dim, int) else None if low + high else dim for dim, low, high in grown]
-        return (TensorType(x.dtype, Shape(dims)),)
+        return TensorType(x.dtype, Shape(dims))
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,15 +211,14 @@ class Tile(Movement):
 
     repeats: tuple[int, ...]
 
-    def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
+    def result(self, x: TensorType) -> TensorType:
         """Return each dimension times its repeats."""
-        x = tensor_input(self, inputs, 0, "x")
         shape = known_shape(self, x, "x")
         if len(self.repeats) != shape.rank or min((*self.repeats, 0)) < 0:
             raise GraphVerifyError(f"Tile of {shape} needs a number of at least 0 for each axis, got {self.repeats}")
         pairs = zip(shape, self.repeats, strict=True)
         dims = [dim * times if isinstance(dim, int) else dim if times == 1 else None for dim, times in pairs]
-        return (TensorType(x.dtype, Shape(dims)),)
+        return TensorType(x.dtype, Shape(dims))
 
 
 class ShapeBuilders(LeafBuilders):
@@ -239,45 +226,31 @@ class ShapeBuilders(LeafBuilders):
 
     __slots__ = ()
 
-    def reshape(self, x: Operand, new_shape: Iterable[Dim], *, name: str | None = None) -> Value:
-        """Give the elements other dimensions; one may be -1, named dims may be used.
+    def reshape(self, x: Operand, new_shape: Iterable[Dim], **node: Unpack[NodeArgs]) -> Value:
+        """Give the elements other dimensions; one may be -1, and dims may be named."""
+        return self._add(Reshape(tuple(new_shape)), x, **node)
 
-        Raises:
-            GraphVerifyError: the numbers of elements cannot agree.
-        """
-        return self._add(Reshape(tuple(new_shape)), self._as_value(x), name=name)
-
-    def transpose(self, x: Operand, perm: Iterable[int], *, name: str | None = None) -> Value:
-        """Put the axes in another order.
-
-        Raises:
-            GraphVerifyError: `perm` is no permutation of the axes.
-        """
-        return self._add(Transpose(tuple(perm)), self._as_value(x), name=name)
+    def transpose(self, x: Operand, perm: Iterable[int], **node: Unpack[NodeArgs]) -> Value:
+        """Put the axes in another order."""
+        return self._add(Transpose(tuple(perm)), x, **node)
 
     def expand(self, x: Operand, shape: Iterable[Dim], *, name: str | None = None) -> Value:
         """Repeat the input along dimensions of size 1; -1 keeps a dimension."""
-        return self._add(Expand(tuple(shape)), self._as_value(x), name=name)
+        return self._add(Expand(tuple(shape)), x, name=name)
 
-    def concat(
-        self, inputs: Sequence[Operand], axis: int, *, shape: Iterable[Dim] | None = None, name: str | None = None
-    ) -> Value:
-        """Join tensors along an axis.
-
-        Raises:
-            GraphVerifyError: there is none, or their other dimensions differ.
-        """
+    def concat(self, inputs: Sequence[Operand], axis: int, **node: Unpack[NodeArgs]) -> Value:
+        """Join tensors along an axis."""
         if not inputs:
             raise GraphVerifyError("Concat takes at least 1 inputs, got 0")
         values = [self._as_value(item) for item in inputs]
         dtype = values[0].dtype
         for value in values[1:]:
             dtype = promote(dtype, value.dtype)
-        return self._add(Concat(axis), *(value.cast(dtype) for value in values), shape=shape, name=name)
+        return self._add(Concat(axis), *(value.cast(dtype) for value in values), **node)
 
-    def narrow(self, x: Operand, axis: int, start: int, length: int, *, name: str | None = None) -> Value:
+    def narrow(self, x: Operand, axis: int, start: int, length: int, **node: Unpack[NodeArgs]) -> Value:
         """Take `length` elements from `start` along an axis."""
-        return self._add(Narrow(axis, start, length), self._as_value(x), name=name)
+        return self._add(Narrow(axis, start, length), x, **node)
 
     def slice(
         self,
@@ -286,24 +259,15 @@ class ShapeBuilders(LeafBuilders):
         starts: Sequence[int | None],
         ends: Sequence[int | None],
         steps: Sequence[int] | None = None,
-        *,
-        name: str | None = None,
+        **node: Unpack[NodeArgs],
     ) -> Value:
         """Take `x[start:end:step]` along axes, by Python's rules."""
         op = Slice(tuple(axes), tuple(starts), tuple(ends), tuple(steps or (1,) * len(axes)))
-        return self._add(op, self._as_value(x), name=name)
+        return self._add(op, x, **node)
 
-    def gather(
-        self,
-        table: Operand,
-        indices: Operand,
-        axis: int = 0,
-        *,
-        shape: Iterable[Dim] | None = None,
-        name: str | None = None,
-    ) -> Value:
+    def gather(self, table: Operand, indices: Operand, axis: int = 0, **node: Unpack[NodeArgs]) -> Value:
         """Pick entries of a table along an axis; float indices drop their fraction."""
-        return self._add(Gather(axis), self._as_value(table), self._as_value(indices), shape=shape, name=name)
+        return self._add(Gather(axis), table, indices, **node)
 
     def pad(
         self,
@@ -312,12 +276,11 @@ class ShapeBuilders(LeafBuilders):
         after: Sequence[int],
         mode: str = "constant",
         value: float = 0.0,
-        *,
-        name: str | None = None,
+        **node: Unpack[NodeArgs],
     ) -> Value:
         """Add elements before and after each axis."""
-        return self._add(Pad(tuple(before), tuple(after), mode, value), self._as_value(x), name=name)
+        return self._add(Pad(tuple(before), tuple(after), mode, value), x, **node)
 
-    def tile(self, x: Operand, repeats: Sequence[int], *, name: str | None = None) -> Value:
+    def tile(self, x: Operand, repeats: Sequence[int], **node: Unpack[NodeArgs]) -> Value:
         """Repeat the whole input along each axis."""
-        return self._add(Tile(tuple(repeats)), self._as_value(x), name=name)
+        return self._add(Tile(tuple(repeats)), x, **node)

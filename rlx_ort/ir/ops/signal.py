@@ -1,4 +1,4 @@
-"""Fourier transforms and what is built from them. Complex numbers are real tensors, `[re | im]` side by side.
+"""Fourier transforms and functions built on them. Complex numbers are real tensors, `[re | im]` side by side.
 
 A complex tensor of N elements along the last axis is a real one of 2 N: first the N real parts, then the N imaginary
 ones. ONNX Runtime has no complex dtype.
@@ -9,19 +9,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Unpack
 
 import numpy as np
 
 from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import Value
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.infer import known_name
-from rlx_ort.ir.op import Op, OpTypes, known_shape, normal_axis, tensor_input
+from rlx_ort.ir.op import Op, OpTypes, known_name, known_shape, tensor_input
 from rlx_ort.ir.ops.elementwise import ElementwiseBuilders
-from rlx_ort.ir.ops.leaf import Operand
+from rlx_ort.ir.ops.leaf import NodeArgs, Operand
 from rlx_ort.ir.ops.shape import ShapeBuilders
 from rlx_ort.ir.shape import Shape
-from rlx_ort.ir.types import TensorType, ValueType
+from rlx_ort.ir.types import TensorType
 
 __all__ = ["FFT_NORMS", "ComplexNormSq", "Conjugate", "Fft", "SignalBuilders"]
 
@@ -31,7 +31,7 @@ both ways. Unlike in numpy, `backward` does not scale the inverse either."""
 
 
 @dataclass(frozen=True, slots=True)
-class Fft(Op):
+class Fft(Op, operands="x"):
     """The discrete Fourier transform along the last axis, which holds `[re | im]`; any N, not only powers of two.
 
     Attributes:
@@ -41,8 +41,6 @@ class Fft(Op):
 
     inverse: bool = False
     norm: str = "backward"
-
-    arity = (1, 1)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "norm", known_name("FFT norm", self.norm, FFT_NORMS))
@@ -66,35 +64,30 @@ class Fft(Op):
             return 1 / math.sqrt(size)
         return 1 / size if self.norm == "forward" and self.inverse else 1.0
 
-    def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
-        """Return the type of the input."""
-        x = tensor_input(self, inputs, 0, "x")
+    def result(self, x: TensorType) -> TensorType:
+        """Return the type of x."""
         _expect_real(self, x)
-        self.size(inputs)
-        return (x,)
+        self.size((x,))
+        return x
 
 
 @dataclass(frozen=True, slots=True)
-class ComplexNormSq(Op):
+class ComplexNormSq(Op, operands="x"):
     """re^2 + im^2 of complex numbers whose parts are the two elements of the last axis."""
 
-    arity = (1, 1)
-
-    def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
+    def result(self, x: TensorType) -> TensorType:
         """Return the shape without the last axis."""
-        x = _pairs(self, inputs)
-        return (TensorType(x.dtype, Shape(known_shape(self, x, "x")[:-1])),)
+        return TensorType(x.dtype, Shape(_pairs(self, x)[:-1]))
 
 
 @dataclass(frozen=True, slots=True)
-class Conjugate(Op):
+class Conjugate(Op, operands="x"):
     """The conjugate of complex numbers whose parts are the two elements of the last axis."""
 
-    arity = (1, 1)
-
-    def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
-        """Return the type of the input."""
-        return (_pairs(self, inputs),)
+    def result(self, x: TensorType) -> TensorType:
+        """Return the type of x."""
+        _pairs(self, x)
+        return x
 
 
 def _expect_real(op: Op, x: TensorType) -> None:
@@ -103,13 +96,13 @@ def _expect_real(op: Op, x: TensorType) -> None:
         raise GraphVerifyError(f"{op.kind} computes in f32 or f64, got {x.dtype.value}; {remedy}")
 
 
-def _pairs(op: Op, inputs: OpTypes) -> TensorType:
-    x = tensor_input(op, inputs, 0, "x")
+def _pairs(op: Op, x: TensorType) -> Shape:
+    """Return the shape of complex numbers `(..., 2)`."""
     _expect_real(op, x)
     shape = known_shape(op, x, "x")
     if not shape.rank or shape[-1] != 2:
         raise GraphVerifyError(f"{op.kind} needs a last dimension of 2, the real and the imaginary part, got {x}")
-    return x
+    return shape
 
 
 class SignalBuilders(ElementwiseBuilders, ShapeBuilders):
@@ -117,17 +110,13 @@ class SignalBuilders(ElementwiseBuilders, ShapeBuilders):
 
     __slots__ = ()
 
-    def fft(self, x: Operand, inverse: bool = False, *, name: str | None = None) -> Value:
+    def fft(self, x: Operand, inverse: bool = False, **node: Unpack[NodeArgs]) -> Value:
         """Transform the last axis, which holds `[re | im]`, without any scaling."""
-        return self.fft_norm(x, inverse, name=name)
+        return self.fft_norm(x, inverse, **node)
 
-    def fft_norm(self, x: Operand, inverse: bool = False, norm: str = "backward", *, name: str | None = None) -> Value:
-        """Transform the last axis, which holds `[re | im]`, scaled as `FFT_NORMS` says.
-
-        Raises:
-            GraphVerifyError: the last dimension is odd or not known, or there is no such scaling.
-        """
-        return self.append(Fft(inverse, norm), self._as_value(x), name=name)
+    def fft_norm(self, x: Operand, inverse: bool = False, norm: str = "backward", **node: Unpack[NodeArgs]) -> Value:
+        """Transform the last axis, which holds `[re | im]`, scaled by a norm of `FFT_NORMS`."""
+        return self._add(Fft(inverse, norm), x, **node)
 
     def fft_axis(self, x: Operand, axis: int, inverse: bool = False, norm: str = "backward") -> Value:
         """Transform one axis of a complex tensor, whose last axis holds `[re | im]` whichever axis is transformed.
@@ -138,7 +127,7 @@ class SignalBuilders(ElementwiseBuilders, ShapeBuilders):
         value = self._as_value(x)
         op = Fft(inverse, norm)
         rank = value.rank
-        axis = normal_axis(op, axis, rank)
+        axis = op.normal_axis(axis, rank)
         if axis == rank - 1:
             return self.append(op, value)
         half, size = op.size([value.type]), value.shape[axis]
@@ -162,7 +151,7 @@ class SignalBuilders(ElementwiseBuilders, ShapeBuilders):
         return value
 
     def ifftn(self, x: Operand, axes: Sequence[int] | None = None, norm: str = "backward") -> Value:
-        """Transform several axes of a complex tensor back; see `fftn`."""
+        """Apply the inverse transform to several axes of a complex tensor; see `fftn`."""
         return self.fftn(x, axes, inverse=True, norm=norm)
 
     def fft_real(self, x: Operand, norm: str = "backward") -> tuple[Value, Value]:
@@ -182,14 +171,14 @@ class SignalBuilders(ElementwiseBuilders, ShapeBuilders):
         """Return the n real numbers whose transform starts with (re, im), n // 2 + 1 elements; `backward` is n-fold.
 
         Raises:
-            GraphVerifyError: there are another number of elements.
+            GraphVerifyError: re or im has another number of elements.
         """
         left = self._as_value(re)
         right = self._as_value(im, left)
         for part, label in ((left, "re"), (right, "im")):
             if n < 1 or _last(part) != n // 2 + 1:
                 raise GraphVerifyError(f"irfft of {n} numbers needs {n // 2 + 1} elements of {label}, got {part.shape}")
-        mirrored = (n - 1) // 2  # what the transform of real numbers repeats, conjugated and backwards
+        mirrored = (n - 1) // 2  # elements that the transform of real numbers repeats, conjugated and reversed
         if mirrored:
             left = self.concat([left, self._backwards(left, mirrored)], -1)
             right = self.concat([right, self.neg(self._backwards(right, mirrored))], -1)
@@ -217,11 +206,7 @@ class SignalBuilders(ElementwiseBuilders, ShapeBuilders):
         return self.rfft(frames, norm)
 
     def fft_conv1d(self, x: Operand, kernel: Operand) -> Value:
-        """Return the whole convolution along the last axis, T + K - 1 numbers, by way of transforms.
-
-        Raises:
-            GraphVerifyError: a last dimension is not known.
-        """
+        """Return the whole convolution along the last axis, T + K - 1 numbers, computed by transforms."""
         value = self._as_value(x)
         other = self._as_value(kernel, value)
         length = _last(value) + _last(other) - 1
@@ -251,11 +236,7 @@ class SignalBuilders(ElementwiseBuilders, ShapeBuilders):
         return self.constant(np.where(places <= n // 2, places, places - n) / n, DType.F32, name="fftfreq")
 
     def rfftfreq(self, n: int) -> Value:
-        """Return the frequencies of `rfft` of n numbers, in cycles a sample.
-
-        Raises:
-            GraphVerifyError: n is below 1.
-        """
+        """Return the frequencies of `rfft` of n numbers, in cycles a sample."""
         return self.constant(np.arange(_positive(n) // 2 + 1) / n, DType.F32, name="rfftfreq")
 
     def complex_norm_sq(self, x: Operand) -> Value:

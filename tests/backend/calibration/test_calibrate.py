@@ -67,9 +67,9 @@ def test_more_rows_are_predicted_to_take_longer() -> None:
 
 def test_progress_is_told_from_beginning_to_end() -> None:
     """Shares grow from 0 to 1."""
-    told: list[tuple[str, float]] = []
-    calibrate("cpu", quick=True, progress=lambda what, share: told.append((what, share)))
-    shares = [share for _, share in told]
+    reports: list[tuple[str, float]] = []
+    calibrate("cpu", quick=True, progress=lambda what, share: reports.append((what, share)))
+    shares = [share for _, share in reports]
     assert shares == sorted(shares)
     assert (shares[0], shares[-1]) == (0.0, 1.0)
 

@@ -17,7 +17,7 @@ import pytest
 from onnx_suite.cases import KINDS, Case, all_cases
 from onnx_suite.compare import assert_similar
 from onnx_suite.plain import run_plain
-from small_models import whole
+from sample_models.bundles import whole
 
 from rlx_ort.converters.bundle import ModelBundle, bundle_of
 from rlx_ort.converters.transforms.opset import to_opset

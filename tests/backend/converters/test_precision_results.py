@@ -6,10 +6,10 @@ import numpy as np
 import onnx
 import pytest
 from onnx.reference import ReferenceEvaluator
-from small_models import convnet, decoder, images, relative, run, tokens, whole
+from sample_models.bundles import convnet, decoder, images, relative, run, tokens, whole
 
 from rlx_ort.converters.bundle import bundle_of
-from rlx_ort.converters.transforms.precision import to_precision
+from rlx_ort.converters.transforms.half_precision import to_precision
 
 
 @pytest.mark.parametrize("kind", ["f16", "mixed"])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from small_models import convnet, cosine, decoder, images, run, tokens
+from sample_models.bundles import convnet, cosine, decoder, images, run, tokens
 
 from rlx_ort.converters.bundle import ModelBundle
 from rlx_ort.converters.transforms.quantize import QuantizeOptions, quantize

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from package_kill import kill_while_creating
+from sample_packages.killed_writers import kill_while_creating
 
 TIMES = int(os.environ.get("RLX_KILL_COUNT", "3"))
 

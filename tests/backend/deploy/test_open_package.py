@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import parser
-from small_packages import X, files_of, flip, golden, make, reference
+from sample_packages.packages import X, files_of, flip, golden, make, reference
 
 import rlx_ort
 from rlx_ort.deploy import golden as golden_module

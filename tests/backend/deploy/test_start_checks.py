@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from small_packages import X, files_of, make, reference, repacked
+from sample_packages.packages import X, files_of, make, reference, repacked
 
 from rlx_ort.deploy.names import INDEX, MANIFEST
 from rlx_ort.deploy.package import Package

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from small_packages import SIZE, X, make, reference
+from sample_packages.packages import SIZE, X, make, reference
 
 from rlx_ort.deploy.open import open_package
 from rlx_ort.deploy.start import start_package
@@ -228,7 +228,7 @@ def test_private_weights_come_from_no_file_of_the_cache(package):
     ids=["on", "packed"],
 )
 def test_private_weights_from_the_cache_cannot_be_had(package, options):
-    """Whoever asks for both is told, since one of the two would not hold."""
+    """Asking for both raises an error, since one of the two would not hold."""
     with pytest.raises(PackageError, match="private=True"):
         open_package(package, options=options, private=True)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from small_packages import SIZE, X, flip, make, reference
+from sample_packages.packages import SIZE, X, flip, make, reference
 
 import rlx_ort
 from rlx_ort.deploy import package as package_module
@@ -23,10 +23,11 @@ from rlx_ort.errors import IntegrityError, NoViableDeviceError, RlxError
 from rlx_ort.options.compile_options import CompileOptions
 from rlx_ort.providers import registry
 from rlx_ort.providers.cpu import CpuProvider
-from rlx_ort.providers.engine import saved, threads
+from rlx_ort.providers.engine import process
+from rlx_ort.providers.engine.compiled import starts
 from rlx_ort.providers.engine.compiled.models import watched
 from rlx_ort.providers.engine.compiled.store import default_store
-from rlx_ort.providers.engine.threads import ThreadBudget
+from rlx_ort.providers.engine.process import ThreadBudget
 from rlx_ort.selection.policy import DevicePolicy
 
 
@@ -305,8 +306,8 @@ def test_the_session_takes_its_threads_from_the_budget_and_gives_them_back(
     """`RLX_WORKERS` counts and not the threads of the warm-up; packing the weights takes none in addition."""
     monkeypatch.setenv("RLX_WORKERS", "3")
     fresh = ThreadBudget()
-    monkeypatch.setattr(threads, "_budget", fresh)
-    monkeypatch.setattr(saved, "budget", threads.budget)
+    monkeypatch.setattr(process, "_budget", fresh)
+    monkeypatch.setattr(starts, "budget", process.budget)
     with opened(warmed) as runner:
         assert fresh.granted == 0
         for _ in range(5):
@@ -323,7 +324,7 @@ def test_a_runner_that_is_let_go_gives_its_threads_back(warmed: Path, monkeypatc
     """The budget keeps no session alive."""
     monkeypatch.setenv("RLX_WORKERS", "3")
     fresh = ThreadBudget()
-    monkeypatch.setattr(saved, "budget", lambda: fresh)
+    monkeypatch.setattr(starts, "budget", lambda: fresh)
     runner = opened(warmed)
     runner.run("cpu", {"x": X})
     assert fresh.granted == 2

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from step_graphs import assert_same, step_graph, step_inputs
+from sample_models.step_graphs import assert_same, step_graph, step_inputs
 
 from rlx_ort.device import Device
 from rlx_ort.errors import InputError
 from rlx_ort.execution.session import Session
 from rlx_ort.ir.graph import Graph
 from rlx_ort.options.compile_options import CompileOptions
-from rlx_ort.providers.engine.device_tensor import DeviceTensor
+from rlx_ort.providers.engine.binding import DeviceTensor
 
 RNG = np.random.default_rng(11)
 
@@ -49,7 +49,7 @@ def test_long_runs_overlap_with_the_same_results() -> None:
 
 
 def test_pipelined_runs_with_handles_are_in_order(device: Device) -> None:
-    """A graph with a state gives the states one after the other."""
+    """A graph with state returns the states one after the other."""
     compiled = Session(device).compile(step_graph())
     steps = step_inputs(5)
     compiled.bind_handle("out0", steps[0]["out0"])
@@ -60,7 +60,7 @@ def test_pipelined_runs_with_handles_are_in_order(device: Device) -> None:
 
 
 def test_committed_runs_feed_handles_in_order(device: Device) -> None:
-    """Runs that nobody waits for leave the state that the same runs leave when waited for."""
+    """Committed runs leave the same state as runs that are waited for."""
     compiled = Session(device).compile(step_graph())
     steps = step_inputs(5)
     compiled.bind_gpu_handle("out0", steps[0]["out0"])

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rlx_ort.errors import EngineError
-from rlx_ort.providers.engine.config_keys import check_config
+from rlx_ort.providers.engine.recipe import check_config
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -19,7 +19,7 @@ import gc, os, sys, threading, time
 import numpy as np
 import onnx, onnx.numpy_helper, onnx.parser
 from rlx_ort.converters.from_onnx import from_onnx
-from rlx_ort.converters.load import load_graph
+from rlx_ort.converters.from_onnx import load_graph
 from rlx_ort.errors import DeviceUnavailableError, EngineError, InputError, RlxError
 from rlx_ort.options.compile_options import CompileOptions, WeightSharing
 from rlx_ort.execution.session import Session

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from step_graphs import step_graph, step_inputs
+from sample_models.step_graphs import step_graph, step_inputs
 
 from rlx_ort.errors import EngineError
 from rlx_ort.execution.session import Session

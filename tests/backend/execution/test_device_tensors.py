@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from step_graphs import assert_same, step_graph, step_inputs
+from sample_models.step_graphs import assert_same, step_graph, step_inputs
 
 from rlx_ort.device import Device
 from rlx_ort.execution.session import Session
-from rlx_ort.providers.engine.device_tensor import DeviceTensor
+from rlx_ort.providers.engine.binding import DeviceTensor
 
 
 def test_outputs_stay_on_the_device_for_other_graphs(device: Device) -> None:
@@ -24,7 +24,7 @@ def test_outputs_stay_on_the_device_for_other_graphs(device: Device) -> None:
 
 
 def test_the_cpu_shares_tensors_through_dlpack() -> None:
-    """Numpy reads an output where it is, and any object with `__dlpack__` is an input."""
+    """Numpy reads an output in place, and any object with `__dlpack__` is an input."""
     compiled = Session("cpu").compile(step_graph())
     (inputs,) = step_inputs()
     (tensor, _) = compiled.run_dlpack(inputs)
@@ -34,7 +34,7 @@ def test_the_cpu_shares_tensors_through_dlpack() -> None:
 
 
 def test_torch_tensors_go_in_and_come_out_without_a_copy() -> None:
-    """A CPU tensor of torch is an input as it is, and torch reads an output where it is."""
+    """A CPU tensor of torch is an input without a copy, and torch reads an output in place."""
     torch = pytest.importorskip("torch")
     compiled = Session("cpu").compile(step_graph())
     (inputs,) = step_inputs()

@@ -8,7 +8,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from step_graphs import W, assert_same, growing_graph, step_graph, step_inputs
+from sample_models.step_graphs import W, assert_same, growing_graph, step_graph, step_inputs
 
 from rlx_ort.device import Device
 from rlx_ort.errors import InputError, RlxError
@@ -90,7 +90,7 @@ def test_an_input_that_is_given_wins_over_its_handle(device: Device) -> None:
 
 
 def test_bf16_handles_stay_on_the_device() -> None:
-    """Element types that numpy does not know go into handles and come out of them."""
+    """Handles keep element types that numpy does not have."""
     graph = Graph("bf16")
     x = graph.input("x", [3], "bf16")
     graph.outputs = [x.cast("f32").cast("bf16")]
@@ -137,7 +137,7 @@ def _grown(compiled: Any, rows: Any, start: Any) -> list[Any]:
 
 
 def test_a_loop_that_is_repeated_gives_the_same(device: Device) -> None:
-    """The second loop over the same handles starts from what was bound anew, and what the first returned stays."""
+    """A second loop over the same handles starts from the new values, and the outputs of the first are unchanged."""
     compiled = Session(device).compile(growing_graph())
     rows = RNG.standard_normal((6, 1, 4)).astype(np.float32)
     for start in (np.zeros((2, 4), np.float32), np.ones((5, 4), np.float32)):
@@ -226,7 +226,7 @@ def test_a_loop_goes_on_after_a_change_of_parameters(device: Device) -> None:
 
 
 def test_large_inputs_of_a_loop_may_be_written_to_between_steps() -> None:
-    """An array too large to be copied is read anew in each step, also when its owner has given it other memory."""
+    """An array too large to be copied is read in each step, also after its owner replaced its memory."""
     graph = Graph("large")
     total, x = graph.input("total", [1]), graph.input("x", ["n"])
     graph.outputs = [total + graph.reshape(x.sum([0]), [1])]

@@ -1,4 +1,4 @@
-"""Inputs are read anew in every run, whichever memory the provider reads them in."""
+"""Inputs are read in every run, whichever memory the provider reads them from."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_an_input_that_the_host_reads_is_not_stale(device: Device, way: str) -> 
 
 
 class _Info:
-    """What ONNX Runtime says of an input on the OpenVINO plugin."""
+    """The memory info of an input, as ONNX Runtime has it with the OpenVINO plugin."""
 
     name = "OpenVINO_shared_CPU"
 

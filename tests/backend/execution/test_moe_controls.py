@@ -1,4 +1,4 @@
-"""Mixtures of experts: what routers pick is told, and experts that are not resident run on the host."""
+"""Mixtures of experts: picks of routers are captured, and experts that are not resident run on the host."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from rlx_ort.device import Device
 from rlx_ort.errors import GraphVerifyError, InputError
 from rlx_ort.execution.compiled import CompiledGraph
-from rlx_ort.execution.moe_controls import MoeResidencyStats
+from rlx_ort.execution.moe import MoeResidencyStats
 from rlx_ort.execution.session import Session
 from rlx_ort.graph_devices import GraphDevices
 from rlx_ort.ir.graph import Graph

@@ -70,7 +70,7 @@ def test_mutability_survives_json() -> None:
 
 
 def test_an_exported_file_holds_mutable_parameters_as_weights() -> None:
-    """Only sessions of this library take them as inputs; a model file is complete by itself."""
+    """Only sessions of this library take them as inputs; a model file contains them."""
     from rlx_ort.converters.to_onnx import to_onnx
 
     model = to_onnx(_graph())

@@ -6,7 +6,7 @@ import asyncio
 
 import numpy as np
 import pytest
-from step_graphs import W, assert_same, step_graph, step_inputs
+from sample_models.step_graphs import W, assert_same, step_graph, step_inputs
 
 from rlx_ort.device import Device
 from rlx_ort.errors import InputError, RlxError
@@ -15,7 +15,7 @@ from rlx_ort.providers import registry
 
 
 def test_the_active_extent_runs_only_what_matters(device: Device) -> None:
-    """Padded inputs give the outputs of the rows that matter, until the extent is taken back."""
+    """Padded inputs return the rows of the extent, until it is reset."""
     compiled = Session(device).compile(step_graph())
     (inputs,) = step_inputs(rows=8)
     expected = compiled.run({name: array[:3] for name, array in inputs.items()})[0]
@@ -60,7 +60,7 @@ def test_a_closed_graph_gives_typed_errors_on_every_path() -> None:
 def test_sessions_share_one_budget_of_threads() -> None:
     """All sessions together hold no more workers than there are cores for, and give them back."""
     from rlx_ort.providers.cores import core_share
-    from rlx_ort.providers.engine.threads import budget
+    from rlx_ort.providers.engine.process import budget
 
     before = budget().granted
     graphs = [Session("cpu").compile(step_graph()) for _ in range(4)]

@@ -10,16 +10,13 @@ import pytest
 from rlx_ort import environment
 from rlx_ort.device import Device
 from rlx_ort.errors import LegalizeError
+from rlx_ort.execution.dispatch_report import merge_placement
 from rlx_ort.execution.session import Session
 from rlx_ort.ir.graph import Graph, Value
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule, Precision
 from rlx_ort.options.dispatch import KernelDispatch, KernelDispatchPolicy
 from rlx_ort.options.precision import PrecisionPolicy
-from rlx_ort.selection.legalize import (
-    dispatch_report_for_device,
-    legalize_graph_for_device,
-    merge_placement,
-)
+from rlx_ort.selection.legalize import dispatch_report_for_device, legalize_graph_for_device
 from rlx_ort.selection.support import support_of
 
 HEADS, HEAD, LENGTH, VOCABULARY = 4, 16, 12, 50
@@ -77,7 +74,7 @@ def test_an_encoder_in_f16_stays_close_to_f32(options: CompileOptions) -> None:
 
 
 def test_a_parameter_is_set_in_f32_and_takes_part_in_f16() -> None:
-    """The caller does not know how the session stores it; a value set after a run is seen by the next one."""
+    """Values are set in the declared dtype, however the session stores them; the next run uses a new value."""
     g = Graph()
     g.outputs = [g.input("x", [1, 2]) @ g.param("w", [2, 2])]
     compiled = Session("cpu", CompileOptions(precision=Precision.F16)).compile(g)

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import onnx.parser
 import pytest
-from fake_recorder import FakeRecorder
-from step_graphs import assert_same, step_graph, step_inputs
+from doubles.fake_recorder import FakeRecorder
+from sample_models.step_graphs import assert_same, step_graph, step_inputs
 
 from rlx_ort.converters.from_onnx import from_onnx
 from rlx_ort.device import Device
@@ -198,7 +198,7 @@ def test_when_required_a_graph_that_cannot_be_recorded_raises(recorders: list[Fa
 
 
 def test_automatic_recording_changes_nothing_elsewhere(device: Device) -> None:
-    """Providers that do not record run as with False, and the report says so."""
+    """Providers that do not record run as with False, and the report has the reason."""
     if device.kind == "cuda":
         pytest.skip("CUDA records")
     compiled = Session(device, CompileOptions(device_graph="auto")).compile(step_graph())

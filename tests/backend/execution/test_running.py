@@ -60,7 +60,7 @@ def _with_determinant() -> Graph:
 
 
 def test_a_graph_runs(device: Device) -> None:
-    """The result is that of a float64 reference, and every node is where it was asked to be."""
+    """The result equals a float64 reference, and every node is on the requested device."""
     compiled = Session(device).compile(_mlp())
     np.testing.assert_allclose(compiled.run({"x": X})[0], _expected(X), rtol=1e-4, atol=1e-5)
     assert compiled.placement.requested_share == 1.0
@@ -200,7 +200,7 @@ def test_a_named_device_that_lacks_a_kernel_refuses_and_names_the_node() -> None
 
 @pytest.mark.webgpu
 def test_help_that_was_allowed_is_accounted_for() -> None:
-    """Assisted: the graph runs, and the placement tells what the CPU took and what it costs to copy."""
+    """Assisted: the graph runs, and the placement lists the nodes on the CPU and the boundary copies."""
     compiled = Session("webgpu", CompileOptions(placement=PlacementRule.ASSISTED)).compile(_with_determinant())
     np.testing.assert_allclose(compiled.run({"x": [[1.0, 2.0], [3.0, 4.0]]})[0], 4 * (1 * 4 - 2 * 3), rtol=1e-5)
     assert [node.origin for node in compiled.placement.strays] == ["my_det"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from step_graphs import W, assert_same, step_graph, step_inputs
+from sample_models.step_graphs import W, assert_same, step_graph, step_inputs
 
 from rlx_ort.device import Device
 from rlx_ort.errors import InputError
@@ -18,7 +18,7 @@ RNG = np.random.default_rng(11)
 
 
 def test_slots_and_raw_runs_equal_plain_ones(device: Device) -> None:
-    """Runs through bound buffers give the same, at the first call, the second, and after a change of shape."""
+    """Runs through bound buffers return the same, at the first call, the second, and after a change of shape."""
     compiled = Session(device).compile(step_graph())
     for rows in (3, 3, 5, 3):
         (inputs,) = step_inputs(rows=rows)
@@ -155,7 +155,7 @@ def test_many_small_inputs_from_many_threads() -> None:
 
 
 def test_slots_follow_a_change_of_parameters(device: Device) -> None:
-    """Buffers are bound anew when the session is opened again."""
+    """Buffers are bound again when the session is opened again."""
     compiled = Session(device).compile(step_graph())
     (inputs,) = step_inputs()
     compiled.run_slots(list(inputs.values()))

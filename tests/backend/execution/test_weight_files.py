@@ -46,7 +46,7 @@ def test_a_mapped_file_computes_what_arrays_compute(path: Path, sharing: WeightS
 
 
 def test_the_data_is_the_file_s_and_not_a_copy(path: Path) -> None:
-    """The buffers are views of a memory map, and know where in the file they are."""
+    """The buffers are views of a memory map, and have their position in the file."""
     store = WeightStore.for_graph(_graph())
     store.load_safetensors(path)
     data = store.get("w")
@@ -61,7 +61,7 @@ def test_the_data_is_the_file_s_and_not_a_copy(path: Path) -> None:
 
 
 def test_names_are_mapped_and_left_out(path: Path) -> None:
-    """`rename` maps names; None leaves a tensor out, which the report says."""
+    """`rename` maps names; None skips a tensor, which the report lists as unused."""
     graph = Graph("renamed")
     graph.outputs = [graph.input("x", ["n", 64]) @ graph.param("layer.w", [64, 3])]
     store = WeightStore.for_graph(graph)

@@ -8,7 +8,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from op_harness import Array, check, rand, run
+from op_tests.harness import Array, check, rand, run
 
 from rlx_ort.device import Device
 from rlx_ort.ir.gguf_blocks import GGUF_FORMATS

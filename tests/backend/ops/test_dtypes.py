@@ -12,7 +12,7 @@ import device_facts
 import numpy as np
 import pytest
 from interpreter import RULES, Array, evaluate
-from op_cases import CASES, DTYPES, Case, X, built, kinds_of, plain, runnable_kinds
+from op_tests.cases import CASES, DTYPES, Case, X, built, kinds_of, plain, runnable_kinds
 
 from rlx_ort.converters.to_onnx.exporter import export_model
 from rlx_ort.device import Device

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from op_harness import Array, check, rand, run
+from op_tests.harness import Array, check, rand, run
 
 from rlx_ort.device import Device
 

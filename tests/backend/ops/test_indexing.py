@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from op_harness import Array, check, rand
+from op_tests.harness import Array, check, rand
 
 from rlx_ort.device import Device
 

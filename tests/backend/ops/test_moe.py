@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from op_harness import Array, check, rand
+from op_tests.harness import Array, check, rand
 
 from rlx_ort.device import Device
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from op_harness import Array, rand
+from op_tests.harness import Array, rand
 
 from rlx_ort.converters.to_onnx.dispatch import COMMON, NATIVE
 from rlx_ort.device import Device

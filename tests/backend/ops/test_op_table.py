@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from op_cases import CASES
+from op_tests.cases import CASES
 
 from rlx_ort.device import Device
 

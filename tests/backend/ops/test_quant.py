@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
-from op_harness import Array, check, run
+from op_tests.harness import Array, check, run
 
 from rlx_ort.device import Device
 

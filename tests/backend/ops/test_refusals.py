@@ -35,7 +35,7 @@ def test_a_kind_that_runs_nowhere_is_refused_by_name(kind: str, device: Device) 
 
 
 def test_running_it_is_refused_with_the_same_node(device: Device) -> None:
-    """Who runs without asking first is told as much."""
+    """Running without asking first gives the same reason."""
     with pytest.raises(RlxError, match="my_node") as caught:
         GraphDevices(graph_with("Svd")).run(device, {"x": np.zeros(2, np.float32)})
     assert isinstance(caught.value, (GraphVerifyError, LegalizeError))

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from philox import stream
+from op_tests.philox import stream
 
 from rlx_ort.device import Device
 from rlx_ort.execution.session import Session

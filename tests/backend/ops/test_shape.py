@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from op_harness import Array, check, rand, run
+from op_tests.harness import Array, check, rand, run
 
 from rlx_ort.converters.to_onnx.exporter import export_model
 from rlx_ort.device import Device

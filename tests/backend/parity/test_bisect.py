@@ -122,7 +122,7 @@ def _rename_all(model: onnx.ModelProto, watched: str) -> str:
 
 
 def test_batches_find_the_same_node(deep: onnx.ModelProto) -> None:
-    """With memory for a few values at a time the answer is the same, and the search ends where it found it."""
+    """With memory for a few values at a time the result is the same, and the search ends at the divergence."""
     changed = _with_weight(deep, "w30", 0.1)
     one, many = _find(deep, changed), _find(deep, changed, batch_bytes=100_000)
     assert one is not None
@@ -167,7 +167,7 @@ m (float[4] x, bool f) => (float[4] y) {
 
 
 def test_an_ort_file_has_no_nodes_to_look_at(tmp_path: object) -> None:
-    """The format hides its values, and the message says what to compare instead."""
+    """The format hides its values, and the message names what to compare instead."""
     model = parser.parse_model('<ir_version: 8, opset_import: ["": 18]> m (float[2] x) => (float[2] y) { y = Neg (x) }')
     from pathlib import Path
 

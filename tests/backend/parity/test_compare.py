@@ -26,7 +26,7 @@ def _classifier() -> onnx.ModelProto:
 
 
 def test_a_model_equals_itself() -> None:
-    """Twice the same model on random inputs gives no difference; what was assumed is told."""
+    """The same model twice on random inputs has no difference; the assumed sizes are returned."""
     found = compare(_classifier(), _classifier())
     assert found.ok
     assert [output.found.size for output in found.outputs] == [0.0]
@@ -54,7 +54,7 @@ def test_outputs_and_inputs_of_other_names_are_matched_by_position() -> None:
 
 
 def test_outputs_of_the_same_names_are_matched_by_name() -> None:
-    """The order of outputs does not matter where names tell them apart."""
+    """The order of outputs does not matter if their names match."""
     a = _model("y = Add (x, x)\n z = Neg (x)", "(float[2] x) => (float[2] y, float[2] z)")
     b = _model("y = Add (x, x)\n z = Neg (x)", "(float[2] x) => (float[2] z, float[2] y)")
     assert compare(a, b).ok
@@ -82,7 +82,7 @@ def test_a_graph_compares_with_its_file(tmp_path: Path) -> None:
 
 
 def test_models_of_ir_version_3_compare() -> None:
-    """There, weights are inputs too; nobody has to feed them."""
+    """There, weights are inputs too, which need not be fed."""
     body = "y = MatMul (x, w)"
     model = _model(body, "(float[rows, 8] x, float[8, 8] w) => (float[rows, 8] y)", version=3)
     model.opset_import[0].version = 8

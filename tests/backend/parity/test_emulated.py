@@ -76,7 +76,7 @@ def test_the_weights_are_those_of_the_model() -> None:
 
 
 def test_only_models_with_bf16_are_meant() -> None:
-    """Weights tell, and so does a cast."""
+    """bf16 weights are detected, and so is a cast to bf16."""
     plain = onnx.parser.parse_model(
         '<ir_version: 10, opset_import: ["": 21]> m (float[4] x) => (float[4] y) {y = Relu (x)}'
     )

@@ -1,4 +1,4 @@
-"""From PyTorch to ONNX to JSON to ONNX, in f16 and quantised: what torch computed is still what comes out."""
+"""From PyTorch to ONNX to JSON to ONNX, in f16 and quantised: the outputs are still those of torch."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ NAMES = ("encoder", "decoder", "convnet")
 
 
 class Exported:
-    """A PyTorch module as a bundle, with an input and what torch makes of it, in float32."""
+    """A PyTorch module as a bundle, with an input and the output of torch for it, in float32."""
 
     def __init__(self, name: str) -> None:
         import torch
-        from torch_models import MODELS
+        from sample_models.torch_modules import MODELS
 
         from rlx_ort.converters.sources import from_torch
 

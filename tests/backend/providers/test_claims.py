@@ -71,5 +71,5 @@ def test_the_schema_version_is_the_last_change_up_to_the_opset(opset, since):
 
 
 def test_compiling_providers_list_no_kernels():
-    """What compiles whole subgraphs has no claims; only a session tells."""
+    """A provider that compiles whole subgraphs has no claims; only a session shows what it takes."""
     assert default_registry().for_device(Device.TENSORRT).claims() is None

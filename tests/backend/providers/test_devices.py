@@ -14,7 +14,7 @@ ADD = "(float[2,2] a, float[2,2] b) => (float[2,2] y) { y = Add(a, b) }"
 
 
 def test_the_cpu_is_available_and_names_its_hardware():
-    """The probe ran on the CPU and tells which one it is."""
+    """The probe ran on the CPU and returns its name."""
     answer = default_registry().availability(Device.CPU)
     assert (answer.available, answer.reason) == (True, "")
     assert answer.hardware
@@ -254,7 +254,7 @@ def test_a_bad_webgpu_option_value_is_refused(open_model):
 def test_a_probe_closes_its_session():
     """Probing leaves no session behind, however it ends."""
     from rlx_ort.providers.null import NullProvider
-    from rlx_ort.providers.probing import prove
+    from rlx_ort.providers.ort_provider import prove
 
     provider = NullProvider()
     facts = provider.probe(Device.CPU)
@@ -268,7 +268,7 @@ def test_a_device_that_records_no_assignment_is_not_proven():
     from types import SimpleNamespace
 
     from rlx_ort.providers.base import Availability
-    from rlx_ort.providers.probing import prove
+    from rlx_ort.providers.ort_provider import prove
 
     product = np.array([[19, 22], [43, 50]], np.float32)
     silent = SimpleNamespace(assignments=(), run=lambda names, feeds: [product], close=lambda: None)
@@ -281,7 +281,7 @@ def test_a_device_that_computes_wrongly_is_not_available():
     from types import SimpleNamespace
 
     from rlx_ort.providers.base import Availability, NodeAssignment
-    from rlx_ort.providers.probing import prove
+    from rlx_ort.providers.ort_provider import prove
 
     node = NodeAssignment("SomeExecutionProvider", "probe", "", "MatMul")
     zeros = SimpleNamespace(

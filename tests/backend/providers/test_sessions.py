@@ -11,8 +11,7 @@ from rlx_ort.errors import DeviceUnavailableError, EngineError, InputError, Lega
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.types import OptionalType, SequenceType, TensorType
-from rlx_ort.providers.engine.exceptions import ENGINE_EXCEPTIONS, opening_error, running_error
-from rlx_ort.providers.engine.runtime import bindings
+from rlx_ort.providers.engine.runtime import ENGINE_EXCEPTIONS, bindings, opening_error, running_error
 
 ADD = "(float[N,2] a, float[N,2] b) => (float[N,2] y) { y = Add(a, b) }"
 DTYPES = [
@@ -24,7 +23,7 @@ DTYPES = [
 
 
 def test_inputs_and_outputs_have_our_types_with_named_dims(open_model):
-    """A session tells names, element types and shapes as the IR has them."""
+    """A session has the names, element types and shapes of the IR."""
     session = open_model(ADD)
     kind = TensorType(DType.F32, Shape(("N", 2)))
     assert [(spec.name, spec.type) for spec in session.inputs] == [("a", kind), ("b", kind)]

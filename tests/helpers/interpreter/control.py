@@ -8,7 +8,7 @@ import numpy as np
 
 from interpreter.core import Array, rule, run_body
 from rlx_ort.ir.core import Node
-from rlx_ort.ir.ops import control, custom
+from rlx_ort.ir.ops import control
 
 __all__: list[str] = []
 
@@ -50,6 +50,6 @@ def _scan(node: Node, op: control.Scan, carry: Array, *given: Array) -> Array:
     return carry
 
 
-@rule(custom.CustomFn)
-def _custom_fn(node: Node, op: custom.CustomFn, *given: Array) -> tuple[Array, ...]:
+@rule(control.CustomFn)
+def _custom_fn(node: Node, op: control.CustomFn, *given: Array) -> tuple[Array, ...]:
     return tuple(run_body(op.fwd, given, given))

@@ -10,7 +10,7 @@ import numpy as np
 from interpreter.core import Array, rule, sized
 from interpreter.elementwise import activation
 from rlx_ort.ir.core import Node
-from rlx_ort.ir.ops import attention, blocks, conv, fused, gqa, norm, volume
+from rlx_ort.ir.ops import attention, blocks, conv, norm
 from rlx_ort.ir.types import TensorType
 
 __all__ = ["windows"]
@@ -119,7 +119,7 @@ def convolve(
     return np.concatenate(parts, 1)
 
 
-@rule(conv.Conv2d, volume.Conv3d)
+@rule(conv.Conv2d, conv.Conv3d)
 def _conv(node: Node, op: conv.Conv2d, x: Array, w: Array, bias: Array | None = None) -> Array:
     result = convolve(x, w, op.stride, op.padding, op.dilation, op.groups)
     return result if bias is None else result + by_channel(bias, x.ndim)
@@ -156,20 +156,20 @@ def _resize_2x(node: Node, op: conv.ResizeNearest2x, x: Array) -> Array:
     return x.repeat(2, 2).repeat(2, 3)
 
 
-@rule(volume.Im2Col)
-def _im2col(node: Node, op: volume.Im2Col, x: Array) -> Array:
+@rule(conv.Im2Col)
+def _im2col(node: Node, op: conv.Im2Col, x: Array) -> Array:
     found = windows(padded(x, op.padding), op.kernel, op.stride, op.dilation)
     return found.reshape(x.shape[0], x.shape[1] * math.prod(op.kernel), -1)
 
 
-@rule(volume.Interpolate)
-def _interpolate(node: Node, op: volume.Interpolate, x: Array) -> Array:
+@rule(conv.Interpolate)
+def _interpolate(node: Node, op: conv.Interpolate, x: Array) -> Array:
     for axis, size in enumerate(op.sizes, 2):
         x = np.moveaxis(np.moveaxis(x, axis, -1) @ _resampling(x.shape[axis], size, op).T, -1, axis)
     return x
 
 
-def _resampling(old: int, new: int, op: volume.Interpolate) -> Array:
+def _resampling(old: int, new: int, op: conv.Interpolate) -> Array:
     """Return the matrix `(new, old)` that resizes one axis."""
     matrix = np.zeros((new, old))
     for i in range(new):
@@ -241,16 +241,16 @@ def joined_heads(y: Array, like: Array, heads: int) -> Array:
     return y.swapaxes(1, 2).reshape(like.shape)
 
 
-@rule(attention.Attention, gqa.GroupedQueryAttention)
+@rule(attention.Attention, blocks.GroupedQueryAttention)
 def _attention(
     node: Node,
-    op: attention.Attention | gqa.GroupedQueryAttention,
+    op: attention.Attention | blocks.GroupedQueryAttention,
     q: Array,
     k: Array,
     v: Array,
     mask: Array | None = None,
 ) -> Array:
-    shared = op.num_kv_heads if isinstance(op, gqa.GroupedQueryAttention) else op.num_heads
+    shared = op.num_kv_heads if isinstance(op, blocks.GroupedQueryAttention) else op.num_heads
     keys, values = (
         np.repeat(split_heads(item, shared, op.head_dim), op.num_heads // shared, axis=1) for item in (k, v)
     )
@@ -338,23 +338,23 @@ def _layer(node: Node, op: blocks.FusedTransformerLayer, hidden: Array, mask: Ar
     return hidden
 
 
-@rule(fused.FusedConvBiasAct)
-def _conv_bias_act(node: Node, op: fused.FusedConvBiasAct, x: Array, w: Array, bias: Array) -> Array:
+@rule(blocks.FusedConvBiasAct)
+def _conv_bias_act(node: Node, op: blocks.FusedConvBiasAct, x: Array, w: Array, bias: Array) -> Array:
     result = convolve(x, w, op.stride, op.padding, op.dilation, op.groups) + by_channel(bias, x.ndim)
     return sized(node, activation(op.activation, result))
 
 
-@rule(fused.AdaLayerNorm)
-def _ada(node: Node, op: fused.AdaLayerNorm, x: Array, scale: Array, shift: Array) -> Array:
+@rule(blocks.AdaLayerNorm)
+def _ada(node: Node, op: blocks.AdaLayerNorm, x: Array, scale: Array, shift: Array) -> Array:
     return layer_norm(x, 1 + scale, shift, op.eps)
 
 
-@rule(fused.GatedResidual)
-def _gated(node: Node, op: fused.GatedResidual, x: Array, gate: Array, y: Array) -> Array:
+@rule(blocks.GatedResidual)
+def _gated(node: Node, op: blocks.GatedResidual, x: Array, gate: Array, y: Array) -> Array:
     return sized(node, x + gate * y)
 
 
-@rule(fused.SoftmaxCrossEntropyWithLogits)
-def _cross_entropy(node: Node, op: fused.SoftmaxCrossEntropyWithLogits, logits: Array, labels: Array) -> Array:
+@rule(blocks.SoftmaxCrossEntropyWithLogits)
+def _cross_entropy(node: Node, op: blocks.SoftmaxCrossEntropyWithLogits, logits: Array, labels: Array) -> Array:
     chosen = logits[np.arange(len(logits)), labels.astype(np.int64)]
     return np.asarray(np.logaddexp.reduce(logits, axis=1) - chosen)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from philox import stream
+from op_tests.philox import stream
 
 from interpreter.core import Array, rule, sized
 from rlx_ort.ir.core import Node

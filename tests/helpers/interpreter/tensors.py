@@ -9,7 +9,7 @@ import numpy as np
 from interpreter.core import Array, rule, sized
 from interpreter.elementwise import activation
 from rlx_ort.ir.core import Node
-from rlx_ort.ir.ops import indexing, linalg, moe, reduce, shape, solve
+from rlx_ort.ir.ops import indexing, linalg, moe, reduce, shape
 
 __all__: list[str] = []
 
@@ -56,8 +56,8 @@ def _scatter_add(node: Node, op: moe.ScatterAdd, updates: Array, indices: Array)
     return result
 
 
-@rule(solve.DenseSolve, solve.BatchedDenseSolve)
-def _solve(node: Node, op: solve.DenseSolve, a: Array, b: Array) -> Array:
+@rule(linalg.DenseSolve, linalg.BatchedDenseSolve)
+def _solve(node: Node, op: linalg.DenseSolve, a: Array, b: Array) -> Array:
     vector = b.ndim == a.ndim - 1
     result = np.linalg.solve(a, b[..., None] if vector else b)
     return result[..., 0] if vector else result

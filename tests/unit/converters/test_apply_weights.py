@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from source_files import model_with_bodies, small_graph
+from sample_models.source_files import model_with_bodies, small_graph
 
 from rlx_ort.converters.bundle import ModelBundle, bundle_from_graph, bundle_of
 from rlx_ort.converters.sources import Rename, Renames, WeightFile, apply_weights, load_renames
-from rlx_ort.converters.sources.weight_file import WeightEntry
+from rlx_ort.converters.sources.weights import WeightEntry
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
@@ -85,18 +85,18 @@ def test_floats_are_cast_only_on_request() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "message"),
     [
         ({"w": NEW_W.T}, "transpose = true"),
         ({"w": NEW_W[:4]}, r"f32\[4, 8\], weight 'w' is f32\[16, 8\]"),
         ({"w": NEW_W.astype(np.int32)}, r"i32\[16, 8\], weight 'w' is f32\[16, 8\]"),
     ],
 )
-def test_a_tensor_that_does_not_fit_changes_nothing(given: dict[str, Any], told: str) -> None:
+def test_a_tensor_that_does_not_fit_changes_nothing(given: dict[str, Any], message: str) -> None:
     """Although the others would fit."""
     graph = small_graph()
     before = dict(graph.weights)
-    with pytest.raises(ConversionError, match=told):
+    with pytest.raises(ConversionError, match=message):
         apply_weights(graph, tensors(b=NEW_B, **given))
     assert graph.weights == before
 

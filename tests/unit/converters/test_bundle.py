@@ -8,18 +8,17 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from source_files import LARGE, SMALL, model_with_bodies, small_graph
+from sample_models.source_files import LARGE, SMALL, model_with_bodies, small_graph
 
 from rlx_ort.converters.bundle import (
     ModelBundle,
     bundle_from_graph,
-    bundle_from_ir,
     bundle_of,
-    bundle_to_ir,
     external_tensors,
     graph_from_bundle,
     location_of,
 )
+from rlx_ort.converters.onnx_ir_bridge import bundle_from_ir, bundle_to_ir
 from rlx_ort.converters.to_onnx import to_onnx
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.tensor import TensorData

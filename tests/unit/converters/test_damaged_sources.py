@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from source_files import SOURCES, damaged, write_source
+from sample_models.source_files import SOURCES, damaged, write_source
 
 from rlx_ort.converters.bundle import graph_from_bundle
 from rlx_ort.converters.sources import open_source, read_weights

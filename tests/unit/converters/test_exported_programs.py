@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from source_files import Trap
+from sample_models.source_files import Trap
 
 from rlx_ort.converters.sources import open_source, pt2
 from rlx_ort.converters.sources.pt2_check import checked_config, checked_program

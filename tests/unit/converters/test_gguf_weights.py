@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from source_files import write_gguf
+from sample_models.source_files import write_gguf
 
 from rlx_ort.converters.sources import WeightFile, read_weights
 from rlx_ort.errors import ConversionError
@@ -124,7 +124,7 @@ def test_a_format_that_the_ir_lacks_cannot_stay_packed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("at", "change", "told"),
+    ("at", "change", "message"),
     [
         (4, struct.pack("<I", 9), "version 9"),
         (4, struct.pack(">I", 3), "big-endian"),
@@ -133,13 +133,13 @@ def test_a_format_that_the_ir_lacks_cannot_stay_packed(tmp_path: Path) -> None:
         (24, struct.pack("<Q", 1 << 62), "at most"),
     ],
 )
-def test_counts_that_no_file_can_hold_are_refused(at: int, change: bytes, told: str, tmp_path: Path) -> None:
+def test_counts_that_no_file_can_hold_are_refused(at: int, change: bytes, message: str, tmp_path: Path) -> None:
     """The package's reader would follow them for years."""
     write_gguf(tmp_path / "w.gguf")
     content = bytearray((tmp_path / "w.gguf").read_bytes())
     content[at : at + len(change)] = change
     (tmp_path / "x.gguf").write_bytes(content)
-    with pytest.raises(ConversionError, match=told):
+    with pytest.raises(ConversionError, match=message):
         read_weights(tmp_path / "x.gguf")
 
 

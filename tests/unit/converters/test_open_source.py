@@ -1,4 +1,4 @@
-"""Opening model files: told apart by content, kept mapped, and nothing of them executed."""
+"""Opening model files: recognised by content, kept mapped, and nothing of them executed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from source_files import Trap, small_graph, write_source
+from sample_models.source_files import Trap, small_graph, write_source
 
 from rlx_ort.converters.bundle import graph_from_bundle
 from rlx_ort.converters.files import save_onnx
@@ -182,7 +182,7 @@ def test_the_trap_springs_when_it_is_unpickled(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         (b"", "empty"),
         (b"\x18\0\0\0ORTM" + bytes(40), r"\.ort.*convert the ONNX model it was made from"),
@@ -197,11 +197,11 @@ def test_the_trap_springs_when_it_is_unpickled(tmp_path: Path) -> None:
         (b"hello, world", "begins with|ONNX"),
     ],
 )
-def test_what_is_no_model_is_named(content: bytes, told: str, tmp_path: Path) -> None:
+def test_what_is_no_model_is_named(content: bytes, message: str, tmp_path: Path) -> None:
     """The message says what was found and what is known."""
     path = tmp_path / "model.onnx"
     path.write_bytes(content)
-    with pytest.raises(ConversionError, match=f"(?s){told}"):
+    with pytest.raises(ConversionError, match=f"(?s){message}"):
         open_source(path)
 
 

@@ -11,8 +11,7 @@ from onnx import parser
 
 from rlx_ort.converters.from_onnx import from_onnx
 from rlx_ort.converters.to_onnx.exporter import export_model
-from rlx_ort.converters.to_onnx.opset import obstacle
-from rlx_ort.converters.to_onnx.semantics import BREAKS, NodeForm
+from rlx_ort.converters.to_onnx.opset import BREAKS, NodeForm, obstacle
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rlx_ort.converters.op_classes import KIND_CLASSES, ONNX_CLASSES
-from rlx_ort.converters.precision import apply_precision
+from rlx_ort.converters.precision_pass import KIND_CLASSES, ONNX_CLASSES, apply_precision
 from rlx_ort.converters.to_onnx import exporter, to_onnx
 from rlx_ort.errors import ConversionError
 from rlx_ort.execution.weights import WeightStore

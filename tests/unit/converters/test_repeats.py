@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from op_cases import CASES, Case, plain
+from op_tests.cases import CASES, Case, plain
 
 from rlx_ort.converters.to_onnx import emitter
 from rlx_ort.converters.to_onnx.dispatch import NATIVE, KernelSet
@@ -72,7 +72,7 @@ def beside_itself(graph: Graph) -> Graph:
     return result
 
 
-def told(model: ExportedModel) -> tuple[Any, ...]:
+def description(model: ExportedModel) -> tuple[Any, ...]:
     """Return all that an exported model says."""
     nodes = [
         (node[3:], node.domain, node.op_type, node.version, node.origin, node.inputs, node.outputs, node.shape_only)
@@ -86,8 +86,8 @@ def test_every_op_is_written_the_same_again(case: Case) -> None:
     """Model, nodes, names, forms and constants are those of lowering each node by itself."""
     graph = beside_itself(plain(case)[0])
     with each_alone():
-        alone = told(export_model(graph))
-    assert told(export_model(graph)) == alone
+        alone = description(export_model(graph))
+    assert description(export_model(graph)) == alone
 
 
 def chain(*steps: Callable[[Graph, Value], Value]) -> Graph:
@@ -157,14 +157,14 @@ def dense(graph: Graph, x: Value) -> Value:
 
 
 def test_nodes_that_differ_by_sizes_alone_repeat_one_another() -> None:
-    """A lowering that asks for element types and ranks is not asked again; the types told are each node's own."""
+    """A lowering that asks for element types and ranks is not asked again; each node keeps its own types."""
     graph = widening(*[dense] * 5)
     with counted() as repeated:
         model = export_model(graph)
     assert len(repeated) == 3 * 6
     assert [node.outputs for node in model.nodes] == [graph.nodes[node.origin].types for node in model.nodes]
     with each_alone():
-        assert told(export_model(graph)) == told(model)
+        assert description(export_model(graph)) == description(model)
 
 
 def test_a_lowering_that_asks_for_sizes_is_asked_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,8 +207,8 @@ def test_sizes_of_a_run_are_read_where_the_node_stands() -> None:
         x = graph.reshape(graph.relu(graph.reshape(x, ["n", 2, 2])), ["n", 4])
     graph.outputs = [x]
     with each_alone():
-        alone = told(export_model(graph))
-    assert told(export_model(graph)) == alone
+        alone = description(export_model(graph))
+    assert description(export_model(graph)) == alone
 
 
 def test_attributes_that_an_opset_lacks_are_taken_off_all() -> None:
@@ -216,8 +216,8 @@ def test_attributes_that_an_opset_lacks_are_taken_off_all() -> None:
     graph = chain(*[lambda graph, x: graph.reshape(graph.reshape(x, [3, 2]), [2, 3])] * 4)
     options = CompileOptions(opset=13)
     with each_alone():
-        alone = told(export_model(graph, options))
-    assert told(export_model(graph, options)) == alone
+        alone = description(export_model(graph, options))
+    assert description(export_model(graph, options)) == alone
 
 
 def test_a_repeated_result_may_be_an_output() -> None:
@@ -242,8 +242,8 @@ def test_constants_are_shared_by_those_that_repeat() -> None:
         x = graph.relu(x) + zero
     graph.outputs = [x]
     with each_alone():
-        alone = told(export_model(graph))
-    assert told(export_model(graph)) == alone
+        alone = description(export_model(graph))
+    assert description(export_model(graph)) == alone
 
 
 def test_an_operand_that_equals_a_constant_of_the_lowering_says_nothing_of_others() -> None:

@@ -288,7 +288,7 @@ def test_custom_operators_keep_domain_version_and_attributes() -> None:
 
 
 def test_empty_lists_keep_their_kind() -> None:
-    """Nothing in an empty list tells floats from integers."""
+    """An empty list may hold floats or integers."""
     node = helper.make_node("Odd", ["x"], ["y"], domain="my.ops")
     node.attribute.append(onnx.AttributeProto(name="f", type=onnx.AttributeProto.FLOATS))
     node.attribute.append(onnx.AttributeProto(name="s", type=onnx.AttributeProto.STRINGS))

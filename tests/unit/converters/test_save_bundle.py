@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from source_files import LARGE, model_with_bodies, small_graph
+from sample_models.source_files import LARGE, model_with_bodies, small_graph
 
 from rlx_ort.converters.bundle import bundle_from_graph, bundle_of
 from rlx_ort.converters.files import save_bundle, save_onnx, written_files
@@ -43,11 +43,11 @@ def test_weights_of_bodies_are_written_too(tmp_path: Path, external: bool) -> No
 
 
 def test_progress_counts_every_byte_of_the_weights(tmp_path: Path) -> None:
-    """A bar that was told the total ends full."""
+    """A progress bar with a known total ends full."""
     bundle = bundle_from_graph(small_graph())
-    told: list[int] = []
-    save_bundle(bundle, tmp_path / "model.onnx", progress=told.append)
-    assert sum(told) == sum(data.nbytes for data in bundle.weights.values())
+    written: list[int] = []
+    save_bundle(bundle, tmp_path / "model.onnx", progress=written.append)
+    assert sum(written) == sum(data.nbytes for data in bundle.weights.values())
 
 
 def test_the_files_that_will_be_written_are_known_before(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from source_files import Trap, arrays, small_graph, write_source
+from sample_models.source_files import Trap, arrays, small_graph, write_source
 
 from rlx_ort.converters.files import save_onnx
 from rlx_ort.converters.sources import read_weights
@@ -37,7 +37,7 @@ def test_every_array_is_read_as_it_was_written(kind: str, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("kind", ["safetensors", "sharded", "npz"])
 def test_what_the_file_has_as_it_is_wanted_is_mapped(kind: str, tmp_path: Path) -> None:
-    """The bytes at the told place of the file are those of the array."""
+    """The bytes at the returned place of the file are those of the array."""
     weights = read_weights(write_source(kind, tmp_path))
     source = weights["w"].source
     assert source is not None

@@ -7,7 +7,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from small_packages import files_of, make, repacked
+from sample_packages.packages import files_of, make, repacked
 
 from rlx_ort.deploy.archive import LARGE_ALIGNMENT, Archive, Member, layout_of
 from rlx_ort.deploy.package import Package

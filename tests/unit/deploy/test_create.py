@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from small_packages import X, files_of, golden, make, make_graph
+from sample_packages.packages import X, files_of, golden, make, make_graph
 
 from rlx_ort.deploy.create import create_package
 from rlx_ort.deploy.package import Package

@@ -9,7 +9,7 @@ import os
 from collections import Counter
 from pathlib import Path
 
-from package_fuzz import Fuzzer
+from sample_packages.mutations import Fuzzer
 
 BATCH = int(os.environ.get("RLX_FUZZ_COUNT", "300"))
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_packages import files_of, make, rebuilt, repacked
+from sample_packages.packages import files_of, make, rebuilt, repacked
 
 from rlx_ort.deploy.index import Index
 from rlx_ort.deploy.package import Package

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from small_packages import flip, make, weights
+from sample_packages.packages import flip, make, weights
 
 from rlx_ort.deploy.open import runner_of
 from rlx_ort.deploy.package import Package, PackageTensor

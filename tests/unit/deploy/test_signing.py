@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 
 import pytest
-from signing_keys import write_keys
-from small_packages import files_of, flip, make, rebuilt, repacked
+from sample_packages.keys import write_keys
+from sample_packages.packages import files_of, flip, make, rebuilt, repacked
 
 from rlx_ort.deploy.open import open_package
 from rlx_ort.deploy.package import Package
@@ -185,7 +185,7 @@ def test_a_broken_package_is_not_signed(tmp_path: Path, keys: dict[str, tuple[Pa
 
 
 def test_a_file_that_is_no_key_is_a_package_error(signed: Path, tmp_path: Path) -> None:
-    """A key that cannot be read is told from a wrong signature."""
+    """An unreadable key and a wrong signature are different errors."""
     (tmp_path / "text.pub").write_text("no key", encoding="utf-8")
     with pytest.raises(PackageError, match=r"text\.pub") as caught:
         Package(signed, key=tmp_path / "text.pub")

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from small_packages import SIZE, files_of, flip, make, rebuilt, repacked
+from sample_packages.packages import SIZE, files_of, flip, make, rebuilt, repacked
 
 from rlx_ort.deploy.package import Package
 from rlx_ort.deploy.write import write_package
@@ -219,7 +219,7 @@ def test_a_pipe_in_a_folder_is_refused(originals: dict[bool, Path], tmp_path: Pa
 
 
 def test_no_package_is_a_package_error(tmp_path: Path) -> None:
-    """A path with nothing, an empty folder and a file of something else are told apart from a crash."""
+    """A path with nothing, an empty folder and a file of something else are refused without a crash."""
     (tmp_path / "empty").mkdir()
     (tmp_path / "text.ortpackage").write_text("no archive, but long enough to be read as one", encoding="utf-8")
     for name in ("absent", "empty", "text.ortpackage"):

@@ -1,4 +1,4 @@
-"""Devices without hardware: providers that compute `x @ w` in numpy, and fail when told to."""
+"""Devices without hardware: providers that compute `x @ w` in numpy, and fail on request."""
 
 from __future__ import annotations
 

@@ -16,8 +16,7 @@ from rlx_ort import adaptive
 from rlx_ort.calibration import store
 from rlx_ort.device import Device
 from rlx_ort.errors import DeviceFallbackError, EngineError, NoViableDeviceError
-from rlx_ort.execution.benchmark import DeviceBenchResult
-from rlx_ort.execution.pace import Pace
+from rlx_ort.execution.benchmark import DeviceBenchResult, Pace
 from rlx_ort.graph_devices import GraphDevices
 from rlx_ort.ir.graph import Graph
 from rlx_ort.providers import plugins
@@ -47,7 +46,7 @@ def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def timed(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
-    """Replace the race: `times` is ns or a failure by device, `asked` who took part, `paces` what told the host's."""
+    """Replace the race: `times` is ns or a failure by device, `asked` who took part, `paces` the host's speed."""
     script: dict[str, Any] = {"asked": [], "times": {}, "paces": []}
 
     def measure(devices: Iterable[Device], *rest: object, pace: Pace) -> list[DeviceBenchResult]:
@@ -65,7 +64,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
 
 
 def close_together(providers: Any) -> None:
-    """Give CUDA and WebGPU predictions that cannot be told apart, and leave the CPU far behind."""
+    """Give CUDA and WebGPU predictions that are too close, and leave the CPU far behind."""
     providers["webgpu"].profile = CostProfile(100.0, 100.0, 100.0, 1_200.0, 1_200.0, 100.0, 100.0)
 
 

@@ -33,12 +33,12 @@ def test_a_ladder_without_lengths_is_refused(least: int, most: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ranges", "said"),
+    ("ranges", "message"),
     [([], "at least one"), ([(3, 3)], "holds no length"), ([(1, 5), (4, 9)], "overlap"), ([range(9, 2)], "holds no")],
 )
-def test_ranges_that_make_no_sense_are_refused(ranges: list[tuple[int, int]], said: str, providers: object) -> None:
-    """No range, an empty one and overlapping ones raise and say which."""
-    with pytest.raises(InputError, match=said):
+def test_ranges_that_make_no_sense_are_refused(ranges: list[tuple[int, int]], message: str, providers: object) -> None:
+    """No range, an empty one and overlapping ones raise; the message names them."""
+    with pytest.raises(InputError, match=message):
         BucketedCompileCache(ranges)
 
 
@@ -78,7 +78,7 @@ def test_rows_behind_axes_of_one_are_cut_on_their_axis() -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "said"),
+    ("call", "message"),
     [
         (lambda: pad_rows([1, 2, 3], 2, 4), "whole number"),
         (lambda: pad_rows([1, 2], 0, 4), "at least 1"),
@@ -88,7 +88,7 @@ def test_rows_behind_axes_of_one_are_cut_on_their_axis() -> None:
     ],
     ids=["ragged", "no-inner", "too-many", "ragged-slice", "too-few"],
 )
-def test_rows_that_do_not_come_out_even_are_refused(call: object, said: str) -> None:
-    """What cannot be rows of that size raises, where it could otherwise be cut silently."""
-    with pytest.raises(InputError, match=said):
+def test_data_that_is_not_whole_rows_is_refused(call: object, message: str) -> None:
+    """Data that is not whole rows of that size raises instead of being cut silently."""
+    with pytest.raises(InputError, match=message):
         call()  # type: ignore[operator]  # a table of calls

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from rlx_ort.execution.compile_cache import CompileCache
+from rlx_ort.execution.session import CompileCache
 from rlx_ort.ir.graph import Graph
 from rlx_ort.options.compile_options import CompileOptions, OptimizationLevel
 
@@ -43,7 +43,7 @@ def test_the_graph_used_longest_ago_makes_room(providers: object, matmul_graph: 
 def test_a_graph_that_made_room_still_runs_for_its_holder(
     providers: object, matmul_graph: Callable[..., Graph]
 ) -> None:
-    """Eviction does not close what somebody holds."""
+    """Eviction does not close a graph that is still referred to."""
     cache = CompileCache("cpu", 1)
     held = cache.get_or_compile("a", lambda: matmul_graph(ONES))
     cache.get_or_compile("b", matmul_graph)

@@ -77,7 +77,7 @@ def test_a_param_set_after_a_run_counts_from_the_next_run_on(providers: Any, mat
 
 
 def test_several_params_in_a_block_open_one_session(providers: Any, matmul_graph: Build) -> None:
-    """Changes that belong together cost one session, and a block that fails costs none."""
+    """A block of changes opens one session, and a block that fails opens none."""
     compiled = Session("cpu").compile(matmul_graph(ONES))
     with compiled.update_params():
         compiled.set_param("w", ONES * 5)
@@ -159,7 +159,7 @@ def test_strict_refuses_at_the_first_run_when_params_came_late(providers: Any, m
 
 
 def test_assisted_is_an_option_of_a_named_device(providers: Any, matmul_graph: Build) -> None:
-    """With help allowed a graph that is partly on the CPU runs, and the placement says so."""
+    """Under the assisted rule a graph that is partly on the CPU runs, and the placement lists its nodes there."""
     graph = matmul_graph(ONES)
     graph.outputs = [graph.outputs[0], *graph.onnx_node("Relu", [graph.outputs[0]], types=[graph.outputs[0].type])]
     providers["cuda"].takes = lambda node: node.op_type == "MatMul"
@@ -198,7 +198,7 @@ def test_rows_of_the_last_run_can_be_read(matmul_graph: Build) -> None:
 
 @pytest.mark.usefixtures("providers")
 def test_typed_runs_take_and_give_bytes(matmul_graph: Build) -> None:
-    """Bytes go in with the batch size found from their number, and come out in the declared or a wished dtype."""
+    """The batch size is inferred from the number of bytes, and outputs have the declared or the requested dtype."""
     compiled = Session("cpu").compile(matmul_graph(ONES))
     halves = {"x": (X.astype(np.float16).tobytes(), "f16")}
     assert compiled.run_typed(halves) == [(Y.tobytes(), DType.F32)]

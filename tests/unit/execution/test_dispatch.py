@@ -22,7 +22,7 @@ PREFER, COMMON, NATIVE = (
         # 1. An op with one form is never decomposed, whatever is forced.
         (KernelDispatch(COMMON), False, True, False),
         (KernelDispatch(COMMON, force_common_kinds=frozenset({"RmsNorm"})), False, False, False),
-        # 2. A kind that is forced native is not, even if it is forced common as well, or the policy says so.
+        # 2. A kind that is forced native is not, even if it is forced common as well, or the policy is common.
         (KernelDispatch(COMMON, force_native_kinds=frozenset({"RmsNorm"})), True, False, False),
         (KernelDispatch(PREFER, frozenset({"RmsNorm"}), frozenset({"RmsNorm"})), True, False, False),
         # 3. A kind that is forced common is, even under a policy that forces native.

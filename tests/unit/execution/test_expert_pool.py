@@ -1,4 +1,4 @@
-"""`ExpertPool`: when experts are chosen anew, and which ones change places."""
+"""`ExpertPool`: when it refreshes, and which experts swap places."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_the_first_experts_are_resident_at_first() -> None:
     ],
 )
 def test_the_phase_and_the_policy_decide(policy: RefreshPolicy, phase: Phase, wanted: bool) -> None:
-    """Prefill and requests always choose anew, steps by the policy."""
+    """Prefill and requests always refresh, steps by the policy."""
     assert ExpertPool(4, 2, policy).wants_refresh(phase) is wanted
 
 

@@ -61,7 +61,7 @@ def test_conversions_that_lose_nothing_are_done(dtype: DType, value: Any) -> Non
 
 
 @pytest.mark.parametrize(
-    ("dtype", "value", "said"),
+    ("dtype", "value", "message"),
     [
         (DType.F32, np.ones((3, 2), np.float64), r"\.astype\(numpy\.float32\)"),
         (DType.F32, np.ones((3, 2), np.int64), r"\.astype\(numpy\.float32\)"),
@@ -86,9 +86,9 @@ def test_conversions_that_lose_nothing_are_done(dtype: DType, value: Any) -> Non
         (DType.I64, [[2**70, 0]], "no numbers"),
     ],
 )
-def test_conversions_that_lose_something_are_refused(dtype: DType, value: Any, said: str) -> None:
+def test_conversions_that_lose_something_are_refused(dtype: DType, value: Any, message: str) -> None:
     """The message names the input, what it is declared as, and what to do."""
-    with pytest.raises(InputError, match=said) as caught:
+    with pytest.raises(InputError, match=message) as caught:
         _fed(_plan(dtype), value)
     assert "input 'x' is " + dtype.value in str(caught.value)
 
@@ -131,7 +131,7 @@ def test_what_is_no_text_is_refused_as_string(value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "got", "said"),
+    ("shape", "got", "message"),
     [
         ((2,), (1, 2), "rank"),
         ((3, 2), (3, 3), "dim 1 is 3, not 2"),
@@ -139,9 +139,9 @@ def test_what_is_no_text_is_refused_as_string(value: Any) -> None:
         ((), (1,), "rank"),
     ],
 )
-def test_a_wrong_rank_or_dim_is_refused(shape: Any, got: tuple[int, ...], said: str) -> None:
-    """The message tells the declared and the given shape."""
-    with pytest.raises(InputError, match=said) as caught:
+def test_a_wrong_rank_or_dim_is_refused(shape: Any, got: tuple[int, ...], message: str) -> None:
+    """The message has the declared and the given shape."""
+    with pytest.raises(InputError, match=message) as caught:
         _fed(_plan(DType.F32, shape), np.zeros(got, np.float32))
     assert str(got) in str(caught.value)
 
@@ -187,7 +187,7 @@ def test_an_unknown_input_is_named_with_the_nearest_one() -> None:
 
 @pytest.mark.parametrize("inputs", [np.zeros(3), 5, "x"])
 def test_inputs_that_are_no_dict_are_refused(inputs: Any) -> None:
-    """The message says that names are needed."""
+    """The message asks for names."""
     with pytest.raises(InputError, match="dict"):
         _plan().feeds(inputs)
 

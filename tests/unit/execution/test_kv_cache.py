@@ -1,4 +1,4 @@
-"""`LayerKvCache`: batches stay apart, and what does not fit is refused."""
+"""`LayerKvCache`: batches are independent, and arrays of the wrong size are refused."""
 
 from __future__ import annotations
 

@@ -10,8 +10,8 @@ import pytest
 
 from rlx_ort.errors import PlacementError, RunError
 from rlx_ort.execution.buckets import BucketedCompileCache
-from rlx_ort.execution.compile_cache import CompileCache
 from rlx_ort.execution.compiled import CompiledGraph
+from rlx_ort.execution.session import CompileCache
 from rlx_ort.graph_devices import GraphDevices
 from rlx_ort.ir.graph import Graph
 from rlx_ort.options.compile_options import PlacementRule
@@ -71,7 +71,7 @@ def test_a_lent_graph_that_was_closed_refuses_to_run(runner: GraphDevices) -> No
 
 
 def test_closing_one_view_closes_the_other(runner: GraphDevices) -> None:
-    """The graph that was named and the one that was chosen are one; the runner lends both anew."""
+    """The named and the chosen graph are the same one; the runner lends both again."""
     named, chosen = _views(runner)
     named.close()
     assert chosen.closed

@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 
 from rlx_ort.errors import EngineError, InputError
+from rlx_ort.execution.background import BackgroundRuns, Workers
 from rlx_ort.execution.compiled import CompiledGraph
-from rlx_ort.execution.pipeline import Pipeline
 from rlx_ort.execution.session import Session
-from rlx_ort.execution.workers import Workers
 from rlx_ort.ir.graph import Graph
-from rlx_ort.providers.engine.device_tensor import DeviceTensor, HostTensor
+from rlx_ort.providers.engine.binding import DeviceTensor, HostTensor
 
 ONES = np.ones((4, 3), np.float32)
 X = np.arange(8, dtype=np.float32).reshape(2, 4)
@@ -31,7 +30,7 @@ def compiled(providers: Any, matmul_graph: Build) -> CompiledGraph:
 
 
 def test_slots_work_through_any_engine(compiled: CompiledGraph) -> None:
-    """The first run, the bound ones and one of another shape give the product, in one buffer for each shape."""
+    """The first run, bound runs and one of another shape return the product, in one buffer for each shape."""
     first = compiled.run_slots([X])[0]
     np.testing.assert_array_equal(first, Y)
     second = compiled.run_slots([X + 1])[0]
@@ -285,8 +284,8 @@ def test_workers_run_side_by_side_up_to_their_number() -> None:
 
 
 def test_errors_in_a_pipeline_do_not_stop_what_comes_after() -> None:
-    """Each committed call runs, the first error is told, and the memory of good ones is let go of."""
-    pipeline = Pipeline()
+    """Each committed call runs, the first error is raised, and the memory of successful calls is freed."""
+    pipeline = BackgroundRuns()
     ran = []
 
     def fail() -> None:
@@ -316,7 +315,7 @@ def test_errors_in_a_pipeline_do_not_stop_what_comes_after() -> None:
     ids=["list", "rows", "dlpack", "slots", "raw", "slots_list", "read_outputs", "async", "pipelined"],
 )
 def test_every_way_to_run_keeps_to_the_extent(compiled: CompiledGraph, run: Callable[[CompiledGraph], Any]) -> None:
-    """Lists are cut like arrays, and every way to run gives the rows that matter."""
+    """Lists are cut like arrays, and every way to run returns the rows of the extent."""
     compiled.set_active_extent((1, 2))
     np.testing.assert_array_equal(run(compiled), Y[:1])
 

@@ -1,4 +1,4 @@
-"""Where nodes are, told in the user's names, and the two rules that judge it."""
+"""Placements have the user's node names, and the two rules judge them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from rlx_ort.converters.to_onnx.exported import ExportedModel, ExportedNode
 from rlx_ort.device import Device
 from rlx_ort.errors import PlacementError
-from rlx_ort.execution.placement_check import build_placement, enforce
+from rlx_ort.execution.placement import build_placement, enforce
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.types import TensorType
@@ -38,7 +38,7 @@ def _at(*pairs: tuple[str, str]) -> list[NodeAssignment]:
     return [NodeAssignment(ep, name, "", "Relu") for name, ep in pairs]
 
 
-def test_nodes_are_told_in_the_users_names() -> None:
+def test_nodes_have_the_users_names() -> None:
     """A node that the engine renamed still points to the user's node; one it added has no origin."""
     placement = build_placement(GPU, _at(("n0/Fusion", GPU), ("n1_token_3", GPU), ("Memcpy", GPU)), _chain(2))
     assert [node.origin for node in placement.nodes_by_ep[GPU]] == ["user_0", "user_1", ""]

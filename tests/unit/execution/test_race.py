@@ -1,4 +1,4 @@
-"""A race of devices: blocks in turn, early drops, failures, a disturbed host, and the median that counts."""
+"""A race of devices: interleaved blocks, early drops, failures, a disturbed host, and the median of the blocks."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import pytest
 
 from rlx_ort.device import Device
 from rlx_ort.errors import InputError, RunError
-from rlx_ort.execution import race as racing
-from rlx_ort.execution.race import race
+from rlx_ort.execution import benchmark as racing
+from rlx_ort.execution.benchmark import Pace, race
 
 CPU, CUDA, WEBGPU = Device.CPU, Device.CUDA, Device.WEBGPU
 
 
 class Track:
-    """Devices whose blocks take what the test says; the order in which they ran is in `log`."""
+    """Devices whose blocks take times given by the test; the order in which they ran is in `log`."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, blocks: Mapping[Device, Any]) -> None:
         self.log: list[Device | str] = []
@@ -50,10 +50,8 @@ class _Runner:
         return []
 
 
-class Host:
-    """A host whose pace the test says, slow above 100; its time passes by blocks and pauses, and pauses are logged."""
-
-    limit_ns = 100.0
+class Host(Pace):
+    """A host whose pace is given by the test, slow above 100; blocks and pauses advance its time, pauses are logged."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, track: Track, paces: Iterable[int]) -> None:
         self.paused_s = 0.0
@@ -62,6 +60,11 @@ class Host:
             perf_counter=lambda: track.time_s, perf_counter_ns=lambda: round(track.time_s * 1e9), sleep=self._sleep
         )
         monkeypatch.setattr(racing, "time", clock)
+
+    @property
+    def limit_ns(self) -> float:
+        """A fixed limit."""
+        return 100.0
 
     def now(self) -> float:
         """Return the next pace."""

@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 
 from rlx_ort import compat, environment
-from rlx_ort.compat import DeviceRouter, FlexibleSession
+from rlx_ort.compat import BackendsManifest, DeviceRouter, FlexibleSession
 from rlx_ort.device import Device
-from rlx_ort.errors import NoViableDeviceError
+from rlx_ort.errors import NoViableDeviceError, RunError
 from rlx_ort.ir.graph import Graph
-from rlx_ort.manifest import BackendsManifest
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule, Precision
-from rlx_ort.providers import thermal
+from rlx_ort.providers import hardware
 from rlx_ort.selection.policy import DevicePolicy
 
 CPU, CUDA, WEBGPU = Device.CPU, Device.CUDA, Device.WEBGPU
@@ -105,7 +104,7 @@ def test_a_router_reads_its_policy_from_the_environment(providers: Any, matmul_g
 )
 def test_a_speed_limit_below_100_is_heat(report: str, limited: bool) -> None:
     """As macOS prints it."""
-    assert thermal._limited_by(report) is limited
+    assert hardware._limited_by(report) is limited
 
 
 def test_a_throttle_counter_that_grew_is_heat(tmp_path: Any) -> None:
@@ -115,7 +114,7 @@ def test_a_throttle_counter_that_grew_is_heat(tmp_path: Any) -> None:
     answers = []
     for count in ("7", "7", "9", "9", "broken"):
         counter.write_text(count, encoding="utf-8")
-        answers.append(thermal._more_than_before(tmp_path))
+        answers.append(hardware._more_than_before(tmp_path))
     assert answers == [False, False, True, False, False]
 
 
@@ -141,6 +140,15 @@ def test_a_flexible_session_is_strict_only_where_somebody_named_the_device(provi
     graph = matmul_graph(WEIGHTS)
     assert FlexibleSession().compile_resolved(graph).rule is PlacementRule.ASSISTED
     assert FlexibleSession().compile_resolved(graph, "cuda").rule is PlacementRule.STRICT
+
+
+def test_a_graph_of_a_flexible_session_owns_its_session(providers: Any, matmul_graph: Build) -> None:
+    """Closing it closes the session, as there is no runner that could use it again."""
+    compiled = FlexibleSession().compile_resolved(matmul_graph(WEIGHTS))
+    compiled.close()
+    assert compiled.closed
+    with pytest.raises(RunError, match="closed"):
+        compiled.run(INPUTS)
 
 
 def test_a_flexible_session_takes_options_for_one_graph(providers: Any, matmul_graph: Build) -> None:

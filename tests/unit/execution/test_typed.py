@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from rlx_ort.errors import InputError
-from rlx_ort.execution.coerce import saturating_cast
-from rlx_ort.execution.typed_io import arrays_from_typed, typed_from_arrays
+from rlx_ort.execution.coerce import arrays_from_typed, saturating_cast, typed_from_arrays
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.types import TensorType
@@ -57,7 +56,7 @@ def test_bytes_take_the_declared_shape() -> None:
 
 
 def test_named_dims_are_found_from_the_byte_counts() -> None:
-    """One unknown at a time is solved, and a dim that one input tells is used for the others."""
+    """One unknown dim at a time is solved, and a dim inferred from one input is used for the others."""
     types = {
         "x": TensorType(DType.F32, Shape(["b", "s"])),
         "lengths": TensorType(DType.I64, Shape(["b"])),
@@ -73,10 +72,10 @@ def test_named_dims_are_found_from_the_byte_counts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "data", "dtype", "said"),
+    ("shape", "data", "dtype", "message"),
     [
-        (["b", "s"], bytes(24), "f32", "do not tell"),
-        (["b", "b"], bytes(16), "f32", "do not tell"),
+        (["b", "s"], bytes(24), "f32", "do not determine"),
+        (["b", "b"], bytes(16), "f32", "do not determine"),
         (["b", 4], bytes(24), "f32", "whole rows"),
         (["b", 0], bytes(24), "f32", "whole rows"),
         ([2, 2], bytes(12), "f32", "needs 16 bytes"),
@@ -85,9 +84,9 @@ def test_named_dims_are_found_from_the_byte_counts() -> None:
         ([2], b"ab", "string", "no raw bytes"),
     ],
 )
-def test_bytes_that_do_not_fit_are_refused(shape: Any, data: bytes, dtype: str, said: str) -> None:
+def test_bytes_that_do_not_fit_are_refused(shape: Any, data: bytes, dtype: str, message: str) -> None:
     """The message names the input and why its bytes do not fill it."""
-    with pytest.raises(InputError, match=said) as caught:
+    with pytest.raises(InputError, match=message) as caught:
         arrays_from_typed({"x": TensorType(DType.F32, Shape(shape))}, {"x": (data, dtype)})
     assert "'x'" in str(caught.value)
 

@@ -84,7 +84,7 @@ def test_a_new_value_is_a_new_buffer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "message"),
     [
         (np.zeros((3, 2), np.float32), "shape"),
         (np.zeros((2, 3), np.float64), r"\.astype\(numpy\.float32\)"),
@@ -95,11 +95,11 @@ def test_a_new_value_is_a_new_buffer() -> None:
     ],
     ids=["shape", "f64", "int", "masked", "ragged", "text"],
 )
-def test_what_does_not_fit_is_refused(value: object, said: str) -> None:
+def test_what_does_not_fit_is_refused(value: object, message: str) -> None:
     """A wrong shape, dtype or kind of array raises, names the parameter, and leaves the old value."""
     store = _store()
     store.set("w", VALUES)
-    with pytest.raises(ParamError, match=said) as caught:
+    with pytest.raises(ParamError, match=message) as caught:
         store.set("w", value)  # type: ignore[arg-type]  # some are no array-likes, which is the point
     assert "'w'" in str(caught.value)
     np.testing.assert_array_equal(_numpy(store), VALUES)
@@ -263,7 +263,7 @@ def test_release_frees_what_no_session_uses() -> None:
 
 
 def test_a_graphs_own_data_is_taken_over() -> None:
-    """A store made for a graph knows its parameters and the data they were declared with."""
+    """A store made for a graph has its parameters and the data they were declared with."""
     graph = Graph("g")
     graph.param("w", [2, 3], data=VALUES)
     graph.param("later", [1])

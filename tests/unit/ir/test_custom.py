@@ -8,7 +8,7 @@ import pytest
 from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
-from rlx_ort.ir.ops.custom import Custom
+from rlx_ort.ir.ops.control import Custom
 from rlx_ort.ir.serde import from_json, to_json
 from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.tensor import TensorData

@@ -53,7 +53,7 @@ def test_formats_are_found_by_several_spellings(spelling: str) -> None:
 
 
 def test_an_unknown_format_suggests_the_closest() -> None:
-    """A typo is told from a format nobody knows."""
+    """A typo and an unknown format are different errors."""
     with pytest.raises(GraphVerifyError, match="did you mean 'q4_0'"):
         block_format("q4_00")
 

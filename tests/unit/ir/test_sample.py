@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from philox import block, stream
+from op_tests.philox import block, stream
 
 from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.dtype import DType

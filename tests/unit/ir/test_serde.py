@@ -195,7 +195,7 @@ def test_wrong_entry_is_reported_where_it_stands(path: str, value: object, messa
 
 
 def test_text_that_is_no_json_is_reported_with_its_line() -> None:
-    """A truncated file tells line and column."""
+    """The error of a truncated file has line and column."""
     with pytest.raises(ConversionError, match="line 2, column"):
         from_json('{"format":\n  oops')
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from rlx_ort.ir.core import format_graph
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.shape import Shape
-from rlx_ort.ir.text import format_graph
 from rlx_ort.ir.types import TensorType
 
 

@@ -35,7 +35,7 @@ def test_renamed_values_are_paired_by_structure() -> None:
 
 
 def test_casts_do_not_hide_structure() -> None:
-    """A model with casts put in pairs with the one without, at the values between the casts."""
+    """A model with inserted casts is paired with the one without, at the values between the casts."""
     other = _graph("q0 = Cast <to = 10> (x)\n q1 = Mul (q0, w)\n q2 = Relu (q1)\n q3 = Add (q2, q0)\n"
                    "q4 = Sigmoid (q3)\n y = Cast <to = 1> (q4)")  # fmt: skip
     found = pair_values(parser.parse_model(PLAIN).graph, other)
@@ -50,7 +50,7 @@ def test_a_changed_operator_does_not_lose_the_rest() -> None:
 
 
 def test_names_that_mean_something_else_are_not_believed() -> None:
-    """Two exports number their values; one has an operator more, so equal numbers stand for different things."""
+    """Two exports number their values; one has an operator more, so equal numbers name different values."""
     a = _graph("v1 = Mul (x, w)\n v2 = Relu (v1)\n v3 = Add (v2, x)\n v4 = Sigmoid (v3)", "chain (float[2] x) => "
                "(float[2] v4) <float[2] w = {1, 2}>")  # fmt: skip
     b = _graph("v1 = Neg (x)\n v2 = Mul (x, w)\n v3 = Relu (v2)\n v4 = Add (v3, x)\n v5 = Sigmoid (v4)\n"

@@ -36,7 +36,7 @@ def test_indices_stay_inside_the_table_they_index() -> None:
 
 
 def test_masks_are_ones_positions_count_and_other_integers_are_bits() -> None:
-    """Inputs whose meaning their name tells get values that make sense."""
+    """Masks and positions, recognized by their names, get values that make sense."""
     found = random_inputs(bundle_of(parser.parse_model(EMBEDDING)), {"batch": 50, "tokens": 3}).arrays
     assert found["attention_mask"].all()
     assert found["flags"].all()
@@ -77,7 +77,7 @@ cached (float[1, past_sequence_length] past, float[1, sequence_length] x) => (fl
 
 
 def test_an_input_that_is_no_tensor_needs_data() -> None:
-    """For a sequence nothing is made up, and the message says what to do."""
+    """No sequence is generated, and the message has the remedy."""
     text = """
 <ir_version: 8, opset_import: ["": 18]>
 items (seq(float[2]) x) => (int64 y) { y = SequenceLength (x) }

@@ -43,7 +43,7 @@ def test_a_value_that_is_not_finite_on_one_side_is_never_accepted(wrong: float) 
 
 
 def test_squares_beyond_float64_do_not_overflow() -> None:
-    """1e300 and 2e300 are half of the larger apart."""
+    """1e300 and 2e300 differ by half of the larger."""
     found = difference(np.array([1e300]), np.array([2e300]))
     assert found.relative_l2 == pytest.approx(0.5)
     assert found.cosine == pytest.approx(1.0)
@@ -68,7 +68,7 @@ def test_integers_have_to_be_equal() -> None:
 
 
 def test_large_integers_are_not_compared_as_floats() -> None:
-    """Two int64 beyond 2^53 that float64 cannot tell apart still differ."""
+    """Two int64 beyond 2^53 that are equal in float64 still differ."""
     found = difference(np.array([2**60]), np.array([2**60 + 1]))
     assert found.differing == 1
 

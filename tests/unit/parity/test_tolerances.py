@@ -1,13 +1,12 @@
-"""The tolerance that holds where nobody says one."""
+"""The default tolerances."""
 
 from __future__ import annotations
 
 import pytest
 
 from rlx_ort.conversion.convert import ConvertOptions, default_tolerance
-from rlx_ort.conversion.report import ModelFacts
-from rlx_ort.parity.metrics import Tolerance
-from rlx_ort.parity.tolerances import tolerance_for
+from rlx_ort.conversion.options import ModelFacts
+from rlx_ort.parity.metrics import Tolerance, tolerance_for
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,8 @@ from rlx_ort.device import Device
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.tensor import FileRange, TensorData
 from rlx_ort.options.compile_options import CompileOptions, WeightSharing
-from rlx_ort.providers.engine.compiled import digests
-from rlx_ort.providers.engine.compiled.digests import weights_digest
-from rlx_ort.providers.engine.compiled.models import use_for
+from rlx_ort.providers.engine.compiled import models
+from rlx_ort.providers.engine.compiled.models import use_for, weights_digest
 from rlx_ort.providers.engine.recipe import Keeps, SessionRecipe
 from rlx_ort.providers.ort_provider import OrtProvider
 from rlx_ort.providers.registry import default_registry
@@ -74,7 +73,7 @@ def test_mapped_weights_are_read_once(tmp_path, monkeypatch):
     weights = {"a": mapped(path, 0, 100), "b": mapped(path, 100, 100)}
     first = weights_digest(weights, tmp_path / "cache")
     with monkeypatch.context() as patched:
-        patched.setattr(digests, "_bytes_of", lambda tensor: pytest.fail("read again"))
+        patched.setattr(models, "_bytes_of", lambda tensor: pytest.fail("read again"))
         assert weights_digest(weights, tmp_path / "cache") == first
     other = tmp_path / "other"
     other.write_bytes(bytes(range(199)) + b"\0")

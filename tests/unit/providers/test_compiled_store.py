@@ -12,11 +12,8 @@ import pytest
 
 from rlx_ort.providers.engine.compiled import store as store_module
 from rlx_ort.providers.engine.compiled.entry import MANIFEST, read_entry
-from rlx_ort.providers.engine.compiled.explain import explain_entry, explain_key
-from rlx_ort.providers.engine.compiled.key import CacheKey, differences
-from rlx_ort.providers.engine.compiled.machine import read_cpu_facts
-from rlx_ort.providers.engine.compiled.settings import DEFAULT_LIMIT_BYTES, limit_bytes, parse_bytes, use_of
-from rlx_ort.providers.engine.compiled.store import CompileStore
+from rlx_ort.providers.engine.compiled.key import CacheKey, differences, explain_entry, explain_key, read_cpu_facts
+from rlx_ort.providers.engine.compiled.store import DEFAULT_LIMIT_BYTES, CompileStore, limit_bytes, parse_bytes, use_of
 
 PARTS = {"model": "m", "weights": "w", "provider": "P", "engine": "onnxruntime 1"}
 

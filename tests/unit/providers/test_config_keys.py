@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rlx_ort.errors import EngineError
-from rlx_ort.providers.engine.config_keys import check_config, check_provider_options
+from rlx_ort.providers.engine.recipe import check_config, check_provider_options
 from rlx_ort.providers.registry import default_registry
 
 

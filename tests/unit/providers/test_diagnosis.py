@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rlx_ort.providers import diagnosis, installation, libraries, webgpu
+from rlx_ort.providers import diagnosis, hardware, installation, webgpu
 from rlx_ort.providers.cores import CoreShare
 from rlx_ort.providers.diagnosis import Finding, Severity, diagnose
 from rlx_ort.providers.engine import runtime
@@ -86,7 +86,7 @@ def test_runtime_problems_have_codes(absent, monkeypatch, reason, code):
     ],
 )
 def test_plugin_problems_have_codes(monkeypatch, reason, code):
-    """Older, newer and broken plugins are told apart."""
+    """Older, newer and broken plugins are different findings."""
     monkeypatch.setattr(diagnosis, "register_plugin", lambda *_: Problem(reason, "do"))
     monkeypatch.setattr(runtime, "onnxruntime", lambda: None)
     monkeypatch.setattr(runtime, "engine_exceptions", tuple)
@@ -151,18 +151,18 @@ def test_every_missing_library_is_named(monkeypatch):
     class Done:
         stdout = report
 
-    monkeypatch.setattr(libraries.sys, "platform", "linux")
-    monkeypatch.setattr(libraries.shutil, "which", lambda _: "/usr/bin/ldd")
-    monkeypatch.setattr(libraries.subprocess, "run", lambda *_, **__: Done)
-    monkeypatch.setattr(libraries, "loads", lambda name: False)
-    assert libraries.missing_libraries(Path("x.so")) == ("libcublas.so.13", "libcurand.so.10")
+    monkeypatch.setattr(hardware.sys, "platform", "linux")
+    monkeypatch.setattr(hardware.shutil, "which", lambda _: "/usr/bin/ldd")
+    monkeypatch.setattr(hardware.subprocess, "run", lambda *_, **__: Done)
+    monkeypatch.setattr(hardware, "loads", lambda name: False)
+    assert hardware.missing_libraries(Path("x.so")) == ("libcublas.so.13", "libcurand.so.10")
 
 
 def test_on_windows_each_required_dll_is_tried(monkeypatch):
     """The loader of Windows names nothing, so the known names are."""
-    monkeypatch.setattr(libraries.sys, "platform", "win32")
-    monkeypatch.setattr(libraries, "loads", lambda name: name == "a.dll")
-    assert libraries.missing_libraries(Path("x.dll"), ("a.dll", "b.dll", "c.dll")) == ("b.dll", "c.dll")
+    monkeypatch.setattr(hardware.sys, "platform", "win32")
+    monkeypatch.setattr(hardware, "loads", lambda name: name == "a.dll")
+    assert hardware.missing_libraries(Path("x.dll"), ("a.dll", "b.dll", "c.dll")) == ("b.dll", "c.dll")
 
 
 def test_a_missing_driver_and_missing_libraries_have_their_own_remedies(monkeypatch):

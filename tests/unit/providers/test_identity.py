@@ -38,7 +38,7 @@ def test_hidden_gpus_have_no_index(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_the_driver_library_the_tools_order_is_all_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then nothing tells which GPU it is."""
+    """The GPU is then named by the tool's order, without an identity."""
     _ordinals(monkeypatch)
     facts = CudaProvider().facts(Device("cuda", 1))
     assert (facts.hardware, facts.identity) == ("Fast", "")

@@ -143,7 +143,7 @@ def test_a_library_that_is_already_registered_is_fine():
     ],
 )
 def test_a_library_that_does_not_load_says_why_and_what_to_do(failure, reason, remedy):
-    """A missing library, a plugin older and one newer than the core are told apart."""
+    """A missing library, a plugin older and one newer than the core are different problems."""
     problem = register_plugin(PLUGIN, Engine(failure), (RefusedError,))
     assert isinstance(problem, Problem)
     assert reason in problem.reason

@@ -8,15 +8,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_recorder import FakeRecorder
+from doubles.fake_recorder import FakeRecorder
 
 from rlx_ort.errors import EngineError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import TensorType
 from rlx_ort.providers.base import NodeAssignment
 from rlx_ort.providers.engine import recordings
-from rlx_ort.providers.engine.recordable import NotRecordedError, check_replay, host_work, unrecordable
-from rlx_ort.providers.engine.recorded import BrokenSessionError
+from rlx_ort.providers.engine.recorded import (
+    BrokenSessionError,
+    NotRecordedError,
+    check_replay,
+    host_work,
+    unrecordable,
+)
 from rlx_ort.providers.engine.recordings import Recordings
 
 SHARED = object()

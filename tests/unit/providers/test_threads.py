@@ -13,8 +13,8 @@ from rlx_ort.device import Device
 from rlx_ort.errors import DeviceUnavailableError
 from rlx_ort.options.compile_options import CompileOptions
 from rlx_ort.providers.cuda import CudaProvider
-from rlx_ort.providers.engine import forks
-from rlx_ort.providers.engine.threads import ThreadBudget
+from rlx_ort.providers.engine.opening import forbid_in_forks
+from rlx_ort.providers.engine.process import ThreadBudget
 
 
 class _Session:
@@ -121,7 +121,7 @@ def test_memory_limits_become_options_of_cuda(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_device_is_refused_in_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """The check passes in the process that opened the device and raises in one that was forked from it."""
-    check = forks.forbid_in_forks(Device("cuda"))
+    check = forbid_in_forks(Device("cuda"))
     check()
     monkeypatch.setattr(os, "getpid", lambda: -1)
     with pytest.raises(DeviceUnavailableError, match="spawn"):

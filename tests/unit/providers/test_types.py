@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from rlx_ort.converters.onnx_types import elem_type
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.types import MapType, OptionalType, SequenceType, TensorType, UnknownType
-from rlx_ort.providers.engine.ort_types import ONNX_ELEMENT_TYPE, element_dtypes, refined, value_type
+from rlx_ort.providers.engine.values import element_dtypes, refined, value_type
 
 F32 = TensorType(DType.F32)
 
@@ -51,9 +52,9 @@ def test_element_types_are_found_inside_containers():
 
 def test_every_dtype_has_onnx_number():
     """The numbers of onnx.TensorProto.DataType, all different."""
-    assert set(ONNX_ELEMENT_TYPE) == set(DType)
-    assert len(set(ONNX_ELEMENT_TYPE.values())) == len(DType)
-    assert (ONNX_ELEMENT_TYPE[DType.F32], ONNX_ELEMENT_TYPE[DType.BF16], ONNX_ELEMENT_TYPE[DType.I4]) == (1, 16, 22)
+    numbers = {dtype: elem_type(dtype) for dtype in DType}
+    assert len(set(numbers.values())) == len(DType)
+    assert (numbers[DType.F32], numbers[DType.BF16], numbers[DType.I4]) == (1, 16, 22)
 
 
 def test_a_negative_size_counts_as_unknown() -> None:

@@ -17,7 +17,7 @@ from fault_provider import until
 
 from rlx_ort.device import Device
 from rlx_ort.errors import CancelledRunError, DeviceUnavailableError, InputError, StateLossError, TimeLimitError
-from rlx_ort.execution.workers import Workers
+from rlx_ort.execution.background import Workers
 from rlx_ort.resilience.limits import CancelToken, in_background
 from rlx_ort.resilience.quarantine import HealthState
 from rlx_ort.selection.policy import DevicePolicy

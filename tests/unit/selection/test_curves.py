@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import numpy as np
@@ -11,11 +13,10 @@ from rlx_ort.calibration import store
 from rlx_ort.device import Device
 from rlx_ort.ir.graph import Graph
 from rlx_ort.options.compile_options import CompileOptions
-from rlx_ort.selection import candidates, curves
+from rlx_ort.selection import candidates, predict
 from rlx_ort.selection.candidates import fastest_device_for
-from rlx_ort.selection.curves import BatchCurve, batch_curve
 from rlx_ort.selection.policy import DevicePolicy
-from rlx_ort.selection.predict import predicted_ns
+from rlx_ort.selection.predict import BatchCurve, batch_curve, predicted_ns
 from tests.unit.selection.conftest import Machine
 
 CPU, CUDA = Device.CPU, Device.CUDA
@@ -51,7 +52,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Device, int]]:
         found.append((device, dims["batch"]))
         return predicted_ns(graph, device, options, dims)
 
-    monkeypatch.setattr(curves, "predicted_ns", counted)
+    monkeypatch.setattr(predict, "predicted_ns", counted)
     monkeypatch.setattr(candidates, "predicted_ns", counted)
     return found
 
@@ -176,3 +177,14 @@ def test_curves_are_forgotten_when_a_device_was_calibrated(
     monkeypatch.setattr(store, "generation", lambda: -1)
     fastest_device_for(graph, inputs=feeds(66))
     assert {batch for _, batch in asked} == {66}
+
+
+def test_a_graph_is_freed_after_choices_by_curves(two: Machine) -> None:
+    """What is remembered of a graph does not refer to it."""
+    graph = mlp()
+    kept = weakref.ref(graph)
+    for batch in (1, 2, 3):
+        fastest_device_for(graph, inputs=feeds(batch))
+    del graph
+    gc.collect()
+    assert kept() is None

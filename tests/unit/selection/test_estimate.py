@@ -13,8 +13,7 @@ from rlx_ort.calibration.profile import CalibrationProfile, ProfileKey, Row
 from rlx_ort.device import Device
 from rlx_ort.ir.graph import Graph
 from rlx_ort.selection.candidates import device_report, fastest_device_for
-from rlx_ort.selection.cost import ProfileCostModel
-from rlx_ort.selection.estimate import estimate_workload, total_ns
+from rlx_ort.selection.cost import ProfileCostModel, estimate_workload, total_ns
 from rlx_ort.selection.policy import DevicePolicy
 from rlx_ort.selection.predict import cost_model, explain
 

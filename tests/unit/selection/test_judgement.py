@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from rlx_ort.calibration.features import Kernel, Workload, workload_of
-from rlx_ort.converters.to_onnx.draft import Draft
-from rlx_ort.converters.to_onnx.exporter import draft
+from rlx_ort.converters.to_onnx.exporter import Draft, draft
 from rlx_ort.converters.to_onnx.outline import Outline
 from rlx_ort.device import Device
 from rlx_ort.ir.dtype import DType
@@ -90,7 +89,7 @@ def branching() -> Graph:
 GRAPHS = [dense, convolutions, shapes, untyped, folded, branching]
 
 
-def told(outline: Outline) -> tuple[Any, ...]:
+def description(outline: Outline) -> tuple[Any, ...]:
     """Return all that an outline says."""
     nodes = [
         (node[3:], node.domain, node.op_type, node.version, node.origin, node.inputs, node.outputs, node.shape_only)
@@ -113,10 +112,10 @@ def figures(workload: Workload) -> tuple[Any, ...]:
 
 @pytest.mark.parametrize("build", GRAPHS, ids=lambda build: build.__name__)
 def test_the_outline_says_what_the_model_says(build: Callable[[], Graph]) -> None:
-    """Every node with its types, names and origin, and the interface, told before the model is made and from it."""
+    """Nodes with types, names and origin, and the interface are the same before the model is made and after."""
     before = draft(build())
     outline = before.outline
-    assert told(outline) == told(Outline.of_model(before.finished()))
+    assert description(outline) == description(Outline.of_model(before.finished()))
 
 
 def test_the_outline_tells_nodes_that_only_compute_shapes() -> None:

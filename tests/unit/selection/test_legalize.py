@@ -7,6 +7,7 @@ import pytest
 
 from rlx_ort.device import Device
 from rlx_ort.errors import DeviceUnavailableError, LegalizeError
+from rlx_ort.execution.dispatch_report import DispatchSummary, format_dispatch_report, merge_placement, report_as_dict
 from rlx_ort.execution.placement import PlacedNode, Placement
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
@@ -16,14 +17,7 @@ from rlx_ort.options.compile_options import CompileOptions, PlacementRule
 from rlx_ort.options.dispatch import KernelDispatch, KernelDispatchPolicy
 from rlx_ort.options.precision import PrecisionPolicy
 from rlx_ort.providers.base import KernelClaim
-from rlx_ort.selection.legalize import (
-    DispatchSummary,
-    dispatch_report_for_device,
-    format_dispatch_report,
-    legalize_graph_for_device,
-    merge_placement,
-    report_as_dict,
-)
+from rlx_ort.selection.legalize import dispatch_report_for_device, legalize_graph_for_device
 
 ASSISTED = CompileOptions(placement=PlacementRule.ASSISTED)
 
@@ -56,7 +50,7 @@ def test_the_report_counts_nodes_by_kind_sorted_and_without_leaves(machine: Any)
 
 
 def test_the_report_names_back_end_policy_and_claims(machine: Any) -> None:
-    """The header of the report tells what was asked of whom."""
+    """The header of the report names the device, the policy and the number of claims."""
     machine.add("gpu", kernels=machine.kernels("Erf", "Cos"))
     report = dispatch_report_for_device(machine.chain("Erf"), "gpu")
     assert (report.device, report.policy, report.supported_claim_count) == (Device.GPU, "prefer-native", 2)
@@ -173,7 +167,7 @@ def _path_of(machine: Any, *more: KernelClaim) -> dict[str, str]:
 
 
 def test_ops_without_a_fused_kernel_go_by_basic_ones(machine: Any) -> None:
-    """The report tells forms that were chosen from forms that are the only ones; what nobody needs is left out."""
+    """The report separates chosen forms from the only possible ones, and leaves unused nodes out."""
     assert _path_of(machine) == {"norm": "common-ir", "silu_2": "common-ir", "lora": "rewritten", "relu": "native"}
 
 

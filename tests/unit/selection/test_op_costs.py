@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import pytest
-from op_cases import CASES, built
+from op_tests.cases import CASES, built
 
 from rlx_ort.calibration.features import workload_of
 from rlx_ort.converters.to_onnx.exporter import export_model
@@ -14,8 +14,7 @@ from rlx_ort.device import Device
 from rlx_ort.errors import RlxError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
-from rlx_ort.selection.cost import ProfileCostModel
-from rlx_ort.selection.estimate import estimate_graph_cost, total_ns
+from rlx_ort.selection.cost import ProfileCostModel, estimate_graph_cost, total_ns
 
 ROUNDTRIP_NS, DISPATCH_NS = 1000.0, 10.0
 

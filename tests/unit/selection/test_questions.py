@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from asked_providers import AskedProvider, CrashingProvider, SocialProvider
+from doubles.asked_providers import AskedProvider, CrashingProvider, SocialProvider
 
 from rlx_ort.converters.to_onnx.exporter import drafted
 from rlx_ort.device import Device

@@ -234,7 +234,7 @@ def test_a_failure_on_a_device_is_an_attempt_and_the_next_one_is_tried(
 
 
 def test_when_all_fail_every_attempt_is_listed_in_order(graph: Any) -> None:
-    """Not viable and failed entries are told apart, as `label: reason`."""
+    """Entries that are not viable and entries that failed are listed separately, as `label: reason`."""
 
     def work(device: Device) -> None:
         raise EngineError(f"{device} broke")

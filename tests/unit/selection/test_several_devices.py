@@ -24,7 +24,7 @@ BUS = {FIRST: "0000:01:00.0", SECOND: "0000:41:00.0"}
 
 @pytest.fixture
 def cards(machine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Two equal cards, told apart by their PCI address, and an empty cache folder."""
+    """Two equal cards with different PCI addresses, and an empty cache folder."""
     monkeypatch.setenv("RLX_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(runtime, "runtime_problem", lambda: None)
     monkeypatch.setattr(runtime, "describe_runtime", lambda: "onnxruntime 1.31.1")

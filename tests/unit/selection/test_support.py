@@ -205,7 +205,7 @@ def test_what_is_unsupported_depends_on_the_options(machine: Any) -> None:
 
 
 def test_on_a_device_that_is_away_the_first_op_of_all_is_unsupported(machine: Any) -> None:
-    """The reason tells that it is the device and not the op."""
+    """The reason names the device, not the op."""
     machine.add("cuda", answer=machine.away)
     found = first_unsupported_op("cuda", machine.chain("Relu"))
     assert found is not None

@@ -8,7 +8,7 @@ import pytest
 from onnx import helper
 
 from rlx_ort.converters.bundle import ModelBundle, bundle_of
-from rlx_ort.converters.transforms.precision import PrecisionKind, to_precision
+from rlx_ort.converters.transforms.half_precision import PrecisionKind, to_precision
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import TensorType

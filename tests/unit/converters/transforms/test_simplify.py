@@ -8,8 +8,7 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 
 from rlx_ort.converters.bundle import ModelBundle, bundle_of
-from rlx_ort.converters.transforms.folding import fold_constants
-from rlx_ort.converters.transforms.simplify import simplify
+from rlx_ort.converters.transforms.simplify import fold_constants, simplify
 
 pytest.importorskip("onnx_ir")
 

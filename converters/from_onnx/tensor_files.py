@@ -1,0 +1,271 @@
+"""Data of tensors that stays in files: external data files, and model files whose raw data is not read.
+
+A model from elsewhere must not make this process read a file outside its folder, hang on a pipe, or read beyond the
+end of a file, so each reference to external data is refused unless it is a plain range of a plain file inside the
+folder.
+
+A model file is mapped. A protobuf message is a list of fields, each a key, a length and that many bytes: the reader
+walks the fields of the model and of its main graph, leaves out the raw data of initializers, notes where it is, and
+parses the rest. https://protobuf.dev/programming-guides/encoding/
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from rlx_ort.converters.protos import field_key, varint
+from rlx_ort.errors import ConversionError
+from rlx_ort.ir.tensor import FileRange
+
+if TYPE_CHECKING:
+    import onnx
+
+__all__ = ["ExternalFiles", "MappedFiles", "TensorFiles", "read_mapped"]
+
+_Span: TypeAlias = tuple[int, int]
+_LEFT_BEHIND_BYTES = 128  # a reference takes as much as smaller data
+
+
+class TensorFiles(Protocol):
+    """Gives the data of external tensors."""
+
+    def read(self, tensor: onnx.TensorProto, nbytes: int) -> tuple[npt.NDArray[Any], FileRange | None]:
+        """Return the bytes of a tensor, and where in a file they are if they are mapped.
+
+        Raises:
+            ConversionError: there are no such bytes.
+        """
+
+
+class ExternalFiles:
+    """The data files beside one model; each is mapped once."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+        self._maps: dict[Path, tuple[npt.NDArray[np.uint8], tuple[int, ...]]] = {}
+
+    def read(self, tensor: onnx.TensorProto, nbytes: int) -> tuple[npt.NDArray[Any], FileRange]:
+        """Return the bytes of a tensor, as a view of the mapped file, and where in the file they are.
+
+        Raises:
+            ConversionError: the reference is no range of `nbytes` bytes of a file inside the model's folder.
+        """
+        entries = {entry.key: entry.value for entry in tensor.external_data}
+        what = f"tensor {tensor.name!r}"
+        location = entries.get("location", "")
+        offset = _number(entries.get("offset", "0"), "offset", what)
+        length = _number(entries.get("length", "0"), "length", what) or nbytes
+        if length != nbytes:
+            raise ConversionError(f"{what} needs {nbytes} bytes, its external data says {length}")
+        path = self._checked(location, what)
+        if path not in self._maps:
+            self._maps[path] = _mapped(path, what)
+        data, stamp = self._maps[path]
+        if offset + length > data.size:
+            raise ConversionError(
+                f"{what} is bytes {offset} to {offset + length} of {path.name}, which has {data.size}; "
+                "the file is truncated or belongs to another model"
+            )
+        return data[offset : offset + length], FileRange(str(path), offset, stamp)
+
+    def _checked(self, location: str, what: str) -> Path:
+        if self._folder is None:
+            raise ConversionError(f"{what} is in the file {location!r}; pass base_dir to say in which folder that is")
+        parts = PurePosixPath(location.replace("\\", "/")).parts
+        rooted = PureWindowsPath(location).drive or PureWindowsPath(location).root or PurePosixPath(location).root
+        if not parts or rooted or ".." in parts or "\0" in location:
+            raise ConversionError(f"{what} is in {location!r}; external data must be a relative path inside the folder")
+        try:
+            folder = self._folder.resolve(strict=True)
+            path = folder.joinpath(*parts).resolve(strict=True)
+            status = path.stat()
+        except (OSError, RuntimeError) as err:  # RuntimeError: a loop of symbolic links, before Python 3.13
+            raise ConversionError(f"{what} is in {location!r}, which cannot be read: {err}") from err
+        if not path.is_relative_to(folder):
+            raise ConversionError(f"{what} is in {location!r}, a link that leaves {folder}; put the file itself there")
+        if not stat.S_ISREG(status.st_mode):
+            raise ConversionError(f"{what} is in {location!r}, which is no regular file")
+        if status.st_nlink > 1:
+            raise ConversionError(
+                f"{what} is in {location!r}, which has {status.st_nlink} hard links, so it may be a file of somebody "
+                "else under another name; copy it instead of linking it"
+            )
+        return path
+
+
+def _mapped(path: Path, what: str) -> tuple[npt.NDArray[np.uint8], tuple[int, ...]]:
+    try:
+        with path.open("rb") as file:
+            status = os.fstat(file.fileno())  # of the file that was opened, whatever the name points to by now
+            if not stat.S_ISREG(status.st_mode):
+                raise ConversionError(f"{what} is in {path}, which is no regular file")
+            data = np.memmap(file, np.uint8, "r") if status.st_size else np.empty(0, np.uint8)
+            return data, FileRange.stamp_of(status)
+    except OSError as err:
+        raise ConversionError(f"{what} is in {path}, which cannot be read: {err}") from err
+
+
+def _number(text: str, key: str, what: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 20):
+        raise ConversionError(f"the external data of {what} has {key} {text!r}, which is no size in bytes")
+    return int(text)
+
+
+@dataclass(frozen=True, slots=True)
+class MappedFiles:
+    """Data of a mapped model file, found by a location that no other tensor can name, and data files beside it."""
+
+    mark: str
+    data: npt.NDArray[np.uint8]
+    place: FileRange
+    beside: ExternalFiles
+
+    def read(self, tensor: onnx.TensorProto, nbytes: int) -> tuple[npt.NDArray[Any], FileRange | None]:
+        """Return the bytes of a tensor, as a view of the mapped file, and where in the file they are.
+
+        Raises:
+            ConversionError: the tensor needs another number of bytes than it has, or its file is not acceptable.
+        """
+        entries = {entry.key: entry.value for entry in tensor.external_data}
+        if entries.get("location") != self.mark:
+            return self.beside.read(tensor, nbytes)
+        offset, length = int(entries["offset"]), int(entries["length"])
+        if length != nbytes:
+            raise ConversionError(f"tensor {tensor.name!r} needs {nbytes} bytes, it has {length}")
+        return self.data[offset : offset + length], FileRange(self.place.path, offset, self.place.stamp)
+
+
+def read_mapped(path: Path) -> tuple[onnx.ModelProto, MappedFiles]:
+    """Return a model file without the raw data of its main graph's initializers, and where that is.
+
+    Raises:
+        ConversionError: there is no such file, or it is no ONNX model.
+    """
+    import onnx
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]  # protobuf ships no types
+
+    try:
+        with path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode) or not status.st_size:
+                raise ConversionError(f"{path} is {'empty' if stat.S_ISREG(status.st_mode) else 'no regular file'}")
+            data = np.memmap(file, np.uint8, "r")
+    except OSError as err:
+        raise ConversionError(f"{path} cannot be read: {err}") from err
+    mark = f"\0{os.urandom(16).hex()}"
+    try:
+        light = _Reader(data.data, mark).model()
+        model = onnx.ModelProto()
+        model.ParseFromString(light)
+    except (ValueError, IndexError, DecodeError, RecursionError) as err:
+        raise ConversionError(f"{path}: no ONNX model, or a damaged one: {err}") from err
+    if not model.HasField("graph") or model.ir_version < 1:
+        lacking = "graph" if model.ir_version else "IR version"
+        raise ConversionError(f"{path}: no ONNX model; it has no {lacking}")
+    place = FileRange(str(path.resolve()), 0, FileRange.stamp_of(status))
+    return model, MappedFiles(mark, data, place, ExternalFiles(path.parent))
+
+
+class _Reader:
+    """Copies all of a serialized model but the raw data of initializers."""
+
+    def __init__(self, data: memoryview, mark: str) -> None:
+        import onnx
+
+        self._data = data
+        self._mark = mark
+        self._graph = onnx.ModelProto.GRAPH_FIELD_NUMBER
+        self._initializer = onnx.GraphProto.INITIALIZER_FIELD_NUMBER
+        self._raw_data = onnx.TensorProto.RAW_DATA_FIELD_NUMBER
+
+    def model(self) -> bytes:
+        """Return the model; several graph fields, which protobuf merges, become one."""
+        rest: list[bytes] = []
+        graph: list[bytes] = []
+        found = False
+        for number, whole, content in self._fields((0, len(self._data))):
+            if number == self._graph and content is not None:
+                found = True
+                graph.extend(self._graph_parts(content))
+            else:
+                rest.append(self._bytes(whole))
+        return b"".join(rest) + (_field(self._graph, b"".join(graph)) if found else b"")
+
+    def _graph_parts(self, span: _Span) -> Iterator[bytes]:
+        for number, whole, content in self._fields(span):
+            if number == self._initializer and content is not None:
+                yield _field(number, self._tensor(content))
+            else:
+                yield self._bytes(whole)
+
+    def _tensor(self, span: _Span) -> bytes:
+        if span[1] - span[0] < _LEFT_BEHIND_BYTES:
+            return self._bytes(span)
+        parts: list[bytes] = []
+        raw: _Span | None = None
+        for number, whole, content in self._fields(span):
+            if number == self._raw_data and content is not None:
+                raw = content  # of several, the last one counts
+            else:
+                parts.append(self._bytes(whole))
+        if raw is None or raw[1] - raw[0] < _LEFT_BEHIND_BYTES:
+            return self._bytes(span)
+        import onnx
+
+        offset, length = raw[0], raw[1] - raw[0]
+        where = onnx.TensorProto(data_location=onnx.TensorProto.EXTERNAL)
+        for key, value in (("location", self._mark), ("offset", str(offset)), ("length", str(length))):
+            where.external_data.add(key=key, value=value)
+        reference: bytes = where.SerializeToString()
+        return b"".join(parts) + reference
+
+    def _bytes(self, span: _Span) -> bytes:
+        return bytes(self._data[span[0] : span[1]])
+
+    def _fields(self, span: _Span) -> Iterator[tuple[int, _Span, _Span | None]]:
+        """Yield (number, the whole field, the content where that has a length) of every field in a range."""
+        at, end = span
+        while at < end:
+            start = at
+            key, at = self._varint(at, end)
+            content: _Span | None = None
+            match key & 7:
+                case 0:
+                    _, at = self._varint(at, end)
+                case 1:
+                    at += 8
+                case 2:
+                    length, at = self._varint(at, end)
+                    content = (at, at + length)
+                    at += length
+                case 5:
+                    at += 4
+                case other:
+                    raise ValueError(f"byte {start} begins a field of wire type {other}")
+            if at > end or not key >> 3:
+                raise ValueError(f"the field at byte {start} reaches beyond its message, which ends at byte {end}")
+            yield key >> 3, (start, at), content
+
+    def _varint(self, at: int, end: int) -> tuple[int, int]:
+        value = shift = 0
+        while at < end and shift < 70:
+            byte = self._data[at]
+            at += 1
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return value, at
+            shift += 7
+        raise ValueError(f"the number before byte {at} has no end")
+
+
+def _field(number: int, content: bytes) -> bytes:
+    """Return a field with a length."""
+    return field_key(number) + varint(len(content)) + content

@@ -1,0 +1,95 @@
+"""ONNX's own shape inference, for the values whose type the IR does not know, and the light model it works on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rlx_ort.converters.onnx_types import known_type_of
+from rlx_ort.converters.protos import bodies_of
+from rlx_ort.ir.types import UnknownType, ValueType
+
+if TYPE_CHECKING:
+    import onnx
+
+__all__ = ["infer_proto", "is_fully_typed", "skeleton", "with_types"]
+
+_SMALL_BYTES = 1024
+
+
+def infer_proto(proto: onnx.ModelProto) -> dict[str, ValueType]:
+    """Return the type of every value that ONNX can infer, bodies included, whose names must not clash."""
+    found: dict[str, ValueType] = {}
+    graphs = [with_types(proto).graph]
+    while graphs:
+        graph = graphs.pop()
+        for info in (*graph.value_info, *graph.input, *graph.output):
+            kind = known_type_of(info.type)
+            if not isinstance(kind, UnknownType):
+                found[info.name] = kind
+        for node in graph.node:
+            graphs += bodies_of(node)
+    return found
+
+
+def with_types(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a copy of the model with the types that ONNX infers, in each graph's `value_info`.
+
+    Inference never fails: a model that ONNX rejects is returned unchanged.
+    """
+    import onnx
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]  # protobuf ships no types
+
+    try:
+        return onnx.shape_inference.infer_shapes(proto, data_prop=True)
+    except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, RuntimeError, ValueError, DecodeError):
+        # Raised for models it finds inconsistent and for more than 2 GB; ONNX Runtime may still take them.
+        return proto
+
+
+def skeleton(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a copy without the data of large weights, which become inputs: shapes are inferred from it."""
+    import onnx
+
+    light = onnx.ModelProto(ir_version=max(model.ir_version, 4))
+    light.opset_import.extend(model.opset_import)
+    light.functions.extend(model.functions)
+    source, graph = model.graph, light.graph
+    graph.name = source.name
+    graph.node.extend(source.node)
+    graph.input.extend(source.input)
+    graph.output.extend(source.output)
+    graph.value_info.extend(source.value_info)
+    inputs = {value.name for value in source.input}
+    for tensor in source.initializer:
+        if tensor.data_location != onnx.TensorProto.EXTERNAL and tensor.ByteSize() < _SMALL_BYTES:
+            graph.initializer.append(tensor)
+        elif tensor.name not in inputs:
+            graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+    for sparse in source.sparse_initializer:
+        if sparse.values.name not in inputs:
+            values = sparse.values
+            graph.input.append(onnx.helper.make_tensor_value_info(values.name, values.data_type, sparse.dims))
+    return light
+
+
+def is_fully_typed(model: onnx.ModelProto) -> bool:
+    """Return whether a model declares the type of each of its values, so that nothing needs to be inferred.
+
+    Torch writes such models; inference costs as much time and memory as the rest of an import.
+    """
+    return not model.functions and _declares_all(model.graph)
+
+
+def _declares_all(graph: onnx.GraphProto) -> bool:
+    declared = {info.name for info in (*graph.value_info, *graph.output) if _is_ranked(info.type)}
+    if any(name and name not in declared for node in graph.node for name in node.output):
+        return False
+    bodies = [attribute for node in graph.node for attribute in node.attribute if attribute.HasField("g")]
+    return not any(attribute.graphs for node in graph.node for attribute in node.attribute) and all(
+        _declares_all(attribute.g) for attribute in bodies
+    )
+
+
+def _is_ranked(kind: onnx.TypeProto) -> bool:
+    tensor = kind.tensor_type
+    return bool(tensor.elem_type) and tensor.HasField("shape")

@@ -1,0 +1,216 @@
+"""What all sessions of a process share: a budget of worker threads, and a clean end of the process.
+
+A session on the CPU takes the rest of the budget when it is opened: the first gets all cores; if none are left, it runs
+on its callers' threads, which is logged. Sessions of one model, as when a parameter changes, count once. Sessions on
+other devices take no workers. A number that the caller asks for is granted beside the budget.
+
+With `RLX_SHARED_POOL=1` all sessions share one pool of ONNX Runtime. That is better for several models on many cores,
+but ONNX Runtime then refuses sessions with their own pools, including those of other libraries, so it is not the
+default.
+
+ONNX Runtime aborts the process when the interpreter exits while a thread is inside a run. So at exit every open session
+is stopped, new runs and sessions are refused, and the interpreter waits for the threads that are still inside.
+"""
+
+from __future__ import annotations
+
+import atexit
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Protocol
+
+from rlx_ort import environment
+from rlx_ort.errors import EngineError
+from rlx_ort.providers.cores import core_share
+
+if TYPE_CHECKING:
+    import logging
+
+    from rlx_ort.options.compile_options import CompileOptions
+
+__all__ = ["ThreadBudget", "budget", "ending", "refuse_at_the_end", "watch"]
+
+
+_LONGEST_WAIT_S = 30.0
+_STEP_S = 0.002
+_OWN_FOLDER = str(Path(__file__).parent)
+
+
+class ThreadBudget:
+    """Hands worker threads out to sessions.
+
+    Args:
+        total: the threads that the sessions together may run, the caller's own included; None takes `RLX_WORKERS`,
+            else the process's share of the cores.
+
+    Attributes:
+        shared: whether sessions share ONNX Runtime's process-wide pool.
+    """
+
+    def __init__(self, total: int | None = None) -> None:
+        self._total = total
+        self.shared = False
+        self._grants: dict[int, tuple[int, int]] = {}  # model -> workers, open sessions
+        self._lock = threading.RLock()  # reentrant: a finalizer may run during any call
+
+    @property
+    def total(self) -> int:
+        """The threads that the sessions together may run."""
+        if self._total is not None:
+            return self._total
+        workers = environment.parse_or("WORKERS", 0, int)
+        return workers if workers > 0 else core_share().threads
+
+    @property
+    def granted(self) -> int:
+        """The workers that open sessions hold, beyond their callers' threads."""
+        with self._lock:
+            return sum(workers for workers, _ in self._grants.values())
+
+    def make_pool(self, bindings: Any, errors: tuple[type[Exception], ...]) -> None:
+        """Make the shared pool; if it is too late for one, sessions keep pools of their own, with a warning."""
+        try:
+            bindings.set_global_thread_pool_sizes(self.total, 1)
+        except errors as err:
+            _log().warning("RLX_SHARED_POOL comes too late, ONNX Runtime was in use before: %s", err)
+        else:
+            self.shared = True
+
+    def apply(self, made: Any, options: CompileOptions | None, model: object, *, on_cpu: bool) -> None:
+        """Set the threads of a session to be opened; `hold` keeps the grant after that, `withdraw` returns it."""
+        if self.shared:
+            made.use_per_session_threads = False
+            made.intra_op_num_threads = self.total
+        elif options is not None and options.intra_op_threads is not None:
+            made.intra_op_num_threads = options.intra_op_threads
+        elif not on_cpu:
+            made.intra_op_num_threads = 1
+        else:
+            made.intra_op_num_threads = 1 + self._grant(id(model))
+
+    def hold(self, session: object, options: CompileOptions | None, model: object, *, on_cpu: bool) -> None:
+        """Keep what `apply` gave for a model until its last session is gone."""
+        if self.shared or (options is not None and options.intra_op_threads is not None) or not on_cpu:
+            return
+        key = id(model)
+        with self._lock:
+            workers, sessions = self._grants.get(key, (0, 0))
+            self._grants[key] = (workers, sessions + 1)
+        weakref.finalize(session, self._give_back, key, model).atexit = False
+
+    def withdraw(self, model: object) -> None:
+        """Take back what `apply` gave for a session that could not be opened."""
+        with self._lock:
+            if id(model) in self._grants and not self._grants[id(model)][1]:
+                del self._grants[id(model)]
+
+    def _grant(self, key: int) -> int:
+        with self._lock:
+            if key not in self._grants or not self._grants[key][1]:
+                self._grants.pop(key, None)
+                self._grants[key] = (max(0, self.total - 1 - self.granted), 0)
+            workers = self._grants[key][0]
+        if workers < self.total - 1:
+            _log().info(
+                "a session runs on %d of %d threads, because others hold the rest; RLX_SHARED_POOL=1 lets all sessions "
+                "share one pool, and CompileOptions.intra_op_threads sets a number",
+                1 + workers,
+                self.total,
+            )
+        return workers
+
+    def _give_back(self, key: int, model: object) -> None:
+        """Count one session less; `model` is here to stay alive, so that nothing else gets its id."""
+        with self._lock:
+            workers, sessions = self._grants[key]
+            if sessions > 1:
+                self._grants[key] = (workers, sessions - 1)
+            else:
+                del self._grants[key]
+
+
+_budget = ThreadBudget()
+
+
+def budget() -> ThreadBudget:
+    """Return the budget of this process."""
+    return _budget
+
+
+def _log() -> logging.Logger:
+    import logging  # not needed by a start from the cache
+
+    return logging.getLogger("rlx_ort.threads")
+
+
+class _Stoppable(Protocol):
+    def stop_runs(self) -> None:
+        """End the runs in flight and let no other begin."""
+
+
+_ending = threading.Event()
+_live: dict[int, weakref.ref[_Stoppable]] = {}
+_live_lock = threading.RLock()  # reentrant: the callback of a weak reference may run during any call
+
+
+def watch(session: _Stoppable) -> None:
+    """Stop a session's runs when the process ends, or now if it already does."""
+    key = id(session)
+
+    def forget(_: object) -> None:
+        with _live_lock:
+            _live.pop(key, None)
+
+    with _live_lock:
+        _live[key] = weakref.ref(session, forget)
+    if _ending.is_set():
+        session.stop_runs()
+
+
+def ending() -> bool:
+    """Return whether the process ends, so that ONNX Runtime must not be called any more."""
+    return _ending.is_set()
+
+
+def refuse_at_the_end() -> None:
+    """Let no session be opened once the process ends.
+
+    To be called within this folder, which the end of the process waits for: a thread in it is either waited for, or
+    finds the process ending here.
+
+    Raises:
+        EngineError: the process ends.
+    """
+    if _ending.is_set():
+        raise EngineError("the process ends, and no session is opened any more")
+
+
+@atexit.register
+def stop_all(inside: Callable[[], bool] | None = None) -> None:
+    """Stop every session and wait, at most half a minute, for the threads that run one or open one."""
+    _ending.set()
+    with _live_lock:
+        sessions = [found for found in (link() for link in _live.values()) if found is not None]
+    for session in sessions:
+        session.stop_runs()
+    deadline = time.monotonic() + _LONGEST_WAIT_S
+    busy = inside or _threads_inside
+    while busy() and time.monotonic() < deadline:
+        time.sleep(_STEP_S)
+
+
+def _threads_inside() -> bool:
+    """Return whether another thread is in this folder's code, and so perhaps inside ONNX Runtime."""
+    own = threading.get_ident()
+    for thread, frame in sys._current_frames().items():
+        current: FrameType | None = frame if thread != own else None
+        while current is not None:
+            if current.f_code.co_filename.startswith(_OWN_FOLDER):
+                return True
+            current = current.f_back
+    return False

@@ -1,0 +1,102 @@
+"""`DeviceSessions`: the sessions of one graph, one a device, and the compiled graphs that callers share."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from rlx_ort.options.compile_options import CompileOptions, PlacementRule
+
+if TYPE_CHECKING:
+    from rlx_ort.device import Device
+    from rlx_ort.execution.compiled import CompiledGraph
+    from rlx_ort.execution.engine_slot import EngineSlot
+    from rlx_ort.execution.placement import Placement
+    from rlx_ort.execution.weights import WeightStore
+    from rlx_ort.ir.graph import Graph
+
+__all__ = ["DeviceSessions"]
+
+
+class DeviceSessions:
+    """Opens one session a device and lends compiled graphs on it, one per placement rule; they share all state.
+
+    `rlx_ort.execution` is imported when a graph is first compiled.
+    """
+
+    def __init__(self, options: CompileOptions) -> None:
+        self._options = options
+        self._lock = threading.Lock()
+        self._compiling: dict[Device, threading.Lock] = {}
+        self._slots: dict[Device, EngineSlot] = {}
+        self._lent: dict[tuple[Device, PlacementRule], CompiledGraph] = {}
+
+    @property
+    def devices(self) -> list[Device]:
+        """The devices that the graph was compiled for."""
+        return list(self._slots)
+
+    def find(self, device: Device, rule: PlacementRule) -> CompiledGraph | None:
+        """Return the compiled graph of a device under a rule, or None if it was closed or never made."""
+        found = self._lent.get((device, rule))
+        return None if found is None or found.closed else found
+
+    def compiled(self, graph: Graph, weights: WeightStore, device: Device, rule: PlacementRule) -> CompiledGraph:
+        """Return the compiled graph of a device under a rule, compiling it if needed.
+
+        Raises:
+            DeviceUnavailableError: the device does not work here.
+            PlacementError: it does not take every node that the rule demands.
+        """
+        with self._lock:
+            compiling = self._compiling.setdefault(device, threading.Lock())
+        with compiling:
+            known = {found.rule: found for each in PlacementRule if (found := self.find(device, each)) is not None}
+            if rule in known:
+                return known[rule]
+            made = next((found.held_to(rule) for found in known.values()), None)
+            if made is None:
+                from rlx_ort.execution.compiled import CompiledGraph
+                from rlx_ort.execution.session import open_slot, working_provider
+
+                slot = self._slots.get(device)
+                if slot is None:
+                    slot = open_slot(working_provider(device), device, graph, weights, self._options)
+                    self._slots[device] = slot
+                made = CompiledGraph(slot, rule, owns_slot=False)
+            self._lent[device, rule] = made
+            return made
+
+    def placement(self, device: Device) -> Placement | None:
+        """Return where each node is on a device, or None if no session was opened there."""
+        slot = self._slots.get(device)
+        return None if slot is None else slot.placement
+
+    def reopen_stale(self) -> None:
+        """Open sessions with old weights again.
+
+        Raises:
+            ParamError: a parameter is not set.
+        """
+        for slot in list(self._slots.values()):
+            if slot.current is not None:
+                slot.engine(PlacementRule.ASSISTED)
+
+    def has_state(self, device: Device) -> bool:
+        """Return whether a compiled graph of a device holds state that cannot move to another one."""
+        return any(found.has_state for (at, _), found in list(self._lent.items()) if at == device)
+
+    def drop(self, device: Device) -> None:
+        """Forget the session of a device without waiting for it, unless it holds state; the next use opens another."""
+        if self.has_state(device):
+            return
+        with self._lock:
+            self._slots.pop(device, None)
+            self._compiling.pop(device, None)
+            for rule in PlacementRule:
+                self._lent.pop((device, rule), None)
+
+    def close(self) -> None:
+        """Close every session; runs in other threads finish first."""
+        for slot in list(self._slots.values()):
+            slot.close()

@@ -1,0 +1,100 @@
+"""What selection remembers of a graph: drafts, rankings, and the devices that refused it when its session was opened.
+
+A cache belongs to one revision of a graph and one state of the provider registry; a change of either starts a new one.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from rlx_ort.device import Device
+from rlx_ort.errors import is_device_failure
+from rlx_ort.ir.graph import Graph
+from rlx_ort.options.compile_options import CompileOptions, PlacementRule
+from rlx_ort.providers import registry
+
+if TYPE_CHECKING:
+    from rlx_ort.converters.to_onnx.exporter import Draft
+    from rlx_ort.ir.shape import Shape
+    from rlx_ort.providers.base import Provider
+    from rlx_ort.selection.candidates import Rankings
+    from rlx_ort.selection.support import UnsupportedOp
+
+__all__ = ["GraphCache", "cache_of", "forget", "refusals", "remembered"]
+
+
+class GraphCache:
+    """What is remembered of one revision of a graph. Nothing here may refer to the graph, or it would never be freed.
+
+    Attributes:
+        refused: device and options, and why the device refused the graph.
+        named_dims: the inputs that have named dims, with their shapes; None until they are computed.
+        unwritable: the nodes that have no ONNX form; None until they are computed.
+    """
+
+    def __init__(self, state: tuple[object, ...]) -> None:
+        self.state = state
+        self.drafts: deque[tuple[Provider, CompileOptions, Draft]] = deque(maxlen=16)
+        self.rankings: deque[Rankings] = deque(maxlen=8)
+        self.refused: list[tuple[Device, CompileOptions, str]] = []
+        self.named_dims: list[tuple[str, Shape]] | None = None
+        self.unwritable: tuple[UnsupportedOp, ...] | None = None
+
+
+_caches: weakref.WeakKeyDictionary[Graph, GraphCache] = weakref.WeakKeyDictionary()
+_lock = threading.Lock()
+
+
+def cache_of(graph: Graph) -> GraphCache:
+    """Return the cache of a graph in its present revision."""
+    providers = registry.default_registry()
+    state = (graph.revision, providers, providers.generation)
+    found = _caches.get(graph)
+    if found is None or found.state != state:
+        with _lock:
+            found = _caches.get(graph)
+            if found is None or found.state != state:
+                found = _caches[graph] = GraphCache(state)
+    return found
+
+
+@contextmanager
+def remembered(graph: Graph, device: Device, options: CompileOptions) -> Iterator[None]:
+    """Remember an error of the block as the device's refusal, unless every device would fail so; success forgets it."""
+    try:
+        yield
+    except Exception as err:
+        if is_device_failure(err):
+            _set_refusal(graph, device, options, str(err) or type(err).__name__)
+        raise
+    if cache_of(graph).refused:
+        _set_refusal(graph, device, options, None)
+
+
+def refusals(graph: Graph, options: CompileOptions) -> dict[Device, str]:
+    """Return each device that refused the graph under these options, with the reason.
+
+    A device that refuses under the assisted rule also refuses under the strict one.
+    """
+    known = _caches.get(graph)
+    if known is None or not known.refused:  # the usual case, in every run
+        return {}
+    helped = options.with_(placement=PlacementRule.ASSISTED)
+    return {device: reason for device, under, reason in cache_of(graph).refused if under in (options, helped)}
+
+
+def forget(graph: Graph) -> None:
+    """Forget every refusal of a graph, so that its devices are tried again."""
+    cache_of(graph).refused = []
+
+
+def _set_refusal(graph: Graph, device: Device, options: CompileOptions, reason: str | None) -> None:
+    cache = cache_of(graph)
+    with _lock:
+        others = [entry for entry in cache.refused if entry[:2] != (device, options)]
+        cache.refused = others if reason is None else [*others, (device, options, reason)]

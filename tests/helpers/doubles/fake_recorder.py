@@ -1,0 +1,81 @@
+"""A recorder without a GPU: it keeps what is to be replayed and replays it on the host."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from rlx_ort.providers.engine.recorded import Copy, NotRecordedError
+
+
+class FakeRecorder:
+    """Records by remembering; replays with memory copies and the run itself.
+
+    Attributes:
+        refusal: what recording fails with, if anything.
+        spoil: added to the first element of the first output of each replay.
+        replays: how many there were.
+        moved: copies within the device.
+        dropped: the recordings that were freed.
+        closed: whether the stream was freed.
+    """
+
+    options: Mapping[str, str] = {}
+
+    def __init__(self) -> None:
+        self.refusal = ""
+        self.spoil = 0
+        self.replays = 0
+        self.moved = 0
+        self.made = 0
+        self.dropped: list[int] = []
+        self.closed = False
+
+    def host_buffer(self, like: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Return an array like another one."""
+        return np.empty(like.shape, like.dtype)
+
+    def record(self, copies_in: Sequence[Copy], run: Callable[[], None], copies_out: Sequence[Copy]) -> Any:
+        """Remember what is to be replayed."""
+        if self.refusal:
+            raise NotRecordedError(self.refusal)
+        self.made += 1
+        return self.made, list(copies_in), run, list(copies_out)
+
+    def player(self, recording: Any) -> Callable[..., None]:
+        """Return what replays."""
+        _, copies_in, run, copies_out = recording
+
+        def play(before: Sequence[Copy] = (), after: Sequence[Copy] = ()) -> None:
+            self.replays += 1
+            self.move(before)
+            for device, host, size in copies_in:
+                ctypes.memmove(device, host, size)
+            run()
+            for device, host, size in copies_out:
+                ctypes.memmove(host, device, size)
+            self.move(after)
+            if self.spoil:
+                ctypes.cast(copies_out[0][1], ctypes.POINTER(ctypes.c_float))[0] += self.spoil
+
+        return play
+
+    def move(self, copies: Sequence[Copy]) -> None:
+        """Copy and count the copies."""
+        self.moved += len(copies)
+        for to, source, size in copies:
+            ctypes.memmove(to, source, size)
+
+    def drop(self, recording: Any) -> None:
+        """Note that a recording was freed."""
+        self.dropped.append(recording[0])
+
+    def wait(self) -> None:
+        """Nothing runs by itself."""
+
+    def close(self) -> None:
+        """Note that the stream was freed."""
+        self.closed = True

@@ -1,0 +1,1 @@
+"""Small models and graphs in every form that the tests start from."""

@@ -1,0 +1,200 @@
+"""Deterministic mutations of packages, and what must hold for each: a typed error or a package, fast, and no trace."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rlx_ort.deploy.names import INDEX
+from rlx_ort.deploy.package import Package
+from rlx_ort.deploy.write import write_package
+from rlx_ort.errors import RlxError
+from sample_packages.packages import files_of, make, rebuilt, repacked
+
+__all__ = ["LONGEST_S", "Fuzzer"]
+
+LONGEST_S = 1.0
+"""No mutation may keep a reader busy for longer."""
+
+_NASTY: tuple[Any, ...] = (
+    None, True, False, 0, 1, -1, 2**31, 2**32 - 1, 2**63, 10**30, 1e308, -0.5, "", "\0", "../x.json", "/x.json",
+    "C:\\x", "a" * 5000, "rlx.json", "graph.json", "f32", "f16", "string", "cuda:99999999999", "0" * 64, [], {}, [[]],
+    [[[]] * 3], {"": {}}, [None], {"device": "cpu"}, [2**62, 2**62], "\ud800", "NaN",
+)  # fmt: skip
+_TOKENS = (
+    b"PK\3\4", b"PK\1\2", b"PK\5\6", b"PK\6\6", b"PK\6\7", b"\xff\xff\xff\xff", b"\0\0\0\0", b"\xff\xff", b"..", b"/",
+    b"\\", b"[" * 3000, b'{"a":' * 2000, b"NaN", b"1" * 5000, b"\x80",
+)  # fmt: skip
+
+
+class Fuzzer:
+    """Mutates the small package by number: the same number gives the same mutation.
+
+    Args:
+        sandbox: an empty folder; everything is written below it, and the fuzzer looks for what is written elsewhere.
+    """
+
+    def __init__(self, sandbox: Path) -> None:
+        self.original = make(sandbox / "original.ortpackage")
+        self.work = sandbox / "inner" / "work"
+        self.work.mkdir(parents=True)
+        self._files = files_of(self.original)
+        self._bytes = self.original.read_bytes()
+        self._index = json.loads(self._files[INDEX])
+        self._graph = json.loads(self._files["graph.json"])
+        self._sandbox = sandbox
+        self._around = self._outside()
+
+    def run(self, number: int) -> str:
+        """Open a mutation, use everything in it, write it out again, and return what came of it.
+
+        Raises:
+            AssertionError: it took too long, or left a file outside of its folder.
+            Exception: whatever the reader raises that is no error of this package.
+        """
+        source = random.Random(number)
+        package = self.work / "mutated.ortpackage"
+        kind = ("zip", "index", "graph", "manifest", "text", "members")[number % 6]
+        self._write(package, kind, source)
+        begin = time.process_time()  # of this process: a busy machine is no hang
+        (self.work / "out").mkdir()
+        outcome = self._use(package)
+        seconds = time.process_time() - begin
+        for left in self.work.iterdir():
+            _remove(left)
+        assert seconds < LONGEST_S, f"mutation {number} ({kind}) took {seconds:.2f} s"
+        assert self._outside() == self._around, f"mutation {number} ({kind}) wrote outside of its folder"
+        return f"{kind}: {outcome}"
+
+    def _use(self, package: Path) -> str:
+        try:
+            with Package(package) as opened:
+                graph = opened.graph()
+                for data in graph.weights.values():
+                    data.numpy()
+                for case in opened.cases:
+                    opened.arrays(case.inputs)
+                opened.check_all()
+                write_package(self.work / "out" / "extracted.ortpackage", opened.contents(), folder=True)
+        except RlxError as err:
+            return type(err).__name__ if str(err) else "an error without a message"
+        return "taken"
+
+    def _write(self, target: Path, kind: str, source: random.Random) -> None:
+        files = dict(self._files)
+        if kind == "zip":
+            target.write_bytes(_mutated(self._bytes, source))
+        elif kind == "members":
+            names = sorted(files)
+            for _ in range(source.randint(1, 3)):
+                name, other = source.choice(names), source.choice(names)
+                source.choice([lambda a, b: files.pop(a, None), _copied(files), _mutate(files, source)])(name, other)
+            repacked(target, files)
+        elif kind == "text":
+            name = source.choice([INDEX, "graph.json", "manifest.json"])
+            files[name] = _mutated(files[name], source)
+            repacked(target, files if name == INDEX else rebuilt(files, copy.deepcopy(self._index)))
+        elif kind == "graph":
+            files["graph.json"] = _json(_shaken(self._graph, source))
+            repacked(target, rebuilt(files, copy.deepcopy(self._index)))
+        elif kind == "manifest":
+            files["manifest.json"] = _json(_shaken(json.loads(files["manifest.json"]), source))
+            repacked(target, rebuilt(files, copy.deepcopy(self._index)))
+        else:
+            index = _shaken(self._index, source)
+            repacked(target, {**files, INDEX: _json(index)} if source.random() < 0.5 else rebuilt(files, index))
+
+    def _outside(self) -> set[Path]:
+        return {path for path in self._sandbox.rglob("*") if self.work not in path.parents}
+
+
+def _copied(files: dict[str, bytes]) -> Any:
+    def swap(name: str, other: str) -> None:
+        files[name], files[other] = files.get(other, b""), files.get(name, b"")
+
+    return swap
+
+
+def _mutate(files: dict[str, bytes], source: random.Random) -> Any:
+    def mutate(name: str, _: str) -> None:
+        files[name] = _mutated(files.get(name, b""), source)
+
+    return mutate
+
+
+def _json(document: Any) -> bytes:
+    return json.dumps(document).encode("utf-8", "surrogatepass")
+
+
+def _mutated(data: bytes, source: random.Random) -> bytes:
+    """Return bytes with a few changes: bits, cuts, repeats, and tokens that mean something to a reader."""
+    made = bytearray(data)
+    for _ in range(source.choice([1, 1, 1, 2, 5])):
+        # headers, directory and the end are where a reader looks, and they are short: half of the changes go there
+        near = source.choice([source.randrange(len(made) + 1), max(len(made) - source.randrange(900), 0)])
+        end = min(near + source.choice([1, 4, 16, 200]), len(made))
+        action = source.randrange(6)
+        if action == 0 and near < len(made):
+            made[near] ^= 1 << source.randrange(8)
+        elif action == 1:
+            made[near:near] = source.choice(_TOKENS)
+        elif action == 2:
+            token = source.choice(_TOKENS)[:64]
+            made[near : near + len(token)] = token
+        elif action == 3:
+            del made[near:end]
+        elif action == 4:
+            made[near:near] = made[near:end]
+        else:
+            made[near:end] = source.randbytes(end - near)
+    return bytes(made)
+
+
+def _shaken(document: Any, source: random.Random) -> Any:
+    """Return a JSON document with one to three of its values, keys or entries changed."""
+    made = copy.deepcopy(document)
+    for _ in range(source.choice([1, 1, 2, 3])):
+        places = list(_places(made))
+        if not places:
+            break
+        holder, key = source.choice(places)
+        action = source.randrange(5)
+        if action <= 1:
+            holder[key] = copy.deepcopy(source.choice(_NASTY))
+        elif action == 2:
+            del holder[key]
+        elif action == 3 and isinstance(holder, dict):
+            name = source.choice(_NASTY)
+            holder[name if isinstance(name, str) else "x"] = holder.pop(key)
+        else:
+            other, place = source.choice(places)
+            holder[key] = copy.deepcopy(_at(other, place))
+    return made
+
+
+def _at(holder: Any, key: Any) -> Any:
+    try:
+        return holder[key]
+    except (KeyError, IndexError):
+        return None
+
+
+def _places(item: Any) -> Iterator[tuple[Any, Any]]:
+    entries = item.items() if isinstance(item, dict) else enumerate(item) if isinstance(item, list) else ()
+    for key, value in list(entries):
+        yield item, key
+        yield from _places(value)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        for inner in path.iterdir():
+            _remove(inner)
+        path.rmdir()
+    else:
+        path.unlink()
