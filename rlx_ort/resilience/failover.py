@@ -246,13 +246,13 @@ class Failover:
         if place not in rankings:
             rankings[place] = _ranking(runner, call.inputs)
         devices = [*first, *rankings[place]]
-        for out in (False, True):
+        for last_resort in (False, True):
             for device in devices:
-                if device in tried or self.quarantine.is_out(device) is not out:
+                out = self.quarantine.is_out(device)
+                if device in tried or (out and not (last_resort and self.quarantine.is_last_resort(device))):
                     continue
-                if not out or self.quarantine.is_last_resort(device):
-                    tried.add(device)
-                    yield device, False
+                tried.add(device)
+                yield device, False
 
     def _attempt(self, call: _Call, device: Device, *, named: bool) -> tuple[CompiledGraph | None, list[Any]]:
         """Return the outputs, and the graph that gave them where nothing limited the run."""
@@ -260,6 +260,21 @@ class Failover:
         if call.timeout_s is None and call.cancel is None:
             compiled = runner._opened(device, named)
             return compiled, compiled.run(inputs)
+
+        def start() -> Stoppable:
+            return runner._opened(device, named).stoppable(inputs)
+
+        return None, self._limited(runner, device, start, call.timeout_s, call.cancel)
+
+    def _limited(
+        self,
+        runner: GraphDevices,
+        device: Device,
+        start: Callable[[], Stoppable],
+        timeout_s: float | None,
+        cancel: CancelToken | None = None,
+    ) -> list[Any]:
+        """Run within limits; a device whose engine does not return is out with its session."""
 
         def stuck(future: Future[Any]) -> None:
             reason = f"the engine did not return within {self.options.grace_s:g} s of being asked to stop"
@@ -269,10 +284,7 @@ class Failover:
             runner._sessions.drop(device)
             _log.warning("%s is out with its session: %s", device.display, reason)
 
-        def start() -> Stoppable:
-            return runner._opened(device, named).stoppable(inputs)
-
-        return None, run_limited(start, call.timeout_s, self.options.grace_s, call.cancel, stuck)
+        return run_limited(start, timeout_s, self.options.grace_s, cancel, stuck)
 
     def _failed(
         self,
@@ -356,7 +368,7 @@ class Failover:
                 raise DeviceUnavailableError(device, found.reason if found else "no provider serves it any more")
             graph = runner._to_time(device)
             if self.options.parity:
-                got = graph.run(inputs)
+                got = self._limited(runner, device, lambda: graph.stoppable(inputs), self.options.timeout_s)
                 if runner.weights.version != version:
                     self.quarantine.postpone(device)  # the results are of other weights
                     return

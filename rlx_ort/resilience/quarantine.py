@@ -118,7 +118,7 @@ class Quarantine:
         """Check a device again after the same back-off, since the check had no result."""
         with self._lock:
             record = self._record(device)
-            record.state = HealthState.QUARANTINED
+            record.state = HealthState.STUCK if record.stuck else HealthState.QUARANTINED
             record.next_try_ns = self._clock() + record.backoff_ns
 
     def enter_stuck(self, device: Device, reason: str) -> None:
