@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from rlx_ort.device import DEVICE_PRIORITY, Device, device_label, parse_device, parse_device_list
     from rlx_ort.errors import (
         CalibrationError,
+        CancelledRunError,
         ConversionError,
         DeviceError,
         DeviceFallbackError,
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
         PlacementError,
         RlxError,
         RunError,
+        StateLossError,
+        TimeLimitError,
     )
     from rlx_ort.execution.benchmark import DeviceBenchResult
     from rlx_ort.execution.buckets import Bucket, BucketedCompileCache, pad_rows, power_of_two_ladder, slice_rows
@@ -91,6 +94,10 @@ if TYPE_CHECKING:
         supports_run_slots,
     )
     from rlx_ort.providers.registry import register_provider
+    from rlx_ort.resilience.failover import Attempt, RunRecord
+    from rlx_ort.resilience.limits import CancelToken
+    from rlx_ort.resilience.options import Resilience
+    from rlx_ort.resilience.quarantine import DeviceHealth, HealthState
     from rlx_ort.selection.candidates import DeviceCandidate, device_report, devices_for, fastest_device_for, rank
     from rlx_ort.selection.cost import BackendCostModel, ProfileCostModel, estimate_graph_cost, pick_best_device
     from rlx_ort.selection.legalize import dispatch_report_for_device, legalize_graph_for_device
@@ -102,25 +109,26 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
-    "BackendCostModel", "BackendsManifest", "Bucket", "BucketedCompileCache", "CalibrationError", "CalibrationProfile",
-    "CompileCache", "CompileOptions", "CompiledGraph", "ConversionError", "DEVICE_PRIORITY", "DType", "Device",
-    "DeviceBenchResult", "DeviceCandidate", "DeviceError", "DeviceFallbackError", "DeviceParseError",
-    "DevicePickStrategy", "DevicePolicy", "DeviceRouter", "DeviceUnavailableError", "Dim", "DimBinding",
-    "DispatchSummary", "EngineError", "ExpertPool", "FlexibleSession", "Graph", "GraphDevices", "GraphError",
-    "GraphVerifyError", "InputError", "IntegrityError", "KernelDispatch", "KernelDispatchPolicy",
-    "KernelDispatchReport", "LayerKvCache", "LegalizeError", "MoeResidencyStats", "NoViableDeviceError", "Node", "Op",
-    "OptimizationLevel", "PackageError", "ParamError", "ParityError", "Placement", "PlacementError", "PlacementRule",
-    "Precision", "PrecisionPolicy", "ProfileCostModel", "RefreshPolicy", "RlxError", "RunError", "Session", "Shape",
-    "UnsupportedOp", "Value", "WeightSharing", "__version__", "available_apple_devices", "available_devices",
-    "bucket_decode_mask", "budget_from_memory", "calibrate", "cost_model", "device_chain_from_env", "device_from_env",
-    "device_label", "device_report", "devices_for", "dispatch_report_for_device", "drain_device", "dynamic_symbols",
-    "estimate_graph_cost", "explain", "fastest_among", "fastest_device", "fastest_device_for", "first_unsupported_op",
-    "format_dispatch_report", "from_onnx", "from_torch", "full_name", "graph_param_names", "has_dynamic_dims",
-    "infer_bindings_from_inputs", "is_available", "legalize_graph_for_device", "load", "merged_mask", "op_kinds",
-    "open_package", "pad_rows", "parse_device", "parse_device_list", "per_layer_masks", "pick_best_device",
-    "power_of_two_ladder", "promote", "rank", "refresh_pools", "register_provider", "resolve_device",
-    "resolve_device_chain", "run_with_fallback", "save_onnx", "slice_rows", "start_package", "supports",
-    "supports_graph", "supports_run_slots", "to_onnx", "verify", "warm_package",
+    "Attempt", "BackendCostModel", "BackendsManifest", "Bucket", "BucketedCompileCache", "CalibrationError",
+    "CalibrationProfile", "CancelToken", "CancelledRunError", "CompileCache", "CompileOptions", "CompiledGraph",
+    "ConversionError", "DEVICE_PRIORITY", "DType", "Device", "DeviceBenchResult", "DeviceCandidate", "DeviceError",
+    "DeviceFallbackError", "DeviceHealth", "DeviceParseError", "DevicePickStrategy", "DevicePolicy", "DeviceRouter",
+    "DeviceUnavailableError", "Dim", "DimBinding", "DispatchSummary", "EngineError", "ExpertPool", "FlexibleSession",
+    "Graph", "GraphDevices", "GraphError", "GraphVerifyError", "HealthState", "InputError", "IntegrityError",
+    "KernelDispatch", "KernelDispatchPolicy", "KernelDispatchReport", "LayerKvCache", "LegalizeError",
+    "MoeResidencyStats", "NoViableDeviceError", "Node", "Op", "OptimizationLevel", "PackageError", "ParamError",
+    "ParityError", "Placement", "PlacementError", "PlacementRule", "Precision", "PrecisionPolicy", "ProfileCostModel",
+    "RefreshPolicy", "Resilience", "RlxError", "RunError", "RunRecord", "Session", "Shape", "StateLossError",
+    "TimeLimitError", "UnsupportedOp", "Value", "WeightSharing", "__version__", "available_apple_devices",
+    "available_devices", "bucket_decode_mask", "budget_from_memory", "calibrate", "cost_model", "device_chain_from_env",
+    "device_from_env", "device_label", "device_report", "devices_for", "dispatch_report_for_device", "drain_device",
+    "dynamic_symbols", "estimate_graph_cost", "explain", "fastest_among", "fastest_device", "fastest_device_for",
+    "first_unsupported_op", "format_dispatch_report", "from_onnx", "from_torch", "full_name", "graph_param_names",
+    "has_dynamic_dims", "infer_bindings_from_inputs", "is_available", "legalize_graph_for_device", "load",
+    "merged_mask", "op_kinds", "open_package", "pad_rows", "parse_device", "parse_device_list", "per_layer_masks",
+    "pick_best_device", "power_of_two_ladder", "promote", "rank", "refresh_pools", "register_provider",
+    "resolve_device", "resolve_device_chain", "run_with_fallback", "save_onnx", "slice_rows", "start_package",
+    "supports", "supports_graph", "supports_run_slots", "to_onnx", "verify", "warm_package",
 ]  # fmt: skip
 
 # In a checkout that is not installed, `converters`, `providers` and `calibration` are beside this folder.
@@ -162,6 +170,10 @@ _NAMES_OF = {
     "providers.availability": "available_apple_devices available_devices drain_device fastest_among "
     "fastest_device full_name is_available supports_run_slots",
     "providers.registry": "register_provider",
+    "resilience.failover": "Attempt RunRecord",
+    "resilience.limits": "CancelToken",
+    "resilience.options": "Resilience",
+    "resilience.quarantine": "DeviceHealth HealthState",
     "selection.candidates": "DeviceCandidate device_report devices_for fastest_device_for rank",
     "selection.cost": "BackendCostModel ProfileCostModel estimate_graph_cost pick_best_device",
     "selection.legalize": "dispatch_report_for_device legalize_graph_for_device",

@@ -82,6 +82,20 @@ class DeviceSessions:
             if slot.current is not None:
                 slot.engine(PlacementRule.ASSISTED)
 
+    def has_state(self, device: Device) -> bool:
+        """Return whether a compiled graph of a device holds state that cannot move to another one."""
+        return any(found.has_state for (at, _), found in list(self._lent.items()) if at == device)
+
+    def drop(self, device: Device) -> None:
+        """Forget the session of a device without waiting for it, unless it holds state; the next use opens another."""
+        if self.has_state(device):
+            return
+        with self._lock:
+            self._slots.pop(device, None)
+            self._compiling.pop(device, None)
+            for rule in PlacementRule:
+                self._lent.pop((device, rule), None)
+
     def close(self) -> None:
         """Close every session; runs in other threads finish first."""
         for slot in list(self._slots.values()):

@@ -16,6 +16,9 @@ RlxError
     ParamError(ValueError)           a parameter is unset, unknown or of the wrong type
     PlacementError                   nodes ran, or would run, somewhere else than asked
     EngineError                      ONNX Runtime failed; its exception is the cause
+    TimeLimitError                   a run took longer than it was allowed to
+    CancelledRunError                the caller cancelled the run
+    StateLossError                   a device failed that holds state which cannot move to another
   CalibrationError                   a device cannot be measured
   PackageError
     IntegrityError                   a package does not hold what it promises
@@ -35,6 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CalibrationError",
+    "CancelledRunError",
     "ConversionError",
     "DeviceError",
     "DeviceFallbackError",
@@ -53,6 +57,8 @@ __all__ = [
     "PlacementError",
     "RlxError",
     "RunError",
+    "StateLossError",
+    "TimeLimitError",
 ]
 
 
@@ -177,6 +183,18 @@ class EngineError(RunError):
     """ONNX Runtime failed while loading or running a model; its own exception is `__cause__`."""
 
 
+class TimeLimitError(RunError):
+    """A run took longer than its time limit and was stopped, or given up where the engine did not return."""
+
+
+class CancelledRunError(RunError):
+    """A run was cancelled by its `CancelToken`."""
+
+
+class StateLossError(RunError):
+    """A device failed that holds handles, caches or committed runs, which cannot move to another device."""
+
+
 class CalibrationError(RlxError):
     """A device could not be measured."""
 
@@ -203,15 +221,23 @@ class ParityError(RlxError):
         self.comparison = comparison
 
 
-_WRONG_EVERYWHERE = (InputError, ParamError, DeviceParseError, GraphVerifyError, PackageError)
+_WRONG_EVERYWHERE = (
+    InputError,
+    ParamError,
+    DeviceParseError,
+    GraphVerifyError,
+    PackageError,
+    CancelledRunError,
+    StateLossError,
+)
 
 
 def is_device_failure(error: BaseException) -> bool:
     """Return whether another device may succeed where this error was raised.
 
     True for the errors of this package that a device is the reason of, for `MemoryError`, and for ONNX Runtime's own
-    exceptions. False for what is wrong on every device (inputs, parameters, device names, the graph, the package) and
-    for every other exception, which is a bug or the caller's own business.
+    exceptions. False for what is wrong on every device (inputs, parameters, device names, the graph, the package, a
+    cancelled run, state that cannot move) and for every other exception, which is a bug or the caller's own business.
     """
     if isinstance(error, RlxError):
         return not isinstance(error, _WRONG_EVERYWHERE)

@@ -19,7 +19,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlx_ort.device import Device
 from rlx_ort.device_sessions import DeviceSessions
-from rlx_ort.errors import DeviceError, DeviceFallbackError, GraphError, NoViableDeviceError, is_device_failure
+from rlx_ort.errors import (
+    DeviceError,
+    DeviceFallbackError,
+    GraphError,
+    NoViableDeviceError,
+    RunError,
+    is_device_failure,
+)
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule
 from rlx_ort.selection.policy import Adaptive, Benchmark, DevicePolicy, chain_with, device_chain_from_env, labels
 
@@ -37,12 +44,17 @@ if TYPE_CHECKING:
     from rlx_ort.ir.dtype import DType
     from rlx_ort.ir.graph import Graph
     from rlx_ort.ir.tensor import TensorData
+    from rlx_ort.resilience.failover import Failover, RunRecord
+    from rlx_ort.resilience.limits import CancelToken
+    from rlx_ort.resilience.options import Resilience
+    from rlx_ort.resilience.quarantine import DeviceHealth
     from rlx_ort.selection.candidates import Candidates, DeviceCandidate
     from rlx_ort.selection.policy import Devices
 
 __all__ = ["GraphDevices", "graph_param_names", "load"]
 
 T = TypeVar("T")
+_NO_RESILIENCE = "{} needs a runner with GraphDevices(..., resilience=Resilience())"
 
 
 def graph_param_names(graph: Graph) -> list[str]:
@@ -50,7 +62,13 @@ def graph_param_names(graph: Graph) -> list[str]:
     return [value.name for value in graph.params]
 
 
-def load(path: str | Path, policy: DevicePolicy | None = None, options: CompileOptions | None = None) -> GraphDevices:
+def load(
+    path: str | Path,
+    policy: DevicePolicy | None = None,
+    options: CompileOptions | None = None,
+    *,
+    resilience: Resilience | None = None,
+) -> GraphDevices:
     """Read a model, ONNX or IR JSON by its content, and return it ready to run on the devices of this machine.
 
     Without a policy, the `RLX_*` variables are the policy; see `DevicePolicy.from_env`.
@@ -62,7 +80,7 @@ def load(path: str | Path, policy: DevicePolicy | None = None, options: CompileO
     from rlx_ort.converters.from_onnx import load_graph
 
     policy = DevicePolicy.from_env() if policy is None else policy
-    return GraphDevices(load_graph(path), policy, options)
+    return GraphDevices(load_graph(path), policy, options, resilience=resilience)
 
 
 class GraphDevices:
@@ -77,6 +95,7 @@ class GraphDevices:
             `load` alone.
         options: how to compile.
         weights: the store of another runner or compiled graph, to share its weights; a new one by default.
+        resilience: how to react to devices that fail; by default an error of a run is raised. See docs/resilience.md.
 
     Attributes:
         last_attempts: the devices that refused or failed in the last `run_try` or chain, with the reason; after an
@@ -95,11 +114,15 @@ class GraphDevices:
         policy: DevicePolicy | None = None,
         options: CompileOptions | None = None,
         weights: WeightStore | None = None,
+        *,
+        resilience: Resilience | None = None,
     ) -> None:
-        self._prepare(policy, options)
+        self._prepare(policy, options, resilience)
         self._take(graph, weights)
 
-    def _prepare(self, policy: DevicePolicy | None, options: CompileOptions | None) -> None:
+    def _prepare(
+        self, policy: DevicePolicy | None, options: CompileOptions | None, resilience: Resilience | None = None
+    ) -> None:
         """Set everything but the graph and its weights; see `_take`."""
         self._policy = policy or DevicePolicy()
         self._options = options or CompileOptions()
@@ -108,6 +131,11 @@ class GraphDevices:
             self._options.with_(placement=fixed or rule) for rule in (PlacementRule.STRICT, PlacementRule.ASSISTED)
         )
         self._lock = threading.RLock()
+        self._failover: Failover | None = None
+        if resilience is not None:
+            from rlx_ort.resilience.failover import Failover
+
+            self._failover = Failover(resilience)
         self.last_attempts: tuple[tuple[Device, str], ...] = ()
         self.last_choice: Choice | None = None
         self._forget()
@@ -345,30 +373,76 @@ class GraphDevices:
 
     # Run
 
-    def run(self, device: Device | str, inputs: Mapping[str, Any]) -> list[Any]:
-        """Run on a device and return the outputs in order; see `compile` and `CompiledGraph.run`."""
+    def run(
+        self,
+        device: Device | str,
+        inputs: Mapping[str, Any],
+        *,
+        timeout_s: float | None = None,
+        cancel: CancelToken | None = None,
+    ) -> list[Any]:
+        """Run on a device and return the outputs in order; see `compile` and `CompiledGraph.run`.
+
+        The limits of this and the next methods need a runner with `resilience`.
+        """
+        failover = self._limited_by(timeout_s, cancel)
+        if failover is not None:
+            return failover.run_named(self, inputs, Device(device), timeout_s, cancel)
         return self.compile(device).run(inputs)
 
-    def run_resolved(self, inputs: Mapping[str, Any], device: Device | str | None = None) -> list[Any]:
+    def run_resolved(
+        self,
+        inputs: Mapping[str, Any],
+        device: Device | str | None = None,
+        *,
+        timeout_s: float | None = None,
+        cancel: CancelToken | None = None,
+    ) -> list[Any]:
         """Run on the device given, else `RLX_DEVICE`, else the fastest for these inputs that takes the graph."""
+        failover = self._limited_by(timeout_s, cancel)
         if device is not None:
+            if failover is not None:
+                return failover.run_named(self, inputs, self.resolve(device), timeout_s, cancel)
             return self.compile_resolved(device).run(inputs)
+        if failover is not None:
+            return failover.run(self, inputs, GraphDevices._resolved, timeout_s, cancel, "resolved")[1]
         return self._open_first(lambda: self._resolved(inputs)).run(inputs)
 
-    def run_fastest(self, inputs: Mapping[str, Any]) -> list[Any]:
+    def run_fastest(
+        self, inputs: Mapping[str, Any], *, timeout_s: float | None = None, cancel: CancelToken | None = None
+    ) -> list[Any]:
         """Run on the device that is predicted to be fastest for these inputs and takes the graph; see `rank`.
+
+        With `resilience`, another device answers where that one fails.
 
         Raises:
             NoViableDeviceError: no device takes the graph; it lists the reasons.
-            RunError: the run failed; no other device is tried then, see `run_try`.
+            RunError: the run failed; without `resilience` no other device is tried then, see `run_try`.
         """
+        failover = self._failover or self._limited_by(timeout_s, cancel)
+        if failover is not None:
+            return failover.run(self, inputs, _predicted, timeout_s, cancel, "fastest")[1]
         return self._open_first(lambda: (self.fastest(inputs), False)).run(inputs)
 
-    def run_resolved_with_inputs(self, inputs: Mapping[str, Any], device: Device | str | None = None) -> list[Any]:
+    def run_resolved_with_inputs(
+        self,
+        inputs: Mapping[str, Any],
+        device: Device | str | None = None,
+        *,
+        timeout_s: float | None = None,
+        cancel: CancelToken | None = None,
+    ) -> list[Any]:
         """Run on the device that `resolve_with_inputs` returns; see `run_chosen`."""
-        return self.run_chosen(inputs, device)[1]
+        return self.run_chosen(inputs, device, timeout_s=timeout_s, cancel=cancel)[1]
 
-    def run_chosen(self, inputs: Mapping[str, Any], device: Device | str | None = None) -> tuple[Device, list[Any]]:
+    def run_chosen(
+        self,
+        inputs: Mapping[str, Any],
+        device: Device | str | None = None,
+        *,
+        timeout_s: float | None = None,
+        cancel: CancelToken | None = None,
+    ) -> tuple[Device, list[Any]]:
         """Run on the device that `resolve_with_inputs` returns, and return it with the outputs.
 
         Under the adaptive strategy the run is timed, and where a device that took the winner's place fails, the
@@ -378,9 +452,10 @@ class GraphDevices:
             DeviceError: no device may be chosen, or the one given cannot be used.
             RunError: the run failed.
         """
+        failover = self._limited_by(timeout_s, cancel)
         if device is not None:
-            compiled = self.compile_resolved(device)
-            return compiled.device, compiled.run(inputs)
+            device = self.resolve(device)
+            return device, self.run(device, inputs, timeout_s=timeout_s, cancel=cancel)
         follower: Follower | None = None
 
         def choose() -> tuple[Device, bool]:
@@ -388,6 +463,13 @@ class GraphDevices:
             follower = self._follower(inputs)
             return self._resolved(inputs) if follower is None else (self._followed(follower), False)
 
+        if failover is not None:
+            key = "" if isinstance(self._policy.pick_strategy(), (Benchmark, Adaptive)) else "resolved"
+            ran, outputs = failover.run(self, inputs, lambda *_: choose(), timeout_s, cancel, key)
+            last = failover.last_run
+            if follower is not None and last is not None:
+                follower.note(ran, int(last.seconds * 1e9))
+            return ran, outputs
         compiled = self._open_first(choose)
         begun = time.perf_counter_ns()
         try:
@@ -450,6 +532,23 @@ class GraphDevices:
         learn_from(rows, self.graph, self._by_choice, inputs)
         return rows
 
+    # Health
+
+    @property
+    def last_run(self) -> RunRecord | None:
+        """How the last run of this thread was answered; None before the first, and without `resilience`."""
+        return None if self._failover is None else self._failover.last_run
+
+    def health(self) -> list[DeviceHealth]:
+        """Return the health of each device that may be chosen or has failed, the best choice first.
+
+        Raises:
+            RunError: the runner has no `resilience`.
+        """
+        if self._failover is None:
+            raise RunError(_NO_RESILIENCE.format("health"))
+        return self._failover.health(self)
+
     # State
 
     def invalidate_cache(self) -> None:
@@ -490,6 +589,8 @@ class GraphDevices:
         self._sessions = DeviceSessions(self._options)
         self._devices = None
         self._winners = {}
+        if self._failover is not None:
+            self._failover.forget_sessions()
 
     def _follow_graph(self) -> None:
         """Close the sessions if the graph has grown, so that it is compiled again."""
@@ -579,6 +680,12 @@ class GraphDevices:
         finally:
             self.last_attempts = tuple(self._refusals(self._by_name).items())
 
+    def _limited_by(self, timeout_s: float | None, cancel: CancelToken | None) -> Failover | None:
+        """Return what handles failures, None where a run is to be plain."""
+        if self._failover is None and (timeout_s is not None or cancel is not None):
+            raise RunError(_NO_RESILIENCE.format("a time limit or cancellation"))
+        return self._failover
+
     def _to_time(self, device: Device) -> CompiledGraph:
         """Return a graph whose runs do not change the handles of the compiled graph that callers have."""
         found = self._opened(device, named=False)
@@ -609,3 +716,8 @@ class GraphDevices:
             raise NoViableDeviceError(f"{device.display} may not run graph {self.graph.name!r}: it is {refusal}")
         with self._remembering(device, rule):
             return sessions.compiled(self.graph, self.weights, device, rule)
+
+
+def _predicted(runner: GraphDevices, inputs: Mapping[str, Any]) -> tuple[Device, bool]:
+    """Return the device that is predicted to be fastest, which nobody named."""
+    return runner.fastest(inputs), False

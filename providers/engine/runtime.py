@@ -28,6 +28,7 @@ from rlx_ort.providers.installation import (
 )
 
 __all__ = [
+    "DEVICE_GONE",
     "ENGINE_EXCEPTIONS",
     "PLAIN_EXCEPTIONS",
     "available_eps",
@@ -67,7 +68,7 @@ _ABOUT_INPUTS = (
     r"Invalid input name|Invalid output name|Got invalid dimensions|Unexpected input data type|Invalid rank for input"
     r"|Missing Input|Invalid Feed|Required inputs|Input name cannot|do not match expected type|Unable to handle object"
 )
-_DEVICE_GONE = (
+DEVICE_GONE = (
     r"WebGPU device lost|Failed to get a WebGPU adapter|no CUDA-capable device|invalid device ordinal"
     r"|CUDA driver version is insufficient|devices are busy or unavailable|887A0005|887A0006|887A0007|887A0020"
 )
@@ -194,7 +195,7 @@ def opening_error(err: Exception, device: Device, remedy: str = "") -> RlxError:
     text = readable(err)
     if "ort_version_supported" in text:  # a plugin that was built for a newer core registers, and fails here
         return DeviceUnavailableError(device, text, "pip install --upgrade onnxruntime")
-    if kind is DeviceUnavailableError or re.search(_DEVICE_GONE, str(err)):
+    if kind is DeviceUnavailableError or re.search(DEVICE_GONE, str(err)):
         return DeviceUnavailableError(device, text, remedy)
     return kind(f"ONNX Runtime did not take the model for {device.display}: {text}")
 

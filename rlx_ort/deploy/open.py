@@ -74,19 +74,19 @@ class PackageDevices(GraphDevices):
         self._load()
         return self._weights
 
-    def run(self, device: Device | str, inputs: Mapping[str, Any]) -> list[Any]:
+    def run(self, device: Device | str, inputs: Mapping[str, Any], **limits: Any) -> list[Any]:
         """Run on a device and return the outputs in order; see `GraphDevices.run`.
 
         The first four runs of a warmed package use unpacked weights, later ones packed weights; results differ by
         rounding. A graph from `compile` always uses packed weights.
         """
-        results = self._run_quick(device, inputs)
-        return super().run(device, inputs) if results is None else results
+        results = None if limits else self._run_quick(device, inputs)
+        return super().run(device, inputs, **limits) if results is None else results
 
-    def run_resolved(self, inputs: Mapping[str, Any], device: Device | str | None = None) -> list[Any]:
+    def run_resolved(self, inputs: Mapping[str, Any], device: Device | str | None = None, **limits: Any) -> list[Any]:
         """Run on the device that `resolve` returns."""
-        results = None if device is None else self._run_quick(device, inputs)
-        return super().run_resolved(inputs, device) if results is None else results
+        results = None if device is None or limits else self._run_quick(device, inputs)
+        return super().run_resolved(inputs, device, **limits) if results is None else results
 
     def invalidate_cache(self) -> None:
         """Close every session and forget the devices and the benchmark winners; the weights stay."""

@@ -32,14 +32,18 @@ class Workers:
     Args:
         most: how many calls may run at a time.
         name: the threads' name.
+        idle_s: seconds that a thread waits for its next call before it ends; None to wait until `close`.
     """
 
-    def __init__(self, most: int, name: str) -> None:
+    def __init__(self, most: int, name: str, idle_s: float | None = None) -> None:
         self._most = most
         self._name = name
+        self._idle_s = idle_s
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self._idle = 0
+        self._idle = 0  # threads that wait and have not been promised a job
+        self._backlog = 0  # jobs that wait until a thread has finished another one
         self._threads = 0
+        self._closed = False
         self._lock = threading.Lock()
 
     def submit(self, call: Callable[[], T]) -> Future[T]:
@@ -47,37 +51,57 @@ class Workers:
         future: Future[T] = Future()
         with self._lock:
             self._jobs.put((future, call))
-            if self._jobs.qsize() > self._idle and self._threads < self._most:
+            if self._idle:
+                self._idle -= 1
+            elif self._threads < self._most:
                 self._threads += 1
                 threading.Thread(target=self._work, name=self._name, daemon=True).start()
+            else:
+                self._backlog += 1
         return future
 
     def close(self) -> None:
-        """End the threads after the calls submitted so far."""
+        """End the threads after the calls submitted so far; nothing may be submitted any more."""
         with self._lock:
+            self._closed = True
             for _ in range(self._threads):
                 self._jobs.put(None)
-            self._threads = 0
 
     def _work(self) -> None:
         while True:
-            with self._lock:
-                self._idle += 1
-            job = self._jobs.get()
-            with self._lock:
-                self._idle -= 1
+            try:
+                job = self._jobs.get(timeout=self._idle_s)
+            except queue.Empty:
+                with self._lock:
+                    if self._idle and not self._closed:
+                        self._idle -= 1
+                        self._threads -= 1
+                        return
+                continue  # it was promised a job meanwhile
             if job is None:
                 return
             future, call = job
-            if not future.set_running_or_notify_cancel():
-                continue
-            try:
-                result = call()
-            except BaseException as err:  # any exception belongs to the caller, who waits for it
-                future.set_exception(err)
+            if future.set_running_or_notify_cancel():
+                try:
+                    result = call()
+                except BaseException as err:  # any exception belongs to the caller, who waits for it
+                    self._free()
+                    future.set_exception(err)
+                else:
+                    self._free()
+                    future.set_result(result)
+                    del result
             else:
-                future.set_result(result)
+                self._free()
             del job, future, call  # an idle thread must keep no result alive
+
+    def _free(self) -> None:
+        """Take a job of the backlog or become idle, before the caller continues, so that it finds this thread."""
+        with self._lock:
+            if self._backlog:
+                self._backlog -= 1
+            else:
+                self._idle += 1
 
 
 class BackgroundRuns:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -102,6 +102,11 @@ class CompiledGraph:
     def has_handles(self) -> bool:
         """Whether a handle is bound, so that a run may change the results of later runs."""
         return bool(self._handles)
+
+    @property
+    def has_state(self) -> bool:
+        """Whether handles are bound or committed runs were not waited for, so that another device cannot take over."""
+        return bool(self._handles) or self._background.busy
 
     @property
     def exported(self) -> ExportedModel:
@@ -511,15 +516,28 @@ class CompiledGraph:
             InputError: an input is wrong.
             EngineError: the run failed.
         """
+        return await run_in_background(*self.stoppable(inputs))
+
+    def stoppable(self, inputs: Mapping[str, Any]) -> tuple[Callable[[], list[Any]], Callable[[], None] | None]:
+        """Return a run to be called once, and what stops it at its next node, or before it begins.
+
+        A run that uses handles, or inputs on a device, cannot be stopped.
+
+        Raises:
+            InputError: an input is wrong.
+            ParamError: a parameter is not set.
+        """
         if not self._plain:
-            return await run_in_background(lambda: self.run(inputs))
+            return lambda: self.run(inputs), None
         engine = self._engine()
         feeds, names = self._inputs.feeds(inputs, engine), self._output_names
         if feeds.__class__ is ResidentFeeds:
-            outputs = await run_in_background(lambda: engine.binder.run(feeds, names, ()))
-        else:
-            once = engine.binder.stoppable()
-            outputs = await run_in_background(lambda: once.run(names, feeds), once.stop)
+            return lambda: self._noted(engine.binder.run(feeds, names, ())), None
+        once = engine.binder.stoppable()
+        return lambda: self._noted(once.run(names, feeds)), once.stop
+
+    def _noted(self, outputs: list[Any]) -> list[Any]:
+        """Keep a run's outputs as those of the last one, and return a list of them for the caller."""
         self._last = (None, outputs)
         return outputs.copy()
 

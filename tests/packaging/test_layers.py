@@ -121,7 +121,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("execution",),
     ("calibration",),
     ("selection",),
-    ("graph_devices", "device_sessions", "adaptive", "compat"),
+    ("graph_devices", "device_sessions", "adaptive", "compat", "resilience"),
     ("parity",),
     ("conversion",),
     ("deploy",),

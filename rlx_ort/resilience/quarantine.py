@@ -1,0 +1,192 @@
+"""`Quarantine`: which devices are out after failures, until when, and what is known of each."""
+
+from __future__ import annotations
+
+import enum
+import math
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from rlx_ort.device import Device
+from rlx_ort.resilience.options import Resilience
+
+__all__ = ["DeviceHealth", "HealthState", "Quarantine"]
+
+_PROVEN = 10
+"""A device that stayed well for so many times its last back-off starts from the first back-off again."""
+
+
+class HealthState(enum.Enum):
+    """What a device is used for."""
+
+    READY = "ready"
+    QUARANTINED = "quarantined"
+    ON_TRIAL = "on trial"
+    STUCK = "stuck"
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceHealth:
+    """The health of one device for one runner.
+
+    Attributes:
+        device: the device.
+        state: ready; quarantined; on trial, while it is checked for re-admission; or stuck, while a run that was asked
+            to stop is still inside the engine.
+        since_s: seconds in this state.
+        failures: failures since the device was last well for long.
+        reason: the last failure, empty if there was none.
+        next_try_s: seconds until its next check, 0 when it is due; None unless it is quarantined.
+    """
+
+    device: Device
+    state: HealthState = HealthState.READY
+    since_s: float = 0.0
+    failures: int = 0
+    reason: str = ""
+    next_try_s: float | None = None
+
+
+@dataclass(slots=True)
+class _Record:
+    since_ns: int
+    state: HealthState = HealthState.READY
+    failures: int = 0
+    reason: str = ""
+    backoff_ns: int = 0
+    next_try_ns: int = 0
+    stuck: int = 0
+    wrong: bool = False
+
+
+class Quarantine:
+    """Devices that failed, with exponential back-off. A check is due when a back-off is over; the caller makes it.
+
+    Args:
+        options: the back-off.
+        clock: returns monotonic nanoseconds.
+    """
+
+    def __init__(self, options: Resilience, clock: Callable[[], int]) -> None:
+        self._options = options
+        self._clock = clock
+        self._records: dict[Device, _Record] = {}
+        self._lock = threading.Lock()
+
+    def is_out(self, device: Device) -> bool:
+        """Return whether runs pass the device over."""
+        record = self._records.get(device)
+        return record is not None and record.state is not HealthState.READY
+
+    def is_last_resort(self, device: Device) -> bool:
+        """Return whether a device that is out may still be tried when no other answers.
+
+        One whose engine did not come back, or whose results were wrong, may not.
+        """
+        record = self._records.get(device)
+        return record is None or not (record.stuck or record.wrong)
+
+    def reason(self, device: Device) -> str:
+        """Return the last failure of a device, empty if there was none."""
+        record = self._records.get(device)
+        return "" if record is None else record.reason
+
+    def fail(self, device: Device, reason: str, begun_ns: int) -> bool:
+        """Put a device out for a run that began at `begun_ns`; return whether it was ready before.
+
+        Failures of other runs of the same outage do not lengthen it, and neither do those of runs that began before
+        the device was last re-admitted.
+        """
+        with self._lock:
+            record = self._record(device)
+            if record.state is not HealthState.READY or (record.failures and begun_ns < record.since_ns):
+                return False
+            if self._clock() - record.since_ns > _PROVEN * record.backoff_ns:
+                record.failures = 0
+            self._count(record, reason)
+            return True
+
+    def fail_again(self, device: Device, reason: str, *, wrong: bool = False) -> None:
+        """Count a failed check, or a failed run of the last resort, and double the back-off."""
+        with self._lock:
+            record = self._record(device)
+            record.wrong = wrong or record.wrong
+            self._count(record, reason)
+
+    def postpone(self, device: Device) -> None:
+        """Check a device again after the same back-off, since the check had no result."""
+        with self._lock:
+            record = self._record(device)
+            record.state = HealthState.STUCK if record.stuck else HealthState.QUARANTINED
+            record.next_try_ns = self._clock() + record.backoff_ns
+
+    def enter_stuck(self, device: Device, reason: str) -> None:
+        """Note that a run does not come back from the device's engine; the device is out."""
+        with self._lock:
+            record = self._record(device)
+            record.stuck += 1
+            if record.state is HealthState.READY:
+                self._count(record, reason)
+            record.state, record.reason = HealthState.STUCK, reason
+
+    def leave_stuck(self, device: Device) -> None:
+        """Note that such a run has come back after all; the device may be checked when its back-off is over."""
+        with self._lock:
+            record = self._record(device)
+            record.stuck -= 1
+            if not record.stuck and record.state is HealthState.STUCK:
+                record.state = HealthState.QUARANTINED
+
+    def readmit(self, device: Device) -> None:
+        """Let a device in again."""
+        with self._lock:
+            record = self._record(device)
+            if not record.stuck:
+                record.state, record.since_ns, record.wrong = HealthState.READY, self._clock(), False
+
+    def claim(self) -> Device | None:
+        """Return a device whose check is due, which is then on trial; None if there is none."""
+        with self._lock:
+            now = self._clock()
+            for device, record in self._records.items():
+                if record.state is HealthState.QUARANTINED and record.next_try_ns <= now:
+                    record.state = HealthState.ON_TRIAL
+                    return device
+        return None
+
+    def next_due_ns(self) -> float:
+        """Return when the next check is due, in the clock's nanoseconds; infinity if none will be."""
+        with self._lock:
+            waiting = [found for found in self._records.values() if found.state is HealthState.QUARANTINED]
+        return min((record.next_try_ns for record in waiting), default=math.inf)
+
+    def health(self, device: Device) -> DeviceHealth:
+        """Return the health of a device."""
+        with self._lock:
+            record = self._records.get(device)
+            if record is None:
+                return DeviceHealth(device)
+            now = self._clock()
+            due = max(0, record.next_try_ns - now) / 1e9 if record.state is HealthState.QUARANTINED else None
+            since = (now - record.since_ns) / 1e9
+            return DeviceHealth(device, record.state, since, record.failures, record.reason, due)
+
+    def devices(self) -> list[Device]:
+        """Return the devices that have failed at some time."""
+        with self._lock:
+            return list(self._records)
+
+    def _record(self, device: Device) -> _Record:
+        return self._records.setdefault(device, _Record(self._clock()))
+
+    def _count(self, record: _Record, reason: str) -> None:
+        options = self._options
+        if record.state is HealthState.READY:
+            record.since_ns = self._clock()
+        record.failures += 1
+        record.reason = reason
+        doubled = options.backoff_s * 2 ** min(record.failures - 1, 60)
+        record.backoff_ns = int(min(doubled, options.backoff_max_s) * 1e9)
+        record.next_try_ns = self._clock() + record.backoff_ns
+        record.state = HealthState.STUCK if record.stuck else HealthState.QUARANTINED

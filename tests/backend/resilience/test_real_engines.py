@@ -1,0 +1,183 @@
+"""Failover, limits and re-admission with ONNX Runtime on the CPU, WebGPU in software, and a device with faults."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from fault_provider import LOST, FaultProvider, until
+
+from rlx_ort.errors import CancelledRunError, EngineError, RlxError, TimeLimitError
+from rlx_ort.graph_devices import GraphDevices
+from rlx_ort.ir.graph import Graph
+from rlx_ort.options.compile_options import CompileOptions
+from rlx_ort.providers.cpu import CpuProvider
+from rlx_ort.providers.registry import default_registry, register_provider
+from rlx_ort.resilience.limits import CancelToken
+from rlx_ort.resilience.options import Resilience
+from rlx_ort.resilience.quarantine import HealthState
+from rlx_ort.selection.policy import DevicePolicy
+
+RNG = np.random.default_rng(3)
+WEIGHTS = RNG.standard_normal((8, 8)).astype(np.float32)
+
+
+@pytest.fixture
+def fault() -> Iterator[FaultProvider]:
+    """Register a device with faults that computes on the CPU, and take it away after the test."""
+    provider = FaultProvider(CpuProvider())
+    register_provider(provider)
+    yield provider
+    provider.recover()
+    until(lambda: not provider.inside)
+    del default_registry()._by_kind["fault"]
+
+
+def mlp() -> Graph:
+    graph = Graph("mlp")
+    x = graph.input("x", ["n", 8])
+    graph.outputs = [graph.tanh(x @ graph.param("w", [8, 8], data=WEIGHTS))]
+    return graph
+
+
+def test_a_real_run_is_stopped_at_its_limit_and_the_session_stays_usable() -> None:
+    """By ONNX Runtime's terminate flag; the same session then runs to its end in time."""
+    graph = Graph("long")
+    first = value = graph.input("x", ["n", "n"])
+    for _ in range(300):
+        value = graph.tanh(value @ first)
+    graph.outputs = [value]
+    runner = GraphDevices(
+        graph, DevicePolicy.only(["cpu"]), CompileOptions(intra_op_threads=1), resilience=Resilience()
+    )
+    small = {"x": np.eye(4, dtype=np.float32)}
+    wanted = runner.run_fastest(small)[0]
+    begun = time.perf_counter()
+    with pytest.raises(TimeLimitError):
+        runner.run_fastest({"x": np.eye(1024, dtype=np.float32)}, timeout_s=0.1)
+    assert time.perf_counter() - begun < 2.0
+    np.testing.assert_array_equal(runner.run_fastest(small, timeout_s=10.0)[0], wanted)
+    assert runner.health()[0].state is HealthState.READY
+
+
+def test_a_real_run_is_cancelled_from_another_thread() -> None:
+    """Within a node or two."""
+    graph = Graph("long")
+    first = value = graph.input("x", ["n", "n"])
+    for _ in range(300):
+        value = graph.tanh(value @ first)
+    graph.outputs = [value]
+    runner = GraphDevices(graph, DevicePolicy.only(["cpu"]), resilience=Resilience())
+    token = CancelToken()
+    threading.Timer(0.1, token.cancel).start()
+    begun = time.perf_counter()
+    with pytest.raises(CancelledRunError):
+        runner.run("cpu", {"x": np.eye(1024, dtype=np.float32)}, cancel=token)
+    assert time.perf_counter() - begun < 5.0
+
+
+def test_data_that_a_kernel_refuses_quarantines_nobody(fault: FaultProvider) -> None:
+    """An index out of range is the caller's; it does not go from device to device."""
+    graph = Graph("gather")
+    graph.outputs = [graph.gather(graph.input("x", [4]), graph.input("i", [1], "i64"))]
+    runner = GraphDevices(graph, DevicePolicy.only(["cpu", "fault"]), resilience=Resilience())
+    inputs = {"x": np.ones(4, np.float32), "i": np.array([9])}
+    with pytest.raises(RlxError, match="out of data bounds"):
+        runner.run_fastest(inputs)
+    assert {health.state for health in runner.health()} == {HealthState.READY}
+
+
+def test_a_device_that_dies_and_recovers_is_used_again(fault: FaultProvider) -> None:
+    """Within its back-off and one check, with results that are right throughout."""
+    runner = GraphDevices(mlp(), DevicePolicy.only(["cpu", "fault"]), resilience=Resilience(backoff_s=0.05))
+    x = RNG.standard_normal((3, 8)).astype(np.float32)
+    wanted = np.tanh(x @ WEIGHTS)
+    seen = []
+
+    def ask() -> str:
+        np.testing.assert_allclose(runner.run_fastest({"x": x})[0], wanted, rtol=1e-5, atol=1e-6)
+        assert runner.last_run is not None
+        assert runner.last_run.device is not None
+        seen.append(runner.last_run.device.label)
+        return seen[-1]
+
+    assert ask() == "fault"
+    fault.dead = LOST
+    assert ask() == "cpu"
+    fault.recover()
+    recovered = time.perf_counter()
+    until(lambda: ask() == "fault")
+    assert time.perf_counter() - recovered < 2.0
+
+
+@pytest.mark.webgpu
+def test_random_faults_lose_no_request_and_give_no_wrong_answer(fault: FaultProvider) -> None:
+    """Eight threads, faults of every kind, each result checked; half of them may not be answered by the CPU."""
+    options = Resilience(backoff_s=0.02, backoff_max_s=0.1, timeout_s=0.5, grace_s=0.05)
+    allowed = (["cpu", "fault"], ["webgpu", "fault"])
+    runners = [GraphDevices(mlp(), DevicePolicy.only(names), resilience=options) for names in allowed]
+    cases = []
+    for rows in (1, 2, 3, 5):
+        x = RNG.standard_normal((rows, 8)).astype(np.float32)
+        cases.append(({"x": x}, np.tanh(x @ WEIGHTS)))
+    for runner, names in zip(runners, allowed, strict=True):
+        for inputs, _ in cases:
+            for name in names:
+                runner.run(name, inputs, timeout_s=30.0)  # the first run of a shape compiles its shaders
+    before = threading.active_count()
+    chance = random.Random(11)
+    errors = ["Failed to allocate memory for requested buffer of size 1", LOST, "something strange"]
+
+    def script(number: int) -> Exception | None:
+        return EngineError(chance.choice(errors)) if chance.random() < 0.01 else None
+
+    fault.script = script
+    answered: list[Counter[str]] = [Counter(), Counter()]
+    problems: list[str] = []
+    end = time.perf_counter() + 4.0
+
+    def client(number: int) -> None:
+        order = random.Random(number)
+        while time.perf_counter() < end:
+            inputs, wanted = order.choice(cases)
+            try:
+                device, (found,) = runners[number % 2].run_chosen(inputs)
+            except Exception as err:
+                problems.append(f"lost: {err!r}")
+                continue
+            answered[number % 2][device.label] += 1
+            if not np.allclose(found, wanted, rtol=1e-3, atol=1e-3):
+                problems.append(f"wrong on {device.label}")
+
+    def trouble() -> None:
+        order = random.Random(5)
+        while time.perf_counter() < end:
+            time.sleep(0.1)
+            kind = order.randrange(5)
+            fault.dead = LOST if kind == 0 else ""
+            fault.stubborn = kind == 2
+            fault.open_delay_s = 0.1 if kind == 3 else 0.0
+            fault.memory_bytes = 64 if kind == 4 else None
+            if kind in (1, 2):
+                fault.hang.set()
+            time.sleep(0.1)
+            fault.recover()
+            fault.script = script
+
+    threads = [threading.Thread(target=client, args=(number,)) for number in range(8)]
+    threads.append(threading.Thread(target=trouble))
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert problems == []
+    assert [set(counts) for counts in answered] == [set(names) for names in allowed]
+    assert sum(answered[0].values()) > 200
+    fault.recover()
+    until(lambda: fault.inside == 0)
+    until(lambda: threading.active_count() <= before, 20.0)

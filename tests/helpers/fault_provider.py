@@ -1,0 +1,208 @@
+"""A provider with faults: it runs on another provider, and fails, hangs or lies when told to. For tests only."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from rlx_ort.device import Device
+from rlx_ort.errors import DeviceUnavailableError, EngineError
+from rlx_ort.ir.dtype import DType
+from rlx_ort.ir.graph import Graph
+from rlx_ort.providers.base import (
+    Availability,
+    CostProfile,
+    EngineSession,
+    NodeAssignment,
+    Provider,
+    SessionRequest,
+    ValueSpec,
+)
+from rlx_ort.providers.engine.binding import Binder, HostBinder, StoppableRun
+from rlx_ort.providers.null import NullProvider, NullSession
+
+OUT_OF_MEMORY = "Failed to allocate memory for requested buffer of size {}"
+LOST = "CUDA failure 719: unspecified launch failure ; GPU=0"
+
+
+class Doubling(NullProvider):
+    """A provider that needs no engine and computes `x + x` for every output."""
+
+    selectable = True
+
+    def __init__(self, kind: str = "cpu", dispatch_ns: float = 100_000.0) -> None:
+        super().__init__(profile=CostProfile(100.0, 100.0, 100.0, dispatch_ns, dispatch_ns, 100.0, 100.0))
+        self.name, self.kinds, self.ep_name = kind, (kind,), "CPUExecutionProvider"
+
+    def open(self, request: SessionRequest) -> EngineSession:
+        """Open a session that doubles."""
+        super().open(request)
+        return _DoublingSession(self, request)
+
+
+class _DoublingSession(NullSession):
+    def run(self, output_names: Sequence[str], feeds: Mapping[str, Any]) -> list[Any]:
+        """Double the only input; a product of matrices where there are two, as in the probe."""
+        super().run(output_names, feeds)
+        first, *others = feeds.values()
+        return [first @ others[0] if others else first + first] * len(output_names)
+
+
+class FaultProvider(Provider):
+    """Serves a device of its own through another provider, and has the faults that are set on it.
+
+    Attributes:
+        dead: the text that every probe, opening and run fails with; empty while the device lives.
+        fail_at: number of a run, from 1 -> the error that it raises.
+        script: asked for the number of each run; may return an error to raise, or do what it likes.
+        memory_bytes: runs that are fed more bytes run out of memory; None for no limit.
+        open_delay_s: seconds that opening a session takes.
+        factor: what float results are multiplied by; 1 for right ones.
+        hang: set while runs do not end by themselves. They end with an error when they are stopped.
+        stubborn: whether a run that hangs cannot be stopped.
+        runs: runs that were begun.
+        opened: sessions that were opened.
+        probes: probes that were made.
+    """
+
+    name = "fault"
+    kinds = ("fault",)
+    ep_name = "CPUExecutionProvider"
+
+    def __init__(self, inner: Provider) -> None:
+        self.inner = inner
+        self.dead = ""
+        self.fail_at: dict[int, Exception] = {}
+        self.script: Callable[[int], Exception | None] | None = None
+        self.memory_bytes: int | None = None
+        self.open_delay_s = 0.0
+        self.factor = 1.0
+        self.hang = threading.Event()
+        self.stubborn = False
+        self.runs = self.opened = self.probes = 0
+        self.inside = 0
+        self.lock = threading.Lock()
+
+    def recover(self) -> None:
+        """Have no faults any more; runs that hang end."""
+        self.dead, self.fail_at, self.script = "", {}, None
+        self.memory_bytes, self.open_delay_s, self.factor = None, 0.0, 1.0
+        self.hang.clear()
+        self.stubborn = False
+
+    def probe(self, device: Device) -> Availability:
+        """Answer without a session."""
+        self.probes += 1
+        return Availability(not self.dead, self.dead, hardware="none", driver="fault")
+
+    def open(self, request: SessionRequest) -> EngineSession:
+        """Open a session on the other provider."""
+        time.sleep(self.open_delay_s)
+        if self.dead:
+            raise DeviceUnavailableError(request.device, self.dead)
+        self.opened += 1
+        return _FaultSession(self, self.inner.open(dataclasses.replace(request, device=Device.CPU)))
+
+    def default_profile(self, device: Device) -> CostProfile | None:
+        """Return a profile that makes it the automatic choice."""
+        return CostProfile(1e6, 1e6, 1e6, 1.0, 1.0, 1e6, 1e6)
+
+
+class _FaultSession:
+    def __init__(self, provider: FaultProvider, inner: EngineSession) -> None:
+        self._provider = provider
+        self._inner = inner
+
+    @property
+    def inputs(self) -> Sequence[ValueSpec]:
+        return self._inner.inputs
+
+    @property
+    def outputs(self) -> Sequence[ValueSpec]:
+        return self._inner.outputs
+
+    @property
+    def assignments(self) -> Sequence[NodeAssignment]:
+        return self._inner.assignments
+
+    def binder(self) -> Binder:
+        """Return a binder whose runs can be stopped while they hang."""
+        return _FaultBinder(self)
+
+    def run(
+        self, output_names: Sequence[str], feeds: Mapping[str, Any], stopped: threading.Event | None = None
+    ) -> list[Any]:
+        """Run on the other provider, with the faults that are set."""
+        provider = self._provider
+        with provider.lock:
+            provider.runs += 1
+            provider.inside += 1
+            number = provider.runs
+        try:
+            if provider.dead:
+                raise EngineError(provider.dead)
+            error = provider.fail_at.get(number) or (provider.script and provider.script(number))
+            if error:
+                raise error
+            fed = sum(np.asarray(value).nbytes for value in feeds.values())
+            if provider.memory_bytes is not None and fed > provider.memory_bytes:
+                raise EngineError(OUT_OF_MEMORY.format(fed))
+            while provider.hang.is_set():
+                time.sleep(0.001)
+                if stopped is not None and stopped.is_set() and not provider.stubborn:
+                    raise EngineError("Exiting due to terminate flag being set to true.")
+            return [self._bent(result) for result in self._inner.run(output_names, feeds)]
+        finally:
+            with provider.lock:
+                provider.inside -= 1
+
+    def close(self) -> None:
+        """Close the session below."""
+        self._inner.close()
+
+    def _bent(self, result: Any) -> Any:
+        factor = self._provider.factor
+        return result if factor == 1.0 else (result * factor).astype(result.dtype)
+
+
+class _FaultBinder(HostBinder):
+    def __init__(self, session: _FaultSession) -> None:
+        super().__init__(session)
+        self._session = session
+
+    def stoppable(self) -> StoppableRun:
+        """Return a run that can be stopped while it hangs."""
+        return _FaultRun(self._session)
+
+
+class _FaultRun(StoppableRun):
+    def __init__(self, session: _FaultSession) -> None:
+        self._session = session
+        self._stopped = threading.Event()
+
+    def run(self, output_names: Sequence[str], feeds: Mapping[str, Any]) -> list[Any]:
+        return self._session.run(output_names, feeds, self._stopped)
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+
+def doubled(shape: Sequence[int | str] = (4,)) -> Graph:
+    """Return the graph `x + x`."""
+    graph = Graph("doubled")
+    x = graph.input("x", shape, DType.F32)
+    graph.outputs = [x + x]
+    return graph
+
+
+def until(done: Callable[[], bool], seconds: float = 10.0) -> None:
+    """Wait for something that happens in the background."""
+    deadline = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < deadline, "it did not happen"
+        threading.Event().wait(0.002)

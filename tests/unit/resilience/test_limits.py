@@ -1,0 +1,300 @@
+"""Time limits and cancellation end a run, and the caller is answered even when the engine does not return."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import functools
+import os
+import signal
+import sys
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from fault_provider import until
+
+from rlx_ort.device import Device
+from rlx_ort.errors import CancelledRunError, DeviceUnavailableError, InputError, StateLossError, TimeLimitError
+from rlx_ort.execution.background import Workers
+from rlx_ort.resilience.limits import CancelToken, in_background
+from rlx_ort.resilience.quarantine import HealthState
+from rlx_ort.selection.policy import DevicePolicy
+
+X = np.arange(4, dtype=np.float32)
+INPUTS = {"x": X}
+
+
+@pytest.fixture
+def runner(make: Any, fault: Any) -> Any:
+    """Return a runner that has run once on the faulty device, with a short grace time."""
+    made = make(grace_s=0.5)
+    made.run_fastest(INPUTS)
+    made.run("cpu", INPUTS)  # open, so that a short limit is enough for it
+    return made
+
+
+def state(runner: Any) -> HealthState:
+    found: HealthState = runner._failover.quarantine.health(Device("fault")).state
+    return found
+
+
+def hang(fault: Any, *, stubborn: bool = False) -> None:
+    """Let runs hang, and those that began before they were told to as well."""
+    fault.stubborn = stubborn
+    fault.hang.set()
+
+
+def test_a_run_that_hangs_is_answered_by_another_device(runner: Any, fault: Any) -> None:
+    """After its time limit, not before."""
+    hang(fault)
+    begun = time.perf_counter()
+    np.testing.assert_array_equal(runner.run_fastest(INPUTS, timeout_s=0.25)[0], X + X)
+    assert 0.25 <= time.perf_counter() - begun < 5.0
+    (attempt,) = runner.last_run.attempts
+    assert (runner.last_run.device.label, attempt.device.label) == ("cpu", "fault")
+    assert attempt.reason.startswith("time limit: the run took longer than 0.25 s and was stopped")
+
+
+def test_a_run_that_was_stopped_leaves_the_session_usable(runner: Any, fault: Any) -> None:
+    """The next run on the same session is right."""
+    runner.set_policy(DevicePolicy.only(["fault"]))
+    runner.run_fastest(INPUTS)
+    opened = fault.opened
+    hang(fault)
+    with pytest.raises(TimeLimitError):
+        runner.run_fastest(INPUTS, timeout_s=0.02)
+    fault.recover()
+    np.testing.assert_array_equal(runner.run_fastest(INPUTS, timeout_s=5.0)[0], X + X)
+    assert fault.opened == opened
+
+
+def test_a_limit_that_no_device_keeps_quarantines_none(runner: Any, fault: Any) -> None:
+    """The limit may be too short for the graph; the error is that of the first device."""
+    runner.set_policy(DevicePolicy.only(["fault"]))
+    hang(fault)
+    with pytest.raises(TimeLimitError, match=r"0\.02 s"):
+        runner.run_fastest(INPUTS, timeout_s=0.02)
+    assert state(runner) is HealthState.READY
+
+
+def test_the_limit_of_the_options_counts_for_every_run(make: Any, fault: Any) -> None:
+    """Without an argument in the call."""
+    runner = make(timeout_s=0.25)
+    runner.run_fastest(INPUTS)
+    runner.run("cpu", INPUTS)
+    hang(fault)
+    np.testing.assert_array_equal(runner.run_fastest(INPUTS)[0], X + X)
+    assert runner.last_run.device == Device.CPU
+
+
+def test_an_engine_that_does_not_return_is_given_up(runner: Any, fault: Any) -> None:
+    """The caller is answered after limit and grace; the device is stuck, and no check is made on it."""
+    hang(fault, stubborn=True)
+    begun = time.perf_counter()
+    np.testing.assert_array_equal(runner.run_fastest(INPUTS, timeout_s=0.25)[0], X + X)
+    assert time.perf_counter() - begun < 5.0
+    assert state(runner) is HealthState.STUCK
+    assert "did not return within 0.5 s" in runner._failover.quarantine.reason(Device("fault"))
+
+
+def test_a_stuck_device_is_not_waited_for_again(runner: Any, fault: Any, clock: Any) -> None:
+    """Neither by requests, nor by checks, nor by callers who name it."""
+    hang(fault, stubborn=True)
+    runner.run_fastest(INPUTS, timeout_s=0.25)
+    probes, runs = fault.probes, fault.runs
+    clock.move(1000.0)
+    runner.run_fastest(INPUTS)
+    with pytest.raises(DeviceUnavailableError, match="did not return"):
+        runner.run("fault", INPUTS)
+    assert (fault.probes, fault.runs) == (probes, runs)
+
+
+def test_a_stuck_device_that_returns_is_checked_and_used_with_a_new_session(
+    runner: Any, fault: Any, clock: Any
+) -> None:
+    """The session that was stuck is not used again."""
+    hang(fault, stubborn=True)
+    runner.run_fastest(INPUTS, timeout_s=0.25)
+    opened = fault.opened
+    fault.recover()
+    until(lambda: state(runner) is HealthState.QUARANTINED)
+    clock.move(1000.0)
+    runner.run_fastest(INPUTS)
+    until(lambda: state(runner) is HealthState.READY)
+    runner.run_fastest(INPUTS)
+    assert (runner.last_run.device.label, fault.opened) == ("fault", opened + 1)
+
+
+def test_a_session_that_opens_slowly_counts_against_the_limit(make: Any, fault: Any) -> None:
+    """The caller does not wait for it, and the device is used once it is open and was checked."""
+    fault.open_delay_s = 1.0
+    runner = make(timeout_s=0.25, grace_s=0.05)
+    runner.run("cpu", INPUTS, timeout_s=10.0)
+    np.testing.assert_array_equal(runner.run_fastest(INPUTS)[0], X + X)
+    assert runner.last_run.total_seconds == 0.0  # by the clock of the test, which stands still
+    assert runner.last_run.device == Device.CPU
+    until(lambda: state(runner) is HealthState.QUARANTINED)
+
+
+def test_a_check_that_hangs_ends_at_the_limit(make: Any, fault: Any, clock: Any) -> None:
+    """The device stays out, and no thread stays in it."""
+    runner = make(timeout_s=0.25, backoff_s=1.0)
+    runner.run("cpu", INPUTS, timeout_s=10.0)
+    fault.memory_bytes = 8
+    runner.run_fastest(INPUTS)
+    fault.recover()
+    hang(fault)
+    clock.move(1.0)
+    runner.run_fastest(INPUTS)
+    until(lambda: runner._failover.quarantine.health(Device("fault")).failures == 2)
+    assert state(runner) is HealthState.QUARANTINED
+    assert "took longer than 0.25 s" in runner._failover.quarantine.reason(Device("fault"))
+    until(lambda: not fault.inside)
+
+
+def test_cancelling_ends_a_run_at_once(runner: Any, fault: Any) -> None:
+    """The run does not move to another device, and none is quarantined."""
+    hang(fault)
+    token = CancelToken()
+    threading.Timer(0.05, token.cancel).start()
+    begun = time.perf_counter()
+    with pytest.raises(CancelledRunError):
+        runner.run_fastest(INPUTS, cancel=token)
+    assert time.perf_counter() - begun < 5.0
+    assert state(runner) is HealthState.READY
+
+
+def test_a_run_that_is_cancelled_before_it_begins_does_not_begin(runner: Any, fault: Any) -> None:
+    """A token stays cancelled."""
+    token = CancelToken()
+    token.cancel()
+    runs = fault.runs
+    with pytest.raises(CancelledRunError, match="before it began"):
+        runner.run_fastest(INPUTS, cancel=token)
+    assert (token.cancelled, fault.runs) == (True, runs)
+
+
+def test_one_token_cancels_many_runs(runner: Any, fault: Any) -> None:
+    """Those of all threads that it was given to."""
+    hang(fault)
+    token = CancelToken()
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        futures = [pool.submit(runner.run_fastest, INPUTS, cancel=token) for _ in range(8)]
+        until(lambda: fault.inside == 8)
+        token.cancel()
+        assert {type(future.exception(10)) for future in futures} == {CancelledRunError}
+
+
+def test_cancelling_answers_although_the_engine_is_stuck(runner: Any, fault: Any) -> None:
+    """After the grace time; the device is then stuck."""
+    hang(fault, stubborn=True)
+    token = CancelToken()
+    threading.Timer(0.02, token.cancel).start()
+    with pytest.raises(CancelledRunError, match="did not return"):
+        runner.run_fastest(INPUTS, cancel=token)
+    assert state(runner) is HealthState.STUCK
+
+
+def test_a_thousand_cancelled_runs_leave_nothing_behind(make: Any, fault: Any) -> None:
+    """Each is cancelled within the engine. No thread stays, the session is the same, and the next run is right."""
+    runner = make(grace_s=10.0)
+    runner.run_fastest(INPUTS)
+    hang(fault)
+    opened, threads = fault.opened, threading.active_count()
+    for _ in range(1000):
+        token = CancelToken()
+        fault.script = lambda _, token=token: token.cancel()
+        with pytest.raises(CancelledRunError, match=r"the run was cancelled$"):
+            runner.run_fastest(INPUTS, cancel=token)
+    until(lambda: fault.inside == 0)
+    assert threading.active_count() <= threads + 2
+    fault.recover()
+    np.testing.assert_array_equal(runner.run_fastest(INPUTS)[0], X + X)
+    assert fault.opened == opened
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a thread that waits is not interrupted there")
+def test_ctrl_c_stops_the_run(runner: Any, fault: Any) -> None:
+    """The interrupt reaches the thread that waits, and the run ends before it is raised."""
+    hang(fault)
+    interrupt = functools.partial(signal.pthread_kill, threading.main_thread().ident, signal.SIGINT)
+    threading.Timer(0.05, interrupt).start()
+    with pytest.raises(KeyboardInterrupt):
+        runner.run_fastest(INPUTS, timeout_s=30.0)
+    assert fault.inside == 0
+    assert state(runner) is HealthState.READY
+
+
+def test_wrong_inputs_are_an_input_error_within_limits_too(runner: Any) -> None:
+    """The worker's error is the caller's."""
+    with pytest.raises(InputError, match="'x'"):
+        runner.run_fastest({"x": X[:2]}, timeout_s=5.0)
+
+
+def test_a_named_device_keeps_the_limit(runner: Any, fault: Any) -> None:
+    """Its time limit is raised, and no other device answers."""
+    hang(fault)
+    with pytest.raises(TimeLimitError):
+        runner.run("fault", INPUTS, timeout_s=0.02)
+
+
+def test_a_run_with_handles_that_takes_too_long_does_not_move(runner: Any, fault: Any) -> None:
+    """It goes on to its end, so that its handles are whole, and the caller is answered."""
+    runner.compile_fastest().bind_handle("x", X)
+    hang(fault, stubborn=True)
+    with pytest.raises(StateLossError, match="cannot move"):
+        runner.run_fastest(INPUTS, timeout_s=0.02)
+
+
+@pytest.mark.parametrize("limit", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_limit_that_makes_no_sense_is_refused(limit: float, runner: Any) -> None:
+    """It must be a finite number above 0."""
+    with pytest.raises(ValueError, match="timeout_s"):
+        runner.run_fastest(INPUTS, timeout_s=limit)
+
+
+def test_workers_that_are_stuck_do_not_keep_others_waiting(fault: Any) -> None:
+    """A call finds a thread although every other one is taken."""
+    release = threading.Event()
+    stuck = [in_background(lambda: release.wait(10)) for _ in range(20)]
+    try:
+        assert in_background(lambda: 7).result(5) == 7
+    finally:
+        release.set()
+    assert all(future.result(5) for future in stuck)
+
+
+def test_a_thread_that_is_idle_ends() -> None:
+    """And a call after that gets a new one."""
+    workers = Workers(1 << 30, "test-idle", 0.02)
+    for _ in range(3):
+        assert workers.submit(lambda: 7).result(5) == 7
+        until(lambda: not any(thread.name == "test-idle" for thread in threading.enumerate()))
+
+
+def test_a_job_never_waits_behind_one_that_hangs() -> None:
+    """A thread that has taken a job is promised no other."""
+    workers = Workers(1 << 30, "test-promise", 1.0)
+    for _ in range(200):
+        release = threading.Event()
+        first = workers.submit(lambda release=release: release.wait(10))  # type: ignore[misc]
+        second = workers.submit(lambda: 7)
+        assert second.result(5) == 7
+        release.set()
+        assert first.result(5)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="Windows has no fork")
+def test_limits_work_in_a_forked_child(runner: Any) -> None:
+    """Threads do not cross a fork; the child starts its own."""
+    runner.run_fastest(INPUTS, timeout_s=5.0)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            code = 0 if in_background(lambda: 7).result(5) == 7 else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

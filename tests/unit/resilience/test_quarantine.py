@@ -1,0 +1,240 @@
+"""A device that failed is out for longer and longer, and comes back when it is right again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from fault_provider import LOST, until
+
+from rlx_ort.device import Device
+from rlx_ort.errors import DeviceFallbackError, EngineError, RunError
+from rlx_ort.resilience.options import Resilience
+from rlx_ort.resilience.quarantine import HealthState, Quarantine
+
+X = np.arange(4, dtype=np.float32)
+INPUTS = {"x": X}
+
+
+def fail_once(runner: Any, fault: Any) -> None:
+    """Let the device fail one run."""
+    runner.run_fastest(INPUTS)
+    fault.dead = LOST
+    runner.run_fastest(INPUTS)
+
+
+def state(runner: Any) -> HealthState:
+    """Return the state of the faulty device."""
+    found: HealthState = runner._failover.quarantine.health(Device("fault")).state
+    return found
+
+
+def test_a_device_in_quarantine_is_not_run(make: Any, fault: Any) -> None:
+    """Later runs cost nothing on it."""
+    runner = make()
+    fail_once(runner, fault)
+    before = fault.runs
+    for _ in range(10):
+        runner.run_fastest(INPUTS)
+    assert fault.runs == before
+
+
+def test_health_has_state_reason_and_next_check(make: Any, fault: Any, clock: Any) -> None:
+    """The best device comes first, quarantined as it is."""
+    runner = make(backoff_s=4.0)
+    fail_once(runner, fault)
+    clock.move(1.0)
+    rows = {health.device.label: health for health in runner.health()}
+    found = rows["fault"]
+    assert (found.state, found.failures, found.since_s, found.next_try_s) == (HealthState.QUARANTINED, 1, 1.0, 3.0)
+    assert found.reason.startswith("driver error: CUDA failure 719")
+    assert rows["cpu"].state is HealthState.READY
+
+
+def test_a_device_that_recovers_is_used_again_after_its_back_off(make: Any, fault: Any, clock: Any) -> None:
+    """The run after the back-off starts the check, and the one after the check goes to the device."""
+    runner = make(backoff_s=2.0)
+    fail_once(runner, fault)
+    fault.recover()
+    runner.run_fastest(INPUTS)
+    assert runner.last_run.device.label == "cpu"
+    clock.move(2.0)
+    runner.run_fastest(INPUTS)
+    assert runner.last_run.device.label == "cpu"
+    until(lambda: state(runner) is HealthState.READY)
+    runner.run_fastest(INPUTS)
+    assert runner.last_run.device.label == "fault"
+
+
+def test_each_failed_check_doubles_the_back_off(make: Any, fault: Any, clock: Any) -> None:
+    """1, 2, 4 seconds, up to the limit."""
+    runner = make(backoff_s=1.0, backoff_max_s=3.0)
+    fail_once(runner, fault)
+    waits = []
+    for failures in (1, 2, 3, 4):
+        health = runner._failover.quarantine.health(Device("fault"))
+        assert health.failures == failures
+        waits.append(health.next_try_s)
+        clock.move(health.next_try_s)
+        runner.run_fastest(INPUTS)
+        until(lambda: state(runner) is HealthState.QUARANTINED)
+    assert waits == [1.0, 2.0, 3.0, 3.0]
+
+
+def test_the_check_begins_with_a_probe(make: Any, fault: Any, clock: Any) -> None:
+    """A device that cannot run one node is not given the graph."""
+    runner = make(backoff_s=1.0)
+    fail_once(runner, fault)
+    probes, opened = fault.probes, fault.opened
+    clock.move(1.0)
+    runner.run_fastest(INPUTS)
+    until(lambda: state(runner) is HealthState.QUARANTINED)
+    assert (fault.probes, fault.opened) == (probes + 1, opened)
+
+
+@pytest.mark.parametrize("factor", [1.01, float("nan")], ids=["1 % off", "NaN"])
+def test_a_device_with_wrong_results_stays_out(factor: float, make: Any, fault: Any, clock: Any) -> None:
+    """The reason has the figures."""
+    runner = make(backoff_s=1.0)
+    fail_once(runner, fault)
+    fault.recover()
+    fault.factor = factor
+    clock.move(1.0)
+    runner.run_fastest(INPUTS)
+    until(lambda: state(runner) is HealthState.QUARANTINED)
+    reason = runner._failover.quarantine.reason(Device("fault"))
+    assert "differ from those of CPU: output 0" in reason
+    runner.run_fastest(INPUTS)
+    assert runner.last_run.device.label == "cpu"
+
+
+def test_without_parity_the_probe_is_enough(make: Any, fault: Any, clock: Any) -> None:
+    """For graphs whose results are random."""
+    runner = make(backoff_s=1.0, parity=False)
+    fail_once(runner, fault)
+    fault.recover()
+    fault.factor = 1.5
+    clock.move(1.0)
+    runner.run_fastest(INPUTS)
+    until(lambda: state(runner) is HealthState.READY)
+
+
+def test_the_caller_may_write_to_arrays_while_a_check_runs(make: Any, fault: Any, clock: Any) -> None:
+    """The check has copies of the inputs and of the outputs."""
+    runner = make(backoff_s=1.0)
+    fail_once(runner, fault)
+    fault.recover()
+    fault.open_delay_s = 0.05
+    clock.move(1.0)
+    x = X.copy()
+    outputs = runner.run_fastest({"x": x})
+    x[:] = 7
+    outputs[0][:] = 9
+    until(lambda: state(runner) in (HealthState.READY, HealthState.QUARANTINED))
+    assert state(runner) is HealthState.READY
+
+
+def test_new_weights_during_a_check_do_not_count_against_the_device(make: Any, fault: Any, clock: Any) -> None:
+    """The check is made again after the same back-off."""
+    from rlx_ort.ir.graph import Graph
+
+    graph = Graph("weighted")
+    graph.outputs = [graph.input("x", [4]) + graph.param("w", [4], data=X)]
+    runner = make(graph, backoff_s=1.0)
+    fail_once(runner, fault)
+    fault.recover()
+    fault.open_delay_s = 0.05
+    clock.move(1.0)
+    runner.run_fastest(INPUTS)
+    runner.set_param("w", X + 1)
+    until(lambda: state(runner) is HealthState.QUARANTINED)
+    health = runner._failover.quarantine.health(Device("fault"))
+    assert (health.failures, health.next_try_s) == (1, 1.0)
+
+
+def test_all_runs_that_fail_in_one_outage_count_once(make: Any, clock: Any, fault: Any) -> None:
+    """Sixteen threads that meet a lost device do not make it wait 2^16 times as long."""
+    quarantine = Quarantine(Resilience(), clock)
+    device = Device("fault")
+    assert [quarantine.fail(device, "lost", clock.ns) for _ in range(16)] == [True] + [False] * 15
+    assert quarantine.health(device).failures == 1
+
+
+def test_a_run_that_began_before_the_re_admission_does_not_count(clock: Any, fault: Any) -> None:
+    """Its failure is that of the outage before."""
+    quarantine = Quarantine(Resilience(), clock)
+    device = Device("fault")
+    began = clock.ns
+    clock.move(0.1)
+    quarantine.fail(device, "lost", clock.ns)
+    quarantine.readmit(device)
+    assert not quarantine.fail(device, "late", began)
+    assert not quarantine.is_out(device)
+
+
+def test_a_device_that_flaps_waits_longer_each_time(clock: Any, fault: Any) -> None:
+    """Re-admission alone does not make its record good."""
+    quarantine = Quarantine(Resilience(backoff_s=1.0), clock)
+    device = Device("fault")
+    waits = []
+    for _ in range(4):
+        clock.move(0.5)
+        quarantine.fail(device, "lost", clock.ns)
+        waits.append(quarantine.health(device).next_try_s)
+        clock.move(waits[-1])
+        assert quarantine.claim() == device
+        quarantine.readmit(device)
+    assert waits == [1.0, 2.0, 4.0, 8.0]
+
+
+def test_a_device_that_was_well_for_long_begins_anew(clock: Any, fault: Any) -> None:
+    """Ten times its last back-off is long."""
+    quarantine = Quarantine(Resilience(backoff_s=1.0), clock)
+    device = Device("fault")
+    quarantine.fail(device, "lost", clock.ns)
+    quarantine.readmit(device)
+    clock.move(10.1)
+    quarantine.fail(device, "lost again", clock.ns)
+    assert quarantine.health(device).failures == 1
+
+
+def test_only_one_check_runs_at_a_time(clock: Any, fault: Any) -> None:
+    """A device on trial is not claimed again."""
+    quarantine = Quarantine(Resilience(backoff_s=1.0), clock)
+    quarantine.fail(Device("fault"), "lost", clock.ns)
+    assert quarantine.claim() is None
+    clock.move(1.0)
+    assert (quarantine.claim(), quarantine.claim()) == (Device("fault"), None)
+
+
+def test_the_last_device_is_tried_although_it_is_out(make: Any, fault: Any) -> None:
+    """An automatic choice answers while one device can, and an answer lets it in again."""
+    from rlx_ort.selection.policy import DevicePolicy
+
+    runner = make()
+    runner.set_policy(DevicePolicy.only(["fault"]))
+    fault.fail_at = {1: EngineError(LOST)}
+    with pytest.raises(EngineError):
+        runner.run_fastest(INPUTS)
+    assert state(runner) is HealthState.QUARANTINED
+    np.testing.assert_array_equal(runner.run_fastest(INPUTS)[0], X + X)
+    assert state(runner) is HealthState.READY
+
+
+def test_a_device_with_wrong_results_is_no_last_resort(make: Any, fault: Any, clock: Any) -> None:
+    """No answer is better than a wrong one."""
+    from rlx_ort.providers import registry
+
+    runner = make(backoff_s=1.0)
+    fail_once(runner, fault)
+    fault.recover()
+    fault.factor = 1.01
+    clock.move(1.0)
+    runner.run_fastest(INPUTS)
+    until(lambda: state(runner) is HealthState.QUARANTINED)
+    cpu: Any = registry.default_registry().for_device(Device.CPU)
+    cpu.run_failure = "bad_alloc"
+    for _ in range(2):
+        with pytest.raises((DeviceFallbackError, RunError)):
+            runner.run_fastest(INPUTS)
