@@ -111,10 +111,6 @@ def _binary(node: NodeView) -> MappedNode | None:
     return MappedNode(Binary(_BINARY[node.op_type]), 2)
 
 
-def _compare(node: NodeView) -> MappedNode | None:
-    return None if node.attributes else MappedNode(Compare(_COMPARE[node.op_type]), 2)
-
-
 def _matmul(node: NodeView) -> MappedNode | None:
     ranks = [kind.shape.rank for kind in node.inputs if kind.shape is not None]
     return MappedNode(MatMul(), 2) if min(ranks) >= 2 else None
@@ -123,10 +119,6 @@ def _matmul(node: NodeView) -> MappedNode | None:
 def _transpose(node: NodeView) -> MappedNode | None:
     perm = tuple(node.get("perm", range(node.rank)[::-1]))
     return MappedNode(Transpose(perm), 1) if perm else None
-
-
-def _concat(node: NodeView) -> MappedNode | None:
-    return MappedNode(Concat(node.get("axis", 0)), len(node.inputs)) if len(node.inputs) > 1 else None
 
 
 def _softmax(node: NodeView) -> MappedNode | None:
@@ -243,14 +235,6 @@ def _conv_transpose(node: NodeView) -> MappedNode | None:
     return MappedNode(op, len(node.inputs))
 
 
-def _gather(node: NodeView) -> MappedNode | None:
-    return MappedNode(Gather(node.get("axis", 0)), 2)
-
-
-def _where(node: NodeView) -> MappedNode | None:
-    return MappedNode(Where(), 3)
-
-
 def _cast(node: NodeView) -> MappedNode | None:
     known = set(node.attributes) <= {"to", "saturate"} and node.get("saturate", 1) == 1
     return MappedNode(Cast(node.output.dtype), 1) if known and node.output.dtype in _PLAIN else None
@@ -281,17 +265,17 @@ def _conv(node: NodeView) -> MappedNode | None:
 _RULES: dict[str, _Rule] = {
     **dict.fromkeys(_UNARY, _unary),
     **dict.fromkeys(_BINARY, _binary),
-    **dict.fromkeys(_COMPARE, _compare),
+    **dict.fromkeys(_COMPARE, lambda node: None if node.attributes else MappedNode(Compare(_COMPARE[node.op_type]), 2)),
     **dict.fromkeys(_REDUCE, _reduce),
     "AveragePool": _pool,
     "BatchNormalization": _batch_norm,
     "Cast": _cast,
     "Clip": _clip,
-    "Concat": _concat,
+    "Concat": lambda node: MappedNode(Concat(node.get("axis", 0)), len(node.inputs)) if len(node.inputs) > 1 else None,
     "Conv": _conv,
     "ConvTranspose": _conv_transpose,
     "Dropout": _dropout,
-    "Gather": _gather,
+    "Gather": lambda node: MappedNode(Gather(node.get("axis", 0)), 2),
     "Gelu": _gelu,
     "LayerNormalization": _layer_norm,
     "MatMul": _matmul,
@@ -301,5 +285,5 @@ _RULES: dict[str, _Rule] = {
     "Softmax": _softmax,
     "Transpose": _transpose,
     "Unsqueeze": _unsqueeze,
-    "Where": _where,
+    "Where": lambda node: MappedNode(Where(), 3),
 }

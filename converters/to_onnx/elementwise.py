@@ -61,26 +61,10 @@ def _activation(emit: Emitter, op: Activation, inputs: Sequence[Any]) -> Any:
     return activate(emit, op.function, inputs[0], emit.input_dtype(0))
 
 
-def _gelu(emit: Emitter, x: Any, dtype: DType) -> Any:
-    return op_in(emit, "Gelu", dtype, x, approximate="none")
-
-
-def _gelu_approx(emit: Emitter, x: Any, dtype: DType) -> Any:
-    return op_in(emit, "Gelu", dtype, x, approximate="tanh")
-
-
-def _silu(emit: Emitter, x: Any, dtype: DType) -> Any:
-    return emit.op("Mul", x, emit.op("Sigmoid", x))
-
-
 def _relu(emit: Emitter, x: Any, dtype: DType) -> Any:
     if dtype.is_integer:
         return op_in(emit, "Max", dtype, x, emit.constant(0, dtype))
     return emit.op("Relu", x)
-
-
-def _rsqrt(emit: Emitter, x: Any, dtype: DType) -> Any:
-    return emit.op("Reciprocal", emit.op("Sqrt", x))
 
 
 def _tan(emit: Emitter, x: Any, dtype: DType) -> Any:
@@ -95,10 +79,6 @@ def _softplus(emit: Emitter, x: Any, dtype: DType) -> Any:
     # max(x, 0) + log(1 + exp(-|x|)) never overflows.
     tail = emit.op("Exp", emit.op("Neg", emit.op("Abs", x)))
     return emit.op("Add", emit.op("Relu", x), emit.op("Log", emit.op("Add", tail, emit.constant(1, dtype))))
-
-
-def _log_sigmoid(emit: Emitter, x: Any, dtype: DType) -> Any:
-    return emit.op("Neg", _softplus(emit, emit.op("Neg", x), dtype))
 
 
 def _elu(emit: Emitter, x: Any, dtype: DType) -> Any:
@@ -116,32 +96,20 @@ def _hard_sigmoid(emit: Emitter, x: Any, dtype: DType) -> Any:
     return emit.op("Clip", line, emit.constant(0, dtype), emit.constant(1, dtype))
 
 
-def _hard_swish(emit: Emitter, x: Any, dtype: DType) -> Any:
-    return emit.op("Mul", x, _hard_sigmoid(emit, x, dtype))
-
-
-def _mish(emit: Emitter, x: Any, dtype: DType) -> Any:
-    return emit.op("Mul", x, emit.op("Tanh", _softplus(emit, x, dtype)))
-
-
-def _softsign(emit: Emitter, x: Any, dtype: DType) -> Any:
-    return emit.op("Div", x, emit.op("Add", emit.op("Abs", x), emit.constant(1, dtype)))
-
-
 _COMPOSED: dict[str, Callable[[Emitter, Any, DType], Any]] = {
-    "gelu": _gelu,
-    "gelu_approx": _gelu_approx,
-    "silu": _silu,
+    "gelu": lambda emit, x, dtype: op_in(emit, "Gelu", dtype, x, approximate="none"),
+    "gelu_approx": lambda emit, x, dtype: op_in(emit, "Gelu", dtype, x, approximate="tanh"),
+    "silu": lambda emit, x, dtype: emit.op("Mul", x, emit.op("Sigmoid", x)),
     "relu": _relu,
-    "rsqrt": _rsqrt,
+    "rsqrt": lambda emit, x, dtype: emit.op("Reciprocal", emit.op("Sqrt", x)),
     "tan": _tan,
     "softplus": _softplus,
-    "log_sigmoid": _log_sigmoid,
+    "log_sigmoid": lambda emit, x, dtype: emit.op("Neg", _softplus(emit, emit.op("Neg", x), dtype)),
     "elu": _elu,
     "hard_sigmoid": _hard_sigmoid,
-    "hard_swish": _hard_swish,
-    "mish": _mish,
-    "softsign": _softsign,
+    "hard_swish": lambda emit, x, dtype: emit.op("Mul", x, _hard_sigmoid(emit, x, dtype)),
+    "mish": lambda emit, x, dtype: emit.op("Mul", x, emit.op("Tanh", _softplus(emit, x, dtype))),
+    "softsign": lambda emit, x, dtype: emit.op("Div", x, emit.op("Add", emit.op("Abs", x), emit.constant(1, dtype))),
 }
 
 
