@@ -20,16 +20,15 @@ from rlx_ort.converters.to_onnx.model import INLINE_BYTES
 from rlx_ort.converters.to_onnx.writer import UniqueNames
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.dtype import DType
+from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.tensor import FileRange, TensorData
+from rlx_ort.ir.types import ValueType
+from rlx_ort.options.compile_options import CompileOptions
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
     import onnx
-
-    from rlx_ort.ir.graph import Graph
-    from rlx_ort.ir.types import ValueType
-    from rlx_ort.options.compile_options import CompileOptions
 
 __all__ = [
     "INLINE_BYTES",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING
 
 from rlx_ort.converters.from_onnx import from_onnx
 from rlx_ort.converters.to_onnx import to_onnx
@@ -12,9 +11,7 @@ from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.op import Op
 from rlx_ort.ir.ops.leaf import Constant, Input, Param
 from rlx_ort.ir.rewrite import empty_like, live_nodes
-
-if TYPE_CHECKING:
-    from rlx_ort.options.compile_options import CompileOptions
+from rlx_ort.options.compile_options import CompileOptions
 
 __all__ = ["decomposed"]
 

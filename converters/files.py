@@ -15,13 +15,12 @@ from rlx_ort.converters.onnx_types import tensor_proto
 from rlx_ort.converters.protos import copied, field_key, set_items, varint
 from rlx_ort.converters.to_onnx import PROTOBUF_LIMIT
 from rlx_ort.errors import ConversionError
+from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.tensor import TensorData
+from rlx_ort.options.compile_options import CompileOptions
 
 if TYPE_CHECKING:
     import onnx
-
-    from rlx_ort.ir.graph import Graph
-    from rlx_ort.options.compile_options import CompileOptions
 
 __all__ = [
     "EXTERNAL_ABOVE_BYTES",

@@ -5,19 +5,17 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from rlx_ort.converters.bundle import ModelBundle, external_tensors, graph_from_bundle, location_of
 from rlx_ort.converters.files import EXTERNAL_ABOVE_BYTES, Progress, refer, refuse_existing, save_bundle, staging
 from rlx_ort.converters.protos import copied
 from rlx_ort.converters.transforms.opset import to_opset
+from rlx_ort.device import Device
 from rlx_ort.errors import ConversionError
+from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.serde import save_json
 from rlx_ort.ir.tensor_file import read_tensors, write_tensors
-
-if TYPE_CHECKING:
-    from rlx_ort.device import Device
-    from rlx_ort.ir.graph import Graph
 
 __all__ = ["EngineSaver", "SUFFIXES", "TargetOptions", "write_target"]
 

@@ -20,8 +20,6 @@ from rlx_ort.ir.ops.attention import Attention, HeadLayout, Rope
 from rlx_ort.ir.shape import Dim, Shape
 from rlx_ort.ir.types import TensorType
 
-__all__: list[str] = []
-
 _MASKED = -1e9
 _MASKED_F16 = -65504.0  # f16 cannot hold -1e9
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from rlx_ort.converters.to_onnx.emitter import Emitter, lowers
 from rlx_ort.converters.to_onnx.imported import imported_node
 from rlx_ort.converters.to_onnx.kernel_dtypes import where_in
+from rlx_ort.converters.to_onnx.model import ModelValue
 from rlx_ort.ir.bodies import Composite
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.op import tensor_input
@@ -27,9 +28,6 @@ from rlx_ort.ir.ops.control import Custom, CustomFn, If, Scan, While
 from rlx_ort.ir.ops.onnx import OnnxNode
 from rlx_ort.ir.shape import Dim, Shape
 from rlx_ort.ir.types import TensorType, ValueType
-
-if TYPE_CHECKING:
-    from rlx_ort.converters.to_onnx.model import ModelValue
 
 __all__ = ["Step", "UNROLLED_STEPS", "repeat_steps"]
 

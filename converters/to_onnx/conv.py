@@ -16,8 +16,6 @@ from rlx_ort.ir.op import known_shape
 from rlx_ort.ir.ops.conv import Conv2d, Conv3d, ConvTranspose2d, Im2Col, Interpolate, Pool, ResizeNearest2x
 from rlx_ort.ir.shape import Shape
 
-__all__: list[str] = []
-
 
 @lowers(Conv2d)
 @lowers(Conv3d)

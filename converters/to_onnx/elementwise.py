@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rlx_ort.converters.to_onnx.emitter import Emitter, lowers
 from rlx_ort.converters.to_onnx.kernel_dtypes import divisor_and_sign, may_trap, op_in, where_in
+from rlx_ort.converters.to_onnx.model import ModelValue
 from rlx_ort.converters.to_onnx.shape import slice_axis
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.op import known_shape
 from rlx_ort.ir.ops.elementwise import Activation, Binary, Cast, Clamp, Compare, Fma, StopGradient, Where
 from rlx_ort.ir.ops.norm import FusedSwiGLU
-
-if TYPE_CHECKING:
-    from rlx_ort.converters.to_onnx.model import ModelValue
 
 __all__ = ["activate", "add_unless_zeros", "gated"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,15 +18,13 @@ from rlx_ort.converters.to_onnx.writer import ModelWriter
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.core import Node, Ref
 from rlx_ort.ir.dtype import DType
+from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.op import Op
 from rlx_ort.ir.ops.leaf import Capture, Constant, Input, Param
 from rlx_ort.ir.ops.onnx import OnnxNode
 from rlx_ort.ir.shape import Dim, Shape
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import TensorType, UnknownType, ValueType
-
-if TYPE_CHECKING:
-    from rlx_ort.ir.graph import Graph
 
 __all__ = ["DEFAULT_OPSET", "Emitter", "Lowering", "lowering_of", "lowers"]
 

@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from rlx_ort.converters.onnx_types import dtype_of, tensor_proto
 from rlx_ort.converters.to_onnx.model import INLINE_BYTES, ModelNode, names_of
 from rlx_ort.errors import ParamError
+from rlx_ort.ir.core import Node
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import ValueType
 
 if TYPE_CHECKING:
     import onnx
-
-    from rlx_ort.ir.core import Node
 
 __all__ = ["ExportedModel", "ExportedNode"]
 

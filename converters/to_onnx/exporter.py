@@ -10,7 +10,7 @@ import threading
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rlx_ort.converters.collector import paused_collector
 from rlx_ort.converters.infer import infer_proto
@@ -23,15 +23,13 @@ from rlx_ort.converters.to_onnx.opset import choose_imports, ir_version
 from rlx_ort.converters.to_onnx.outline import Outline
 from rlx_ort.converters.to_onnx.writer import ModelWriter, UniqueNames
 from rlx_ort.errors import GraphVerifyError
+from rlx_ort.ir.core import Ref
 from rlx_ort.ir.dtype import DType
+from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.ops.leaf import Input, Param
 from rlx_ort.ir.types import UnknownType, ValueType
 from rlx_ort.ir.verify import verify
 from rlx_ort.options.compile_options import CompileOptions
-
-if TYPE_CHECKING:
-    from rlx_ort.ir.core import Ref
-    from rlx_ort.ir.graph import Graph
 
 __all__ = ["Draft", "draft", "drafted", "export_model", "exported"]
 

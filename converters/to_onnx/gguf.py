@@ -8,17 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from rlx_ort.converters.to_onnx.emitter import Emitter
+from rlx_ort.converters.to_onnx.model import ModelValue
 from rlx_ort.converters.to_onnx.shape import slice_axis
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.gguf_blocks import BlockFormat
-
-if TYPE_CHECKING:
-    from rlx_ort.converters.to_onnx.model import ModelValue
 
 __all__ = ["Bytes", "decode_blocks", "scales_and_mins"]
 

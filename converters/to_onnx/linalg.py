@@ -6,7 +6,7 @@ Small systems are written step by step, which any provider with basic ops can ta
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -17,15 +17,11 @@ from rlx_ort.converters.to_onnx.shape import reshape, slice_axis
 from rlx_ort.ir.bodies import as_body
 from rlx_ort.ir.core import Value
 from rlx_ort.ir.dtype import DType
+from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.op import join_dims, known_shape
 from rlx_ort.ir.ops.linalg import BatchedDenseSolve, DenseSolve, DotGeneral, FusedMatMulBiasAct, LoraMatMul, MatMul
 from rlx_ort.ir.shape import Dim, Shape
 from rlx_ort.ir.types import TensorType
-
-if TYPE_CHECKING:
-    from rlx_ort.ir.graph import Graph
-
-__all__: list[str] = []
 
 _UNROLLED = 8
 """Largest system that is written without a Loop: a step is about fifteen nodes."""

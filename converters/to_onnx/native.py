@@ -23,8 +23,6 @@ from rlx_ort.ir.ops.norm import FusedResidualLN, FusedResidualRmsNorm, FusedSwiG
 from rlx_ort.ir.shape import Dim, Shape
 from rlx_ort.ir.types import TensorType
 
-__all__: list[str] = []
-
 _CONTRIB = "com.microsoft"
 _FUSED_GELU = {"gelu": "BiasGelu", "gelu_approx": "FastGelu"}
 

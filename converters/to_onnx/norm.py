@@ -26,8 +26,6 @@ from rlx_ort.ir.ops.norm import (
 from rlx_ort.ir.ops.reduce import ArgMax, ArgMin, Cumsum, Reduce, Softmax, TopK
 from rlx_ort.ir.shape import Shape
 
-__all__: list[str] = []
-
 _REDUCE = {"sum": "ReduceSum", "mean": "ReduceMean", "max": "ReduceMax", "min": "ReduceMin", "prod": "ReduceProd"}
 
 

@@ -13,8 +13,6 @@ from rlx_ort.ir.op import known_shape
 from rlx_ort.ir.ops.quant import QMAX, Dequantize, FakeQuantize, FakeQuantizeLSQ, QConv2d, QMatMul, Quantize
 from rlx_ort.ir.types import TensorType
 
-__all__: list[str] = []
-
 _SMALLEST_SCALE = 1e-12
 
 

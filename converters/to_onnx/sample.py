@@ -14,8 +14,6 @@ from rlx_ort.ir.ops.sample import PHILOX_FACTORS, Sample, round_keys, uniforms
 from rlx_ort.ir.shape import Dim, Shape
 from rlx_ort.ir.types import TensorType
 
-__all__: list[str] = []
-
 _UNIT = float(1 << 30)
 _LEAST_TEMPERATURE = 1e-6
 _HALF_WORD = 1 << 16

@@ -17,8 +17,6 @@ from rlx_ort.ir.ops.sequence import GatedDeltaNet, SelectiveScan
 from rlx_ort.ir.shape import Dim, Shape
 from rlx_ort.ir.types import TensorType
 
-__all__: list[str] = []
-
 _PARALLEL_ELEMENTS = 1 << 22
 """Up to this many states over all tokens, a selective scan may be written without a loop, which holds all of them."""
 

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rlx_ort.converters.to_onnx.emitter import Emitter, lowers
 from rlx_ort.converters.to_onnx.kernel_dtypes import compute_dtype, op_in
+from rlx_ort.converters.to_onnx.model import ModelValue
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.op import known_shape, reshaped
 from rlx_ort.ir.ops.shape import Concat, Expand, Gather, Narrow, Pad, Reshape, Slice, Tile, Transpose
 from rlx_ort.ir.shape import Dim, Shape
-
-if TYPE_CHECKING:
-    from rlx_ort.converters.to_onnx.model import ModelValue
 
 __all__ = ["reshape", "slice_axis"]
 

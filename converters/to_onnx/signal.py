@@ -21,8 +21,6 @@ from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.op import known_shape
 from rlx_ort.ir.ops.signal import ComplexNormSq, Conjugate, Fft
 
-__all__: list[str] = []
-
 _ONE_PRODUCT = 64
 """Up to this size a transform is one product; its cost grows with the square."""
 _LARGEST_PRIME = 128

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -14,15 +14,13 @@ from rlx_ort.converters.bundle import ModelBundle, bundle_from_graph, graph_from
 from rlx_ort.converters.precision_pass import apply_precision
 from rlx_ort.converters.transforms.scope import selected
 from rlx_ort.errors import ConversionError
+from rlx_ort.ir.core import Node
 from rlx_ort.ir.dtype import DType
+from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.narrow import narrowed_later, values_of
 from rlx_ort.ir.ops.leaf import Constant, Param
+from rlx_ort.ir.tensor import TensorData
 from rlx_ort.options.precision import PrecisionPolicy
-
-if TYPE_CHECKING:
-    from rlx_ort.ir.core import Node
-    from rlx_ort.ir.graph import Graph
-    from rlx_ort.ir.tensor import TensorData
 
 __all__ = ["KeptNode", "PrecisionKind", "PrecisionReport", "to_precision"]
 
