@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.op import Op
@@ -39,17 +39,7 @@ _WITHOUT = frozenset({"leaf", "onnx", "refused"})
 """Families that are written by the emitter itself, or never."""
 _ELSEWHERE = {"blocks": "control", "moe": "dequant", "reduce": "norm"}
 """Families whose lowerings are in the file of another one."""
-
-
-class _Takes(Protocol):
-    def __call__(
-        self,
-        domain: str,
-        op_type: str,
-        version: int,
-        inputs: Sequence[ValueType | None],
-        outputs: Sequence[ValueType | None],
-    ) -> bool: ...
+_Types: TypeAlias = Sequence[ValueType | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +49,12 @@ class KernelSet:
     Attributes:
         name: whose kernels, as messages name them.
         identity: identifies this list of kernels in the keys of cached models.
-        takes: whether one of the kernels takes a node.
+        takes: whether a kernel takes a node, by domain, operator, opset version, input types and output types.
     """
 
     name: str
     identity: object
-    takes: _Takes = field(compare=False)
+    takes: Callable[[str, str, int, _Types, _Types], bool] = field(compare=False)
 
 
 class NoNativeForm(Exception):  # noqa: N818  # an answer, caught by the dispatcher, and no error
