@@ -9,7 +9,6 @@ reused for nodes of all sizes.
 from __future__ import annotations
 
 import enum
-import functools
 import operator
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -32,6 +31,7 @@ __all__ = ["Repeats", "exact_op"]
 _Key: TypeAlias = tuple[Any, ...]
 _Look: TypeAlias = tuple[bool, Hashable, Hashable, bool]
 _OWN_OPS = "rlx_ort.ir.ops."
+_readings: dict[type[Op], tuple[Callable[[Any], Any], bool]] = {}
 _PLAIN = frozenset({str, int, bool, NoneType, DType, bytes})
 """Types of which equal values are identical; 0.0 and -0.0 are not."""
 _PLAIN_FIELDS = frozenset({"str", "int", "bool", "DType", "str | None", "int | None", "DType | None"})
@@ -299,25 +299,23 @@ def _rank(look: Hashable) -> Hashable:
 
 def exact_op(op: Op) -> Hashable | None:
     """Return a key that only ops of the same class with identical attributes have, None where there is no such key."""
-    reading = _reading(type(op))  # type: ignore[arg-type]  # mypy takes a class for unhashable
+    kind = type(op)
+    reading = _readings.get(kind)
     if reading is None:
-        return None
+        reading = _readings[kind] = _reading(kind)
     getter, is_plain = reading
-    values = getter(op)
+    if is_plain:
+        return (kind, getter(op))
     try:
-        return (type(op), values if is_plain else _exact(values))
+        return (kind, _exact(getter(op)))
     except TypeError:
         return None
 
 
-@functools.cache
-def _reading(kind: type[Op]) -> tuple[Callable[[Any], Any], bool] | None:
-    """Return what reads the attributes of an op, and whether equal ones are identical; None for ops from outside.
-
-    An op that a user brings may depend on more than its fields.
-    """
+def _reading(kind: type[Op]) -> tuple[Callable[[Any], Any], bool]:
+    """Return what reads the attributes of an op, and whether equal ones are identical."""
     if not kind.__module__.startswith(_OWN_OPS):
-        return None
+        return lambda op: NotImplemented, False  # an op from outside may depend on more than its fields
     names = [item.name for item in fields(kind)]
     if not names:
         return lambda op: None, True
