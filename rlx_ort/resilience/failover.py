@@ -26,6 +26,7 @@ from rlx_ort.resilience.quarantine import DeviceHealth, Quarantine
 if TYPE_CHECKING:
     from rlx_ort.execution.compiled import CompiledGraph
     from rlx_ort.graph_devices import GraphDevices
+    from rlx_ort.ir.graph import Graph
 
 __all__ = ["Attempt", "Failover", "RunRecord"]
 
@@ -82,7 +83,7 @@ class Failover:
         self.options = options
         self.quarantine = Quarantine(options, clock)
         self._clock = clock
-        self._routes: dict[Any, tuple[Device, CompiledGraph]] = {}
+        self._routes: dict[Any, tuple[Device, Callable[[Mapping[str, Any]], list[Any]], Graph]] = {}
         self._rankings: dict[Any, list[Device]] = {}
         self._renew_ns: float = 0
         self._revision = -1
@@ -135,11 +136,11 @@ class Failover:
             RlxError: the only device that was tried failed; this is its error.
         """
         began = self._clock()
-        if began < self._renew_ns and timeout_s is None and cancel is None and runner.graph.revision == self._revision:
+        if began < self._renew_ns and timeout_s is None and cancel is None:
             route = self._routes.get((key, _shapes(inputs)) if self._sized else key)
-            if route is not None:
+            if route is not None and route[2].revision == self._revision:
                 try:
-                    outputs = route[1].run(inputs)
+                    outputs = route[1](inputs)
                 except Exception as err:  # judged by the table
                     call = _Call(runner, inputs, None, None)
                     return self._answer(call, choose, key, began, (route[0], err))
@@ -334,7 +335,7 @@ class Failover:
             self._revision, self._sized = revision, bool(named_dims(graph))
         routes = self._routes  # a device that goes out from here on replaces it
         if key and compiled is not None and graph.revision == revision and not self.quarantine.is_out(device):
-            routes[(key, _shapes(call.inputs)) if self._sized else key] = device, compiled
+            routes[(key, _shapes(call.inputs)) if self._sized else key] = device, compiled.run, graph
 
     def _check_due(self, call: _Call, healthy: Device, outputs: list[Any], version: int) -> None:
         """Begin the check of a device whose back-off is over, on this run's inputs, in the background."""
