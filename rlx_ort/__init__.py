@@ -70,8 +70,8 @@ if TYPE_CHECKING:
     from rlx_ort.ir.core import Node
     from rlx_ort.ir.dims import DimBinding, dynamic_symbols, has_dynamic_dims, infer_bindings_from_inputs
     from rlx_ort.ir.dtype import DType, promote
-    from rlx_ort.ir.graph import Graph, Value
-    from rlx_ort.ir.op import Op, op_kinds
+    from rlx_ort.ir.graph import Graph, Value, op_kinds
+    from rlx_ort.ir.op import Op
     from rlx_ort.ir.shape import Dim, Shape
     from rlx_ort.ir.verify import verify
     from rlx_ort.options.compile_options import (
@@ -160,8 +160,8 @@ _NAMES_OF = {
     "ir.core": "Node",
     "ir.dims": "DimBinding dynamic_symbols has_dynamic_dims infer_bindings_from_inputs",
     "ir.dtype": "DType promote",
-    "ir.graph": "Graph Value",
-    "ir.op": "Op op_kinds",
+    "ir.graph": "Graph Value op_kinds",
+    "ir.op": "Op",
     "ir.shape": "Dim Shape",
     "ir.verify": "verify",
     "options.compile_options": "CompileOptions OptimizationLevel PlacementRule Precision WeightSharing",

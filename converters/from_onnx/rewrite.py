@@ -11,8 +11,9 @@ from rlx_ort.converters.to_onnx.opset import NodeForm, obstacle
 from rlx_ort.errors import ConversionError, GraphVerifyError
 from rlx_ort.ir.core import Node, Ref
 from rlx_ort.ir.graph import Graph
-from rlx_ort.ir.ops.leaf import Constant, fits
+from rlx_ort.ir.ops.leaf import Constant
 from rlx_ort.ir.ops.onnx import OnnxNode
+from rlx_ort.ir.shape import fits
 from rlx_ort.ir.types import TensorType, UnknownType, ValueType
 
 __all__ = ["fill_types", "with_ir_ops"]

@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from rlx_ort.converters.onnx_types import tensor_proto
 from rlx_ort.converters.to_onnx.exported import ExportedModel
-from rlx_ort.converters.to_onnx.writer import INLINE_BYTES
+from rlx_ort.converters.to_onnx.model import INLINE_BYTES
 from rlx_ort.errors import ParamError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.tensor import FileRange, TensorData

@@ -101,9 +101,11 @@ class Composite(Op):
     `expand` builds.
     """
 
+    kind = ""  # a base, no op
+
     def build(self, graph: Graph, *values: Value) -> Value:
         """Write the ops this one stands for into a graph and return the result."""
-        raise NotImplementedError(f"{type(self).__name__} does not say what it stands for")
+        raise NotImplementedError(f"{type(self).__name__} defines no `build`")
 
     def check(self, inputs: OpTypes) -> None:
         """Check what `build` would report unclearly.

@@ -5,7 +5,7 @@ A node refers only to earlier nodes, so insertion order is a topological order a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 
@@ -47,6 +47,15 @@ class Node:
 
     def __str__(self) -> str:
         return f"node {self.id} {self.name!r} ({self.op.kind})"
+
+
+def _operator(function: str, *, swapped: bool = False) -> Callable[[Value, Any], Value]:
+    """Return an arithmetic operator of `Value`; `swapped` takes the value as its right operand."""
+
+    def apply(self: Value, other: Any) -> Value:
+        return self.graph.binary(function, *((other, self) if swapped else (self, other)))
+
+    return apply
 
 
 class Value:
@@ -111,32 +120,11 @@ class Value:
             raise GraphVerifyError(f"{self.name!r} is no tensor but {self.type}")
         return self.type
 
-    def __add__(self, other: Any) -> Value:
-        return self.graph.binary("add", self, other)
-
-    def __radd__(self, other: Any) -> Value:
-        return self.graph.binary("add", other, self)
-
-    def __sub__(self, other: Any) -> Value:
-        return self.graph.binary("sub", self, other)
-
-    def __rsub__(self, other: Any) -> Value:
-        return self.graph.binary("sub", other, self)
-
-    def __mul__(self, other: Any) -> Value:
-        return self.graph.binary("mul", self, other)
-
-    def __rmul__(self, other: Any) -> Value:
-        return self.graph.binary("mul", other, self)
-
-    def __truediv__(self, other: Any) -> Value:
-        return self.graph.binary("div", self, other)
-
-    def __rtruediv__(self, other: Any) -> Value:
-        return self.graph.binary("div", other, self)
-
-    def __pow__(self, other: Any) -> Value:
-        return self.graph.binary("pow", self, other)
+    __add__, __radd__ = _operator("add"), _operator("add", swapped=True)
+    __sub__, __rsub__ = _operator("sub"), _operator("sub", swapped=True)
+    __mul__, __rmul__ = _operator("mul"), _operator("mul", swapped=True)
+    __truediv__, __rtruediv__ = _operator("div"), _operator("div", swapped=True)
+    __pow__ = _operator("pow")
 
     def __matmul__(self, other: Any) -> Value:
         return self.graph.matmul(self, other)

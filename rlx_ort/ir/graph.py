@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rlx_ort.ir.core import GraphCore, Node, Ref, Value
+from rlx_ort.ir.op import op_kinds
 from rlx_ort.ir.ops.attention import AttentionBuilders
 from rlx_ort.ir.ops.blocks import BlockBuilders
 from rlx_ort.ir.ops.control import ControlBuilders
@@ -24,7 +25,7 @@ from rlx_ort.ir.ops.shape import ShapeBuilders
 from rlx_ort.ir.ops.signal import SignalBuilders
 from rlx_ort.ir.rewrite import bind_dims
 
-__all__ = ["Graph", "Node", "Ref", "Value"]
+__all__ = ["Graph", "Node", "Ref", "Value", "op_kinds"]
 
 
 class Graph(

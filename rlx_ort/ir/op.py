@@ -74,13 +74,14 @@ class Op:
             names = operands.split()
             cls.operands = tuple(name.rstrip("?") for name in names)
             cls.arity = (sum(not name.endswith("?") for name in names), len(names))
-        _classes[cls.kind] = cls
+        if cls.kind:  # bases have none
+            _classes[cls.kind] = cls
 
     def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
         """Return the types of the results, one per output.
 
         Raises:
-            GraphVerifyError: the inputs do not fit the op; the message says which and why.
+            GraphVerifyError: the inputs do not fit the op; the message has the input and the reason.
         """
         tensors = [value for value in inputs if isinstance(value, TensorType)]
         if self.operands and self.arity[0] <= len(tensors) == len(inputs) <= len(self.operands):
@@ -195,7 +196,7 @@ def op_class(kind: str) -> type[Op]:
 
 
 def op_kinds() -> tuple[str, ...]:
-    """Return every kind that has an op class, sorted."""
+    """Return every kind that has an op class, sorted; `rlx_ort.ir.graph` brings the classes of this package."""
     return tuple(sorted(_classes))
 
 

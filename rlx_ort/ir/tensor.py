@@ -155,7 +155,7 @@ class TensorData:
             while left:
                 count = file.readinto(piece[:left])
                 if not count:
-                    reason = "became shorter while it was read; write it anew and convert again"
+                    reason = "became shorter while it was read; write it again and convert again"
                     raise ConversionError(f"{source.path} {reason}")
                 yield piece[:count]
                 left -= count

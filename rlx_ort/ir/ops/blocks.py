@@ -12,15 +12,14 @@ from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.bodies import Composite
 from rlx_ort.ir.core import Value
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.op import Op, OpTypes, Sizes, known_name, known_shape, pair, tensor_input
+from rlx_ort.ir.op import Op, OpTypes, Sizes, known_name, known_shape, tensor_input
 from rlx_ort.ir.ops.attention import Attention, head_layout, parse_mask_kind
-from rlx_ort.ir.ops.conv import Conv2d
+from rlx_ort.ir.ops.conv import Conv2d, window
 from rlx_ort.ir.ops.elementwise import ACTIVATIONS, Activation, Binary
 from rlx_ort.ir.ops.leaf import LeafBuilders, NodeArgs, Operand
 from rlx_ort.ir.ops.linalg import FusedMatMulBiasAct, MatMul
 from rlx_ort.ir.ops.norm import FusedSwiGLU
 from rlx_ort.ir.shape import Dim, Shape
-from rlx_ort.ir.types import TensorType
 
 if TYPE_CHECKING:
     from rlx_ort.ir.graph import Graph
@@ -74,16 +73,21 @@ class GroupedQueryAttention(Composite):
     def build(self, graph: Graph, *values: Value) -> Value:
         """Write one attention over folded queries, or over repeated keys and values."""
         q, k, v, *mask = values
+        heads = (self.num_heads, self.num_kv_heads, self.num_kv_heads)
         layouts = [
-            head_layout(self, self.expect_rank(self._tensor(value), (2, 3, 4), name), heads, self.head_dim, name)
-            for value, heads, name in zip(
-                (q, k, v), (self.num_heads, self.num_kv_heads, self.num_kv_heads), "qkv", strict=True
+            head_layout(
+                self,
+                self.expect_rank(tensor_input(self, (value.type,), 0, value.name), (2, 3, 4), name),
+                count,
+                self.head_dim,
+                name,
             )
+            for value, count, name in zip((q, k, v), heads, "qkv", strict=True)
         ]
         if self.num_heads == self.num_kv_heads:
             return graph.append(self._attention(self.num_heads), q, k, v, *mask)
         split = [
-            self._heads_first(graph, value, layout.heads_first)
+            value if layout.heads_first else self._heads_first(graph, value)
             for value, layout in zip((q, k, v), layouts, strict=True)
         ]
         length = layouts[0].length
@@ -94,15 +98,13 @@ class GroupedQueryAttention(Composite):
             keys, vals = (self._repeated(graph, value) for value in split[1:])
             # (B, H, S, D) has the heads first whatever S is, since its second dimension is the number of heads.
             result = graph.append(self._attention(self.num_heads), split[0], keys, vals, *mask)
-        return self._like(graph, result, q, layouts[0].heads_first)
+        if layouts[0].heads_first:
+            return result
+        result = graph.transpose(result, (0, 2, 1, 3))
+        return result if q.rank == 4 else graph.reshape(result, q.shape)
 
-    def _tensor(self, value: Value) -> TensorType:
-        return tensor_input(self, (value.type,), 0, value.name)
-
-    def _heads_first(self, graph: Graph, value: Value, is_first: bool) -> Value:
-        """Return `(B, H, S, D)`, with batch 1 for rank 2."""
-        if is_first:
-            return value
+    def _heads_first(self, graph: Graph, value: Value) -> Value:
+        """Return `(B, H, S, D)` of a value that has the heads elsewhere, with batch 1 for rank 2."""
         shape = value.shape
         if shape.rank < 4:
             width = shape[-1]
@@ -125,13 +127,6 @@ class GroupedQueryAttention(Composite):
         batch, heads, length, size = value.shape
         apart = graph.reshape(value, (batch, heads, 1, length, size))
         return graph.reshape(graph.expand(apart, (-1, -1, share, -1, -1)), (batch, self.num_heads, length, size))
-
-    def _like(self, graph: Graph, result: Value, q: Value, is_first: bool) -> Value:
-        """Bring `(B, H, S, D)` to the layout of q."""
-        if is_first:
-            return result
-        result = graph.transpose(result, (0, 2, 1, 3))
-        return result if q.rank == 4 else graph.reshape(result, q.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -488,8 +483,11 @@ class BlockBuilders(LeafBuilders):
         **node: Unpack[NodeArgs],
     ) -> Value:
         """Return activation(conv2d(x, weight) + bias) as one op."""
-        windows = pair("stride", stride, 1), pair("padding", padding), pair("dilation", dilation, 1)
-        return self._add(FusedConvBiasAct(activation, *windows, groups), *self._like(x, weight, bias), **node)
+        return self._add(
+            FusedConvBiasAct(activation, *window(stride, padding, dilation), groups),
+            *self._like(x, weight, bias),
+            **node,
+        )
 
     def ada_layer_norm(
         self, x: Operand, scale: Operand, shift: Operand, eps: float = 1e-5, **node: Unpack[NodeArgs]

@@ -27,6 +27,7 @@ __all__ = [
     "ResizeNearest2x",
     "conv_shape",
     "expect_bias",
+    "window",
 ]
 
 POOLS = ("max", "mean", "sum", "min")
@@ -284,6 +285,11 @@ def _positive(op: Op, size: int) -> int:
     return size
 
 
+def window(stride: Sizes, padding: Sizes, dilation: Sizes) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:
+    """Return stride, padding and dilation of an image window, each as (height, width)."""
+    return pair("stride", stride, 1), pair("padding", padding), pair("dilation", dilation, 1)
+
+
 class ConvBuilders(LeafBuilders):
     """Builders of the ops on images and volumes. Window attributes take one number, or one for each axis."""
 
@@ -303,8 +309,7 @@ class ConvBuilders(LeafBuilders):
         **node: Unpack[NodeArgs],
     ) -> Value:
         """Convolve `(N, C, H, W)` with a weight `(C_out, C / groups, kH, kW)`; `kernel`, if given, is checked."""
-        op = Conv2d(pair("stride", stride, 1), pair("padding", padding), pair("dilation", dilation, 1), groups)
-        return self._conv(op, x, weight, bias, kernel, **node)
+        return self._conv(Conv2d(*window(stride, padding, dilation), groups), x, weight, bias, kernel, **node)
 
     def conv_transpose2d(
         self,
@@ -321,13 +326,8 @@ class ConvBuilders(LeafBuilders):
         **node: Unpack[NodeArgs],
     ) -> Value:
         """Apply the transpose of a convolution, with a weight `(C, C_out / groups, kH, kW)`."""
-        op = ConvTranspose2d(
-            pair("stride", stride, 1),
-            pair("padding", padding),
-            pair("output_padding", output_padding),
-            pair("dilation", dilation, 1),
-            groups,
-        )
+        step, pad, gap = window(stride, padding, dilation)
+        op = ConvTranspose2d(step, pad, pair("output_padding", output_padding), gap, groups)
         return self._conv(op, x, weight, bias, kernel, **node)
 
     def pool(
@@ -378,13 +378,7 @@ class ConvBuilders(LeafBuilders):
         **node: Unpack[NodeArgs],
     ) -> Value:
         """Return the windows of an image as columns."""
-        op = Im2Col(
-            pair("kernel", kernel, 1),
-            pair("stride", stride, 1),
-            pair("padding", padding),
-            pair("dilation", dilation, 1),
-        )
-        return self._add(op, x, **node)
+        return self._add(Im2Col(pair("kernel", kernel, 1), *window(stride, padding, dilation)), x, **node)
 
     def interpolate(
         self,

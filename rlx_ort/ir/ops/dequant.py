@@ -21,8 +21,7 @@ half first. In `nvfp4_block` column 2j is the low half.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Unpack
 
@@ -33,7 +32,7 @@ from rlx_ort.ir.gguf_blocks import GGUF_FORMATS, BlockFormat, block_format
 from rlx_ort.ir.op import Op, OpTypes, known_name, known_shape, tensor_input
 from rlx_ort.ir.ops.leaf import LeafBuilders, NodeArgs, Operand
 from rlx_ort.ir.shape import Dim, Shape
-from rlx_ort.ir.types import TensorType, ValueType
+from rlx_ort.ir.types import TensorType
 
 __all__ = ["SCHEMES", "DequantBuilders", "DequantGroupedMatMul", "DequantMatMul", "DequantMoEWeights"]
 
@@ -54,7 +53,7 @@ _ROLES = {
 
 
 @dataclass(frozen=True, slots=True)
-class DequantMatMul(Op):
+class DequantMatMul(Op, operands="x w scale? extra?"):
     """x times a packed weight; see the table of schemes.
 
     Attributes:
@@ -68,8 +67,6 @@ class DequantMatMul(Op):
     scheme: str
     block: int | None = None
     packed: bool = False
-
-    arity = (2, 4)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "scheme", known_name("scheme", self.scheme, SCHEMES))
@@ -99,33 +96,33 @@ class DequantMatMul(Op):
         Raises:
             GraphVerifyError: a size is unknown, or the inputs do not fit each other.
         """
-        x = tensor_input(self, inputs, 0, "x")
+        x, *rest = (tensor_input(self, inputs, place, name) for place, name in enumerate(self.operands[: len(inputs)]))
         self.expect_float(x, "x")
         shape = known_shape(self, x, "x")
         if shape.rank < 2:
             raise GraphVerifyError(f"DequantMatMul needs a matrix, x is {shape}; reshape it to rank 2 or more")
         k = _size(self, shape[-1], "the last dimension of x")
         if self.gguf is not None:
-            return k, _gguf_rows(self, inputs, self.gguf, k)
+            return k, _gguf_rows(self, rest, self.gguf, k)
         counts, roles = _ROLES[self.scheme]
-        if len(inputs) - 1 not in counts:
+        if len(rest) not in counts:
             raise GraphVerifyError(f"scheme {self.scheme!r} takes x, {roles}; got {len(inputs)} inputs")
         if self.scheme in _FP8:
-            return k, self._fp8_columns(inputs, k)
-        return k, self._block_columns(inputs, k)
+            return k, self._fp8_columns(k, *rest)
+        return k, self._block_columns(k, *rest)
 
-    def _fp8_columns(self, inputs: OpTypes, k: int) -> int:
-        w = _weight(self, inputs, (_FP8[self.scheme], DType.U8))
+    def _fp8_columns(self, k: int, w: TensorType, scale: TensorType) -> int:
+        _expect_dtype(self, w, (_FP8[self.scheme], DType.U8), "w")
         rows, columns = self.expect_rank(w, (2,), "w")
         self.expect_dim(rows, k, "the rows of w")
-        scale = _float_input(self, inputs, 2, "scale")
+        self.expect_float(scale, "scale")
         found = self.expect_rank(scale, (0, 1), "scale")
         n = _size(self, columns, "the columns of w")
         if found and found[0] != 1:
             self.expect_dim(found[0], n, "the number of scales")
         return n
 
-    def _block_columns(self, inputs: OpTypes, k: int) -> int:
+    def _block_columns(self, k: int, w: TensorType, scale: TensorType, extra: TensorType | None = None) -> int:
         nvfp4 = self.scheme == "nvfp4_block"
         block = _NVFP4_BLOCK if nvfp4 else self.block or 1
         if k % block:
@@ -133,34 +130,32 @@ class DequantMatMul(Op):
                 f"scheme {self.scheme!r} has blocks of {block} rows, so K must be a multiple; got {k}"
             )
         if nvfp4:
-            scale = _weight(self, inputs, (DType.F8E4M3, DType.U8), 2, "scale")
+            _expect_dtype(self, scale, (DType.F8E4M3, DType.U8), "scale")
         else:
-            scale = _float_input(self, inputs, 2, "scale")
+            self.expect_float(scale, "scale")
         rows, columns = self.expect_rank(scale, (2,), "scale")
         self.expect_dim(rows, k // block, "the rows of scale, one for each block of K,")
         n = _size(self, columns, "the columns of scale")
         if self.scheme == "int4_block":
-            w = _weight(self, inputs, (DType.U4, DType.U8))
+            _expect_dtype(self, w, (DType.U4, DType.U8), "w")
             _check_elements(self, w, k * n if w.dtype is DType.U4 else (k * n + 1) // 2)
         else:
-            w = _weight(self, inputs, (DType.U8,) if nvfp4 else (DType.I8,))
+            _expect_dtype(self, w, (DType.U8,) if nvfp4 else (DType.I8,), "w")
             if nvfp4 and n % 2:
                 raise GraphVerifyError(f"scheme 'nvfp4_block' packs two columns a byte, so N must be even; got {n}")
-            wanted = (k, n // 2 if nvfp4 else n)
-            self.expect_dims(self.expect_rank(w, (2,), "w"), wanted, "w")
-        if len(inputs) > 3:
-            extra = _float_input(self, inputs, 3, "global scale" if nvfp4 else "zero point")
-            if nvfp4:
-                _check_elements(self, extra, 1)
-            else:
-                self.expect_dims(self.expect_rank(extra, (2,), "zero point"), (k // block, n), "the zero point")
+            self.expect_dims(self.expect_rank(w, (2,), "w"), (k, n // 2 if nvfp4 else n), "w")
+        if extra is not None and nvfp4:
+            self.expect_float(extra, "global scale")
+            _check_elements(self, extra, 1)
+        elif extra is not None:
+            self.expect_float(extra, "zero point")
+            self.expect_dims(self.expect_rank(extra, (2,), "zero point"), (k // block, n), "the zero point")
         return n
 
-    def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
+    def result(self, x: TensorType, *weights: TensorType) -> TensorType:
         """Return `(..., M, N)` in the dtype of x."""
-        _, n = self.sizes(inputs)
-        x = tensor_input(self, inputs, 0, "x")
-        return (TensorType(x.dtype, Shape((*known_shape(self, x, "x")[:-1], n))),)
+        _, n = self.sizes((x, *weights))
+        return TensorType(x.dtype, Shape((*known_shape(self, x, "x")[:-1], n)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,12 +178,11 @@ class DequantGroupedMatMul(Op, operands="x bytes experts"):
         Raises:
             GraphVerifyError: a size is unknown, or the inputs do not fit each other.
         """
-        x = tensor_input(self, inputs, 0, "x")
+        x, data, chosen = (tensor_input(self, inputs, at, name) for at, name in enumerate(self.operands))
         self.expect_float(x, "x")
         rows, inner = self.expect_rank(x, (2,), "x")
         k = _size(self, inner, "the last dimension of x")
-        experts, n = _slabs(self, inputs, 1, GGUF_FORMATS[self.scheme], k)
-        chosen = tensor_input(self, inputs, 2, "experts")
+        experts, n = _slabs(self, data, GGUF_FORMATS[self.scheme], k)
         self.expect_indices(chosen, "experts")
         (count,) = self.expect_rank(chosen, (1,), "experts")
         self.expect_dim(count, rows, "the number of experts given, one for each row of x,")
@@ -211,8 +205,8 @@ class DequantMoEWeights(Op, operands="bytes"):
 
     def result(self, data: TensorType) -> TensorType:
         """Return `(E, K, N)` as f32."""
-        raw = _weight(self, (data,), (DType.U8,), 0, "bytes")
-        experts, rows, width = self.expect_rank(raw, (3,), "bytes")
+        _expect_dtype(self, data, (DType.U8,), "bytes")
+        experts, rows, width = self.expect_rank(data, (3,), "bytes")
         kind = GGUF_FORMATS[self.scheme]
         size = _size(self, width, "the bytes of a row")
         if size % kind.bytes:
@@ -226,18 +220,10 @@ def _size(op: Op, dim: Dim, what: str) -> int:
     return dim
 
 
-def _weight(op: Op, inputs: OpTypes, dtypes: tuple[DType, ...], index: int = 1, name: str = "w") -> TensorType:
-    value = tensor_input(op, inputs, index, name)
+def _expect_dtype(op: Op, value: TensorType, dtypes: tuple[DType, ...], name: str) -> None:
     if value.dtype not in dtypes:
         wanted = " or ".join(dtype.value for dtype in dtypes)
         raise GraphVerifyError(f"{op.describe()} needs {name} as {wanted}, got {value}")
-    return value
-
-
-def _float_input(op: Op, inputs: OpTypes, index: int, name: str) -> TensorType:
-    value = tensor_input(op, inputs, index, name)
-    op.expect_float(value, name)
-    return value
 
 
 def _check_elements(op: Op, value: TensorType, wanted: int) -> None:
@@ -246,12 +232,12 @@ def _check_elements(op: Op, value: TensorType, wanted: int) -> None:
         raise GraphVerifyError(f"{op.describe()} needs {wanted} elements of {value.dtype.value}, got {value}")
 
 
-def _gguf_rows(op: Op, inputs: OpTypes, kind: BlockFormat, k: int) -> int:
-    if len(inputs) != 2:
-        raise GraphVerifyError(f"scheme {kind.name!r} takes x and the bytes; got {len(inputs)} inputs")
-    raw = _weight(op, inputs, (DType.U8,), 1, "the bytes")
+def _gguf_rows(op: Op, weights: Sequence[TensorType], kind: BlockFormat, k: int) -> int:
+    if len(weights) != 1:
+        raise GraphVerifyError(f"scheme {kind.name!r} takes x and the bytes; got {1 + len(weights)} inputs")
+    _expect_dtype(op, weights[0], (DType.U8,), "the bytes")
     row = kind.row_bytes(k)
-    shape = op.expect_rank(raw, (1, 2), "bytes")
+    shape = op.expect_rank(weights[0], (1, 2), "bytes")
     if shape.rank == 2:
         op.expect_dim(shape[1], row, f"the bytes of a row of {k} weights")
         return _size(op, shape[0], "the rows of the bytes")
@@ -261,16 +247,17 @@ def _gguf_rows(op: Op, inputs: OpTypes, kind: BlockFormat, k: int) -> int:
     return total // row
 
 
-def _slabs(op: Op, inputs: OpTypes, index: int, kind: BlockFormat, k: int) -> tuple[int, int]:
-    raw = _weight(op, inputs, (DType.U8,), index, "the bytes")
-    shape = op.expect_rank(raw, (2, 3), "bytes")
+def _slabs(op: Op, data: TensorType, kind: BlockFormat, k: int) -> tuple[int, int]:
+    """Return the number of experts, and N."""
+    _expect_dtype(op, data, (DType.U8,), "the bytes")
+    shape = op.expect_rank(data, (2, 3), "bytes")
     sizes = [_size(op, dim, "every dimension of the bytes") for dim in shape]
     row = kind.row_bytes(k)
     if shape.rank == 3:
         op.expect_dim(sizes[2], row, f"the bytes of a row of {k} weights")
     elif row == 0 or sizes[1] % row:
         raise GraphVerifyError(f"{op.describe()} needs rows of {row} bytes, got {sizes[1]} bytes an expert")
-    return sizes[0], sizes[1] if shape.rank == 3 else math.prod(sizes[1:]) // row
+    return sizes[0], sizes[1] if shape.rank == 3 else sizes[1] // row
 
 
 class DequantBuilders(LeafBuilders):

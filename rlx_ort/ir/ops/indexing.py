@@ -37,6 +37,8 @@ SCATTER_MODES = ("set", "add", "mul", "max", "min")
 class Ordered(Op, operands="x"):
     """Base of the ops that run along one axis of numbers and keep the shape."""
 
+    kind = ""  # a base, no op
+
     axis: int = -1
 
     def result(self, x: TensorType) -> TensorType:
@@ -67,6 +69,8 @@ class ArgSort(Ordered):
 @dataclass(frozen=True, slots=True)
 class Running(Ordered):
     """Base of the ops that combine all elements so far along an axis, which needs a size."""
+
+    kind = ""  # a base, no op
 
     def result(self, x: TensorType) -> TensorType:
         """Return the type of x."""

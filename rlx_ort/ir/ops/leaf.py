@@ -44,6 +44,8 @@ def _declared_type(op: Input | Param | Capture, inputs: OpTypes) -> tuple[ValueT
 class Leaf(Op):
     """Base of the leaves."""
 
+    kind = ""  # a base, no op
+
     arity = (0, 0)
 
     @property
@@ -228,7 +230,7 @@ def _declared(op: Op, inferred: ValueType, shape: Iterable[Dim] | None, dtype: D
     if dtype is not None and DType.parse(dtype) is not inferred.dtype:
         raise GraphVerifyError(f"{op.kind} is declared {DType.parse(dtype).value} and gives {inferred.dtype.value}")
     if wanted is None or inferred.shape is None:
-        return TensorType(inferred.dtype, wanted or inferred.shape)
+        return TensorType(inferred.dtype, inferred.shape if wanted is None else wanted)
     if not fits(inferred.shape, wanted):
         raise GraphVerifyError(f"{op.kind} is declared with shape {wanted} and gives {inferred.shape}")
     return TensorType(inferred.dtype, refined(wanted, inferred.shape))

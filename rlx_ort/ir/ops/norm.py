@@ -33,6 +33,8 @@ __all__ = [
 class AxisNorm(Op, operands="x gamma beta"):
     """Base of the normalisations along one axis."""
 
+    kind = ""  # a base, no op
+
     axis: int = -1
     eps: float = 1e-5
 
@@ -92,6 +94,8 @@ class BatchNormInference(Op, operands="x scale bias mean variance"):
 @dataclass(frozen=True, slots=True)
 class ResidualNorm(Op):
     """Base of the normalisations of x + residual [+ bias] along the last axis; the sum itself is no result."""
+
+    kind = ""  # a base, no op
 
     has_bias: bool = False
     eps: float = 1e-5

@@ -14,8 +14,8 @@ from typing import Unpack
 from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import Value
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.op import Op, Sizes, known_name, known_shape, pair
-from rlx_ort.ir.ops.conv import conv_shape, expect_bias
+from rlx_ort.ir.op import Op, Sizes, known_name, known_shape
+from rlx_ort.ir.ops.conv import conv_shape, expect_bias, window
 from rlx_ort.ir.ops.leaf import LeafBuilders, NodeArgs, Operand
 from rlx_ort.ir.shape import Dim, Shape
 from rlx_ort.ir.types import TensorType
@@ -47,6 +47,8 @@ class Scaled(Op, operands="x"):
         zero_points: the integer that stands for 0, as many as scales.
         axis: the axis the scales run along, None for one scale.
     """
+
+    kind = ""  # a base, no op
 
     scales: tuple[float, ...]
     zero_points: tuple[int, ...]
@@ -332,6 +334,5 @@ class QuantBuilders(LeafBuilders):
         name: str | None = None,
     ) -> Value:
         """Convolve i8 images with an i8 weight to an i8 result; see `QConv2d`."""
-        windows = pair("stride", stride, 1), pair("padding", padding), pair("dilation", dilation, 1)
-        op = QConv2d(x_zp, w_zp, out_zp, float(mult), *windows, groups)
+        op = QConv2d(x_zp, w_zp, out_zp, float(mult), *window(stride, padding, dilation), groups)
         return self._add(op, x, w, bias, shape=shape, name=name)

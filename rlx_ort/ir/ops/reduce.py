@@ -87,6 +87,8 @@ class TopK(Op, operands="x"):
 class Extremum(Op, operands="x"):
     """Base of the ops that return the index (i64) of an element along an axis, the first one of equals."""
 
+    kind = ""  # a base, no op
+
     axis: int = -1
     keep_dim: bool = False
 

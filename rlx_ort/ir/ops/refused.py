@@ -82,7 +82,7 @@ class Refused(Op):
         """Refuse.
 
         Raises:
-            GraphVerifyError: always; the message says why, and what to do.
+            GraphVerifyError: always; the message has the reason and a remedy.
         """
         raise GraphVerifyError(f"{self.kind} does not run: {self.reason}; {self.remedy}")
 

@@ -23,6 +23,8 @@ _PAD_MODES = ("constant", "reflect", "edge")
 class Movement(Op, operands="x"):
     """Base of the ops that only move data."""
 
+    kind = ""  # a base, no op
+
 
 @dataclass(frozen=True, slots=True)
 class Reshape(Movement):

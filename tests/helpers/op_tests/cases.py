@@ -121,9 +121,8 @@ def kinds_of(graph: Graph) -> set[str]:
 
 def runnable_kinds() -> tuple[str, ...]:
     """Return every kind that a user can put into a graph and run: no base class and none that is refused."""
-    bases = {base.__name__ for kind in op_kinds() for base in op_class(kind).__mro__[1:]}
     ours = (kind for kind in op_kinds() if op_class(kind).__module__.startswith("rlx_ort."))
-    return tuple(kind for kind in ours if kind not in bases and not issubclass(op_class(kind), Refused))
+    return tuple(kind for kind in ours if not issubclass(op_class(kind), Refused))
 
 
 def ints(*values: Any, dtype: type = np.int64) -> Array:

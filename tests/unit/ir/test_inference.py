@@ -10,6 +10,11 @@ import pytest
 from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph, Value
+from rlx_ort.ir.ops.conv import Conv2d
+from rlx_ort.ir.ops.elementwise import StopGradient
+from rlx_ort.ir.ops.linalg import MatMul
+from rlx_ort.ir.shape import Shape
+from rlx_ort.ir.types import TensorType, UnknownType, ValueType
 
 F32 = DType.F32
 
@@ -198,3 +203,41 @@ def test_values_of_another_graph_are_refused() -> None:
     a, b = Graph("a"), Graph("b")
     with pytest.raises(GraphVerifyError, match="of graph 'b'"):
         a.matmul(a.input("x", [2, 2]), b.input("y", [2, 2]))
+
+
+MATRIX = TensorType(F32, Shape((2, 2)))
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ([MATRIX], r"MatMul needs a tensor as input 1 \(rhs\), got nothing"),
+        ([UnknownType(), MATRIX], r"MatMul needs a tensor as input 0 \(lhs\), got \?"),
+        ([MATRIX] * 3, "MatMul takes 2 inputs, got 3"),
+    ],
+)
+def test_the_operands_of_the_class_line_are_checked(inputs: list[ValueType], message: str) -> None:
+    """An input that is missing, no tensor or too many is refused before the op's own rule."""
+    with pytest.raises(GraphVerifyError, match=message):
+        MatMul().infer(inputs)
+
+
+def test_an_operand_with_a_question_mark_may_be_left_out() -> None:
+    """The class line gives the smallest and the largest number of inputs."""
+    assert (Conv2d.operands, Conv2d.arity) == (("x", "weight", "bias"), (2, 3))
+    image, weight = TensorType(F32, Shape((1, 2, 4, 4))), TensorType(F32, Shape((3, 2, 1, 1)))
+    assert Conv2d().infer([image, weight]) == (TensorType(F32, Shape((1, 3, 4, 4))),)
+
+
+def test_an_op_without_a_rule_has_the_type_of_its_first_input() -> None:
+    """A marker such as StopGradient needs no code for its type."""
+    assert StopGradient().infer([MATRIX]) == (MATRIX,)
+
+
+def test_every_builder_of_one_value_takes_a_name_and_a_shape() -> None:
+    """A declared shape is checked, and its names are kept where inference has none."""
+    g, (x,) = graph_with((None, 4))
+    value = g.stop_gradient(x, name="kept", shape=["rows", 4])
+    assert (value.name, value.shape) == ("kept", ("rows", 4))
+    with pytest.raises(GraphVerifyError, match="declared with shape"):
+        g.tile(x, [1, 2], shape=["rows", 4])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from rlx_ort.errors import GraphVerifyError
@@ -47,3 +50,14 @@ def test_a_refused_kind_survives_json() -> None:
 def test_refused_kinds_are_op_kinds() -> None:
     """Claim sets and reports may name them."""
     assert op_class("AttentionBackwardKey").kind == "AttentionBackwardKey"
+
+
+def test_the_kinds_of_a_new_process_are_those_of_ops() -> None:
+    """They are there without building a graph, and no base class is among them."""
+    program = "import rlx_ort; print(*rlx_ort.op_kinds())"
+    found = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, encoding="utf-8", check=True
+    )
+    kinds = set(found.stdout.split())
+    assert {"MatMul", "Reshape", "LayerNorm", "Conv2d"} <= kinds
+    assert not kinds & {"Op", "Leaf", "Movement", "AxisNorm", "Composite"}
