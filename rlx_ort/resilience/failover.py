@@ -37,6 +37,10 @@ Choose: TypeAlias = "Callable[[GraphDevices, Mapping[str, Any]], tuple[Device, b
 """Returns the device of an automatic choice of a runner for some inputs, and whether a variable named it."""
 
 
+_Route: TypeAlias = "tuple[Device, Callable[[Mapping[str, Any]], list[Any]], Graph, CompiledGraph]"
+"""A device, the run of the compiled graph there, the graph, and the compiled graph."""
+
+
 class Attempt(NamedTuple):
     """A device that failed a run: why, and how long that took in seconds."""
 
@@ -83,7 +87,7 @@ class Failover:
         self.options = options
         self.quarantine = Quarantine(options, clock)
         self._clock = clock
-        self._routes: dict[Any, tuple[Device, Callable[[Mapping[str, Any]], list[Any]], Graph]] = {}
+        self._routes: dict[Any, _Route] = {}
         self._rankings: dict[Any, list[Device]] = {}
         self._renew_ns: float = 0
         self._revision = -1
@@ -143,6 +147,8 @@ class Failover:
                     outputs = route[1](inputs)
                 except Exception as err:  # judged by the table
                     call = _Call(runner, inputs, None, None)
+                    if route[3].closed:  # by its caller, or by another thread that closed the runner
+                        return self._answer(call, choose, key, began)
                     return self._answer(call, choose, key, began, (route[0], err))
                 self._thread.last = (route[0], began, began, self._clock(), ())
                 return route[0], outputs
@@ -335,7 +341,7 @@ class Failover:
             self._revision, self._sized = revision, bool(named_dims(graph))
         routes = self._routes  # a device that goes out from here on replaces it
         if key and compiled is not None and graph.revision == revision and not self.quarantine.is_out(device):
-            routes[(key, _shapes(call.inputs)) if self._sized else key] = device, compiled.run, graph
+            routes[(key, _shapes(call.inputs)) if self._sized else key] = device, compiled.run, graph, compiled
 
     def _check_due(self, call: _Call, healthy: Device, outputs: list[Any], version: int) -> None:
         """Begin the check of a device whose back-off is over, on this run's inputs, in the background."""
