@@ -26,6 +26,7 @@ from rlx_ort.resilience.quarantine import DeviceHealth, Quarantine
 if TYPE_CHECKING:
     from rlx_ort.execution.compiled import CompiledGraph
     from rlx_ort.graph_devices import GraphDevices
+    from rlx_ort.ir.graph import Graph
 
 __all__ = ["Attempt", "Failover", "RunRecord"]
 
@@ -34,6 +35,10 @@ _RENEW_NS = 1_000_000_000
 
 Choose: TypeAlias = "Callable[[GraphDevices, Mapping[str, Any]], tuple[Device, bool]]"
 """Returns the device of an automatic choice of a runner for some inputs, and whether a variable named it."""
+
+
+_Route: TypeAlias = "tuple[Device, Callable[[Mapping[str, Any]], list[Any]], Graph, CompiledGraph]"
+"""A device, the run of the compiled graph there, the graph, and the compiled graph."""
 
 
 class Attempt(NamedTuple):
@@ -82,7 +87,7 @@ class Failover:
         self.options = options
         self.quarantine = Quarantine(options, clock)
         self._clock = clock
-        self._routes: dict[Any, tuple[Device, CompiledGraph]] = {}
+        self._routes: dict[Any, _Route] = {}
         self._rankings: dict[Any, list[Device]] = {}
         self._renew_ns: float = 0
         self._revision = -1
@@ -135,13 +140,15 @@ class Failover:
             RlxError: the only device that was tried failed; this is its error.
         """
         began = self._clock()
-        if began < self._renew_ns and timeout_s is None and cancel is None and runner.graph.revision == self._revision:
+        if began < self._renew_ns and timeout_s is None and cancel is None:
             route = self._routes.get((key, _shapes(inputs)) if self._sized else key)
-            if route is not None:
+            if route is not None and route[2].revision == self._revision:
                 try:
-                    outputs = route[1].run(inputs)
+                    outputs = route[1](inputs)
                 except Exception as err:  # judged by the table
                     call = _Call(runner, inputs, None, None)
+                    if route[3].closed:  # by its caller, or by another thread that closed the runner
+                        return self._answer(call, choose, key, began)
                     return self._answer(call, choose, key, began, (route[0], err))
                 self._thread.last = (route[0], began, began, self._clock(), ())
                 return route[0], outputs
@@ -334,7 +341,7 @@ class Failover:
             self._revision, self._sized = revision, bool(named_dims(graph))
         routes = self._routes  # a device that goes out from here on replaces it
         if key and compiled is not None and graph.revision == revision and not self.quarantine.is_out(device):
-            routes[(key, _shapes(call.inputs)) if self._sized else key] = device, compiled
+            routes[(key, _shapes(call.inputs)) if self._sized else key] = device, compiled.run, graph, compiled
 
     def _check_due(self, call: _Call, healthy: Device, outputs: list[Any], version: int) -> None:
         """Begin the check of a device whose back-off is over, on this run's inputs, in the background."""

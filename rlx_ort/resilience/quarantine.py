@@ -34,7 +34,7 @@ class DeviceHealth:
         device: the device.
         state: ready; quarantined; on trial, while it is checked for re-admission; or stuck, while a run that was asked
             to stop is still inside the engine.
-        since_s: seconds in this state.
+        since_s: seconds in this state, 0 for a device that never failed.
         failures: failures since the device was last well for long.
         reason: the last failure, empty if there was none.
         next_try_s: seconds until its next check, 0 when it is due; None unless it is quarantined.

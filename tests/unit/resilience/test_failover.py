@@ -201,6 +201,15 @@ def test_a_graph_that_grows_is_compiled_anew(make: Any, fault: Any) -> None:
     assert len(runner.run_fastest(INPUTS)) == 2
 
 
+def test_a_compiled_graph_that_the_caller_closed_is_lent_anew(make: Any, fault: Any) -> None:
+    """The choice that is kept does not outlive it, and no device is to blame."""
+    runner = make()
+    runner.run_fastest(INPUTS)
+    runner.compile_fastest().close()
+    assert right(runner.run_fastest(INPUTS))
+    assert (runner.last_run.device.label, runner.last_run.attempts) == (FAULT, ())
+
+
 def test_each_thread_has_its_own_last_run(make: Any, fault: Any) -> None:
     """A thread that ran nothing has none."""
     import threading
