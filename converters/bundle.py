@@ -40,6 +40,7 @@ __all__ = [
     "graph_from_bundle",
     "graphs_of",
     "location_of",
+    "placed",
     "reference",
     "take_out",
 ]
@@ -152,17 +153,12 @@ def bundle_from_graph(graph: Graph, options: CompileOptions | None = None, origi
     from rlx_ort.converters.to_onnx.exporter import export_model
 
     exported = export_model(graph, options)
-    weights = all_weights(graph, exported)
+    given = all_weights(graph, exported)
+    weights: dict[str, TensorData] = {}
     proto = copied(exported.model)
     for tensor in proto.graph.initializer:
-        data = weights.get(tensor.name)
-        if data is None:
-            continue
-        if data.nbytes < INLINE_BYTES:
-            tensor.CopyFrom(tensor_proto(data, tensor.name))
-            del weights[tensor.name]
-        else:
-            tensor.CopyFrom(reference(tensor.name, data))
+        if tensor.name in given:
+            tensor.CopyFrom(placed(tensor.name, given[tensor.name], weights))
     return ModelBundle(proto, weights, origin or f"graph {graph.name!r}")
 
 
@@ -218,7 +214,7 @@ def graphs_of(model: onnx.ModelProto, *, functions: bool = True) -> Iterator[onn
 
 
 def external_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    """Yield the initializers of the main graph and of bodies whose data is outside, as they stand in the model."""
+    """Yield the initializers, in the main graph and in bodies, whose data is outside; they are those of the model."""
     import onnx
 
     for graph in graphs_of(model):
@@ -230,6 +226,14 @@ def external_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
 def location_of(tensor: onnx.TensorProto) -> str:
     """Return the location an external tensor names, its key in `ModelBundle.weights`; empty if it names none."""
     return next((str(entry.value) for entry in tensor.external_data if entry.key == "location"), "")
+
+
+def placed(name: str, data: TensorData, weights: dict[str, TensorData], location: str = "") -> onnx.TensorProto:
+    """Return an initializer: a small one with its data inside, else a reference to the data, which joins `weights`."""
+    if data.nbytes < INLINE_BYTES:
+        return tensor_proto(data, name)
+    weights[location or name] = data
+    return reference(name, data, location)
 
 
 def reference(name: str, data: TensorData, location: str = "") -> onnx.TensorProto:
@@ -276,7 +280,7 @@ class _Taker:
         self.attributes(graph.node)
 
     def initializer(self, tensor: onnx.TensorProto) -> onnx.TensorProto:
-        """Return what stands for the tensor in the light model."""
+        """Return the tensor of the light model: the given one or a reference."""
         if not tensor.name:
             raise ConversionError("the model has an initializer without a name")
         data = tensor_data(tensor, self._files)

@@ -50,7 +50,7 @@ def decomposed(graph: Graph, nodes: Collection[int], options: CompileOptions) ->
 
 
 def _replaced(result: Graph, node: Node, inputs: Sequence[Value | None], options: CompileOptions) -> list[Value]:
-    """Add the nodes of a node's common form and return what stands for its results."""
+    """Add the nodes of a node's common form and return its results."""
     alone = Graph(node.name)
     stand_ins: dict[Ref, Value] = {}
     for value in inputs:

@@ -19,7 +19,7 @@ def optional_module(name: str, extra: str, purpose: str) -> Any:
         purpose: what it is needed for, the subject of the message: "reading GGUF files".
 
     Raises:
-        ConversionError: the package is not installed, or is there and cannot be imported; the message says which.
+        ConversionError: the package is not installed, or is and cannot be imported; the message has the remedy.
     """
     command = f'pip install "rlx_ort[{extra}]"'
     try:

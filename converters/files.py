@@ -16,7 +16,6 @@ from rlx_ort.converters.protos import copied, field_key, set_items, varint
 from rlx_ort.converters.to_onnx import PROTOBUF_LIMIT
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.tensor import TensorData
-from rlx_ort.storage import replacing
 
 if TYPE_CHECKING:
     import onnx
@@ -105,15 +104,19 @@ def save_bundle(
             raise ConversionError(f"{file} exists; pass overwrite=True to replace it")
     model = copied(bundle.proto)
     target = files[0]
-    with _as_conversion_error(target), contextlib.ExitStack() as undo:
-        with _replacing(target, undo) as stream:
-            if len(files) > 1:  # the data takes its place before the model that refers to it; both are whole by then
-                with _replacing(files[1], undo) as data_stream:
-                    _write_data(data_stream, model, bundle.weights, files[1].name, progress)
+    try:
+        with staging(target) as stage:
+            made = [stage.path.with_name(file.name) for file in files]
+            with _flushed(made[0]) as stream:
+                if len(files) > 1:
+                    with _flushed(made[1]) as data_stream:
+                        _write_data(data_stream, model, bundle.weights, files[1].name, progress)
                     _write_model(stream, model, {}, progress)
-            else:
-                _write_model(stream, model, bundle.weights, progress)
-        undo.pop_all()  # all is well: keep what was written
+                else:
+                    _write_model(stream, model, bundle.weights, progress)
+            stage.publish(made, overwrite=True)
+    except OSError as err:
+        raise ConversionError(f"{target} cannot be written: {err}") from err
 
 
 def written_files(
@@ -127,21 +130,12 @@ def written_files(
 
 
 @contextlib.contextmanager
-def _replacing(path: Path, undo: contextlib.ExitStack) -> Iterator[BinaryIO]:
-    """Open a stream that replaces `path`; a file that was not there before is removed when `undo` is unwound."""
-    existed = path.exists()
-    with replacing(path) as stream:
+def _flushed(path: Path) -> Iterator[BinaryIO]:
+    """Open a new file and flush it to disk at the end."""
+    with path.open("xb") as stream:
         yield stream
-    if not existed:
-        undo.callback(path.unlink, missing_ok=True)
-
-
-@contextlib.contextmanager
-def _as_conversion_error(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as err:
-        raise ConversionError(f"{path} cannot be written: {err}") from err
+        stream.flush()
+        os.fsync(stream.fileno())
 
 
 def _write_data(
@@ -225,7 +219,7 @@ class Staging:
     """A folder to write in, and the way from there to the final place.
 
     Attributes:
-        path: where to write the main file, under its final name; files beside it come along.
+        path: where to write the main file, under its final name, and other files beside it.
     """
 
     def __init__(self, folder: Path, target: Path) -> None:
@@ -234,9 +228,9 @@ class Staging:
         self._target = target
 
     def publish(self, files: Sequence[Path], *, overwrite: bool) -> list[Path]:
-        """Move files to the target's folder, the main one last; what was there is put back when a move fails.
+        """Move files to the target's folder, the main one last; the old files are restored when a move fails.
 
-        A reader sees the main file of before or of now, whole in both cases; the files it refers to are there first.
+        A reader sees the old or the new main file, whole in both cases; the files it refers to are in place first.
 
         Raises:
             ConversionError: a file is there already and may not be replaced, or cannot be moved.
@@ -271,7 +265,7 @@ class Staging:
 
 @contextlib.contextmanager
 def staging(target: Path) -> Iterator[Staging]:
-    """Give a hidden folder beside a target, on the same file system; it is gone afterwards, whatever happens.
+    """Give a hidden folder beside a target, on the same file system; it is always removed afterwards.
 
     Folders that a killed process left for this target are removed.
 
@@ -291,11 +285,7 @@ def staging(target: Path) -> Iterator[Staging]:
 
 
 def refuse_existing(places: Sequence[Path], *, overwrite: bool) -> None:
-    """Return if no file is in the way.
-
-    Raises:
-        ConversionError: one is, and may not be replaced; or a folder is.
-    """
+    """Raise `ConversionError` if a place is a folder, or a file that may not be replaced."""
     for place in places:
         if place.is_dir():
             raise ConversionError(f"{place} is a folder; give the name of a file")

@@ -76,7 +76,7 @@ def node_label(node: onnx.NodeProto) -> str:
 def sorted_nodes(nodes: Iterable[onnx.NodeProto], known: Iterable[str], where: str) -> list[onnx.NodeProto]:
     """Return nodes in an order in which each reads only what is known or computed before; as given where possible.
 
-    Names that neither `known` nor `nodes` define are left to whoever resolves them: they may come from outside.
+    Names that neither `known` nor `nodes` define are accepted: they may be captured from outside.
 
     Raises:
         ConversionError: a name is defined twice, or nodes depend on each other in a circle.

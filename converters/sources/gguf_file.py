@@ -40,7 +40,7 @@ _VERSIONS = (2, 3)
 _STRING, _ARRAY = 8, 9
 _SCALAR_BYTES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}  # gguf_metadata_value_type
 _MAX_DIMS = 4  # GGML_MAX_DIMS
-_ALIGNMENT = 32  # unless `general.alignment` says otherwise
+_ALIGNMENT = 32  # the default of `general.alignment`
 _MAX_NAME_BYTES = 1 << 16
 
 

@@ -96,20 +96,20 @@ def _as_conversion_error(origin: str) -> Iterator[None]:
         raise
     except Exception as err:  # the exporter and what it calls raise errors of many kinds
         raise ConversionError(
-            f"PyTorch cannot export {origin} to ONNX: {_told(err)}; torch.export.export(...) alone shows whether the "
+            f"PyTorch cannot export {origin} to ONNX: {_causes(err)}; torch.export.export(...) alone shows whether the "
             "module itself is what cannot be traced"
         ) from err
 
 
-def _told(err: BaseException) -> str:
+def _causes(err: BaseException) -> str:
     """Return the first lines of an error and of what caused it; PyTorch's have pages, and colours for a terminal."""
-    told: list[str] = []
+    causes: list[str] = []
     link: BaseException | None = err
-    while link is not None and len(told) < _MAX_CAUSES:
+    while link is not None and len(causes) < _MAX_CAUSES:
         lines = [line.strip() for line in _COLOURS.sub("", str(link)).splitlines()]
-        told.append(f"{type(link).__name__}: {next(filter(None, lines), '')}")
+        causes.append(f"{type(link).__name__}: {next(filter(None, lines), '')}")
         link = link.__cause__
-    return "; caused by ".join(told)
+    return "; caused by ".join(causes)
 
 
 @contextlib.contextmanager

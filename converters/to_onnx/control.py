@@ -1,4 +1,4 @@
-"""ONNX forms of control flow, and of the ops that stand for a graph: blocks, and what a user brings."""
+"""ONNX forms of control flow, and of the ops that expand to a graph: blocks, and ops of users."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ _choosing: weakref.WeakKeyDictionary[Graph, tuple[object, bool]] = weakref.WeakK
 _OPS = "rlx_ort.ir.ops."
 _WITHOUT = frozenset({"leaf", "onnx", "refused"})
 """Families that are written by the emitter itself, or never."""
-_ELSEWHERE = {"blocks": "control", "reduce": "norm"}
+_ELSEWHERE = {"blocks": "control", "moe": "dequant", "reduce": "norm"}
 """Families whose lowerings are in the file of another one."""
 
 
@@ -68,7 +68,7 @@ class KernelSet:
 
 
 class NoNativeForm(Exception):  # noqa: N818  # an answer, caught by the dispatcher, and no error
-    """A node cannot have the native form; the message says why."""
+    """A node cannot have the native form; the message has the reason."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ _INLINED = "_inlfunc_"
 
 
 class ExportedNode(NamedTuple):
-    """One node of the exported model: what support checks, placement and cost need to know about it.
+    """One node of an exported model, as support checks, placement and cost models read it.
 
     Attributes:
         pattern: what it shares with the nodes that were written alike.

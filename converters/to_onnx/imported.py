@@ -1,4 +1,4 @@
-"""Attributes of exported nodes, and `OnnxNode`s written back as they stood in the model they came from."""
+"""Attributes of exported nodes, and `OnnxNode`s written back in the form of the model they came from."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ _UNKNOWN = UnknownType()
 
 
 class ModelValue:
-    """A value of an ONNX graph; its name may be given later. An empty name stands for an absent result.
+    """A value of an ONNX graph; its name may be given later. An absent result has an empty name.
 
     `node` computes it, or is the one like the node that does; None for inputs and initializers.
     """
@@ -78,7 +78,7 @@ class ModelNode:
         inputs: types of the inputs, None for absent ones; empty until an `Outline` is made.
         outputs: types of the outputs, likewise.
         version: opset version of the domain in the model; 0 until an `Outline` is made.
-        shape_only: whether it only computes shapes, which an `Outline` finds out.
+        shape_only: whether it only computes shapes; set by an `Outline`.
     """
 
     __slots__ = (

@@ -1,7 +1,7 @@
 """Chooses the opset of an exported model: the lowest that expresses every node, 21 unless a node needs another.
 
 A node that was written for one opset version may be stamped with another only if its operator means the same there:
-the schemas agree on everything the node uses, and no silent change of meaning (`semantics`) lies between.
+the schemas agree on everything the node uses, and no silent change of meaning (`BREAKS`) lies between.
 """
 
 from __future__ import annotations
@@ -26,25 +26,22 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BREAKS",
-    "Break",
     "MAX_OPSET",
     "NodeForm",
-    "RENAMED",
     "choose_imports",
     "ir_version",
-    "is_redundant",
     "meaning_change",
     "obsolete_attributes",
     "obstacle",
 ]
 
-RENAMED = frozenset({("BatchNormalization", "mean", "input_mean"), ("BatchNormalization", "var", "input_var")})
+_RENAMED = frozenset({("BatchNormalization", "mean", "input_mean"), ("BatchNormalization", "var", "input_var")})
 """(operator, old, new): inputs that only got another name."""
 _BROADCASTING = {"Add", "And", "Div", "Equal", "Greater", "Less", "Mul", "Or", "Pow", "Sub", "Xor"}
 MAX_OPSET = 26
 """The newest ai.onnx opset that ONNX Runtime 1.31 loads."""
 _ENGINE_OPS = frozenset({"SimplifiedLayerNormalization"})
-"""Operators that ONNX Runtime keeps in ai.onnx and ONNX does not know; they are the same in every opset."""
+"""Operators that ONNX Runtime adds to ai.onnx; they are the same in every opset."""
 # IR version -> the element types it brought: https://github.com/onnx/onnx/blob/main/onnx/onnx.proto, `Version`.
 _IR_VERSION = 10
 _NEWER_TYPES = {DType.F4E2M1: 11, DType.F8E8M0: 12, DType.I2: 13, DType.U2: 13}
@@ -52,14 +49,7 @@ _NEWER_TYPES = {DType.F4E2M1: 11, DType.F8E8M0: 12, DType.I2: 13, DType.U2: 13}
 
 @dataclass(frozen=True, slots=True)
 class NodeForm:
-    """What moving a node of ai.onnx between opset versions depends on.
-
-    Attributes:
-        op_type: the operator.
-        attributes: name -> value.
-        inputs: types of the inputs, None for absent ones.
-        outputs: types of the outputs, None for absent ones.
-    """
+    """What moving a node of ai.onnx between opset versions depends on; types of absent values are None."""
 
     op_type: str
     attributes: Mapping[str, Any]
@@ -68,7 +58,7 @@ class NodeForm:
 
 
 @dataclass(frozen=True, slots=True)
-class Break:
+class _Break:
     """A node of the operator must not move across the version at which its meaning changed.
 
     Attributes:
@@ -88,45 +78,45 @@ class Break:
     unless: tuple[str, int] | None = None
 
 
-_FLATTENS = Break(13, "before 13 the input was flattened to two dimensions at the axis")
-_RECURRENT = Break(7, "activations and the direction of the output sequence were defined differently before 7")
+_FLATTENS = _Break(13, "before 13 the input was flattened to two dimensions at the axis")
+_RECURRENT = _Break(7, "activations and the direction of the output sequence were defined differently before 7")
 
-BREAKS: dict[str, tuple[Break, ...]] = {
-    "Attention": (Break(24, "the order of masking and soft capping in the intermediate output changed"),),
-    "AveragePool": (Break(7, "padding was counted differently before 7", ("pads", "auto_pad")),),
+BREAKS: dict[str, tuple[_Break, ...]] = {
+    "Attention": (_Break(24, "the order of masking and soft capping in the intermediate output changed"),),
+    "AveragePool": (_Break(7, "padding was counted differently before 7", ("pads", "auto_pad")),),
     "BatchNormalization": (
-        Break(7, "is_test was off by default before 7: the node trained", unless=("is_test", 1)),
-        Break(9, "statistics were not per channel when spatial was 0", ("spatial",)),
+        _Break(7, "is_test was off by default before 7: the node trained", unless=("is_test", 1)),
+        _Break(9, "statistics were not per channel when spatial was 0", ("spatial",)),
     ),
-    "Cast": (Break(6, "the target type was a string before 6"),),
+    "Cast": (_Break(6, "the target type was a string before 6"),),
     "ConvTranspose": (
-        Break(11, "output_shape and SAME padding split the padding differently", ("auto_pad", "output_shape")),
+        _Break(11, "output_shape and SAME padding split the padding differently", ("auto_pad", "output_shape")),
     ),
-    "DFT": (Break(20, "the axis is an input from 20 on and its default moved from 1 to -2"),),
-    "Dropout": (Break(7, "is_test was off by default before 7: the node trained", unless=("is_test", 1)),),
+    "DFT": (_Break(20, "the axis is an input from 20 on and its default moved from 1 to -2"),),
+    "Dropout": (_Break(7, "is_test was off by default before 7: the node trained", unless=("is_test", 1)),),
     "GRU": (_RECURRENT,),
-    "GridSample": (Break(20, "the modes were renamed: bilinear to linear, bicubic to cubic"),),
-    "GroupNormalization": (Break(21, "scale and bias are per channel from 21 on, per group before"),),
+    "GridSample": (_Break(20, "the modes were renamed: bilinear to linear, bicubic to cubic"),),
+    "GroupNormalization": (_Break(21, "scale and bias are per channel from 21 on, per group before"),),
     "Hardmax": (_FLATTENS,),
     "LSTM": (_RECURRENT,),
     "LogSoftmax": (_FLATTENS,),
-    "Loop": (Break(11, "the condition may be absent from 11 on, with another meaning of the first iteration"),),
-    "PRelu": (Break(7, "a slope vector was per channel before 7 and broadcasts from the right since"),),
+    "Loop": (_Break(11, "the condition may be absent from 11 on, with another meaning of the first iteration"),),
+    "PRelu": (_Break(7, "a slope vector was per channel before 7 and broadcasts from the right since"),),
     "RNN": (_RECURRENT,),
     "Resize": (
-        Break(11, "the default coordinate transformation moved from asymmetric to half_pixel"),
-        Break(13, "tf_half_pixel_for_nn is gone", ("coordinate_transformation_mode",), ("tf_half_pixel_for_nn",)),
+        _Break(11, "the default coordinate transformation moved from asymmetric to half_pixel"),
+        _Break(13, "tf_half_pixel_for_nn is gone", ("coordinate_transformation_mode",), ("tf_half_pixel_for_nn",)),
     ),
-    "RoiAlign": (Break(16, "the default coordinate transformation became half_pixel"),),
-    "Scan": (Break(9, "the batch dimension went away"),),
+    "RoiAlign": (_Break(16, "the default coordinate transformation became half_pixel"),),
+    "Scan": (_Break(9, "the batch dimension went away"),),
     "Softmax": (_FLATTENS,),
-    "Split": (Break(18, "without split sizes, num_outputs must be given", (), (), 2),),
-    "Upsample": (Break(9, "scales became an input; deprecated from 10 on"),),
+    "Split": (_Break(18, "without split sizes, num_outputs must be given", (), (), 2),),
+    "Upsample": (_Break(9, "scales became an input; deprecated from 10 on"),),
 }
 """Operator of ai.onnx -> where its meaning changed."""
 
 
-def is_redundant(node: NodeForm, name: str) -> bool:
+def _is_redundant(node: NodeForm, name: str) -> bool:
     """Return whether an attribute that later versions lack asks for what they do anyway.
 
     `consumed_inputs` was a hint about memory; `is_test=1` is what nodes without it do; broadcasting by attribute is
@@ -262,7 +252,7 @@ def _form(node: ModelNode, types: dict[ModelValue, ValueType]) -> NodeForm:
     return NodeForm(node.op_type, attributes, kinds(node.reads), kinds(node.writes))
 
 
-def _concerns(change: Break, node: NodeForm) -> bool:
+def _concerns(change: _Break, node: NodeForm) -> bool:
     if change.fewer_inputs and len(node.inputs) >= change.fewer_inputs:
         return False
     if change.unless is not None:
@@ -282,7 +272,7 @@ def _attribute_obstacle(node: NodeForm, old: onnx.defs.OpSchema, new: onnx.defs.
             known = old.attributes.get(name)
             if known is not None and known.type != new.attributes[name].type:
                 return f"attribute {name} of {node.op_type} is of another kind in opset {new.since_version}"
-        elif not _is_default(node, name, old) and not is_redundant(node, name):
+        elif not _is_default(node, name, old) and not _is_redundant(node, name):
             return f"{node.op_type} has no attribute {name} in opset {new.since_version}"
     for name, attribute in new.attributes.items():
         if name in node.attributes:
@@ -314,7 +304,7 @@ def _value_obstacle(node: NodeForm, old: onnx.defs.OpSchema, new: onnx.defs.OpSc
             was, now = _formal(before, index), _formal(after, index)
             if kind is None or was is None:
                 continue
-            if now is None or (was.name != now.name and (node.op_type, was.name, now.name) not in RENAMED):
+            if now is None or (was.name != now.name and (node.op_type, was.name, now.name) not in _RENAMED):
                 return f"{node.op_type} has no {was.name} in opset {new.since_version}"
             allowed, known = _allowed(new, now), type_proto_text(kind)
             if known not in allowed and not (_allowed(old, was) <= allowed):

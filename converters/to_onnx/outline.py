@@ -1,4 +1,4 @@
-"""`Outline`: the nodes of a model as choosing a device looks at them, known before there is a protobuf.
+"""`Outline`: the nodes and types of a model that choosing a device needs, available before there is a protobuf.
 
 A model has few patterns and many nodes of each: what depends on the operator and the types is looked up once a pattern.
 """
@@ -24,11 +24,11 @@ class Outline:
     """The nodes of a model and its interface.
 
     Attributes:
-        nodes: every node, bodies included, in topological order; all have names, and patterns that have their kind.
+        nodes: every node, bodies included, in topological order; all have names, and their patterns have types.
         input_types: name -> type, in order.
         output_types: name -> type, in order.
-        functions: domain and name of each function that the model brings.
-        constants: name -> data of each initializer, or where it comes from.
+        functions: domain and name of each function in the model.
+        constants: name -> data of each initializer, or a reference.
         types: name -> type of the values whose type is known.
     """
 

@@ -102,7 +102,7 @@ class Repeats:
         self.forms: dict[_Key | None, _Form | _Single | None] = {}
         self._sizeless: dict[_Key | None, _Single] = {}  # what was written for nodes of any size
         self._marks: dict[int, tuple[int, ...]] = {}  # node -> what lowerings may read of each result
-        self._numbers: dict[Hashable, int] = {None: 0}  # None stands for an absent input
+        self._numbers: dict[Hashable, int] = {None: 0}  # None: an absent input
         self._ranks: list[int] = [0]  # number -> number of the same without sizes
         self._rank_numbers: dict[Hashable, int] = {None: 0}
 

@@ -10,10 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from rlx_ort.converters.bundle import INLINE_BYTES, ModelBundle, location_of, reference
+from rlx_ort.converters.bundle import ModelBundle, location_of, placed
 from rlx_ort.converters.from_onnx.tensor_files import ExternalFiles
 from rlx_ort.converters.from_onnx.tensors import tensor_data
-from rlx_ort.converters.onnx_types import tensor_proto
 from rlx_ort.converters.protos import bodies_of, copied, read_names, set_items
 from rlx_ort.converters.to_onnx.writer import UniqueNames
 from rlx_ort.converters.transforms.scope import all_value_names, label_of, typed_model
@@ -132,10 +131,7 @@ class _Maker:
         """Keep the data of a tensor beside the model, under a name that is free in it."""
         data = tensor_data(tensor, ExternalFiles(None))
         name = self.names.unique(tensor.name)
-        if data.nbytes < INLINE_BYTES:
-            return tensor_proto(data, name)
-        self.weights[name] = TensorData(data.dtype, data.shape, data.buffer)
-        return reference(name, data)
+        return placed(name, TensorData(data.dtype, data.shape, data.buffer), self.weights)
 
 
 def _inside(matrix: onnx.TensorProto, data: TensorData) -> onnx.TensorProto:

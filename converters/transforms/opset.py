@@ -38,7 +38,7 @@ class OpsetReport:
         source: the ai.onnx opset before.
         target: the ai.onnx opset after.
         ir_version: the IR version after.
-        rewritten: labels of the nodes that are written another way now; all others mean the same as they stand.
+        rewritten: labels of the nodes that were rewritten; all others mean the same in both opsets.
         functions_inlined: whether calls of model-local functions were replaced by their nodes, as one had to change.
     """
 

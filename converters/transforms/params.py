@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rlx_ort.converters.bundle import INLINE_BYTES, ModelBundle, external_tensors, location_of, reference
-from rlx_ort.converters.onnx_types import dtype_of, tensor_proto, type_of
+from rlx_ort.converters.bundle import ModelBundle, external_tensors, location_of, placed
+from rlx_ort.converters.onnx_types import dtype_of, type_of
 from rlx_ort.converters.protos import copied, set_items
 from rlx_ort.converters.to_onnx.writer import UniqueNames
 from rlx_ort.converters.transforms.scope import dims_text, near_names
@@ -69,10 +69,10 @@ def bake(bundle: ModelBundle, tensors: Mapping[str, TensorData]) -> tuple[ModelB
     weights = dict(bundle.weights)
     locations = UniqueNames(location_of(tensor) for tensor in external_tensors(proto))
     for name in replaced:
-        made = _placed(name, tensors[name], location_of(initializers[name]) or locations.unique(name), weights)
-        initializers[name].CopyFrom(made)
+        location = location_of(initializers[name]) or locations.unique(name)
+        initializers[name].CopyFrom(placed(name, tensors[name], weights, location))
     for name in promoted:
-        graph.initializer.append(_placed(name, tensors[name], locations.unique(name), weights))
+        graph.initializer.append(placed(name, tensors[name], weights, locations.unique(name)))
     if promoted and proto.ir_version >= 4:  # before, weights are inputs as well
         set_items(graph.input, [value for value in graph.input if value.name not in promoted])
     unchanged = tuple(name for name in initializers if name not in tensors)
@@ -92,13 +92,6 @@ def _misfit(name: str, data: TensorData, declared: ValueType) -> str:
         return ""
     shape = "" if declared.shape is None else dims_text(declared.shape)
     return f"{name!r} is {declared.dtype.value}{shape} in the model, given is {found}"
-
-
-def _placed(name: str, data: TensorData, location: str, weights: dict[str, TensorData]) -> onnx.TensorProto:
-    if data.nbytes < INLINE_BYTES:
-        return tensor_proto(data, name)
-    weights[location] = data
-    return reference(name, data, location)
 
 
 def _hint(unused: list[str], known: list[str]) -> str:

@@ -241,19 +241,19 @@ def _quantized_ops(bundle: ModelBundle) -> Counter[str]:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Redirect what the tools print and log to this module's log."""
-    said = io.StringIO()
+    output = io.StringIO()
     root = logging.getLogger()
-    handler = logging.StreamHandler(said)
+    handler = logging.StreamHandler(output)
     before, level = [*root.handlers], root.level
     root.handlers[:] = [handler]
     try:
-        with contextlib.redirect_stdout(said), warnings.catch_warnings():
+        with contextlib.redirect_stdout(output), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
         root.handlers[:] = before
         root.setLevel(level)
-        for line in said.getvalue().splitlines():
+        for line in output.getvalue().splitlines():
             _log.debug("onnxruntime.quantization: %s", line)
 
 

@@ -90,7 +90,7 @@ def constant_of(node: onnx.NodeProto) -> onnx.TensorProto | None:
 
 
 def typed_model(bundle: ModelBundle) -> onnx.ModelProto:
-    """Return the model with the types that ONNX infers, large weights being inputs; nodes stand where they stood."""
+    """Return the model with the types that ONNX infers, large weights being inputs; the order of nodes is kept."""
     return with_types(skeleton(bundle.proto))
 
 

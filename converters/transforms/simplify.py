@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from rlx_ort.converters.bundle import INLINE_BYTES, ModelBundle, graphs_of, reference
+from rlx_ort.converters.bundle import ModelBundle, graphs_of, placed
 from rlx_ort.converters.infer import skeleton
 from rlx_ort.converters.onnx_ir_bridge import bundle_from_ir, bundle_to_ir
 from rlx_ort.converters.onnx_types import tensor_proto
@@ -156,11 +156,7 @@ def fold_constants(bundle: ModelBundle) -> tuple[ModelBundle, list[str]]:
             continue
         data = TensorData.from_array(value)
         scope.constants[name] = tensor_proto(data, name)
-        if data.nbytes < INLINE_BYTES:
-            proto.graph.initializer.append(scope.constants[name])
-        else:
-            weights[f"{name}/folded"] = data
-            proto.graph.initializer.append(reference(name, data, f"{name}/folded"))
+        proto.graph.initializer.append(placed(name, data, weights, f"{name}/folded"))
         folded.append(name)
     if not folded:
         return bundle, []

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rlx_ort.cli import options
-from rlx_ort.cli.parity import comparison_document, print_outputs, tolerance_of
+from rlx_ort.cli.compare import comparison_document, print_outputs, tolerance_of
 from rlx_ort.cli.show import binary_size, emit, note, print_facts, print_json, steps
 from rlx_ort.errors import ParityError
 

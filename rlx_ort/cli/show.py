@@ -11,8 +11,6 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from rlx_ort import storage
-
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress, TaskID
@@ -182,6 +180,8 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
     Raises:
         click.FileError: the file cannot be written.
     """
+    from rlx_ort import storage
+
     try:
         with storage.replacing(path) as stream:
             yield stream

@@ -8,7 +8,7 @@ import os
 import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from rlx_ort.deploy.archive import LARGE_ALIGNMENT, LARGE_BYTES
 from rlx_ort.deploy.golden import TOLERANCES
-from rlx_ort.deploy.index import REQUIRABLE, Case, FileEntry, Index, StoredTensor, Variant
+from rlx_ort.deploy.index import REQUIRABLE, Case, FileEntry, Index, Settings, StoredTensor, Variant
 from rlx_ort.deploy.names import INDEX, MANIFEST
 from rlx_ort.deploy.ort_manifest import MODEL_FILE, asset_path, asset_uri, manifest_bytes, referring_model
 from rlx_ort.deploy.write import Content, write_package
@@ -27,7 +27,6 @@ from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.options.compile_options import CompileOptions, Precision
-from rlx_ort.selection.policy import DevicePolicy
 
 __all__ = ["Blob", "Digested", "Recipe", "create_package"]
 
@@ -38,44 +37,22 @@ _INSIDE_BYTES = 1024
 Arrays = Mapping[str, npt.NDArray[Any]]
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """The settings of a package.
+@dataclass(frozen=True, kw_only=True)
+class Recipe(Settings):
+    """The settings of a package, and what is packed besides the graph.
 
     Attributes:
-        name: its name; empty takes that of the graph.
-        version: its version, free text.
-        serial: a number that grows with each release; `open_package(..., min_serial=N)` refuses older ones.
         variants: device -> precision, each with its own ONNX model and weights in that precision.
         precisions: device -> precision, for devices without weights of their own: those are rounded when loaded. It
             comes before the precision of a variant that has the model's own weights.
-        policy: which devices may run it.
-        dims: sizes of named dims.
-        buckets: a named dim and half-open ranges of lengths that share a compiled graph, or None.
         golden: pairs of inputs and expected outputs; without outputs, those of the CPU in the model's own precision.
-        tolerances: precision -> largest error of a golden output, in place of `golden.TOLERANCES`.
-        verify_on_first_use: whether a machine runs the golden cases before it trusts a device.
-        license: an SPDX expression, or any text.
         license_text: the text of the licence, which becomes a file of the package.
-        provenance: where the model comes from, as free entries.
-        requires: `rlx_ort` or `onnxruntime` -> lowest version.
     """
 
-    name: str = ""
-    version: str = ""
-    serial: int = 0
     variants: Mapping[str, Precision] = field(default_factory=lambda: {"cpu": Precision.F32})
     precisions: Mapping[str, Precision] = field(default_factory=dict)
-    policy: DevicePolicy = field(default_factory=DevicePolicy)
-    dims: Mapping[str, int] = field(default_factory=dict)
-    buckets: tuple[str, tuple[tuple[int, int], ...]] | None = None
     golden: Sequence[tuple[Arrays, Arrays | None]] = ()
-    tolerances: Mapping[str, float] = field(default_factory=dict)
-    verify_on_first_use: bool = False
-    license: str = ""
     license_text: str = ""
-    provenance: Mapping[str, str] = field(default_factory=dict)
-    requires: Mapping[str, str] = field(default_factory=dict)
 
 
 def create_package(
@@ -191,23 +168,10 @@ class _Making:
         self._add(MANIFEST, manifest_bytes(name, recipe.version, listed))
         if recipe.license_text:
             self._add(_LICENSE, recipe.license_text.encode("utf-8"))
+        settings = {entry.name: getattr(recipe, entry.name) for entry in fields(Settings)}
+        settings |= {"name": name, "tolerances": {**TOLERANCES, **recipe.tolerances} if cases else {}}
         index = Index(
-            name=name,
-            graph=_GRAPH,
-            files=self._entries,
-            tensors=self._tensors,
-            variants=variants,
-            version=recipe.version,
-            serial=recipe.serial,
-            policy=recipe.policy,
-            dims=recipe.dims,
-            buckets=recipe.buckets,
-            requires=recipe.requires,
-            license=recipe.license,
-            provenance=recipe.provenance,
-            cases=cases,
-            tolerances={**TOLERANCES, **recipe.tolerances} if cases else {},
-            verify_on_first_use=recipe.verify_on_first_use,
+            **settings, graph=_GRAPH, files=self._entries, tensors=self._tensors, variants=variants, cases=cases
         )
         return self._files, index
 

@@ -15,7 +15,7 @@ from rlx_ort.ir.dtype import DType
 from rlx_ort.options.compile_options import Precision
 from rlx_ort.selection.policy import Adaptive, Benchmark, CostModel, DevicePickStrategy, DevicePolicy
 
-__all__ = ["FORMAT", "REQUIRABLE", "SCHEMA", "Case", "FileEntry", "Index", "StoredTensor", "Variant"]
+__all__ = ["FORMAT", "REQUIRABLE", "SCHEMA", "Case", "FileEntry", "Index", "Settings", "StoredTensor", "Variant"]
 
 FORMAT = "rlx_ort package"
 """The `format` entry."""
@@ -73,31 +73,46 @@ class Case(NamedTuple):
     outputs: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class Index:
-    """The contents of `rlx.json`; `docs/package-format.md` explains each entry.
+@dataclass(frozen=True)
+class Settings:
+    """The settings of a package, which its maker chooses and its index repeats.
 
     Attributes:
-        tolerances: precision -> the largest error that a golden output may have; see `golden.compare`.
-        buckets: a named dim and the half-open ranges of lengths that share a compiled graph, or None.
+        name: its name; empty in a `Recipe` takes that of the graph.
+        version: its version, free text.
+        serial: a number that grows with each release; `open_package(..., min_serial=N)` refuses older ones.
+        policy: which devices may run it.
+        dims: sizes of named dims.
+        buckets: a named dim and half-open ranges of lengths that share a compiled graph, or None.
+        tolerances: precision -> largest error of a golden output; see `golden.compare` and `golden.TOLERANCES`.
+        verify_on_first_use: whether a machine runs the golden cases before it trusts a device.
+        license: an SPDX expression, or any text.
+        provenance: the origin of the model, as free entries.
+        requires: `rlx_ort` or `onnxruntime` -> lowest version.
     """
 
-    name: str
-    graph: str
-    files: Mapping[str, FileEntry]
-    tensors: Mapping[str, StoredTensor] = field(default_factory=dict)
-    variants: Mapping[str, Variant] = field(default_factory=dict)
+    name: str = ""
     version: str = ""
     serial: int = 0
     policy: DevicePolicy = field(default_factory=DevicePolicy)
     dims: Mapping[str, int] = field(default_factory=dict)
     buckets: tuple[str, tuple[tuple[int, int], ...]] | None = None
-    requires: Mapping[str, str] = field(default_factory=dict)
-    license: str = ""
-    provenance: Mapping[str, str] = field(default_factory=dict)
-    cases: tuple[Case, ...] = ()
     tolerances: Mapping[str, float] = field(default_factory=dict)
     verify_on_first_use: bool = False
+    license: str = ""
+    provenance: Mapping[str, str] = field(default_factory=dict)
+    requires: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Index(Settings):
+    """The contents of `rlx.json`; `docs/package-format.md` explains each entry."""
+
+    graph: str
+    files: Mapping[str, FileEntry]
+    tensors: Mapping[str, StoredTensor]
+    variants: Mapping[str, Variant]
+    cases: tuple[Case, ...]
 
     def to_bytes(self) -> bytes:
         """Return the file's bytes; the same index gives the same bytes."""

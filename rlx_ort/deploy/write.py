@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import shutil
 import time
@@ -154,10 +155,8 @@ def _flush_folder(folder: Path) -> None:
 
 
 def _remove_stale(target: Path) -> None:
-    """Remove what a process that was killed a day ago or earlier left of the same target."""
-    for path in target.parent.iterdir():
-        if not (path.name.startswith(f".{target.name}.") and path.name.endswith(".partial")):
-            continue
+    """Remove what a killed process left beside the target more than a day ago."""
+    for path in target.parent.glob(f".{glob.escape(target.name)}.*.partial"):
         with contextlib.suppress(OSError):
             if path.stat().st_mtime < time.time() - _STALE_S:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
