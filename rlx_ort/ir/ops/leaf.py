@@ -35,9 +35,9 @@ class NodeArgs(TypedDict, total=False):
     shape: Iterable[Dim] | None
 
 
-def _declared_type(op: Input | Param | Capture, inputs: OpTypes) -> tuple[ValueType, ...]:
+def _declared_type(self: Any, inputs: OpTypes) -> tuple[ValueType, ...]:
     """Return the type that is a field of the op."""
-    return (op.type,)
+    return (self.type,)
 
 
 @dataclass(frozen=True, slots=True)
