@@ -44,6 +44,9 @@ _SAME = 1.03  # measured times within this factor are equal within noise, and th
 _QUICKER = 0.1
 """The quantile of the host's times that counts as undisturbed; a host can be slow for more than half of a race."""
 
+_WAKING = 3.0
+"""A device's first run after a switch may take so many times the usual: 1.9 times on 32 idle cores (docs/results)."""
+
 _SWITCH = 1.1
 """A device takes the place of the chosen one, or of one that took its place, if it is faster by this factor."""
 
@@ -89,7 +92,8 @@ class Follower:
         times = {**choice.predicted, **choice.measured}
         self._usual_ns = {Device(label): ns for label, ns in times.items() if ns > 0 and label not in choice.failed}
         self._begun: set[Device] = set()
-        self._ran = self.home
+        self._cold: Device | None = None  # the device that was switched to last, until a run on it has ended
+        self._fresh: Device | None = None  # the same, until a run on it has counted
 
     def device(self, refused: Container[Device] = ()) -> Device:
         """Return the device for the next run; among those that refused, only the one chosen is possible."""
@@ -101,16 +105,26 @@ class Follower:
             ns = self._learned.corrected(self._graph, device, self._sizes, usual[device])
             return ns * (1.0 if device in (self.home, self._current) else _SWITCH), device != self.home
 
-        self._current = min((device for device in usual if device not in refused), key=place, default=self.home)
-        return self._current
+        best = min((device for device in usual if device not in refused), key=place, default=self.home)
+        if best != self._current:
+            self._current = self._cold = best
+        return best
 
     def note(self, device: Device, ns: int) -> None:
-        """Learn from a run; the first one on a device compiles kernels and fills caches, and does not count."""
-        usual_ns = self._usual_ns.get(device)
-        if device in self._begun and usual_ns is not None:
-            self._learned.note(self._graph, device, self._sizes, ns, usual_ns, fresh=device != self._ran)
-            self._ran = device
-        self._begun.add(device)
+        """Learn from a run.
+
+        The first one on a device compiles kernels and does not count. The first one after a switch fills caches and
+        wakes threads; it counts if that cannot be all that it took longer for.
+        """
+        usual_ns = self._usual_ns.get(device, 0.0)
+        first, cold = device not in self._begun, device == self._cold
+        if cold:
+            self._cold, self._fresh = None, device
+        if first or (cold and ns < _WAKING * usual_ns):
+            self._begun.add(device)
+        elif usual_ns:
+            self._learned.note(self._graph, device, self._sizes, ns, usual_ns, fresh=device == self._fresh)
+            self._fresh = None
 
     def drop(self, device: Device) -> None:
         """Stop using a device, because a run on it failed."""

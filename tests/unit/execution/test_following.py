@@ -41,10 +41,11 @@ class Machine:
         self.run_ns = {"cpu": 2 * MS, "cuda": 3 * MS, "webgpu": 90 * MS}
         self.ran: list[str] = []
         self.fails: set[str] = set()
+        self.cold = 1.0
 
     def run(self, label: str) -> None:
-        """Let a run on a device take its time."""
-        self.now_ns += self.run_ns[label]
+        """Let a run on a device take its time, `cold` times of it after a run on another one."""
+        self.now_ns += int(self.run_ns[label] * (1.0 if self.ran[-1:] == [label] else self.cold))
         if label in self.fails:
             raise EngineError("the device was lost")
         self.ran.append(label)
@@ -207,3 +208,11 @@ def test_a_benchmark_corrects_an_adaptive_choice(
     runner = GraphDevices(matmul_graph(WEIGHTS), DevicePolicy().with_adaptive_pick())
     runner.benchmark(INPUTS)
     assert runner.resolve_with_inputs(INPUTS) == CUDA
+
+
+def test_a_cold_first_run_does_not_cost_a_device_its_return(runner: GraphDevices, machine: Machine) -> None:
+    """After a switch the CPU's first run takes twice as long, which is more than CUDA needs."""
+    machine.run_ns["cpu"] = 40 * MS
+    assert run_for(runner, machine, 2.0)[-1] == "cuda"
+    machine.run_ns["cpu"], machine.cold = 2 * MS, 2.0
+    assert run_for(runner, machine, 10.0)[-1] == "cpu"
