@@ -44,8 +44,8 @@ class Machine:
         self.cold = 1.0
 
     def run(self, label: str) -> None:
-        """Let a run on a device take its time, `cold` times of it after a run on another one."""
-        self.now_ns += int(self.run_ns[label] * (1.0 if self.ran[-1:] == [label] else self.cold))
+        """Let a run on a device take its time; on the CPU after another device, `cold` times of it."""
+        self.now_ns += int(self.run_ns[label] * (self.cold if label == "cpu" and self.ran[-1:] != ["cpu"] else 1.0))
         if label in self.fails:
             raise EngineError("the device was lost")
         self.ran.append(label)
