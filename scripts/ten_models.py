@@ -1,7 +1,7 @@
 """The first node in the way of ten ONNX models, as a machine without the GPU says it, beside what the GPU says.
 
     python scripts/ten_models.py --out FILE              by kernel lists, and by asking CUDA where it works
-    python scripts/ten_models.py --check FILE            compare the lists of this machine with a record of a GPU
+    python scripts/ten_models.py --check FILE            compare the lists of this machine with a GPU's file or gate record
 
 Seven image classifiers of the ONNX wheel, the text classifier of the examples, and two models with operators that CUDA
 lacks.
@@ -43,7 +43,7 @@ def main() -> int:
     if options.out is not None:
         options.out.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     known = json.loads(options.check.read_text(encoding="utf-8")) if options.check is not None else rows
-    known = known.get("models", known)
+    known = known.get("checks", {}).get("models", known)  # the record of the GPU gate, or a file of --out
     wrong = 0
     for name, row in rows.items():
         asked = known[name].get("cuda asked", "-")
