@@ -1,7 +1,7 @@
 """The first node in the way of ten ONNX models, as a machine without the GPU says it, beside what the GPU says.
 
     python scripts/ten_models.py --out FILE              by kernel lists, and by asking CUDA where it works
-    python scripts/ten_models.py --check FILE            compare the lists of this machine with a GPU's file or gate record
+    python scripts/ten_models.py --check FILE            compare this machine's lists with a GPU's file, or gate record
 
 Seven image classifiers of the ONNX wheel, the text classifier of the examples, and two models with operators that CUDA
 lacks.
