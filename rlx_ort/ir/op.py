@@ -283,7 +283,7 @@ def _left_over(op: Op, source: Shape, dims: Sequence[Dim], is_open: bool) -> Dim
         return next(iter(only_before)) if is_open and size == divisor else None
     fits = (divisor != 0 and size % divisor == 0) if is_open else size == divisor
     if not fits:
-        hint = "; -1 cannot be told for an empty tensor, give its size" if is_open and size == divisor == 0 else ""
+        hint = "; -1 cannot be inferred for an empty tensor, give its size" if is_open and size == divisor == 0 else ""
         raise GraphVerifyError(
             f"{op.kind} cannot turn {source} into {Shape(dims)}{' with -1' if is_open else ''}{hint}"
         )

@@ -182,7 +182,7 @@ class Failover:
         call = _Call(runner, inputs, limit, cancel)
         try:
             outputs = self._attempt(call, device, named=True)[1]
-        except Exception as err:
+        except Exception as err:  # recorded and raised again
             fault, what = fault_of(err)
             attempt = Attempt(device, _reason(what, err), (self._clock() - began) / 1e9)
             self._thread.last = (None, began, began, self._clock(), (attempt,))

@@ -1,4 +1,4 @@
-"""A provider with faults: it runs on another provider, and fails, hangs or lies when told to. For tests only."""
+"""A provider with injected faults: runs on another provider, and fails, hangs or returns wrong results. Only for tests."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ ERRORS: list[tuple[str, list[tuple[object, ...]], Callable[..., object], str]] =
     ("no broadcast", [(2,), (3,)], lambda g, a, b: a + b, "do not broadcast"),
     ("reshape size", [(2, 3)], lambda g, a: g.reshape(a, [4, 2]), "cannot turn"),
     ("two open dims", [(2, 3)], lambda g, a: g.reshape(a, [-1, -1]), "at most one"),
-    ("open dim of an empty tensor", [(0, 3)], lambda g, a: g.reshape(a, [0, -1]), "cannot be told"),
+    ("open dim of an empty tensor", [(0, 3)], lambda g, a: g.reshape(a, [0, -1]), "cannot be inferred"),
     ("axis out of range", [(2, 3)], lambda g, a: g.softmax(a, 2), "has axis 2, but its input has rank 2"),
     ("axis twice", [(2, 3)], lambda g, a: g.sum(a, [1, -1]), "names an axis twice"),
     ("narrow too long", [(4,)], lambda g, a: g.narrow(a, 0, 2, 3), "which has 4"),

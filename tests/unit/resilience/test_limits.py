@@ -41,7 +41,7 @@ def state(runner: Any) -> HealthState:
 
 
 def hang(fault: Any, *, stubborn: bool = False) -> None:
-    """Let runs hang, and those that began before they were told to as well."""
+    """Make runs hang, including those that had begun before this was set."""
     fault.stubborn = stubborn
     fault.hang.set()
 
