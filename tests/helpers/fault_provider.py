@@ -1,4 +1,4 @@
-"""A provider with injected faults: it runs on another one, and fails, hangs or returns wrong results. Only for tests."""
+"""A provider with injected faults: runs on another one, and fails, hangs or returns wrong results. Only for tests."""
 
 from __future__ import annotations
 
