@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
+from rlx_ort.errors import CancelledRunError
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ class DeviceSessions:
         self._compiling: dict[Device, threading.Lock] = {}
         self._slots: dict[Device, EngineSlot] = {}
         self._lent: dict[tuple[Device, PlacementRule], CompiledGraph] = {}
+        self._closed = False
 
     @property
     def devices(self) -> list[Device]:
@@ -47,6 +49,7 @@ class DeviceSessions:
         Raises:
             DeviceUnavailableError: the device does not work here.
             PlacementError: it does not take every node that the rule demands.
+            CancelledRunError: the sessions were closed.
         """
         with self._lock:
             compiling = self._compiling.setdefault(device, threading.Lock())
@@ -62,10 +65,18 @@ class DeviceSessions:
                 slot = self._slots.get(device)
                 if slot is None:
                     slot = open_slot(working_provider(device), device, graph, weights, self._options)
-                    self._slots[device] = slot
+                    with self._lock:
+                        if self._closed:
+                            raise CancelledRunError("the sessions of the runner were closed meanwhile; run again")
+                        self._slots[device] = slot
                 made = CompiledGraph(slot, rule, owns_slot=False)
             self._lent[device, rule] = made
             return made
+
+    def is_open(self, device: Device) -> bool:
+        """Return whether the device has an open session."""
+        slot = self._slots.get(device)
+        return slot is not None and slot.current is not None
 
     def placement(self, device: Device) -> Placement | None:
         """Return where each node is on a device, or None if no session was opened there."""
@@ -97,6 +108,9 @@ class DeviceSessions:
                 self._lent.pop((device, rule), None)
 
     def close(self) -> None:
-        """Close every session; runs in other threads finish first."""
-        for slot in list(self._slots.values()):
+        """Close every session for good; runs in other threads finish first, and a session that opens is closed then."""
+        with self._lock:
+            self._closed = True
+            slots = list(self._slots.values())
+        for slot in slots:
             slot.close()

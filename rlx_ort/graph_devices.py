@@ -649,6 +649,12 @@ class GraphDevices:
         winners[key] = follower = Follower(self.graph, found, sizes)
         return follower
 
+    def _has_winner(self, inputs: Mapping[str, Any]) -> bool:
+        """Return whether devices were measured for such inputs."""
+        from rlx_ort.execution.benchmark import input_signature
+
+        return input_signature(inputs) in self._winners
+
     def _candidates(self, inputs: Mapping[str, Any] | None = None, options: CompileOptions | None = None) -> Candidates:
         """Return the devices for an automatic choice as of now, or for other options."""
         from rlx_ort.selection.candidates import Candidates
@@ -691,9 +697,9 @@ class GraphDevices:
         found = self._opened(device, named=False)
         return found.clone() if found.has_handles else found
 
-    def _opened(self, device: Device, named: bool) -> CompiledGraph:
+    def _opened(self, device: Device, named: bool, sessions: DeviceSessions | None = None) -> CompiledGraph:
         """Return the graph compiled for a device, with its session open unless a parameter is still to be set."""
-        compiled = self._compiled(device, named)
+        compiled = self._compiled(device, named, sessions)
         if not compiled.is_open:
             with self._remembering(device, compiled.rule):
                 compiled.open(required=False)
@@ -704,10 +710,11 @@ class GraphDevices:
 
         return remembered(self.graph, device, self._options.with_(placement=rule))
 
-    def _compiled(self, device: Device, named: bool) -> CompiledGraph:
+    def _compiled(self, device: Device, named: bool, sessions: DeviceSessions | None = None) -> CompiledGraph:
+        """Return the graph compiled for a device, among these sessions or the present ones."""
         self._follow_graph()
         rule = (self._by_name if named else self._by_choice).placement or PlacementRule.STRICT
-        sessions = self._sessions
+        sessions = sessions or self._sessions
         found = sessions.find(device, rule)
         if found is not None:
             return found

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from rlx_ort.device import Device
-from rlx_ort.errors import PlacementError, RunError
+from rlx_ort.errors import CancelledRunError, PlacementError, RunError
 from rlx_ort.execution.dispatch_report import log_dispatch_report
 from rlx_ort.execution.engine import Engine, Observer, WeightSource
 from rlx_ort.execution.placement import Placement, build_placement, enforce
@@ -154,6 +154,10 @@ class EngineSlot:
                 return engine
             engine = self._open(rule)
             self.current = engine
+            if self._closed:  # meanwhile; see `close`
+                self.current = None
+                engine.close()
+                raise CancelledRunError(f"the graph on {self.device.display} was closed while its session opened")
             return engine
 
     def open_if_ready(self, rule: PlacementRule) -> None:
@@ -171,10 +175,9 @@ class EngineSlot:
 
     def adopt(self, child: EngineSlot) -> None:
         """Close a slot together with this one."""
-        with self._lock:
-            self._children.add(child)
-            if self._closed:
-                child.close()
+        self._children.add(child)
+        if self._closed:
+            child.close()
 
     def release(self) -> None:
         """Let go of the engine; the next run opens another."""
@@ -182,12 +185,13 @@ class EngineSlot:
             self.current = None
 
     def close(self) -> None:
-        """Let go of the engine for good; it closes when the runs in it have ended."""
-        with self._lock:
-            self._closed = True
-            self.current = None
-            children = list(self._children)
-        for child in children:
+        """Let go of the engine for good; it closes when the runs in it have ended, or once it has been opened.
+
+        Does not wait for a thread that opens it, which holds the lock.
+        """
+        self._closed = True
+        self.current = None
+        for child in list(self._children):
             child.close()
 
     def _still_fresh(self, engine: Engine) -> bool:

@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 
 from rlx_ort.device import Device
-from rlx_ort.errors import CancelledRunError, DeviceFallbackError, DeviceUnavailableError, RunError, StateLossError
+from rlx_ort.errors import CancelledRunError, DeviceFallbackError, DeviceUnavailableError, StateLossError
 from rlx_ort.resilience.faults import Fault, fault_of
-from rlx_ort.resilience.limits import CancelToken, Stoppable, in_background, run_limited
+from rlx_ort.resilience.limits import CancelToken, Stoppable, run_limited
 from rlx_ort.resilience.options import Resilience, check_timeout
 from rlx_ort.resilience.quarantine import DeviceHealth, Quarantine
+from rlx_ort.resilience.trial import Answer, Choose, Trials, in_cache
 
 if TYPE_CHECKING:
     from rlx_ort.execution.compiled import CompiledGraph
@@ -32,10 +33,6 @@ __all__ = ["Attempt", "Failover", "RunRecord"]
 
 _log = logging.getLogger(__name__)
 _RENEW_NS = 1_000_000_000
-
-Choose: TypeAlias = "Callable[[GraphDevices, Mapping[str, Any]], tuple[Device, bool]]"
-"""Returns the device of an automatic choice of a runner for some inputs, and whether a variable named it."""
-
 
 _Route: TypeAlias = "tuple[Device, Callable[[Mapping[str, Any]], list[Any]], Graph, CompiledGraph]"
 """A device, the run of the compiled graph there, the graph, and the compiled graph."""
@@ -93,6 +90,7 @@ class Failover:
         self._revision = -1
         self._sized = True  # whether the graph has named dims, whose sizes decide the choice
         self._thread = threading.local()
+        self._trials = Trials(options, self.quarantine, self._limited, self.forget_choices, clock)
 
     @property
     def last_run(self) -> RunRecord | None:
@@ -109,9 +107,14 @@ class Failover:
         devices = dict.fromkeys([*_ranking(runner, {}), *self.quarantine.devices()])
         return [self.quarantine.health(device) for device in devices]
 
-    def forget_sessions(self) -> None:
+    def forget_choices(self) -> None:
         """Choose anew for the next run."""
         self._routes, self._rankings = {}, {}
+
+    def forget_sessions(self) -> None:
+        """Give up what belongs to sessions that are closed."""
+        self.forget_choices()
+        self.quarantine.abandon_openings()
 
     def run(
         self,
@@ -211,7 +214,9 @@ class Failover:
         if failed is not None:
             self._failed(call, failed[0], failed[1], began, attempts, doubted)
             errors.append(failed[1])
-        for device, named in self._order(call, choose, {failed[0]} if failed else set()):
+        routes = self._routes  # a device that goes out or comes in from here on replaces it
+        behind: list[tuple[Device, bool] | None] = []
+        for device, named in self._order(call, choose, key, {failed[0]} if failed else set(), behind):
             start = self._clock()
             try:
                 compiled, outputs = self._attempt(call, device, named=named)
@@ -225,8 +230,12 @@ class Failover:
                 self._put_out(runner, other, reason, began)
             if self.quarantine.is_out(device) and self.quarantine.is_last_resort(device):
                 self.quarantine.readmit(device)  # it answered as the last resort
-            self._keep(call, key, device, compiled, revision)
-            self._check_due(call, device, outputs, version)
+            answer = Answer(device, call.inputs, outputs, version)
+            for chosen in behind:  # at most one; unless it has answered itself
+                if chosen is None or chosen[0] != device:
+                    self._trials.open_behind(runner, choose, chosen, answer)
+            self._keep(call, key, device, compiled, revision, routes)
+            self._trials.note(runner, answer)
             return device, outputs
         self._thread.last = (None, began, began, self._clock(), attempts)
         if len(errors) == 1 or (errors and len(doubted) == len(errors)):
@@ -236,30 +245,79 @@ class Failover:
                  if self.quarantine.is_out(found) and found not in dict(rows)]  # fmt: skip
         raise DeviceFallbackError(rows) from (errors[-1] if errors else None)
 
-    def _order(self, call: _Call, choose: Choose, tried: set[Device]) -> Iterator[tuple[Device, bool]]:
-        """Yield the devices to try: the choice, the ranking, and at last those in quarantine that may yet work."""
-        runner = call.runner
-        first: list[Device] = []
-        if not tried:
+    def _order(
+        self, call: _Call, choose: Choose, key: str, tried: set[Device], behind: list[tuple[Device, bool] | None]
+    ) -> Iterator[tuple[Device, bool]]:
+        """Yield the devices to try: the choice, the ranking, and at last those in quarantine that may yet work.
+
+        Where a device would first be chosen or opened and another can answer at once, that one comes first, and
+        `behind` gets the one to open after the answer, None if it is still to be chosen.
+        """
+        runner, quarantine, fresh = call.runner, self.quarantine, not tried
+        if fresh and self.options.bridge and self._chooses_behind(call, key):
+            behind.append(None)
+            tried.add(Device.CPU)
+            yield Device.CPU, False
+            behind.clear()
+        first: list[tuple[Device, bool]] = []
+        if fresh:
             device, named = choose(runner, call.inputs)
-            if self.quarantine.is_out(device) and runner._sessions.has_state(device):
-                raise StateLossError(_STATE.format(device.display, self.quarantine.reason(device)))
-            first = [device]
-            if not self.quarantine.is_out(device):
+            if quarantine.is_out(device) and runner._sessions.has_state(device):
+                if not quarantine.is_opening(device):
+                    raise StateLossError(_STATE.format(device.display, quarantine.reason(device)))
+                quarantine.readmit(device)
+            first = [(device, named)]
+            ready = not self.options.bridge or self._is_ready(runner, device)
+            if ready and device not in tried and not quarantine.is_out(device):
                 tried.add(device)
                 yield device, named
         place = _shapes(call.inputs)
         rankings = self._rankings
         if place not in rankings:
             rankings[place] = _ranking(runner, call.inputs)
-        devices = [*first, *rankings[place]]
+        devices = [entry for entry in [*first, *((found, False) for found in rankings[place])] if entry[0] not in tried]
+        if self.options.bridge:
+            devices = self._bridged(runner, devices, behind)
         for last_resort in (False, True):
-            for device in devices:
-                out = self.quarantine.is_out(device)
-                if device in tried or (out and not (last_resort and self.quarantine.is_last_resort(device))):
+            for device, named in devices:
+                out = quarantine.is_out(device)
+                if device in tried or (out and not (last_resort and quarantine.is_last_resort(device))):
                     continue
                 tried.add(device)
-                yield device, False
+                yield device, named
+
+    def _chooses_behind(self, call: _Call, key: str) -> bool:
+        """Return whether the choice would probe or measure devices, and the CPU can answer meanwhile."""
+        from rlx_ort.selection.graph_cache import cache_of
+
+        runner, cpu = call.runner, Device.CPU
+        if not self._trials.is_choosing(runner):
+            known = key or runner._has_winner(call.inputs)
+            if known and (runner._sessions.devices or cache_of(runner.graph).rankings):
+                return False
+        policy = runner.policy
+        alone = policy.allow == (cpu,)
+        usable = policy.allows(cpu) and not self.quarantine.is_out(cpu) and not runner._sessions.has_state(cpu)
+        return usable and not alone
+
+    def _bridged(
+        self, runner: GraphDevices, devices: list[tuple[Device, bool]], behind: list[tuple[Device, bool] | None]
+    ) -> list[tuple[Device, bool]]:
+        """Put a device that can answer at once before the best one, which is to be opened behind it, if it is not."""
+        able = [entry for entry in devices if not self.quarantine.is_out(entry[0])]
+        if not able or self._is_ready(runner, able[0][0]):
+            return devices
+        sessions = runner._sessions
+        ready = [entry for entry in able[1:] if self._is_ready(runner, entry[0]) and not sessions.has_state(entry[0])]
+        if not ready or in_cache(runner, able[0][0]):
+            return devices
+        if not self._trials.is_opening(runner):
+            behind.append(able[0])
+        return [min(ready, key=lambda entry: not sessions.is_open(entry[0])), *devices]
+
+    def _is_ready(self, runner: GraphDevices, device: Device) -> bool:
+        """Return whether a device answers at once; no other device opens as quickly as the CPU."""
+        return device == Device.CPU or runner._sessions.is_open(device)
 
     def _attempt(self, call: _Call, device: Device, *, named: bool) -> tuple[CompiledGraph | None, list[Any]]:
         """Return the outputs, and the graph that gave them where nothing limited the run."""
@@ -287,7 +345,7 @@ class Failover:
             reason = f"the engine did not return within {self.options.grace_s:g} s of being asked to stop"
             self.quarantine.enter_stuck(device, reason)
             future.add_done_callback(lambda _: self.quarantine.leave_stuck(device))
-            self.forget_sessions()
+            self.forget_choices()
             runner._sessions.drop(device)
             _log.warning("%s is out with its session: %s", device.display, reason)
 
@@ -325,71 +383,33 @@ class Failover:
         if self.quarantine.fail(device, reason, began):
             _log.warning("%s is quarantined: %s", device.display, reason)
             runner._sessions.drop(device)
-        self.forget_sessions()
+        self.forget_choices()
 
-    def _keep(self, call: _Call, key: str, device: Device, compiled: CompiledGraph | None, revision: int) -> None:
-        """Let the next runs with such inputs go straight to the device, unless the graph has grown since."""
+    def _keep(
+        self,
+        call: _Call,
+        key: str,
+        device: Device,
+        compiled: CompiledGraph | None,
+        revision: int,
+        routes: dict[Any, _Route],
+    ) -> None:
+        """Let the next runs with such inputs go straight to the device, unless the graph has grown since.
+
+        `routes` are those from before the run.
+        """
         from rlx_ort.selection.predict import named_dims
 
         now = self._clock()
-        if now >= self._renew_ns:
-            self.forget_sessions()
-        self._renew_ns = min(now + _RENEW_NS, self.quarantine.next_due_ns())
         graph = call.runner.graph
-        if revision != self._revision:
-            self.forget_sessions()
+        if now >= self._renew_ns or revision != self._revision:
+            if routes is self._routes:
+                self.forget_choices()
+                routes = self._routes
             self._revision, self._sized = revision, bool(named_dims(graph))
-        routes = self._routes  # a device that goes out from here on replaces it
+        self._renew_ns = min(now + _RENEW_NS, self.quarantine.next_due_ns())
         if key and compiled is not None and graph.revision == revision and not self.quarantine.is_out(device):
             routes[(key, _shapes(call.inputs)) if self._sized else key] = device, compiled.run, graph, compiled
-
-    def _check_due(self, call: _Call, healthy: Device, outputs: list[Any], version: int) -> None:
-        """Begin the check of a device whose back-off is over, on this run's inputs, in the background."""
-        if self.quarantine.next_due_ns() > self._clock():
-            return
-        device = self.quarantine.claim()
-        if device is None:
-            return
-        inputs = {name: _copied(value) for name, value in call.inputs.items()} if self.options.parity else {}
-        wanted = [_copied(value) for value in outputs] if self.options.parity else []
-        in_background(lambda: self._check(call.runner, device, healthy, inputs, wanted, version))
-
-    def _check(
-        self,
-        runner: GraphDevices,
-        device: Device,
-        healthy: Device,
-        inputs: Mapping[str, Any],
-        wanted: list[Any],
-        version: int,
-    ) -> None:
-        """Re-admit a device if a session of one node and the user's graph are right on it."""
-        from rlx_ort.providers.availability import provider_of
-        from rlx_ort.resilience.trial import disagreement
-
-        wrong = ""
-        try:
-            provider = provider_of(device)
-            found = None if provider is None else provider.probe(device)
-            if found is None or not found.available:
-                raise DeviceUnavailableError(device, found.reason if found else "no provider serves it any more")
-            graph = runner._to_time(device)
-            if self.options.parity:
-                got = self._limited(runner, device, lambda: graph.stoppable(inputs), self.options.timeout_s)
-                if runner.weights.version != version:
-                    self.quarantine.postpone(device)  # the results are of other weights
-                    return
-                wrong = disagreement(wanted, got, self.options.tolerance)
-                if wrong:
-                    raise RunError(f"its results differ from those of {healthy.display}: {wrong}")
-        except Exception as err:  # whatever it is, the device stays out
-            self.quarantine.fail_again(device, f"check failed: {err}", wrong=bool(wrong))
-            runner._sessions.drop(device)
-            _log.warning("%s stays in quarantine: %s", device.display, err)
-        else:
-            self.quarantine.readmit(device)
-            _log.info("%s is used again", device.display)
-        self.forget_sessions()
 
 
 _STATE = (
@@ -399,15 +419,11 @@ _STATE = (
 
 
 def _ranking(runner: GraphDevices, inputs: Mapping[str, Any]) -> list[Device]:
-    return [row.device for row in runner.rank(inputs) if row.blocker is None]
+    return list(runner._candidates(inputs).ranked())
 
 
 def _shapes(inputs: Mapping[str, Any]) -> tuple[Any, ...]:
     return tuple([(name, getattr(value, "shape", None) or np.shape(value)) for name, value in inputs.items()])
-
-
-def _copied(value: Any) -> Any:
-    return value.copy() if isinstance(value, np.ndarray) else value
 
 
 def _reason(what: str, err: Exception) -> str:

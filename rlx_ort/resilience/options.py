@@ -13,10 +13,12 @@ class Resilience:
     """How a runner reacts to devices that fail; give it to `GraphDevices(..., resilience=Resilience())`.
 
     Attributes:
+        bridge: whether a device that is ready answers while a faster one opens in the background.
         failover: whether a run that fails because of its device is answered by the next device of the ranking.
         backoff_s: seconds that a device is quarantined after its first failure; each further failure doubles them.
         backoff_max_s: the longest quarantine in seconds.
-        parity: whether a device must reproduce the result of a healthy device before it leaves quarantine.
+        parity: whether a device must reproduce the result of a healthy device before it leaves quarantine, and before
+            it is used after opening in the background.
         tolerance: largest difference allowed by that check, relative to the largest value of the output. For f16 and
             bf16 outputs it is at least eight times their epsilon. Integers, strings and bools must be equal.
         timeout_s: time limit in seconds of each attempt at a run, opening the session included; None for no limit.
@@ -25,6 +27,7 @@ class Resilience:
             answered all the same, and the device is quarantined with its session.
     """
 
+    bridge: bool = True
     failover: bool = True
     backoff_s: float = 1.0
     backoff_max_s: float = 300.0

@@ -62,12 +62,15 @@ class FaultProvider(Provider):
         script: asked for the number of each run; may return an error to raise, or do what it likes.
         memory_bytes: runs that are fed more bytes run out of memory; None for no limit.
         open_delay_s: seconds that opening a session takes.
+        open_now: set to end the opening of sessions at once.
         factor: what float results are multiplied by; 1 for right ones.
         hang: set while runs do not end by themselves. They end with an error when they are stopped.
         stubborn: whether a run that hangs cannot be stopped.
         runs: runs that were begun.
         opened: sessions that were opened.
+        closed: sessions that were closed.
         probes: probes that were made.
+        fed: the inputs of the last run.
     """
 
     name = "fault"
@@ -81,10 +84,12 @@ class FaultProvider(Provider):
         self.script: Callable[[int], Exception | None] | None = None
         self.memory_bytes: int | None = None
         self.open_delay_s = 0.0
+        self.open_now = threading.Event()
         self.factor = 1.0
         self.hang = threading.Event()
         self.stubborn = False
-        self.runs = self.opened = self.probes = 0
+        self.runs = self.opened = self.closed = self.probes = 0
+        self.fed: Mapping[str, Any] = {}
         self.inside = 0
         self.lock = threading.Lock()
 
@@ -102,7 +107,7 @@ class FaultProvider(Provider):
 
     def open(self, request: SessionRequest) -> EngineSession:
         """Open a session on the other provider."""
-        time.sleep(self.open_delay_s)
+        self.open_now.wait(self.open_delay_s)
         if self.dead:
             raise DeviceUnavailableError(request.device, self.dead)
         self.opened += 1
@@ -117,6 +122,7 @@ class _FaultSession:
     def __init__(self, provider: FaultProvider, inner: EngineSession) -> None:
         self._provider = provider
         self._inner = inner
+        self._closed = False
 
     @property
     def inputs(self) -> Sequence[ValueSpec]:
@@ -142,6 +148,7 @@ class _FaultSession:
         with provider.lock:
             provider.runs += 1
             provider.inside += 1
+            provider.fed = feeds
             number = provider.runs
         try:
             if provider.dead:
@@ -162,7 +169,10 @@ class _FaultSession:
                 provider.inside -= 1
 
     def close(self) -> None:
-        """Close the session below."""
+        """Close the session below; once is enough."""
+        if not self._closed:
+            self._closed = True
+            self._provider.closed += 1
         self._inner.close()
 
     def _bent(self, result: Any) -> Any:

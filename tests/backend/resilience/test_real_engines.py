@@ -94,7 +94,9 @@ def test_data_that_a_kernel_refuses_quarantines_nobody(fault: FaultProvider) -> 
 
 def test_a_device_that_dies_and_recovers_is_used_again(fault: FaultProvider) -> None:
     """Within its back-off and one check, with results that are right throughout."""
-    runner = GraphDevices(mlp(), DevicePolicy.only(["cpu", "fault"]), resilience=Resilience(backoff_s=0.05))
+    runner = GraphDevices(
+        mlp(), DevicePolicy.only(["cpu", "fault"]), resilience=Resilience(bridge=False, backoff_s=0.05)
+    )
     x = RNG.standard_normal((3, 8)).astype(np.float32)
     wanted = np.tanh(x @ WEIGHTS)
     seen = []
