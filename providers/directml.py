@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-import threading
 from typing import ClassVar
 
 from rlx_ort.device import Device
 from rlx_ort.options.compile_options import CompileOptions
 from rlx_ort.providers.base import CostProfile
 from rlx_ort.providers.engine.recipe import SessionRecipe
+from rlx_ort.providers.engine.stopping import Turns
 from rlx_ort.providers.hardware import loads
 from rlx_ort.providers.installation import Problem, install_command
 from rlx_ort.providers.ort_provider import OrtProvider
@@ -53,7 +53,7 @@ class DirectMlProvider(OrtProvider):
         # https://onnxruntime.ai/docs/execution-providers/DirectML-ExecutionProvider.html#configuration-options:
         # memory patterns and parallel execution are not supported, and a session must not run in two threads.
         # AMD's plugin (https://github.com/onnxruntime/onnxruntime-ep-amdgpu) takes the device itself and no options.
-        lock = threading.RLock()
+        lock = Turns()
         devices = self.ep_devices(device)
         return SessionRecipe(
             self.ep_name,

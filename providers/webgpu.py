@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -22,6 +21,7 @@ from rlx_ort.providers.base import Availability, CostProfile, KernelLimit, rank
 from rlx_ort.providers.engine import runtime
 from rlx_ort.providers.engine.opening import SPAWN_REMEDY
 from rlx_ort.providers.engine.recipe import Keeps, SessionRecipe, names
+from rlx_ort.providers.engine.stopping import Turns
 from rlx_ort.providers.hardware import loads
 from rlx_ort.providers.installation import Problem
 from rlx_ort.providers.ort_provider import OrtProvider
@@ -31,7 +31,7 @@ __all__ = ["WebGpuProvider", "vulkan_drivers", "vulkan_problem"]
 
 # Two sessions that run in two threads crash the process, on SwiftShader and on an NVIDIA GPU alike, so runs take
 # turns. Reentrant, because callers may hold it around several runs.
-_run_lock = threading.RLock()
+_run_lock = Turns()
 _owner: list[int] = []  # the process that opened the first session
 
 _LOADER = "libvulkan.so.1"

@@ -95,7 +95,7 @@ if TYPE_CHECKING:
     )
     from rlx_ort.providers.registry import register_provider
     from rlx_ort.resilience.failover import Attempt, RunRecord
-    from rlx_ort.resilience.limits import CancelToken
+    from rlx_ort.resilience.limits import CancelToken, limited, limited_async
     from rlx_ort.resilience.options import Resilience
     from rlx_ort.resilience.quarantine import DeviceHealth, HealthState
     from rlx_ort.selection.candidates import DeviceCandidate, device_report, devices_for, fastest_device_for, rank
@@ -120,15 +120,16 @@ __all__ = [
     "ParityError", "Placement", "PlacementError", "PlacementRule", "Precision", "PrecisionPolicy", "ProfileCostModel",
     "RefreshPolicy", "Resilience", "RlxError", "RunError", "RunRecord", "Session", "Shape", "StateLossError",
     "TimeLimitError", "UnsupportedOp", "Value", "WeightSharing", "__version__", "available_apple_devices",
-    "available_devices", "bucket_decode_mask", "budget_from_memory", "calibrate", "cost_model", "device_chain_from_env",
-    "device_from_env", "device_label", "device_report", "devices_for", "dispatch_report_for_device", "drain_device",
-    "dynamic_symbols", "estimate_graph_cost", "explain", "fastest_among", "fastest_device", "fastest_device_for",
-    "first_unsupported_op", "format_dispatch_report", "from_onnx", "from_torch", "full_name", "graph_param_names",
-    "has_dynamic_dims", "infer_bindings_from_inputs", "is_available", "legalize_graph_for_device", "load",
-    "merged_mask", "op_kinds", "open_package", "pad_rows", "parse_device", "parse_device_list", "per_layer_masks",
-    "pick_best_device", "power_of_two_ladder", "promote", "rank", "refresh_pools", "register_provider",
-    "resolve_device", "resolve_device_chain", "run_with_fallback", "save_onnx", "slice_rows", "start_package",
-    "supports", "supports_graph", "supports_run_slots", "to_onnx", "verify", "warm_package",
+    "available_devices", "bucket_decode_mask", "budget_from_memory", "calibrate", "cost_model",
+    "device_chain_from_env", "device_from_env", "device_label", "device_report", "devices_for",
+    "dispatch_report_for_device", "drain_device", "dynamic_symbols", "estimate_graph_cost", "explain", "fastest_among",
+    "fastest_device", "fastest_device_for", "first_unsupported_op", "format_dispatch_report", "from_onnx",
+    "from_torch", "full_name", "graph_param_names", "has_dynamic_dims", "infer_bindings_from_inputs", "is_available",
+    "legalize_graph_for_device", "limited", "limited_async", "load", "merged_mask", "op_kinds", "open_package",
+    "pad_rows", "parse_device", "parse_device_list", "per_layer_masks", "pick_best_device", "power_of_two_ladder",
+    "promote", "rank", "refresh_pools", "register_provider", "resolve_device", "resolve_device_chain",
+    "run_with_fallback", "save_onnx", "slice_rows", "start_package", "supports", "supports_graph",
+    "supports_run_slots", "to_onnx", "verify", "warm_package",
 ]  # fmt: skip
 
 # In a checkout that is not installed, `converters`, `providers` and `calibration` are beside this folder.
@@ -171,7 +172,7 @@ _NAMES_OF = {
     "fastest_device full_name is_available supports_run_slots",
     "providers.registry": "register_provider",
     "resilience.failover": "Attempt RunRecord",
-    "resilience.limits": "CancelToken",
+    "resilience.limits": "CancelToken limited limited_async",
     "resilience.options": "Resilience",
     "resilience.quarantine": "DeviceHealth HealthState",
     "selection.candidates": "DeviceCandidate device_report devices_for fastest_device_for rank",

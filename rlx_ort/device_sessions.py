@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from rlx_ort.errors import CancelledRunError
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule
+from rlx_ort.providers.engine.stopping import Turns
 
 if TYPE_CHECKING:
     from rlx_ort.device import Device
@@ -28,7 +29,7 @@ class DeviceSessions:
     def __init__(self, options: CompileOptions) -> None:
         self._options = options
         self._lock = threading.Lock()
-        self._compiling: dict[Device, threading.Lock] = {}
+        self._compiling: dict[Device, Turns] = {}
         self._slots: dict[Device, EngineSlot] = {}
         self._lent: dict[tuple[Device, PlacementRule], CompiledGraph] = {}
         self._closed = False
@@ -52,7 +53,7 @@ class DeviceSessions:
             CancelledRunError: the sessions were closed.
         """
         with self._lock:
-            compiling = self._compiling.setdefault(device, threading.Lock())
+            compiling = self._compiling.setdefault(device, Turns())
         with compiling:
             known = {found.rule: found for each in PlacementRule if (found := self.find(device, each)) is not None}
             if rule in known:

@@ -1,4 +1,4 @@
-"""Interfaces of sessions beyond `run`: tensors that stay on the device, fixed buffers, runs that can be stopped.
+"""Interfaces of sessions beyond `run`: tensors that stay on the device, fixed buffers.
 
 `binder_of` returns the binder of any session. Sessions without one, such as those of the null provider, get one that
 works through `run` with host memory, so callers need no second path.
@@ -25,7 +25,6 @@ __all__ = [
     "Loop",
     "Runs",
     "Slots",
-    "StoppableRun",
     "binder_of",
 ]
 
@@ -39,22 +38,6 @@ class Runs(Protocol):
 
     def run(self, output_names: Sequence[str], feeds: Mapping[str, Any]) -> list[Any]:
         """Run once and return the named outputs as arrays; see `EngineSession.run`."""
-
-
-class StoppableRun(abc.ABC):
-    """One run that another thread may stop."""
-
-    @abc.abstractmethod
-    def run(self, output_names: Sequence[str], feeds: Mapping[str, Any]) -> list[Any]:
-        """Run once; see `EngineSession.run`.
-
-        Raises:
-            EngineError: the run failed or was stopped.
-        """
-
-    @abc.abstractmethod
-    def stop(self) -> None:
-        """Make the run end soon, or not begin."""
 
 
 class Slots(abc.ABC):
@@ -135,10 +118,6 @@ class Binder(abc.ABC):
         shape of the others may vary.
         """
 
-    @abc.abstractmethod
-    def stoppable(self) -> StoppableRun:
-        """Return a run that can be stopped."""
-
 
 def binder_of(session: EngineSession) -> Binder:
     """Return the binder of a session; one over host memory if the engine has none."""
@@ -192,10 +171,6 @@ class HostBinder(Binder):
         """Return slots that copy results into buffers."""
         return _RunSlots(self._runs, tuple(inputs), outputs, fixed)
 
-    def stoppable(self) -> StoppableRun:
-        """Return a run that can be stopped before it begins."""
-        return _Stoppable(self._runs)
-
 
 class _RunSlots(Slots):
     def __init__(self, runs: Runs, inputs: Sequence[str], outputs: Arrays, fixed: Collection[str]) -> None:
@@ -218,22 +193,6 @@ class _RunSlots(Slots):
                 raise EngineError(f"output {name!r} has shape {found[name].shape} in place of {buffer.shape}")
             buffer[...] = found[name]
         return list((found | self._buffers).values())
-
-
-class _Stoppable(StoppableRun):
-    def __init__(self, runs: Runs) -> None:
-        self._runs = runs
-        self._stopped = False
-
-    def run(self, output_names: Sequence[str], feeds: Mapping[str, Any]) -> list[Any]:
-        """Run unless stopped before; see `StoppableRun.run`."""
-        if self._stopped:
-            raise EngineError("the run was stopped before it began")
-        return self._runs.run(output_names, feeds)
-
-    def stop(self) -> None:
-        """Make the run not begin; one that has begun cannot be stopped here."""
-        self._stopped = True
 
 
 class DeviceTensor(abc.ABC):

@@ -1,4 +1,4 @@
-"""`OrtBinder`: tensors on a device, fixed buffers and stoppable runs of an ONNX Runtime session, by its IOBinding.
+"""`OrtBinder`: tensors on a device, and fixed buffers of an ONNX Runtime session, by its IOBinding.
 
 An IOBinding belongs to one thread, so each run has its own; slots keep theirs and leave the locking to the caller.
 ONNX Runtime's private attributes are used for speed only, each in one function with the public call as its fallback.
@@ -16,7 +16,7 @@ import numpy.typing as npt
 from rlx_ort.errors import EngineError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import TensorType, ValueType
-from rlx_ort.providers.engine.binding import Arrays, Binder, DeviceTensor, Loop, Slots, StoppableRun
+from rlx_ort.providers.engine.binding import Arrays, Binder, DeviceTensor, Loop, Slots
 from rlx_ort.providers.engine.ort_slots import (
     COPY_AT_MOST_BYTES,
     DeviceSlots,
@@ -26,7 +26,6 @@ from rlx_ort.providers.engine.ort_slots import (
     binding_call,
 )
 from rlx_ort.providers.engine.ort_tensor import DLPACK_DEVICE, OrtTensor
-from rlx_ort.providers.engine.process import watch
 from rlx_ort.providers.engine.recipe import HOST_MEMORY, nothing_to_hold
 from rlx_ort.providers.engine.runtime import running_error
 from rlx_ort.providers.engine.values import from_ort_value, has_foreign_dtype, is_tensor_like, to_ort_value
@@ -137,10 +136,6 @@ class OrtBinder(Binder):
                 return HostSlots(session, types, inputs, outputs, fixed)
             return DeviceSlots(session, types, inputs, outputs)
 
-    def stoppable(self) -> StoppableRun:
-        """Return a run that can be stopped."""
-        return _Stoppable(self._session)
-
 
 class GraphRuns:
     """The one binding of a session that records its launches once and replays them: fixed addresses, static shapes.
@@ -193,25 +188,6 @@ class GraphRuns:
             )
         make = self._session.engine.OrtValue.ortvalue_from_shape_and_type
         return make(list(kind.shape.static()), kind.dtype.numpy, *self._session.recipe.memory)
-
-
-class _Stoppable(StoppableRun):
-    def __init__(self, session: OrtEngineSession) -> None:
-        self._session = session
-        self._options = session.engine.RunOptions()
-        watch(self)
-
-    def run(self, output_names: Sequence[str], feeds: Mapping[str, Any]) -> list[Any]:
-        """Run once; see `StoppableRun.run`."""
-        return self._session.run(output_names, feeds, self._options)
-
-    def stop(self) -> None:
-        """Make the run end at its next node; one that has not begun ends at its first."""
-        self._options.terminate = True
-
-    def stop_runs(self) -> None:
-        """End the run, for the end of the process."""
-        self.stop()
 
 
 def _finish_work_on(source: Any, index: int) -> None:

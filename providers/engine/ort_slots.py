@@ -69,7 +69,6 @@ class HostSlots(Slots):
         self._buffers = [buffer for _, buffer in self._copied]
         self._simple = not self._bound and not self._varying
         self._call, self._binding = binding_call(self._core.session, self._io)
-        self._options = self._core.options
         self._copy = _copier(self._buffers)
         self._errors = session.errors
 
@@ -84,7 +83,7 @@ class HostSlots(Slots):
         try:
             if self._simple:
                 self._copy(arrays)
-                self._call(self._binding, self._options)
+                self._call(self._binding, self._core.options)
                 return self._outputs  # type: ignore[return-value]  # a simple binding has a buffer for each output
             return self._run_all(arrays)
         except self._errors as err:
@@ -99,7 +98,7 @@ class HostSlots(Slots):
             self._bound[name] = (index, value)  # borrowed until the next run
         for name in self._varying:
             self._io.bind_output(name, "cpu", 0)
-        self._call(self._binding, self._options)
+        self._call(self._binding, self._core.options)
         if not self._varying:
             return [buffer for buffer in self._outputs if buffer is not None]
         values = dict(zip(self._names, self._io.get_outputs(), strict=True))

@@ -20,11 +20,12 @@ from rlx_ort.providers.base import DeviceGraphReport, NodeAssignment, ValueSpec
 from rlx_ort.providers.engine.binding import Binder
 from rlx_ort.providers.engine.ort_binding import GraphRuns, OrtBinder
 from rlx_ort.providers.engine.ort_tensor import OrtTensor
-from rlx_ort.providers.engine.process import watch
+from rlx_ort.providers.engine.process import watch, watched_sessions
 from rlx_ort.providers.engine.recipe import HOST_MEMORY, SessionRecipe, nothing_to_hold
 from rlx_ort.providers.engine.recorded import BoundRun, Recorder, host_work, unrecordable
 from rlx_ort.providers.engine.recordings import LEFT_ON_DEVICE, Recordings, not_recorded
-from rlx_ort.providers.engine.runtime import running_error
+from rlx_ort.providers.engine.runtime import onnxruntime, running_error
+from rlx_ort.providers.engine.stopping import held_stop
 from rlx_ort.providers.engine.values import (
     from_ort_value,
     has_foreign_dtype,
@@ -34,7 +35,7 @@ from rlx_ort.providers.engine.values import (
     value_type,
 )
 
-__all__ = ["OrtEngineSession", "SessionCore"]
+__all__ = ["OrtEngineSession", "SessionCore", "make_stoppable"]
 
 
 class SessionCore:
@@ -74,6 +75,36 @@ class SessionCore:
         self.memory = ()
 
 
+class _StoppableCore(SessionCore):
+    """A core whose runs take the RunOptions of the stop that their thread holds, at 0.1 us a run."""
+
+    __slots__ = ()
+
+    @property
+    def options(self) -> Any:
+        stop = held_stop()
+        return _SHARED_OPTIONS.__get__(self) if stop is None else stop.run_options(onnxruntime())
+
+    @options.setter
+    def options(self, options: Any) -> None:
+        _SHARED_OPTIONS.__set__(self, options)
+
+
+_SHARED_OPTIONS: Any = SessionCore.options  # the descriptor of the slot
+_core_type: list[type[SessionCore]] = [SessionCore]
+
+
+def make_stoppable() -> None:
+    """Let a `Stop` end runs from now on, in every session; until this is called, runs do not look for one."""
+    if _core_type[0] is _StoppableCore:
+        return
+    _core_type[0] = _StoppableCore
+    for session in watched_sessions():
+        core = getattr(session, "_core", None)
+        if core is not None:
+            core.__class__ = _StoppableCore
+
+
 class OrtEngineSession:
     """An open ONNX Runtime session. `run` may be called from several threads; `close` does not wait for them.
 
@@ -100,7 +131,7 @@ class OrtEngineSession:
         self.errors = errors
         self._options = engine.RunOptions()
         driver, self._reason = (None, recorder) if isinstance(recorder, str) else (recorder, "")
-        core = SessionCore(session, memory, self._options, driver)
+        core = _core_type[0](session, memory, self._options, driver)
         self._core: SessionCore | None = core
         self._inputs = _specs(session.get_inputs(), declared[0])
         self._outputs = _specs(session.get_outputs(), declared[1])
@@ -154,10 +185,8 @@ class OrtEngineSession:
         """
         return self.open_core().session
 
-    def run(self, output_names: Sequence[str], feeds: Mapping[str, Any], options: Any = None) -> list[Any]:
+    def run(self, output_names: Sequence[str], feeds: Mapping[str, Any]) -> list[Any]:
         """Run once and return the named outputs as numpy arrays, lists of them, dicts, or None when absent.
-
-        `options` are RunOptions of the caller's own, by which it stops this run alone.
 
         Raises:
             InputError: ONNX Runtime refused a feed or an output name.
@@ -170,10 +199,10 @@ class OrtEngineSession:
             if self._plain:
                 if self._before is not None:
                     self._before()
-                results: list[Any] = core.call(output_names, feeds, options or core.options)
+                results: list[Any] = core.call(output_names, feeds, core.options)
                 return results
             with self._guard():
-                return self._run_checked(core, list(output_names), feeds, options or core.options)
+                return self._run_checked(core, list(output_names), feeds)
         except self.errors as err:
             raise running_error(err, self.device) from err
 
@@ -196,7 +225,7 @@ class OrtEngineSession:
             raise running_error(err, self.device) from err
 
     def binder(self) -> Binder:
-        """Return the memory side of the session: device tensors, fixed buffers, runs that can be stopped."""
+        """Return the memory side of the session: device tensors and fixed buffers."""
         return OrtBinder(self)
 
     def input_type(self, name: str) -> ValueType:
@@ -290,7 +319,7 @@ class OrtEngineSession:
 
     def _prepare_runs(self, core: SessionCore) -> None:
         """Set up how host arrays are run."""
-        recipe, shared = self.recipe, core.options
+        recipe, shared = self.recipe, self._options
         if not (recipe.run_config or recipe.recording):
             return
         reason = host_work(recipe.ep_name, recipe.memory[0], self._assignments, core.session)
@@ -328,22 +357,22 @@ class OrtEngineSession:
     def _closed_error(self) -> EngineError:
         return EngineError(f"the session on {self.device.display} is closed; compile the graph again")
 
-    def _run_checked(self, core: SessionCore, names: list[str], feeds: Mapping[str, Any], options: Any) -> list[Any]:
+    def _run_checked(self, core: SessionCore, names: list[str], feeds: Mapping[str, Any]) -> list[Any]:
         if self._before is not None:
             self._before()
         if self.recipe.device_graph:
             with self._graph_lock:
                 return list(self.graph_runs(core).run(core, names, feeds))
         if not self._foreign_outputs.isdisjoint(names):
-            return self._run_values(core, names, feeds, options)
+            return self._run_values(core, names, feeds)
         ready, memory = dict(feeds), []
         for name in self._foreign_inputs.intersection(feeds):
             if feeds[name] is not None:
                 ready[name], borrowed = to_ort_value(self.engine, name, feeds[name], self._input_types[name])
                 memory.append(borrowed)
-        return list(core.call(names, ready, options))
+        return list(core.call(names, ready, core.options))
 
-    def _run_values(self, core: SessionCore, names: list[str], feeds: Mapping[str, Any], options: Any) -> list[Any]:
+    def _run_values(self, core: SessionCore, names: list[str], feeds: Mapping[str, Any]) -> list[Any]:
         """Run with OrtValues on both sides, the only way to read element types numpy does not know."""
         given = {name: value for name, value in feeds.items() if value is not None}
         stuck = [name for name in given if not is_tensor_like(self._input_types.get(name, given[name]))]  # pyright: ignore[reportArgumentType]
@@ -357,7 +386,7 @@ class OrtEngineSession:
         for name, value in given.items():
             values[name], borrowed = to_ort_value(self.engine, name, value, self._input_types[name])
             memory.append(borrowed)
-        results = _run_ort_values(core.session, names, values, options)
+        results = _run_ort_values(core.session, names, values, core.options)
         return [from_ort_value(result, name) for name, result in zip(names, results, strict=True)]
 
 

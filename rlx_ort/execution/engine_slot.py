@@ -25,6 +25,7 @@ from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import ValueType
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule
 from rlx_ort.providers.engine.binding import binder_of
+from rlx_ort.providers.engine.stopping import Turns
 
 if TYPE_CHECKING:
     from rlx_ort.converters.to_onnx.exported import ExportedModel
@@ -121,7 +122,7 @@ class EngineSlot:
         self.output_types = _without(exported.output_types, self._runs.hidden)
         self._children: weakref.WeakSet[EngineSlot] = weakref.WeakSet()
         self._closed = False
-        self._lock = threading.RLock()
+        self._lock = Turns()
 
     @property
     def closed(self) -> bool:

@@ -64,12 +64,16 @@ class Handles:
     def copy(self) -> Handles:
         """Return independent handles with the same values and feeds."""
         with self.lock:
-            made = Handles(self._inputs, self._outputs, self._plan)
-            made._host = {name: array.copy() for name, array in self._host.items()}
-            made._device = dict(self._device)  # never written to, so shared
-            made._host_feeds = dict(self._host_feeds)
-            made._device_feeds = dict(self._device_feeds)
-            return made
+            return self.given_up()
+
+    def given_up(self) -> Handles:
+        """Return a copy while a run that holds the lock does not return; it has changed nothing yet."""
+        made = Handles(self._inputs, self._outputs, self._plan)
+        made._host = {name: array.copy() for name, array in self._host.items()}
+        made._device = dict(self._device)  # never written to, so shared
+        made._host_feeds = dict(self._host_feeds)
+        made._device_feeds = dict(self._device_feeds)
+        return made
 
     def bind(self, name: str, array: npt.ArrayLike) -> None:
         """Keep a copy of the array under a name, in host memory; replaces a handle of that name, on either side."""

@@ -19,7 +19,7 @@ import numpy as np
 from rlx_ort.device import Device
 from rlx_ort.errors import CancelledRunError, DeviceFallbackError, DeviceUnavailableError, StateLossError
 from rlx_ort.resilience.faults import Fault, fault_of
-from rlx_ort.resilience.limits import CancelToken, Stoppable, run_limited
+from rlx_ort.resilience.limits import CancelToken, run_limited
 from rlx_ort.resilience.options import Resilience, check_timeout
 from rlx_ort.resilience.quarantine import DeviceHealth, Quarantine
 from rlx_ort.resilience.trial import Answer, Choose, Trials, in_cache
@@ -326,16 +326,16 @@ class Failover:
             compiled = runner._opened(device, named)
             return compiled, compiled.run(inputs)
 
-        def start() -> Stoppable:
-            return runner._opened(device, named).stoppable(inputs)
+        def run() -> list[Any]:
+            return runner._opened(device, named).run(inputs)
 
-        return None, self._limited(runner, device, start, call.timeout_s, call.cancel)
+        return None, self._limited(runner, device, run, call.timeout_s, call.cancel)
 
     def _limited(
         self,
         runner: GraphDevices,
         device: Device,
-        start: Callable[[], Stoppable],
+        run: Callable[[], list[Any]],
         timeout_s: float | None,
         cancel: CancelToken | None = None,
     ) -> list[Any]:
@@ -349,7 +349,7 @@ class Failover:
             runner._sessions.drop(device)
             _log.warning("%s is out with its session: %s", device.display, reason)
 
-        return run_limited(start, timeout_s, self.options.grace_s, cancel, stuck)
+        return run_limited(run, timeout_s, self.options.grace_s, cancel, stuck)
 
     def _failed(
         self,

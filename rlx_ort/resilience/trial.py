@@ -20,7 +20,7 @@ from rlx_ort.execution.background import copied_arrays
 from rlx_ort.options.compile_options import CacheUse
 from rlx_ort.providers.availability import provider_of
 from rlx_ort.resilience.faults import Fault, fault_of
-from rlx_ort.resilience.limits import Stoppable, in_background
+from rlx_ort.resilience.limits import in_background
 from rlx_ort.resilience.options import Resilience
 from rlx_ort.resilience.quarantine import Quarantine
 
@@ -38,7 +38,7 @@ _KEEP_NS = 1_000_000_000
 Choose: TypeAlias = "Callable[[GraphDevices, Mapping[str, Any]], tuple[Device, bool]]"
 """Returns the device of an automatic choice of a runner for some inputs, and whether a variable named it."""
 
-Limited: TypeAlias = "Callable[[GraphDevices, Device, Callable[[], Stoppable], float], list[Any]]"
+Limited: TypeAlias = "Callable[[GraphDevices, Device, Callable[[], list[Any]], float], list[Any]]"
 """Makes a run on a device within a time limit in seconds."""
 
 
@@ -179,7 +179,7 @@ class Trials:
                 if opens or options.timeout_s is None:
                     got = graph.run(answer.inputs)
                 else:
-                    got = self._limited(runner, device, lambda: graph.stoppable(answer.inputs), options.timeout_s)
+                    got = self._limited(runner, device, lambda: graph.run(answer.inputs), options.timeout_s)
                 if runner.weights.version != answer.version:
                     quarantine.postpone(device)  # the results are of other weights
                     return

@@ -23,7 +23,7 @@ from rlx_ort.providers.base import (
     SessionRequest,
     ValueSpec,
 )
-from rlx_ort.providers.engine.binding import Binder, HostBinder, StoppableRun
+from rlx_ort.providers.engine.stopping import held_stop
 from rlx_ort.providers.null import NullProvider, NullSession
 
 OUT_OF_MEMORY = "Failed to allocate memory for requested buffer of size {}"
@@ -136,15 +136,9 @@ class _FaultSession:
     def assignments(self) -> Sequence[NodeAssignment]:
         return self._inner.assignments
 
-    def binder(self) -> Binder:
-        """Return a binder whose runs can be stopped while they hang."""
-        return _FaultBinder(self)
-
-    def run(
-        self, output_names: Sequence[str], feeds: Mapping[str, Any], stopped: threading.Event | None = None
-    ) -> list[Any]:
+    def run(self, output_names: Sequence[str], feeds: Mapping[str, Any]) -> list[Any]:
         """Run on the other provider, with the faults that are set."""
-        provider = self._provider
+        provider, stop = self._provider, held_stop()
         with provider.lock:
             provider.runs += 1
             provider.inside += 1
@@ -159,9 +153,10 @@ class _FaultSession:
             fed = sum(np.asarray(value).nbytes for value in feeds.values())
             if provider.memory_bytes is not None and fed > provider.memory_bytes:
                 raise EngineError(OUT_OF_MEMORY.format(fed))
-            while provider.hang.is_set():
+            hang = provider.hang
+            while hang.is_set():
                 time.sleep(0.001)
-                if stopped is not None and stopped.is_set() and not provider.stubborn:
+                if stop is not None and stop.stopped and not provider.stubborn:
                     raise EngineError("Exiting due to terminate flag being set to true.")
             return [self._bent(result) for result in self._inner.run(output_names, feeds)]
         finally:
@@ -178,28 +173,6 @@ class _FaultSession:
     def _bent(self, result: Any) -> Any:
         factor = self._provider.factor
         return result if factor == 1.0 else (result * factor).astype(result.dtype)
-
-
-class _FaultBinder(HostBinder):
-    def __init__(self, session: _FaultSession) -> None:
-        super().__init__(session)
-        self._session = session
-
-    def stoppable(self) -> StoppableRun:
-        """Return a run that can be stopped while it hangs."""
-        return _FaultRun(self._session)
-
-
-class _FaultRun(StoppableRun):
-    def __init__(self, session: _FaultSession) -> None:
-        self._session = session
-        self._stopped = threading.Event()
-
-    def run(self, output_names: Sequence[str], feeds: Mapping[str, Any]) -> list[Any]:
-        return self._session.run(output_names, feeds, self._stopped)
-
-    def stop(self) -> None:
-        self._stopped.set()
 
 
 def doubled(shape: Sequence[int | str] = (4,)) -> Graph:

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import random
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 from fault_provider import LOST, FaultProvider, until
 
 from rlx_ort.errors import CancelledRunError, EngineError, RlxError, TimeLimitError
+from rlx_ort.execution.session import Session
 from rlx_ort.graph_devices import GraphDevices
 from rlx_ort.ir.graph import Graph
 from rlx_ort.options.compile_options import CompileOptions
 from rlx_ort.providers.cpu import CpuProvider
 from rlx_ort.providers.registry import default_registry, register_provider
-from rlx_ort.resilience.limits import CancelToken
+from rlx_ort.resilience.limits import CancelToken, limited, limited_async
 from rlx_ort.resilience.options import Resilience
 from rlx_ort.resilience.quarantine import HealthState
 from rlx_ort.selection.policy import DevicePolicy
@@ -63,6 +67,82 @@ def test_a_real_run_is_stopped_at_its_limit_and_the_session_stays_usable() -> No
     assert time.perf_counter() - begun < 2.0
     np.testing.assert_array_equal(runner.run_fastest(small, timeout_s=10.0)[0], wanted)
     assert runner.health()[0].state is HealthState.READY
+
+
+LONG = {
+    "run": lambda compiled, x: compiled.run({"x": x}),
+    "run_read_outputs": lambda compiled, x: compiled.run_read_outputs({"x": x}, [0]),
+    "run_slots": lambda compiled, x: compiled.run_slots([x]),
+    "handle": lambda compiled, x: (compiled.bind_handle("x", x), compiled.run({})),
+    "handle on the device": lambda compiled, x: (
+        compiled.bind_gpu_handle("x", x),
+        compiled.run_feed_gpu_handle({}, "x", 0),
+    ),
+    "pipelined": lambda compiled, x: compiled.run_pipelined([{"x": x}] * 3),
+    "committed": lambda compiled, x: (compiled.commit_no_wait({"x": x}, None), compiled.sync_pending()),
+    "run_async": lambda compiled, x: asyncio.run(compiled.run_async({"x": x})),
+}
+"""Ways of running a compiled graph of one square input."""
+
+
+@pytest.mark.parametrize("way", LONG.values(), ids=LONG)
+@pytest.mark.parametrize("ended_by", ["limit", "token", "task"])
+def test_a_minute_of_work_ends_soon_after_it_is_stopped(way: Any, ended_by: str) -> None:
+    """However it is run and stopped; the same session then runs to its end."""
+    graph = Graph("long")
+    first = value = graph.input("x", ["n", "n"])
+    for _ in range(3000):
+        value = graph.tanh(value @ first)
+    graph.outputs = [value]
+    compiled = Session("cpu", CompileOptions(intra_op_threads=1)).compile(graph)
+    small, large = np.eye(4, dtype=np.float32), np.eye(1024, dtype=np.float32)  # 20 ms a node on a server core
+    wanted = compiled.run({"x": small})[0]
+    token = CancelToken()
+    stopped_at: list[float] = []
+
+    def stop() -> None:
+        stopped_at.append(time.perf_counter())
+        token.cancel()
+
+    async def task() -> None:
+        running = asyncio.ensure_future(limited_async(lambda: way(compiled, large)))
+        await asyncio.sleep(0.3)
+        stopped_at.append(time.perf_counter())
+        running.cancel()
+        await running
+
+    if ended_by == "task":
+        with pytest.raises(asyncio.CancelledError):
+            asyncio.run(task())
+    elif ended_by == "token":
+        threading.Timer(0.3, stop).start()
+        with pytest.raises(CancelledRunError):
+            limited(lambda: way(compiled, large), cancel=token)
+    else:
+        stopped_at.append(time.perf_counter() + 0.3)
+        with pytest.raises(TimeLimitError):
+            limited(lambda: way(compiled, large), timeout_s=0.3)
+    assert time.perf_counter() - stopped_at[0] < 0.9  # 0.2 s on a quiet machine; the grace time is 1 s
+    with contextlib.suppress(CancelledRunError):
+        compiled.sync_pending()
+    np.testing.assert_array_equal(limited(lambda: compiled.run({"x": small}))[0], wanted)
+
+
+def test_a_session_that_opens_is_stopped() -> None:
+    """By ONNX Runtime's cancellation of loading; the graph opens afterwards."""
+    graph = Graph("deep")
+    value = graph.input("x", ["n", 4])
+    for _ in range(20_000):
+        value = graph.tanh(value + 1.0)
+    graph.outputs = [value]
+    session = Session("cpu")
+    begun = time.perf_counter()
+    session.compile(graph)
+    whole = time.perf_counter() - begun
+    begun = time.perf_counter()
+    with pytest.raises(TimeLimitError):
+        limited(lambda: session.compile(graph), timeout_s=whole / 2, grace_s=whole)
+    assert time.perf_counter() - begun < whole
 
 
 def test_a_real_run_is_cancelled_from_another_thread() -> None:
