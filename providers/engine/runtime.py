@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 from rlx_ort import environment
 from rlx_ort.device import Device
 from rlx_ort.errors import DeviceUnavailableError, EngineError, InputError, LegalizeError, RlxError
+from rlx_ort.providers.engine.stopping import check_stopped
 from rlx_ort.providers.installation import (
     MINIMUM_VERSION,
     Problem,
@@ -191,6 +192,7 @@ def _load() -> Problem | None:
 
 def opening_error(err: Exception, device: Device, remedy: str = "") -> RlxError:
     """Return the error for an exception that stopped a session from being opened; raise it `from` the exception."""
+    check_stopped()
     kind = _mapped(err)[0]
     text = readable(err)
     if "ort_version_supported" in text:  # a plugin that was built for a newer core registers, and fails here
@@ -202,6 +204,7 @@ def opening_error(err: Exception, device: Device, remedy: str = "") -> RlxError:
 
 def running_error(err: Exception, device: Device) -> RlxError:
     """Return the error for an exception out of a run; raise it `from` the exception."""
+    check_stopped()
     kind = _mapped(err)[1]
     text = readable(err)
     if re.search(_ABOUT_INPUTS, text):

@@ -10,15 +10,22 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
-from rlx_ort.errors import CancelledRunError
 from rlx_ort.providers.engine.process import watch
 
-__all__ = ["Stop", "Turns", "check_stopped", "held_stop", "stoppable"]
+__all__ = ["Stop", "Stopped", "Turns", "check_stopped", "held_stop", "holding", "stoppable"]
 
+P = ParamSpec("P")
 T = TypeVar("T")
 _TURN_S = 0.02  # between two looks at the stop while a thread waits for its turn
+
+
+class Stopped(BaseException):
+    """The work of the thread is to end.
+
+    Like `KeyboardInterrupt`, it is no error that could be taken for a device's failure, recorded and kept.
+    """
 
 
 class _Here(threading.local):
@@ -62,13 +69,13 @@ class Stop:
         finally:
             _here.stop = before
 
-    def holding(self, call: Callable[[], T]) -> Callable[[], T]:
+    def holding(self, call: Callable[P, T]) -> Callable[P, T]:
         """Return the call, for a thread that is to hold the stop meanwhile; it does not begin after the stop."""
 
-        def held() -> T:
+        def held(*args: P.args, **kwargs: P.kwargs) -> T:
             self.check()
             with self.held():
-                return call()
+                return call(*args, **kwargs)
 
         return held
 
@@ -77,17 +84,13 @@ class Stop:
         """Call `end` once if the stop comes within the block.
 
         Raises:
-            CancelledRunError: it came before; or it came within the block, which failed.
+            Stopped: it came before.
         """
         with self._lock:
             self.check()
             self._ends.append(end)
         try:
             yield
-        except Exception as err:
-            if self._stopped:
-                raise CancelledRunError("the work was stopped in the engine") from err
-            raise
         finally:
             with self._lock:
                 self._ends.remove(end)
@@ -106,10 +109,10 @@ class Stop:
         """Return unless the stop has come.
 
         Raises:
-            CancelledRunError: it has.
+            Stopped: it has.
         """
         if self._stopped:
-            raise CancelledRunError("the work was stopped before it began")
+            raise Stopped
 
 
 def held_stop() -> Stop | None:
@@ -117,11 +120,16 @@ def held_stop() -> Stop | None:
     return _here.stop
 
 
+def holding(call: Callable[P, T]) -> Callable[P, T]:
+    """Return the call, for another thread that is to hold what this one holds."""
+    return call if _here.stop is None else _here.stop.holding(call)
+
+
 def check_stopped() -> None:
-    """Return unless the work of the calling thread is to end; for long work outside of the engine.
+    """Return unless the work of the calling thread is to end; for long work outside of the engine, and its errors.
 
     Raises:
-        CancelledRunError: it is.
+        Stopped: it is.
     """
     if _here.stop is not None:
         _here.stop.check()
@@ -142,7 +150,7 @@ class Turns:
         """Take the lock.
 
         Raises:
-            CancelledRunError: the thread was stopped while it waited.
+            Stopped: the work of the thread is to end.
         """
         stop = _here.stop
         if stop is None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rlx_ort.conversion.check import ConversionCheck, default_tolerance, why_unverified
 from rlx_ort.conversion.options import ConversionReport, ConvertOptions, ModelFacts, ParamsTaken, facts_of, random_ops
 from rlx_ort.errors import ConversionError
+from rlx_ort.providers.engine.stopping import check_stopped
 
 if TYPE_CHECKING:
     from rlx_ort.converters.bundle import ModelBundle
@@ -211,6 +212,7 @@ class _Run:
 
     @contextmanager
     def _step(self, name: str, text: str) -> Iterator[None]:
+        check_stopped()
         self._on_step(text)
         start = time.perf_counter()
         yield

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rlx_ort.errors import IntegrityError
+from rlx_ort.providers.engine.stopping import check_stopped
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -117,6 +118,7 @@ class OpenFile:
             self.read_into(offset, part)
             digest.update(part)
             offset += len(part)
+            check_stopped()
             if progress is not None:
                 progress(len(part))
         return digest.hexdigest()

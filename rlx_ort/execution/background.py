@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from rlx_ort.errors import CancelledRunError
-from rlx_ort.providers.engine.stopping import Stop, check_stopped, held_stop, stoppable
+from rlx_ort.providers.engine.stopping import Stop, Stopped, check_stopped, held_stop, holding, stoppable
 
 __all__ = ["BackgroundRuns", "Workers", "copied_arrays", "run_all", "run_in_background"]
 
@@ -56,9 +56,7 @@ class Workers:
         What stops the calling thread stops the call as well.
         """
         future: Future[T] = Future()
-        stop = held_stop()
-        if stop is not None:
-            call = stop.holding(call)
+        call = holding(call)
         with self._lock:
             self._jobs.put((future, call))
             if self._idle:
@@ -144,11 +142,15 @@ class BackgroundRuns:
             pending, self._pending = self._pending, []
         try:
             _wait(pending)
-        except CancelledRunError:
+        except Stopped:
             with self._lock:
                 self._pending = pending + self._pending
             raise
-        return [result for run in pending if (result := run.result())]
+        try:
+            return [result for run in pending if (result := run.result())]
+        except Stopped as err:
+            check_stopped()
+            raise CancelledRunError("a committed run was stopped before its end") from err
 
     def settle(self) -> None:
         """Wait for every committed run; errors stay for `sync`."""
@@ -213,7 +215,7 @@ def copied_arrays(inputs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _wait(futures: Sequence[Future[Any]]) -> None:
-    """Wait for calls; raises a `CancelledRunError` when the work of this thread is to end."""
+    """Wait for calls; raises `Stopped` when the work of this thread is to end."""
     while wait(futures, None if held_stop() is None else _LOOK_S).not_done:
         check_stopped()
 

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, TypeVar
 
-from rlx_ort.errors import CancelledRunError, RlxError, TimeLimitError
+from rlx_ort.errors import CancelledRunError, TimeLimitError
 from rlx_ort.execution.background import Workers, run_in_background
-from rlx_ort.providers.engine.stopping import Stop, held_stop
+from rlx_ort.providers.engine.stopping import Stop, Stopped, check_stopped, held_stop
 from rlx_ort.resilience.options import check_timeout
 
 if TYPE_CHECKING:
@@ -148,14 +148,15 @@ def run_limited(
             back = bool(wait([future], grace_s).done)
             if not back:
                 on_stuck(future)
-    cancelled = (cancel is not None and cancel.cancelled) or (outer is not None and outer.stopped)
+    check_stopped()  # by an outer limit
+    cancelled = cancel is not None and cancel.cancelled
     error = future.exception() if back else None
     if back and error is None and not cancelled:
         return future.result()  # late by less than the grace time perhaps, but the answer is here
-    if back and error is not None and not (stop.stopped and isinstance(error, RlxError)):
+    if back and error is not None and not isinstance(error, Stopped):
         raise error
     ended = "" if back else f"; the engine did not return within {grace_s:g} s, and its session was given up"
-    if cancelled:
+    if cancelled or timeout_s is None:  # None: the process ends
         raise CancelledRunError(f"the run was cancelled{ended}")
     raise TimeLimitError(f"the run took longer than {timeout_s:g} s and was stopped{ended}") from error
 

@@ -23,7 +23,7 @@ from rlx_ort.providers.base import (
     SessionRequest,
     ValueSpec,
 )
-from rlx_ort.providers.engine.stopping import held_stop
+from rlx_ort.providers.engine.stopping import check_stopped
 from rlx_ort.providers.null import NullProvider, NullSession
 
 OUT_OF_MEMORY = "Failed to allocate memory for requested buffer of size {}"
@@ -138,7 +138,7 @@ class _FaultSession:
 
     def run(self, output_names: Sequence[str], feeds: Mapping[str, Any]) -> list[Any]:
         """Run on the other provider, with the faults that are set."""
-        provider, stop = self._provider, held_stop()
+        provider = self._provider
         with provider.lock:
             provider.runs += 1
             provider.inside += 1
@@ -156,8 +156,8 @@ class _FaultSession:
             hang = provider.hang
             while hang.is_set():
                 time.sleep(0.001)
-                if stop is not None and stop.stopped and not provider.stubborn:
-                    raise EngineError("Exiting due to terminate flag being set to true.")
+                if not provider.stubborn:
+                    check_stopped()
             return [self._bent(result) for result in self._inner.run(output_names, feeds)]
         finally:
             with provider.lock:

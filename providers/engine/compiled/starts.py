@@ -19,7 +19,7 @@ from rlx_ort.errors import EngineError
 from rlx_ort.providers.engine.compiled.key import SCHEMA, cpu_facts
 from rlx_ort.providers.engine.process import budget, refuse_at_the_end, watch
 from rlx_ort.providers.engine.runtime import engine_exceptions, onnxruntime
-from rlx_ort.providers.engine.stopping import held_stop
+from rlx_ort.providers.engine.stopping import check_stopped, held_stop
 from rlx_ort.storage import write_atomic
 
 if TYPE_CHECKING:
@@ -184,6 +184,7 @@ class SavedSession:
             options = self._options if stop is None else stop.run_options(onnxruntime())
             results: list[Any] = self._session.run(list(output_names), dict(feeds), options)
         except engine_exceptions() as err:
+            check_stopped()
             raise EngineError(f"the run failed: {err}") from err
         return results
 
