@@ -143,7 +143,7 @@ def test_a_session_that_opens_is_stopped(monkeypatch: pytest.MonkeyPatch) -> Non
         return ends(end)
 
     monkeypatch.setattr(opening, "stoppable", begins)
-    with pytest.raises(CancelledRunError, match="cancelled$"):
+    with pytest.raises(CancelledRunError, match=r"cancelled$"):
         limited(lambda: session.compile(graph), cancel=token, grace_s=30.0)
     monkeypatch.undo()
     assert session.compile(graph).run({"x": np.zeros((1, 4), np.float32)})
