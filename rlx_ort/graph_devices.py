@@ -17,6 +17,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from rlx_ort import environment
 from rlx_ort.device import Device
 from rlx_ort.device_sessions import DeviceSessions
 from rlx_ort.errors import (
@@ -71,15 +72,17 @@ def load(
 ) -> GraphDevices:
     """Read a model, ONNX or IR JSON by its content, and return it ready to run on the devices of this machine.
 
-    Without a policy, the `RLX_*` variables are the policy; see `DevicePolicy.from_env`.
+    Without a policy, the `RLX_*` variables are the policy; see `DevicePolicy.from_env`. Without `resilience`,
+    `RLX_RESILIENCE` decides.
 
     Raises:
         ConversionError: the file is no model, or holds something that cannot be translated.
-        DeviceParseError: no policy is given, and one of the variables does not parse.
+        DeviceParseError: one of the variables that are read does not parse.
     """
     from rlx_ort.converters.from_onnx import load_graph
 
     policy = DevicePolicy.from_env() if policy is None else policy
+    resilience = resilience_from_env() if resilience is None else resilience
     return GraphDevices(load_graph(path), policy, options, resilience=resilience)
 
 
@@ -149,12 +152,12 @@ class GraphDevices:
 
     @classmethod
     def from_env(cls, graph: Graph, options: CompileOptions | None = None) -> GraphDevices:
-        """Return a runner with the policy that the `RLX_*` variables describe.
+        """Return a runner with the policy and the resilience that the `RLX_*` variables describe.
 
         Raises:
             DeviceParseError: one of the variables does not parse.
         """
-        return cls(graph, DevicePolicy.from_env(), options)
+        return cls(graph, DevicePolicy.from_env(), options, resilience=resilience_from_env())
 
     @property
     def graph(self) -> Graph:
@@ -723,6 +726,15 @@ class GraphDevices:
             raise NoViableDeviceError(f"{device.display} may not run graph {self.graph.name!r}: it is {refusal}")
         with self._remembering(device, rule):
             return sessions.compiled(self.graph, self.weights, device, rule)
+
+
+def resilience_from_env() -> Resilience | None:
+    """Return what `RLX_RESILIENCE` asks for; see `Resilience.from_env`."""
+    if not environment.get("RESILIENCE"):  # a warmed package starts without the import
+        return None
+    from rlx_ort.resilience.options import Resilience
+
+    return Resilience.from_env()
 
 
 def _predicted(runner: GraphDevices, inputs: Mapping[str, Any]) -> tuple[Device, bool]:

@@ -90,7 +90,7 @@ class _StoppableCore(SessionCore):
         _SHARED_OPTIONS.__set__(self, options)
 
 
-_SHARED_OPTIONS: Any = SessionCore.options  # the descriptor of the slot
+_SHARED_OPTIONS: Any = SessionCore.__dict__["options"]  # the descriptor of the slot
 _core_type: list[type[SessionCore]] = [SessionCore]
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+
+from rlx_ort import environment
+from rlx_ort.errors import DeviceParseError
 
 __all__ = ["Resilience"]
 
@@ -45,6 +48,33 @@ class Resilience:
                 raise ValueError(f"{name} is {value}; give a finite number of at least 0")
         if self.backoff_max_s < self.backoff_s:
             raise ValueError(f"backoff_max_s ({self.backoff_max_s}) is less than backoff_s ({self.backoff_s})")
+
+    @classmethod
+    def from_env(cls) -> Resilience | None:
+        """Return what `RLX_RESILIENCE` asks for; None where it is unset or off.
+
+        Raises:
+            DeviceParseError: the variable is neither a switch nor settings by the names of the attributes.
+        """
+        text = (environment.get("RESILIENCE") or "off").strip().lower()
+        switch = _SWITCHES.get(text)
+        if switch is not None:
+            return cls() if switch else None
+        known = {field.name: field.default for field in fields(cls)}
+        settings: dict[str, bool | float | None] = {}
+        try:
+            for piece in filter(None, text.replace(";", ",").split(",")):
+                name, _, value = piece.partition("=")
+                default = known[name.strip()]
+                settings[name.strip()] = _SWITCHES[value.strip()] if isinstance(default, bool) else float(value)
+            return cls(**settings)  # type: ignore[arg-type]  # by the kind of each default
+        except (KeyError, ValueError) as err:
+            names = ", ".join(known)
+            message = f"RLX_RESILIENCE={text!r} is neither on, off nor settings such as timeout_s=2,bridge=off: {err}"
+            raise DeviceParseError(text, f"{message}; the settings are {names}") from err
+
+
+_SWITCHES = {**dict.fromkeys(("1", "on", "true", "yes"), True), **dict.fromkeys(("0", "off", "false", "no", ""), False)}
 
 
 def check_timeout(timeout_s: float) -> float:
