@@ -408,7 +408,7 @@ class GraphDevices:
                 return failover.run_named(self, inputs, self.resolve(device), timeout_s, cancel)
             return self.compile_resolved(device).run(inputs)
         if failover is not None:
-            return failover.run(self, inputs, GraphDevices._resolved, timeout_s, cancel, "resolved")[1]
+            return failover.run(self, inputs, GraphDevices._resolved, timeout_s, cancel, "resolved")
         return self._open_first(lambda: self._resolved(inputs)).run(inputs)
 
     def run_fastest(
@@ -424,7 +424,7 @@ class GraphDevices:
         """
         failover = self._failover or self._limited_by(timeout_s, cancel)
         if failover is not None:
-            return failover.run(self, inputs, _predicted, timeout_s, cancel, "fastest")[1]
+            return failover.run(self, inputs, _predicted, timeout_s, cancel, "fastest")
         return self._open_first(lambda: (self.fastest(inputs), False)).run(inputs)
 
     def run_resolved_with_inputs(
@@ -468,11 +468,13 @@ class GraphDevices:
 
         if failover is not None:
             key = "" if isinstance(self._policy.pick_strategy(), (Benchmark, Adaptive)) else "resolved"
-            ran, outputs = failover.run(self, inputs, lambda *_: choose(), timeout_s, cancel, key)
+            outputs = failover.run(self, inputs, lambda *_: choose(), timeout_s, cancel, key)
             last = failover.last_run
-            if follower is not None and last is not None:
-                follower.note(ran, int(last.seconds * 1e9))
-            return ran, outputs
+            assert last is not None  # noqa: S101  # this one
+            assert last.device is not None  # noqa: S101
+            if follower is not None:
+                follower.note(last.device, int(last.seconds * 1e9))
+            return last.device, outputs
         compiled = self._open_first(choose)
         begun = time.perf_counter_ns()
         try:

@@ -18,6 +18,7 @@ import numpy as np
 
 from rlx_ort.device import Device
 from rlx_ort.errors import CancelledRunError, DeviceFallbackError, DeviceUnavailableError, StateLossError
+from rlx_ort.providers.engine.binding import DeviceTensor
 from rlx_ort.resilience.faults import Fault, fault_of
 from rlx_ort.resilience.limits import CancelToken, run_limited
 from rlx_ort.resilience.options import Resilience, check_timeout
@@ -88,7 +89,7 @@ class Failover:
         self._rankings: dict[Any, list[Device]] = {}
         self._renew_ns: float = 0
         self._revision = -1
-        self._sized = True  # whether the graph has named dims, whose sizes decide the choice
+        self._sized: str | tuple[str, ...] = ()  # the input or inputs with named dims, whose sizes decide the choice
         self._thread = threading.local()
         self._trials = Trials(options, self.quarantine, self._limited, self.forget_choices, clock)
 
@@ -98,7 +99,8 @@ class Failover:
         last = getattr(self._thread, "last", None)
         if last is None:
             return None
-        device, began, answering, ended, attempts = last
+        device, began, ended, *rest = last
+        answering, attempts = rest or (began, ())
         seconds = 0.0 if device is None else (ended - answering) / 1e9
         return RunRecord(device, seconds, (ended - began) / 1e9, tuple(attempts))
 
@@ -124,8 +126,8 @@ class Failover:
         timeout_s: float | None = None,
         cancel: CancelToken | None = None,
         key: str = "",
-    ) -> tuple[Device, list[Any]]:
-        """Run on the chosen device, or on the next one that answers, and return it with the outputs.
+    ) -> list[Any]:
+        """Run on the chosen device, or on the next one that answers, and return the outputs; see `last_run`.
 
         Args:
             runner: the runner.
@@ -144,17 +146,26 @@ class Failover:
         """
         began = self._clock()
         if began < self._renew_ns and timeout_s is None and cancel is None:
-            route = self._routes.get((key, _shapes(inputs)) if self._sized else key)
-            if route is not None and route[2].revision == self._revision:
+            sized = self._sized
+            if sized.__class__ is str:  # the usual case, in every run
                 try:
-                    outputs = route[1](inputs)
-                except Exception as err:  # judged by the table
-                    call = _Call(runner, inputs, None, None)
-                    if route[3].closed:  # by its caller, or by another thread that closed the runner
-                        return self._answer(call, choose, key, began)
-                    return self._answer(call, choose, key, began, (route[0], err))
-                self._thread.last = (route[0], began, began, self._clock(), ())
-                return route[0], outputs
+                    route = self._routes.get((key, inputs[sized].shape))
+                except (KeyError, AttributeError):
+                    route = None
+            else:
+                route = self._routes.get(self._place(key, inputs) if sized else key)
+            if route is not None:
+                device, run, graph, compiled = route
+                if graph.revision == self._revision:
+                    try:
+                        outputs = run(inputs)
+                    except Exception as err:  # judged by the table
+                        call = _Call(runner, inputs, None, None)
+                        if compiled.closed:  # by its caller, or by another thread that closed the runner
+                            return self._answer(call, choose, key, began)
+                        return self._answer(call, choose, key, began, (device, err))
+                    self._thread.last = device, began, self._clock()
+                    return outputs
         if timeout_s is not None:
             check_timeout(timeout_s)
         limit = self.options.timeout_s if timeout_s is None else timeout_s
@@ -188,11 +199,11 @@ class Failover:
         except Exception as err:  # recorded and raised again
             fault, what = fault_of(err)
             attempt = Attempt(device, _reason(what, err), (self._clock() - began) / 1e9)
-            self._thread.last = (None, began, began, self._clock(), (attempt,))
+            self._thread.last = (None, began, self._clock(), began, (attempt,))
             if fault is Fault.DEVICE:
                 self._put_out(runner, device, attempt.reason, began)
             raise
-        self._thread.last = (device, began, began, self._clock(), ())
+        self._thread.last = (device, began, self._clock())
         return outputs
 
     def _answer(
@@ -202,7 +213,7 @@ class Failover:
         key: str,
         began: int,
         failed: tuple[Device, Exception] | None = None,
-    ) -> tuple[Device, list[Any]]:
+    ) -> list[Any]:
         """Try one device after the other, beginning after the one that has just failed, if any."""
         runner = call.runner
         runner._follow_graph()
@@ -225,7 +236,7 @@ class Failover:
                 errors.append(err)
                 continue
             end = self._clock()
-            self._thread.last = (device, began, start, end, attempts)
+            self._thread.last = (device, began, end, start, attempts)
             for other, reason in doubted:
                 self._put_out(runner, other, reason, began)
             if self.quarantine.is_out(device) and self.quarantine.is_last_resort(device):
@@ -236,14 +247,21 @@ class Failover:
                     self._trials.open_behind(runner, choose, chosen, answer)
             self._keep(call, key, device, compiled, revision, routes)
             self._trials.note(runner, answer)
-            return device, outputs
-        self._thread.last = (None, began, began, self._clock(), attempts)
+            return outputs
+        self._thread.last = (None, began, self._clock(), began, attempts)
         if len(errors) == 1 or (errors and len(doubted) == len(errors)):
             raise errors[0]  # the only device, or a failure that all share, which may be the model's
         rows = [(attempt.device, attempt.reason) for attempt in attempts]
         rows += [(found, f"out: {self.quarantine.reason(found)}") for found in self.quarantine.devices()
                  if self.quarantine.is_out(found) and found not in dict(rows)]  # fmt: skip
         raise DeviceFallbackError(rows) from (errors[-1] if errors else None)
+
+    def _place(self, key: str, inputs: Mapping[str, Any]) -> Any:
+        """Return a key of a choice for inputs of such sizes."""
+        names = self._sized
+        if isinstance(names, str):
+            return key, np.shape(inputs.get(names, ()))
+        return (key, *[np.shape(inputs.get(name, ())) for name in names]) if names else key
 
     def _order(
         self, call: _Call, choose: Choose, key: str, tried: set[Device], behind: list[tuple[Device, bool] | None]
@@ -254,6 +272,13 @@ class Failover:
         `behind` gets the one to open after the answer, None if it is still to be chosen.
         """
         runner, quarantine, fresh = call.runner, self.quarantine, not tried
+        if _on_device(call.inputs):  # no other device can read them
+            device, named = choose(runner, call.inputs)
+            if quarantine.is_out(device) and not quarantine.is_opening(device):
+                raise StateLossError(_INPUTS.format(device.display, quarantine.reason(device)))
+            if fresh:
+                yield device, named
+            return
         if fresh and self.options.bridge and self._chooses_behind(call, key):
             behind.append(None)
             tried.add(Device.CPU)
@@ -271,7 +296,7 @@ class Failover:
             if ready and device not in tried and not quarantine.is_out(device):
                 tried.add(device)
                 yield device, named
-        place = _shapes(call.inputs)
+        place = self._place("", call.inputs)
         rankings = self._rankings
         if place not in rankings:
             rankings[place] = _ranking(runner, call.inputs)
@@ -373,6 +398,8 @@ class Failover:
             doubted.append((device, reason))
         if runner._sessions.has_state(device):
             raise StateLossError(_STATE.format(device.display, reason)) from err
+        if fault is Fault.DEVICE and _on_device(call.inputs):
+            raise StateLossError(_INPUTS.format(device.display, reason)) from err
         if not self.options.failover:
             raise err
         if call.cancel is not None and call.cancel.cancelled:
@@ -406,10 +433,11 @@ class Failover:
             if routes is self._routes:
                 self.forget_choices()
                 routes = self._routes
-            self._revision, self._sized = revision, bool(named_dims(graph))
+            names = tuple(name for name, _ in named_dims(graph))
+            self._revision, self._sized = revision, names[0] if len(names) == 1 else names
         self._renew_ns = min(now + _RENEW_NS, self.quarantine.next_due_ns())
         if key and compiled is not None and graph.revision == revision and not self.quarantine.is_out(device):
-            routes[(key, _shapes(call.inputs)) if self._sized else key] = device, compiled.run, graph, compiled
+            routes[self._place(key, call.inputs)] = device, compiled.run, graph, compiled
 
 
 _STATE = (
@@ -417,13 +445,18 @@ _STATE = (
     "the handles or close the compiled graph, and run again"
 )
 
+_INPUTS = (
+    "{} is out ({}), and inputs of the run are tensors in its memory, which cannot move to another device; pass arrays "
+    "on the host, and run again"
+)
+
+
+def _on_device(inputs: Mapping[str, Any]) -> bool:
+    return any(isinstance(value, DeviceTensor) and not getattr(value, "on_host", True) for value in inputs.values())
+
 
 def _ranking(runner: GraphDevices, inputs: Mapping[str, Any]) -> list[Device]:
     return list(runner._candidates(inputs).ranked())
-
-
-def _shapes(inputs: Mapping[str, Any]) -> tuple[Any, ...]:
-    return tuple([(name, getattr(value, "shape", None) or np.shape(value)) for name, value in inputs.items()])
 
 
 def _reason(what: str, err: Exception) -> str:
