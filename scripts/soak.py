@@ -51,7 +51,7 @@ from rlx_ort.selection.policy import DevicePolicy
 WIDTH = 64
 PAUSE_S = 0.1  # at most, between two requests of a thread
 SIZES = (1, 2, 7, 32)
-GPU_LIMIT_BYTES = 512 << 20
+GPU_LIMIT_BYTES = 128 << 20
 TOO_MANY_ROWS = GPU_LIMIT_BYTES // (WIDTH * 4)  # an input of the limit's size
 TAKER = """
 import ctypes, sys, time
@@ -130,7 +130,8 @@ def _soak() -> int:
     before, sessions = threading.active_count(), _open_sessions()
     denied = devices[1].label if len(devices) > 1 else ""
     tallies = [Tally(set()), Tally({denied})]
-    settings = Resilience(backoff_s=0.1, backoff_max_s=1.0, timeout_s=1.0, grace_s=0.2)
+    limit_s = 20.0 if len(cases) > len(SIZES) else 1.0
+    settings = Resilience(backoff_s=0.1, backoff_max_s=1.0, timeout_s=limit_s, grace_s=0.2)
     runners = [
         GraphDevices(graph, DevicePolicy.only([d for d in devices if d.label not in tally.denied]), resilience=settings)
         for tally in tallies

@@ -83,10 +83,11 @@ class Quarantine:
     def is_last_resort(self, device: Device) -> bool:
         """Return whether a device that is out may still be tried when no other answers.
 
-        One whose engine did not come back, or whose results were wrong, may not.
+        One whose engine did not come back, or whose results were wrong, may not. The CPU may while a run does not come
+        back, since only the session of that run is lost.
         """
         record = self._records.get(device)
-        return record is None or not (record.stuck or record.wrong)
+        return record is None or not (record.wrong or (record.stuck and device != Device.CPU))
 
     def reason(self, device: Device) -> str:
         """Return the last failure of a device, empty if there was none."""

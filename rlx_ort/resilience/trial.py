@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -32,6 +33,9 @@ __all__ = ["Answer", "Choose", "Trials", "disagreement", "in_cache"]
 
 _log = logging.getLogger(__name__)
 _EPSILONS = 8
+_AFTER_S = 0.01
+"""The thread that opens a device begins so much after the answer, because loading a provider holds Python's lock."""
+
 _KEEP_NS = 1_000_000_000
 """While a device opens, a run is kept for its trial at most once in this time, because that copies its arrays."""
 
@@ -133,6 +137,7 @@ class Trials:
         first: Answer,
     ) -> None:
         chooses = chosen is None
+        time.sleep(_AFTER_S)
         try:
             if chosen is None:
                 chosen = choose(runner, first.inputs)
