@@ -76,7 +76,7 @@ class SessionCore:
 
 
 class _StoppableCore(SessionCore):
-    """A core whose runs take the RunOptions of the stop that their thread holds, at 0.1 us a run."""
+    """A core whose runs take the RunOptions of the stop that their thread holds, at up to 0.2 us a run."""
 
     __slots__ = ()
 

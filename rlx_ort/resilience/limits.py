@@ -76,7 +76,7 @@ def limited(
     At the limit, at a cancellation, and at Ctrl-C (on Windows, only once the call has ended) the run in the engine
     ends at its next node, a session that opens ends at its next step, and later ones do not begin. Sessions stay
     usable, and handles keep their values. The first use lets every later run of the process look for what stops it,
-    which costs 0.1 us.
+    which costs up to 0.2 us.
 
     Args:
         call: what to do, as `lambda: compiled.run_slots(arrays)`.
