@@ -7,7 +7,6 @@ node that owns it. Weights of the enclosing graph reach a body as one or the oth
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from rlx_ort.errors import GraphVerifyError
@@ -93,7 +92,6 @@ def finer_type(first: TensorType, second: TensorType) -> TensorType:
     return TensorType(first.dtype, Shape(dims))
 
 
-@dataclass(frozen=True, slots=True)
 class Composite(Op):
     """Base of the ops that stand for a graph of other ops.
 

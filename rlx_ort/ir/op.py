@@ -10,9 +10,9 @@ from __future__ import annotations
 import difflib
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, field, fields
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, dataclass_transform
 
 from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.shape import Dim, Shape, broadcast_shapes
@@ -30,6 +30,7 @@ __all__ = [
     "join_dims",
     "known_name",
     "known_shape",
+    "named",
     "op_class",
     "op_kinds",
     "pair",
@@ -43,12 +44,31 @@ OpTypes: TypeAlias = Sequence["ValueType | None"]
 _classes: dict[str, type[Op]] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class Op:
-    """Base of every op. A subclass is a frozen dataclass whose fields are the op's attributes.
+def named(what: str, known: Iterable[str], *, default: Any = MISSING, aliases: Mapping[str, str] | None = None) -> Any:
+    """Return a field of an op that holds one of the known names, written as `known_name` accepts it, or None."""
+    return field(default=default, metadata={"named": (what, tuple(known), aliases or {})})
 
-    `kind` is the op's name in reports, JSON and claim sets; it defaults to the class name. A subclass is registered
-    when it is defined. Its type rule is declared in one of two ways:
+
+@dataclass_transform(frozen_default=True, field_specifiers=(field, named))
+class _OpType(type):
+    """Makes each op class a frozen dataclass with slots."""
+
+    def __new__(cls, name: str, bases: tuple[type, ...], members: dict[str, Any], **keywords: str) -> Any:
+        """Return the class; `dataclass` makes a second one through this method, in order to add the slots."""
+        made: Any = super().__new__(cls, name, bases, members, **keywords)
+        if "__slots__" in members:
+            return made
+        made = dataclass(frozen=True, slots=True)(made)
+        made._named = tuple((item.name, *item.metadata["named"]) for item in fields(made) if "named" in item.metadata)
+        return made
+
+
+class Op(metaclass=_OpType):
+    """Base of every op. A subclass is made a frozen dataclass, without the decorator; its fields are the attributes.
+
+    `kind` is the op's name in reports, JSON and claim sets. It defaults to the class name; a class whose name begins
+    with an underscore is a base and no op. An op is registered when its class is defined. Its type rule is declared in
+    one of two ways:
 
     - An op whose inputs are all tensors, with one result, names its inputs in the class line and defines `result`::
 
@@ -65,17 +85,25 @@ class Op:
     """Smallest and largest number of inputs; None for no limit."""
     operands: ClassVar[tuple[str, ...]] = ()
     """Names of the inputs, as messages print them."""
+    _named: ClassVar[tuple[tuple[str, str, tuple[str, ...], Mapping[str, str]], ...]] = ()
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
     def __init_subclass__(cls, operands: str = "") -> None:
         """Register the op by its kind. A second class replaces the first, since dataclass slots make a new class."""
         if "kind" not in cls.__dict__:
-            cls.kind = cls.__name__
+            cls.kind = "" if cls.__name__.startswith("_") else cls.__name__
         if operands:
             names = operands.split()
             cls.operands = tuple(name.rstrip("?") for name in names)
             cls.arity = (sum(not name.endswith("?") for name in names), len(names))
         if cls.kind:  # bases have none
             _classes[cls.kind] = cls
+
+    def __post_init__(self) -> None:
+        for attribute, what, known, aliases in self._named:
+            name = getattr(self, attribute)
+            if name is not None:
+                object.__setattr__(self, attribute, known_name(what, aliases.get(name, name), known))
 
     def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
         """Return the types of the results, one per output.

@@ -6,12 +6,11 @@ number of heads and `(B, S, H, D)` otherwise. If both fit, the first one applies
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple, Unpack
 
 from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import Value
-from rlx_ort.ir.op import Op, OpTypes, join_dims, known_name, tensor_input
+from rlx_ort.ir.op import Op, OpTypes, join_dims, named, tensor_input
 from rlx_ort.ir.ops.leaf import LeafBuilders, NodeArgs, Operand
 from rlx_ort.ir.shape import Dim, Shape
 from rlx_ort.ir.types import TensorType
@@ -59,7 +58,6 @@ def parse_mask_kind(text: str) -> tuple[str, int | None]:
     return kind, window
 
 
-@dataclass(frozen=True, slots=True)
 class Attention(Op, operands="q k v mask?"):
     """softmax(q k^T * scale) v for each head; inputs q, k, v and, for `custom` and `bias`, a mask.
 
@@ -78,13 +76,13 @@ class Attention(Op, operands="q k v mask?"):
 
     num_heads: int
     head_dim: int
-    mask_kind: str = "none"
+    mask_kind: str = named("mask kind", MASK_KINDS, default="none")
     window: int | None = None
     scale: float | None = None
     softcap: float | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "mask_kind", known_name("mask kind", self.mask_kind, MASK_KINDS))
+        Op.__post_init__(self)
         if self.num_heads < 1 or self.head_dim < 1:
             raise GraphVerifyError(f"Attention needs heads and a head size, got {self.num_heads} and {self.head_dim}")
         if (self.mask_kind == "sliding") != (self.window is not None) or (self.window or 0) < 0:
@@ -133,7 +131,6 @@ class Attention(Op, operands="q k v mask?"):
             self.expect_dim(found, wanted, f"the bias {shape} to fit the scores {scores}: a dimension")
 
 
-@dataclass(frozen=True, slots=True)
 class Rope(Op, operands="x cos sin"):
     """Rotary position embedding of each head of x by cos and sin tables of head_dim / 2 columns.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
@@ -12,7 +11,7 @@ from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.bodies import Composite
 from rlx_ort.ir.core import Value
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.op import Op, OpTypes, Sizes, known_name, known_shape, tensor_input
+from rlx_ort.ir.op import Op, OpTypes, Sizes, known_shape, named, tensor_input
 from rlx_ort.ir.ops.attention import Attention, head_layout, parse_mask_kind
 from rlx_ort.ir.ops.conv import Conv2d, window
 from rlx_ort.ir.ops.elementwise import ACTIVATIONS, Activation, Binary
@@ -37,7 +36,6 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
 class GroupedQueryAttention(Composite):
     """Attention in which `num_heads / num_kv_heads` query heads share a head of k and v.
 
@@ -129,7 +127,6 @@ class GroupedQueryAttention(Composite):
         return graph.reshape(graph.expand(apart, (-1, -1, share, -1, -1)), (batch, self.num_heads, length, size))
 
 
-@dataclass(frozen=True, slots=True)
 class FusedAttentionBlock(Composite):
     """Projection to q, k and v, rotary embedding, attention with a key mask, projection back.
 
@@ -165,7 +162,6 @@ class FusedAttentionBlock(Composite):
         return _linear(graph, mixed, out_weight, biases[1])
 
 
-@dataclass(frozen=True, slots=True)
 class FusedTransformerLayer(Composite):
     """A transformer layer: attention block and feed-forward block, each with a residual and a layer normalisation.
 
@@ -181,13 +177,10 @@ class FusedTransformerLayer(Composite):
     head_dim: int
     has_bias: bool = False
     pre_norm: bool = False
-    activation: str = "gelu"
+    activation: str = named("activation", ACTIVATIONS, default="gelu")
     eps: float = 1e-5
 
     arity = (10, 14)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "activation", known_name("activation", self.activation, ACTIVATIONS))
 
     def check(self, inputs: OpTypes) -> None:
         """Check the number of inputs."""
@@ -218,7 +211,6 @@ class FusedTransformerLayer(Composite):
         return graph.fused_residual_ln(step(hidden), hidden, None, gamma, beta, self.eps)
 
 
-@dataclass(frozen=True, slots=True)
 class AxialRope2d(Composite, operands="x"):
     """Rotary embedding of a grid of tokens: the first half of each head by the column, the second by the row.
 
@@ -275,7 +267,6 @@ class AxialRope2d(Composite, operands="x"):
         return graph.rope(x, cos, sin, self.head_dim, interleaved=True)
 
 
-@dataclass(frozen=True, slots=True)
 class FusedConvBiasAct(Composite, operands="x weight bias"):
     """activation(conv2d(x, weight) + bias): x `(N, C, H, W)`, weight `(C_out, C / groups, kH, kW)`, bias `(C_out,)`.
 
@@ -283,15 +274,11 @@ class FusedConvBiasAct(Composite, operands="x weight bias"):
         activation: name of the activation, None for none. The other attributes are those of `Conv2d`.
     """
 
-    activation: str | None = None
+    activation: str | None = named("activation", ACTIVATIONS, default=None)
     stride: tuple[int, int] = (1, 1)
     padding: tuple[int, int] = (0, 0)
     dilation: tuple[int, int] = (1, 1)
     groups: int = 1
-
-    def __post_init__(self) -> None:
-        if self.activation is not None:
-            object.__setattr__(self, "activation", known_name("activation", self.activation, ACTIVATIONS))
 
     def build(self, graph: Graph, *values: Value) -> Value:
         """Write the convolution and the activation."""
@@ -299,7 +286,6 @@ class FusedConvBiasAct(Composite, operands="x weight bias"):
         return result if self.activation is None else graph.activation(self.activation, result)
 
 
-@dataclass(frozen=True, slots=True)
 class AdaLayerNorm(Composite, operands="x scale shift"):
     """Layer normalisation along the last axis, then `* (1 + scale) + shift`; inputs x, scale and shift.
 
@@ -324,7 +310,6 @@ class AdaLayerNorm(Composite, operands="x scale shift"):
         return graph.fma(graph.layer_norm(x, ones, zeros, eps=self.eps), scale + 1.0, shift)
 
 
-@dataclass(frozen=True, slots=True)
 class GatedResidual(Composite, operands="x gate y"):
     """x + gate * y, broadcast."""
 
@@ -334,7 +319,6 @@ class GatedResidual(Composite, operands="x gate y"):
         return x + gate * y
 
 
-@dataclass(frozen=True, slots=True)
 class SoftmaxCrossEntropyWithLogits(Composite, operands="logits labels"):
     """The loss of each row of logits `(N, C)` for a label `(N,)`: log(sum(exp(row))) - row[label].
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Unpack
 
 from rlx_ort.errors import GraphVerifyError
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 __all__ = ["ControlBuilders", "Custom", "CustomFn", "If", "Scan", "While"]
 
 
-@dataclass(frozen=True, slots=True)
 class If(Op):
     """One of two bodies, chosen by a bool; inputs are the predicate and what both bodies get, in order.
 
@@ -70,7 +69,6 @@ class If(Op):
         return f"If(then={self.then_body.name!r}, else={self.else_body.name!r})"
 
 
-@dataclass(frozen=True, slots=True)
 class While(Op):
     """A body repeated as long as a condition on the carried values holds, tested before each pass.
 
@@ -121,7 +119,6 @@ class While(Op):
         return f"While({names}, carries={self.carries}, max_iterations={self.max_iterations})"
 
 
-@dataclass(frozen=True, slots=True)
 class Scan(Op):
     """A body applied `length` times to a carried value.
 
@@ -196,7 +193,6 @@ class Scan(Op):
         return f"Scan({self.body.name!r}, {numbers}{saved and f', saves {saved}'})"
 
 
-@dataclass(frozen=True, slots=True)
 class Custom(Op):
     """A kernel of a custom-op library, which the session must load.
 
@@ -232,7 +228,6 @@ class Custom(Op):
         return f"Custom({self.domain}::{self.name}-{self.version})"
 
 
-@dataclass(frozen=True, slots=True)
 class CustomFn(Op):
     """A function written as a graph, which is inlined in place of the node.
 

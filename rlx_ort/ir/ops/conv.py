@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Unpack
 
 from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import Value
-from rlx_ort.ir.op import Op, Sizes, counts, known_name, pair
+from rlx_ort.ir.op import Op, Sizes, counts, named, pair
 from rlx_ort.ir.ops.leaf import LeafBuilders, NodeArgs, Operand
 from rlx_ort.ir.shape import Dim, Shape
 from rlx_ort.ir.types import TensorType
@@ -36,7 +35,6 @@ RESIZE_MODES = ("nearest", "linear", "cubic")
 """How `Interpolate` computes elements between the given ones."""
 
 
-@dataclass(frozen=True, slots=True)
 class Conv2d(Op, operands="x weight bias?"):
     """A cross-correlation with a weight `(C_out, C_in / groups, kH, kW)` and perhaps a bias `(C_out,)`.
 
@@ -57,7 +55,6 @@ class Conv2d(Op, operands="x weight bias?"):
         return _convolved(self, x, weight, bias)
 
 
-@dataclass(frozen=True, slots=True)
 class Conv3d(Op, operands="x weight bias?"):
     """A cross-correlation of a volume with a weight `(C_out, C_in / groups, kD, kH, kW)` and perhaps a bias.
 
@@ -74,7 +71,6 @@ class Conv3d(Op, operands="x weight bias?"):
         return _convolved(self, x, weight, bias)
 
 
-@dataclass(frozen=True, slots=True)
 class ConvTranspose2d(Op, operands="x weight bias?"):
     """The transpose of a convolution, with a weight `(C_in, C_out / groups, kH, kW)` and perhaps a bias.
 
@@ -111,20 +107,16 @@ class ConvTranspose2d(Op, operands="x weight bias?"):
         return TensorType(dtype, Shape((image[0], channels, *sizes)))
 
 
-@dataclass(frozen=True, slots=True)
 class Pool(Op, operands="x"):
     """The largest, mean, sum or smallest element of each window.
 
     `max` and `min` ignore padding; `mean` counts it as zeros and divides by the whole window.
     """
 
-    function: str
+    function: str = named("pool", POOLS)
     kernel: tuple[int, int]
     stride: tuple[int, int] = (1, 1)
     padding: tuple[int, int] = (0, 0)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "function", known_name("pool", self.function, POOLS))
 
     def result(self, x: TensorType) -> TensorType:
         """Return `(N, C, H_out, W_out)`."""
@@ -136,7 +128,6 @@ class Pool(Op, operands="x"):
         return TensorType(x.dtype, Shape((*shape[:2], *sizes)))
 
 
-@dataclass(frozen=True, slots=True)
 class ResizeNearest2x(Op, operands="x"):
     """Each pixel doubled in height and width."""
 
@@ -147,7 +138,6 @@ class ResizeNearest2x(Op, operands="x"):
         return TensorType(x.dtype, Shape((*shape[:2], *doubled)))
 
 
-@dataclass(frozen=True, slots=True)
 class Im2Col(Op, operands="x"):
     """The windows of an `(N, C, H, W)` image as columns, `(N, C * kH * kW, windows)`, zeros in the padding.
 
@@ -181,7 +171,6 @@ class Im2Col(Op, operands="x"):
         return TensorType(x.dtype, Shape((shape[0], channels * math.prod(self.kernel), rows * columns)))
 
 
-@dataclass(frozen=True, slots=True)
 class Interpolate(Op, operands="x"):
     """An `(N, C, ...)` tensor resized to other spatial sizes.
 
@@ -195,11 +184,11 @@ class Interpolate(Op, operands="x"):
     """
 
     sizes: tuple[int, ...]
-    mode: str = "nearest"
+    mode: str = named("resize mode", RESIZE_MODES, default="nearest")
     align_corners: bool = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "mode", known_name("resize mode", self.mode, RESIZE_MODES))
+        Op.__post_init__(self)
         if self.align_corners and self.mode == "nearest":
             raise GraphVerifyError("Interpolate with align_corners takes mode linear or cubic, not nearest")
         if min(self.sizes, default=0) < 1:

@@ -22,14 +22,13 @@ half first. In `nvfp4_block` column 2j is the low half.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Unpack
 
 from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import Value
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.gguf_blocks import GGUF_FORMATS, BlockFormat, block_format
-from rlx_ort.ir.op import Op, OpTypes, known_name, known_shape, tensor_input
+from rlx_ort.ir.gguf_blocks import GGUF_FORMATS, BlockFormat
+from rlx_ort.ir.op import Op, OpTypes, known_shape, named, tensor_input
 from rlx_ort.ir.ops.leaf import LeafBuilders, NodeArgs, Operand
 from rlx_ort.ir.shape import Dim, Shape
 from rlx_ort.ir.types import TensorType
@@ -52,7 +51,6 @@ _ROLES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
 class DequantMatMul(Op, operands="x w scale? extra?"):
     """x times a packed weight; see the table of schemes.
 
@@ -64,12 +62,12 @@ class DequantMatMul(Op, operands="x w scale? extra?"):
             dtype. Only for `int4_block`, `q4_0` and `q4_k`, since the CPU kernel of 8 bits needs prepacked weights.
     """
 
-    scheme: str
+    scheme: str = named("scheme", SCHEMES)
     block: int | None = None
     packed: bool = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "scheme", known_name("scheme", self.scheme, SCHEMES))
+        Op.__post_init__(self)
         if (self.scheme in _BLOCK_SCHEMES) != (self.block is not None) or (self.block is not None and self.block < 1):
             wanted = "a block size of at least 1" if self.scheme in _BLOCK_SCHEMES else "no block size"
             raise GraphVerifyError(f"scheme {self.scheme!r} takes {wanted}, got {self.block}")
@@ -158,7 +156,6 @@ class DequantMatMul(Op, operands="x w scale? extra?"):
         return TensorType(x.dtype, Shape((*known_shape(self, x, "x")[:-1], n)))
 
 
-@dataclass(frozen=True, slots=True)
 class DequantGroupedMatMul(Op, operands="x bytes experts"):
     """Row i of x times the packed weight of expert `experts[i]`: x `(M, K)`, bytes, experts `(M,)`.
 
@@ -167,10 +164,7 @@ class DequantGroupedMatMul(Op, operands="x bytes experts"):
     session opens, which takes E * K * N * 4 bytes. `scheme` is a GGUF format.
     """
 
-    scheme: str
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "scheme", block_format(self.scheme).name)
+    scheme: str = named("GGUF format", GGUF_FORMATS)
 
     def sizes(self, inputs: OpTypes) -> tuple[int, int, int]:
         """Return the number of experts, K and N.
@@ -194,14 +188,10 @@ class DequantGroupedMatMul(Op, operands="x bytes experts"):
         return TensorType(x.dtype, Shape((known_shape(self, x, "x")[0], n)))
 
 
-@dataclass(frozen=True, slots=True)
 class DequantMoEWeights(Op, operands="bytes"):
     """The packed weights of all experts as f32 `(E, K, N)`, from bytes u8 `(E, N, row bytes)` in a GGUF format."""
 
-    scheme: str
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "scheme", block_format(self.scheme).name)
+    scheme: str = named("GGUF format", GGUF_FORMATS)
 
     def result(self, data: TensorType) -> TensorType:
         """Return `(E, K, N)` as f32."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Unpack
 
 from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import Value
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.op import Op, known_name
+from rlx_ort.ir.op import Op, named
 from rlx_ort.ir.ops.leaf import LeafBuilders, NodeArgs, Operand
 from rlx_ort.ir.types import TensorType
 
@@ -48,7 +47,6 @@ COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 """Names of the comparisons; `== != < <= > >=` are accepted as well."""
 
 
-@dataclass(frozen=True, slots=True)
 class Activation(Op, operands="x"):
     """A function of each element.
 
@@ -56,10 +54,7 @@ class Activation(Op, operands="x"):
     relu6(x + 3) / 6 and `hard_swish` x times that, `elu` has alpha 1.
     """
 
-    function: str
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "function", known_name("activation", self.function, ACTIVATIONS))
+    function: str = named("activation", ACTIVATIONS)
 
     def result(self, x: TensorType) -> TensorType:
         """Return the type of x."""
@@ -69,18 +64,13 @@ class Activation(Op, operands="x"):
         return x
 
 
-@dataclass(frozen=True, slots=True)
 class Binary(Op, operands="lhs rhs"):
     """A function of two elements of one dtype.
 
     Integer `div` drops the fraction, `mod` has the sign of the dividend, `shr` of a signed integer keeps its sign.
     """
 
-    function: str
-
-    def __post_init__(self) -> None:
-        name = _SYMBOLS.get(self.function, self.function)
-        object.__setattr__(self, "function", known_name("binary op", name, BINARIES))
+    function: str = named("binary op", BINARIES, aliases=_SYMBOLS)
 
     def result(self, lhs: TensorType, rhs: TensorType) -> TensorType:
         """Return the broadcast type."""
@@ -99,22 +89,16 @@ class Binary(Op, operands="lhs rhs"):
         return result
 
 
-@dataclass(frozen=True, slots=True)
 class Compare(Op, operands="lhs rhs"):
     """A comparison of two elements of one dtype; the result is bool."""
 
-    function: str
-
-    def __post_init__(self) -> None:
-        name = _SYMBOLS.get(self.function, self.function)
-        object.__setattr__(self, "function", known_name("comparison", name, COMPARISONS))
+    function: str = named("comparison", COMPARISONS, aliases=_SYMBOLS)
 
     def result(self, lhs: TensorType, rhs: TensorType) -> TensorType:
         """Return the broadcast shape as bool."""
         return TensorType(DType.BOOL, _broadcast_type(self, lhs, rhs).shape)
 
 
-@dataclass(frozen=True, slots=True)
 class Where(Op, operands="condition then else"):
     """Element of the second input where the first (bool) is true, of the third elsewhere."""
 
@@ -126,7 +110,6 @@ class Where(Op, operands="condition then else"):
         return TensorType(dtype, self.broadcast((condition.shape, then.shape, otherwise.shape)))
 
 
-@dataclass(frozen=True, slots=True)
 class Cast(Op, operands="x"):
     """Conversion to another dtype: float to integer drops the fraction, to bool is `!= 0`."""
 
@@ -137,7 +120,6 @@ class Cast(Op, operands="x"):
         return TensorType(self.to, x.shape)
 
 
-@dataclass(frozen=True, slots=True)
 class Clamp(Op, operands="x"):
     """Each element clamped to bounds; None for no bound."""
 
@@ -150,7 +132,6 @@ class Clamp(Op, operands="x"):
         return x
 
 
-@dataclass(frozen=True, slots=True)
 class Fma(Op, operands="a b c"):
     """a * b + c, broadcast."""
 
@@ -159,7 +140,6 @@ class Fma(Op, operands="a b c"):
         return _broadcast_type(self, a, b, c)
 
 
-@dataclass(frozen=True, slots=True)
 class StopGradient(Op, operands="x"):
     """The input unchanged; a marker for training frameworks."""
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Unpack
 
 from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import Value
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.op import Op, known_name, known_shape
+from rlx_ort.ir.op import Op, known_shape, named
 from rlx_ort.ir.ops.leaf import LeafBuilders, NodeArgs, Operand
 from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.types import TensorType
@@ -33,7 +32,6 @@ SCATTER_MODES = ("set", "add", "mul", "max", "min")
 """How an update changes its element. Under `set`, indices must not repeat; the other modes combine all updates."""
 
 
-@dataclass(frozen=True, slots=True)
 class Ordered(Op, operands="x"):
     """Base of the ops that run along one axis of numbers and keep the shape."""
 
@@ -48,14 +46,12 @@ class Ordered(Op, operands="x"):
         return x
 
 
-@dataclass(frozen=True, slots=True)
 class Sort(Ordered):
     """The elements along an axis in order, the smallest first unless `descending`."""
 
     descending: bool = False
 
 
-@dataclass(frozen=True, slots=True)
 class ArgSort(Ordered):
     """The indices (i64) that sort the elements along an axis; equal elements in order of index."""
 
@@ -66,11 +62,8 @@ class ArgSort(Ordered):
         return TensorType(DType.I64, Ordered.result(self, x).shape)
 
 
-@dataclass(frozen=True, slots=True)
-class Running(Ordered):
+class _Running(Ordered):
     """Base of the ops that combine all elements so far along an axis, which needs a size."""
-
-    kind = ""  # a base, no op
 
     def result(self, x: TensorType) -> TensorType:
         """Return the type of x."""
@@ -82,17 +75,14 @@ class Running(Ordered):
         return x
 
 
-@dataclass(frozen=True, slots=True)
-class CumProd(Running):
+class CumProd(_Running):
     """The running product along an axis, which needs a size; written as log2(size) products of the whole."""
 
 
-@dataclass(frozen=True, slots=True)
-class CumMax(Running):
+class CumMax(_Running):
     """The largest element so far along an axis, which needs a size."""
 
 
-@dataclass(frozen=True, slots=True)
 class Reverse(Op, operands="x"):
     """The elements in reverse order along axes."""
 
@@ -104,7 +94,6 @@ class Reverse(Op, operands="x"):
         return x
 
 
-@dataclass(frozen=True, slots=True)
 class Trilu(Op, operands="x"):
     """The upper or lower triangle of the last two dimensions; zeros elsewhere.
 
@@ -124,7 +113,6 @@ class Trilu(Op, operands="x"):
         return x
 
 
-@dataclass(frozen=True, slots=True)
 class GatherElements(Op, operands="x indices"):
     """One element for each index: `out[i][j] = x[index[i][j]][j]` for axis 0, and so on for other axes."""
 
@@ -137,7 +125,6 @@ class GatherElements(Op, operands="x indices"):
         return TensorType(x.dtype, indices.shape)
 
 
-@dataclass(frozen=True, slots=True)
 class GatherNd(Op, operands="x indices"):
     """Slices at positions given by the last dimension of the indices.
 
@@ -154,7 +141,6 @@ class GatherNd(Op, operands="x indices"):
         return TensorType(x.dtype, Shape((*picked[:-1], *shape[self.batch_dims + depth :])))
 
 
-@dataclass(frozen=True, slots=True)
 class ScatterElements(Op, operands="x indices updates"):
     """x with one element changed for each index; the updates have the indices' shape.
 
@@ -164,10 +150,7 @@ class ScatterElements(Op, operands="x indices updates"):
     """
 
     axis: int = 0
-    mode: str = "set"
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "mode", known_name("scatter mode", self.mode, SCATTER_MODES))
+    mode: str = named("scatter mode", SCATTER_MODES, default="set")
 
     def result(self, x: TensorType, indices: TensorType, updates: TensorType) -> TensorType:
         """Return the type of x."""
@@ -178,7 +161,6 @@ class ScatterElements(Op, operands="x indices updates"):
         return x
 
 
-@dataclass(frozen=True, slots=True)
 class ScatterNd(Op, operands="x indices updates"):
     """x with slices changed at positions given by the last dimension of the indices.
 
@@ -186,10 +168,7 @@ class ScatterNd(Op, operands="x indices updates"):
         mode: one of `SCATTER_MODES`.
     """
 
-    mode: str = "set"
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "mode", known_name("scatter mode", self.mode, SCATTER_MODES))
+    mode: str = named("scatter mode", SCATTER_MODES, default="set")
 
     def result(self, x: TensorType, indices: TensorType, updates: TensorType) -> TensorType:
         """Return the type of x."""

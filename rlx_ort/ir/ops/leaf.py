@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any, TypeAlias, TypedDict
 
 import numpy as np
@@ -40,11 +39,8 @@ def _declared_type(self: Any, inputs: OpTypes) -> tuple[ValueType, ...]:
     return (self.type,)
 
 
-@dataclass(frozen=True, slots=True)
-class Leaf(Op):
+class _Leaf(Op):
     """Base of the leaves."""
-
-    kind = ""  # a base, no op
 
     arity = (0, 0)
 
@@ -54,8 +50,7 @@ class Leaf(Op):
         return True
 
 
-@dataclass(frozen=True, slots=True)
-class Input(Leaf):
+class Input(_Leaf):
     """Data fed to every run under a name."""
 
     name: str
@@ -64,8 +59,7 @@ class Input(Leaf):
     infer = _declared_type
 
 
-@dataclass(frozen=True, slots=True)
-class Param(Leaf):
+class Param(_Leaf):
     """A weight: set under a name before the first run and kept. Its data, if any yet, is in `Graph.weights`.
 
     Attributes:
@@ -82,8 +76,7 @@ class Param(Leaf):
     infer = _declared_type
 
 
-@dataclass(frozen=True, slots=True)
-class Constant(Leaf):
+class Constant(_Leaf):
     """A tensor written into the graph."""
 
     data: TensorData
@@ -97,8 +90,7 @@ class Constant(Leaf):
         return f"Constant({self.infer(())[0]})"
 
 
-@dataclass(frozen=True, slots=True)
-class Capture(Leaf):
+class Capture(_Leaf):
     """In a body: a value of the enclosing graph, which the node that owns the body has as an extra input.
 
     Attributes:

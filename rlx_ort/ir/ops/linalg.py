@@ -8,13 +8,12 @@ NaN, because ONNX cannot raise an error.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Unpack
 
 from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import Value
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.op import Op, join_dims, known_name, known_shape
+from rlx_ort.ir.op import Op, join_dims, known_shape, named
 from rlx_ort.ir.ops.elementwise import ACTIVATIONS, Activation
 from rlx_ort.ir.ops.leaf import LeafBuilders, NodeArgs, Operand
 from rlx_ort.ir.shape import Dim, Shape
@@ -31,7 +30,6 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
 class MatMul(Op, operands="lhs rhs"):
     """`[..., M, K] @ [..., K, N]`, leading dimensions broadcast."""
 
@@ -40,7 +38,6 @@ class MatMul(Op, operands="lhs rhs"):
         return _product(self, lhs, rhs, ("lhs", "rhs"))
 
 
-@dataclass(frozen=True, slots=True)
 class DotGeneral(Op, operands="lhs rhs"):
     """A contraction over any axes: the result has the batch axes, the other axes of lhs, then those of rhs.
 
@@ -87,15 +84,10 @@ class DotGeneral(Op, operands="lhs rhs"):
         return TensorType(dtype, Shape([*batch, *(left[i] for i in left_free), *(right[j] for j in right_free)]))
 
 
-@dataclass(frozen=True, slots=True)
 class FusedMatMulBiasAct(Op, operands="x weight bias"):
     """act(x @ w + bias); the bias runs along the last dimension."""
 
-    activation: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.activation is not None:
-            object.__setattr__(self, "activation", known_name("activation", self.activation, ACTIVATIONS))
+    activation: str | None = named("activation", ACTIVATIONS, default=None)
 
     def result(self, x: TensorType, weight: TensorType, bias: TensorType) -> TensorType:
         """Return the type of the product."""
@@ -109,7 +101,6 @@ class FusedMatMulBiasAct(Op, operands="x weight bias"):
         return result
 
 
-@dataclass(frozen=True, slots=True)
 class LoraMatMul(Op, operands="x w a b"):
     """x @ w + scale * ((x @ a) @ b): a weight with a low-rank correction."""
 
@@ -143,7 +134,6 @@ def _product(op: Op, lhs: TensorType, rhs: TensorType, names: tuple[str, str]) -
     return TensorType(dtype, Shape((*(batch or ()), lhs.shape[-2], rhs.shape[-1])))
 
 
-@dataclass(frozen=True, slots=True)
 class DenseSolve(Op, operands="a b"):
     """The x of A x = b, for A `(N, N)` and b `(N,)` or `(N, K)`."""
 
@@ -152,7 +142,6 @@ class DenseSolve(Op, operands="a b"):
         return _solution(self, a, b, batched=False)
 
 
-@dataclass(frozen=True, slots=True)
 class BatchedDenseSolve(Op, operands="a b"):
     """The x of A x = b for each of a batch, for A `(..., N, N)` and b `(..., N)` or `(..., N, K)`.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Unpack
 
 from rlx_ort.errors import GraphVerifyError
@@ -15,7 +14,6 @@ from rlx_ort.ir.types import TensorType
 __all__ = ["GroupedMatMul", "MoeBuilders", "ScatterAdd"]
 
 
-@dataclass(frozen=True, slots=True)
 class GroupedMatMul(Op, operands="x w experts"):
     """Row i of x `(M, K)` times matrix `experts[i]` of w `(E, K, N)`; experts `(M,)` are 0 to E - 1.
 
@@ -33,7 +31,6 @@ class GroupedMatMul(Op, operands="x w experts"):
         return TensorType(dtype, Shape((rows, n)))
 
 
-@dataclass(frozen=True, slots=True)
 class ScatterAdd(Op, operands="updates indices"):
     """Zeros with `rows` rows, with `updates[i]` added to row `indices[i]`: updates `(U, ...)`, indices `(U,)`."""
 

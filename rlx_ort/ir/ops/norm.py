@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Unpack
 
 import numpy as np
@@ -29,11 +28,8 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class AxisNorm(Op, operands="x gamma beta"):
+class _AxisNorm(Op, operands="x gamma beta"):
     """Base of the normalisations along one axis."""
-
-    kind = ""  # a base, no op
 
     axis: int = -1
     eps: float = 1e-5
@@ -43,17 +39,14 @@ class AxisNorm(Op, operands="x gamma beta"):
         return _along_axis(self, x, (gamma, beta), self.axis)
 
 
-@dataclass(frozen=True, slots=True)
-class LayerNorm(AxisNorm):
+class LayerNorm(_AxisNorm):
     """(x - mean) / sqrt(variance + eps) * gamma + beta along one axis, with the biased variance."""
 
 
-@dataclass(frozen=True, slots=True)
-class RmsNorm(AxisNorm):
+class RmsNorm(_AxisNorm):
     """x / sqrt(mean(x * x) + eps) * gamma + beta along one axis."""
 
 
-@dataclass(frozen=True, slots=True)
 class LayerNorm2d(Op, operands="x gamma beta"):
     """Layer normalisation over the channels of each pixel of an `(N, C, H, W)` image."""
 
@@ -65,7 +58,6 @@ class LayerNorm2d(Op, operands="x gamma beta"):
         return _along_axis(self, x, (gamma, beta), 1)
 
 
-@dataclass(frozen=True, slots=True)
 class GroupNorm(Op, operands="x gamma beta"):
     """Normalisation over groups of channels of an `(N, C, ...)` tensor, then gamma and beta a channel."""
 
@@ -80,7 +72,6 @@ class GroupNorm(Op, operands="x gamma beta"):
         return _along_axis(self, x, (gamma, beta), 1)
 
 
-@dataclass(frozen=True, slots=True)
 class BatchNormInference(Op, operands="x scale bias mean variance"):
     """(x - mean) / sqrt(variance + eps) * scale + bias a channel, with given statistics, of `(N, C, ...)`."""
 
@@ -91,11 +82,8 @@ class BatchNormInference(Op, operands="x scale bias mean variance"):
         return _along_axis(self, x, statistics, 1)
 
 
-@dataclass(frozen=True, slots=True)
-class ResidualNorm(Op):
+class _ResidualNorm(Op):
     """Base of the normalisations of x + residual [+ bias] along the last axis; the sum itself is no result."""
-
-    kind = ""  # a base, no op
 
     has_bias: bool = False
     eps: float = 1e-5
@@ -113,17 +101,14 @@ class ResidualNorm(Op):
         return (_along_axis(self, total, tensors[-2:], -1, names[-2:]),)
 
 
-@dataclass(frozen=True, slots=True)
-class FusedResidualLN(ResidualNorm):
+class FusedResidualLN(_ResidualNorm):
     """LayerNorm(x + residual [+ bias]) along the last axis; the sum itself is no result."""
 
 
-@dataclass(frozen=True, slots=True)
-class FusedResidualRmsNorm(ResidualNorm):
+class FusedResidualRmsNorm(_ResidualNorm):
     """RmsNorm(x + residual [+ bias]) along the last axis; the sum itself is no result."""
 
 
-@dataclass(frozen=True, slots=True)
 class FusedSwiGLU(Op, operands="x"):
     """up * silu(gate), where the last dimension holds up then gate, or gate then up.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rlx_ort.errors import GraphVerifyError
@@ -24,7 +24,6 @@ AttributeValue: TypeAlias = (  # pyright: ignore[reportGeneralTypeIssues]  # one
 )
 
 
-@dataclass(frozen=True, slots=True)
 class OnnxNode(Op):
     """An ONNX node as it is in its model.
 

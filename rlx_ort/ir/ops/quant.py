@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Unpack
 
 from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import Value
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.op import Op, Sizes, known_name, known_shape
+from rlx_ort.ir.op import Op, Sizes, known_shape, named
 from rlx_ort.ir.ops.conv import conv_shape, expect_bias, window
 from rlx_ort.ir.ops.leaf import LeafBuilders, NodeArgs, Operand
 from rlx_ort.ir.shape import Dim, Shape
@@ -38,8 +37,7 @@ SCALE_MODES = ("per_batch", "fixed", "ema")
 """Sources of the scale of `FakeQuantize`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Scaled(Op, operands="x"):
+class _Scaled(Op, operands="x"):
     """Base of quantising and its inverse.
 
     Attributes:
@@ -47,8 +45,6 @@ class Scaled(Op, operands="x"):
         zero_points: the integer that stands for 0, as many as scales.
         axis: the axis the scales run along, None for one scale.
     """
-
-    kind = ""  # a base, no op
 
     scales: tuple[float, ...]
     zero_points: tuple[int, ...]
@@ -73,8 +69,7 @@ class Scaled(Op, operands="x"):
             self.expect_dim(size, len(self.scales), f"axis {self.axis} of {shape}, which has that many scales,")
 
 
-@dataclass(frozen=True, slots=True)
-class Quantize(Scaled):
+class Quantize(_Scaled):
     """clamp(round(x / scale) + zero_point, -128, 127) as i8."""
 
     def result(self, x: TensorType) -> TensorType:
@@ -84,8 +79,7 @@ class Quantize(Scaled):
         return TensorType(DType.I8, x.shape)
 
 
-@dataclass(frozen=True, slots=True)
-class Dequantize(Scaled, operands="q"):
+class Dequantize(_Scaled, operands="q"):
     """(q - zero_point) * scale of i8 as f32."""
 
     def result(self, q: TensorType) -> TensorType:
@@ -95,7 +89,6 @@ class Dequantize(Scaled, operands="q"):
         return TensorType(DType.F32, q.shape)
 
 
-@dataclass(frozen=True, slots=True)
 class FakeQuantize(Op, operands="x scale?"):
     """x quantised symmetrically and dequantised: clamp(round(x / scale), -qmax, qmax) * scale.
 
@@ -113,12 +106,12 @@ class FakeQuantize(Op, operands="x scale?"):
 
     bits: int = 8
     axis: int | None = None
-    scale_mode: str = "per_batch"
+    scale_mode: str = named("scale mode", SCALE_MODES, default="per_batch")
     decay: float | None = None
     ste: bool = True
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "scale_mode", known_name("scale mode", self.scale_mode, SCALE_MODES))
+        Op.__post_init__(self)
         _check_bits(self, self.bits)
 
     def result(self, x: TensorType, *scale: TensorType) -> TensorType:
@@ -129,7 +122,6 @@ class FakeQuantize(Op, operands="x scale?"):
         return _fake_quantized(self, x, *scale)
 
 
-@dataclass(frozen=True, slots=True)
 class FakeQuantizeLSQ(Op, operands="x scale"):
     """clamp(round(x / scale), -qmax, qmax) * scale, with a learned scale as second input.
 
@@ -149,7 +141,6 @@ class FakeQuantizeLSQ(Op, operands="x scale"):
         return _fake_quantized(self, x, scale)
 
 
-@dataclass(frozen=True, slots=True)
 class QMatMul(Op, operands="x w bias?"):
     """A product of i8 with an i8 result: clamp(round(acc * mult) + out_zp, -128, 127).
 
@@ -183,7 +174,6 @@ class QMatMul(Op, operands="x w bias?"):
         return TensorType(DType.I8, Shape((*(batch or ()), lhs[-2], rhs[-1])))
 
 
-@dataclass(frozen=True, slots=True)
 class QConv2d(Op, operands="x w bias?"):
     """A convolution of i8 with an i8 result, scaled like `QMatMul`; taps in the padding contribute nothing.
 

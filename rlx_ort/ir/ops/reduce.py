@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Unpack
 
 from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import Value
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.op import Op, known_name, known_shape
+from rlx_ort.ir.op import Op, known_shape, named
 from rlx_ort.ir.ops.leaf import LeafBuilders, NodeArgs, Operand
 from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.types import TensorType
@@ -20,23 +19,18 @@ REDUCTIONS = ("sum", "mean", "max", "min", "prod")
 """Names of the reductions."""
 
 
-@dataclass(frozen=True, slots=True)
 class Reduce(Op, operands="x"):
     """A reduction over axes, which become 1 or are removed; without axes the input is unchanged."""
 
-    function: str
+    function: str = named("reduction", REDUCTIONS)
     axes: tuple[int, ...]
     keep_dim: bool = False
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "function", known_name("reduction", self.function, REDUCTIONS))
 
     def result(self, x: TensorType) -> TensorType:
         """Return the shape without the axes, or with 1 for them."""
         return TensorType(x.dtype, _reduced(self, x, self.axes, self.keep_dim))
 
 
-@dataclass(frozen=True, slots=True)
 class Softmax(Op, operands="x"):
     """exp(x) along an axis, scaled to the sum 1."""
 
@@ -50,7 +44,6 @@ class Softmax(Op, operands="x"):
         return x
 
 
-@dataclass(frozen=True, slots=True)
 class Cumsum(Op, operands="x"):
     """The running sum along an axis; `exclusive` leaves the element itself out, `reverse` runs from the end."""
 
@@ -66,7 +59,6 @@ class Cumsum(Op, operands="x"):
         return x
 
 
-@dataclass(frozen=True, slots=True)
 class TopK(Op, operands="x"):
     """Indices of the k largest elements along the last axis, largest first; equal elements in order of index."""
 
@@ -83,11 +75,8 @@ class TopK(Op, operands="x"):
         return TensorType(self.dtype, Shape((*shape[:-1], self.k)))
 
 
-@dataclass(frozen=True, slots=True)
-class Extremum(Op, operands="x"):
+class _Extremum(Op, operands="x"):
     """Base of the ops that return the index (i64) of an element along an axis, the first one of equals."""
-
-    kind = ""  # a base, no op
 
     axis: int = -1
     keep_dim: bool = False
@@ -97,13 +86,11 @@ class Extremum(Op, operands="x"):
         return TensorType(DType.I64, _reduced(self, x, (self.axis,), self.keep_dim))
 
 
-@dataclass(frozen=True, slots=True)
-class ArgMax(Extremum):
+class ArgMax(_Extremum):
     """The index (i64) of the largest element along an axis, the first one of equals."""
 
 
-@dataclass(frozen=True, slots=True)
-class ArgMin(Extremum):
+class ArgMin(_Extremum):
     """The index (i64) of the smallest element along an axis, the first one of equals."""
 
 

@@ -7,7 +7,7 @@ reason and a remedy.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import ClassVar
 
 from rlx_ort.errors import GraphVerifyError
@@ -65,7 +65,6 @@ REFUSED_KINDS: Mapping[str, tuple[str, str]] = {
 """Kind -> (why it does not run, what to do instead)."""
 
 
-@dataclass(frozen=True, slots=True)
 class Refused(Op):
     """Base of the kinds that do not run.
 

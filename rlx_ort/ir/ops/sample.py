@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +26,6 @@ _DEFAULT_SEED = 0xDEADBEEF
 _RESULT_DTYPES = (DType.I32, DType.I64, DType.U32, DType.F32)
 
 
-@dataclass(frozen=True, slots=True)
 class Sample(Op, operands="logits"):
     """One token of each row of logits `(B, V)` or `(V,)`, drawn by the seed: the same seed gives the same tokens.
 

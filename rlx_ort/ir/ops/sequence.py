@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Unpack
 
 from rlx_ort.errors import GraphVerifyError
@@ -15,7 +14,6 @@ from rlx_ort.ir.types import TensorType, ValueType
 __all__ = ["GatedDeltaNet", "SelectiveScan", "SequenceBuilders"]
 
 
-@dataclass(frozen=True, slots=True)
 class SelectiveScan(Op, operands="x delta a b c"):
     """h_t = exp(delta_t a) h_{t-1} + delta_t b_t x_t from h = 0, and y_t = the sum of c_t h_t over the n states.
 
@@ -40,7 +38,6 @@ class SelectiveScan(Op, operands="x delta a b c"):
         return x
 
 
-@dataclass(frozen=True, slots=True)
 class GatedDeltaNet(Op):
     """The gated delta rule over a sequence, a matrix S as state of each head, from 0 or from a given state.
 

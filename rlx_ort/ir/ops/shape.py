@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Unpack
 
 from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import Value
 from rlx_ort.ir.dtype import promote
-from rlx_ort.ir.op import Op, OpTypes, join_dims, known_name, known_shape, reshaped, tensor_input
+from rlx_ort.ir.op import Op, OpTypes, join_dims, known_shape, named, reshaped, tensor_input
 from rlx_ort.ir.ops.leaf import LeafBuilders, NodeArgs, Operand
 from rlx_ort.ir.shape import Dim, Shape
 from rlx_ort.ir.types import TensorType, ValueType
@@ -19,15 +18,7 @@ __all__ = ["Concat", "Expand", "Gather", "Narrow", "Pad", "Reshape", "ShapeBuild
 _PAD_MODES = ("constant", "reflect", "edge")
 
 
-@dataclass(frozen=True, slots=True)
-class Movement(Op, operands="x"):
-    """Base of the ops that only move data."""
-
-    kind = ""  # a base, no op
-
-
-@dataclass(frozen=True, slots=True)
-class Reshape(Movement):
+class Reshape(Op, operands="x"):
     """The same elements with other dimensions; one may be -1. A size 0 means 0, not "as it was"."""
 
     dims: tuple[Dim, ...]
@@ -37,8 +28,7 @@ class Reshape(Movement):
         return TensorType(x.dtype, reshaped(self, x.shape, self.dims))
 
 
-@dataclass(frozen=True, slots=True)
-class Transpose(Movement):
+class Transpose(Op, operands="x"):
     """The axes in another order: axis i of the result is axis `perm[i]` of the input."""
 
     perm: tuple[int, ...]
@@ -52,8 +42,7 @@ class Transpose(Movement):
         return TensorType(x.dtype, Shape(shape[axis] for axis in perm))
 
 
-@dataclass(frozen=True, slots=True)
-class Expand(Movement):
+class Expand(Op, operands="x"):
     """The input repeated along dimensions of size 1, by numpy's rules; -1 keeps a dimension."""
 
     dims: tuple[Dim, ...]
@@ -79,8 +68,7 @@ class Expand(Movement):
         return TensorType(x.dtype, target)
 
 
-@dataclass(frozen=True, slots=True)
-class Concat(Movement):
+class Concat(Op):
     """Tensors of one dtype joined along an axis."""
 
     axis: int
@@ -108,8 +96,7 @@ class Concat(Movement):
         return (TensorType(dtype, Shape(dims)),)
 
 
-@dataclass(frozen=True, slots=True)
-class Narrow(Movement):
+class Narrow(Op, operands="x"):
     """`length` elements from `start` along one axis."""
 
     axis: int
@@ -128,8 +115,7 @@ class Narrow(Movement):
         return TensorType(x.dtype, Shape(self.length if i == axis else dim for i, dim in enumerate(shape)))
 
 
-@dataclass(frozen=True, slots=True)
-class Slice(Movement):
+class Slice(Op, operands="x"):
     """`x[start:end:step]` along some axes, by Python's rules: negative indices count from the end, None is open.
 
     Attributes:
@@ -161,8 +147,7 @@ class Slice(Movement):
         return TensorType(x.dtype, Shape(dims))
 
 
-@dataclass(frozen=True, slots=True)
-class Gather(Movement, operands="table indices"):
+class Gather(Op, operands="table indices"):
     """Entries of a table along an axis, picked by integer indices; negative ones count from the end.
 
     The result has the table's dimensions before the axis, those of the indices, then the table's after the axis.
@@ -178,8 +163,7 @@ class Gather(Movement, operands="table indices"):
         return TensorType(table.dtype, Shape((*shape[:axis], *picked, *shape[axis + 1 :])))
 
 
-@dataclass(frozen=True, slots=True)
-class Pad(Movement):
+class Pad(Op, operands="x"):
     """Elements added around the input.
 
     Attributes:
@@ -191,11 +175,8 @@ class Pad(Movement):
 
     before: tuple[int, ...]
     after: tuple[int, ...]
-    mode: str = "constant"
+    mode: str = named("pad mode", _PAD_MODES, default="constant")
     value: float = 0.0
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "mode", known_name("pad mode", self.mode, _PAD_MODES))
 
     def result(self, x: TensorType) -> TensorType:
         """Return the grown shape."""
@@ -207,8 +188,7 @@ class Pad(Movement):
         return TensorType(x.dtype, Shape(dims))
 
 
-@dataclass(frozen=True, slots=True)
-class Tile(Movement):
+class Tile(Op, operands="x"):
     """The whole input repeated along each axis."""
 
     repeats: tuple[int, ...]

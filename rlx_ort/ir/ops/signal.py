@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Unpack
 
 import numpy as np
@@ -16,7 +15,7 @@ import numpy as np
 from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import Value
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.op import Op, OpTypes, known_name, known_shape, tensor_input
+from rlx_ort.ir.op import Op, OpTypes, known_shape, named, tensor_input
 from rlx_ort.ir.ops.elementwise import ElementwiseBuilders
 from rlx_ort.ir.ops.leaf import NodeArgs, Operand
 from rlx_ort.ir.ops.shape import ShapeBuilders
@@ -30,7 +29,6 @@ FFT_NORMS = ("backward", "forward", "ortho")
 both ways. Unlike in numpy, `backward` does not scale the inverse either."""
 
 
-@dataclass(frozen=True, slots=True)
 class Fft(Op, operands="x"):
     """The discrete Fourier transform along the last axis, which holds `[re | im]`; any N, not only powers of two.
 
@@ -40,10 +38,7 @@ class Fft(Op, operands="x"):
     """
 
     inverse: bool = False
-    norm: str = "backward"
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "norm", known_name("FFT norm", self.norm, FFT_NORMS))
+    norm: str = named("FFT norm", FFT_NORMS, default="backward")
 
     def size(self, inputs: OpTypes) -> int:
         """Return N.
@@ -71,7 +66,6 @@ class Fft(Op, operands="x"):
         return x
 
 
-@dataclass(frozen=True, slots=True)
 class ComplexNormSq(Op, operands="x"):
     """re^2 + im^2 of complex numbers whose parts are the two elements of the last axis."""
 
@@ -80,7 +74,6 @@ class ComplexNormSq(Op, operands="x"):
         return TensorType(x.dtype, Shape(_pairs(self, x)[:-1]))
 
 
-@dataclass(frozen=True, slots=True)
 class Conjugate(Op, operands="x"):
     """The conjugate of complex numbers whose parts are the two elements of the last axis."""
 
