@@ -70,13 +70,13 @@ class Op(metaclass=_OpType):
     with an underscore is a base and no op. An op is registered when its class is defined. Its type rule is declared in
     one of two ways:
 
-    - An op whose inputs are all tensors, with one result, names its inputs in the class line and defines `result`::
+    - An op whose inputs are all tensors, with one result, names its inputs in the class line and defines `_result`::
 
           class Gather(Op, operands="table indices"):
-              def result(self, table: TensorType, indices: TensorType) -> TensorType: ...
+              def _result(self, table: TensorType, indices: TensorType) -> TensorType: ...
 
-      A name that ends in `?` is an input that may be left out. Without a `result`, the op has the type of its first
-      input.
+      A name that ends in `?` is an input that may be left out. `_result` checks the types of the inputs and returns
+      that of the result, None for the type of the first input.
     - Any other op sets `arity` and defines `infer`.
     """
 
@@ -113,21 +113,16 @@ class Op(metaclass=_OpType):
         """
         tensors = [value for value in inputs if isinstance(value, TensorType)]
         if self.operands and self.arity[0] <= len(tensors) == len(inputs) <= len(self.operands):
-            return (self.result(*tensors),)
+            return (self._result(*tensors) or tensors[0],)
         if not self.operands:
             raise NotImplementedError(f"{type(self).__name__} does not infer its result")
         for place, name in enumerate(self.operands[: max(len(inputs), self.arity[0])]):
             tensor_input(self, inputs, place, name)  # raises for an input that is absent or no tensor
         raise GraphVerifyError(f"{self.kind} takes {self.arity_text()} inputs, got {len(inputs)}")
 
-    def result(self, *operands: Any, **options: Any) -> TensorType:
-        """Return the type of the one result, given the types of the operands.
-
-        Raises:
-            GraphVerifyError: the operands do not fit the op.
-        """
-        first: TensorType = operands[0]
-        return first
+    def _result(self, *operands: Any, **options: Any) -> TensorType | None:
+        """Check the types of the operands and return that of the result; None stands for that of the first operand."""
+        return None
 
     @property
     def is_leaf(self) -> bool:

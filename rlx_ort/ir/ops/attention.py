@@ -100,8 +100,7 @@ class Attention(Op, operands="q k v mask?"):
         q, k, v = (head_layout(self, shape, self.num_heads, self.head_dim, "qkv"[i]) for i, shape in enumerate(shapes))
         return q, k, v
 
-    def result(self, query: TensorType, key: TensorType, value: TensorType, *mask: TensorType) -> TensorType:
-        """Return the type of q."""
+    def _result(self, query: TensorType, key: TensorType, value: TensorType, *mask: TensorType) -> None:
         q, k, v = self.layouts((query, key, value))
         self.same_dtype(query, key, value)
         self.expect_float(query, "q")
@@ -114,7 +113,6 @@ class Attention(Op, operands="q k v mask?"):
             raise GraphVerifyError(f"mask kind {self.mask_kind!r} takes {wanted}; got {3 + len(mask)} inputs")
         if mask:
             self._check_mask(mask[0], query, q, k)
-        return query
 
     def _check_mask(self, mask: TensorType, query: TensorType, q: HeadLayout, k: HeadLayout) -> None:
         if self.mask_kind == "custom":
@@ -153,8 +151,7 @@ class Rope(Op, operands="x cos sin"):
         """How many elements of each head are rotated."""
         return self.head_dim if self.n_rot is None else self.n_rot
 
-    def result(self, x: TensorType, cos: TensorType, sin: TensorType) -> TensorType:
-        """Return the type of x."""
+    def _result(self, x: TensorType, cos: TensorType, sin: TensorType) -> None:
         self.same_dtype(x, cos, sin)
         self.expect_float(x, "x")
         shape = self.expect_rank(x, (2, 3), "x")
@@ -173,7 +170,6 @@ class Rope(Op, operands="x cos sin"):
             if table.rank == 3:
                 self.expect_dim(rows, length, f"the rows of {name}")
                 self.expect_dim(join_dims((table[0], shape[0])), table[0], f"the batch of {name}")
-        return x
 
 
 class AttentionBuilders(LeafBuilders):

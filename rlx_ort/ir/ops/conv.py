@@ -50,8 +50,7 @@ class Conv2d(Op, operands="x weight bias?"):
     dilation: tuple[int, int] = (1, 1)
     groups: int = 1
 
-    def result(self, x: TensorType, weight: TensorType, *bias: TensorType) -> TensorType:
-        """Return `(N, C_out, H_out, W_out)`."""
+    def _result(self, x: TensorType, weight: TensorType, *bias: TensorType) -> TensorType:
         return _convolved(self, x, weight, bias)
 
 
@@ -66,8 +65,7 @@ class Conv3d(Op, operands="x weight bias?"):
     dilation: tuple[int, ...] = (1, 1, 1)
     groups: int = 1
 
-    def result(self, x: TensorType, weight: TensorType, *bias: TensorType) -> TensorType:
-        """Return `(N, C_out, D_out, H_out, W_out)`."""
+    def _result(self, x: TensorType, weight: TensorType, *bias: TensorType) -> TensorType:
         return _convolved(self, x, weight, bias)
 
 
@@ -88,8 +86,7 @@ class ConvTranspose2d(Op, operands="x weight bias?"):
     dilation: tuple[int, int] = (1, 1)
     groups: int = 1
 
-    def result(self, x: TensorType, weight: TensorType, *bias: TensorType) -> TensorType:
-        """Return `(N, C_out, H_out, W_out)`."""
+    def _result(self, x: TensorType, weight: TensorType, *bias: TensorType) -> TensorType:
         self.expect_float(x, "x")
         image, taps = self.expect_rank(x, (4,), "x"), self.expect_rank(weight, (4,), "weight")
         self.expect_dim(image[1], taps[0], "the number of input channels")
@@ -118,8 +115,7 @@ class Pool(Op, operands="x"):
     stride: tuple[int, int] = (1, 1)
     padding: tuple[int, int] = (0, 0)
 
-    def result(self, x: TensorType) -> TensorType:
-        """Return `(N, C, H_out, W_out)`."""
+    def _result(self, x: TensorType) -> TensorType:
         self.expect_float(x, "x")
         shape = self.expect_rank(x, (4,), "x")
         if any(2 * pad > size for pad, size in zip(self.padding, self.kernel, strict=True)):
@@ -131,8 +127,7 @@ class Pool(Op, operands="x"):
 class ResizeNearest2x(Op, operands="x"):
     """Each pixel doubled in height and width."""
 
-    def result(self, x: TensorType) -> TensorType:
-        """Return `(N, C, 2H, 2W)`."""
+    def _result(self, x: TensorType) -> TensorType:
         shape = self.expect_rank(x, (4,), "x")
         doubled = (dim * 2 if isinstance(dim, int) else None for dim in shape[2:])
         return TensorType(x.dtype, Shape((*shape[:2], *doubled)))
@@ -160,8 +155,7 @@ class Im2Col(Op, operands="x"):
             raise GraphVerifyError(f"Im2Col needs the height and width of x {shape}; bind the dimensions first")
         return rows, columns
 
-    def result(self, x: TensorType) -> TensorType:
-        """Return `(N, C * kH * kW, windows)`."""
+    def _result(self, x: TensorType) -> TensorType:
         self.expect_float(x, "x")
         shape = self.expect_rank(x, (4,), "x")
         rows, columns = self.windows(shape)
@@ -194,8 +188,7 @@ class Interpolate(Op, operands="x"):
         if min(self.sizes, default=0) < 1:
             raise GraphVerifyError(f"Interpolate needs sizes of at least 1, got {self.sizes}")
 
-    def result(self, x: TensorType) -> TensorType:
-        """Return the shape with the new sizes."""
+    def _result(self, x: TensorType) -> TensorType:
         self.expect_float(x, "x")
         shape = self.expect_rank(x, (2 + len(self.sizes),), "x")
         if self.mode == "cubic" and len(self.sizes) != 2:

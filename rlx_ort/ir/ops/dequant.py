@@ -150,8 +150,7 @@ class DequantMatMul(Op, operands="x w scale? extra?"):
             self.expect_dims(self.expect_rank(extra, (2,), "zero point"), (k // block, n), "the zero point")
         return n
 
-    def result(self, x: TensorType, *weights: TensorType) -> TensorType:
-        """Return `(..., M, N)` in the dtype of x."""
+    def _result(self, x: TensorType, *weights: TensorType) -> TensorType:
         _, n = self.sizes((x, *weights))
         return TensorType(x.dtype, Shape((*known_shape(self, x, "x")[:-1], n)))
 
@@ -182,8 +181,7 @@ class DequantGroupedMatMul(Op, operands="x bytes experts"):
         self.expect_dim(count, rows, "the number of experts given, one for each row of x,")
         return experts, k, n
 
-    def result(self, x: TensorType, data: TensorType, experts: TensorType) -> TensorType:
-        """Return `(M, N)` in the dtype of x."""
+    def _result(self, x: TensorType, data: TensorType, experts: TensorType) -> TensorType:
         _, _, n = self.sizes((x, data, experts))
         return TensorType(x.dtype, Shape((known_shape(self, x, "x")[0], n)))
 
@@ -193,8 +191,7 @@ class DequantMoEWeights(Op, operands="bytes"):
 
     scheme: str = named("GGUF format", GGUF_FORMATS)
 
-    def result(self, data: TensorType) -> TensorType:
-        """Return `(E, K, N)` as f32."""
+    def _result(self, data: TensorType) -> TensorType:
         _expect_dtype(self, data, (DType.U8,), "bytes")
         experts, rows, width = self.expect_rank(data, (3,), "bytes")
         kind = GGUF_FORMATS[self.scheme]

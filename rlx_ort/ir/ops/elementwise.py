@@ -56,12 +56,10 @@ class Activation(Op, operands="x"):
 
     function: str = named("activation", ACTIVATIONS)
 
-    def result(self, x: TensorType) -> TensorType:
-        """Return the type of x."""
+    def _result(self, x: TensorType) -> None:
         unsigned_neg = self.function == "neg" and x.dtype.value.startswith("u")
         if self.function not in _INTEGER_ACTIVATIONS or not x.dtype.is_integer or unsigned_neg:
             self.expect_float(x, "x")
-        return x
 
 
 class Binary(Op, operands="lhs rhs"):
@@ -72,8 +70,7 @@ class Binary(Op, operands="lhs rhs"):
 
     function: str = named("binary op", BINARIES, aliases=_SYMBOLS)
 
-    def result(self, lhs: TensorType, rhs: TensorType) -> TensorType:
-        """Return the broadcast type."""
+    def _result(self, lhs: TensorType, rhs: TensorType) -> TensorType:
         result = _broadcast_type(self, lhs, rhs)
         dtype = result.dtype
         if self.function in _BITWISE:
@@ -94,16 +91,14 @@ class Compare(Op, operands="lhs rhs"):
 
     function: str = named("comparison", COMPARISONS, aliases=_SYMBOLS)
 
-    def result(self, lhs: TensorType, rhs: TensorType) -> TensorType:
-        """Return the broadcast shape as bool."""
+    def _result(self, lhs: TensorType, rhs: TensorType) -> TensorType:
         return TensorType(DType.BOOL, _broadcast_type(self, lhs, rhs).shape)
 
 
 class Where(Op, operands="condition then else"):
     """Element of the second input where the first (bool) is true, of the third elsewhere."""
 
-    def result(self, condition: TensorType, then: TensorType, otherwise: TensorType) -> TensorType:
-        """Return the dtype of the branches, and the broadcast shape of all three."""
+    def _result(self, condition: TensorType, then: TensorType, otherwise: TensorType) -> TensorType:
         if condition.dtype is not DType.BOOL:
             raise GraphVerifyError(f"Where needs a bool condition, got {condition.dtype.value}; cast it first")
         dtype = self.same_dtype(then, otherwise, names=("then", "else"))
@@ -115,8 +110,7 @@ class Cast(Op, operands="x"):
 
     to: DType
 
-    def result(self, x: TensorType) -> TensorType:
-        """Return the shape of x with the new dtype."""
+    def _result(self, x: TensorType) -> TensorType:
         return TensorType(self.to, x.shape)
 
 
@@ -126,17 +120,14 @@ class Clamp(Op, operands="x"):
     low: float | None = None
     high: float | None = None
 
-    def result(self, x: TensorType) -> TensorType:
-        """Return the type of x."""
+    def _result(self, x: TensorType) -> None:
         self.expect_number(x)
-        return x
 
 
 class Fma(Op, operands="a b c"):
     """a * b + c, broadcast."""
 
-    def result(self, a: TensorType, b: TensorType, c: TensorType) -> TensorType:
-        """Return the broadcast type."""
+    def _result(self, a: TensorType, b: TensorType, c: TensorType) -> TensorType:
         return _broadcast_type(self, a, b, c)
 
 

@@ -39,8 +39,7 @@ class Ordered(Op, operands="x"):
 
     axis: int = -1
 
-    def result(self, x: TensorType) -> TensorType:
-        """Return the type of x."""
+    def _result(self, x: TensorType) -> TensorType:
         self.expect_number(x)
         self.normal_axis(self.axis, known_shape(self, x, "x").rank)
         return x
@@ -57,17 +56,15 @@ class ArgSort(Ordered):
 
     descending: bool = False
 
-    def result(self, x: TensorType) -> TensorType:
-        """Return the shape of x as i64."""
-        return TensorType(DType.I64, Ordered.result(self, x).shape)
+    def _result(self, x: TensorType) -> TensorType:
+        return TensorType(DType.I64, Ordered._result(self, x).shape)
 
 
 class _Running(Ordered):
     """Base of the ops that combine all elements so far along an axis, which needs a size."""
 
-    def result(self, x: TensorType) -> TensorType:
-        """Return the type of x."""
-        shape = known_shape(self, Ordered.result(self, x), "x")
+    def _result(self, x: TensorType) -> TensorType:
+        shape = known_shape(self, Ordered._result(self, x), "x")
         if not isinstance(shape[self.axis], int):
             raise GraphVerifyError(
                 f"{self.kind} needs the size of axis {self.axis} of {shape}; bind the dimension first"
@@ -88,10 +85,8 @@ class Reverse(Op, operands="x"):
 
     axes: tuple[int, ...]
 
-    def result(self, x: TensorType) -> TensorType:
-        """Return the type of x."""
+    def _result(self, x: TensorType) -> None:
         self.axis_tuple(self.axes, known_shape(self, x, "x").rank)
-        return x
 
 
 class Trilu(Op, operands="x"):
@@ -105,12 +100,10 @@ class Trilu(Op, operands="x"):
     upper: bool = False
     diagonal: int = 0
 
-    def result(self, x: TensorType) -> TensorType:
-        """Return the type of x."""
+    def _result(self, x: TensorType) -> None:
         shape = known_shape(self, x, "x")
         if shape.rank < 2:
             raise GraphVerifyError(f"Trilu needs matrices, x is {shape}; reshape it to rank 2 or more")
-        return x
 
 
 class GatherElements(Op, operands="x indices"):
@@ -118,8 +111,7 @@ class GatherElements(Op, operands="x indices"):
 
     axis: int = 0
 
-    def result(self, x: TensorType, indices: TensorType) -> TensorType:
-        """Return the shape of the indices."""
+    def _result(self, x: TensorType, indices: TensorType) -> TensorType:
         self.expect_indices(indices, "indices")
         _expect_same_rank(self, x, indices, "indices")
         return TensorType(x.dtype, indices.shape)
@@ -134,7 +126,7 @@ class GatherNd(Op, operands="x indices"):
 
     batch_dims: int = 0
 
-    def result(self, x: TensorType, indices: TensorType) -> TensorType:
+    def _result(self, x: TensorType, indices: TensorType) -> TensorType:
         """Return the indices' dimensions but the last, then those of x that are not indexed."""
         shape, picked, depth = _nd(self, x, indices, self.batch_dims)
         self.expect_dims(picked[: self.batch_dims], shape[: self.batch_dims], "the indices")
@@ -152,13 +144,11 @@ class ScatterElements(Op, operands="x indices updates"):
     axis: int = 0
     mode: str = named("scatter mode", SCATTER_MODES, default="set")
 
-    def result(self, x: TensorType, indices: TensorType, updates: TensorType) -> TensorType:
-        """Return the type of x."""
+    def _result(self, x: TensorType, indices: TensorType, updates: TensorType) -> None:
         _check_updates(self, x, updates)
         self.expect_indices(indices, "indices")
         wanted = _expect_same_rank(self, x, indices, "indices")
         self.expect_dims(_expect_same_rank(self, x, updates, "updates"), wanted, "the updates")
-        return x
 
 
 class ScatterNd(Op, operands="x indices updates"):
@@ -170,8 +160,7 @@ class ScatterNd(Op, operands="x indices updates"):
 
     mode: str = named("scatter mode", SCATTER_MODES, default="set")
 
-    def result(self, x: TensorType, indices: TensorType, updates: TensorType) -> TensorType:
-        """Return the type of x."""
+    def _result(self, x: TensorType, indices: TensorType, updates: TensorType) -> None:
         _check_updates(self, x, updates)
         shape, picked, depth = _nd(self, x, indices, 0)
         wanted = Shape((*picked[:-1], *shape[depth:]))
@@ -179,7 +168,6 @@ class ScatterNd(Op, operands="x indices updates"):
         if found.rank != wanted.rank:
             raise GraphVerifyError(f"ScatterNd needs updates {wanted}, got {found}")
         self.expect_dims(found, wanted, "the updates")
-        return x
 
 
 def _expect_same_rank(op: GatherElements | ScatterElements, x: TensorType, other: TensorType, name: str) -> Shape:

@@ -33,8 +33,7 @@ __all__ = [
 class MatMul(Op, operands="lhs rhs"):
     """`[..., M, K] @ [..., K, N]`, leading dimensions broadcast."""
 
-    def result(self, lhs: TensorType, rhs: TensorType) -> TensorType:
-        """Return `[..., M, N]`."""
+    def _result(self, lhs: TensorType, rhs: TensorType) -> TensorType:
         return _product(self, lhs, rhs, ("lhs", "rhs"))
 
 
@@ -71,8 +70,7 @@ class DotGeneral(Op, operands="lhs rhs"):
             raise GraphVerifyError("DotGeneral needs as many batch and contracting axes on the left as on the right")
         return tuple(groups)
 
-    def result(self, lhs: TensorType, rhs: TensorType) -> TensorType:
-        """Return batch, free axes of lhs, free axes of rhs."""
+    def _result(self, lhs: TensorType, rhs: TensorType) -> TensorType:
         dtype = self.same_dtype(lhs, rhs)
         if dtype is DType.BOOL:
             raise GraphVerifyError("DotGeneral takes numbers, not bool; cast the operands first")
@@ -89,12 +87,11 @@ class FusedMatMulBiasAct(Op, operands="x weight bias"):
 
     activation: str | None = named("activation", ACTIVATIONS, default=None)
 
-    def result(self, x: TensorType, weight: TensorType, bias: TensorType) -> TensorType:
-        """Return the type of the product."""
+    def _result(self, x: TensorType, weight: TensorType, bias: TensorType) -> TensorType:
         result = _product(self, x, weight, ("x", "weight"))
         self.same_dtype(x, weight, bias)
         if self.activation is not None:
-            Activation(self.activation).result(result)
+            Activation(self.activation)._result(result)
         if result.shape is not None:
             (size,) = self.expect_rank(bias, (1,), "bias")
             self.expect_dim(size, result.shape[-1], "the size of the bias")
@@ -106,8 +103,7 @@ class LoraMatMul(Op, operands="x w a b"):
 
     scale: float = 1.0
 
-    def result(self, x: TensorType, w: TensorType, a: TensorType, b: TensorType) -> TensorType:
-        """Return the type of x @ w."""
+    def _result(self, x: TensorType, w: TensorType, a: TensorType, b: TensorType) -> TensorType:
         self.same_dtype(x, w, a, b)
         self.expect_float(x, "x")
         product = _product(self, x, w, ("x", "w"))
@@ -134,44 +130,43 @@ def _product(op: Op, lhs: TensorType, rhs: TensorType, names: tuple[str, str]) -
     return TensorType(dtype, Shape((*(batch or ()), lhs.shape[-2], rhs.shape[-1])))
 
 
-class DenseSolve(Op, operands="a b"):
+class _Solve(Op, operands="a b"):
+    """Base of the solvers of A x = b; x has the type of b."""
+
+    batched = False
+
+    def _result(self, a: TensorType, b: TensorType) -> TensorType:
+        self.same_dtype(a, b)
+        self.expect_float(a, "a")
+        matrix, right = known_shape(self, a, "a"), known_shape(self, b, "b")
+        if matrix.rank < 3 if self.batched else matrix.rank != 2:
+            wanted = "(..., N, N)" if self.batched else "(N, N)"
+            raise GraphVerifyError(f"{self.kind} needs a as {wanted}, got {matrix}")
+        if not isinstance(matrix[-1], int) or not isinstance(matrix[-2], int):
+            raise GraphVerifyError(f"{self.kind} needs a size N of its matrix, got {matrix}; bind the dimensions first")
+        self.expect_dim(matrix[-2], matrix[-1], f"the rows of a {matrix}, as many as columns,")
+        if right.rank not in (matrix.rank - 1, matrix.rank):
+            wanted = f"{matrix.rank - 1} or {matrix.rank}"
+            raise GraphVerifyError(f"{self.kind} of a {matrix} needs b with rank {wanted}, got {right}")
+        lead = matrix.rank - 2
+        self.expect_dim(right[lead], matrix[-1], f"dimension {lead} of b {right}")
+        batch = self.broadcast((Shape(matrix[:lead]), Shape(right[:lead]))) or ()
+        self.expect_dims(matrix[:lead], batch, "a")
+        self.expect_dims(right[:lead], batch, "b")
+        return b
+
+
+class DenseSolve(_Solve):
     """The x of A x = b, for A `(N, N)` and b `(N,)` or `(N, K)`."""
 
-    def result(self, a: TensorType, b: TensorType) -> TensorType:
-        """Return the type of b."""
-        return _solution(self, a, b, batched=False)
 
-
-class BatchedDenseSolve(Op, operands="a b"):
+class BatchedDenseSolve(_Solve):
     """The x of A x = b for each of a batch, for A `(..., N, N)` and b `(..., N)` or `(..., N, K)`.
 
     b of the rank of A is `(..., N, K)`, b of one rank less is `(..., N)`; the batch is the same on both sides.
     """
 
-    def result(self, a: TensorType, b: TensorType) -> TensorType:
-        """Return the type of b."""
-        return _solution(self, a, b, batched=True)
-
-
-def _solution(op: Op, a: TensorType, b: TensorType, batched: bool) -> TensorType:
-    op.same_dtype(a, b)
-    op.expect_float(a, "a")
-    matrix, right = known_shape(op, a, "a"), known_shape(op, b, "b")
-    if matrix.rank < 3 if batched else matrix.rank != 2:
-        raise GraphVerifyError(f"{op.kind} needs a as {'(..., N, N)' if batched else '(N, N)'}, got {matrix}")
-    if not isinstance(matrix[-1], int) or not isinstance(matrix[-2], int):
-        raise GraphVerifyError(f"{op.kind} needs a size N of its matrix, got {matrix}; bind the dimensions first")
-    op.expect_dim(matrix[-2], matrix[-1], f"the rows of a {matrix}, as many as columns,")
-    if right.rank not in (matrix.rank - 1, matrix.rank):
-        raise GraphVerifyError(
-            f"{op.kind} of a {matrix} needs b with rank {matrix.rank - 1} or {matrix.rank}, got {right}"
-        )
-    lead = matrix.rank - 2
-    op.expect_dim(right[lead], matrix[-1], f"dimension {lead} of b {right}")
-    batch = op.broadcast((Shape(matrix[:lead]), Shape(right[:lead]))) or ()
-    op.expect_dims(matrix[:lead], batch, "a")
-    op.expect_dims(right[:lead], batch, "b")
-    return b
+    batched = True
 
 
 class LinalgBuilders(LeafBuilders):

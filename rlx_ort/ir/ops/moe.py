@@ -21,8 +21,7 @@ class GroupedMatMul(Op, operands="x w experts"):
     goes through the experts that have rows, with one copied matrix at a time.
     """
 
-    def result(self, x: TensorType, w: TensorType, experts: TensorType) -> TensorType:
-        """Return `(M, N)`."""
+    def _result(self, x: TensorType, w: TensorType, experts: TensorType) -> TensorType:
         dtype = self.same_dtype(x, w)
         rows, inner = self.expect_rank(x, (2,), "x")
         _, k, n = self.expect_rank(w, (3,), "w")
@@ -36,8 +35,7 @@ class ScatterAdd(Op, operands="updates indices"):
 
     rows: Dim
 
-    def result(self, updates: TensorType, indices: TensorType) -> TensorType:
-        """Return the shape of the updates with `rows` in front."""
+    def _result(self, updates: TensorType, indices: TensorType) -> TensorType:
         self.expect_number(updates, "the updates")
         shape = known_shape(self, updates, "updates")
         if shape.rank < 1:

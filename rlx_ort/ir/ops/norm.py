@@ -28,58 +28,56 @@ __all__ = [
 ]
 
 
-class _AxisNorm(Op, operands="x gamma beta"):
-    """Base of the normalisations along one axis."""
+class _Norm(Op, operands="x gamma beta"):
+    """Base of the normalisations along one axis: the channels, unless the axis is an attribute."""
+
+    axis = 1
+
+    def _result(self, x: TensorType, *vectors: TensorType) -> None:
+        _along_axis(self, x, vectors, self.axis)
+
+
+class LayerNorm(_Norm):
+    """(x - mean) / sqrt(variance + eps) * gamma + beta along one axis, with the biased variance."""
 
     axis: int = -1
     eps: float = 1e-5
 
-    def result(self, x: TensorType, gamma: TensorType, beta: TensorType) -> TensorType:
-        """Return the type of x."""
-        return _along_axis(self, x, (gamma, beta), self.axis)
 
-
-class LayerNorm(_AxisNorm):
-    """(x - mean) / sqrt(variance + eps) * gamma + beta along one axis, with the biased variance."""
-
-
-class RmsNorm(_AxisNorm):
+class RmsNorm(_Norm):
     """x / sqrt(mean(x * x) + eps) * gamma + beta along one axis."""
 
+    axis: int = -1
+    eps: float = 1e-5
 
-class LayerNorm2d(Op, operands="x gamma beta"):
+
+class LayerNorm2d(_Norm):
     """Layer normalisation over the channels of each pixel of an `(N, C, H, W)` image."""
 
     eps: float = 1e-5
 
-    def result(self, x: TensorType, gamma: TensorType, beta: TensorType) -> TensorType:
-        """Return the type of x."""
+    def _result(self, x: TensorType, *vectors: TensorType) -> None:
         self.expect_rank(x, (4,), "x")
-        return _along_axis(self, x, (gamma, beta), 1)
+        _along_axis(self, x, vectors, 1)
 
 
-class GroupNorm(Op, operands="x gamma beta"):
+class GroupNorm(_Norm):
     """Normalisation over groups of channels of an `(N, C, ...)` tensor, then gamma and beta a channel."""
 
     num_groups: int
     eps: float = 1e-5
 
-    def result(self, x: TensorType, gamma: TensorType, beta: TensorType) -> TensorType:
-        """Return the type of x."""
+    def _result(self, x: TensorType, *vectors: TensorType) -> None:
         channels = self.expect_rank(x, range(3, 9), "x")[1]
         if not isinstance(channels, int) or self.num_groups < 1 or channels % self.num_groups:
             raise GraphVerifyError(f"GroupNorm cannot divide {channels} channels into {self.num_groups} groups")
-        return _along_axis(self, x, (gamma, beta), 1)
+        _along_axis(self, x, vectors, 1)
 
 
-class BatchNormInference(Op, operands="x scale bias mean variance"):
+class BatchNormInference(_Norm, operands="x scale bias mean variance"):
     """(x - mean) / sqrt(variance + eps) * scale + bias a channel, with given statistics, of `(N, C, ...)`."""
 
     eps: float = 1e-5
-
-    def result(self, x: TensorType, *statistics: TensorType) -> TensorType:
-        """Return the type of x."""
-        return _along_axis(self, x, statistics, 1)
 
 
 class _ResidualNorm(Op):
@@ -98,7 +96,8 @@ class _ResidualNorm(Op):
         tensors = [tensor_input(self, inputs, place, name) for place, name in enumerate(names)]
         dtype = self.same_dtype(*tensors, names=names)
         total = TensorType(dtype, self.broadcast([value.shape for value in tensors[:-2]]))
-        return (_along_axis(self, total, tensors[-2:], -1, names[-2:]),)
+        _along_axis(self, total, tensors[-2:], -1, names[-2:])
+        return (total,)
 
 
 class FusedResidualLN(_ResidualNorm):
@@ -120,8 +119,7 @@ class FusedSwiGLU(Op, operands="x"):
     gate_first: bool = False
     cast_to: DType | None = None
 
-    def result(self, x: TensorType) -> TensorType:
-        """Return the shape with half the last dimension."""
+    def _result(self, x: TensorType) -> TensorType:
         self.expect_float(x, "x")
         shape = known_shape(self, x, "x")
         size = shape[self.normal_axis(-1, shape.rank)]
@@ -132,8 +130,8 @@ class FusedSwiGLU(Op, operands="x"):
 
 def _along_axis(
     op: Op, x: TensorType, vectors: Sequence[TensorType], axis: int, names: Sequence[str] | None = None
-) -> TensorType:
-    """Check that the vectors are as long as x is along the axis; return the type of x."""
+) -> None:
+    """Check that the vectors are as long as x is along the axis."""
     names = op.operands[1:] if names is None else names
     op.same_dtype(x, *vectors, names=("x", *names))
     op.expect_float(x, "x")
@@ -142,7 +140,6 @@ def _along_axis(
     for vector, name in zip(vectors, names, strict=True):
         (length,) = op.expect_rank(vector, (1,), name)
         op.expect_dim(length, size, f"the size of {name}")
-    return x
 
 
 class NormBuilders(LeafBuilders):

@@ -72,8 +72,7 @@ class _Scaled(Op, operands="x"):
 class Quantize(_Scaled):
     """clamp(round(x / scale) + zero_point, -128, 127) as i8."""
 
-    def result(self, x: TensorType) -> TensorType:
-        """Return the shape as i8."""
+    def _result(self, x: TensorType) -> TensorType:
         self.expect_float(x, "x")
         self._check_axis(x)
         return TensorType(DType.I8, x.shape)
@@ -82,8 +81,7 @@ class Quantize(_Scaled):
 class Dequantize(_Scaled, operands="q"):
     """(q - zero_point) * scale of i8 as f32."""
 
-    def result(self, q: TensorType) -> TensorType:
-        """Return the shape as f32."""
+    def _result(self, q: TensorType) -> TensorType:
         _expect_dtype(self, q, DType.I8, "q")
         self._check_axis(q)
         return TensorType(DType.F32, q.shape)
@@ -114,12 +112,11 @@ class FakeQuantize(Op, operands="x scale?"):
         Op.__post_init__(self)
         _check_bits(self, self.bits)
 
-    def result(self, x: TensorType, *scale: TensorType) -> TensorType:
-        """Return the type of x."""
+    def _result(self, x: TensorType, *scale: TensorType) -> None:
         if bool(scale) == (self.scale_mode == "per_batch"):
             state = "no state" if scale else "a state, the scale"
             raise GraphVerifyError(f"FakeQuantize with scale mode {self.scale_mode!r} takes x and {state}")
-        return _fake_quantized(self, x, *scale)
+        _check_scale(self, x, *scale)
 
 
 class FakeQuantizeLSQ(Op, operands="x scale"):
@@ -136,9 +133,8 @@ class FakeQuantizeLSQ(Op, operands="x scale"):
     def __post_init__(self) -> None:
         _check_bits(self, self.bits)
 
-    def result(self, x: TensorType, scale: TensorType) -> TensorType:
-        """Return the type of x."""
-        return _fake_quantized(self, x, scale)
+    def _result(self, x: TensorType, scale: TensorType) -> None:
+        _check_scale(self, x, scale)
 
 
 class QMatMul(Op, operands="x w bias?"):
@@ -162,8 +158,7 @@ class QMatMul(Op, operands="x w bias?"):
     def __post_init__(self) -> None:
         _check_i8(self, "zero point", (self.x_zp, self.w_zp, self.out_zp))
 
-    def result(self, x: TensorType, w: TensorType, *bias: TensorType) -> TensorType:
-        """Return `[..., M, N]` as i8."""
+    def _result(self, x: TensorType, w: TensorType, *bias: TensorType) -> TensorType:
         _expect_integers(self, x, w, bias)
         lhs, rhs = known_shape(self, x, "x"), known_shape(self, w, "w")
         if lhs.rank < 2 or rhs.rank < 2:
@@ -196,8 +191,7 @@ class QConv2d(Op, operands="x w bias?"):
     def __post_init__(self) -> None:
         _check_i8(self, "zero point", (self.x_zp, self.w_zp, self.out_zp))
 
-    def result(self, x: TensorType, w: TensorType, *bias: TensorType) -> TensorType:
-        """Return `(N, C_out, H_out, W_out)` as i8."""
+    def _result(self, x: TensorType, w: TensorType, *bias: TensorType) -> TensorType:
         _expect_integers(self, x, w, bias)
         shape = conv_shape(self, x, w, self.stride, self.padding, self.dilation, self.groups)
         expect_bias(self, bias, shape[1])
@@ -231,8 +225,7 @@ def _expect_integers(op: Op, x: TensorType, w: TensorType, bias: Sequence[Tensor
         _expect_dtype(op, value, DType.I32, "bias")
 
 
-def _fake_quantized(op: FakeQuantize | FakeQuantizeLSQ, x: TensorType, scale: TensorType | None = None) -> TensorType:
-    """Check x and the scale, if there is one; return the type of x."""
+def _check_scale(op: FakeQuantize | FakeQuantizeLSQ, x: TensorType, scale: TensorType | None = None) -> None:
     op.expect_float(x, "x")
     shape = known_shape(op, x, "x")
     size: Dim = 1 if op.axis is None else shape[op.normal_axis(op.axis, shape.rank)]
@@ -240,7 +233,6 @@ def _fake_quantized(op: FakeQuantize | FakeQuantizeLSQ, x: TensorType, scale: Te
         op.expect_float(scale, "scale")
         found = op.expect_rank(scale, (0, 1) if op.axis is None else (1,), "scale")
         op.expect_dim(found[0] if found else 1, size, "the number of scales")
-    return x
 
 
 class QuantBuilders(LeafBuilders):

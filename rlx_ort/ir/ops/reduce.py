@@ -26,8 +26,7 @@ class Reduce(Op, operands="x"):
     axes: tuple[int, ...]
     keep_dim: bool = False
 
-    def result(self, x: TensorType) -> TensorType:
-        """Return the shape without the axes, or with 1 for them."""
+    def _result(self, x: TensorType) -> TensorType:
         return TensorType(x.dtype, _reduced(self, x, self.axes, self.keep_dim))
 
 
@@ -36,12 +35,10 @@ class Softmax(Op, operands="x"):
 
     axis: int = -1
 
-    def result(self, x: TensorType) -> TensorType:
-        """Return the type of x."""
+    def _result(self, x: TensorType) -> None:
         self.expect_float(x, "x")
         if x.shape is not None:
             self.normal_axis(self.axis, x.shape.rank)
-        return x
 
 
 class Cumsum(Op, operands="x"):
@@ -51,12 +48,10 @@ class Cumsum(Op, operands="x"):
     exclusive: bool = False
     reverse: bool = False
 
-    def result(self, x: TensorType) -> TensorType:
-        """Return the type of x."""
+    def _result(self, x: TensorType) -> None:
         self.expect_number(x)
         if x.shape is not None:
             self.normal_axis(self.axis, x.shape.rank)
-        return x
 
 
 class TopK(Op, operands="x"):
@@ -65,8 +60,7 @@ class TopK(Op, operands="x"):
     k: int
     dtype: DType = DType.I64
 
-    def result(self, x: TensorType) -> TensorType:
-        """Return the shape with k as last dimension."""
+    def _result(self, x: TensorType) -> TensorType:
         self.expect_number(x)
         shape = known_shape(self, x, "x")
         size = shape[self.normal_axis(-1, shape.rank)]
@@ -81,8 +75,7 @@ class _Extremum(Op, operands="x"):
     axis: int = -1
     keep_dim: bool = False
 
-    def result(self, x: TensorType) -> TensorType:
-        """Return i64 without the axis, or with 1 for it."""
+    def _result(self, x: TensorType) -> TensorType:
         return TensorType(DType.I64, _reduced(self, x, (self.axis,), self.keep_dim))
 
 

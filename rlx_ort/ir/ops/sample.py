@@ -62,8 +62,7 @@ class Sample(Op, operands="logits"):
             known = ", ".join(dtype.value for dtype in _RESULT_DTYPES)
             raise GraphVerifyError(f"Sample cannot give token ids as {self.dtype.value}; known: {known}")
 
-    def result(self, logits: TensorType) -> TensorType:
-        """Return one id for each row."""
+    def _result(self, logits: TensorType) -> TensorType:
         self.expect_float(logits, "logits")
         shape = self.expect_rank(logits, (1, 2), "logits")
         if not isinstance(shape[-1], int) or not 0 < shape[-1] < 1 << 24:

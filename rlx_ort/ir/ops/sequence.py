@@ -26,8 +26,7 @@ class SelectiveScan(Op, operands="x delta a b c"):
 
     n: int
 
-    def result(self, x: TensorType, delta: TensorType, a: TensorType, b: TensorType, c: TensorType) -> TensorType:
-        """Return the type of x."""
+    def _result(self, x: TensorType, delta: TensorType, a: TensorType, b: TensorType, c: TensorType) -> None:
         self.same_dtype(x, delta, a, b, c)
         self.expect_float(x, "x")
         batch, length, channels = self.expect_rank(x, (3,), "x")
@@ -35,7 +34,6 @@ class SelectiveScan(Op, operands="x delta a b c"):
         _expect_shape(self, a, "a", (channels, self.n))
         _expect_shape(self, b, "b", (batch, length, self.n))
         _expect_shape(self, c, "c", (batch, length, self.n))
-        return x
 
 
 class GatedDeltaNet(Op):

@@ -23,8 +23,7 @@ class Reshape(Op, operands="x"):
 
     dims: tuple[Dim, ...]
 
-    def result(self, x: TensorType) -> TensorType:
-        """Return the new dimensions, with -1 computed if possible."""
+    def _result(self, x: TensorType) -> TensorType:
         return TensorType(x.dtype, reshaped(self, x.shape, self.dims))
 
 
@@ -33,8 +32,7 @@ class Transpose(Op, operands="x"):
 
     perm: tuple[int, ...]
 
-    def result(self, x: TensorType) -> TensorType:
-        """Return the dimensions in the new order."""
+    def _result(self, x: TensorType) -> TensorType:
         shape = known_shape(self, x, "x")
         perm = self.axis_tuple(self.perm, shape.rank)
         if len(perm) != shape.rank:
@@ -58,8 +56,7 @@ class Expand(Op, operands="x"):
             raise GraphVerifyError(f"Expand cannot turn {source} into {list(self.dims)}")
         return tuple(source[place - offset] if dim == -1 else dim for place, dim in enumerate(self.dims))
 
-    def result(self, x: TensorType) -> TensorType:
-        """Return the target dimensions."""
+    def _result(self, x: TensorType) -> TensorType:
         source = known_shape(self, x, "x")
         target = Shape(self.target(source))
         result = self.broadcast((source, target))
@@ -103,8 +100,7 @@ class Narrow(Op, operands="x"):
     start: int
     length: int
 
-    def result(self, x: TensorType) -> TensorType:
-        """Return the shape with `length` along the axis."""
+    def _result(self, x: TensorType) -> TensorType:
         shape = known_shape(self, x, "x")
         axis = self.normal_axis(self.axis, shape.rank)
         size = shape[axis]
@@ -130,7 +126,7 @@ class Slice(Op, operands="x"):
     ends: tuple[int | None, ...]
     steps: tuple[int, ...]
 
-    def result(self, x: TensorType) -> TensorType:
+    def _result(self, x: TensorType) -> TensorType:
         """Return the sliced sizes; a dimension without a size stays only if it is taken whole."""
         shape = known_shape(self, x, "x")
         if len({len(self.axes), len(self.starts), len(self.ends), len(self.steps)}) != 1 or 0 in self.steps:
@@ -155,8 +151,7 @@ class Gather(Op, operands="table indices"):
 
     axis: int = 0
 
-    def result(self, table: TensorType, indices: TensorType) -> TensorType:
-        """Return the table's shape with the axis replaced by the indices' dimensions."""
+    def _result(self, table: TensorType, indices: TensorType) -> TensorType:
         self.expect_indices(indices, "indices")
         shape, picked = known_shape(self, table, "table"), known_shape(self, indices, "indices")
         axis = self.normal_axis(self.axis, shape.rank)
@@ -178,8 +173,7 @@ class Pad(Op, operands="x"):
     mode: str = named("pad mode", _PAD_MODES, default="constant")
     value: float = 0.0
 
-    def result(self, x: TensorType) -> TensorType:
-        """Return the grown shape."""
+    def _result(self, x: TensorType) -> TensorType:
         shape = known_shape(self, x, "x")
         if len(self.before) != shape.rank or len(self.after) != shape.rank or min((*self.before, *self.after, 0)) < 0:
             raise GraphVerifyError(f"Pad of {shape} needs a number of at least 0 before and after each of its axes")
@@ -193,8 +187,7 @@ class Tile(Op, operands="x"):
 
     repeats: tuple[int, ...]
 
-    def result(self, x: TensorType) -> TensorType:
-        """Return each dimension times its repeats."""
+    def _result(self, x: TensorType) -> TensorType:
         shape = known_shape(self, x, "x")
         if len(self.repeats) != shape.rank or min((*self.repeats, 0)) < 0:
             raise GraphVerifyError(f"Tile of {shape} needs a number of at least 0 for each axis, got {self.repeats}")

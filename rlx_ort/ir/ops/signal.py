@@ -59,28 +59,23 @@ class Fft(Op, operands="x"):
             return 1 / math.sqrt(size)
         return 1 / size if self.norm == "forward" and self.inverse else 1.0
 
-    def result(self, x: TensorType) -> TensorType:
-        """Return the type of x."""
+    def _result(self, x: TensorType) -> None:
         _expect_real(self, x)
         self.size((x,))
-        return x
 
 
 class ComplexNormSq(Op, operands="x"):
     """re^2 + im^2 of complex numbers whose parts are the two elements of the last axis."""
 
-    def result(self, x: TensorType) -> TensorType:
-        """Return the shape without the last axis."""
+    def _result(self, x: TensorType) -> TensorType:
         return TensorType(x.dtype, Shape(_pairs(self, x)[:-1]))
 
 
 class Conjugate(Op, operands="x"):
     """The conjugate of complex numbers whose parts are the two elements of the last axis."""
 
-    def result(self, x: TensorType) -> TensorType:
-        """Return the type of x."""
+    def _result(self, x: TensorType) -> None:
         _pairs(self, x)
-        return x
 
 
 def _expect_real(op: Op, x: TensorType) -> None:
