@@ -8,7 +8,7 @@ from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import Value
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.op import Op, named
-from rlx_ort.ir.ops.leaf import LeafBuilders, NodeArgs, Operand
+from rlx_ort.ir.ops.leaf import LeafBuilders, NodeArgs, Operand, preset
 from rlx_ort.ir.types import TensorType
 
 __all__ = [
@@ -180,102 +180,28 @@ class ElementwiseBuilders(LeafBuilders):
         """Return the value unchanged, marked for training frameworks."""
         return self._add(StopGradient(), x, **node)
 
-    def add(self, lhs: Operand, rhs: Operand) -> Value:
-        """Return lhs + rhs."""
-        return self.binary("add", lhs, rhs)
-
-    def sub(self, lhs: Operand, rhs: Operand) -> Value:
-        """Return lhs - rhs."""
-        return self.binary("sub", lhs, rhs)
-
-    def mul(self, lhs: Operand, rhs: Operand) -> Value:
-        """Return lhs * rhs."""
-        return self.binary("mul", lhs, rhs)
-
-    def div(self, lhs: Operand, rhs: Operand) -> Value:
-        """Return lhs / rhs; integers drop the fraction."""
-        return self.binary("div", lhs, rhs)
-
-    def maximum(self, lhs: Operand, rhs: Operand) -> Value:
-        """Return the larger element."""
-        return self.binary("max", lhs, rhs)
-
-    def minimum(self, lhs: Operand, rhs: Operand) -> Value:
-        """Return the smaller element."""
-        return self.binary("min", lhs, rhs)
-
-    def pow(self, lhs: Operand, rhs: Operand) -> Value:
-        """Return lhs to the power of rhs."""
-        return self.binary("pow", lhs, rhs)
-
-    def eq_(self, lhs: Operand, rhs: Operand) -> Value:
-        """Return lhs == rhs."""
-        return self.compare("eq", lhs, rhs)
-
-    def ne_(self, lhs: Operand, rhs: Operand) -> Value:
-        """Return lhs != rhs."""
-        return self.compare("ne", lhs, rhs)
-
-    def lt_(self, lhs: Operand, rhs: Operand) -> Value:
-        """Return lhs < rhs."""
-        return self.compare("lt", lhs, rhs)
-
-    def le_(self, lhs: Operand, rhs: Operand) -> Value:
-        """Return lhs <= rhs."""
-        return self.compare("le", lhs, rhs)
-
-    def gt_(self, lhs: Operand, rhs: Operand) -> Value:
-        """Return lhs > rhs."""
-        return self.compare("gt", lhs, rhs)
-
-    def ge_(self, lhs: Operand, rhs: Operand) -> Value:
-        """Return lhs >= rhs."""
-        return self.compare("ge", lhs, rhs)
-
-    def gelu(self, x: Operand) -> Value:
-        """Apply GELU, exact form."""
-        return self.activation("gelu", x)
-
-    def gelu_approx(self, x: Operand) -> Value:
-        """Apply GELU, tanh form."""
-        return self.activation("gelu_approx", x)
-
-    def silu(self, x: Operand) -> Value:
-        """Return x * sigmoid(x)."""
-        return self.activation("silu", x)
-
-    def relu(self, x: Operand) -> Value:
-        """Return max(x, 0)."""
-        return self.activation("relu", x)
-
-    def sigmoid(self, x: Operand) -> Value:
-        """Return 1 / (1 + exp(-x))."""
-        return self.activation("sigmoid", x)
-
-    def tanh(self, x: Operand) -> Value:
-        """Return the hyperbolic tangent."""
-        return self.activation("tanh", x)
-
-    def exp(self, x: Operand) -> Value:
-        """Return e to the power of x."""
-        return self.activation("exp", x)
-
-    def log(self, x: Operand) -> Value:
-        """Return the natural logarithm."""
-        return self.activation("log", x)
-
-    def sqrt(self, x: Operand) -> Value:
-        """Return the square root."""
-        return self.activation("sqrt", x)
-
-    def rsqrt(self, x: Operand) -> Value:
-        """Return 1 / sqrt(x)."""
-        return self.activation("rsqrt", x)
-
-    def neg(self, x: Operand) -> Value:
-        """Return -x."""
-        return self.activation("neg", x)
-
-    def abs(self, x: Operand) -> Value:
-        """Return the absolute value."""
-        return self.activation("abs", x)
+    add = preset(binary, "add", "Return lhs + rhs.")
+    sub = preset(binary, "sub", "Return lhs - rhs.")
+    mul = preset(binary, "mul", "Return lhs * rhs.")
+    div = preset(binary, "div", "Return lhs / rhs; integers drop the fraction.")
+    maximum = preset(binary, "max", "Return the larger element.")
+    minimum = preset(binary, "min", "Return the smaller element.")
+    pow = preset(binary, "pow", "Return lhs to the power of rhs.")
+    eq_ = preset(compare, "eq", "Return lhs == rhs.")
+    ne_ = preset(compare, "ne", "Return lhs != rhs.")
+    lt_ = preset(compare, "lt", "Return lhs < rhs.")
+    le_ = preset(compare, "le", "Return lhs <= rhs.")
+    gt_ = preset(compare, "gt", "Return lhs > rhs.")
+    ge_ = preset(compare, "ge", "Return lhs >= rhs.")
+    gelu = preset(activation, "gelu", "Apply GELU, exact form.")
+    gelu_approx = preset(activation, "gelu_approx", "Apply GELU, tanh form.")
+    silu = preset(activation, "silu", "Return x * sigmoid(x).")
+    relu = preset(activation, "relu", "Return max(x, 0).")
+    sigmoid = preset(activation, "sigmoid", "Return 1 / (1 + exp(-x)).")
+    tanh = preset(activation, "tanh", "Return the hyperbolic tangent.")
+    exp = preset(activation, "exp", "Return e to the power of x.")
+    log = preset(activation, "log", "Return the natural logarithm.")
+    sqrt = preset(activation, "sqrt", "Return the square root.")
+    rsqrt = preset(activation, "rsqrt", "Return 1 / sqrt(x).")
+    neg = preset(activation, "neg", "Return -x.")
+    abs = preset(activation, "abs", "Return the absolute value.")

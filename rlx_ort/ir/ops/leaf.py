@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, TypeAlias, TypedDict
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any, Concatenate, ParamSpec, TypeAlias, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -16,8 +17,9 @@ from rlx_ort.ir.shape import Dim, Shape, fits, refined
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import TensorType, ValueType
 
-__all__ = ["Capture", "Constant", "Input", "LeafBuilders", "NodeArgs", "Operand", "Param"]
+__all__ = ["Capture", "Constant", "Input", "LeafBuilders", "NodeArgs", "Operand", "Param", "preset"]
 
+P = ParamSpec("P")
 Operand: TypeAlias = "Value | npt.ArrayLike"
 """What the builders take as an operand: a value, or a number or array that becomes a constant."""
 
@@ -32,6 +34,21 @@ class NodeArgs(TypedDict, total=False):
 
     name: str | None
     shape: Iterable[Dim] | None
+
+
+def preset(
+    builder: Callable[Concatenate[Any, str, P], Value], function: str, doc: str
+) -> Callable[Concatenate[Any, P], Value]:
+    """Return a builder with its first argument set, as a method: `relu(x)` is `activation("relu", x)`."""
+
+    def method(self: Any, /, *args: P.args, **keywords: P.kwargs) -> Value:
+        return builder(self, function, *args, **keywords)
+
+    found = inspect.signature(builder)
+    first, _, *others = found.parameters.values()
+    method.__name__ = function
+    method.__doc__, method.__signature__ = doc, found.replace(parameters=[first, *others])  # type: ignore[attr-defined]
+    return method
 
 
 def _declared_type(self: Any, inputs: OpTypes) -> tuple[ValueType, ...]:

@@ -9,7 +9,7 @@ from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import Value
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.op import Op, known_shape, named
-from rlx_ort.ir.ops.leaf import LeafBuilders, NodeArgs, Operand
+from rlx_ort.ir.ops.leaf import LeafBuilders, NodeArgs, Operand, preset
 from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.types import TensorType
 
@@ -96,6 +96,17 @@ def _reduced(op: Op, x: TensorType, axes: Sequence[int], keep_dim: bool) -> Shap
     return Shape(dim for axis, dim in enumerate(shape) if axis not in gone)
 
 
+def _reduction(
+    self: ReduceBuilders,
+    function: str,
+    x: Operand,
+    axes: int | Sequence[int] | None = None,
+    keep_dim: bool = False,
+    **node: Unpack[NodeArgs],
+) -> Value:
+    return self.reduce(x, function, axes, keep_dim, **node)
+
+
 class ReduceBuilders(LeafBuilders):
     """Builders of the reductions."""
 
@@ -114,25 +125,11 @@ class ReduceBuilders(LeafBuilders):
         chosen = range(x.rank) if axes is None else (axes,) if isinstance(axes, int) else axes
         return self._add(Reduce(op, tuple(chosen), keep_dim), x, **node)
 
-    def sum(self, x: Operand, axes: int | Sequence[int] | None = None, keep_dim: bool = False) -> Value:
-        """Return the sum over axes."""
-        return self.reduce(x, "sum", axes, keep_dim)
-
-    def mean(self, x: Operand, axes: int | Sequence[int] | None = None, keep_dim: bool = False) -> Value:
-        """Return the mean over axes; integers drop the fraction."""
-        return self.reduce(x, "mean", axes, keep_dim)
-
-    def max(self, x: Operand, axes: int | Sequence[int] | None = None, keep_dim: bool = False) -> Value:
-        """Return the largest element over axes."""
-        return self.reduce(x, "max", axes, keep_dim)
-
-    def min(self, x: Operand, axes: int | Sequence[int] | None = None, keep_dim: bool = False) -> Value:
-        """Return the smallest element over axes."""
-        return self.reduce(x, "min", axes, keep_dim)
-
-    def prod(self, x: Operand, axes: int | Sequence[int] | None = None, keep_dim: bool = False) -> Value:
-        """Return the product over axes."""
-        return self.reduce(x, "prod", axes, keep_dim)
+    sum = preset(_reduction, "sum", "Return the sum over axes.")
+    mean = preset(_reduction, "mean", "Return the mean over axes; integers drop the fraction.")
+    max = preset(_reduction, "max", "Return the largest element over axes.")
+    min = preset(_reduction, "min", "Return the smallest element over axes.")
+    prod = preset(_reduction, "prod", "Return the product over axes.")
 
     def softmax(self, input: Operand, axis: int = -1, **node: Unpack[NodeArgs]) -> Value:
         """Return the softmax along an axis."""
