@@ -26,8 +26,7 @@ from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.op import Op, op_class
 from rlx_ort.ir.shape import Shape
-from rlx_ort.ir.tensor import TensorData
-from rlx_ort.ir.tensor_file import read_tensors, write_tensors
+from rlx_ort.ir.tensor import TensorData, read_tensors, write_tensors
 from rlx_ort.ir.types import MapType, OptionalType, SequenceType, TensorType, UnknownType, ValueType
 from rlx_ort.storage import write_atomic
 

@@ -9,8 +9,7 @@ from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import GraphCore, Node, Ref
 from rlx_ort.ir.op import Op
 from rlx_ort.ir.ops.leaf import Capture, Input, Param
-from rlx_ort.ir.ops.onnx import OnnxNode
-from rlx_ort.ir.ops.refused import Refused
+from rlx_ort.ir.ops.onnx import OnnxNode, Refused
 from rlx_ort.ir.shape import Shape, fits
 from rlx_ort.ir.types import TensorType, UnknownType, ValueType
 

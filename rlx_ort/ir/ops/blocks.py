@@ -8,17 +8,18 @@ from typing import TYPE_CHECKING, Any, Unpack
 import numpy as np
 
 from rlx_ort.errors import GraphVerifyError
-from rlx_ort.ir.bodies import Composite
 from rlx_ort.ir.core import Value
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.op import Op, OpTypes, Sizes, known_shape, named, tensor_input
 from rlx_ort.ir.ops.attention import Attention, head_layout, parse_mask_kind
+from rlx_ort.ir.ops.control import as_body, tensor_types
 from rlx_ort.ir.ops.conv import Conv2d, window
 from rlx_ort.ir.ops.elementwise import ACTIVATIONS, Activation, Binary
 from rlx_ort.ir.ops.leaf import LeafBuilders, NodeArgs, Operand
 from rlx_ort.ir.ops.linalg import FusedMatMulBiasAct, MatMul
 from rlx_ort.ir.ops.norm import FusedSwiGLU
 from rlx_ort.ir.shape import Dim, Shape
+from rlx_ort.ir.types import ValueType
 
 if TYPE_CHECKING:
     from rlx_ort.ir.graph import Graph
@@ -27,6 +28,7 @@ __all__ = [
     "AdaLayerNorm",
     "AxialRope2d",
     "BlockBuilders",
+    "Composite",
     "FusedAttentionBlock",
     "FusedConvBiasAct",
     "FusedTransformerLayer",
@@ -34,6 +36,44 @@ __all__ = [
     "GroupedQueryAttention",
     "SoftmaxCrossEntropyWithLogits",
 ]
+
+
+class Composite(Op):
+    """Base of the ops that stand for a graph of other ops.
+
+    Such an op keeps its name in reports and JSON; its type, its cost and its ONNX form are those of the graph that
+    `expand` builds.
+    """
+
+    kind = ""  # a base, no op
+
+    def build(self, graph: Graph, *values: Value) -> Value:
+        """Write the ops this one stands for into a graph and return the result."""
+        raise NotImplementedError(f"{type(self).__name__} defines no `build`")
+
+    def check(self, inputs: OpTypes) -> None:
+        """Check what `build` would report unclearly.
+
+        Raises:
+            GraphVerifyError: the inputs do not fit the op.
+        """
+
+    def expand(self, inputs: OpTypes) -> Graph:
+        """Return the graph this op stands for, with an input for each of its inputs.
+
+        Raises:
+            GraphVerifyError: the inputs do not fit the op.
+        """
+        self.check(inputs)
+        types = tensor_types(self, inputs, "a tensor")
+        try:
+            return as_body(self.build, [(f"in{place}", kind) for place, kind in enumerate(types)], self.kind)
+        except GraphVerifyError as err:
+            raise GraphVerifyError(f"{self.describe()}: {err}") from err
+
+    def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
+        """Return the type of the graph's result."""
+        return tuple(value.type for value in self.expand(inputs).outputs)
 
 
 class GroupedQueryAttention(Composite):

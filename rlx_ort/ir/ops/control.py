@@ -1,25 +1,111 @@
-"""Control flow, and ops a user brings: functions written as graphs, and kernels of a custom-op library."""
+"""Control flow and its bodies, and ops a user brings: functions written as graphs, and kernels of a custom-op library.
+
+A body is a `Graph` of its own. Its `Input` leaves are its formal inputs, in order; `Capture` leaves name inputs of the
+node that owns it. Weights of the enclosing graph reach a body as one or the other, never as parameters of its own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, TypeAlias, Unpack
 
 from rlx_ort.errors import GraphVerifyError
-from rlx_ort.ir.bodies import Body, as_body, body_results, expect_same_type, finer_type, tensor_types
-from rlx_ort.ir.core import Value
+from rlx_ort.ir.core import GraphCore, Value
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.op import Op, OpTypes, known_shape, tensor_input
-from rlx_ort.ir.ops.leaf import LeafBuilders, NodeArgs, Operand
+from rlx_ort.ir.op import Op, OpTypes, join_dims, known_shape, tensor_input
+from rlx_ort.ir.ops.leaf import Input, LeafBuilders, NodeArgs, Operand, Param
 from rlx_ort.ir.ops.onnx import AttributeValue
-from rlx_ort.ir.shape import Shape
+from rlx_ort.ir.shape import Shape, fits
 from rlx_ort.ir.types import TensorType, ValueType
 
 if TYPE_CHECKING:
     from rlx_ort.ir.graph import Graph
 
-__all__ = ["ControlBuilders", "Custom", "CustomFn", "If", "Scan", "While"]
+__all__ = [
+    "Body",
+    "ControlBuilders",
+    "Custom",
+    "CustomFn",
+    "If",
+    "Scan",
+    "While",
+    "as_body",
+    "body_results",
+    "expect_same_type",
+    "finer_type",
+    "tensor_types",
+]
+
+Body: TypeAlias = "Graph | Callable[..., Value | Sequence[Value]]"
+"""What the builders take as a body: a graph, or a function `(graph, *inputs)` that builds one and returns results."""
+
+
+def as_body(body: Body, inputs: Iterable[tuple[str, ValueType]], name: str) -> Graph:
+    """Return a body as a graph; a function is called with a new graph that has the named inputs."""
+    if isinstance(body, GraphCore):
+        return body
+    graph = GraphCore.graph_class(name)
+    leaves = [graph.add_node(Input(label, kind), (), name=label)[0] for label, kind in inputs]
+    results = body(graph, *leaves)
+    graph.outputs = [results] if isinstance(results, Value) else list(results)
+    return graph
+
+
+def body_results(op: Op, body: Graph, label: str, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
+    """Return the types of a body's results.
+
+    Raises:
+        GraphVerifyError: its formal inputs are not those of the owner, it has no result, a result is no tensor, or it
+            has parameters of its own.
+    """
+    formal = [node for node in body.nodes if isinstance(node.op, Input)]
+    if len(formal) != len(inputs):
+        raise GraphVerifyError(f"{op.kind} gives its {label} {len(inputs)} inputs, {body.name!r} has {len(formal)}")
+    for node, given in zip(formal, inputs, strict=True):
+        expect_same_type(op, node.types[0], given, f"input {node.name!r} of its {label}")
+    own = [node.name for node in body.nodes if isinstance(node.op, Param)]
+    if own:
+        raise GraphVerifyError(
+            f"{op.kind} has parameters in its {label}: {', '.join(own)}; make them parameters of the graph around it "
+            "and pass them in"
+        )
+    if not body.outputs:
+        raise GraphVerifyError(f"{op.kind} needs results of its {label}; set the outputs of {body.name!r}")
+    return tensor_types(op, [value.type for value in body.outputs], f"result of its {label}")
+
+
+def tensor_types(op: Op, types: OpTypes, what: str) -> tuple[TensorType, ...]:
+    """Return the types, all of which must be tensors.
+
+    Raises:
+        GraphVerifyError: one is not.
+    """
+    return tuple(tensor_input(op, types, index, what) for index in range(len(types)))
+
+
+def expect_same_type(op: Op, found: ValueType, wanted: TensorType, what: str) -> None:
+    """Check that a type fits another: same dtype, same rank, no different sizes.
+
+    Raises:
+        GraphVerifyError: it cannot.
+    """
+    same = isinstance(found, TensorType) and found.dtype is wanted.dtype
+    if not same or (
+        isinstance(found, TensorType)
+        and found.shape is not None
+        and wanted.shape is not None
+        and not fits(found.shape, wanted.shape)
+    ):
+        raise GraphVerifyError(f"{op.kind} needs {what} to be {wanted}, got {found}")
+
+
+def finer_type(first: TensorType, second: TensorType) -> TensorType:
+    """Return a type with every size that either of two fitting types has; names stay if they agree."""
+    if first.shape is None or second.shape is None:
+        return first if second.shape is None else second
+    dims = (join_dims(pair) for pair in zip(first.shape, second.shape, strict=True))
+    return TensorType(first.dtype, Shape(dims))
 
 
 class If(Op):

@@ -1,4 +1,4 @@
-"""Matrix products with packed weights.
+"""Matrix products with packed weights, and products in which each row selects its matrix: mixtures of experts.
 
 The weights stay in the form their file has. Schemes, for x `(..., M, K)` and a result `(..., M, N)`:
 
@@ -33,7 +33,15 @@ from rlx_ort.ir.ops.leaf import LeafBuilders, NodeArgs, Operand
 from rlx_ort.ir.shape import Dim, Shape
 from rlx_ort.ir.types import TensorType
 
-__all__ = ["SCHEMES", "DequantBuilders", "DequantGroupedMatMul", "DequantMatMul", "DequantMoEWeights"]
+__all__ = [
+    "SCHEMES",
+    "DequantBuilders",
+    "DequantGroupedMatMul",
+    "DequantMatMul",
+    "DequantMoEWeights",
+    "GroupedMatMul",
+    "ScatterAdd",
+]
 
 _BLOCK_SCHEMES = ("int8_block", "int8_block_asym", "int4_block")
 _FP8 = {"fp8_e4m3": DType.F8E4M3, "fp8_e5m2": DType.F8E5M2}
@@ -247,8 +255,44 @@ def _slabs(op: Op, data: TensorType, kind: BlockFormat, k: int) -> tuple[int, in
     return sizes[0], sizes[1] if shape.rank == 3 else sizes[1] // row
 
 
+class GroupedMatMul(Op, operands="x w experts"):
+    """Row i of x `(M, K)` times matrix `experts[i]` of w `(E, K, N)`; experts `(M,)` are 0 to E - 1.
+
+    If M is known and at most E, each row gets a copy of its matrix: M * K * N elements of memory. Otherwise a loop
+    goes through the experts that have rows, with one copied matrix at a time.
+    """
+
+    def _result(self, x: TensorType, w: TensorType, experts: TensorType) -> TensorType:
+        dtype = self.same_dtype(x, w)
+        rows, inner = self.expect_rank(x, (2,), "x")
+        _, k, n = self.expect_rank(w, (3,), "w")
+        self.expect_dim(k, inner, "the rows of each matrix of w")
+        _expect_places(self, experts, "experts", rows)
+        return TensorType(dtype, Shape((rows, n)))
+
+
+class ScatterAdd(Op, operands="updates indices"):
+    """Zeros with `rows` rows, with `updates[i]` added to row `indices[i]`: updates `(U, ...)`, indices `(U,)`."""
+
+    rows: Dim
+
+    def _result(self, updates: TensorType, indices: TensorType) -> TensorType:
+        self.expect_number(updates, "the updates")
+        shape = known_shape(self, updates, "updates")
+        if shape.rank < 1:
+            raise GraphVerifyError("ScatterAdd needs updates of rank 1 or more, got a scalar")
+        _expect_places(self, indices, "indices", shape[0])
+        return TensorType(updates.dtype, Shape((self.rows, *shape[1:])))
+
+
+def _expect_places(op: Op, places: TensorType, name: str, count: Dim) -> None:
+    op.expect_indices(places, name)
+    (found,) = op.expect_rank(places, (1,), name)
+    op.expect_dim(found, count, f"the number of {name}, one for each row,")
+
+
 class DequantBuilders(LeafBuilders):
-    """Builders of the products with packed weights."""
+    """Builders of the products with packed weights, and of mixtures of experts."""
 
     __slots__ = ()
 
@@ -296,3 +340,11 @@ class DequantBuilders(LeafBuilders):
     def dequant_moe_weights(self, data: Operand, scheme: str, **node: Unpack[NodeArgs]) -> Value:
         """Return the packed weights of all experts as f32 `(E, K, N)`."""
         return self._add(DequantMoEWeights(scheme), data, **node)
+
+    def grouped_matmul(self, x: Operand, w: Operand, experts: Operand, **node: Unpack[NodeArgs]) -> Value:
+        """Multiply each row of x by the matrix of its expert; float experts drop their fraction."""
+        return self._add(GroupedMatMul(), *self._like(x, w), experts, **node)
+
+    def scatter_add(self, updates: Operand, indices: Operand, rows: Dim, **node: Unpack[NodeArgs]) -> Value:
+        """Return zeros with each row added at its index; float indices drop their fraction."""
+        return self._add(ScatterAdd(rows), updates, indices, **node)
