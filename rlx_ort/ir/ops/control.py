@@ -7,7 +7,7 @@ node that owns it. Weights of the enclosing graph reach a body as one or the oth
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, fields
 from typing import TYPE_CHECKING, TypeAlias, Unpack
 
 from rlx_ort.errors import GraphVerifyError
@@ -53,12 +53,7 @@ def as_body(body: Body, inputs: Iterable[tuple[str, ValueType]], name: str) -> G
 
 
 def body_results(op: Op, body: Graph, label: str, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
-    """Return the types of a body's results.
-
-    Raises:
-        GraphVerifyError: its formal inputs are not those of the owner, it has no result, a result is no tensor, or it
-            has parameters of its own.
-    """
+    """Check a body's formal inputs against those its owner gives it, and return the types of its results."""
     formal = [node for node in body.nodes if isinstance(node.op, Input)]
     if len(formal) != len(inputs):
         raise GraphVerifyError(f"{op.kind} gives its {label} {len(inputs)} inputs, {body.name!r} has {len(formal)}")
@@ -76,27 +71,15 @@ def body_results(op: Op, body: Graph, label: str, inputs: Sequence[TensorType]) 
 
 
 def tensor_types(op: Op, types: OpTypes, what: str) -> tuple[TensorType, ...]:
-    """Return the types, all of which must be tensors.
-
-    Raises:
-        GraphVerifyError: one is not.
-    """
+    """Return the types, all of which must be tensors."""
     return tuple(tensor_input(op, types, index, what) for index in range(len(types)))
 
 
 def expect_same_type(op: Op, found: ValueType, wanted: TensorType, what: str) -> None:
-    """Check that a type fits another: same dtype, same rank, no different sizes.
-
-    Raises:
-        GraphVerifyError: it cannot.
-    """
+    """Check that a type fits another: same dtype, same rank, no different sizes."""
     same = isinstance(found, TensorType) and found.dtype is wanted.dtype
-    if not same or (
-        isinstance(found, TensorType)
-        and found.shape is not None
-        and wanted.shape is not None
-        and not fits(found.shape, wanted.shape)
-    ):
+    shapes = (found.shape, wanted.shape) if isinstance(found, TensorType) else ()
+    if not same or (None not in shapes and not fits(*shapes)):
         raise GraphVerifyError(f"{op.kind} needs {what} to be {wanted}, got {found}")
 
 
@@ -108,7 +91,18 @@ def finer_type(first: TensorType, second: TensorType) -> TensorType:
     return TensorType(first.dtype, Shape(dims))
 
 
-class If(Op):
+class _Owner(Op):
+    """Base of the ops whose fields hold bodies."""
+
+    arity = (1, None)
+
+    def bodies(self) -> tuple[Graph, ...]:
+        """Return the bodies, in the order of the fields."""
+        values = (getattr(self, item.name) for item in fields(self))
+        return tuple(value for value in values if isinstance(value, GraphCore.graph_class))
+
+
+class If(_Owner):
     """One of two bodies, chosen by a bool; inputs are the predicate and what both bodies get, in order.
 
     A predicate of one element runs one body. A larger one is elementwise: both bodies run, and each element of the
@@ -117,8 +111,6 @@ class If(Op):
 
     then_body: Graph
     else_body: Graph
-
-    arity = (1, None)
 
     def elementwise(self, inputs: OpTypes) -> bool:
         """Return whether the predicate may have more than one element."""
@@ -135,27 +127,23 @@ class If(Op):
         no = body_results(self, self.else_body, "else body", given)
         if len(yes) != len(no):
             raise GraphVerifyError(f"If needs as many results of both bodies, got {len(yes)} and {len(no)}")
-        if self.elementwise(inputs):
-            return tuple(self._selected(predicate, *pair) for pair in zip(yes, no, strict=True))
+        results = []
         for index, (left, right) in enumerate(zip(yes, no, strict=True)):
-            expect_same_type(self, right, left, f"result {index} of its else body")
-        return tuple(finer_type(left, right) for left, right in zip(yes, no, strict=True))
-
-    def _selected(self, predicate: TensorType, left: TensorType, right: TensorType) -> TensorType:
-        if left.dtype is not right.dtype:
-            raise GraphVerifyError(f"If needs results of one dtype, got {left} and {right}; cast one")
-        return TensorType(left.dtype, self.broadcast((predicate.shape, left.shape, right.shape)))
-
-    def bodies(self) -> tuple[Graph, ...]:
-        """Return the then body and the else body."""
-        return self.then_body, self.else_body
+            if not self.elementwise(inputs):
+                expect_same_type(self, right, left, f"result {index} of its else body")
+                results.append(finer_type(left, right))
+                continue
+            if left.dtype is not right.dtype:
+                raise GraphVerifyError(f"If needs results of one dtype, got {left} and {right}; cast one")
+            results.append(TensorType(left.dtype, self.broadcast((predicate.shape, left.shape, right.shape))))
+        return tuple(results)
 
     def describe(self) -> str:
         """Return the names of the bodies."""
         return f"If(then={self.then_body.name!r}, else={self.else_body.name!r})"
 
 
-class While(Op):
+class While(_Owner):
     """A body repeated as long as a condition on the carried values holds, tested before each pass.
 
     Inputs are the carried values, then values that do not change; both bodies get all of them in that order. The
@@ -172,8 +160,6 @@ class While(Op):
     body: Graph
     carries: int
     max_iterations: int | None = None
-
-    arity = (1, None)
 
     def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
         """Return the types of the carried values."""
@@ -195,17 +181,13 @@ class While(Op):
             expect_same_type(self, found, wanted, f"result {index} of its body")
         return carried
 
-    def bodies(self) -> tuple[Graph, ...]:
-        """Return the condition and the body."""
-        return self.cond, self.body
-
     def describe(self) -> str:
         """Return the names of the bodies and the numbers."""
         names = f"cond={self.cond.name!r}, body={self.body.name!r}"
         return f"While({names}, carries={self.carries}, max_iterations={self.max_iterations})"
 
 
-class Scan(Op):
+class Scan(_Owner):
     """A body applied `length` times to a carried value.
 
     Inputs are the first carried value, `num_bcast` values that every step gets, and `num_xs` sequences
@@ -227,8 +209,6 @@ class Scan(Op):
     num_bcast: int = 0
     num_xs: int = 0
     num_checkpoints: int = 0
-
-    arity = (1, None)
 
     @property
     def checkpoint_rows(self) -> tuple[int, ...]:
@@ -254,11 +234,7 @@ class Scan(Op):
         return (TensorType(carry.dtype, Shape((rows, *known_shape(self, carry, "carry")))),)
 
     def body_inputs(self, inputs: OpTypes) -> tuple[TensorType, ...]:
-        """Return the types of the body's inputs.
-
-        Raises:
-            GraphVerifyError: a sequence has another length.
-        """
+        """Return the types of the body's inputs, one row of each sequence, whose lengths are checked."""
         given = list(tensor_types(self, inputs, "input"))
         for index in range(1 + self.num_bcast, len(given)):
             shape = known_shape(self, given[index], f"{index}, a sequence")
@@ -267,10 +243,6 @@ class Scan(Op):
             self.expect_dim(shape[0], self.length, f"the length of input {index}")
             given[index] = TensorType(given[index].dtype, Shape(shape[1:]))
         return tuple(given)
-
-    def bodies(self) -> tuple[Graph, ...]:
-        """Return the body."""
-        return (self.body,)
 
     def describe(self) -> str:
         """Return the name of the body and the numbers."""
@@ -283,10 +255,8 @@ class Custom(Op):
     """A kernel of a custom-op library, which the session must load.
 
     Attributes:
-        name: the operator's name in the library.
-        domain: the operator's domain in the library.
+        name: the operator's name in its `domain` in the library.
         types: types of the results, which only the library could infer.
-        attributes: the node's attributes.
         version: the version of the domain.
     """
 
@@ -314,22 +284,16 @@ class Custom(Op):
         return f"Custom({self.domain}::{self.name}-{self.version})"
 
 
-class CustomFn(Op):
-    """A function written as a graph, which is inlined in place of the node.
-
-    Attributes:
-        fwd: the function; its inputs are the node's, in order.
-    """
+class CustomFn(_Owner):
+    """A function `fwd`, a graph with the node's inputs in order, which is inlined in place of the node."""
 
     fwd: Graph
+
+    arity = (0, None)
 
     def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
         """Return the types of the function's results."""
         return body_results(self, self.fwd, "function", tensor_types(self, inputs, "input"))
-
-    def bodies(self) -> tuple[Graph, ...]:
-        """Return the function."""
-        return (self.fwd,)
 
     def describe(self) -> str:
         """Return the function's name."""
@@ -353,13 +317,9 @@ class ControlBuilders(LeafBuilders):
         """Return the result of `then_body` where the predicate holds, else of `else_body`; both get the captures.
 
         A predicate that may have more than one element chooses element by element, and both bodies run.
-
-        Raises:
-            GraphVerifyError: a body does not take the captures, or the bodies do not return one value of one type.
         """
-        return _only(
-            self.if_multi(predicate, then_body, else_body, captures, name=name), "the bodies return", "if_multi"
-        )
+        results = self.if_multi(predicate, then_body, else_body, captures, name=name)
+        return _only(results, "the bodies return", "if_multi")
 
     def if_multi(
         self,
@@ -432,11 +392,7 @@ class ControlBuilders(LeafBuilders):
         num_checkpoints: int = 0,
         **node: Unpack[NodeArgs],
     ) -> Value:
-        """Apply `body` to the carried value, values that stay the same, and rows of sequences; see `Scan`.
-
-        Raises:
-            GraphVerifyError: a sequence has another length, or both trajectory and checkpoints are asked for.
-        """
+        """Apply `body` to the carried value, values that stay the same, and rows of sequences; see `Scan`."""
         carry = self._as_value(init)
         whole, rows = [self._as_value(item) for item in bcasts], [self._as_value(item) for item in xs]
         labels = [*_labelled("carry", [carry]), *_labelled("bcast", whole)]
@@ -456,20 +412,12 @@ class ControlBuilders(LeafBuilders):
         version: int = 1,
         name: str | None = None,
     ) -> tuple[Value, ...]:
-        """Add a kernel of a custom-op library and return its results, whose types are given.
-
-        Raises:
-            GraphVerifyError: the name, the domain or the types are missing.
-        """
+        """Add a kernel of a custom-op library and return its results, whose types are given."""
         op = Custom(op_name, domain, tuple(types), dict(attributes or {}), version)
         return self.add_node(op, [self._as_value(item) for item in inputs], name=name or op_name.lower())
 
     def custom_fn(self, inputs: Sequence[Operand], fwd_body: Body, *, name: str | None = None) -> Value:
-        """Apply a function with one result: a graph, or a Python function `(graph, *inputs)` that builds one.
-
-        Raises:
-            GraphVerifyError: the function does not take the inputs or has another number of results.
-        """
+        """Apply a function with one result: a graph, or a Python function `(graph, *inputs)` that builds one."""
         return _only(self.custom_fn_multi(inputs, fwd_body, name=name), "the function returns", "custom_fn_multi")
 
     def custom_fn_multi(
