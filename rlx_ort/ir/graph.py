@@ -30,24 +30,10 @@ from rlx_ort.ir.shape import Dim, refined
 from rlx_ort.ir.types import MapType, OptionalType, SequenceType, TensorType, ValueType
 
 __all__ = [
-    "BATCH",
-    "PAST_SEQ",
-    "ROWS",
-    "SEQ",
-    "DimBinding",
-    "Graph",
-    "Node",
-    "Ref",
-    "Value",
-    "bind_dims",
-    "dynamic_symbols",
-    "eliminate_dead_code",
-    "empty_like",
-    "has_dynamic_dims",
-    "infer_bindings_from_inputs",
-    "live_nodes",
-    "op_kinds",
-]
+    "BATCH", "PAST_SEQ", "ROWS", "SEQ", "DimBinding", "Graph", "Node", "Ref", "Value", "bind_dims",
+    "dynamic_symbols", "eliminate_dead_code", "empty_like", "has_dynamic_dims", "infer_bindings_from_inputs",
+    "live_nodes", "op_kinds",
+]  # fmt: skip
 
 
 class Graph(

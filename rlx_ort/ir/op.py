@@ -23,20 +23,9 @@ if TYPE_CHECKING:
     from rlx_ort.ir.graph import Graph
 
 __all__ = [
-    "Op",
-    "OpTypes",
-    "Sizes",
-    "counts",
-    "join_dims",
-    "known_name",
-    "known_shape",
-    "named",
-    "op_class",
-    "op_kinds",
-    "pair",
-    "reshaped",
-    "tensor_input",
-]
+    "Op", "OpTypes", "Sizes", "counts", "join_dims", "known_name", "known_shape", "named", "op_class", "op_kinds",
+    "pair", "reshaped", "tensor_input",
+]  # fmt: skip
 
 OpTypes: TypeAlias = Sequence["ValueType | None"]
 """Types of an op's inputs; None stands for an optional input that is absent."""
@@ -72,11 +61,12 @@ class Op(metaclass=_OpType):
 
     - An op whose inputs are all tensors, with one result, names its inputs in the class line and defines `_result`::
 
-          class Gather(Op, operands="table indices"):
+          class Gather(Op, operands="table indices:indices"):
               def _result(self, table: TensorType, indices: TensorType) -> TensorType: ...
 
-      A name that ends in `?` is an input that may be left out. `_result` checks the types of the inputs and returns
-      that of the result, None for the type of the first input.
+      A name may have a rule for the dtype, checked by the methods below: `x:float`, `x:number`, `x:indices`, or a
+      dtype as in `x:i8`. A `?` at the end marks an input that may be left out. `_result` checks the types of the inputs
+      and returns that of the result, None for the type of the first input.
     - Any other op sets `arity` and defines `infer`.
     """
 
@@ -85,6 +75,7 @@ class Op(metaclass=_OpType):
     """Smallest and largest number of inputs; None for no limit."""
     operands: ClassVar[tuple[str, ...]] = ()
     """Names of the inputs, as messages print them."""
+    _rules: ClassVar[tuple[str, ...]] = ()
     _named: ClassVar[tuple[tuple[str, str, tuple[str, ...], Mapping[str, str]], ...]] = ()
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
@@ -94,7 +85,8 @@ class Op(metaclass=_OpType):
             cls.kind = "" if cls.__name__.startswith("_") else cls.__name__
         if operands:
             names = operands.split()
-            cls.operands = tuple(name.rstrip("?") for name in names)
+            pairs = [name.rstrip("?").partition(":") for name in names]
+            cls.operands, cls._rules = tuple(name for name, _, _ in pairs), tuple(rule for _, _, rule in pairs)
             cls.arity = (sum(not name.endswith("?") for name in names), len(names))
         if cls.kind:  # bases have none
             _classes[cls.kind] = cls
@@ -113,12 +105,26 @@ class Op(metaclass=_OpType):
         """
         tensors = [value for value in inputs if isinstance(value, TensorType)]
         if self.operands and self.arity[0] <= len(tensors) == len(inputs) <= len(self.operands):
+            for value, name, rule in zip(tensors, self.operands, self._rules, strict=False):
+                if rule:
+                    self._expect(value, name, rule)
             return (self._result(*tensors) or tensors[0],)
         if not self.operands:
             raise NotImplementedError(f"{type(self).__name__} does not infer its result")
         for place, name in enumerate(self.operands[: max(len(inputs), self.arity[0])]):
             tensor_input(self, inputs, place, name)  # raises for an input that is absent or no tensor
         raise GraphVerifyError(f"{self.kind} takes {self.arity_text()} inputs, got {len(inputs)}")
+
+    def _expect(self, value: TensorType, name: str, rule: str) -> None:
+        """Check an input by the rule that the class line has for it."""
+        if rule == "float":
+            self.expect_float(value, name)
+        elif rule == "number":
+            self.expect_number(value, name if len(self.operands) > 1 else "the input")
+        elif rule == "indices":
+            self.expect_indices(value, name)
+        elif value.dtype.value != rule:
+            raise GraphVerifyError(f"{self.kind} needs {name} as {rule}, got {value.dtype.value}; cast it first")
 
     def _result(self, *operands: Any, **options: Any) -> TensorType | None:
         """Check the types of the operands and return that of the result; None stands for that of the first operand."""

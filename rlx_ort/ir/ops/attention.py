@@ -58,7 +58,7 @@ def parse_mask_kind(text: str) -> tuple[str, int | None]:
     return kind, window
 
 
-class Attention(Op, operands="q k v mask?"):
+class Attention(Op, operands="q:float k v mask?"):
     """softmax(q k^T * scale) v for each head; inputs q, k, v and, for `custom` and `bias`, a mask.
 
     Query i stands at position `i + max(K - Q, 0)` of the K keys. A masked score is replaced by the most negative
@@ -103,7 +103,6 @@ class Attention(Op, operands="q k v mask?"):
     def _result(self, query: TensorType, key: TensorType, value: TensorType, *mask: TensorType) -> None:
         q, k, v = self.layouts((query, key, value))
         self.same_dtype(query, key, value)
-        self.expect_float(query, "q")
         self.expect_dim(k.batch, q.batch, "the batch of k")
         self.expect_dim(v.batch, q.batch, "the batch of v")
         self.expect_dim(v.length, k.length, "the length of v")
@@ -129,7 +128,7 @@ class Attention(Op, operands="q k v mask?"):
             self.expect_dim(found, wanted, f"the bias {shape} to fit the scores {scores}: a dimension")
 
 
-class Rope(Op, operands="x cos sin"):
+class Rope(Op, operands="x:float cos sin"):
     """Rotary position embedding of each head of x by cos and sin tables of head_dim / 2 columns.
 
     x is `(S, H*D)` or `(B, S, H*D)`; row s of the tables belongs to position s of the sequence; tables of rank 3
@@ -153,7 +152,6 @@ class Rope(Op, operands="x cos sin"):
 
     def _result(self, x: TensorType, cos: TensorType, sin: TensorType) -> None:
         self.same_dtype(x, cos, sin)
-        self.expect_float(x, "x")
         shape = self.expect_rank(x, (2, 3), "x")
         if self.head_dim < 2 or self.head_dim % 2 or self.rotated % 2 or not 0 < self.rotated <= self.head_dim:
             raise GraphVerifyError(

@@ -25,17 +25,9 @@ if TYPE_CHECKING:
     from rlx_ort.ir.graph import Graph
 
 __all__ = [
-    "AdaLayerNorm",
-    "AxialRope2d",
-    "BlockBuilders",
-    "Composite",
-    "FusedAttentionBlock",
-    "FusedConvBiasAct",
-    "FusedTransformerLayer",
-    "GatedResidual",
-    "GroupedQueryAttention",
-    "SoftmaxCrossEntropyWithLogits",
-]
+    "AdaLayerNorm", "AxialRope2d", "BlockBuilders", "Composite", "FusedAttentionBlock", "FusedConvBiasAct",
+    "FusedTransformerLayer", "GatedResidual", "GroupedQueryAttention", "SoftmaxCrossEntropyWithLogits",
+]  # fmt: skip
 
 
 class Composite(Op):

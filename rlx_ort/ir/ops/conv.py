@@ -14,20 +14,9 @@ from rlx_ort.ir.shape import Dim, Shape
 from rlx_ort.ir.types import TensorType
 
 __all__ = [
-    "POOLS",
-    "RESIZE_MODES",
-    "Conv2d",
-    "Conv3d",
-    "ConvBuilders",
-    "ConvTranspose2d",
-    "Im2Col",
-    "Interpolate",
-    "Pool",
-    "ResizeNearest2x",
-    "conv_shape",
-    "expect_bias",
-    "window",
-]
+    "POOLS", "RESIZE_MODES", "Conv2d", "Conv3d", "ConvBuilders", "ConvTranspose2d", "Im2Col", "Interpolate", "Pool",
+    "ResizeNearest2x", "conv_shape", "expect_bias", "window",
+]  # fmt: skip
 
 POOLS = ("max", "mean", "sum", "min")
 """Names of the pools."""
@@ -35,7 +24,7 @@ RESIZE_MODES = ("nearest", "linear", "cubic")
 """How `Interpolate` computes elements between the given ones."""
 
 
-class Conv2d(Op, operands="x weight bias?"):
+class Conv2d(Op, operands="x:float weight bias?"):
     """A cross-correlation with a weight `(C_out, C_in / groups, kH, kW)` and perhaps a bias `(C_out,)`.
 
     Attributes:
@@ -54,7 +43,7 @@ class Conv2d(Op, operands="x weight bias?"):
         return _convolved(self, x, weight, bias)
 
 
-class Conv3d(Op, operands="x weight bias?"):
+class Conv3d(Op, operands="x:float weight bias?"):
     """A cross-correlation of a volume with a weight `(C_out, C_in / groups, kD, kH, kW)` and perhaps a bias.
 
     The attributes are those of `Conv2d`, with one number each for depth, height and width.
@@ -69,7 +58,7 @@ class Conv3d(Op, operands="x weight bias?"):
         return _convolved(self, x, weight, bias)
 
 
-class ConvTranspose2d(Op, operands="x weight bias?"):
+class ConvTranspose2d(Op, operands="x:float weight bias?"):
     """The transpose of a convolution, with a weight `(C_in, C_out / groups, kH, kW)` and perhaps a bias.
 
     Attributes:
@@ -87,7 +76,6 @@ class ConvTranspose2d(Op, operands="x weight bias?"):
     groups: int = 1
 
     def _result(self, x: TensorType, weight: TensorType, *bias: TensorType) -> TensorType:
-        self.expect_float(x, "x")
         image, taps = self.expect_rank(x, (4,), "x"), self.expect_rank(weight, (4,), "weight")
         self.expect_dim(image[1], taps[0], "the number of input channels")
         _check_groups(self, taps[0], self.groups)
@@ -104,7 +92,7 @@ class ConvTranspose2d(Op, operands="x weight bias?"):
         return TensorType(dtype, Shape((image[0], channels, *sizes)))
 
 
-class Pool(Op, operands="x"):
+class Pool(Op, operands="x:float"):
     """The largest, mean, sum or smallest element of each window.
 
     `max` and `min` ignore padding; `mean` counts it as zeros and divides by the whole window.
@@ -116,7 +104,6 @@ class Pool(Op, operands="x"):
     padding: tuple[int, int] = (0, 0)
 
     def _result(self, x: TensorType) -> TensorType:
-        self.expect_float(x, "x")
         shape = self.expect_rank(x, (4,), "x")
         if any(2 * pad > size for pad, size in zip(self.padding, self.kernel, strict=True)):
             raise GraphVerifyError(f"Pool needs padding of at most half its kernel {self.kernel}, got {self.padding}")
@@ -133,7 +120,7 @@ class ResizeNearest2x(Op, operands="x"):
         return TensorType(x.dtype, Shape((*shape[:2], *doubled)))
 
 
-class Im2Col(Op, operands="x"):
+class Im2Col(Op, operands="x:float"):
     """The windows of an `(N, C, H, W)` image as columns, `(N, C * kH * kW, windows)`, zeros in the padding.
 
     `kernel` is the height and width of a window; the other attributes are those of `Conv2d`.
@@ -156,7 +143,6 @@ class Im2Col(Op, operands="x"):
         return rows, columns
 
     def _result(self, x: TensorType) -> TensorType:
-        self.expect_float(x, "x")
         shape = self.expect_rank(x, (4,), "x")
         rows, columns = self.windows(shape)
         channels = shape[1]
@@ -165,7 +151,7 @@ class Im2Col(Op, operands="x"):
         return TensorType(x.dtype, Shape((shape[0], channels * math.prod(self.kernel), rows * columns)))
 
 
-class Interpolate(Op, operands="x"):
+class Interpolate(Op, operands="x:float"):
     """An `(N, C, ...)` tensor resized to other spatial sizes.
 
     `nearest` takes element floor(i * old / new). `linear` and `cubic` (coefficient -0.75) treat elements as areas
@@ -189,7 +175,6 @@ class Interpolate(Op, operands="x"):
             raise GraphVerifyError(f"Interpolate needs sizes of at least 1, got {self.sizes}")
 
     def _result(self, x: TensorType) -> TensorType:
-        self.expect_float(x, "x")
         shape = self.expect_rank(x, (2 + len(self.sizes),), "x")
         if self.mode == "cubic" and len(self.sizes) != 2:
             raise GraphVerifyError(f"Interpolate with mode cubic resizes images, not {len(self.sizes)} dimensions")
@@ -197,7 +182,6 @@ class Interpolate(Op, operands="x"):
 
 
 def _convolved(op: Conv2d | Conv3d, x: TensorType, weight: TensorType, bias: Sequence[TensorType]) -> TensorType:
-    op.expect_float(x, "x")
     shape = conv_shape(op, x, weight, op.stride, op.padding, op.dilation, op.groups)
     expect_bias(op, bias, shape[1])
     return TensorType(op.same_dtype(x, weight, *bias), shape)

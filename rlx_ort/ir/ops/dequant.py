@@ -34,14 +34,9 @@ from rlx_ort.ir.shape import Dim, Shape
 from rlx_ort.ir.types import TensorType
 
 __all__ = [
-    "SCHEMES",
-    "DequantBuilders",
-    "DequantGroupedMatMul",
-    "DequantMatMul",
-    "DequantMoEWeights",
-    "GroupedMatMul",
+    "SCHEMES", "DequantBuilders", "DequantGroupedMatMul", "DequantMatMul", "DequantMoEWeights", "GroupedMatMul",
     "ScatterAdd",
-]
+]  # fmt: skip
 
 _BLOCK_SCHEMES = ("int8_block", "int8_block_asym", "int4_block")
 _FP8 = {"fp8_e4m3": DType.F8E4M3, "fp8_e5m2": DType.F8E5M2}
@@ -59,7 +54,7 @@ _ROLES = {
 }
 
 
-class DequantMatMul(Op, operands="x w scale? extra?"):
+class DequantMatMul(Op, operands="x:float w scale? extra?"):
     """x times a packed weight; see the table of schemes.
 
     Attributes:
@@ -103,7 +98,6 @@ class DequantMatMul(Op, operands="x w scale? extra?"):
             GraphVerifyError: a size is unknown, or the inputs do not fit each other.
         """
         x, *rest = (tensor_input(self, inputs, place, name) for place, name in enumerate(self.operands[: len(inputs)]))
-        self.expect_float(x, "x")
         shape = known_shape(self, x, "x")
         if shape.rank < 2:
             raise GraphVerifyError(f"DequantMatMul needs a matrix, x is {shape}; reshape it to rank 2 or more")
@@ -163,7 +157,7 @@ class DequantMatMul(Op, operands="x w scale? extra?"):
         return TensorType(x.dtype, Shape((*known_shape(self, x, "x")[:-1], n)))
 
 
-class DequantGroupedMatMul(Op, operands="x bytes experts"):
+class DequantGroupedMatMul(Op, operands="x:float bytes experts:indices"):
     """Row i of x times the packed weight of expert `experts[i]`: x `(M, K)`, bytes, experts `(M,)`.
 
     The bytes are u8 `(E, N, row bytes)` or `(E, N * row bytes)`, in a GGUF format. With up to E rows,
@@ -180,11 +174,9 @@ class DequantGroupedMatMul(Op, operands="x bytes experts"):
             GraphVerifyError: a size is unknown, or the inputs do not fit each other.
         """
         x, data, chosen = (tensor_input(self, inputs, at, name) for at, name in enumerate(self.operands))
-        self.expect_float(x, "x")
         rows, inner = self.expect_rank(x, (2,), "x")
         k = _size(self, inner, "the last dimension of x")
         experts, n = _slabs(self, data, GGUF_FORMATS[self.scheme], k)
-        self.expect_indices(chosen, "experts")
         (count,) = self.expect_rank(chosen, (1,), "experts")
         self.expect_dim(count, rows, "the number of experts given, one for each row of x,")
         return experts, k, n
@@ -255,7 +247,7 @@ def _slabs(op: Op, data: TensorType, kind: BlockFormat, k: int) -> tuple[int, in
     return sizes[0], sizes[1] if shape.rank == 3 else sizes[1] // row
 
 
-class GroupedMatMul(Op, operands="x w experts"):
+class GroupedMatMul(Op, operands="x w experts:indices"):
     """Row i of x `(M, K)` times matrix `experts[i]` of w `(E, K, N)`; experts `(M,)` are 0 to E - 1.
 
     If M is known and at most E, each row gets a copy of its matrix: M * K * N elements of memory. Otherwise a loop
@@ -271,7 +263,7 @@ class GroupedMatMul(Op, operands="x w experts"):
         return TensorType(dtype, Shape((rows, n)))
 
 
-class ScatterAdd(Op, operands="updates indices"):
+class ScatterAdd(Op, operands="updates indices:indices"):
     """Zeros with `rows` rows, with `updates[i]` added to row `indices[i]`: updates `(U, ...)`, indices `(U,)`."""
 
     rows: Dim
@@ -286,7 +278,6 @@ class ScatterAdd(Op, operands="updates indices"):
 
 
 def _expect_places(op: Op, places: TensorType, name: str, count: Dim) -> None:
-    op.expect_indices(places, name)
     (found,) = op.expect_rank(places, (1,), name)
     op.expect_dim(found, count, f"the number of {name}, one for each row,")
 

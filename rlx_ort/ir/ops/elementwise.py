@@ -12,19 +12,9 @@ from rlx_ort.ir.ops.leaf import LeafBuilders, NodeArgs, Operand, preset
 from rlx_ort.ir.types import TensorType
 
 __all__ = [
-    "ACTIVATIONS",
-    "BINARIES",
-    "COMPARISONS",
-    "Activation",
-    "Binary",
-    "Cast",
-    "Clamp",
-    "Compare",
-    "ElementwiseBuilders",
-    "Fma",
-    "StopGradient",
-    "Where",
-]
+    "ACTIVATIONS", "BINARIES", "COMPARISONS", "Activation", "Binary", "Cast", "Clamp", "Compare",
+    "ElementwiseBuilders", "Fma", "StopGradient", "Where",
+]  # fmt: skip
 
 ACTIVATIONS = (
     "gelu", "gelu_approx", "silu", "relu", "sigmoid", "tanh", "exp", "log", "sqrt", "rsqrt", "neg", "abs", "sin",
@@ -114,14 +104,11 @@ class Cast(Op, operands="x"):
         return TensorType(self.to, x.shape)
 
 
-class Clamp(Op, operands="x"):
+class Clamp(Op, operands="x:number"):
     """Each element clamped to bounds; None for no bound."""
 
     low: float | None = None
     high: float | None = None
-
-    def _result(self, x: TensorType) -> None:
-        self.expect_number(x)
 
 
 class Fma(Op, operands="a b c"):

@@ -14,25 +14,15 @@ from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.types import TensorType
 
 __all__ = [
-    "SCATTER_MODES",
-    "ArgSort",
-    "CumMax",
-    "CumProd",
-    "GatherElements",
-    "GatherNd",
-    "IndexingBuilders",
-    "Reverse",
-    "ScatterElements",
-    "ScatterNd",
-    "Sort",
-    "Trilu",
-]
+    "SCATTER_MODES", "ArgSort", "CumMax", "CumProd", "GatherElements", "GatherNd", "IndexingBuilders", "Reverse",
+    "ScatterElements", "ScatterNd", "Sort", "Trilu",
+]  # fmt: skip
 
 SCATTER_MODES = ("set", "add", "mul", "max", "min")
 """How an update changes its element. Under `set`, indices must not repeat; the other modes combine all updates."""
 
 
-class Ordered(Op, operands="x"):
+class Ordered(Op, operands="x:number"):
     """Base of the ops that run along one axis of numbers and keep the shape."""
 
     kind = ""  # a base, no op
@@ -40,7 +30,6 @@ class Ordered(Op, operands="x"):
     axis: int = -1
 
     def _result(self, x: TensorType) -> TensorType:
-        self.expect_number(x)
         self.normal_axis(self.axis, known_shape(self, x, "x").rank)
         return x
 
@@ -106,18 +95,17 @@ class Trilu(Op, operands="x"):
             raise GraphVerifyError(f"Trilu needs matrices, x is {shape}; reshape it to rank 2 or more")
 
 
-class GatherElements(Op, operands="x indices"):
+class GatherElements(Op, operands="x indices:indices"):
     """One element for each index: `out[i][j] = x[index[i][j]][j]` for axis 0, and so on for other axes."""
 
     axis: int = 0
 
     def _result(self, x: TensorType, indices: TensorType) -> TensorType:
-        self.expect_indices(indices, "indices")
         _expect_same_rank(self, x, indices, "indices")
         return TensorType(x.dtype, indices.shape)
 
 
-class GatherNd(Op, operands="x indices"):
+class GatherNd(Op, operands="x indices:indices"):
     """Slices at positions given by the last dimension of the indices.
 
     Attributes:
@@ -133,7 +121,7 @@ class GatherNd(Op, operands="x indices"):
         return TensorType(x.dtype, Shape((*picked[:-1], *shape[self.batch_dims + depth :])))
 
 
-class ScatterElements(Op, operands="x indices updates"):
+class ScatterElements(Op, operands="x indices:indices updates"):
     """x with one element changed for each index; the updates have the indices' shape.
 
     Attributes:
@@ -146,12 +134,11 @@ class ScatterElements(Op, operands="x indices updates"):
 
     def _result(self, x: TensorType, indices: TensorType, updates: TensorType) -> None:
         _check_updates(self, x, updates)
-        self.expect_indices(indices, "indices")
         wanted = _expect_same_rank(self, x, indices, "indices")
         self.expect_dims(_expect_same_rank(self, x, updates, "updates"), wanted, "the updates")
 
 
-class ScatterNd(Op, operands="x indices updates"):
+class ScatterNd(Op, operands="x indices:indices updates"):
     """x with slices changed at positions given by the last dimension of the indices.
 
     Attributes:
@@ -182,7 +169,6 @@ def _expect_same_rank(op: GatherElements | ScatterElements, x: TensorType, other
 
 def _nd(op: Op, x: TensorType, indices: TensorType, batch_dims: int) -> tuple[Shape, Shape, int]:
     """Return the shapes of x and the indices, and how many dimensions of x an index selects."""
-    op.expect_indices(indices, "indices")
     shape, picked = known_shape(op, x, "x"), known_shape(op, indices, "indices")
     depth = picked[-1] if picked.rank else None
     room = shape.rank - batch_dims

@@ -20,14 +20,8 @@ from rlx_ort.ir.shape import Dim, Shape
 from rlx_ort.ir.types import TensorType
 
 __all__ = [
-    "BatchedDenseSolve",
-    "DenseSolve",
-    "DotGeneral",
-    "FusedMatMulBiasAct",
-    "LinalgBuilders",
-    "LoraMatMul",
-    "MatMul",
-]
+    "BatchedDenseSolve", "DenseSolve", "DotGeneral", "FusedMatMulBiasAct", "LinalgBuilders", "LoraMatMul", "MatMul",
+]  # fmt: skip
 
 
 class MatMul(Op, operands="lhs rhs"):
@@ -98,14 +92,13 @@ class FusedMatMulBiasAct(Op, operands="x weight bias"):
         return result
 
 
-class LoraMatMul(Op, operands="x w a b"):
+class LoraMatMul(Op, operands="x:float w a b"):
     """x @ w + scale * ((x @ a) @ b): a weight with a low-rank correction."""
 
     scale: float = 1.0
 
     def _result(self, x: TensorType, w: TensorType, a: TensorType, b: TensorType) -> TensorType:
         self.same_dtype(x, w, a, b)
-        self.expect_float(x, "x")
         product = _product(self, x, w, ("x", "w"))
         correction = _product(self, _product(self, x, a, ("x", "a")), b, ("x @ a", "b"))
         return TensorType(product.dtype, self.broadcast((product.shape, correction.shape)))
@@ -130,14 +123,13 @@ def _product(op: Op, lhs: TensorType, rhs: TensorType, names: tuple[str, str]) -
     return TensorType(dtype, Shape((*(batch or ()), lhs.shape[-2], rhs.shape[-1])))
 
 
-class _Solve(Op, operands="a b"):
+class _Solve(Op, operands="a:float b"):
     """Base of the solvers of A x = b; x has the type of b."""
 
     batched = False
 
     def _result(self, a: TensorType, b: TensorType) -> TensorType:
         self.same_dtype(a, b)
-        self.expect_float(a, "a")
         matrix, right = known_shape(self, a, "a"), known_shape(self, b, "b")
         if matrix.rank < 3 if self.batched else matrix.rank != 2:
             wanted = "(..., N, N)" if self.batched else "(N, N)"

@@ -16,29 +16,15 @@ from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.types import TensorType, ValueType
 
 __all__ = [
-    "REDUCTIONS",
-    "ArgMax",
-    "ArgMin",
-    "BatchNormInference",
-    "Cumsum",
-    "FusedResidualLN",
-    "FusedResidualRmsNorm",
-    "FusedSwiGLU",
-    "GroupNorm",
-    "LayerNorm",
-    "LayerNorm2d",
-    "NormBuilders",
-    "Reduce",
-    "RmsNorm",
-    "Softmax",
-    "TopK",
-]
+    "REDUCTIONS", "ArgMax", "ArgMin", "BatchNormInference", "Cumsum", "FusedResidualLN", "FusedResidualRmsNorm",
+    "FusedSwiGLU", "GroupNorm", "LayerNorm", "LayerNorm2d", "NormBuilders", "Reduce", "RmsNorm", "Softmax", "TopK",
+]  # fmt: skip
 
 REDUCTIONS = ("sum", "mean", "max", "min", "prod")
 """Names of the reductions."""
 
 
-class Reduce(Op, operands="x"):
+class Reduce(Op, operands="x:number"):
     """A reduction over axes, which become 1 or are removed; without axes the input is unchanged."""
 
     function: str = named("reduction", REDUCTIONS)
@@ -49,18 +35,17 @@ class Reduce(Op, operands="x"):
         return TensorType(x.dtype, _reduced(self, x, self.axes, self.keep_dim))
 
 
-class Softmax(Op, operands="x"):
+class Softmax(Op, operands="x:float"):
     """exp(x) along an axis, scaled to the sum 1."""
 
     axis: int = -1
 
     def _result(self, x: TensorType) -> None:
-        self.expect_float(x, "x")
         if x.shape is not None:
             self.normal_axis(self.axis, x.shape.rank)
 
 
-class Cumsum(Op, operands="x"):
+class Cumsum(Op, operands="x:number"):
     """The running sum along an axis; `exclusive` leaves the element itself out, `reverse` runs from the end."""
 
     axis: int
@@ -68,19 +53,17 @@ class Cumsum(Op, operands="x"):
     reverse: bool = False
 
     def _result(self, x: TensorType) -> None:
-        self.expect_number(x)
         if x.shape is not None:
             self.normal_axis(self.axis, x.shape.rank)
 
 
-class TopK(Op, operands="x"):
+class TopK(Op, operands="x:number"):
     """Indices of the k largest elements along the last axis, largest first; equal elements in order of index."""
 
     k: int
     dtype: DType = DType.I64
 
     def _result(self, x: TensorType) -> TensorType:
-        self.expect_number(x)
         shape = known_shape(self, x, "x")
         size = shape[self.normal_axis(-1, shape.rank)]
         if self.k < 0 or (isinstance(size, int) and self.k > size):
@@ -88,7 +71,7 @@ class TopK(Op, operands="x"):
         return TensorType(self.dtype, Shape((*shape[:-1], self.k)))
 
 
-class _Extremum(Op, operands="x"):
+class _Extremum(Op, operands="x:number"):
     """Base of the ops that return the index (i64) of an element along an axis, the first one of equals."""
 
     axis: int = -1
@@ -107,7 +90,6 @@ class ArgMin(_Extremum):
 
 
 def _reduced(op: Op, x: TensorType, axes: Sequence[int], keep_dim: bool) -> Shape:
-    op.expect_number(x)
     shape = known_shape(op, x, "x")
     gone = op.axis_tuple(axes, shape.rank)
     if keep_dim:
@@ -195,7 +177,7 @@ class FusedResidualRmsNorm(_ResidualNorm):
     """RmsNorm(x + residual [+ bias]) along the last axis; the sum itself is no result."""
 
 
-class FusedSwiGLU(Op, operands="x"):
+class FusedSwiGLU(Op, operands="x:float"):
     """up * silu(gate), where the last dimension holds up then gate, or gate then up.
 
     Attributes:
@@ -207,7 +189,6 @@ class FusedSwiGLU(Op, operands="x"):
     cast_to: DType | None = None
 
     def _result(self, x: TensorType) -> TensorType:
-        self.expect_float(x, "x")
         shape = known_shape(self, x, "x")
         size = shape[self.normal_axis(-1, shape.rank)]
         if not isinstance(size, int) or size % 2:

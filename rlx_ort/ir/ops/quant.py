@@ -20,16 +20,9 @@ from rlx_ort.ir.shape import Dim, Shape
 from rlx_ort.ir.types import TensorType
 
 __all__ = [
-    "QMAX",
-    "SCALE_MODES",
-    "Dequantize",
-    "FakeQuantize",
-    "FakeQuantizeLSQ",
-    "QConv2d",
-    "QMatMul",
-    "QuantBuilders",
+    "QMAX", "SCALE_MODES", "Dequantize", "FakeQuantize", "FakeQuantizeLSQ", "QConv2d", "QMatMul", "QuantBuilders",
     "Quantize",
-]
+]  # fmt: skip
 
 QMAX = {8: 127, 4: 7, 2: 1}
 """Bits -> the largest quantised number of symmetric quantisation."""
@@ -37,7 +30,7 @@ SCALE_MODES = ("per_batch", "fixed", "ema")
 """Sources of the scale of `FakeQuantize`."""
 
 
-class _Scaled(Op, operands="x"):
+class _Scaled(Op):
     """Base of quantising and its inverse.
 
     Attributes:
@@ -69,25 +62,23 @@ class _Scaled(Op, operands="x"):
             self.expect_dim(size, len(self.scales), f"axis {self.axis} of {shape}, which has that many scales,")
 
 
-class Quantize(_Scaled):
+class Quantize(_Scaled, operands="x:float"):
     """clamp(round(x / scale) + zero_point, -128, 127) as i8."""
 
     def _result(self, x: TensorType) -> TensorType:
-        self.expect_float(x, "x")
         self._check_axis(x)
         return TensorType(DType.I8, x.shape)
 
 
-class Dequantize(_Scaled, operands="q"):
+class Dequantize(_Scaled, operands="q:i8"):
     """(q - zero_point) * scale of i8 as f32."""
 
     def _result(self, q: TensorType) -> TensorType:
-        _expect_dtype(self, q, DType.I8, "q")
         self._check_axis(q)
         return TensorType(DType.F32, q.shape)
 
 
-class FakeQuantize(Op, operands="x scale?"):
+class FakeQuantize(Op, operands="x:float scale:float?"):
     """x quantised symmetrically and dequantised: clamp(round(x / scale), -qmax, qmax) * scale.
 
     Under `per_batch` the scale is max(max|x| / qmax, 1e-12) of this input. Under `fixed` it is a second input
@@ -119,7 +110,7 @@ class FakeQuantize(Op, operands="x scale?"):
         _check_scale(self, x, *scale)
 
 
-class FakeQuantizeLSQ(Op, operands="x scale"):
+class FakeQuantizeLSQ(Op, operands="x:float scale:float"):
     """clamp(round(x / scale), -qmax, qmax) * scale, with a learned scale as second input.
 
     Attributes:
@@ -137,7 +128,7 @@ class FakeQuantizeLSQ(Op, operands="x scale"):
         _check_scale(self, x, scale)
 
 
-class QMatMul(Op, operands="x w bias?"):
+class QMatMul(Op, operands="x:i8 w:i8 bias:i32?"):
     """A product of i8 with an i8 result: clamp(round(acc * mult) + out_zp, -128, 127).
 
     acc is the i32 sum of (x - x_zp) * (w - w_zp) over K, plus an i32 bias; it wraps around if it leaves 32 bits, which
@@ -159,7 +150,6 @@ class QMatMul(Op, operands="x w bias?"):
         _check_i8(self, "zero point", (self.x_zp, self.w_zp, self.out_zp))
 
     def _result(self, x: TensorType, w: TensorType, *bias: TensorType) -> TensorType:
-        _expect_integers(self, x, w, bias)
         lhs, rhs = known_shape(self, x, "x"), known_shape(self, w, "w")
         if lhs.rank < 2 or rhs.rank < 2:
             raise GraphVerifyError(f"QMatMul needs matrices, got {lhs} and {rhs}; reshape them to rank 2 or more")
@@ -169,7 +159,7 @@ class QMatMul(Op, operands="x w bias?"):
         return TensorType(DType.I8, Shape((*(batch or ()), lhs[-2], rhs[-1])))
 
 
-class QConv2d(Op, operands="x w bias?"):
+class QConv2d(Op, operands="x:i8 w:i8 bias:i32?"):
     """A convolution of i8 with an i8 result, scaled like `QMatMul`; taps in the padding contribute nothing.
 
     Attributes:
@@ -192,7 +182,6 @@ class QConv2d(Op, operands="x w bias?"):
         _check_i8(self, "zero point", (self.x_zp, self.w_zp, self.out_zp))
 
     def _result(self, x: TensorType, w: TensorType, *bias: TensorType) -> TensorType:
-        _expect_integers(self, x, w, bias)
         shape = conv_shape(self, x, w, self.stride, self.padding, self.dilation, self.groups)
         expect_bias(self, bias, shape[1])
         return TensorType(DType.I8, shape)
@@ -213,24 +202,10 @@ def _check_bits(op: Op, bits: int) -> None:
         raise GraphVerifyError(f"{op.kind} knows 8, 4 and 2 bits, not {bits}")
 
 
-def _expect_dtype(op: Op, value: TensorType, dtype: DType, name: str) -> None:
-    if value.dtype is not dtype:
-        raise GraphVerifyError(f"{op.kind} needs {name} as {dtype.value}, got {value.dtype.value}; cast it first")
-
-
-def _expect_integers(op: Op, x: TensorType, w: TensorType, bias: Sequence[TensorType]) -> None:
-    _expect_dtype(op, x, DType.I8, "x")
-    _expect_dtype(op, w, DType.I8, "w")
-    for value in bias:
-        _expect_dtype(op, value, DType.I32, "bias")
-
-
 def _check_scale(op: FakeQuantize | FakeQuantizeLSQ, x: TensorType, scale: TensorType | None = None) -> None:
-    op.expect_float(x, "x")
     shape = known_shape(op, x, "x")
     size: Dim = 1 if op.axis is None else shape[op.normal_axis(op.axis, shape.rank)]
     if scale is not None:
-        op.expect_float(scale, "scale")
         found = op.expect_rank(scale, (0, 1) if op.axis is None else (1,), "scale")
         op.expect_dim(found[0] if found else 1, size, "the number of scales")
 

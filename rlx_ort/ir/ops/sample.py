@@ -26,7 +26,7 @@ _DEFAULT_SEED = 0xDEADBEEF
 _RESULT_DTYPES = (DType.I32, DType.I64, DType.U32, DType.F32)
 
 
-class Sample(Op, operands="logits"):
+class Sample(Op, operands="logits:float"):
     """One token of each row of logits `(B, V)` or `(V,)`, drawn by the seed: the same seed gives the same tokens.
 
     The logits are divided by the temperature (1e-6 at least). Those below the k-th largest are dropped; ties with it
@@ -63,7 +63,6 @@ class Sample(Op, operands="logits"):
             raise GraphVerifyError(f"Sample cannot give token ids as {self.dtype.value}; known: {known}")
 
     def _result(self, logits: TensorType) -> TensorType:
-        self.expect_float(logits, "logits")
         shape = self.expect_rank(logits, (1, 2), "logits")
         if not isinstance(shape[-1], int) or not 0 < shape[-1] < 1 << 24:
             raise GraphVerifyError(f"Sample needs logits of 1 to 2^24 - 1 tokens, their number known, got {shape}")

@@ -14,7 +14,7 @@ from rlx_ort.ir.types import TensorType, ValueType
 __all__ = ["GatedDeltaNet", "SelectiveScan", "SequenceBuilders"]
 
 
-class SelectiveScan(Op, operands="x delta a b c"):
+class SelectiveScan(Op, operands="x:float delta a b c"):
     """h_t = exp(delta_t a) h_{t-1} + delta_t b_t x_t from h = 0, and y_t = the sum of c_t h_t over the n states.
 
     Inputs: x and delta `(B, S, H)`, a `(H, n)`, b and c `(B, S, n)`; the result is `(B, S, H)`. Narrow floats are
@@ -28,7 +28,6 @@ class SelectiveScan(Op, operands="x delta a b c"):
 
     def _result(self, x: TensorType, delta: TensorType, a: TensorType, b: TensorType, c: TensorType) -> None:
         self.same_dtype(x, delta, a, b, c)
-        self.expect_float(x, "x")
         batch, length, channels = self.expect_rank(x, (3,), "x")
         _expect_shape(self, delta, "delta", (batch, length, channels))
         _expect_shape(self, a, "a", (channels, self.n))

@@ -143,7 +143,7 @@ class Slice(Op, operands="x"):
         return TensorType(x.dtype, Shape(dims))
 
 
-class Gather(Op, operands="table indices"):
+class Gather(Op, operands="table indices:indices"):
     """Entries of a table along an axis, picked by integer indices; negative ones count from the end.
 
     The result has the table's dimensions before the axis, those of the indices, then the table's after the axis.
@@ -152,7 +152,6 @@ class Gather(Op, operands="table indices"):
     axis: int = 0
 
     def _result(self, table: TensorType, indices: TensorType) -> TensorType:
-        self.expect_indices(indices, "indices")
         shape, picked = known_shape(self, table, "table"), known_shape(self, indices, "indices")
         axis = self.normal_axis(self.axis, shape.rank)
         return TensorType(table.dtype, Shape((*shape[:axis], *picked, *shape[axis + 1 :])))
