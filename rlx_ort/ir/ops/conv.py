@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Unpack
+from typing import Any, Unpack
 
 from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import Value
@@ -24,7 +24,16 @@ RESIZE_MODES = ("nearest", "linear", "cubic")
 """How `Interpolate` computes elements between the given ones."""
 
 
-class Conv2d(Op, operands="x:float weight bias?"):
+class _Conv(Op, operands="x:float weight bias?"):
+    """Base of the convolutions."""
+
+    def _result(self, x: TensorType, weight: TensorType, *bias: TensorType) -> TensorType:
+        shape = conv_shape(self, x, weight)
+        expect_bias(self, bias, shape[1])
+        return TensorType(self.same_dtype(x, weight, *bias), shape)
+
+
+class Conv2d(_Conv):
     """A cross-correlation with a weight `(C_out, C_in / groups, kH, kW)` and perhaps a bias `(C_out,)`.
 
     Attributes:
@@ -39,11 +48,8 @@ class Conv2d(Op, operands="x:float weight bias?"):
     dilation: tuple[int, int] = (1, 1)
     groups: int = 1
 
-    def _result(self, x: TensorType, weight: TensorType, *bias: TensorType) -> TensorType:
-        return _convolved(self, x, weight, bias)
 
-
-class Conv3d(Op, operands="x:float weight bias?"):
+class Conv3d(_Conv):
     """A cross-correlation of a volume with a weight `(C_out, C_in / groups, kD, kH, kW)` and perhaps a bias.
 
     The attributes are those of `Conv2d`, with one number each for depth, height and width.
@@ -54,19 +60,12 @@ class Conv3d(Op, operands="x:float weight bias?"):
     dilation: tuple[int, ...] = (1, 1, 1)
     groups: int = 1
 
-    def _result(self, x: TensorType, weight: TensorType, *bias: TensorType) -> TensorType:
-        return _convolved(self, x, weight, bias)
-
 
 class ConvTranspose2d(Op, operands="x:float weight bias?"):
     """The transpose of a convolution, with a weight `(C_in, C_out / groups, kH, kW)` and perhaps a bias.
 
-    Attributes:
-        stride: distance between the input's elements in the result.
-        padding: rows and columns cut off on both sides.
-        output_padding: rows and columns added at the end.
-        dilation: distance between the taps.
-        groups: how many parts the channels fall into.
+    The attributes are those of the convolution, whose padding is cut off here; `output_padding` is how many rows and
+    columns are added at the end.
     """
 
     stride: tuple[int, int] = (1, 1)
@@ -132,11 +131,7 @@ class Im2Col(Op, operands="x:float"):
     dilation: tuple[int, int] = (1, 1)
 
     def windows(self, shape: Shape) -> tuple[int, int]:
-        """Return how many windows there are in height and in width.
-
-        Raises:
-            GraphVerifyError: the height or width has no size, or no window fits.
-        """
+        """Return how many windows there are in height and in width."""
         rows, columns = _window_counts(self, shape[2:], self.kernel, self.stride, self.padding, self.dilation)
         if not isinstance(rows, int) or not isinstance(columns, int):
             raise GraphVerifyError(f"Im2Col needs the height and width of x {shape}; bind the dimensions first")
@@ -181,40 +176,19 @@ class Interpolate(Op, operands="x:float"):
         return TensorType(x.dtype, Shape((*shape[:2], *self.sizes)))
 
 
-def _convolved(op: Conv2d | Conv3d, x: TensorType, weight: TensorType, bias: Sequence[TensorType]) -> TensorType:
-    shape = conv_shape(op, x, weight, op.stride, op.padding, op.dilation, op.groups)
-    expect_bias(op, bias, shape[1])
-    return TensorType(op.same_dtype(x, weight, *bias), shape)
-
-
-def conv_shape(
-    op: Op,
-    x: TensorType,
-    weight: TensorType,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-) -> Shape:
-    """Return the shape of a convolution over as many axes as `stride` has numbers.
-
-    Raises:
-        GraphVerifyError: the ranks, channels or groups do not fit, or no window does.
-    """
-    rank = (2 + len(stride),)
+def conv_shape(op: Any, x: TensorType, weight: TensorType) -> Shape:
+    """Return the shape of a convolution, an op with the attributes of `Conv2d`, over as many axes as its stride has."""
+    rank = (2 + len(op.stride),)
     image, taps = op.expect_rank(x, rank, "x"), op.expect_rank(weight, rank, "weight")
-    if groups >= 1 and isinstance(taps[1], int):
-        op.expect_dim(image[1], taps[1] * groups, "the number of input channels")
-    _check_groups(op, taps[0], groups)
-    return Shape((image[0], taps[0], *_window_counts(op, image[2:], taps[2:], stride, padding, dilation)))
+    if op.groups >= 1 and isinstance(taps[1], int):
+        op.expect_dim(image[1], taps[1] * op.groups, "the number of input channels")
+    _check_groups(op, taps[0], op.groups)
+    counted = _window_counts(op, image[2:], taps[2:], op.stride, op.padding, op.dilation)
+    return Shape((image[0], taps[0], *counted))
 
 
 def expect_bias(op: Op, bias: Sequence[TensorType], channels: Dim) -> None:
-    """Check that a bias, if there is one, has a number for each channel.
-
-    Raises:
-        GraphVerifyError: it does not.
-    """
+    """Check that a bias, if there is one, has a number for each channel."""
     for value in bias:
         (size,) = op.expect_rank(value, (1,), "bias")
         op.expect_dim(size, channels, "the size of the bias")
@@ -329,10 +303,12 @@ class ConvBuilders(LeafBuilders):
         **node: Unpack[NodeArgs],
     ) -> Value:
         """Convolve `(N, C, D, H, W)` with a weight `(C_out, C / groups, kD, kH, kW)`."""
-        op = Conv3d(
-            counts("stride", stride, 3, 1), counts("padding", padding, 3), counts("dilation", dilation, 3, 1), groups
+        step, pad, gap = (
+            counts("stride", stride, 3, 1),
+            counts("padding", padding, 3),
+            counts("dilation", dilation, 3, 1),
         )
-        return self._add(op, *self._like(x, weight, bias), **node)
+        return self._add(Conv3d(step, pad, gap, groups), *self._like(x, weight, bias), **node)
 
     def im2col(
         self,

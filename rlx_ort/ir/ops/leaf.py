@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable
-from typing import Any, Concatenate, ParamSpec, TypeAlias, TypedDict
+from typing import Any, Concatenate, ParamSpec, TypeAlias, TypedDict, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,7 @@ from rlx_ort.ir.types import TensorType, ValueType
 
 __all__ = ["Capture", "Constant", "Input", "LeafBuilders", "NodeArgs", "Operand", "Param", "preset"]
 
+A = TypeVar("A")
 P = ParamSpec("P")
 Operand: TypeAlias = "Value | npt.ArrayLike"
 """What the builders take as an operand: a value, or a number or array that becomes a constant."""
@@ -37,16 +38,15 @@ class NodeArgs(TypedDict, total=False):
 
 
 def preset(
-    builder: Callable[Concatenate[Any, str, P], Value], function: str, doc: str
+    builder: Callable[Concatenate[Any, A, P], Value], argument: A, doc: str
 ) -> Callable[Concatenate[Any, P], Value]:
     """Return a builder with its first argument set, as a method: `relu(x)` is `activation("relu", x)`."""
 
     def method(self: Any, /, *args: P.args, **keywords: P.kwargs) -> Value:
-        return builder(self, function, *args, **keywords)
+        return builder(self, argument, *args, **keywords)
 
     found = inspect.signature(builder)
     first, _, *others = found.parameters.values()
-    method.__name__ = function
     method.__doc__, method.__signature__ = doc, found.replace(parameters=[first, *others])  # type: ignore[attr-defined]
     return method
 

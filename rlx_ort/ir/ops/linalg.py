@@ -15,7 +15,7 @@ from rlx_ort.ir.core import Value
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.op import Op, join_dims, known_shape, named
 from rlx_ort.ir.ops.elementwise import ACTIVATIONS, Activation
-from rlx_ort.ir.ops.leaf import LeafBuilders, NodeArgs, Operand
+from rlx_ort.ir.ops.leaf import LeafBuilders, NodeArgs, Operand, preset
 from rlx_ort.ir.shape import Dim, Shape
 from rlx_ort.ir.types import TensorType
 
@@ -161,6 +161,19 @@ class BatchedDenseSolve(_Solve):
     batched = True
 
 
+def _solved(
+    self: LinalgBuilders,
+    op: _Solve,
+    a: Operand,
+    b: Operand,
+    out_shape: Iterable[Dim] | None = None,
+    dtype: DType | str | None = None,
+    *,
+    name: str | None = None,
+) -> Value:
+    return self._add(op, *self._pair(a, b), shape=out_shape, dtype=dtype, name=name)
+
+
 class LinalgBuilders(LeafBuilders):
     """Builders of matrix products and solvers."""
 
@@ -218,26 +231,5 @@ class LinalgBuilders(LeafBuilders):
         """Return x @ w + scale * ((x @ a) @ b)."""
         return self._add(LoraMatMul(scale), *self._like(x, w, a, b), shape=out_shape, dtype=dtype, name=name)
 
-    def dense_solve(
-        self,
-        a: Operand,
-        b: Operand,
-        out_shape: Iterable[Dim] | None = None,
-        dtype: DType | str | None = None,
-        *,
-        name: str | None = None,
-    ) -> Value:
-        """Solve a x = b for one matrix."""
-        return self._add(DenseSolve(), *self._pair(a, b), shape=out_shape, dtype=dtype, name=name)
-
-    def batched_dense_solve(
-        self,
-        a: Operand,
-        b: Operand,
-        out_shape: Iterable[Dim] | None = None,
-        dtype: DType | str | None = None,
-        *,
-        name: str | None = None,
-    ) -> Value:
-        """Solve a x = b for each matrix of a batch."""
-        return self._add(BatchedDenseSolve(), *self._pair(a, b), shape=out_shape, dtype=dtype, name=name)
+    dense_solve = preset(_solved, DenseSolve(), "Solve a x = b for one matrix.")
+    batched_dense_solve = preset(_solved, BatchedDenseSolve(), "Solve a x = b for each matrix of a batch.")

@@ -182,7 +182,7 @@ class QConv2d(Op, operands="x:i8 w:i8 bias:i32?"):
         _check_i8(self, "zero point", (self.x_zp, self.w_zp, self.out_zp))
 
     def _result(self, x: TensorType, w: TensorType, *bias: TensorType) -> TensorType:
-        shape = conv_shape(self, x, w, self.stride, self.padding, self.dilation, self.groups)
+        shape = conv_shape(self, x, w)
         expect_bias(self, bias, shape[1])
         return TensorType(DType.I8, shape)
 
