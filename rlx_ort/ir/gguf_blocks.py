@@ -31,11 +31,7 @@ class BlockFormat:
     bytes: int
 
     def row_bytes(self, k: int) -> int:
-        """Return the bytes of a row of k weights.
-
-        Raises:
-            GraphVerifyError: k is no multiple of the block.
-        """
+        """Return the bytes of a row of k weights."""
         if k % self.elements:
             raise GraphVerifyError(
                 f"{self.name} packs {self.elements} weights a block, so k must be a multiple; got {k}"
@@ -60,11 +56,7 @@ GGUF_FORMATS = {
 
 
 def block_format(name: str) -> BlockFormat:
-    """Return a format by name, with or without the underscore: `Q4_K`, `q4k`.
-
-    Raises:
-        GraphVerifyError: there is no such format.
-    """
+    """Return a format by name, with or without the underscore: `Q4_K`, `q4k`."""
     return GGUF_FORMATS[known_name("GGUF format", name, tuple(GGUF_FORMATS))]
 
 

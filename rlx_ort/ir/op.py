@@ -216,11 +216,7 @@ class Op(metaclass=_OpType):
 
 
 def op_class(kind: str) -> type[Op]:
-    """Return the op class of a kind.
-
-    Raises:
-        KeyError: no op has that kind.
-    """
+    """Return the op class of a kind; KeyError if no op has it."""
     return _classes[kind]
 
 

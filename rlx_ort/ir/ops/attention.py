@@ -30,11 +30,7 @@ class HeadLayout(NamedTuple):
 
 
 def head_layout(op: Op, shape: Shape, num_heads: int, head_dim: int, name: str) -> HeadLayout:
-    """Return the layout of a q, k or v of that shape.
-
-    Raises:
-        GraphVerifyError: the shape holds no `num_heads` heads of `head_dim`.
-    """
+    """Return the layout of a q, k or v of that shape."""
     if shape.rank == 4:
         heads_first = shape[1] == num_heads
         batch, length = (shape[0], shape[2]) if heads_first else (shape[0], shape[1])
@@ -46,11 +42,7 @@ def head_layout(op: Op, shape: Shape, num_heads: int, head_dim: int, name: str) 
 
 
 def parse_mask_kind(text: str) -> tuple[str, int | None]:
-    """Return (kind, window) of a mask kind as the builders take it, `sliding:N` for a sliding one.
-
-    Raises:
-        GraphVerifyError: it has no such form.
-    """
+    """Return (kind, window) of a mask kind as the builders take it, `sliding:N` for a sliding one."""
     kind, colon, number = text.strip().partition(":")
     window = int(number) if number.strip().isdecimal() else None
     if bool(colon) != (kind.strip().lower() == "sliding") or (colon and window is None):
@@ -91,11 +83,7 @@ class Attention(Op, operands="q:float k v mask?"):
             raise GraphVerifyError(f"Attention needs a softcap above 0, got {self.softcap}; leave it out for none")
 
     def layouts(self, inputs: OpTypes) -> tuple[HeadLayout, HeadLayout, HeadLayout]:
-        """Return the layouts of q, k and v.
-
-        Raises:
-            GraphVerifyError: one does not hold the heads.
-        """
+        """Return the layouts of q, k and v."""
         shapes = (self.expect_rank(tensor_input(self, inputs, i, "qkv"[i]), (2, 3, 4), "qkv"[i]) for i in range(3))
         q, k, v = (head_layout(self, shape, self.num_heads, self.head_dim, "qkv"[i]) for i, shape in enumerate(shapes))
         return q, k, v
@@ -136,7 +124,6 @@ class Rope(Op, operands="x:float cos sin"):
     `n_rot / 2` columns.
 
     Attributes:
-        head_dim: size of a head.
         n_rot: how many elements of a head are rotated, even; None for all.
         interleaved: whether the pairs are neighbours `(2i, 2i + 1)` instead of halves `(i, i + n_rot / 2)`.
     """

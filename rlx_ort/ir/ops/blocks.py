@@ -44,18 +44,10 @@ class Composite(Op):
         raise NotImplementedError(f"{type(self).__name__} defines no `build`")
 
     def check(self, inputs: OpTypes) -> None:
-        """Check what `build` would report unclearly.
-
-        Raises:
-            GraphVerifyError: the inputs do not fit the op.
-        """
+        """Check what `build` would report unclearly."""
 
     def expand(self, inputs: OpTypes) -> Graph:
-        """Return the graph this op stands for, with an input for each of its inputs.
-
-        Raises:
-            GraphVerifyError: the inputs do not fit the op.
-        """
+        """Return the graph this op stands for, with an input for each of its inputs."""
         self.check(inputs)
         types = tensor_types(self, inputs, "a tensor")
         try:
@@ -74,11 +66,6 @@ class GroupedQueryAttention(Composite):
     Layouts and the other attributes are those of `Attention`, with `num_kv_heads` heads in k and v. Without a mask,
     with a `custom` one, and for one query under `causal`, query heads that share keys are folded into the query
     length, so k and v are not copied; otherwise k and v are repeated.
-
-    Attributes:
-        num_heads: heads of q.
-        num_kv_heads: heads of k and v, a divisor of `num_heads`.
-        head_dim: size of a head.
     """
 
     num_heads: int
@@ -199,10 +186,7 @@ class FusedTransformerLayer(Composite):
 
     Inputs: hidden `(B, S, W)`, mask `(B, S)`, qkv weight, output weight, gamma and beta of the first normalisation,
     up weight `(W, F)`, down weight `(F, W)`, gamma and beta of the second; with `has_bias`, the biases of qkv,
-    output, up and down.
-
-    Attributes:
-        pre_norm: whether a block normalises its input, instead of the sum after it.
+    output, up and down. With `pre_norm`, a block normalises its input instead of the sum after it.
     """
 
     num_heads: int
@@ -247,14 +231,8 @@ class AxialRope2d(Composite, operands="x"):
     """Rotary embedding of a grid of tokens: the first half of each head by the column, the second by the row.
 
     Token t has position p = t // repeat_factor, in column p % end_x and row p // end_x. Neighbours (2c, 2c + 1) are
-    rotated by (column or row) * theta^(-4c / head_dim). x is `(S, H * D)` or `(B, S, H * D)`.
-
-    Attributes:
-        end_x: columns of the grid.
-        end_y: rows of the grid.
-        head_dim: size of a head, a multiple of 4.
-        theta: base of the frequencies.
-        repeat_factor: how many tokens share a position.
+    rotated by (column or row) * theta^(-4c / head_dim). x is `(S, H * D)` or `(B, S, H * D)`. head_dim is a
+    multiple of 4.
     """
 
     end_x: int
@@ -302,8 +280,7 @@ class AxialRope2d(Composite, operands="x"):
 class FusedConvBiasAct(Composite, operands="x weight bias"):
     """activation(conv2d(x, weight) + bias): x `(N, C, H, W)`, weight `(C_out, C / groups, kH, kW)`, bias `(C_out,)`.
 
-    Attributes:
-        activation: name of the activation, None for none. The other attributes are those of `Conv2d`.
+    The attributes are those of `Conv2d`, and the name of the activation, None for none.
     """
 
     activation: str | None = named("activation", ACTIVATIONS, default=None)
@@ -424,11 +401,7 @@ class BlockBuilders(LeafBuilders):
         sin: Operand | None = None,
         **node: Unpack[NodeArgs],
     ) -> Value:
-        """Project, rotate if tables are given, attend, and project back.
-
-        Raises:
-            GraphVerifyError: one of two biases or tables is missing, or the shapes do not fit.
-        """
+        """Project, rotate if tables are given, attend, and project back, with both biases or none, and both tables or none."""
         pairs = ((qkv_bias, out_bias), (cos, sin))
         if any((first is None) != (second is None) for first, second in pairs):
             raise GraphVerifyError("fused_attention_block takes both biases or none, and both tables or none")

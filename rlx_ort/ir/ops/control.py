@@ -137,13 +137,8 @@ class While(_Owner):
     """A body repeated as long as a condition on the carried values holds, tested before each pass.
 
     Inputs are the carried values, then values that do not change; both bodies get all of them in that order. The
-    body returns the next carried values, of unchanged types; every carried value is a result.
-
-    Attributes:
-        cond: returns one bool.
-        body: returns the next carried values.
-        carries: how many of the inputs are carried.
-        max_iterations: upper limit of passes, None for none.
+    body returns the next carried values, of unchanged types; every carried value is a result. `max_iterations` limits the
+    passes, None for no limit.
     """
 
     cond: Graph
@@ -185,11 +180,7 @@ class Scan(_Owner):
     that order and returns the next carried value, of unchanged type.
 
     Attributes:
-        body: one step.
-        length: how many steps.
         save_trajectory: whether the result is every carried value, stacked: row t is the one after step t + 1.
-        num_bcast: how many inputs every step gets unchanged.
-        num_xs: how many inputs are sequences.
         num_checkpoints: K rows of the trajectory as result, those at floor(t * length / K); 0 for none.
     """
 
@@ -244,10 +235,7 @@ class Scan(_Owner):
 class Custom(Op):
     """A kernel of a custom-op library, which the session must load.
 
-    Attributes:
-        name: the operator's name in its `domain` in the library.
-        types: types of the results, which only the library could infer.
-        version: the version of the domain.
+    `types` are those of the results, which only the library could infer.
     """
 
     name: str

@@ -151,11 +151,7 @@ class Interpolate(Op, operands="x:float"):
 
     `nearest` takes element floor(i * old / new). `linear` and `cubic` (coefficient -0.75) treat elements as areas
     whose centres are at i + 0.5, unless `align_corners` maps the first and last element to the first and last one.
-
-    Attributes:
-        sizes: the new sizes, one for each dimension after the channels.
-        mode: one of `RESIZE_MODES`.
-        align_corners: see above; not for `nearest`.
+    There is a size for each dimension after the channels.
     """
 
     sizes: tuple[int, ...]

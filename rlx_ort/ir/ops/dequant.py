@@ -58,7 +58,6 @@ class DequantMatMul(Op, operands="x:float w scale? extra?"):
     """x times a packed weight; see the table of schemes.
 
     Attributes:
-        scheme: one of `SCHEMES`.
         block: rows of the weight that share a scale, for the block schemes; None for the others.
         packed: whether the weight stays packed in the session, multiplied by ONNX Runtime's MatMulNBits, which not
             every provider has. Otherwise it is expanded once, when the session opens, and takes the bytes of x's
@@ -92,11 +91,7 @@ class DequantMatMul(Op, operands="x:float w scale? extra?"):
         return GGUF_FORMATS.get(self.scheme)
 
     def sizes(self, inputs: OpTypes) -> tuple[int, int]:
-        """Return K and N.
-
-        Raises:
-            GraphVerifyError: a size is unknown, or the inputs do not fit each other.
-        """
+        """Return K and N."""
         x, *rest = (tensor_input(self, inputs, place, name) for place, name in enumerate(self.operands[: len(inputs)]))
         shape = known_shape(self, x, "x")
         if shape.rank < 2:
@@ -168,11 +163,7 @@ class DequantGroupedMatMul(Op, operands="x:float bytes experts:indices"):
     scheme: str = named("GGUF format", GGUF_FORMATS)
 
     def sizes(self, inputs: OpTypes) -> tuple[int, int, int]:
-        """Return the number of experts, K and N.
-
-        Raises:
-            GraphVerifyError: a size is unknown, or the inputs do not fit each other.
-        """
+        """Return the number of experts, K and N."""
         x, data, chosen = (tensor_input(self, inputs, at, name) for at, name in enumerate(self.operands))
         rows, inner = self.expect_rank(x, (2,), "x")
         k = _size(self, inner, "the last dimension of x")

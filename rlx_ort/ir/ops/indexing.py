@@ -81,9 +81,7 @@ class Reverse(Op, operands="x"):
 class Trilu(Op, operands="x"):
     """The upper or lower triangle of the last two dimensions; zeros elsewhere.
 
-    Attributes:
-        upper: which triangle stays.
-        diagonal: the diagonal the triangle begins at: 0 the main one, above 0 to the right of it.
+    The triangle begins at a diagonal: 0 is the main one, above 0 lie those to the right of it.
     """
 
     upper: bool = False
@@ -108,8 +106,7 @@ class GatherElements(Op, operands="x indices:indices"):
 class GatherNd(Op, operands="x indices:indices"):
     """Slices at positions given by the last dimension of the indices.
 
-    Attributes:
-        batch_dims: leading dimensions that x and the indices share.
+    `batch_dims` leading dimensions are shared by x and the indices.
     """
 
     batch_dims: int = 0
@@ -122,12 +119,7 @@ class GatherNd(Op, operands="x indices:indices"):
 
 
 class ScatterElements(Op, operands="x indices:indices updates"):
-    """x with one element changed for each index; the updates have the indices' shape.
-
-    Attributes:
-        axis: the axis the indices run along.
-        mode: one of `SCATTER_MODES`.
-    """
+    """x with one element changed for each index; the updates have the indices' shape."""
 
     axis: int = 0
     mode: str = named("scatter mode", SCATTER_MODES, default="set")
@@ -139,11 +131,7 @@ class ScatterElements(Op, operands="x indices:indices updates"):
 
 
 class ScatterNd(Op, operands="x indices:indices updates"):
-    """x with slices changed at positions given by the last dimension of the indices.
-
-    Attributes:
-        mode: one of `SCATTER_MODES`.
-    """
+    """x with slices changed at positions given by the last dimension of the indices."""
 
     mode: str = named("scatter mode", SCATTER_MODES, default="set")
 

@@ -110,8 +110,7 @@ class Constant(_Leaf):
 class Capture(_Leaf):
     """In a body: a value of the enclosing graph, which the node that owns the body has as an extra input.
 
-    Attributes:
-        index: place among the owning node's inputs.
+    `index` is its place among the inputs of the owning node.
     """
 
     index: int

@@ -34,11 +34,7 @@ class MatMul(Op, operands="lhs rhs"):
 class DotGeneral(Op, operands="lhs rhs"):
     """A contraction over any axes: the result has the batch axes, the other axes of lhs, then those of rhs.
 
-    Attributes:
-        lhs_contracting: axes of lhs that are summed over, paired in order with `rhs_contracting`.
-        rhs_contracting: axes of rhs that are summed over.
-        lhs_batch: axes of lhs that are kept side by side, paired in order with `rhs_batch`.
-        rhs_batch: axes of rhs that are kept side by side.
+    Contracting axes are summed over, batch axes are kept side by side; those of lhs and rhs are paired in order.
     """
 
     lhs_contracting: tuple[int, ...]
@@ -47,11 +43,7 @@ class DotGeneral(Op, operands="lhs rhs"):
     rhs_batch: tuple[int, ...] = ()
 
     def axes(self, lhs: Shape, rhs: Shape) -> tuple[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]], ...]:
-        """Return (batch, free, contracting) axes of lhs and of rhs, counted from the front.
-
-        Raises:
-            GraphVerifyError: an axis does not exist, is named twice, or has no partner.
-        """
+        """Return (batch, free, contracting) axes of lhs and of rhs, counted from the front."""
         groups = []
         for shape, batch, contracting in (
             (lhs, self.lhs_batch, self.lhs_contracting),

@@ -180,9 +180,7 @@ class FusedResidualRmsNorm(_ResidualNorm):
 class FusedSwiGLU(Op, operands="x:float"):
     """up * silu(gate), where the last dimension holds up then gate, or gate then up.
 
-    Attributes:
-        gate_first: whether the gate is the lower half.
-        cast_to: dtype of the result, None for that of the input.
+    `cast_to` is the dtype of the result, None for that of the input.
     """
 
     gate_first: bool = False

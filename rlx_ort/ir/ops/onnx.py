@@ -84,11 +84,7 @@ class OnnxBuilders(GraphCore):
         version: int = 21,
         name: str | None = None,
     ) -> tuple[Value, ...]:
-        """Add an ONNX node that has no IR op and return its results; `types` are the types of the results.
-
-        Raises:
-            GraphVerifyError: no result type is given.
-        """
+        """Add an ONNX node that has no IR op and return its results; `types` are the types of the results."""
         if not types:
             raise GraphVerifyError(f"onnx node {op_type} needs the type of each result")
         op = OnnxNode(op_type, domain, version, "", dict(attributes or {}), {}, len(inputs), len(types))
@@ -145,11 +141,7 @@ REFUSED_KINDS: Mapping[str, tuple[str, str]] = {
 
 
 class Refused(Op):
-    """Base of the kinds that do not run.
-
-    Attributes:
-        attributes: the op's attributes as text, kept for reports.
-    """
+    """Base of the kinds that do not run."""
 
     attributes: Mapping[str, str] = field(default_factory=dict)
 
@@ -157,11 +149,7 @@ class Refused(Op):
     remedy: ClassVar[str] = ""
 
     def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
-        """Refuse.
-
-        Raises:
-            GraphVerifyError: always; the message has the reason and a remedy.
-        """
+        """Refuse, with the reason and a remedy."""
         raise GraphVerifyError(f"{self.kind} does not run: {self.reason}; {self.remedy}")
 
     def describe(self) -> str:
@@ -186,9 +174,5 @@ _CLASSES = {kind: _class_of(kind, *texts) for kind, texts in REFUSED_KINDS.items
 
 
 def refused_op(kind: str, attributes: Mapping[str, str] | None = None) -> Refused:
-    """Return the op of a refused kind, for an importer that keeps what it cannot run.
-
-    Raises:
-        KeyError: the kind is not one of `REFUSED_KINDS`.
-    """
+    """Return the op of a kind of `REFUSED_KINDS`, for an importer that keeps what it cannot run."""
     return _CLASSES[kind](dict(attributes or {}))

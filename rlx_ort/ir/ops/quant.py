@@ -86,9 +86,7 @@ class FakeQuantize(Op, operands="x:float scale:float?"):
     reads its state like `fixed` here and does not change it.
 
     Attributes:
-        bits: 8, 4 or 2.
         axis: the axis with a scale for each index, None for one scale.
-        scale_mode: one of `SCALE_MODES`.
         decay: of the moving average, kept for training frameworks.
         ste: whether gradients pass straight through, kept for training frameworks.
     """
@@ -111,12 +109,7 @@ class FakeQuantize(Op, operands="x:float scale:float?"):
 
 
 class FakeQuantizeLSQ(Op, operands="x:float scale:float"):
-    """clamp(round(x / scale), -qmax, qmax) * scale, with a learned scale as second input.
-
-    Attributes:
-        bits: 8, 4 or 2.
-        axis: the axis with a scale for each index, None for one scale.
-    """
+    """clamp(round(x / scale), -qmax, qmax) * scale, with a learned scale as second input."""
 
     bits: int = 8
     axis: int | None = None
@@ -131,14 +124,9 @@ class FakeQuantizeLSQ(Op, operands="x:float scale:float"):
 class QMatMul(Op, operands="x:i8 w:i8 bias:i32?"):
     """A product of i8 with an i8 result: clamp(round(acc * mult) + out_zp, -128, 127).
 
-    acc is the i32 sum of (x - x_zp) * (w - w_zp) over K, plus an i32 bias; it wraps around if it leaves 32 bits, which
-    needs K above 33 000. acc * mult is computed in f64, since f32 cannot hold every i32.
-
-    Attributes:
-        x_zp: zero point of x.
-        w_zp: zero point of w.
-        out_zp: zero point of the result.
-        mult: scale of x times scale of w divided by scale of the result.
+    acc is the i32 sum of (x - x_zp) * (w - w_zp) over K, plus an i32 bias; it wraps around if it leaves 32 bits,
+    which needs K above 33 000. acc * mult is computed in f64, since f32 cannot hold every i32. `mult` is the scale
+    of x times the scale of w divided by the scale of the result.
     """
 
     x_zp: int
@@ -162,11 +150,7 @@ class QMatMul(Op, operands="x:i8 w:i8 bias:i32?"):
 class QConv2d(Op, operands="x:i8 w:i8 bias:i32?"):
     """A convolution of i8 with an i8 result, scaled like `QMatMul`; taps in the padding contribute nothing.
 
-    Attributes:
-        x_zp: zero point of x.
-        w_zp: zero point of the weight.
-        out_zp: zero point of the result.
-        mult: scale of x times scale of the weight divided by scale of the result. The others are those of `Conv2d`.
+    The other attributes are those of `Conv2d`.
     """
 
     x_zp: int

@@ -35,15 +35,8 @@ class Sample(Op, operands="logits:float"):
     order, at which the running sum of the remaining probabilities exceeds that number.
 
     The sums are taken over probabilities rounded to units of 2^-30, so they do not depend on the order in which a
-    provider adds; probabilities may differ in their last bit between providers, which can change a token only if the
-    number falls within about 1e-5 of a boundary.
-
-    Attributes:
-        top_k: how many tokens are kept, 0 for all.
-        top_p: the probability that is kept, 1 for all.
-        temperature: below 1 favours likely tokens; 0 takes the most likely one.
-        seed: 64 bits.
-        dtype: dtype of the token ids.
+    provider adds; probabilities may differ in their last bit between providers, which can change a token only if
+    the number falls within about 1e-5 of a boundary. A temperature of 0 takes the most likely token.
     """
 
     top_k: int = 0

@@ -19,9 +19,6 @@ class SelectiveScan(Op, operands="x:float delta a b c"):
 
     Inputs: x and delta `(B, S, H)`, a `(H, n)`, b and c `(B, S, n)`; the result is `(B, S, H)`. Narrow floats are
     computed in f32.
-
-    Attributes:
-        n: states of each channel.
     """
 
     n: int
@@ -38,13 +35,10 @@ class SelectiveScan(Op, operands="x:float delta a b c"):
 class GatedDeltaNet(Op):
     """The gated delta rule over a sequence, a matrix S as state of each head, from 0 or from a given state.
 
-    For each token: S is scaled by exp(g); then k's entry, S^T k, moves to v by beta, S += k (beta (v - S^T k))^T; and
-    the result is S^T q / sqrt(n). Inputs: q, k, v `(B, S, H, n)`, g and beta `(B, S, H)` and, with `carry_state`, the
-    first state `(B, H, n, n)`. Narrow floats are computed in f32.
-
-    Attributes:
-        n: size of a head.
-        carry_state: whether the first state is an input and the last one a second result.
+    For each token: S is scaled by exp(g); then k's entry, S^T k, moves to v by beta, S += k (beta (v - S^T k))^T;
+    and the result is S^T q / sqrt(n). Inputs: q, k, v `(B, S, H, n)`, g and beta `(B, S, H)` and, with
+    `carry_state`, the first state `(B, H, n, n)`. Narrow floats are computed in f32. n is the size of a head. The
+    last state is a second result if the first one is an input.
     """
 
     n: int

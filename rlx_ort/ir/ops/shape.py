@@ -46,11 +46,7 @@ class Expand(Op, operands="x"):
     dims: tuple[Dim, ...]
 
     def target(self, source: Shape) -> tuple[Dim, ...]:
-        """Return the dimensions with each -1 replaced by the input's.
-
-        Raises:
-            GraphVerifyError: -1 stands for a dimension that the input does not have.
-        """
+        """Return the dimensions with each -1 replaced by the input's."""
         offset = len(self.dims) - source.rank
         if offset < 0 or any(dim == -1 for dim in self.dims[:offset]):
             raise GraphVerifyError(f"Expand cannot turn {source} into {list(self.dims)}")
@@ -164,7 +160,6 @@ class Pad(Op, operands="x"):
         before: how many in front of each axis.
         after: how many behind each axis.
         mode: `constant`, `reflect` (mirrored without the edge) or `edge` (the edge repeated).
-        value: what `constant` adds.
     """
 
     before: tuple[int, ...]

@@ -32,20 +32,14 @@ both ways. Unlike in numpy, `backward` does not scale the inverse either."""
 class Fft(Op, operands="x"):
     """The discrete Fourier transform along the last axis, which holds `[re | im]`; any N, not only powers of two.
 
-    Attributes:
-        inverse: whether the exponent is positive.
-        norm: the scaling, one of `FFT_NORMS`.
+    The exponent of the inverse is positive.
     """
 
     inverse: bool = False
     norm: str = named("FFT norm", FFT_NORMS, default="backward")
 
     def size(self, inputs: OpTypes) -> int:
-        """Return N.
-
-        Raises:
-            GraphVerifyError: the last axis cannot hold real and imaginary parts.
-        """
+        """Return N."""
         x = tensor_input(self, inputs, 0, "x")
         shape = known_shape(self, x, "x")
         last = shape[-1] if shape.rank else None
@@ -215,11 +209,7 @@ class SignalBuilders(ElementwiseBuilders, ShapeBuilders):
         return self.psd(*self.fft_real(x, norm))
 
     def fftfreq(self, n: int) -> Value:
-        """Return the frequencies of a transform of n elements, in cycles a sample; the middle one of an even n is +0.5.
-
-        Raises:
-            GraphVerifyError: n is below 1.
-        """
+        """Return the frequencies of a transform of n elements, in cycles a sample; the middle of an even n is +0.5."""
         places = np.arange(_positive(n))
         return self.constant(np.where(places <= n // 2, places, places - n) / n, DType.F32, name="fftfreq")
 
