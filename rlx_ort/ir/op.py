@@ -103,17 +103,21 @@ class Op(metaclass=_OpType):
         Raises:
             GraphVerifyError: the inputs do not fit the op; the message has the input and the reason.
         """
-        tensors = [value for value in inputs if isinstance(value, TensorType)]
-        if self.operands and self.arity[0] <= len(tensors) == len(inputs) <= len(self.operands):
-            for value, name, rule in zip(tensors, self.operands, self._rules, strict=False):
-                if rule:
-                    self._expect(value, name, rule)
-            return (self._result(*tensors) or tensors[0],)
         if not self.operands:
             raise NotImplementedError(f"{type(self).__name__} does not infer its result")
-        for place, name in enumerate(self.operands[: max(len(inputs), self.arity[0])]):
-            tensor_input(self, inputs, place, name)  # raises for an input that is absent or no tensor
-        raise GraphVerifyError(f"{self.kind} takes {self.arity_text()} inputs, got {len(inputs)}")
+        tensors = self._tensors(inputs)
+        return (self._result(*tensors) or tensors[0],)
+
+    def _tensors(self, inputs: OpTypes) -> list[TensorType]:
+        """Return the types of the operands, which must have the number and the dtypes that the class line declares."""
+        names = self.operands[: max(len(inputs), self.arity[0])]
+        tensors = [tensor_input(self, inputs, place, name) for place, name in enumerate(names)]
+        if len(tensors) != len(inputs):
+            raise GraphVerifyError(f"{self.kind} takes {self.arity_text()} inputs, got {len(inputs)}")
+        for value, name, rule in zip(tensors, self.operands, self._rules, strict=False):
+            if rule:
+                self._expect(value, name, rule)
+        return tensors
 
     def _expect(self, value: TensorType, name: str, rule: str) -> None:
         """Check an input by the rule that the class line has for it."""

@@ -137,8 +137,8 @@ class While(_Owner):
     """A body repeated as long as a condition on the carried values holds, tested before each pass.
 
     Inputs are the carried values, then values that do not change; both bodies get all of them in that order. The
-    body returns the next carried values, of unchanged types; every carried value is a result. `max_iterations` limits the
-    passes, None for no limit.
+    body returns the next carried values, of unchanged types; every carried value is a result. There are at most
+    `max_iterations` passes.
     """
 
     cond: Graph
