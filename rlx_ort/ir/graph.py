@@ -26,7 +26,7 @@ from rlx_ort.ir.ops.sample import SampleBuilders
 from rlx_ort.ir.ops.sequence import SequenceBuilders
 from rlx_ort.ir.ops.shape import Expand, Reshape, ShapeBuilders
 from rlx_ort.ir.ops.signal import SignalBuilders
-from rlx_ort.ir.shape import Dim, refined
+from rlx_ort.ir.shape import refined
 from rlx_ort.ir.types import MapType, OptionalType, SequenceType, TensorType, ValueType
 
 __all__ = [
@@ -74,8 +74,6 @@ class Graph(
 
 
 GraphCore.graph_class = Graph
-
-
 GraphT = TypeVar("GraphT", bound=GraphCore)
 
 
@@ -143,7 +141,7 @@ def _bind_op(op: Op, sizes: Mapping[str, int]) -> Op:
     for item in fields(op):
         value = getattr(op, item.name)
         if isinstance(op, (Reshape, Expand)) and item.name == "dims":
-            bound: Any = tuple(_bind_dim(dim, sizes) for dim in value)
+            bound: Any = tuple(sizes.get(dim, dim) if isinstance(dim, str) else dim for dim in value)
         else:
             bound = _bind_field(value, sizes)
         if bound is not value and bound != value:
@@ -159,10 +157,6 @@ def _bind_field(value: Any, sizes: Mapping[str, int]) -> Any:
     if isinstance(value, Mapping) and any(isinstance(item, (GraphCore, tuple)) for item in value.values()):
         return {name: _bind_field(item, sizes) for name, item in value.items()}
     return _bind_type(value, sizes) if isinstance(value, ValueType) else value
-
-
-def _bind_dim(dim: Dim, sizes: Mapping[str, int]) -> Dim:
-    return sizes.get(dim, dim) if isinstance(dim, str) else dim
 
 
 def _bind_type(value: ValueType, sizes: Mapping[str, int]) -> ValueType:

@@ -75,6 +75,8 @@ class Op(metaclass=_OpType):
     """Smallest and largest number of inputs; None for no limit."""
     operands: ClassVar[tuple[str, ...]] = ()
     """Names of the inputs, as messages print them."""
+    is_leaf: ClassVar[bool] = False
+    """Whether the op only names data: inputs, parameters, constants and captures cost nothing."""
     _rules: ClassVar[tuple[str, ...]] = ()
     _named: ClassVar[tuple[tuple[str, str, tuple[str, ...], Mapping[str, str]], ...]] = ()
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
@@ -133,11 +135,6 @@ class Op(metaclass=_OpType):
     def _result(self, *operands: Any, **options: Any) -> TensorType | None:
         """Check the types of the operands and return that of the result; None stands for that of the first operand."""
         return None
-
-    @property
-    def is_leaf(self) -> bool:
-        """Whether the op only names data: inputs, parameters, constants and captures cost nothing."""
-        return False
 
     def bodies(self) -> tuple[Graph, ...]:
         """Return the subgraphs the op carries, in the order of its fields."""
