@@ -21,14 +21,14 @@ half first. In `nvfp4_block` column 2j is the low half.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Unpack
 
 from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import Value
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.gguf_blocks import GGUF_FORMATS, BlockFormat
-from rlx_ort.ir.op import Op, OpTypes, known_shape, named, tensor_input
+from rlx_ort.ir.op import Op, OpTypes, known_shape, named
 from rlx_ort.ir.ops.leaf import LeafBuilders, NodeArgs, Operand
 from rlx_ort.ir.shape import Dim, Shape
 from rlx_ort.ir.types import TensorType
@@ -73,10 +73,8 @@ class DequantMatMul(Op, operands="x:float w scale? extra?"):
         if (self.scheme in _BLOCK_SCHEMES) != (self.block is not None) or (self.block is not None and self.block < 1):
             wanted = "a block size of at least 1" if self.scheme in _BLOCK_SCHEMES else "no block size"
             raise GraphVerifyError(f"scheme {self.scheme!r} takes {wanted}, got {self.block}")
-        if self.packed:
-            self._check_packed()
-
-    def _check_packed(self) -> None:
+        if not self.packed:
+            return
         if self.scheme not in _PACKED:
             known = ", ".join(_PACKED)
             raise GraphVerifyError(
@@ -92,7 +90,7 @@ class DequantMatMul(Op, operands="x:float w scale? extra?"):
 
     def sizes(self, inputs: OpTypes) -> tuple[int, int]:
         """Return K and N."""
-        x, *rest = (tensor_input(self, inputs, place, name) for place, name in enumerate(self.operands[: len(inputs)]))
+        x, *rest = self._tensors(inputs)
         shape = known_shape(self, x, "x")
         if shape.rank < 2:
             raise GraphVerifyError(f"DequantMatMul needs a matrix, x is {shape}; reshape it to rank 2 or more")
@@ -164,7 +162,7 @@ class DequantGroupedMatMul(Op, operands="x:float bytes experts:indices"):
 
     def sizes(self, inputs: OpTypes) -> tuple[int, int, int]:
         """Return the number of experts, K and N."""
-        x, data, chosen = (tensor_input(self, inputs, at, name) for at, name in enumerate(self.operands))
+        x, data, chosen = self._tensors(inputs)
         rows, inner = self.expect_rank(x, (2,), "x")
         k = _size(self, inner, "the last dimension of x")
         experts, n = _slabs(self, data, GGUF_FORMATS[self.scheme], k)
@@ -286,13 +284,12 @@ class DequantBuilders(LeafBuilders):
         zero_point: Operand | None,
         scheme: str,
         block: int | None = None,
-        shape: Iterable[Dim] | None = None,
         *,
         packed: bool = False,
-        name: str | None = None,
+        **node: Unpack[NodeArgs],
     ) -> Value:
         """Multiply by a weight that is packed with scales; see the table of schemes."""
-        return self._add(DequantMatMul(scheme, block, packed), x, w_q, scale, zero_point, shape=shape, name=name)
+        return self._add(DequantMatMul(scheme, block, packed), x, w_q, scale, zero_point, **node)
 
     def dequant_matmul_nvfp4(
         self, x: Operand, w_q: Operand, scale: Operand, global_scale: Operand, **node: Unpack[NodeArgs]
@@ -301,17 +298,10 @@ class DequantBuilders(LeafBuilders):
         return self._add(DequantMatMul("nvfp4_block"), x, w_q, scale, global_scale, **node)
 
     def dequant_matmul_packed(
-        self,
-        x: Operand,
-        data: Operand,
-        scheme: str,
-        shape: Iterable[Dim] | None = None,
-        *,
-        packed: bool = False,
-        name: str | None = None,
+        self, x: Operand, data: Operand, scheme: str, *, packed: bool = False, **node: Unpack[NodeArgs]
     ) -> Value:
         """Multiply by a weight whose rows, one for each column of the result, are GGUF blocks."""
-        return self._add(DequantMatMul(scheme, None, packed), x, data, shape=shape, name=name)
+        return self._add(DequantMatMul(scheme, None, packed), x, data, **node)
 
     def dequant_grouped_matmul(
         self, x: Operand, data: Operand, experts: Operand, scheme: str, **node: Unpack[NodeArgs]

@@ -7,7 +7,7 @@ because they are constant in a model.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Unpack
 
 from rlx_ort.errors import GraphVerifyError
@@ -230,13 +230,11 @@ class QuantBuilders(LeafBuilders):
         w_zp: int,
         out_zp: int,
         mult: float,
-        shape: Iterable[Dim] | None = None,
-        *,
-        name: str | None = None,
+        **node: Unpack[NodeArgs],
     ) -> Value:
         """Multiply i8 matrices to an i8 result; see `QMatMul` for the arithmetic."""
         op = QMatMul(x_zp, w_zp, out_zp, float(mult))
-        return self._add(op, x, w, bias, shape=shape, name=name)
+        return self._add(op, x, w, bias, **node)
 
     def q_conv2d(
         self,
@@ -251,10 +249,8 @@ class QuantBuilders(LeafBuilders):
         padding: Sizes = 0,
         dilation: Sizes = 1,
         groups: int = 1,
-        shape: Iterable[Dim] | None = None,
-        *,
-        name: str | None = None,
+        **node: Unpack[NodeArgs],
     ) -> Value:
         """Convolve i8 images with an i8 weight to an i8 result; see `QConv2d`."""
         op = QConv2d(x_zp, w_zp, out_zp, float(mult), *window(stride, padding, dilation), groups)
-        return self._add(op, x, w, bias, shape=shape, name=name)
+        return self._add(op, x, w, bias, **node)
