@@ -37,8 +37,8 @@ _choosing: weakref.WeakKeyDictionary[Graph, tuple[object, bool]] = weakref.WeakK
 _OPS = "rlx_ort.ir.ops."
 _WITHOUT = frozenset({"leaf", "onnx"})
 """Families that are written by the emitter itself, or never."""
-_ELSEWHERE = {"blocks": "control"}
-"""Families whose lowerings are in the file of another one."""
+_ELSEWHERE = {"blocks": ("control",), "shape": ("indexing", "shape")}
+"""Families whose lowerings are in other files."""
 _Types: TypeAlias = Sequence[ValueType | None]
 
 
@@ -182,5 +182,5 @@ def _load(module: str) -> None:
     if family == module or family in _WITHOUT:
         return
     here = __name__.rpartition(".")[0]
-    importlib.import_module(f"{here}.{_ELSEWHERE.get(family, family)}")
-    importlib.import_module(f"{here}.native")
+    for name in (*_ELSEWHERE.get(family, (family,)), "native"):
+        importlib.import_module(f"{here}.{name}")

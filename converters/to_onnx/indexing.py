@@ -10,7 +10,7 @@ from rlx_ort.converters.to_onnx.kernel_dtypes import compute_dtype
 from rlx_ort.converters.to_onnx.shape import slice_axis
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.op import known_shape
-from rlx_ort.ir.ops.indexing import (
+from rlx_ort.ir.ops.shape import (
     ArgSort,
     CumMax,
     CumProd,

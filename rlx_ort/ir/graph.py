@@ -16,7 +16,6 @@ from rlx_ort.ir.ops.control import ControlBuilders
 from rlx_ort.ir.ops.conv import ConvBuilders
 from rlx_ort.ir.ops.dequant import DequantBuilders
 from rlx_ort.ir.ops.elementwise import ElementwiseBuilders
-from rlx_ort.ir.ops.indexing import IndexingBuilders
 from rlx_ort.ir.ops.leaf import Input, Param
 from rlx_ort.ir.ops.linalg import LinalgBuilders
 from rlx_ort.ir.ops.norm import NormBuilders
@@ -49,7 +48,6 @@ class Graph(
     SampleBuilders,
     QuantBuilders,
     DequantBuilders,
-    IndexingBuilders,
     BlockBuilders,
     OnnxBuilders,
 ):
