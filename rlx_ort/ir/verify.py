@@ -18,13 +18,7 @@ __all__ = ["Problem", "check", "verify"]
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong.
-
-    Attributes:
-        message: what is wrong, with the names of the node and the graph.
-        remedy: what to do about it.
-        node: the node's id in its graph, None for a problem of the whole graph.
-    """
+    """One thing that is wrong, with a remedy; `node` is the node's id in its graph, None for the graph as a whole."""
 
     message: str
     remedy: str

@@ -57,8 +57,6 @@ class Attention(Op, operands="q:float k v mask?"):
     number that is safe in the dtype, so a fully masked row averages all of v.
 
     Attributes:
-        num_heads: heads of q, k and v alike.
-        head_dim: size of a head.
         mask_kind: `none`; `causal`, keys up to the query; `sliding`, of those the last `window + 1`; `custom`, a
             `(B, K)` mask in which below 0.5 is masked; `bias`, a `(B, H, Q, K)` tensor added to the scaled scores.
         window: how many keys before its own position a query attends to under `sliding`.

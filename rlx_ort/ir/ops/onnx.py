@@ -29,13 +29,9 @@ AttributeValue: TypeAlias = (  # pyright: ignore[reportGeneralTypeIssues]  # one
 
 
 class OnnxNode(Op):
-    """An ONNX node as it is in its model.
+    """An ONNX node as it is in its model, of a version of its domain, which is empty for ai.onnx.
 
     Attributes:
-        op_type: the ONNX operator.
-        domain: its domain, empty for ai.onnx.
-        version: the opset version of the domain it was written for.
-        overload: the overload of a model-local function.
         attributes: name -> value. A body is a `Graph` whose `Input` leaves are its formal inputs and whose
             `Capture` leaves name this node's inputs from `formal_inputs` on.
         attribute_kinds: name -> ONNX attribute type name (`INTS`, `FLOATS`...), needed for empty tuples.

@@ -31,13 +31,7 @@ SCALE_MODES = ("per_batch", "fixed", "ema")
 
 
 class _Scaled(Op):
-    """Base of quantising and its inverse.
-
-    Attributes:
-        scales: one scale, or one for each index along the axis.
-        zero_points: the integer that stands for 0, as many as scales.
-        axis: the axis the scales run along, None for one scale.
-    """
+    """Base of quantising and its inverse, with one scale and zero point, or one for each index along the axis."""
 
     scales: tuple[float, ...]
     zero_points: tuple[int, ...]

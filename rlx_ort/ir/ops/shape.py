@@ -117,7 +117,6 @@ class Slice(Op, operands="x"):
     """`x[start:end:step]` along some axes, by Python's rules: negative indices count from the end, None is open.
 
     Attributes:
-        axes: the axes that are sliced.
         starts: first index along each of them, None for the beginning in the direction of the step.
         ends: index to stop before, None for the end in the direction of the step.
         steps: step along each of them, not 0; a negative one walks backwards.
@@ -160,12 +159,9 @@ class Gather(Op, operands="table indices:indices"):
 
 
 class Pad(Op, operands="x"):
-    """Elements added around the input.
+    """Elements added before and after each axis.
 
-    Attributes:
-        before: how many in front of each axis.
-        after: how many behind each axis.
-        mode: `constant`, `reflect` (mirrored without the edge) or `edge` (the edge repeated).
+    The modes are `constant`, `reflect` (mirrored without the edge) and `edge` (the edge repeated).
     """
 
     before: tuple[int, ...]
