@@ -96,7 +96,10 @@ class DequantMatMul(Op, operands="x:float w scale? extra?"):
             raise GraphVerifyError(f"DequantMatMul needs a matrix, x is {shape}; reshape it to rank 2 or more")
         k = _size(self, shape[-1], "the last dimension of x")
         if self.gguf is not None:
-            return k, _gguf_rows(self, rest, self.gguf, k)
+            if len(rest) != 1:
+                raise GraphVerifyError(f"scheme {self.scheme!r} takes x and the bytes; got {len(inputs)} inputs")
+            _expect_dtype(self, rest[0], (DType.U8,), "the bytes")
+            return k, _rows(self, self.gguf, k, self.expect_rank(rest[0], (1, 2), "bytes"), "in all")
         counts, roles = _ROLES[self.scheme]
         if len(rest) not in counts:
             raise GraphVerifyError(f"scheme {self.scheme!r} takes x, {roles}; got {len(inputs)} inputs")
@@ -165,7 +168,10 @@ class DequantGroupedMatMul(Op, operands="x:float bytes experts:indices"):
         x, data, chosen = self._tensors(inputs)
         rows, inner = self.expect_rank(x, (2,), "x")
         k = _size(self, inner, "the last dimension of x")
-        experts, n = _slabs(self, data, GGUF_FORMATS[self.scheme], k)
+        _expect_dtype(self, data, (DType.U8,), "the bytes")
+        shape = self.expect_rank(data, (2, 3), "bytes")
+        experts, *found = (_size(self, dim, "every dimension of the bytes") for dim in shape)
+        n = _rows(self, GGUF_FORMATS[self.scheme], k, found, "an expert")
         (count,) = self.expect_rank(chosen, (1,), "experts")
         self.expect_dim(count, rows, "the number of experts given, one for each row of x,")
         return experts, k, n
@@ -208,32 +214,16 @@ def _check_elements(op: Op, value: TensorType, wanted: int) -> None:
         raise GraphVerifyError(f"{op.describe()} needs {wanted} elements of {value.dtype.value}, got {value}")
 
 
-def _gguf_rows(op: Op, weights: Sequence[TensorType], kind: BlockFormat, k: int) -> int:
-    if len(weights) != 1:
-        raise GraphVerifyError(f"scheme {kind.name!r} takes x and the bytes; got {1 + len(weights)} inputs")
-    _expect_dtype(op, weights[0], (DType.U8,), "the bytes")
+def _rows(op: Op, kind: BlockFormat, k: int, found: Sequence[Dim], where: str) -> int:
+    """Return N of packed rows of k weights, `(N, row bytes)` or `(N * row bytes,)`."""
     row = kind.row_bytes(k)
-    shape = op.expect_rank(weights[0], (1, 2), "bytes")
-    if shape.rank == 2:
-        op.expect_dim(shape[1], row, f"the bytes of a row of {k} weights")
-        return _size(op, shape[0], "the rows of the bytes")
-    total = _size(op, shape[0], "the number of bytes")
+    if len(found) == 2:
+        op.expect_dim(found[1], row, f"the bytes of a row of {k} weights")
+        return _size(op, found[0], "the rows of the bytes")
+    total = _size(op, found[0], "the number of bytes")
     if row == 0 or total % row:
-        raise GraphVerifyError(f"{op.describe()} needs rows of {row} bytes, got {total} bytes in all")
+        raise GraphVerifyError(f"{op.describe()} needs rows of {row} bytes, got {total} bytes {where}")
     return total // row
-
-
-def _slabs(op: Op, data: TensorType, kind: BlockFormat, k: int) -> tuple[int, int]:
-    """Return the number of experts, and N."""
-    _expect_dtype(op, data, (DType.U8,), "the bytes")
-    shape = op.expect_rank(data, (2, 3), "bytes")
-    sizes = [_size(op, dim, "every dimension of the bytes") for dim in shape]
-    row = kind.row_bytes(k)
-    if shape.rank == 3:
-        op.expect_dim(sizes[2], row, f"the bytes of a row of {k} weights")
-    elif row == 0 or sizes[1] % row:
-        raise GraphVerifyError(f"{op.describe()} needs rows of {row} bytes, got {sizes[1]} bytes an expert")
-    return sizes[0], sizes[1] if shape.rank == 3 else sizes[1] // row
 
 
 class GroupedMatMul(Op, operands="x w experts:indices"):

@@ -281,9 +281,7 @@ class NormBuilders(LeafBuilders):
         **node: Unpack[NodeArgs],
     ) -> Value:
         """Divide by the root of the mean square along one axis, then scale and shift; no beta means zeros."""
-        x, scale = self._like(input, gamma)
-        shift = self._zeros_like(scale) if beta is None else beta
-        return self._add(RmsNorm(axis, eps), *self._like(x, scale, shift), **node)
+        return self._add(RmsNorm(axis, eps), *self._scaling(input, gamma, beta), **node)
 
     def layer_norm2d(
         self, input: Operand, gamma: Operand, beta: Operand, eps: float = 1e-5, **node: Unpack[NodeArgs]
@@ -341,8 +339,7 @@ class NormBuilders(LeafBuilders):
         **node: Unpack[NodeArgs],
     ) -> Value:
         """Return the RMS normalisation of x + residual [+ bias] along the last axis; no beta means zeros."""
-        first, scale = self._like(x, gamma)
-        shift = self._zeros_like(scale) if beta is None else beta
+        first, scale, shift = self._scaling(x, gamma, beta)
         op = FusedResidualRmsNorm(bias is not None, eps)
         return self._add(op, *self._like(first, residual, bias, scale, shift), **node)
 
@@ -353,5 +350,8 @@ class NormBuilders(LeafBuilders):
         op = FusedSwiGLU(gate_first, None if cast_to is None else DType.parse(cast_to))
         return self._add(op, x, **node)
 
-    def _zeros_like(self, vector: Value) -> Value:
-        return self.constant(np.zeros(vector.shape.static()), vector.dtype)
+    def _scaling(self, x: Operand, gamma: Operand, beta: Operand | None) -> list[Value]:
+        """Return x, gamma, and beta or zeros."""
+        first, scale = self._like(x, gamma)
+        zeros = self.constant(np.zeros(scale.shape.static()), scale.dtype) if beta is None else beta
+        return self._like(first, scale, zeros)
