@@ -150,3 +150,10 @@ def test_a_grid_covers_what_is_near_it() -> None:
     grid = Grid({(100,): 1.0, (1000,): 2.0})
     assert grid.covers((4000,))
     assert not grid.covers((100_000,))
+
+
+def test_a_point_far_above_more_of_the_same_work_was_disturbed() -> None:
+    """One stalled transfer of 1 KB priced 57 KB at 477 ms."""
+    grid = Grid({(1 << 10,): 5e8, (1 << 20,): 1e5})
+    assert grid((57_000,)) == pytest.approx(2e5, rel=0.5)
+    assert grid((1 << 20,)) == pytest.approx(1e5)
