@@ -11,12 +11,12 @@ from rlx_ort.converters.to_onnx.emitter import Emitter, lowers
 from rlx_ort.converters.to_onnx.imported import imported_node
 from rlx_ort.converters.to_onnx.kernel_dtypes import where_in
 from rlx_ort.converters.to_onnx.model import ModelValue
-from rlx_ort.ir.bodies import Composite
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.op import tensor_input
 from rlx_ort.ir.ops.blocks import (
     AdaLayerNorm,
     AxialRope2d,
+    Composite,
     FusedAttentionBlock,
     FusedConvBiasAct,
     FusedTransformerLayer,

@@ -35,9 +35,9 @@ O = TypeVar("O", bound=Op)  # noqa: E741  # the same name as in `emitter`
 _natives: dict[type[Op], _Native] = {}
 _choosing: weakref.WeakKeyDictionary[Graph, tuple[object, bool]] = weakref.WeakKeyDictionary()
 _OPS = "rlx_ort.ir.ops."
-_WITHOUT = frozenset({"leaf", "onnx", "refused"})
+_WITHOUT = frozenset({"leaf", "onnx"})
 """Families that are written by the emitter itself, or never."""
-_ELSEWHERE = {"blocks": "control", "moe": "dequant", "reduce": "norm"}
+_ELSEWHERE = {"blocks": "control"}
 """Families whose lowerings are in the file of another one."""
 _Types: TypeAlias = Sequence[ValueType | None]
 

@@ -14,11 +14,11 @@ from rlx_ort.converters.to_onnx.elementwise import activate
 from rlx_ort.converters.to_onnx.emitter import Emitter, lowers
 from rlx_ort.converters.to_onnx.kernel_dtypes import op_in
 from rlx_ort.converters.to_onnx.shape import reshape, slice_axis
-from rlx_ort.ir.bodies import as_body
 from rlx_ort.ir.core import Value
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.op import join_dims, known_shape
+from rlx_ort.ir.ops.control import as_body
 from rlx_ort.ir.ops.linalg import BatchedDenseSolve, DenseSolve, DotGeneral, FusedMatMulBiasAct, LoraMatMul, MatMul
 from rlx_ort.ir.shape import Dim, Shape
 from rlx_ort.ir.types import TensorType

@@ -14,16 +14,21 @@ from rlx_ort.converters.to_onnx.shape import reshape
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.op import known_shape
 from rlx_ort.ir.ops.norm import (
+    ArgMax,
+    ArgMin,
     BatchNormInference,
+    Cumsum,
     FusedResidualLN,
     FusedResidualRmsNorm,
     FusedSwiGLU,
     GroupNorm,
     LayerNorm,
     LayerNorm2d,
+    Reduce,
     RmsNorm,
+    Softmax,
+    TopK,
 )
-from rlx_ort.ir.ops.reduce import ArgMax, ArgMin, Cumsum, Reduce, Softmax, TopK
 from rlx_ort.ir.shape import Shape
 
 _REDUCE = {"sum": "ReduceSum", "mean": "ReduceMean", "max": "ReduceMax", "min": "ReduceMin", "prod": "ReduceProd"}

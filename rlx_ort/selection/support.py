@@ -18,8 +18,7 @@ from rlx_ort.errors import ConversionError
 from rlx_ort.ir.core import Node
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.op import Op
-from rlx_ort.ir.ops.onnx import OnnxNode
-from rlx_ort.ir.ops.refused import Refused
+from rlx_ort.ir.ops.onnx import OnnxNode, Refused
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule
 from rlx_ort.providers import registry
 from rlx_ort.providers.answers import DEVICE, HELPED
