@@ -8,7 +8,6 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from rlx_ort.converters.to_onnx.emitter import Emitter, lowers
-from rlx_ort.converters.to_onnx.imported import imported_node
 from rlx_ort.converters.to_onnx.kernel_dtypes import where_in
 from rlx_ort.converters.to_onnx.model import ModelValue
 from rlx_ort.ir.bodies import Composite
@@ -199,7 +198,7 @@ def _composite(emit: Emitter, op: Composite, inputs: Sequence[Any]) -> Any:
 def _custom(emit: Emitter, op: Custom, inputs: Sequence[Any]) -> Any:
     count = len(op.types)
     node = OnnxNode(op.name, op.domain, op.version, "", op.attributes, {}, len(inputs), count)
-    return imported_node(emit, node, inputs)
+    return emit.imported(node, inputs)
 
 
 @lowers(CustomFn)

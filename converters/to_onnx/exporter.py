@@ -16,17 +16,17 @@ from rlx_ort.converters.collector import paused_collector
 from rlx_ort.converters.infer import infer_proto
 from rlx_ort.converters.precision_pass import apply_precision
 from rlx_ort.converters.to_onnx.dispatch import Dispatcher, KernelSet, has_choice
-from rlx_ort.converters.to_onnx.emitter import Emitter, live_nodes
+from rlx_ort.converters.to_onnx.emitter import Emitter
 from rlx_ort.converters.to_onnx.exported import ExportedModel
-from rlx_ort.converters.to_onnx.model import ModelGraph, ModelValue, model_proto
+from rlx_ort.converters.to_onnx.model import ModelGraph, ModelValue, ModelWriter, UniqueNames, model_proto
 from rlx_ort.converters.to_onnx.opset import choose_imports, ir_version
 from rlx_ort.converters.to_onnx.outline import Outline
-from rlx_ort.converters.to_onnx.writer import ModelWriter, UniqueNames
 from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import Ref
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.ops.leaf import Input, Param
+from rlx_ort.ir.rewrite import live_nodes
 from rlx_ort.ir.types import UnknownType, ValueType
 from rlx_ort.ir.verify import verify
 from rlx_ort.options.compile_options import CompileOptions

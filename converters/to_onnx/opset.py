@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from rlx_ort.converters.onnx_types import schema_of, type_proto_text
 from rlx_ort.converters.to_onnx.emitter import DEFAULT_OPSET
+from rlx_ort.converters.to_onnx.model import ModelWriter
 from rlx_ort.converters.to_onnx.widening import only_widens
-from rlx_ort.converters.to_onnx.writer import ModelWriter
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import MapType, OptionalType, SequenceType, TensorType, UnknownType, ValueType

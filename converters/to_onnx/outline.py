@@ -9,8 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from rlx_ort.converters.to_onnx.exported import ExportedModel, ExportedNode
-from rlx_ort.converters.to_onnx.model import ExternalWeight, ModelNode, ModelValue, names_of, types_of
-from rlx_ort.converters.to_onnx.writer import ModelWriter
+from rlx_ort.converters.to_onnx.model import ExternalWeight, ModelNode, ModelValue, ModelWriter, names_of, types_of
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import TensorType, UnknownType, ValueType
 
