@@ -37,7 +37,10 @@ _choosing: weakref.WeakKeyDictionary[Graph, tuple[object, bool]] = weakref.WeakK
 _OPS = "rlx_ort.ir.ops."
 _WITHOUT = frozenset({"leaf", "onnx", "refused"})
 """Families that are written by the emitter itself, or never."""
-_ELSEWHERE = {"blocks": "control", "moe": "dequant", "reduce": "norm"}
+_ELSEWHERE = {
+    "blocks": "control", "conv": "linalg", "dequant": "quant", "indexing": "shape", "moe": "quant", "reduce": "norm",
+    "sample": "norm",
+}  # fmt: skip
 """Families whose lowerings are in the file of another one."""
 _Types: TypeAlias = Sequence[ValueType | None]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -33,7 +33,6 @@ __all__ = ["DEFAULT_OPSET", "Emitter", "Lowering", "lowering_of", "lowers"]
 DEFAULT_OPSET = 21
 """The opset that lowerings write for: execution providers have the most kernels there."""
 
-O = TypeVar("O", bound=Op)  # noqa: E741
 Lowering: TypeAlias = Callable[["Emitter", Any, Sequence[Any]], Any]
 """(emitter, op, ONNX values of the inputs) -> one ONNX value, or a tuple with one per result."""
 
@@ -41,11 +40,11 @@ _lowerings: dict[type[Op], Lowering] = {}
 _UNNAMED: Mapping[int, str] = {}
 
 
-def lowers(op: type[O]) -> Callable[[Lowering], Lowering]:
-    """Declare the decorated function to be the lowering of an op class."""
+def lowers(*ops: type[Op]) -> Callable[[Lowering], Lowering]:
+    """Declare the decorated function to be the lowering of op classes."""
 
     def declare(function: Lowering) -> Lowering:
-        _lowerings[op] = function
+        _lowerings.update(dict.fromkeys(ops, function))
         return function
 
     return declare
