@@ -99,6 +99,11 @@ class Emitter:
         self._asks_sizes = True
         return self._tensor(index)
 
+    @property
+    def input_types(self) -> list[TensorType]:
+        """The IR types of all inputs."""
+        return [self.input_type(index) for index in range(len(self._node.inputs))]
+
     def input_dtype(self, index: int) -> DType:
         """Return the element type of input `index`."""
         return self._tensor(index).dtype
@@ -384,14 +389,14 @@ class Emitter:
             values[node.id] = repeats.repeat(form, node, inputs, names)
             return
         dispatcher = writer.dispatcher
-        start, refused = len(writer.records), dispatcher.refused
+        start, refused = len(writer.records), len(dispatcher.refused)
         self._constants.clear()
         self._asks_around = self._asks_sizes = False
         dispatcher.latest = None
         self._lower_node(node, (), names)
         repeats.mark(node, values[node.id])
         # A refusal names each node, so each is lowered.
-        if key is not None and not self._asks_around and dispatcher.refused == refused:
+        if key is not None and not self._asks_around and len(dispatcher.refused) == refused:
             records, any_size = writer.records[start:], not self._asks_sizes
             results = values[node.id]
             repeats.learn(key, node, inputs, results, records, self._constants, dispatcher.latest, any_size=any_size)

@@ -153,7 +153,8 @@ def draft(graph: Graph, options: CompileOptions | None = None, kernels: KernelSe
     imports = choose_imports(writer, options.opset)
     main = ModelGraph(values, outputs, emitter.nodes, graph.name or "graph", writer.tensors, graph.doc)
     names_by_id = {node.id: node.name for node in user.nodes}
-    return Draft(writer, main, imports, dict(graph.metadata), names_by_id, dispatcher.decided, stored_as)
+    forms = {origin: frozenset(chosen) for origin, chosen in dispatcher.forms.items()}
+    return Draft(writer, main, imports, dict(graph.metadata), names_by_id, forms, stored_as)
 
 
 def exported(graph: Graph, options: CompileOptions | None = None, kernels: KernelSet | None = None) -> ExportedModel:

@@ -209,7 +209,7 @@ _NVFP4_BLOCK = 16
 @lowers(DequantMatMul)
 def _dequant_matmul(emit: Emitter, op: DequantMatMul, inputs: Sequence[Any]) -> Any:
     x = emit.input_type(0)
-    types = [emit.input_type(index) for index in range(len(inputs))]
+    types = emit.input_types
     k, n = op.sizes(types)
     wide = DType.F64 if x.dtype is DType.F64 else DType.F32
     if op.gguf is not None:
@@ -230,7 +230,7 @@ def _dequant_matmul(emit: Emitter, op: DequantMatMul, inputs: Sequence[Any]) -> 
 
 @lowers_native(DequantMatMul, when=lambda op: op.packed, portable=True)
 def _packed_matmul(emit: Emitter, op: DequantMatMul, inputs: Sequence[Any]) -> Any:
-    types = [emit.input_type(index) for index in range(len(inputs))]
+    types = emit.input_types
     compute = TensorType(types[0].dtype if types[0].dtype is DType.F16 else DType.F32)
     code = TensorType(DType.U8)
     zero = None if op.scheme == "q4_0" else compute if op.gguf is None and len(inputs) > 3 else code
@@ -241,7 +241,7 @@ def _packed_matmul(emit: Emitter, op: DequantMatMul, inputs: Sequence[Any]) -> A
 @lowers(DequantGroupedMatMul)
 def _dequant_grouped_matmul(emit: Emitter, op: DequantGroupedMatMul, inputs: Sequence[Any]) -> Any:
     x = emit.input_type(0)
-    experts, k, n = op.sizes([emit.input_type(index) for index in range(3)])
+    experts, k, n = op.sizes(emit.input_types)
     chosen = emit.cast(inputs[2], DType.I64)
     weights = Shape((experts, k, n))
     shape = known_shape(op, x, "x")
