@@ -16,8 +16,7 @@ from rlx_ort.converters.from_onnx.tensor_files import ExternalFiles, TensorFiles
 from rlx_ort.converters.from_onnx.tensors import tensor_data
 from rlx_ort.converters.onnx_types import dtype_of, elem_type, tensor_proto, type_of
 from rlx_ort.converters.protos import bodies_of, copied, set_items
-from rlx_ort.converters.to_onnx.model import INLINE_BYTES
-from rlx_ort.converters.to_onnx.writer import UniqueNames
+from rlx_ort.converters.to_onnx.model import INLINE_BYTES, UniqueNames
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from rlx_ort.converters.bundle import INLINE_BYTES, ModelBundle, external_tensors, location_of
 from rlx_ort.converters.extras import optional_module
 from rlx_ort.converters.onnx_types import dtype_of
-from rlx_ort.converters.to_onnx.writer import UniqueNames
+from rlx_ort.converters.to_onnx.model import UniqueNames
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.tensor import TensorData

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from rlx_ort.converters.bundle import bundle_of
 from rlx_ort.converters.onnx_types import type_proto
 from rlx_ort.converters.protos import bodies_of, copied, set_items
+from rlx_ort.converters.to_onnx.model import UniqueNames
 from rlx_ort.converters.to_onnx.opset import NodeForm, meaning_change, obsolete_attributes, obstacle
-from rlx_ort.converters.to_onnx.writer import UniqueNames
 from rlx_ort.converters.transforms.scope import Scope, label_of, model_scope, typed_model
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.types import UnknownType

@@ -14,7 +14,7 @@ from rlx_ort.converters.bundle import ModelBundle, location_of, placed
 from rlx_ort.converters.from_onnx.tensor_files import ExternalFiles
 from rlx_ort.converters.from_onnx.tensors import tensor_data
 from rlx_ort.converters.protos import bodies_of, copied, read_names, set_items
-from rlx_ort.converters.to_onnx.writer import UniqueNames
+from rlx_ort.converters.to_onnx.model import UniqueNames
 from rlx_ort.converters.transforms.scope import all_value_names, label_of, typed_model
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.tensor import TensorData

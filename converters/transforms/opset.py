@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from rlx_ort.converters.bundle import ModelBundle, graphs_of
 from rlx_ort.converters.onnx_types import dtype_of
 from rlx_ort.converters.protos import bodies_of, copied, read_names, set_items
+from rlx_ort.converters.to_onnx.model import UniqueNames
 from rlx_ort.converters.to_onnx.opset import ir_version as lowest_ir_version
-from rlx_ort.converters.to_onnx.writer import UniqueNames
 from rlx_ort.converters.transforms.adapters import NodeAdapter, converter_errors
 from rlx_ort.converters.transforms.scope import (
     Scope,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rlx_ort.converters.bundle import ModelBundle, external_tensors, location_of, placed
 from rlx_ort.converters.onnx_types import dtype_of, type_of
 from rlx_ort.converters.protos import copied, set_items
-from rlx_ort.converters.to_onnx.writer import UniqueNames
+from rlx_ort.converters.to_onnx.model import UniqueNames
 from rlx_ort.converters.transforms.scope import dims_text, near_names
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.shape import Shape, fits

@@ -24,7 +24,7 @@ from rlx_ort.converters.bundle import ModelBundle, bundle_of, graphs_of
 from rlx_ort.converters.files import save_bundle
 from rlx_ort.converters.protos import copied, set_items
 from rlx_ort.converters.sources.npz import read_npz
-from rlx_ort.converters.to_onnx.writer import UniqueNames
+from rlx_ort.converters.to_onnx.model import UniqueNames
 from rlx_ort.converters.transforms.int4 import to_int4
 from rlx_ort.converters.transforms.opset import to_opset
 from rlx_ort.converters.transforms.scope import dims_text, near_names, selected, typed_model

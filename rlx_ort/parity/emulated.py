@@ -8,7 +8,7 @@ import onnx
 
 from rlx_ort.converters.bundle import ModelBundle, graphs_of
 from rlx_ort.converters.infer import infer_proto
-from rlx_ort.converters.to_onnx.writer import UniqueNames
+from rlx_ort.converters.to_onnx.model import UniqueNames
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import TensorType, ValueType
 

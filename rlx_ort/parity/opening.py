@@ -13,9 +13,8 @@ import onnx
 from rlx_ort.converters.bundle import ModelBundle, bundle_from_graph, bundle_of, graphs_of, location_of
 from rlx_ort.converters.infer import infer_proto
 from rlx_ort.converters.onnx_types import dtype_of, tensor_proto
-from rlx_ort.converters.to_onnx.exported import ExportedModel, ExportedNode
-from rlx_ort.converters.to_onnx.outline import is_shape_type, shape_only_nodes
-from rlx_ort.converters.to_onnx.writer import UniqueNames
+from rlx_ort.converters.to_onnx.exported import ExportedModel, ExportedNode, is_shape_type, shape_only_nodes
+from rlx_ort.converters.to_onnx.model import UniqueNames
 from rlx_ort.device import Device
 from rlx_ort.errors import ConversionError, InputError
 from rlx_ort.execution.inputs import InputPlan

@@ -284,7 +284,7 @@ def _cpu_claims() -> Sequence[KernelClaim] | None:
 
 def _without_lowering(graph: Graph) -> Iterator[UnsupportedOp]:
     """Yield the nodes that have no ONNX form, on any device; what no output needs is not exported."""
-    from rlx_ort.converters.to_onnx.emitter import live_nodes
+    from rlx_ort.ir.graph import live_nodes
 
     # Fast path: the class of an op decides whether it has a lowering.
     kinds = {type(node.op): node.op for node in graph.nodes}
