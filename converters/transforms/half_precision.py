@@ -10,8 +10,9 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from rlx_ort.converters.bundle import ModelBundle, bundle_from_graph, graph_from_bundle, graphs_of
+from rlx_ort.converters.bundle import ModelBundle, bundle_from_graph, graph_from_bundle
 from rlx_ort.converters.precision_pass import apply_precision
+from rlx_ort.converters.protos import nodes_of
 from rlx_ort.converters.transforms.scope import selected
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.core import Node
@@ -152,11 +153,7 @@ def _policy(kind: str, boundary: bool) -> PrecisionPolicy:
 
 def _op_types(bundle: ModelBundle) -> dict[str, str]:
     """Return name of a node, as the graph has it -> operator; a node without a name goes by its first output."""
-    return {
-        node.name or next(filter(None, node.output), ""): node.op_type
-        for graph in graphs_of(bundle.proto)
-        for node in graph.node
-    }
+    return {node.name or next(filter(None, node.output), ""): node.op_type for node in nodes_of(bundle.proto)}
 
 
 def _op_type(node: Node, op_types: Mapping[str, str]) -> str:

@@ -6,18 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import numpy.typing as npt
+import numpy.typing as npt
 
-    from rlx_ort.converters.bundle import ModelBundle
-    from rlx_ort.converters.sources.renames import Renames
-    from rlx_ort.converters.transforms.half_precision import PrecisionKind
-    from rlx_ort.converters.transforms.quantize import QuantizeKind
-    from rlx_ort.device import Device
-    from rlx_ort.parity.compare import Comparison
-    from rlx_ort.parity.metrics import Tolerance
+from rlx_ort.converters.bundle import ModelBundle
+from rlx_ort.converters.protos import nodes_of
+from rlx_ort.converters.sources import Renames
+from rlx_ort.converters.transforms.half_precision import PrecisionKind
+from rlx_ort.converters.transforms.quantize import QuantizeKind
+from rlx_ort.device import Device
+from rlx_ort.parity.compare import Comparison
+from rlx_ort.parity.metrics import Tolerance
 
 __all__ = ["ConversionReport", "ConvertOptions", "ModelFacts", "ParamsTaken", "facts_of", "random_ops", "verdict"]
 
@@ -148,9 +148,7 @@ def facts_of(bundle: ModelBundle) -> ModelFacts:
 
 def random_ops(bundle: ModelBundle) -> list[str]:
     """Return the operators of a model that draw random numbers: no two runs of it agree."""
-    from rlx_ort.converters.bundle import graphs_of
-
-    return sorted({n.op_type for graph in graphs_of(bundle.proto) for n in graph.node if n.op_type in _RANDOM_OPS})
+    return sorted(_RANDOM_OPS & {node.op_type for node in nodes_of(bundle.proto)})
 
 
 def verdict(comparison: Comparison, drawn: Sequence[str]) -> str:

@@ -10,9 +10,10 @@ from typing import Any, TypeAlias
 
 import onnx
 
-from rlx_ort.converters.bundle import ModelBundle, bundle_from_graph, bundle_of, graphs_of, location_of
-from rlx_ort.converters.infer import infer_proto
-from rlx_ort.converters.onnx_types import dtype_of, tensor_proto
+from rlx_ort.converters.bundle import ModelBundle, bundle_from_graph, bundle_of, location_of
+from rlx_ort.converters.onnx_types import tensor_proto, tensor_type
+from rlx_ort.converters.protos import copied, graphs_of, infer_proto, nodes_of
+from rlx_ort.converters.sources import open_source
 from rlx_ort.converters.to_onnx.exported import ExportedModel, ExportedNode
 from rlx_ort.converters.to_onnx.outline import is_shape_type, shape_only_nodes
 from rlx_ort.converters.to_onnx.writer import UniqueNames
@@ -22,8 +23,7 @@ from rlx_ort.execution.inputs import InputPlan
 from rlx_ort.execution.placement import Placement, build_placement, enforce
 from rlx_ort.execution.session import working_provider
 from rlx_ort.ir.graph import Graph
-from rlx_ort.ir.shape import Shape
-from rlx_ort.ir.types import TensorType, ValueType
+from rlx_ort.ir.types import ValueType
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule
 from rlx_ort.providers.base import EngineSession, SessionRequest
 
@@ -61,8 +61,6 @@ def as_model(source: ModelSource) -> ModelBundle | OrtFormatFile:
     path = Path(source)
     if path.suffix.lower() == ".ort":
         return OrtFormatFile(path)
-    from rlx_ort.converters.sources import open_source
-
     return open_source(path)
 
 
@@ -160,8 +158,7 @@ def _by_name(model: ModelBundle) -> dict[str, Any]:
 
 def _exported(model: ModelBundle, extra_outputs: Sequence[str], *, described: bool) -> ExportedModel:
     """Return the model in the form that providers take: weights referenced by name, and stored in bodies."""
-    proto = onnx.ModelProto()
-    proto.CopyFrom(model.proto)
+    proto = copied(model.proto)
     params = []
     for graph in graphs_of(proto):
         for tensor in graph.initializer:
@@ -190,11 +187,11 @@ def _nodes(proto: onnx.ModelProto) -> tuple[ExportedNode, ...]:
     """Return the nodes with the shape computation marked; nodes without a name get one."""
     types = infer_proto(proto)
     versions = {entry.domain: entry.version for entry in proto.opset_import}
-    names = UniqueNames(node.name for graph in graphs_of(proto, functions=False) for node in graph.node)
+    names = UniqueNames(node.name for node in nodes_of(proto, functions=False))
     found: list[ExportedNode] = []
     small = set()
     for graph in graphs_of(proto, functions=False):
-        small |= {tensor.name for tensor in graph.initializer if is_shape_type(_tensor_type(tensor))}
+        small |= {tensor.name for tensor in graph.initializer if is_shape_type(tensor_type(tensor))}
         small |= {value.name for value in graph.input if is_shape_type(types.get(value.name))}
         for node in graph.node:
             if not node.name:
@@ -214,13 +211,6 @@ def _nodes(proto: onnx.ModelProto) -> tuple[ExportedNode, ...]:
                 )
             )
     return tuple(shape_only_nodes(found, small))
-
-
-def _tensor_type(tensor: onnx.TensorProto) -> ValueType | None:
-    try:
-        return TensorType(dtype_of(tensor.data_type), Shape(tensor.dims))
-    except ConversionError:
-        return None
 
 
 def _ort_file(path: Path) -> ExportedModel:
