@@ -11,7 +11,7 @@ from rlx_ort.converters.bundle import FREE_INITIALIZERS, ModelBundle
 from rlx_ort.converters.from_onnx.structure import names_read
 from rlx_ort.converters.onnx_types import type_proto
 from rlx_ort.converters.protos import bodies_of, copied, graphs_below
-from rlx_ort.converters.transforms.scope import label_of, model_scope, near_names, typed_model
+from rlx_ort.converters.transforms.scope import label_of, model_scope, near_names
 from rlx_ort.errors import ConversionError
 
 __all__ = ["CutReport", "cut"]
@@ -19,14 +19,7 @@ __all__ = ["CutReport", "cut"]
 
 @dataclass(frozen=True, slots=True)
 class CutReport:
-    """What `cut` kept.
-
-    Attributes:
-        inputs: names of the inputs of the part, in order.
-        outputs: names of its outputs, in order.
-        nodes_kept: nodes of the main graph that are in the part.
-        nodes_dropped: those that are not.
-    """
+    """What `cut` kept: names of the inputs and outputs of the part, in order, and how many nodes of the main graph."""
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
@@ -126,7 +119,7 @@ def _needed(
 def _part(
     bundle: ModelBundle, inputs: Sequence[str], outputs: Sequence[str], needed: set[str], nodes: set[int]
 ) -> onnx.ModelProto:
-    types = model_scope(bundle, typed_model(bundle)).types
+    types = model_scope(bundle).types
 
     def declared(names: Iterable[str], what: str) -> Iterator[onnx.ValueInfoProto]:
         for name in names:

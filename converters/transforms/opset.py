@@ -20,14 +20,7 @@ from rlx_ort.converters.protos import bodies_of, copied, nodes_of, set_items
 from rlx_ort.converters.to_onnx.opset import NodeForm, meaning_change, obsolete_attributes, obstacle
 from rlx_ort.converters.to_onnx.opset import ir_version as lowest_ir_version
 from rlx_ort.converters.to_onnx.writer import UniqueNames
-from rlx_ort.converters.transforms.scope import (
-    Scope,
-    all_value_names,
-    label_of,
-    model_scope,
-    read_names,
-    typed_model,
-)  # fmt: skip
+from rlx_ort.converters.transforms.scope import Scope, all_value_names, label_of, read_names, typed_model
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.types import UnknownType
 
@@ -46,12 +39,9 @@ _CONVERTER_ERRORS: tuple[type[Exception], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class OpsetReport:
-    """What `to_opset` did.
+    """What `to_opset` did: the ai.onnx opset before and after, the IR version after, and the nodes that changed.
 
     Attributes:
-        source: the ai.onnx opset before.
-        target: the ai.onnx opset after.
-        ir_version: the IR version after.
         rewritten: labels of the nodes that were rewritten; all others mean the same in both opsets.
         functions_inlined: whether calls of model-local functions were replaced by their nodes, as one had to change.
     """
@@ -121,9 +111,7 @@ def _move(bundle: ModelBundle, proto: onnx.ModelProto, source: int, target: int)
             if len(adapted.nodes) != 1 or adapted.nodes[0] is not node:
                 rewritten.append(label_of(node))
             for body, typed_body in zip(bodies_of(adapted.nodes[0]), bodies_of(typed_node), strict=False):
-                inner = scope.inner(typed_body, bundle)
-                inner.read(body, bundle)
-                move(body, typed_body, inner)
+                move(body, typed_body, scope.inner(bundle, typed_body, body))
             nodes += adapted.nodes
             graph.initializer.extend(adapted.initializers)
         if len(rewritten) > count:
@@ -131,7 +119,7 @@ def _move(bundle: ModelBundle, proto: onnx.ModelProto, source: int, target: int)
             set_items(graph.node, nodes)
             _drop_orphans(graph, before - read_names(graph))
 
-    move(proto.graph, typed.graph, model_scope(bundle, typed))
+    move(proto.graph, typed.graph, Scope().inner(bundle, typed.graph, bundle.proto.graph))
     if refused:
         more = f"\n  and {len(refused) - _LISTED} more" if len(refused) > _LISTED else ""
         lines = "\n  ".join(refused[:_LISTED]) + more
@@ -159,13 +147,10 @@ def _functions_must_change(bundle: ModelBundle, source: int, target: int) -> boo
         if own and own != {source}:
             return True
         for node in function.node:
-            if any(True for _ in bodies_of(node)):
-                return True
             try:
-                adapted = node if node.domain else adapter.adapt(node, Scope()).nodes[0]
+                if [*bodies_of(node)] or (not node.domain and adapter.adapt(node, Scope()).nodes[0] is not node):
+                    return True
             except ConversionError:
-                return True
-            if adapted is not node:
                 return True
     return False
 
@@ -226,7 +211,7 @@ class _Adapter:
         reason = obstacle(form, self._source, self._target)
         if not reason:
             return _Adapted([self._restamped(node)], [])
-        if any(attribute.ref_attr_name for attribute in node.attribute) or any(True for _ in bodies_of(node)):
+        if any(attribute.ref_attr_name for attribute in node.attribute) or [*bodies_of(node)]:
             raise ConversionError(reason)  # the converter leaves bodies as they are, and knows no references
         try:
             return self._converted(node, form, scope, reason)
@@ -314,9 +299,8 @@ class _Adapter:
             return None
         self._rename(done.graph, node, {name: name for name in ("", *node.input, *node.output)})
         bundle = bundle_of(done, origin=label_of(node))
-        inner_scope = model_scope(bundle, typed_model(bundle))
-        merged = Scope({**scope.types, **inner_scope.types}, {**scope.constants, **inner_scope.constants})
-        return [(copied(inner), merged) for inner in done.graph.node]
+        inner_scope = scope.inner(bundle, typed_model(bundle).graph, bundle.proto.graph)
+        return [(copied(inner), inner_scope) for inner in done.graph.node]
 
 
 def _form(node: onnx.NodeProto, scope: Scope) -> NodeForm:

@@ -40,7 +40,7 @@ from rlx_ort.converters.transforms.scope import (
     read_names,
     selected,
     typed_model,
-)  # fmt: skip
+)
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.shape import Shape, fits
 from rlx_ort.ir.tensor import TensorData
@@ -83,12 +83,9 @@ class QuantizeOptions:
 
 @dataclass(frozen=True, slots=True)
 class QuantizeReport:
-    """What `quantize` did.
+    """What `quantize` did; bytes are those of the weights and the model together.
 
     Attributes:
-        kind: what was asked for.
-        bytes_before: bytes of the weights and the model before.
-        bytes_after: bytes of the weights and the model after.
         quantized_ops: quantised operator -> how many nodes of it there are now and were not before.
         samples: calibration samples that were run; 0 without calibration.
     """

@@ -40,13 +40,14 @@ class Scope:
     types: MutableMapping[str, ValueType] = field(default_factory=dict)
     constants: MutableMapping[str, onnx.TensorProto] = field(default_factory=dict)
 
-    def inner(self, graph: onnx.GraphProto, bundle: ModelBundle) -> Scope:
-        """Return the scope of a body; names of the body hide those of the graphs around it."""
+    def inner(self, bundle: ModelBundle, *versions: onnx.GraphProto) -> Scope:
+        """Return the scope of a graph in this one, whose names hide those around it; the last version counts."""
         scope = Scope(ChainMap({}, self.types), ChainMap({}, self.constants))
-        scope.read(graph, bundle)
+        for graph in versions:
+            scope._read(graph, bundle)
         return scope
 
-    def read(self, graph: onnx.GraphProto, bundle: ModelBundle) -> None:
+    def _read(self, graph: onnx.GraphProto, bundle: ModelBundle) -> None:
         """Take in what a graph declares: types, initializers and Constant nodes."""
         for info in (*graph.value_info, *graph.input, *graph.output):
             kind = known_type_of(info.type)
@@ -79,12 +80,9 @@ def typed_model(bundle: ModelBundle) -> onnx.ModelProto:
     return with_types(skeleton(bundle.proto))
 
 
-def model_scope(bundle: ModelBundle, typed: onnx.ModelProto) -> Scope:
-    """Return the scope of the main graph."""
-    scope = Scope()
-    scope.read(typed.graph, bundle)
-    scope.read(bundle.proto.graph, bundle)
-    return scope
+def model_scope(bundle: ModelBundle) -> Scope:
+    """Return the scope of the main graph; infers its types."""
+    return Scope().inner(bundle, typed_model(bundle).graph, bundle.proto.graph)
 
 
 def all_value_names(proto: onnx.ModelProto) -> set[str]:

@@ -41,14 +41,7 @@ _FOLDED = _SIZES | {
 
 @dataclass(frozen=True, slots=True)
 class SimplifyReport:
-    """What `simplify` did.
-
-    Attributes:
-        nodes_before: nodes before, bodies included.
-        nodes_after: nodes after.
-        folded: values that were computed from constants or static shapes and are constants now.
-        removed_ops: operator -> how many of its nodes are gone.
-    """
+    """What `simplify` did: nodes, bodies included, values that are constants now, and operator -> nodes gone."""
 
     nodes_before: int
     nodes_after: int
@@ -104,8 +97,8 @@ def _passes(bundle: ModelBundle) -> ModelBundle:
 
 
 def _check(before: ModelBundle, after: ModelBundle) -> None:
-    ends = ((model.input_types().keys(), list(model.output_types())) for model in (before, after))
-    if next(ends) != next(ends):
+    old, new = ((model.input_types().keys(), list(model.output_types())) for model in (before, after))
+    if old != new:
         raise ConversionError(f"{before.origin}: simplifying changed its inputs or outputs; convert it as it is")
     problem = _problem(after)
     if problem and not _problem(before):
@@ -116,9 +109,9 @@ def _problem(bundle: ModelBundle) -> str:
     """Return what ONNX's checker finds wrong, or an empty string."""
     try:
         onnx.checker.check_model(skeleton(bundle.proto))
+        return ""
     except (onnx.checker.ValidationError, RuntimeError, ValueError) as err:
         return str(err).strip().splitlines()[0]
-    return ""
 
 
 def fold_constants(bundle: ModelBundle) -> tuple[ModelBundle, list[str]]:
@@ -127,17 +120,15 @@ def fold_constants(bundle: ModelBundle) -> tuple[ModelBundle, list[str]]:
     A shape known by inference counts as a constant. Nodes that produce an output of the model stay.
     Returns the names of the values that are constant now, too.
     """
-    typed = typed_model(bundle)
-    scope = model_scope(bundle, typed)
+    scope = model_scope(bundle)
     proto = copied(bundle.proto)
     outputs = {value.name for value in proto.graph.output}
-    opset = bundle.opset
     folded: list[str] = []
     kept: list[onnx.NodeProto] = []
     weights = dict(bundle.weights)
     for node in proto.graph.node:
         name = node.output[0] if len(node.output) == 1 else ""
-        value = _folded(node, scope, opset) if name and name not in outputs else None
+        value = _folded(node, scope, bundle.opset) if name and name not in outputs else None
         if value is None:
             kept.append(node)
             continue
@@ -170,18 +161,9 @@ def _folded(node: onnx.NodeProto, scope: Scope, opset: int) -> npt.NDArray[Any] 
     arrays = {name: onnx.numpy_helper.to_array(scope.constants[name]) for name in read}
     if any(array.dtype.hasobject for array in arrays.values()) or not _is_sure(node.op_type, arrays):
         return None
-    model = onnx.helper.make_model(
-        onnx.helper.make_graph(
-            [node],
-            "fold",
-            [onnx.helper.make_tensor_value_info(name, scope.constants[name].data_type, None) for name in read],
-            [onnx.helper.make_tensor_value_info(node.output[0], 0, None)],
-        ),
-        opset_imports=[onnx.helper.make_opsetid("", opset)],
-    )
     try:
         with np.errstate(all="ignore"):
-            (value,) = ReferenceEvaluator(model).run(None, arrays)
+            (value,) = ReferenceEvaluator(node, opsets={"": opset}).run(None, arrays)
     except Exception:  # numpy and the evaluator raise anything for what they cannot compute; the node then stays
         return None
     value = np.asarray(value)

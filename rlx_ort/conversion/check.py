@@ -5,12 +5,12 @@ bf16 is emulated on a CPU without kernels for it: nodes compute in f32, and ever
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import onnx
 
-from rlx_ort.conversion.options import ConvertOptions, ModelFacts, verdict
+from rlx_ort.conversion.options import ConvertOptions, ModelFacts
 from rlx_ort.converters.bundle import ModelBundle
 from rlx_ort.converters.onnx_types import tensor_type
 from rlx_ort.converters.protos import copied, graphs_of, infer_proto, nodes_of
@@ -30,6 +30,7 @@ __all__ = ["ConversionCheck", "default_tolerance", "holds_bf16", "why_unverified
 _LEAN_ABOVE_BYTES = 256 << 20
 """Models with more bytes of weights than this are run without optimisation, because folded and packed weights would be
 in memory beside those of the file."""
+_RANDOM_OPS = {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli"}
 # Operators that ONNX Runtime 1.31 runs on bf16 on the CPU, or whose bodies are rewritten instead.
 _RUN_AS_THEY_ARE = {"Cast", "Constant", "If", "Loop", "Scan"}
 # Attributes that name an element type by its number.
@@ -64,24 +65,14 @@ def why_unverified(options: ConvertOptions) -> str:
 
 
 class ConversionCheck:
-    """The verification of one conversion: runs the source, and holds its answer while the result is made.
+    """The verification of one conversion: runs the source, and holds its answer, not the source, meanwhile.
 
-    Attributes:
-        emulated: how one side was emulated; empty if both ran as they are.
-
-    Args:
-        options: those of the conversion.
-        source: the model, of which nothing is kept.
-        before: its facts.
-        drawn: its operators that draw random numbers.
-
-    Raises:
-        InputError: the inputs do not fit, or none can be made up.
-        EngineError: the source does not run.
+    `emulated` is how one side was emulated, empty if both ran as they are. Raises as `reference_run`.
     """
 
-    def __init__(self, options: ConvertOptions, source: ModelBundle, before: ModelFacts, drawn: Sequence[str]) -> None:
-        self._options, self._before, self._drawn = options, before, drawn
+    def __init__(self, options: ConvertOptions, source: ModelBundle, before: ModelFacts) -> None:
+        self._options, self._before = options, before
+        self._drawn = sorted(_RANDOM_OPS & {node.op_type for node in nodes_of(source.proto)})
         self._lean = sum(before.weight_bytes.values()) > _LEAN_ABOVE_BYTES
         self.emulated = ""
         model, how = self._runnable(source, on_cpu=True)
@@ -100,8 +91,29 @@ class ConversionCheck:
         model, how = self._runnable(as_model(path), on_cpu=device == Device.CPU, optimized=optimized)
         comparison = compare_to(self._reference, model, device, tolerance=tolerance, options=how)
         if not comparison.ok:
-            raise ParityError(verdict(comparison, self._drawn), comparison)
+            raise ParityError(self._verdict(comparison), comparison)
         return comparison
+
+    def _verdict(self, comparison: Comparison) -> str:
+        """Return why the conversion is refused."""
+        lines = [f"the result differs from the source by more than {comparison.tolerance}; nothing was written:"]
+        for output in comparison.outputs:
+            found, mark = output.found, "" if output.ok else " <-"
+            if found.shapes is not None:
+                lines.append(f"  {output.name}: shape {list(found.shapes[0])} became {list(found.shapes[1])}{mark}")
+                continue
+            extra = f", {found.nonfinite} not finite on one side only" if found.nonfinite else ""
+            extra += f", {found.differing} of {found.elements} differ" if found.differing else ""
+            figures = f"max abs {found.max_abs:.3g}, relative L2 {found.relative_l2:.3g}, cosine {found.cosine:.6g}"
+            lines.append(f"  {output.name}: {figures}{extra}{mark}")
+        if self._drawn:
+            operators = ", ".join(self._drawn)
+            lines.append(f"  the model draws random numbers ({operators}), so no two runs agree; do not verify it")
+        else:
+            lines.append(
+                "  allow more with a tolerance, keep nodes as they are, or write it unverified and bisect the two"
+            )
+        return "\n".join(lines)
 
     def _runnable(
         self, model: ModelBundle | OrtFormatFile, *, on_cpu: bool, optimized: bool = False

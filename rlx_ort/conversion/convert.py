@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from rlx_ort.conversion.check import ConversionCheck, default_tolerance, why_unverified
-from rlx_ort.conversion.options import ConversionReport, ConvertOptions, ModelFacts, ParamsTaken, facts_of, random_ops
+from rlx_ort.conversion.options import ConversionReport, ConvertOptions, ModelFacts, ParamsTaken, facts_of
 from rlx_ort.converters.bundle import ModelBundle, bundle_from_graph
 from rlx_ort.converters.files import refuse_existing, staging
 from rlx_ort.converters.sources import Format, apply_weights, bake, format_of, open_source, read_weights
@@ -68,10 +68,8 @@ def convert(
         ParityError: the result differs from the source by more than the tolerance.
         EngineError: the source or the result does not run, so nothing is known about it.
     """
-    chosen = options or ConvertOptions()
-    place = Path(target)
-    run = _Run(chosen, on_step or (lambda text: None), on_bytes or (lambda done, total: None))
-    return run.convert(source, place)
+    run = _Run(options or ConvertOptions(), on_step or (lambda text: None), on_bytes or (lambda done, total: None))
+    return run.convert(source, Path(target))
 
 
 class _Run:
@@ -95,7 +93,7 @@ class _Run:
         check = None
         if not unverified:  # first, so that a source that does not run costs no conversion
             with self._step("run source", "running the source"):
-                check = ConversionCheck(self._options, bundle, before, random_ops(bundle))
+                check = ConversionCheck(self._options, bundle, before)
         for name, text, transform, arguments in self._transforms(bundle):
             with self._step(name, text):
                 bundle, self._reports[name] = transform(bundle, *arguments)
