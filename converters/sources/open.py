@@ -44,13 +44,7 @@ class Format(enum.Enum):
     FOREIGN = "a file of another program"
     UNKNOWN = "nothing known"
 
-    @property
-    def is_weights(self) -> bool:
-        """Whether it holds weights and no model."""
-        return self in (Format.SAFETENSORS, Format.SAFETENSORS_INDEX, Format.NPZ, Format.GGUF)
 
-
-_KNOWN = "known are ONNX, graph files of rlx_ort (.json) and exported programs of PyTorch (.pt2)"
 _HEAD_BYTES = 64
 _JSON_LOOK_BYTES = 1 << 20
 # Magic bytes, (offset, bytes, name), of formats that people may try: https://en.wikipedia.org/wiki/List_of_file_signatures
@@ -83,10 +77,22 @@ def open_source(path: str | os.PathLike[str], *, opset: int | None = None) -> Mo
         case Format.ONNX:
             return open_onnx(file)
         case Format.IR_JSON:
-            return _open_json(file)
+            try:
+                return bundle_from_graph(load_json(file), origin=str(file))
+            except GraphVerifyError as err:
+                raise ConversionError(f"{file}: {err}") from err
         case Format.PT2:
             return open_pt2(file, opset=opset)
-    raise ConversionError(f"{file} is {detail if kind is Format.FOREIGN else kind.value}{_advice(kind, file, detail)}")
+        case Format.SAFETENSORS | Format.SAFETENSORS_INDEX | Format.NPZ | Format.GGUF:
+            raise ConversionError(
+                f"{file} is {kind.value}, which holds weights and no computation; give the model itself, and these as "
+                f"its weights: apply_weights(model, read_weights({str(file)!r})), or --params on the command line"
+            )
+        case Format.ORT:
+            advice = "it cannot be turned back into ONNX; convert the ONNX model it was made from"
+        case _:
+            advice = "known are ONNX, graph files of rlx_ort (.json) and exported programs of PyTorch (.pt2)"
+    raise _refusal(file, kind, detail, "torch.export.export(...) as .pt2, or its weights as safetensors", advice)
 
 
 def read_weights(path: str | os.PathLike[str], *, gguf_as: GgufAs = "f32") -> WeightFile:
@@ -116,42 +122,18 @@ def read_weights(path: str | os.PathLike[str], *, gguf_as: GgufAs = "f32") -> We
             return read_gguf(file, gguf_as)
         case Format.ONNX:
             return _initializers(file)
+    advice = "known weight files are safetensors, npz, GGUF and ONNX"
+    raise _refusal(file, kind, detail, "its weights with safetensors.torch.save_file", advice)
+
+
+def _refusal(file: Path, kind: Format, detail: str, saved: str, advice: str) -> ConversionError:
     what = detail if kind is Format.FOREIGN else kind.value
     if kind in (Format.PICKLE, Format.TORCH_PICKLE, Format.TORCHSCRIPT):
-        what += (
-            ". Reading one runs code that is in the file, so that is never done. Where you trust it, load it in "
-            "PyTorch yourself and save its weights with safetensors.torch.save_file"
-        )
+        advice = f"load it in PyTorch yourself, if you trust it, and save {saved}"
+        what += ". Reading one runs code that is in the file, so that is never done"
     elif kind is Format.UNKNOWN:
         what += f": {detail}"
-    raise ConversionError(f"{file} is {what}; known weight files are safetensors, npz, GGUF and ONNX")
-
-
-def _open_json(path: Path) -> ModelBundle:
-    try:
-        return bundle_from_graph(load_json(path), origin=str(path))
-    except GraphVerifyError as err:
-        raise ConversionError(f"{path}: {err}") from err
-
-
-def _advice(kind: Format, path: Path, detail: str) -> str:
-    if kind.is_weights:
-        return (
-            ", which holds weights and no computation; give the model itself, and these as its weights: "
-            f"apply_weights(model, read_weights({str(path)!r})), or --params on the command line"
-        )
-    match kind:
-        case Format.ORT:
-            return ", which cannot be turned back into ONNX; convert the ONNX model it was made from"
-        case Format.PICKLE | Format.TORCH_PICKLE | Format.TORCHSCRIPT:
-            return (
-                ". Opening one runs code that is in the file, so that is never done. Where you trust it, load it in "
-                "PyTorch yourself and save torch.export.export(...) as .pt2, or its weights as safetensors"
-            )
-        case Format.UNKNOWN:
-            return f": {detail}; {_KNOWN}"
-        case _:
-            return f"; {_KNOWN}"
+    return ConversionError(f"{file} is {what}; {advice}")
 
 
 def open_onnx(path: Path) -> ModelBundle:
@@ -210,10 +192,11 @@ def _by_magic(path: Path, head: bytes) -> tuple[Format, str]:
         return Format.GGUF, ""
     if head[4:8] == b"ORTM":  # the file identifier of its flatbuffers schema
         return Format.ORT, ""
-    if head[:1] == b"\x80" and head[1:2] in b"\x02\x03\x04\x05" and len(head) > 1:
-        return Format.PICKLE, ""
+    # Before pickles: a header of 640 bytes begins with 80 02, too.
     if len(head) > 8 and head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= path.stat().st_size - 8:
         return Format.SAFETENSORS, ""
+    if head[:1] == b"\x80" and head[1:2] in b"\x02\x03\x04\x05" and len(head) > 1:
+        return Format.PICKLE, ""
     for offset, magic, name in _FOREIGN:
         if head[offset : offset + len(magic)] == magic:
             return Format.FOREIGN, name
@@ -238,10 +221,8 @@ def _zip_format(path: Path) -> tuple[Format, str]:
         return Format.TORCHSCRIPT, ""
     if "data.pkl" in inner or "data.pkl" in names:
         return Format.TORCH_PICKLE, ""
-    if names and all(name.endswith(".npy") for name in names):
+    if all(name.endswith(".npy") for name in names):  # numpy writes an empty archive for no arrays
         return Format.NPZ, ""
-    if not names:
-        return Format.NPZ, ""  # numpy writes one for no arrays
     shown = ", ".join(sorted(names)[:4])
     return Format.UNKNOWN, f"a zip archive of {len(names)} files: {shown}{' ...' if len(names) > 4 else ''}"
 
@@ -262,11 +243,9 @@ def _json_format(path: Path) -> tuple[Format, str]:
 
 
 def _advice_on_folder(path: Path) -> str:
-    found = [
-        name for name in ("model.onnx", "model.safetensors.index.json", "model.safetensors") if (path / name).is_file()
-    ]
-    if found:
-        return f": {path / found[0]}"
+    for name in ("model.onnx", "model.safetensors.index.json", "model.safetensors"):
+        if (path / name).is_file():
+            return f": {path / name}"
     if (path / "saved_model.pb").is_file():
         return "; this one is a TensorFlow SavedModel, which tf2onnx converts to ONNX"
     return ""

@@ -58,8 +58,7 @@ class WeightFile(Mapping[str, TensorData]):
     @classmethod
     def of(cls, origin: str, tensors: Mapping[str, TensorData]) -> WeightFile:
         """Return tensors that are there already as a weight file."""
-        entries = {name: WeightEntry(data.dtype, data.shape, lambda it=data: it) for name, data in tensors.items()}
-        return cls(origin, entries)
+        return cls(origin, {name: _held(data) for name, data in tensors.items()})
 
     def __getitem__(self, name: str) -> TensorData:
         return self.entries[name].load()
@@ -72,6 +71,10 @@ class WeightFile(Mapping[str, TensorData]):
 
     def __repr__(self) -> str:
         return f"WeightFile({self.origin!r}, {len(self.entries)} tensors)"
+
+
+def _held(data: TensorData) -> WeightEntry:
+    return WeightEntry(data.dtype, data.shape, lambda: data)
 
 
 def read_sharded(path: Path) -> WeightFile:

@@ -116,8 +116,9 @@ def open_model(
     device = Device(device)
     options = options or CompileOptions()
     provider = working_provider(device)
+    weights: dict[str, TensorData] = {}
     if isinstance(model, OrtFormatFile):
-        exported, weights = _OrtModel(onnx.ModelProto(), (), (), {}, {}, path=model.path), {}
+        exported: ExportedModel = _OrtModel(onnx.ModelProto(), (), (), {}, {}, path=model.path)
     else:
         exported, weights = _exported(model, extra_outputs, described=device != Device.CPU)
     session = provider.open(SessionRequest(device, exported, weights, options))
