@@ -12,9 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlx_ort.converters.collector import paused_collector
-from rlx_ort.converters.infer import infer_proto
 from rlx_ort.converters.precision_pass import apply_precision
+from rlx_ort.converters.protos import infer_proto, paused_collector
 from rlx_ort.converters.to_onnx.dispatch import Dispatcher, KernelSet, has_choice
 from rlx_ort.converters.to_onnx.emitter import Emitter
 from rlx_ort.converters.to_onnx.exported import ExportedModel, Outline
