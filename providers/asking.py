@@ -3,21 +3,34 @@
 A kernel list has operators and element types; attributes, ranks and constant inputs decide as well, and compiling
 providers have no list. So each node is put into a model with inputs of its own, without optimisation, which would fold
 or fuse it away. Opening such a session takes 0.2 ms on the CPU, 0.7 ms on WebGPU and about 10 ms on OpenVINO (ONNX
-Runtime 1.31.1). Providers that compile are asked in a child process, since some nodes end the process (QNN 2.7.0).
+Runtime 1.31.1).
+
+Providers that compile are asked in a child process, since some nodes end the process (QNN 2.7.0). It reads tasks from
+standard input, one JSON line each, writes a line per answer to standard output, and is ended after `_IDLE_S` without a
+task. When it dies, its exit code is the answer to the question it was at, and another child continues.
 """
 
 from __future__ import annotations
 
+import atexit
 import base64
+import contextlib
+import functools
+import hashlib
 import importlib
 import json
+import logging
 import os
+import queue
 import re
+import subprocess
 import sys
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import IO, Any
 
 import numpy as np
 import onnx
@@ -31,12 +44,11 @@ from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import TensorType, UnknownType, ValueType
 from rlx_ort.options.compile_options import CacheUse, CompileOptions, OptimizationLevel, Precision
-from rlx_ort.providers.answers import DEVICE, HELPED
-from rlx_ort.providers.asking_child import ask_in_child
 from rlx_ort.providers.base import Provider, SessionRequest
 from rlx_ort.providers.registry import register_provider
+from rlx_ort.storage import cache_root, write_atomic
 
-__all__ = ["Question", "answer_tasks", "ask", "asking_options"]
+__all__ = ["DEVICE", "HELPED", "Answers", "Question", "answers_of", "ask", "asking_options"]
 
 _NEIGHBOUR = "neighbour_"
 _TOGETHER = 64  # nodes a session: opening one costs as much as some twenty nodes
@@ -44,6 +56,15 @@ _PARTS = 8  # sessions that a refused one is split into
 _REASON_CHARACTERS = 300
 _BODIES = (5, 10)  # GRAPH and GRAPHS: https://github.com/onnx/onnx/blob/main/onnx/onnx.proto (AttributeType)
 _NUMBERED = re.compile(r"\bq(\d+)\b")
+
+_IDLE_S = 10.0  # of a child before it is ended: starting one takes half a second
+_START_S = 30.0  # for importing ONNX Runtime and a provider's libraries from a slow disk
+_SCHEMA = 1
+_LOCK_TIMEOUT_S = 10.0
+_log = logging.getLogger(__name__)
+
+DEVICE, HELPED = "device", "cpu"
+"""The provider takes the node; the CPU takes it instead. Any other answer is the reason of a refusal."""
 
 
 @dataclass(frozen=True)
@@ -138,10 +159,7 @@ def _ask_sheet(
     """Return the answer to each node of a sheet; opens one session, runs it once if asked to, and closes it.
 
     The nodes of functions that ONNX Runtime expands have no names, so the answer to a function is empty unless it
-    is alone on its sheet.
-
-    Raises:
-        RlxError: the session was refused, for one node at least, or the run failed.
+    is alone on its sheet. A refusal of one node raises an `RlxError` for the sheet, and so does a failed run.
     """
     proto = onnx.ModelProto.FromString(sheet)
     nodes = tuple(
@@ -152,8 +170,7 @@ def _ask_sheet(
     model = ExportedModel(proto, tuple(weights), nodes, {}, {})
     takers: list[set[str]] = [set() for _ in nodes]
     bodies = any(attribute.type in _BODIES for node in proto.graph.node for attribute in node.attribute)
-    session = provider.open(SessionRequest(device, model, weights, options))
-    try:
+    with contextlib.closing(provider.open(SessionRequest(device, model, weights, options))) as session:
         for assigned in session.assignments:
             node = nodes[0] if len(nodes) == 1 and not bodies else model.node_of(assigned.name)
             if node is not None:
@@ -162,8 +179,6 @@ def _ask_sheet(
             takers[0].update(assigned.provider for assigned in session.assignments)
         if run and takers[0] == {provider.ep_name}:
             session.run([value.name for value in proto.graph.output], _some_inputs(proto.graph))
-    finally:
-        session.close()
     nothing = DEVICE if len(nodes) == 1 else ""
     return [(DEVICE if found == {provider.ep_name} else HELPED) if found else nothing for found in takers]
 
@@ -232,7 +247,7 @@ def _ask_compiler(
         "custom_op_libraries": list(options.custom_op_libraries),
     }
     texts = [[key, *(base64.b64encode(form).decode() for form in forms)] for key, forms in sheets.items()]
-    return ask_in_child(provider.ep_name, task, texts, budget_s)
+    return _ask_in_child(provider.ep_name, task, texts, budget_s)
 
 
 def _answer(provider: Provider, device: Device, sheets: Sequence[bytes], options: CompileOptions) -> str:
@@ -255,18 +270,12 @@ def _answer(provider: Provider, device: Device, sheets: Sequence[bytes], options
 
 
 def _ask_inside(provider: Provider, device: Device, sheet: bytes, options: CompileOptions) -> str:
-    """Return the answer to a node between others, with the optimisation that drops nodes which do nothing.
-
-    Raises:
-        RlxError: the session was refused.
-    """
+    """Return the answer to a node between others, with the optimisation that drops nodes which do nothing."""
     model = ExportedModel(onnx.ModelProto.FromString(sheet), (), (), {}, {})
     options = options.with_(optimization=OptimizationLevel.BASIC)
-    session = provider.open(SessionRequest(device, model, _outside(model.model), options))
-    try:
+    request = SessionRequest(device, model, _outside(model.model), options)
+    with contextlib.closing(provider.open(request)) as session:
         found = {each.provider for each in session.assignments if not each.name.startswith(_NEIGHBOUR)}
-    finally:
-        session.close()
     return DEVICE if found <= {provider.ep_name} else HELPED
 
 
@@ -353,23 +362,23 @@ def _sheets(question: Question, model: onnx.ModelProto) -> list[bytes]:
     alone = _sheet([question], model, all_constant=True)
     sheets = [alone.SerializeToString()]
     node = alone.graph.node[0]
-    nodes = [node]
+    before, after = [], []
     for place in question.computed:
         kind = question.inputs[place]
         if isinstance(kind, TensorType):
             name = node.input[place]
             value = next(value for value in alone.graph.input if value.name == name)
             value.name = f"{name}_before"
-            nodes.insert(0, _neighbour(value.name, name, kind))
+            before.append(_neighbour(value.name, name, kind))
     kind = question.outputs[0] if question.used else None
     if isinstance(kind, TensorType):
         value = alone.graph.output[0]
-        nodes.append(_neighbour(value.name, f"{value.name}_after", kind))
+        after.append(_neighbour(value.name, f"{value.name}_after", kind))
         value.name += "_after"
-    if len(nodes) > 1:
-        nodes = [type(node).FromString(node.SerializeToString()) for node in nodes]
+    if before or after:
+        middle = onnx.NodeProto.FromString(node.SerializeToString())
         del alone.graph.node[:]
-        alone.graph.node.extend(nodes)
+        alone.graph.node.extend([*reversed(before), middle, *after])
         sheets.append(alone.SerializeToString())
     return sheets
 
@@ -408,3 +417,187 @@ def _ones(tensor: onnx.TensorProto) -> TensorData:
     """Return ones for a constant whose data is unknown, since a provider may divide by it."""
     dtype = dtype_of(tensor.data_type)
     return TensorData.from_array(np.ones(tuple(tensor.dims), dtype.numpy), dtype)
+
+
+class Answers:
+    """The answers of one provider, by the key of the question; read once, written whenever some are new.
+
+    A file that cannot be read or written costs asking again, never an error.
+    """
+
+    def __init__(self, path: Path, scope: str) -> None:
+        self._path = path
+        self._scope = scope
+        self._known: dict[str, str] | None = None
+        self._lock = threading.Lock()
+
+    def known(self, keys: Iterable[str]) -> dict[str, str]:
+        """Return the answers that are known to these questions."""
+        with self._lock:
+            if self._known is None:
+                self._known = self._read()
+            return {key: self._known[key] for key in keys if key in self._known}
+
+    def keep(self, answers: Mapping[str, str]) -> None:
+        """Remember answers, on disk too."""
+        import filelock
+
+        with self._lock:
+            self._known = {**(self._known or {}), **answers}
+            try:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                with filelock.FileLock(f"{self._path}.lock", timeout=_LOCK_TIMEOUT_S):
+                    self._known = {**self._read(), **self._known}
+                    document = {"schema": _SCHEMA, "scope": self._scope, "answers": self._known}
+                    write_atomic(self._path, json.dumps(document).encode())
+            except (OSError, filelock.Timeout, NotImplementedError) as err:
+                _log.info("the answers of %s are not kept: %s", self._scope, err)
+
+    def _read(self) -> dict[str, str]:
+        try:
+            document = json.loads(self._path.read_bytes())
+            if document["schema"] == _SCHEMA and document["scope"] == self._scope:
+                return {str(key): str(answer) for key, answer in document["answers"].items()}
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as err:
+            _log.info("%s is damaged, and its questions are asked again: %s", self._path.name, err)
+        return {}
+
+
+def answers_of(scope: str) -> Answers:
+    """Return the answers for a scope: provider, versions, hardware and the options that matter, as one text."""
+    name = hashlib.sha256(scope.encode()).hexdigest()[:24]
+    return _answers_in(cache_root() / "capability" / f"{name}.json", scope)
+
+
+_answers_in = functools.cache(Answers)
+
+
+def _ask_in_child(
+    title: str, task: Mapping[str, Any], sheets: Sequence[Sequence[str]], budget_s: float
+) -> dict[str, str]:
+    """Return the answer to each question by its key; `sheets` has the key and the child's texts of each."""
+    answers: dict[str, str] = {}
+    left = list(sheets)
+    with _child_lock:
+        deadline = time.monotonic() + budget_s
+        while left and time.monotonic() < deadline:
+            child = _child()
+            line = json.dumps({**task, "sheets": left}).encode() + b"\n"
+            found, ended = child.asked(line, len(left), deadline)
+            answers.update(found)
+            left = left[len(found) :]
+            if not left:
+                break
+            child.end()
+            if ended is None:
+                break  # out of time, or the child cannot be used at all
+            key = left.pop(0)[0]
+            answers[key] = f"asking about it ended the process of {title} (exit code {ended})"
+            _log.warning("%s: a question ended its process with exit code %s", title, ended)
+        _end_when_idle()
+    return {key: answer for key, answer in answers.items() if answer}
+
+
+class _Child:
+    """A process that answers questions, task after task, until its input ends. Only its parent uses and ends it."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        command = [sys.executable, "-c", "from rlx_ort.providers.asking import answer_tasks; answer_tasks()"]
+        self.environment = environment
+        self.parent = os.getpid()
+        self._patience_s = _START_S
+        self._process = subprocess.Popen(  # noqa: S603  # this Python with a fixed command
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment
+        )
+        self._lines: queue.Queue[bytes] = queue.Queue()
+        self._reader = threading.Thread(target=_read, args=(self._process.stdout, self._lines), daemon=True)
+        self._reader.start()
+
+    @property
+    def alive(self) -> bool:
+        return self.parent == os.getpid() and self._process.poll() is None
+
+    def asked(self, task: bytes, count: int, deadline: float) -> tuple[dict[str, str], int | None]:
+        """Return its answers in order, and its exit code; None if it was too slow or did not start."""
+        writer = threading.Thread(target=_write, args=(self._process.stdin, task), daemon=True)
+        writer.start()
+        answers: dict[str, str] = {}
+        patience_s = max(deadline - time.monotonic(), 0.1) + self._patience_s
+        try:
+            while len(answers) < count:
+                line = self._lines.get(timeout=patience_s)
+                if not line:
+                    return answers, self._process.wait(timeout=_START_S)
+                self._patience_s = 0.0
+                if line.startswith(b"{"):
+                    found = json.loads(line)
+                    if "key" in found:
+                        answers[found["key"]] = found["answer"]
+                patience_s = max(deadline - time.monotonic(), 0.1)
+        except (queue.Empty, subprocess.TimeoutExpired):
+            return answers, None
+        return answers, 0
+
+    def end(self) -> None:
+        if self.parent != os.getpid():
+            return
+        self._process.kill()
+        self._process.wait()
+        self._reader.join()
+        for pipe in (self._process.stdin, self._process.stdout):
+            with contextlib.suppress(OSError):
+                pipe.close()  # type: ignore[union-attr]  # both are pipes
+
+
+_child_lock = threading.Lock()
+_current: _Child | None = None
+_timer: threading.Timer | None = None
+
+
+def _child() -> _Child:
+    """Return the child, restarted if the settings changed."""
+    global _current
+    if _timer is not None:
+        _timer.cancel()
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path), "PYTHONUTF8": "1"}
+    if _current is None or not _current.alive or _read_by_us(_current.environment) != _read_by_us(environment):
+        if _current is not None:
+            _current.end()
+        _current = _Child(environment)
+    return _current
+
+
+def _read_by_us(environment: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if name.startswith("RLX_") or name == "PYTHONPATH"}
+
+
+def _end_when_idle() -> None:
+    global _timer
+    _timer = threading.Timer(_IDLE_S, _end_child)
+    _timer.daemon = True
+    _timer.start()
+
+
+@atexit.register
+def _end_child() -> None:
+    global _current
+    with _child_lock:
+        child, _current = _current, None
+        if child is not None:
+            child.end()
+
+
+def _write(pipe: IO[bytes], data: bytes) -> None:
+    try:
+        pipe.write(data)
+        pipe.flush()
+    except (OSError, ValueError):
+        return  # the child is gone; its exit code is read later
+
+
+def _read(pipe: IO[bytes], lines: queue.Queue[bytes]) -> None:
+    for line in pipe:
+        lines.put(line)
+    lines.put(b"")

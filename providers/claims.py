@@ -1,14 +1,20 @@
-"""Which operators a provider has kernels for, read from ONNX Runtime's own registry.
+"""Which operators a provider has kernels for: by ONNX Runtime's registry, else by a shipped kernel list.
 
 The registry answers in milliseconds and agrees with the real assignment in 99 of 100 cases. It leaves out attributes
 and the ONNX functions that ONNX Runtime expands into kernels; only a session proves a claim.
+
+A shipped list is a text file of `kernel_lists/`, one kernel a line, for one provider and one minor version of ONNX
+Runtime. It stands in for a registry that cannot be read, and judges providers that are not installed.
+`scripts/kernel_lists.py` writes and checks the files.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib.resources.abc
+import re
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -20,7 +26,7 @@ from rlx_ort.providers.base import KernelClaim, Provider
 from rlx_ort.providers.engine import runtime
 from rlx_ort.providers.engine.values import element_dtypes, elements
 
-__all__ = ["kernel_set", "kernels_of", "schema_version", "takes"]
+__all__ = ["KernelList", "kernel_set", "kernels_of", "listed_kernels", "parse_list", "schema_version", "takes"]
 
 _Types: TypeAlias = Sequence[ValueType | None]
 _OPEN_END = 2147483647  # INT_MAX in KernelDef
@@ -31,6 +37,9 @@ _ANSWERS_A_LIST = 4096
 _LISTS_SAFELY = frozenset({"CPUExecutionProvider", "AzureExecutionProvider", "DmlExecutionProvider"})
 _lists: dict[int, _Known] = {}
 _lists_lock = threading.Lock()
+
+_FILE_NAME = re.compile(r"(?P<ep>\w+)-(?P<major>\d+)\.(?P<minor>\d+)\.txt")
+_WRAPPED = re.compile(r"\w+\((.*)\)")
 
 
 @functools.cache
@@ -168,3 +177,74 @@ def _claim(kernel: Any) -> KernelClaim:
     domain = "" if kernel.domain == "ai.onnx" else kernel.domain
     dtypes = {name: element_dtypes(types) for name, types in kernel.type_constraints.items()}
     return KernelClaim(domain, kernel.op_name, first, None if last == _OPEN_END else last, dtypes)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KernelList:
+    """The kernels of one execution provider in one minor version of ONNX Runtime.
+
+    Attributes:
+        version: major and minor version of ONNX Runtime.
+        claims: the kernels.
+    """
+
+    version: tuple[int, int]
+    claims: tuple[KernelClaim, ...]
+
+    @property
+    def title(self) -> str:
+        """How messages name the list."""
+        return f"the kernel list of ONNX Runtime {self.version[0]}.{self.version[1]}"
+
+
+def listed_kernels(ep_name: str, version: tuple[int, ...] | None) -> KernelList | None:
+    """Return the newest shipped list that is not newer than a version, else the oldest; None where there is none.
+
+    Without a version, for a provider that is not installed, the newest list counts.
+    """
+    versions = _versions(ep_name)
+    if not versions:
+        return None
+    known = [found for found in versions if version is None or found <= version[:2]]
+    return _read(ep_name, max(known) if known else min(versions))
+
+
+@functools.cache
+def _versions(ep_name: str) -> tuple[tuple[int, int], ...]:
+    names = [entry.name for entry in _folder().iterdir()] if _folder().is_dir() else []
+    found = [match for match in map(_FILE_NAME.fullmatch, names) if match and match["ep"] == ep_name]
+    return tuple(sorted((int(match["major"]), int(match["minor"])) for match in found))
+
+
+@functools.cache
+def _read(ep_name: str, version: tuple[int, int]) -> KernelList:
+    text = (_folder() / f"{ep_name}-{version[0]}.{version[1]}.txt").read_text(encoding="utf-8")
+    return KernelList(version, tuple(parse_list(text)))
+
+
+def parse_list(text: str) -> Iterator[KernelClaim]:
+    """Yield the kernels of a list: `ai.onnx Abs 6-12 T=f32,f64`, one a line; `#` starts a comment line.
+
+    Raises:
+        ValueError: a line is not of this form.
+    """
+    for line in text.splitlines():
+        if not line or line.startswith("#"):
+            continue
+        domain, op_type, versions, *constraints = line.split()
+        first, _, last = versions.removesuffix("+").partition("-")
+        end = None if versions.endswith("+") else int(last or first)
+        dtypes = {}
+        for constraint in constraints:
+            name, _, types = constraint.partition("=")
+            dtypes[name] = frozenset(_dtype(code) for code in types.split(","))
+        yield KernelClaim("" if domain == "ai.onnx" else domain, op_type, int(first), end, dtypes)
+
+
+def _dtype(code: str) -> DType:
+    wrapped = _WRAPPED.fullmatch(code)
+    return _dtype(wrapped[1]) if wrapped else DType(code)
+
+
+def _folder() -> importlib.resources.abc.Traversable:
+    return importlib.resources.files("rlx_ort.providers") / "kernel_lists"

@@ -8,10 +8,9 @@ from typing import ClassVar
 from rlx_ort.device import Device
 from rlx_ort.options.compile_options import CompileOptions
 from rlx_ort.providers.base import Availability, CostProfile, KernelLimit, is_float_remainder
-from rlx_ort.providers.cores import core_share
 from rlx_ort.providers.engine.recipe import Keeps, SessionRecipe
-from rlx_ort.providers.hardware import cpu_name, memory_bytes
-from rlx_ort.providers.installation import Problem
+from rlx_ort.providers.engine.runtime import Problem
+from rlx_ort.providers.hardware import core_share, cpu_name, memory_bytes
 from rlx_ort.providers.ort_provider import OrtProvider
 
 __all__ = ["CpuProvider"]

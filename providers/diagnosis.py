@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rlx_ort.device import Device
-from rlx_ort.providers.cores import CoreShare, core_share
 from rlx_ort.providers.engine import runtime
-from rlx_ort.providers.installation import Problem, reinstall_command, runtime_packages
+from rlx_ort.providers.engine.runtime import Problem, reinstall_command, runtime_packages
+from rlx_ort.providers.hardware import CoreShare, core_share
 from rlx_ort.providers.ort_provider import OrtProvider
 from rlx_ort.providers.plugins import Plugin, find_plugins, plugin_devices, register_plugin
 from rlx_ort.providers.registry import ProviderRegistry, default_registry

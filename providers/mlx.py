@@ -10,7 +10,7 @@ from rlx_ort.device import Device
 from rlx_ort.options.compile_options import CompileOptions
 from rlx_ort.providers.base import CostProfile
 from rlx_ort.providers.engine.recipe import SessionRecipe
-from rlx_ort.providers.installation import Problem
+from rlx_ort.providers.engine.runtime import Problem
 from rlx_ort.providers.ort_provider import OrtProvider
 
 __all__ = ["MlxProvider"]

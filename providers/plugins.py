@@ -9,19 +9,30 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.metadata
+import logging
 import re
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlx_ort.providers.engine.runtime import readable
+from rlx_ort.errors import EngineError
+from rlx_ort.providers.engine.runtime import Problem, readable
 from rlx_ort.providers.hardware import cpu_name
-from rlx_ort.providers.installation import Problem
-from rlx_ort.providers.windows_catalog import catalog_providers
 
-__all__ = ["Plugin", "described", "find_plugins", "hardware_type", "plugin_devices", "plugin_for", "register_plugin"]
+__all__ = [
+    "Plugin",
+    "catalog_providers",
+    "described",
+    "fetch_provider",
+    "find_plugins",
+    "hardware_type",
+    "plugin_devices",
+    "plugin_for",
+    "register_plugin",
+]
 
 # https://onnxruntime.ai/docs/execution-providers/plugin-ep-libraries/packaging.html asks for these names.
 _NAMING = re.compile(r"^onnxruntime-(?:ep-.+|qnn)$")
@@ -36,6 +47,10 @@ _NAMES_OF_PROVIDERS = ("get_ep_names", "get_ep_name", "ep_name", "EP_NAME", "REG
 
 _lock = threading.RLock()
 _registered: dict[str, Problem | None] = {}
+
+_log = logging.getLogger("rlx_ort.plugins")
+
+_catalogs: list[Any] = []  # kept alive, as its providers need it
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,3 +206,52 @@ def described(hardware: Any) -> tuple[str, str]:
 
 
 _IDENTITY_KEYS = ("pci_bus_id", "luid", "uuid")
+
+
+def catalog_providers() -> Iterator[tuple[str, str, Path | None, str]]:
+    """Yield (provider, version, library, problem) for each provider that Windows offers; none without a catalog.
+
+    The library is None while Windows has not downloaded the provider; the problem names the remedy.
+    """
+    for found in _found():
+        name, version = str(found.name), str(found.version)
+        library = Path(str(found.library_path or ""))
+        if library.is_absolute() and library.is_file():
+            yield name, version, library, ""
+        else:
+            remedy = f"rlx_ort.providers.plugins.fetch_provider({name!r}) lets Windows download it"
+            yield name, version, None, f"Windows offers it and has not downloaded it; {remedy}"
+
+
+def fetch_provider(name: str) -> None:
+    """Let Windows download and prepare a provider; may take minutes, and asks the network.
+
+    Processes that are started afterwards find it.
+
+    Raises:
+        EngineError: there is no catalog, it has no such provider, or Windows did not get it ready.
+    """
+    offered = {str(found.name): found for found in _found()}
+    if name not in offered:
+        known = ", ".join(sorted(offered)) or "none, or there is no `windowsml`"
+        raise EngineError(f"Windows ML offers no provider {name!r}; it offers {known}")
+    try:
+        offered[name].ensure_ready()
+    except Exception as err:  # windowsml's errors are its own, and those of ctypes
+        raise EngineError(f"Windows did not get {name} ready: {err}") from err
+
+
+def _found() -> tuple[Any, ...]:
+    if sys.platform != "win32":
+        return ()
+    try:
+        module = importlib.import_module("windowsml")
+    except ImportError:
+        return ()
+    try:
+        if not _catalogs:
+            _catalogs.append(module.EpCatalog())
+        return tuple(_catalogs[0].find_all_providers())
+    except Exception as err:  # windowsml's errors are its own, and those of ctypes
+        _log.warning("the catalog of Windows ML cannot be read: %s", err)
+        return ()

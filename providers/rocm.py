@@ -16,8 +16,8 @@ from rlx_ort.errors import EngineError
 from rlx_ort.options.compile_options import CompileOptions, Precision
 from rlx_ort.providers.base import CostProfile
 from rlx_ort.providers.engine.recipe import SessionRecipe, names
+from rlx_ort.providers.engine.runtime import Problem
 from rlx_ort.providers.hardware import engine_library, missing_libraries
-from rlx_ort.providers.installation import Problem
 from rlx_ort.providers.ort_provider import OrtProvider
 from rlx_ort.providers.plugins import plugin_for
 

@@ -10,8 +10,8 @@ from rlx_ort.options.compile_options import CompileOptions, Precision
 from rlx_ort.providers.base import Availability, CostProfile
 from rlx_ort.providers.cuda import CudaProvider, cuda_libraries_problem, cuda_options
 from rlx_ort.providers.engine.recipe import SessionRecipe, names
+from rlx_ort.providers.engine.runtime import Problem
 from rlx_ort.providers.hardware import nvidia_gpus
-from rlx_ort.providers.installation import Problem
 from rlx_ort.providers.ort_provider import OrtProvider
 from rlx_ort.storage import cache_folder
 

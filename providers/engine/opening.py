@@ -23,9 +23,8 @@ from rlx_ort.providers.engine.injection import prepare_weights
 from rlx_ort.providers.engine.process import budget, refuse_at_the_end
 from rlx_ort.providers.engine.recipe import SessionRecipe, check_config, check_provider_options
 from rlx_ort.providers.engine.recorded import NotRecordedError, Recorder, unrecordable
-from rlx_ort.providers.engine.runtime import opening_error
+from rlx_ort.providers.engine.runtime import PLUGIN_VERSION, opening_error
 from rlx_ort.providers.engine.session import OrtEngineSession
-from rlx_ort.providers.installation import PLUGIN_VERSION
 
 __all__ = ["SPAWN_REMEDY", "forbid_in_forks", "open_session"]
 

@@ -6,8 +6,11 @@ ONNX Runtime's private attributes are used for speed only, each in one function 
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,24 +20,40 @@ from rlx_ort.errors import EngineError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import TensorType, ValueType
 from rlx_ort.providers.engine.binding import Arrays, Binder, DeviceTensor, Loop, Slots, StoppableRun
-from rlx_ort.providers.engine.ort_slots import (
-    COPY_AT_MOST_BYTES,
-    DeviceSlots,
-    GraphSlots,
-    HostSlots,
-    RunSlots,
-    binding_call,
-)
-from rlx_ort.providers.engine.ort_tensor import DLPACK_DEVICE, OrtTensor
 from rlx_ort.providers.engine.process import watch
 from rlx_ort.providers.engine.recipe import HOST_MEMORY, nothing_to_hold
+from rlx_ort.providers.engine.recorded import NotRecordedError
 from rlx_ort.providers.engine.runtime import running_error
-from rlx_ort.providers.engine.values import from_ort_value, has_foreign_dtype, is_tensor_like, to_ort_value
+from rlx_ort.providers.engine.values import (
+    DLPACK_DEVICE,
+    OrtTensor,
+    from_ort_value,
+    has_foreign_dtype,
+    is_tensor_like,
+    to_ort_value,
+)
 
 if TYPE_CHECKING:
     from rlx_ort.providers.engine.session import OrtEngineSession, SessionCore
 
-__all__ = ["GraphRuns", "OrtBinder", "OrtLoop", "Place", "bind_input", "bind_output", "run_binding"]
+__all__ = [
+    "COPY_AT_MOST_BYTES",
+    "DeviceSlots",
+    "GraphRuns",
+    "GraphSlots",
+    "HostSlots",
+    "OrtBinder",
+    "OrtLoop",
+    "Place",
+    "RunSlots",
+    "bind_input",
+    "bind_output",
+    "binding_call",
+    "run_binding",
+]
+
+COPY_AT_MOST_BYTES = 64 * 1024  # binding another buffer costs as much as copying about this many
+MOST_PINNED_BYTES = 256 << 20  # of one set of slots; pinned memory is taken from all processes
 
 
 class OrtBinder(Binder):
@@ -385,3 +404,264 @@ def run_binding(session: Any, io: Any, options: Any) -> None:
     """Run a binding once."""
     call, binding = binding_call(session, io)
     call(binding, options)
+
+
+class HostSlots(Slots):
+    """Slots in host memory: buffers are read and written in place.
+
+    Inputs that the provider copies when they are bound are bound again in each run.
+    """
+
+    def __init__(
+        self,
+        session: OrtEngineSession,
+        types: Mapping[str, ValueType],
+        inputs: Arrays,
+        outputs: Arrays,
+        fixed: Collection[str],
+    ) -> None:
+        self._session = session
+        self._core = session.open_core()
+        self._types = types
+        self._io = self._core.session.io_binding()
+        self._kept: list[Any] = []
+        self._copied: list[tuple[int, npt.NDArray[Any]]] = []
+        self._bound: dict[str, tuple[int, Any]] = {}
+        self._varying = [name for name in outputs if name not in fixed]
+        for index, (name, like) in enumerate(inputs.items()):
+            if like.nbytes > COPY_AT_MOST_BYTES or session.bound_memory(name) is None:
+                self._bound[name] = (index, None)
+                continue
+            buffer = np.empty_like(like, order="C")
+            self._bind(self._io.bind_ortvalue_input, name, buffer)
+            self._copied.append((index, buffer))
+        self._outputs: list[npt.NDArray[Any] | None] = []
+        for name, like in outputs.items():
+            if name in self._varying:
+                self._io.bind_output(name, "cpu", 0)
+                self._outputs.append(None)
+            else:
+                place = np.array(like, order="C")
+                self._bind(self._io.bind_ortvalue_output, name, place)
+                self._outputs.append(place)
+        self._names = list(outputs)
+        self._buffers = [buffer for _, buffer in self._copied]
+        self._simple = not self._bound and not self._varying
+        self._call, self._binding = binding_call(self._core.session, self._io)
+        self._options = self._core.options
+        self._copy = _copier(self._buffers)
+        self._errors = session.errors
+
+    @property
+    def bound(self) -> Arrays:
+        """The buffers of the outputs of a known shape; see `Slots.bound`."""
+        places = zip(self._names, self._outputs, strict=True)
+        return {name: buffer for name, buffer in places if buffer is not None}
+
+    def run(self, arrays: Sequence[npt.NDArray[Any]]) -> Sequence[npt.NDArray[Any]]:
+        """Copy the arrays in, run, and return the output buffers; see `Slots.run`."""
+        try:
+            if self._simple:
+                self._copy(arrays)
+                self._call(self._binding, self._options)
+                return self._outputs  # type: ignore[return-value]  # a simple binding has a buffer for each output
+            return self._run_all(arrays)
+        except self._errors as err:
+            raise running_error(err, self._session.device) from err
+
+    def _run_all(self, arrays: Sequence[npt.NDArray[Any]]) -> Sequence[npt.NDArray[Any]]:
+        for index, buffer in self._copied:
+            buffer[...] = arrays[index]
+        for name, (index, _) in self._bound.items():
+            value = to_ort_value(self._session.engine, name, arrays[index], self._types[name])
+            self._io.bind_ortvalue_input(name, value[0])
+            self._bound[name] = (index, value)  # borrowed until the next run
+        for name in self._varying:
+            self._io.bind_output(name, "cpu", 0)
+        self._call(self._binding, self._options)
+        if not self._varying:
+            return [buffer for buffer in self._outputs if buffer is not None]
+        values = dict(zip(self._names, self._io.get_outputs(), strict=True))
+        return [
+            from_ort_value(values[name], name) if buffer is None else buffer
+            for name, buffer in zip(self._names, self._outputs, strict=True)
+        ]
+
+    def _bind(self, bind: Any, name: str, buffer: npt.NDArray[Any]) -> None:
+        value, memory = to_ort_value(self._session.engine, name, buffer, self._types[name])
+        bind(name, value)
+        self._kept.append((value, memory))
+
+
+class DeviceSlots(Slots):
+    """Slots of a provider with its own memory: inputs are written to fixed tensors there, outputs are read back.
+
+    Inputs that the provider reads on the host have fixed tensors there.
+    """
+
+    def __init__(
+        self, session: OrtEngineSession, types: Mapping[str, ValueType], inputs: Arrays, outputs: Arrays
+    ) -> None:
+        self._session = session
+        self._types = types
+        self._core = session.open_core()
+        self._io = self._core.session.io_binding()
+        self._names = list(outputs)
+        self._inputs: list[tuple[str, Any]] = []
+        self._kept: list[Any] = []
+        for name, like in inputs.items():
+            memory, value = session.bound_memory(name), None
+            if memory is not None:
+                self._kept.append(own := np.array(like, order="C"))  # a value in host memory borrows it
+                value = session.engine.OrtValue.ortvalue_from_numpy(own, *memory)
+                self._io.bind_ortvalue_input(name, value)
+            self._inputs.append((name, value))
+        self._call, self._binding = binding_call(self._core.session, self._io)
+
+    def run(self, arrays: Sequence[npt.NDArray[Any]]) -> Sequence[npt.NDArray[Any]]:
+        """Write the arrays to the device, run, and read the outputs; see `Slots.run`."""
+        with self._session.guarded():
+            borrowed = []
+            for (name, value), array in zip(self._inputs, arrays, strict=True):
+                if value is None:
+                    borrowed.append(to_ort_value(self._session.engine, name, array, self._types[name]))
+                    self._io.bind_ortvalue_input(name, borrowed[-1][0])
+                else:
+                    value.update_inplace(array)
+            for name in self._names:
+                self._io.bind_output(name, "cpu", 0)
+            self._call(self._binding, self._core.options)
+            return [
+                from_ort_value(value, name) for name, value in zip(self._names, self._io.get_outputs(), strict=True)
+            ]
+
+
+class GraphSlots(Slots):
+    """Slots of a session that replays recorded launches, whose binding all runs share."""
+
+    def __init__(self, session: OrtEngineSession, inputs: list[str], outputs: list[str]) -> None:
+        self._session = session
+        self._inputs = inputs
+        self._outputs = outputs
+
+    def run(self, arrays: Sequence[npt.NDArray[Any]]) -> Sequence[npt.NDArray[Any]]:
+        """Copy the arrays in, replay, and read the outputs; see `Slots.run`."""
+        with self._session.guarded():
+            core = self._session.open_core()
+            feeds = dict(zip(self._inputs, arrays, strict=True))
+            return self._session.graph_runs(core).run(core, self._outputs, feeds)
+
+
+class RunSlots(Slots):
+    """Slots of a session whose plain runs are cheaper than bound device buffers, and whose launches may be recorded.
+
+    Outputs of known shapes are pinned buffers; copies to other memory take twice as long, and a new array each time.
+    Inputs are read in place: copying them to pinned memory costs as much as it saves.
+
+    Args:
+        session: the session to run.
+        inputs: the inputs' names.
+        outputs: arrays like the outputs.
+        host: the engine's device object of host memory; None where the outputs are new arrays in plain runs.
+    """
+
+    def __init__(self, session: OrtEngineSession, inputs: list[str], outputs: Arrays, host: Any) -> None:
+        self._session = session
+        self._before = session.recipe.before_run
+        self._errors = session.errors
+        self._owner = next(_owners)
+        self._inputs = inputs
+        self._outputs = list(outputs)
+        self._pinned: _PinnedOutputs | None = None
+        if host is not None:
+            with contextlib.suppress(NotRecordedError):
+                self._pinned = _PinnedOutputs(session, host, inputs, outputs)
+
+    def run(self, arrays: Sequence[npt.NDArray[Any]]) -> Sequence[npt.NDArray[Any]]:
+        """Run and return the outputs; see `Slots.run`."""
+        core, pinned = self._session.open_core(), self._pinned
+        try:
+            if self._before is not None:
+                self._before()
+            recordings = core.recordings
+            if recordings is None and pinned is not None:
+                return pinned.run(core, arrays)
+            feeds = dict(zip(self._inputs, arrays, strict=True))
+            if recordings is None or (pinned is None and not recordings.active):
+                found: list[npt.NDArray[Any]] = core.call(self._outputs, feeds, core.options)
+                return found
+            plain = None if pinned is None else partial(pinned.run, core, arrays)
+            return recordings.run_slots(self._owner, self._outputs, feeds, plain)
+        except self._errors as err:
+            raise running_error(err, self._session.device) from err
+
+
+class _PinnedOutputs:
+    """Runs to pinned buffers, by ONNX Runtime's vectors of values.
+
+    A binding would keep the session alive, and block other threads of Python while it copies inputs.
+
+    Raises:
+        NotRecordedError: the outputs are too large, or the engine has no vectors.
+    """
+
+    def __init__(self, session: OrtEngineSession, host: Any, inputs: list[str], outputs: Arrays) -> None:
+        make = session.recipe.pinned
+        inner: Any = type(getattr(session.engine.OrtValue.ortvalue_from_numpy(np.zeros(1)), "_ortvalue", None))
+        vector = getattr(sys.modules.get(inner.__module__), "OrtValueVector", None)
+        if make is None or vector is None or sum(like.nbytes for like in outputs.values()) > MOST_PINNED_BYTES:
+            raise NotRecordedError("its outputs cannot be pinned")
+        self._value, self._vector, self._host = inner.ortvalue_from_numpy, vector, host
+        self._inputs, self._outputs = inputs, list(outputs)
+        self._places = [make(like) for like in outputs.values()]
+        self._hosts = [host] * len(self._places)
+        self._fetches = vector()
+        for place in self._places:
+            self._fetches.push_back(self._value(place, host))
+
+    def run(self, core: SessionCore, arrays: Sequence[npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
+        """Run and return the buffers."""
+        ready = [array if array.flags.c_contiguous else array.copy() for array in arrays]  # values borrow them
+        feeds = self._vector()
+        for array in ready:
+            feeds.push_back(self._value(array, self._host))
+        core.session.run_with_ortvaluevector(
+            core.options, self._inputs, feeds, self._outputs, self._fetches, self._hosts
+        )
+        return self._places
+
+
+_owners = itertools.count(1)
+
+
+def _copier(buffers: Sequence[npt.NDArray[Any]]) -> Callable[[Sequence[npt.NDArray[Any]]], None]:
+    """Return a function that copies arrays into buffers; without a loop, which costs as much again, for one and two."""
+    if len(buffers) == 1:
+        (only,) = buffers
+
+        def copy_one(arrays: Sequence[npt.NDArray[Any]]) -> None:
+            only[...] = arrays[0]
+
+        return copy_one
+    if len(buffers) == 2:
+        first, second = buffers
+
+        def copy_two(arrays: Sequence[npt.NDArray[Any]]) -> None:
+            first[...], second[...] = arrays
+
+        return copy_two
+
+    def copy_all(arrays: Sequence[npt.NDArray[Any]]) -> None:
+        for buffer, array in zip(buffers, arrays, strict=True):
+            buffer[...] = array
+
+    return copy_all
+
+
+def binding_call(session: Any, io: Any) -> tuple[Any, Any]:
+    """Return the cheapest call that runs a binding, and its argument; the public call adds half a microsecond."""
+    call = getattr(getattr(session, "_sess", None), "run_with_iobinding", None)
+    inner = getattr(io, "_iobinding", None)
+    if call is None or inner is None:
+        return session.run_with_iobinding, io
+    return call, inner

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from rlx_ort import environment
 from rlx_ort.errors import EngineError
-from rlx_ort.providers.cores import core_share
+from rlx_ort.providers.hardware import core_share
 
 if TYPE_CHECKING:
     import logging

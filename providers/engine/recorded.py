@@ -19,7 +19,7 @@ from rlx_ort.providers.base import NodeAssignment
 from rlx_ort.providers.engine.values import has_foreign_dtype
 
 if TYPE_CHECKING:
-    from rlx_ort.providers.engine.ort_tensor import OrtTensor
+    from rlx_ort.providers.engine.values import OrtTensor
 
 __all__ = [
     "Arrays",

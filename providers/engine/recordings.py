@@ -38,7 +38,7 @@ from rlx_ort.providers.engine.recorded import (
 )
 
 if TYPE_CHECKING:
-    from rlx_ort.providers.engine.ort_tensor import OrtTensor
+    from rlx_ort.providers.engine.values import OrtTensor
 
 __all__ = ["LEFT_ON_DEVICE", "Recordings", "not_recorded"]
 

@@ -19,13 +19,13 @@ from rlx_ort.ir.types import ValueType
 from rlx_ort.providers.base import DeviceGraphReport, NodeAssignment, ValueSpec
 from rlx_ort.providers.engine.binding import Binder
 from rlx_ort.providers.engine.ort_binding import GraphRuns, OrtBinder
-from rlx_ort.providers.engine.ort_tensor import OrtTensor
 from rlx_ort.providers.engine.process import watch
 from rlx_ort.providers.engine.recipe import HOST_MEMORY, SessionRecipe, nothing_to_hold
 from rlx_ort.providers.engine.recorded import BoundRun, Recorder, host_work, unrecordable
 from rlx_ort.providers.engine.recordings import LEFT_ON_DEVICE, Recordings, not_recorded
 from rlx_ort.providers.engine.runtime import running_error
 from rlx_ort.providers.engine.values import (
+    OrtTensor,
     from_ort_value,
     has_foreign_dtype,
     is_tensor_like,

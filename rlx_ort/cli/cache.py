@@ -12,8 +12,7 @@ from rlx_ort.cli import options
 from rlx_ort.cli.show import binary_size, emit, note, print_facts, print_json, print_table, progress
 
 if TYPE_CHECKING:
-    from rlx_ort.providers.engine.compiled.entry import Entry
-    from rlx_ort.providers.engine.compiled.key import CacheKey, Explanation
+    from rlx_ort.providers.engine.compiled.store import CacheKey, Entry, Explanation
 
 __all__ = ["command"]
 
@@ -96,8 +95,7 @@ def explain(subject: str, device_name: str, dims: dict[str, int], key: Path | No
 
     A KEY, or its first digits as `cache list` shows them, shows the same for an entry that is there.
     """
-    from rlx_ort.providers.engine.compiled.key import explain_entry, explain_key
-    from rlx_ort.providers.engine.compiled.store import default_store
+    from rlx_ort.providers.engine.compiled.store import default_store, explain_entry, explain_key
 
     entries = default_store().entries()
     path = Path(subject)

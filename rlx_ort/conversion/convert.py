@@ -190,7 +190,7 @@ class _Run:
 
     def _written(self, bundle: ModelBundle, path: Path) -> list[Path]:
         from rlx_ort.converters.targets import TargetOptions, write_target
-        from rlx_ort.providers.saving import save_optimized
+        from rlx_ort.providers.ort_provider import save_optimized
 
         options = self._options
         total, done = sum(data.nbytes for data in bundle.weights.values()), 0

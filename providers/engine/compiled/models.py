@@ -20,9 +20,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from rlx_ort.errors import EngineError, RlxError
 from rlx_ort.options.compile_options import CacheUse, CompileOptions, OptimizationLevel, WeightSharing
 from rlx_ort.providers.base import SessionRequest
-from rlx_ort.providers.engine.compiled.entry import MODEL_FILE, Entry
-from rlx_ort.providers.engine.compiled.key import CacheKey, cpu_facts
-from rlx_ort.providers.engine.compiled.store import CompileStore, default_store, use_of
+from rlx_ort.providers.engine.compiled.store import (
+    MODEL_FILE,
+    CacheKey,
+    CompileStore,
+    Entry,
+    cpu_facts,
+    default_store,
+    use_of,
+)
 from rlx_ort.providers.engine.injection import external_tensors
 from rlx_ort.providers.engine.recipe import Keeps, SessionRecipe
 from rlx_ort.providers.plugins import plugin_for

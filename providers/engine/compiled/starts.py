@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlx_ort import environment
 from rlx_ort.errors import EngineError
-from rlx_ort.providers.engine.compiled.key import SCHEMA, cpu_facts
+from rlx_ort.providers.engine.compiled.store import SCHEMA, cpu_facts
 from rlx_ort.providers.engine.process import budget, refuse_at_the_end, watch
 from rlx_ort.providers.engine.runtime import engine_exceptions, onnxruntime
 from rlx_ort.storage import write_atomic
@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from rlx_ort.providers.engine.compiled.entry import Entry
-    from rlx_ort.providers.engine.compiled.store import CompileStore
+    from rlx_ort.providers.engine.compiled.store import CompileStore, Entry
 
 __all__ = ["Interface", "SavedSession", "Start", "find_start", "note_start", "starts_folder"]
 

@@ -8,22 +8,47 @@ renames an entry before deleting it: where an open mapping forbids that, as on W
 from __future__ import annotations
 
 import contextlib
+import functools
+import hashlib
+import json
 import os
+import platform
+import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlx_ort import environment
-from rlx_ort.providers.engine.compiled.entry import Entry, describe_files, read_entry, write_manifest
-from rlx_ort.providers.engine.compiled.key import CacheKey
 from rlx_ort.storage import cache_root
 
 if TYPE_CHECKING:
     import logging
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from typing import Any
 
-__all__ = ["CompileStore", "DEFAULT_LIMIT_BYTES", "default_store", "limit_bytes", "parse_bytes", "use_of"]
+__all__ = [
+    "CacheKey",
+    "CompileStore",
+    "DEFAULT_LIMIT_BYTES",
+    "Difference",
+    "Entry",
+    "Explanation",
+    "MANIFEST",
+    "MODEL_FILE",
+    "SCHEMA",
+    "cpu_facts",
+    "default_store",
+    "describe_files",
+    "differences",
+    "explain_entry",
+    "explain_key",
+    "limit_bytes",
+    "parse_bytes",
+    "read_cpu_facts",
+    "read_entry",
+    "use_of",
+    "write_manifest",
+]
 
 DEFAULT_LIMIT_BYTES = 10 * 1024**3
 _UNITS = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3, "t": 1024**4}
@@ -32,6 +57,21 @@ _PART, _TRASH, _LOCKS = "part-", "trash-", "locks"
 _NOTES = ("starts", "digests")  # of `starts` and `models`
 _RETRIES = 5
 _RETRY_S = 0.05
+
+SCHEMA = "1"
+"""Part of every key; grows when the layout of an entry or the meaning of a part changes."""
+
+# The instructions by which the CPU kernels of ONNX Runtime choose how weights are laid out (core/mlas/lib/platform.cpp
+# and core/common/cpuid_info.cc); others are left out, since a new kernel lists them anew without changing a layout.
+_INSTRUCTIONS = """
+    sse4_1 avx avx2 fma f16c avx_vnni avx512f avx512vl avx512bw avx512dq avx512_vnni avx512_bf16 avx512_fp16
+    amx_tile amx_int8 amx_bf16 asimd asimddp i8mm svei8mm bf16 sve sve2 sme fphp asimdhp
+"""
+
+MANIFEST = "entry.json"
+MODEL_FILE = "model.onnx"
+_WHOLE_BYTES = 1 << 20
+_EDGE_BYTES = 1 << 16
 
 
 class CompileStore:
@@ -249,3 +289,234 @@ def use_of(asked: str | None, default: str = "off") -> str:
     if value in ("on", "off", "found"):
         return value
     return "on" if environment.flag("CACHE") else "off"
+
+
+class CacheKey(NamedTuple):
+    """The parts of a key: name -> text. Two keys are the same entry exactly when all their parts are equal."""
+
+    parts: Mapping[str, str]
+
+    @property
+    def digest(self) -> str:
+        """The entry's name: 32 hexadecimal digits of a SHA-256 over all parts."""
+        found = hashlib.sha256(f"schema\0{SCHEMA}\0".encode())
+        for name, value in sorted(self.parts.items()):
+            found.update(f"{len(name)}:{name}{len(value)}:{value}".encode())
+        return found.hexdigest()[:32]
+
+
+class Difference(NamedTuple):
+    """One part in which two keys differ; a part that a key does not have is empty."""
+
+    part: str
+    before: str
+    after: str
+
+
+def differences(before: Mapping[str, str], after: Mapping[str, str]) -> tuple[Difference, ...]:
+    """Return the parts in which two keys differ, in the order of their names."""
+    names = sorted(before.keys() | after.keys())
+    pairs = [(name, before.get(name, ""), after.get(name, "")) for name in names]
+    return tuple(Difference(name, old, new) for name, old, new in pairs if old != new)
+
+
+class Explanation(NamedTuple):
+    """Whether a key has an entry, and how it differs from earlier ones.
+
+    Attributes:
+        digest: the key's digest.
+        entry: the entry of that key, None when it has to be compiled.
+        nearest: the earlier entry with the most parts in common, None if no entry has the same model or weights.
+        changed: the parts in which they differ.
+    """
+
+    digest: str
+    entry: Entry | None
+    nearest: Entry | None
+    changed: tuple[Difference, ...]
+
+
+def explain_entry(entry: Entry, entries: Sequence[Entry]) -> Explanation:
+    """Return why an entry was made although others existed."""
+    older = [other for other in entries if other.created_s < entry.created_s]
+    return _explained(entry.digest, entry.parts, entry, older)
+
+
+def explain_key(key: CacheKey, entries: Sequence[Entry]) -> Explanation:
+    """Return whether a key has an entry, and if not, what changed."""
+    found = next((entry for entry in entries if entry.digest == key.digest), None)
+    if found is not None:
+        return explain_entry(found, entries)
+    return _explained(key.digest, key.parts, None, entries)
+
+
+def _explained(digest: str, parts: Mapping[str, str], entry: Entry | None, others: Sequence[Entry]) -> Explanation:
+    """Find the nearest of the other entries: of the same model or weights, with the fewest parts that differ."""
+    same = [(name, parts[name]) for name in ("model", "weights") if parts.get(name)]
+    related = [other for other in others if any(other.parts.get(name) == value for name, value in same)]
+    if not related:
+        return Explanation(digest, entry, None, ())
+    nearest = min(related, key=lambda other: (len(differences(other.parts, parts)), -other.created_s))
+    return Explanation(digest, entry, nearest, differences(nearest.parts, parts))
+
+
+@functools.cache
+def cpu_facts() -> dict[str, str]:
+    """Return the parts of a key that describe the processor: its name, and the instructions it has."""
+    return read_cpu_facts(Path("/proc/cpuinfo"))
+
+
+def read_cpu_facts(table: Path) -> dict[str, str]:
+    """Return name, instructions and system by the first processor of a file such as `/proc/cpuinfo`.
+
+    Without one, as on Windows and macOS, the system's name for the processor, which holds family, model and stepping,
+    stands for both.
+    """
+    found: dict[str, str] = {}
+    try:
+        with table.open(encoding="utf-8", errors="replace") as stream:
+            for line in stream:
+                name, _, value = line.partition(":")
+                if not name.strip() and found:
+                    break  # the first processor's block is over
+                found.setdefault(name.strip().lower(), value.strip())
+    except OSError:
+        pass
+    words = set(found.get("flags", found.get("features", "")).split())
+    name = found.get("model name", found.get("model", "")) or platform.processor() or platform.machine()
+    isa = (
+        " ".join(sorted(words.intersection(_INSTRUCTIONS.split())))
+        or os.environ.get("PROCESSOR_IDENTIFIER", "")
+        or name
+    )
+    return {"cpu": name, "cpu_instructions": isa, "system": f"{sys.platform} {platform.machine()}"}
+
+
+class Entry(NamedTuple):
+    """An entry as its manifest describes it; times are in seconds since 1970.
+
+    Attributes:
+        digest: its key's digest, which is the folder's name.
+        parts: its key's parts.
+        label: the model's name and device, for people.
+        files: name -> size and digests of each file; None for a folder that the provider fills itself.
+        extra: what the maker noted beside.
+    """
+
+    folder: Path
+    digest: str
+    parts: Mapping[str, str]
+    label: str
+    created_s: float
+    used_s: float
+    files: Mapping[str, Mapping[str, Any]] | None
+    extra: Mapping[str, Any]
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of its files; walks the folder where the provider fills it."""
+        if self.files is not None:
+            return sum(int(found["bytes"]) for found in self.files.values())
+        total = 0
+        for place, _, names in os.walk(self.folder):
+            for name in names:
+                try:
+                    total += (Path(place) / name).stat().st_size
+                except OSError:  # a file of the provider that came and went
+                    continue
+        return total
+
+    def problem(self, *, whole: bool = False) -> str:
+        """Return why the entry's files cannot be used, or an empty string; `whole` reads every byte."""
+        for name, wanted in (self.files or {}).items():
+            path = self.folder / name
+            try:
+                if path.stat().st_size != wanted["bytes"]:
+                    return f"{name} has {path.stat().st_size} bytes in place of {wanted['bytes']}"
+                if (whole and _sha256(path) != wanted["sha256"]) or _edges(path) != wanted["edges"]:
+                    return f"{name} was changed"
+            except OSError as err:
+                return f"{name} cannot be read: {err.strerror or err}"
+            except (KeyError, TypeError):
+                return "its manifest is damaged"
+        return ""
+
+    def touch(self) -> None:
+        """Note that the entry is used now, if the cache can be written to."""
+        with contextlib.suppress(OSError):
+            os.utime(self.folder / MANIFEST)
+
+
+def read_entry(folder: Path) -> Entry | None:
+    """Return the entry of a folder, or None if it has no usable manifest."""
+    path = folder / MANIFEST
+    try:
+        used = path.stat().st_mtime
+        document = json.loads(path.read_bytes())
+        if document["schema"] != SCHEMA or not CacheKey(document["parts"]).digest == document["digest"] == folder.name:
+            return None
+        return Entry(
+            folder,
+            document["digest"],
+            document["parts"],
+            str(document["label"]),
+            float(document["created_s"]),
+            used,
+            document["files"],
+            dict(document["extra"]),
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def describe_files(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return name -> size and digests of the files of a folder. Reads all of them and waits until they are on disk."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            with path.open("rb+") as stream:
+                os.fsync(stream.fileno())
+            facts = {"bytes": path.stat().st_size, "sha256": _sha256(path), "edges": _edges(path)}
+            found[path.relative_to(folder).as_posix()] = facts
+    return found
+
+
+def write_manifest(
+    folder: Path,
+    key: CacheKey,
+    label: str,
+    created_s: float,
+    files: Mapping[str, Mapping[str, Any]] | None,
+    extra: Mapping[str, Any],
+) -> None:
+    """Write the manifest of a folder that no other process uses yet."""
+    document = {
+        "schema": SCHEMA,
+        "digest": key.digest,
+        "parts": dict(key.parts),
+        "label": label,
+        "created_s": created_s,
+        "files": files,
+        "extra": dict(extra),
+    }
+    with (folder / MANIFEST).open("w", encoding="utf-8") as stream:
+        json.dump(document, stream, indent=1, sort_keys=True)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _edges(path: Path) -> str:
+    """Return the SHA-256 of a small file, and of the first and last bytes of a large one."""
+    size = path.stat().st_size
+    if size <= _WHOLE_BYTES:
+        return _sha256(path)
+    with path.open("rb") as stream:
+        found = hashlib.sha256(stream.read(_EDGE_BYTES))
+        stream.seek(size - _EDGE_BYTES)
+        found.update(stream.read(_EDGE_BYTES))
+        return found.hexdigest()

@@ -17,9 +17,8 @@ import pytest
 from rlx_ort.errors import EngineError, LegalizeError
 from rlx_ort.options.compile_options import CacheUse, OptimizationLevel, WeightSharing
 from rlx_ort.providers.engine.compiled import models
-from rlx_ort.providers.engine.compiled.entry import MODEL_FILE
 from rlx_ort.providers.engine.compiled.models import watched
-from rlx_ort.providers.engine.compiled.store import default_store
+from rlx_ort.providers.engine.compiled.store import MODEL_FILE, default_store
 
 HERE = Path(__file__).parent
 KILLS = int(os.environ.get("RLX_KILL_COUNT", "6"))
@@ -128,8 +127,7 @@ def test_a_corrupt_entry_is_dropped_and_made_again(open_model, made, file, caplo
 
 def test_an_entry_that_the_engine_refuses_is_made_again(open_model, made):
     """The digests are right, but the file is no model any more, as after a downgrade in place."""
-    from rlx_ort.providers.engine.compiled.entry import describe_files, write_manifest
-    from rlx_ort.providers.engine.compiled.key import CacheKey
+    from rlx_ort.providers.engine.compiled.store import CacheKey, describe_files, write_manifest
 
     x, weight, bias = random(3, 64), random(32, 64), random(32)
     open_model(MATMUL, {"W": weight, "b": bias}, cache=CacheUse.ON)

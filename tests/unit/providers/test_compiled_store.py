@@ -11,9 +11,20 @@ import filelock
 import pytest
 
 from rlx_ort.providers.engine.compiled import store as store_module
-from rlx_ort.providers.engine.compiled.entry import MANIFEST, read_entry
-from rlx_ort.providers.engine.compiled.key import CacheKey, differences, explain_entry, explain_key, read_cpu_facts
-from rlx_ort.providers.engine.compiled.store import DEFAULT_LIMIT_BYTES, CompileStore, limit_bytes, parse_bytes, use_of
+from rlx_ort.providers.engine.compiled.store import (
+    DEFAULT_LIMIT_BYTES,
+    MANIFEST,
+    CacheKey,
+    CompileStore,
+    differences,
+    explain_entry,
+    explain_key,
+    limit_bytes,
+    parse_bytes,
+    read_cpu_facts,
+    read_entry,
+    use_of,
+)
 
 PARTS = {"model": "m", "weights": "w", "provider": "P", "engine": "onnxruntime 1"}
 
