@@ -23,7 +23,7 @@ __all__ = [
     "HostBinder",
     "HostTensor",
     "Loop",
-    "Runs",
+    "RunSlots",
     "Slots",
     "StoppableRun",
     "binder_of",
@@ -34,11 +34,10 @@ Arrays: TypeAlias = Mapping[str, npt.NDArray[Any]]
 _DLPACK_CPU = 1
 
 
-class Runs(Protocol):
+class _Runs(Protocol):
     """All that a binder over host memory needs of a session."""
 
-    def run(self, output_names: Sequence[str], feeds: Mapping[str, Any]) -> list[Any]:
-        """Run once and return the named outputs as arrays; see `EngineSession.run`."""
+    def run(self, output_names: Sequence[str], feeds: Mapping[str, Any]) -> list[Any]: ...
 
 
 class StoppableRun(abc.ABC):
@@ -156,14 +155,13 @@ class _RunLoop(Loop):
         self._resident = resident
 
     def run(self, values: Sequence[Any]) -> list[Any]:
-        """Run once more; see `Loop.run`."""
         return self._binder.run(dict(zip(self._inputs, values, strict=True)), self._outputs, self._resident)
 
 
 class HostBinder(Binder):
     """A binder of any session, in host memory."""
 
-    def __init__(self, runs: Runs) -> None:
+    def __init__(self, runs: _Runs) -> None:
         self._runs = runs
 
     @property
@@ -190,15 +188,17 @@ class HostBinder(Binder):
 
     def slots(self, inputs: Arrays, outputs: Arrays, fixed: Collection[str]) -> Slots | None:
         """Return slots that copy results into buffers."""
-        return _RunSlots(self._runs, tuple(inputs), outputs, fixed)
+        return RunSlots(self._runs, tuple(inputs), outputs, fixed)
 
     def stoppable(self) -> StoppableRun:
         """Return a run that can be stopped before it begins."""
         return _Stoppable(self._runs)
 
 
-class _RunSlots(Slots):
-    def __init__(self, runs: Runs, inputs: Sequence[str], outputs: Arrays, fixed: Collection[str]) -> None:
+class RunSlots(Slots):
+    """Slots of any session: results are copied to the buffers of the outputs that are `fixed`."""
+
+    def __init__(self, runs: _Runs, inputs: Sequence[str], outputs: Arrays, fixed: Collection[str]) -> None:
         self._runs = runs
         self._inputs = inputs
         self._outputs = list(outputs)
@@ -221,19 +221,17 @@ class _RunSlots(Slots):
 
 
 class _Stoppable(StoppableRun):
-    def __init__(self, runs: Runs) -> None:
+    def __init__(self, runs: _Runs) -> None:
         self._runs = runs
         self._stopped = False
 
     def run(self, output_names: Sequence[str], feeds: Mapping[str, Any]) -> list[Any]:
-        """Run unless stopped before; see `StoppableRun.run`."""
         if self._stopped:
             raise EngineError("the run was stopped before it began")
         return self._runs.run(output_names, feeds)
 
     def stop(self) -> None:
-        """Make the run not begin; one that has begun cannot be stopped here."""
-        self._stopped = True
+        self._stopped = True  # one that has begun cannot be stopped here
 
 
 class DeviceTensor(abc.ABC):
@@ -262,32 +260,28 @@ class DeviceTensor(abc.ABC):
             EngineError: the device did not hand them over.
         """
 
+    @abc.abstractmethod
     def __dlpack__(self, **kwargs: Any) -> Any:
         """Return a DLPack capsule over the tensor's memory, without a copy.
 
         Raises:
             BufferError: the device's memory, or the element type, cannot be shared this way.
         """
-        raise BufferError(f"{type(self).__name__} cannot be exported through DLPack; read it with numpy()")
 
+    @abc.abstractmethod
     def __dlpack_device__(self) -> tuple[int, int]:
         """Return DLPack's number of the device type, and the device's index.
 
         Raises:
             BufferError: the memory cannot be shared through DLPack.
         """
-        raise BufferError(f"{type(self).__name__} cannot be exported through DLPack; read it with numpy()")
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.dtype.name}{list(self.shape)}>"
 
 
 class HostTensor(DeviceTensor):
-    """A tensor in host memory, for engines that have no memory of their own.
-
-    Args:
-        array: its elements; must not be written to any more.
-    """
+    """A tensor in host memory, for engines that have no memory of their own; the array is not written to any more."""
 
     __slots__ = ("__weakref__", "array")
 
@@ -309,9 +303,7 @@ class HostTensor(DeviceTensor):
         return self.array.copy()
 
     def __dlpack__(self, **kwargs: Any) -> Any:
-        """Return numpy's DLPack capsule of the array; see `DeviceTensor.__dlpack__`."""
         return self.array.__dlpack__(**kwargs)
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        """Return DLPack's number for host memory."""
         return self.array.__dlpack_device__()

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from rlx_ort.errors import EngineError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import TensorType, ValueType
-from rlx_ort.providers.engine.binding import Arrays, Binder, DeviceTensor, Loop, Slots, StoppableRun
+from rlx_ort.providers.engine.binding import Arrays, Binder, DeviceTensor, Loop, RunSlots, Slots, StoppableRun
 from rlx_ort.providers.engine.process import watch
 from rlx_ort.providers.engine.recipe import HOST_MEMORY, nothing_to_hold
 from rlx_ort.providers.engine.recorded import NotRecordedError
@@ -36,24 +36,10 @@ from rlx_ort.providers.engine.values import (
 if TYPE_CHECKING:
     from rlx_ort.providers.engine.session import OrtEngineSession, SessionCore
 
-__all__ = [
-    "COPY_AT_MOST_BYTES",
-    "DeviceSlots",
-    "GraphRuns",
-    "GraphSlots",
-    "HostSlots",
-    "OrtBinder",
-    "OrtLoop",
-    "Place",
-    "RunSlots",
-    "bind_input",
-    "bind_output",
-    "binding_call",
-    "run_binding",
-]
+__all__ = ["GraphRuns", "OrtBinder"]
 
-COPY_AT_MOST_BYTES = 64 * 1024  # binding another buffer costs as much as copying about this many
-MOST_PINNED_BYTES = 256 << 20  # of one set of slots; pinned memory is taken from all processes
+_COPY_AT_MOST_BYTES = 64 * 1024  # binding another buffer costs as much as copying about this many
+_MOST_PINNED_BYTES = 256 << 20  # of one set of slots; pinned memory is taken from all processes
 
 
 class OrtBinder(Binder):
@@ -63,7 +49,7 @@ class OrtBinder(Binder):
         self._session = session
         self._memory, self._index = session.recipe.memory
         self._keeps_on_host = session.recipe.memory == HOST_MEMORY
-        self._places = (Place(session.engine, self._memory, self._index), Place(session.engine, "cpu", 0))
+        self._places = (_Place(session.engine, self._memory, self._index), _Place(session.engine, "cpu", 0))
 
     @property
     def on_host(self) -> bool:
@@ -106,7 +92,7 @@ class OrtBinder(Binder):
         with session.guarded():
             core = session.open_core()
             if session.recipe.device_graph:
-                return session.graph_runs(core).run_values(core, feeds, names, resident)
+                return session.graph_runs(core).run(core, feeds, names, resident)
             given = {name: feeds[name] for name in sorted(feeds) if feeds[name] is not None}
             return session.run_values(
                 core, names, given, resident, lambda: self._run_bound(core, given, names, resident)
@@ -116,11 +102,11 @@ class OrtBinder(Binder):
         self, core: SessionCore, feeds: Mapping[str, Any], names: Sequence[str], resident: Collection[str]
     ) -> list[Any]:
         session, io = self._session, core.session.io_binding()
-        kept = [bind_input(session, core, io, name, value) for name, value in feeds.items()]
+        kept = [_bind_input(session, core, io, name, value) for name, value in feeds.items()]
         here, host = self._places
         for name in names:
-            bind_output(io, name, here if name in resident else host)
-        run_binding(core.session, io, core.options)
+            _bind_output(io, name, here if name in resident else host)
+        _run_binding(core.session, io, core.options)
         del kept
         values = io.get_outputs()
         return [
@@ -131,10 +117,10 @@ class OrtBinder(Binder):
     def loop(self, inputs: Sequence[str], outputs: Sequence[str], resident: Collection[str]) -> Loop:
         """Return a run to be repeated over one binding; see `Binder.loop`."""
         session = self._session
-        if not OrtLoop.possible(session, self._places, inputs, outputs):
+        if not _OrtLoop.possible(session, self._places, inputs, outputs):
             return super().loop(inputs, outputs, resident)
         with session.guarded():
-            return OrtLoop(session, self._places, inputs, outputs, resident)
+            return _OrtLoop(session, self._places, inputs, outputs, resident)
 
     def slots(self, inputs: Arrays, outputs: Arrays, fixed: Collection[str]) -> Slots | None:
         """Return fixed buffers bound to the session; see `Binder.slots`."""
@@ -148,13 +134,13 @@ class OrtBinder(Binder):
                 return None
         if session.runs_slots:
             known = session.recipe.pinned is not None and set(outputs) <= set(fixed) and not session.refuses
-            return RunSlots(session, list(inputs), outputs, self._places[1].inner if known else None)
+            return _PlainSlots(session, list(inputs), outputs, self._places[1].inner if known else None)
+        if session.recipe.device_graph:
+            return RunSlots(session, list(inputs), outputs, ())
+        if not self._keeps_on_host:
+            return _LoopSlots(self.loop(list(inputs), list(outputs), ()))
         with session.guarded():
-            if session.recipe.device_graph:
-                return GraphSlots(session, list(inputs), list(outputs))
-            if self._keeps_on_host:
-                return HostSlots(session, types, inputs, outputs, fixed)
-            return DeviceSlots(session, types, inputs, outputs)
+            return _HostSlots(session, types, inputs, outputs, fixed)
 
     def stoppable(self) -> StoppableRun:
         """Return a run that can be stopped."""
@@ -178,12 +164,8 @@ class GraphRuns:
         for name, value in self._outputs.items():
             self._io.bind_ortvalue_output(name, value)
 
-    def run(self, core: SessionCore, names: Sequence[str], feeds: Mapping[str, Any]) -> list[npt.NDArray[Any]]:
-        """Run on arrays and return the named outputs as arrays."""
-        return self.run_values(core, feeds, names, ())
-
-    def run_values(
-        self, core: SessionCore, feeds: Mapping[str, Any], names: Sequence[str], resident: Collection[str]
+    def run(
+        self, core: SessionCore, feeds: Mapping[str, Any], names: Sequence[str], resident: Collection[str] = ()
     ) -> list[Any]:
         """Run on arrays and device tensors; see `Binder.run`."""
         kept = []
@@ -191,7 +173,7 @@ class GraphRuns:
             given, before = value.value_for(core) if isinstance(value, OrtTensor) else (value, None)
             self._inputs[name].update_inplace(given)
             kept.append(before)
-        run_binding(core.session, self._io, core.options)
+        _run_binding(core.session, self._io, core.options)
         found: list[Any] = []
         for name in names:
             value = self._outputs[name]
@@ -221,16 +203,12 @@ class _Stoppable(StoppableRun):
         watch(self)
 
     def run(self, output_names: Sequence[str], feeds: Mapping[str, Any]) -> list[Any]:
-        """Run once; see `StoppableRun.run`."""
         return self._session.run(output_names, feeds, self._options)
 
     def stop(self) -> None:
-        """Make the run end at its next node; one that has not begun ends at its first."""
-        self._options.terminate = True
+        self._options.terminate = True  # a run ends at its next node; one that has not begun at its first
 
-    def stop_runs(self) -> None:
-        """End the run, for the end of the process."""
-        self.stop()
+    stop_runs = stop  # for `watch`
 
 
 def _finish_work_on(source: Any, index: int) -> None:
@@ -242,7 +220,7 @@ def _finish_work_on(source: Any, index: int) -> None:
         library.cuda.get_current_stream().synchronize()
 
 
-class Place:
+class _Place:
     """A memory that outputs may be left in."""
 
     def __init__(self, engine: Any, memory: str, index: int) -> None:
@@ -252,24 +230,18 @@ class Place:
         self.inner = None if inner is None else inner()
 
 
-class OrtLoop(Loop):
+class _OrtLoop(Loop):
     """A loop over one binding, by the engine's inner objects: their public wrappers take half the time of a binding.
 
     What does not change from step to step stays bound: small arrays are copied into bound memory, and unchanged tensors
-    are left as they are. Outputs are bound anew each time, or a run would overwrite those of the last.
-
-    Args:
-        session: the session to run; its guard is held while the loop is made.
-        places: the device's memory, and the host's.
-        inputs: the names of the inputs, in the order in which values come.
-        outputs: the names of the outputs.
-        resident: the outputs that stay on the device.
+    are left as they are. Outputs are bound anew each time, or a run would overwrite those of the last. The session's
+    guard is held while the loop is made; `places` are the device's memory and the host's.
     """
 
     def __init__(
         self,
         session: OrtEngineSession,
-        places: tuple[Place, Place],
+        places: tuple[_Place, _Place],
         inputs: Sequence[str],
         outputs: Sequence[str],
         resident: Collection[str],
@@ -279,7 +251,7 @@ class OrtLoop(Loop):
         here, host = places
         self._session = session
         self._io = core.session.io_binding()
-        self._call, self._binding = binding_call(core.session, self._io)
+        self._call, self._binding = _binding_call(core.session, self._io)
         self._core = core
         self._unguarded = recipe.run_lock is nothing_to_hold and recipe.before_run is None and not session.takes_turns
         self._keeps_on_host = recipe.memory == HOST_MEMORY
@@ -293,7 +265,7 @@ class OrtLoop(Loop):
 
     @staticmethod
     def possible(
-        session: OrtEngineSession, places: tuple[Place, Place], inputs: Sequence[str], outputs: Sequence[str]
+        session: OrtEngineSession, places: tuple[_Place, _Place], inputs: Sequence[str], outputs: Sequence[str]
     ) -> bool:
         """Return whether the engine has the inner objects, and all values are tensors that numpy can hold."""
         kinds = [session.input_type(name) for name in inputs] + [session.output_type(name) for name in outputs]
@@ -307,7 +279,6 @@ class OrtLoop(Loop):
         )
 
     def run(self, values: Sequence[Any]) -> list[Any]:
-        """Bind what changed, run, and return the outputs; see `Loop.run`."""
         session = self._session
         if not self._unguarded:
             with session.guarded():
@@ -351,9 +322,9 @@ class OrtLoop(Loop):
         kind = self._session.input_type(name)
         plain = value.__class__ is np.ndarray and not has_foreign_dtype(kind)
         memory = self._session.bound_memory(name)
-        if not plain or memory is None or (memory == HOST_MEMORY and value.nbytes > COPY_AT_MOST_BYTES):
+        if not plain or memory is None or (memory == HOST_MEMORY and value.nbytes > _COPY_AT_MOST_BYTES):
             # Kept until the next run, which binds again: the owner may reallocate the array meanwhile.
-            return [bind_input(self._session, self._core, self._io, name, value)]
+            return [_bind_input(self._session, self._core, self._io, name, value)]
         own = np.array(value, order="C")
         found = self._session.engine.OrtValue.ortvalue_from_numpy(own, *memory)
         self._io.bind_ortvalue_input(name, found)
@@ -371,12 +342,8 @@ class OrtLoop(Loop):
         return True
 
 
-def bind_input(session: OrtEngineSession, core: SessionCore, io: Any, name: str, value: Any) -> Any:
-    """Bind one input and return what must live until the run has ended; the session's guard is held.
-
-    Raises:
-        EngineError: the value is a list, a map or of strings.
-    """
+def _bind_input(session: OrtEngineSession, core: SessionCore, io: Any, name: str, value: Any) -> Any:
+    """Bind one input and return what must live until the run has ended; the session's guard is held."""
     if isinstance(value, OrtTensor):
         bound, before = value.value_for(core)
         io.bind_ortvalue_input(name, bound)
@@ -391,7 +358,7 @@ def bind_input(session: OrtEngineSession, core: SessionCore, io: Any, name: str,
     return bound, memory
 
 
-def bind_output(io: Any, name: str, place: Place) -> None:
+def _bind_output(io: Any, name: str, place: _Place) -> None:
     """Bind an output to a place; the public call would make a new device object each time."""
     inner = getattr(io, "_iobinding", None)
     if inner is None or place.inner is None:
@@ -400,13 +367,22 @@ def bind_output(io: Any, name: str, place: Place) -> None:
         inner.bind_output(name, place.inner)
 
 
-def run_binding(session: Any, io: Any, options: Any) -> None:
-    """Run a binding once."""
-    call, binding = binding_call(session, io)
+def _run_binding(session: Any, io: Any, options: Any) -> None:
+    call, binding = _binding_call(session, io)
     call(binding, options)
 
 
-class HostSlots(Slots):
+class _LoopSlots(Slots):
+    """Slots of a provider with its own memory: a loop writes to fixed tensors there, and its outputs are new arrays."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+
+    def run(self, arrays: Sequence[npt.NDArray[Any]]) -> Sequence[npt.NDArray[Any]]:
+        return self._loop.run(arrays)
+
+
+class _HostSlots(Slots):
     """Slots in host memory: buffers are read and written in place.
 
     Inputs that the provider copies when they are bound are bound again in each run.
@@ -429,7 +405,7 @@ class HostSlots(Slots):
         self._bound: dict[str, tuple[int, Any]] = {}
         self._varying = [name for name in outputs if name not in fixed]
         for index, (name, like) in enumerate(inputs.items()):
-            if like.nbytes > COPY_AT_MOST_BYTES or session.bound_memory(name) is None:
+            if like.nbytes > _COPY_AT_MOST_BYTES or session.bound_memory(name) is None:
                 self._bound[name] = (index, None)
                 continue
             buffer = np.empty_like(like, order="C")
@@ -447,19 +423,17 @@ class HostSlots(Slots):
         self._names = list(outputs)
         self._buffers = [buffer for _, buffer in self._copied]
         self._simple = not self._bound and not self._varying
-        self._call, self._binding = binding_call(self._core.session, self._io)
+        self._call, self._binding = _binding_call(self._core.session, self._io)
         self._options = self._core.options
         self._copy = _copier(self._buffers)
         self._errors = session.errors
 
     @property
     def bound(self) -> Arrays:
-        """The buffers of the outputs of a known shape; see `Slots.bound`."""
         places = zip(self._names, self._outputs, strict=True)
         return {name: buffer for name, buffer in places if buffer is not None}
 
     def run(self, arrays: Sequence[npt.NDArray[Any]]) -> Sequence[npt.NDArray[Any]]:
-        """Copy the arrays in, run, and return the output buffers; see `Slots.run`."""
         try:
             if self._simple:
                 self._copy(arrays)
@@ -493,76 +467,12 @@ class HostSlots(Slots):
         self._kept.append((value, memory))
 
 
-class DeviceSlots(Slots):
-    """Slots of a provider with its own memory: inputs are written to fixed tensors there, outputs are read back.
-
-    Inputs that the provider reads on the host have fixed tensors there.
-    """
-
-    def __init__(
-        self, session: OrtEngineSession, types: Mapping[str, ValueType], inputs: Arrays, outputs: Arrays
-    ) -> None:
-        self._session = session
-        self._types = types
-        self._core = session.open_core()
-        self._io = self._core.session.io_binding()
-        self._names = list(outputs)
-        self._inputs: list[tuple[str, Any]] = []
-        self._kept: list[Any] = []
-        for name, like in inputs.items():
-            memory, value = session.bound_memory(name), None
-            if memory is not None:
-                self._kept.append(own := np.array(like, order="C"))  # a value in host memory borrows it
-                value = session.engine.OrtValue.ortvalue_from_numpy(own, *memory)
-                self._io.bind_ortvalue_input(name, value)
-            self._inputs.append((name, value))
-        self._call, self._binding = binding_call(self._core.session, self._io)
-
-    def run(self, arrays: Sequence[npt.NDArray[Any]]) -> Sequence[npt.NDArray[Any]]:
-        """Write the arrays to the device, run, and read the outputs; see `Slots.run`."""
-        with self._session.guarded():
-            borrowed = []
-            for (name, value), array in zip(self._inputs, arrays, strict=True):
-                if value is None:
-                    borrowed.append(to_ort_value(self._session.engine, name, array, self._types[name]))
-                    self._io.bind_ortvalue_input(name, borrowed[-1][0])
-                else:
-                    value.update_inplace(array)
-            for name in self._names:
-                self._io.bind_output(name, "cpu", 0)
-            self._call(self._binding, self._core.options)
-            return [
-                from_ort_value(value, name) for name, value in zip(self._names, self._io.get_outputs(), strict=True)
-            ]
-
-
-class GraphSlots(Slots):
-    """Slots of a session that replays recorded launches, whose binding all runs share."""
-
-    def __init__(self, session: OrtEngineSession, inputs: list[str], outputs: list[str]) -> None:
-        self._session = session
-        self._inputs = inputs
-        self._outputs = outputs
-
-    def run(self, arrays: Sequence[npt.NDArray[Any]]) -> Sequence[npt.NDArray[Any]]:
-        """Copy the arrays in, replay, and read the outputs; see `Slots.run`."""
-        with self._session.guarded():
-            core = self._session.open_core()
-            feeds = dict(zip(self._inputs, arrays, strict=True))
-            return self._session.graph_runs(core).run(core, self._outputs, feeds)
-
-
-class RunSlots(Slots):
+class _PlainSlots(Slots):
     """Slots of a session whose plain runs are cheaper than bound device buffers, and whose launches may be recorded.
 
     Outputs of known shapes are pinned buffers; copies to other memory take twice as long, and a new array each time.
-    Inputs are read in place: copying them to pinned memory costs as much as it saves.
-
-    Args:
-        session: the session to run.
-        inputs: the inputs' names.
-        outputs: arrays like the outputs.
-        host: the engine's device object of host memory; None where the outputs are new arrays in plain runs.
+    Inputs are read in place: copying them to pinned memory costs as much as it saves. `host` is the engine's device
+    object of host memory, None where the outputs are new arrays in plain runs.
     """
 
     def __init__(self, session: OrtEngineSession, inputs: list[str], outputs: Arrays, host: Any) -> None:
@@ -578,7 +488,6 @@ class RunSlots(Slots):
                 self._pinned = _PinnedOutputs(session, host, inputs, outputs)
 
     def run(self, arrays: Sequence[npt.NDArray[Any]]) -> Sequence[npt.NDArray[Any]]:
-        """Run and return the outputs; see `Slots.run`."""
         core, pinned = self._session.open_core(), self._pinned
         try:
             if self._before is not None:
@@ -599,17 +508,15 @@ class RunSlots(Slots):
 class _PinnedOutputs:
     """Runs to pinned buffers, by ONNX Runtime's vectors of values.
 
-    A binding would keep the session alive, and block other threads of Python while it copies inputs.
-
-    Raises:
-        NotRecordedError: the outputs are too large, or the engine has no vectors.
+    A binding would keep the session alive, and block other threads of Python while it copies inputs. Making it raises
+    `NotRecordedError` where the outputs are too large, or the engine has no vectors.
     """
 
     def __init__(self, session: OrtEngineSession, host: Any, inputs: list[str], outputs: Arrays) -> None:
         make = session.recipe.pinned
         inner: Any = type(getattr(session.engine.OrtValue.ortvalue_from_numpy(np.zeros(1)), "_ortvalue", None))
         vector = getattr(sys.modules.get(inner.__module__), "OrtValueVector", None)
-        if make is None or vector is None or sum(like.nbytes for like in outputs.values()) > MOST_PINNED_BYTES:
+        if make is None or vector is None or sum(like.nbytes for like in outputs.values()) > _MOST_PINNED_BYTES:
             raise NotRecordedError("its outputs cannot be pinned")
         self._value, self._vector, self._host = inner.ortvalue_from_numpy, vector, host
         self._inputs, self._outputs = inputs, list(outputs)
@@ -620,7 +527,6 @@ class _PinnedOutputs:
             self._fetches.push_back(self._value(place, host))
 
     def run(self, core: SessionCore, arrays: Sequence[npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
-        """Run and return the buffers."""
         ready = [array if array.flags.c_contiguous else array.copy() for array in arrays]  # values borrow them
         feeds = self._vector()
         for array in ready:
@@ -658,7 +564,7 @@ def _copier(buffers: Sequence[npt.NDArray[Any]]) -> Callable[[Sequence[npt.NDArr
     return copy_all
 
 
-def binding_call(session: Any, io: Any) -> tuple[Any, Any]:
+def _binding_call(session: Any, io: Any) -> tuple[Any, Any]:
     """Return the cheapest call that runs a binding, and its argument; the public call adds half a microsecond."""
     call = getattr(getattr(session, "_sess", None), "run_with_iobinding", None)
     inner = getattr(io, "_iobinding", None)

@@ -333,7 +333,7 @@ class OrtEngineSession:
             self._before()
         if self.recipe.device_graph:
             with self._graph_lock:
-                return list(self.graph_runs(core).run(core, names, feeds))
+                return self.graph_runs(core).run(core, feeds, names)
         if not self._foreign_outputs.isdisjoint(names):
             return self._run_values(core, names, feeds, options)
         ready, memory = dict(feeds), []

@@ -6,6 +6,7 @@ bf16, 8-bit floats and 4-bit types go in and come out as OrtValues; everything e
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -127,15 +128,13 @@ def to_ort_value(engine: Any, name: str, array: npt.NDArray[Any], kind: ValueTyp
         return engine.OrtValue.ortvalue_from_numpy(array), array
     if array.dtype != inner.dtype.numpy:
         raise InputError(f"input {name!r} takes {inner.dtype.value}, got {array.dtype}")
-    data = TensorData.from_array(array, inner.dtype)
-    memory = np.zeros(array.shape, inner.dtype.numpy)
     if inner.dtype.is_packed:
+        data = TensorData.from_array(array, inner.dtype)
         # ONNX Runtime reads packed elements from the start of a buffer of the unpacked shape.
-        raw = memory.view(np.uint8).reshape(-1)
-        raw[: data.nbytes] = data.buffer
-        memory = raw.reshape(array.shape)
+        memory = np.zeros(array.shape, np.uint8)
+        memory.reshape(-1)[: data.nbytes] = data.buffer
     else:
-        memory = array if array.flags.c_contiguous else np.ascontiguousarray(array).reshape(array.shape)
+        memory = np.ascontiguousarray(array).reshape(array.shape)
     make = engine.OrtValue.ortvalue_from_numpy_with_onnx_type
     return make(memory, elem_type(inner.dtype)), memory
 
@@ -154,11 +153,9 @@ def from_ort_value(value: Any, name: str) -> Any:
     if dtype not in _FOREIGN:
         return value.numpy()
     shape = tuple(value.shape())
-    count = int(np.prod(shape, dtype=np.int64))
-    nbytes = dtype.nbytes(count)
-    raw = np.empty(nbytes, np.uint8)
-    if nbytes:
-        ctypes.memmove(raw.ctypes.data, value.data_ptr(), nbytes)
+    raw = np.empty(dtype.nbytes(math.prod(shape)), np.uint8)
+    if raw.nbytes:
+        ctypes.memmove(raw.ctypes.data, value.data_ptr(), raw.nbytes)
     return TensorData(dtype, shape, raw).numpy().copy()
 
 
@@ -167,17 +164,13 @@ class OrtTensor(DeviceTensor):
 
     Args:
         session: the session it was made for.
-        value: the OrtValue, or the engine's inner object that an OrtValue wraps.
+        value: the OrtValue, or the engine's inner object that an OrtValue wraps, which is kept as `inner`.
         core: the open session whose allocator owns the memory, None for memory that belongs to no session.
         memory: host memory that the value borrows.
         plain: whether it is known to be in host memory, with elements that numpy has.
-
-    Attributes:
-        inner: the engine's inner object, or the OrtValue where the engine shows none.
-        core: as given.
     """
 
-    __slots__ = ("__weakref__", "_known_type", "_memory", "_plain", "_session", "_shape", "core", "inner")
+    __slots__ = ("__weakref__", "_memory", "_plain", "_session", "_shape", "core", "inner")
 
     def __init__(
         self, session: OrtEngineSession, value: Any, core: SessionCore | None, memory: Any = None, plain: bool = False
@@ -187,9 +180,7 @@ class OrtTensor(DeviceTensor):
         self._session = session
         self._memory = memory
         self._plain = plain
-        # Read when needed: a loop makes many tensors that are never inspected.
-        self._shape: tuple[int, ...] | None = None
-        self._known_type: DType | None = None
+        self._shape: tuple[int, ...] | None = None  # read when needed: a loop makes many that are never inspected
 
     @property
     def value(self) -> Any:
@@ -233,9 +224,11 @@ class OrtTensor(DeviceTensor):
 
     @property
     def _element_type(self) -> DType:
-        if self._known_type is None:
-            self._known_type = dtype_of(self.inner.element_type())
-        return self._known_type
+        return dtype_of(self.inner.element_type())
+
+    @property
+    def _is_foreign(self) -> bool:
+        return self._element_type in _FOREIGN
 
     def value_for(self, core: SessionCore) -> tuple[Any, Any]:
         """Return the OrtValue for a run of a session, and what must live until it ends; the device's lock is held.
@@ -245,7 +238,7 @@ class OrtTensor(DeviceTensor):
         """
         value, before = self.value, (self.inner, self.core)
         if self.core is not None and self.core is not core and not self.on_host:
-            dtype = self.inner.element_type() if has_foreign_dtype(TensorType(self._element_type)) else self.dtype
+            dtype = self.inner.element_type() if self._is_foreign else self.dtype
             make = self._session.engine.OrtValue.ortvalue_from_shape_and_type
             copy = make(list(self.shape), dtype, *self._session.recipe.memory)
             copy.update_inplace(value)
@@ -254,27 +247,24 @@ class OrtTensor(DeviceTensor):
 
     def numpy(self) -> npt.NDArray[Any]:
         """Return the elements on the host, as a copy; see `DeviceTensor.numpy`."""
-        if self._plain or self.on_host:
-            found: npt.NDArray[Any] = self.inner.numpy() if self._plain else from_ort_value(self.inner, "device tensor")
-            return found if found.flags.owndata else found.copy()
-        with self._session.guarded():
-            return self._read()
-
-    def _read(self) -> npt.NDArray[Any]:
-        if not has_foreign_dtype(TensorType(self._element_type)):
-            own: npt.NDArray[Any] = self.inner.numpy()
-            return own
-        engine = self._session.engine
-        copy = getattr(engine, "copy_tensors", None)
-        if copy is None:
-            raise EngineError(f"this ONNX Runtime cannot read {self.dtype} from a device; cast the output to f32")
-        make = engine.OrtValue.ortvalue_from_shape_and_type
-        host = make(list(self.shape), self.inner.element_type(), "cpu", 0)
-        copy([self.value], [host])
-        return OrtTensor(self._session, host, None).numpy()
+        value: Any = self.inner
+        if not self._plain and not self.on_host:
+            with self._session.guarded():
+                if not self._is_foreign:
+                    own: npt.NDArray[Any] = value.numpy()
+                    return own
+                engine = self._session.engine
+                copy = getattr(engine, "copy_tensors", None)
+                if copy is None:
+                    reason = f"this ONNX Runtime cannot read {self.dtype} from a device; cast the output to f32"
+                    raise EngineError(reason)
+                make = engine.OrtValue.ortvalue_from_shape_and_type
+                value = make(list(self.shape), value.element_type(), "cpu", 0)
+                copy([self.value], [value])
+        found: npt.NDArray[Any] = value.numpy() if self._plain else from_ort_value(value, "device tensor")
+        return found if found.flags.owndata else found.copy()
 
     def __dlpack__(self, **kwargs: Any) -> Any:
-        """Return a DLPack capsule over the memory where it is; see `DeviceTensor.__dlpack__`."""
         kind, _ = self.__dlpack_device__()
         if kind == _DLPACK_CPU:
             return from_ort_value(self.inner, "device tensor").__dlpack__(**kwargs)
@@ -282,11 +272,10 @@ class OrtTensor(DeviceTensor):
             return self.value.__dlpack__(stream=kwargs.get("stream"))
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        """Return DLPack's number of the device type, and the device's index; see `DeviceTensor.__dlpack_device__`."""
         name = self._memory_name
         if name not in DLPACK_DEVICE:
             raise BufferError(f"memory of {self._session.device.display} cannot be shared through DLPack; use numpy()")
-        if has_foreign_dtype(TensorType(self._element_type)):
+        if self._is_foreign:
             name = self._element_type.value
             raise BufferError(f"{name} cannot be shared through DLPack by ONNX Runtime; use numpy()")
         return DLPACK_DEVICE[name], 0 if name == "cpu" else self._session.device.index

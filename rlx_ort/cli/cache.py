@@ -90,17 +90,17 @@ def clear(as_json: bool) -> None:
 @options.dims
 @options.key
 @options.as_json
-def explain(subject: str, device_name: str, dims: dict[str, int], key: Path | None, as_json: bool) -> None:
+def explain_entry(subject: str, device_name: str, dims: dict[str, int], key: Path | None, as_json: bool) -> None:
     """Show whether a model is in the cache, and what changed since it was last compiled.
 
     A KEY, or its first digits as `cache list` shows them, shows the same for an entry that is there.
     """
-    from rlx_ort.providers.engine.compiled.store import default_store, explain_entry, explain_key
+    from rlx_ort.providers.engine.compiled.store import CacheKey, default_store, explain
 
     entries = default_store().entries()
     path = Path(subject)
     if path.exists():
-        found = explain_key(_key_of(path, device_name, dims, key), entries)
+        found = explain(_key_of(path, device_name, dims, key), entries)
     else:
         matching = [entry for entry in entries if entry.digest.startswith(subject.lower())]
         if len(matching) != 1:
@@ -108,7 +108,7 @@ def explain(subject: str, device_name: str, dims: dict[str, int], key: Path | No
             raise click.BadParameter(
                 f"{subject!r} is {what}; `rlx-ort cache list` shows them", param_hint="MODEL|PACKAGE|KEY"
             )
-        found = explain_entry(matching[0], entries)
+        found = explain(CacheKey(matching[0].parts), entries)
     emit(_document(found), as_json, lambda document: _print(found))
 
 
