@@ -172,6 +172,14 @@ class CostProfile:
     readback_latency_ns: float = 0.0
     source: str = "default"
 
+    @classmethod
+    def shipped(
+        cls, source: str, gflops: tuple[float, float], bytes_per_ns: tuple[float, float], ns: tuple[float, float]
+    ) -> CostProfile:
+        """Return a default profile: (gemm, conv), (memory, transfers in both directions) and (dispatch, round trip)."""
+        gemm, conv, memory, moved, dispatch, roundtrip = map(float, (*gflops, *bytes_per_ns, *ns))
+        return cls(gemm, conv, memory, dispatch, roundtrip, moved, moved, source=f"default: {source}")
+
 
 @dataclass(frozen=True, slots=True)
 class SessionRequest:

@@ -75,14 +75,9 @@ class CoreMlProvider(OrtProvider):
     # --- default profile
     def default_profile(self, device: Device) -> CostProfile:
         """Return the profile of an Apple silicon laptop; assumed, not measured."""
-        fast = device.kind == "metal"
-        return CostProfile(
-            gemm_gflops=2_500.0 if fast else 1_500.0,
-            conv_gflops=1_500.0 if fast else 3_000.0,
-            memory_bytes_per_ns=100.0,
-            dispatch_ns=5_000.0,
-            roundtrip_ns=200_000.0,
-            upload_bytes_per_ns=20.0,
-            readback_bytes_per_ns=20.0,
-            source="default: Apple silicon laptop, assumed",
+        return CostProfile.shipped(
+            "Apple silicon laptop, assumed",
+            gflops=(2_500, 1_500) if device.kind == "metal" else (1_500, 3_000),
+            bytes_per_ns=(100, 20),
+            ns=(5_000, 200_000),
         )

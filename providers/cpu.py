@@ -17,7 +17,8 @@ __all__ = ["CpuProvider"]
 
 # Per core of an AVX2 server at about 3 GHz: half of 2 FMA units x 8 lanes x 2 FLOP x 3 GHz, which MLAS reaches.
 _GEMM_GFLOPS_PER_CORE = 50.0
-_MEMORY_BYTES_PER_NS = 10.0
+_BYTES_PER_NS = (10.0, 1e9)  # inputs and outputs are handed over, not copied
+_NS = (1_200.0, 4_000.0)  # one node of a chain; a graph of one node from numpy to numpy
 
 
 class CpuProvider(OrtProvider):
@@ -57,15 +58,9 @@ class CpuProvider(OrtProvider):
     def default_profile(self, device: Device) -> CostProfile:
         """Return the profile of a common server core times the cores this process may use."""
         threads = core_share().threads
-        return CostProfile(
-            gemm_gflops=_GEMM_GFLOPS_PER_CORE * threads,
-            conv_gflops=0.7 * _GEMM_GFLOPS_PER_CORE * threads,
-            memory_bytes_per_ns=_MEMORY_BYTES_PER_NS,
-            # One node of a chain, and a graph of one node from numpy to numpy (ONNX Runtime 1.31.1, 2026-10).
-            dispatch_ns=1_200.0,
-            roundtrip_ns=4_000.0,
-            # Host memory is handed over, not copied.
-            upload_bytes_per_ns=1e9,
-            readback_bytes_per_ns=1e9,
-            source=f"default: AVX2 server cores x {threads}, ONNX Runtime 1.31.1, 2026-10",
+        return CostProfile.shipped(
+            f"AVX2 server cores x {threads}, ONNX Runtime 1.31.1, 2026-10",
+            gflops=(_GEMM_GFLOPS_PER_CORE * threads, 0.7 * _GEMM_GFLOPS_PER_CORE * threads),
+            bytes_per_ns=_BYTES_PER_NS,
+            ns=_NS,
         )

@@ -165,15 +165,11 @@ class CudaProvider(OrtProvider):
     # --- default profile
     # Dispatch, round trip and transfers: H200, ONNX Runtime 1.31.1, CUDA 13, 2026-10 (a chain of Sin; Identity of
     # 4 floats; Negate of 256 MB host to host in 46 ms). Rates: f32 without TF32 on a middling GPU.
-    profile: ClassVar[CostProfile | None] = CostProfile(
-        gemm_gflops=12_000.0,
-        conv_gflops=8_000.0,
-        memory_bytes_per_ns=900.0,
-        dispatch_ns=4_300.0,
-        roundtrip_ns=29_000.0,
-        upload_bytes_per_ns=11.0,
-        readback_bytes_per_ns=11.0,
-        source="default: middling GPU, transfers as on an H200, ONNX Runtime 1.31.1, 2026-10",
+    profile: ClassVar[CostProfile | None] = CostProfile.shipped(
+        "middling GPU, transfers as on an H200, ONNX Runtime 1.31.1, 2026-10",
+        gflops=(12_000, 8_000),
+        bytes_per_ns=(900, 11),
+        ns=(4_300, 29_000),
     )
 
 

@@ -68,13 +68,6 @@ class DirectMlProvider(OrtProvider):
     # Free dims compile slowly and fall out of graph fusion; bind them with `CompileOptions.dims`.
 
     # --- default profile
-    profile: ClassVar[CostProfile | None] = CostProfile(
-        gemm_gflops=2_500.0,
-        conv_gflops=1_500.0,
-        memory_bytes_per_ns=120.0,
-        dispatch_ns=10_000.0,
-        roundtrip_ns=150_000.0,
-        upload_bytes_per_ns=5.0,
-        readback_bytes_per_ns=5.0,
-        source="default: middling desktop GPU, assumed",
+    profile: ClassVar[CostProfile | None] = CostProfile.shipped(
+        "middling desktop GPU, assumed", gflops=(2_500, 1_500), bytes_per_ns=(120, 5), ns=(10_000, 150_000)
     )

@@ -50,13 +50,6 @@ class MlxProvider(OrtProvider):
         return SessionRecipe(self.ep_name, option_keys=self.option_keys, ep_devices=self.ep_devices(device))
 
     # --- default profile
-    profile: ClassVar[CostProfile | None] = CostProfile(
-        gemm_gflops=3_000.0,
-        conv_gflops=1_500.0,
-        memory_bytes_per_ns=100.0,
-        dispatch_ns=5_000.0,
-        roundtrip_ns=200_000.0,
-        upload_bytes_per_ns=20.0,
-        readback_bytes_per_ns=20.0,
-        source="default: laptop GPU with Apple silicon, assumed",
+    profile: ClassVar[CostProfile | None] = CostProfile.shipped(
+        "laptop GPU with Apple silicon, assumed", gflops=(3_000, 1_500), bytes_per_ns=(100, 20), ns=(5_000, 200_000)
     )

@@ -129,15 +129,8 @@ class OpenVinoProvider(OrtProvider):
         if on_cpu:
             cpu = CpuProvider().default_profile(device)
             return replace(cpu, roundtrip_ns=30_000.0, source="default: as the CPU, with a longer round trip, assumed")
-        return CostProfile(
-            gemm_gflops=800.0,
-            conv_gflops=600.0,
-            memory_bytes_per_ns=40.0,
-            dispatch_ns=5_000.0,
-            roundtrip_ns=100_000.0,
-            upload_bytes_per_ns=10.0,
-            readback_bytes_per_ns=10.0,
-            source="default: integrated GPU, assumed",
+        return CostProfile.shipped(
+            "integrated GPU, assumed", gflops=(800, 600), bytes_per_ns=(40, 10), ns=(5_000, 100_000)
         )
 
 

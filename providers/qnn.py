@@ -73,25 +73,11 @@ class QnnProvider(OrtProvider):
     def default_profile(self, device: Device) -> CostProfile:
         """Return the profile of a laptop NPU, or of the simulator; assumed, not measured."""
         if self._simulated(device):
-            return CostProfile(
-                gemm_gflops=0.1,
-                conv_gflops=0.1,
-                memory_bytes_per_ns=0.1,
-                dispatch_ns=100_000.0,
-                roundtrip_ns=1_000_000.0,
-                upload_bytes_per_ns=1.0,
-                readback_bytes_per_ns=1.0,
-                source="default: simulator of an NPU, assumed",
+            return CostProfile.shipped(
+                "simulator of an NPU, assumed", gflops=(0.1, 0.1), bytes_per_ns=(0.1, 1), ns=(100_000, 1_000_000)
             )
-        return CostProfile(
-            gemm_gflops=1_000.0,
-            conv_gflops=2_000.0,
-            memory_bytes_per_ns=40.0,
-            dispatch_ns=10_000.0,
-            roundtrip_ns=500_000.0,
-            upload_bytes_per_ns=5.0,
-            readback_bytes_per_ns=5.0,
-            source="default: laptop NPU, assumed",
+        return CostProfile.shipped(
+            "laptop NPU, assumed", gflops=(1_000, 2_000), bytes_per_ns=(40, 5), ns=(10_000, 500_000)
         )
 
     def _simulated(self, device: Device) -> bool:

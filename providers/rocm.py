@@ -83,15 +83,8 @@ class RocmProvider(OrtProvider):
     # A new input shape is compiled inside `run`, seconds to minutes; bucket or pad what varies.
 
     # --- default profile
-    profile: ClassVar[CostProfile | None] = CostProfile(
-        gemm_gflops=10_000.0,
-        conv_gflops=6_000.0,
-        memory_bytes_per_ns=800.0,
-        dispatch_ns=4_000.0,
-        roundtrip_ns=40_000.0,
-        upload_bytes_per_ns=10.0,
-        readback_bytes_per_ns=10.0,
-        source="default: middling GPU, assumed",
+    profile: ClassVar[CostProfile | None] = CostProfile.shipped(
+        "middling GPU, assumed", gflops=(10_000, 6_000), bytes_per_ns=(800, 10), ns=(4_000, 40_000)
     )
 
 

@@ -32,15 +32,11 @@ class _NvidiaCompiler(OrtProvider):
         """Return one device for each GPU of the driver, or index 0 when it lists none."""
         return tuple(Device(self.kinds[0], index) for index in range(max(1, len(nvidia_gpus()))))
 
-    profile: ClassVar[CostProfile | None] = CostProfile(
-        gemm_gflops=14_000.0,
-        conv_gflops=12_000.0,
-        memory_bytes_per_ns=900.0,
-        dispatch_ns=3_000.0,
-        roundtrip_ns=40_000.0,
-        upload_bytes_per_ns=11.0,
-        readback_bytes_per_ns=11.0,
-        source="default: CUDA's transfers as on an H200, rates assumed",
+    profile: ClassVar[CostProfile | None] = CostProfile.shipped(
+        "CUDA's transfers as on an H200, rates assumed",
+        gflops=(14_000, 12_000),
+        bytes_per_ns=(900, 11),
+        ns=(3_000, 40_000),
     )
 
 

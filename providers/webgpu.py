@@ -158,27 +158,19 @@ class WebGpuProvider(OrtProvider):
     def default_profile(self, device: Device) -> CostProfile:
         """Return the profile of a middling GPU, or of a software adapter if that is the only one."""
         if is_software():
-            return CostProfile(
-                gemm_gflops=0.5,
-                conv_gflops=0.3,
-                memory_bytes_per_ns=0.2,
-                dispatch_ns=80_000.0,
-                roundtrip_ns=120_000.0,
-                upload_bytes_per_ns=0.5,
-                readback_bytes_per_ns=0.5,
-                source="default: SwiftShader on 2 cores, ONNX Runtime 1.31.1, plugin 0.4.0, 2026-10",
+            return CostProfile.shipped(
+                "SwiftShader on 2 cores, ONNX Runtime 1.31.1, plugin 0.4.0, 2026-10",
+                gflops=(0.5, 0.3),
+                bytes_per_ns=(0.2, 0.5),
+                ns=(80_000, 120_000),
             )
         # Dispatch, round trip and transfers: H200 over Vulkan, ONNX Runtime 1.31.1, plugin 0.4.0, 2026-10 (a chain of
         # Sin; Identity of 4 floats; Negate of 256 MB host to host in 200 ms). Rates: a middling discrete GPU.
-        return CostProfile(
-            gemm_gflops=2_500.0,
-            conv_gflops=1_500.0,
-            memory_bytes_per_ns=120.0,
-            dispatch_ns=5_400.0,
-            roundtrip_ns=680_000.0,
-            upload_bytes_per_ns=2.6,
-            readback_bytes_per_ns=2.6,
-            source="default: middling GPU, transfers as on an H200 over Vulkan, ONNX Runtime 1.31.1, 2026-10",
+        return CostProfile.shipped(
+            "middling GPU, transfers as on an H200 over Vulkan, ONNX Runtime 1.31.1, 2026-10",
+            gflops=(2_500, 1_500),
+            bytes_per_ns=(120, 2.6),
+            ns=(5_400, 680_000),
         )
 
 
