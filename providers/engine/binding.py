@@ -7,7 +7,7 @@ works through `run` with host memory, so callers need no second path.
 from __future__ import annotations
 
 import abc
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -30,6 +30,7 @@ __all__ = [
 ]
 
 Arrays: TypeAlias = Mapping[str, npt.NDArray[Any]]
+Loop: TypeAlias = Callable[[Sequence[Any]], list[Any]]
 
 _DLPACK_CPU = 1
 
@@ -75,22 +76,6 @@ class Slots(abc.ABC):
         """
 
 
-class Loop(abc.ABC):
-    """A repeated run with the same input and output names; for one thread at a time.
-
-    It may keep the values of its last run until the next one.
-    """
-
-    @abc.abstractmethod
-    def run(self, values: Sequence[Any]) -> list[Any]:
-        """Run on arrays and device tensors in the order of the inputs; outputs come as in `Binder.run`.
-
-        Raises:
-            InputError: the engine refused a feed.
-            EngineError: the run failed; nothing more can be done with the loop.
-        """
-
-
 class Binder(abc.ABC):
     """The memory side of a session."""
 
@@ -123,8 +108,12 @@ class Binder(abc.ABC):
         """
 
     def loop(self, inputs: Sequence[str], outputs: Sequence[str], resident: Collection[str]) -> Loop:
-        """Return a run to be repeated, prepared once; see `run`."""
-        return _RunLoop(self, inputs, outputs, resident)
+        """Return a run to be repeated by one thread at a time, prepared once; see `run`.
+
+        It takes arrays and device tensors in the order of the inputs, and may keep them until the next run. Nothing
+        more can be done with it after an `EngineError`.
+        """
+        return lambda values: self.run(dict(zip(inputs, values, strict=True)), outputs, resident)
 
     @abc.abstractmethod
     def slots(self, inputs: Arrays, outputs: Arrays, fixed: Collection[str]) -> Slots | None:
@@ -143,19 +132,6 @@ def binder_of(session: EngineSession) -> Binder:
     """Return the binder of a session; one over host memory if the engine has none."""
     own = getattr(session, "binder", None)
     return own() if own is not None else HostBinder(session)
-
-
-class _RunLoop(Loop):
-    def __init__(
-        self, binder: Binder, inputs: Sequence[str], outputs: Sequence[str], resident: Collection[str]
-    ) -> None:
-        self._binder = binder
-        self._inputs = inputs
-        self._outputs = outputs
-        self._resident = resident
-
-    def run(self, values: Sequence[Any]) -> list[Any]:
-        return self._binder.run(dict(zip(self._inputs, values, strict=True)), self._outputs, self._resident)
 
 
 class HostBinder(Binder):

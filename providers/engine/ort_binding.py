@@ -120,7 +120,7 @@ class OrtBinder(Binder):
         if not _OrtLoop.possible(session, self._places, inputs, outputs):
             return super().loop(inputs, outputs, resident)
         with session.guarded():
-            return _OrtLoop(session, self._places, inputs, outputs, resident)
+            return _OrtLoop(session, self._places, inputs, outputs, resident).run
 
     def slots(self, inputs: Arrays, outputs: Arrays, fixed: Collection[str]) -> Slots | None:
         """Return fixed buffers bound to the session; see `Binder.slots`."""
@@ -230,7 +230,7 @@ class _Place:
         self.inner = None if inner is None else inner()
 
 
-class _OrtLoop(Loop):
+class _OrtLoop:
     """A loop over one binding, by the engine's inner objects: their public wrappers take half the time of a binding.
 
     What does not change from step to step stays bound: small arrays are copied into bound memory, and unchanged tensors
@@ -379,7 +379,7 @@ class _LoopSlots(Slots):
         self._loop = loop
 
     def run(self, arrays: Sequence[npt.NDArray[Any]]) -> Sequence[npt.NDArray[Any]]:
-        return self._loop.run(arrays)
+        return self._loop(arrays)
 
 
 class _HostSlots(Slots):

@@ -16,13 +16,13 @@ from rlx_ort.converters.to_onnx.model import ModelNode
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import TensorType, ValueType
 from rlx_ort.providers.base import NodeAssignment
+from rlx_ort.providers.engine.binding import Arrays
 from rlx_ort.providers.engine.values import has_foreign_dtype
 
 if TYPE_CHECKING:
     from rlx_ort.providers.engine.values import OrtTensor
 
 __all__ = [
-    "Arrays",
     "BoundRun",
     "BrokenSessionError",
     "Copy",
@@ -39,7 +39,6 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 
-Arrays: TypeAlias = Mapping[str, npt.NDArray[Any]]
 Copy: TypeAlias = tuple[int, int, int]
 """Address on the device, address on the host, bytes; within the device, address to write, address to read, bytes."""
 Owner: TypeAlias = int | tuple[frozenset[str], frozenset[str]]
@@ -107,7 +106,8 @@ class BrokenSessionError(Exception):
 class BoundRun:
     """A run over tensors at fixed addresses on the device, outside of the session's arena.
 
-    Inputs that are tensors are bound as they are; for arrays there are tensors of their own.
+    Inputs that are tensors are bound as they are; for arrays there are tensors of their own. `options` are the
+    RunOptions of runs that wait for the device and of those that do not.
     """
 
     def __init__(
@@ -155,10 +155,8 @@ class BoundRun:
     def settle(self) -> None:
         """Run and wait. Frees the host buffers that `launch` left, and shows that the session still works.
 
-        The next run may report what failed inside a capture; this makes sure that it is not the caller's.
-
-        Raises:
-            BrokenSessionError: the session does not work any more.
+        The next run may report what failed inside a capture; this makes sure that it is not the caller's. Raises
+        `BrokenSessionError` if the session does not work any more.
         """
         for attempt in (1, 2):
             try:
@@ -175,12 +173,8 @@ class BoundRun:
 class Replay:
     """One recorded signature.
 
-    Args:
-        driver: the device's driver.
-        bound: the run.
-        key: the signature.
-        ins: arrays for what is given on the host or copied on the device, and the tensors that are read where they are.
-        outs: arrays like the outputs.
+    `ins` are arrays for what is given on the host or copied on the device, and the tensors that are read where they
+    are; `outs` are arrays like the outputs.
     """
 
     def __init__(
@@ -262,11 +256,7 @@ class Replay:
 def host_work(ep_name: str, memory: str, assignments: Iterable[NodeAssignment], session: Any) -> str:
     """Return why the host takes part in a session's runs beyond launching kernels, or an empty string.
 
-    Args:
-        ep_name: the provider that all nodes must be on.
-        memory: the name of the provider's memory.
-        assignments: where the nodes are.
-        session: ONNX Runtime's session.
+    All nodes must be on the provider, and all inputs and outputs in its memory.
     """
     for node in assignments:
         if node.provider != ep_name:

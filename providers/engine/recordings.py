@@ -24,8 +24,8 @@ import numpy.typing as npt
 
 from rlx_ort.errors import EngineError
 from rlx_ort.providers.base import DeviceGraphReport, RecordedRun
+from rlx_ort.providers.engine.binding import Arrays
 from rlx_ort.providers.engine.recorded import (
-    Arrays,
     BoundRun,
     BrokenSessionError,
     Key,
@@ -139,11 +139,7 @@ class Recordings:
     ) -> list[Any]:
         """Run like `run` on arrays and tensors of the device; outputs in `resident` come as tensors.
 
-        Args:
-            names: the outputs.
-            feeds: the inputs.
-            resident: the outputs that stay on the device.
-            plain: runs without a recording; what it leaves on the device may be in the session's arena.
+        `plain` runs without a recording; what it leaves on the device may be in the session's arena.
         """
         with self._lock:
             if not self.active:
@@ -279,8 +275,7 @@ class Recordings:
     ) -> None:
         """Record a signature that has just run plainly with these results, and check the recording.
 
-        Raises:
-            NotRecordedError: it cannot be recorded, is wrong, or is not faster.
+        Raises `NotRecordedError` if it cannot be recorded, is wrong, or is not faster.
         """
         values = (*feeds.values(), *results)
         if not all(getattr(value, "dtype", _NO_NUMBER).kind in "biufc" for value in values):
@@ -323,11 +318,7 @@ class Recordings:
             self._recorded.popitem(last=False)[1].close()
 
     def _check_worth(self, plain: Callable[[], Any], replay: Callable[[], list[Any]], *, copies: bool) -> None:
-        """Compare the minimum times of interleaved replays and plain runs.
-
-        Raises:
-            NotRecordedError: a replay is not faster.
-        """
+        """Compare the minimum times of interleaved replays and plain runs, and refuse a replay that is not faster."""
         now, least = time.perf_counter_ns, [1 << 62, 1 << 62]
         for _ in range(TIMED_PAIRS):
             start = now()

@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlx_ort import environment
@@ -158,13 +159,12 @@ class SavedSession:
             options.add_session_config_entry("session.disable_prepacking", "1")
             # Used for a few runs only; spinning workers would take cores from whatever else is starting.
             options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        budget().apply(options, None, owner, on_cpu=True)
-        providers = ["CPUExecutionProvider"]
+        given = {"providers": ["CPUExecutionProvider"], "enable_fallback": 0}
+        create = partial(engine.InferenceSession, str(model), options, **given)
         try:
-            self._session = engine.InferenceSession(str(model), options, providers=providers, enable_fallback=0)
+            self._session = budget().opened(options, None, owner, create, on_cpu=True)
         except engine_exceptions() as err:
             raise EngineError(f"the saved model {model} does not open: {err}") from err
-        budget().hold(self._session, None, owner, on_cpu=True)
         self.stopped = False
         self._options = engine.RunOptions()
         watch(self)
