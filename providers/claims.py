@@ -16,7 +16,7 @@ import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from rlx_ort.converters.to_onnx.dispatch import KernelSet, has_choice
 from rlx_ort.ir.dtype import DType
@@ -179,22 +179,11 @@ def _claim(kernel: Any) -> KernelClaim:
     return KernelClaim(domain, kernel.op_name, first, None if last == _OPEN_END else last, dtypes)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class KernelList:
-    """The kernels of one execution provider in one minor version of ONNX Runtime.
-
-    Attributes:
-        version: major and minor version of ONNX Runtime.
-        claims: the kernels.
-    """
+class KernelList(NamedTuple):
+    """The kernels of one execution provider in one minor version of ONNX Runtime."""
 
     version: tuple[int, int]
     claims: tuple[KernelClaim, ...]
-
-    @property
-    def title(self) -> str:
-        """How messages name the list."""
-        return f"the kernel list of ONNX Runtime {self.version[0]}.{self.version[1]}"
 
 
 def listed_kernels(ep_name: str, version: tuple[int, ...] | None) -> KernelList | None:

@@ -44,8 +44,6 @@ _log = logging.getLogger("rlx_ort.cache")
 _Opened: TypeAlias = tuple[Any, list[Any]]
 """ONNX Runtime's session, and the memory it borrows."""
 
-_WEIGHTS_FILE = "weights.bin"
-_SMALLEST_OUTSIDE = "1024"
 _NOT_OF_THE_MODEL = ("session.intra_op", "session.inter_op", "session.use_per_session_threads")
 
 _DIGESTS = "digests"  # folder
@@ -190,13 +188,21 @@ def _save_to(options: Any, folder: Path, keeps: Keeps) -> None:
         path = str(folder / MODEL_FILE)
         entries = {"ep.context_enable": "1", "ep.context_file_path": path, "ep.context_embed_mode": "0"}
     else:
-        options.optimized_model_filepath = str(folder / MODEL_FILE)
-        key = "session.optimized_model_external_initializers"
-        entries = {f"{key}_file_name": _WEIGHTS_FILE, f"{key}_min_size_in_bytes": _SMALLEST_OUTSIDE}
-        if keeps is Keeps.PACKED:
-            entries["session.save_external_prepacked_constant_initializers"] = "1"
+        write_to(options, folder / MODEL_FILE, "weights.bin")
+        packed = keeps is Keeps.PACKED
+        entries = {"session.save_external_prepacked_constant_initializers": "1"} if packed else {}
     for name, value in entries.items():
         options.add_session_config_entry(name, value)
+
+
+def write_to(options: Any, path: Path, weights: str) -> None:
+    """Make a session write the model that it optimises, with its weights in a file of this name beside it, if any."""
+    options.optimized_model_filepath = str(path)
+    if weights:
+        key = "session.optimized_model_external_initializers"
+        options.add_session_config_entry(f"{key}_file_name", weights)
+        # Smaller tensors stay in the model, where ONNX Runtime's shape logic sees them.
+        options.add_session_config_entry(f"{key}_min_size_in_bytes", "1024")
 
 
 def _label(request: SessionRequest) -> str:
