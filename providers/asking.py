@@ -17,10 +17,10 @@ import base64
 import contextlib
 import functools
 import hashlib
-import importlib
 import json
 import logging
 import os
+import pkgutil
 import queue
 import re
 import subprocess
@@ -134,9 +134,8 @@ def ask(
     groups += [[question] for question in alone]
     while groups and time.monotonic() < deadline:
         group = groups.pop()
-        sheet = _sheet(group, model).SerializeToString()
         try:
-            found = _ask_sheet(provider, device, sheet, options, run=group[0].key in doubtful)
+            found = _ask_sheet(provider, device, _sheet(group, model), options, run=group[0].key in doubtful)
         except DeviceUnavailableError:
             break
         except RlxError as err:
@@ -154,14 +153,13 @@ def ask(
 
 
 def _ask_sheet(
-    provider: Provider, device: Device, sheet: bytes, options: CompileOptions, *, run: bool = False
+    provider: Provider, device: Device, proto: onnx.ModelProto, options: CompileOptions, *, run: bool = False
 ) -> list[str]:
     """Return the answer to each node of a sheet; opens one session, runs it once if asked to, and closes it.
 
     The nodes of functions that ONNX Runtime expands have no names, so the answer to a function is empty unless it
     is alone on its sheet. A refusal of one node raises an `RlxError` for the sheet, and so does a failed run.
     """
-    proto = onnx.ModelProto.FromString(sheet)
     nodes = tuple(
         ExportedNode.of(node.name, node.domain, node.op_type, 0, at, (), (), tuple(node.input), tuple(node.output))
         for at, node in enumerate(proto.graph.node)
@@ -197,15 +195,16 @@ def asking_options(options: CompileOptions) -> CompileOptions:
 
 
 def answer_tasks() -> None:
-    """Answer the tasks on standard input, one a line; the child process of `ask_in_child` runs this."""
+    """Answer the tasks on standard input, one a line; the child process runs this."""
     out = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print is not an answer
-    providers: dict[tuple[str, str], Provider] = {}
+    providers: dict[str, Provider] = {}
     for line in sys.stdin.buffer:
         task = json.loads(line)
-        wanted = (task["module"], task["class"])
+        wanted = task["provider"]
         if wanted not in providers:
-            providers[wanted] = _registered(*wanted)
+            providers[wanted] = pkgutil.resolve_name(wanted)()
+            register_provider(providers[wanted])
         options = CompileOptions(
             precision=Precision(task["precision"]),
             provider_options=task["provider_options"],
@@ -213,23 +212,18 @@ def answer_tasks() -> None:
         )
         print(json.dumps({"ready": providers[wanted].name}), file=out, flush=True)
         for key, *texts in task["sheets"]:
-            sheets = [base64.b64decode(text) for text in texts]
+            sheets = [onnx.ModelProto.FromString(base64.b64decode(text)) for text in texts]
             answer = _answer(providers[wanted], Device(task["device"]), sheets, asking_options(options))
             print(json.dumps({"key": key, "answer": answer}), file=out, flush=True)
     os._exit(0)  # a provider that crashes when it is unloaded has answered all the same
 
 
-def _registered(module: str, name: str) -> Provider:
-    found: Any = importlib.import_module(module)
-    for part in name.split("."):
-        found = getattr(found, part)
-    provider: Provider = found()
-    register_provider(provider)
-    return provider
-
-
 def _ask_compiler(
-    provider: Provider, device: Device, sheets: Mapping[str, Sequence[bytes]], options: CompileOptions, budget_s: float
+    provider: Provider,
+    device: Device,
+    sheets: Mapping[str, Sequence[onnx.ModelProto]],
+    options: CompileOptions,
+    budget_s: float,
 ) -> dict[str, str]:
     """Ask in a child process; in this one in a frozen program, which cannot start another Python."""
     if getattr(sys, "frozen", False):
@@ -239,26 +233,25 @@ def _ask_compiler(
                 answers[key] = answer
         return answers
     task = {
-        "module": type(provider).__module__,
-        "class": type(provider).__qualname__,
+        "provider": f"{type(provider).__module__}:{type(provider).__qualname__}",
         "device": device.label,
         "precision": options.precision.value,
         "provider_options": dict(options.provider_options),
         "custom_op_libraries": list(options.custom_op_libraries),
     }
-    texts = [[key, *(base64.b64encode(form).decode() for form in forms)] for key, forms in sheets.items()]
+    texts = [
+        [key, *(base64.b64encode(form.SerializeToString()).decode() for form in forms)] for key, forms in sheets.items()
+    ]
     return _ask_in_child(provider.ep_name, task, texts, budget_s)
 
 
-def _answer(provider: Provider, device: Device, sheets: Sequence[bytes], options: CompileOptions) -> str:
+def _answer(provider: Provider, device: Device, sheets: Sequence[onnx.ModelProto], options: CompileOptions) -> str:
     """Return the answer to a node alone, or that to the node between neighbours if alone it is not taken."""
     answer = ""
-    for place, sheet in enumerate(sheets):
+    for sheet in sheets:
         try:
-            if place == 0:
-                found = _ask_sheet(provider, device, sheet, options)[0]
-            else:
-                found = _ask_inside(provider, device, sheet, options)
+            ask_it = _ask_inside if sheet is not sheets[0] else _ask_sheet
+            found = ask_it(provider, device, sheet, options)[0]
         except DeviceUnavailableError:
             return ""  # the device, not the node, is at fault
         except RlxError as err:
@@ -269,14 +262,13 @@ def _answer(provider: Provider, device: Device, sheets: Sequence[bytes], options
     return answer
 
 
-def _ask_inside(provider: Provider, device: Device, sheet: bytes, options: CompileOptions) -> str:
+def _ask_inside(provider: Provider, device: Device, proto: onnx.ModelProto, options: CompileOptions) -> list[str]:
     """Return the answer to a node between others, with the optimisation that drops nodes which do nothing."""
-    model = ExportedModel(onnx.ModelProto.FromString(sheet), (), (), {}, {})
     options = options.with_(optimization=OptimizationLevel.BASIC)
-    request = SessionRequest(device, model, _outside(model.model), options)
+    request = SessionRequest(device, ExportedModel(proto, (), (), {}, {}), _outside(proto), options)
     with contextlib.closing(provider.open(request)) as session:
         found = {each.provider for each in session.assignments if not each.name.startswith(_NEIGHBOUR)}
-    return DEVICE if found <= {provider.ep_name} else HELPED
+    return [DEVICE if found <= {provider.ep_name} else HELPED]
 
 
 def _computes(provider: Provider, device: Device, dtype: DType, options: CompileOptions) -> bool:
@@ -287,8 +279,7 @@ def _computes(provider: Provider, device: Device, dtype: DType, options: Compile
     model = onnx.ModelProto(ir_version=10)
     model.opset_import.add(domain="", version=21)
     try:
-        sheet = _sheet([question], model).SerializeToString()
-        return _ask_sheet(provider, device, sheet, options, run=True) == [DEVICE]
+        return _ask_sheet(provider, device, _sheet([question], model), options, run=True) == [DEVICE]
     except RlxError:
         return False
 
@@ -354,33 +345,29 @@ def _sheet(questions: Sequence[Question], model: onnx.ModelProto, *, all_constan
     return sheet
 
 
-def _sheets(question: Question, model: onnx.ModelProto) -> list[bytes]:
+def _sheets(question: Question, model: onnx.ModelProto) -> list[onnx.ModelProto]:
     """Return the sheet of one question, and the one with neighbours if the node has some.
 
     OpenVINO takes some operators only together with others, and a node that does nothing can only be dropped there.
     """
     alone = _sheet([question], model, all_constant=True)
-    sheets = [alone.SerializeToString()]
-    node = alone.graph.node[0]
-    before, after = [], []
+    inside = onnx.ModelProto.FromString(alone.SerializeToString())
+    node, before, after = alone.graph.node[0], [], []
     for place in question.computed:
         kind = question.inputs[place]
         if isinstance(kind, TensorType):
             name = node.input[place]
-            value = next(value for value in alone.graph.input if value.name == name)
+            value = next(value for value in inside.graph.input if value.name == name)
             value.name = f"{name}_before"
             before.append(_neighbour(value.name, name, kind))
     kind = question.outputs[0] if question.used else None
     if isinstance(kind, TensorType):
-        value = alone.graph.output[0]
+        value = inside.graph.output[0]
         after.append(_neighbour(value.name, f"{value.name}_after", kind))
         value.name += "_after"
-    if before or after:
-        middle = onnx.NodeProto.FromString(node.SerializeToString())
-        del alone.graph.node[:]
-        alone.graph.node.extend([*reversed(before), middle, *after])
-        sheets.append(alone.SerializeToString())
-    return sheets
+    del inside.graph.node[:]
+    inside.graph.node.extend([*before, node, *after])
+    return [alone, inside] if before or after else [alone]
 
 
 def _neighbour(name: str, result: str, kind: TensorType) -> onnx.NodeProto:

@@ -18,6 +18,16 @@ from rlx_ort.providers.registry import ProviderRegistry, default_registry
 __all__ = ["Finding", "Severity", "diagnose"]
 
 
+_CODES = {
+    "runtime-broken": {"not installed": "runtime-absent", "too old": "runtime-too-old"},
+    "plugin-broken": {
+        "needs a newer ONNX Runtime": "plugin-newer",
+        "is too old for ONNX Runtime": "plugin-older",
+    },
+}
+"""Code of an error -> words in its reason that make it a more specific one."""
+
+
 class Severity(enum.Enum):
     """How much a finding matters."""
 
@@ -53,7 +63,7 @@ def diagnose(registry: ProviderRegistry | None = None) -> list[Finding]:
     findings = _packages(runtime_packages())
     problem = runtime.runtime_problem()
     if problem is not None:
-        findings.append(_runtime_finding(problem))
+        findings.append(_error(problem, "runtime-broken"))
     else:
         findings += [Finding("runtime", Severity.INFO, f"{runtime.describe_runtime()} is loaded")]
         findings += _plugins(find_plugins(), registry or default_registry())
@@ -72,12 +82,8 @@ def _packages(packages: Mapping[str, str]) -> list[Finding]:
     return [Finding("two-runtimes", Severity.ERROR, what, reinstall_command(dict(packages)))]
 
 
-def _runtime_finding(problem: Problem) -> Finding:
-    code = "runtime-broken"
-    if "not installed" in problem.reason:
-        code = "runtime-absent"
-    elif "too old" in problem.reason:
-        code = "runtime-too-old"
+def _error(problem: Problem, default: str) -> Finding:
+    code = next((code for words, code in _CODES[default].items() if words in problem.reason), default)
     return Finding(code, Severity.ERROR, problem.reason, problem.remedy)
 
 
@@ -99,12 +105,7 @@ def _plugins(plugins: tuple[Plugin, ...], registry: ProviderRegistry) -> list[Fi
                 what += "; rlx_ort has no device for it"
                 findings.append(Finding("plugin", Severity.INFO, what))
             continue
-        code = "plugin-broken"
-        if "needs a newer ONNX Runtime" in problem.reason:
-            code = "plugin-newer"
-        elif "is too old for ONNX Runtime" in problem.reason:
-            code = "plugin-older"
-        findings.append(Finding(code, Severity.ERROR, problem.reason, problem.remedy))
+        findings.append(_error(problem, "plugin-broken"))
     return findings
 
 

@@ -208,7 +208,10 @@ def core_share() -> CoreShare:
 
     logical = psutil.cpu_count(logical=True) or os.cpu_count() or 1
     physical = psutil.cpu_count(logical=False) or logical
-    return CoreShare(logical, physical, _affinity(logical), cgroup_quota_cores())
+    affinity = logical
+    with contextlib.suppress(psutil.Error, AttributeError):  # macOS has none
+        affinity = len(psutil.Process().cpu_affinity()) or logical
+    return CoreShare(logical, physical, affinity, cgroup_quota_cores())
 
 
 def cgroup_quota_cores(
@@ -248,16 +251,6 @@ def _physical_cores(folder: Path) -> int:
     files = [place / "topology" / "core_cpus_list" for place in folder.glob("cpu[0-9]*")]
     old = [place.with_name("thread_siblings_list") for place in files]  # its name before Linux 5.3
     return len({text for pair in zip(files, old, strict=True) if (text := _read(pair[0]) or _read(pair[1]))})
-
-
-def _affinity(logical: int) -> int:
-    import psutil
-
-    try:
-        affinity = getattr(psutil.Process(), "cpu_affinity", None)  # macOS has none
-        return (len(affinity()) if affinity else 0) or logical
-    except psutil.Error:
-        return logical
 
 
 def _read(path: Path) -> str | None:

@@ -38,6 +38,7 @@ _INSTEAD = {
 _PROFILE = CostProfile(1.0, 1.0, 1.0, 1_000.0, 1_000.0, 1.0, 1.0, source="default: null")
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class NullProvider(Provider):
     """Answers every request with zeros, or with the failures that were set.
 
@@ -58,24 +59,14 @@ class NullProvider(Provider):
     ep_name: ClassVar[str] = "NullExecutionProvider"
     selectable: ClassVar[bool] = False
 
-    def __init__(
-        self,
-        *,
-        probe_failure: str = "",
-        open_failure: str = "",
-        run_failure: str = "",
-        takes: Callable[[ExportedNode], bool] = lambda node: True,
-        profile: CostProfile | None = _PROFILE,
-        kernels: Sequence[KernelClaim] | None = None,
-    ) -> None:
-        self.probe_failure = probe_failure
-        self.open_failure = open_failure
-        self.run_failure = run_failure
-        self.takes = takes
-        self.profile = profile
-        self.kernels = kernels
-        self.sessions = 0
-        self._lock = threading.Lock()
+    probe_failure: str = ""
+    open_failure: str = ""
+    run_failure: str = ""
+    takes: Callable[[ExportedNode], bool] = lambda node: True
+    profile: CostProfile | None = _PROFILE
+    kernels: Sequence[KernelClaim] | None = None
+    sessions: int = field(default=0, init=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     def probe(self, device: Device) -> Availability:
         """Return an answer without looking at anything."""
@@ -108,18 +99,14 @@ class NullProvider(Provider):
 
 @dataclass(eq=False)
 class NullSession:
-    """A session whose outputs are zeros of the declared shapes, with named dims read from the feeds.
-
-    Attributes:
-        provider: the provider that opened it, asked on each run whether to fail.
-        request: what was opened.
-        runs: how many runs succeeded.
-    """
+    """A session whose outputs are zeros of the declared shapes, with named dims read from the feeds."""
 
     provider: NullProvider
+    """The provider that opened it, asked on each run whether to fail."""
     request: SessionRequest
     runs: int = 0
-    _open: bool = field(default=True)
+    """How many runs succeeded."""
+    _open: bool = True
 
     @property
     def inputs(self) -> Sequence[ValueSpec]:

@@ -2,6 +2,10 @@
 
 A plugin is native code, so only libraries that belong to an installed distribution are loaded, never a path from a
 model or a setting. Libraries are never unregistered: doing so under a live session crashes the process.
+
+Windows ML shares providers between the programs of a Windows 11 machine, as signed packages of its store that Windows
+updates. They are found by `windowsml`, which is no dependency (`pip install windowsml`). What is there already is used
+like a plugin of a wheel; nothing is downloaded unless `fetch_provider` is called.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from rlx_ort.errors import EngineError
-from rlx_ort.providers.engine.runtime import Problem, readable
+from rlx_ort.providers.engine.runtime import Problem, normal_name, readable
 from rlx_ort.providers.hardware import cpu_name
 
 __all__ = [
@@ -50,6 +54,7 @@ _registered: dict[str, Problem | None] = {}
 
 _log = logging.getLogger("rlx_ort.plugins")
 
+_WINDOWS = "Windows ML"
 _catalogs: list[Any] = []  # kept alive, as its providers need it
 
 
@@ -78,9 +83,7 @@ def find_plugins() -> tuple[Plugin, ...]:
 
     On Windows, providers that the system keeps come after those of wheels.
     """
-    own = tuple(_plugin(dist, module) for dist, module in _distributions())
-    offered = catalog_providers()
-    return own + tuple(Plugin("Windows ML", version, (name,), path, why) for name, version, path, why in offered)
+    return (*(_plugin(dist, module) for dist, module in _distributions()), *catalog_providers())
 
 
 def plugin_for(ep_name: str) -> Plugin | None:
@@ -107,7 +110,7 @@ def plugin_devices(engine: Any, ep_name: str) -> tuple[Any, ...]:
 
 def _register(plugin: Plugin, engine: Any, errors: tuple[type[Exception], ...]) -> Problem | None:
     reinstall = f"pip install --force-reinstall {plugin.distribution}"
-    if plugin.distribution == "Windows ML":
+    if plugin.distribution == _WINDOWS:
         reinstall = "update Windows, or pip install the provider's own package"
     if plugin.problem or plugin.library is None:
         return Problem(f"{plugin.distribution} {plugin.version}: {plugin.problem or 'no library'}", reinstall)
@@ -122,7 +125,7 @@ def _register(plugin: Plugin, engine: Any, errors: tuple[type[Exception], ...]) 
 
 
 def _diagnosed(text: str, plugin: Plugin, core: str) -> tuple[str, str]:
-    """Tell a plugin that does not fit the core from one whose library cannot be loaded."""
+    """Return why a library was refused, and the remedy: it does not fit the core, or cannot be loaded."""
     name = f"{plugin.distribution} {plugin.version}"
     lowered = text.lower()
     if any(word in lowered for word in ("api version", "ort_api_version", "getapi", "not supported by this", "newer")):
@@ -137,7 +140,7 @@ def _diagnosed(text: str, plugin: Plugin, core: str) -> tuple[str, str]:
 def _distributions() -> Iterator[tuple[importlib.metadata.Distribution, str]]:
     seen = set()
     for dist in importlib.metadata.distributions():
-        name = re.sub(r"[-_.]+", "-", dist.metadata["Name"] or "").lower()
+        name = normal_name(dist.metadata["Name"] or "")
         if name in seen or not _LIKELY.search(name):
             continue
         seen.add(name)
@@ -201,26 +204,19 @@ def described(hardware: Any) -> tuple[str, str]:
         return cpu_name(), ""
     metadata = {str(key).lower(): str(value) for key, value in dict(hardware.metadata).items()}
     name = metadata.get("description") or f"{hardware.vendor} {hardware.vendor_id:04x}:{hardware.device_id:04x}".strip()
-    identity = next((metadata[key] for key in _IDENTITY_KEYS if metadata.get(key)), "")
+    identity = next((metadata[key] for key in ("pci_bus_id", "luid", "uuid") if metadata.get(key)), "")
     return name, identity
 
 
-_IDENTITY_KEYS = ("pci_bus_id", "luid", "uuid")
-
-
-def catalog_providers() -> Iterator[tuple[str, str, Path | None, str]]:
-    """Yield (provider, version, library, problem) for each provider that Windows offers; none without a catalog.
-
-    The library is None while Windows has not downloaded the provider; the problem names the remedy.
-    """
-    for found in _found():
-        name, version = str(found.name), str(found.version)
-        library = Path(str(found.library_path or ""))
-        if library.is_absolute() and library.is_file():
-            yield name, version, library, ""
-        else:
+def catalog_providers() -> Iterator[Plugin]:
+    """Yield the providers that Windows offers to all programs; those that it has not downloaded have no library."""
+    for found in _offered():
+        name, library = str(found.name), Path(str(found.library_path or ""))
+        problem = ""
+        if not library.is_absolute() or not library.is_file():
             remedy = f"rlx_ort.providers.plugins.fetch_provider({name!r}) lets Windows download it"
-            yield name, version, None, f"Windows offers it and has not downloaded it; {remedy}"
+            problem = f"Windows offers it and has not downloaded it; {remedy}"
+        yield Plugin(_WINDOWS, str(found.version), (name,), None if problem else library, problem)
 
 
 def fetch_provider(name: str) -> None:
@@ -231,7 +227,7 @@ def fetch_provider(name: str) -> None:
     Raises:
         EngineError: there is no catalog, it has no such provider, or Windows did not get it ready.
     """
-    offered = {str(found.name): found for found in _found()}
+    offered = {str(found.name): found for found in _offered()}
     if name not in offered:
         known = ", ".join(sorted(offered)) or "none, or there is no `windowsml`"
         raise EngineError(f"Windows ML offers no provider {name!r}; it offers {known}")
@@ -241,7 +237,7 @@ def fetch_provider(name: str) -> None:
         raise EngineError(f"Windows did not get {name} ready: {err}") from err
 
 
-def _found() -> tuple[Any, ...]:
+def _offered() -> tuple[Any, ...]:
     if sys.platform != "win32":
         return ()
     try:

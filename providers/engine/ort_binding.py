@@ -125,7 +125,7 @@ class OrtBinder(Binder):
     def slots(self, inputs: Arrays, outputs: Arrays, fixed: Collection[str]) -> Slots | None:
         """Return fixed buffers bound to the session; see `Binder.slots`."""
         session = self._session
-        types = {spec.name: spec.type for spec in (*session.inputs, *session.outputs)}
+        types = {**session.input_types, **session.output_types}
         for name in (*inputs, *outputs):
             kind = types[name]
             if not isinstance(kind, TensorType) or kind.dtype is DType.STRING or kind.dtype.is_packed:
@@ -178,7 +178,7 @@ class GraphRuns:
         for name in names:
             value = self._outputs[name]
             if name in resident:
-                copy = self._fixed(name, self._session.output_type(name))
+                copy = self._fixed(name, self._session.output_types[name])
                 copy.update_inplace(value)
                 found.append(OrtTensor(self._session, copy, core))
             else:
@@ -268,14 +268,14 @@ class _OrtLoop:
         session: OrtEngineSession, places: tuple[_Place, _Place], inputs: Sequence[str], outputs: Sequence[str]
     ) -> bool:
         """Return whether the engine has the inner objects, and all values are tensors that numpy can hold."""
-        kinds = [session.input_type(name) for name in inputs] + [session.output_type(name) for name in outputs]
+        kinds = [session.input_types[name] for name in inputs] + [session.output_types[name] for name in outputs]
         return (
             not session.recipe.device_graph
             and all(place.inner is not None for place in places)
             and hasattr(session.open_core().session, "_sess")
             and hasattr(session.engine.OrtValue.ortvalue_from_numpy(np.zeros(1)), "_ortvalue")
             and all(isinstance(kind, TensorType) and kind.dtype is not DType.STRING for kind in kinds)
-            and not any(has_foreign_dtype(session.output_type(name)) for name in outputs)
+            and not any(has_foreign_dtype(session.output_types[name]) for name in outputs)
         )
 
     def run(self, values: Sequence[Any]) -> list[Any]:
@@ -319,7 +319,7 @@ class _OrtLoop:
 
     def _fixed(self, name: str, value: Any) -> Any:
         """Bind an array, in memory that later arrays of its shape can be copied into where that is cheaper."""
-        kind = self._session.input_type(name)
+        kind = self._session.input_types[name]
         plain = value.__class__ is np.ndarray and not has_foreign_dtype(kind)
         memory = self._session.bound_memory(name)
         if not plain or memory is None or (memory == HOST_MEMORY and value.nbytes > _COPY_AT_MOST_BYTES):
@@ -348,7 +348,7 @@ def _bind_input(session: OrtEngineSession, core: SessionCore, io: Any, name: str
         bound, before = value.value_for(core)
         io.bind_ortvalue_input(name, bound)
         return bound, before
-    kind = session.input_type(name)
+    kind = session.input_types[name]
     if isinstance(value, DeviceTensor):
         value = value.numpy()
     if not isinstance(value, np.ndarray) or not is_tensor_like(kind):

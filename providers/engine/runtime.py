@@ -37,6 +37,7 @@ __all__ = [
     "engine_exceptions",
     "find_problem",
     "install_command",
+    "normal_name",
     "onnxruntime",
     "opening_error",
     "parse_version",
@@ -88,11 +89,7 @@ MINIMUM_VERSION = (1, 24)
 PLUGIN_VERSION = (1, 31)
 """The oldest one for plugins: 1.24 to 1.30 do not record the nodes that a plugin runs, so a fallback goes unseen."""
 
-_FLAVOURS = {
-    "onnxruntime": "cpu",
-    "onnxruntime-gpu": "cuda",
-    "onnxruntime-directml": "directml",
-}
+_FLAVOURS = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-directml")
 
 
 def onnxruntime() -> Any:
@@ -261,7 +258,7 @@ def runtime_packages() -> dict[str, str]:
 
     owners: dict[Path, dict[str, str]] = {}
     for dist in importlib.metadata.distributions():
-        name = _normal(dist.metadata["Name"] or "")
+        name = normal_name(dist.metadata["Name"] or "")
         if name.startswith(("onnxruntime", "ort-nightly")) and _owns_core(dist):
             owners.setdefault(Path(str(dist.locate_file(""))).resolve(), {}).setdefault(name, dist.version)
     first = next(iter(owners.values()), {})  # distributions come in the order of the path
@@ -303,9 +300,10 @@ def parse_version(text: str) -> tuple[int, ...]:
 def _owns_core(dist: importlib.metadata.Distribution) -> bool:
     files = dist.files
     if files is None:
-        return _normal(dist.metadata["Name"] or "") in _FLAVOURS
+        return normal_name(dist.metadata["Name"] or "") in _FLAVOURS
     return any(file.parts[:2] == ("onnxruntime", "__init__.py") for file in files)
 
 
-def _normal(name: str) -> str:
+def normal_name(name: str) -> str:
+    """Return the name of a distribution as indexes compare it."""
     return re.sub(r"[-_.]+", "-", name).lower()

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from rlx_ort.providers.engine.compiled.store import CompileStore, Entry
 
-__all__ = ["Interface", "SavedSession", "Start", "find_start", "note_start", "starts_folder"]
+__all__ = ["Interface", "SavedSession", "Start", "find_start", "note_start"]
 
 
 class Interface(NamedTuple):
@@ -45,11 +45,6 @@ class Start(NamedTuple):
     entry: Entry
     inputs: tuple[Interface, ...]
     outputs: tuple[Interface, ...]
-
-
-def starts_folder(root: Path) -> Path:
-    """Return the folder of the notes in a cache folder."""
-    return root / "starts"
 
 
 def note_start(
@@ -128,7 +123,7 @@ def _another_provider() -> bool:
 
 def _path(store: CompileStore, package_sha256: str) -> Path:
     name = hashlib.sha256(package_sha256.encode()).hexdigest()[:32]
-    return starts_folder(store.root) / f"{name}.json"
+    return store.root / "starts" / f"{name}.json"
 
 
 class SavedSession:

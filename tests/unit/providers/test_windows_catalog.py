@@ -40,7 +40,7 @@ def readied(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
 
 def test_a_provider_that_windows_has_is_a_plugin_with_its_library(readied, tmp_path):
     """Reading the catalog downloads nothing."""
-    found = {name: (library, problem) for name, _, library, problem in catalog_providers()}
+    found = {plugin.ep_names[0]: (plugin.library, plugin.problem) for plugin in catalog_providers()}
     assert found["QNNExecutionProvider"] == (tmp_path / "qnn.dll", "")
     assert readied == []
 
@@ -48,7 +48,7 @@ def test_a_provider_that_windows_has_is_a_plugin_with_its_library(readied, tmp_p
 @pytest.mark.parametrize("name", ["OpenVINOExecutionProvider", "Broken"])
 def test_a_provider_that_is_only_offered_says_how_to_get_it(readied, name):
     """Also a path that is not absolute is none: it would be looked for where others may write."""
-    found = {name: (library, problem) for name, _, library, problem in catalog_providers()}
+    found = {plugin.ep_names[0]: (plugin.library, plugin.problem) for plugin in catalog_providers()}
     assert found[name][0] is None
     assert f"fetch_provider({name!r})" in found[name][1]
 
