@@ -58,12 +58,7 @@ def kernels_of(ep_name: str) -> tuple[KernelClaim, ...] | None:
 
 
 def takes(
-    claims: Sequence[KernelClaim],
-    domain: str,
-    op_type: str,
-    version: int,
-    inputs: _Types = (),
-    outputs: _Types = (),
+    claims: Sequence[KernelClaim], domain: str, op_type: str, version: int, inputs: _Types = (), outputs: _Types = ()
 ) -> bool:
     """Return whether a kernel takes a node: its operator at the model's opset version and its element types.
 

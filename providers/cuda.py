@@ -12,13 +12,7 @@ from typing import Any, ClassVar
 from rlx_ort.device import Device
 from rlx_ort.ir.dtype import DType
 from rlx_ort.options.compile_options import CompileOptions, Precision
-from rlx_ort.providers.base import (
-    Availability,
-    CostProfile,
-    KernelLimit,
-    element,
-    is_float_remainder,
-)
+from rlx_ort.providers.base import Availability, CostProfile, KernelLimit, element, is_float_remainder
 from rlx_ort.providers.engine import runtime
 from rlx_ort.providers.engine.cuda_driver import cuda_gpus, open_recorder, pinned_like, same_bus
 from rlx_ort.providers.engine.recipe import Keeps, Recording, SessionRecipe, names

@@ -20,10 +20,7 @@ __all__ = ["Finding", "Severity", "diagnose"]
 
 _CODES = {
     "runtime-broken": {"not installed": "runtime-absent", "too old": "runtime-too-old"},
-    "plugin-broken": {
-        "needs a newer ONNX Runtime": "plugin-newer",
-        "is too old for ONNX Runtime": "plugin-older",
-    },
+    "plugin-broken": {"needs a newer ONNX Runtime": "plugin-newer", "is too old for ONNX Runtime": "plugin-older"},
 }
 """Code of an error -> words in its reason that make it a more specific one."""
 

@@ -58,11 +58,7 @@ class QnnProvider(OrtProvider):
             gpu = any(hardware_type(found) == "GPU" for found in devices)
             chosen["backend_type"] = "gpu" if gpu else "htp"
         return SessionRecipe(
-            self.ep_name,
-            options=chosen,
-            option_keys=self.option_keys,
-            ep_devices=devices,
-            keeps=Keeps.CONTEXT,
+            self.ep_name, options=chosen, option_keys=self.option_keys, ep_devices=devices, keeps=Keeps.CONTEXT
         )
 
     # --- claims and quirks

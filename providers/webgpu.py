@@ -128,9 +128,7 @@ class WebGpuProvider(OrtProvider):
     limits: ClassVar[Sequence[KernelLimit]] = (
         KernelLimit("Resize", lambda node, given: bool(given.get("antialias")), "antialias is NOT implemented"),
         KernelLimit(
-            "ConvTranspose",
-            lambda node, given: rank(node) not in (None, 3, 4),
-            "only Conv2d or Conv1d are supported",
+            "ConvTranspose", lambda node, given: rank(node) not in (None, 3, 4), "only Conv2d or Conv1d are supported"
         ),
         KernelLimit(
             "Conv",

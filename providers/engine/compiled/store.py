@@ -307,12 +307,7 @@ class CompileStore:
         return entry
 
     def make(
-        self,
-        key: CacheKey,
-        label: str,
-        fill: Callable[[Path], Mapping[str, Any] | None],
-        *,
-        open_ended: bool = False,
+        self, key: CacheKey, label: str, fill: Callable[[Path], Mapping[str, Any] | None], *, open_ended: bool = False
     ) -> Entry:
         """Return the entry of a key, made by `fill` if missing; other processes wait for it meanwhile.
 
