@@ -69,13 +69,10 @@ DEVICE, HELPED = "device", "cpu"
 
 @dataclass(frozen=True)
 class Question:
-    """One node to ask about.
+    """One node to ask about; all nodes with its `key` get the same answer.
 
     Attributes:
-        key: the same for all nodes that get the same answer.
-        node: the node, with its bodies.
-        inputs: types of its inputs, None for absent ones.
-        outputs: types of its outputs, None for absent ones.
+        inputs, outputs: their types, None for absent ones.
         constants: places of the inputs that are constant -> their data, None where only its type is known.
         outer: name -> type of the outer values that its bodies read.
         computed: places of the inputs that other nodes compute.
@@ -102,13 +99,8 @@ def ask(
 ) -> dict[str, str]:
     """Return the answer to each question by its key, without those that were not reached within the budget.
 
-    Args:
-        provider: the provider to ask.
-        device: its device, which works here.
-        questions: the nodes, each key once.
-        model: the model of the nodes, for its opsets and functions.
-        options: the arithmetic and the provider options to open sessions with.
-        budget_s: seconds after which no other session is opened.
+    The device works here. Keys are unique. `model` is the one of the nodes, for its opsets and functions; sessions are
+    opened with `options`, none after `budget_s` seconds.
     """
     askable = [
         question

@@ -41,14 +41,8 @@ __all__ = [
 class Availability:
     """Whether a device works here, proven by a one-node session, and what to do when it does not.
 
-    Attributes:
-        available: a session opened on the device, its node was assigned to it, and it ran.
-        reason: why not, quoting the loader or the driver; empty when available.
-        remedy: the command or step that repairs it; empty when there is nothing to repair.
-        hardware: the driver's name of the device, empty when unknown.
-        driver: the driver's version, empty when unknown.
-        memory_bytes: the device's memory, 0 when unknown.
-        identity: PCI address, UUID or LUID, which differs between equal devices; empty when unknown.
+    Texts are empty, and the memory is 0, where they are unknown. `reason` quotes the loader or the driver, `remedy` is
+    the command or step that repairs it. `identity` differs between equal devices: PCI address, UUID or LUID.
     """
 
     available: bool
@@ -82,10 +76,8 @@ class NodeAssignment:
 class RecordedRun:
     """An input signature whose launches are recorded.
 
-    Attributes:
-        inputs: input name -> dtype and shape, such as `float32[1, 768]`.
-        outputs: the outputs that it returns.
-        nbytes: bytes of its buffers in the device's memory; as many are pinned in host memory.
+    `inputs` holds dtypes and shapes such as `float32[1, 768]`, `nbytes` the bytes of its buffers in the device's
+    memory; as many are pinned in host memory.
     """
 
     inputs: Mapping[str, str]
@@ -95,12 +87,9 @@ class RecordedRun:
 
 @dataclass(frozen=True, slots=True)
 class DeviceGraphReport:
-    """Which runs of a session replay recorded launches.
+    """Which runs of a session replay recorded launches: signatures, the one used longest ago first.
 
-    Attributes:
-        recorded: the recorded signatures, the one used longest ago first.
-        refused: signature -> why it is not recorded.
-        reason: why the session records nothing; empty while it does or may.
+    `refused` holds the reason for each signature that is not recorded; `reason` is why the session records nothing.
     """
 
     recorded: tuple[RecordedRun, ...] = ()
@@ -123,12 +112,9 @@ class KernelClaim:
 
 @dataclass(frozen=True, slots=True)
 class KernelLimit:
-    """A form of an operator that a provider accepts when a session is opened and whose kernel fails in the run.
+    """A form of an operator of ai.onnx that a provider accepts when a session is opened and whose kernel fails.
 
-    Attributes:
-        op_type: the operator, of ai.onnx.
-        applies: whether a node has the form, by its types and its attributes as Python values.
-        reason: what the kernel does not do, and where that was seen.
+    `applies` decides by a node's types and its attributes as Python values. `reason` is what the kernel does not do.
     """
 
     op_type: str

@@ -38,13 +38,7 @@ class Severity(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One finding of `rlx-ort doctor`.
-
-    Attributes:
-        code: a stable name for scripts, such as `two-runtimes`.
-        what: what was found, in a sentence.
-        remedy: the command or step that repairs it, empty when there is nothing to repair.
-    """
+    """One finding of `rlx-ort doctor`; `code` is a stable name for scripts, such as `two-runtimes`."""
 
     code: str
     severity: Severity

@@ -173,11 +173,8 @@ def _ran(tool: str, *arguments: str, timeout_s: float) -> subprocess.CompletedPr
 class CoreShare(NamedTuple):
     """The cores of the host and the part of them this process may use.
 
-    Attributes:
-        host_logical: hardware threads of the host.
-        host_physical: cores of the host; the same as `host_logical` where the system does not list them.
-        affinity: hardware threads the process may be scheduled on.
-        quota: cores that the control group may use, None without a limit.
+    `host_physical` is `host_logical` where the system does not list cores. `affinity` counts hardware threads, `quota`
+    the cores that the control group may use, None without a limit.
     """
 
     host_logical: int

@@ -42,16 +42,8 @@ _PROFILE = CostProfile(1.0, 1.0, 1.0, 1_000.0, 1_000.0, 1.0, 1.0, source="defaul
 class NullProvider(Provider):
     """Answers every request with zeros, or with the failures that were set.
 
-    The three failures may be set and cleared at any time, to simulate a device that breaks and recovers.
-
-    Attributes:
-        probe_failure: the reason a probe gives, empty for a device that works.
-        open_failure: the message `open` fails with, empty to succeed.
-        run_failure: the message each run fails with, empty to succeed.
-        takes: which nodes are assigned here; the others go to the CPU provider.
-        profile: the cost profile, or None.
-        kernels: what `claims` returns.
-        sessions: how many sessions are open.
+    The three failures are messages, which may be set and cleared at any time, to simulate a device that breaks and
+    recovers. Nodes that it does not take go to the CPU provider. `sessions` counts those that are open.
     """
 
     name: ClassVar[str] = "null"

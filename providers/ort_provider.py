@@ -48,8 +48,7 @@ class OrtProvider(Provider):
 
     Attributes:
         title: the provider's name in messages, such as `CUDA`.
-        extra: the extra of `rlx_ort` that installs it, empty when there is none.
-        remedy: what to do when no extra installs it.
+        extra: the extra of `rlx_ort` that installs it, empty when there is none; `remedy` is what to do then.
         plugin: whether a plugin package brings it; a built-in provider of the same name is used when there is one.
         option_keys: its provider options, None when they are not listed.
         profile: the default cost profile, where it does not depend on the device.
@@ -83,11 +82,7 @@ class OrtProvider(Provider):
         return self._open(request)
 
     def require(self, device: Device) -> None:
-        """Return if nothing is missing.
-
-        Raises:
-            DeviceUnavailableError: something is; the message has the remedy.
-        """
+        """Return if nothing is missing, else raise `DeviceUnavailableError` with the remedy."""
         if (problem := self.missing(device)) is not None:
             raise DeviceUnavailableError(device, problem.reason, problem.remedy)
 
@@ -233,10 +228,10 @@ def save_optimized(
 
     Args:
         graph: the graph; every parameter needs data.
-        path: the file to write. With `external_data`, weights go to `<file name>.data` beside it.
+        path: the file to write.
         device: the device whose execution provider optimises; nodes that it takes are written in its form.
-        ort_format: whether to write ONNX Runtime's format instead of ONNX.
-        external_data: whether weights go to a file of their own; ONNX Runtime's format has them inside.
+        ort_format: whether to write ONNX Runtime's format instead of ONNX; it has the weights inside.
+        external_data: whether weights go to `<file name>.data` beside it.
         portable: whether to leave out what depends on this machine's processor, such as blocked layouts.
 
     Raises:

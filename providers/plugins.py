@@ -60,15 +60,7 @@ _catalogs: list[Any] = []  # kept alive, as its providers need it
 
 @dataclass(frozen=True, slots=True)
 class Plugin:
-    """An installed plugin package.
-
-    Attributes:
-        distribution: the name to install it by.
-        version: its version.
-        ep_names: the execution providers it brings, empty when it names none.
-        library: the absolute path of its library, None when it has none to offer.
-        problem: what is wrong with the package, empty when it looks right.
-    """
+    """An installed plugin package: the providers and the library it brings, or what is wrong with it."""
 
     distribution: str
     version: str
@@ -220,9 +212,7 @@ def catalog_providers() -> Iterator[Plugin]:
 
 
 def fetch_provider(name: str) -> None:
-    """Let Windows download and prepare a provider; may take minutes, and asks the network.
-
-    Processes that are started afterwards find it.
+    """Let Windows download and prepare a provider, for processes started afterwards; may take minutes.
 
     Raises:
         EngineError: there is no catalog, it has no such provider, or Windows did not get it ready.

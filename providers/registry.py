@@ -55,10 +55,8 @@ _MODULES = (
 class ProviderRegistry:
     """Providers by device kind. An ordinary object: tests and applications may have their own.
 
-    The answer of a probe is remembered until the process ends or `forget` is called.
-
-    Attributes:
-        generation: grows when a provider is registered or answers are forgotten, which makes derived results stale.
+    The answer of a probe is remembered until the process ends or `forget` is called. `generation` grows when a provider
+    is registered or answers are forgotten, which makes derived results stale.
     """
 
     def __init__(self, providers: tuple[Provider, ...] = ()) -> None:

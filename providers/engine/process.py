@@ -55,9 +55,6 @@ class ThreadBudget:
     Args:
         total: the threads that the sessions together may run, the caller's own included; None takes `RLX_WORKERS`,
             else the process's share of the cores.
-
-    Attributes:
-        shared: whether sessions share ONNX Runtime's process-wide pool.
     """
 
     def __init__(self, total: int | None = None) -> None:

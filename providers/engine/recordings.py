@@ -62,7 +62,6 @@ class Recordings:
     """Decides which runs of one session are recorded, and replays them; every call takes the session's lock.
 
     Args:
-        driver: the device's driver.
         plain: runs the session: `(names, feeds, options)`.
         bind: makes a `BoundRun` for inputs and outputs like these.
         fresh: makes a tensor on the device like an array, outside of the session's arena.

@@ -77,12 +77,7 @@ class SessionCore:
 class OrtEngineSession:
     """An open ONNX Runtime session. `run` may be called from several threads; `close` does not wait for them.
 
-    Attributes:
-        device: the device it was opened for.
-        recipe: how it was opened.
-        input_types: name of an input -> its type.
-        output_types: name of an output -> its type.
-        refuses: whether runs raise, since they had to be recorded and cannot be.
+    `refuses` is whether runs raise, since they had to be recorded and cannot be.
     """
 
     def __init__(
@@ -144,11 +139,7 @@ class OrtEngineSession:
 
     @property
     def raw(self) -> Any:
-        """ONNX Runtime's `InferenceSession`, for bindings; keep no reference beyond this object's life.
-
-        Raises:
-            EngineError: the session is closed.
-        """
+        """ONNX Runtime's `InferenceSession`, if it is open; keep no reference beyond this object's life."""
         return self.open_core().session
 
     def run(self, output_names: Sequence[str], feeds: Mapping[str, Any], options: Any = None) -> list[Any]:
@@ -218,11 +209,7 @@ class OrtEngineSession:
         self._stopped, self._core = self._core, None  # kept: destroying it here would wait for its runs
 
     def open_core(self) -> SessionCore:
-        """Return the open session; hold the reference for as long as it is used.
-
-        Raises:
-            EngineError: the session is closed.
-        """
+        """Return the open session, or raise `EngineError`; hold the reference for as long as it is used."""
         core = self._core
         if core is None:
             raise self._closed_error()

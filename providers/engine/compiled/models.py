@@ -87,14 +87,10 @@ def open_cached(
     """Return a session that was opened from the cache; None when it is to be opened without.
 
     A missing entry is added, unless `CacheUse.FOUND` forbids it and the provider does not compile. That opens one more
-    session, and writes the weights of the model once or twice.
+    session, and writes the weights of the model once or twice. `engine` is name and version of ONNX Runtime.
 
-    Args:
-        recipe: how the provider wants its sessions.
-        request: what to open.
-        engine: name and version of ONNX Runtime.
-        open_with: opens a session by `(recipe, request, saved=, prepare=)`: on the saved model as it is, if one is
-            given, after `prepare` has changed the SessionOptions.
+    `open_with(recipe, request, saved=, prepare=)` opens a session: on the saved model as it is, if one is given, after
+    `prepare` has changed the SessionOptions.
 
     Raises:
         RlxError: the request itself cannot be opened.

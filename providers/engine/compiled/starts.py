@@ -129,16 +129,9 @@ def _path(store: CompileStore, package_sha256: str) -> Path:
 class SavedSession:
     """ONNX Runtime's session on a model of the compile cache, for the CPU. `run` may be called from several threads.
 
-    Without `packed` it opens several times faster, since ONNX Runtime packs weights again to find what was saved, and
-    runs are 1.1 to 2 times slower.
-
-    Args:
-        model: the saved model.
-        owner: what the session counts for in the thread budget; all sessions of one owner count once.
-        packed: whether kernels pack their weights.
-
-    Attributes:
-        stopped: whether the process ends, so that no run may begin.
+    Without `packed` kernels do not pack their weights: it opens several times faster, since ONNX Runtime packs weights
+    again to find what was saved, and runs are 1.1 to 2 times slower. All sessions of one `owner` count once in the
+    thread budget. No run may begin once it is `stopped`.
 
     Raises:
         EngineError: ONNX Runtime cannot be used, or refuses the model, or the process ends.

@@ -165,8 +165,6 @@ class Entry(NamedTuple):
     """An entry as its manifest describes it; times are in seconds since 1970.
 
     Attributes:
-        digest: its key's digest, which is the folder's name.
-        parts: its key's parts.
         label: the model's name and device, for people.
         files: name -> size and digests of each file; None for a folder that the provider fills itself.
         extra: what the maker noted beside.
@@ -277,10 +275,8 @@ def _edges(path: Path) -> str:
 class CompileStore:
     """The entries below a folder. Methods may be called from several threads and processes.
 
-    Args:
-        root: the folder; it is created when the first entry is made.
-        limit: the most bytes the entries take together; None reads `RLX_CACHE_LIMIT` each time, by default 10 GiB. The
-            newest entry stays even where it is larger alone.
+    All entries together take at most `limit` bytes, by default `RLX_CACHE_LIMIT` or 10 GiB. The newest entry stays even
+    where it is larger alone.
     """
 
     def __init__(self, root: Path, limit: int | None = None) -> None:
