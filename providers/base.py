@@ -1,6 +1,6 @@
 """`Provider`, the base class of every provider, and the values that it takes and returns.
 
-A provider's module has these sections: identity, probe, session options, claims and quirks, default profile. Nothing
+A provider's members stand in this order: identity, probe, session options, claims and quirks, default profile. Nothing
 outside this folder names a single provider; `rlx_ort.providers.registry` finds them.
 """
 
@@ -142,10 +142,7 @@ def rank(node: ExportedNode) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class CostProfile:
-    """The rates and latencies of a device for the cost model, in GFLOP/s, bytes per ns and ns.
-
-    `source` names where they come from: a shipped default, or a calibration.
-    """
+    """The rates and latencies of a device for the cost model, from `source`, in GFLOP/s, bytes per ns and ns."""
 
     gemm_gflops: float
     conv_gflops: float
@@ -169,10 +166,7 @@ class CostProfile:
 
 @dataclass(frozen=True, slots=True)
 class SessionRequest:
-    """What to open: a model, its weights, the device and the options.
-
-    `weights` holds the data of every external initializer of the model, by name. The session keeps them alive.
-    """
+    """What to open; the session keeps `weights`, the data of every external initializer by name, alive."""
 
     device: Device
     model: ExportedModel
@@ -259,10 +253,7 @@ class Provider(abc.ABC):
         return ""
 
     def question_scope(self, device: Device) -> str | None:
-        """Return provider, versions and hardware as one text, the key of answers about single nodes.
-
-        None for a provider that cannot be asked.
-        """
+        """Return provider, versions and hardware as the key of answers about nodes; None if it cannot be asked."""
         return None
 
     def devices(self) -> Sequence[Device]:

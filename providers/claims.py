@@ -207,11 +207,7 @@ def _read(ep_name: str, version: tuple[int, int]) -> KernelList:
 
 
 def parse_list(text: str) -> Iterator[KernelClaim]:
-    """Yield the kernels of a list: `ai.onnx Abs 6-12 T=f32,f64`, one a line; `#` starts a comment line.
-
-    Raises:
-        ValueError: a line is not of this form.
-    """
+    """Yield the kernels of a list: `ai.onnx Abs 6-12 T=f32,f64`, one a line; `#` starts a comment line."""
     for line in text.splitlines():
         if not line or line.startswith("#"):
             continue

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from rlx_ort.device import Device
-from rlx_ort.options.compile_options import CompileOptions
 from rlx_ort.providers.base import Availability, CostProfile, KernelLimit, is_float_remainder
-from rlx_ort.providers.engine.recipe import Keeps, SessionRecipe
+from rlx_ort.providers.engine.recipe import Keeps
 from rlx_ort.providers.engine.runtime import Problem
 from rlx_ort.providers.hardware import core_share, cpu_name, memory_bytes
 from rlx_ort.providers.ort_provider import OrtProvider
@@ -24,15 +23,14 @@ _NS = (1_200.0, 4_000.0)  # one node of a chain; a graph of one node from numpy 
 class CpuProvider(OrtProvider):
     """The CPU; index 0 only."""
 
-    # --- identity
     name: ClassVar[str] = "cpu"
     kinds: ClassVar[tuple[str, ...]] = ("cpu",)
     ep_name: ClassVar[str] = "CPUExecutionProvider"
     title: ClassVar[str] = "CPU"
     extra: ClassVar[str] = "cpu"
-    option_keys: ClassVar[frozenset[str] | None] = frozenset()
+    option_keys: ClassVar[frozenset[str] | None] = frozenset()  # the session options have everything about the CPU
+    keeps: ClassVar[Keeps] = Keeps.PACKED
 
-    # --- probe
     def missing_libraries(self, device: Device) -> Problem | None:
         """Refuse an index above 0: cores are shared by threads, not addressed."""
         if device.index:
@@ -43,18 +41,11 @@ class CpuProvider(OrtProvider):
         """Return the processor's name and the machine's memory."""
         return Availability(False, hardware=cpu_name(), memory_bytes=memory_bytes(), remedy=self.install_remedy())
 
-    # --- session options
-    def recipe(self, device: Device, options: CompileOptions) -> SessionRecipe:
-        """Return a recipe without provider options: the session options have everything about the CPU."""
-        return SessionRecipe(self.ep_name, option_keys=self.option_keys, keeps=Keeps.PACKED)
-
-    # --- claims and quirks
     limits: ClassVar[Sequence[KernelLimit]] = (
         KernelLimit("Mod", is_float_remainder, "its kernel computes floats with fmod=1 only (ONNX Runtime 1.31.1)"),
     )
     # f16 nodes run through inserted f32 casts, bf16 ones mostly have no kernel; the registry has both facts.
 
-    # --- default profile
     def default_profile(self, device: Device) -> CostProfile:
         """Return the profile of a common server core times the cores this process may use."""
         threads = core_share().threads

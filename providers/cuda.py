@@ -39,7 +39,6 @@ _NO_GPU_REMEDY = "check with nvidia-smi that the driver sees a GPU"
 class CudaProvider(OrtProvider):
     """NVIDIA GPUs; the index is CUDA's ordinal: visible GPUs only, fastest first unless CUDA_DEVICE_ORDER is set."""
 
-    # --- identity
     name: ClassVar[str] = "cuda"
     kinds: ClassVar[tuple[str, ...]] = ("cuda",)
     ep_name: ClassVar[str] = "CUDAExecutionProvider"
@@ -56,7 +55,6 @@ class CudaProvider(OrtProvider):
         """
     )
 
-    # --- probe
     def missing_libraries(self, device: Device) -> Problem | None:
         """Return the CUDA libraries that are not found, all of them, or an index beyond the GPUs there are."""
         problem = cuda_libraries_problem("onnxruntime_providers_cuda")
@@ -89,7 +87,6 @@ class CudaProvider(OrtProvider):
             return ()
         return plugin_devices(engine, self.ep_name)[device.index : device.index + 1]
 
-    # --- session options
     def recipe(self, device: Device, options: CompileOptions) -> SessionRecipe:
         """Return a recipe on one GPU, with TF32 off unless asked for: its relative error is 6e-4."""
         chosen = cuda_options(device.index, options.precision)
@@ -125,7 +122,6 @@ class CudaProvider(OrtProvider):
             keeps=Keeps.OPTIMIZED,
         )
 
-    # --- claims and quirks
     # Each was assigned and failed in the run with this message, on an H200 with ONNX Runtime 1.31.1.
     limits: ClassVar[Sequence[KernelLimit]] = (
         KernelLimit(
@@ -156,7 +152,6 @@ class CudaProvider(OrtProvider):
         ),
     )
 
-    # --- default profile
     # Dispatch, round trip and transfers: H200, ONNX Runtime 1.31.1, CUDA 13, 2026-10 (a chain of Sin; Identity of
     # 4 floats; Negate of 256 MB host to host in 46 ms). Rates: f32 without TF32 on a middling GPU.
     profile: ClassVar[CostProfile | None] = CostProfile.shipped(

@@ -47,10 +47,7 @@ class Finding:
 
 
 def diagnose(registry: ProviderRegistry | None = None) -> list[Finding]:
-    """Look at the installation, its plugins and drivers, telemetry and cores; errors come first.
-
-    Imports ONNX Runtime and loads plugin libraries, but opens no session.
-    """
+    """Return what is wrong, errors first. Imports ONNX Runtime and loads plugin libraries, but opens no session."""
     findings = _packages(runtime_packages())
     problem = runtime.runtime_problem()
     if problem is not None:

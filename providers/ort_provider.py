@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import contextlib
 import functools
 import sys
@@ -28,7 +27,7 @@ from rlx_ort.providers.claims import kernels_of, listed_kernels
 from rlx_ort.providers.engine import opening, runtime
 from rlx_ort.providers.engine.compiled.models import write_to
 from rlx_ort.providers.engine.opening import open_session
-from rlx_ort.providers.engine.recipe import SessionRecipe
+from rlx_ort.providers.engine.recipe import Keeps, SessionRecipe
 from rlx_ort.providers.engine.runtime import Problem, install_command
 from rlx_ort.providers.plugins import Plugin, described, plugin_devices, plugin_for, register_plugin
 from rlx_ort.providers.registry import default_registry
@@ -51,6 +50,8 @@ class OrtProvider(Provider):
         extra: the extra of `rlx_ort` that installs it, empty when there is none; `remedy` is what to do then.
         plugin: whether a plugin package brings it; a built-in provider of the same name is used when there is one.
         option_keys: its provider options, None when they are not listed.
+        keeps: the form in which the compile cache can store a session.
+        cache_option: the provider option that names the folder to cache compiled models in; empty if there is none.
         profile: the default cost profile, where it does not depend on the device.
     """
 
@@ -59,11 +60,30 @@ class OrtProvider(Provider):
     remedy: ClassVar[str] = ""
     plugin: ClassVar[bool] = False
     option_keys: ClassVar[frozenset[str] | None] = None
+    keeps: ClassVar[Keeps] = Keeps.NOTHING
+    cache_option: ClassVar[str] = ""
     profile: ClassVar[CostProfile | None] = None
 
-    @abc.abstractmethod
     def recipe(self, device: Device, options: CompileOptions) -> SessionRecipe:
-        """Return how to open a session on the device with these options."""
+        """Return how to open a session on the device with these options.
+
+        Raises:
+            DeviceUnavailableError: the index is beyond the devices that are there.
+            EngineError: the device cannot compute as the options ask.
+        """
+        cache_option = self.cache_option
+        return SessionRecipe(
+            self.ep_name,
+            options=self.chosen(device, options),
+            option_keys=self.option_keys,
+            ep_devices=self.ep_devices(device),
+            keeps=self.keeps,
+            cache_options=(lambda folder: {cache_option: folder}) if cache_option else None,
+        )
+
+    def chosen(self, device: Device, options: CompileOptions) -> dict[str, str]:
+        """Return the provider options that `recipe` has; those of the caller come on top."""
+        return {}
 
     def probe(self, device: Device) -> Availability:
         """Return whether a one-node session opens on the device, is assigned to it and runs."""

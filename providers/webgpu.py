@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -42,7 +43,6 @@ _DRIVER_REMEDY = "install the GPU's Vulkan driver (NVIDIA's driver package, or m
 class WebGpuProvider(OrtProvider):
     """GPUs through WebGPU."""
 
-    # --- identity
     name: ClassVar[str] = "webgpu"
     kinds: ClassVar[tuple[str, ...]] = ("gpu", "webgpu", "vulkan")
     ep_name: ClassVar[str] = "WebGpuExecutionProvider"
@@ -63,8 +63,8 @@ class WebGpuProvider(OrtProvider):
         sessionBufferPoolGenerations preserveDevice kvCacheQuantizationBits multiRotaryCacheConcatOffset
         """
     )
+    keeps: ClassVar[Keeps] = Keeps.OPTIMIZED
 
-    # --- probe
     def missing_libraries(self, device: Device) -> Problem | None:
         """Return what of Vulkan is not there, where Vulkan is needed, or that this process was forked."""
         if _forked():
@@ -77,12 +77,9 @@ class WebGpuProvider(OrtProvider):
 
     def facts(self, device: Device) -> Availability:
         """Return that the adapter is software, else the ids of the plugin's GPU."""
-        if is_software():
-            return Availability(False, hardware="software adapter", remedy=self.no_hardware_remedy())
-        found = next(iter(plugin_devices(runtime.onnxruntime(), self.ep_name)), None)
-        if found is None:
-            return Availability(False, remedy=self.no_hardware_remedy())
-        hardware, identity = described(found.device)
+        hardware, identity = "software adapter" if is_software() else "", ""
+        for found in () if hardware else plugin_devices(runtime.onnxruntime(), self.ep_name)[:1]:
+            hardware, identity = described(found.device)
         return Availability(False, hardware=hardware, remedy=self.no_hardware_remedy(), identity=identity)
 
     def no_hardware_remedy(self) -> str:
@@ -94,36 +91,30 @@ class WebGpuProvider(OrtProvider):
             "VK_DRIVER_FILES and ORT_WEBGPU_EP_ALLOW_SOFTWARE_ADAPTER=1"
         )
 
-    # --- session options
     def recipe(self, device: Device, options: CompileOptions) -> SessionRecipe:
-        """Return a recipe on the plugin's one device.
-
-        Raises:
-            DeviceUnavailableError: the process was forked, or the plugin lists no device.
-        """
+        """Return a recipe on the plugin's one device, unless the process was forked; see `OrtProvider.recipe`."""
         _refuse_after_fork(device)
-        devices = self.ep_devices(device)
+        found = super().recipe(device, options)
         _owner[:] = _owner or [os.getpid()]
-        chosen = {"dawnBackendType": "Vulkan"} if device.kind == "vulkan" else {}
-        if options.device_graph is True:  # "auto" does not capture: a capture needs static shapes
-            chosen["enableGraphCapture"] = "1"
-        return SessionRecipe(
-            self.ep_name,
-            options=chosen,
-            option_keys=self.option_keys,
-            ep_devices=devices,
+        return replace(
+            found,
             run_lock=self.run_lock,
             before_run=lambda: _refuse_after_fork(device),
             memory=("webgpu", 0),
             device_graph=options.device_graph is True,
-            keeps=Keeps.OPTIMIZED,
         )
+
+    def chosen(self, device: Device, options: CompileOptions) -> dict[str, str]:
+        """Return the graphics API where the device insists on one, and whether launches are captured."""
+        chosen = {"dawnBackendType": "Vulkan"} if device.kind == "vulkan" else {}
+        if options.device_graph is True:  # "auto" does not capture: a capture needs static shapes
+            chosen["enableGraphCapture"] = "1"
+        return chosen
 
     def run_lock(self) -> contextlib.AbstractContextManager[Any]:
         """Return the lock all WebGPU sessions of the process share."""
         return _run_lock
 
-    # --- claims and quirks
     # Each was assigned and failed in the run with this message, by the plugin 0.4.0.
     limits: ClassVar[Sequence[KernelLimit]] = (
         KernelLimit("Resize", lambda node, given: bool(given.get("antialias")), "antialias is NOT implemented"),
@@ -152,7 +143,6 @@ class WebGpuProvider(OrtProvider):
     # https://github.com/microsoft/onnxruntime/issues?q=webgpu+shader-f16. So questions about f16 are run.
     # Kernels are densest at opset 21; 22 loses pooling, LSTM and trigonometry, 25 Transpose and Shape.
 
-    # --- default profile
     def default_profile(self, device: Device) -> CostProfile:
         """Return the profile of a middling GPU, or of a software adapter if that is the only one."""
         if is_software():

@@ -174,11 +174,7 @@ _OURS = {
 
 
 def check_config(entries: Mapping[str, str]) -> None:
-    """Refuse session config entries that ONNX Runtime would ignore or that `rlx_ort` sets itself.
-
-    Raises:
-        EngineError: a key is unknown (the closest known one is named) or reserved.
-    """
+    """Refuse session config entries that ONNX Runtime would ignore or that `rlx_ort` sets itself."""
     for key in entries:
         if key in _OURS:
             raise EngineError(f"session config {key!r} cannot be set: {_OURS[key]}")
@@ -187,11 +183,7 @@ def check_config(entries: Mapping[str, str]) -> None:
 
 
 def check_provider_options(ep_name: str, given: Mapping[str, str], known: Collection[str] | None) -> None:
-    """Refuse provider options that the provider would ignore; `known` is None when its options are not listed.
-
-    Raises:
-        EngineError: an option is unknown; the closest known one is named.
-    """
+    """Refuse provider options that the provider would ignore; `known` is None when its options are not listed."""
     for key in given:
         if known is not None and key not in known:
             raise EngineError(f"{ep_name} has no option {key!r}; {_suggestion(key, known)}")

@@ -73,11 +73,7 @@ class Recorder(Protocol):
         """Return an array like another one, in pinned host memory."""
 
     def record(self, copies_in: Sequence[Copy], run: Callable[[], None], copies_out: Sequence[Copy]) -> Any:
-        """Return a recording of the copies to the device, a run, and the copies back, none of which is executed.
-
-        Raises:
-            NotRecordedError: something in the run cannot be recorded.
-        """
+        """Return a recording of the copies to the device, a run, and the copies back, none of which is executed."""
 
     def player(self, recording: Any) -> Callable[..., None]:
         """Return what replays a recording and waits for its end: `(before, after)`, copies within the device."""
@@ -292,11 +288,7 @@ def unrecordable(nodes: Iterable[NodeAssignment | ExportedNode | ModelNode], typ
 
 
 def check_replay(names: Sequence[str], wanted: Sequence[npt.NDArray[Any]], found: Sequence[npt.NDArray[Any]]) -> None:
-    """Compare a replay's outputs with a plain run's: exactly, or to 32 roundings of the largest element for floats.
-
-    Raises:
-        NotRecordedError: they differ.
-    """
+    """Compare a replay's outputs with a plain run's: exactly, or to 32 roundings of the largest element for floats."""
     for name, want, got in zip(names, wanted, found, strict=True):
         if want.shape != got.shape or want.dtype != got.dtype:
             raise NotRecordedError(f"a replay gave output {name!r} as {got.dtype}{got.shape}")

@@ -115,11 +115,7 @@ def is_tensor_like(kind: ValueType) -> bool:
 
 
 def to_ort_value(engine: Any, name: str, array: npt.NDArray[Any], kind: ValueType) -> tuple[Any, Any]:
-    """Return an OrtValue over an array, and the memory it borrows, which must live as long as the value.
-
-    Raises:
-        InputError: the value is not an array of the input's element type.
-    """
+    """Return an OrtValue over an array of the input's element type, and the memory it borrows and needs."""
     inner = kind.element if isinstance(kind, OptionalType) else kind
     if not isinstance(inner, TensorType) or not isinstance(array, np.ndarray):
         raise InputError(f"input {name!r} takes {kind}, got {type(array).__name__}")
@@ -140,11 +136,7 @@ def to_ort_value(engine: Any, name: str, array: npt.NDArray[Any], kind: ValueTyp
 
 
 def from_ort_value(value: Any, name: str) -> Any:
-    """Return a result as an array with its own memory, or None for an absent optional.
-
-    Raises:
-        EngineError: the result is a sequence or map of elements that numpy does not know.
-    """
+    """Return a tensor as an array with its own memory, or None for an absent optional."""
     if not value.has_value():
         return None
     if not value.is_tensor():

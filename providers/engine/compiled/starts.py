@@ -54,11 +54,7 @@ def note_start(
     engine: str,
     interface: tuple[tuple[Interface, ...], tuple[Interface, ...]],
 ) -> None:
-    """Note that a package starts from an entry, replacing an earlier note.
-
-    Raises:
-        OSError: the cache cannot be written to.
-    """
+    """Note that a package starts from an entry, replacing an earlier note."""
     path = _path(store, package_sha256)
     document = {
         "schema": SCHEMA,
@@ -158,11 +154,7 @@ class SavedSession:
         watch(self)
 
     def run(self, output_names: Sequence[str], feeds: Mapping[str, Any]) -> list[Any]:
-        """Run once and return the named outputs as numpy arrays.
-
-        Raises:
-            EngineError: the run failed, or the process ends.
-        """
+        """Run once and return the named outputs as numpy arrays; see `EngineSession.run`."""
         if self.stopped:
             raise EngineError("the process ends, and no run begins any more")
         try:

@@ -447,11 +447,7 @@ def default_store() -> CompileStore:
 
 
 def parse_bytes(text: str) -> int:
-    """Return the bytes of a text such as `500M`, `4G` or `1.5 GiB`; units count in 1024.
-
-    Raises:
-        ValueError: the text is no size.
-    """
+    """Return the bytes of a text such as `500M`, `4G` or `1.5 GiB`, or raise ValueError; units count in 1024."""
     import re
 
     match = re.fullmatch(_SIZE, text.strip().lower())
