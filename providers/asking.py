@@ -168,7 +168,12 @@ def _ask_sheet(
         if len(nodes) == 1 and not takers[0]:  # eliminated, or expanded with its bodies
             takers[0].update(assigned.provider for assigned in session.assignments)
         if run and takers[0] == {provider.ep_name}:
-            session.run([value.name for value in proto.graph.output], _some_inputs(proto.graph))
+            feeds = {}
+            for value in proto.graph.input:  # ones, and 1 for dims without a size
+                tensor = value.type.tensor_type
+                shape = [dim.dim_value if dim.HasField("dim_value") else 1 for dim in tensor.shape.dim]
+                feeds[value.name] = np.ones(shape, dtype_of(tensor.elem_type).numpy)
+            session.run([value.name for value in proto.graph.output], feeds)
     nothing = DEVICE if len(nodes) == 1 else ""
     return [(DEVICE if found == {provider.ep_name} else HELPED) if found else nothing for found in takers]
 
@@ -274,16 +279,6 @@ def _computes(provider: Provider, device: Device, dtype: DType, options: Compile
         return _ask_sheet(provider, device, _sheet([question], model), options, run=True) == [DEVICE]
     except RlxError:
         return False
-
-
-def _some_inputs(graph: onnx.GraphProto) -> dict[str, Any]:
-    """Return ones for every input of a sheet; dims without a size are 1."""
-    found = {}
-    for value in graph.input:
-        tensor = value.type.tensor_type
-        shape = [dim.dim_value if dim.HasField("dim_value") else 1 for dim in tensor.shape.dim]
-        found[value.name] = np.ones(shape, dtype_of(tensor.elem_type).numpy)
-    return found
 
 
 def _split(group: list[Question], text: str) -> list[list[Question]]:
@@ -457,6 +452,7 @@ def _ask_in_child(
     title: str, task: Mapping[str, Any], sheets: Sequence[Sequence[str]], budget_s: float
 ) -> dict[str, str]:
     """Return the answer to each question by its key; `sheets` has the key and the child's texts of each."""
+    global _timer
     answers: dict[str, str] = {}
     left = list(sheets)
     with _child_lock:
@@ -475,7 +471,9 @@ def _ask_in_child(
             key = left.pop(0)[0]
             answers[key] = f"asking about it ended the process of {title} (exit code {ended})"
             _log.warning("%s: a question ended its process with exit code %s", title, ended)
-        _end_when_idle()
+        _timer = threading.Timer(_IDLE_S, _end_child)
+        _timer.daemon = True
+        _timer.start()
     return {key: answer for key, answer in answers.items() if answer}
 
 
@@ -550,13 +548,6 @@ def _child() -> _Child:
 
 def _read_by_us(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if name.startswith("RLX_") or name == "PYTHONPATH"}
-
-
-def _end_when_idle() -> None:
-    global _timer
-    _timer = threading.Timer(_IDLE_S, _end_child)
-    _timer.daemon = True
-    _timer.start()
 
 
 @atexit.register

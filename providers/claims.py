@@ -72,7 +72,7 @@ def takes(
         since = schema_version(domain, op_type, version)
         dtypes = _constrained(domain, op_type, since, inputs, outputs)
         candidates = known.by_operator.get((domain, op_type), ())
-        answer = any(_version_fits(claim, since) and _dtypes_fit(claim, dtypes) for claim in candidates)
+        answer = any(_fits(claim, since, dtypes) for claim in candidates)
         if len(known.answers) < _ANSWERS_A_LIST:
             known.answers[asked] = answer
     return answer
@@ -99,15 +99,11 @@ def schema_version(domain: str, op_type: str, opset: int) -> int:
     return max(known, default=opset)
 
 
-def _version_fits(claim: KernelClaim, since: int) -> bool:
+def _fits(claim: KernelClaim, since: int, dtypes: Sequence[tuple[frozenset[str], frozenset[DType]]]) -> bool:
     # https://github.com/microsoft/onnxruntime/blob/main/onnxruntime/core/framework/kernel_registry.cc (IsKernelDef...)
     # A kernel with an open end takes only the version it starts at: a later one may change anything.
-    if claim.first_version == since:
-        return True
-    return claim.last_version is not None and claim.first_version <= since <= claim.last_version
-
-
-def _dtypes_fit(claim: KernelClaim, dtypes: Sequence[tuple[frozenset[str], frozenset[DType]]]) -> bool:
+    if claim.first_version != since and not claim.first_version <= since <= (claim.last_version or 0):
+        return False
     return all(wanted <= claim.dtypes[name] for names, wanted in dtypes for name in names & claim.dtypes.keys())
 
 

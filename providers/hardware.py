@@ -199,7 +199,10 @@ def core_share() -> CoreShare:
     """Return the share of this process; read once, since workers are started with it."""
     if sys.platform == "linux":
         logical = os.cpu_count() or 1
-        physical = _physical_cores(Path("/sys/devices/system/cpu")) or logical
+        # A core is a group of sibling threads; the file had another name before Linux 5.3.
+        places = [place / "topology" for place in Path("/sys/devices/system/cpu").glob("cpu[0-9]*")]
+        groups = {_read(at / "core_cpus_list") or _read(at / "thread_siblings_list") for at in places}
+        physical = len(groups - {None, ""}) or logical
         return CoreShare(logical, physical, len(os.sched_getaffinity(0)) or logical, cgroup_quota_cores())
     import psutil  # its import takes 12 ms of a quick start; on Linux the kernel's files are ten times as fast
 
@@ -241,13 +244,6 @@ def _limits(root: Path, group: str, *files: str) -> list[float]:
             if len(words) == 2 and all(word.isdigit() for word in words) and int(words[1]):
                 found.append(int(words[0]) / int(words[1]))
     return found
-
-
-def _physical_cores(folder: Path) -> int:
-    """Return how many groups of sibling threads Linux lists, 0 where it lists none."""
-    files = [place / "topology" / "core_cpus_list" for place in folder.glob("cpu[0-9]*")]
-    old = [place.with_name("thread_siblings_list") for place in files]  # its name before Linux 5.3
-    return len({text for pair in zip(files, old, strict=True) if (text := _read(pair[0]) or _read(pair[1]))})
 
 
 def _read(path: Path) -> str | None:

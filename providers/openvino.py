@@ -158,16 +158,12 @@ def _as_properties(options: Mapping[str, str], target: str) -> dict[str, str]:
     wanted = {_PROPERTIES[key]: value for key, value in options.items() if key in _PROPERTIES}
     hint = wanted["INFERENCE_PRECISION_HINT"]
     wanted["INFERENCE_PRECISION_HINT"] = _SPELLINGS.get(hint.upper(), hint)
-    given = _parsed(options.get("load_config", "{}"))
-    given[target] = {**wanted, **given.get(target, {})}
-    return {**left, "load_config": json.dumps(given, sort_keys=True)}
-
-
-def _parsed(text: str) -> dict[str, dict[str, Any]]:
+    text = options.get("load_config", "{}")
     try:
         given = json.loads(text)
     except ValueError as err:
         raise EngineError(f"OpenVINO's load_config is not JSON: {err}; give the text, not the name of a file") from err
     if not isinstance(given, dict) or not all(isinstance(value, dict) for value in given.values()):
         raise EngineError(f'OpenVINO\'s load_config needs an object a device, such as {{"CPU": {{...}}}}; found {text}')
-    return given
+    given[target] = {**wanted, **given.get(target, {})}
+    return {**left, "load_config": json.dumps(given, sort_keys=True)}

@@ -49,6 +49,9 @@ _OFFERS_NAME = re.compile(r"^(?:EP_NAME|REGISTRATION_NAME|def (?:get_)?ep_names?
 # The last one is a name to register the library under, which need not be that of its provider.
 _NAMES_OF_PROVIDERS = ("get_ep_names", "get_ep_name", "ep_name", "EP_NAME", "REGISTRATION_NAME")
 
+# Words of a refusal by a core that is too old.
+_NEWER = ("api version", "ort_api_version", "getapi", "not supported by this", "newer")
+
 _lock = threading.RLock()
 _registered: dict[str, Problem | None] = {}
 
@@ -112,21 +115,19 @@ def _register(plugin: Plugin, engine: Any, errors: tuple[type[Exception], ...]) 
         text = readable(err)
         if "already registered" in text:
             return None
-        return Problem(*_diagnosed(text, plugin, str(engine.__version__)))
+        lowered, name = text.lower(), f"{plugin.distribution} {plugin.version}"
+        if any(word in lowered for word in _NEWER):
+            reason = f"{name} needs a newer ONNX Runtime than {engine.__version__}: {text}"
+            return Problem(reason, "pip install --upgrade onnxruntime")
+        if "undefined symbol" in lowered or "createepfactories" in lowered:
+            reason = f"{name} is too old for ONNX Runtime {engine.__version__}: {text}"
+            return Problem(reason, f"pip install --upgrade {plugin.distribution}")
+        if "cannot open shared object file" in lowered or "126" in lowered:
+            return Problem(
+                f"{name} does not load: {text}", "install the library it names; rlx-ort doctor lists all of them"
+            )
+        return Problem(f"{name} does not load: {text}", f"pip install --force-reinstall {plugin.distribution}")
     return None
-
-
-def _diagnosed(text: str, plugin: Plugin, core: str) -> tuple[str, str]:
-    """Return why a library was refused, and the remedy: it does not fit the core, or cannot be loaded."""
-    name = f"{plugin.distribution} {plugin.version}"
-    lowered = text.lower()
-    if any(word in lowered for word in ("api version", "ort_api_version", "getapi", "not supported by this", "newer")):
-        return f"{name} needs a newer ONNX Runtime than {core}: {text}", "pip install --upgrade onnxruntime"
-    if "undefined symbol" in lowered or "createepfactories" in lowered:
-        return f"{name} is too old for ONNX Runtime {core}: {text}", f"pip install --upgrade {plugin.distribution}"
-    if "cannot open shared object file" in lowered or "126" in lowered:
-        return f"{name} does not load: {text}", "install the library it names; rlx-ort doctor lists all of them"
-    return f"{name} does not load: {text}", f"pip install --force-reinstall {plugin.distribution}"
 
 
 def _distributions() -> Iterator[tuple[importlib.metadata.Distribution, str]]:

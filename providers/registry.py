@@ -74,8 +74,11 @@ class ProviderRegistry:
         Raises:
             ValueError: one of its kinds is not a valid device name.
         """
-        for kind in provider.kinds:
-            _make_known(kind)
+        for kind in set(provider.kinds) - {device.kind for device in Device.all()}:
+            if not kind or kind != kind.strip().lower() or set(kind) & set(":,; "):
+                wanted = "lower case, without spaces, commas, semicolons and colons"
+                raise ValueError(f"device kind {kind!r} must be {wanted}")
+            register_kind(DeviceKind(kind, kind.capitalize()))
         with self._lock:
             self.generation += 1
             for kind in provider.kinds:
@@ -137,14 +140,6 @@ def default_registry() -> ProviderRegistry:
 def register_provider(provider: Provider) -> None:
     """Add a provider to the process's registry, replacing any that served its kinds."""
     default_registry().register(provider)
-
-
-def _make_known(kind: str) -> None:
-    if kind in {device.kind for device in Device.all()}:
-        return
-    if not kind or kind != kind.strip().lower() or set(kind) & set(":,; "):
-        raise ValueError(f"device kind {kind!r} must be lower case, without spaces, commas, semicolons and colons")
-    register_kind(DeviceKind(kind, kind.capitalize()))
 
 
 def is_available(device: Device | str) -> bool:

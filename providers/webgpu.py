@@ -77,9 +77,10 @@ class WebGpuProvider(OrtProvider):
 
     def facts(self, device: Device) -> Availability:
         """Return that the adapter is software, else the ids of the plugin's GPU."""
-        hardware, identity = "software adapter" if is_software() else "", ""
-        for found in () if hardware else plugin_devices(runtime.onnxruntime(), self.ep_name)[:1]:
-            hardware, identity = described(found.device)
+        if is_software():
+            return Availability(False, hardware="software adapter", remedy=self.no_hardware_remedy())
+        found = plugin_devices(runtime.onnxruntime(), self.ep_name)
+        hardware, identity = described(found[0].device) if found else ("", "")
         return Availability(False, hardware=hardware, remedy=self.no_hardware_remedy(), identity=identity)
 
     def no_hardware_remedy(self) -> str:

@@ -105,7 +105,12 @@ class OrtBinder(Binder):
         kept = [_bind_input(session, core, io, name, value) for name, value in feeds.items()]
         here, host = self._places
         for name in names:
-            _bind_output(io, name, here if name in resident else host)
+            place = here if name in resident else host
+            inner = getattr(io, "_iobinding", None)
+            if inner is None or place.inner is None:
+                io.bind_output(name, *place.names)
+            else:  # the public call would make a new device object each time
+                inner.bind_output(name, place.inner)
         _run_binding(core.session, io, core.options)
         del kept
         values = io.get_outputs()
@@ -356,15 +361,6 @@ def _bind_input(session: OrtEngineSession, core: SessionCore, io: Any, name: str
     bound, memory = to_ort_value(session.engine, name, value, kind)
     io.bind_ortvalue_input(name, bound)
     return bound, memory
-
-
-def _bind_output(io: Any, name: str, place: _Place) -> None:
-    """Bind an output to a place; the public call would make a new device object each time."""
-    inner = getattr(io, "_iobinding", None)
-    if inner is None or place.inner is None:
-        io.bind_output(name, *place.names)
-    else:
-        inner.bind_output(name, place.inner)
 
 
 def _run_binding(session: Any, io: Any, options: Any) -> None:

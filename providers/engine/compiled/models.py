@@ -109,7 +109,10 @@ def open_cached(
             entry, opened = _open_saved(store, key, recipe, request, open_with)
     except (OSError, EngineError) as err:
         # Not necessarily the cache's fault: opening without it, which the caller does next, shows which.
-        _warn_once(store, err)
+        level = logging.DEBUG if str(store.root) in _warned else logging.WARNING  # a service may open thousands
+        _warned.add(str(store.root))
+        message = "opened without the compile cache in %s: %s; RLX_CACHE_DIR names another folder"
+        _log.log(level, message, store.root, err)
         return None
     for found in _watchers:
         found.append(Opening(recipe, request, entry))
@@ -207,13 +210,6 @@ def _label(request: SessionRequest) -> str:
 
 def _text(values: Mapping[str, object]) -> str:
     return json.dumps({str(name): value for name, value in values.items()}, sort_keys=True, default=str)
-
-
-def _warn_once(store: CompileStore, err: Exception) -> None:
-    """Warn that a folder cannot be used, once; a service may open thousands of sessions."""
-    level = logging.DEBUG if str(store.root) in _warned else logging.WARNING
-    _warned.add(str(store.root))
-    _log.log(level, "opened without the compile cache in %s: %s; RLX_CACHE_DIR names another folder", store.root, err)
 
 
 def weights_digest(weights: Mapping[str, TensorData], root: Path) -> str:
