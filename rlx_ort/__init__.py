@@ -90,7 +90,7 @@ if TYPE_CHECKING:
     )
     from rlx_ort.options.dispatch import KernelDispatch, KernelDispatchPolicy
     from rlx_ort.options.precision import PrecisionPolicy
-    from rlx_ort.providers.availability import (
+    from rlx_ort.providers.registry import (
         available_apple_devices,
         available_devices,
         drain_device,
@@ -98,9 +98,9 @@ if TYPE_CHECKING:
         fastest_device,
         full_name,
         is_available,
+        register_provider,
         supports_run_slots,
     )
-    from rlx_ort.providers.registry import register_provider
     from rlx_ort.resilience.failover import Attempt, RunRecord
     from rlx_ort.resilience.limits import CancelToken
     from rlx_ort.resilience.options import Resilience

@@ -30,7 +30,7 @@ from rlx_ort.calibration.profile import CalibrationProfile, ProfileKey, Row
 from rlx_ort.device import Device
 from rlx_ort.ir.graph import Graph
 from rlx_ort.options.compile_options import CompileOptions
-from rlx_ort.providers.availability import provider_of
+from rlx_ort.providers.registry import provider_of
 from rlx_ort.selection.cost import total_ns
 from rlx_ort.selection.support import model_for
 

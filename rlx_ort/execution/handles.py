@@ -323,7 +323,7 @@ class _Step:
         values += map(self._host.__getitem__, self._kept)
         if not self._agree(list(map(_shape, values[len(self._given) :]))):
             return None
-        results = self._loop.run(values)
+        results = self._loop(values)
         for handle, place in self._host_feeds:
             self._host[handle] = _as_array(results[place]).copy()
         for handle, place in self._device_feeds:

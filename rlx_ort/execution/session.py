@@ -17,7 +17,7 @@ from rlx_ort.options.compile_options import CompileOptions, PlacementRule, Preci
 if TYPE_CHECKING:
     from rlx_ort.ir.graph import Graph
     from rlx_ort.providers.base import Provider
-    from rlx_ort.providers.engine.compiled.key import CacheKey
+    from rlx_ort.providers.engine.compiled.store import CacheKey
 
 __all__ = ["CompileCache", "Session", "key_of_graph", "open_slot", "working_provider"]
 

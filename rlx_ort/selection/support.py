@@ -21,9 +21,9 @@ from rlx_ort.ir.op import Op
 from rlx_ort.ir.ops.onnx import OnnxNode, Refused
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule
 from rlx_ort.providers import registry
-from rlx_ort.providers.answers import DEVICE, HELPED
-from rlx_ort.providers.availability import availability, is_available, provider_of
+from rlx_ort.providers.asking import DEVICE, HELPED
 from rlx_ort.providers.base import KernelClaim, Provider
+from rlx_ort.providers.registry import availability, is_available, provider_of
 from rlx_ort.selection.graph_cache import cache_of
 from rlx_ort.selection.node_claims import cpu_takes_node, is_function, signature, takes_node
 from rlx_ort.selection.questions import NodeGroup, answers_for, groups_of
