@@ -404,7 +404,7 @@ class CompiledGraph:
     def read_handle(self, name: str) -> npt.NDArray[Any] | None:
         """Return a copy of a handle in host memory, or None when there is none; waits for committed runs."""
         self._background.settle()
-        return self._handles.read(name)
+        return self._handles.read(name, on_device=False)
 
     def set_handle_feed(self, handle: str, out_idx: int) -> bool:
         """Overwrite a handle in host memory with an output after every later run; returns True.
@@ -413,7 +413,7 @@ class CompiledGraph:
             InputError: there is no such handle or output, or their dtypes differ.
         """
         self._background.settle()
-        self._handles.feed(handle, out_idx)
+        self._handles.feed(handle, out_idx, on_device=False)
         return True
 
     def bind_gpu_handle(self, name: str, array: Any) -> bool:
@@ -427,7 +427,7 @@ class CompiledGraph:
             EngineError: the device did not take it.
         """
         self._background.settle()
-        self._handles.bind_device(name, array, self._engine())
+        self._handles.bind(name, array, self._engine())
         self._plain = False
         return True
 
@@ -445,13 +445,13 @@ class CompiledGraph:
             InputError: there is no such handle or output, or their dtypes differ.
         """
         self._background.settle()
-        self._handles.feed_device(handle, out_idx)
+        self._handles.feed(handle, out_idx, on_device=True)
         return True
 
     def read_gpu_handle(self, name: str) -> npt.NDArray[Any] | None:
         """Return a handle on the device as a copy on the host, or None when there is none; waits for the device."""
         self._background.settle()
-        return self._handles.read_device(name)
+        return self._handles.read(name, on_device=True)
 
     def run_feed_gpu_handle(self, inputs: Mapping[str, Any], handle: str, out_idx: int) -> npt.NDArray[Any]:
         """Set a feed, run, and return that output; the feed stays set.

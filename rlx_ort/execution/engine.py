@@ -113,10 +113,6 @@ class Engine:
             self._binder = binder_of(self.session) if self._fed is None else _FedBinder(self._fed)
         return self._binder
 
-    def adopt(self, source: Any) -> DeviceTensor | None:
-        """Return a tensor of another library on the session's device without a copy; see `Binder.adopt`."""
-        return self.binder.adopt(source)
-
     def check_files(self) -> None:
         """Refuse to run on a mapped weights file that was written to: reading a truncated mapping ends the process.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,19 +21,15 @@ from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.types import MapType, OptionalType, SequenceType, TensorType, ValueType
 from rlx_ort.providers.engine.binding import DeviceTensor
 
-__all__ = ["Adopter", "InputPlan", "ResidentFeeds", "at_extent", "is_shareable", "shared"]
+if TYPE_CHECKING:
+    from rlx_ort.execution.engine import Engine
+
+__all__ = ["InputPlan", "ResidentFeeds", "at_extent", "coerced"]
 
 _DLPACK_CPU = 1
 
 # Together with the type, all that the checks read: of two inputs with equal facts, both pass or neither does.
 _facts = attrgetter("dtype", "shape")
-
-
-class Adopter(Protocol):
-    """Shares the device memory of other libraries' tensors; an `Engine` is one."""
-
-    def adopt(self, source: Any) -> DeviceTensor | None:
-        """Return the tensor without a copy, or None when it is on another device."""
 
 
 class ResidentFeeds(dict[str, Any]):
@@ -62,7 +58,7 @@ class InputPlan:
         self._arrays = [np.ndarray] * len(self._rows)
         self._accepted: list[tuple[int, ...]] | None = None
 
-    def feeds(self, inputs: Mapping[str, Any], adopter: Adopter | None = None) -> Mapping[str, Any]:
+    def feeds(self, inputs: Mapping[str, Any], adopter: Engine | None = None) -> Mapping[str, Any]:
         """Return the inputs as the engine takes them; arrays that are right already are passed on without a copy.
 
         Objects with `__dlpack__` are shared without a copy: those in host memory as arrays, those of another library
@@ -99,7 +95,7 @@ class InputPlan:
             raise InputError(f"the graph has {len(self._types)} inputs ({', '.join(self._types)}), got {len(arrays)}")
         return dict(zip(self._types, arrays, strict=True))
 
-    def checked(self, inputs: Mapping[str, Any], adopter: Adopter | None = None) -> dict[str, Any]:
+    def checked(self, inputs: Mapping[str, Any], adopter: Engine | None = None) -> dict[str, Any]:
         """Return the inputs as `feeds` does, after a check of each."""
         shapes: list[tuple[int, ...]] = []
         array_type = np.ndarray
@@ -109,7 +105,7 @@ class InputPlan:
             for name, dtype, kind in self._rows:
                 value = feeds[name]
                 if value.__class__ is not array_type or value.dtype is not dtype or not value.flags.c_contiguous:
-                    feeds[name] = value = _coerced(name, value, kind, adopter)
+                    feeds[name] = value = coerced(f"input {name!r}", value, kind, adopter)
                     unchanged = False
                 shapes.append(value.shape)
             for name, other in self._others:
@@ -174,44 +170,37 @@ def _check_shape(
                 )
 
 
-def _coerced(
-    name: str, value: Any, kind: TensorType, adopter: Adopter | None = None
-) -> npt.NDArray[Any] | DeviceTensor:
-    if is_shareable(value):
-        value = shared(name, value, kind, adopter)
+def coerced(what: str, value: Any, kind: TensorType, adopter: Engine | None = None) -> npt.NDArray[Any] | DeviceTensor:
+    """Return a value as an array of the declared dtype, or as a device tensor; `what` names it in messages.
+
+    Tensors of other libraries that offer DLPack are shared without a copy, on a device by the adopter.
+
+    Raises:
+        InputError: it cannot be shared or converted, or is on another device than the adopter's.
+    """
+    if not isinstance(value, (np.ndarray, np.generic, DeviceTensor)) and hasattr(value, "__dlpack__"):
+        value = _shared(what, value, kind, adopter)
     if isinstance(value, DeviceTensor):
         if value.dtype != kind.dtype.numpy:
-            raise InputError(f"input {name!r} is {kind}: the tensor on the device is {value.dtype.name}")
+            raise InputError(f"{what} is {kind}: the tensor on the device is {value.dtype.name}")
         return value
     try:
         return as_array(value, kind.dtype)
     except ValueError as err:
-        raise InputError(f"input {name!r} is {kind}: {err}") from err
+        raise InputError(f"{what} is {kind}: {err}") from err
 
 
-def is_shareable(value: object) -> bool:
-    """Return whether a value is a tensor of another library that offers DLPack."""
-    return not isinstance(value, (np.ndarray, np.generic, DeviceTensor)) and hasattr(value, "__dlpack__")
-
-
-def shared(name: str, source: Any, kind: TensorType, adopter: Adopter | None) -> npt.NDArray[Any] | DeviceTensor:
-    """Return a tensor of another library as an array or a device tensor without a copy; device tensors stay themselves.
-
-    Raises:
-        InputError: it cannot be shared, or is on another device than the adopter's.
-    """
-    if isinstance(source, DeviceTensor):
-        return source
+def _shared(what: str, source: Any, kind: TensorType, adopter: Engine | None) -> npt.NDArray[Any] | DeviceTensor:
     try:
         device = int(source.__dlpack_device__()[0])
         if device == _DLPACK_CPU:
             return np.from_dlpack(source)
-        adopted = None if adopter is None else adopter.adopt(source)
+        adopted = None if adopter is None else adopter.binder.adopt(source)
     except (BufferError, RuntimeError, TypeError, ValueError) as err:
-        raise InputError(f"input {name!r} is {kind}: {type(source).__name__} cannot be shared: {err}") from err
+        raise InputError(f"{what} is {kind}: {type(source).__name__} cannot be shared: {err}") from err
     if adopted is None:
         raise InputError(
-            f"input {name!r} is {kind}: the {type(source).__name__} is on a device (DLPack type {device}) that the "
+            f"{what} is {kind}: the {type(source).__name__} is on a device (DLPack type {device}) that the "
             "graph does not run on; copy it to the host first"
         )
     return adopted
@@ -220,7 +209,7 @@ def shared(name: str, source: Any, kind: TensorType, adopter: Adopter | None) ->
 def _other(name: str, value: object, kind: ValueType) -> Any:
     """Return a sequence, map or optional value with the tensors in it converted; the engine checks their shapes."""
     if isinstance(kind, TensorType):
-        return _coerced(name, value, kind)
+        return coerced(f"input {name!r}", value, kind)
     if isinstance(kind, OptionalType):
         return None if value is None else _other(name, value, kind.element)
     if isinstance(kind, SequenceType):
