@@ -234,11 +234,7 @@ class CompiledGraph:
         """
         if indices is None:
             return self.run(inputs)
-        if self._handles.step is not None and self._extent is None:
-            found = self._run_again(inputs, indices)
-            if found is not None:
-                return found
-        return self._run_with_state(inputs, self._checked_indices(indices))
+        return self._run_with_state(inputs, indices)
 
     def read_output_row(self, out: int, row: int, row_inner: int) -> npt.NDArray[Any] | None:
         """Return row `row` of output `out` of the last run, in rows of `row_inner` elements.
@@ -482,8 +478,9 @@ class CompiledGraph:
         Raises:
             InputError: an index names no output.
         """
-        copied, wanted = copied_arrays(inputs), self._checked_indices(outputs)
-        self._background.commit(lambda: self._run_now(copied, wanted, on_device=on_device))
+        copied, wanted = copied_arrays(inputs), range(len(self._output_names)) if outputs is None else outputs
+        self._handles.check_outputs(wanted)
+        self._background.commit(lambda: self._run_with_state(copied, wanted, on_device, settle=False))
 
     def sync_pending(self) -> list[list[Any]]:
         """Wait for the committed runs and return the outputs of those that keep some, in order.
@@ -645,45 +642,20 @@ class CompiledGraph:
         self._pooled.clear()
         self._handles.unbind()
 
-    def _run_again(self, inputs: Mapping[str, Any], indices: Sequence[int]) -> list[Any] | None:
-        """Repeat the last run without its checks; None when the call differs from the last one."""
-        if self._background.busy:
-            self._background.settle()
-        handles = self._handles
-        with handles.lock:
-            found = handles.run_again(self._engine(), inputs, indices)
-            if found is None:
-                return None
-            self._last = found
-        read, outputs = found
-        return outputs.copy() if len(read) == len(indices) else [outputs[read.index(index)] for index in indices]
-
-    def _checked_indices(self, indices: Sequence[int] | None) -> Sequence[int]:
-        """Return the indices of outputs, all of them for None; refuses an index without an output."""
-        count = len(self._output_names)
-        if indices is None:
-            return range(count)
-        for index in indices:
-            if not 0 <= index < count:
-                raise InputError(f"there is no output {index}; the graph has {count} outputs, from 0")
-        return indices
-
     def _run_with_state(
-        self, inputs: Mapping[str, Any], indices: Sequence[int], *, on_device: bool = False
+        self, inputs: Mapping[str, Any], indices: Sequence[int], on_device: bool = False, settle: bool = True
     ) -> list[Any]:
-        if self._handles and self._background.busy:
+        """Run with handles and the extent as they are, and return the listed outputs; waits for committed runs."""
+        handles = self._handles
+        if settle and self._background.busy and handles:
             self._background.settle()
-        return self._run_now(inputs, indices, on_device=on_device)
-
-    def _run_now(self, inputs: Mapping[str, Any], indices: Sequence[int], *, on_device: bool = False) -> list[Any]:
-        """Run with handles and the extent as they are, and return the listed outputs."""
-        with self._handles.lock if self._handles else contextlib.nullcontext():
+        with handles.lock if handles else contextlib.nullcontext():
             engine = self._engine()
             if self._extent is not None:
-                inputs = at_extent(self.input_specs, self._handles.behind(inputs), self._extent)
-            read, outputs = self._handles.run(engine, inputs, indices, on_device=on_device)
+                inputs = at_extent(self.input_specs, handles.behind(inputs), self._extent)
+            read, outputs = handles.run(engine, inputs, indices, on_device)
             self._last = ([], []) if on_device else (read, outputs)
-        return [outputs[read.index(index)] for index in indices]
+        return outputs.copy() if len(read) == len(indices) else [outputs[read.index(index)] for index in indices]
 
 
 _NO_INPUTS: Mapping[str, Any] = {}

@@ -89,8 +89,7 @@ class Handles:
                 raise InputError(f"there is no handle {name!r} {where} to feed; {maker} makes one")
             if self._feeds.get(name) == index:
                 return
-            if not 0 <= index < len(self._names):
-                raise InputError(f"there is no output {index}; the graph has {len(self._names)} outputs, from 0")
+            self.check_outputs([index])
             output, target = self._outputs[self._names[index]], self._inputs.get(name)
             if not isinstance(output, TensorType) or (
                 isinstance(target, TensorType) and target.dtype is not output.dtype
@@ -130,7 +129,7 @@ class Handles:
         return {**{name: value for name, value in self._values.items() if name in self._inputs}, **inputs}
 
     def run(
-        self, engine: Engine, inputs: Mapping[str, Any], indices: Sequence[int], *, on_device: bool = False
+        self, engine: Engine, inputs: Mapping[str, Any], indices: Sequence[int], on_device: bool
     ) -> tuple[list[int], list[Any]]:
         """Run with the handles as values of the inputs not given, and move outputs into the handles.
 
@@ -141,23 +140,13 @@ class Handles:
             InputError: an input is missing, unknown or of another type.
             EngineError: the run failed.
         """
-        again = None if on_device else self.run_again(engine, inputs, indices)
-        return again or self._run_checked(engine, inputs, indices, on_device)
-
-    def run_again(
-        self, engine: Engine, inputs: Mapping[str, Any], indices: Sequence[int]
-    ) -> tuple[list[int], list[Any]] | None:
-        """Run if the call equals the last one, see `run`; None if not, and nothing has run."""
-        step, self.step = self.step, None  # frees the buffers it has bound, unless it can run again
-        found = None if step is None else step.run(engine, inputs, indices)
-        if found is not None:
-            self.step = step
-        return found
-
-    def _run_checked(
-        self, engine: Engine, inputs: Mapping[str, Any], indices: Sequence[int], on_device: bool
-    ) -> tuple[list[int], list[Any]]:
-        """Run after a check of every input, and keep the run in `step` if it can be repeated."""
+        if not on_device:
+            step, self.step = self.step, None  # frees the buffers it has bound, unless it can run again
+            found = None if step is None else step.run(engine, inputs, indices)
+            if found is not None:
+                self.step = step
+                return found
+        self.check_outputs(indices)
         feeds = self._plan.feeds(self.behind(inputs), engine)
         host, device = self._targets(on_device=False), self._targets(on_device=True)
         read = list(dict.fromkeys(indices))
@@ -178,6 +167,12 @@ class Handles:
         if on_devices and self._repeats and all(feeds[name] is value for name, value in inputs.items()):
             self.step = _Step(self, engine, feeds, list(inputs), indices, wanted)
         return read, [arrays[index] for index in read]
+
+    def check_outputs(self, indices: Sequence[int]) -> None:
+        """Refuse an index without an output."""
+        for index in indices:
+            if not 0 <= index < len(self._names):
+                raise InputError(f"there is no output {index}; the graph has {len(self._names)} outputs, from 0")
 
     def _has(self, name: str, on_device: bool) -> bool:
         value = self._values.get(name)
