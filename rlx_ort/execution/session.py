@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from rlx_ort.device import Device
 from rlx_ort.errors import DeviceUnavailableError
 from rlx_ort.execution.compiled import CompiledGraph
-from rlx_ort.execution.engine_slot import EngineSlot, runnable
+from rlx_ort.execution.engine import open_slot
 from rlx_ort.execution.weights import WeightStore
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule, Precision
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rlx_ort.providers.base import Provider
     from rlx_ort.providers.engine.compiled.key import CacheKey
 
-__all__ = ["CompileCache", "Session", "key_of_graph", "open_slot", "working_provider"]
+__all__ = ["CompileCache", "Session", "key_of_graph", "working_provider"]
 
 
 class Session:
@@ -185,24 +185,6 @@ def working_provider(device: Device) -> Provider:
     if not found.available:
         raise DeviceUnavailableError(device, found.reason, found.remedy)
     return provider
-
-
-def open_slot(
-    provider: Provider, device: Device, graph: Graph, weights: WeightStore, options: CompileOptions
-) -> EngineSlot:
-    """Export the graph for a device and return a slot for its session, which is not opened yet.
-
-    Raises:
-        GraphVerifyError: the graph is wrong.
-        ConversionError: a node cannot be written as ONNX.
-    """
-    from rlx_ort.converters.to_onnx.exporter import exported
-    from rlx_ort.providers.claims import kernel_set
-
-    options = options.on(device)
-    what = runnable(graph)
-    model = exported(what.graph, options, kernel_set(provider, graph))
-    return EngineSlot(provider, device, model, weights, options, graph, what)
 
 
 def key_of_graph(graph: Graph, device: Device, options: CompileOptions) -> CacheKey:
