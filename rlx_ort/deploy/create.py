@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rlx_ort.deploy.archive import LARGE_ALIGNMENT, LARGE_BYTES
+from rlx_ort.deploy.container import LARGE_ALIGNMENT, LARGE_BYTES
 from rlx_ort.deploy.golden import TOLERANCES
 from rlx_ort.deploy.index import REQUIRABLE, Case, FileEntry, Index, Settings, StoredTensor, Variant
 from rlx_ort.deploy.names import INDEX, MANIFEST

@@ -10,8 +10,8 @@ import hashlib
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
+from rlx_ort.deploy.index import dump, parse
 from rlx_ort.deploy.names import MANIFEST
-from rlx_ort.deploy.strict_json import dump, parse
 from rlx_ort.errors import IntegrityError, PackageError
 
 if TYPE_CHECKING:

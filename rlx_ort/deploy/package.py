@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from rlx_ort.deploy.container import Container, compare_files, open_container, read_index
+from rlx_ort.deploy.container import Container, OpenFile, compare_files, open_container, read_index
 from rlx_ort.deploy.index import REQUIRABLE, Case, Index
 from rlx_ort.deploy.names import INDEX, MANIFEST, SIGNATURE
-from rlx_ort.deploy.open_file import OpenFile
 from rlx_ort.deploy.ort_manifest import check_manifest
 from rlx_ort.errors import ConversionError, IntegrityError, PackageError
 from rlx_ort.ir.dtype import DType

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from rlx_ort.deploy.archive import Member, layout_of
+from rlx_ort.deploy.container import Member, layout_of
 from rlx_ort.errors import PackageError
 from rlx_ort.storage import partial_path, replacing
 
