@@ -10,7 +10,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
@@ -165,7 +165,10 @@ class Index(Settings):
         if not 1 <= schema <= SCHEMA:
             raise IntegrityError(f"{INDEX} has schema {schema}, this version reads up to {SCHEMA}; update rlx_ort")
         top.only(*_KEYS)
-        files = {name: _file(item) for name, item in top.entries("files").items()}
+        files = {}
+        for name, item in top.entries("files").items():
+            item.only("size", "sha256", "crc32")
+            files[name] = FileEntry(item.count("size"), _digest(item), item.count("crc32"))
         check_names([*files, INDEX, SIGNATURE])
         tensors = {name: _tensor(item, files) for name, item in top.entries("tensors").items()}
         golden = top.fields("golden")
@@ -174,6 +177,9 @@ class Index(Settings):
         devices = [variant.device for variant in variants.values()]
         if len(set(devices)) != len(devices):
             raise IntegrityError(f"{INDEX} of the package has two variants for one device, and could mean either")
+        tolerances = golden.fields("tolerances").each(Fields.number)
+        if min(tolerances.values(), default=0) < 0:
+            raise IntegrityError(f"{golden.where}.tolerances of the package has an error below 0, which none is")
         graph = top.text("graph")
         if graph not in files:
             raise IntegrityError(f"{INDEX} names {graph!r} as the graph, which is no file of the package")
@@ -186,20 +192,15 @@ class Index(Settings):
             version=top.text("version", ""),
             serial=top.count("serial", 0),
             policy=_policy(top.fields("policy")),
-            dims=_counts(top.fields("dims")),
+            dims=top.fields("dims").each(Fields.count),
             buckets=_buckets(top.fields("buckets")) if "buckets" in top.raw else None,
-            requires=_texts(top.fields("requires")),
+            requires=top.fields("requires").each(Fields.text),
             license=top.text("license", ""),
-            provenance=_texts(top.fields("provenance")),
+            provenance=top.fields("provenance").each(Fields.text),
             cases=cases,
-            tolerances=_tolerances(golden.fields("tolerances")),
+            tolerances=tolerances,
             verify_on_first_use=top.flag("verify_on_first_use", default=False),
         )
-
-
-def _file(item: Fields) -> FileEntry:
-    item.only("size", "sha256", "crc32")
-    return FileEntry(item.count("size"), _digest(item), item.count("crc32"))
 
 
 def _tensor(item: Fields, files: Mapping[str, FileEntry]) -> StoredTensor:
@@ -210,13 +211,10 @@ def _tensor(item: Fields, files: Mapping[str, FileEntry]) -> StoredTensor:
     except ValueError as err:
         raise IntegrityError(f"{item.where} of the package: {err}") from err
     found = StoredTensor(item.text("file"), item.count("offset"), item.count("size"), dtype, shape, _digest(item))
-    elements = 1
-    for size in shape:
-        elements *= size
     home = files.get(found.file)
     if len(shape) != len(item.items("shape")) or len(shape) > 64 or dtype is DType.STRING:
         raise IntegrityError(f"{item.where} of the package: {item.raw!r:.80} is no tensor")
-    if home is None or found.offset + found.size > home.size or dtype.nbytes(elements) != found.size:
+    if home is None or found.offset + found.size > home.size or dtype.nbytes(math.prod(shape)) != found.size:
         raise IntegrityError(f"{item.where} of the package is not inside {found.file!r} with the size of its shape")
     return found
 
@@ -240,7 +238,7 @@ def _case(item: Fields, tensors: Mapping[str, StoredTensor]) -> Case:
 
 
 def _references(item: Fields, tensors: Mapping[str, StoredTensor]) -> dict[str, str]:
-    found = _texts(item)
+    found = item.each(Fields.text)
     for name, tensor in found.items():
         if tensor not in tensors:
             raise IntegrityError(f"{item.where}.{name} of the package names {tensor!r}, which is no tensor of it")
@@ -290,22 +288,6 @@ def _buckets(item: Fields) -> tuple[str, tuple[tuple[int, int], ...]]:
             raise IntegrityError(f"{item.where} of the package: {pair!r:.60} is no range of two whole numbers")
         ranges.append((pair[0], pair[1]))
     return item.text("dim"), tuple(ranges)
-
-
-def _tolerances(item: Fields) -> dict[str, float]:
-    found = {name: item.number(name) for name in item.raw}
-    for name, value in found.items():
-        if value < 0:
-            raise IntegrityError(f"{item.where}.{name} of the package is {value}, and an error is never below 0")
-    return found
-
-
-def _counts(item: Fields) -> dict[str, int]:
-    return {name: item.count(name) for name in item.raw}
-
-
-def _texts(item: Fields) -> dict[str, str]:
-    return {name: item.text(name) for name in item.raw}
 
 
 def _digest(item: Fields) -> str:
@@ -395,6 +377,10 @@ class Fields:
         """Return an object of objects."""
         inner = self.fields(key)
         return {name: Fields(item, f"{inner.where}.{name}") for name, item in inner.raw.items()}
+
+    def each(self, read: Callable[[Fields, str], T]) -> dict[str, T]:
+        """Return every entry, taken out by one of the methods above."""
+        return {key: read(self, key) for key in self.raw}
 
     def only(self, *known: str) -> None:
         """Refuse keys that are not known, which a newer or forged writer left."""

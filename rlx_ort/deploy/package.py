@@ -64,6 +64,7 @@ class Package:
         self.path = Path(path)
         self._private = private
         self._verified = key is not None
+        self._tensors: dict[str, PackageTensor] = {}
         self._container: Container = open_container(self.path, hard_links=private)
         try:
             self._raw = raw = read_index(self._container)
@@ -114,10 +115,6 @@ class Package:
         """The names of all files, the index and the signature included, sorted."""
         return sorted(self._container.sizes)
 
-    def size_of(self, name: str) -> int:
-        """Return the size of a file in bytes."""
-        return self._container.sizes[name]
-
     def chunks(self, name: str) -> Iterator[bytes]:
         """Yield the bytes of a file unverified; see `read`."""
         file, offset = self._container.locate(name)
@@ -136,9 +133,7 @@ class Package:
         entry = self.index.files.get(name)
         if entry is None or entry.size > _LARGEST_TEXT_BYTES:
             raise IntegrityError(f"{name} is no file of {self.path} that is read at once")
-        data = b"".join(self.chunks(name))
-        self._compare(name, hashlib.sha256(data).hexdigest())
-        return data
+        return b"".join(self._hashed_chunks(name))
 
     def contents(self) -> dict[str, Content]:
         """Return every file, the index and the signature included, as something that can be written again.
@@ -166,7 +161,7 @@ class Package:
         """
         if not self.is_signed:
             return b""
-        if self.size_of(SIGNATURE) > _LARGEST_SIGNATURE_BYTES:
+        if self._container.sizes[SIGNATURE] > _LARGEST_SIGNATURE_BYTES:
             raise IntegrityError(f"{SIGNATURE} of {self.path} is too large for a signature")
         return b"".join(self.chunks(SIGNATURE))
 
@@ -249,10 +244,6 @@ class Package:
             digest.update(chunk)
             yield chunk
         self._compare(name, digest.hexdigest())
-
-    @cached_property
-    def _tensors(self) -> dict[str, PackageTensor]:
-        return {}
 
     def _compare(self, name: str, digest: str) -> None:
         entry = self.index.files[name]

@@ -115,7 +115,8 @@ def write_folder(root: Path, files: Mapping[str, Content], progress: Callable[[i
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("xb") as stream:
             _write(stream, name, content, progress)
-            _flush(stream)
+            stream.flush()
+            os.fsync(stream.fileno())
 
 
 def _write_archive(stream: BinaryIO, files: Mapping[str, Content], progress: Callable[[int], object] | None) -> None:
@@ -136,11 +137,6 @@ def _write(stream: BinaryIO, name: str, content: Content, progress: Callable[[in
             progress(len(chunk))
     if (size, crc) != (content.size, content.crc32):
         raise PackageError(f"the source of {name} changed while it was packed; nothing was written")
-
-
-def _flush(stream: BinaryIO) -> None:
-    stream.flush()
-    os.fsync(stream.fileno())
 
 
 def _flush_folder(folder: Path) -> None:

@@ -123,7 +123,7 @@ class CompileCache:
             PlacementError: the device does not take every node it must take.
             EngineError: the engine refused the model.
         """
-        full = (key, _options_key(options or self._session.options))
+        full = (key, (options or self._session.options).key)
         with self._lock:
             pending = self._pending.setdefault(full, threading.Lock())
         with pending:
@@ -143,7 +143,7 @@ class CompileCache:
 
     def __contains__(self, key: object) -> bool:
         """Return whether a graph of the key is cached, compiled with the options of the cache."""
-        return (key, _options_key(self._session.options)) in self._known
+        return (key, self._session.options.key) in self._known
 
     def _found_or_made(
         self, full: Hashable, build: Callable[[], Graph], options: CompileOptions | None, weights: WeightStore | None
@@ -208,12 +208,3 @@ def key_of_graph(graph: Graph, device: Device, options: CompileOptions) -> Cache
     request = SessionRequest(device, slot.exported, found, slot.options)
     recipe = provider.recipe(device, slot.options)
     return session_key(recipe, request, describe_runtime(), default_store().root)
-
-
-def _options_key(options: CompileOptions) -> str:
-    """Return a text that identifies options: their mappings are not hashable, and their order does not matter."""
-    pairs = []
-    for name in sorted(options.__dataclass_fields__):
-        value = getattr(options, name)
-        pairs.append((name, repr(sorted(value.items())) if hasattr(value, "items") else repr(value)))
-    return repr(pairs)
