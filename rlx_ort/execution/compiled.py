@@ -12,9 +12,15 @@ import numpy.typing as npt
 
 from rlx_ort.errors import InputError
 from rlx_ort.execution.background import BackgroundRuns, copied_arrays, run_all, run_in_background
-from rlx_ort.execution.coerce import TypedBytes, arrays_from_typed, typed_from_arrays
 from rlx_ort.execution.handles import Handles
-from rlx_ort.execution.inputs import InputPlan, ResidentFeeds, at_extent
+from rlx_ort.execution.inputs import (
+    InputPlan,
+    ResidentFeeds,
+    TypedBytes,
+    arrays_from_typed,
+    at_extent,
+    typed_from_arrays,
+)
 from rlx_ort.execution.moe import MaskLike, MoeControls, MoeResidencyStats
 from rlx_ort.execution.placement import Placement
 from rlx_ort.execution.slots import PooledRuns, SlotRunner

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx_ort.errors import ParamError
-from rlx_ort.execution.coerce import as_array, cast_hint, is_literal
+from rlx_ort.execution.inputs import as_array, cast_hint, is_literal
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.narrow import narrowed
 from rlx_ort.ir.tensor import TensorData
