@@ -286,12 +286,7 @@ class EngineSlot:
         """Return an open engine with the newest weights whose placement keeps the rule; opens one if needed.
 
         Raises:
-            ParamError: a parameter is not set.
-            PlacementError: the nodes are not where the rule wants them.
-            DeviceUnavailableError: the device does not work here.
-            LegalizeError: a node has no kernel.
-            EngineError: the engine refused the model.
-            RunError: the slot is closed.
+            RunError: the slot is closed; see `CompiledGraph.open` for the others.
         """
         with self._lock:
             if self.closed:
@@ -408,15 +403,7 @@ def open_slot(
 ) -> EngineSlot:
     """Export the graph for a device and return a slot for its session, which is not opened yet.
 
-    Args:
-        provider: the device's provider.
-        device: the device.
-        graph: the user's graph.
-        weights: its parameters.
-        options: how to compile.
-        runs: the graph to run in place of the user's.
-        source: where its weights come from, if not from `weights`.
-        observer: receives its hidden outputs.
+    `runs` is the graph to run in place of the user's, `source` gives its weights, and `observer` gets hidden outputs.
 
     Raises:
         GraphVerifyError: the graph is wrong.

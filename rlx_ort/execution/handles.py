@@ -35,11 +35,6 @@ _shape = attrgetter("shape")
 class Handles:
     """The handles of one compiled graph, false while there are none; its methods list the errors.
 
-    Args:
-        inputs: input name -> declared type.
-        outputs: output name -> declared type.
-        plan: checks the inputs of runs.
-
     Attributes:
         lock: every call takes it, and the caller of a run holds it.
         step: the last run, ready to be repeated; None if it cannot be.
@@ -222,14 +217,6 @@ class _Step:
 
     A decode loop makes the same call thousands of times: only the sizes of growing handles change, so only they are
     checked. Made after a run whose inputs were checked in full; for one thread at a time.
-
-    Args:
-        handles: their values are read and replaced in every run.
-        engine: the engine that runs.
-        feeds: the checked inputs of the first run, handles included.
-        given: the inputs that come with the call.
-        indices: the outputs that the call asks for.
-        wanted: those and the outputs that feed handles, each once.
     """
 
     def __init__(
@@ -257,7 +244,24 @@ class _Step:
         self._read_places = [places[index] for index in self._read]
         self._host_feeds = [(handle, places[index]) for handle, index in handles._targets(False).items()]
         self._device_feeds = [(handle, places[index]) for handle, index in device.items()]
-        self._set_rules(types, feeds)
+        # For the comparison of the handles' shapes: with the sizes of inputs, and with each other.
+        self._sizes: dict[Any, int] = {}  # a dim that is a size stands for itself
+        for name in given:
+            self._sizes.update(zip(_dims(types[name]), feeds[name].shape, strict=False))
+        first: dict[tuple[Any, ...], int] = {}
+        self._rules: list[tuple[int, tuple[Any, ...]]] = []
+        self._alike: list[tuple[int, int]] = []
+        for place, name in enumerate(self._held):
+            kind = types[name]
+            if not isinstance(kind, TensorType) or kind.shape is None:
+                continue
+            dims = _dims(kind)
+            if dims in first and None not in dims:
+                self._alike.append((place, first[dims]))
+            else:
+                first[dims] = place
+                self._rules.append((place, dims))
+                self._sizes.update((dim, dim) for dim in dims if isinstance(dim, int))
 
     def run(
         self, engine: Engine, inputs: Mapping[str, Any], indices: Sequence[int]
@@ -288,26 +292,6 @@ class _Step:
         for handle, place in self._device_feeds:
             self._values[handle] = results[place]
         return self._read, [_as_array(results[place]) for place in self._read_places]
-
-    def _set_rules(self, types: Mapping[str, ValueType], feeds: Mapping[str, Any]) -> None:
-        """Prepare the comparison of the handles' shapes: with the sizes of inputs, and with each other."""
-        self._sizes: dict[Any, int] = {}  # a dim that is a size stands for itself
-        for name in self._given:
-            self._sizes.update(zip(_dims(types[name]), feeds[name].shape, strict=False))
-        first: dict[tuple[Any, ...], int] = {}
-        self._rules: list[tuple[int, tuple[Any, ...]]] = []
-        self._alike: list[tuple[int, int]] = []
-        for place, name in enumerate(self._held):
-            kind = types[name]
-            if not isinstance(kind, TensorType) or kind.shape is None:
-                continue
-            dims = _dims(kind)
-            if dims in first and None not in dims:
-                self._alike.append((place, first[dims]))
-            else:
-                first[dims] = place
-                self._rules.append((place, dims))
-                self._sizes.update((dim, dim) for dim in dims if isinstance(dim, int))
 
     def _agree(self, shapes: Sequence[tuple[int, ...]]) -> bool:
         """Return whether handles of these shapes fit the declared types, the inputs and each other."""

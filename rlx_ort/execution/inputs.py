@@ -50,11 +50,7 @@ class ResidentFeeds(dict[str, Any]):
 
 
 class InputPlan:
-    """Checks the inputs of runs of one graph; may be used from several threads.
-
-    Args:
-        types: input name -> declared type, in order.
-    """
+    """Checks the inputs of runs of one graph by their declared types; may be used from several threads."""
 
     def __init__(self, types: Mapping[str, ValueType]) -> None:
         self._types = dict(types)

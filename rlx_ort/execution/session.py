@@ -128,7 +128,21 @@ class CompileCache:
             pending = self._pending.setdefault(full, threading.Lock())
         with pending:
             try:
-                return self._found_or_made(full, build, options, weights)
+                with self._lock:
+                    found = self._known.get(full)
+                    if found is not None:
+                        self._known.move_to_end(full)
+                        if not found.closed:
+                            return found
+                        weights = found.weights if weights is None else weights
+                session = self._session if options is None else Session(self.device, options)
+                made = session.compile(build(), weights)
+                with self._lock:
+                    self._known[full] = made
+                    while len(self._known) > self._capacity:
+                        # Not closed here: it may be in use, and the last reference closes its session.
+                        self._known.popitem(last=False)
+                return made
             finally:
                 with self._lock:
                     self._pending.pop(full, None)
@@ -144,25 +158,6 @@ class CompileCache:
     def __contains__(self, key: object) -> bool:
         """Return whether a graph of the key is cached, compiled with the options of the cache."""
         return (key, self._session.options.key) in self._known
-
-    def _found_or_made(
-        self, full: Hashable, build: Callable[[], Graph], options: CompileOptions | None, weights: WeightStore | None
-    ) -> CompiledGraph:
-        with self._lock:
-            found = self._known.get(full)
-            if found is not None:
-                self._known.move_to_end(full)
-                if not found.closed:
-                    return found
-                weights = found.weights if weights is None else weights
-        session = self._session if options is None else Session(self.device, options)
-        made = session.compile(build(), weights)
-        with self._lock:
-            self._known[full] = made
-            while len(self._known) > self._capacity:
-                # Not closed here: it may be in use, and the last reference closes its session.
-                self._known.popitem(last=False)
-        return made
 
 
 def working_provider(device: Device) -> Provider:

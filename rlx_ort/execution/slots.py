@@ -30,11 +30,6 @@ class SlotRunner:
 
     The first run of a set of shapes is a plain one; later runs use bound buffers of the sizes of its outputs.
 
-    Args:
-        inputs: input name -> declared type.
-        outputs: output name -> declared type.
-        plan: checks the inputs of runs.
-
     Attributes:
         lock: the caller of `run` holds it, as the buffers are for one thread at a time.
         buffers: the outputs of the last run, in order; not to be changed.
@@ -57,7 +52,7 @@ class SlotRunner:
         self._engine: Engine | None = None
         self._slots: Slots | None = None
         self._shapes: list[tuple[int, ...]] = []
-        self._matches: Callable[[Sequence[Any]], bool] = _nothing_matches
+        self._matches: Callable[[Sequence[Any]], bool] = lambda _: False
         self._dtypes = [kind.dtype.numpy for kind in tensors]
         self.buffers: Sequence[npt.NDArray[Any]] = ()
         self.lock = threading.Lock()
@@ -116,10 +111,6 @@ def _fit_buffers(kinds: Iterable[ValueType]) -> bool:
     return all(
         isinstance(kind, TensorType) and kind.dtype is not DType.STRING and not kind.dtype.is_packed for kind in kinds
     )
-
-
-def _nothing_matches(arrays: Sequence[Any]) -> bool:
-    return False
 
 
 def _matcher(dtypes: Sequence[np.dtype[Any]], shapes: Sequence[tuple[int, ...]]) -> Callable[[Sequence[Any]], bool]:
