@@ -13,11 +13,10 @@ from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import numpy.typing as npt
 
 from rlx_ort.errors import InputError
-from rlx_ort.execution.inputs import InputPlan, ResidentFeeds, coerced
+from rlx_ort.execution.inputs import InputPlan, ResidentFeeds, coerced, matcher
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.shape import Shape, fits
 from rlx_ort.ir.types import TensorType, ValueType
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Handles"]
 
-_facts = attrgetter("dtype", "shape")
 _shape = attrgetter("shape")
 
 
@@ -237,8 +235,7 @@ class _Step:
         device = handles._targets(on_device=True)
         resident = frozenset(names[index] for index in device.values())
         self._loop = engine.binder.loop([*given, *self._held], [names[index] for index in wanted], resident)
-        self._arrays = [np.ndarray] * len(given)
-        self._given_facts = [_facts(feeds[name]) for name in given]
+        self._matches = matcher([feeds[name].dtype for name in given], [feeds[name].shape for name in given])
         places = {index: place for place, index in enumerate(wanted)}
         self._read = list(dict.fromkeys(indices))
         self._read_places = [places[index] for index in self._read]
@@ -277,11 +274,7 @@ class _Step:
         if engine is not self._engine or inputs.__class__ is not dict or list(indices) != self._indices:
             return None
         values = list(inputs.values())
-        if (
-            list(inputs) != self._given
-            or list(map(type, values)) != self._arrays
-            or list(map(_facts, values)) != self._given_facts
-        ):
+        if list(inputs) != self._given or not self._matches(values):
             return None
         values += map(self._values.__getitem__, self._held)
         if not self._agree(list(map(_shape, values[len(self._given) :]))):

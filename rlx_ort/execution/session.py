@@ -167,18 +167,11 @@ def working_provider(device: Device) -> Provider:
         DeviceUnavailableError: it has no provider, or it does not work here.
     """
     from rlx_ort.providers import registry
+    from rlx_ort.providers.availability import require_available
 
-    known = registry.default_registry()
-    provider = known.for_device(device)
-    if provider is None:
-        raise DeviceUnavailableError(
-            device,
-            "no ONNX Runtime execution provider runs this kind of device",
-            "choose another device, or add a provider with rlx_ort.register_provider",
-        )
-    found = known.availability(device)
-    if not found.available:
-        raise DeviceUnavailableError(device, found.reason, found.remedy)
+    require_available(device)
+    provider = registry.default_registry().for_device(device)
+    assert provider is not None  # noqa: S101  # a device without a provider is not available
     return provider
 
 

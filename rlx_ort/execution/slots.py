@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from rlx_ort.execution.inputs import InputPlan
+from rlx_ort.execution.inputs import InputPlan, matcher
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import TensorType, ValueType
 
@@ -99,7 +98,7 @@ class SlotRunner:
             slots = engine.binder.slots(given, named, self._fixed) if self.supported else None
             if slots is not None:
                 self._engine, self._slots, self._shapes = engine, slots, shapes
-                self._matches = _matcher(self._dtypes, shapes)
+                self._matches = matcher(self._dtypes, shapes)
                 named |= slots.bound
             self.buffers = list(named.values())
         else:
@@ -111,48 +110,6 @@ def _fit_buffers(kinds: Iterable[ValueType]) -> bool:
     return all(
         isinstance(kind, TensorType) and kind.dtype is not DType.STRING and not kind.dtype.is_packed for kind in kinds
     )
-
-
-def _matcher(dtypes: Sequence[np.dtype[Any]], shapes: Sequence[tuple[int, ...]]) -> Callable[[Sequence[Any]], bool]:
-    """Return a check whether arrays have these dtypes and shapes; unrolled for one and two arrays, to be fast."""
-    array_type = np.ndarray
-    if len(shapes) == 1:
-        dtype, shape = dtypes[0], shapes[0]
-
-        def one(arrays: Sequence[Any]) -> bool:
-            if len(arrays) != 1:
-                return False
-            array = arrays[0]
-            return array.__class__ is array_type and array.dtype is dtype and array.shape == shape
-
-        return one
-    if len(shapes) == 2:
-        (dtype_0, dtype_1), (shape_0, shape_1) = dtypes, shapes
-
-        def two(arrays: Sequence[Any]) -> bool:
-            if len(arrays) != 2:
-                return False
-            first, second = arrays
-            return (
-                first.__class__ is array_type
-                and second.__class__ is array_type
-                and first.dtype is dtype_0
-                and second.dtype is dtype_1
-                and first.shape == shape_0
-                and second.shape == shape_1
-            )
-
-        return two
-    types = [array_type] * len(shapes)
-    facts = list(zip(dtypes, shapes, strict=True))
-
-    def many(arrays: Sequence[Any]) -> bool:
-        return list(map(type, arrays)) == types and list(map(_facts, arrays)) == facts
-
-    return many
-
-
-_facts = attrgetter("dtype", "shape")
 
 
 class PooledRuns:
