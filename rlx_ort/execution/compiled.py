@@ -276,9 +276,14 @@ class CompiledGraph:
             ParamError: a parameter is not set.
             EngineError: the run failed.
         """
-        kinds = self.output_specs.values()
-        declared = [kind.dtype if isinstance(kind, TensorType) else DType.STRING for kind in kinds]
-        dtypes = declared if output_dtypes is None else _parsed(output_dtypes)
+        if output_dtypes is None:
+            kinds = self.output_specs.values()
+            dtypes = [kind.dtype if isinstance(kind, TensorType) else DType.STRING for kind in kinds]
+        else:
+            try:
+                dtypes = [DType.parse(dtype) for dtype in output_dtypes]
+            except ValueError as err:
+                raise InputError(f"output dtypes: {err}") from err
         if len(dtypes) != len(self._output_names):
             raise InputError(f"the graph has {len(self._output_names)} outputs, got {len(dtypes)} output dtypes")
         return typed_from_arrays(self.run(arrays_from_typed(self.input_specs, inputs)), dtypes)
@@ -558,7 +563,7 @@ class CompiledGraph:
             GraphVerifyError: the weights of experts that are to move are computed in the graph.
             PlacementError: the rest does not keep the placement rule.
         """
-        self._moe.keep(mask, self._rule)
+        self._moe.keep([mask], self._rule, every_layer=True)
         self._use(self._moe.slot)
 
     def set_moe_resident_experts_per_layer(self, masks: Sequence[MaskLike]) -> None:
@@ -566,7 +571,7 @@ class CompiledGraph:
 
         A layer is three products by experts: gate, up and down. See `set_moe_resident_experts`.
         """
-        self._moe.keep_per_layer(masks, self._rule)
+        self._moe.keep(masks, self._rule)
         self._use(self._moe.slot)
 
     def take_moe_residency_stats(self) -> MoeResidencyStats | None:
@@ -664,10 +669,3 @@ class CompiledGraph:
 
 
 _NO_INPUTS: Mapping[str, Any] = {}
-
-
-def _parsed(dtypes: Sequence[DType | str]) -> list[DType]:
-    try:
-        return [DType.parse(dtype) for dtype in dtypes]
-    except ValueError as err:
-        raise InputError(f"output dtypes: {err}") from err

@@ -80,15 +80,24 @@ class MoeControls:
         self.base = self.slot = base
         self._watch: _Watch | None = None
 
-    def keep(self, mask: MaskLike, rule: PlacementRule) -> None:
-        """Set the resident experts of all layers; see `CompiledGraph.set_moe_resident_experts` for what is raised."""
-        given = _checked(mask)
-        self._set_masks([given] * len(expert_nodes(self.base.graph)), rule)
+    def keep(self, masks: Sequence[MaskLike], rule: PlacementRule, *, every_layer: bool = False) -> None:
+        """Set the resident experts layer by layer, or the first mask for every layer.
 
-    def keep_per_layer(self, masks: Sequence[MaskLike], rule: PlacementRule) -> None:
-        """Set the resident experts layer by layer; all are resident in layers without a mask."""
+        Experts that no mask excludes are resident. See `CompiledGraph.set_moe_resident_experts` for what is raised.
+        """
         given = [_checked(mask) for mask in masks]
-        self._set_masks([mask for mask in given for _ in range(_PRODUCTS_PER_LAYER)], rule)
+        kept = []
+        for index, node in enumerate(expert_nodes(self.base.graph)):
+            ref = node.inputs[1]
+            if ref is None:
+                raise GraphVerifyError(f"{node} lacks its weight")
+            mask = np.ones(int(self.base.graph.value(ref).shape.static()[0]), bool)
+            layer = 0 if every_layer else index // _PRODUCTS_PER_LAYER
+            if layer < len(given):
+                mask[: len(given[layer])] = given[layer][: len(mask)]
+            kept.append(mask)
+        if kept:
+            self._apply(replace(self._settings, masks=tuple(kept)), rule)
 
     def capture(self, num_experts: int, rule: PlacementRule) -> bool:
         """Record the picks of routers over `num_experts` from now on; returns whether there is such a router."""
@@ -99,9 +108,9 @@ class MoeControls:
 
     def take_stats(self) -> MoeResidencyStats | None:
         """Return the stats of the last forward, once; None before one, or without masks."""
-        if self._watch is None:
-            return None
-        stats, self._watch.stats = self._watch.stats, None
+        stats = None
+        if self._watch is not None:
+            stats, self._watch.stats = self._watch.stats, None
         return stats
 
     def take_picks(self) -> list[npt.NDArray[np.uint32]] | None:
@@ -117,17 +126,6 @@ class MoeControls:
     @property
     def _settings(self) -> _Settings:
         return _Settings() if self._watch is None else self._watch.settings
-
-    def _set_masks(self, given: Sequence[Mask], rule: PlacementRule) -> None:
-        """Keep the experts of each product by experts that its mask does not exclude; a missing mask excludes none."""
-        masks = []
-        for index, node in enumerate(expert_nodes(self.base.graph)):
-            mask = np.ones(_expert_count(self.base.graph, node), bool)
-            if index < len(given):
-                mask[: len(given[index])] = given[index][: len(mask)]
-            masks.append(mask)
-        if masks:
-            self._apply(replace(self._settings, masks=tuple(masks)), rule)
 
     def _apply(self, settings: _Settings, rule: PlacementRule) -> None:
         """Open a session with the hidden outputs, and the experts on the host, that the settings need."""
@@ -218,13 +216,6 @@ def _checked(given: MaskLike) -> Mask:
     return mask.astype(bool)
 
 
-def _expert_count(graph: Graph, node: Node) -> int:
-    ref = node.inputs[1]
-    if ref is None:
-        raise GraphVerifyError(f"{node} lacks its weight")
-    return int(graph.value(ref).shape.static()[0])
-
-
 class Experts(NamedTuple):
     """Some experts of the user's parameter `param`, in order."""
 
@@ -234,19 +225,15 @@ class Experts(NamedTuple):
 
 @dataclass
 class MoeGraph:
-    """A graph as its session runs it.
-
-    Attributes:
-        graph: the graph.
-        picks: names of the hidden outputs with the indices that each router's TopK found, in order.
-        routed: names of the hidden outputs with the expert of each row of each product, in order.
-        experts: new parameter -> the part of the user's parameter that it holds.
-    """
+    """A graph as its session runs it."""
 
     graph: Graph
     picks: tuple[str, ...] = ()
+    """Names of the hidden outputs with the indices that each router's TopK found, in order."""
     routed: tuple[str, ...] = ()
+    """Names of the hidden outputs with the expert of each row of each product, in order."""
     experts: dict[str, Experts] = field(default_factory=dict)
+    """New parameter -> the part of the user's parameter that it holds."""
     on_host: bool = False
     """Whether some nodes run on the host."""
 
