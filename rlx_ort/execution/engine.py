@@ -57,20 +57,6 @@ class Engine:
         files: the files that its weights are mapped from.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_binder",
-        "_fed",
-        "_finalizer",
-        "_lock",
-        "files",
-        "run",
-        "session",
-        "strict_ok",
-        "version",
-        "weights",
-    )
-
     def __init__(
         self,
         session: EngineSession,
@@ -237,50 +223,42 @@ def _with_inputs(graph: Graph) -> Graph:
     return result
 
 
+@dataclass(eq=False)
 class EngineSlot:
-    """Holds the engine of a graph on a device. `current` may be read without a lock.
+    """Holds the engine of a graph on a device.
 
     Attributes:
-        current: the open engine, or None.
+        graph: the user's graph.
+        current: the open engine, or None; may be read without a lock.
         placement: the placement of the session opened last, even if the placement rule refused it.
         closed: whether `close` was called.
         input_types: name -> type of the inputs of the user's graph, in order.
         output_types: name -> type of its outputs, in order.
     """
 
-    def __init__(
-        self,
-        provider: Provider,
-        device: Device,
-        exported: ExportedModel,
-        weights: WeightStore,
-        options: CompileOptions,
-        graph: Graph,
-        runs: Runnable,
-        source: WeightSource,
-        observer: Observer | None,
-    ) -> None:
-        self.provider = provider
-        self.device = device
-        self.exported = exported
-        self.weights = weights
-        self.options = options
-        self.graph = graph
-        self.current: Engine | None = None
-        self.placement: Placement | None = None
-        self._runs = replace(runs, graph=graph)  # frees the rewritten graph, whose constants may be large
-        self._source = source
-        self._observer = observer
-        self.input_types = _without(exported.input_types, runs.mutable)
-        self.output_types = _without(exported.output_types, runs.hidden)
+    provider: Provider
+    device: Device
+    exported: ExportedModel
+    weights: WeightStore
+    options: CompileOptions
+    graph: Graph
+    runs: Runnable
+    source: WeightSource
+    observer: Observer | None
+    current: Engine | None = None
+    placement: Placement | None = None
+    closed: bool = False
+
+    def __post_init__(self) -> None:
+        self.input_types = _without(self.exported.input_types, self.runs.mutable)
+        self.output_types = _without(self.exported.output_types, self.runs.hidden)
         self._children: weakref.WeakSet[EngineSlot] = weakref.WeakSet()
-        self.closed = False
         self._lock = threading.RLock()
 
     @property
     def names(self) -> tuple[str, ...]:
         """The parameters the model needs, mutable ones included."""
-        return (*self.exported.params, *self._runs.mutable)
+        return (*self.exported.params, *self.runs.mutable)
 
     def engine(self, rule: PlacementRule) -> Engine:
         """Return an open engine with the newest weights whose placement keeps the rule; opens one if needed.
@@ -302,16 +280,13 @@ class EngineSlot:
 
     def open_if_ready(self, rule: PlacementRule) -> None:
         """Open the engine unless a parameter is still to be set; see `engine` for what is raised."""
-        if not self._source.missing(self.names):
+        if not self.source.missing(self.names):
             self.engine(rule)
 
     def twin(self) -> EngineSlot:
         """Return another slot with the same engine, which is closed separately."""
-        user = (self.provider, self.device, self.exported, self.weights, self.options, self.graph)
-        twin = EngineSlot(*user, self._runs, self._source, self._observer)
         with self._lock:
-            twin.current, twin.placement = self.current, self.placement
-        return twin
+            return replace(self, closed=False)
 
     def adopt(self, child: EngineSlot) -> None:
         """Close a slot together with this one."""
@@ -344,8 +319,8 @@ class EngineSlot:
 
     def _snapshot(self) -> tuple[int, Mapping[str, TensorData], Mapping[str, TensorData]]:
         """Return a version, the frozen weights and the mutable ones, all of that version."""
-        version, found = self._source.snapshot(self.names, self.exported.stored_as)
-        mutable = {name: found[name] for name in self._runs.mutable}
+        version, found = self.source.snapshot(self.names, self.exported.stored_as)
+        mutable = {name: found[name] for name in self.runs.mutable}
         return version, {name: found[name] for name in self.exported.params}, mutable
 
     def _feeds(
@@ -367,17 +342,17 @@ class EngineSlot:
 
         version, weights, changing = self._snapshot()
         options = self.options
-        if self._runs.host_marker:
-            entries = {_LAYERS: f"cpu({self._runs.host_marker})", **options.session_config}
+        if self.runs.host_marker:
+            entries = {_LAYERS: f"cpu({self.runs.host_marker})", **options.session_config}
             options = options.with_(session_config=entries)
         session = self.provider.open(SessionRequest(self.device, self.exported, weights, options))
         feeds = self._feeds(session, changing, replaces=self.current is not None)
-        hidden = self._runs.hidden
-        observed = (hidden, self._observer) if hidden and self._observer is not None else None
-        engine = Engine(session, weights, version, self._source, feeds, observed)
+        hidden = self.runs.hidden
+        observed = (hidden, self.observer) if hidden and self.observer is not None else None
+        engine = Engine(session, weights, version, self.source, feeds, observed)
         requested = self.provider.ep_name or self.provider.name
         self.placement = build_placement(
-            requested, session.assignments, self.exported, host_marker=self._runs.host_marker
+            requested, session.assignments, self.exported, host_marker=self.runs.host_marker
         )
         claims = self.provider.claims()
         policy, count = options.kernel_dispatch.policy.value, None if claims is None else len(claims)
@@ -412,11 +387,10 @@ def open_slot(
     from rlx_ort.converters.to_onnx.exporter import exported
     from rlx_ort.providers.claims import kernel_set
 
-    options, runs = options.on(device), runs or runnable(graph)
+    options, runs, source = options.on(device), runs or runnable(graph), source or weights
     model = exported(runs.graph, options, kernel_set(provider, runs.graph))
-    return EngineSlot(
-        provider, device, model, weights, options, graph, runs, weights if source is None else source, observer
-    )
+    runs = replace(runs, graph=graph)  # frees the rewritten graph, whose constants may be large
+    return EngineSlot(provider, device, model, weights, options, graph, runs, source, observer)
 
 
 def _without(types: Mapping[str, ValueType], names: Sequence[str]) -> Mapping[str, ValueType]:

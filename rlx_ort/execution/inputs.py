@@ -458,18 +458,14 @@ def typed_from_arrays(arrays: Sequence[Any], dtypes: Sequence[DType]) -> list[tu
     return result
 
 
-def _open_dims(shape: Shape) -> int:
-    return sum(not isinstance(dim, int) for dim in shape)
-
-
 def _solved(types: Mapping[str, ValueType | None], counts: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
     """Return the shape of each input; infers one named dim at a time from an element count."""
     shapes = {}
     for name, kind in types.items():
         declared = kind.shape if isinstance(kind, TensorType) else None
         shapes[name] = Shape([counts[name]]) if declared is None else declared
-    while (name := next((name for name, shape in shapes.items() if _open_dims(shape) == 1), None)) is not None:
-        shape = shapes[name]
+    while ready := [name for name, shape in shapes.items() if sum(not isinstance(dim, int) for dim in shape) == 1]:
+        name, shape = ready[0], shapes[ready[0]]
         rest = math.prod(dim for dim in shape if isinstance(dim, int))
         if rest == 0 or counts[name] % rest:
             raise InputError(f"input {name!r} is {types[name]}: {counts[name]} elements do not fill whole rows")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -121,7 +122,7 @@ class PooledRuns:
     def __init__(self, inputs: Mapping[str, ValueType], outputs: Mapping[str, ValueType]) -> None:
         self.wanted = len(inputs) >= _POOL_FROM_INPUTS and _fit_buffers((*inputs.values(), *outputs.values()))
         self._outputs = list(outputs)
-        self._pool = _Pool(None, None)
+        self._pool = _Pool()
 
     def run(self, engine: Engine, key: object, feeds: Mapping[str, Any]) -> list[Any]:
         """Run on checked arrays; `key` is the same object for inputs of the same names, dtypes and shapes."""
@@ -143,7 +144,7 @@ class PooledRuns:
 
     def clear(self) -> None:
         """Release the buffers and the engine they are bound to."""
-        self._pool = _Pool(None, None)
+        self._pool = _Pool()
 
     def _made(self, pool: _Pool, engine: Engine, feeds: Mapping[str, Any]) -> Slots | None:
         """Return new buffers; None if the inputs are too large or the pool is full."""
@@ -153,17 +154,15 @@ class PooledRuns:
         return engine.binder.slots(feeds, dict.fromkeys(self._outputs, _NO_ARRAY), ())
 
 
+@dataclass(slots=True)
 class _Pool:
     """Buffers for one engine and one kind of inputs; several threads may pop and append, which is atomic."""
 
-    __slots__ = ("engine", "free", "key", "made", "small")
-
-    def __init__(self, engine: Engine | None, key: object) -> None:
-        self.engine = engine
-        self.key = key
-        self.free: list[Slots] = []
-        self.made = 0
-        self.small = False
+    engine: Engine | None = None
+    key: object = None
+    free: list[Slots] = field(default_factory=list)
+    made: int = 0
+    small: bool = False
 
 
 _NO_ARRAY: npt.NDArray[Any] = np.empty(0)
