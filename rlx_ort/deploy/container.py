@@ -76,7 +76,8 @@ class OpenFile:
         hard_links: whether the file may have other names, through which it could be written to.
 
     Raises:
-        IntegrityError: it cannot be opened, or is not a regular file of its own.
+        IntegrityError: it is not a regular file of its own or cannot be opened; in methods, it cannot be read, is
+            shorter, or was changed.
     """
 
     def __init__(self, path: Path, name: str, *, hard_links: bool = False) -> None:
@@ -110,21 +111,13 @@ class OpenFile:
         return _stamp_of(self._status)
 
     def read(self, offset: int, size: int) -> bytes:
-        """Return some bytes of the file.
-
-        Raises:
-            IntegrityError: there are not that many.
-        """
+        """Return some bytes of the file."""
         buffer = bytearray(size)
         self.read_into(offset, memoryview(buffer))
         return bytes(buffer)
 
     def read_into(self, offset: int, target: memoryview) -> None:
-        """Fill a buffer from some place of the file; may be called from several threads.
-
-        Raises:
-            IntegrityError: the file ends before, or cannot be read.
-        """
+        """Fill a buffer from some place of the file; may be called from several threads."""
         filled = 0
         try:
             while filled < len(target):
@@ -153,11 +146,7 @@ class OpenFile:
         return digest.hexdigest()
 
     def view(self, offset: int, size: int) -> npt.NDArray[np.uint8]:
-        """Return some bytes as a read-only memory map; the whole file is mapped once, and nothing is read.
-
-        Raises:
-            IntegrityError: the file cannot be mapped where it is.
-        """
+        """Return some bytes as a read-only memory map; the whole file is mapped once, and nothing is read."""
         with self._lock:
             if self._view is None:
                 try:
@@ -168,11 +157,7 @@ class OpenFile:
             return self._view[offset : offset + size]
 
     def check_unchanged(self) -> None:
-        """Check that the file was not written to since it was opened.
-
-        Raises:
-            IntegrityError: its size or one of its times is another one.
-        """
+        """Check that the file was not written to since it was opened."""
         status = os.fstat(self._file.fileno())
         # Losing its last name changes a file's ctime as well, and is harmless: the handle keeps the bytes.
         changed_ns = status.st_ctime_ns if status.st_nlink else self._changed_ns
@@ -408,11 +393,7 @@ class Folder:
         self._open: dict[str, OpenFile] = {}
 
     def locate(self, name: str) -> tuple[OpenFile, int]:
-        """Return the file of that name, and 0, where its bytes begin.
-
-        Raises:
-            IntegrityError: it cannot be opened, or is a link.
-        """
+        """Return the file of that name, and 0, where its bytes begin."""
         if name not in self._open:
             self._open[name] = OpenFile(self.path / name, name, hard_links=self._hard_links)
         return self._open[name], 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import time
@@ -337,40 +338,34 @@ def warm_opened(
     package: Package, devices: Sequence[Device] | None = None, progress: Callable[[Device], object] | None = None
 ) -> list[WarmedDevice]:
     """Compile an open package; see `warm_package`."""
-    # A named device must take every node; under an automatic choice the CPU may help.
-    rule = PlacementRule.ASSISTED if devices is None else PlacementRule.STRICT
-    policy = narrowed_policy(package.index.policy, DevicePolicy.from_env())
-    with runner_of(package, policy, CompileOptions(placement=rule, cache=CacheUse.ON)) as runner:
-        return [
-            _warmed(package, runner.policy, runner.options, device, progress)
-            for device in (devices if devices is not None else runner.devices())
-        ]
-
-
-def _warmed(
-    package: Package,
-    policy: DevicePolicy,
-    options: CompileOptions,
-    device: Device,
-    progress: Callable[[Device], object] | None,
-) -> WarmedDevice:
     from rlx_ort.providers.engine.compiled.models import watched
 
-    if progress is not None:
-        progress(device)
-    began = time.perf_counter()
-    try:
-        with watched() as openings, runner_of(package, policy, options) as runner:
-            compiled = runner.compile(device)
-            seconds = time.perf_counter() - began
-            if not openings:
-                problem = f"nothing of {device.display} can be kept, or the cache is not writable; see the log"
-                return WarmedDevice(device.label, seconds=seconds, problem=f"{problem} of rlx_ort.cache")
-            last = openings[-1]
-            starts = _note(package, compiled, last)
-            return WarmedDevice(device.label, last.entry.digest, last.entry.nbytes, seconds, starts)
-    except RlxError as err:
-        return WarmedDevice(device.label, seconds=time.perf_counter() - began, problem=str(err))
+    # A named device must take every node; under an automatic choice the CPU may help.
+    rule = PlacementRule.ASSISTED if devices is None else PlacementRule.STRICT
+    policy, options = narrowed_policy(package.index.policy, DevicePolicy.from_env()), CompileOptions(placement=rule)
+    opened = functools.partial(runner_of, package, policy, options.with_(cache=CacheUse.ON))
+    if devices is None:
+        with opened() as runner:
+            devices = runner.devices()
+    found = []
+    for device in devices:
+        if progress is not None:
+            progress(device)
+        began = time.perf_counter()
+        try:
+            with watched() as openings, opened() as runner:
+                compiled = runner.compile(device)
+                seconds = time.perf_counter() - began
+                if openings:
+                    entry, starts = openings[-1].entry, _note(package, compiled, openings[-1])
+                    found.append(WarmedDevice(device.label, entry.digest, entry.nbytes, seconds, starts))
+                else:
+                    problem = f"nothing of {device.display} can be kept, or the cache is not writable"
+                    problem += "; see the log of rlx_ort.cache"
+                    found.append(WarmedDevice(device.label, seconds=seconds, problem=problem))
+        except RlxError as err:
+            found.append(WarmedDevice(device.label, seconds=time.perf_counter() - began, problem=str(err)))
+    return found
 
 
 def _note(package: Package, compiled: CompiledGraph, opening: Opening) -> bool:
@@ -379,17 +374,21 @@ def _note(package: Package, compiled: CompiledGraph, opening: Opening) -> bool:
     from rlx_ort.providers.engine.compiled.store import default_store
     from rlx_ort.providers.engine.runtime import describe_runtime
 
-    inputs = [_interface(name, kind) for name, kind in compiled.input_specs.items()]
-    outputs = [_interface(name, kind) for name, kind in compiled.output_specs.items()]
-    known = (tuple(item for item in side if item is not None) for side in (inputs, outputs))
-    plain = opening.recipe.on_cpu and None not in inputs + outputs and not opening.request.options.custom_op_libraries
-    # Golden cases run when the package is opened in full; a start from the cache would skip them.
-    plain = plain and not package.index.verify_on_first_use
-    # Mutable parameters are inputs of the session that the caller does not feed.
-    if not plain or len(opening.request.model.input_types) != len(inputs):
+    inputs, outputs = (
+        tuple(found for name, kind in specs.items() if (found := _interface(name, kind)) is not None)
+        for specs in (compiled.input_specs, compiled.output_specs)
+    )
+    if (
+        not opening.recipe.on_cpu
+        or opening.request.options.custom_op_libraries
+        # Golden cases run when the package is opened in full; a start from the cache would skip them.
+        or package.index.verify_on_first_use
+        # Types that numpy lacks, and mutable parameters, which are inputs of the session that the caller does not feed.
+        or len(opening.request.model.input_types) != len(inputs)
+        or len(compiled.output_specs) != len(outputs)
+    ):
         return False
-    found_inputs, found_outputs = known
-    note_start(default_store(), package.sha256, opening.entry.digest, describe_runtime(), (found_inputs, found_outputs))
+    note_start(default_store(), package.sha256, opening.entry.digest, describe_runtime(), (inputs, outputs))
     return True
 
 

@@ -47,15 +47,9 @@ def write_package(
 ) -> None:
     """Write the files as a package beside its place, flush it to the disk, and move it there.
 
-    A file may replace a file. A folder replaces nothing, since no system exchanges two folders at once.
-
-    Args:
-        target: where the package shall be.
-        files: name -> content.
-        folder: whether to write the folder form.
-        force: whether a file that is there may be replaced.
-        progress: called with the bytes written since the last call.
-        before_move: called once all is written, to close what is about to be replaced.
+    A file may replace a file. A folder replaces nothing, since no system exchanges two folders at once. `progress` is
+    called with the bytes written since the last call, and `before_move` once all is written, to close what is about to
+    be replaced.
 
     Raises:
         PackageError: something is there already, cannot be written, or changed while it was packed.
