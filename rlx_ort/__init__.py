@@ -22,9 +22,8 @@ if TYPE_CHECKING:
     from rlx_ort.converters.from_onnx import from_onnx
     from rlx_ort.converters.from_torch import from_torch
     from rlx_ort.converters.to_onnx import to_onnx
-    from rlx_ort.deploy.open import open_package
+    from rlx_ort.deploy.open import open_package, warm_package
     from rlx_ort.deploy.start import start_package
-    from rlx_ort.deploy.warm import warm_package
     from rlx_ort.device import DEVICE_PRIORITY, Device, device_label, parse_device, parse_device_list
     from rlx_ort.errors import (
         CalibrationError,
@@ -150,9 +149,8 @@ _NAMES_OF = {
     "converters.from_onnx": "from_onnx",
     "converters.from_torch": "from_torch",
     "converters.to_onnx": "to_onnx",
-    "deploy.open": "open_package",
+    "deploy.open": "open_package warm_package",
     "deploy.start": "start_package",
-    "deploy.warm": "warm_package",
     "device": "DEVICE_PRIORITY Device device_label parse_device parse_device_list",
     "execution.benchmark": "DeviceBenchResult",
     "execution.buckets": "Bucket BucketedCompileCache pad_rows power_of_two_ladder slice_rows",
