@@ -22,9 +22,8 @@ if TYPE_CHECKING:
     from rlx_ort.converters.from_onnx import from_onnx
     from rlx_ort.converters.from_torch import from_torch
     from rlx_ort.converters.to_onnx import to_onnx
-    from rlx_ort.deploy.open import open_package
+    from rlx_ort.deploy.open import open_package, warm_package
     from rlx_ort.deploy.start import start_package
-    from rlx_ort.deploy.warm import warm_package
     from rlx_ort.device import DEVICE_PRIORITY, Device, device_label, parse_device, parse_device_list
     from rlx_ort.errors import (
         CalibrationError,
@@ -90,7 +89,7 @@ if TYPE_CHECKING:
     )
     from rlx_ort.options.dispatch import KernelDispatch, KernelDispatchPolicy
     from rlx_ort.options.precision import PrecisionPolicy
-    from rlx_ort.providers.availability import (
+    from rlx_ort.providers.registry import (
         available_apple_devices,
         available_devices,
         drain_device,
@@ -98,9 +97,9 @@ if TYPE_CHECKING:
         fastest_device,
         full_name,
         is_available,
+        register_provider,
         supports_run_slots,
     )
-    from rlx_ort.providers.registry import register_provider
     from rlx_ort.resilience.failover import Attempt, RunRecord
     from rlx_ort.resilience.limits import CancelToken
     from rlx_ort.resilience.options import Resilience
@@ -150,9 +149,8 @@ _NAMES_OF = {
     "converters.from_onnx": "from_onnx",
     "converters.from_torch": "from_torch",
     "converters.to_onnx": "to_onnx",
-    "deploy.open": "open_package",
+    "deploy.open": "open_package warm_package",
     "deploy.start": "start_package",
-    "deploy.warm": "warm_package",
     "device": "DEVICE_PRIORITY Device device_label parse_device parse_device_list",
     "execution.benchmark": "DeviceBenchResult",
     "execution.buckets": "Bucket BucketedCompileCache pad_rows power_of_two_ladder slice_rows",
@@ -173,9 +171,8 @@ _NAMES_OF = {
     "options.compile_options": "CompileOptions OptimizationLevel PlacementRule Precision WeightSharing",
     "options.dispatch": "KernelDispatch KernelDispatchPolicy",
     "options.precision": "PrecisionPolicy",
-    "providers.availability": "available_apple_devices available_devices drain_device fastest_among "
-    "fastest_device full_name is_available supports_run_slots",
-    "providers.registry": "register_provider",
+    "providers.registry": "available_apple_devices available_devices drain_device fastest_among fastest_device full_name "
+    "is_available register_provider supports_run_slots",
     "resilience.failover": "Attempt RunRecord",
     "resilience.limits": "CancelToken",
     "resilience.options": "Resilience",
