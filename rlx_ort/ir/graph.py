@@ -21,7 +21,6 @@ from rlx_ort.ir.ops.linalg import LinalgBuilders
 from rlx_ort.ir.ops.norm import NormBuilders
 from rlx_ort.ir.ops.onnx import OnnxBuilders
 from rlx_ort.ir.ops.quant import QuantBuilders
-from rlx_ort.ir.ops.sample import SampleBuilders
 from rlx_ort.ir.ops.sequence import SequenceBuilders
 from rlx_ort.ir.ops.shape import Expand, Reshape, ShapeBuilders
 from rlx_ort.ir.ops.signal import SignalBuilders
@@ -45,7 +44,6 @@ class Graph(
     AttentionBuilders,
     ControlBuilders,
     SequenceBuilders,
-    SampleBuilders,
     QuantBuilders,
     DequantBuilders,
     BlockBuilders,
