@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 __all__ = ["infer_proto", "is_fully_typed", "skeleton", "with_types"]
 
 _SMALL_BYTES = 1024
+_LONGEST_VECTOR = 1 << 20
 
 
 def infer_proto(proto: onnx.ModelProto) -> dict[str, ValueType]:
@@ -34,16 +35,32 @@ def infer_proto(proto: onnx.ModelProto) -> dict[str, ValueType]:
 def with_types(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Return a copy of the model with the types that ONNX infers, in each graph's `value_info`.
 
-    Inference never fails: a model that ONNX rejects is returned unchanged.
+    Inference never fails: a model that ONNX rejects is returned unchanged. ONNX's data propagation makes a message for
+    each element of a vector, 140 bytes of memory apiece, also of vectors that are no shapes; it is left out where a
+    vector is too long for that.
     """
     import onnx
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]  # protobuf ships no types
 
     try:
-        return onnx.shape_inference.infer_shapes(proto, data_prop=True)
+        found = onnx.shape_inference.infer_shapes(proto)
+        return found if _has_long_vector(found) else onnx.shape_inference.infer_shapes(proto, data_prop=True)
     except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, RuntimeError, ValueError, DecodeError):
         # Raised for models it finds inconsistent and for more than 2 GB; ONNX Runtime may still take them.
         return proto
+
+
+def _has_long_vector(model: onnx.ModelProto) -> bool:
+    graphs = [model.graph]
+    while graphs:
+        graph = graphs.pop()
+        for info in (*graph.input, *graph.value_info, *graph.output):
+            dims = info.type.tensor_type.shape.dim
+            if len(dims) == 1 and dims[0].dim_value > _LONGEST_VECTOR:
+                return True
+        for node in graph.node:
+            graphs += bodies_of(node)
+    return False
 
 
 def skeleton(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -20,8 +20,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "helpers")]
 
-from damaged_models.files import KINDS
-from damaged_models.pool import Verdict, judged, sample
+from damaged_models.files import KINDS  # noqa: E402  # a folder of the tests
+from damaged_models.pool import Verdict, judged, sample  # noqa: E402
 
 COLUMNS = ("typed error", "same", "only here", "only plain", "opened", "differs", "untyped", "crash", "hang", "memory")
 

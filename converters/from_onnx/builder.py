@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from rlx_ort.converters.from_onnx.structure import node_label, sorted_nodes
+from rlx_ort.converters.from_onnx.structure import domain_of, node_label, opsets_of, sorted_nodes
 from rlx_ort.converters.from_onnx.tensor_files import TensorFiles
 from rlx_ort.converters.from_onnx.tensors import attribute_value, constant_data, dense_tensor, resolved, tensor_data
 from rlx_ort.converters.onnx_types import known_type_of, type_of
@@ -115,7 +115,7 @@ class GraphBuilder:
         self._model = model
         self._typed = typed
         self._files = files
-        self._functions = {(_domain(f.domain), f.name, f.overload): f for f in model.functions}
+        self._functions = {(domain_of(f.domain), f.name, f.overload): f for f in model.functions}
         self._names = UniqueNames(_all_names(model.graph))
 
     def build(self) -> Graph:
@@ -128,7 +128,7 @@ class GraphBuilder:
         graph = Graph(source.name or "graph")
         graph.metadata = {entry.key: entry.value for entry in model.metadata_props}
         graph.doc = source.doc_string or model.doc_string
-        scope = Scope(graph, self._opsets(model.opset_import), "the model", _types(self._typed.graph))
+        scope = Scope(graph, opsets_of(model, model.opset_import), "the model", _types(self._typed.graph))
         weights = self._initializers(source)
         for value in source.input:
             if value.name not in weights:
@@ -143,12 +143,6 @@ class GraphBuilder:
             raise ConversionError(f"the model names an output twice: {', '.join(names)}")
         graph.set_outputs(values, names)
         return graph
-
-    def _opsets(self, imports: Iterable[onnx.OperatorSetIdProto]) -> dict[str, int]:
-        opsets = {_domain(entry.domain): entry.version for entry in imports}
-        if self._model.ir_version < 3:  # before IR version 3 there was nothing to declare
-            opsets.setdefault("", 1)
-        return opsets
 
     def _initializers(self, graph: onnx.GraphProto) -> dict[str, TensorData]:
         found: dict[str, TensorData] = {}
@@ -176,7 +170,7 @@ class GraphBuilder:
 
     def _add_nodes(self, scope: Scope, nodes: Iterable[onnx.NodeProto]) -> None:
         for node in sorted_nodes(nodes, scope.values, scope.where):
-            key = (_domain(node.domain), node.op_type, node.overload)
+            key = (domain_of(node.domain), node.op_type, node.overload)
             if key in self._functions:
                 self._call(scope, node, key)
             elif key[:2] == ("", "Constant"):
@@ -196,7 +190,7 @@ class GraphBuilder:
         outputs = [*node.output]
         while outputs and not outputs[-1]:
             outputs.pop()
-        domain = _domain(node.domain)
+        domain = domain_of(node.domain)
         op = OnnxNode(
             op_type=node.op_type,
             domain=domain,
@@ -269,7 +263,7 @@ class GraphBuilder:
         call |= {a.name: a for a in resolved(node.attribute, scope.attributes)}
         inner = Scope(
             scope.graph,
-            self._opsets(function.opset_import) or scope.opsets,
+            opsets_of(self._model, function.opset_import) or scope.opsets,
             f"function {function.name!r}",
             _function_types(node, function, scope),
             attributes=call,
@@ -292,10 +286,6 @@ class GraphBuilder:
         if value is None:
             raise ConversionError(f"{scope.where} returns its input {name!r}, which the call leaves out")
         return value
-
-
-def _domain(name: str) -> str:
-    return "" if name == "ai.onnx" else name
 
 
 def _all_names(graph: onnx.GraphProto) -> Iterable[str]:

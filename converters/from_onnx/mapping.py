@@ -251,7 +251,7 @@ def _reduce(node: NodeView) -> MappedNode | None:
         axes = tuple(range(node.rank))
     if not axes:
         return None
-    op = Reduce(_REDUCE[node.op_type], tuple(axes), bool(node.get("keepdims", 1)))
+    op = Reduce(_REDUCE[node.op_type], tuple(axes), node.get("keepdims", 1) == 1)
     return MappedNode(op, 1, moves="axes" in node.attributes)
 
 

@@ -1,23 +1,28 @@
-"""Checks the structure of a model: names are defined once. Sorts nodes that are out of order, and refuses cycles."""
+"""Checks a model before it is walked: names, nesting, attributes. Sorts nodes that are out of order, refuses cycles."""
 
 from __future__ import annotations
 
+import functools
 import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from rlx_ort.converters.onnx_types import schema_of
 from rlx_ort.converters.protos import bodies_of
 from rlx_ort.errors import ConversionError
 
 if TYPE_CHECKING:
     import onnx
 
-__all__ = ["MAX_DEPTH", "check_model", "names_read", "node_label", "sorted_nodes"]
+__all__ = ["MAX_DEPTH", "check_model", "domain_of", "names_read", "node_label", "opsets_of", "sorted_nodes"]
 
 MAX_DEPTH = 30
 """How deep bodies and function calls may be nested: protobuf reads and copies no more than 32 levels of bodies."""
 
 _MAX_NODES = 2_000_000
+_INT = 2  # AttributeProto.INT
+_INT32 = 1 << 31  # kernels narrow sizes to 32 bits: Attention divides by zero for 2^40 heads
 _MAX_OPSET = 1_000_000  # custom domains number as they like
 
 
@@ -25,27 +30,52 @@ def check_model(model: onnx.ModelProto) -> None:
     """Raise unless a model can be walked: ONNX's own shape inference, which comes next, does not defend itself.
 
     Raises:
-        ConversionError: bodies are nested too deep, functions call each other in a circle or too often.
+        ConversionError: a name is no text, bodies are nested too deep, functions call each other in a circle or too
+            often, or a node's inputs, outputs or attributes are not those of its operator.
     """
     for entry in (*model.opset_import, *(entry for f in model.functions for entry in f.opset_import)):
+        _check_texts("the opset imports", (entry.domain,))
         if not 0 < entry.version <= _MAX_OPSET:
             raise ConversionError(
                 f"the model imports opset {entry.version} of {entry.domain or 'ai.onnx'!r}: no version"
             )
-    functions = {(f.domain, f.name, f.overload): f for f in model.functions}
+    entries = (text for entry in model.metadata_props for text in (entry.key, entry.value))
+    _check_texts("the model's description", (model.doc_string, model.graph.doc_string, *entries))
+    for function in model.functions:
+        names = (*function.input, *function.output, *function.attribute, *(a.name for a in function.attribute_proto))
+        _check_texts("a function", (function.domain, function.name, function.overload, *names))
+    functions = {(domain_of(f.domain), f.name, f.overload): f for f in model.functions}
     sizes: dict[tuple[str, str, str], int] = {}
     open_calls: list[tuple[str, str, str]] = []
 
-    def size_of(nodes: Iterable[onnx.NodeProto], depth: int) -> int:
+    def size_of(nodes: Iterable[onnx.NodeProto], depth: int, opsets: Mapping[str, int]) -> int:
         total = 0
         for node in nodes:
             if depth > MAX_DEPTH:
                 raise ConversionError(f"{node_label(node)} stands in bodies nested more than {MAX_DEPTH} deep")
-            key = (node.domain, node.op_type, node.overload)
-            if not all(isinstance(text, str) for text in (*key, node.name, *node.input, *node.output)):
-                raise ConversionError(f"{node_label(node)} has a name that is no UTF-8 text: the model is damaged")
-            total += function_size(key, node) if key in functions else 1
-            total += sum(size_of(body.node, depth + 1) for body in bodies_of(node))
+            inputs, outputs, attributes = [*node.input], [*node.output], [*node.attribute]
+            key = (domain_of(node.domain), node.op_type, node.overload)
+            names = [attribute.name for attribute in attributes]
+            refs = [attribute.ref_attr_name for attribute in attributes]
+            _check_texts(node, (*key, node.name, *inputs, *outputs, *names, *refs))
+            if len({*names}) != len(names):
+                raise ConversionError(f"{node_label(node)} has an attribute twice: {', '.join(sorted(names))}")
+            if key in functions:
+                total += function_size(key, node)
+            else:
+                total += 1
+                signature = _signature(node.op_type, opsets[key[0]], key[0]) if key[0] in opsets else None
+                problem = (
+                    ""
+                    if signature is None
+                    else signature.problem(inputs, outputs, dict(zip(names, attributes, strict=True)))
+                )
+                if problem:
+                    raise ConversionError(f"{node_label(node)} {problem}")
+            if attributes:
+                for body in bodies_of(node):
+                    _check_graph(body)
+                    total += size_of(body.node, depth + 1, opsets)
         return total
 
     def function_size(key: tuple[str, str, str], node: onnx.NodeProto) -> int:
@@ -55,13 +85,113 @@ def check_model(model: onnx.ModelProto) -> None:
             raise ConversionError(f"{node_label(node)} {how} through {chain}")
         if key not in sizes:
             open_calls.append(key)
-            sizes[key] = 1 + size_of(functions[key].node, 0)
+            sizes[key] = 1 + size_of(functions[key].node, 0, opsets_of(model, functions[key].opset_import))
             open_calls.pop()
         return sizes[key]
 
-    total = size_of(model.graph.node, 0)
+    _check_graph(model.graph)
+    total = size_of(model.graph.node, 0, opsets_of(model, model.opset_import))
     if total > _MAX_NODES:
         raise ConversionError(f"the model has {total} nodes once its functions are inlined, above {_MAX_NODES}")
+
+
+def domain_of(name: str) -> str:
+    """Return a domain as the IR writes it: that of ai.onnx is empty."""
+    return "" if name == "ai.onnx" else name
+
+
+def opsets_of(model: onnx.ModelProto, imports: Iterable[onnx.OperatorSetIdProto]) -> dict[str, int]:
+    """Return domain -> version of some opset imports of a model."""
+    opsets = {domain_of(entry.domain): entry.version for entry in imports}
+    if model.ir_version < 3:  # before IR version 3 there was nothing to declare
+        opsets.setdefault("", 1)
+    return opsets
+
+
+@dataclass(frozen=True, slots=True)
+class _Signature:
+    """What an operator takes, by its schema.
+
+    Attributes:
+        label: the operator and its version, for messages.
+        inputs: the least and the largest number of inputs.
+        outputs: those of outputs.
+        single: the places of inputs that a node must not leave out.
+        kinds: attribute name -> number of its type.
+        required: the attributes that a node must have.
+    """
+
+    label: str
+    inputs: tuple[int, int]
+    outputs: tuple[int, int]
+    single: tuple[int, ...]
+    kinds: Mapping[str, int]
+    required: frozenset[str]
+
+    def problem(
+        self, inputs: Sequence[str], outputs: Sequence[str], attributes: Mapping[str, onnx.AttributeProto]
+    ) -> str:
+        """Return how a node breaks the schema, empty if it does not; absent values at the end are allowed."""
+        for what, names, (least, most) in (("inputs", inputs, self.inputs), ("outputs", outputs, self.outputs)):
+            count = len(names)
+            while count > most and not names[count - 1]:
+                count -= 1
+            if not least <= count <= most:
+                return f"has {count} {what}; {self.label} takes {least} to {most}"
+        for place in self.single:
+            if place < len(inputs) and not inputs[place]:
+                return f"leaves out input {place}, which {self.label} needs"
+        for name, attribute in attributes.items():
+            wanted, found = self.kinds.get(name), attribute.type
+            if wanted is None:
+                if not name.startswith("__"):  # reserved for whoever wrote the model
+                    return f"has attribute {name!r}; {self.label} has {', '.join(sorted(self.kinds)) or 'none'}"
+            elif found != wanted:
+                return f"has attribute {name!r} as {_kind_name(found)}; {self.label} takes it as {_kind_name(wanted)}"
+            elif wanted == _INT and not -_INT32 <= attribute.i < _INT32 and name != "value_int":
+                return f"has attribute {name!r} = {attribute.i}; {self.label} takes 32 bits"
+        if not self.required <= attributes.keys():
+            return f"has no attribute {', '.join(self.required - attributes.keys())}; {self.label} needs it"
+        return ""
+
+
+@functools.cache
+def _signature(op_type: str, version: int, domain: str) -> _Signature | None:
+    """Return what an operator takes, None where there is no schema that is in force."""
+    schema = schema_of(op_type, version, domain)
+    if schema is None or schema.deprecated:
+        return None
+    return _Signature(
+        f"{op_type} of {domain or 'ai.onnx'} {version}",
+        (schema.min_input, schema.max_input),
+        (schema.min_output, schema.max_output),
+        tuple(place for place, formal in enumerate(schema.inputs) if formal.option.name == "Single"),
+        {name: int(attribute.type.value) for name, attribute in schema.attributes.items()},
+        frozenset(name for name, attribute in schema.attributes.items() if attribute.required),
+    )
+
+
+def _kind_name(number: int) -> str:
+    from onnx import AttributeProto
+
+    known = AttributeProto.AttributeType
+    return str(known.Name(number)) if number in known.values() else f"type {number}"
+
+
+def _check_graph(graph: onnx.GraphProto) -> None:
+    infos = (info.name for info in (*graph.input, *graph.output, *graph.value_info))
+    tensors = (tensor.name for tensor in graph.initializer)
+    _check_texts(
+        "a graph", (graph.name, *infos, *tensors, *(tensor.values.name for tensor in graph.sparse_initializer))
+    )
+
+
+def _check_texts(owner: str | onnx.NodeProto, texts: Iterable[object]) -> None:
+    """Raise unless every text is one; protobuf gives bytes for what is no UTF-8."""
+    if {*map(type, texts)} <= {str}:
+        return
+    label = owner if isinstance(owner, str) else node_label(owner)
+    raise ConversionError(f"{label} has a name that is no UTF-8 text: the model is damaged")
 
 
 def node_label(node: onnx.NodeProto) -> str:

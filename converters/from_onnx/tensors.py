@@ -34,6 +34,9 @@ def tensor_data(tensor: onnx.TensorProto, files: TensorFiles) -> TensorData:
     import onnx
 
     what = f"tensor {tensor.name!r}"
+    texts = (tensor.name, *(text for entry in tensor.external_data for text in (entry.key, entry.value)))
+    if not all(isinstance(text, str) for text in texts):
+        raise ConversionError(f"{what} is damaged: its name or the place of its data is no UTF-8 text")
     dtype = dtype_of(tensor.data_type)
     shape = tuple(tensor.dims)
     if any(dim < 0 for dim in shape) or tensor.HasField("segment"):
@@ -101,13 +104,20 @@ def constant_data(attribute: onnx.AttributeProto, files: TensorFiles) -> TensorD
 def resolved(
     attributes: Iterable[onnx.AttributeProto], call: Mapping[str, onnx.AttributeProto] | None
 ) -> list[onnx.AttributeProto]:
-    """Return attributes without references; one that refers to what the call leaves out is left out too."""
+    """Return attributes without references; one that refers to what the call leaves out is left out too.
+
+    Raises:
+        ConversionError: a reference is of another type than what the call gives.
+    """
     result = []
     for attribute in attributes:
         if attribute.ref_attr_name:
             given = (call or {}).get(attribute.ref_attr_name)
             if given is None:
                 continue
+            if given.type != attribute.type:
+                refers = f"attribute {attribute.name!r} refers to {attribute.ref_attr_name!r}"
+                raise ConversionError(f"{refers} of the call, which is of another type")
             name, attribute = attribute.name, copied(given)
             attribute.name = name
         result.append(attribute)

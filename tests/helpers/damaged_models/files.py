@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import functools
+import math
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import ml_dtypes
+import numpy as np
 import onnx
 from google.protobuf.message import DecodeError, Message
 from onnx import AttributeProto, TensorProto, helper, parser
@@ -24,7 +27,8 @@ _TEXTS = (
       n = MeanVarianceNormalization <axes = [0, 2, 3]> (c)
       y = MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (n) }""",
     """<HEAD> shapes (float[n, 4] x, int64[1] d) => (float[a, b] y, int64[r] z)
-    <int64[2] s = {2, -1}, int64[1] one = {1}, int64[1] two = {2}, float[2] v = {0.0, 1.0}, int64 i = {1}, int64 j = {5}>
+    <int64[2] s = {2, -1}, int64[1] one = {1}, int64[1] two = {2}, float[2] v = {0.0, 1.0},
+     int64 i = {1}, int64 j = {5}>
     { q = Reshape <allowzero = 0> (x, s) p = Transpose <perm = [1, 0]> (q) k = Slice (p, one, two)
       o = OneHot <axis = -1> (one, d, v) h = Concat <axis = 0> (one, two, s) g = Shape (k) y = Expand (k, g)
       e = Gather <axis = 0> (h, one) t = Tile (e, two) u = Range (i, j, i) z = Concat <axis = 0> (t, u) }""",
@@ -53,6 +57,9 @@ _TEXTS = (
     """<HEAD> sequences (float[4] x) => (float[2] y, float[k] j)
     <int64 i = {1}, int64[2] n = {2, 2}> { s = SplitToSequence <axis = 0> (x, n) y = SequenceAt (s, i)
       t = SequenceInsert (s, y, i) j = ConcatFromSequence <axis = 0> (t) }""",
+    """<HEAD> blocks (float[2, 16] x) => (float[2, 19] y, float[5, 61] o, int4[5] q, int8[5, 61] c)
+    { d = DequantizeLinear <axis = 0, block_size = 4> (w, s, z) y = MatMul (x, d) o = DequantizeLinear <axis = 0> (h, t)
+      q = QuantizeLinear <axis = 0> (t, r, n) c = Cast <to = 3> (h) }""",
     """<ir_version: 7, opset_import: ["" : 10]> older (float[2, 3] x) => (float[2, 1] y)
     { c = Clip <min = 0.0, max = 6.0> (x) s = ReduceSum <axes = [1], keepdims = 1> (c)
       q = Squeeze <axes = [1]> (s) u = Unsqueeze <axes = [1]> (q) d = Dropout <ratio = 0.5> (u) y = Softmax (d) }""",
@@ -81,6 +88,19 @@ def _bases() -> tuple[onnx.ModelProto, ...]:
         helper.make_tensor("g", TensorProto.FLOAT, [2], [1.0, 2.0]),
         helper.make_tensor("gi", TensorProto.INT64, [2], [0, 3]),
         [4],
+    )
+    values = [(7 * place) % 16 - 8 for place in range(5 * 61)]
+    larger = models[10].graph
+    larger.initializer.extend(
+        [
+            helper.make_tensor("w", TensorProto.INT4, [16, 19], values[: 16 * 19]),
+            helper.make_tensor("s", TensorProto.FLOAT, [4, 19], [0.25 * (place % 5 + 1) for place in range(4 * 19)]),
+            helper.make_tensor("z", TensorProto.INT4, [4, 19], [place % 7 - 3 for place in range(4 * 19)]),
+            onnx.numpy_helper.from_array(np.array(values).astype(ml_dtypes.int4).reshape(5, 61), "h"),
+            helper.make_tensor("t", TensorProto.FLOAT, [5], [1.0, 0.5, 2.0, 3.0, 0.1]),
+            helper.make_tensor("r", TensorProto.FLOAT, [5], [1.0, 0.5, 0.5, 1.0, 0.1]),
+            TensorProto(name="n", data_type=TensorProto.INT4, dims=[5], raw_data=b"\x10\x32\x04"),
+        ]
     )
     other = onnx.ModelProto()
     other.CopyFrom(models[9])
@@ -379,14 +399,18 @@ def _four_bits(model: onnx.ModelProto, rng: random.Random) -> None:
         case 0:
             tensor.data_type = rng.choice([21, 22, 23, 24, 25, 26, 17, 3, 2])
         case 1:
-            tensor.raw_data = rng.choice([b"", b"\x12", b"\xff\xff", b"\x12\x34\x56", b"\x01" * 4])
+            size = len(tensor.raw_data) or -(-math.prod(tensor.dims) // 2)
+            tensor.ClearField("int32_data")
+            tensor.raw_data = rng.randbytes(max(size + rng.choice([0, 0, 0, -1, 1, size]), 0))
         case 2:
             tensor.ClearField("raw_data")
             tensor.int32_data[:] = [rng.choice([0, 1, -1, 15, 16, 255, 256, 2**31 - 1, -(2**31)]) for _ in range(2)]
         case 3:
             tensor.dims[:] = rng.choice([[3], [5], [0], [1], [4, 1], [2, 3]])
         case 4:
-            tensor.int32_data[:] = [rng.randrange(-300, 300) for _ in range(rng.choice([1, 2, 3, 4]))]
+            size = -(-math.prod(tensor.dims) // rng.choice([2, 2, 2, 1, 4]))
+            tensor.ClearField("raw_data")
+            tensor.int32_data[:] = [rng.randrange(-300, 300) for _ in range(max(size + rng.choice([0, 0, -1, 1]), 0))]
         case 5:
             tensor.ClearField("raw_data")
             tensor.int64_data[:] = [1, 2, 3, 4]
@@ -652,4 +676,4 @@ KINDS: dict[str, Callable[[onnx.ModelProto, random.Random], bytes | None]] = {
     "interface": _interface,
 }
 """Kind of damage -> what does it: it changes the model, or returns the bytes of the file."""
-_PREFERRED = {"string tensors": (6,), "4-bit data": (8,), "bodies": (3, 4, 5), "functions": (7,)}
+_PREFERRED = {"string tensors": (6,), "4-bit data": (8, 10, 10), "bodies": (3, 4, 5), "functions": (7,)}

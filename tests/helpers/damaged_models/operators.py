@@ -1,4 +1,4 @@
-"""Models of one operator with a fault: cases of the ONNX backend suite, each changed in one or two ways by its number."""
+"""Models of one operator with a fault: cases of the ONNX backend suite, each changed in one or two ways."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _revalued(attribute: AttributeProto, rng: random.Random) -> None:
             if values and rng.random() < 0.6:
                 values[rng.randrange(len(values))] = rng.choice(_NUMBERS)
             else:
-                values = rng.choice([[], values + [1], values[:-1], [0] * len(values), [-1] * len(values)])
+                values = rng.choice([[], [*values, 1], values[:-1], [0] * len(values), [-1] * len(values)])
             attribute.ints[:] = values
         case AttributeProto.FLOATS:
             attribute.floats[:] = [rng.choice(_REALS) for _ in range(rng.choice([0, 1, len(attribute.floats)]))]

@@ -49,8 +49,8 @@ class Verdict:
 
     @property
     def is_defect(self) -> bool:
-        """Whether this must not happen, whatever the model is."""
-        good = ("typed error", "answer", "opened")
+        """Whether this must not happen, whatever the model is; it may ask for outputs of gigabytes."""
+        good = ("typed error", "answer", "opened", "memory at run")
         return self.outcome not in good or self.plain.startswith("differs")
 
     def __str__(self) -> str:
