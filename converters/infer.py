@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from rlx_ort.converters.onnx_types import known_type_of
@@ -20,15 +21,11 @@ _LONGEST_VECTOR = 1 << 20
 def infer_proto(proto: onnx.ModelProto) -> dict[str, ValueType]:
     """Return the type of every value that ONNX can infer, bodies included, whose names must not clash."""
     found: dict[str, ValueType] = {}
-    graphs = [with_types(proto).graph]
-    while graphs:
-        graph = graphs.pop()
+    for graph in _graphs(with_types(proto)):
         for info in (*graph.value_info, *graph.input, *graph.output):
             kind = known_type_of(info.type)
             if not isinstance(kind, UnknownType):
                 found[info.name] = kind
-        for node in graph.node:
-            graphs += bodies_of(node)
     return found
 
 
@@ -51,16 +48,18 @@ def with_types(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _has_long_vector(model: onnx.ModelProto) -> bool:
+    infos = (info for graph in _graphs(model) for info in (*graph.input, *graph.value_info, *graph.output))
+    shapes = (info.type.tensor_type.shape.dim for info in infos)
+    return any(len(dims) == 1 and dims[0].dim_value > _LONGEST_VECTOR for dims in shapes)
+
+
+def _graphs(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
     graphs = [model.graph]
     while graphs:
-        graph = graphs.pop()
-        for info in (*graph.input, *graph.value_info, *graph.output):
-            dims = info.type.tensor_type.shape.dim
-            if len(dims) == 1 and dims[0].dim_value > _LONGEST_VECTOR:
-                return True
+        yield (graph := graphs.pop())
         for node in graph.node:
-            graphs += bodies_of(node)
-    return False
+            if node.attribute:
+                graphs += bodies_of(node)
 
 
 def skeleton(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -86,6 +85,11 @@ def skeleton(model: onnx.ModelProto) -> onnx.ModelProto:
         if sparse.values.name not in inputs:
             values = sparse.values
             graph.input.append(onnx.helper.make_tensor_value_info(values.name, values.data_type, sparse.dims))
+    for part in _graphs(light):
+        for info in (*part.input, *part.output, *part.value_info):
+            for dim in info.type.tensor_type.shape.dim:
+                if dim.dim_value < 0:  # some exporters write -1 for any size; inference of Slice aborts the process
+                    dim.ClearField("dim_value")
     return light
 
 

@@ -59,7 +59,7 @@ class Scope:
         values: name -> value; None for a function's formal input that the call leaves out.
         outer: the scope around a body; functions see nothing around them.
         captures: the captured values of the node that owns this body.
-        attributes: in a function: the attributes of the call.
+        attributes: in a function: the attributes that it declares and what the call gives for them.
         in_function: whether the nodes come from a function, so that their names may come more than once.
     """
 
@@ -70,7 +70,7 @@ class Scope:
     values: dict[str, Value | None] = field(default_factory=dict)
     outer: Scope | None = None
     captures: Captures | None = None
-    attributes: Mapping[str, onnx.AttributeProto] | None = None
+    attributes: Mapping[str, onnx.AttributeProto | None] | None = None
     in_function: bool = False
 
     def resolve(self, name: str, reader: str) -> Value | None:
@@ -133,8 +133,11 @@ class GraphBuilder:
         for value in source.input:
             if value.name not in weights:
                 self._named_leaf(scope, value.name, Input(value.name, type_of(value.type)))
-        overridable = {value.name for value in source.input}
+        overridable = {value.name: type_of(value.type) for value in source.input}
         for name, data in weights.items():
+            declared = overridable.get(name)
+            if isinstance(declared, TensorType) and declared.dtype is not data.dtype:
+                raise ConversionError(f"input {name!r} is {declared.dtype.value}, its default {data.dtype.value}")
             self._weight(scope, name, data, name in overridable)
         self._add_nodes(scope, self._typed.graph.node)
         values = [self._output(scope, value.name) for value in source.output]
@@ -259,8 +262,12 @@ class GraphBuilder:
         function, label = self._functions[key], node_label(node)
         if len(node.input) > len(function.input) or len(node.output) > len(function.output):
             raise ConversionError(f"{label} has more inputs or outputs than the function {function.name!r} declares")
-        call = {a.name: a for a in function.attribute_proto}
-        call |= {a.name: a for a in resolved(node.attribute, scope.attributes)}
+        call: dict[str, onnx.AttributeProto | None] = dict.fromkeys(function.attribute)
+        call |= {a.name: a for a in function.attribute_proto}
+        given = {a.name: a for a in resolved(node.attribute, scope.attributes)}
+        if not given.keys() <= call.keys():
+            raise ConversionError(f"{label} has attributes that the function {function.name!r} does not declare")
+        call |= given
         inner = Scope(
             scope.graph,
             opsets_of(self._model, function.opset_import) or scope.opsets,
@@ -270,8 +277,8 @@ class GraphBuilder:
             in_function=True,
         )
         for index, name in enumerate(function.input):
-            given = node.input[index] if index < len(node.input) else ""
-            inner.define(name, scope.resolve(given, label) if given else None)
+            fed = node.input[index] if index < len(node.input) else ""
+            inner.define(name, scope.resolve(fed, label) if fed else None)
         self._add_nodes(inner, function.node)
         for outer_name, inner_name in zip(node.output, function.output, strict=False):
             if outer_name:

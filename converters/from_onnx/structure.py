@@ -33,17 +33,22 @@ def check_model(model: onnx.ModelProto) -> None:
         ConversionError: a name is no text, bodies are nested too deep, functions call each other in a circle or too
             often, or a node's inputs, outputs or attributes are not those of its operator.
     """
+    import onnx
+
     for entry in (*model.opset_import, *(entry for f in model.functions for entry in f.opset_import)):
         _check_texts("the opset imports", (entry.domain,))
-        if not 0 < entry.version <= _MAX_OPSET:
+        newest = _MAX_OPSET if domain_of(entry.domain) else onnx.defs.onnx_opset_version()
+        if not 0 < entry.version <= newest:
             raise ConversionError(
-                f"the model imports opset {entry.version} of {entry.domain or 'ai.onnx'!r}: no version"
+                f"the model imports opset {entry.version} of {entry.domain or 'ai.onnx'!r}; the newest here is {newest}"
             )
     entries = (text for entry in model.metadata_props for text in (entry.key, entry.value))
     _check_texts("the model's description", (model.doc_string, model.graph.doc_string, *entries))
     for function in model.functions:
         names = (*function.input, *function.output, *function.attribute, *(a.name for a in function.attribute_proto))
         _check_texts("a function", (function.domain, function.name, function.overload, *names))
+        if not all((function.name, *names)):
+            raise ConversionError(f"function {function.name!r} has an input, output or attribute without a name")
     functions = {(domain_of(f.domain), f.name, f.overload): f for f in model.functions}
     sizes: dict[tuple[str, str, str], int] = {}
     open_calls: list[tuple[str, str, str]] = []
@@ -150,6 +155,14 @@ class _Signature:
                 return f"has attribute {name!r} as {_kind_name(found)}; {self.label} takes it as {_kind_name(wanted)}"
             elif wanted == _INT and not -_INT32 <= attribute.i < _INT32 and name != "value_int":
                 return f"has attribute {name!r} = {attribute.i}; {self.label} takes 32 bits"
+        parts = attributes.get("num_outputs")
+        if (
+            parts is not None
+            and not parts.ref_attr_name
+            and self.label.startswith("Split ")
+            and parts.i != len(outputs)
+        ):
+            return f"has {len(outputs)} outputs and num_outputs={parts.i}"
         if not self.required <= attributes.keys():
             return f"has no attribute {', '.join(self.required - attributes.keys())}; {self.label} needs it"
         return ""
@@ -180,10 +193,11 @@ def _kind_name(number: int) -> str:
 
 def _check_graph(graph: onnx.GraphProto) -> None:
     infos = (info.name for info in (*graph.input, *graph.output, *graph.value_info))
-    tensors = (tensor.name for tensor in graph.initializer)
-    _check_texts(
-        "a graph", (graph.name, *infos, *tensors, *(tensor.values.name for tensor in graph.sparse_initializer))
-    )
+    tensors = (*graph.initializer, *(tensor.values for tensor in graph.sparse_initializer))
+    _check_texts("a graph", (graph.name, *infos, *(tensor.name for tensor in tensors)))
+    for tensor in tensors:
+        if any(size < 0 for size in tensor.dims):
+            raise ConversionError(f"tensor {tensor.name!r} of shape {[*tensor.dims]} is not a whole tensor")
 
 
 def _check_texts(owner: str | onnx.NodeProto, texts: Iterable[object]) -> None:

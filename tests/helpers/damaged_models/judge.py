@@ -113,7 +113,7 @@ def _beside_plain(
         given = [feeds[value.name] for value in plain.get_inputs()]
         theirs = run_plain(data, given)
     except Exception as err:
-        return f"refuses: {str(err)[:200]}"
+        return f"refuses: {str(err)[:400]}"
     if ours is None:
         return "answers"
     try:
