@@ -44,11 +44,18 @@ def check_model(model: onnx.ModelProto) -> None:
             )
     entries = (text for entry in model.metadata_props for text in (entry.key, entry.value))
     _check_texts("the model's description", (model.doc_string, model.graph.doc_string, *entries))
+    imported = opsets_of(model, model.opset_import)
     for function in model.functions:
         names = (*function.input, *function.output, *function.attribute, *(a.name for a in function.attribute_proto))
         _check_texts("a function", (function.domain, function.name, function.overload, *names))
         if not all((function.name, *names)):
             raise ConversionError(f"function {function.name!r} has an input, output or attribute without a name")
+        domain = domain_of(function.domain)
+        if domain in imported and schema_of(function.name, imported[domain], domain) is not None:
+            raise ConversionError(
+                f"function {function.name!r} has the name of an operator of {domain or 'ai.onnx'}, and runtimes differ "
+                "in which of the two they run; rename the function"
+            )
     functions = {(domain_of(f.domain), f.name, f.overload): f for f in model.functions}
     sizes: dict[tuple[str, str, str], int] = {}
     open_calls: list[tuple[str, str, str]] = []
@@ -95,7 +102,7 @@ def check_model(model: onnx.ModelProto) -> None:
         return sizes[key]
 
     _check_graph(model.graph)
-    total = size_of(model.graph.node, 0, opsets_of(model, model.opset_import))
+    total = size_of(model.graph.node, 0, imported)
     if total > _MAX_NODES:
         raise ConversionError(f"the model has {total} nodes once its functions are inlined, above {_MAX_NODES}")
 

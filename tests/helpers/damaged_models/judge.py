@@ -59,7 +59,7 @@ def _judge(task: Sequence[Any], session: Any, folder: Path) -> None:
     else:
         title, data, inputs = damaged_operator(number)
     outcome = error = ""
-    ours, feeds = None, None
+    ours, feeds, ours_names = None, None, []
     try:
         _said("import", title=title)
         if number % 4:
@@ -76,6 +76,7 @@ def _judge(task: Sequence[Any], session: Any, folder: Path) -> None:
         else:
             _said("run")
             ours = compiled.run(feeds)
+            ours_names = [*compiled.output_specs]
             outcome = "answer"
     except RlxError as err:
         outcome, error = "typed error", f"{type(err).__name__}: {err}"
@@ -88,13 +89,11 @@ def _judge(task: Sequence[Any], session: Any, folder: Path) -> None:
         place = f"{where.tb_frame.f_code.co_filename.rpartition('/')[2]}:{where.tb_lineno}" if where else ""
         outcome, error = "untyped error", f"{type(err).__name__} at {place}: {err}"
     _said("plain", outcome=outcome, error=error)
-    found = _beside_plain(data, inputs, ours, feeds, outcome)
+    found = _beside_plain(data, ours, ours_names, feeds)
     _said("done", plain=found)
 
 
-def _beside_plain(
-    data: bytes, inputs: list[Any] | None, ours: list[Any] | None, feeds: dict[str, Any] | None, outcome: str
-) -> str:
+def _beside_plain(data: bytes, ours: list[Any] | None, ours_names: Sequence[str], feeds: dict[str, Any] | None) -> str:
     """Return how plain ONNX Runtime does on the same bytes: refuses, opens, answers, same, or what differs.
 
     Where plain ONNX Runtime answers twice with different numbers, as from memory that nobody wrote, it is `unstable`.
@@ -117,7 +116,7 @@ def _beside_plain(
     if ours is None:
         return "answers"
     try:
-        assert len(ours) == len(names), f"{len(ours)} outputs instead of {len(names)}"
+        assert ours_names == names, f"outputs {ours_names} instead of {names}"
         assert_similar(ours, theirs, 1e-3, 1e-5)
     except AssertionError as err:
         with contextlib.suppress(AssertionError):
