@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rlx_ort import environment
+from rlx_ort.deploy.names import required_key
 from rlx_ort.deploy.open import narrowed_policy, runner_of
 from rlx_ort.deploy.package import Package
 from rlx_ort.device import Device
@@ -74,7 +74,7 @@ def warm_package(
         IntegrityError: its contents do not match its index, or it is not signed by the key.
         DeviceParseError: one of the `RLX_*` variables does not parse.
     """
-    key = require_signature or environment.get("PACKAGE_KEY") or None
+    key = required_key(require_signature)
     with Package(path, key=key, sha256=sha256, min_serial=min_serial) as package:
         return warm_opened(package, devices, progress)
 
