@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from rlx_ort.converters.from_onnx.signatures import value_problem
 from rlx_ort.converters.from_onnx.structure import domain_of, node_label, opsets_of, sorted_nodes
 from rlx_ort.converters.from_onnx.tensor_files import TensorFiles
 from rlx_ort.converters.from_onnx.tensors import attribute_value, constant_data, dense_tensor, resolved, tensor_data
@@ -184,12 +185,13 @@ class GraphBuilder:
     def _node(self, scope: Scope, node: onnx.NodeProto) -> None:
         formal = [scope.resolve(name, node_label(node)) if name else None for name in node.input]
         captures = Captures(len(formal))
-        found = {
-            attribute.name: attribute_value(
+        found = {}
+        for attribute in resolved(node.attribute, scope.attributes):
+            if scope.in_function and (problem := value_problem(attribute)):  # one that a call gives
+                raise ConversionError(f"{node_label(node)} {problem}")
+            found[attribute.name] = attribute_value(
                 attribute, self._files, lambda body: self._body(scope, body, captures, node_label(node))
             )
-            for attribute in resolved(node.attribute, scope.attributes)
-        }
         outputs = [*node.output]
         while outputs and not outputs[-1]:
             outputs.pop()

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import heapq
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from rlx_ort.converters.from_onnx.signatures import signature_of
 from rlx_ort.converters.onnx_types import schema_of
 from rlx_ort.converters.protos import bodies_of
 from rlx_ort.errors import ConversionError
@@ -21,8 +20,6 @@ MAX_DEPTH = 30
 """How deep bodies and function calls may be nested: protobuf reads and copies no more than 32 levels of bodies."""
 
 _MAX_NODES = 2_000_000
-_INT = 2  # AttributeProto.INT
-_INT32 = 1 << 31  # kernels narrow sizes to 32 bits: Attention divides by zero for 2^40 heads
 _MAX_OPSET = 1_000_000  # custom domains number as they like
 
 
@@ -76,7 +73,7 @@ def check_model(model: onnx.ModelProto) -> None:
                 total += function_size(key, node)
             else:
                 total += 1
-                signature = _signature(node.op_type, opsets[key[0]], key[0]) if key[0] in opsets else None
+                signature = signature_of(node.op_type, opsets[key[0]], key[0]) if key[0] in opsets else None
                 problem = (
                     ""
                     if signature is None
@@ -118,84 +115,6 @@ def opsets_of(model: onnx.ModelProto, imports: Iterable[onnx.OperatorSetIdProto]
     if model.ir_version < 3:  # before IR version 3 there was nothing to declare
         opsets.setdefault("", 1)
     return opsets
-
-
-@dataclass(frozen=True, slots=True)
-class _Signature:
-    """What an operator takes, by its schema.
-
-    Attributes:
-        label: the operator and its version, for messages.
-        inputs: the least and the largest number of inputs.
-        outputs: those of outputs.
-        single: the places of inputs that a node must not leave out.
-        kinds: attribute name -> number of its type.
-        required: the attributes that a node must have.
-    """
-
-    label: str
-    inputs: tuple[int, int]
-    outputs: tuple[int, int]
-    single: tuple[int, ...]
-    kinds: Mapping[str, int]
-    required: frozenset[str]
-
-    def problem(
-        self, inputs: Sequence[str], outputs: Sequence[str], attributes: Mapping[str, onnx.AttributeProto]
-    ) -> str:
-        """Return how a node breaks the schema, empty if it does not; absent values at the end are allowed."""
-        for what, names, (least, most) in (("inputs", inputs, self.inputs), ("outputs", outputs, self.outputs)):
-            count = len(names)
-            while count > most and not names[count - 1]:
-                count -= 1
-            if not least <= count <= most:
-                return f"has {count} {what}; {self.label} takes {least} to {most}"
-        for place in self.single:
-            if place < len(inputs) and not inputs[place]:
-                return f"leaves out input {place}, which {self.label} needs"
-        for name, attribute in attributes.items():
-            wanted, found = self.kinds.get(name), attribute.type
-            if wanted is None:
-                if not name.startswith("__"):  # reserved for whoever wrote the model
-                    return f"has attribute {name!r}; {self.label} has {', '.join(sorted(self.kinds)) or 'none'}"
-            elif found != wanted:
-                return f"has attribute {name!r} as {_kind_name(found)}; {self.label} takes it as {_kind_name(wanted)}"
-            elif wanted == _INT and not -_INT32 <= attribute.i < _INT32 and name != "value_int":
-                return f"has attribute {name!r} = {attribute.i}; {self.label} takes 32 bits"
-        parts = attributes.get("num_outputs")
-        if (
-            parts is not None
-            and not parts.ref_attr_name
-            and self.label.startswith("Split ")
-            and parts.i != len(outputs)
-        ):
-            return f"has {len(outputs)} outputs and num_outputs={parts.i}"
-        if not self.required <= attributes.keys():
-            return f"has no attribute {', '.join(self.required - attributes.keys())}; {self.label} needs it"
-        return ""
-
-
-@functools.cache
-def _signature(op_type: str, version: int, domain: str) -> _Signature | None:
-    """Return what an operator takes, None where there is no schema that is in force."""
-    schema = schema_of(op_type, version, domain)
-    if schema is None or schema.deprecated:
-        return None
-    return _Signature(
-        f"{op_type} of {domain or 'ai.onnx'} {version}",
-        (schema.min_input, schema.max_input),
-        (schema.min_output, schema.max_output),
-        tuple(place for place, formal in enumerate(schema.inputs) if formal.option.name == "Single"),
-        {name: int(attribute.type.value) for name, attribute in schema.attributes.items()},
-        frozenset(name for name, attribute in schema.attributes.items() if attribute.required),
-    )
-
-
-def _kind_name(number: int) -> str:
-    from onnx import AttributeProto
-
-    known = AttributeProto.AttributeType
-    return str(known.Name(number)) if number in known.values() else f"type {number}"
 
 
 def _check_graph(graph: onnx.GraphProto) -> None:

@@ -146,7 +146,8 @@ def _recast(model: onnx.ModelProto, names: list[str], inputs: list[Any], rng: ra
         return
     place, number = rng.choice(places), rng.choice(_DTYPES)
     if number == TensorProto.STRING:
-        inputs[place] = np.asarray(inputs[place]).astype(str).astype(object)
+        array = np.asarray(inputs[place])
+        inputs[place] = np.array([str(item) for item in array.reshape(-1)], object).reshape(array.shape)
     else:
         with np.errstate(all="ignore"):
             inputs[place] = np.asarray(inputs[place]).astype(helper.tensor_dtype_to_np_dtype(number))
