@@ -1,8 +1,9 @@
-"""What a node must look like by its operator's schema, and attribute values that inference or kernels do not survive."""
+"""What a node must look like by its operator's schema, and attribute values that end or block the process."""
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ __all__ = ["Signature", "signature_of", "value_problem"]
 
 _INT, _INTS = 2, 7  # AttributeProto.INT and INTS
 _INT32 = 1 << 31
+_LARGEST_WINDOW = 1 << 24  # AveragePool also adds up what auto_pad puts around an image
 # Sizes that something is divided by, or that index without a check, in ONNX's inference or ONNX Runtime 1.31's kernels.
 _LEAST = {
     "batch_dims": 0, "block_size": 0, "blocksize": 1, "dilations": 1, "group": 1, "hidden_size": 1, "kernel_shape": 1,
@@ -98,6 +100,8 @@ def value_problem(attribute: onnx.AttributeProto) -> str:
         return ""
     numbers = [attribute.i] if attribute.type == _INT else [*attribute.ints]
     wrong = [number for number in numbers if number < least]
+    if name == "kernel_shape" and not wrong and math.prod(numbers) > _LARGEST_WINDOW:
+        return f"has attribute {name!r} = {numbers}, a window of more than {_LARGEST_WINDOW} elements"
     return f"has attribute {name!r} with {wrong[0]}, which must be {least} at least" if wrong else ""
 
 

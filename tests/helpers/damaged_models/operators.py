@@ -7,6 +7,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 from onnx import AttributeProto, TensorProto, helper, numpy_helper
@@ -18,8 +19,9 @@ __all__ = ["damaged_operator"]
 
 _DTYPES = (
     TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.INT64, TensorProto.INT32, TensorProto.INT8,
-    TensorProto.UINT8, TensorProto.BOOL, TensorProto.STRING,
+    TensorProto.UINT8, TensorProto.BOOL, TensorProto.STRING, TensorProto.INT4, TensorProto.UINT4,
 )  # fmt: skip
+_FOREIGN = [np.dtype(kind) for kind in (ml_dtypes.int4, ml_dtypes.uint4, ml_dtypes.float4_e2m1fn, ml_dtypes.bfloat16)]
 _SMALL_BYTES = 100_000
 
 
@@ -114,7 +116,10 @@ def _made_constant(model: onnx.ModelProto, names: list[str], inputs: list[Any], 
         info = np.iinfo(array.dtype)
         small = [0, 1, -1, 2, 5, 1000, int(info.max), int(info.min)]
         array.flat[rng.randrange(array.size)] = min(max(rng.choice(small), int(info.min)), int(info.max))
-    model.graph.initializer.append(numpy_helper.from_array(array, names[place]))
+    tensor = numpy_helper.from_array(array, names[place])
+    if array.dtype in _FOREIGN and tensor.raw_data and rng.random() < 0.5:
+        tensor.raw_data = rng.randbytes(len(tensor.raw_data))
+    model.graph.initializer.append(tensor)
     if rng.random() < 0.7:
         del model.graph.input[place]
         del names[place], inputs[place]
@@ -155,4 +160,5 @@ def _recast(model: onnx.ModelProto, names: list[str], inputs: list[Any], rng: ra
 
 
 def _is_plain(value: Any) -> bool:
-    return isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "fiub" and value.nbytes < _SMALL_BYTES
+    known = isinstance(value, np.ndarray | np.generic) and (value.dtype.kind in "fiub" or value.dtype in _FOREIGN)
+    return known and value.nbytes < _SMALL_BYTES
