@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import os
 import threading
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -110,6 +111,7 @@ class OrtEngineSession:
         self.output_types = {spec.name: spec.type for spec in self._outputs}
         self._bound_memory: Mapping[str, tuple[str, int]] | None = None
         self._guard = recipe.run_lock
+        self._owner = os.getpid()
         self._foreign_inputs = frozenset(spec.name for spec in self._inputs if has_foreign_dtype(spec.type))
         self._foreign_outputs = frozenset(spec.name for spec in self._outputs if has_foreign_dtype(spec.type))
         self._graph_lock = threading.RLock()
@@ -168,7 +170,8 @@ class OrtEngineSession:
     def close(self) -> None:
         """Drop the session, then its weights; runs in other threads finish first. Closing twice is harmless."""
         core, self._core = self._core, None
-        if core is not None:
+        # In a forked child the core is kept, see `process`, and a thread of the parent may hold the lock.
+        if core is not None and self._owner == os.getpid():
             with self._guard():
                 del core
 
