@@ -7,10 +7,17 @@ from typing import ClassVar
 
 from rlx_ort.device import Device
 from rlx_ort.options.compile_options import CompileOptions
-from rlx_ort.providers.base import Availability, CostProfile, KernelLimit, is_float_remainder
+from rlx_ort.providers.base import (
+    PRIVATE_MEMORY,
+    Availability,
+    CostProfile,
+    KernelLimit,
+    MemoryReading,
+    is_float_remainder,
+)
 from rlx_ort.providers.cores import core_share
 from rlx_ort.providers.engine.recipe import Keeps, SessionRecipe
-from rlx_ort.providers.hardware import cpu_name, memory_bytes
+from rlx_ort.providers.hardware import cpu_name, memory_bytes, private_bytes
 from rlx_ort.providers.installation import Problem
 from rlx_ort.providers.ort_provider import OrtProvider
 
@@ -42,6 +49,10 @@ class CpuProvider(OrtProvider):
     def facts(self, device: Device) -> Availability:
         """Return the processor's name and the machine's memory."""
         return Availability(False, hardware=cpu_name(), memory_bytes=memory_bytes(), remedy=self.install_remedy())
+
+    def memory(self, device: Device) -> MemoryReading:
+        """Return the process's private memory, which has other data beside that of sessions."""
+        return MemoryReading(private_bytes(), whole=False, source=PRIVATE_MEMORY)
 
     # --- session options
     def recipe(self, device: Device, options: CompileOptions) -> SessionRecipe:

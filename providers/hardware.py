@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import mmap
 import platform
 import re
 import shutil
@@ -25,6 +26,8 @@ __all__ = [
     "memory_bytes",
     "missing_libraries",
     "nvidia_gpus",
+    "private_bytes",
+    "release_free_heap",
 ]
 
 
@@ -60,6 +63,26 @@ def cpu_name() -> str:
 def memory_bytes() -> int:
     """Return the memory of the machine in bytes."""
     return int(psutil.virtual_memory().total)
+
+
+def private_bytes() -> int:
+    """Return the memory in use by this process alone in bytes: resident pages that map no file, or what Windows commits.
+
+    On macOS it is all resident memory. Takes 10 us.
+    """
+    if sys.platform.startswith("linux"):
+        pages = Path("/proc/self/statm").read_bytes().split()
+        return (int(pages[1]) - int(pages[2])) * mmap.PAGESIZE
+    found = psutil.Process().memory_info()
+    return int(getattr(found, "private", found.rss))
+
+
+def release_free_heap() -> None:
+    """Return free heap pages to the system, which takes glibc about a millisecond."""
+    if sys.platform.startswith("linux"):
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # musl has none
+        if trim is not None:
+            trim(ctypes.c_size_t(0))
 
 
 @functools.cache

@@ -18,6 +18,7 @@ from rlx_ort.errors import PlacementError, RunError
 from rlx_ort.execution.dispatch_report import log_dispatch_report
 from rlx_ort.execution.engine import Engine, Observer, WeightSource
 from rlx_ort.execution.placement import Placement, build_placement, enforce
+from rlx_ort.execution.residency import Resident, residency
 from rlx_ort.execution.weights import WeightStore
 from rlx_ort.ir.core import Node
 from rlx_ort.ir.ops.leaf import Input, Param
@@ -28,6 +29,7 @@ from rlx_ort.providers.engine.binding import binder_of
 
 if TYPE_CHECKING:
     from rlx_ort.converters.to_onnx.exported import ExportedModel
+    from rlx_ort.execution.compiled import CompiledGraph
     from rlx_ort.ir.graph import Graph
     from rlx_ort.providers.base import EngineSession, Provider
 
@@ -88,7 +90,10 @@ class EngineSlot:
     """Holds the engine of a graph on a device. `current` may be read without a lock.
 
     Attributes:
-        current: the open engine, or None.
+        current: the open engine, or None. Always None under a memory budget: each run then asks for the engine.
+        resident: what its session takes; shared with its twins.
+        users: the compiled graphs that run in it.
+        lock: held while an engine is opened, replaced or closed.
         placement: the placement of the session opened last, even if the placement rule refused it.
         input_types: name -> type of the inputs of the user's graph, in order.
         output_types: name -> type of its outputs, in order.
@@ -113,6 +118,10 @@ class EngineSlot:
         self.options = options
         self.graph = graph
         self.current: Engine | None = None
+        self.resident = Resident(provider, device, graph.name)
+        self.resident.slots.add(self)
+        self.users: weakref.WeakSet[CompiledGraph] = weakref.WeakSet()
+        self._governed: Engine | None = None  # in place of `current`, under a memory budget
         self.placement: Placement | None = None
         self._runs = replace(runs, graph=graph)  # frees the rewritten graph, whose constants may be large
         self._source: WeightSource = weights if source is None else source
@@ -121,7 +130,7 @@ class EngineSlot:
         self.output_types = _without(exported.output_types, self._runs.hidden)
         self._children: weakref.WeakSet[EngineSlot] = weakref.WeakSet()
         self._closed = False
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
 
     @property
     def closed(self) -> bool:
@@ -144,16 +153,21 @@ class EngineSlot:
             EngineError: the engine refused the model.
             RunError: the slot is closed.
         """
-        with self._lock:
+        with self.lock:
             if self._closed:
                 raise RunError(f"the compiled graph on {self.device.display} is closed; compile the graph again")
             if self.placement is not None:
                 enforce(self.placement, rule, self.device)
-            engine = self.current
+            engine = self.current or self._governed
+            if engine is None and self.resident.governed:
+                engine = self.resident.engine()  # a twin opened it
             if engine is not None and (engine.version == self.weights.version or self._still_fresh(engine)):
-                return engine
-            engine = self._open(rule)
-            self.current = engine
+                self.resident.touch()
+            else:
+                self._governed = engine = None  # lets go of stale weights before new ones are loaded
+                engine = self._open(rule)
+                self.resident.hold(engine)
+            self.keep(engine)
             return engine
 
     def open_if_ready(self, rule: PlacementRule) -> None:
@@ -165,30 +179,53 @@ class EngineSlot:
         """Return another slot with the same engine, which is closed separately."""
         user = (self.provider, self.device, self.exported, self.weights, self.options, self.graph)
         twin = EngineSlot(*user, self._runs, self._source, self._observer)
-        with self._lock:
-            twin.current, twin.placement = self.current, self.placement
+        twin.resident = self.resident
+        twin.resident.slots.add(twin)
+        with self.lock:
+            twin.current, twin._governed, twin.placement = self.current, self._governed, self.placement
         return twin
 
     def adopt(self, child: EngineSlot) -> None:
         """Close a slot together with this one."""
-        with self._lock:
+        with self.lock:
             self._children.add(child)
             if self._closed:
                 child.close()
 
     def release(self) -> None:
         """Let go of the engine; the next run opens another."""
-        with self._lock:
-            self.current = None
+        with self.lock:
+            self.let_go()
 
     def close(self) -> None:
         """Let go of the engine for good; it closes when the runs in it have ended."""
-        with self._lock:
+        with self.lock:
             self._closed = True
-            self.current = None
+            self.let_go()
             children = list(self._children)
         for child in children:
             child.close()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether its engine is open."""
+        return self.current is not None or self._governed is not None
+
+    def let_go(self) -> bool:
+        """Refer to the engine no more, and return whether there was one; the lock is held."""
+        had, self.current, self._governed = self.is_open, None, None
+        return had
+
+    def keep(self, engine: Engine) -> None:
+        """Refer to an engine; the lock is held."""
+        if self.resident.governed:
+            self._governed = engine
+        else:
+            self.current = engine
+
+    def unbind_idle(self) -> bool:
+        """Release buffers that are bound to the engine, and return whether no state depends on it."""
+        return all(user.unbind_idle() for user in list(self.users))
 
     def _still_fresh(self, engine: Engine) -> bool:
         """Return whether the newer version changed no frozen weight of this model; the engine then takes it over."""
@@ -225,8 +262,9 @@ class EngineSlot:
         if self._runs.host_marker:
             entries = {_LAYERS: f"cpu({self._runs.host_marker})", **options.session_config}
             options = options.with_(session_config=entries)
-        session = self.provider.open(SessionRequest(self.device, self.exported, weights, options))
-        feeds = self._feeds(session, changing, replaces=self.current is not None)
+        replaces = self.is_open
+        session = residency().open(self, SessionRequest(self.device, self.exported, weights, options))
+        feeds = self._feeds(session, changing, replaces=replaces)
         hidden = self._runs.hidden
         observed = (hidden, self._observer) if hidden and self._observer is not None else None
         engine = Engine(session, weights, version, self._source, feeds, observed)

@@ -135,10 +135,18 @@ class Handles:
             for table in (self._host, self._device, self._host_feeds, self._device_feeds):
                 table.clear()
 
-    def unbind(self) -> None:
-        """Release the engine that the last run was bound to; values and feeds stay."""
-        with self.lock:
-            self.step = None
+    @property
+    def on_device(self) -> bool:
+        """Whether a handle is in the memory of the device."""
+        return bool(self._device)
+
+    def unbind(self, *, wait: bool = True) -> bool:
+        """Release the engine that the last run was bound to; unless `wait`, return False during a run."""
+        if not self.lock.acquire(blocking=wait):
+            return False
+        self.step = None
+        self.lock.release()
+        return True
 
     def behind(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the inputs with the handles as values of those that are not given."""
