@@ -83,6 +83,7 @@ class Resident:
         weights: bytes of its weights; 0 before it was opened under a budget.
         nbytes: bytes that its session takes, or took before it was closed; 0 if unknown.
         at_opening: those of them that opening it took.
+        reserved: bytes that its first run is expected to add; 0 after that run.
         sessions: its sessions that exist.
         opened: how often a session was opened.
         evictions: how often it was closed to make room.
@@ -95,7 +96,7 @@ class Resident:
     def __init__(self, provider: Provider, device: Device, model: str) -> None:
         self.device = device
         self.model = model
-        self.weights = self.nbytes = self.at_opening = 0
+        self.weights = self.nbytes = self.at_opening = self.reserved = 0
         self.sessions = self.opened = self.evictions = 0
         self.used_s = self._swept_s = 0.0
         self.governed = False
@@ -104,11 +105,6 @@ class Resident:
         self._provider = provider
         self._largest = -1  # bytes of inputs; the arena grows with larger ones
         self._lock = threading.RLock()  # reentrant: a finalizer may run during any call
-
-    @property
-    def needed(self) -> int:
-        """The bytes to have free before its session is opened: what it took before, else its weights."""
-        return self.nbytes or self.weights
 
     @property
     def idle_arena(self) -> bool:
@@ -133,6 +129,7 @@ class Resident:
     def count(self, session: EngineSession, nbytes: int = 0) -> None:
         """Count a new session until nothing refers to it: a device tensor keeps one from being freed, for example."""
         with self._lock:
+            self.reserved = max(0, self.nbytes - nbytes)
             self.nbytes = self.at_opening = nbytes
             self.sessions += 1
             self.opened += 1
@@ -142,7 +139,7 @@ class Resident:
     def grow(self, fed: int, nbytes: int) -> None:
         """Note what a run on `fed` bytes of inputs added."""
         with self._lock:
-            self._largest = max(fed, self._largest)
+            self._largest, self.reserved = max(fed, self._largest), 0
             self.nbytes = max(self.at_opening, self.nbytes + nbytes)
 
     def shrink(self) -> bool:
@@ -224,9 +221,10 @@ class Residency:
         """Return the bytes that count against the budget of a device: all that the process uses, else its sessions."""
         known = self.residents(device)
         reading = known[0].read() if known else None
+        reserved = sum(each.reserved for each in known if each.sessions)
         if reading is not None and reading.whole:
-            return reading.nbytes
-        return sum(each.nbytes * each.sessions for each in known)
+            return reading.nbytes + reserved
+        return sum(each.nbytes * each.sessions for each in known) + reserved
 
     def open(self, slot: EngineSlot, request: SessionRequest) -> EngineSession:
         """Open a session of a slot, within the budget of its device if there is one.
@@ -249,14 +247,16 @@ class Residency:
         if resident.evictions and options.cache is None and environment.get("CACHE") is None:
             options = options.with_(cache=CacheUse.ON)
         with self._opening:
-            self._make_room(resident, budget, resident.needed)
+            self._make_room(resident, budget, self._needed(resident))
             before = resident.read()
             session = slot.provider.open(replace(request, options=options, budgeted=True))
             after = resident.read()
-            known = before is not None and after is not None
-            resident.count(session, max(0, after.nbytes - before.nbytes) if known else resident.weights)
+            if before is None or after is None:
+                resident.count(session, resident.weights)
+            else:
+                resident.count(session, max(0, after.nbytes - before.nbytes))
             try:
-                self._make_room(resident, budget, 0)
+                self._make_room(resident, budget, 0, own=1)
             except MemoryBudgetError:
                 session.close()
                 raise
@@ -289,15 +289,25 @@ class Residency:
             evicted = [_evict(each) for each in others]
             return any(evicted) or any(shrunk)
 
-    def _make_room(self, resident: Resident, budget: int, needed: int) -> None:
-        """Free memory until `needed` bytes fit into the budget, waiting for sessions in use if it must."""
+    def _needed(self, resident: Resident) -> int:
+        """Return what a session is expected to take: what it took before, else its weights and a usual surplus."""
+        if resident.nbytes:
+            return resident.nbytes
+        surplus = sorted(each.nbytes - each.weights for each in self.residents(resident.device) if each.nbytes)
+        return resident.weights + (max(0, surplus[len(surplus) // 2]) if surplus else 0)
+
+    def _make_room(self, resident: Resident, budget: int, needed: int, own: int = 0) -> None:
+        """Free memory until `needed` bytes fit into the budget, waiting for sessions in use if it must.
+
+        `own` sessions of the resident are not waited for.
+        """
         deadline = time.monotonic() + self.longest_wait_s
-        device, own = resident.device, 0 if needed else 1
+        device = resident.device
         while (used := self.used(device)) + needed > budget:
             if self._free_one(resident):
                 continue
             busy = [each for each in self.residents(device) if each.sessions > (own if each is resident else 0)]
-            if not busy and needed and not resident.nbytes:
+            if not (busy or own or resident.nbytes):
                 return  # its size is known once it is open
             if not busy or time.monotonic() > deadline:
                 raise _no_room(resident, budget, used, needed, busy)
