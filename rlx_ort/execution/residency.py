@@ -16,8 +16,9 @@ import re
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rlx_ort import environment
@@ -37,6 +38,9 @@ __all__ = ["Residency", "Resident", "budget_of", "parse_budgets", "residency"]
 VARIABLE = "RLX_DEVICE_MEMORY"
 _IDLE_S = 2.0  # without a run; then the arena is shrunk
 _STEP_S = 0.002
+_PATIENCE_S = 0.25
+_NOISE_BYTES = 1 << 20
+_NEVER = -(1 << 60)
 _LONGEST_WAIT_S = 30.0  # for a session in use to become idle
 _SEPARATORS = re.compile(r"[,;\s]+")
 
@@ -74,6 +78,47 @@ def budget_of(device: Device) -> int | None:
     return budgets.get(device.label, budgets.get(Device(device.kind).label, common))
 
 
+class _Quiet:
+    """Lets a measurement run while no session under a budget runs.
+
+    All waits end after a quarter of a second. A measurement that other runs disturbed is made again at the next chance.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._inside = 0
+        self._alone = self._disturbed = False
+
+    def enter(self) -> None:
+        """Begin a run, after the measurement in progress."""
+        with self._changed:
+            if self._alone and not self._changed.wait_for(lambda: not self._alone, _PATIENCE_S):
+                self._disturbed = True
+            self._inside += 1
+
+    def leave(self) -> None:
+        """End a run."""
+        with self._changed:
+            self._inside -= 1
+            self._changed.notify_all()
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[Callable[[], bool]]:
+        """Hold other runs back, and yield what returns whether there was none."""
+        with self._changed:
+            holds = self._changed.wait_for(lambda: not self._alone, _PATIENCE_S)
+            if holds:
+                self._alone = True
+                self._disturbed = not self._changed.wait_for(lambda: not self._inside, _PATIENCE_S)
+        try:
+            yield lambda: holds and not self._disturbed
+        finally:
+            if holds:
+                with self._changed:
+                    self._alone = False
+                    self._changed.notify_all()
+
+
 class Resident:
     """A graph on a device and what its session takes, also while that is closed.
 
@@ -81,14 +126,15 @@ class Resident:
         device: the device.
         model: the name of the graph.
         weights: bytes of its weights; 0 before it was opened under a budget.
-        nbytes: bytes that its session takes, or took before it was closed; 0 if unknown.
-        at_opening: those of them that opening it took.
-        reserved: bytes that its first run is expected to add; 0 after that run.
+        at_opening: bytes that opening its session takes; 0 if unknown.
+        in_runs: bytes that its runs add, in the arena.
+        sure: whether two measurements of both agree, with nothing else running; each opening is measured until then.
         sessions: its sessions that exist.
         opened: how often a session was opened.
         evictions: how often it was closed to make room.
         used_s: when it was used last, on the monotonic clock.
         governed: whether its device had a budget when the session was opened.
+        cached: whether its session was opened from the compile cache because it had been closed to make room.
         slots: the slots that hold its engine.
         engine: a weak reference to the engine that was opened last.
     """
@@ -96,24 +142,43 @@ class Resident:
     def __init__(self, provider: Provider, device: Device, model: str) -> None:
         self.device = device
         self.model = model
-        self.weights = self.nbytes = self.at_opening = self.reserved = 0
+        self.weights = self.at_opening = self.in_runs = 0
         self.sessions = self.opened = self.evictions = 0
         self.used_s = self._swept_s = 0.0
-        self.governed = False
+        self.sure = self.governed = self.cached = False
         self.slots: weakref.WeakSet[EngineSlot] = weakref.WeakSet()
         self.engine: Callable[[], Engine | None] = _no_engine
         self._provider = provider
         self._largest = -1  # bytes of inputs; the arena grows with larger ones
+        self._undisturbed = False
+        self._last = _NEVER  # bytes that the last measurement found
+        self._shrunk = False
+        self._new = True  # not run since it was opened
         self._lock = threading.RLock()  # reentrant: a finalizer may run during any call
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that its session takes, or took before it was closed; 0 if unknown."""
+        return self.at_opening + (0 if self._shrunk else self.in_runs)
+
+    @property
+    def reserved(self) -> int:
+        """The bytes that its first run is expected to add; 0 after that run."""
+        return self.in_runs if self._new else 0
 
     @property
     def idle_arena(self) -> bool:
         """Whether its arena may hold unused memory that no attempt to shrink it has seen."""
-        return self.sessions > 0 and self.nbytes > self.at_opening and self.used_s > self._swept_s
+        return self.sessions > 0 and self.in_runs > 0 and self.used_s > self._swept_s
 
     def read(self) -> MemoryReading | None:
         """Return what this process uses of the device now."""
         return self._provider.memory(self.device)
+
+    def read_trimmed(self) -> MemoryReading | None:
+        """Return a reading without what the heap holds for reuse."""
+        release_free_heap()
+        return self.read()
 
     def touch(self) -> None:
         """Note a use."""
@@ -126,21 +191,40 @@ class Resident:
         if self.governed:
             engine.run = self._measured(engine.run)
 
-    def count(self, session: EngineSession, nbytes: int = 0) -> None:
+    def count(self, session: EngineSession) -> None:
         """Count a new session until nothing refers to it: a device tensor keeps one from being freed, for example."""
         with self._lock:
-            self.reserved = max(0, self.nbytes - nbytes)
-            self.nbytes = self.at_opening = nbytes
             self.sessions += 1
             self.opened += 1
-            self._largest = -1
+            self._new, self._shrunk = True, False
         weakref.finalize(session, self._gone).atexit = False
 
-    def grow(self, fed: int, nbytes: int) -> None:
-        """Note what a run on `fed` bytes of inputs added."""
+    def note_opening(self, nbytes: int, sure: bool) -> None:
+        """Note what opening has taken; the next run is measured as well."""
         with self._lock:
-            self._largest, self.reserved = max(fed, self._largest), 0
-            self.nbytes = max(self.at_opening, self.nbytes + nbytes)
+            self.at_opening, self.in_runs = nbytes, max(0, self.nbytes - nbytes)
+            self._largest, self._undisturbed = -1, sure
+
+    def note_run(self, fed: int, nbytes: int, sure: bool) -> None:
+        """Note what a run on `fed` bytes of inputs has added."""
+        with self._lock:
+            first = self._largest < 0
+            before = 0 if self._new or self._shrunk else self.in_runs
+            self.in_runs, self._largest = max(0, before + nbytes), fed
+            self._new = self._shrunk = False
+            self._undisturbed = self._undisturbed and sure
+            if first:
+                self.compare(self.nbytes)
+
+    def compare(self, nbytes: int) -> None:
+        """Compare what the session takes with the last measurement, which counted what is loaded once and for all."""
+        allowed = max(_NOISE_BYTES, self._last // 10)
+        self.sure = self._undisturbed and abs(nbytes - self._last) <= allowed
+        self._last = nbytes if self._undisturbed else _NEVER
+
+    def forget(self) -> None:
+        """Measure again from the next opening on."""
+        self.sure, self._last = False, _NEVER
 
     def shrink(self) -> bool:
         """Give unused memory of the session's arena back to the device; return whether that was done."""
@@ -149,8 +233,7 @@ class Resident:
         shrink = None if engine is None else getattr(engine.session, "shrink_arena", None)
         if shrink is None or not shrink():
             return False
-        with self._lock:
-            self.nbytes, self._largest = self.at_opening, -1  # the next run is measured again
+        self._shrunk = True
         return True
 
     def release(self) -> bool:
@@ -181,12 +264,15 @@ class Resident:
 
         def measured(names: Sequence[str], feeds: Mapping[str, Any], *more: Any) -> list[Any]:
             fed = sum(getattr(value, "nbytes", 0) for value in feeds.values())
-            if fed <= self._largest:
+            found = residency()
+            if fed > self._largest:
+                return found.measured(self, fed, lambda: run(names, feeds, *more))
+            self._new = self._shrunk = False
+            found.quiet.enter()
+            try:
                 return run(names, feeds, *more)
-            before = self.read()
-            outputs = run(names, feeds, *more)
-            residency().ran(self, fed, before)
-            return outputs
+            finally:
+                found.quiet.leave()
 
         return measured
 
@@ -201,6 +287,9 @@ class Residency:
     Args:
         longest_wait_s: seconds that an opening waits for sessions in use to become idle.
         idle_s: seconds without a run after which an arena is shrunk.
+
+    Attributes:
+        quiet: keeps runs and measurements apart.
     """
 
     def __init__(self, longest_wait_s: float = _LONGEST_WAIT_S, idle_s: float = _IDLE_S) -> None:
@@ -208,6 +297,7 @@ class Residency:
         self.idle_s = idle_s
         self._residents: weakref.WeakSet[Resident] = weakref.WeakSet()
         self._table = threading.RLock()
+        self.quiet = _Quiet()
         self._opening = threading.RLock()  # under a budget, one session at a time is opened, closed or shrunk
         self._sweeper: threading.Thread | None = None
 
@@ -221,10 +311,9 @@ class Residency:
         """Return the bytes that count against the budget of a device: all that the process uses, else its sessions."""
         known = self.residents(device)
         reading = known[0].read() if known else None
-        reserved = sum(each.reserved for each in known if each.sessions)
         if reading is not None and reading.whole:
-            return reading.nbytes + reserved
-        return sum(each.nbytes * each.sessions for each in known) + reserved
+            return reading.nbytes + sum(each.reserved for each in known if each.sessions)
+        return sum(each.nbytes * each.sessions for each in known)
 
     def open(self, slot: EngineSlot, request: SessionRequest) -> EngineSession:
         """Open a session of a slot, within the budget of its device if there is one.
@@ -243,36 +332,47 @@ class Residency:
             resident.count(session)
             return session
         resident.weights = sum(tensor.nbytes for tensor in request.weights.values())
-        options = request.options
+        options, cached = request.options, False
         if resident.evictions and options.cache is None and environment.get("CACHE") is None:
-            options = options.with_(cache=CacheUse.ON)
+            options, cached = options.with_(cache=CacheUse.ON), True
+        request = replace(request, options=options, budgeted=True)
         with self._opening:
             self._make_room(resident, budget, self._needed(resident))
-            before = resident.read()
-            session = slot.provider.open(replace(request, options=options, budgeted=True))
-            after = resident.read()
-            if before is None or after is None:
-                resident.count(session, resident.weights)
-            else:
-                resident.count(session, max(0, after.nbytes - before.nbytes))
+            if resident.cached != cached:
+                resident.cached = cached
+                resident.forget()
+            opened = slot.provider.open if resident.sure else partial(self._open_measured, slot.provider, resident)
+            session = opened(request)
+            resident.count(session)
             try:
                 self._make_room(resident, budget, 0, own=1)
             except MemoryBudgetError:
+                resident.compare(resident.at_opening)
                 session.close()
                 raise
         return session
 
-    def ran(self, resident: Resident, fed: int, before: MemoryReading | None) -> None:
-        """Note what a measured run added, and close others if the device is above its budget now."""
-        after = resident.read()
-        if before is not None and after is not None:
-            resident.grow(fed, after.nbytes - before.nbytes)
-        else:
-            resident.grow(fed, 0)
+    def _open_measured(self, provider: Provider, resident: Resident, request: SessionRequest) -> EngineSession:
+        with self.quiet.alone() as undisturbed:
+            before = resident.read_trimmed()
+            session = provider.open(request)
+            after = resident.read_trimmed()
+            if before is None or after is None:
+                resident.note_opening(resident.weights, sure=True)
+            else:
+                resident.note_opening(max(0, after.nbytes - before.nbytes), undisturbed())
+        return session
+
+    def measured(self, resident: Resident, fed: int, run: Callable[[], list[Any]]) -> list[Any]:
+        """Run on `fed` bytes of inputs, note what that adds, and close others if the device is above its budget."""
+        with self.quiet.alone() as undisturbed:
+            before = resident.read_trimmed()
+            outputs = run()
+            after = resident.read_trimmed()
+            added = 0 if before is None or after is None else after.nbytes - before.nbytes
+            resident.note_run(fed, added, undisturbed())
         budget = budget_of(resident.device)
-        if budget is None:
-            return
-        if self._opening.acquire(blocking=False):  # who holds it makes room itself
+        if budget is not None and self._opening.acquire(blocking=False):  # who holds it makes room itself
             try:
                 while self.used(resident.device) > budget and self._free_one(resident):
                     pass
@@ -280,6 +380,7 @@ class Residency:
                 self._opening.release()
         if resident.idle_arena:
             self._sweep_later()
+        return outputs
 
     def relieve(self, device: Device, keep: Resident | None) -> bool:
         """Free what idle sessions of a device take, except one of them; return whether anything was freed."""
@@ -292,7 +393,7 @@ class Residency:
     def _needed(self, resident: Resident) -> int:
         """Return what a session is expected to take: what it took before, else its weights and a usual surplus."""
         if resident.nbytes:
-            return resident.nbytes
+            return resident.at_opening + resident.in_runs
         surplus = sorted(each.nbytes - each.weights for each in self.residents(resident.device) if each.nbytes)
         return resident.weights + (max(0, surplus[len(surplus) // 2]) if surplus else 0)
 
@@ -307,7 +408,7 @@ class Residency:
             if self._free_one(resident):
                 continue
             busy = [each for each in self.residents(device) if each.sessions > (own if each is resident else 0)]
-            if not (busy or own or resident.nbytes):
+            if not (busy or own or resident.sure):
                 return  # its size is known once it is open
             if not busy or time.monotonic() > deadline:
                 raise _no_room(resident, budget, used, needed, busy)
