@@ -29,9 +29,9 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT)]
 
 from rlx_ort import Device, DType, Graph, GraphDevices, environment, memory_use  # noqa: E402
-from rlx_ort.providers.availability import provider_of, require_available  # noqa: E402
 from rlx_ort.providers.engine.compiled.models import watched  # noqa: E402
 from rlx_ort.providers.hardware import private_bytes, release_free_heap  # noqa: E402
+from rlx_ort.providers.registry import provider_of, require_available  # noqa: E402
 
 MODELS, INPUTS, LAYERS, ROWS = 10, 4, 6, 8
 UNLIMITED = 1 << 50

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from rlx_ort.deploy.container import Container, compare_files, open_container, read_index
+from rlx_ort.deploy.container import Container, OpenFile, compare_files, open_container, read_index
 from rlx_ort.deploy.index import REQUIRABLE, Case, Index
 from rlx_ort.deploy.names import INDEX, MANIFEST, SIGNATURE
-from rlx_ort.deploy.open_file import OpenFile
 from rlx_ort.deploy.ort_manifest import check_manifest
 from rlx_ort.errors import ConversionError, IntegrityError, PackageError
 from rlx_ort.ir.dtype import DType
@@ -65,6 +64,7 @@ class Package:
         self.path = Path(path)
         self._private = private
         self._verified = key is not None
+        self._tensors: dict[str, PackageTensor] = {}
         self._container: Container = open_container(self.path, hard_links=private)
         try:
             self._raw = raw = read_index(self._container)
@@ -115,10 +115,6 @@ class Package:
         """The names of all files, the index and the signature included, sorted."""
         return sorted(self._container.sizes)
 
-    def size_of(self, name: str) -> int:
-        """Return the size of a file in bytes."""
-        return self._container.sizes[name]
-
     def chunks(self, name: str) -> Iterator[bytes]:
         """Yield the bytes of a file unverified; see `read`."""
         file, offset = self._container.locate(name)
@@ -137,9 +133,7 @@ class Package:
         entry = self.index.files.get(name)
         if entry is None or entry.size > _LARGEST_TEXT_BYTES:
             raise IntegrityError(f"{name} is no file of {self.path} that is read at once")
-        data = b"".join(self.chunks(name))
-        self._compare(name, hashlib.sha256(data).hexdigest())
-        return data
+        return b"".join(self._hashed_chunks(name))
 
     def contents(self) -> dict[str, Content]:
         """Return every file, the index and the signature included, as something that can be written again.
@@ -167,7 +161,7 @@ class Package:
         """
         if not self.is_signed:
             return b""
-        if self.size_of(SIGNATURE) > _LARGEST_SIGNATURE_BYTES:
+        if self._container.sizes[SIGNATURE] > _LARGEST_SIGNATURE_BYTES:
             raise IntegrityError(f"{SIGNATURE} of {self.path} is too large for a signature")
         return b"".join(self.chunks(SIGNATURE))
 
@@ -251,10 +245,6 @@ class Package:
             yield chunk
         self._compare(name, digest.hexdigest())
 
-    @cached_property
-    def _tensors(self) -> dict[str, PackageTensor]:
-        return {}
-
     def _compare(self, name: str, digest: str) -> None:
         entry = self.index.files[name]
         if digest != entry.sha256:
@@ -269,7 +259,7 @@ def _check_versions(requires: Mapping[str, str], path: Path) -> None:
     if not requires:
         return
     import rlx_ort
-    from rlx_ort.providers.installation import runtime_packages
+    from rlx_ort.providers.engine.runtime import runtime_packages
 
     for what, least in requires.items():
         if what not in REQUIRABLE:

@@ -29,8 +29,7 @@ from rlx_ort.providers.engine.compiled.store import parse_bytes
 from rlx_ort.providers.hardware import release_free_heap
 
 if TYPE_CHECKING:
-    from rlx_ort.execution.engine import Engine
-    from rlx_ort.execution.engine_slot import EngineSlot
+    from rlx_ort.execution.engine import Engine, EngineSlot
     from rlx_ort.providers.base import EngineSession, MemoryReading, Provider, SessionRequest
 
 __all__ = ["Residency", "Resident", "budget_of", "parse_budgets", "residency"]

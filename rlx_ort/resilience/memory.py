@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from rlx_ort.device import Device
 from rlx_ort.execution.residency import budget_of, residency
-from rlx_ort.providers.availability import provider_of
+from rlx_ort.providers.registry import provider_of
 from rlx_ort.resilience.faults import OUT_OF_MEMORY, fault_of
 
 if TYPE_CHECKING:
