@@ -77,7 +77,7 @@ class Op(metaclass=_OpType):
     """Names of the inputs, as messages print them."""
     is_leaf: ClassVar[bool] = False
     """Whether the op only names data: inputs, parameters, constants and captures cost nothing."""
-    _rules: ClassVar[tuple[str, ...]] = ()
+    _rules: ClassVar[tuple[tuple[int, str], ...]] = ()
     _named: ClassVar[tuple[tuple[str, str, tuple[str, ...], Mapping[str, str]], ...]] = ()
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
@@ -88,7 +88,8 @@ class Op(metaclass=_OpType):
         if operands:
             names = operands.split()
             pairs = [name.rstrip("?").partition(":") for name in names]
-            cls.operands, cls._rules = tuple(name for name, _, _ in pairs), tuple(rule for _, _, rule in pairs)
+            cls.operands = tuple(name for name, _, _ in pairs)
+            cls._rules = tuple((place, rule) for place, (_, _, rule) in enumerate(pairs) if rule)
             cls.arity = (sum(not name.endswith("?") for name in names), len(names))
         if cls.kind:  # bases have none
             _classes[cls.kind] = cls
@@ -112,13 +113,14 @@ class Op(metaclass=_OpType):
 
     def _tensors(self, inputs: OpTypes) -> list[TensorType]:
         """Return the types of the operands, which must have the number and the dtypes that the class line declares."""
-        names = self.operands[: max(len(inputs), self.arity[0])]
-        tensors = [tensor_input(self, inputs, place, name) for place, name in enumerate(names)]
-        if len(tensors) != len(inputs):
+        tensors = [value for value in inputs if isinstance(value, TensorType)]
+        if not self.arity[0] <= len(tensors) == len(inputs) <= len(self.operands):
+            for place, name in enumerate(self.operands[: max(len(inputs), self.arity[0])]):
+                tensor_input(self, inputs, place, name)  # raises for an input that is absent or no tensor
             raise GraphVerifyError(f"{self.kind} takes {self.arity_text()} inputs, got {len(inputs)}")
-        for value, name, rule in zip(tensors, self.operands, self._rules, strict=False):
-            if rule:
-                self._expect(value, name, rule)
+        for place, rule in self._rules:
+            if place < len(tensors):
+                self._expect(tensors[place], self.operands[place], rule)
         return tensors
 
     def _expect(self, value: TensorType, name: str, rule: str) -> None:

@@ -75,10 +75,11 @@ def _unsure_places(graph: GraphCore, kinds: Collection[type[Op]]) -> Collection[
     for place, (node, added) in enumerate(zip(graph.nodes, graph._added, strict=True)):
         if added is None:
             return every
-        now = (node, node.op, node.inputs, node.types)
-        if node.id != place or any(part is not before for part, before in zip(now, added, strict=False)):
+        as_added, op, inputs, types, inferred = added
+        same = as_added is node and node.op is op and node.inputs is inputs and node.types is types
+        if not same or node.id != place:
             return every
-        if not added[-1] or len(node.output_names) != len(node.types) or type(node.op) in owners:
+        if not inferred or len(node.output_names) != len(types) or type(op) in owners:
             found.add(place)
     return found
 
