@@ -37,8 +37,7 @@ from rlx_ort.ir.ops.norm import (
     round_keys,
     uniforms,
 )
-from rlx_ort.ir.shape import Dim, Shape
-from rlx_ort.ir.types import TensorType
+from rlx_ort.ir.types import Dim, Shape, TensorType
 
 _UNIT = float(1 << 30)
 _LEAST_TEMPERATURE = 1e-6

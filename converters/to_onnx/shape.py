@@ -32,7 +32,7 @@ from rlx_ort.ir.ops.shape import (
     Transpose,
     Trilu,
 )
-from rlx_ort.ir.shape import Dim, Shape
+from rlx_ort.ir.types import Dim, Shape
 
 __all__ = ["reshape", "slice_axis"]
 

@@ -24,8 +24,7 @@ from rlx_ort.ir.ops.quant import QuantBuilders
 from rlx_ort.ir.ops.sequence import SequenceBuilders
 from rlx_ort.ir.ops.shape import Expand, Reshape, ShapeBuilders
 from rlx_ort.ir.ops.signal import SignalBuilders
-from rlx_ort.ir.shape import refined
-from rlx_ort.ir.types import MapType, OptionalType, SequenceType, TensorType, ValueType
+from rlx_ort.ir.types import MapType, OptionalType, SequenceType, TensorType, ValueType, refined
 
 __all__ = [
     "BATCH", "PAST_SEQ", "ROWS", "SEQ", "DimBinding", "Graph", "Node", "Ref", "Value", "bind_dims",

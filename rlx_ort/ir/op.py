@@ -15,8 +15,7 @@ from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, dataclass_transform
 
 from rlx_ort.errors import GraphVerifyError
-from rlx_ort.ir.shape import Dim, Shape, broadcast_shapes
-from rlx_ort.ir.types import TensorType, ValueType
+from rlx_ort.ir.types import Dim, Shape, TensorType, ValueType, broadcast_shapes
 
 if TYPE_CHECKING:
     from rlx_ort.ir.dtype import DType

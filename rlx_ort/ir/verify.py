@@ -10,8 +10,7 @@ from rlx_ort.ir.core import GraphCore, Node, Ref
 from rlx_ort.ir.op import Op
 from rlx_ort.ir.ops.leaf import Capture, Input, Param
 from rlx_ort.ir.ops.onnx import OnnxNode, Refused
-from rlx_ort.ir.shape import Shape, fits
-from rlx_ort.ir.types import TensorType, UnknownType, ValueType
+from rlx_ort.ir.types import Shape, TensorType, UnknownType, ValueType, fits
 
 __all__ = ["Problem", "check", "verify"]
 

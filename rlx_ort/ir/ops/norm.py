@@ -13,8 +13,7 @@ from rlx_ort.ir.core import Value
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.op import Op, OpTypes, known_shape, named, tensor_input
 from rlx_ort.ir.ops.leaf import LeafBuilders, NodeArgs, Operand, preset
-from rlx_ort.ir.shape import Dim, Shape
-from rlx_ort.ir.types import TensorType, ValueType
+from rlx_ort.ir.types import Dim, Shape, TensorType, ValueType
 
 __all__ = [
     "PHILOX_FACTORS", "PHILOX_ROUNDS", "REDUCTIONS", "ArgMax", "ArgMin", "BatchNormInference", "Cumsum",

@@ -16,8 +16,7 @@ from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.op import Op, Sizes, known_shape, named
 from rlx_ort.ir.ops.conv import conv_shape, expect_bias, window
 from rlx_ort.ir.ops.leaf import LeafBuilders, NodeArgs, Operand
-from rlx_ort.ir.shape import Dim, Shape
-from rlx_ort.ir.types import TensorType
+from rlx_ort.ir.types import Dim, Shape, TensorType
 
 __all__ = [
     "QMAX", "SCALE_MODES", "Dequantize", "FakeQuantize", "FakeQuantizeLSQ", "QConv2d", "QMatMul", "QuantBuilders",

@@ -10,8 +10,7 @@ from rlx_ort.ir.core import Value
 from rlx_ort.ir.dtype import DType, promote
 from rlx_ort.ir.op import Op, OpTypes, join_dims, known_shape, named, reshaped, tensor_input
 from rlx_ort.ir.ops.leaf import LeafBuilders, NodeArgs, Operand
-from rlx_ort.ir.shape import Dim, Shape
-from rlx_ort.ir.types import TensorType, ValueType
+from rlx_ort.ir.types import Dim, Shape, TensorType, ValueType
 
 __all__ = [
     "SCATTER_MODES", "ArgSort", "Concat", "CumMax", "CumProd", "Expand", "Gather", "GatherElements", "GatherNd",
