@@ -28,12 +28,9 @@ _CODES = {
 class Severity(enum.Enum):
     """How much a finding matters."""
 
-    ERROR = "error"
-    """Something does not work until it is repaired."""
-    WARNING = "warning"
-    """Something works worse, or elsewhere, than expected."""
-    INFO = "info"
-    """Nothing to repair."""
+    ERROR = "error"  # something does not work until it is repaired
+    WARNING = "warning"  # something works worse, or elsewhere, than expected
+    INFO = "info"  # nothing to repair
 
 
 @dataclass(frozen=True, slots=True)

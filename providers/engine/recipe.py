@@ -17,9 +17,7 @@ if TYPE_CHECKING:
     from rlx_ort.providers.engine.recorded import Recorder
 
 __all__ = [
-    "CPU_EP",
     "HOST_MEMORY",
-    "KNOWN_CONFIG_KEYS",
     "Keeps",
     "Recording",
     "SessionRecipe",
@@ -29,8 +27,6 @@ __all__ = [
     "nothing_to_hold",
 ]
 
-CPU_EP = "CPUExecutionProvider"
-
 HOST_MEMORY = ("cpu", 0)
 """ONNX Runtime's name and index of ordinary host memory."""
 
@@ -38,14 +34,10 @@ HOST_MEMORY = ("cpu", 0)
 class Keeps(enum.Enum):
     """What ONNX Runtime can write to the compile cache and open again."""
 
-    NOTHING = "nothing"
-    """Nothing; the provider may have a cache folder of its own."""
-    OPTIMIZED = "optimized"
-    """The optimised model and its weights."""
-    PACKED = "packed"
-    """The optimised model, and its weights in the layout of the kernels too."""
-    CONTEXT = "context"
-    """The provider's compiled code, in the nodes of an EPContext model."""
+    NOTHING = "nothing"  # the provider may have a cache folder of its own
+    OPTIMIZED = "optimized"  # the optimised model and its weights
+    PACKED = "packed"  # its weights in the layout of the kernels too
+    CONTEXT = "context"  # the provider's compiled code, in the nodes of an EPContext model
 
 
 def names(text: str) -> frozenset[str]:
@@ -120,7 +112,7 @@ class SessionRecipe:
     @property
     def on_cpu(self) -> bool:
         """Whether ONNX Runtime's own CPU kernels run it, in the process's memory and threads."""
-        return self.ep_name == CPU_EP
+        return self.ep_name == "CPUExecutionProvider"
 
     def provider_options(self, options: CompileOptions) -> dict[str, str]:
         """Return the provider's options with the caller's on top, all as text."""
