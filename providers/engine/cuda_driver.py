@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rlx_ort.providers.engine.recorded import Copy, NotRecordedError, Recorder
+from rlx_ort.providers.engine.recordings import Copy, NotRecordedError, Recorder
 
 __all__ = ["CudaGpu", "cuda_gpus", "free_bytes", "open_recorder", "pinned_like", "same_bus"]
 

@@ -22,7 +22,7 @@ from rlx_ort.ir.types import TensorType, ValueType
 from rlx_ort.providers.engine.binding import Arrays, Binder, DeviceTensor, Loop, RunSlots, Slots, StoppableRun
 from rlx_ort.providers.engine.process import watch
 from rlx_ort.providers.engine.recipe import HOST_MEMORY, nothing_to_hold
-from rlx_ort.providers.engine.recorded import NotRecordedError
+from rlx_ort.providers.engine.recordings import NotRecordedError
 from rlx_ort.providers.engine.runtime import running_error
 from rlx_ort.providers.engine.values import (
     DLPACK_DEVICE,

@@ -14,7 +14,7 @@ from rlx_ort.errors import EngineError
 
 if TYPE_CHECKING:
     from rlx_ort.options.compile_options import CompileOptions
-    from rlx_ort.providers.engine.recorded import Recorder
+    from rlx_ort.providers.engine.recordings import Recorder
 
 __all__ = [
     "HOST_MEMORY",

@@ -21,8 +21,15 @@ from rlx_ort.providers.engine.binding import Binder
 from rlx_ort.providers.engine.ort_binding import GraphRuns, OrtBinder
 from rlx_ort.providers.engine.process import watch
 from rlx_ort.providers.engine.recipe import HOST_MEMORY, SessionRecipe, nothing_to_hold
-from rlx_ort.providers.engine.recorded import BoundRun, Recorder, host_work, unrecordable
-from rlx_ort.providers.engine.recordings import LEFT_ON_DEVICE, Recordings, not_recorded
+from rlx_ort.providers.engine.recordings import (
+    LEFT_ON_DEVICE,
+    BoundRun,
+    Recorder,
+    Recordings,
+    host_work,
+    not_recorded,
+    unrecordable,
+)
 from rlx_ort.providers.engine.runtime import running_error
 from rlx_ort.providers.engine.values import (
     OrtTensor,
