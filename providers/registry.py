@@ -48,7 +48,7 @@ _MODULES = (
     ("tensorrt", "TensorRtProvider"),
     ("tensorrt", "TensorRtRtxProvider"),
     ("qnn", "QnnProvider"),
-    ("null", "UnsupportedProvider"),
+    ("unsupported", "UnsupportedProvider"),
 )
 
 
@@ -101,23 +101,18 @@ class ProviderRegistry:
         """Return whether a device works here. The first question opens a one-node session on it."""
         with self._lock:
             provider = self._by_kind.get(device.kind)
-            known = self._answers.get(device)
             probing = self._probing.setdefault(device, threading.Lock())
         if provider is None:
             reason = "no ONNX Runtime execution provider runs this kind of device"
             remedy = "choose another device, or add a provider with rlx_ort.register_provider"
             return Availability(False, reason, remedy)
-        if known is not None:
-            return known
         with probing:  # one probe a device, whatever the number of threads
-            with self._lock:
-                known = self._answers.get(device)
-            if known is not None:
-                return known
-            answer = provider.probe(device)
-            with self._lock:
-                if self._by_kind.get(device.kind) is provider:
-                    self._answers[device] = answer
+            answer = self._answers.get(device)
+            if answer is None:
+                answer = provider.probe(device)
+                with self._lock:
+                    if self._by_kind.get(device.kind) is provider:
+                        self._answers[device] = answer
             return answer
 
     def forget(self) -> None:

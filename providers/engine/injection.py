@@ -1,8 +1,7 @@
 """How weights reach a session without being copied.
 
-Weights that are mapped from a file, as those of an imported model, stay references to that file: ONNX Runtime maps it
-tensor by tensor and unmaps what its kernels repack, so the peak is one copy and not two. All others are passed in
-memory.
+Weights that are mapped from a file stay references to that file: ONNX Runtime maps it tensor by tensor and unmaps what
+its kernels repack, so the peak is one copy and not two. All others are passed in memory.
 
 ONNX Runtime 1.31 and newer borrow the buffers (`session.use_external_initializer_file_buffers_directly`). Older ones
 silently ignore this key and copy, so they get a file in the compile cache that they map themselves. Neither keeps a

@@ -536,7 +536,7 @@ class _PinnedOutputs:
 _owners = itertools.count(1)
 
 
-def _copier(buffers: Sequence[npt.NDArray[Any]]) -> Callable[[Sequence[npt.NDArray[Any]]], None]:
+def _copier(buffers: Sequence[npt.NDArray[Any]]) -> Callable[[Sequence[npt.NDArray[Any]]], object]:
     """Return a function that copies arrays into buffers; without a loop, which costs as much again, for one and two."""
     if len(buffers) == 1:
         (only,) = buffers
@@ -545,17 +545,14 @@ def _copier(buffers: Sequence[npt.NDArray[Any]]) -> Callable[[Sequence[npt.NDArr
             only[...] = arrays[0]
 
         return copy_one
-    if len(buffers) == 2:
-        first, second = buffers
-
-        def copy_two(arrays: Sequence[npt.NDArray[Any]]) -> None:
-            first[...], second[...] = arrays
-
-        return copy_two
+    puts = [buffer.__setitem__ for buffer in buffers]
+    if len(puts) == 2:
+        first, second = puts
+        return lambda arrays: (first(..., arrays[0]), second(..., arrays[1]))
 
     def copy_all(arrays: Sequence[npt.NDArray[Any]]) -> None:
-        for buffer, array in zip(buffers, arrays, strict=True):
-            buffer[...] = array
+        for put, array in zip(puts, arrays, strict=True):
+            put(..., array)
 
     return copy_all
 

@@ -1,12 +1,11 @@
 """What all sessions of a process share: a budget of worker threads, and a clean end of the process.
 
 A session on the CPU takes the rest of the budget when it is opened: the first gets all cores; if none are left, it runs
-on its callers' threads, which is logged. Sessions of one model, as when a parameter changes, count once. Sessions on
+on its callers' threads, which is logged. Sessions of one model, as when a parameter changes, count once, and those on
 other devices take no workers. A number that the caller asks for is granted beside the budget.
 
-With `RLX_SHARED_POOL=1` all sessions share one pool of ONNX Runtime. That is better for several models on many cores,
-but ONNX Runtime then refuses sessions with their own pools, including those of other libraries, so it is not the
-default.
+`RLX_SHARED_POOL=1` gives all sessions one pool, which is better for several models on many cores. ONNX Runtime then
+refuses sessions with their own pools, including those of other libraries.
 
 ONNX Runtime aborts the process when the interpreter exits while a thread is inside a run. So at exit every open session
 is stopped, new runs and sessions are refused, and the interpreter waits for the threads that are still inside.

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from doubles.null_provider import NullProvider, NullSession
 
 from rlx_ort.device import Device
 from rlx_ort.errors import DeviceUnavailableError, EngineError
@@ -24,7 +25,6 @@ from rlx_ort.providers.base import (
     ValueSpec,
 )
 from rlx_ort.providers.engine.binding import Binder, HostBinder, StoppableRun
-from rlx_ort.providers.null import NullProvider, NullSession
 
 OUT_OF_MEMORY = "Failed to allocate memory for requested buffer of size {}"
 LOST = "CUDA failure 719: unspecified launch failure ; GPU=0"

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from doubles.null_provider import NullProvider, NullSession
 
 from rlx_ort.device import Device
 from rlx_ort.ir.dtype import DType
@@ -16,7 +17,6 @@ from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.types import TensorType
 from rlx_ort.providers import registry
 from rlx_ort.providers.base import CostProfile, EngineSession, SessionRequest
-from rlx_ort.providers.null import NullProvider, NullSession
 
 
 class MatMulSession(NullSession):
