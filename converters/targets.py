@@ -15,7 +15,7 @@ from rlx_ort.device import Device
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.serde import save_json
-from rlx_ort.ir.tensor_file import read_tensors, write_tensors
+from rlx_ort.ir.tensor import read_tensors, write_tensors
 
 __all__ = ["EngineSaver", "SUFFIXES", "TargetOptions", "write_target"]
 

@@ -48,7 +48,7 @@ _MODULES = (
     ("tensorrt", "TensorRtProvider"),
     ("tensorrt", "TensorRtRtxProvider"),
     ("qnn", "QnnProvider"),
-    ("unsupported", "UnsupportedProvider"),
+    ("null", "UnsupportedProvider"),
 )
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlx_ort.calibration import store
-from rlx_ort.converters.collector import paused_collector
+from rlx_ort.converters.protos import paused_collector
 from rlx_ort.device import Device, priority_rank
 from rlx_ort.errors import NoViableDeviceError
 from rlx_ort.ir.graph import Graph

@@ -16,7 +16,7 @@ import numpy as np
 
 from rlx_ort import environment
 from rlx_ort.calibration.features import DEFAULT_DIM, Kernel, Workload, workload_of
-from rlx_ort.converters.collector import paused_collector
+from rlx_ort.converters.protos import paused_collector
 from rlx_ort.converters.to_onnx.exporter import Draft
 from rlx_ort.device import Device
 from rlx_ort.errors import RlxError

@@ -24,9 +24,8 @@ from rlx_ort.selection.folding import as_compiled, folded_nodes, idle_nodes
 if TYPE_CHECKING:
     import onnx
 
-    from rlx_ort.converters.to_onnx.exported import ExportedNode
+    from rlx_ort.converters.to_onnx.exported import ExportedNode, Outline
     from rlx_ort.converters.to_onnx.exporter import Draft
-    from rlx_ort.converters.to_onnx.outline import Outline
     from rlx_ort.device import Device
     from rlx_ort.providers.asking import Question
     from rlx_ort.providers.base import KernelLimit, Provider

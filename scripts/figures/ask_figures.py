@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from figures.record import Figure
 from rlx_ort import environment
-from rlx_ort.converters.collector import paused_collector
+from rlx_ort.converters.protos import paused_collector
 from rlx_ort.converters.to_onnx.exporter import drafted
 from rlx_ort.device import Device
 from rlx_ort.ir.graph import Graph, Value

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from doubles.null_provider import NullProvider
 from onnx import parser
 from sample_packages.packages import X, files_of, flip, golden, make, reference
 
@@ -26,6 +25,7 @@ from rlx_ort.providers import registry
 from rlx_ort.providers.base import CostProfile
 from rlx_ort.providers.cpu import CpuProvider
 from rlx_ort.providers.engine.runtime import onnxruntime
+from rlx_ort.providers.null import NullProvider
 from rlx_ort.providers.registry import ProviderRegistry
 from rlx_ort.selection.policy import DevicePolicy
 

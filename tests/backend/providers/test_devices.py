@@ -253,8 +253,7 @@ def test_a_bad_webgpu_option_value_is_refused(open_model):
 
 def test_a_probe_closes_its_session():
     """Probing leaves no session behind, however it ends."""
-    from doubles.null_provider import NullProvider
-
+    from rlx_ort.providers.null import NullProvider
     from rlx_ort.providers.ort_provider import prove
 
     provider = NullProvider()

@@ -6,10 +6,10 @@ import os
 import time
 from typing import ClassVar
 
-from doubles.null_provider import NullProvider
 from rlx_ort.device import Device
 from rlx_ort.errors import LegalizeError
 from rlx_ort.providers.base import EngineSession, SessionRequest
+from rlx_ort.providers.null import NullProvider
 
 
 class AskedProvider(NullProvider):

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from doubles.null_provider import NullProvider, NullSession
 
 from rlx_ort.device import Device
 from rlx_ort.ir.dtype import DType
@@ -17,6 +16,7 @@ from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.types import TensorType
 from rlx_ort.providers import registry
 from rlx_ort.providers.base import CostProfile, EngineSession, SessionRequest
+from rlx_ort.providers.null import NullProvider, NullSession
 
 
 class MatMulSession(NullSession):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from doubles.null_provider import NullProvider
 
 from rlx_ort.converters.to_onnx.exported import ExportedModel, ExportedNode
 from rlx_ort.device import Device
@@ -14,6 +13,7 @@ from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.types import TensorType
 from rlx_ort.options.compile_options import CompileOptions
 from rlx_ort.providers.base import SessionRequest
+from rlx_ort.providers.null import NullProvider
 from rlx_ort.providers.registry import ProviderRegistry
 
 NODES = tuple(ExportedNode.of(name, "", op, 21, 0, (), (), (), ()) for name, op in (("a", "Add"), ("b", "Shape")))

@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 
 import pytest
-from doubles.null_provider import NullProvider
 
 from rlx_ort.device import Device
 from rlx_ort.providers.base import Availability
+from rlx_ort.providers.null import NullProvider
 from rlx_ort.providers.registry import ProviderRegistry, default_registry, known_devices
 
 

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 from doubles.asked_providers import AskedProvider, CrashingProvider, SocialProvider
-from doubles.null_provider import NullProvider
 
 from rlx_ort.converters.to_onnx.exporter import drafted
 from rlx_ort.device import Device
@@ -22,6 +21,7 @@ from rlx_ort.providers import registry
 from rlx_ort.providers.asking import ask, asking_options
 from rlx_ort.providers.base import EngineSession, KernelLimit, Provider, SessionRequest
 from rlx_ort.providers.cuda import CudaProvider
+from rlx_ort.providers.null import NullProvider
 from rlx_ort.selection.questions import NodeGroup, answers_for, groups_of, questions_of
 from rlx_ort.selection.support import support_of
 

@@ -1,6 +1,7 @@
-"""`NullProvider`, whose outputs are zeros, so that everything but arithmetic is tested without hardware.
+"""Providers without an engine: `NullProvider`, whose outputs are zeros, and `UnsupportedProvider`, which refuses.
 
-No registry has it unless it is registered, and automatic choice never picks it.
+The first lets everything but arithmetic be tested without hardware. No registry has it unless it is registered, and
+automatic choice never picks it.
 """
 
 from __future__ import annotations
@@ -28,8 +29,12 @@ from rlx_ort.providers.base import (
     ValueSpec,
 )
 
-__all__ = ["NullProvider", "NullSession"]
+__all__ = ["NullProvider", "NullSession", "UnsupportedProvider"]
 
+_INSTEAD = {
+    "tpu": "export the model and run it with a TPU runtime",
+    "opengl": "use 'gpu', which runs on Vulkan, Direct3D 12 or Metal",
+}
 _PROFILE = CostProfile(1.0, 1.0, 1.0, 1_000.0, 1_000.0, 1.0, 1.0, source="default: null")
 
 
@@ -149,3 +154,25 @@ def _zeros(kind: ValueType, sizes: Mapping[str, int]) -> Any:
     if kind.dtype is DType.STRING:
         return np.full(shape, "", object)
     return np.zeros(shape, kind.dtype.numpy)
+
+
+class UnsupportedProvider(Provider):
+    """Refuses the known devices that no execution provider serves, and names an alternative."""
+
+    name: ClassVar[str] = "unsupported"
+    kinds: ClassVar[tuple[str, ...]] = ("tpu", "opengl")
+    selectable: ClassVar[bool] = False
+
+    def probe(self, device: Device) -> Availability:
+        """Return that there is no execution provider for the device."""
+        reason = f"no ONNX Runtime execution provider serves {device.family.display}"
+        return Availability(False, reason, _INSTEAD[device.kind])
+
+    def open(self, request: SessionRequest) -> EngineSession:
+        """Refuse; see `Provider.open`."""
+        found = self.probe(request.device)
+        raise DeviceUnavailableError(request.device, found.reason, found.remedy)
+
+    def default_profile(self, device: Device) -> CostProfile | None:
+        """Return None: what cannot run has no cost."""
+        return None
