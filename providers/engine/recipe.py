@@ -69,7 +69,6 @@ class SessionRecipe:
     Attributes:
         option_keys: the provider options that exist, None if they are not listed here; others are refused, since most
             providers silently ignore an unknown key.
-        config: session config entries the provider needs.
         ep_devices: ONNX Runtime's device objects of a plugin provider; empty for one that is built in.
         helpers: built-in providers that come after the requested one, such as CUDA after TensorRT.
         mem_pattern: whether memory patterns may be planned; DirectML refuses sessions that do.
@@ -92,7 +91,6 @@ class SessionRecipe:
     ep_name: str
     options: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     option_keys: frozenset[str] | None = None
-    config: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     ep_devices: tuple[Any, ...] = ()
     helpers: tuple[tuple[str, Mapping[str, str]], ...] = ()
     mem_pattern: bool = True
