@@ -282,10 +282,7 @@ def _computes(provider: Provider, device: Device, dtype: DType, options: Compile
 
 
 def _split(group: list[Question], text: str) -> list[list[Question]]:
-    """Return what to ask next after a refusal: the node that it names alone, else parts of whole operators.
-
-    Kinds of one operator are often refused together, so an operator is asked about on its own before it is split.
-    """
+    """Return what to ask next after a refusal: the node that it names alone, else parts of whole operators."""
     named = {int(number) for number in _NUMBERED.findall(text)}
     if len(named) == 1 and (at := named.pop()) < len(group):
         return [[*group[:at], *group[at + 1 :]], [group[at]]]
@@ -306,8 +303,7 @@ def _short_reason(err: RlxError) -> str:
 def _sheet(questions: Sequence[Question], model: onnx.ModelProto, *, all_constant: bool = False) -> onnx.ModelProto:
     """Return a model of these nodes, which share no inputs.
 
-    Large constants are inputs, as kernels ask for their type only, unless `all_constant`: compiling providers want
-    weights that are constant.
+    Large constants are inputs, as kernels ask for their type only, unless `all_constant`, which compilers want.
     """
     sheet = onnx.ModelProto(ir_version=model.ir_version, producer_name="rlx_ort")
     sheet.opset_import.extend(model.opset_import)
@@ -394,10 +390,7 @@ def _ones(tensor: onnx.TensorProto) -> TensorData:
 
 
 class Answers:
-    """The answers of one provider, by the key of the question; read once, written whenever some are new.
-
-    A file that cannot be read or written costs asking again, never an error.
-    """
+    """The answers of one provider, by the key of the question; a file that cannot be used costs asking again."""
 
     def __init__(self, path: Path, scope: str) -> None:
         self._path = path

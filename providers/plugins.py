@@ -74,10 +74,7 @@ class Plugin:
 
 @functools.cache
 def find_plugins() -> tuple[Plugin, ...]:
-    """Return the installed plugin packages; this imports their small Python modules, not their libraries.
-
-    On Windows, providers that the system keeps come after those of wheels.
-    """
+    """Return the plugin packages, those of Windows last; imports their small Python modules, not their libraries."""
     return (*(_plugin(dist, module) for dist, module in _distributions()), *catalog_providers())
 
 
@@ -87,10 +84,7 @@ def plugin_for(ep_name: str) -> Plugin | None:
 
 
 def register_plugin(plugin: Plugin, engine: Any, errors: tuple[type[Exception], ...]) -> Problem | None:
-    """Register a plugin's library with ONNX Runtime, once a process, and return what went wrong.
-
-    The answer is remembered: a library that failed to load once is not loaded again.
-    """
+    """Register a plugin's library with ONNX Runtime, once a process, and return what went wrong then."""
     known = f"{plugin.distribution} {plugin.ep_names}"  # Windows keeps several under one name
     with _lock:
         if known not in _registered:

@@ -148,11 +148,7 @@ def availability(device: Device | str) -> Availability:
 
 
 def require_available(device: Device) -> None:
-    """Return if the device works here.
-
-    Raises:
-        DeviceUnavailableError: it does not; the message has the reason and the remedy.
-    """
+    """Return if the device works here, else raise `DeviceUnavailableError` with the reason and the remedy."""
     found = availability(device)
     if not found.available:
         raise DeviceUnavailableError(device, found.reason, found.remedy)
@@ -166,10 +162,7 @@ def provider_of(device: Device) -> Provider | None:
 
 
 def known_devices(wanted: Callable[[Device], bool] = lambda device: True) -> list[Device]:
-    """Return the wanted ones of all known kinds and of all indexes that hardware discovery sees, by kind and index.
-
-    Nothing is probed, and providers with no wanted kind are not asked for their indexes.
-    """
+    """Return the wanted ones of all known kinds, and of all indexes that hardware discovery sees; nothing is probed."""
     kinds = Device.all()
     providers = default_registry().providers()
     asked = (provider for provider in providers if any(wanted(Device(kind)) for kind in provider.kinds))

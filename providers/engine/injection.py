@@ -53,10 +53,9 @@ def prepare_weights(
     *,
     repacked: bool = True,
 ) -> tuple[bytes, list[npt.NDArray[Any]]]:
-    """Make session options read a model's weights in place.
+    """Make session options read weights in place; return the model to load and the buffers that the session needs.
 
-    With `repacked`, kernels may keep copies of their own; without, all sessions share the mapping of the store. Returns
-    the model to load and the buffers that must outlive the session.
+    With `repacked`, kernels may keep copies of their own; without, all sessions share the mapping of the store.
 
     Raises:
         ParamError: a parameter has no data, data of another type, or a buffer that is not one run of bytes.

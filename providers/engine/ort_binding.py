@@ -379,10 +379,7 @@ class _LoopSlots(Slots):
 
 
 class _HostSlots(Slots):
-    """Slots in host memory: buffers are read and written in place.
-
-    Inputs that the provider copies when they are bound are bound again in each run.
-    """
+    """Slots in host memory, read and written in place; inputs that the provider copies are bound in each run."""
 
     def __init__(
         self,

@@ -57,9 +57,8 @@ class _Grant:
 class ThreadBudget:
     """Hands worker threads out to sessions.
 
-    Args:
-        total: the threads that the sessions together may run, the caller's own included; None takes `RLX_WORKERS`,
-            else the process's share of the cores.
+    The sessions together run `total` threads, their callers' included: by default `RLX_WORKERS`, else the process's
+    share of the cores.
     """
 
     def __init__(self, total: int | None = None) -> None:

@@ -299,10 +299,7 @@ class Recordings:
         plain: Callable[[], list[Any]],
         held: Mapping[str, OrtTensor],
     ) -> None:
-        """Record a signature that has just run plainly with these results, and check the recording.
-
-        Raises `NotRecordedError` if it cannot be recorded, is wrong, or is not faster.
-        """
+        """Record a signature that has just run plainly with these results, if its replay is right and faster."""
         values = (*feeds.values(), *results)
         if not all(getattr(value, "dtype", _NO_NUMBER).kind in "biufc" for value in values):
             raise NotRecordedError("an input or output is no tensor of numbers")
@@ -475,8 +472,7 @@ class BoundRun:
     def settle(self) -> None:
         """Run and wait. Frees the host buffers that `launch` left, and shows that the session still works.
 
-        The next run may report what failed inside a capture; this makes sure that it is not the caller's. Raises
-        `BrokenSessionError` if the session does not work any more.
+        The next run may report what failed inside a capture; this makes sure that it is not the caller's.
         """
         for attempt in (1, 2):
             try:

@@ -250,10 +250,7 @@ def install_command(extra: str) -> str:
 
 
 def runtime_packages() -> dict[str, str]:
-    """Return the installed packages that own the imported folder `onnxruntime`, with their versions.
-
-    A package further down the path is hidden and does no harm.
-    """
+    """Return the packages that own the imported folder `onnxruntime`, with their versions; others are hidden."""
     import importlib.metadata  # takes 30 ms to load and is needed after failures only
 
     owners: dict[Path, dict[str, str]] = {}

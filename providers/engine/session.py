@@ -345,10 +345,7 @@ class OrtEngineSession:
 
 
 def _fast_run(session: Any) -> Any:
-    """Return the cheapest `run(names, feeds, run_options)` of a session.
-
-    The public one checks names in quadratic time and adds a microsecond; the private one is used while it exists.
-    """
+    """Return the private `run(names, feeds, options)`, or the public one, which checks names in quadratic time."""
     return getattr(getattr(session, "_sess", None), "run", session.run)
 
 
