@@ -315,9 +315,22 @@ def _sheet(questions: Sequence[Question], model: onnx.ModelProto, *, all_constan
         node.name = f"q{at}"
         del node.input[:], node.output[:]
         for place, kind in enumerate(question.inputs):
-            node.input.append(f"q{at}_in{place}" if kind is not None else "")
-            if kind is not None:
-                _declare(sheet.graph, node.input[-1], kind, question, place, all_constant)
+            name = f"q{at}_in{place}" if kind is not None else ""
+            node.input.append(name)
+            if kind is None:
+                continue
+            shape = (
+                kind.shape if isinstance(kind, TensorType) and all_constant and place in question.constants else None
+            )
+            if (data := question.constants.get(place)) is not None:
+                sheet.graph.initializer.append(tensor_proto(data, name))
+            elif isinstance(kind, TensorType) and shape is not None and shape.is_static:
+                tensor = sheet.graph.initializer.add(name=name, data_type=elem_type(kind.dtype), dims=shape.static())
+                tensor.data_location = onnx.TensorProto.EXTERNAL
+                for key, value in (("location", name), ("offset", 0), ("length", _ones(tensor).nbytes)):
+                    tensor.external_data.add(key=key, value=str(value))
+            else:
+                sheet.graph.input.add(name=name, type=type_proto(kind))
         for place, kind in enumerate(question.outputs):
             node.output.append(f"q{at}_out{place}" if kind is not None else "")
             if kind is not None:
@@ -363,24 +376,6 @@ def _outside(model: onnx.ModelProto) -> dict[str, TensorData]:
     """Return data for the constants of a sheet whose data is not known."""
     tensors = model.graph.initializer
     return {tensor.name: _ones(tensor) for tensor in tensors if tensor.data_location == onnx.TensorProto.EXTERNAL}
-
-
-def _declare(
-    graph: onnx.GraphProto, name: str, kind: ValueType, question: Question, place: int, all_constant: bool
-) -> None:
-    """Declare an input of a node: an initializer if it is constant, else an input of the graph."""
-    data = question.constants.get(place)
-    if data is not None:
-        graph.initializer.append(tensor_proto(data, name))
-        return
-    constant = place in question.constants and all_constant
-    if constant and isinstance(kind, TensorType) and kind.shape is not None and kind.shape.is_static:
-        tensor = graph.initializer.add(name=name, data_type=elem_type(kind.dtype), dims=kind.shape.static())
-        tensor.data_location = onnx.TensorProto.EXTERNAL
-        for key, value in (("location", name), ("offset", 0), ("length", _ones(tensor).nbytes)):
-            tensor.external_data.add(key=key, value=str(value))
-        return
-    graph.input.add(name=name, type=type_proto(kind))
 
 
 def _ones(tensor: onnx.TensorProto) -> TensorData:
