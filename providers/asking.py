@@ -319,13 +319,12 @@ def _sheet(questions: Sequence[Question], model: onnx.ModelProto, *, all_constan
             node.input.append(name)
             if kind is None:
                 continue
-            shape = (
-                kind.shape if isinstance(kind, TensorType) and all_constant and place in question.constants else None
-            )
+            fixed = all_constant and place in question.constants
             if (data := question.constants.get(place)) is not None:
                 sheet.graph.initializer.append(tensor_proto(data, name))
-            elif isinstance(kind, TensorType) and shape is not None and shape.is_static:
-                tensor = sheet.graph.initializer.add(name=name, data_type=elem_type(kind.dtype), dims=shape.static())
+            elif fixed and isinstance(kind, TensorType) and kind.shape is not None and kind.shape.is_static:
+                dims = kind.shape.static()
+                tensor = sheet.graph.initializer.add(name=name, data_type=elem_type(kind.dtype), dims=dims)
                 tensor.data_location = onnx.TensorProto.EXTERNAL
                 for key, value in (("location", name), ("offset", 0), ("length", _ones(tensor).nbytes)):
                     tensor.external_data.add(key=key, value=str(value))

@@ -74,7 +74,8 @@ class ProviderRegistry:
         Raises:
             ValueError: one of its kinds is not a valid device name.
         """
-        for kind in set(provider.kinds) - {device.kind for device in Device.all()}:
+        known = {device.kind for device in Device.all()}
+        for kind in (kind for kind in provider.kinds if kind not in known):
             if not kind or kind != kind.strip().lower() or set(kind) & set(":,; "):
                 wanted = "lower case, without spaces, commas, semicolons and colons"
                 raise ValueError(f"device kind {kind!r} must be {wanted}")
