@@ -273,15 +273,11 @@ def _check_exponent(args: list[ast.expr]) -> None:
     raise ValueError(f"it has a power that is none of the constants up to {_MAX_EXPONENT}")
 
 
-def _check_name(text: Any) -> None:
-    """Accept plain names: PyTorch writes those of values into Python code that it executes."""
-    if isinstance(text, str) and text and not _NAME.fullmatch(text):
-        raise ConversionError(f"the program has a value named {text[:200]!r}, which is no plain name")
-
-
-def _check_names(texts: Any) -> None:
-    for text in texts if isinstance(texts, list) else ():
-        _check_name(text)
+def _check_name(names: Any) -> None:
+    """Accept a plain name, or a list of them: PyTorch writes those of values into Python code that it executes."""
+    for text in names if isinstance(names, list) else (names,):
+        if isinstance(text, str) and text and not _NAME.fullmatch(text):
+            raise ConversionError(f"the program has a value named {text[:200]!r}, which is no plain name")
 
 
 def _check_path(text: Any) -> None:
@@ -313,7 +309,7 @@ _CHECKS: dict[str, Callable[[Any], None]] = {
     "expr_str": _check_expression,
     "name": _check_name,
     "as_name": _check_name,
-    "forward_arg_names": _check_names,
+    "forward_arg_names": _check_name,
     "fqn": _check_path,
     "parameter_name": _check_path,
     "buffer_name": _check_path,

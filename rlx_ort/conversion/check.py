@@ -38,11 +38,7 @@ _TYPE_ATTRIBUTES = {"dtype", "output_dtype", "softmax_precision", "stash_type"}
 
 
 def default_tolerance(options: ConvertOptions, before: ModelFacts) -> Tolerance:
-    """Return the default tolerance of a conversion; see `tolerance_for` for the reasons.
-
-    f32 on the CPU: relative L2 of 1e-5. f16 and mixed, or a source that holds f16: 5e-3. bf16: 4e-2. Quantised to 8
-    bits: a cosine of 0.99, to 4 bits of 0.98. A target for another device than the CPU: 1e-3 at least.
-    """
+    """Return the default tolerance of a conversion, by its precisions and devices; `tolerance_for` has the figures."""
     bits = {None: None, "int4-weights": 4}.get(options.quantize, 8)
     dtypes = {*before.weight_bytes, {"bf16": "bf16", None: "f32"}.get(options.precision, "f16")}
     return tolerance_for(dtypes, other_device=Device(options.device or "cpu") != Device.CPU, bits=bits)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -126,8 +127,8 @@ class ConversionReport:
 
 def facts_of(bundle: ModelBundle) -> ModelFacts:
     """Return the facts of a model; reads no weights."""
-    by_dtype: dict[str, int] = {}
+    sizes: Counter[str] = Counter()
     for data in bundle.weights.values():
-        by_dtype[data.dtype.value] = by_dtype.get(data.dtype.value, 0) + data.nbytes
-    weights = dict(sorted(by_dtype.items(), key=lambda row: -row[1]))
+        sizes[data.dtype.value] += data.nbytes
+    weights = dict(sizes.most_common())
     return ModelFacts(bundle.node_count, bundle.opset, int(bundle.proto.ir_version), weights, bundle.nbytes)
