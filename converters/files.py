@@ -211,12 +211,9 @@ class Staging:
             try:
                 for file, place in zip(order, places, strict=True):
                     place.parent.mkdir(parents=True, exist_ok=True)
-                    if file == self.path:  # the last one needs no way back
-                        pass
-                    elif place.exists():
-                        backup = place.replace(saved / place.name)
-                        undo.callback(backup.replace, place)
-                    else:
+                    if file != self.path and place.exists():
+                        undo.callback(place.replace(saved / place.name).replace, place)
+                    elif file != self.path:  # the last one needs no way back
                         undo.callback(place.unlink, missing_ok=True)
                     file.replace(place)
             except OSError as err:

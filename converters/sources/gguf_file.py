@@ -155,28 +155,23 @@ class _Walk:
 
     def _entry(self) -> None:
         key = self._text(_MAX_NAME_BYTES)
-        kind = self._number("<I")
-        if key != "general.alignment":
-            self._value(kind)
-        else:
+        kind, count = self._number("<I"), 1
+        if key == "general.alignment":
             if kind != 4:
                 raise ValueError("general.alignment is no 32-bit number")
             self._alignment = self._number("<I")
             if self._alignment not in (1 << bit for bit in range(3, 24)):
                 raise ValueError(f"general.alignment is {self._alignment}, no power of two from 8 to 8 MiB")
-
-    def _value(self, kind: int) -> None:
+            return
+        if kind == _ARRAY:
+            kind, count = self._number("<I"), self._number("<Q")
         if kind == _STRING:
-            self._text(len(self._data))
-        elif kind == _ARRAY:
-            element, count = self._number("<I"), self._number("<Q")
-            if element == _STRING:
-                for _ in range(self._count(count, 8)):
-                    self._text(len(self._data))
-            else:
-                self._take(count * self._scalar(element))
+            for _ in range(self._count(count, 8)):
+                self._text(len(self._data))
+        elif kind in _SCALAR_BYTES:
+            self._take(count * _SCALAR_BYTES[kind])
         else:
-            self._take(self._scalar(kind))
+            raise ValueError(f"an entry has type {kind}, which is not known or nested")
 
     def _tensor(self) -> tuple[str, int, int]:
         name = self._text(_MAX_NAME_BYTES)
@@ -191,11 +186,6 @@ class _Walk:
         if not dims or dims[0] % weights or not all(dims):
             raise ValueError(f"tensor {name!r} of shape {dims[::-1]} has rows that are no multiple of {weights}")
         return name, offset, math.prod(dims) // weights * nbytes
-
-    def _scalar(self, kind: int) -> int:
-        if kind not in _SCALAR_BYTES:
-            raise ValueError(f"an entry has type {kind}, which is not known or nested")
-        return _SCALAR_BYTES[kind]
 
     def _text(self, limit: int) -> str:
         length = self._number("<Q")

@@ -43,6 +43,7 @@ _UNKNOWN_BYTES = 1 << 20
 _LARGEST = 2.0  # relative difference
 _NEARLY_EXACT = 1e-6  # rounding of f32 in another order of summation
 _MOST_SHOWN = 60
+_value = onnx.helper.get_attribute_value
 _PASSING = {"Cast", "Identity", "QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"}
 """Operators that keep the meaning of their first input: conversions of precision insert and remove them."""
 
@@ -55,11 +56,8 @@ class Divergence:
     """The node at which two models diverge.
 
     Attributes:
-        node: the name of the node, or of its first output if it has none.
-        op_type: its operator.
-        output: the value that differs.
-        other_node: the name of its counterpart in the second model.
-        other_output: the counterpart of the value.
+        node: the name of the node, or of its first output if it has none; `other_node` is that of its counterpart.
+        output: the value that differs; `other_output` is its counterpart.
         found: the difference of the two values.
         before: the largest relative difference among the values that it is computed from.
         causes: the differences of the nodes in operator, attributes and weights; empty if only the arithmetic differs.
@@ -264,16 +262,8 @@ def _attributes(mine: onnx.NodeProto, theirs: onnx.NodeProto) -> Iterator[str]:
     defaults = {name: entry.default_value for name, entry in known.items() if entry.default_value.type}
     for name in sorted(left.keys() | right.keys()):
         one, other = left.get(name, defaults.get(name)), right.get(name, defaults.get(name))
-        if one is None or other is None or _plain(one) != _plain(other):
+        if one is None or other is None or _value(one) != _value(other):
             yield f"attribute {name!r} is {_shown(one)} in one and {_shown(other)} in the other"
-
-
-def _plain(attribute: onnx.AttributeProto) -> bytes:
-    """Return the value of an attribute without its documentation."""
-    copy = copied(attribute)
-    copy.ClearField("doc_string")
-    data: bytes = copy.SerializeToString(deterministic=True)
-    return data
 
 
 def _shown(attribute: onnx.AttributeProto | None) -> str:
@@ -281,7 +271,7 @@ def _shown(attribute: onnx.AttributeProto | None) -> str:
         return "not given"
     if attribute.type in (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS, onnx.AttributeProto.TENSOR):
         return "another value"
-    text = str(onnx.helper.get_attribute_value(attribute))
+    text = str(_value(attribute))
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
 
 
