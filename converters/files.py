@@ -183,11 +183,7 @@ def _copy(data: TensorData, stream: BinaryIO, progress: Progress | None) -> None
 
 
 class Staging:
-    """A folder to write in, and the way from there to the final place.
-
-    Attributes:
-        path: where to write the main file, under its final name, and other files beside it.
-    """
+    """A folder to write in: the main file to `path`, under its final name, other files beside it."""
 
     def __init__(self, folder: Path, target: Path) -> None:
         self.path = folder / target.name

@@ -31,15 +31,9 @@ _MAX_CAUSES = 3
 
 
 def optional_module(name: str, extra: str, purpose: str) -> Any:
-    """Return a module of an optional package.
+    """Return a module of an optional package, or raise with the command that installs the extra which brings it.
 
-    Args:
-        name: the module, `torch`.
-        extra: the extra of this package that brings it.
-        purpose: what it is needed for, the subject of the message: "reading GGUF files".
-
-    Raises:
-        ConversionError: the package is not installed, or is and cannot be imported; the message has the remedy.
+    `purpose` is the subject of the message: "reading GGUF files".
     """
     command = f'pip install "rlx_ort[{extra}]"'
     try:

@@ -21,12 +21,7 @@ _PLACE = re.compile(r"(?P<input>.+)\[(?P<axis>\d+)\]")
 
 @dataclass(frozen=True, slots=True)
 class DimsReport:
-    """What `set_dims` did.
-
-    Attributes:
-        sizes: dim -> the size it has now, as the caller wrote it.
-        still_open: `input[axis]` or name of each dim of the inputs that has no size yet.
-    """
+    """The sizes that `set_dims` was given, and `input[axis]` or name of each dim of the inputs that has no size yet."""
 
     sizes: Mapping[str, int]
     still_open: tuple[str, ...]

@@ -130,13 +130,11 @@ def _move(bundle: ModelBundle, proto: onnx.ModelProto, source: int, target: int)
 def _drop_orphans(graph: onnx.GraphProto, names: set[str]) -> None:
     """Remove initializers and Constant nodes that only rewritten nodes used to read."""
     names -= {value.name for value in graph.input}
-    kept = [tensor for tensor in graph.initializer if tensor.name not in names]
-    if len(kept) != len(graph.initializer):
-        set_items(graph.initializer, kept)
-    for index in reversed(range(len(graph.node))):
-        node = graph.node[index]
-        if node.op_type == "Constant" and not node.domain and names.issuperset(node.output):
-            del graph.node[index]
+    orphans = [n for n in graph.node if n.op_type == "Constant" and not n.domain and names.issuperset(n.output)]
+    for node in orphans:
+        graph.node.remove(node)
+    if any(tensor.name in names for tensor in graph.initializer):
+        set_items(graph.initializer, [tensor for tensor in graph.initializer if tensor.name not in names])
 
 
 def _functions_must_change(bundle: ModelBundle, source: int, target: int) -> bool:
@@ -362,8 +360,8 @@ def _single_node_model(node: onnx.NodeProto, scope: Scope, opset: int, names: Ma
     for name in (name for name in reads if name in scope.constants):
         constants.append(copied(scope.constants[name]))
         constants[-1].name = names[name]
-    ends = ([names.get(name, "") for name in values] for values in (node.input, node.output))
-    lone = onnx.helper.make_node(node.op_type, *ends)
+    plain = [[names.get(name, "") for name in values] for values in (node.input, node.output)]
+    lone = onnx.helper.make_node(node.op_type, plain[0], plain[1])
     lone.attribute.extend(node.attribute)
     inputs = declared(name for name in reads if name not in scope.constants)
     graph = onnx.helper.make_graph([lone], "node", inputs, declared(filter(None, node.output)), initializer=constants)

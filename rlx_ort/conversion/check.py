@@ -75,12 +75,7 @@ class ConversionCheck:
         self._reference = reference_run(model, inputs=options.verify_inputs, dims=options.dims, options=how)
 
     def run_result(self, path: Path) -> Comparison:
-        """Run the written file on its device and return the difference of each output.
-
-        Raises:
-            ParityError: it is more than the tolerance.
-            EngineError: the result does not run.
-        """
+        """Run the written file on its device and return the differences; raise `ParityError` beyond the tolerance."""
         device = Device(self._options.device or "cpu")
         tolerance = self._options.tolerance or default_tolerance(self._options, self._before)
         optimized = self._options.device is not None

@@ -79,11 +79,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """The outputs of a model, kept after its session is closed; see `Comparison` for the other attributes.
-
-    Attributes:
-        outputs: (name, value) of each output, or of each element of lists and maps.
-    """
+    """The outputs of a model, or the elements of those that are lists and maps, kept after its session is closed."""
 
     inputs: Mapping[str, Any]
     assumed: Mapping[str, int]
