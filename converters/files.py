@@ -228,7 +228,12 @@ def staging(target: Path) -> Iterator[Staging]:
     Raises:
         ConversionError: the folder cannot be made.
     """
-    _remove_abandoned(target)
+    name = re.compile(rf"\.{re.escape(target.name)}\.(?P<process>\d+)-[0-9a-f]{{16}}\.converting")
+    with contextlib.suppress(OSError):
+        for other in target.parent.iterdir():
+            match = name.fullmatch(other.name)
+            if match is not None and not psutil.pid_exists(int(match["process"])):
+                shutil.rmtree(other, ignore_errors=True)
     folder = target.parent / f".{target.name}.{os.getpid()}-{os.urandom(8).hex()}.converting"
     try:
         folder.mkdir()
@@ -247,12 +252,3 @@ def refuse_existing(places: Sequence[Path], *, overwrite: bool) -> None:
             raise ConversionError(f"{place} is a folder; give the name of a file")
         if place.exists() and not overwrite:
             raise ConversionError(f"{place} exists and was left as it is; give --force (overwrite=True) to replace it")
-
-
-def _remove_abandoned(target: Path) -> None:
-    name = re.compile(rf"\.{re.escape(target.name)}\.(?P<process>\d+)-[0-9a-f]{{16}}\.converting")
-    with contextlib.suppress(OSError):
-        for folder in target.parent.iterdir():
-            match = name.fullmatch(folder.name)
-            if match is not None and not psutil.pid_exists(int(match["process"])):
-                shutil.rmtree(folder, ignore_errors=True)

@@ -41,21 +41,14 @@ def _table(rows: dict[OpClass, str]) -> dict[str, OpClass]:
 
 KIND_CLASSES = _table(
     {
-        OpClass.COMPUTE: """
-            Attention Conv2d Conv3d ConvTranspose2d DotGeneral FusedMatMulBiasAct GroupedMatMul
-            GroupedQueryAttention LoraMatMul MatMul
-        """,
-        OpClass.REDUCTION: """
-            BatchNormInference Cumsum FusedResidualLN FusedResidualRmsNorm GroupNorm LayerNorm LayerNorm2d Pool
-            Reduce RmsNorm Softmax
-        """,
-        OpClass.ELEMENTWISE: """
-            Activation AxialRope2d Binary Clamp Compare Fma FusedSwiGLU Rope StopGradient Where
-        """,
-        OpClass.DATA_MOVEMENT: """
-            Concat Expand Gather GatherElements GatherNd Im2Col Narrow Pad Reshape ResizeNearest2x Reverse Slice Tile
-            Transpose Trilu
-        """,
+        OpClass.COMPUTE: """Attention Conv2d Conv3d ConvTranspose2d DotGeneral FusedMatMulBiasAct GroupedMatMul
+            GroupedQueryAttention LoraMatMul MatMul""",
+        OpClass.REDUCTION: """BatchNormInference Cumsum FusedResidualLN FusedResidualRmsNorm GroupNorm LayerNorm
+            LayerNorm2d Pool Reduce RmsNorm Softmax""",
+        OpClass.ELEMENTWISE: """Activation AxialRope2d Binary Clamp Compare Fma FusedSwiGLU Rope StopGradient
+            Where""",
+        OpClass.DATA_MOVEMENT: """Concat Expand Gather GatherElements GatherNd Im2Col Narrow Pad Reshape
+            ResizeNearest2x Reverse Slice Tile Transpose Trilu""",
     }
 )
 """Kind of op -> its class."""
@@ -63,21 +56,16 @@ KIND_CLASSES = _table(
 ONNX_CLASSES = _table(
     {
         OpClass.COMPUTE: "Conv ConvTranspose Einsum Gemm MatMul",
-        OpClass.REDUCTION: """
-            AveragePool BatchNormalization CumSum GlobalAveragePool GlobalMaxPool GroupNormalization
+        OpClass.REDUCTION: """AveragePool BatchNormalization CumSum GlobalAveragePool GlobalMaxPool GroupNormalization
             InstanceNormalization LayerNormalization LogSoftmax LpNormalization MaxPool Mean ReduceL1 ReduceL2
             ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare
-            RMSNormalization Softmax Sum
-        """,
-        OpClass.ELEMENTWISE: """
-            Abs Add Ceil Celu Clip Cos Div Elu Equal Erf Exp Floor Gelu Greater GreaterOrEqual HardSigmoid HardSwish
-            LeakyRelu Less LessOrEqual Log Max Min Mish Mul Neg Pow PRelu Reciprocal Relu Round Selu Sigmoid Sign Sin
-            Softplus Softsign Sqrt Sub Swish Tan Tanh ThresholdedRelu Where
-        """,
-        OpClass.DATA_MOVEMENT: """
-            Concat DepthToSpace Expand Flatten Gather GatherElements GatherND Identity Pad Reshape Resize
-            ScatterElements ScatterND Slice SpaceToDepth Split Squeeze Tile Transpose Trilu Unsqueeze
-        """,
+            RMSNormalization Softmax Sum""",
+        OpClass.ELEMENTWISE: """Abs Add Ceil Celu Clip Cos Div Elu Equal Erf Exp Floor Gelu Greater GreaterOrEqual
+            HardSigmoid HardSwish LeakyRelu Less LessOrEqual Log Max Min Mish Mul Neg Pow PRelu Reciprocal Relu Round
+            Selu Sigmoid Sign Sin Softplus Softsign Sqrt Sub Swish Tan Tanh ThresholdedRelu Where""",
+        OpClass.DATA_MOVEMENT: """Concat DepthToSpace Expand Flatten Gather GatherElements GatherND Identity Pad
+            Reshape Resize ScatterElements ScatterND Slice SpaceToDepth Split Squeeze Tile Transpose Trilu
+            Unsqueeze""",
     }
 )
 """Operator of ai.onnx -> its class."""

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rlx_ort.converters.onnx_ir_bridge import optional_module
+from rlx_ort.converters.onnx_ir_bridge import foreign_errors, optional_module
 from rlx_ort.converters.sources.weights import GgufAs, WeightEntry, WeightFile
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.dtype import DType
@@ -58,15 +58,11 @@ def read_gguf(path: Path, quantised_as: GgufAs = "f32") -> WeightFile:
         raise ConversionError(f"quantised weights are read as f32, f16 or packed, not {quantised_as!r}")
     gguf = optional_module("gguf", "gguf", "reading GGUF files")
     _check_header(path, {int(kind): sizes for kind, sizes in gguf.GGML_QUANT_SIZES.items()})
-    try:
+    with foreign_errors(f"{path} is no GGUF file, or a damaged one"):
         status = path.stat()
         reader = gguf.GGUFReader(path)
         place = FileRange(str(path.resolve()), 0, FileRange.stamp_of(status))
         entries = {tensor.name: _entry(gguf, reader, tensor, place, quantised_as) for tensor in reader.tensors}
-    except ConversionError as err:
-        raise ConversionError(f"{path}: {err}") from err
-    except Exception as err:  # the reader checks little, so a damaged file may raise anything
-        raise ConversionError(f"{path} is no GGUF file, or a damaged one: {type(err).__name__}: {err}") from err
     return WeightFile(str(path), entries)
 
 
@@ -83,7 +79,8 @@ def _entry(gguf: Any, reader: Any, tensor: Any, place: FileRange, quantised_as: 
     if quantised_as == "packed":
         if blocks is None:
             packed = ", ".join(name.upper() for name in GGUF_FORMATS)
-            raise ConversionError(f"tensor {tensor.name!r} is {kind}, which cannot stay packed; {packed} can")
+            what = f"{place.path}: tensor {tensor.name!r} is {kind}"
+            raise ConversionError(f"{what}, which cannot stay packed; {packed} can")
         return WeightEntry(DType.U8, blocks.shape, lambda: blocks, kind, blocks)
     dtype = DType.F32 if quantised_as == "f32" else DType.F16
     load = partial(_dequantised, gguf, tensor.name, tensor.tensor_type, shape, raw, dtype)

@@ -140,12 +140,13 @@ def quantize(
         if calibration:
             samples = _calibration_samples(bundle, calibration)
         made = _in_files(bundle, kind, tools, options, samples)
-    new_ops = _quantized_ops(made) - _quantized_ops(source)
+    new, old = (Counter(node.op_type for node in nodes_of(model.proto)) for model in (made, source))
+    new_ops = {op_type: count for op_type, count in (new - old).items() if op_type in _QUANTIZED_OPS}
     if not new_ops:
         raise ConversionError(
             f"{kind} finds nothing to quantise in {bundle.origin}: no operator with a constant weight that it can take"
         )
-    return made, QuantizeReport(kind, source.nbytes, made.nbytes, dict(new_ops), len(samples))
+    return made, QuantizeReport(kind, source.nbytes, made.nbytes, new_ops, len(samples))
 
 
 def _check(kind: str, options: QuantizeOptions, calibration: object) -> None:
@@ -297,10 +298,6 @@ def _typed(bundle: ModelBundle) -> ModelBundle:
         if not node.name:
             node.name = names.unique(f"{node.op_type}_{index}")
     return bundle.with_proto(proto)
-
-
-def _quantized_ops(bundle: ModelBundle) -> Counter[str]:
-    return Counter(node.op_type for node in nodes_of(bundle.proto) if node.op_type in _QUANTIZED_OPS)
 
 
 @contextlib.contextmanager

@@ -188,8 +188,11 @@ def compare_to(
         feeds = renamed_inputs(opened, reference.inputs, model.origin)
         found = _flattened(zip(opened.output_names, opened.run(feeds), strict=True))
         placement = opened.placement
+    names = [[name for name, _ in side] for side in (found, reference.outputs)]
+    complaint = f"{model.origin} has the outputs {', '.join(names[0])}, the reference {', '.join(names[1])}"
+    pairs = zip(reference.outputs, _matched(names[1], dict(found), complaint), strict=True)
     outputs = []
-    for (name, left), (other, right) in _paired(reference.outputs, found, model.origin):
+    for (name, left), (other, right) in pairs:
         gap = difference(left, right)
         dtypes = (str(left.dtype), str(right.dtype))
         outputs.append(OutputDifference(name, other, dtypes, left.shape, gap, allowed.accepts(gap)))
@@ -224,13 +227,11 @@ def renamed_inputs(opened: OpenModel, inputs: Mapping[str, Any], origin: str) ->
         InputError: the model has neither the same names nor the same number of inputs.
     """
     wanted = opened.input_types
-    if set(wanted) <= set(inputs):
-        pairs = [(name, inputs[name]) for name in wanted]
-    elif len(wanted) == len(inputs):
-        pairs = list(zip(wanted, inputs.values(), strict=True))
-    else:
-        raise InputError(f"{origin} has the inputs {', '.join(wanted)}, the reference has {', '.join(inputs)}")
-    return {name: _in_type(value, wanted[name]) for name, value in pairs}
+    values = _matched(
+        list(wanted), inputs, f"{origin} has the inputs {', '.join(wanted)}, the reference {', '.join(inputs)}"
+    )
+    pairs = zip(wanted.items(), values, strict=True)
+    return {name: _in_type(value, kind) for (name, kind), (_, value) in pairs}
 
 
 def _in_type(value: Any, kind: ValueType) -> Any:
@@ -239,13 +240,10 @@ def _in_type(value: Any, kind: ValueType) -> Any:
     return value.astype(kind.dtype.numpy, copy=False)
 
 
-def _paired(left: Sequence[_Output], right: Sequence[_Output], origin: str) -> list[tuple[_Output, _Output]]:
-    by_name = dict(right)
-    if all(name in by_name for name, _ in left):
-        return [((name, value), (name, by_name[name])) for name, value in left]
-    if len(left) == len(right):
-        return list(zip(left, right, strict=True))
-    raise InputError(
-        f"{origin} has the outputs {', '.join(name for name, _ in right)}, "
-        f"the reference has {', '.join(name for name, _ in left)}"
-    )
+def _matched(names: Sequence[str], pool: Mapping[str, Any], complaint: str) -> list[tuple[str, Any]]:
+    """Return a name and value of the pool for each name: those of that name if all are there, else by position."""
+    if set(names) <= pool.keys():
+        return [(name, pool[name]) for name in names]
+    if len(names) == len(pool):
+        return list(pool.items())
+    raise InputError(complaint)
