@@ -29,11 +29,8 @@ class OutputDifference:
 
     Attributes:
         name: its name in the reference, with an index or key for an element of a list or map.
-        other_name: its name in the other model.
-        dtypes: the element types of both.
-        shape: the shape in the reference.
-        found: the difference.
-        ok: whether the difference is within the tolerance.
+        other_name: its name in the other model; `dtypes` are those of both, `shape` is that of the reference.
+        ok: whether the difference found is within the tolerance.
     """
 
     name: str
