@@ -23,8 +23,7 @@ from rlx_ort.converters.onnx_types import dtype_of, elem_type, tensor_proto, typ
 from rlx_ort.converters.protos import copied, graphs_of, nodes_of, set_items
 from rlx_ort.converters.to_onnx import all_weights
 from rlx_ort.converters.to_onnx.exporter import export_model
-from rlx_ort.converters.to_onnx.model import INLINE_BYTES
-from rlx_ort.converters.to_onnx.writer import UniqueNames
+from rlx_ort.converters.to_onnx.model import INLINE_BYTES, UniqueNames
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph

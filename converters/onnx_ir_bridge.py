@@ -13,8 +13,7 @@ import numpy.typing as npt
 
 from rlx_ort.converters.bundle import ModelBundle
 from rlx_ort.converters.onnx_types import dtype_of, elem_type
-from rlx_ort.converters.to_onnx.model import INLINE_BYTES
-from rlx_ort.converters.to_onnx.writer import UniqueNames
+from rlx_ort.converters.to_onnx.model import INLINE_BYTES, UniqueNames
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.tensor import TensorData

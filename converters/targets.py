@@ -15,7 +15,7 @@ from rlx_ort.converters.transforms.opset import to_opset
 from rlx_ort.device import Device
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.serde import save_json
-from rlx_ort.ir.tensor_file import read_tensors, write_tensors
+from rlx_ort.ir.tensor import read_tensors, write_tensors
 
 __all__ = ["EngineSaver", "SUFFIXES", "TargetOptions", "write_target"]
 
@@ -24,7 +24,7 @@ SUFFIXES = (".onnx", ".json", ".ort")
 
 
 EngineSaver: TypeAlias = Callable[..., None]
-"""Writes what an engine has made of a graph; `rlx_ort.providers.saving.save_optimized` is the one that there is."""
+"""Writes what an engine has made of a graph; `rlx_ort.providers.ort_provider.save_optimized` is the one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,8 @@ def _write_optimized(bundle: ModelBundle, path: Path, options: TargetOptions, *,
     """
     if options.saver is None:
         raise ConversionError(
-            f"{path.name} is written by ONNX Runtime; pass TargetOptions(saver=rlx_ort.providers.saving.save_optimized)"
+            f"{path.name} is written by ONNX Runtime; pass "
+            "TargetOptions(saver=rlx_ort.providers.ort_provider.save_optimized)"
         )
     external = not ort_format and options.external_data
     if external is None:

@@ -15,8 +15,7 @@ from rlx_ort.converters.bundle import FREE_INITIALIZERS, ModelBundle, external_t
 from rlx_ort.converters.onnx_types import dtype_of, known_type_of, tensor_proto, tensor_type
 from rlx_ort.converters.protos import copied, set_items
 from rlx_ort.converters.sources.weights import Rename, Renames, WeightEntry, WeightFile
-from rlx_ort.converters.to_onnx.model import INLINE_BYTES
-from rlx_ort.converters.to_onnx.writer import UniqueNames
+from rlx_ort.converters.to_onnx.model import INLINE_BYTES, UniqueNames
 from rlx_ort.converters.transforms.scope import dims_text, near_names
 from rlx_ort.errors import ConversionError, GraphVerifyError
 from rlx_ort.ir.core import Node

@@ -22,7 +22,7 @@ from rlx_ort.converters.sources.pt2 import open_pt2
 from rlx_ort.converters.sources.weights import GgufAs, WeightFile, read_sharded
 from rlx_ort.errors import ConversionError, GraphVerifyError
 from rlx_ort.ir.serde import load_json
-from rlx_ort.ir.tensor_file import read_tensors
+from rlx_ort.ir.tensor import read_tensors
 
 __all__ = ["Format", "format_of", "open_source", "read_weights"]
 

@@ -16,8 +16,7 @@ from typing import Any, Literal, TypeAlias
 
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.tensor import TensorData
-from rlx_ort.ir.tensor_file import read_tensors
+from rlx_ort.ir.tensor import TensorData, read_tensors
 
 __all__ = ["GgufAs", "Rename", "Renames", "WeightEntry", "WeightFile", "load_renames", "read_sharded"]
 

@@ -17,8 +17,8 @@ from rlx_ort.converters.transforms.scope import selected
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
-from rlx_ort.ir.narrow import narrowed_later, values_of
 from rlx_ort.ir.ops.leaf import Constant, Param
+from rlx_ort.ir.tensor import narrowed_later, values_of
 from rlx_ort.options.precision import PrecisionPolicy
 
 __all__ = ["KeptNode", "PrecisionKind", "PrecisionReport", "to_precision"]

@@ -17,9 +17,9 @@ import onnx.version_converter
 from rlx_ort.converters.bundle import FREE_INITIALIZERS, ModelBundle, bundle_of
 from rlx_ort.converters.onnx_types import schema_of, tensor_type, type_proto
 from rlx_ort.converters.protos import bodies_of, copied, nodes_of, set_items
+from rlx_ort.converters.to_onnx.model import UniqueNames
 from rlx_ort.converters.to_onnx.opset import NodeForm, meaning_change, obsolete_attributes, obstacle
 from rlx_ort.converters.to_onnx.opset import ir_version as lowest_ir_version
-from rlx_ort.converters.to_onnx.writer import UniqueNames
 from rlx_ort.converters.transforms.scope import Scope, all_value_names, label_of, read_names, typed_model
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.types import UnknownType

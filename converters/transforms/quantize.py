@@ -30,7 +30,7 @@ from rlx_ort.converters.from_onnx.tensors import tensor_data
 from rlx_ort.converters.onnx_ir_bridge import foreign_errors
 from rlx_ort.converters.protos import bodies_of, copied, nodes_of, set_items
 from rlx_ort.converters.sources.npz import read_npz
-from rlx_ort.converters.to_onnx.writer import UniqueNames
+from rlx_ort.converters.to_onnx.model import UniqueNames
 from rlx_ort.converters.transforms.opset import to_opset
 from rlx_ort.converters.transforms.scope import (
     all_value_names,

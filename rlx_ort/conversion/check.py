@@ -14,7 +14,7 @@ from rlx_ort.conversion.options import ConvertOptions, ModelFacts
 from rlx_ort.converters.bundle import ModelBundle
 from rlx_ort.converters.onnx_types import tensor_type
 from rlx_ort.converters.protos import copied, graphs_of, infer_proto, nodes_of
-from rlx_ort.converters.to_onnx.writer import UniqueNames
+from rlx_ort.converters.to_onnx.model import UniqueNames
 from rlx_ort.device import Device
 from rlx_ort.errors import ConversionError, ParityError
 from rlx_ort.ir.dtype import DType

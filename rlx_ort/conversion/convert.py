@@ -27,7 +27,7 @@ from rlx_ort.converters.transforms.simplify import simplify
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.serde import load_json
 from rlx_ort.providers.engine.runtime import quantization
-from rlx_ort.providers.saving import save_optimized
+from rlx_ort.providers.ort_provider import save_optimized
 
 __all__ = ["ConversionReport", "ConvertOptions", "ModelFacts", "ParamsTaken", "Step", "convert", "default_tolerance"]
 

@@ -14,9 +14,8 @@ from rlx_ort.converters.bundle import ModelBundle, bundle_from_graph, bundle_of,
 from rlx_ort.converters.onnx_types import tensor_proto, tensor_type
 from rlx_ort.converters.protos import copied, graphs_of, infer_proto, nodes_of
 from rlx_ort.converters.sources import open_source
-from rlx_ort.converters.to_onnx.exported import ExportedModel, ExportedNode
-from rlx_ort.converters.to_onnx.outline import is_shape_type, shape_only_nodes
-from rlx_ort.converters.to_onnx.writer import UniqueNames
+from rlx_ort.converters.to_onnx.exported import ExportedModel, ExportedNode, is_shape_type, shape_only_nodes
+from rlx_ort.converters.to_onnx.model import UniqueNames
 from rlx_ort.device import Device
 from rlx_ort.errors import ConversionError
 from rlx_ort.execution.inputs import InputPlan

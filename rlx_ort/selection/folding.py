@@ -22,8 +22,8 @@ from rlx_ort.options.compile_options import CacheUse, CompileOptions, Optimizati
 if TYPE_CHECKING:
     import onnx
 
+    from rlx_ort.converters.to_onnx.exported import Outline
     from rlx_ort.converters.to_onnx.exporter import Draft
-    from rlx_ort.converters.to_onnx.outline import Outline
 
 __all__ = ["as_compiled", "folded_nodes", "idle_nodes"]
 

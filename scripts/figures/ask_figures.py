@@ -14,8 +14,8 @@ from rlx_ort.device import Device
 from rlx_ort.ir.graph import Graph, Value
 from rlx_ort.options.compile_options import CompileOptions
 from rlx_ort.providers import registry
-from rlx_ort.providers.availability import available_devices
 from rlx_ort.providers.base import Provider
+from rlx_ort.providers.registry import available_devices
 from rlx_ort.selection.questions import answers_for, groups_of
 
 __all__ = ["measure"]
