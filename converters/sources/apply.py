@@ -299,14 +299,7 @@ def _users(graph: Graph, node: Node) -> list[Node]:
 
 @dataclass(frozen=True, slots=True)
 class ParamsReport:
-    """What `bake` did.
-
-    Attributes:
-        replaced: weights that have the data of the file now.
-        promoted: inputs that are weights now.
-        unchanged: weights the file has nothing for.
-        unused: names in the file that the model has neither as weight nor as input.
-    """
+    """What `bake` did: weights with new data, inputs that are weights now, weights as they were, and unknown names."""
 
     replaced: tuple[str, ...]
     promoted: tuple[str, ...]

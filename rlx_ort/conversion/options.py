@@ -82,11 +82,9 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True)
 class ParamsTaken:
-    """What a weight file had for the model.
+    """What a weight file had for the model: how many weights it gave data, and the inputs that became weights.
 
     Attributes:
-        loaded: how many weights have the data of the file now.
-        became_weights: inputs that are weights now.
         missing: weights that the file has nothing for; they are as they were.
         unused: tensors of the file that the model has no place for.
     """

@@ -221,7 +221,8 @@ class _Search:
 
 def _producer(graph: onnx.GraphProto, name: str) -> onnx.NodeProto:
     """Return the node of the main graph that computes a value."""
-    return next(node for node in graph.node if name in node.output)
+    nodes: Iterator[onnx.NodeProto] = (node for node in graph.node if name in node.output)
+    return next(nodes)
 
 
 def _label(node: onnx.NodeProto) -> str:

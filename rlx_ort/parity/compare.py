@@ -12,7 +12,7 @@ from rlx_ort.converters.bundle import ModelBundle
 from rlx_ort.device import Device
 from rlx_ort.errors import EngineError, InputError
 from rlx_ort.execution.placement import Placement
-from rlx_ort.ir.types import TensorType, ValueType
+from rlx_ort.ir.types import TensorType
 from rlx_ort.options.compile_options import CompileOptions
 from rlx_ort.parity.inputs import SEED, SIZE_CHOICES, random_inputs
 from rlx_ort.parity.metrics import Array, Difference, Tolerance, difference
@@ -227,14 +227,12 @@ def renamed_inputs(opened: OpenModel, inputs: Mapping[str, Any], origin: str) ->
     values = _matched(
         list(wanted), inputs, f"{origin} has the inputs {', '.join(wanted)}, the reference {', '.join(inputs)}"
     )
-    pairs = zip(wanted.items(), values, strict=True)
-    return {name: _in_type(value, kind) for (name, kind), (_, value) in pairs}
-
-
-def _in_type(value: Any, kind: ValueType) -> Any:
-    if not isinstance(kind, TensorType) or not isinstance(value, np.ndarray) or value.dtype == object:
-        return value
-    return value.astype(kind.dtype.numpy, copy=False)
+    feeds = {}
+    for (name, kind), (_, value) in zip(wanted.items(), values, strict=True):
+        if isinstance(kind, TensorType) and isinstance(value, np.ndarray) and value.dtype != object:
+            value = value.astype(kind.dtype.numpy, copy=False)
+        feeds[name] = value
+    return feeds
 
 
 def _matched(names: Sequence[str], pool: Mapping[str, Any], complaint: str) -> list[tuple[str, Any]]:
