@@ -10,7 +10,7 @@ from rlx_ort.options.compile_options import CompileOptions, PlacementRule
 if TYPE_CHECKING:
     from rlx_ort.device import Device
     from rlx_ort.execution.compiled import CompiledGraph
-    from rlx_ort.execution.engine_slot import EngineSlot
+    from rlx_ort.execution.engine import EngineSlot
     from rlx_ort.execution.placement import Placement
     from rlx_ort.execution.weights import WeightStore
     from rlx_ort.ir.graph import Graph
@@ -57,7 +57,7 @@ class DeviceSessions:
             made = next((found.held_to(rule) for found in known.values()), None)
             if made is None:
                 from rlx_ort.execution.compiled import CompiledGraph
-                from rlx_ort.execution.engine_slot import open_slot
+                from rlx_ort.execution.engine import open_slot
                 from rlx_ort.execution.session import working_provider
 
                 slot = self._slots.get(device)

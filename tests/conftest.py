@@ -123,7 +123,7 @@ def _judged(label: str, info: pytest.ExceptionInfo[BaseException] | None) -> str
     provider = provider_of(Device(label))
     if provider is None or not provider.compiles:
         return ""  # what a provider with kernels does not take is known, and no test asks for it
-    from rlx_ort.execution.engine_slot import EngineSlot
+    from rlx_ort.execution.engine import EngineSlot
     from rlx_ort.selection.support import support_of
 
     if info is not None and isinstance(info.value, LegalizeError) and info.value.report is not None:

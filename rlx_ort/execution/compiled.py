@@ -34,7 +34,7 @@ from rlx_ort.providers.engine.binding import DeviceTensor
 if TYPE_CHECKING:
     from rlx_ort.converters.to_onnx.exported import ExportedModel
     from rlx_ort.device import Device
-    from rlx_ort.execution.engine_slot import Engine, EngineSlot
+    from rlx_ort.execution.engine import Engine, EngineSlot
     from rlx_ort.providers.base import DeviceGraphReport
 
 __all__ = ["CompiledGraph"]

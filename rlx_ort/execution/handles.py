@@ -23,7 +23,7 @@ from rlx_ort.ir.types import TensorType, ValueType
 from rlx_ort.providers.engine.binding import DeviceTensor
 
 if TYPE_CHECKING:
-    from rlx_ort.execution.engine_slot import Engine
+    from rlx_ort.execution.engine import Engine
 
 __all__ = ["Handles"]
 

@@ -28,7 +28,7 @@ from rlx_ort.ir.types import MapType, OptionalType, SequenceType, TensorType, Va
 from rlx_ort.providers.engine.binding import DeviceTensor
 
 if TYPE_CHECKING:
-    from rlx_ort.execution.engine_slot import Engine
+    from rlx_ort.execution.engine import Engine
 
 __all__ = [
     *("InputPlan", "ResidentFeeds", "TypedBytes", "arrays_from_typed", "as_array", "at_extent", "cast_hint", "coerced"),

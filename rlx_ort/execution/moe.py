@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from rlx_ort.device import Device
 from rlx_ort.errors import GraphVerifyError, InputError
-from rlx_ort.execution.engine_slot import EngineSlot, Runnable, open_slot, runnable
+from rlx_ort.execution.engine import EngineSlot, Runnable, open_slot, runnable
 from rlx_ort.execution.weights import AS_DECLARED, WeightStore
 from rlx_ort.ir.core import Node, Ref, Value
 from rlx_ort.ir.dtype import DType

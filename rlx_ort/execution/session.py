@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from rlx_ort.device import Device
 from rlx_ort.errors import DeviceUnavailableError
 from rlx_ort.execution.compiled import CompiledGraph
-from rlx_ort.execution.engine_slot import open_slot
+from rlx_ort.execution.engine import open_slot
 from rlx_ort.execution.weights import WeightStore
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule, Precision
 

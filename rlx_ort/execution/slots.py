@@ -15,7 +15,7 @@ from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import TensorType, ValueType
 
 if TYPE_CHECKING:
-    from rlx_ort.execution.engine_slot import Engine
+    from rlx_ort.execution.engine import Engine
     from rlx_ort.providers.engine.binding import Slots
 
 __all__ = ["PooledRuns", "SlotRunner"]
