@@ -15,9 +15,8 @@ from functools import cached_property
 from itertools import chain, takewhile
 from typing import Any, NamedTuple
 
-from rlx_ort.converters.to_onnx.exported import ExportedModel, ExportedNode
+from rlx_ort.converters.to_onnx.exported import ExportedModel, ExportedNode, Outline
 from rlx_ort.converters.to_onnx.model import ModelNode
-from rlx_ort.converters.to_onnx.outline import Outline
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import TensorType, ValueType

@@ -1,6 +1,6 @@
 """`Provider`, the base class of every provider, and the values that it takes and returns.
 
-A provider's module has these sections: identity, probe, session options, claims and quirks, default profile. Nothing
+A provider's members stand in this order: identity, probe, session options, claims and quirks, default profile. Nothing
 outside this folder names a single provider; `rlx_ort.providers.registry` finds them.
 """
 
@@ -41,14 +41,8 @@ __all__ = [
 class Availability:
     """Whether a device works here, proven by a one-node session, and what to do when it does not.
 
-    Attributes:
-        available: a session opened on the device, its node was assigned to it, and it ran.
-        reason: why not, quoting the loader or the driver; empty when available.
-        remedy: the command or step that repairs it; empty when there is nothing to repair.
-        hardware: the driver's name of the device, empty when unknown.
-        driver: the driver's version, empty when unknown.
-        memory_bytes: the device's memory, 0 when unknown.
-        identity: PCI address, UUID or LUID, which differs between equal devices; empty when unknown.
+    Texts are empty, and the memory is 0, where they are unknown. `reason` quotes the loader or the driver, `remedy` is
+    the command or step that repairs it. `identity` differs between equal devices: PCI address, UUID or LUID.
     """
 
     available: bool
@@ -82,10 +76,8 @@ class NodeAssignment:
 class RecordedRun:
     """An input signature whose launches are recorded.
 
-    Attributes:
-        inputs: input name -> dtype and shape, such as `float32[1, 768]`.
-        outputs: the outputs that it returns.
-        nbytes: bytes of its buffers in the device's memory; as many are pinned in host memory.
+    `inputs` holds dtypes and shapes such as `float32[1, 768]`, `nbytes` the bytes of its buffers in the device's
+    memory; as many are pinned in host memory.
     """
 
     inputs: Mapping[str, str]
@@ -95,12 +87,9 @@ class RecordedRun:
 
 @dataclass(frozen=True, slots=True)
 class DeviceGraphReport:
-    """Which runs of a session replay recorded launches.
+    """Which runs of a session replay recorded launches: signatures, the one used longest ago first.
 
-    Attributes:
-        recorded: the recorded signatures, the one used longest ago first.
-        refused: signature -> why it is not recorded.
-        reason: why the session records nothing; empty while it does or may.
+    `refused` holds the reason for each signature that is not recorded; `reason` is why the session records nothing.
     """
 
     recorded: tuple[RecordedRun, ...] = ()
@@ -123,12 +112,9 @@ class KernelClaim:
 
 @dataclass(frozen=True, slots=True)
 class KernelLimit:
-    """A form of an operator that a provider accepts when a session is opened and whose kernel fails in the run.
+    """A form of an operator of ai.onnx that a provider accepts when a session is opened and whose kernel fails.
 
-    Attributes:
-        op_type: the operator, of ai.onnx.
-        applies: whether a node has the form, by its types and its attributes as Python values.
-        reason: what the kernel does not do, and where that was seen.
+    `applies` decides by a node's types and its attributes as Python values. `reason` is what the kernel does not do.
     """
 
     op_type: str
@@ -156,10 +142,7 @@ def rank(node: ExportedNode) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class CostProfile:
-    """The rates and latencies of a device for the cost model, in GFLOP/s, bytes per ns and ns.
-
-    `source` names where they come from: a shipped default, or a calibration.
-    """
+    """The rates and latencies of a device for the cost model, from `source`, in GFLOP/s, bytes per ns and ns."""
 
     gemm_gflops: float
     conv_gflops: float
@@ -172,13 +155,18 @@ class CostProfile:
     readback_latency_ns: float = 0.0
     source: str = "default"
 
+    @classmethod
+    def shipped(
+        cls, source: str, gflops: tuple[float, float], bytes_per_ns: tuple[float, float], ns: tuple[float, float]
+    ) -> CostProfile:
+        """Return a default profile: (gemm, conv), (memory, transfers in both directions) and (dispatch, round trip)."""
+        gemm, conv, memory, moved, dispatch, roundtrip = map(float, (*gflops, *bytes_per_ns, *ns))
+        return cls(gemm, conv, memory, dispatch, roundtrip, moved, moved, source=f"default: {source}")
+
 
 @dataclass(frozen=True, slots=True)
 class SessionRequest:
-    """What to open: a model, its weights, the device and the options.
-
-    `weights` holds the data of every external initializer of the model, by name. The session keeps them alive.
-    """
+    """What to open; the session keeps `weights`, the data of every external initializer by name, alive."""
 
     device: Device
     model: ExportedModel
@@ -265,10 +253,7 @@ class Provider(abc.ABC):
         return ""
 
     def question_scope(self, device: Device) -> str | None:
-        """Return provider, versions and hardware as one text, the key of answers about single nodes.
-
-        None for a provider that cannot be asked.
-        """
+        """Return provider, versions and hardware as the key of answers about nodes; None if it cannot be asked."""
         return None
 
     def devices(self) -> Sequence[Device]:

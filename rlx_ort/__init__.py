@@ -67,9 +67,16 @@ if TYPE_CHECKING:
     from rlx_ort.execution.session import CompileCache, Session
     from rlx_ort.graph_devices import GraphDevices, graph_param_names, load
     from rlx_ort.ir.core import Node
-    from rlx_ort.ir.dims import DimBinding, dynamic_symbols, has_dynamic_dims, infer_bindings_from_inputs
     from rlx_ort.ir.dtype import DType, promote
-    from rlx_ort.ir.graph import Graph, Value, op_kinds
+    from rlx_ort.ir.graph import (
+        DimBinding,
+        Graph,
+        Value,
+        dynamic_symbols,
+        has_dynamic_dims,
+        infer_bindings_from_inputs,
+        op_kinds,
+    )
     from rlx_ort.ir.op import Op
     from rlx_ort.ir.shape import Dim, Shape
     from rlx_ort.ir.verify import verify
@@ -82,7 +89,7 @@ if TYPE_CHECKING:
     )
     from rlx_ort.options.dispatch import KernelDispatch, KernelDispatchPolicy
     from rlx_ort.options.precision import PrecisionPolicy
-    from rlx_ort.providers.availability import (
+    from rlx_ort.providers.registry import (
         available_apple_devices,
         available_devices,
         drain_device,
@@ -90,9 +97,9 @@ if TYPE_CHECKING:
         fastest_device,
         full_name,
         is_available,
+        register_provider,
         supports_run_slots,
     )
-    from rlx_ort.providers.registry import register_provider
     from rlx_ort.resilience.failover import Attempt, RunRecord
     from rlx_ort.resilience.limits import CancelToken
     from rlx_ort.resilience.options import Resilience
@@ -156,9 +163,8 @@ _NAMES_OF = {
     "execution.session": "CompileCache Session",
     "graph_devices": "GraphDevices graph_param_names load",
     "ir.core": "Node",
-    "ir.dims": "DimBinding dynamic_symbols has_dynamic_dims infer_bindings_from_inputs",
     "ir.dtype": "DType promote",
-    "ir.graph": "Graph Value op_kinds",
+    "ir.graph": "DimBinding Graph Value dynamic_symbols has_dynamic_dims infer_bindings_from_inputs op_kinds",
     "ir.op": "Op",
     "ir.shape": "Dim Shape",
     "ir.verify": "verify",

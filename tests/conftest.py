@@ -118,7 +118,7 @@ def _is_refusal(error: BaseException) -> bool:
 
 def _judged(label: str, info: pytest.ExceptionInfo[BaseException] | None) -> str:
     """Return why the capability of a compiler refuses the graph whose session failed to open, or nothing."""
-    from rlx_ort.providers.availability import provider_of
+    from rlx_ort.providers.registry import provider_of
 
     provider = provider_of(Device(label))
     if provider is None or not provider.compiles:

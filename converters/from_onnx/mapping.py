@@ -12,8 +12,7 @@ from rlx_ort.ir.op import Op
 from rlx_ort.ir.ops.conv import Conv2d, ConvTranspose2d, Pool
 from rlx_ort.ir.ops.elementwise import Activation, Binary, Cast, Clamp, Compare, StopGradient, Where
 from rlx_ort.ir.ops.linalg import MatMul
-from rlx_ort.ir.ops.norm import BatchNormInference, LayerNorm
-from rlx_ort.ir.ops.reduce import Reduce, Softmax
+from rlx_ort.ir.ops.norm import BatchNormInference, LayerNorm, Reduce, Softmax
 from rlx_ort.ir.ops.shape import Concat, Gather, Reshape, Slice, Transpose
 from rlx_ort.ir.shape import Dim
 from rlx_ort.ir.types import TensorType

@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rlx_ort.providers.engine.recorded import Copy, NotRecordedError
+from rlx_ort.providers.engine.recorded import Copy, NotRecordedError, Recorder
 
-__all__ = ["CudaGpu", "CudaRecorder", "cuda_gpus", "free_bytes", "open_recorder", "pinned_like", "same_bus"]
+__all__ = ["CudaGpu", "cuda_gpus", "free_bytes", "open_recorder", "pinned_like", "same_bus"]
 
 _LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
 _BUS_ID_BYTES = 32
@@ -111,11 +111,7 @@ def same_bus(one: str, other: str) -> bool:
 
 @functools.cache
 def _driver() -> ctypes.CDLL:
-    """Return the driver's library, with the argument types of its functions.
-
-    Raises:
-        NotRecordedError: there is none, or it is too old.
-    """
+    """Return the driver's library, with the argument types of its functions."""
     try:
         library = ctypes.CDLL(_LIBRARY)
         for name, types in _ARGUMENTS.items():
@@ -170,7 +166,7 @@ def _pinned(context: int, like: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return np.frombuffer(memoryview(raw), like.dtype, like.size).reshape(like.shape)
 
 
-def open_recorder(index: int, obstacle: str = "") -> CudaRecorder:
+def open_recorder(index: int, obstacle: str = "") -> Recorder:
     """Return a recorder on a GPU; `obstacle` is why the caller's options or ONNX Runtime's build forbid one.
 
     Raises:
@@ -178,18 +174,11 @@ def open_recorder(index: int, obstacle: str = "") -> CudaRecorder:
     """
     if obstacle:
         raise NotRecordedError(obstacle)
-    return CudaRecorder(index)
+    return _CudaRecorder(index)
 
 
-class CudaRecorder:
-    """Records the launches of one session on a stream of its own; see `Recorder`.
-
-    Args:
-        index: CUDA's ordinal of the GPU.
-
-    Raises:
-        NotRecordedError: the driver cannot be used.
-    """
+class _CudaRecorder:
+    """Records the launches of one session on a stream of its own; see `Recorder` for the methods."""
 
     def __init__(self, index: int) -> None:
         self._context = _context(index)
@@ -200,15 +189,10 @@ class CudaRecorder:
         self.options: Mapping[str, str] = {"has_user_compute_stream": "1", "user_compute_stream": str(self._stream)}
 
     def host_buffer(self, like: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return an array in pinned memory, which is freed with the last view of it; see `Recorder.host_buffer`."""
         return _pinned(self._context, like)
 
     def record(self, copies_in: Sequence[Copy], run: Callable[[], None], copies_out: Sequence[Copy]) -> int:
-        """Return an executable graph of the copies and the run; see `Recorder.record`.
-
-        Raises:
-            NotRecordedError: the capture failed, or holds what must not be replayed.
-        """
+        """Return an executable graph of the copies and the run, if it holds nothing that must not be replayed."""
         stream, graph = self._stream, _P()
         _call("cuCtxSetCurrent", self._context)
         _call("cuStreamSynchronize", stream)
@@ -238,7 +222,6 @@ class CudaRecorder:
         return int(made.value or 0)
 
     def player(self, recording: int) -> Callable[..., None]:
-        """Return what launches a graph and waits for it; see `Recorder.player`."""
         driver, context, stream, graph = _driver(), _P(self._context), _P(self._stream), _P(recording)
         enter, launch, wait, copy = (
             driver.cuCtxSetCurrent,
@@ -262,7 +245,6 @@ class CudaRecorder:
         return play
 
     def move(self, copies: Sequence[Copy]) -> None:
-        """Copy within the device and wait; see `Recorder.move`."""
         driver = _driver()
         code = driver.cuCtxSetCurrent(self._context)
         for to, source, size in copies:
@@ -272,18 +254,15 @@ class CudaRecorder:
             raise RuntimeError(f"a copy on the GPU failed with CUDA error {code}")
 
     def drop(self, recording: int) -> None:
-        """Free a graph; see `Recorder.drop`."""
         _driver().cuCtxSetCurrent(self._context)
         _driver().cuGraphExecDestroy(recording)
 
     def wait(self) -> None:
-        """Wait for the stream and for what it calls on the host; see `Recorder.wait`."""
         if self._stream:
             _driver().cuCtxSetCurrent(self._context)
             _driver().cuStreamSynchronize(self._stream)
 
     def close(self) -> None:
-        """Free the stream; see `Recorder.close`."""
         stream, self._stream = self._stream, 0
         if stream:
             _driver().cuCtxSetCurrent(self._context)
@@ -291,11 +270,7 @@ class CudaRecorder:
 
 
 def _check_nodes(graph: Any, own: frozenset[int]) -> None:
-    """Refuse a graph that copies from or to host memory outside of `own`, calls the host, or leaks allocations.
-
-    Raises:
-        NotRecordedError: it does.
-    """
+    """Refuse a graph that copies from or to host memory outside of `own`, calls the host, or leaks allocations."""
     count = _N()
     _call("cuGraphGetNodes", graph, None, ctypes.byref(count))
     nodes = (_P * count.value)()

@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,8 @@ from rlx_ort.providers.engine.injection import prepare_weights
 from rlx_ort.providers.engine.process import budget, refuse_at_the_end
 from rlx_ort.providers.engine.recipe import SessionRecipe, check_config, check_provider_options
 from rlx_ort.providers.engine.recorded import NotRecordedError, Recorder, unrecordable
-from rlx_ort.providers.engine.runtime import opening_error
+from rlx_ort.providers.engine.runtime import PLUGIN_VERSION, opening_error
 from rlx_ort.providers.engine.session import OrtEngineSession
-from rlx_ort.providers.installation import PLUGIN_VERSION
 
 __all__ = ["SPAWN_REMEDY", "forbid_in_forks", "open_session"]
 
@@ -76,11 +76,9 @@ def open_session(recipe: SessionRecipe, request: SessionRequest) -> EngineSessio
         opened = open_cached(recipe, request, runtime.describe_runtime(), _open) if cached else None
         session, memory = opened or _open(recipe, request)
     except BaseException:
-        budget().withdraw(request.model)
         if recorder is not None:
             recorder.close()
         raise
-    budget().hold(session, request.options, request.model, on_cpu=recipe.on_cpu)
     if not recipe.on_cpu and recipe.before_run is None:
         recipe = replace(recipe, before_run=forbid_in_forks(request.device))
     declared = (request.model.input_types, request.model.output_types)
@@ -126,8 +124,8 @@ def _open(
         prepare(options)
     if any(tensor.nbytes >= _LARGE_BYTES for tensor in request.weights.values()):
         _release_free_heap()
-    budget().apply(options, request.options, request.model, on_cpu=recipe.on_cpu)
-    return _create(engine, recipe, request, model, options), memory
+    create = partial(_create, engine, recipe, request, model, options)
+    return budget().opened(options, request.options, request.model, create, on_cpu=recipe.on_cpu), memory
 
 
 def _create(engine: Any, recipe: SessionRecipe, request: SessionRequest, model: bytes | str, options: Any) -> Any:

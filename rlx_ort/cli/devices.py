@@ -35,7 +35,7 @@ def _print(document: dict[str, Any]) -> None:
 
 
 def _rows() -> list[dict[str, Any]]:
-    from rlx_ort.providers.availability import availability, full_name, known_devices
+    from rlx_ort.providers.registry import availability, full_name, known_devices
 
     rows = []
     for device in known_devices():

@@ -287,7 +287,7 @@ class Blob:
         Raises:
             PackageError: it is of strings, which have no bytes here.
         """
-        from rlx_ort.ir.narrow import narrowed
+        from rlx_ort.ir.tensor import narrowed
 
         kept = data.dtype if dtype is None else dtype
         if kept is DType.STRING:

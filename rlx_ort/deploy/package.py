@@ -259,7 +259,7 @@ def _check_versions(requires: Mapping[str, str], path: Path) -> None:
     if not requires:
         return
     import rlx_ort
-    from rlx_ort.providers.installation import runtime_packages
+    from rlx_ort.providers.engine.runtime import runtime_packages
 
     for what, least in requires.items():
         if what not in REQUIRABLE:

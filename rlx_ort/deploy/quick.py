@@ -137,8 +137,8 @@ class QuickSession:
         self.settle()
 
     def _opened(self, *, packed: bool) -> SavedSession:
-        from rlx_ort.providers.engine.compiled.entry import MODEL_FILE
         from rlx_ort.providers.engine.compiled.starts import SavedSession
+        from rlx_ort.providers.engine.compiled.store import MODEL_FILE
 
         # The budget keeps the owner alive for as long as the session; this object would keep the session in turn.
         return SavedSession(self._start.entry.folder / MODEL_FILE, self._start, packed=packed)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlx_ort import environment
 from rlx_ort.device import Device
-from rlx_ort.ir.rewrite import live_nodes
+from rlx_ort.ir.graph import live_nodes
 
 if TYPE_CHECKING:
     from rlx_ort.converters.to_onnx.exported import ExportedModel

@@ -279,7 +279,7 @@ class _Step:
         values += map(self._values.__getitem__, self._held)
         if not self._agree(list(map(_shape, values[len(self._given) :]))):
             return None
-        results = self._loop.run(values)
+        results = self._loop(values)
         for handle, place in self._host_feeds:
             self._values[handle] = _as_array(results[place]).copy()
         for handle, place in self._device_feeds:

@@ -23,14 +23,12 @@ from rlx_ort.execution.weights import AS_DECLARED, WeightStore
 from rlx_ort.ir.core import Node, Ref, Value
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
-from rlx_ort.ir.narrow import narrowed
-from rlx_ort.ir.ops.dequant import DequantGroupedMatMul
+from rlx_ort.ir.ops.dequant import DequantGroupedMatMul, GroupedMatMul
 from rlx_ort.ir.ops.leaf import Constant, Param
-from rlx_ort.ir.ops.moe import GroupedMatMul
+from rlx_ort.ir.ops.norm import TopK
 from rlx_ort.ir.ops.onnx import OnnxNode
-from rlx_ort.ir.ops.reduce import TopK
 from rlx_ort.ir.shape import Shape
-from rlx_ort.ir.tensor import TensorData
+from rlx_ort.ir.tensor import TensorData, narrowed
 from rlx_ort.ir.types import TensorType
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from rlx_ort.options.compile_options import CompileOptions, PlacementRule, Preci
 if TYPE_CHECKING:
     from rlx_ort.ir.graph import Graph
     from rlx_ort.providers.base import Provider
-    from rlx_ort.providers.engine.compiled.key import CacheKey
+    from rlx_ort.providers.engine.compiled.store import CacheKey
 
 __all__ = ["CompileCache", "Session", "key_of_graph", "working_provider"]
 
@@ -167,7 +167,7 @@ def working_provider(device: Device) -> Provider:
         DeviceUnavailableError: it has no provider, or it does not work here.
     """
     from rlx_ort.providers import registry
-    from rlx_ort.providers.availability import require_available
+    from rlx_ort.providers.registry import require_available
 
     require_available(device)
     provider = registry.default_registry().for_device(device)

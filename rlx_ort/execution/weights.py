@@ -24,9 +24,7 @@ import numpy.typing as npt
 from rlx_ort.errors import ParamError
 from rlx_ort.execution.inputs import as_array, cast_hint, is_literal
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.narrow import narrowed
-from rlx_ort.ir.tensor import TensorData
-from rlx_ort.ir.tensor_file import read_tensors
+from rlx_ort.ir.tensor import TensorData, narrowed, read_tensors
 from rlx_ort.ir.types import TensorType
 from rlx_ort.providers.engine.binding import DeviceTensor
 

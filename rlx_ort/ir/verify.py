@@ -9,8 +9,7 @@ from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import GraphCore, Node, Ref
 from rlx_ort.ir.op import Op
 from rlx_ort.ir.ops.leaf import Capture, Input, Param
-from rlx_ort.ir.ops.onnx import OnnxNode
-from rlx_ort.ir.ops.refused import Refused
+from rlx_ort.ir.ops.onnx import OnnxNode, Refused
 from rlx_ort.ir.shape import Shape, fits
 from rlx_ort.ir.types import TensorType, UnknownType, ValueType
 
@@ -82,16 +81,10 @@ def _unsure_places(graph: GraphCore, kinds: Collection[type[Op]]) -> Collection[
     for place, (node, added) in enumerate(zip(graph.nodes, graph._added, strict=True)):
         if added is None:
             return every
-        as_added, op, inputs, types, inferred = added
-        if (
-            as_added is not node
-            or node.op is not op
-            or node.inputs is not inputs
-            or node.types is not types
-            or node.id != place
-        ):
+        now = (node, node.op, node.inputs, node.types)
+        if node.id != place or any(part is not before for part, before in zip(now, added, strict=False)):
             return every
-        if not inferred or len(node.output_names) != len(types) or type(op) in owners:
+        if not added[-1] or len(node.output_names) != len(node.types) or type(node.op) in owners:
             found.add(place)
     return found
 

@@ -364,7 +364,7 @@ class Failover:
         version: int,
     ) -> None:
         """Re-admit a device if a session of one node and the user's graph are right on it."""
-        from rlx_ort.providers.availability import provider_of
+        from rlx_ort.providers.registry import provider_of
         from rlx_ort.resilience.trial import disagreement
 
         wrong = ""

@@ -22,8 +22,8 @@ from rlx_ort.options.compile_options import CacheUse, CompileOptions, Optimizati
 if TYPE_CHECKING:
     import onnx
 
+    from rlx_ort.converters.to_onnx.exported import Outline
     from rlx_ort.converters.to_onnx.exporter import Draft
-    from rlx_ort.converters.to_onnx.outline import Outline
 
 __all__ = ["as_compiled", "folded_nodes", "idle_nodes"]
 
@@ -153,7 +153,7 @@ def _refined(
     values: Mapping[str, TensorData | None],
 ) -> dict[str, ValueType]:
     """Return the types that are known better with the folded values in place of their nodes."""
-    from rlx_ort.converters.infer import infer_proto
+    from rlx_ort.converters.protos import infer_proto
 
     there = {name: data for name, data in values.items() if data is not None}
     gone = {name for name, node in folded.items() if there.keys() >= {each for each in node.output_names if each}}

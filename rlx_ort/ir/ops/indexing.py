@@ -3,78 +3,57 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Unpack
 
 from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import Value
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.op import Op, known_name, known_shape
+from rlx_ort.ir.op import Op, known_shape, named
 from rlx_ort.ir.ops.leaf import LeafBuilders, NodeArgs, Operand
 from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.types import TensorType
 
 __all__ = [
-    "SCATTER_MODES",
-    "ArgSort",
-    "CumMax",
-    "CumProd",
-    "GatherElements",
-    "GatherNd",
-    "IndexingBuilders",
-    "Reverse",
-    "ScatterElements",
-    "ScatterNd",
-    "Sort",
-    "Trilu",
-]
+    "SCATTER_MODES", "ArgSort", "CumMax", "CumProd", "GatherElements", "GatherNd", "IndexingBuilders", "Reverse",
+    "ScatterElements", "ScatterNd", "Sort", "Trilu",
+]  # fmt: skip
 
 SCATTER_MODES = ("set", "add", "mul", "max", "min")
 """How an update changes its element. Under `set`, indices must not repeat; the other modes combine all updates."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ordered(Op, operands="x"):
+class Ordered(Op, operands="x:number"):
     """Base of the ops that run along one axis of numbers and keep the shape."""
 
     kind = ""  # a base, no op
 
     axis: int = -1
 
-    def result(self, x: TensorType) -> TensorType:
-        """Return the type of x."""
-        self.expect_number(x)
+    def _result(self, x: TensorType) -> TensorType:
         self.normal_axis(self.axis, known_shape(self, x, "x").rank)
         return x
 
 
-@dataclass(frozen=True, slots=True)
 class Sort(Ordered):
     """The elements along an axis in order, the smallest first unless `descending`."""
 
     descending: bool = False
 
 
-@dataclass(frozen=True, slots=True)
 class ArgSort(Ordered):
     """The indices (i64) that sort the elements along an axis; equal elements in order of index."""
 
     descending: bool = False
 
-    def result(self, x: TensorType) -> TensorType:
-        """Return the shape of x as i64."""
-        return TensorType(DType.I64, Ordered.result(self, x).shape)
+    def _result(self, x: TensorType) -> TensorType:
+        return TensorType(DType.I64, Ordered._result(self, x).shape)
 
 
-@dataclass(frozen=True, slots=True)
-class Running(Ordered):
+class _Running(Ordered):
     """Base of the ops that combine all elements so far along an axis, which needs a size."""
 
-    kind = ""  # a base, no op
-
-    def result(self, x: TensorType) -> TensorType:
-        """Return the type of x."""
-        shape = known_shape(self, Ordered.result(self, x), "x")
+    def _result(self, x: TensorType) -> TensorType:
+        shape = known_shape(self, Ordered._result(self, x), "x")
         if not isinstance(shape[self.axis], int):
             raise GraphVerifyError(
                 f"{self.kind} needs the size of axis {self.axis} of {shape}; bind the dimension first"
@@ -82,117 +61,81 @@ class Running(Ordered):
         return x
 
 
-@dataclass(frozen=True, slots=True)
-class CumProd(Running):
+class CumProd(_Running):
     """The running product along an axis, which needs a size; written as log2(size) products of the whole."""
 
 
-@dataclass(frozen=True, slots=True)
-class CumMax(Running):
+class CumMax(_Running):
     """The largest element so far along an axis, which needs a size."""
 
 
-@dataclass(frozen=True, slots=True)
 class Reverse(Op, operands="x"):
     """The elements in reverse order along axes."""
 
     axes: tuple[int, ...]
 
-    def result(self, x: TensorType) -> TensorType:
-        """Return the type of x."""
+    def _result(self, x: TensorType) -> None:
         self.axis_tuple(self.axes, known_shape(self, x, "x").rank)
-        return x
 
 
-@dataclass(frozen=True, slots=True)
 class Trilu(Op, operands="x"):
     """The upper or lower triangle of the last two dimensions; zeros elsewhere.
 
-    Attributes:
-        upper: which triangle stays.
-        diagonal: the diagonal the triangle begins at: 0 the main one, above 0 to the right of it.
+    The triangle begins at a diagonal: 0 is the main one, above 0 lie those to the right of it.
     """
 
     upper: bool = False
     diagonal: int = 0
 
-    def result(self, x: TensorType) -> TensorType:
-        """Return the type of x."""
+    def _result(self, x: TensorType) -> None:
         shape = known_shape(self, x, "x")
         if shape.rank < 2:
             raise GraphVerifyError(f"Trilu needs matrices, x is {shape}; reshape it to rank 2 or more")
-        return x
 
 
-@dataclass(frozen=True, slots=True)
-class GatherElements(Op, operands="x indices"):
+class GatherElements(Op, operands="x indices:indices"):
     """One element for each index: `out[i][j] = x[index[i][j]][j]` for axis 0, and so on for other axes."""
 
     axis: int = 0
 
-    def result(self, x: TensorType, indices: TensorType) -> TensorType:
-        """Return the shape of the indices."""
-        self.expect_indices(indices, "indices")
+    def _result(self, x: TensorType, indices: TensorType) -> TensorType:
         _expect_same_rank(self, x, indices, "indices")
         return TensorType(x.dtype, indices.shape)
 
 
-@dataclass(frozen=True, slots=True)
-class GatherNd(Op, operands="x indices"):
+class GatherNd(Op, operands="x indices:indices"):
     """Slices at positions given by the last dimension of the indices.
 
-    Attributes:
-        batch_dims: leading dimensions that x and the indices share.
+    `batch_dims` leading dimensions are shared by x and the indices.
     """
 
     batch_dims: int = 0
 
-    def result(self, x: TensorType, indices: TensorType) -> TensorType:
+    def _result(self, x: TensorType, indices: TensorType) -> TensorType:
         """Return the indices' dimensions but the last, then those of x that are not indexed."""
         shape, picked, depth = _nd(self, x, indices, self.batch_dims)
         self.expect_dims(picked[: self.batch_dims], shape[: self.batch_dims], "the indices")
         return TensorType(x.dtype, Shape((*picked[:-1], *shape[self.batch_dims + depth :])))
 
 
-@dataclass(frozen=True, slots=True)
-class ScatterElements(Op, operands="x indices updates"):
-    """x with one element changed for each index; the updates have the indices' shape.
-
-    Attributes:
-        axis: the axis the indices run along.
-        mode: one of `SCATTER_MODES`.
-    """
+class ScatterElements(Op, operands="x indices:indices updates"):
+    """x with one element changed for each index; the updates have the indices' shape."""
 
     axis: int = 0
-    mode: str = "set"
+    mode: str = named("scatter mode", SCATTER_MODES, default="set")
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "mode", known_name("scatter mode", self.mode, SCATTER_MODES))
-
-    def result(self, x: TensorType, indices: TensorType, updates: TensorType) -> TensorType:
-        """Return the type of x."""
+    def _result(self, x: TensorType, indices: TensorType, updates: TensorType) -> None:
         _check_updates(self, x, updates)
-        self.expect_indices(indices, "indices")
         wanted = _expect_same_rank(self, x, indices, "indices")
         self.expect_dims(_expect_same_rank(self, x, updates, "updates"), wanted, "the updates")
-        return x
 
 
-@dataclass(frozen=True, slots=True)
-class ScatterNd(Op, operands="x indices updates"):
-    """x with slices changed at positions given by the last dimension of the indices.
+class ScatterNd(Op, operands="x indices:indices updates"):
+    """x with slices changed at positions given by the last dimension of the indices."""
 
-    Attributes:
-        mode: one of `SCATTER_MODES`.
-    """
+    mode: str = named("scatter mode", SCATTER_MODES, default="set")
 
-    mode: str = "set"
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "mode", known_name("scatter mode", self.mode, SCATTER_MODES))
-
-    def result(self, x: TensorType, indices: TensorType, updates: TensorType) -> TensorType:
-        """Return the type of x."""
+    def _result(self, x: TensorType, indices: TensorType, updates: TensorType) -> None:
         _check_updates(self, x, updates)
         shape, picked, depth = _nd(self, x, indices, 0)
         wanted = Shape((*picked[:-1], *shape[depth:]))
@@ -200,7 +143,6 @@ class ScatterNd(Op, operands="x indices updates"):
         if found.rank != wanted.rank:
             raise GraphVerifyError(f"ScatterNd needs updates {wanted}, got {found}")
         self.expect_dims(found, wanted, "the updates")
-        return x
 
 
 def _expect_same_rank(op: GatherElements | ScatterElements, x: TensorType, other: TensorType, name: str) -> Shape:
@@ -215,7 +157,6 @@ def _expect_same_rank(op: GatherElements | ScatterElements, x: TensorType, other
 
 def _nd(op: Op, x: TensorType, indices: TensorType, batch_dims: int) -> tuple[Shape, Shape, int]:
     """Return the shapes of x and the indices, and how many dimensions of x an index selects."""
-    op.expect_indices(indices, "indices")
     shape, picked = known_shape(op, x, "x"), known_shape(op, indices, "indices")
     depth = picked[-1] if picked.rank else None
     room = shape.rank - batch_dims

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any, TypeAlias, TypedDict
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any, Concatenate, ParamSpec, TypeAlias, TypedDict, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,8 +17,10 @@ from rlx_ort.ir.shape import Dim, Shape, fits, refined
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import TensorType, ValueType
 
-__all__ = ["Capture", "Constant", "Input", "LeafBuilders", "NodeArgs", "Operand", "Param"]
+__all__ = ["Capture", "Constant", "Input", "LeafBuilders", "NodeArgs", "Operand", "Param", "preset"]
 
+A = TypeVar("A")
+P = ParamSpec("P")
 Operand: TypeAlias = "Value | npt.ArrayLike"
 """What the builders take as an operand: a value, or a number or array that becomes a constant."""
 
@@ -35,16 +37,27 @@ class NodeArgs(TypedDict, total=False):
     shape: Iterable[Dim] | None
 
 
+def preset(
+    builder: Callable[Concatenate[Any, A, P], Value], argument: A, doc: str
+) -> Callable[Concatenate[Any, P], Value]:
+    """Return a builder with its first argument set, as a method: `relu(x)` is `activation("relu", x)`."""
+
+    def method(self: Any, /, *args: P.args, **keywords: P.kwargs) -> Value:
+        return builder(self, argument, *args, **keywords)
+
+    found = inspect.signature(builder)
+    first, _, *others = found.parameters.values()
+    method.__doc__, method.__signature__ = doc, found.replace(parameters=[first, *others])  # type: ignore[attr-defined]
+    return method
+
+
 def _declared_type(self: Any, inputs: OpTypes) -> tuple[ValueType, ...]:
     """Return the type that is a field of the op."""
     return (self.type,)
 
 
-@dataclass(frozen=True, slots=True)
-class Leaf(Op):
+class _Leaf(Op):
     """Base of the leaves."""
-
-    kind = ""  # a base, no op
 
     arity = (0, 0)
 
@@ -54,8 +67,7 @@ class Leaf(Op):
         return True
 
 
-@dataclass(frozen=True, slots=True)
-class Input(Leaf):
+class Input(_Leaf):
     """Data fed to every run under a name."""
 
     name: str
@@ -64,8 +76,7 @@ class Input(Leaf):
     infer = _declared_type
 
 
-@dataclass(frozen=True, slots=True)
-class Param(Leaf):
+class Param(_Leaf):
     """A weight: set under a name before the first run and kept. Its data, if any yet, is in `Graph.weights`.
 
     Attributes:
@@ -82,8 +93,7 @@ class Param(Leaf):
     infer = _declared_type
 
 
-@dataclass(frozen=True, slots=True)
-class Constant(Leaf):
+class Constant(_Leaf):
     """A tensor written into the graph."""
 
     data: TensorData
@@ -97,12 +107,10 @@ class Constant(Leaf):
         return f"Constant({self.infer(())[0]})"
 
 
-@dataclass(frozen=True, slots=True)
-class Capture(Leaf):
+class Capture(_Leaf):
     """In a body: a value of the enclosing graph, which the node that owns the body has as an extra input.
 
-    Attributes:
-        index: place among the owning node's inputs.
+    `index` is its place among the inputs of the owning node.
     """
 
     index: int

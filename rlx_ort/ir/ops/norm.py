@@ -1,9 +1,8 @@
-"""Normalisations, and the blocks that are fused around them."""
+"""Reductions along axes, indices of the largest elements, normalisations, and the blocks fused around them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Unpack
 
 import numpy as np
@@ -11,91 +10,147 @@ import numpy as np
 from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import Value
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.op import Op, OpTypes, known_shape, tensor_input
-from rlx_ort.ir.ops.leaf import LeafBuilders, NodeArgs, Operand
+from rlx_ort.ir.op import Op, OpTypes, known_shape, named, tensor_input
+from rlx_ort.ir.ops.leaf import LeafBuilders, NodeArgs, Operand, preset
 from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.types import TensorType, ValueType
 
 __all__ = [
-    "BatchNormInference",
-    "FusedResidualLN",
-    "FusedResidualRmsNorm",
-    "FusedSwiGLU",
-    "GroupNorm",
-    "LayerNorm",
-    "LayerNorm2d",
-    "NormBuilders",
-    "RmsNorm",
-]
+    "REDUCTIONS", "ArgMax", "ArgMin", "BatchNormInference", "Cumsum", "FusedResidualLN", "FusedResidualRmsNorm",
+    "FusedSwiGLU", "GroupNorm", "LayerNorm", "LayerNorm2d", "NormBuilders", "Reduce", "RmsNorm", "Softmax", "TopK",
+]  # fmt: skip
+
+REDUCTIONS = ("sum", "mean", "max", "min", "prod")
+"""Names of the reductions."""
 
 
-@dataclass(frozen=True, slots=True)
-class AxisNorm(Op, operands="x gamma beta"):
-    """Base of the normalisations along one axis."""
+class Reduce(Op, operands="x:number"):
+    """A reduction over axes, which become 1 or are removed; without axes the input is unchanged."""
 
-    kind = ""  # a base, no op
+    function: str = named("reduction", REDUCTIONS)
+    axes: tuple[int, ...]
+    keep_dim: bool = False
+
+    def _result(self, x: TensorType) -> TensorType:
+        return TensorType(x.dtype, _reduced(self, x, self.axes, self.keep_dim))
+
+
+class Softmax(Op, operands="x:float"):
+    """exp(x) along an axis, scaled to the sum 1."""
+
+    axis: int = -1
+
+    def _result(self, x: TensorType) -> None:
+        if x.shape is not None:
+            self.normal_axis(self.axis, x.shape.rank)
+
+
+class Cumsum(Op, operands="x:number"):
+    """The running sum along an axis; `exclusive` leaves the element itself out, `reverse` runs from the end."""
+
+    axis: int
+    exclusive: bool = False
+    reverse: bool = False
+
+    def _result(self, x: TensorType) -> None:
+        if x.shape is not None:
+            self.normal_axis(self.axis, x.shape.rank)
+
+
+class TopK(Op, operands="x:number"):
+    """Indices of the k largest elements along the last axis, largest first; equal elements in order of index."""
+
+    k: int
+    dtype: DType = DType.I64
+
+    def _result(self, x: TensorType) -> TensorType:
+        shape = known_shape(self, x, "x")
+        size = shape[self.normal_axis(-1, shape.rank)]
+        if self.k < 0 or (isinstance(size, int) and self.k > size):
+            raise GraphVerifyError(f"TopK of {self.k} along a dimension of {size}")
+        return TensorType(self.dtype, Shape((*shape[:-1], self.k)))
+
+
+class _Extremum(Op, operands="x:number"):
+    """Base of the ops that return the index (i64) of an element along an axis, the first one of equals."""
+
+    axis: int = -1
+    keep_dim: bool = False
+
+    def _result(self, x: TensorType) -> TensorType:
+        return TensorType(DType.I64, _reduced(self, x, (self.axis,), self.keep_dim))
+
+
+class ArgMax(_Extremum):
+    """The index (i64) of the largest element along an axis, the first one of equals."""
+
+
+class ArgMin(_Extremum):
+    """The index (i64) of the smallest element along an axis, the first one of equals."""
+
+
+def _reduced(op: Op, x: TensorType, axes: Sequence[int], keep_dim: bool) -> Shape:
+    shape = known_shape(op, x, "x")
+    gone = op.axis_tuple(axes, shape.rank)
+    if keep_dim:
+        return Shape(1 if axis in gone else dim for axis, dim in enumerate(shape))
+    return Shape(dim for axis, dim in enumerate(shape) if axis not in gone)
+
+
+class _Norm(Op, operands="x gamma beta"):
+    """Base of the normalisations along one axis: the channels, unless the axis is an attribute."""
+
+    axis = 1
+
+    def _result(self, x: TensorType, *vectors: TensorType) -> None:
+        _along_axis(self, x, vectors, self.axis)
+
+
+class LayerNorm(_Norm):
+    """(x - mean) / sqrt(variance + eps) * gamma + beta along one axis, with the biased variance."""
 
     axis: int = -1
     eps: float = 1e-5
 
-    def result(self, x: TensorType, gamma: TensorType, beta: TensorType) -> TensorType:
-        """Return the type of x."""
-        return _along_axis(self, x, (gamma, beta), self.axis)
 
-
-@dataclass(frozen=True, slots=True)
-class LayerNorm(AxisNorm):
-    """(x - mean) / sqrt(variance + eps) * gamma + beta along one axis, with the biased variance."""
-
-
-@dataclass(frozen=True, slots=True)
-class RmsNorm(AxisNorm):
+class RmsNorm(_Norm):
     """x / sqrt(mean(x * x) + eps) * gamma + beta along one axis."""
 
+    axis: int = -1
+    eps: float = 1e-5
 
-@dataclass(frozen=True, slots=True)
-class LayerNorm2d(Op, operands="x gamma beta"):
+
+class LayerNorm2d(_Norm):
     """Layer normalisation over the channels of each pixel of an `(N, C, H, W)` image."""
 
     eps: float = 1e-5
 
-    def result(self, x: TensorType, gamma: TensorType, beta: TensorType) -> TensorType:
-        """Return the type of x."""
+    def _result(self, x: TensorType, *vectors: TensorType) -> None:
         self.expect_rank(x, (4,), "x")
-        return _along_axis(self, x, (gamma, beta), 1)
+        _along_axis(self, x, vectors, 1)
 
 
-@dataclass(frozen=True, slots=True)
-class GroupNorm(Op, operands="x gamma beta"):
+class GroupNorm(_Norm):
     """Normalisation over groups of channels of an `(N, C, ...)` tensor, then gamma and beta a channel."""
 
     num_groups: int
     eps: float = 1e-5
 
-    def result(self, x: TensorType, gamma: TensorType, beta: TensorType) -> TensorType:
-        """Return the type of x."""
+    def _result(self, x: TensorType, *vectors: TensorType) -> None:
         channels = self.expect_rank(x, range(3, 9), "x")[1]
         if not isinstance(channels, int) or self.num_groups < 1 or channels % self.num_groups:
             raise GraphVerifyError(f"GroupNorm cannot divide {channels} channels into {self.num_groups} groups")
-        return _along_axis(self, x, (gamma, beta), 1)
+        _along_axis(self, x, vectors, 1)
 
 
-@dataclass(frozen=True, slots=True)
-class BatchNormInference(Op, operands="x scale bias mean variance"):
+class BatchNormInference(_Norm, operands="x scale bias mean variance"):
     """(x - mean) / sqrt(variance + eps) * scale + bias a channel, with given statistics, of `(N, C, ...)`."""
 
     eps: float = 1e-5
 
-    def result(self, x: TensorType, *statistics: TensorType) -> TensorType:
-        """Return the type of x."""
-        return _along_axis(self, x, statistics, 1)
 
-
-@dataclass(frozen=True, slots=True)
-class ResidualNorm(Op):
+class _ResidualNorm(Op):
     """Base of the normalisations of x + residual [+ bias] along the last axis; the sum itself is no result."""
-
-    kind = ""  # a base, no op
 
     has_bias: bool = False
     eps: float = 1e-5
@@ -110,34 +165,28 @@ class ResidualNorm(Op):
         tensors = [tensor_input(self, inputs, place, name) for place, name in enumerate(names)]
         dtype = self.same_dtype(*tensors, names=names)
         total = TensorType(dtype, self.broadcast([value.shape for value in tensors[:-2]]))
-        return (_along_axis(self, total, tensors[-2:], -1, names[-2:]),)
+        _along_axis(self, total, tensors[-2:], -1, names[-2:])
+        return (total,)
 
 
-@dataclass(frozen=True, slots=True)
-class FusedResidualLN(ResidualNorm):
+class FusedResidualLN(_ResidualNorm):
     """LayerNorm(x + residual [+ bias]) along the last axis; the sum itself is no result."""
 
 
-@dataclass(frozen=True, slots=True)
-class FusedResidualRmsNorm(ResidualNorm):
+class FusedResidualRmsNorm(_ResidualNorm):
     """RmsNorm(x + residual [+ bias]) along the last axis; the sum itself is no result."""
 
 
-@dataclass(frozen=True, slots=True)
-class FusedSwiGLU(Op, operands="x"):
+class FusedSwiGLU(Op, operands="x:float"):
     """up * silu(gate), where the last dimension holds up then gate, or gate then up.
 
-    Attributes:
-        gate_first: whether the gate is the lower half.
-        cast_to: dtype of the result, None for that of the input.
+    `cast_to` is the dtype of the result, None for that of the input.
     """
 
     gate_first: bool = False
     cast_to: DType | None = None
 
-    def result(self, x: TensorType) -> TensorType:
-        """Return the shape with half the last dimension."""
-        self.expect_float(x, "x")
+    def _result(self, x: TensorType) -> TensorType:
         shape = known_shape(self, x, "x")
         size = shape[self.normal_axis(-1, shape.rank)]
         if not isinstance(size, int) or size % 2:
@@ -147,8 +196,8 @@ class FusedSwiGLU(Op, operands="x"):
 
 def _along_axis(
     op: Op, x: TensorType, vectors: Sequence[TensorType], axis: int, names: Sequence[str] | None = None
-) -> TensorType:
-    """Check that the vectors are as long as x is along the axis; return the type of x."""
+) -> None:
+    """Check that the vectors are as long as x is along the axis."""
     names = op.operands[1:] if names is None else names
     op.same_dtype(x, *vectors, names=("x", *names))
     op.expect_float(x, "x")
@@ -157,13 +206,64 @@ def _along_axis(
     for vector, name in zip(vectors, names, strict=True):
         (length,) = op.expect_rank(vector, (1,), name)
         op.expect_dim(length, size, f"the size of {name}")
-    return x
+
+
+def _reduction(
+    self: NormBuilders,
+    function: str,
+    x: Operand,
+    axes: int | Sequence[int] | None = None,
+    keep_dim: bool = False,
+    **node: Unpack[NodeArgs],
+) -> Value:
+    return self.reduce(x, function, axes, keep_dim, **node)
 
 
 class NormBuilders(LeafBuilders):
-    """Builders of the normalisations."""
+    """Builders of the reductions and normalisations."""
 
     __slots__ = ()
+
+    def reduce(
+        self,
+        input: Operand,
+        op: str,
+        axes: int | Sequence[int] | None,
+        keep_dim: bool = False,
+        **node: Unpack[NodeArgs],
+    ) -> Value:
+        """Reduce over axes by name (`REDUCTIONS`); None means all axes, an empty list none."""
+        x = self._as_value(input)
+        chosen = range(x.rank) if axes is None else (axes,) if isinstance(axes, int) else axes
+        return self._add(Reduce(op, tuple(chosen), keep_dim), x, **node)
+
+    sum = preset(_reduction, "sum", "Return the sum over axes.")
+    mean = preset(_reduction, "mean", "Return the mean over axes; integers drop the fraction.")
+    max = preset(_reduction, "max", "Return the largest element over axes.")
+    min = preset(_reduction, "min", "Return the smallest element over axes.")
+    prod = preset(_reduction, "prod", "Return the product over axes.")
+
+    def softmax(self, input: Operand, axis: int = -1, **node: Unpack[NodeArgs]) -> Value:
+        """Return the softmax along an axis."""
+        return self._add(Softmax(axis), input, **node)
+
+    def cumsum(
+        self, input: Operand, axis: int, exclusive: bool = False, reverse: bool = False, **node: Unpack[NodeArgs]
+    ) -> Value:
+        """Return the running sum along an axis."""
+        return self._add(Cumsum(axis, exclusive, reverse), input, **node)
+
+    def topk(self, x: Operand, k: int, dtype: DType | str = DType.I64, **node: Unpack[NodeArgs]) -> Value:
+        """Return the indices of the k largest elements along the last axis, largest first."""
+        return self._add(TopK(k, DType.parse(dtype)), x, **node)
+
+    def argmax(self, x: Operand, axis: int = -1, keep_dim: bool = False, **node: Unpack[NodeArgs]) -> Value:
+        """Return the index of the largest element along an axis, the first one of equals."""
+        return self._add(ArgMax(axis, keep_dim), x, **node)
+
+    def argmin(self, x: Operand, axis: int = -1, keep_dim: bool = False, **node: Unpack[NodeArgs]) -> Value:
+        """Return the index of the smallest element along an axis, the first one of equals."""
+        return self._add(ArgMin(axis, keep_dim), x, **node)
 
     def layer_norm(
         self, input: Operand, gamma: Operand, beta: Operand, axis: int = -1, eps: float = 1e-5, **node: Unpack[NodeArgs]

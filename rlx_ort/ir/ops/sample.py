@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -27,8 +26,7 @@ _DEFAULT_SEED = 0xDEADBEEF
 _RESULT_DTYPES = (DType.I32, DType.I64, DType.U32, DType.F32)
 
 
-@dataclass(frozen=True, slots=True)
-class Sample(Op, operands="logits"):
+class Sample(Op, operands="logits:float"):
     """One token of each row of logits `(B, V)` or `(V,)`, drawn by the seed: the same seed gives the same tokens.
 
     The logits are divided by the temperature (1e-6 at least). Those below the k-th largest are dropped; ties with it
@@ -37,15 +35,8 @@ class Sample(Op, operands="logits"):
     order, at which the running sum of the remaining probabilities exceeds that number.
 
     The sums are taken over probabilities rounded to units of 2^-30, so they do not depend on the order in which a
-    provider adds; probabilities may differ in their last bit between providers, which can change a token only if the
-    number falls within about 1e-5 of a boundary.
-
-    Attributes:
-        top_k: how many tokens are kept, 0 for all.
-        top_p: the probability that is kept, 1 for all.
-        temperature: below 1 favours likely tokens; 0 takes the most likely one.
-        seed: 64 bits.
-        dtype: dtype of the token ids.
+    provider adds; probabilities may differ in their last bit between providers, which can change a token only if
+    the number falls within about 1e-5 of a boundary. A temperature of 0 takes the most likely token.
     """
 
     top_k: int = 0
@@ -64,9 +55,7 @@ class Sample(Op, operands="logits"):
             known = ", ".join(dtype.value for dtype in _RESULT_DTYPES)
             raise GraphVerifyError(f"Sample cannot give token ids as {self.dtype.value}; known: {known}")
 
-    def result(self, logits: TensorType) -> TensorType:
-        """Return one id for each row."""
-        self.expect_float(logits, "logits")
+    def _result(self, logits: TensorType) -> TensorType:
         shape = self.expect_rank(logits, (1, 2), "logits")
         if not isinstance(shape[-1], int) or not 0 < shape[-1] < 1 << 24:
             raise GraphVerifyError(f"Sample needs logits of 1 to 2^24 - 1 tokens, their number known, got {shape}")

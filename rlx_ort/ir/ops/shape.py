@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Unpack
 
 from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import Value
 from rlx_ort.ir.dtype import promote
-from rlx_ort.ir.op import Op, OpTypes, join_dims, known_name, known_shape, reshaped, tensor_input
+from rlx_ort.ir.op import Op, OpTypes, join_dims, known_shape, named, reshaped, tensor_input
 from rlx_ort.ir.ops.leaf import LeafBuilders, NodeArgs, Operand
 from rlx_ort.ir.shape import Dim, Shape
 from rlx_ort.ir.types import TensorType, ValueType
@@ -19,32 +18,21 @@ __all__ = ["Concat", "Expand", "Gather", "Narrow", "Pad", "Reshape", "ShapeBuild
 _PAD_MODES = ("constant", "reflect", "edge")
 
 
-@dataclass(frozen=True, slots=True)
-class Movement(Op, operands="x"):
-    """Base of the ops that only move data."""
-
-    kind = ""  # a base, no op
-
-
-@dataclass(frozen=True, slots=True)
-class Reshape(Movement):
+class Reshape(Op, operands="x"):
     """The same elements with other dimensions; one may be -1. A size 0 means 0, not "as it was"."""
 
     dims: tuple[Dim, ...]
 
-    def result(self, x: TensorType) -> TensorType:
-        """Return the new dimensions, with -1 computed if possible."""
+    def _result(self, x: TensorType) -> TensorType:
         return TensorType(x.dtype, reshaped(self, x.shape, self.dims))
 
 
-@dataclass(frozen=True, slots=True)
-class Transpose(Movement):
+class Transpose(Op, operands="x"):
     """The axes in another order: axis i of the result is axis `perm[i]` of the input."""
 
     perm: tuple[int, ...]
 
-    def result(self, x: TensorType) -> TensorType:
-        """Return the dimensions in the new order."""
+    def _result(self, x: TensorType) -> TensorType:
         shape = known_shape(self, x, "x")
         perm = self.axis_tuple(self.perm, shape.rank)
         if len(perm) != shape.rank:
@@ -52,25 +40,19 @@ class Transpose(Movement):
         return TensorType(x.dtype, Shape(shape[axis] for axis in perm))
 
 
-@dataclass(frozen=True, slots=True)
-class Expand(Movement):
+class Expand(Op, operands="x"):
     """The input repeated along dimensions of size 1, by numpy's rules; -1 keeps a dimension."""
 
     dims: tuple[Dim, ...]
 
     def target(self, source: Shape) -> tuple[Dim, ...]:
-        """Return the dimensions with each -1 replaced by the input's.
-
-        Raises:
-            GraphVerifyError: -1 stands for a dimension that the input does not have.
-        """
+        """Return the dimensions with each -1 replaced by the input's."""
         offset = len(self.dims) - source.rank
         if offset < 0 or any(dim == -1 for dim in self.dims[:offset]):
             raise GraphVerifyError(f"Expand cannot turn {source} into {list(self.dims)}")
         return tuple(source[place - offset] if dim == -1 else dim for place, dim in enumerate(self.dims))
 
-    def result(self, x: TensorType) -> TensorType:
-        """Return the target dimensions."""
+    def _result(self, x: TensorType) -> TensorType:
         source = known_shape(self, x, "x")
         target = Shape(self.target(source))
         result = self.broadcast((source, target))
@@ -79,8 +61,7 @@ class Expand(Movement):
         return TensorType(x.dtype, target)
 
 
-@dataclass(frozen=True, slots=True)
-class Concat(Movement):
+class Concat(Op):
     """Tensors of one dtype joined along an axis."""
 
     axis: int
@@ -108,16 +89,14 @@ class Concat(Movement):
         return (TensorType(dtype, Shape(dims)),)
 
 
-@dataclass(frozen=True, slots=True)
-class Narrow(Movement):
+class Narrow(Op, operands="x"):
     """`length` elements from `start` along one axis."""
 
     axis: int
     start: int
     length: int
 
-    def result(self, x: TensorType) -> TensorType:
-        """Return the shape with `length` along the axis."""
+    def _result(self, x: TensorType) -> TensorType:
         shape = known_shape(self, x, "x")
         axis = self.normal_axis(self.axis, shape.rank)
         size = shape[axis]
@@ -128,8 +107,7 @@ class Narrow(Movement):
         return TensorType(x.dtype, Shape(self.length if i == axis else dim for i, dim in enumerate(shape)))
 
 
-@dataclass(frozen=True, slots=True)
-class Slice(Movement):
+class Slice(Op, operands="x"):
     """`x[start:end:step]` along some axes, by Python's rules: negative indices count from the end, None is open.
 
     Attributes:
@@ -144,7 +122,7 @@ class Slice(Movement):
     ends: tuple[int | None, ...]
     steps: tuple[int, ...]
 
-    def result(self, x: TensorType) -> TensorType:
+    def _result(self, x: TensorType) -> TensorType:
         """Return the sliced sizes; a dimension without a size stays only if it is taken whole."""
         shape = known_shape(self, x, "x")
         if len({len(self.axes), len(self.starts), len(self.ends), len(self.steps)}) != 1 or 0 in self.steps:
@@ -161,8 +139,7 @@ class Slice(Movement):
         return TensorType(x.dtype, Shape(dims))
 
 
-@dataclass(frozen=True, slots=True)
-class Gather(Movement, operands="table indices"):
+class Gather(Op, operands="table indices:indices"):
     """Entries of a table along an axis, picked by integer indices; negative ones count from the end.
 
     The result has the table's dimensions before the axis, those of the indices, then the table's after the axis.
@@ -170,35 +147,27 @@ class Gather(Movement, operands="table indices"):
 
     axis: int = 0
 
-    def result(self, table: TensorType, indices: TensorType) -> TensorType:
-        """Return the table's shape with the axis replaced by the indices' dimensions."""
-        self.expect_indices(indices, "indices")
+    def _result(self, table: TensorType, indices: TensorType) -> TensorType:
         shape, picked = known_shape(self, table, "table"), known_shape(self, indices, "indices")
         axis = self.normal_axis(self.axis, shape.rank)
         return TensorType(table.dtype, Shape((*shape[:axis], *picked, *shape[axis + 1 :])))
 
 
-@dataclass(frozen=True, slots=True)
-class Pad(Movement):
+class Pad(Op, operands="x"):
     """Elements added around the input.
 
     Attributes:
         before: how many in front of each axis.
         after: how many behind each axis.
         mode: `constant`, `reflect` (mirrored without the edge) or `edge` (the edge repeated).
-        value: what `constant` adds.
     """
 
     before: tuple[int, ...]
     after: tuple[int, ...]
-    mode: str = "constant"
+    mode: str = named("pad mode", _PAD_MODES, default="constant")
     value: float = 0.0
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "mode", known_name("pad mode", self.mode, _PAD_MODES))
-
-    def result(self, x: TensorType) -> TensorType:
-        """Return the grown shape."""
+    def _result(self, x: TensorType) -> TensorType:
         shape = known_shape(self, x, "x")
         if len(self.before) != shape.rank or len(self.after) != shape.rank or min((*self.before, *self.after, 0)) < 0:
             raise GraphVerifyError(f"Pad of {shape} needs a number of at least 0 before and after each of its axes")
@@ -207,14 +176,12 @@ class Pad(Movement):
         return TensorType(x.dtype, Shape(dims))
 
 
-@dataclass(frozen=True, slots=True)
-class Tile(Movement):
+class Tile(Op, operands="x"):
     """The whole input repeated along each axis."""
 
     repeats: tuple[int, ...]
 
-    def result(self, x: TensorType) -> TensorType:
-        """Return each dimension times its repeats."""
+    def _result(self, x: TensorType) -> TensorType:
         shape = known_shape(self, x, "x")
         if len(self.repeats) != shape.rank or min((*self.repeats, 0)) < 0:
             raise GraphVerifyError(f"Tile of {shape} needs a number of at least 0 for each axis, got {self.repeats}")

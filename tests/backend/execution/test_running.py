@@ -21,7 +21,7 @@ from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.types import TensorType
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule, WeightSharing
 from rlx_ort.providers import registry
-from rlx_ort.providers.availability import is_available
+from rlx_ort.providers.registry import is_available
 from rlx_ort.selection.policy import DevicePolicy
 
 RNG = np.random.default_rng(7)

@@ -218,7 +218,7 @@ def test_profiling_writes_a_file(open_model, tmp_path):
     session = open_model(ADD, profile_prefix=str(tmp_path / "run"))
     x = np.ones((1, 2), np.float32)
     session.run(["y"], {"a": x, "b": x})
-    assert session.end_profiling().startswith(str(tmp_path / "run"))
+    assert session.raw.end_profiling().startswith(str(tmp_path / "run"))
 
 
 def test_a_library_that_cannot_be_loaded_never_means_cpu(open_model, monkeypatch):

@@ -28,7 +28,8 @@ class Probe(Op):
 
     kind = "test_probe"
     arity = (0, None)
-    results: tuple[ValueType, ...] = ()
+    results: tuple[ValueType, ...]
+    body: Graph | None
 
     def __init__(self, *results: ValueType, body: Graph | None = None) -> None:
         object.__setattr__(self, "results", results)
@@ -38,8 +39,7 @@ class Probe(Op):
         return self.results
 
     def bodies(self) -> tuple[Graph, ...]:
-        body: Graph | None = getattr(self, "body", None)
-        return () if body is None else (body,)
+        return () if self.body is None else (self.body,)
 
 
 op_module._classes.pop(Probe.kind)  # other tests go through all kinds, and this is none of the library's

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rlx_ort.converters.to_onnx.opset import NodeForm, obstacle
-from rlx_ort.converters.to_onnx.widening import only_widens
+from rlx_ort.converters.to_onnx.opset import NodeForm, obstacle, only_widens
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.types import TensorType

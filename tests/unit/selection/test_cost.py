@@ -265,9 +265,9 @@ def test_the_default_model_of_the_cpu_counts_the_cores_of_the_process(
     machine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The threads are the process's share of the cores on the CPU, and 1 on an accelerator."""
-    from rlx_ort.providers import cores
+    from rlx_ort.providers import hardware
 
-    monkeypatch.setattr(cores, "core_share", lambda: cores.CoreShare(8, 4, 3, 2.5))
+    monkeypatch.setattr(hardware, "core_share", lambda: hardware.CoreShare(8, 4, 3, 2.5))
     machine.add("gpu", profile=machine.profile())
     machine.add("cpu", profile=machine.profile())
     found = [cost_model(device) for device in (Device.CPU, Device.GPU)]

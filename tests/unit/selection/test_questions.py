@@ -202,7 +202,7 @@ def test_a_known_answer_opens_no_session(machine: Any) -> None:
 @pytest.mark.parametrize("damage", [b"", b"{", b'{"schema": 1}', b'{"schema": 1, "scope": "other", "answers": {}}'])
 def test_a_damaged_file_costs_asking_again(damage: bytes, tmp_path: Any) -> None:
     """Nothing but the answers is lost."""
-    from rlx_ort.providers.answers import Answers
+    from rlx_ort.providers.asking import Answers
 
     path = tmp_path / "answers.json"
     path.write_bytes(damage)

@@ -1,7 +1,6 @@
 """Whether a device takes a graph: kernels, versions, types, placement rules, messages and the memory of answers."""
 
 import gc
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -29,7 +28,6 @@ ASSISTED = CompileOptions(placement=PlacementRule.ASSISTED)
 STRICT = CompileOptions(placement=PlacementRule.STRICT)
 
 
-@dataclass(frozen=True, slots=True)
 class NoOnnxForm(Op):
     """An op that nothing writes as ONNX, as training ops are."""
 
