@@ -24,15 +24,9 @@ if TYPE_CHECKING:
     from rlx_ort.execution.compiled import CompiledGraph
 
 __all__ = [
-    "Clock",
-    "DeviceBenchResult",
-    "InputSignature",
-    "Pace",
-    "benchmark_devices",
-    "input_signature",
-    "race",
+    "Clock", "DeviceBenchResult", "InputSignature", "Pace", "benchmark_devices", "input_signature", "race",
     "timed_block",
-]
+]  # fmt: skip
 
 Clock: TypeAlias = Callable[[], int]
 """Returns nanoseconds from some fixed point, like `time.perf_counter_ns`."""

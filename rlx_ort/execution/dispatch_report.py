@@ -21,15 +21,9 @@ if TYPE_CHECKING:
     from rlx_ort.selection.support import UnsupportedOp
 
 __all__ = [
-    "DispatchSummary",
-    "KernelDispatchReport",
-    "common_kinds",
-    "format_dispatch_report",
-    "log_dispatch_report",
-    "merge_placement",
-    "report_as_dict",
-    "summarize",
-]
+    "DispatchSummary", "KernelDispatchReport", "common_kinds", "format_dispatch_report", "log_dispatch_report",
+    "merge_placement", "report_as_dict", "summarize",
+]  # fmt: skip
 
 NATIVE, COMMON, REWRITTEN, UNSUPPORTED = "native", "common-ir", "rewritten", "unsupported"
 CPU, COMPILED, UNKNOWN = "cpu", "compiled", "unknown"

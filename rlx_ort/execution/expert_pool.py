@@ -13,15 +13,9 @@ import numpy.typing as npt
 from rlx_ort.errors import InputError
 
 __all__ = [
-    "ExpertPool",
-    "ExpertSwap",
-    "Phase",
-    "RefreshPolicy",
-    "budget_from_memory",
-    "merged_mask",
-    "per_layer_masks",
+    "ExpertPool", "ExpertSwap", "Phase", "RefreshPolicy", "budget_from_memory", "merged_mask", "per_layer_masks",
     "refresh_pools",
-]
+]  # fmt: skip
 
 
 class Phase(enum.Enum):

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from rlx_ort.execution.engine import Engine
 
 __all__ = [
-    *("InputPlan", "ResidentFeeds", "TypedBytes", "arrays_from_typed", "as_array", "at_extent", "cast_hint", "coerced"),
-    *("is_literal", "matcher", "saturating_cast", "typed_from_arrays"),
-]
+    "InputPlan", "ResidentFeeds", "TypedBytes", "arrays_from_typed", "as_array", "at_extent", "cast_hint", "coerced",
+    "is_literal", "matcher", "saturating_cast", "typed_from_arrays",
+]  # fmt: skip
 
 TypedBytes: TypeAlias = "tuple[bytes | bytearray | memoryview, DType | str]"
 
