@@ -178,9 +178,8 @@ _NAMES_OF = {
     "options.compile_options": "CompileOptions OptimizationLevel PlacementRule Precision WeightSharing",
     "options.dispatch": "KernelDispatch KernelDispatchPolicy",
     "options.precision": "PrecisionPolicy",
-    "providers.availability": "available_apple_devices available_devices drain_device fastest_among "
-    "fastest_device full_name is_available supports_run_slots",
-    "providers.registry": "register_provider",
+    "providers.registry": "available_apple_devices available_devices drain_device fastest_among fastest_device "
+    "full_name is_available register_provider supports_run_slots",
     "resilience.failover": "Attempt RunRecord",
     "resilience.limits": "CancelToken",
     "resilience.options": "Resilience",
