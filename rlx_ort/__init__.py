@@ -60,7 +60,6 @@ if TYPE_CHECKING:
         slice_rows,
     )
     from rlx_ort.execution.compiled import CompiledGraph
-    from rlx_ort.execution.dispatch_report import DispatchSummary, KernelDispatchReport, format_dispatch_report
     from rlx_ort.execution.expert_pool import (
         ExpertPool,
         RefreshPolicy,
@@ -70,7 +69,7 @@ if TYPE_CHECKING:
         refresh_pools,
     )
     from rlx_ort.execution.moe import MoeResidencyStats
-    from rlx_ort.execution.placement import Placement
+    from rlx_ort.execution.placement import DispatchSummary, KernelDispatchReport, Placement, format_dispatch_report
     from rlx_ort.execution.session import CompileCache, Session
     from rlx_ort.graph_devices import GraphDevices, graph_param_names, load
     from rlx_ort.ir.core import Node
@@ -163,10 +162,9 @@ _NAMES_OF = {
     "execution.buckets": "Bucket BucketedCompileCache LayerKvCache bucket_decode_mask pad_rows power_of_two_ladder "
     "slice_rows",
     "execution.compiled": "CompiledGraph",
-    "execution.dispatch_report": "DispatchSummary KernelDispatchReport format_dispatch_report",
+    "execution.placement": "DispatchSummary KernelDispatchReport Placement format_dispatch_report",
     "execution.expert_pool": "ExpertPool RefreshPolicy budget_from_memory merged_mask per_layer_masks refresh_pools",
     "execution.moe": "MoeResidencyStats",
-    "execution.placement": "Placement",
     "execution.session": "CompileCache Session",
     "graph_devices": "GraphDevices graph_param_names load",
     "ir.core": "Node",
