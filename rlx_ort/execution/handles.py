@@ -266,10 +266,8 @@ class _Step:
         """Run, move outputs into the handles, and return as `Handles.run` does.
 
         None, and nothing has run, if the engine, the outputs asked for, or the names, dtypes or shapes of the inputs
-        differ, or the handles' sizes do not fit each other any more.
-
-        Raises:
-            EngineError: the run failed; no handle has changed, and the step cannot be used again.
+        differ, or the handles' sizes do not fit each other any more. After an error no handle has changed, and the step
+        cannot be used again.
         """
         if engine is not self._engine or inputs.__class__ is not dict or list(indices) != self._indices:
             return None

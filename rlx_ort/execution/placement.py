@@ -231,14 +231,10 @@ def summarize(
     cpu_nodes: Collection[int] = (),
     compiled: bool = False,
 ) -> tuple[DispatchSummary, ...]:
-    """Return the rows of a report.
+    """Return the rows of a report on the user's graph; the exported model is None if the graph cannot be exported.
 
-    Args:
-        graph: the user's graph.
-        model: the exported model; None if the graph cannot be exported.
-        refused: ids of the unsupported nodes.
-        cpu_nodes: ids of the nodes that the CPU runs instead.
-        compiled: whether the provider compiles whole graphs and lists no kernels.
+    `refused` are the ids of unsupported nodes, `cpu_nodes` of those that the CPU runs instead. With `compiled` the
+    provider compiles whole graphs and lists no kernels.
     """
     pieces = Counter(
         node.origin for node in (model.nodes if model else ()) if not node.shape_only and node.op_type not in _PLUMBING
