@@ -143,11 +143,8 @@ class BucketedCompileCache:
         Raises:
             ParamError: a parameter is unknown or does not fit.
         """
-        bucket = self.bucket_for(key)
-        if bucket is None:
-            return None
         with self._lock:
-            is_new = bucket not in self._compiled
+            is_new = self.bucket_for(key) not in self._compiled
             found = self.get_or_compile(key, build)
             if is_new and found is not None:
                 with found[1].update_params():
