@@ -138,12 +138,12 @@ def tensor_proto(data: TensorData, name: str = "") -> onnx.TensorProto:
 
 
 @functools.cache
-def schema_of(op_type: str, version: int) -> onnx.defs.OpSchema | None:
-    """Return the schema of an operator of ai.onnx in an opset, None where there is none."""
+def schema_of(op_type: str, version: int, domain: str = "") -> onnx.defs.OpSchema | None:
+    """Return the schema of an operator in an opset of its domain, by default ai.onnx; None where there is none."""
     import onnx
 
     try:
-        return onnx.defs.get_schema(op_type, version, "")
+        return onnx.defs.get_schema(op_type, version, domain)
     except onnx.defs.SchemaError:
         return None
 

@@ -20,12 +20,14 @@ from rlx_ort.ir.types import TensorType, ValueType
 from rlx_ort.options.compile_options import CompileOptions
 
 __all__ = [
+    "PRIVATE_MEMORY",
     "Availability",
     "CostProfile",
     "DeviceGraphReport",
     "EngineSession",
     "KernelClaim",
     "KernelLimit",
+    "MemoryReading",
     "NodeAssignment",
     "Provider",
     "RecordedRun",
@@ -164,14 +166,37 @@ class CostProfile:
         return cls(gemm, conv, memory, dispatch, roundtrip, moved, moved, source=f"default: {source}")
 
 
+PRIVATE_MEMORY = "private memory of the process"
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryReading:
+    """What this process uses of a device's memory at one moment.
+
+    Attributes:
+        nbytes: the bytes.
+        whole: whether all of them count as used by sessions; false where other data is among them, as in host memory,
+            so that only a difference of two readings means something.
+        source: where the number comes from.
+    """
+
+    nbytes: int
+    whole: bool
+    source: str
+
+
 @dataclass(frozen=True, slots=True)
 class SessionRequest:
-    """What to open; the session keeps `weights`, the data of every external initializer by name, alive."""
+    """What to open; the session keeps `weights`, the data of every external initializer by name, alive.
+
+    `budgeted` asks for an arena that grows by what is needed and no more.
+    """
 
     device: Device
     model: ExportedModel
     weights: Mapping[str, TensorData]
     options: CompileOptions
+    budgeted: bool = False
 
 
 class EngineSession(Protocol):
@@ -259,6 +284,10 @@ class Provider(abc.ABC):
     def devices(self) -> Sequence[Device]:
         """Return the devices that hardware discovery sees, without proving that they work."""
         return tuple(Device(kind) for kind in self.kinds)
+
+    def memory(self, device: Device) -> MemoryReading | None:
+        """Return what this process uses of the device's memory now, None where that cannot be read."""
+        return None
 
     def run_lock(self) -> contextlib.AbstractContextManager[Any]:
         """Return what a run must hold: a process-wide lock for exclusive providers, nothing for others."""

@@ -6,10 +6,17 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from rlx_ort.device import Device
-from rlx_ort.providers.base import Availability, CostProfile, KernelLimit, is_float_remainder
+from rlx_ort.providers.base import (
+    PRIVATE_MEMORY,
+    Availability,
+    CostProfile,
+    KernelLimit,
+    MemoryReading,
+    is_float_remainder,
+)
 from rlx_ort.providers.engine.recipe import Keeps
 from rlx_ort.providers.engine.runtime import Problem
-from rlx_ort.providers.hardware import core_share, cpu_name, memory_bytes
+from rlx_ort.providers.hardware import core_share, cpu_name, memory_bytes, private_bytes
 from rlx_ort.providers.ort_provider import OrtProvider
 
 __all__ = ["CpuProvider"]
@@ -40,6 +47,10 @@ class CpuProvider(OrtProvider):
     def facts(self, device: Device) -> Availability:
         """Return the processor's name and the machine's memory."""
         return Availability(False, hardware=cpu_name(), memory_bytes=memory_bytes(), remedy=self.install_remedy())
+
+    def memory(self, device: Device) -> MemoryReading:
+        """Return the process's private memory, which has other data beside that of sessions."""
+        return MemoryReading(private_bytes(), whole=False, source=PRIVATE_MEMORY)
 
     limits: ClassVar[Sequence[KernelLimit]] = (
         KernelLimit("Mod", is_float_remainder, "its kernel computes floats with fmod=1 only (ONNX Runtime 1.31.1)"),

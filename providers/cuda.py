@@ -12,9 +12,9 @@ from typing import Any, ClassVar
 from rlx_ort.device import Device
 from rlx_ort.ir.dtype import DType
 from rlx_ort.options.compile_options import CompileOptions, Precision
-from rlx_ort.providers.base import Availability, CostProfile, KernelLimit, element, is_float_remainder
+from rlx_ort.providers.base import Availability, CostProfile, KernelLimit, MemoryReading, element, is_float_remainder
 from rlx_ort.providers.engine import runtime
-from rlx_ort.providers.engine.cuda_driver import cuda_gpus, open_recorder, pinned_like, same_bus
+from rlx_ort.providers.engine.cuda_driver import cuda_gpus, open_recorder, pinned_like, process_bytes, same_bus
 from rlx_ort.providers.engine.recipe import Keeps, Recording, SessionRecipe, names
 from rlx_ort.providers.engine.runtime import Problem
 from rlx_ort.providers.hardware import engine_library, missing_libraries, nvidia_gpus
@@ -65,6 +65,7 @@ class CudaProvider(OrtProvider):
 
     def facts(self, device: Device) -> Availability:
         """Return the GPU's name, driver and memory by the driver's tool, and its PCI address and UUID."""
+        process_bytes(device.index)  # the first call comes before any session
         gpus, identity = nvidia_gpus()[device.index :], ""
         if device.index < len(ordinals := cuda_gpus()):
             known = ordinals[device.index]
@@ -74,6 +75,11 @@ class CudaProvider(OrtProvider):
             return Availability(False, remedy=_NO_GPU_REMEDY, identity=identity)
         gpu = gpus[0]
         return Availability(False, "", _NO_GPU_REMEDY, gpu.name, gpu.driver, gpu.memory_bytes, identity)
+
+    def memory(self, device: Device) -> MemoryReading | None:
+        """Return all that this process uses of the GPU: its context and its loaded kernels are included."""
+        found = process_bytes(device.index)
+        return None if found is None else MemoryReading(found[0], whole=True, source=found[1])
 
     def devices(self) -> Sequence[Device]:
         """Return one device for each GPU CUDA counts, or index 0 when it counts none."""

@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import functools
 import math
+import mmap
 import os
 import platform
 import re
@@ -38,6 +39,8 @@ __all__ = [
     "memory_bytes",
     "missing_libraries",
     "nvidia_gpus",
+    "private_bytes",
+    "release_free_heap",
 ]
 
 _NOT_FOUND = re.compile(r"^\s*(\S+)\s+=>\s+not found", re.MULTILINE)
@@ -69,6 +72,28 @@ def memory_bytes() -> int:
     import psutil
 
     return int(psutil.virtual_memory().total)
+
+
+def private_bytes() -> int:
+    """Return the memory of this process alone in bytes; takes 10 us.
+
+    On Linux these are resident pages that map no file, on Windows what is committed, on macOS all resident pages.
+    """
+    if sys.platform.startswith("linux"):
+        pages = Path("/proc/self/statm").read_bytes().split()
+        return (int(pages[1]) - int(pages[2])) * mmap.PAGESIZE
+    import psutil
+
+    found = psutil.Process().memory_info()
+    return int(getattr(found, "private", found.rss))
+
+
+def release_free_heap() -> None:
+    """Return free heap pages to the system, which takes glibc about a millisecond."""
+    if sys.platform.startswith("linux"):
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # musl has none
+        if trim is not None:
+            trim(ctypes.c_size_t(0))
 
 
 @functools.cache

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from rlx_ort.device import Device
 from rlx_ort.options.compile_options import CompileOptions, Precision
-from rlx_ort.providers.base import Availability, CostProfile
+from rlx_ort.providers.base import Availability, CostProfile, MemoryReading
 from rlx_ort.providers.cuda import CudaProvider, cuda_libraries_problem, cuda_options
 from rlx_ort.providers.engine.recipe import SessionRecipe, names
 from rlx_ort.providers.engine.runtime import Problem
@@ -28,6 +28,10 @@ class _NvidiaCompiler(OrtProvider):
     def facts(self, device: Device) -> Availability:
         """Return the GPU's name, driver and memory by the driver's tool."""
         return CudaProvider().facts(device)
+
+    def memory(self, device: Device) -> MemoryReading | None:
+        """Return all that this process uses of the GPU."""
+        return CudaProvider().memory(device)
 
     def devices(self) -> Sequence[Device]:
         """Return one device for each GPU of the driver, or index 0 when it lists none."""

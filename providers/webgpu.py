@@ -19,12 +19,12 @@ from rlx_ort.device import Device
 from rlx_ort.errors import DeviceUnavailableError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.options.compile_options import CompileOptions
-from rlx_ort.providers.base import Availability, CostProfile, KernelLimit, rank
+from rlx_ort.providers.base import PRIVATE_MEMORY, Availability, CostProfile, KernelLimit, MemoryReading, rank
 from rlx_ort.providers.engine import runtime
 from rlx_ort.providers.engine.opening import SPAWN_REMEDY
 from rlx_ort.providers.engine.recipe import Keeps, SessionRecipe, names
 from rlx_ort.providers.engine.runtime import Problem
-from rlx_ort.providers.hardware import loads
+from rlx_ort.providers.hardware import loads, private_bytes
 from rlx_ort.providers.ort_provider import OrtProvider
 from rlx_ort.providers.plugins import described, plugin_devices
 
@@ -82,6 +82,10 @@ class WebGpuProvider(OrtProvider):
         found = plugin_devices(runtime.onnxruntime(), self.ep_name)
         hardware, identity = described(found[0].device) if found else ("", "")
         return Availability(False, hardware=hardware, remedy=self.no_hardware_remedy(), identity=identity)
+
+    def memory(self, device: Device) -> MemoryReading | None:
+        """Return the process's private memory for an adapter in software; that of a GPU cannot be read."""
+        return MemoryReading(private_bytes(), whole=False, source=PRIVATE_MEMORY) if is_software() else None
 
     def no_hardware_remedy(self) -> str:
         """Return what brings an adapter that WebGPU supports."""

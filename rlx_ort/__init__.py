@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         InputError,
         IntegrityError,
         LegalizeError,
+        MemoryBudgetError,
         NoViableDeviceError,
         PackageError,
         ParamError,
@@ -108,6 +109,7 @@ if TYPE_CHECKING:
     )
     from rlx_ort.resilience.failover import Attempt, RunRecord
     from rlx_ort.resilience.limits import CancelToken
+    from rlx_ort.resilience.memory import DeviceMemory, ModelMemory, memory_use
     from rlx_ort.resilience.options import Resilience
     from rlx_ort.resilience.quarantine import DeviceHealth, HealthState
     from rlx_ort.selection.candidates import DeviceCandidate, device_report, devices_for, fastest_device_for, rank
@@ -124,10 +126,12 @@ __all__ = [
     "Attempt", "BackendCostModel", "BackendsManifest", "Bucket", "BucketedCompileCache", "CalibrationError",
     "CalibrationProfile", "CancelToken", "CancelledRunError", "CompileCache", "CompileOptions", "CompiledGraph",
     "ConversionError", "DEVICE_PRIORITY", "DType", "Device", "DeviceBenchResult", "DeviceCandidate", "DeviceError",
-    "DeviceFallbackError", "DeviceHealth", "DeviceParseError", "DevicePickStrategy", "DevicePolicy", "DeviceRouter",
+    "DeviceFallbackError", "DeviceHealth", "DeviceMemory",
+    "DeviceParseError", "DevicePickStrategy", "DevicePolicy", "DeviceRouter",
     "DeviceUnavailableError", "Dim", "DimBinding", "DispatchSummary", "EngineError", "ExpertPool", "FlexibleSession",
     "Graph", "GraphDevices", "GraphError", "GraphVerifyError", "HealthState", "InputError", "IntegrityError",
     "KernelDispatch", "KernelDispatchPolicy", "KernelDispatchReport", "LayerKvCache", "LegalizeError",
+    "MemoryBudgetError", "ModelMemory",
     "MoeResidencyStats", "NoViableDeviceError", "Node", "Op", "OptimizationLevel", "PackageError", "ParamError",
     "ParityError", "Placement", "PlacementError", "PlacementRule", "Precision", "PrecisionPolicy", "ProfileCostModel",
     "RefreshPolicy", "Resilience", "RlxError", "RunError", "RunRecord", "Session", "Shape", "StateLossError",
@@ -137,6 +141,7 @@ __all__ = [
     "dynamic_symbols", "estimate_graph_cost", "explain", "fastest_among", "fastest_device", "fastest_device_for",
     "first_unsupported_op", "format_dispatch_report", "from_onnx", "from_torch", "full_name", "graph_param_names",
     "has_dynamic_dims", "infer_bindings_from_inputs", "is_available", "legalize_graph_for_device", "load",
+    "memory_use",
     "merged_mask", "op_kinds", "open_package", "pad_rows", "parse_device", "parse_device_list", "per_layer_masks",
     "pick_best_device", "power_of_two_ladder", "promote", "rank", "refresh_pools", "register_provider",
     "resolve_device", "resolve_device_chain", "run_with_fallback", "save_onnx", "slice_rows", "start_package",
@@ -180,6 +185,7 @@ _NAMES_OF = {
     "full_name is_available register_provider supports_run_slots",
     "resilience.failover": "Attempt RunRecord",
     "resilience.limits": "CancelToken",
+    "resilience.memory": "DeviceMemory ModelMemory memory_use",
     "resilience.options": "Resilience",
     "resilience.quarantine": "DeviceHealth HealthState",
     "selection.candidates": "DeviceCandidate device_report devices_for fastest_device_for rank",

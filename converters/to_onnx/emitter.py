@@ -358,10 +358,10 @@ class Emitter:
         """Return a value that may be an output of this graph: the value, or an Identity of it.
 
         An output must be a result of a node of this very graph, and only one output may be it; `reserved` also
-        demands the name.
+        demands the name, which may be that of an input or an initializer of the main graph.
         """
         node, frame = value.node, self._frame
-        owned = node is not None and value not in frame.outputs and node.depth == self._depth
+        owned = value not in frame.outputs and (reserved if node is None else node.depth == self._depth)
         if not (owned and (not reserved or value.name == name)):
             copy = ModelValue(name=name if reserved else self._writer.value_names.unique(name))
             identity = ModelNode("", "Identity", [value], writes=[copy])

@@ -106,7 +106,7 @@ def export_model(
     and a basic form get the one that `options.kernel_dispatch` and `kernels`, those of the provider the model is for,
     decide on; without kernels that is the basic one, which every provider takes. Nodes that no output needs are left
     out. An output that is an input, a parameter or another output gets its own value through an Identity, under a name
-    that is free.
+    that is free, unless it is an input or a parameter and has the name of that.
 
     Raises:
         GraphVerifyError: the graph breaks a rule of the IR.
@@ -132,7 +132,11 @@ def draft(graph: Graph, options: CompileOptions | None = None, kernels: KernelSe
     dispatcher = Dispatcher(options.kernel_dispatch, kernels)
     reserved = UniqueNames(name for node in (*inputs, *params) for name in node.output_names)
     writer = ModelWriter(reserved, dispatcher=dispatcher, origins=origins)
-    wanted = {name: writer.value_names.unique(name) for name in graph.output_names}
+    leaves = {node.output_names[0]: node.id for node in (*inputs, *params)}
+    wanted = {
+        name: name if leaves.get(name) == value.ref.node else writer.value_names.unique(name)
+        for name, value in zip(graph.output_names, graph.outputs, strict=True)
+    }
     names: dict[Ref, str] = {}
     for name, value in zip(graph.output_names, graph.outputs, strict=True):
         names.setdefault(value.ref, wanted[name])

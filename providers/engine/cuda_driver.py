@@ -14,6 +14,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import itertools
+import os
 import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +26,7 @@ import numpy.typing as npt
 
 from rlx_ort.providers.engine.recorded import Copy, NotRecordedError, Recorder
 
-__all__ = ["CudaGpu", "cuda_gpus", "free_bytes", "open_recorder", "pinned_like", "same_bus"]
+__all__ = ["CudaGpu", "cuda_gpus", "free_bytes", "open_recorder", "pinned_like", "process_bytes", "same_bus"]
 
 _LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
 _BUS_ID_BYTES = 32
@@ -146,6 +147,47 @@ def free_bytes(index: int) -> int:
     _call("cuCtxSetCurrent", _context(index))
     _call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
     return free.value
+
+
+def process_bytes(index: int) -> tuple[int, str] | None:
+    """Return what this process uses of a GPU's memory in bytes, and how that is known; None without NVML.
+
+    NVML lists it by process where it can: Windows drivers do not, and in a container the process ids differ. Then it is
+    what all processes use, less what they used at the first call, which is to come before this process uses the GPU.
+    """
+    try:
+        library, handle, count = _nvml(), _P(), _U(_MOST_PROCESSES)
+        listed, whole = (_ProcessInfo * _MOST_PROCESSES)(), (ctypes.c_ulonglong * 3)()  # total, free, used
+        bus_id = cuda_gpus()[index].bus_id.encode()
+        if library.nvmlDeviceGetHandleByPciBusId_v2(bus_id, ctypes.byref(handle)):
+            return None
+        if library.nvmlDeviceGetMemoryInfo(handle, whole):
+            return None
+        before = _used_before.setdefault(index, whole[2])
+        if not library.nvmlDeviceGetComputeRunningProcesses_v3(handle, ctypes.byref(count), listed):
+            for each in listed[: count.value]:
+                if each.pid == os.getpid() and each.used != _UNKNOWN_BYTES:
+                    return int(each.used), "NVML, by process"
+    except (OSError, AttributeError, IndexError):  # no library, an old one, or no such GPU
+        return None
+    return max(0, whole[2] - before), "NVML, use of the GPU since this process first used it"
+
+
+@functools.cache
+def _nvml() -> ctypes.CDLL:
+    library = ctypes.CDLL("nvml.dll" if sys.platform == "win32" else "libnvidia-ml.so.1")
+    library.nvmlInit_v2()
+    return library
+
+
+class _ProcessInfo(ctypes.Structure):
+    """nvmlProcessInfo_t."""
+
+    _fields_ = [("pid", _U), ("used", ctypes.c_ulonglong), ("gpu_instance", _U), ("compute_instance", _U)]
+
+
+_MOST_PROCESSES, _UNKNOWN_BYTES = 256, 2**64 - 1
+_used_before: dict[int, int] = {}
 
 
 def pinned_like(index: int, like: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -313,8 +313,8 @@ class PackageTensor(TensorData):
     ) -> None:
         source = None if private else FileRange(str(file.path.absolute()), offset, file.stamp, pinned=True)
         values: dict[str, Any] = {"dtype": dtype, "shape": shape, "source": source, "sha256": sha256}
-        values |= {"_name": name, "_file": file, "_offset": offset, "_private": private, "_verified": None}
-        values["_lock"] = threading.Lock()
+        values |= {"_name": name, "_file": file, "_offset": offset, "_private": private}
+        values |= {"_verified": None, "_state": None, "_lock": threading.Lock()}
         for key, value in values.items():
             object.__setattr__(self, key, value)
 
@@ -324,6 +324,7 @@ class PackageTensor(TensorData):
     _offset: int
     _private: bool
     _verified: npt.NDArray[np.uint8] | None
+    _state: tuple[Any, ...] | None
     _lock: threading.Lock
 
     @property
@@ -338,19 +339,21 @@ class PackageTensor(TensorData):
 
     @property
     def buffer(self) -> npt.NDArray[Any]:
-        """The bytes, hashed before they are handed out for the first time.
+        """The bytes, hashed before they are handed out for the first time, and again after the file was changed.
 
         Raises:
             IntegrityError: they are not what the package promises, or the file was changed.
         """
-        found = self._verified
-        if found is None:
-            with self._lock:
-                found = self._verified
-                if found is None:
-                    found = self._load()
-                    object.__setattr__(self, "_verified", found)
-        return found
+        with self._lock:
+            found = self._verified
+            state = None if self._private else self._file.state()
+            if found is None:
+                found = self._load()
+            elif state not in (None, self._state):  # the map shows what was written to the file since
+                self.check()
+            object.__setattr__(self, "_verified", found)
+            object.__setattr__(self, "_state", state)
+            return found
 
     def check(self) -> None:
         """Hash the bytes in the file again, whether they were verified before or not.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rlx_ort import environment
 from rlx_ort.errors import EngineError
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def find_quick(package_sha256: str) -> QuickSession | None:
     from rlx_ort.providers.engine.compiled.store import default_store, use_of
     from rlx_ort.providers.engine.runtime import describe_runtime
 
-    if use_of(None, "found") == "off":
+    if use_of(None, "found") == "off" or environment.get("DEVICE_MEMORY"):  # the full package keeps memory budgets
         return None
     start = find_start(default_store(), package_sha256, describe_runtime())
     return None if start is None else QuickSession(start)

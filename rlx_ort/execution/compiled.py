@@ -75,6 +75,7 @@ class CompiledGraph:
         self._moe = MoeControls(slot)
         self._extent: tuple[int, int] | None = None
         self._plain = True  # neither handles nor an extent
+        slot.users.add(self)
         slot.open_if_ready(rule)
 
     @property
@@ -138,7 +139,7 @@ class CompiledGraph:
     @property
     def is_open(self) -> bool:
         """Whether its session is open now; else the next run opens it."""
-        return self._slot.current is not None
+        return self._slot.is_open
 
     def open(self, *, required: bool = True) -> None:
         """Open the session now instead of at the first run; unless `required`, only if every parameter is set.
@@ -304,6 +305,7 @@ class CompiledGraph:
         other = object.__new__(CompiledGraph)
         other.__dict__ = self.__dict__
         other._rule, other._strict = rule, rule is PlacementRule.STRICT
+        other._slot.users.add(other)
         return other
 
     # Fixed buffers
@@ -621,7 +623,7 @@ class CompiledGraph:
         self.close()
 
     def __repr__(self) -> str:
-        state = "closed" if self._slot.closed else "not open yet" if self._slot.current is None else "open"
+        state = "closed" if self._slot.closed else "open" if self._slot.is_open else "not open yet"
         shape = f"{len(self.input_specs)} inputs, {len(self._output_names)} outputs"
         return f"<CompiledGraph on {self.device.label}, {shape}, {self._rule.value}, {state}>"
 
@@ -639,12 +641,20 @@ class CompiledGraph:
         if slot is not self._slot:
             self._unbind()
             self._slot = slot
+            slot.users.add(self)
 
     def _unbind(self) -> None:
         """Release the buffers that are bound to an engine, and so the engine; the next run binds new ones."""
         self._slots.clear()
         self._pooled.clear()
         self._handles.unbind()
+
+    def unbind_idle(self) -> bool:
+        """Release the buffers that no run uses now, and return whether no handle needs the device's session."""
+        if self._handles.on_device or not (self._slots.clear(wait=False) and self._handles.unbind(wait=False)):
+            return False
+        self._pooled.clear()
+        return True
 
     def _run_with_state(
         self, inputs: Mapping[str, Any], indices: Sequence[int], on_device: bool = False, settle: bool = True

@@ -22,6 +22,7 @@ import numpy.typing as npt
 from rlx_ort.device import Device
 from rlx_ort.errors import EngineError, PlacementError, RunError
 from rlx_ort.execution.placement import Placement, build_placement, enforce, log_dispatch_report
+from rlx_ort.execution.residency import Resident, residency
 from rlx_ort.execution.weights import WeightStore
 from rlx_ort.ir.core import Node
 from rlx_ort.ir.ops.leaf import Input, Param
@@ -32,6 +33,7 @@ from rlx_ort.providers.engine.binding import Binder, DeviceTensor, HostBinder, b
 
 if TYPE_CHECKING:
     from rlx_ort.converters.to_onnx.exported import ExportedModel
+    from rlx_ort.execution.compiled import CompiledGraph
     from rlx_ort.execution.moe import ExpertWeights
     from rlx_ort.ir.graph import Graph
     from rlx_ort.providers.base import EngineSession, Provider
@@ -228,9 +230,14 @@ class EngineSlot:
 
     Attributes:
         graph: the user's graph.
-        current: the open engine, or None; may be read without a lock.
+        current: the open engine, or None; may be read without a lock. Always None under a memory budget: each run then
+            asks for the engine.
         placement: the placement of the session opened last, even if the placement rule refused it.
         closed: whether `close` was called.
+        governed: the open engine in place of `current`, under a memory budget.
+        resident: what its session takes; shared with its twins.
+        users: the compiled graphs that run in it.
+        lock: held while an engine is opened, replaced or closed.
         input_types: name -> type of the inputs of the user's graph, in order.
         output_types: name -> type of its outputs, in order.
     """
@@ -247,12 +254,17 @@ class EngineSlot:
     current: Engine | None = None
     placement: Placement | None = None
     closed: bool = False
+    governed: Engine | None = None
+    resident: Resident = None  # type: ignore[assignment]  # made below
 
     def __post_init__(self) -> None:
         self.input_types = _without(self.exported.input_types, self.runs.mutable)
         self.output_types = _without(self.exported.output_types, self.runs.hidden)
         self._children: weakref.WeakSet[EngineSlot] = weakref.WeakSet()
-        self._lock = threading.RLock()
+        self.users: weakref.WeakSet[CompiledGraph] = weakref.WeakSet()
+        self.resident = self.resident or Resident(self.provider, self.device, self.graph.name)
+        self.resident.slots.add(self)
+        self.lock = threading.RLock()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -265,16 +277,21 @@ class EngineSlot:
         Raises:
             RunError: the slot is closed; see `CompiledGraph.open` for the others.
         """
-        with self._lock:
+        with self.lock:
             if self.closed:
                 raise RunError(f"the compiled graph on {self.device.display} is closed; compile the graph again")
             if self.placement is not None:
                 enforce(self.placement, rule, self.device)
-            engine = self.current
+            engine = self.current or self.governed
+            if engine is None and self.resident.governed:
+                engine = self.resident.engine()  # a twin opened it
             if engine is not None and (engine.version == self.weights.version or self._still_fresh(engine)):
-                return engine
-            engine = self._open(rule)
-            self.current = engine
+                self.resident.touch()
+            else:
+                self.governed = engine = None  # lets go of stale weights before new ones are loaded
+                engine = self._open(rule)
+                self.resident.hold(engine)
+            self.keep(engine)
             return engine
 
     def open_if_ready(self, rule: PlacementRule) -> None:
@@ -284,29 +301,50 @@ class EngineSlot:
 
     def twin(self) -> EngineSlot:
         """Return another slot with the same engine, which is closed separately."""
-        with self._lock:
+        with self.lock:
             return replace(self, closed=False)
 
     def adopt(self, child: EngineSlot) -> None:
         """Close a slot together with this one."""
-        with self._lock:
+        with self.lock:
             self._children.add(child)
             if self.closed:
                 child.close()
 
     def release(self) -> None:
         """Let go of the engine; the next run opens another."""
-        with self._lock:
-            self.current = None
+        with self.lock:
+            self.let_go()
 
     def close(self) -> None:
         """Let go of the engine for good; it closes when the runs in it have ended."""
-        with self._lock:
+        with self.lock:
             self.closed = True
-            self.current = None
+            self.let_go()
             children = list(self._children)
         for child in children:
             child.close()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether its engine is open."""
+        return self.current is not None or self.governed is not None
+
+    def let_go(self) -> bool:
+        """Refer to the engine no more, and return whether there was one; the lock is held."""
+        had, self.current, self.governed = self.is_open, None, None
+        return had
+
+    def keep(self, engine: Engine) -> None:
+        """Refer to an engine; the lock is held."""
+        if self.resident.governed:
+            self.governed = engine
+        else:
+            self.current = engine
+
+    def unbind_idle(self) -> bool:
+        """Release buffers that are bound to the engine, and return whether no state depends on it."""
+        return all(user.unbind_idle() for user in list(self.users))
 
     def _still_fresh(self, engine: Engine) -> bool:
         """Return whether the newer version changed no frozen weight of this model; the engine then takes it over."""
@@ -344,8 +382,9 @@ class EngineSlot:
         if self.runs.host_marker:
             entries = {_LAYERS: f"cpu({self.runs.host_marker})", **options.session_config}
             options = options.with_(session_config=entries)
-        session = self.provider.open(SessionRequest(self.device, self.exported, weights, options))
-        feeds = self._feeds(session, changing, replaces=self.current is not None)
+        replaces = self.is_open
+        session = residency().open(self, SessionRequest(self.device, self.exported, weights, options))
+        feeds = self._feeds(session, changing, replaces=replaces)
         hidden = self.runs.hidden
         observed = (hidden, self.observer) if hidden and self.observer is not None else None
         engine = Engine(session, weights, version, self.source, feeds, observed)

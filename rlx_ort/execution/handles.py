@@ -110,10 +110,18 @@ class Handles:
             self._values.clear()
             self._feeds.clear()
 
-    def unbind(self) -> None:
-        """Release the engine that the last run was bound to; values and feeds stay."""
-        with self.lock:
-            self.step = None
+    @property
+    def on_device(self) -> bool:
+        """Whether a handle is in the memory of the device."""
+        return any(isinstance(value, DeviceTensor) for value in list(self._values.values()))
+
+    def unbind(self, *, wait: bool = True) -> bool:
+        """Release the engine that the last run was bound to; unless `wait`, return False during a run."""
+        if not self.lock.acquire(blocking=wait):
+            return False
+        self.step = None
+        self.lock.release()
+        return True
 
     def behind(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the inputs with the handles as values of those that are not given."""

@@ -76,10 +76,13 @@ class SlotRunner:
             return list(found)
         return self._prepare(engine, arrays)
 
-    def clear(self) -> None:
-        """Release the buffers and the engine they are bound to."""
-        with self.lock:
-            self._engine, self._slots, self.buffers = None, None, ()
+    def clear(self, *, wait: bool = True) -> bool:
+        """Release the buffers and the engine they are bound to; unless `wait`, return False during a run."""
+        if not self.lock.acquire(blocking=wait):
+            return False
+        self._engine, self._slots, self.buffers = None, None, ()
+        self.lock.release()
+        return True
 
     def _prepare(self, engine: Engine, arrays: Sequence[Any]) -> list[npt.NDArray[Any]]:
         """Check the arrays and run; binds new buffers if their shapes or the engine are new."""

@@ -49,6 +49,8 @@ _NOT_OF_THE_MODEL = ("session.intra_op", "session.inter_op", "session.use_per_se
 _DIGESTS = "digests"  # folder
 _HEXADECIMAL = re.compile(r"[0-9a-f]{64}")
 _warned: set[str] = set()
+_BLOB = re.compile(r"\|(\d+);\d+;")  # of `kernel+hash|offset;bytes;flags|...`
+_ALIGNMENT = 64
 _watchers: list[list[Opening]] = []
 
 
@@ -128,6 +130,7 @@ def session_key(recipe: SessionRecipe, request: SessionRequest, engine: str, roo
         "model": hashlib.sha256(model.model_bytes(request.weights)).hexdigest(),
         "weights": weights_digest(external_tensors(model, request.weights), root),
         "provider": recipe.ep_name,
+        "form": "2",  # without misaligned packed weights
         "engine": engine,
         "optimization": options.optimization.value,
         "dims": _text(options.dims),
@@ -167,6 +170,8 @@ def _open_saved(
         del memory
         if not (folder / MODEL_FILE).is_file():
             raise EngineError(f"{recipe.ep_name} compiled nothing that can be kept")
+        if recipe.keeps is Keeps.PACKED:
+            drop_misaligned(folder / MODEL_FILE)
 
     loads_as = replace(request, options=request.options.with_(optimization=OptimizationLevel.OFF))
     for attempt in (1, 2):
@@ -192,6 +197,27 @@ def _save_to(options: Any, folder: Path, keeps: Keeps) -> None:
         entries = {"session.save_external_prepacked_constant_initializers": "1"} if packed else {}
     for name, value in entries.items():
         options.add_session_config_entry(name, value)
+
+
+def drop_misaligned(path: Path) -> None:
+    """Remove what a saved model says of packed weights that begin at no multiple of 64 bytes in their file.
+
+    ONNX Runtime 1.31 puts packed weights under 1 MiB right behind their tensor, maps the file, and reads them with
+    instructions that need aligned memory, which ends the process. Without an entry it packs the tensor itself.
+    """
+    import onnx
+
+    model = onnx.load(path, load_external_data=False)
+    dropped = 0
+    for tensor in model.graph.initializer:
+        for place in reversed(range(len(tensor.external_data))):
+            entry = tensor.external_data[place]
+            offsets = [int(offset) for offset in _BLOB.findall(entry.value)]
+            if entry.key.startswith("prepacked_") and any(offset % _ALIGNMENT for offset in offsets):
+                del tensor.external_data[place]
+                dropped += 1
+    if dropped:
+        path.write_bytes(model.SerializeToString())
 
 
 def write_to(options: Any, path: Path, weights: str) -> None:

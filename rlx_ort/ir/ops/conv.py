@@ -205,6 +205,8 @@ def _window_counts(
 ) -> list[Dim]:
     """Return how many positions a window has along each axis, None where that is unknown."""
     found: list[Dim] = []
+    if min(*stride, *dilation, 1) < 1:
+        raise GraphVerifyError(f"{op.kind} has stride {[*stride]} and dilation {[*dilation]}; use 1 or more")
     for size, taps, step, pad, gap in zip(sizes, kernel, stride, padding, dilation, strict=True):
         if isinstance(size, int) and isinstance(taps, int):
             found.append(_positive(op, (size + 2 * pad - gap * (taps - 1) - 1) // step + 1))

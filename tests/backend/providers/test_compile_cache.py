@@ -31,6 +31,20 @@ def random(*shape: int) -> np.ndarray:
     return np.random.default_rng(sum(shape)).standard_normal(shape).astype(np.float32)
 
 
+@pytest.mark.parametrize("width", [3, 30, 33, 90, 250, 494, 513])
+def test_packed_weights_of_any_size_are_read_back(open_model, tmp_path: Path, monkeypatch, width: int):
+    """ONNX Runtime saves packed weights under 1 MiB misaligned, and reading those would end the process."""
+    monkeypatch.setenv("RLX_CACHE_DIR", str(tmp_path))
+    text = f"(float[8,{width}] x) => (float[8,{width}] y) {{ h = MatMul(x, V) t = Tanh(h) y = MatMul(t, W) }}"
+    weights, x = {"V": random(width, width), "W": random(width, width)}, random(8, width)
+    (wanted,) = open_model(text, weights).run(["y"], {"x": x})
+    for _ in range(2):
+        with watched() as found:
+            (got,) = open_model(text, weights, cache=CacheUse.ON).run(["y"], {"x": x})
+        assert len(found) == 1
+        np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)
+
+
 @pytest.fixture(autouse=True)
 def forget_warnings():
     """Forget which folders were warned of, as each test has its own."""
