@@ -165,8 +165,7 @@ class Handles:
         self._values.update({handle: results[index] for handle, index in device.items()})
         if on_device:
             return read, [results[index] for index in read]
-        on_devices = any(isinstance(value, DeviceTensor) for value in self._values.values())
-        if on_devices and self._repeats and all(feeds[name] is value for name, value in inputs.items()):
+        if self.on_device and self._repeats and all(feeds[name] is value for name, value in inputs.items()):
             self.step = _Step(self, engine, feeds, list(inputs), indices, wanted)
         return read, [arrays[index] for index in read]
 
