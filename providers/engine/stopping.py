@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
-from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
 from rlx_ort.providers.engine.process import watch
@@ -146,20 +145,24 @@ class Turns:
     def __init__(self) -> None:
         self._lock = threading.RLock()
 
-    def __enter__(self) -> None:
-        """Take the lock.
+    def acquire(self, blocking: bool = True) -> bool:
+        """Take the lock, and return whether it was had, as `threading.RLock` does.
 
         Raises:
             Stopped: the work of the thread is to end.
         """
         stop = _here.stop
-        if stop is None:
-            self._lock.acquire()
-            return
+        if stop is None or not blocking:
+            return self._lock.acquire(blocking)
         while not self._lock.acquire(timeout=_TURN_S):
             stop.check()
+        return True
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def release(self) -> None:
+        """Let another thread take the lock."""
+        self._lock.release()
+
+    __enter__ = acquire
+
+    def __exit__(self, *error: object) -> None:
         self._lock.release()

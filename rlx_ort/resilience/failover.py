@@ -11,16 +11,18 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from rlx_ort import environment
 from rlx_ort.device import Device
 from rlx_ort.errors import CancelledRunError, DeviceFallbackError, DeviceUnavailableError, StateLossError
 from rlx_ort.providers.engine.binding import DeviceTensor
 from rlx_ort.resilience.faults import Fault, fault_of
 from rlx_ort.resilience.limits import CancelToken, run_limited
+from rlx_ort.resilience.memory import device_memory, freed_after
 from rlx_ort.resilience.options import Resilience, check_timeout
 from rlx_ort.resilience.quarantine import DeviceHealth, Quarantine
 from rlx_ort.resilience.trial import Answer, Choose, Trials, in_cache
@@ -83,6 +85,8 @@ class Failover:
 
     def __init__(self, options: Resilience, clock: Callable[[], int] = time.perf_counter_ns) -> None:
         self.options = options
+        if options.device_memory:
+            environment.set_override("DEVICE_MEMORY", options.device_memory)
         self.quarantine = Quarantine(options, clock)
         self._clock = clock
         self._routes: dict[Any, _Route] = {}
@@ -107,7 +111,7 @@ class Failover:
     def health(self, runner: GraphDevices) -> list[DeviceHealth]:
         """Return the health of each device that may be chosen or has failed, the best choice first."""
         devices = dict.fromkeys([*_ranking(runner, {}), *self.quarantine.devices()])
-        return [self.quarantine.health(device) for device in devices]
+        return [replace(self.quarantine.health(device), memory=device_memory(device)) for device in devices]
 
     def forget_choices(self) -> None:
         """Choose anew for the next run."""
@@ -161,7 +165,8 @@ class Failover:
                         outputs = run(inputs)
                     except Exception as err:  # judged by the table
                         call = _Call(runner, inputs, None, None)
-                        if compiled.closed:  # by its caller, or by another thread that closed the runner
+                        # Closed by its caller, or by another thread that closed the runner.
+                        if compiled.closed or freed_after(err, runner, device):
                             return self._answer(call, choose, key, began)
                         return self._answer(call, choose, key, began, (device, err))
                     self._thread.last = device, began, self._clock()
@@ -345,6 +350,15 @@ class Failover:
         return device == Device.CPU or runner._sessions.is_open(device)
 
     def _attempt(self, call: _Call, device: Device, *, named: bool) -> tuple[CompiledGraph | None, list[Any]]:
+        """Run on a device, and once more if it ran out of memory and some could be freed; see `_attempt_once`."""
+        try:
+            return self._attempt_once(call, device, named=named)
+        except Exception as err:  # raised again unless memory was freed
+            if not freed_after(err, call.runner, device):
+                raise
+        return self._attempt_once(call, device, named=named)
+
+    def _attempt_once(self, call: _Call, device: Device, *, named: bool) -> tuple[CompiledGraph | None, list[Any]]:
         """Return the outputs, and the graph that gave them where nothing limited the run."""
         runner, inputs = call.runner, call.inputs
         if call.timeout_s is None and call.cancel is None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 
 from rlx_ort import environment
 from rlx_ort.errors import DeviceParseError
+from rlx_ort.execution.residency import parse_budgets
 
 __all__ = ["Resilience"]
 
@@ -28,6 +29,8 @@ class Resilience:
             With a limit, each run is handed to a worker thread.
         grace_s: seconds that the engine has to return after it was asked to stop. If it does not, the caller is
             answered all the same, and the device is quarantined with its session.
+        device_memory: memory budgets of devices, such as `cuda=8GB`, for all sessions of this process from now on, in
+            place of `RLX_DEVICE_MEMORY`.
     """
 
     bridge: bool = True
@@ -38,6 +41,7 @@ class Resilience:
     tolerance: float = 1e-3
     timeout_s: float | None = None
     grace_s: float = 1.0
+    device_memory: str = ""
 
     def __post_init__(self) -> None:
         if self.timeout_s is not None:
@@ -48,6 +52,7 @@ class Resilience:
                 raise ValueError(f"{name} is {value}; give a finite number of at least 0")
         if self.backoff_max_s < self.backoff_s:
             raise ValueError(f"backoff_max_s ({self.backoff_max_s}) is less than backoff_s ({self.backoff_s})")
+        parse_budgets(self.device_memory)
 
     @classmethod
     def from_env(cls) -> Resilience | None:
@@ -61,12 +66,12 @@ class Resilience:
         if switch is not None:
             return cls() if switch else None
         known = {field.name: field.default for field in fields(cls)}
-        settings: dict[str, bool | float | None] = {}
+        settings: dict[str, bool | float | str] = {}
         try:
             for piece in filter(None, text.replace(";", ",").split(",")):
                 name, _, value = piece.partition("=")
-                default = known[name.strip()]
-                settings[name.strip()] = _SWITCHES[value.strip()] if isinstance(default, bool) else float(value)
+                kinds = {bool: _SWITCHES.__getitem__, str: str}
+                settings[name.strip()] = kinds.get(type(known[name.strip()]), float)(value.strip())
             return cls(**settings)  # type: ignore[arg-type]  # by the kind of each default
         except (KeyError, ValueError) as err:
             names = ", ".join(known)

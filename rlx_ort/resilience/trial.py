@@ -19,7 +19,7 @@ from rlx_ort.device import Device
 from rlx_ort.errors import DeviceUnavailableError, RlxError, RunError
 from rlx_ort.execution.background import copied_arrays
 from rlx_ort.options.compile_options import CacheUse
-from rlx_ort.providers.availability import provider_of
+from rlx_ort.providers.registry import provider_of
 from rlx_ort.resilience.faults import Fault, fault_of
 from rlx_ort.resilience.limits import in_background
 from rlx_ort.resilience.options import Resilience

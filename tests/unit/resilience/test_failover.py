@@ -266,6 +266,12 @@ class _Resident(DeviceTensor):
     def numpy(self) -> Any:
         return X
 
+    def __dlpack__(self, **kwargs: Any) -> Any:
+        raise BufferError
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        raise BufferError
+
 
 def test_inputs_in_the_memory_of_a_device_do_not_move(make: Any, fault: Any) -> None:
     """They are results that the caller already has; the device that failed has them, and no other is blamed."""
