@@ -9,6 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from rlx_ort.errors import CancelledRunError, EngineError, RlxError, TimeLimitEr
 from rlx_ort.execution.session import Session
 from rlx_ort.graph_devices import GraphDevices
 from rlx_ort.ir.graph import Graph
-from rlx_ort.options.compile_options import CompileOptions
+from rlx_ort.options.compile_options import CacheUse, CompileOptions
 from rlx_ort.providers.cpu import CpuProvider
 from rlx_ort.providers.engine import opening
 from rlx_ort.providers.registry import default_registry, register_provider
@@ -267,3 +268,30 @@ def test_random_faults_lose_no_request_and_give_no_wrong_answer(fault: FaultProv
     fault.recover()
     until(lambda: fault.inside == 0)
     until(lambda: threading.active_count() <= before, 20.0)
+
+
+@pytest.mark.webgpu
+def test_webgpu_opens_behind_the_cpu_and_at_once_from_the_compile_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first run is the CPU's, later ones WebGPU's once it agrees; the next runner finds its session compiled."""
+    monkeypatch.setenv("RLX_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("RLX_DEVICE", "webgpu")
+    x = RNG.standard_normal((3, 8)).astype(np.float32)
+    seen = []
+
+    def ask(runner: GraphDevices) -> str:
+        np.testing.assert_allclose(runner.run_resolved({"x": x})[0], np.tanh(x @ WEIGHTS), rtol=1e-3, atol=1e-4)
+        assert runner.last_run is not None
+        assert runner.last_run.device is not None
+        seen.append(runner.last_run.device.label)
+        return seen[-1]
+
+    for _ in range(2):
+        options = CompileOptions(cache=CacheUse.ON)
+        with GraphDevices(mlp(), DevicePolicy.only(["cpu", "webgpu"]), options, resilience=Resilience()) as runner:
+            if seen:
+                runner.fastest({"x": x})  # the choice was made before
+            until(lambda runner=runner: ask(runner) == "webgpu", 60.0)  # type: ignore[misc]
+    assert len(seen) > 2
+    assert seen == ["cpu"] * (len(seen) - 2) + ["webgpu"] * 2
