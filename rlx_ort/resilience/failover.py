@@ -120,7 +120,7 @@ class Failover:
     def forget_sessions(self) -> None:
         """Give up what belongs to sessions that are closed."""
         self.forget_choices()
-        self.quarantine.abandon_openings()
+        self._trials.give_up()
 
     def run(
         self,

@@ -70,8 +70,11 @@ class Resilience:
         try:
             for piece in filter(None, text.replace(";", ",").split(",")):
                 name, _, value = piece.partition("=")
-                kinds = {bool: _SWITCHES.__getitem__, str: str}
-                settings[name.strip()] = kinds.get(type(known[name.strip()]), float)(value.strip())
+                name, value = name.strip(), value.strip()
+                if isinstance(known[name], bool):
+                    settings[name] = _SWITCHES[value]
+                else:
+                    settings[name] = value if isinstance(known[name], str) else float(value)
             return cls(**settings)  # type: ignore[arg-type]  # by the kind of each default
         except (KeyError, ValueError) as err:
             names = ", ".join(known)

@@ -6,6 +6,7 @@ device.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -19,6 +20,8 @@ from rlx_ort.device import Device
 from rlx_ort.errors import DeviceUnavailableError, RlxError, RunError
 from rlx_ort.execution.background import copied_arrays
 from rlx_ort.options.compile_options import CacheUse
+from rlx_ort.providers.engine.process import watch
+from rlx_ort.providers.engine.stopping import Stop, Stopped
 from rlx_ort.providers.registry import provider_of
 from rlx_ort.resilience.faults import Fault, fault_of
 from rlx_ort.resilience.limits import in_background
@@ -85,13 +88,19 @@ class Trials:
         self._changed = changed
         self._clock = clock
         self._lock = threading.Lock()
-        self._opening: list[DeviceSessions] = []  # for each thread that opens a device
+        self._opening: dict[Stop, DeviceSessions] = {}  # of each thread that opens a device
         self._choosing: DeviceSessions | None = None  # a thread makes the first choice for these
         self._last: tuple[int, Answer] | None = None  # the last run and its time, while a device opens
 
     def is_opening(self, runner: GraphDevices) -> bool:
         """Return whether a thread opens a device for the runner."""
-        return runner._sessions in self._opening
+        return runner._sessions in self._opening.values()
+
+    def give_up(self) -> None:
+        """End the opening of devices, for sessions that are closed; does not wait for it."""
+        for stop in list(self._opening):
+            stop.stop()
+        self._quarantine.abandon_openings()
 
     def is_choosing(self, runner: GraphDevices) -> bool:
         """Return whether a thread makes the first choice of the runner."""
@@ -122,10 +131,12 @@ class Trials:
                 self._choosing = sessions
             elif not self._quarantine.set_opening(chosen[0]):
                 return
-            self._opening.append(sessions)
+            stop = Stop()
+            watch(stop)
+            self._opening[stop] = sessions
             first = answer.copied()
             self._last = self._clock(), first
-        work = (runner, sessions, choose, chosen, first)
+        work = (runner, sessions, choose, chosen, first, stop)
         threading.Thread(target=self._open, args=work, name="rlx_ort-bridge", daemon=True).start()
 
     def _open(
@@ -135,29 +146,31 @@ class Trials:
         choose: Choose,
         chosen: tuple[Device, bool] | None,
         first: Answer,
+        stop: Stop,
     ) -> None:
         chooses = chosen is None
         time.sleep(_AFTER_S)
         try:
-            if chosen is None:
-                chosen = choose(runner, first.inputs)
-                if chosen[0] == first.device or not self._quarantine.set_opening(chosen[0]):
-                    return
-                self._choosing = None
-            device, named = chosen
-            self._judge(
-                runner,
-                sessions,
-                device,
-                lambda: runner._opened(device, named, sessions),
-                lambda: first if self._last is None else self._last[1],
-                opens=True,
-            )
+            with stop.held(), contextlib.suppress(Stopped):
+                if chosen is None:
+                    chosen = choose(runner, first.inputs)
+                    if chosen[0] == first.device or not self._quarantine.set_opening(chosen[0]):
+                        return
+                    self._choosing = None
+                device, named = chosen
+                self._judge(
+                    runner,
+                    sessions,
+                    device,
+                    lambda: runner._opened(device, named, sessions),
+                    lambda: first if self._last is None else self._last[1],
+                    opens=True,
+                )
         except RlxError as err:  # the next run makes the choice again, and raises it
             _log.info("no device could be chosen in the background: %s", str(err))
         finally:
             with self._lock:
-                self._opening.remove(sessions)
+                del self._opening[stop]
                 if not self._opening:
                     self._last = None
                 if chooses and self._choosing is sessions:

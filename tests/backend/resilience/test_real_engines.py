@@ -295,3 +295,23 @@ def test_webgpu_opens_behind_the_cpu_and_at_once_from_the_compile_cache(
             until(lambda runner=runner: ask(runner) == "webgpu", 60.0)  # type: ignore[misc]
     assert len(seen) > 2
     assert seen == ["cpu"] * (len(seen) - 2) + ["webgpu"] * 2
+
+
+def test_a_session_that_opens_behind_ends_with_the_runner(
+    fault: FaultProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ONNX Runtime stops loading, and the thread ends, long before the session would have been open."""
+    graph = Graph("deep")
+    value = graph.input("x", ["n", 4])
+    for _ in range(10_000):
+        value = graph.tanh(value + 1.0)
+    graph.outputs = [value]
+    runner = GraphDevices(graph, DevicePolicy.only(["cpu", "fault"]), resilience=Resilience())
+    runner.run_fastest({"x": np.zeros((1, 4), np.float32)})
+    begins = threading.Event()
+    ends = opening.stoppable
+    monkeypatch.setattr(opening, "stoppable", lambda end: (begins.set(), ends(end))[1])
+    assert begins.wait(60)
+    runner.close()
+    until(lambda: not any(thread.name == "rlx_ort-bridge" for thread in threading.enumerate()))
+    assert fault.opened == 0
