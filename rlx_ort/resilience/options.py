@@ -23,8 +23,8 @@ class Resilience:
         backoff_max_s: the longest quarantine in seconds.
         parity: whether a device must reproduce the result of a healthy device before it leaves quarantine, and before
             it is used after opening in the background.
-        tolerance: largest difference allowed by that check, relative to the largest value of the output. For f16 and
-            bf16 outputs it is at least eight times their epsilon. Integers, strings and bools must be equal.
+        tolerance: largest difference allowed by that check, relative to the largest value of the output. It is at least
+            0.01 where a device computes in tf32 or f16, 0.04 in bf16. Integers, strings and bools must be equal.
         timeout_s: time limit in seconds of each attempt at a run, opening the session included; None for no limit.
             With a limit, each run is handed to a worker thread.
         grace_s: seconds that the engine has to return after it was asked to stop. If it does not, the caller is

@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import ml_dtypes
 import numpy as np
 
+from rlx_ort.calibration.features import RANDOM_OPS
 from rlx_ort.device import Device
 from rlx_ort.errors import DeviceUnavailableError, RlxError, RunError
 from rlx_ort.execution.background import copied_arrays
-from rlx_ort.options.compile_options import CacheUse
+from rlx_ort.options.compile_options import CacheUse, CompileOptions
+from rlx_ort.options.precision import OpClass
 from rlx_ort.providers.engine.process import watch
 from rlx_ort.providers.engine.stopping import Stop, Stopped
 from rlx_ort.providers.registry import provider_of
@@ -193,7 +195,7 @@ class Trials:
             prepare()
             answer = last()
             graph = runner._to_time(device)
-            if options.parity:
+            if options.parity and RANDOM_OPS.isdisjoint(node.pattern.op_type for node in graph.exported.nodes):
                 if opens or options.timeout_s is None:
                     got = graph.run(answer.inputs)
                 else:
@@ -201,7 +203,8 @@ class Trials:
                 if runner.weights.version != answer.version:
                     quarantine.postpone(device)  # the results are of other weights
                     return
-                wrong = disagreement(answer.outputs, got, options.tolerance)
+                rounding = max(_rounding(runner.options.on(each)) for each in (device, answer.device))
+                wrong = disagreement(answer.outputs, got, max(options.tolerance, rounding))
                 if wrong:
                     raise RunError(f"its results differ from those of {answer.device.display}: {wrong}")
         except Exception as err:  # whatever it is, the device stays out
@@ -219,6 +222,16 @@ class Trials:
                 quarantine.readmit(device)
                 _log.info("%s is used from now on", device.display)
         self._changed()
+
+
+def _rounding(options: CompileOptions) -> float:
+    """Return by how much results may differ because of the arithmetic that was asked for."""
+    policy = options.effective_precision
+    return max(_ROUNDING[name] for name in (options.precision.value, *(policy.of(each).value for each in OpClass)))
+
+
+_ROUNDING = {"f32": 0.0, "tf32": 1e-2, "f16": 1e-2, "bf16": 4e-2}
+"""Precision -> largest error relative to the largest value: ten times its epsilon, since every layer rounds again."""
 
 
 def in_cache(runner: GraphDevices, device: Device) -> bool:

@@ -11,6 +11,7 @@ import pytest
 from fault_provider import LOST, until
 
 from rlx_ort.device import Device
+from rlx_ort.options.compile_options import CompileOptions, Precision
 from rlx_ort.resilience.quarantine import DeviceHealth, HealthState
 from rlx_ort.selection.policy import DevicePolicy
 
@@ -201,3 +202,29 @@ def test_handles_bound_on_the_cpu_keep_it_from_bridging(runner: Any, fault: Any)
     runner.compile("cpu").bind_handle("x", X)
     fault.open_now.set()
     assert answered_by(runner) == "fault"
+
+
+def test_arithmetic_that_rounds_more_is_allowed_more(make: Any, fault: Any) -> None:
+    """A device that was asked for f16 may be 0.5 % off, and is refused in f32."""
+    for options, wanted in ((CompileOptions(precisions={"fault": Precision.F16}), "ready"), (None, "quarantined")):
+        runner = make(bridge=True, options=options)
+        fault.factor = 1.005
+        assert answered_by(runner) == "cpu"
+        until(lambda: fault.opened > 0 and not bridges())
+        assert health(runner).state.value == wanted
+        fault.opened = 0
+
+
+def test_graphs_that_draw_random_numbers_are_not_compared(make: Any, fault: Any) -> None:
+    """Every run has others."""
+    import onnx.parser
+
+    from rlx_ort.converters.from_onnx import from_onnx
+
+    text = """<ir_version: 8, opset_import: ["": 18]>
+    noise (float[4] x) => (float[4] y) { noise = RandomNormalLike (x)  y = Add (x, noise) }"""
+    runner = make(from_onnx(onnx.parser.parse_model(text)), bridge=True)
+    fault.factor = 2.0
+    runner.run_fastest(INPUTS)
+    until(lambda: fault.opened > 0 and not bridges())
+    assert health(runner).state is HealthState.READY

@@ -380,7 +380,7 @@ def test_an_engine_that_does_not_return_gives_up_session_and_locks(name: str, ru
     compiled, way, stuck = runner.compile_fastest(), WAYS[name], fault.hang
     hang(fault, stubborn=True)
     with pytest.raises(TimeLimitError, match=r"did not return within 0\.1 s"):
-        limited(lambda: way(compiled), timeout_s=0.05, grace_s=0.1, graph=compiled)
+        limited(lambda: way(compiled), timeout_s=0.4, grace_s=0.1, graph=compiled)
     fault.hang = threading.Event()  # the thread inside waits for the old one
     np.testing.assert_array_equal(way(compiled), X + X)
     assert (fault.inside, fault.opened) == (1, 2)
