@@ -19,6 +19,7 @@ import numpy as np
 from rlx_ort import environment
 from rlx_ort.device import Device
 from rlx_ort.errors import CancelledRunError, DeviceFallbackError, DeviceUnavailableError, StateLossError
+from rlx_ort.ir.types import TensorType
 from rlx_ort.providers.engine.binding import DeviceTensor
 from rlx_ort.resilience.faults import Fault, fault_of
 from rlx_ort.resilience.limits import CancelToken, run_limited
@@ -439,15 +440,14 @@ class Failover:
 
         `routes` are those from before the run.
         """
-        from rlx_ort.selection.predict import named_dims
-
         now = self._clock()
         graph = call.runner.graph
         if now >= self._renew_ns or revision != self._revision:
             if routes is self._routes:
                 self.forget_choices()
                 routes = self._routes
-            names = tuple(name for name, _ in named_dims(graph))
+            kinds = {value.name: value.type for value in graph.inputs}
+            names = tuple(name for name, kind in kinds.items() if isinstance(kind, TensorType) and _has_names(kind))
             self._revision, self._sized = revision, names[0] if len(names) == 1 else names
         self._renew_ns = min(now + _RENEW_NS, self.quarantine.next_due_ns())
         if key and compiled is not None and graph.revision == revision and not self.quarantine.is_out(device):
@@ -463,6 +463,10 @@ _INPUTS = (
     "{} is out ({}), and inputs of the run are tensors in its memory, which cannot move to another device; pass arrays "
     "on the host, and run again"
 )
+
+
+def _has_names(kind: TensorType) -> bool:
+    return kind.shape is not None and any(isinstance(dim, str) for dim in kind.shape)
 
 
 def _on_device(inputs: Mapping[str, Any]) -> bool:

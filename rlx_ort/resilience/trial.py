@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import ml_dtypes
 import numpy as np
 
-from rlx_ort.calibration.features import RANDOM_OPS
 from rlx_ort.device import Device
 from rlx_ort.errors import DeviceUnavailableError, RlxError, RunError
 from rlx_ort.execution.background import copied_arrays
@@ -38,7 +37,7 @@ __all__ = ["Answer", "Choose", "Trials", "disagreement", "in_cache"]
 
 _log = logging.getLogger(__name__)
 _EPSILONS = 8
-_AFTER_S = 0.01
+_AFTER_S = 0.1
 """The thread that opens a device begins so much after the answer, because loading a provider holds Python's lock."""
 
 _KEEP_NS = 1_000_000_000
@@ -190,6 +189,8 @@ class Trials:
         opens: bool = False,
     ) -> None:
         """Let a device in if, after `prepare`, it agrees with the last answer of a healthy one; else put it out."""
+        from rlx_ort.calibration.features import RANDOM_OPS  # not before the first answer
+
         quarantine, options, wrong = self._quarantine, self._options, ""
         try:
             prepare()
