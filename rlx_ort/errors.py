@@ -201,6 +201,18 @@ class MemoryBudgetError(RunError):
     """A session does not fit into the memory budget of its device beside those that are in use."""
 
 
+class ServingError(RlxError):
+    """A request cannot be answered; `status` is the HTTP status that it gets."""
+
+    def __init__(self, message: str, status: int = 500) -> None:
+        super().__init__(message)
+        self.status = status
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle by the arguments, so that the error crosses a process pool."""
+        return type(self), (str(self), self.status)
+
+
 class CalibrationError(RlxError):
     """A device could not be measured."""
 
