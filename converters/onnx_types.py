@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.shape import Dim, Shape
 from rlx_ort.ir.tensor import TensorData
-from rlx_ort.ir.types import MapType, OptionalType, SequenceType, TensorType, UnknownType, ValueType
+from rlx_ort.ir.types import Dim, MapType, OptionalType, SequenceType, Shape, TensorType, UnknownType, ValueType
 
 if TYPE_CHECKING:
     import onnx

@@ -19,8 +19,7 @@ from rlx_ort.device import Device
 from rlx_ort.errors import ConversionError, DeviceUnavailableError, RlxError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
-from rlx_ort.ir.shape import Shape
-from rlx_ort.ir.types import TensorType
+from rlx_ort.ir.types import Shape, TensorType
 from rlx_ort.options.compile_options import CacheUse, CompileOptions, OptimizationLevel, Precision, WeightSharing
 from rlx_ort.providers.base import Availability, CostProfile, EngineSession, KernelClaim, Provider, SessionRequest
 from rlx_ort.providers.claims import kernels_of, listed_kernels

@@ -79,7 +79,7 @@ if TYPE_CHECKING:
         op_kinds,
     )
     from rlx_ort.ir.op import Op
-    from rlx_ort.ir.shape import Dim, Shape
+    from rlx_ort.ir.types import Dim, Shape
     from rlx_ort.ir.verify import verify
     from rlx_ort.options.compile_options import (
         CompileOptions,
@@ -171,7 +171,7 @@ _NAMES_OF = {
     "ir.dtype": "DType promote",
     "ir.graph": "DimBinding Graph Value dynamic_symbols has_dynamic_dims infer_bindings_from_inputs op_kinds",
     "ir.op": "Op",
-    "ir.shape": "Dim Shape",
+    "ir.types": "Dim Shape",
     "ir.verify": "verify",
     "options.compile_options": "CompileOptions OptimizationLevel PlacementRule Precision WeightSharing",
     "options.dispatch": "KernelDispatch KernelDispatchPolicy",

@@ -25,9 +25,8 @@ from rlx_ort.ir.ops.dequant import DequantMatMul
 from rlx_ort.ir.ops.leaf import Param
 from rlx_ort.ir.ops.linalg import MatMul
 from rlx_ort.ir.ops.shape import Transpose
-from rlx_ort.ir.shape import Shape, fits
 from rlx_ort.ir.tensor import TensorData
-from rlx_ort.ir.types import TensorType, ValueType
+from rlx_ort.ir.types import Shape, TensorType, ValueType, fits
 
 __all__ = ["ParamsReport", "WeightReport", "apply_weights", "bake", "listed"]
 

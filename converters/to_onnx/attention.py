@@ -17,8 +17,7 @@ from rlx_ort.converters.to_onnx.shape import reshape, slice_axis
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.op import known_shape
 from rlx_ort.ir.ops.attention import Attention, HeadLayout, Rope
-from rlx_ort.ir.shape import Dim, Shape
-from rlx_ort.ir.types import TensorType
+from rlx_ort.ir.types import Dim, Shape, TensorType
 
 _MASKED = -1e9
 _MASKED_F16 = -65504.0  # f16 cannot hold -1e9

@@ -15,8 +15,7 @@ from rlx_ort.ir.op import tensor_input
 from rlx_ort.ir.ops import blocks
 from rlx_ort.ir.ops.control import Custom, CustomFn, If, Scan, While
 from rlx_ort.ir.ops.onnx import OnnxNode
-from rlx_ort.ir.shape import Dim, Shape
-from rlx_ort.ir.types import TensorType, ValueType
+from rlx_ort.ir.types import Dim, Shape, TensorType, ValueType
 
 __all__ = ["Step", "UNROLLED_STEPS", "repeat_steps", "zeros"]
 

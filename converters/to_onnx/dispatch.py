@@ -35,7 +35,7 @@ _choosing: weakref.WeakKeyDictionary[Graph, tuple[object, bool]] = weakref.WeakK
 _OPS = "rlx_ort.ir.ops."
 _WITHOUT = frozenset({"leaf", "onnx"})
 """Families that are written by the emitter itself, or never."""
-_ELSEWHERE = {"blocks": "control", "conv": "linalg", "dequant": "quant", "indexing": "shape", "sample": "norm"}
+_ELSEWHERE = {"blocks": "control", "conv": "linalg", "dequant": "quant"}
 """Families whose lowerings are in the file of another one."""
 _Types: TypeAlias = Sequence[ValueType | None]
 

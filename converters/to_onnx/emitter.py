@@ -23,9 +23,8 @@ from rlx_ort.ir.graph import Graph, live_nodes
 from rlx_ort.ir.op import Op, known_shape
 from rlx_ort.ir.ops.leaf import Capture, Constant, Input, Param
 from rlx_ort.ir.ops.onnx import OnnxNode
-from rlx_ort.ir.shape import Dim, Shape
 from rlx_ort.ir.tensor import TensorData
-from rlx_ort.ir.types import TensorType, UnknownType, ValueType
+from rlx_ort.ir.types import Dim, Shape, TensorType, UnknownType, ValueType
 
 __all__ = ["DEFAULT_OPSET", "Emitter", "Lowering", "lowering_of", "lowers"]
 

@@ -23,8 +23,7 @@ from rlx_ort.ir.op import join_dims, known_shape
 from rlx_ort.ir.ops.control import as_body
 from rlx_ort.ir.ops.conv import Conv2d, Conv3d, ConvTranspose2d, Im2Col, Interpolate, Pool, ResizeNearest2x
 from rlx_ort.ir.ops.linalg import BatchedDenseSolve, DenseSolve, DotGeneral, FusedMatMulBiasAct, LoraMatMul, MatMul
-from rlx_ort.ir.shape import Dim, Shape
-from rlx_ort.ir.types import TensorType
+from rlx_ort.ir.types import Dim, Shape, TensorType
 
 _UNROLLED = 8
 """Largest system that is written without a Loop: a step is about fifteen nodes."""

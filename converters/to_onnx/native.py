@@ -20,8 +20,7 @@ from rlx_ort.ir.ops.attention import Attention, Rope
 from rlx_ort.ir.ops.elementwise import Activation
 from rlx_ort.ir.ops.linalg import FusedMatMulBiasAct
 from rlx_ort.ir.ops.norm import FusedResidualLN, FusedResidualRmsNorm, FusedSwiGLU, RmsNorm
-from rlx_ort.ir.shape import Shape
-from rlx_ort.ir.types import TensorType
+from rlx_ort.ir.types import Shape, TensorType
 
 _CONTRIB = "com.microsoft"
 _FUSED_GELU = {"gelu": "BiasGelu", "gelu_approx": "FastGelu"}

@@ -18,6 +18,7 @@ from rlx_ort.converters.to_onnx.shape import reshape, slice_axis
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.op import known_shape
 from rlx_ort.ir.ops.norm import (
+    PHILOX_FACTORS,
     ArgMax,
     ArgMin,
     BatchNormInference,
@@ -30,12 +31,13 @@ from rlx_ort.ir.ops.norm import (
     LayerNorm2d,
     Reduce,
     RmsNorm,
+    Sample,
     Softmax,
     TopK,
+    round_keys,
+    uniforms,
 )
-from rlx_ort.ir.ops.sample import PHILOX_FACTORS, Sample, round_keys, uniforms
-from rlx_ort.ir.shape import Dim, Shape
-from rlx_ort.ir.types import TensorType
+from rlx_ort.ir.types import Dim, Shape, TensorType
 
 _UNIT = float(1 << 30)
 _LEAST_TEMPERATURE = 1e-6

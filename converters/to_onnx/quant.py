@@ -22,8 +22,7 @@ from rlx_ort.ir.ops.dequant import DequantGroupedMatMul, DequantMatMul, DequantM
 from rlx_ort.ir.ops.leaf import Capture
 from rlx_ort.ir.ops.onnx import OnnxNode
 from rlx_ort.ir.ops.quant import QMAX, Dequantize, FakeQuantize, FakeQuantizeLSQ, QConv2d, QMatMul, Quantize
-from rlx_ort.ir.shape import Shape
-from rlx_ort.ir.types import TensorType
+from rlx_ort.ir.types import Shape, TensorType
 
 _SMALLEST_SCALE = 1e-12
 

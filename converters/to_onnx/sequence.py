@@ -14,8 +14,7 @@ from rlx_ort.converters.to_onnx.emitter import Emitter, lowers
 from rlx_ort.converters.to_onnx.shape import slice_axis
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.ops.sequence import GatedDeltaNet, SelectiveScan
-from rlx_ort.ir.shape import Dim, Shape
-from rlx_ort.ir.types import TensorType
+from rlx_ort.ir.types import Dim, Shape, TensorType
 
 _PARALLEL_ELEMENTS = 1 << 22
 """Up to this many states over all tokens, a selective scan may be written without a loop, which holds all of them."""

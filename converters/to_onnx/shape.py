@@ -11,20 +11,28 @@ from rlx_ort.converters.to_onnx.model import ModelValue
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.op import known_shape, reshaped
-from rlx_ort.ir.ops.indexing import (
+from rlx_ort.ir.ops.shape import (
     ArgSort,
+    Concat,
     CumMax,
     CumProd,
+    Expand,
+    Gather,
     GatherElements,
     GatherNd,
+    Narrow,
+    Pad,
+    Reshape,
     Reverse,
     ScatterElements,
     ScatterNd,
+    Slice,
     Sort,
+    Tile,
+    Transpose,
     Trilu,
 )
-from rlx_ort.ir.ops.shape import Concat, Expand, Gather, Narrow, Pad, Reshape, Slice, Tile, Transpose
-from rlx_ort.ir.shape import Dim, Shape
+from rlx_ort.ir.types import Dim, Shape
 
 __all__ = ["reshape", "slice_axis"]
 

@@ -42,9 +42,8 @@ from rlx_ort.converters.transforms.scope import (
     typed_model,
 )
 from rlx_ort.errors import ConversionError
-from rlx_ort.ir.shape import Shape, fits
 from rlx_ort.ir.tensor import TensorData
-from rlx_ort.ir.types import TensorType
+from rlx_ort.ir.types import Shape, TensorType, fits
 
 __all__ = ["QuantizeKind", "QuantizeOptions", "QuantizeReport", "Samples", "quantize"]
 

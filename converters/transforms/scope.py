@@ -17,8 +17,7 @@ from rlx_ort.converters.from_onnx.tensors import constant_data
 from rlx_ort.converters.onnx_types import known_type_of, tensor_proto, tensor_type
 from rlx_ort.converters.protos import graphs_of, skeleton, with_types
 from rlx_ort.errors import ConversionError
-from rlx_ort.ir.shape import Dim
-from rlx_ort.ir.types import UnknownType, ValueType
+from rlx_ort.ir.types import Dim, UnknownType, ValueType
 
 __all__ = [
     "Scope", "all_value_names", "dims_text", "label_of", "model_scope", "near_names", "read_names", "selected",

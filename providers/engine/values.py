@@ -16,9 +16,8 @@ import numpy.typing as npt
 from rlx_ort.converters.onnx_types import dtype_of, elem_type, type_proto_text
 from rlx_ort.errors import EngineError, InputError
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.tensor import TensorData
-from rlx_ort.ir.types import MapType, OptionalType, SequenceType, TensorType, UnknownType, ValueType
+from rlx_ort.ir.types import MapType, OptionalType, SequenceType, Shape, TensorType, UnknownType, ValueType
 from rlx_ort.providers.engine.binding import DeviceTensor
 
 if TYPE_CHECKING:

@@ -18,8 +18,7 @@ import numpy.typing as npt
 from rlx_ort.errors import InputError
 from rlx_ort.execution.inputs import InputPlan, ResidentFeeds, coerced, matcher
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.shape import Shape, fits
-from rlx_ort.ir.types import TensorType, ValueType
+from rlx_ort.ir.types import Shape, TensorType, ValueType, fits
 from rlx_ort.providers.engine.binding import DeviceTensor
 
 if TYPE_CHECKING:

@@ -22,9 +22,8 @@ import numpy.typing as npt
 
 from rlx_ort.errors import InputError
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.tensor import TensorData
-from rlx_ort.ir.types import MapType, OptionalType, SequenceType, TensorType, ValueType
+from rlx_ort.ir.types import MapType, OptionalType, SequenceType, Shape, TensorType, ValueType
 from rlx_ort.providers.engine.binding import DeviceTensor
 
 if TYPE_CHECKING:

@@ -27,9 +27,8 @@ from rlx_ort.ir.ops.dequant import DequantGroupedMatMul, GroupedMatMul
 from rlx_ort.ir.ops.leaf import Constant, Param
 from rlx_ort.ir.ops.norm import TopK
 from rlx_ort.ir.ops.onnx import OnnxNode
-from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.tensor import TensorData, narrowed
-from rlx_ort.ir.types import TensorType
+from rlx_ort.ir.types import Shape, TensorType
 
 if TYPE_CHECKING:
     from rlx_ort.options.compile_options import PlacementRule

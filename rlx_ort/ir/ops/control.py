@@ -16,8 +16,7 @@ from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.op import Op, OpTypes, join_dims, known_shape, tensor_input
 from rlx_ort.ir.ops.leaf import Input, LeafBuilders, NodeArgs, Operand, Param
 from rlx_ort.ir.ops.onnx import AttributeValue
-from rlx_ort.ir.shape import Shape, fits
-from rlx_ort.ir.types import TensorType, ValueType
+from rlx_ort.ir.types import Shape, TensorType, ValueType, fits
 
 if TYPE_CHECKING:
     from rlx_ort.ir.graph import Graph

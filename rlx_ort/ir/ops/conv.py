@@ -10,8 +10,7 @@ from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import Value
 from rlx_ort.ir.op import Op, Sizes, counts, named, pair
 from rlx_ort.ir.ops.leaf import LeafBuilders, NodeArgs, Operand
-from rlx_ort.ir.shape import Dim, Shape
-from rlx_ort.ir.types import TensorType
+from rlx_ort.ir.types import Dim, Shape, TensorType
 
 __all__ = [
     "POOLS", "RESIZE_MODES", "Conv2d", "Conv3d", "ConvBuilders", "ConvTranspose2d", "Im2Col", "Interpolate", "Pool",
