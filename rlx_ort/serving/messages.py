@@ -30,8 +30,9 @@ _MESSAGES = {
     "ModelMetadataResponse": "name:1 versions:2:string* platform:3 inputs:4:TensorMetadata* outputs:5:TensorMetadata*",
     "InferParameter": "bool_param:1:bool? int64_param:2:int64? string_param:3:string? double_param:4:double? "
     "uint64_param:5:uint64?",
-    "InferTensorContents": "bool_contents:1:bool* int_contents:2:int32* int64_contents:3:int64* uint_contents:4:uint32* "
-    "uint64_contents:5:uint64* fp32_contents:6:float* fp64_contents:7:double* bytes_contents:8:bytes*",
+    "InferTensorContents": "bool_contents:1:bool* int_contents:2:int32* int64_contents:3:int64* "
+    "uint_contents:4:uint32* uint64_contents:5:uint64* fp32_contents:6:float* "
+    "fp64_contents:7:double* bytes_contents:8:bytes*",
     "InferInputTensor": "name:1 datatype:2 shape:3:int64* parameters:4:InferParameter% contents:5:InferTensorContents",
     "InferRequestedOutputTensor": "name:1 parameters:2:InferParameter%",
     "InferOutputTensor": "name:1 datatype:2 shape:3:int64* parameters:4:InferParameter% contents:5:InferTensorContents",
@@ -67,7 +68,7 @@ _MESSAGES = {
     "HealthCheckRequest": "service:1",
     "HealthCheckResponse": "status:1:int32",
 }
-"""Message -> its fields as NAME:NUMBER:TYPE, a string by default; `*` repeats, `%` maps texts to it, `?` is of a oneof."""
+"""Message -> fields as NAME:NUMBER:TYPE, a string by default; `*` repeats, `%` maps texts to it, `?` is in a oneof."""
 
 
 def _made() -> Any:

@@ -1,4 +1,4 @@
-"""The gRPC side of the protocol: one servicer for a `grpc.aio` server, with Triton's extensions and the health service."""
+"""The gRPC side of the protocol: a servicer for `grpc.aio` servers, with Triton's extensions and the health service."""
 
 from __future__ import annotations
 
@@ -35,28 +35,8 @@ _CODES: Mapping[int, grpc.StatusCode] = {
     503: grpc.StatusCode.UNAVAILABLE,
     504: grpc.StatusCode.DEADLINE_EXCEEDED,
 }
-_TYPE_NUMBERS = {
-    name: number
-    for number, name in enumerate(
-        [
-            "INVALID",
-            "BOOL",
-            "UINT8",
-            "UINT16",
-            "UINT32",
-            "UINT64",
-            "INT8",
-            "INT16",
-            "INT32",
-            "INT64",
-            "FP16",
-            "FP32",
-            "FP64",
-            "STRING",
-            "BF16",
-        ]
-    )
-}
+_TYPES = "INVALID BOOL UINT8 UINT16 UINT32 UINT64 INT8 INT16 INT32 INT64 FP16 FP32 FP64 STRING BF16"
+_TYPE_NUMBERS = {name: number for number, name in enumerate(_TYPES.split())}
 _KINDS = {"KIND_AUTO": 0, "KIND_GPU": 1, "KIND_CPU": 2}
 _SERVING, _NOT_SERVING = 1, 2
 _CONTENTS = {
