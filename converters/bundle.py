@@ -259,10 +259,12 @@ class _Taker:
         """Bring the data of tensors that are attributes inside."""
         for node in nodes:
             for attribute in node.attribute:
-                sparse = [*attribute.sparse_tensors]
-                sparse += [attribute.sparse_tensor] if attribute.HasField("sparse_tensor") else []
-                tensors = [*attribute.tensors, *([attribute.t] if attribute.HasField("t") else [])]
-                for tensor in (*tensors, *(part for item in sparse for part in (item.values, item.indices))):
+                sparse = (
+                    attribute.sparse_tensor,
+                    *attribute.sparse_tensors,
+                )  # empty ones are read where there are none
+                parts = (part for item in sparse for part in (item.values, item.indices))
+                for tensor in (attribute.t, *attribute.tensors, *parts):
                     self._bring_in(tensor)
 
     def _bring_in(self, tensor: onnx.TensorProto) -> None:

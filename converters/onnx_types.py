@@ -119,8 +119,6 @@ def type_proto(value: ValueType, into: onnx.TypeProto | None = None) -> onnx.Typ
         case MapType():
             proto.map_type.key_type = elem_type(value.key)
             type_proto(value.value, proto.map_type.value_type)
-        case UnknownType():
-            pass
     return proto
 
 

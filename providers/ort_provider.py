@@ -86,10 +86,8 @@ class OrtProvider(Provider):
 
     def probe(self, device: Device) -> Availability:
         """Return whether a one-node session opens on the device, is assigned to it and runs."""
-        problem = self.missing(device)
-        if problem is not None:
-            return Availability(False, problem.reason, problem.remedy)
         try:
+            self.require(device)
             facts, precision = self.facts(device), self.probe_precision(device)
         except DeviceUnavailableError as err:
             return Availability(False, err.reason, err.remedy)

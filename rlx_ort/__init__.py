@@ -51,9 +51,16 @@ if TYPE_CHECKING:
         TimeLimitError,
     )
     from rlx_ort.execution.benchmark import DeviceBenchResult
-    from rlx_ort.execution.buckets import Bucket, BucketedCompileCache, pad_rows, power_of_two_ladder, slice_rows
+    from rlx_ort.execution.buckets import (
+        Bucket,
+        BucketedCompileCache,
+        LayerKvCache,
+        bucket_decode_mask,
+        pad_rows,
+        power_of_two_ladder,
+        slice_rows,
+    )
     from rlx_ort.execution.compiled import CompiledGraph
-    from rlx_ort.execution.dispatch_report import DispatchSummary, KernelDispatchReport, format_dispatch_report
     from rlx_ort.execution.expert_pool import (
         ExpertPool,
         RefreshPolicy,
@@ -62,9 +69,8 @@ if TYPE_CHECKING:
         per_layer_masks,
         refresh_pools,
     )
-    from rlx_ort.execution.kv_cache import LayerKvCache, bucket_decode_mask
     from rlx_ort.execution.moe import MoeResidencyStats
-    from rlx_ort.execution.placement import Placement
+    from rlx_ort.execution.placement import DispatchSummary, KernelDispatchReport, Placement, format_dispatch_report
     from rlx_ort.execution.session import CompileCache, Session
     from rlx_ort.graph_devices import GraphDevices, graph_param_names, load
     from rlx_ort.ir.core import Node
@@ -158,13 +164,12 @@ _NAMES_OF = {
     "deploy.start": "start_package",
     "device": "DEVICE_PRIORITY Device device_label parse_device parse_device_list",
     "execution.benchmark": "DeviceBenchResult",
-    "execution.buckets": "Bucket BucketedCompileCache pad_rows power_of_two_ladder slice_rows",
+    "execution.buckets": "Bucket BucketedCompileCache LayerKvCache bucket_decode_mask pad_rows power_of_two_ladder "
+    "slice_rows",
     "execution.compiled": "CompiledGraph",
-    "execution.dispatch_report": "DispatchSummary KernelDispatchReport format_dispatch_report",
+    "execution.placement": "DispatchSummary KernelDispatchReport Placement format_dispatch_report",
     "execution.expert_pool": "ExpertPool RefreshPolicy budget_from_memory merged_mask per_layer_masks refresh_pools",
-    "execution.kv_cache": "LayerKvCache bucket_decode_mask",
     "execution.moe": "MoeResidencyStats",
-    "execution.placement": "Placement",
     "execution.session": "CompileCache Session",
     "graph_devices": "GraphDevices graph_param_names load",
     "ir.core": "Node",

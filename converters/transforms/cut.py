@@ -73,8 +73,7 @@ def cut(bundle: ModelBundle, inputs: Sequence[str] = (), outputs: Sequence[str] 
     return bundle.with_proto(proto), report
 
 
-def _check_names(bundle: ModelBundle, what: str, names: Sequence[str], known: Iterable[str]) -> None:
-    known = set(known)
+def _check_names(bundle: ModelBundle, what: str, names: Sequence[str], known: set[str]) -> None:
     for name in names:
         if name in known:
             continue

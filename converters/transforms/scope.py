@@ -123,13 +123,7 @@ def near_names(name: str, known: Iterable[str]) -> str:
 def selected(wanted: Iterable[str], nodes: Mapping[str, str], what: str) -> set[str]:
     """Return the names of the nodes that entries of a list mean: a name, an operator, or a pattern of names as `conv*`.
 
-    Args:
-        wanted: the entries.
-        nodes: name -> operator.
-        what: what the list is called in messages.
-
-    Raises:
-        ConversionError: an entry means no node.
+    `nodes` has the operators by name; `what` is the list in the message where an entry means no node.
     """
     found: set[str] = set()
     for entry in wanted:

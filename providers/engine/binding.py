@@ -211,9 +211,9 @@ class _Stoppable(StoppableRun):
 
 
 class DeviceTensor(abc.ABC):
-    """A tensor in the memory of a device, made by an upload or by a run; its elements never change.
+    """A tensor in the memory of a device; its elements never change, and every session on the device takes it.
 
-    It keeps the session that made it alive, and is taken by every session on the same device.
+    It is made by an upload or by a run, and keeps the session that made it alive.
     """
 
     __slots__ = ()

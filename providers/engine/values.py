@@ -74,10 +74,7 @@ def value_type(text: str, dims: Sequence[object] | None = None) -> ValueType:
 
 
 def refined(found: ValueType, declared: ValueType | None) -> ValueType:
-    """Return a session's type of a value, with the declared shape where the session has none.
-
-    ONNX Runtime shows a tensor of unknown rank as a scalar; only the model itself distinguishes the two.
-    """
+    """Return a session's type of a value, with the declared shape for a scalar: ONNX Runtime shows unknown ranks so."""
     if isinstance(found, TensorType) and isinstance(declared, TensorType) and not found.shape:
         return TensorType(found.dtype, declared.shape)
     if declared is not None and type(found) is type(declared) and not isinstance(found, TensorType):

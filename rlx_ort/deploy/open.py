@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from rlx_ort.providers.engine.compiled.starts import Interface
 
 __all__ = [
-    *("PackageDevices", "WarmedDevice", "buckets_of", "narrowed_policy", "open_package", "options_of", "runner_of"),
-    *("warm_opened", "warm_package"),
-]
+    "PackageDevices", "WarmedDevice", "buckets_of", "narrowed_policy", "open_package", "options_of", "runner_of",
+    "warm_opened", "warm_package",
+]  # fmt: skip
 
 
 class PackageDevices(GraphDevices):

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from rlx_ort.ir.tensor import TensorData
 
 __all__ = [
-    *("COMPONENT", "DATA_FILE", "MODEL_FILE", "asset_path", "asset_uri", "check_manifest", "manifest_bytes"),
+    "COMPONENT", "DATA_FILE", "MODEL_FILE", "asset_path", "asset_uri", "check_manifest", "manifest_bytes",
     "referring_model",
-]
+]  # fmt: skip
 
 COMPONENT = "model"
 """The name of the one component."""

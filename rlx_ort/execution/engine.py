@@ -21,8 +21,7 @@ import numpy.typing as npt
 
 from rlx_ort.device import Device
 from rlx_ort.errors import EngineError, PlacementError, RunError
-from rlx_ort.execution.dispatch_report import log_dispatch_report
-from rlx_ort.execution.placement import Placement, build_placement, enforce
+from rlx_ort.execution.placement import Placement, build_placement, enforce, log_dispatch_report
 from rlx_ort.execution.residency import Resident, residency
 from rlx_ort.execution.weights import WeightStore
 from rlx_ort.ir.core import Node

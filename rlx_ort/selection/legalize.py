@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rlx_ort.device import Device
 from rlx_ort.errors import DeviceUnavailableError, LegalizeError
-from rlx_ort.execution.dispatch_report import (
+from rlx_ort.execution.placement import (
     COMMON,
     KernelDispatchReport,
     common_kinds,

@@ -93,10 +93,7 @@ def _facts(engine: str) -> Mapping[str, Any]:
 
 
 def _installation() -> str:
-    """Return the stamp of a file that installing writes, or of the program itself when it is frozen.
-
-    It distinguishes installations; reading the version would take 25 ms.
-    """
+    """Return the stamp of a file that installing writes, or of the frozen program; reading the version takes 25 ms."""
     for path in (environment.__file__, sys.executable):
         try:
             status = os.stat(path)  # noqa: PTH116  # a plain path
