@@ -79,6 +79,7 @@ class _Waiting:
     arrived_ns: int
     answer: asyncio.Future[Answer]
     tried: set[Device] = field(default_factory=set)
+    running: bool = False
 
 
 class Lane:
@@ -225,9 +226,9 @@ class Scheduler:
         self._waiting += 1
 
     def _expire(self, request: _Waiting) -> None:
-        if not request.answer.done():
+        if not request.answer.done() and not request.running:
             waited_s = (time.perf_counter_ns() - request.arrived_ns) / 1e9
-            request.answer.set_exception(ServingError(f"the request was not answered within {waited_s:.3g} s", 504))
+            request.answer.set_exception(ServingError(f"the request waited {waited_s:.3g} s and was given up", 504))
 
     def _heads(self) -> list[tuple[tuple[int, int], object]]:
         """Return the place in the order of each group's first request that is still wanted, and the group's key."""
@@ -306,6 +307,8 @@ class Scheduler:
 
     def _start(self, lane: Lane, batch: list[_Waiting]) -> None:
         rows = sum(request.rows for request in batch)
+        for request in batch:
+            request.running = True
         lane.idle = False
         now_ns = time.perf_counter_ns()
         expected_ns = lane.expected_ns(rows)
@@ -341,6 +344,7 @@ class Scheduler:
         lane.fail(time.perf_counter_ns())
         for request, error in failed:
             request.tried.add(lane.device)
+            request.running = False
             if request.answer.done():
                 continue
             if all(other.device in request.tried for other in self.lanes):

@@ -12,7 +12,6 @@ import numpy as np
 from rlx_ort.converters.files import save_onnx
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
-from rlx_ort.ir.ops.onnx import OnnxNode
 from rlx_ort.ir.types import Shape, TensorType
 from rlx_ort.serving.host import HostOptions, serve
 from rlx_ort.serving.models import Repository, ServeOptions
@@ -44,7 +43,7 @@ def save_echo(folder: Path, dtype: DType) -> None:
     graph = Graph("echo")
     x = graph.input("x", ["batch", 2], dtype)
     kind = TensorType(dtype, Shape(["batch", 2]))
-    graph.outputs = list(graph.add_node(OnnxNode("Identity"), [x], types=[kind], output_names=["y"]))
+    graph.outputs = list(graph.onnx_node("Identity", [x], {}, types=[kind], version=21, name="y"))
     save_onnx(graph, folder / f"echo_{DATATYPES[dtype].lower()}.onnx")
 
 

@@ -88,7 +88,7 @@ def sample(dtype: DType) -> npt.NDArray[Any]:
     if dtype.is_integer:
         ends = np.iinfo(dtype.numpy)
         return np.array([[ends.min, ends.max], [0, 1]], dtype.numpy)
-    return np.array([[0.5, -2], [3, 1024]]).astype(np.float32 if dtype is DType.BF16 else dtype.numpy)
+    return np.array([[0.5, -2], [3, 1024]]).astype(dtype.numpy)
 
 
 @pytest.mark.parametrize("dtype", DATATYPES)
@@ -322,30 +322,27 @@ def test_compressed_requests_are_read(served: Served) -> None:
     client.close()
 
 
-def test_a_client_timeout_ends_its_request(served: Served) -> None:
-    """The deadline of gRPC is the client's; the server answers others meanwhile."""
-    client = Client("grpc", served)
-    with pytest.raises(InferenceServerException, match="Deadline"):
-        client.run("product", X, client_timeout=1e-6)
-    np.testing.assert_allclose(client.run("product", X).as_numpy("matmul"), X @ WEIGHT)
-    client.close()
-
-
 def test_our_messages_have_the_fields_of_the_clients(served: Served) -> None:
     """Names, numbers and wire types of every field we know are those of the clients' stubs."""
     from rlx_ort.serving.messages import messages
 
-    wire = {5: 0, 13: 0, 14: 0, 3: 0, 4: 0, 8: 0, 9: 2, 11: 2, 12: 2, 1: 1, 2: 5}
+    wire = {5: 0, 13: 0, 14: 0, 3: 0, 4: 0, 8: 0, 9: 2, 11: 2, 12: 2, 1: 1, 2: 5}  # a field's type -> how it is written
+    theirs: dict[str, Any] = {}
+    waiting = [
+        each
+        for module in (tritonclient.grpc.service_pb2, tritonclient.grpc.model_config_pb2)
+        for each in module.DESCRIPTOR.message_types_by_name.values()
+    ]
+    while waiting:
+        each = waiting.pop()
+        theirs[each.name] = each
+        waiting += each.nested_types
     compared = 0
     for name, ours in vars(messages).items():
-        theirs = getattr(tritonclient.grpc.service_pb2, name, None) or getattr(
-            tritonclient.grpc.model_config_pb2, name, None
-        )
-        if theirs is None:
-            assert name.startswith(("Health", "InferTensorContents", "TensorMetadata", "Infer"))
+        if name.startswith("HealthCheck"):
             continue
-        known = {field.name: (field.number, wire[field.type]) for field in theirs.DESCRIPTOR.fields}
+        known = {field.name: (field.number, wire[field.type]) for field in theirs[name].fields}
         for field in ours.DESCRIPTOR.fields:
             assert known[field.name] == (field.number, wire[field.type]), f"{name}.{field.name}"
             compared += 1
-    assert compared > 60
+    assert compared > 100
