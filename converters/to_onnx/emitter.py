@@ -122,12 +122,14 @@ class Emitter:
         """The names of the results."""
         return self._node.output_names
 
-    def _ref(self, index: int) -> Ref | None:
-        return self._node.inputs[index] if index < len(self._node.inputs) else None
+    def _source(self, index: int) -> tuple[Node, int] | None:
+        """Return the node that input `index` is a result of, and which; None for an absent input."""
+        ref = self._node.inputs[index] if index < len(self._node.inputs) else None
+        return None if ref is None else (self._frame.graph.nodes[ref.node], ref.output)
 
     def _type(self, index: int) -> ValueType | None:
-        ref = self._ref(index)
-        return None if ref is None else self._frame.graph.nodes[ref.node].types[ref.output]
+        source = self._source(index)
+        return None if source is None else source[0].types[source[1]]
 
     def _tensor(self, index: int) -> TensorType:
         kind = self._type(index)
@@ -137,12 +139,11 @@ class Emitter:
 
     def input_data(self, index: int) -> TensorData | None:
         """Return the data of input `index` if it is a constant, else None."""
-        ref = self._ref(index)
-        op = None if ref is None else self._frame.graph.nodes[ref.node].op
-        if not isinstance(op, Constant):
+        source = self._source(index)
+        if source is None or not isinstance(source[0].op, Constant):
             return None
         self._asks_around = True
-        return op.data
+        return source[0].op.data
 
     def op(
         self,
@@ -230,21 +231,11 @@ class Emitter:
             ConversionError: a dimension is unknown, or no earlier value has a dimension of that name.
         """
         parts: list[ModelValue] = []
-        sizes: list[int] = []
-        for dim in dims:
-            if isinstance(dim, int):
-                sizes.append(dim)
-                continue
-            if sizes:
-                parts.append(self.i64(sizes))
-                sizes = []
-            parts.append(self._symbol(dim))
-        if sizes:
-            parts.append(self.i64(sizes))
-        if not parts:
-            return self.i64([])
-        if len(parts) == 1:
-            return parts[0]
+        for known, group in itertools.groupby(dims, lambda dim: isinstance(dim, int)):
+            found = list(group)
+            parts += [self.i64(cast(list[int], found))] if known else map(self._symbol, found)
+        if len(parts) < 2:
+            return parts[0] if parts else self.i64([])
         joined: ModelValue = self.op("Concat", *parts, axis=0, types=[TensorType(DType.I64, Shape([len(dims)]))])
         return joined
 
@@ -468,18 +459,15 @@ class Emitter:
 
     def _frames(self) -> Iterator[_Frame]:
         """Yield the graphs being lowered, from the innermost out."""
-        scope: Emitter | None = self
-        while scope is not None:
-            frame: _Frame | None = scope._frame
-            while frame is not None:
-                yield frame
-                frame = frame.outer
-            scope = scope._parent
+        frame: _Frame | None = self._frame
+        while frame is not None:
+            yield frame
+            frame = frame.outer
+        if self._parent is not None:
+            yield from self._parent._frames()
 
 
 def _trimmed(inputs: Sequence[ModelValue | None]) -> list[ModelValue | None]:
     """Return the inputs without the absent ones at the end, which crash some of ONNX Runtime's fusions."""
-    end = len(inputs)
-    while end and inputs[end - 1] is None:
-        end -= 1
-    return list(inputs[:end])
+    present = [place for place, value in enumerate(inputs, 1) if value is not None]
+    return list(inputs[: max(present, default=0)])

@@ -104,11 +104,10 @@ def export_model(
 ) -> ExportedModel:
     """Return the graph as an ONNX model in normal form; the data of its weights stays outside.
 
-    Named dims that `options.dims` knows are bound first, then the precision policy is applied. Ops that have a fused
-    and a basic form get the one that `options.kernel_dispatch` and `kernels`, those of the provider the model is for,
-    decide on; without kernels that is the basic one, which every provider takes. Nodes that no output needs are left
-    out. An output that is an input, a parameter or another output gets its own value through an Identity, under a name
-    that is free.
+    Named dims that `options.dims` knows are bound first, then the precision policy is applied. Ops with a fused and a
+    basic form get the one that `options.kernel_dispatch` and `kernels`, those of the provider the model is for, decide
+    on; without kernels that is the basic one, which every provider takes. Nodes that no output needs are left out. An
+    output that is an input, a parameter or another output gets its own value, with a free name, through an Identity.
 
     Raises:
         GraphVerifyError: the graph breaks a rule of the IR.

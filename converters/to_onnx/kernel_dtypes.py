@@ -47,7 +47,7 @@ _OPERATORS = {
     "f32 f64 i8 i16 i32 i64": "Neg",
     "f32 f64 i8 i32 i64 u8": "ArgMax ArgMin",
     "f32 f64 i8 i32 i64 u8 bool": "ReduceMax ReduceMin",
-    "f32 f64 i8 i32 i64 u8 string": "Where",
+    "f32 f64 i8 i32 i64 u8 u32 string": "Where",
     "f32 f64 i8 i16 i32 i64 u8": "TopK",
     "f32 f64 i8 i32 i64 u8 u32 u64": "Clip Max Min",
     "f32 f64 i8 i32 i64 u8 u32 u64 bool": "Pad",

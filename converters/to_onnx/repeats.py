@@ -43,13 +43,8 @@ class _Mark:
     rough: object
 
 
-class _Line(NamedTuple):
-    """One node of a `_Form`, with the places of its values in the pool."""
-
-    pattern: ModelNode
-    suffix: str
-    inputs: tuple[int, ...]
-    outputs: slice
+_Line: TypeAlias = tuple[ModelNode, str, tuple[int, ...], slice]
+"""One node of a `_Form`: its pattern, the suffix of its name, the places of what it reads and of its results."""
 
 
 class _Form(NamedTuple):
@@ -113,21 +108,16 @@ class Repeats:
 
     def mark(self, node: Node, results: Sequence[ModelValue]) -> None:
         """Record what lowerings may read of a node's results, for the keys of nodes that read them."""
-        constant, types = type(node.op) is Constant, self._writer.types
-        self._marks[node.id] = tuple(
-            [
-                self._mark(constant, _look(kind), _look(types.get(value)), value.name == "")
-                for kind, value in zip(node.types, results, strict=False)
-            ]
-        )
-
-    def _mark(self, constant: bool, declared: Hashable, known: Hashable, nameless: bool) -> _Mark:
-        mark = self._known.get((constant, declared, known, nameless))
-        if mark is None:
-            rough = (constant, _rank(declared), _rank(known), nameless)
-            mark = _Mark(self._rough.setdefault(rough, object()))
-            self._known[constant, declared, known, nameless] = mark
-        return mark
+        constant, types, marks = type(node.op) is Constant, self._writer.types, []
+        for kind, value in zip(node.types, results, strict=False):
+            declared, known = _look(kind), types.get(value)
+            look = (constant, declared, declared if known is kind else _look(known), value.name == "")
+            mark = self._known.get(look)
+            if mark is None:
+                rough = (constant, _rank(declared), _rank(look[2]), look[3])
+                mark = self._known[look] = _Mark(self._rough.setdefault(rough, object()))
+            marks.append(mark)
+        self._marks[node.id] = tuple(marks)
 
     def learn(
         self,
@@ -159,11 +149,12 @@ class Repeats:
         known = self._sizeless.get(self._sizeless_key(key))
         if known is None:
             return None
-        ((like, suffix, order, outputs),) = known.lines
+        ((like, suffix, order, outputs),), fixed, results, inner, (mark,), decision, single = known
         pattern = like.alike(types_of([inputs[at] for at in order], self._writer.types), node.types)
         look = key[2][0]
-        line, marks = _Line(pattern, suffix, order, outputs), (self._mark(False, look, look, False),)
-        form = self.forms[key] = _Form((line,), (), known.results, (), marks, known.decision, True)
+        mark = self._known.setdefault((False, look, look, False), _Mark(mark.rough))
+        lines = ((pattern, suffix, order, outputs),)
+        form = self.forms[key] = _Form(lines, fixed, results, inner, (mark,), decision, single)
         return form
 
     def _sizeless_key(self, key: _Key) -> _Key | None:
@@ -191,8 +182,8 @@ class Repeats:
             self._record(pattern, node.name, reads, (name,))
             return (value,)
         pool: list[Any] = [*inputs, *form.fixed]
-        for line in form.lines:
-            pool += [ModelValue(None, line.pattern) for _ in line.pattern.writes]
+        for pattern, *_ in form.lines:
+            pool += [ModelValue(None, pattern) for _ in pattern.writes]
         results = tuple([pool[at] for at in form.results])
         for index, value in enumerate(results):
             if value.name is None:
@@ -240,7 +231,7 @@ class Repeats:
             written = record.pattern
             end = start + len(written.writes)
             reads = tuple([places[value] for value in written.reads])
-            lines.append(_Line(written, f"/{written.op_type}" if lines else "", reads, slice(start, end)))
+            lines.append((written, f"/{written.op_type}" if lines else "", reads, slice(start, end)))
             start = end
         return _Form(
             tuple(lines),
@@ -249,7 +240,7 @@ class Repeats:
             tuple([(places[value], types.get(value)) for value in made if value not in results]),
             self._marks[node.id],
             decision,
-            len(made) == len(lines) == 1 and list(results) == made and max(lines[0].inputs, default=0) < len(inputs),
+            len(made) == len(lines) == 1 and list(results) == made and max(lines[0][2], default=0) < len(inputs),
         )
 
 

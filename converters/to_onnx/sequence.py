@@ -31,7 +31,6 @@ def _selective_scan_as_loop(emit: Emitter, op: SelectiveScan, inputs: Sequence[A
     return _selective_scan(emit, op, inputs, elements=0)
 
 
-@lowers(SelectiveScan)
 def _selective_scan(emit: Emitter, op: SelectiveScan, inputs: Sequence[Any], elements: int = _PARALLEL_ELEMENTS) -> Any:
     """Write passes over the whole sequence if it has at most so many states, else step by step."""
     kind = emit.input_type(0)
@@ -45,6 +44,9 @@ def _selective_scan(emit: Emitter, op: SelectiveScan, inputs: Sequence[Any], ele
         state = TensorType(dtype, Shape((batch, channels, op.n)))
         result = _stepwise_scan(emit, length, state, x, delta, a, b, c)
     return result if dtype is kind.dtype else emit.op("Cast", result, to=kind.dtype)
+
+
+lowers(SelectiveScan)(_selective_scan)
 
 
 def _doubling_scan(emit: Emitter, length: int, x: Any, delta: Any, a: Any, b: Any, c: Any) -> Any:
