@@ -37,7 +37,7 @@ _WITHOUT = frozenset({"leaf", "onnx", "refused"})
 """Families that are written by the emitter itself, or never."""
 _ELSEWHERE = {
     "blocks": "control", "conv": "linalg", "dequant": "quant", "indexing": "shape", "moe": "quant", "reduce": "norm",
-    "sample": "norm",
+    "sample": "norm", "sequence": "control",
 }  # fmt: skip
 """Families whose lowerings are in the file of another one."""
 _Types: TypeAlias = Sequence[ValueType | None]
@@ -163,6 +163,4 @@ def _load(module: str) -> None:
     family = module.removeprefix(_OPS)
     if family == module or family in _WITHOUT:
         return
-    here = __name__.rpartition(".")[0]
-    importlib.import_module(f"{here}.{_ELSEWHERE.get(family, family)}")
-    importlib.import_module(f"{here}.native")
+    importlib.import_module(f"{__package__}.{_ELSEWHERE.get(family, family)}")

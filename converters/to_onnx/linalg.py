@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from rlx_ort.converters.to_onnx.dispatch import NoNativeForm, lowers_native
 from rlx_ort.converters.to_onnx.elementwise import activate
 from rlx_ort.converters.to_onnx.emitter import Emitter, lowers
 from rlx_ort.converters.to_onnx.kernel_dtypes import op_in
@@ -27,6 +28,7 @@ from rlx_ort.ir.ops.linalg import BatchedDenseSolve, DenseSolve, DotGeneral, Fus
 from rlx_ort.ir.shape import Dim, Shape
 from rlx_ort.ir.types import TensorType
 
+_FUSED_GELU = {"gelu": "BiasGelu", "gelu_approx": "FastGelu"}
 _UNROLLED = 8
 """Largest system that is written without a Loop: a step is about fifteen nodes."""
 
@@ -39,6 +41,22 @@ def _fused_matmul(emit: Emitter, op: FusedMatMulBiasAct, inputs: Sequence[Any]) 
     x, weight, bias = inputs
     dtype = emit.input_dtype(0)
     result = emit.op("Add", op_in(emit, "MatMul", dtype, x, weight), bias)
+    return result if op.activation is None else activate(emit, op.activation, result, dtype)
+
+
+@lowers_native(FusedMatMulBiasAct)
+def _native_matmul(emit: Emitter, op: FusedMatMulBiasAct, inputs: Sequence[Any]) -> Any:
+    """Gemm and the activation for matrices; for a gelu of any rank, MatMul and a gelu that adds the bias."""
+    kinds = emit.input_types
+    dtype = kinds[0].dtype
+    gelu = _FUSED_GELU.get(op.activation or "")
+    if gelu is not None:
+        emit.require_kernel(gelu, kinds[0], kinds[2], domain="com.microsoft")
+        return emit.op(gelu, emit.op("MatMul", *inputs[:2]), inputs[2], domain="com.microsoft")
+    if any(known_shape(op, kind, name).rank != 2 for kind, name in zip(kinds[:2], ("x", "weight"), strict=True)):
+        raise NoNativeForm(f"Gemm takes matrices, x is {kinds[0]} and the weight {kinds[1]}")
+    emit.require_kernel("Gemm", *kinds)
+    result = emit.op("Gemm", *inputs)
     return result if op.activation is None else activate(emit, op.activation, result, dtype)
 
 

@@ -7,6 +7,7 @@ an export. Weights are never inside this model, so protobuf's limit of 2 GB is n
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -423,10 +424,7 @@ def _reference(name: str, weight: ExternalWeight) -> onnx.TensorProto:
     proto = onnx.TensorProto(
         name=name, data_type=elem_type(kind.dtype), dims=sizes, data_location=onnx.TensorProto.EXTERNAL
     )
-    elements = 1
-    for size in sizes:
-        elements *= size
-    for key, text in (("location", name), ("offset", "0"), ("length", str(kind.dtype.nbytes(elements)))):
+    for key, text in (("location", name), ("offset", "0"), ("length", str(kind.dtype.nbytes(math.prod(sizes))))):
         proto.external_data.add(key=key, value=text)
     return proto
 

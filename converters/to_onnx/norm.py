@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from rlx_ort.converters.to_onnx.dispatch import NoNativeForm, lowers_native
 from rlx_ort.converters.to_onnx.elementwise import add_unless_zeros, gated
 from rlx_ort.converters.to_onnx.emitter import Emitter, lowers
 from rlx_ort.converters.to_onnx.kernel_dtypes import compute_dtype, op_in
@@ -76,6 +77,19 @@ def _rms(emit: Emitter, x: Any, gamma: Any, beta: Any, eps: float) -> Any:
     return add_unless_zeros(emit, scaled, beta, len(emit.node.inputs) - 1)  # beta is the last input of all these ops
 
 
+@lowers_native(RmsNorm)
+def _native_rms_norm(emit: Emitter, op: RmsNorm, inputs: Sequence[Any]) -> Any:
+    x, gamma, beta = inputs
+    kind = emit.input_type(0)
+    rank = known_shape(op, kind, "x").rank
+    if op.axis % rank != rank - 1:
+        raise NoNativeForm(f"the kernel normalises the last axis, not axis {op.axis}")
+    # Of ai.onnx's first opset by ONNX Runtime's own reckoning; ONNX has RMSNormalization from opset 23 on.
+    emit.require_kernel("SimplifiedLayerNormalization", kind, emit.input_type(1))
+    result = emit.op("SimplifiedLayerNormalization", x, gamma, types=[kind], axis=-1, epsilon=op.eps, stash_type=1)
+    return add_unless_zeros(emit, result, beta, 2)
+
+
 @lowers(GroupNorm)
 def _group_norm(emit: Emitter, op: GroupNorm, inputs: Sequence[Any]) -> Any:
     """InstanceNormalization with a group as channel, then gamma and beta a channel."""
@@ -98,9 +112,37 @@ def _residual(emit: Emitter, op: FusedResidualLN | FusedResidualRmsNorm, inputs:
     return (_layer if isinstance(op, FusedResidualLN) else _rms)(emit, total, gamma, beta, op.eps)
 
 
+@lowers_native(FusedResidualLN)
+@lowers_native(FusedResidualRmsNorm)
+def _native_residual(emit: Emitter, op: FusedResidualLN | FusedResidualRmsNorm, inputs: Sequence[Any]) -> Any:
+    x, residual, *bias, gamma, beta = inputs
+    kind, *others = emit.input_types
+    shape = known_shape(op, kind, "x")
+    if kind.dtype is DType.F64:
+        raise NoNativeForm("ONNX Runtime has a kernel for f64, but its checker does not let f64 through to it")
+    if shape.rank not in {2, 3}:
+        raise NoNativeForm(f"the kernel takes rank 2 or 3, x is {kind}")
+    if others[0].shape != shape or None in shape:
+        raise NoNativeForm(f"the kernel takes no broadcast, x is {kind} and the residual {others[0]}")
+    if op.has_bias and known_shape(op, others[1], "bias") != Shape(shape[-1:]):
+        raise NoNativeForm(f"the kernel takes a bias along the last axis, it is {others[1]}")
+    full = isinstance(op, FusedResidualLN)
+    op_type = "SkipLayerNormalization" if full else "SkipSimplifiedLayerNormalization"
+    emit.require_kernel(op_type, kind, *others, domain="com.microsoft")
+    affine = (gamma, beta) if full else (gamma,)
+    result = emit.op(op_type, x, residual, *affine, *bias, domain="com.microsoft", types=[kind], epsilon=op.eps)
+    return result if full else add_unless_zeros(emit, result, beta, len(inputs) - 1)
+
+
 @lowers(FusedSwiGLU)
 def _swiglu(emit: Emitter, op: FusedSwiGLU, inputs: Sequence[Any]) -> Any:
     return gated(emit, op, inputs[0], lambda gate: emit.op("Mul", gate, emit.op("Sigmoid", gate)))
+
+
+@lowers_native(FusedSwiGLU)
+def _native_swiglu(emit: Emitter, op: FusedSwiGLU, inputs: Sequence[Any]) -> Any:
+    emit.require_kernel("QuickGelu", emit.input_type(0), domain="com.microsoft")
+    return gated(emit, op, inputs[0], lambda gate: emit.op("QuickGelu", gate, domain="com.microsoft", alpha=1.0))
 
 
 lowers(BatchNormInference)(lambda emit, op, inputs: emit.op("BatchNormalization", *inputs, epsilon=op.eps))
@@ -153,7 +195,13 @@ def _sample(emit: Emitter, op: Sample, inputs: Sequence[Any]) -> Any:
     weights = _whole(emit, chances)
     if op.top_p < 1:
         weights = emit.op("Mul", weights, _likely(emit, chances, size, op.top_p))
-    token = _drawn(emit, weights, _numbers(emit, op.seed, shape))
+    numbers, total = _numbers(emit, op.seed, shape), _total(emit, weights)
+    share = emit.op("Cast", emit.op("Mul", emit.op("Cast", total, to=DType.F32), numbers), to=DType.I32)
+    # The total as f32 may be rounded up, so the share is kept below the total itself.
+    share = emit.op("Min", share, emit.op("Sub", total, emit.constant(1, DType.I32)))
+    # The token is the first place at which the running sum of the weights passes the share.
+    running = emit.op("CumSum", weights, emit.constant(-1, DType.I64))
+    token = emit.op("ReduceSum", _flags(emit, "LessOrEqual", running, share), emit.i64([-1]), keepdims=0)
     return token if op.dtype is DType.I32 else emit.op("Cast", token, to=op.dtype)
 
 
@@ -189,16 +237,6 @@ def _whole(emit: Emitter, chances: Any) -> Any:
 
 def _total(emit: Emitter, weights: Any) -> Any:
     return emit.op("ReduceSum", weights, emit.i64([-1]), keepdims=1)
-
-
-def _drawn(emit: Emitter, weights: Any, numbers: Any) -> Any:
-    """Return, for each row, the first place at which the running sum of the weights passes a number's share."""
-    total = _total(emit, weights)
-    share = emit.op("Cast", emit.op("Mul", emit.op("Cast", total, to=DType.F32), numbers), to=DType.I32)
-    # The total as f32 may be rounded up, so the share is kept below the total itself.
-    share = emit.op("Min", share, emit.op("Sub", total, emit.constant(1, DType.I32)))
-    running = emit.op("CumSum", weights, emit.constant(-1, DType.I64))
-    return emit.op("ReduceSum", _flags(emit, "LessOrEqual", running, share), emit.i64([-1]), keepdims=0)
 
 
 def _numbers(emit: Emitter, seed: int, shape: Shape) -> Any:

@@ -23,7 +23,7 @@ from rlx_ort.ir.ops.leaf import Capture
 from rlx_ort.ir.ops.moe import GroupedMatMul, ScatterAdd
 from rlx_ort.ir.ops.onnx import OnnxNode
 from rlx_ort.ir.ops.quant import QMAX, Dequantize, FakeQuantize, FakeQuantizeLSQ, QConv2d, QMatMul, Quantize
-from rlx_ort.ir.shape import Shape
+from rlx_ort.ir.shape import Dim, Shape
 from rlx_ort.ir.types import TensorType
 
 _SMALLEST_SCALE = 1e-12
@@ -247,8 +247,8 @@ def _dequant_grouped_matmul(emit: Emitter, op: DequantGroupedMatMul, inputs: Seq
     shape = known_shape(op, x, "x")
     if _picks(shape, weights):
         raw = emit.op("Gather", inputs[1], chosen, axis=0)
-        return _picked_product(emit, inputs[0], _slab(emit, op.scheme, raw, shape[0], k, n, x.dtype))
-    expanded = _slab(emit, op.scheme, inputs[1], experts, k, n, x.dtype)
+        return _picked_product(emit, inputs[0], _slab(emit, op.scheme, raw, (shape[0], n, k), x.dtype))
+    expanded = _slab(emit, op.scheme, inputs[1], (experts, n, k), x.dtype)
     return _grouped_product(emit, (inputs[0], expanded, chosen), (x, TensorType(x.dtype, weights)))
 
 
@@ -257,15 +257,13 @@ def _dequant_moe_weights(emit: Emitter, op: DequantMoEWeights, inputs: Sequence[
     kind = GGUF_FORMATS[op.scheme]
     experts, rows, size = known_shape(op, emit.input_type(0), "bytes")
     k = size // kind.bytes * kind.elements if isinstance(size, int) else 0
-    values = decode_blocks(emit, kind, inputs[0])
-    by_row = emit.op("Reshape", values, emit.dims((experts, rows, k)), allowzero=1)
-    return emit.op("Transpose", by_row, perm=[0, 2, 1])
+    return _slab(emit, op.scheme, inputs[0], (experts, rows, k), DType.F32)
 
 
-def _slab(emit: Emitter, scheme: str, raw: Any, count: Any, k: int, n: int, dtype: DType) -> Any:
-    """Write the weights `(count, K, N)` of that many experts."""
+def _slab(emit: Emitter, scheme: str, raw: Any, dims: Sequence[Dim], dtype: DType) -> Any:
+    """Write the weights `(E, K, N)` of experts, of which `(E, N, K)` are the dims of the packed ones."""
     values = decode_blocks(emit, GGUF_FORMATS[scheme], raw)
-    rows = emit.op("Reshape", values, emit.i64([count, n, k]), allowzero=1)
+    rows = emit.op("Reshape", values, emit.dims(dims), allowzero=1)
     weights = emit.op("Transpose", rows, perm=[0, 2, 1])
     return weights if dtype is DType.F32 else emit.op("Cast", weights, to=dtype)
 

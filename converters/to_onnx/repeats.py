@@ -9,6 +9,7 @@ reused for nodes of all sizes.
 from __future__ import annotations
 
 import enum
+import functools
 import operator
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -29,7 +30,6 @@ __all__ = ["Repeats", "exact_op"]
 
 _Key: TypeAlias = tuple[Any, ...]
 _OWN_OPS = "rlx_ort.ir.ops."
-_readings: dict[type[Op], tuple[Callable[[Any], Any], bool]] = {}
 _PLAIN = frozenset({str, int, bool, NoneType, DType, bytes, TensorType})
 """Types of which equal values are identical; 0.0 and -0.0 are not."""
 _PLAIN_FIELDS = frozenset({"str", "int", "bool", "DType", "str | None", "int | None", "DType | None"})
@@ -137,12 +137,38 @@ class Repeats:
         """
         sizeless = self._sizeless_key(key) if any_size else None
         seen = sizeless or key
-        if seen not in self._seen:
+        if seen not in self._seen or key in self.forms:
             self._seen.add(seen)
-        elif key not in self.forms:
-            form = self.forms[key] = self._form(node, inputs, results, records, constants, decision)
-            if sizeless is not None and form is not None and form.single:
-                self._sizeless[sizeless] = form
+            return
+        self.forms[key] = None
+        if not set(constants).isdisjoint(inputs):
+            return  # equal constants are one value, and another node may read another one there
+        made = [value for record in records for value in record.pattern.writes]
+        fixed = tuple(dict.fromkeys([*constants, None]))
+        places: dict[ModelValue | None, int] = {}
+        for at, value in enumerate([*inputs, *fixed, *made]):
+            places.setdefault(value, at)
+        if not places.keys() >= {*results, *(value for record in records for value in record.pattern.reads)}:
+            return
+        lines: list[_Line] = []
+        start = len(inputs) + len(fixed)
+        for record in records:
+            written = record.pattern
+            end = start + len(written.writes)
+            reads = tuple([places[value] for value in written.reads])
+            lines.append((written, f"/{written.op_type}" if lines else "", reads, slice(start, end)))
+            start = end
+        form = self.forms[key] = _Form(
+            tuple(lines),
+            fixed,
+            tuple([places[value] for value in results]),
+            tuple([(places[value], self._writer.types.get(value)) for value in made if value not in results]),
+            self._marks[node.id],
+            decision,
+            len(made) == len(lines) == 1 and list(results) == made and max(lines[0][2], default=0) < len(inputs),
+        )
+        if sizeless is not None and form.single:
+            self._sizeless[sizeless] = form
 
     def resized(self, key: _Key, node: Node, inputs: Sequence[ModelValue | None]) -> _Form | None:
         """Return the form of a node that differs only by sizes from one with a cached form, None without any."""
@@ -206,43 +232,6 @@ class Repeats:
         writer.records.append(record)
         self._nodes.append(record)
 
-    def _form(
-        self,
-        node: Node,
-        inputs: Sequence[ModelValue | None],
-        results: Sequence[ModelValue],
-        records: Sequence[ExportedNode],
-        constants: Sequence[ModelValue],
-        decision: str | None,
-    ) -> _Form | None:
-        if not set(constants).isdisjoint(inputs):
-            return None  # equal constants are one value, and another node may read another one there
-        made = [value for record in records for value in record.pattern.writes]
-        fixed = tuple(dict.fromkeys([*constants, None]))
-        places: dict[ModelValue | None, int] = {}
-        for at, value in enumerate([*inputs, *fixed, *made]):
-            places.setdefault(value, at)
-        if not places.keys() >= {*results, *(value for record in records for value in record.pattern.reads)}:
-            return None
-        types = self._writer.types
-        lines: list[_Line] = []
-        start = len(inputs) + len(fixed)
-        for record in records:
-            written = record.pattern
-            end = start + len(written.writes)
-            reads = tuple([places[value] for value in written.reads])
-            lines.append((written, f"/{written.op_type}" if lines else "", reads, slice(start, end)))
-            start = end
-        return _Form(
-            tuple(lines),
-            fixed,
-            tuple([places[value] for value in results]),
-            tuple([(places[value], types.get(value)) for value in made if value not in results]),
-            self._marks[node.id],
-            decision,
-            len(made) == len(lines) == 1 and list(results) == made and max(lines[0][2], default=0) < len(inputs),
-        )
-
 
 def _look(kind: ValueType | None) -> Hashable:
     """Return a key of a type that is quicker to compare than the type."""
@@ -256,11 +245,8 @@ def _rank(look: Hashable) -> Hashable:
 
 def exact_op(op: Op) -> Hashable | None:
     """Return a key that only ops of the same class with identical attributes have, None where there is no such key."""
-    kind = type(op)
-    reading = _readings.get(kind)
-    if reading is None:
-        reading = _readings[kind] = _reading(kind)
-    getter, is_plain = reading
+    kind: Any = type(op)
+    getter, is_plain = _reading(kind)
     if is_plain:
         return (kind, getter(op))
     try:
@@ -269,6 +255,7 @@ def exact_op(op: Op) -> Hashable | None:
         return None
 
 
+@functools.cache
 def _reading(kind: type[Op]) -> tuple[Callable[[Any], Any], bool]:
     """Return what reads the attributes of an op, and whether equal ones are identical."""
     if not kind.__module__.startswith(_OWN_OPS):
