@@ -10,11 +10,10 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 import numpy.typing as npt
 
-from rlx_ort.converters.onnx_types import elem_type
 from rlx_ort.converters.to_onnx.dispatch import NoNativeForm, load_family
 from rlx_ort.converters.to_onnx.exported import ExportedNode
 from rlx_ort.converters.to_onnx.kernel_dtypes import divisor_and_sign, may_trap
-from rlx_ort.converters.to_onnx.model import ModelAttribute, ModelGraph, ModelNode, ModelValue, ModelWriter, attribute
+from rlx_ort.converters.to_onnx.model import ModelGraph, ModelNode, ModelValue, ModelWriter, attribute
 from rlx_ort.converters.to_onnx.repeats import Repeats
 from rlx_ort.errors import ConversionError, GraphVerifyError
 from rlx_ort.ir.core import Node, Ref
@@ -161,12 +160,12 @@ class Emitter:
         `types` are the result types where known. Attributes: int, float, str, numpy array, lists of these, Graph;
         a dtype is written as its number, and None leaves the attribute out.
         """
-        attrs = [
-            attribute(name, value, lower=lambda body: self.subgraph(body, inputs))
+        given = {
+            name: attribute(name, value, lower=lambda body: self.subgraph(body, inputs))
             for name, value in attributes.items()
             if value is not None
-        ]
-        node = ModelNode(domain, op_type, _trimmed(inputs), attrs, writes=outputs)
+        }
+        node = ModelNode(domain, op_type, _trimmed(inputs), given, tuple([ModelValue() for _ in range(outputs)]))
         self.append(node, max(version or 1, DEFAULT_OPSET if domain == "" else 1))
         for value, kind in zip(node.writes, types or (), strict=False):
             if kind is not None:
@@ -175,28 +174,23 @@ class Emitter:
 
     def imported(self, op: OnnxNode, inputs: Sequence[ModelValue | None]) -> tuple[ModelValue, ...]:
         """Append a node in the form of the model it came from; an absent result is a value without a name."""
-        attributes = [
-            attribute(name, value, op.attribute_kinds.get(name, ""), lambda body: self.subgraph(body, inputs))
+        attributes = {
+            name: attribute(name, value, op.attribute_kinds.get(name, ""), lambda body: self.subgraph(body, inputs))
             for name, value in op.attributes.items()
-        ]
-        names = self.output_names
+        }
+        names, op_type = self.output_names, op.op_type if op.domain == "" else ""
         results = tuple(ModelValue(name=None if name else "") for name in names)
         present = max((index + 1 for index, name in enumerate(names) if name), default=0)
-        formal = _trimmed(inputs[: op.formal_inputs])
-        if op.domain == "" and op.op_type in {"Div", "Mod"} and formal[1] is not None and may_trap(self):
-            divisor, sign = divisor_and_sign(self, formal[1])
-            if op.op_type == "Div":
-                quotient = self.op("Div", formal[0], divisor)
-                self.append(ModelNode("", "Mul", [quotient, sign], writes=results), op.version, imported=True)
-                return results
-            formal[1] = divisor
-        if op.domain == "" and op.op_type == "CastLike" and (dtype := self.known_dtype(1)) is not None:
+        reads = _trimmed(inputs[: op.formal_inputs])
+        if op_type in {"Div", "Mod"} and reads[1] is not None and may_trap(self):
+            reads[1], sign = divisor_and_sign(self, reads[1])
+            if op_type == "Div":
+                op_type, reads, attributes = "Mul", [self.op("Div", *reads), sign], {}
+        elif op_type == "CastLike" and (dtype := self.known_dtype(1)) is not None:
             # No provider has a CastLike, and ONNX Runtime expands it too late to fold the Cast that comes out of it.
-            to = ModelAttribute("to", "INT", elem_type(dtype))
-            node = ModelNode("", "Cast", formal[:1], [*attributes, to], writes=results)
-            self.append(node, op.version, imported=True)
-            return results
-        node = ModelNode(op.domain, op.op_type, formal, attributes, overload=op.overload, writes=results[:present])
+            op_type, reads = "Cast", reads[:1]
+            attributes["to"] = attribute("to", dtype)
+        node = ModelNode(op.domain, op_type or op.op_type, reads, attributes, results[:present], op.overload)
         self.append(node, op.version, imported=True)
         return results
 
@@ -275,7 +269,8 @@ class Emitter:
         """Lower a body into an ONNX subgraph for If, Loop or Scan; captures refer to `node_inputs`."""
         self._asks_around = True
         inner = Emitter(self._writer, parent=self)
-        inputs = [self._writer.input(node) for node in body.nodes if isinstance(node.op, Input)]
+        leaves = [node for node in body.nodes if isinstance(node.op, Input)]
+        inputs = [self._writer.value(leaf.output_names[0], leaf.types[0]) for leaf in leaves]
         results = inner.lower(body, inputs, node_inputs)
         outputs = [inner.output(value, name) for value, name in zip(results, body.output_names, strict=True)]
         return ModelGraph(inputs, outputs, nodes=inner.nodes, name=body.name or "body")
@@ -294,11 +289,7 @@ class Emitter:
         inner = Emitter(self._writer, parent=self)
         inner._node = self._node
         inner._frame = _Frame(self._frame.graph, current=self._frame.current, named=True)
-        formal = []
-        for label, kind in inputs:
-            value = ModelValue(name=self._writer.value_names.unique(f"{self._node.name}/{label}"))
-            self._writer.types[value] = kind
-            formal.append(value)
+        formal = [self._writer.value(f"{self._node.name}/{label}", kind) for label, kind in inputs]
         results = [inner.output(value, f"{self._node.name}/{name}") for value in build(inner, formal)]
         inner._name_results(0)
         return ModelGraph(formal, results, nodes=inner.nodes, name=name)
@@ -356,7 +347,7 @@ class Emitter:
         owned = node is not None and value not in frame.outputs and node.depth == self._depth
         if not (owned and (not reserved or value.name == name)):
             copy = ModelValue(name=name if reserved else self._writer.value_names.unique(name))
-            identity = ModelNode("", "Identity", [value], writes=[copy])
+            identity = ModelNode("", "Identity", (value,), writes=(copy,))
             self.append(identity, DEFAULT_OPSET, name=f"{copy.name}/Identity")
             if value in self._writer.types:
                 self._writer.types[copy] = self._writer.types[value]
