@@ -105,23 +105,19 @@ def _masked(emit: Emitter, op: Attention, scores: Any, mask: Sequence[Any], layo
         drop = flat is not None and flat.rank == 4 and known_shape(op, kind, "q").rank == 2
         return emit.op("Add", scores, emit.op("Squeeze", mask[0], emit.i64([0])) if drop else mask[0])
     if op.mask_kind == "custom":
-        hidden = _hidden_keys(emit, mask[0], known_shape(op, kind, "q").rank)
+        dtype = emit.input_dtype(3)
+        if dtype is DType.BOOL:
+            hidden = emit.op("Not", mask[0])
+        else:
+            hidden = emit.op("Less", mask[0], emit.constant(1 if dtype.is_integer else 0.5, dtype))
+        if known_shape(op, kind, "q").rank > 2:  # (B, K), broadcast over heads and queries
+            hidden = emit.op("Unsqueeze", hidden, emit.i64([1, 2]))
     else:
         hidden = _hidden_by_place(emit, op, layouts[0].length, layouts[1].length)
         if hidden is None:
             return scores
     masked = _MASKED_F16 if kind.dtype is DType.F16 else _MASKED
     return emit.op("Where", hidden, emit.constant(masked, kind.dtype), scores)
-
-
-def _hidden_keys(emit: Emitter, mask: Any, rank: int) -> Any:
-    """Return where a `(B, K)` mask hides a key, broadcast over heads and queries."""
-    dtype = emit.input_dtype(3)
-    if dtype is DType.BOOL:
-        hidden = emit.op("Not", mask)
-    else:
-        hidden = emit.op("Less", mask, emit.constant(1 if dtype.is_integer else 0.5, dtype))
-    return hidden if rank == 2 else emit.op("Unsqueeze", hidden, emit.i64([1, 2]))
 
 
 def _hidden_by_place(emit: Emitter, op: Attention, queries: Dim, keys: Dim) -> Any:

@@ -25,10 +25,8 @@ from rlx_ort.ir.types import TensorType, ValueType
 
 UNROLLED_STEPS = 8
 """Up to this many steps are written out: every provider runs them, while only CPU and CUDA have kernels for loops."""
-
 _PARALLEL_ELEMENTS = 1 << 22
 """Up to this many states over all tokens, a selective scan may be written without a loop, which holds all of them."""
-
 Step: TypeAlias = "Callable[[Emitter, Sequence[ModelValue], Sequence[ModelValue]], tuple[Sequence[Any], Sequence[Any]]]"
 """(emitter, state, rows) -> (next state, what to save of this step)."""
 
@@ -103,9 +101,8 @@ def _if(emit: Emitter, op: If, inputs: Sequence[Any]) -> Any:
     # ONNX gives the branches of an If no inputs of their own: they use the values around them.
     yes_graph = emit.block("then", (), lambda inner, _: inner.inline(op.then_body, captures))
     no_graph = emit.block("else", (), lambda inner, _: inner.inline(op.else_body, captures))
-    count = len(emit.node.types)
     test = _scalar(emit, predicate, tensor_input(op, types, 0, "predicate"))
-    return emit.op("If", test, then_branch=yes_graph, else_branch=no_graph, outputs=count)
+    return emit.op("If", test, then_branch=yes_graph, else_branch=no_graph, outputs=len(emit.node.types))
 
 
 @lowers(While)
@@ -163,8 +160,7 @@ lowers(CustomFn)(lambda emit, op, inputs: emit.inline(op.fwd, inputs))
 
 @lowers(Custom)
 def _custom(emit: Emitter, op: Custom, inputs: Sequence[Any]) -> Any:
-    count = len(op.types)
-    node = OnnxNode(op.name, op.domain, op.version, "", op.attributes, {}, len(inputs), count)
+    node = OnnxNode(op.name, op.domain, op.version, "", op.attributes, {}, len(inputs), len(op.types))
     return emit.imported(node, inputs)
 
 
@@ -231,9 +227,8 @@ def _stepwise_scan(emit: Emitter, length: Dim, state: TensorType, x: Any, delta:
         return [following], [at.op("ReduceSum", seen, last, keepdims=0)]
 
     wide, narrow = TensorType(state.dtype, Shape((batch, channels))), TensorType(state.dtype, Shape((batch, n)))
-    rows = [
-        (_steps_first(emit, value, 3), kind) for value, kind in ((x, wide), (delta, wide), (b, narrow), (c, narrow))
-    ]
+    given = ((x, wide), (delta, wide), (b, narrow), (c, narrow))
+    rows = [(emit.op("Transpose", value, perm=[1, 0, 2]), kind) for value, kind in given]
     _, (result,) = repeat_steps(emit, step, length, [(_start(emit, state), state)], rows, [wide])
     return emit.op("Transpose", result, perm=[1, 0, 2])
 
@@ -252,7 +247,7 @@ def _gated_delta_net(emit: Emitter, op: GatedDeltaNet, inputs: Sequence[Any]) ->
 
     def rows_of(value: Any) -> Any:
         """Return `(B, S, H, m)` as `(S, B, H, 1, m)`."""
-        return emit.op("Unsqueeze", _steps_first(emit, value, 4), emit.i64([3]))
+        return emit.op("Unsqueeze", emit.op("Transpose", value, perm=[1, 0, 2, 3]), emit.i64([3]))
 
     vectors = [(rows_of(value), row) for value in (emit.op("Mul", q, scale), k, v)]
     numbers = [(rows_of(emit.op("Unsqueeze", value, emit.i64([-1]))), one) for value in (emit.op("Exp", g), beta)]
@@ -270,10 +265,6 @@ def _gated_delta_net(emit: Emitter, op: GatedDeltaNet, inputs: Sequence[Any]) ->
     result = emit.op("Transpose", emit.op("Squeeze", stacked, emit.i64([3])), perm=[1, 0, 2, 3])
     results = (result, final) if op.carry_state else (result,)
     return results if dtype is kind.dtype else tuple(emit.op("Cast", value, to=kind.dtype) for value in results)
-
-
-def _steps_first(emit: Emitter, value: Any, rank: int) -> Any:
-    return emit.op("Transpose", value, perm=[1, 0, *range(2, rank)])
 
 
 def _start(emit: Emitter, kind: TensorType) -> Any:

@@ -55,12 +55,10 @@ def add_unless_zeros(emit: Emitter, value: Any, addend: Any, index: int) -> Any:
 
 @lowers_native(Activation, when=lambda op: op.function in {"silu", "hard_swish"})
 def _native_activation(emit: Emitter, op: Activation, inputs: Sequence[Any]) -> Any:
-    kind = emit.input_type(0)
-    if op.function == "silu":
-        emit.require_kernel("QuickGelu", kind, domain="com.microsoft")
-        return emit.op("QuickGelu", inputs[0], domain="com.microsoft", alpha=1.0)
-    emit.require_kernel("HardSwish", kind)
-    return emit.op("HardSwish", inputs[0])
+    silu = op.function == "silu"
+    op_type, domain = ("QuickGelu", "com.microsoft") if silu else ("HardSwish", "")
+    emit.require_kernel(op_type, emit.input_type(0), domain=domain)
+    return emit.op(op_type, inputs[0], domain=domain, alpha=1.0 if silu else None)
 
 
 lowers(Activation)(lambda emit, op, inputs: activate(emit, op.function, inputs[0], emit.input_dtype(0)))

@@ -16,7 +16,7 @@ from rlx_ort.converters.to_onnx.kernel_dtypes import divisor_and_sign, may_trap
 from rlx_ort.converters.to_onnx.model import ModelGraph, ModelNode, ModelValue, ModelWriter, attribute
 from rlx_ort.converters.to_onnx.repeats import Repeats
 from rlx_ort.errors import ConversionError, GraphVerifyError
-from rlx_ort.ir.core import Node, Ref
+from rlx_ort.ir.core import Node
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.op import Op, known_shape
@@ -36,7 +36,7 @@ Lowering: TypeAlias = Callable[["Emitter", Any, Sequence[Any]], Any]
 """(emitter, op, ONNX values of the inputs) -> one ONNX value, or a tuple with one per result."""
 
 _lowerings: dict[type[Op], Lowering] = {}
-_UNNAMED: Mapping[int, str] = {}
+_NOTHING: Mapping[int, Any] = {}
 
 
 def lowers(*ops: type[Op]) -> Callable[[Lowering], Lowering]:
@@ -116,11 +116,6 @@ class Emitter:
         kind = self._type(index)
         return kind.dtype if isinstance(kind, TensorType) else None
 
-    @property
-    def output_names(self) -> tuple[str, ...]:
-        """The names of the results."""
-        return self._node.output_names
-
     def _source(self, index: int) -> tuple[Node, int] | None:
         """Return the node that input `index` is a result of, and which; None for an absent input."""
         ref = self._node.inputs[index] if index < len(self._node.inputs) else None
@@ -178,7 +173,7 @@ class Emitter:
             name: attribute(name, value, op.attribute_kinds.get(name, ""), lambda body: self.subgraph(body, inputs))
             for name, value in op.attributes.items()
         }
-        names, op_type = self.output_names, op.op_type if op.domain == "" else ""
+        names, op_type = self._node.output_names, op.op_type if op.domain == "" else ""
         results = tuple(ModelValue(name=None if name else "") for name in names)
         present = max((index + 1 for index, name in enumerate(names) if name), default=0)
         reads = _trimmed(inputs[: op.formal_inputs])
@@ -300,22 +295,20 @@ class Emitter:
         inputs: Sequence[ModelValue],
         captured: Sequence[ModelValue | None] = (),
         *,
-        names: Mapping[Ref, str] | None = None,
+        names: Mapping[int, Mapping[int, str]] = _NOTHING,
         outer: _Frame | None = None,
         live: Collection[int] | None = None,
     ) -> tuple[ModelValue, ...]:
         """Write every node of a graph that its outputs need and return the values of the outputs.
 
-        `names` holds names, already reserved, for some of the results; `live` is `live_nodes(graph)` where it is known.
+        `names` holds names, already reserved, for some of the results, by node and place; `live` is `live_nodes(graph)`
+        where it is known.
 
         Raises:
             ConversionError: a node has no ONNX form.
         """
         frame, formal = _Frame(graph, outer), iter(inputs)
         live = live_nodes(graph) if live is None else live
-        named: dict[int, dict[int, str]] = {}
-        for ref, name in (names or {}).items():
-            named.setdefault(ref.node, {})[ref.output] = name
         main = self._parent is None and outer is None
         for node in graph.nodes:
             place, kind = node.id, type(node.op)
@@ -328,9 +321,9 @@ class Emitter:
             else:
                 self._frame, self._node = frame, node
                 if main:
-                    self._repeat_or_lower(node, named.get(place, _UNNAMED))
+                    self._repeat_or_lower(node, names.get(place, _NOTHING))
                 else:
-                    self._lower_node(node, captured, _UNNAMED)
+                    self._lower_node(node, captured, _NOTHING)
                 continue
             if main:
                 self._repeats.mark(node, frame.values[place])

@@ -21,7 +21,6 @@ from rlx_ort.converters.to_onnx.exported import ExportedModel, Outline
 from rlx_ort.converters.to_onnx.model import ModelGraph, ModelValue, ModelWriter, UniqueNames, model_proto
 from rlx_ort.converters.to_onnx.opset import choose_imports, ir_version
 from rlx_ort.errors import GraphVerifyError
-from rlx_ort.ir.core import Ref
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.ops.leaf import Input, Param
@@ -134,9 +133,9 @@ def draft(graph: Graph, options: CompileOptions | None = None, kernels: KernelSe
     reserved = UniqueNames(name for node in (*inputs, *params) for name in node.output_names)
     writer = ModelWriter(reserved, dispatcher=dispatcher, origins=origins)
     wanted = {name: writer.value_names.unique(name) for name in graph.output_names}
-    names: dict[Ref, str] = {}
+    names: dict[int, dict[int, str]] = {}
     for name, value in zip(graph.output_names, graph.outputs, strict=True):
-        names.setdefault(value.ref, wanted[name])
+        names.setdefault(value.ref.node, {}).setdefault(value.ref.output, wanted[name])
 
     emitter = Emitter(writer)
     values = [ModelValue(node.output_names[0]) for node in inputs]

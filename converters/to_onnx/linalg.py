@@ -101,14 +101,7 @@ def _folded(emit: Emitter, value: Any, shape: Shape, groups: Sequence[tuple[int,
 def _product(dims: Sequence[Dim]) -> Dim:
     """Return the size of an axis folded from `dims`; a name survives where nothing is multiplied with it."""
     others = [dim for dim in dims if dim != 1]
-    if len(others) == 1:
-        return others[0]
-    size = 1
-    for dim in others:
-        if not isinstance(dim, int):
-            return None
-        size *= dim
-    return size
+    return others[0] if len(others) == 1 else Shape(others).num_elements
 
 
 @lowers(Conv2d, Conv3d, ConvTranspose2d)

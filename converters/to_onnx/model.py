@@ -279,11 +279,10 @@ class ModelWriter:
 
     def param(self, op: Param) -> ModelValue:
         """Return the initializer of a parameter, declared on first use; bodies share it with the main graph."""
-        name, kind = op.name, op.type
-        value = self.initializers.get(name)
+        value = self.initializers.get(op.name)
         if value is None:
-            self.params.append(name)
-            value = self._declare(name, kind, ExternalWeight(kind))
+            self.params.append(op.name)
+            value = self._declare(op.name, op.type, ExternalWeight(op.type))
         return value
 
     def constant(self, data: TensorData, name: str) -> ModelValue:

@@ -18,16 +18,7 @@ from rlx_ort.converters.to_onnx.kernel_dtypes import compute_dtype, op_in
 from rlx_ort.converters.to_onnx.shape import reshape, slice_axis
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.op import known_shape
-from rlx_ort.ir.ops.norm import (
-    BatchNormInference,
-    FusedResidualLN,
-    FusedResidualRmsNorm,
-    FusedSwiGLU,
-    GroupNorm,
-    LayerNorm,
-    LayerNorm2d,
-    RmsNorm,
-)
+from rlx_ort.ir.ops import norm
 from rlx_ort.ir.ops.reduce import ArgMax, ArgMin, Cumsum, Reduce, Softmax, TopK
 from rlx_ort.ir.ops.sample import PHILOX_FACTORS, Sample, round_keys, uniforms
 from rlx_ort.ir.shape import Dim, Shape
@@ -40,13 +31,13 @@ _WORD = 1 << 32
 _REDUCE = {"sum": "ReduceSum", "mean": "ReduceMean", "max": "ReduceMax", "min": "ReduceMin", "prod": "ReduceProd"}
 
 
-@lowers(LayerNorm, RmsNorm, LayerNorm2d)
-def _norm(emit: Emitter, op: LayerNorm | RmsNorm | LayerNorm2d, inputs: Sequence[Any]) -> Any:
+@lowers(norm.LayerNorm, norm.RmsNorm, norm.LayerNorm2d)
+def _norm(emit: Emitter, op: norm.LayerNorm | norm.RmsNorm | norm.LayerNorm2d, inputs: Sequence[Any]) -> Any:
     """Write a normalisation of the last axis, with transposes around it for another axis."""
     x, gamma, beta = inputs
-    write = _rms if isinstance(op, RmsNorm) else _layer
+    write = _rms if isinstance(op, norm.RmsNorm) else _layer
     rank = emit.input_rank(0, "x")
-    axis = (1 if isinstance(op, LayerNorm2d) else op.axis) % rank
+    axis = (1 if isinstance(op, norm.LayerNorm2d) else op.axis) % rank
     if axis == rank - 1:
         return write(emit, x, gamma, beta, op.eps)
     perm = [*(place for place in range(rank) if place != axis), axis]
@@ -77,8 +68,8 @@ def _rms(emit: Emitter, x: Any, gamma: Any, beta: Any, eps: float) -> Any:
     return add_unless_zeros(emit, scaled, beta, len(emit.node.inputs) - 1)  # beta is the last input of all these ops
 
 
-@lowers_native(RmsNorm)
-def _native_rms_norm(emit: Emitter, op: RmsNorm, inputs: Sequence[Any]) -> Any:
+@lowers_native(norm.RmsNorm)
+def _native_rms_norm(emit: Emitter, op: norm.RmsNorm, inputs: Sequence[Any]) -> Any:
     x, gamma, beta = inputs
     kind = emit.input_type(0)
     rank = known_shape(op, kind, "x").rank
@@ -90,8 +81,8 @@ def _native_rms_norm(emit: Emitter, op: RmsNorm, inputs: Sequence[Any]) -> Any:
     return add_unless_zeros(emit, result, beta, 2)
 
 
-@lowers(GroupNorm)
-def _group_norm(emit: Emitter, op: GroupNorm, inputs: Sequence[Any]) -> Any:
+@lowers(norm.GroupNorm)
+def _group_norm(emit: Emitter, op: norm.GroupNorm, inputs: Sequence[Any]) -> Any:
     """InstanceNormalization with a group as channel, then gamma and beta a channel."""
     x, gamma, beta = inputs
     kind = emit.input_type(0)
@@ -105,16 +96,16 @@ def _group_norm(emit: Emitter, op: GroupNorm, inputs: Sequence[Any]) -> Any:
     return emit.op("Add", emit.op("Mul", restored, scale), shift)
 
 
-@lowers(FusedResidualLN, FusedResidualRmsNorm)
-def _residual(emit: Emitter, op: FusedResidualLN | FusedResidualRmsNorm, inputs: Sequence[Any]) -> Any:
+@lowers(norm.FusedResidualLN, norm.FusedResidualRmsNorm)
+def _residual(emit: Emitter, op: norm.FusedResidualLN | norm.FusedResidualRmsNorm, inputs: Sequence[Any]) -> Any:
     *terms, gamma, beta = inputs
     total = functools.reduce(lambda left, right: emit.op("Add", left, right), terms)
-    return (_layer if isinstance(op, FusedResidualLN) else _rms)(emit, total, gamma, beta, op.eps)
+    return (_layer if isinstance(op, norm.FusedResidualLN) else _rms)(emit, total, gamma, beta, op.eps)
 
 
-@lowers_native(FusedResidualLN)
-@lowers_native(FusedResidualRmsNorm)
-def _native_residual(emit: Emitter, op: FusedResidualLN | FusedResidualRmsNorm, inputs: Sequence[Any]) -> Any:
+@lowers_native(norm.FusedResidualLN)
+@lowers_native(norm.FusedResidualRmsNorm)
+def _native_residual(emit: Emitter, op: norm.FusedResidualLN | norm.FusedResidualRmsNorm, inputs: Sequence[Any]) -> Any:
     x, residual, *bias, gamma, beta = inputs
     kind, *others = emit.input_types
     shape = known_shape(op, kind, "x")
@@ -126,7 +117,7 @@ def _native_residual(emit: Emitter, op: FusedResidualLN | FusedResidualRmsNorm, 
         raise NoNativeForm(f"the kernel takes no broadcast, x is {kind} and the residual {others[0]}")
     if op.has_bias and known_shape(op, others[1], "bias") != Shape(shape[-1:]):
         raise NoNativeForm(f"the kernel takes a bias along the last axis, it is {others[1]}")
-    full = isinstance(op, FusedResidualLN)
+    full = isinstance(op, norm.FusedResidualLN)
     op_type = "SkipLayerNormalization" if full else "SkipSimplifiedLayerNormalization"
     emit.require_kernel(op_type, kind, *others, domain="com.microsoft")
     affine = (gamma, beta) if full else (gamma,)
@@ -134,18 +125,18 @@ def _native_residual(emit: Emitter, op: FusedResidualLN | FusedResidualRmsNorm, 
     return result if full else add_unless_zeros(emit, result, beta, len(inputs) - 1)
 
 
-@lowers(FusedSwiGLU)
-def _swiglu(emit: Emitter, op: FusedSwiGLU, inputs: Sequence[Any]) -> Any:
+@lowers(norm.FusedSwiGLU)
+def _swiglu(emit: Emitter, op: norm.FusedSwiGLU, inputs: Sequence[Any]) -> Any:
     return gated(emit, op, inputs[0], lambda gate: emit.op("Mul", gate, emit.op("Sigmoid", gate)))
 
 
-@lowers_native(FusedSwiGLU)
-def _native_swiglu(emit: Emitter, op: FusedSwiGLU, inputs: Sequence[Any]) -> Any:
+@lowers_native(norm.FusedSwiGLU)
+def _native_swiglu(emit: Emitter, op: norm.FusedSwiGLU, inputs: Sequence[Any]) -> Any:
     emit.require_kernel("QuickGelu", emit.input_type(0), domain="com.microsoft")
     return gated(emit, op, inputs[0], lambda gate: emit.op("QuickGelu", gate, domain="com.microsoft", alpha=1.0))
 
 
-lowers(BatchNormInference)(lambda emit, op, inputs: emit.op("BatchNormalization", *inputs, epsilon=op.eps))
+lowers(norm.BatchNormInference)(lambda emit, op, inputs: emit.op("BatchNormalization", *inputs, epsilon=op.eps))
 lowers(Softmax)(lambda emit, op, inputs: emit.op("Softmax", inputs[0], axis=op.axis))
 
 

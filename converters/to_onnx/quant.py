@@ -17,7 +17,7 @@ from rlx_ort.ir.core import Value
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.gguf_blocks import GGUF_FORMATS
 from rlx_ort.ir.graph import Graph
-from rlx_ort.ir.op import known_shape
+from rlx_ort.ir.op import known_shape, tensor_input
 from rlx_ort.ir.ops.dequant import DequantGroupedMatMul, DequantMatMul, DequantMoEWeights
 from rlx_ort.ir.ops.leaf import Capture
 from rlx_ort.ir.ops.moe import GroupedMatMul, ScatterAdd
@@ -85,8 +85,7 @@ def _fake_quantize(emit: Emitter, op: FakeQuantize | FakeQuantizeLSQ, inputs: Se
 def _q_matmul(emit: Emitter, op: QMatMul, inputs: Sequence[Any]) -> Any:
     if known_shape(op, emit.input_type(0), "x")[-1] == 0:
         # MatMulInteger of ONNX Runtime 1.31 leaves its result unset when there is nothing to add up.
-        result = emit.node.types[0]
-        shape = known_shape(op, result, "result") if isinstance(result, TensorType) else ()
+        shape = known_shape(op, tensor_input(op, emit.node.types, 0, "result"), "result")
         acc = emit.op("Expand", emit.constant(0, DType.I32), emit.dims(shape))
     else:
         zeros = (emit.constant(np.asarray(zero, np.int8)) for zero in (op.x_zp, op.w_zp))
