@@ -194,10 +194,11 @@ class Repeats:
         self, form: _Form, node: Node, inputs: Sequence[Any], names: Mapping[int, str]
     ) -> tuple[ModelValue, ...]:
         """Write a node in the form of one like it and return the results; `names` as in `Emitter.lower`."""
-        writer, unique, types = self._writer, self._value_name, self._writer.types
+        writer, unique = self._writer, self._value_name
+        types, origin, source = writer.types, writer.origin, writer.source
         self._marks[node.id] = form.marks
         if form.decision is not None:
-            writer.dispatcher.decide(writer.origin, form.decision)
+            writer.dispatcher.decide(origin, form.decision)
         if form.single:  # most nodes, so without a pool
             pattern, _, order, _ = form.lines[0]
             name = names[0] if names else unique(node.output_names[0])
@@ -205,7 +206,9 @@ class Repeats:
             if type(node.types[0]) is not UnknownType:
                 types[value] = node.types[0]
             reads = tuple(["" if (read := inputs[at]) is None else read.name for at in order])
-            self._record(pattern, node.name, reads, (name,))
+            record = ExportedNode(pattern, origin, source, self._node_name(node.name), reads, (name,))
+            writer.records.append(record)
+            self._nodes.append(record)
             return (value,)
         pool: list[Any] = [*inputs, *form.fixed]
         for pattern, *_ in form.lines:
@@ -223,14 +226,12 @@ class Repeats:
                 types[value] = known
         called = names_of(pool)
         for pattern, suffix, order, outputs in form.lines:
-            self._record(pattern, node.name + suffix, tuple([called[at] for at in order]), called[outputs])
+            reads = tuple([called[at] for at in order])
+            name = self._node_name(node.name + suffix)
+            record = ExportedNode(pattern, origin, source, name, reads, called[outputs])
+            writer.records.append(record)
+            self._nodes.append(record)
         return results
-
-    def _record(self, pattern: ModelNode, name: str, reads: tuple[str, ...], writes: tuple[str, ...]) -> None:
-        writer = self._writer
-        record = ExportedNode(pattern, writer.origin, writer.source, self._node_name(name), reads, writes)
-        writer.records.append(record)
-        self._nodes.append(record)
 
 
 def _look(kind: ValueType | None) -> Hashable:
