@@ -310,25 +310,32 @@ class Emitter:
         frame, formal = _Frame(graph, outer), iter(inputs)
         live = live_nodes(graph) if live is None else live
         main = self._parent is None and outer is None
+        writer, repeats, values, self._frame = self._writer, self._repeats, frame.values, frame
         for node in graph.nodes:
             place, kind = node.id, type(node.op)
             if kind is Input:
-                frame.values[place] = (next(formal),)
+                values[place] = (next(formal),)
             elif place not in live:
                 continue
             elif kind is Param:
-                frame.values[place] = (self._writer.param(cast(Param, node.op)),)
-            else:
+                values[place] = (writer.param(cast(Param, node.op)),)
+            elif not main:
                 self._frame, self._node = frame, node
-                if main:
-                    self._repeat_or_lower(node, names.get(place, _NOTHING))
+                self._lower_node(node, captured, _NOTHING)
+                continue
+            else:
+                read = [None if ref is None else values[ref.node][ref.output] for ref in node.inputs]
+                writer.origin, writer.source = writer.origins.get(place, place), node
+                key, form = repeats.find(node, read)
+                if form is None:
+                    self._lower_first(node, read, key, names.get(place, _NOTHING))
                 else:
-                    self._lower_node(node, captured, _NOTHING)
+                    values[place] = repeats.repeat(form, node, read, names.get(place, _NOTHING))
                 continue
             if main:
-                self._repeats.mark(node, frame.values[place])
+                repeats.mark(node, values[place])
         self._frame = frame
-        return tuple(frame.values[value.ref.node][value.ref.output] for value in graph.outputs)
+        return tuple(values[value.ref.node][value.ref.output] for value in graph.outputs)
 
     def output(self, value: ModelValue, name: str, *, reserved: bool = False) -> ModelValue:
         """Return a value that may be an output of this graph: the value, or an Identity of it.
@@ -348,32 +355,22 @@ class Emitter:
         frame.outputs.add(value)
         return value
 
-    def _repeat_or_lower(self, node: Node, names: Mapping[int, str]) -> None:
-        """Write a node of the main graph as one like it was written, or lower it and cache how it was written."""
-        writer, repeats, values = self._writer, self._repeats, self._frame.values
-        writer.origin, writer.source = writer.origins.get(node.id, node.id), node
-        inputs = [None if ref is None else values[ref.node][ref.output] for ref in node.inputs]
-        key = repeats.key_of(node, inputs)
-        try:
-            form = repeats.forms.get(key)
-        except TypeError:  # an op was made with an attribute that its class does not declare
-            key = form = None
-        if form is None and key is not None:
-            form = repeats.resized(key, node, inputs)
-        if form is not None:
-            values[node.id] = repeats.repeat(form, node, inputs, names)
-            return
-        dispatcher = writer.dispatcher
+    def _lower_first(
+        self, node: Node, inputs: Sequence[ModelValue | None], key: tuple[Any, ...] | None, names: Mapping[int, str]
+    ) -> None:
+        """Lower a node of the main graph, and cache how it was written for nodes like it."""
+        writer, repeats, dispatcher = self._writer, self._repeats, self._writer.dispatcher
         start, refused = len(writer.records), len(dispatcher.refused)
+        self._node = node
         self._constants.clear()
         self._asks_around = self._asks_sizes = False
         dispatcher.latest = None
         self._lower_node(node, (), names)
-        repeats.mark(node, values[node.id])
+        results = self._frame.values[node.id]
+        repeats.mark(node, results)
         # A refusal names each node, so each is lowered.
         if key is not None and not self._asks_around and len(dispatcher.refused) == refused:
             records, any_size = writer.records[start:], not self._asks_sizes
-            results = values[node.id]
             repeats.learn(key, node, inputs, results, records, self._constants, dispatcher.latest, any_size=any_size)
 
     def _lower_node(self, node: Node, captured: Sequence[ModelValue | None], names: Mapping[int, str]) -> None:

@@ -77,9 +77,6 @@ class Repeats:
     Args:
         writer: what the graphs of the model share.
         nodes: the nodes of the graph; `repeat` adds to them.
-
-    Attributes:
-        forms: `key_of` a node -> what was written for such nodes, None if it cannot be reused.
     """
 
     def __init__(self, writer: ModelWriter, nodes: list[ExportedNode]) -> None:
@@ -87,11 +84,21 @@ class Repeats:
         self._nodes = nodes
         self._value_name, self._node_name = writer.value_names.unique, writer.node_names.unique
         self._seen: set[Hashable] = set()
-        self.forms: dict[_Key | None, _Form | None] = {}
+        self._forms: dict[_Key, _Form | None] = {}  # None: what was written cannot be reused
         self._sizeless: dict[_Key | None, _Form] = {}  # what was written for nodes of any size
         self._marks: dict[int, tuple[_Mark, ...]] = {}  # node -> those of its results
         self._known: dict[Hashable, _Mark] = {}
         self._rough: dict[Hashable, object] = {}
+
+    def find(self, node: Node, inputs: Sequence[ModelValue | None]) -> tuple[_Key | None, _Form | None]:
+        """Return the key of a node, see `key_of`, and what was written for nodes like it, None if nothing is known."""
+        key = self.key_of(node, inputs)
+        if key is None:
+            return None, None
+        try:
+            return key, self._forms.get(key) or self._resized(key, node, inputs)
+        except TypeError:  # an op was made with an attribute that its class does not declare
+            return None, None
 
     def key_of(self, node: Node, inputs: Sequence[ModelValue | None]) -> _Key | None:
         """Return what a node's lowering depends on, None if it cannot be compared."""
@@ -137,10 +144,10 @@ class Repeats:
         """
         sizeless = self._sizeless_key(key) if any_size else None
         seen = sizeless or key
-        if seen not in self._seen or key in self.forms:
+        if seen not in self._seen or key in self._forms:
             self._seen.add(seen)
             return
-        self.forms[key] = None
+        self._forms[key] = None
         if not set(constants).isdisjoint(inputs):
             return  # equal constants are one value, and another node may read another one there
         made = [value for record in records for value in record.pattern.writes]
@@ -158,7 +165,7 @@ class Repeats:
             reads = tuple([places[value] for value in written.reads])
             lines.append((written, f"/{written.op_type}" if lines else "", reads, slice(start, end)))
             start = end
-        form = self.forms[key] = _Form(
+        form = self._forms[key] = _Form(
             tuple(lines),
             fixed,
             tuple([places[value] for value in results]),
@@ -170,7 +177,7 @@ class Repeats:
         if sizeless is not None and form.single:
             self._sizeless[sizeless] = form
 
-    def resized(self, key: _Key, node: Node, inputs: Sequence[ModelValue | None]) -> _Form | None:
+    def _resized(self, key: _Key, node: Node, inputs: Sequence[ModelValue | None]) -> _Form | None:
         """Return the form of a node that differs only by sizes from one with a cached form, None without any."""
         known = self._sizeless.get(self._sizeless_key(key))
         if known is None:
@@ -180,7 +187,7 @@ class Repeats:
         look = key[2][0]
         mark = self._known.setdefault((False, look, look, False), _Mark(mark.rough))
         lines = ((pattern, suffix, order, outputs),)
-        form = self.forms[key] = _Form(lines, fixed, results, inner, (mark,), decision, single)
+        form = self._forms[key] = _Form(lines, fixed, results, inner, (mark,), decision, single)
         return form
 
     def _sizeless_key(self, key: _Key) -> _Key | None:
@@ -196,11 +203,11 @@ class Repeats:
         """Write a node in the form of one like it and return the results; `names` as in `Emitter.lower`."""
         writer, unique = self._writer, self._value_name
         types, origin, source = writer.types, writer.origin, writer.source
-        self._marks[node.id] = form.marks
-        if form.decision is not None:
-            writer.dispatcher.decide(origin, form.decision)
-        if form.single:  # most nodes, so without a pool
-            pattern, _, order, _ = form.lines[0]
+        lines, fixed, places, inner, self._marks[node.id], decision, single = form
+        if decision is not None:
+            writer.dispatcher.decide(origin, decision)
+        if single:  # most nodes, so without a pool
+            pattern, _, order, _ = lines[0]
             name = names[0] if names else unique(node.output_names[0])
             value = ModelValue(name, pattern)
             if type(node.types[0]) is not UnknownType:
@@ -210,22 +217,22 @@ class Repeats:
             writer.records.append(record)
             self._nodes.append(record)
             return (value,)
-        pool: list[Any] = [*inputs, *form.fixed]
-        for pattern, *_ in form.lines:
+        pool: list[Any] = [*inputs, *fixed]
+        for pattern, *_ in lines:
             pool += [ModelValue(None, pattern) for _ in pattern.writes]
-        results = tuple([pool[at] for at in form.results])
+        results = tuple([pool[at] for at in places])
         for index, value in enumerate(results):
             if value.name is None:
                 value.name = names[index] if index in names else unique(node.output_names[index])
                 if type(node.types[index]) is not UnknownType:
                     types[value] = node.types[index]
-        for at, known in form.inner:
+        for at, known in inner:
             value = pool[at]
             value.name = unique(f"{node.name}/{value.node.op_type}")
             if known is not None:
                 types[value] = known
         called = names_of(pool)
-        for pattern, suffix, order, outputs in form.lines:
+        for pattern, suffix, order, outputs in lines:
             reads = tuple([called[at] for at in order])
             name = self._node_name(node.name + suffix)
             record = ExportedNode(pattern, origin, source, name, reads, called[outputs])
