@@ -7,10 +7,9 @@ from collections.abc import Collection, Sequence
 from rlx_ort.converters.from_onnx import from_onnx
 from rlx_ort.converters.to_onnx import to_onnx
 from rlx_ort.ir.core import Node, Ref, Value
-from rlx_ort.ir.graph import Graph
+from rlx_ort.ir.graph import Graph, empty_like, live_nodes
 from rlx_ort.ir.op import Op
 from rlx_ort.ir.ops.leaf import Constant, Input, Param
-from rlx_ort.ir.rewrite import empty_like, live_nodes
 from rlx_ort.options.compile_options import CompileOptions
 
 __all__ = ["decomposed"]

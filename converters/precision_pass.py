@@ -19,11 +19,11 @@ from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import Node, Ref, Value
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
-from rlx_ort.ir.narrow import narrowed
 from rlx_ort.ir.op import Op
 from rlx_ort.ir.ops.elementwise import Cast
 from rlx_ort.ir.ops.leaf import Capture, Constant, Input, Param
 from rlx_ort.ir.ops.onnx import OnnxNode
+from rlx_ort.ir.tensor import narrowed
 from rlx_ort.ir.types import TensorType, ValueType
 from rlx_ort.options.precision import OpClass, PrecisionPolicy
 

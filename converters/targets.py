@@ -15,7 +15,7 @@ from rlx_ort.device import Device
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.serde import save_json
-from rlx_ort.ir.tensor_file import read_tensors, write_tensors
+from rlx_ort.ir.tensor import read_tensors, write_tensors
 
 __all__ = ["EngineSaver", "SUFFIXES", "TargetOptions", "write_target"]
 
@@ -24,7 +24,7 @@ SUFFIXES = (".onnx", ".json", ".ort")
 
 
 class EngineSaver(Protocol):
-    """Writes what an engine has made of a graph; `rlx_ort.providers.saving.save_optimized` is one."""
+    """Writes what an engine has made of a graph; `rlx_ort.providers.ort_provider.save_optimized` is one."""
 
     def __call__(
         self, graph: Graph, path: Path, device: Device | str, *, ort_format: bool, external_data: bool, portable: bool
@@ -131,7 +131,8 @@ def _write_optimized(bundle: ModelBundle, path: Path, options: TargetOptions, *,
     """
     if options.saver is None:
         raise ConversionError(
-            f"{path.name} is written by ONNX Runtime; pass TargetOptions(saver=rlx_ort.providers.saving.save_optimized)"
+            f"{path.name} is written by ONNX Runtime; pass "
+            "TargetOptions(saver=rlx_ort.providers.ort_provider.save_optimized)"
         )
     external = not ort_format and options.external_data
     if external is None:

@@ -8,14 +8,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rlx_ort.device import Device
-from rlx_ort.providers.cores import CoreShare, core_share
 from rlx_ort.providers.engine import runtime
-from rlx_ort.providers.installation import Problem, reinstall_command, runtime_packages
+from rlx_ort.providers.engine.runtime import Problem, reinstall_command, runtime_packages
+from rlx_ort.providers.hardware import CoreShare, core_share
 from rlx_ort.providers.ort_provider import OrtProvider
 from rlx_ort.providers.plugins import Plugin, find_plugins, plugin_devices, register_plugin
 from rlx_ort.providers.registry import ProviderRegistry, default_registry
 
 __all__ = ["Finding", "Severity", "diagnose"]
+
+
+_CODES = {
+    "runtime-broken": {"not installed": "runtime-absent", "too old": "runtime-too-old"},
+    "plugin-broken": {"needs a newer ONNX Runtime": "plugin-newer", "is too old for ONNX Runtime": "plugin-older"},
+}
+"""Code of an error -> words in its reason that make it a more specific one."""
 
 
 class Severity(enum.Enum):
@@ -31,13 +38,7 @@ class Severity(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One finding of `rlx-ort doctor`.
-
-    Attributes:
-        code: a stable name for scripts, such as `two-runtimes`.
-        what: what was found, in a sentence.
-        remedy: the command or step that repairs it, empty when there is nothing to repair.
-    """
+    """One finding of `rlx-ort doctor`; `code` is a stable name for scripts, such as `two-runtimes`."""
 
     code: str
     severity: Severity
@@ -46,14 +47,11 @@ class Finding:
 
 
 def diagnose(registry: ProviderRegistry | None = None) -> list[Finding]:
-    """Look at the installation, its plugins and drivers, telemetry and cores; errors come first.
-
-    Imports ONNX Runtime and loads plugin libraries, but opens no session.
-    """
+    """Return what is wrong, errors first. Imports ONNX Runtime and loads plugin libraries, but opens no session."""
     findings = _packages(runtime_packages())
     problem = runtime.runtime_problem()
     if problem is not None:
-        findings.append(_runtime_finding(problem))
+        findings.append(_error(problem, "runtime-broken"))
     else:
         findings += [Finding("runtime", Severity.INFO, f"{runtime.describe_runtime()} is loaded")]
         findings += _plugins(find_plugins(), registry or default_registry())
@@ -72,12 +70,8 @@ def _packages(packages: Mapping[str, str]) -> list[Finding]:
     return [Finding("two-runtimes", Severity.ERROR, what, reinstall_command(dict(packages)))]
 
 
-def _runtime_finding(problem: Problem) -> Finding:
-    code = "runtime-broken"
-    if "not installed" in problem.reason:
-        code = "runtime-absent"
-    elif "too old" in problem.reason:
-        code = "runtime-too-old"
+def _error(problem: Problem, default: str) -> Finding:
+    code = next((code for words, code in _CODES[default].items() if words in problem.reason), default)
     return Finding(code, Severity.ERROR, problem.reason, problem.remedy)
 
 
@@ -99,12 +93,7 @@ def _plugins(plugins: tuple[Plugin, ...], registry: ProviderRegistry) -> list[Fi
                 what += "; rlx_ort has no device for it"
                 findings.append(Finding("plugin", Severity.INFO, what))
             continue
-        code = "plugin-broken"
-        if "needs a newer ONNX Runtime" in problem.reason:
-            code = "plugin-newer"
-        elif "is too old for ONNX Runtime" in problem.reason:
-            code = "plugin-older"
-        findings.append(Finding(code, Severity.ERROR, problem.reason, problem.remedy))
+        findings.append(_error(problem, "plugin-broken"))
     return findings
 
 

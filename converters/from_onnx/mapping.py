@@ -12,11 +12,9 @@ from rlx_ort.ir.op import Op
 from rlx_ort.ir.ops.conv import Conv2d, ConvTranspose2d, Pool
 from rlx_ort.ir.ops.elementwise import Activation, Binary, Cast, Clamp, Compare, StopGradient, Where
 from rlx_ort.ir.ops.linalg import MatMul
-from rlx_ort.ir.ops.norm import BatchNormInference, LayerNorm
-from rlx_ort.ir.ops.reduce import Reduce, Softmax
+from rlx_ort.ir.ops.norm import BatchNormInference, LayerNorm, Reduce, Softmax
 from rlx_ort.ir.ops.shape import Concat, Gather, Reshape, Slice, Transpose
-from rlx_ort.ir.shape import Dim
-from rlx_ort.ir.types import TensorType
+from rlx_ort.ir.types import Dim, Shape, TensorType, fits
 
 __all__ = ["MappedNode", "NodeView", "mapped"]
 
@@ -251,13 +249,17 @@ def _reduce(node: NodeView) -> MappedNode | None:
         axes = tuple(range(node.rank))
     if not axes:
         return None
-    op = Reduce(_REDUCE[node.op_type], tuple(axes), bool(node.get("keepdims", 1)))
+    op = Reduce(_REDUCE[node.op_type], tuple(axes), node.get("keepdims", 1) == 1)
     return MappedNode(op, 1, moves="axes" in node.attributes)
 
 
 def _conv(node: NodeView) -> MappedNode | None:
     padding, stride, dilation = _padding(node), _pair(node.get("strides", (1, 1))), _pair(node.get("dilations", (1, 1)))
-    if padding is None or stride is None or dilation is None:
+    weight = node.inputs[1].shape
+    kernel = node.attributes.get("kernel_shape")
+    if padding is None or stride is None or dilation is None or weight is None:
+        return None
+    if kernel is not None and not fits(Shape(kernel), Shape(weight[2:])):
         return None
     return MappedNode(Conv2d(stride, padding, dilation, node.get("group", 1)), len(node.inputs))
 

@@ -58,7 +58,7 @@ def all_weights(graph: Graph, exported: ExportedModel) -> dict[str, TensorData]:
     Raises:
         ConversionError: a parameter has no data.
     """
-    from rlx_ort.ir.narrow import narrowed
+    from rlx_ort.ir.tensor import narrowed
 
     unset = [name for name in exported.params if name not in graph.weights]
     if unset:

@@ -13,15 +13,13 @@ from rlx_ort.converters.to_onnx.emitter import Emitter, lowers
 from rlx_ort.converters.to_onnx.kernel_dtypes import where_in
 from rlx_ort.converters.to_onnx.model import ModelValue
 from rlx_ort.converters.to_onnx.shape import slice_axis
-from rlx_ort.ir.bodies import Composite
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.op import tensor_input
 from rlx_ort.ir.ops import blocks
 from rlx_ort.ir.ops.control import Custom, CustomFn, If, Scan, While
 from rlx_ort.ir.ops.onnx import OnnxNode
 from rlx_ort.ir.ops.sequence import GatedDeltaNet, SelectiveScan
-from rlx_ort.ir.shape import Dim, Shape
-from rlx_ort.ir.types import TensorType, ValueType
+from rlx_ort.ir.types import Dim, Shape, TensorType, ValueType
 
 UNROLLED_STEPS = 8
 """Up to this many steps are written out: every provider runs them, while only CPU and CUDA have kernels for loops."""
@@ -151,7 +149,7 @@ def _scalar(emit: Emitter, value: Any, kind: TensorType) -> Any:
     *(blocks.FusedTransformerLayer, blocks.GatedResidual, blocks.GroupedQueryAttention),
     blocks.SoftmaxCrossEntropyWithLogits,
 )
-def _composite(emit: Emitter, op: Composite, inputs: Sequence[Any]) -> Any:
+def _composite(emit: Emitter, op: blocks.Composite, inputs: Sequence[Any]) -> Any:
     return emit.inline(op.expand(emit.input_types), inputs)
 
 

@@ -33,12 +33,9 @@ O = TypeVar("O", bound=Op)  # noqa: E741
 _natives: dict[type[Op], _Native] = {}
 _choosing: weakref.WeakKeyDictionary[Graph, tuple[object, bool]] = weakref.WeakKeyDictionary()
 _OPS = "rlx_ort.ir.ops."
-_WITHOUT = frozenset({"leaf", "onnx", "refused"})
+_WITHOUT = frozenset({"leaf", "onnx"})
 """Families that are written by the emitter itself, or never."""
-_ELSEWHERE = {
-    "blocks": "control", "conv": "linalg", "dequant": "quant", "indexing": "shape", "moe": "quant", "reduce": "norm",
-    "sample": "norm", "sequence": "control",
-}  # fmt: skip
+_ELSEWHERE = {"blocks": "control", "conv": "linalg", "dequant": "quant", "sequence": "control"}
 """Families whose lowerings are in the file of another one."""
 _Types: TypeAlias = Sequence[ValueType | None]
 

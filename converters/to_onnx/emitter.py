@@ -18,14 +18,12 @@ from rlx_ort.converters.to_onnx.repeats import Repeats
 from rlx_ort.errors import ConversionError, GraphVerifyError
 from rlx_ort.ir.core import Node
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.graph import Graph
+from rlx_ort.ir.graph import Graph, live_nodes
 from rlx_ort.ir.op import Op, known_shape
 from rlx_ort.ir.ops.leaf import Capture, Constant, Input, Param
 from rlx_ort.ir.ops.onnx import OnnxNode
-from rlx_ort.ir.rewrite import live_nodes
-from rlx_ort.ir.shape import Dim, Shape
 from rlx_ort.ir.tensor import TensorData
-from rlx_ort.ir.types import TensorType, UnknownType, ValueType
+from rlx_ort.ir.types import Dim, Shape, TensorType, UnknownType, ValueType
 
 __all__ = ["DEFAULT_OPSET", "Emitter", "Lowering", "lowering_of", "lowers"]
 
@@ -341,10 +339,10 @@ class Emitter:
         """Return a value that may be an output of this graph: the value, or an Identity of it.
 
         An output must be a result of a node of this very graph, and only one output may be it; `reserved` also
-        demands the name.
+        demands the name, which may be that of an input or an initializer of the main graph.
         """
         node, frame = value.node, self._frame
-        owned = node is not None and value not in frame.outputs and node.depth == self._depth
+        owned = value not in frame.outputs and (reserved if node is None else node.depth == self._depth)
         if not (owned and (not reserved or value.name == name)):
             copy = ModelValue(name=name if reserved else self._writer.value_names.unique(name))
             identity = ModelNode("", "Identity", (value,), writes=(copy,))

@@ -12,9 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlx_ort.converters.collector import paused_collector
-from rlx_ort.converters.infer import infer_proto
 from rlx_ort.converters.precision_pass import apply_precision
+from rlx_ort.converters.protos import infer_proto, paused_collector
 from rlx_ort.converters.to_onnx.dispatch import Dispatcher, KernelSet, has_choice
 from rlx_ort.converters.to_onnx.emitter import Emitter
 from rlx_ort.converters.to_onnx.exported import ExportedModel, Outline
@@ -22,9 +21,8 @@ from rlx_ort.converters.to_onnx.model import ModelGraph, ModelValue, ModelWriter
 from rlx_ort.converters.to_onnx.opset import choose_imports, ir_version
 from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.graph import Graph
+from rlx_ort.ir.graph import Graph, live_nodes
 from rlx_ort.ir.ops.leaf import Input, Param
-from rlx_ort.ir.rewrite import live_nodes
 from rlx_ort.ir.types import UnknownType
 from rlx_ort.ir.verify import verify
 from rlx_ort.options.compile_options import CompileOptions
@@ -106,7 +104,8 @@ def export_model(
     Named dims that `options.dims` knows are bound first, then the precision policy is applied. Ops with a fused and a
     basic form get the one that `options.kernel_dispatch` and `kernels`, those of the provider the model is for, decide
     on; without kernels that is the basic one, which every provider takes. Nodes that no output needs are left out. An
-    output that is an input, a parameter or another output gets its own value, with a free name, through an Identity.
+    output that is an input, a parameter or another output gets its own value, with a free name, through an Identity,
+    unless it is an input or a parameter and has the name of that.
 
     Raises:
         GraphVerifyError: the graph breaks a rule of the IR.
@@ -132,7 +131,11 @@ def draft(graph: Graph, options: CompileOptions | None = None, kernels: KernelSe
     dispatcher = Dispatcher(options.kernel_dispatch, kernels)
     reserved = UniqueNames(name for node in (*inputs, *params) for name in node.output_names)
     writer = ModelWriter(reserved, dispatcher=dispatcher, origins=origins)
-    wanted = {name: writer.value_names.unique(name) for name in graph.output_names}
+    leaves = {node.output_names[0]: node.id for node in (*inputs, *params)}
+    wanted = {
+        name: name if leaves.get(name) == value.ref.node else writer.value_names.unique(name)
+        for name, value in zip(graph.output_names, graph.outputs, strict=True)
+    }
     names: dict[int, dict[int, str]] = {}
     for name, value in zip(graph.output_names, graph.outputs, strict=True):
         names.setdefault(value.ref.node, {}).setdefault(value.ref.output, wanted[name])

@@ -21,9 +21,8 @@ from rlx_ort.errors import ConversionError
 from rlx_ort.ir.core import GraphCore, Node
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.ops.leaf import Param
-from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.tensor import TensorData
-from rlx_ort.ir.types import MapType, OptionalType, SequenceType, TensorType, UnknownType, ValueType
+from rlx_ort.ir.types import MapType, OptionalType, SequenceType, Shape, TensorType, UnknownType, ValueType
 
 if TYPE_CHECKING:
     import onnx

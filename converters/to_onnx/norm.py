@@ -19,10 +19,8 @@ from rlx_ort.converters.to_onnx.shape import reshape, slice_axis
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.op import known_shape
 from rlx_ort.ir.ops import norm
-from rlx_ort.ir.ops.reduce import ArgMax, ArgMin, Cumsum, Reduce, Softmax, TopK
-from rlx_ort.ir.ops.sample import PHILOX_FACTORS, Sample, round_keys, uniforms
-from rlx_ort.ir.shape import Dim, Shape
-from rlx_ort.ir.types import TensorType
+from rlx_ort.ir.ops.norm import ArgMax, ArgMin, Cumsum, Reduce, Sample, Softmax, TopK, round_keys, uniforms
+from rlx_ort.ir.types import Dim, Shape, TensorType
 
 _UNIT = float(1 << 30)
 _LEAST_TEMPERATURE = 1e-6
@@ -265,8 +263,8 @@ def _stream(emit: Emitter, seed: int, count: Any) -> Any:
     a = calc("Mod", a, _WORD)
     c = d = calc("Mul", a, 0)
     for first, second in round_keys(seed):
-        left_high, left_low = multiplied(a, PHILOX_FACTORS[0])
-        right_high, right_low = multiplied(c, PHILOX_FACTORS[1])
+        left_high, left_low = multiplied(a, norm.PHILOX_FACTORS[0])
+        right_high, right_low = multiplied(c, norm.PHILOX_FACTORS[1])
         a = calc("BitwiseXor", calc("BitwiseXor", right_high, b), first)
         c = calc("BitwiseXor", calc("BitwiseXor", left_high, d), second)
         b, d = right_low, left_low

@@ -12,19 +12,17 @@ from rlx_ort.converters.to_onnx.emitter import Emitter, lowers
 from rlx_ort.converters.to_onnx.gguf import Bytes, decode_blocks, scales_and_mins
 from rlx_ort.converters.to_onnx.kernel_dtypes import op_in
 from rlx_ort.converters.to_onnx.model import ModelValue
-from rlx_ort.ir.bodies import as_body
 from rlx_ort.ir.core import Value
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.gguf_blocks import GGUF_FORMATS
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.op import known_shape, tensor_input
-from rlx_ort.ir.ops.dequant import DequantGroupedMatMul, DequantMatMul, DequantMoEWeights
+from rlx_ort.ir.ops.control import as_body
+from rlx_ort.ir.ops.dequant import DequantGroupedMatMul, DequantMatMul, DequantMoEWeights, GroupedMatMul, ScatterAdd
 from rlx_ort.ir.ops.leaf import Capture
-from rlx_ort.ir.ops.moe import GroupedMatMul, ScatterAdd
 from rlx_ort.ir.ops.onnx import OnnxNode
 from rlx_ort.ir.ops.quant import QMAX, Dequantize, FakeQuantize, FakeQuantizeLSQ, QConv2d, QMatMul, Quantize
-from rlx_ort.ir.shape import Dim, Shape
-from rlx_ort.ir.types import TensorType
+from rlx_ort.ir.types import Dim, Shape, TensorType
 
 _SMALLEST_SCALE = 1e-12
 _NVFP4_BLOCK = 16

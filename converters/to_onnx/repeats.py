@@ -22,9 +22,8 @@ from rlx_ort.ir.core import Node
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.op import Op
 from rlx_ort.ir.ops.leaf import Constant
-from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.tensor import TensorData
-from rlx_ort.ir.types import TensorType, UnknownType, ValueType
+from rlx_ort.ir.types import Shape, TensorType, UnknownType, ValueType
 
 __all__ = ["Repeats", "exact_op"]
 

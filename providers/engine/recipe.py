@@ -62,9 +62,8 @@ def nothing_to_hold() -> contextlib.AbstractContextManager[Any]:
 class Recording:
     """How a provider's sessions record the launches of their runs.
 
-    Attributes:
-        open: returns the driver for one session, or raises `NotRecordedError` with the reason.
-        required: whether a run that cannot be recorded is an error.
+    `open` returns the driver for one session, or raises `NotRecordedError` with the reason. With `required`, a run that
+    cannot be recorded is an error.
     """
 
     open: Callable[[], Recorder]
@@ -76,9 +75,7 @@ class SessionRecipe:
     """How to open a session on one execution provider.
 
     Attributes:
-        ep_name: ONNX Runtime's name of the execution provider.
-        options: provider option -> value.
-        option_keys: the option keys of the provider, None if they are not listed here; others are refused, since most
+        option_keys: the provider options that exist, None if they are not listed here; others are refused, since most
             providers silently ignore an unknown key.
         config: session config entries the provider needs.
         ep_devices: ONNX Runtime's device objects of a plugin provider; empty for one that is built in.
@@ -88,18 +85,16 @@ class SessionRecipe:
         before_run: raises when a run in this process would hang or crash.
         memory: ONNX Runtime's name and index of the memory in which tensors stay between runs; host memory where the
             provider's own cannot be bound.
-        device_graph: whether the provider itself records launches once and replays them, over one binding with static
-            shapes.
+        device_graph: whether the provider itself records launches and replays them, over one binding of static shapes.
         recording: how this library records launches; None where it does not.
         pinned: makes an array like another one in pinned host memory; None if there is no such memory, or if bound
             device buffers are as cheap.
         run_config: RunOptions entries for a run within a recording, which must not wait for the device.
         stream_options: provider options of one session in this process, which are no part of a cache key.
-        keeps: the form in which the compile cache can store a session.
         cache_options: takes a folder, of one model with its weights on one device, and returns the provider options
-            that make the provider cache there what it compiles; None when it has none.
-        rewritten: takes the bytes of a model and returns those to open; None where the model is taken as it is.
-        spelled: takes all provider options and returns them in the provider's spelling; None where that is the same.
+            that make the provider cache there what it compiles.
+        rewritten: takes the bytes of a model and returns those to open.
+        spelled: takes all provider options and returns them in the provider's spelling.
     """
 
     ep_name: str
@@ -179,11 +174,7 @@ _OURS = {
 
 
 def check_config(entries: Mapping[str, str]) -> None:
-    """Refuse session config entries that ONNX Runtime would ignore or that `rlx_ort` sets itself.
-
-    Raises:
-        EngineError: a key is unknown (the closest known one is named) or reserved.
-    """
+    """Refuse session config entries that ONNX Runtime would ignore or that `rlx_ort` sets itself."""
     for key in entries:
         if key in _OURS:
             raise EngineError(f"session config {key!r} cannot be set: {_OURS[key]}")
@@ -192,11 +183,7 @@ def check_config(entries: Mapping[str, str]) -> None:
 
 
 def check_provider_options(ep_name: str, given: Mapping[str, str], known: Collection[str] | None) -> None:
-    """Refuse provider options that the provider would ignore; `known` is None when its options are not listed.
-
-    Raises:
-        EngineError: an option is unknown; the closest known one is named.
-    """
+    """Refuse provider options that the provider would ignore; `known` is None when its options are not listed."""
     for key in given:
         if known is not None and key not in known:
             raise EngineError(f"{ep_name} has no option {key!r}; {_suggestion(key, known)}")

@@ -16,13 +16,13 @@ from rlx_ort.converters.to_onnx.model import ModelNode
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import TensorType, ValueType
 from rlx_ort.providers.base import NodeAssignment
+from rlx_ort.providers.engine.binding import Arrays
 from rlx_ort.providers.engine.values import has_foreign_dtype
 
 if TYPE_CHECKING:
-    from rlx_ort.providers.engine.ort_tensor import OrtTensor
+    from rlx_ort.providers.engine.values import OrtTensor
 
 __all__ = [
-    "Arrays",
     "BoundRun",
     "BrokenSessionError",
     "Copy",
@@ -39,7 +39,6 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 
-Arrays: TypeAlias = Mapping[str, npt.NDArray[Any]]
 Copy: TypeAlias = tuple[int, int, int]
 """Address on the device, address on the host, bytes; within the device, address to write, address to read, bytes."""
 Owner: TypeAlias = int | tuple[frozenset[str], frozenset[str]]
@@ -74,11 +73,7 @@ class Recorder(Protocol):
         """Return an array like another one, in pinned host memory."""
 
     def record(self, copies_in: Sequence[Copy], run: Callable[[], None], copies_out: Sequence[Copy]) -> Any:
-        """Return a recording of the copies to the device, a run, and the copies back, none of which is executed.
-
-        Raises:
-            NotRecordedError: something in the run cannot be recorded.
-        """
+        """Return a recording of the copies to the device, a run, and the copies back, none of which is executed."""
 
     def player(self, recording: Any) -> Callable[..., None]:
         """Return what replays a recording and waits for its end: `(before, after)`, copies within the device."""
@@ -107,7 +102,8 @@ class BrokenSessionError(Exception):
 class BoundRun:
     """A run over tensors at fixed addresses on the device, outside of the session's arena.
 
-    Inputs that are tensors are bound as they are; for arrays there are tensors of their own.
+    Inputs that are tensors are bound as they are; for arrays there are tensors of their own. `options` are the
+    RunOptions of runs that wait for the device and of those that do not.
     """
 
     def __init__(
@@ -155,10 +151,8 @@ class BoundRun:
     def settle(self) -> None:
         """Run and wait. Frees the host buffers that `launch` left, and shows that the session still works.
 
-        The next run may report what failed inside a capture; this makes sure that it is not the caller's.
-
-        Raises:
-            BrokenSessionError: the session does not work any more.
+        The next run may report what failed inside a capture; this makes sure that it is not the caller's. Raises
+        `BrokenSessionError` if the session does not work any more.
         """
         for attempt in (1, 2):
             try:
@@ -175,12 +169,8 @@ class BoundRun:
 class Replay:
     """One recorded signature.
 
-    Args:
-        driver: the device's driver.
-        bound: the run.
-        key: the signature.
-        ins: arrays for what is given on the host or copied on the device, and the tensors that are read where they are.
-        outs: arrays like the outputs.
+    `ins` are arrays for what is given on the host or copied on the device, and the tensors that are read where they
+    are; `outs` are arrays like the outputs.
     """
 
     def __init__(
@@ -262,11 +252,7 @@ class Replay:
 def host_work(ep_name: str, memory: str, assignments: Iterable[NodeAssignment], session: Any) -> str:
     """Return why the host takes part in a session's runs beyond launching kernels, or an empty string.
 
-    Args:
-        ep_name: the provider that all nodes must be on.
-        memory: the name of the provider's memory.
-        assignments: where the nodes are.
-        session: ONNX Runtime's session.
+    All nodes must be on the provider, and all inputs and outputs in its memory.
     """
     for node in assignments:
         if node.provider != ep_name:
@@ -302,11 +288,7 @@ def unrecordable(nodes: Iterable[NodeAssignment | ExportedNode | ModelNode], typ
 
 
 def check_replay(names: Sequence[str], wanted: Sequence[npt.NDArray[Any]], found: Sequence[npt.NDArray[Any]]) -> None:
-    """Compare a replay's outputs with a plain run's: exactly, or to 32 roundings of the largest element for floats.
-
-    Raises:
-        NotRecordedError: they differ.
-    """
+    """Compare a replay's outputs with a plain run's: exactly, or to 32 roundings of the largest element for floats."""
     for name, want, got in zip(names, wanted, found, strict=True):
         if want.shape != got.shape or want.dtype != got.dtype:
             raise NotRecordedError(f"a replay gave output {name!r} as {got.dtype}{got.shape}")

@@ -24,8 +24,8 @@ import numpy.typing as npt
 
 from rlx_ort.errors import EngineError
 from rlx_ort.providers.base import DeviceGraphReport, RecordedRun
+from rlx_ort.providers.engine.binding import Arrays
 from rlx_ort.providers.engine.recorded import (
-    Arrays,
     BoundRun,
     BrokenSessionError,
     Key,
@@ -38,7 +38,7 @@ from rlx_ort.providers.engine.recorded import (
 )
 
 if TYPE_CHECKING:
-    from rlx_ort.providers.engine.ort_tensor import OrtTensor
+    from rlx_ort.providers.engine.values import OrtTensor
 
 __all__ = ["LEFT_ON_DEVICE", "Recordings", "not_recorded"]
 
@@ -62,7 +62,6 @@ class Recordings:
     """Decides which runs of one session are recorded, and replays them; every call takes the session's lock.
 
     Args:
-        driver: the device's driver.
         plain: runs the session: `(names, feeds, options)`.
         bind: makes a `BoundRun` for inputs and outputs like these.
         fresh: makes a tensor on the device like an array, outside of the session's arena.
@@ -139,11 +138,7 @@ class Recordings:
     ) -> list[Any]:
         """Run like `run` on arrays and tensors of the device; outputs in `resident` come as tensors.
 
-        Args:
-            names: the outputs.
-            feeds: the inputs.
-            resident: the outputs that stay on the device.
-            plain: runs without a recording; what it leaves on the device may be in the session's arena.
+        `plain` runs without a recording; what it leaves on the device may be in the session's arena.
         """
         with self._lock:
             if not self.active:
@@ -279,8 +274,7 @@ class Recordings:
     ) -> None:
         """Record a signature that has just run plainly with these results, and check the recording.
 
-        Raises:
-            NotRecordedError: it cannot be recorded, is wrong, or is not faster.
+        Raises `NotRecordedError` if it cannot be recorded, is wrong, or is not faster.
         """
         values = (*feeds.values(), *results)
         if not all(getattr(value, "dtype", _NO_NUMBER).kind in "biufc" for value in values):
@@ -323,11 +317,7 @@ class Recordings:
             self._recorded.popitem(last=False)[1].close()
 
     def _check_worth(self, plain: Callable[[], Any], replay: Callable[[], list[Any]], *, copies: bool) -> None:
-        """Compare the minimum times of interleaved replays and plain runs.
-
-        Raises:
-            NotRecordedError: a replay is not faster.
-        """
+        """Compare the minimum times of interleaved replays and plain runs, and refuse a replay that is not faster."""
         now, least = time.perf_counter_ns, [1 << 62, 1 << 62]
         for _ in range(TIMED_PAIRS):
             start = now()

@@ -34,6 +34,14 @@ def _parse_dims(ctx: click.Context, param: click.Parameter, values: tuple[str, .
     return sizes
 
 
+def _required_key(ctx: click.Context, param: click.Parameter, value: Path | None) -> Path | None:
+    """Refuse an empty `RLX_PACKAGE_KEY`, which click takes for an unset one."""
+    from rlx_ort.deploy.names import required_key
+
+    required_key(value)
+    return value
+
+
 model = click.argument("model", type=FILE)
 """The model file: ONNX or the IR's JSON, told apart by content."""
 
@@ -47,6 +55,7 @@ key = click.option(
     "--key",
     type=FILE,
     envvar="RLX_PACKAGE_KEY",
+    callback=_required_key,
     help="A PEM file with the public key that must have signed the package. Default: RLX_PACKAGE_KEY.",
 )
 

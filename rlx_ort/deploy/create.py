@@ -10,12 +10,12 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from rlx_ort.deploy.archive import LARGE_ALIGNMENT, LARGE_BYTES
+from rlx_ort.deploy.container import LARGE_ALIGNMENT, LARGE_BYTES
 from rlx_ort.deploy.golden import TOLERANCES
 from rlx_ort.deploy.index import REQUIRABLE, Case, FileEntry, Index, Settings, StoredTensor, Variant
 from rlx_ort.deploy.names import INDEX, MANIFEST
@@ -82,12 +82,16 @@ def create_package(
         GraphVerifyError: the graph breaks a rule of the IR.
         ConversionError: a node has no ONNX form.
     """
+    from rlx_ort.ir.verify import verify
+
     recipe = recipe or Recipe()
     _check_recipe(recipe)
     unset = [value.name for value in graph.params if value.name not in graph.weights]
     if unset:
         raise PackageError(f"graph {graph.name!r} has parameters without data: {', '.join(unset[:8])}; set them first")
-    _check_graph(graph)
+    if problems := verify(graph):
+        listed = "\n".join(f"  {problem}" for problem in problems)
+        raise GraphVerifyError(f"graph {graph.name!r} cannot be packed:\n{listed}")
     files, index = _Making(graph, recipe).finished()
     raw = index.to_bytes()
     Index.from_bytes(raw)  # the index can be read again
@@ -109,15 +113,6 @@ def _check_recipe(recipe: Recipe) -> None:
         if name not in TOLERANCES or not 0 <= largest < math.inf:
             known = ", ".join(TOLERANCES)
             raise PackageError(f"{name}={largest} is no tolerance: a number from 0 for one of {known}")
-
-
-def _check_graph(graph: Graph) -> None:
-    from rlx_ort.ir.verify import verify
-
-    problems = verify(graph)
-    if problems:
-        listed = "\n".join(f"  {problem}" for problem in problems)
-        raise GraphVerifyError(f"graph {graph.name!r} cannot be packed:\n{listed}")
 
 
 class _Making:
@@ -209,9 +204,14 @@ class _Making:
         blob, cases = Blob(), []
         for number, (inputs, outputs) in enumerate(self._recipe.golden):
             self._check_case(number, inputs, outputs)
-            expected = self._expected(inputs) if outputs is None else outputs
+            if outputs is None:
+                from rlx_ort.execution.session import Session
+
+                options = CompileOptions(dims=dict(self._recipe.dims))
+                with Session("cpu", options).compile(self._graph) as compiled:
+                    outputs = dict(zip(compiled.output_specs, compiled.run(inputs), strict=True))
             sides = []
-            for side, arrays in (("in", inputs), ("out", expected)):
+            for side, arrays in (("in", inputs), ("out", outputs)):
                 names = {name: f"golden/{number}/{side}/{name}" for name in arrays}
                 for name, array in arrays.items():
                     blob.add(names[name], TensorData.from_array(np.asarray(array)))
@@ -228,12 +228,6 @@ class _Making:
         if outputs is not None and (not outputs or not known.issuperset(outputs)):
             found, needed = ", ".join(outputs) or "none", ", ".join(sorted(known))
             raise PackageError(f"golden case {number} has the outputs {found}, and the model gives {needed}")
-
-    def _expected(self, inputs: Arrays) -> dict[str, npt.NDArray[Any]]:
-        from rlx_ort.execution.session import Session
-
-        with Session("cpu", CompileOptions(dims=dict(self._recipe.dims))).compile(self._graph) as compiled:
-            return dict(zip(compiled.output_specs, compiled.run(inputs), strict=True))
 
     def _add(self, name: str, data: bytes) -> None:
         self._files[name] = Content.of(data)
@@ -271,18 +265,7 @@ _SMALL_ALIGNMENT = 64
 _CHUNK_BYTES = 1 << 22
 
 
-@dataclass(frozen=True)
-class _Piece:
-    name: str
-    offset: int
-    size: int
-    dtype: DType
-    shape: tuple[int, ...]
-    make: Callable[[], TensorData]
-
-
-@dataclass(frozen=True)
-class Digested:
+class Digested(NamedTuple):
     """A data file whose digests are known: the file's entry, those of its tensors by name, and its bytes."""
 
     entry: FileEntry
@@ -295,7 +278,8 @@ class Blob:
 
     def __init__(self) -> None:
         self.size = 0
-        self._pieces: list[_Piece] = []
+        # Name, place without file and digest, and what makes the data.
+        self._pieces: list[tuple[str, StoredTensor, Callable[[], TensorData]]] = []
 
     def add(self, name: str, data: TensorData, dtype: DType | None = None) -> int:
         """Append a tensor, rounded to `dtype` where one is given, and return its offset; nothing is computed yet.
@@ -303,7 +287,7 @@ class Blob:
         Raises:
             PackageError: it is of strings, which have no bytes here.
         """
-        from rlx_ort.ir.narrow import narrowed
+        from rlx_ort.ir.tensor import narrowed
 
         kept = data.dtype if dtype is None else dtype
         if kept is DType.STRING:
@@ -312,43 +296,31 @@ class Blob:
         step = LARGE_ALIGNMENT if size >= LARGE_BYTES else _SMALL_ALIGNMENT
         offset = -(-self.size // step) * step
         make = (lambda: data) if kept is data.dtype else (lambda: narrowed(data, kept))
-        self._pieces.append(_Piece(name, offset, size, kept, data.shape, make))
+        self._pieces.append((name, StoredTensor("", offset, size, kept, data.shape, ""), make))
         self.size = offset + size
         return offset
 
     def digest(self, path_of: Callable[[str], str]) -> Digested:
         """Read every tensor once and return the digests; `path_of` gives the file's name for its SHA-256."""
         whole, crc = hashlib.sha256(), 0
-        digests = []
-        end = 0
-        for piece in self._pieces:
-            gap = bytes(piece.offset - end)
-            own = hashlib.sha256()
-            whole.update(gap)
-            crc = zlib.crc32(gap, crc)
-            for chunk in _chunks(piece):
-                own.update(chunk)
-                whole.update(chunk)
-                crc = zlib.crc32(chunk, crc)
-            digests.append(own.hexdigest())
-            end = piece.offset + piece.size
+        own = {name: hashlib.sha256() for name, _, _ in self._pieces}
+        for name, chunk in self._chunks():
+            whole.update(chunk)
+            crc = zlib.crc32(chunk, crc)
+            if name is not None:
+                own[name].update(chunk)
         path = path_of(whole.hexdigest())
-        tensors = {
-            piece.name: StoredTensor(path, piece.offset, piece.size, piece.dtype, piece.shape, digest)
-            for piece, digest in zip(self._pieces, digests, strict=True)
-        }
-        return Digested(FileEntry(self.size, whole.hexdigest(), crc), tensors, Content(self.size, crc, self._stream))
+        tensors = {name: entry._replace(file=path, sha256=own[name].hexdigest()) for name, entry, _ in self._pieces}
+        content = Content(self.size, crc, lambda: (chunk for _, chunk in self._chunks()))
+        return Digested(FileEntry(self.size, whole.hexdigest(), crc), tensors, content)
 
-    def _stream(self) -> Iterator[bytes | memoryview]:
+    def _chunks(self) -> Iterator[tuple[str | None, bytes | memoryview]]:
+        """Yield the bytes of the file, each with the tensor they are of; None for the gap before one."""
         end = 0
-        for piece in self._pieces:
-            if piece.offset > end:
-                yield bytes(piece.offset - end)
-            yield from _chunks(piece)
-            end = piece.offset + piece.size
-
-
-def _chunks(piece: _Piece) -> Iterator[memoryview]:
-    data = np.ascontiguousarray(piece.make().buffer).data
-    for start in range(0, len(data), _CHUNK_BYTES):
-        yield data[start : start + _CHUNK_BYTES]
+        for name, entry, make in self._pieces:
+            if entry.offset > end:
+                yield None, bytes(entry.offset - end)
+            data = np.ascontiguousarray(make().buffer).data
+            for start in range(0, len(data), _CHUNK_BYTES):
+                yield name, data[start : start + _CHUNK_BYTES]
+            end = entry.offset + entry.size

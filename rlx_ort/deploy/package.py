@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from rlx_ort.deploy.container import Container, compare_files, open_container, read_index
+from rlx_ort.deploy.container import Container, OpenFile, compare_files, open_container, read_index
 from rlx_ort.deploy.index import REQUIRABLE, Case, Index
 from rlx_ort.deploy.names import INDEX, MANIFEST, SIGNATURE
-from rlx_ort.deploy.open_file import OpenFile
 from rlx_ort.deploy.ort_manifest import check_manifest
 from rlx_ort.errors import ConversionError, IntegrityError, PackageError
 from rlx_ort.ir.dtype import DType
@@ -65,6 +64,7 @@ class Package:
         self.path = Path(path)
         self._private = private
         self._verified = key is not None
+        self._tensors: dict[str, PackageTensor] = {}
         self._container: Container = open_container(self.path, hard_links=private)
         try:
             self._raw = raw = read_index(self._container)
@@ -115,10 +115,6 @@ class Package:
         """The names of all files, the index and the signature included, sorted."""
         return sorted(self._container.sizes)
 
-    def size_of(self, name: str) -> int:
-        """Return the size of a file in bytes."""
-        return self._container.sizes[name]
-
     def chunks(self, name: str) -> Iterator[bytes]:
         """Yield the bytes of a file unverified; see `read`."""
         file, offset = self._container.locate(name)
@@ -137,9 +133,7 @@ class Package:
         entry = self.index.files.get(name)
         if entry is None or entry.size > _LARGEST_TEXT_BYTES:
             raise IntegrityError(f"{name} is no file of {self.path} that is read at once")
-        data = b"".join(self.chunks(name))
-        self._compare(name, hashlib.sha256(data).hexdigest())
-        return data
+        return b"".join(self._hashed_chunks(name))
 
     def contents(self) -> dict[str, Content]:
         """Return every file, the index and the signature included, as something that can be written again.
@@ -167,7 +161,7 @@ class Package:
         """
         if not self.is_signed:
             return b""
-        if self.size_of(SIGNATURE) > _LARGEST_SIGNATURE_BYTES:
+        if self._container.sizes[SIGNATURE] > _LARGEST_SIGNATURE_BYTES:
             raise IntegrityError(f"{SIGNATURE} of {self.path} is too large for a signature")
         return b"".join(self.chunks(SIGNATURE))
 
@@ -251,10 +245,6 @@ class Package:
             yield chunk
         self._compare(name, digest.hexdigest())
 
-    @cached_property
-    def _tensors(self) -> dict[str, PackageTensor]:
-        return {}
-
     def _compare(self, name: str, digest: str) -> None:
         entry = self.index.files[name]
         if digest != entry.sha256:
@@ -269,7 +259,7 @@ def _check_versions(requires: Mapping[str, str], path: Path) -> None:
     if not requires:
         return
     import rlx_ort
-    from rlx_ort.providers.installation import runtime_packages
+    from rlx_ort.providers.engine.runtime import runtime_packages
 
     for what, least in requires.items():
         if what not in REQUIRABLE:
@@ -317,8 +307,8 @@ class PackageTensor(TensorData):
     ) -> None:
         source = None if private else FileRange(str(file.path.absolute()), offset, file.stamp, pinned=True)
         values: dict[str, Any] = {"dtype": dtype, "shape": shape, "source": source, "sha256": sha256}
-        values |= {"_name": name, "_file": file, "_offset": offset, "_private": private, "_verified": None}
-        values["_lock"] = threading.Lock()
+        values |= {"_name": name, "_file": file, "_offset": offset, "_private": private}
+        values |= {"_verified": None, "_state": None, "_lock": threading.Lock()}
         for key, value in values.items():
             object.__setattr__(self, key, value)
 
@@ -328,6 +318,7 @@ class PackageTensor(TensorData):
     _offset: int
     _private: bool
     _verified: npt.NDArray[np.uint8] | None
+    _state: tuple[Any, ...] | None
     _lock: threading.Lock
 
     @property
@@ -342,19 +333,21 @@ class PackageTensor(TensorData):
 
     @property
     def buffer(self) -> npt.NDArray[Any]:
-        """The bytes, hashed before they are handed out for the first time.
+        """The bytes, hashed before they are handed out for the first time, and again after the file was changed.
 
         Raises:
             IntegrityError: they are not what the package promises, or the file was changed.
         """
-        found = self._verified
-        if found is None:
-            with self._lock:
-                found = self._verified
-                if found is None:
-                    found = self._load()
-                    object.__setattr__(self, "_verified", found)
-        return found
+        with self._lock:
+            found = self._verified
+            state = None if self._private else self._file.state()
+            if found is None:
+                found = self._load()
+            elif state not in (None, self._state):  # the map shows what was written to the file since
+                self.check()
+            object.__setattr__(self, "_verified", found)
+            object.__setattr__(self, "_state", state)
+            return found
 
     def check(self) -> None:
         """Hash the bytes in the file again, whether they were verified before or not.

@@ -39,7 +39,7 @@ def sign_package(package: Package, private_key: Path, password: str | None = Non
         made = Path(folder) / SIGNATURE
         try:
             config = signing.Config().use_elliptic_key_signer(private_key=private_key, password=password)
-            config.set_hashing_config(_listed(package)).sign(_virtual(package), made)
+            config.set_hashing_config(_listed(package)).sign(package.path.absolute(), made)
         except Exception as err:  # the library raises what its own libraries raise
             raise PackageError(f"{package.path} cannot be signed with {private_key}: {err}") from err
         signature = made.read_bytes()
@@ -70,8 +70,10 @@ def check_signature(package: Package, public_key: Path) -> None:
         path = Path(folder) / SIGNATURE  # the library reads signatures from files only
         path.write_bytes(raw)
         try:
-            _check_bundle(raw)
-            config.set_hashing_config(_listed(package)).verify(_virtual(package), path)
+            if not json.loads(raw)["verificationMaterial"]["publicKey"]["hint"]:
+                # The library accepts it with a warning on stdout.
+                raise ValueError("it does not name the key that made it; sign the package again")
+            config.set_hashing_config(_listed(package)).verify(package.path.absolute(), path)
         except Exception as err:  # the library raises what its own libraries raise
             detail = str(err) or type(err).__name__
             raise IntegrityError(
@@ -106,18 +108,6 @@ def _listed(package: Package) -> Any:
             return found
 
     return Listed()
-
-
-def _virtual(package: Package) -> Path:
-    """Return the path that the library takes for the model's folder; nothing is read there."""
-    return package.path.absolute()
-
-
-def _check_bundle(raw: bytes) -> None:
-    """Refuse signatures that do not name their key, which the library accepts with a warning on stdout."""
-    document = json.loads(raw)
-    if not document["verificationMaterial"]["publicKey"]["hint"]:
-        raise ValueError("it does not name the key that made it; sign the package again")
 
 
 def _library() -> Any:

@@ -189,9 +189,5 @@ def _lines(fields: Mapping[str, _Field], depth: int = 0) -> list[str]:
 def _scalar(value: object) -> str:
     if isinstance(value, _Word) or not isinstance(value, str):
         return str(value)
-    return '"' + "".join(_escaped(byte) for byte in value.encode("utf-8")) + '"'
-
-
-def _escaped(byte: int) -> str:
-    plain = 0x20 <= byte < 0x7F and byte not in (0x22, 0x5C)
-    return chr(byte) if plain else f"\\{byte:03o}"
+    encoded = value.encode("utf-8")
+    return '"' + "".join(chr(b) if 0x20 <= b < 0x7F and b not in b'"\\' else f"\\{b:03o}" for b in encoded) + '"'

@@ -149,18 +149,18 @@ class BucketedCompileCache:
         key: int,
         actual_rows: int,
         build: Build,
-        inputs: Iterable[tuple[str, npt.ArrayLike, int]],
+        inputs: Iterable[tuple[str, npt.ArrayLike, int | None]],
         output_inners: Sequence[int] = (),
     ) -> tuple[int, list[Array]] | None:
         """Run the graph of the key's range with inputs padded by rows of zeros, and cut the padding off the outputs.
 
-        Correct for graphs whose rows are independent, or that mask the padding.
+        Correct for graphs whose rows are independent, or that mask the padding. `run_padded_mixed` is the same.
 
         Args:
             key: the length that selects the range.
             actual_rows: the number of rows.
             build: makes the graph of a range.
-            inputs: name, data of `actual_rows` rows, and the elements of a row.
+            inputs: name, data of `actual_rows` rows, and the elements of a row; with None the data passes unchanged.
             output_inners: elements of a row of each output; an output with 0, or without an entry, is not cut.
 
         Returns:
@@ -169,17 +169,6 @@ class BucketedCompileCache:
         Raises:
             InputError: an input does not have that many rows, or more than fit.
         """
-        return self.run_padded_mixed(key, actual_rows, build, inputs, output_inners)
-
-    def run_padded_mixed(
-        self,
-        key: int,
-        actual_rows: int,
-        build: Build,
-        inputs: Iterable[tuple[str, npt.ArrayLike, int | None]],
-        output_inners: Sequence[int] = (),
-    ) -> tuple[int, list[Array]] | None:
-        """Run like `run_padded`; inputs with None for the elements of a row are passed unchanged."""
         found = self.get_or_compile(key, build)
         if found is None:
             return None
@@ -194,7 +183,8 @@ class BucketedCompileCache:
             if inner is None:
                 feeds[name] = data
                 continue
-            _check_rows(name, data, actual_rows, inner)
+            if _row_count(data, inner) != actual_rows:
+                raise InputError(f"input {name!r} has {data.size // inner} rows of {inner} elements, not {actual_rows}")
             padded = pad_rows(data, inner, rows)
             feeds[name] = padded if padded.ndim > 1 else _shaped(compiled, name, padded)
         # No active extent is set: it would make a graph that takes any number of rows run the true shape.
@@ -205,6 +195,8 @@ class BucketedCompileCache:
         return upper, [
             slice_rows(out, inner, actual_rows) if inner else out for out, inner in zip(outputs, inners, strict=False)
         ]
+
+    run_padded_mixed = run_padded
 
     def close(self) -> None:
         """Close every graph; the data of the parameters is kept."""
@@ -217,16 +209,12 @@ class BucketedCompileCache:
         if self._store is None:
             self._store = WeightStore.for_graph(graph)
             return self._store
-        for value in graph.params:
-            if not isinstance(value.type, TensorType):
-                continue
-            if value.name not in self._store:
-                self._store.declare(value.name, value.type, graph.weights.get(value.name))
-            elif self._store.type_of(value.name) != value.type:
-                raise ParamError(
-                    f"parameter {value.name!r} is {value.type} here and {self._store.type_of(value.name)} in the graph "
-                    "of another range; the graphs of all ranges share their parameters"
-                )
+        try:
+            for value in graph.params:
+                if isinstance(value.type, TensorType):
+                    self._store.declare(value.name, value.type, graph.weights.get(value.name))
+        except ParamError as err:
+            raise ParamError(f"{err}; the graphs of all ranges share their parameters") from err
         return self._store
 
 
@@ -309,12 +297,6 @@ def _row_count(array: Array, row_inner: int) -> int:
     if array.size % row_inner:
         raise InputError(f"{array.size} elements are not a whole number of rows of {row_inner}")
     return array.size // row_inner
-
-
-def _check_rows(name: str, array: Array, actual: int, row_inner: int) -> None:
-    rows = _row_count(array, row_inner)
-    if rows != actual:
-        raise InputError(f"input {name!r} has {rows} rows of {row_inner} elements, not {actual}")
 
 
 def _is_fixed(compiled: CompiledGraph, name: str) -> bool:

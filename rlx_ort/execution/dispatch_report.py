@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlx_ort import environment
 from rlx_ort.device import Device
-from rlx_ort.ir.rewrite import live_nodes
+from rlx_ort.ir.graph import live_nodes
 
 if TYPE_CHECKING:
     from rlx_ort.converters.to_onnx.exported import ExportedModel
@@ -132,7 +132,8 @@ def summarize(
             path = REWRITTEN
         else:
             path = COMPILED if compiled else NATIVE
-        rows.setdefault((node.op.kind, _logical_name(node) or "", path), []).append(node)
+        name = node.op.describe() if hasattr(node.op, "op_type") else ""
+        rows.setdefault((node.op.kind, name, path), []).append(node)
     return tuple(
         DispatchSummary(kind, len(nodes), path, name or None, tuple(node.name for node in nodes))
         for (kind, name, path), nodes in sorted(rows.items(), key=lambda row: row[0])
@@ -211,21 +212,14 @@ def log_dispatch_report(
     """
     if not (environment.flag("DISPATCH_REPORT") or environment.flag("VERBOSE")):
         return
+    names = {node.origin for node in placement.strays}
+    strays = {node.id for node in graph.nodes if node.name in names}
     report = KernelDispatchReport(
         device=device,
         backend_name=device.display,
         policy=policy,
         supported_claim_count=claim_count or 0,
-        summaries=summarize(graph, model, cpu_nodes=_strays(graph, placement), compiled=claim_count is None),
+        summaries=summarize(graph, model, cpu_nodes=strays, compiled=claim_count is None),
         common_lowered_kinds=common_kinds(model, graph),
     )
     _logger.warning("%s", format_dispatch_report(merge_placement(report, placement)))
-
-
-def _strays(graph: Graph, placement: Placement) -> set[int]:
-    names = {node.origin for node in placement.strays}
-    return {node.id for node in graph.nodes if node.name in names}
-
-
-def _logical_name(node: Node) -> str | None:
-    return node.op.describe() if hasattr(node.op, "op_type") else None

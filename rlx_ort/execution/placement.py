@@ -55,13 +55,9 @@ class Placement:
 
     @property
     def requested_share(self) -> float:
-        """The share of nodes on the requested provider, from 0 to 1; pinned nodes do not count.
-
-        1 for a graph without other nodes.
-        """
+        """The share of the nodes that are not pinned on the requested provider, from 0 to 1; 1 without such nodes."""
         counted = [node for nodes in self.nodes_by_ep.values() for node in nodes if not node.pinned]
-        on_requested = sum(node.provider == self.requested for node in counted)
-        return on_requested / len(counted) if counted else 1.0
+        return sum(node.provider == self.requested for node in counted) / len(counted) if counted else 1.0
 
     @property
     def strays(self) -> tuple[PlacedNode, ...]:
@@ -77,13 +73,9 @@ class Placement:
 def build_placement(
     requested: str, assignments: Sequence[NodeAssignment], exported: ExportedModel, *, host_marker: str = ""
 ) -> Placement:
-    """Return the placement of a session.
+    """Return the placement of a session that was opened with an exported model.
 
-    Args:
-        requested: the execution provider that was asked for.
-        assignments: the nodes of the session, with the provider of each.
-        exported: the model the session was opened with.
-        host_marker: part of the names of nodes that the user keeps on the CPU; empty for none.
+    `host_marker` is part of the names of nodes that the user keeps on the CPU; empty for none.
     """
     by_ep: dict[str, list[PlacedNode]] = {}
     ep_of: dict[str, str] = {}

@@ -143,8 +143,7 @@ def answers_for(
 
     The device works here. New questions open small sessions, in a child process for providers that compile.
     """
-    from rlx_ort.providers.answers import answers_of
-    from rlx_ort.providers.asking import ask, asking_options
+    from rlx_ort.providers.asking import answers_of, ask, asking_options
 
     scope = provider.question_scope(device)
     if scope is None or not groups:
