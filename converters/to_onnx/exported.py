@@ -336,7 +336,7 @@ def is_shape_type(kind: ValueType | None) -> bool:
     """Return whether a value may hold sizes, axes or indices: an integer or bool tensor of rank 0 or 1."""
     if not isinstance(kind, TensorType) or kind.shape is None:
         return False
-    return kind.shape.rank <= 1 and (kind.dtype.is_integer or kind.dtype.value == "bool")
+    return kind.shape.rank <= 1 and (kind.dtype.is_integer or kind.dtype is DType.BOOL)
 
 
 def _reads_shape(pattern: ModelNode) -> bool:

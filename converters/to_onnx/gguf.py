@@ -44,7 +44,7 @@ class Bytes:
     def __rshift__(self, places: npt.ArrayLike) -> Bytes:
         return self._bits("BitShift", places, direction="RIGHT")
 
-    def _bits(self, op_type: str, other: Bytes | npt.ArrayLike, **attributes: str) -> Bytes:
+    def _bits(self, op_type: str, other: Bytes | npt.ArrayLike, **attributes: Any) -> Bytes:
         right = other.value if isinstance(other, Bytes) else self.emit.constant(np.asarray(other, np.uint8))
         return Bytes(self.emit, self.emit.op(op_type, self.value, right, **attributes))
 
