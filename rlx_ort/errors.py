@@ -20,6 +20,7 @@ RlxError
     CancelledRunError                the caller cancelled the run
     StateLossError                   a device failed that holds state which cannot move to another
     MemoryBudgetError                a session does not fit into the memory budget of its device
+  ServingError                       a request to a server cannot be answered
   CalibrationError                   a device cannot be measured
   PackageError
     IntegrityError                   a package does not hold what it promises
@@ -59,6 +60,7 @@ __all__ = [
     "PlacementError",
     "RlxError",
     "RunError",
+    "ServingError",
     "StateLossError",
     "TimeLimitError",
 ]

@@ -125,6 +125,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("parity",),
     ("conversion",),
     ("deploy",),
+    ("serving",),
     ("cli", "_pyinstaller"),
 )
 """From the ground up: modules and packages of rlx_ort. Each imports from its own floor and from those below."""

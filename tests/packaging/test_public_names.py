@@ -11,7 +11,8 @@ ERRORS = """
 CalibrationError CancelledRunError ConversionError DeviceError DeviceFallbackError DeviceParseError
 DeviceUnavailableError EngineError GraphError GraphVerifyError InputError IntegrityError LegalizeError
 MemoryBudgetError
-NoViableDeviceError PackageError ParamError ParityError PlacementError RlxError RunError StateLossError TimeLimitError
+NoViableDeviceError PackageError ParamError ParityError PlacementError RlxError RunError ServingError StateLossError
+TimeLimitError
 """
 
 NAMES = """

@@ -28,6 +28,7 @@ TREE = {
     "EngineError": (["RunError"], 5),
     "TimeLimitError": (["RunError"], 5),
     "CancelledRunError": (["RunError"], 5),
+    "ServingError": (["RlxError"], 1),
     "StateLossError": (["RunError"], 5),
     "MemoryBudgetError": (["RunError"], 5),
     "CalibrationError": (["RlxError"], 6),
