@@ -6,14 +6,12 @@ import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from rlx_ort.converters.onnx_types import schema_of
 
 if TYPE_CHECKING:
     import onnx
-
-__all__ = ["Signature", "signature_of", "value_problem"]
 
 _INT, _INTS = 2, 7  # AttributeProto.INT and INTS
 _INT32 = 1 << 31
@@ -84,8 +82,8 @@ def signature_of(op_type: str, version: int, domain: str) -> Signature | None:
         f"{op_type} of {domain or 'ai.onnx'} {version}",
         (schema.min_input, schema.max_input),
         (schema.min_output, schema.max_output),
-        tuple(place for place, formal in enumerate(schema.inputs) if formal.option.name == "Single"),
-        {name: int(attribute.type.value) for name, attribute in schema.attributes.items()},
+        tuple(place for place, formal in enumerate(schema.inputs) if cast(Any, formal.option).name == "Single"),
+        {name: int(cast(Any, attribute.type).value) for name, attribute in schema.attributes.items()},
         frozenset(name for name, attribute in schema.attributes.items() if attribute.required),
     )
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from rlx_ort.ir.core import Node, Value
     from rlx_ort.ir.graph import Graph
 
-__all__ = ["command"]
-
 
 @click.command("inspect")
 @options.model

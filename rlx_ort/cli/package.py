@@ -9,8 +9,6 @@ import click
 
 from rlx_ort.cli import Commands
 
-__all__ = ["command"]
-
 _COMMANDS = ("create", "inspect", "verify", "run", "extract", "diff", "sign", "warm", "export")
 
 

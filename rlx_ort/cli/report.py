@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from rlx_ort.selection.candidates import DeviceCandidate
     from rlx_ort.selection.policy import DevicePolicy
 
-__all__ = ["command"]
-
 _COLUMNS = (
     *("available", "supports_graph", "cpu_nodes", "predicted_ns", "profile_source", "recommended", "blocker"),
     *("judged_by", "hardware"),

@@ -15,21 +15,6 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress, TaskID
 
-__all__ = [
-    "Steps",
-    "binary_size",
-    "counted",
-    "duration",
-    "emit",
-    "note",
-    "print_facts",
-    "print_json",
-    "print_table",
-    "progress",
-    "replacing",
-    "steps",
-]
-
 _PIPE_COLUMNS = 200
 """Width of a table that goes to a pipe or file, which have no terminal width."""
 

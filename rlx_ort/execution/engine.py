@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from rlx_ort.ir.graph import Graph
     from rlx_ort.providers.base import EngineSession, Provider
 
-__all__ = ["Engine", "EngineSlot", "Observer", "Runnable", "open_slot", "runnable"]
-
 Observer: TypeAlias = Callable[[Mapping[str, Any]], None]
 """Receives the hidden outputs of a run, by name."""
 WeightSource: TypeAlias = "WeightStore | ExpertWeights"

@@ -17,8 +17,6 @@ from rlx_ort.options.dispatch import KernelDispatch, KernelDispatchPolicy
 from rlx_ort.providers.registry import availability, provider_of
 from rlx_ort.selection.support import model_for, support_of
 
-__all__ = ["dispatch_report_for_device", "legalize_graph_for_device", "require_legal"]
-
 
 def legalize_graph_for_device(
     graph: Graph, device: Device | str, options: CompileOptions | None = None

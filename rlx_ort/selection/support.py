@@ -28,17 +28,6 @@ from rlx_ort.selection.graph_cache import cache_of
 from rlx_ort.selection.node_claims import cpu_takes_node, is_function, signature, takes_node
 from rlx_ort.selection.questions import NodeGroup, answers_for, groups_of
 
-__all__ = [
-    "Support",
-    "UnsupportedOp",
-    "draft_for",
-    "first_unsupported_op",
-    "model_for",
-    "support_of",
-    "supports",
-    "supports_graph",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class UnsupportedOp:

@@ -15,8 +15,6 @@ from rlx_ort.cli.show import emit, note, print_table
 if TYPE_CHECKING:
     from rlx_ort.deploy.package import Package
 
-__all__ = ["command"]
-
 _PACKAGE = click.Path(exists=True, path_type=Path)
 _BY_NAME = {"files": "file", "tensors": "tensor"}
 

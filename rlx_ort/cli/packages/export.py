@@ -13,8 +13,6 @@ from rlx_ort.cli.show import note, print_json, progress
 if TYPE_CHECKING:
     from rlx_ort.deploy.package import Package
 
-__all__ = ["command"]
-
 
 @click.command("export")
 @options.package

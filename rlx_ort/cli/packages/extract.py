@@ -13,8 +13,6 @@ from rlx_ort.cli.show import counted, note, print_json
 if TYPE_CHECKING:
     from rlx_ort.deploy.package import Package
 
-__all__ = ["command"]
-
 
 @click.command("extract")
 @options.package

@@ -12,8 +12,6 @@ from rlx_ort.cli.show import binary_size, emit, print_facts, print_table
 if TYPE_CHECKING:
     from rlx_ort.deploy.package import Package
 
-__all__ = ["command"]
-
 
 @click.command("inspect")
 @options.package

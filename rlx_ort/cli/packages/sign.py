@@ -9,8 +9,6 @@ import click
 from rlx_ort.cli import options
 from rlx_ort.cli.show import note, print_json, progress
 
-__all__ = ["command"]
-
 
 @click.command("sign")
 @click.argument("package", type=click.Path(exists=True, path_type=Path))

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from rlx_ort.deploy.golden import DeviceParity
     from rlx_ort.deploy.package import Package
 
-__all__ = ["command"]
-
 
 @click.command("verify")
 @options.package

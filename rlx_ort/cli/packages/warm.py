@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from rlx_ort.deploy.open import WarmedDevice
     from rlx_ort.deploy.package import Package
 
-__all__ = ["command"]
-
 
 @click.command("warm")
 @options.package
