@@ -39,6 +39,7 @@ _IDLE_S = 2.0  # without a run; then the arena is shrunk
 _STEP_S = 0.002
 _PATIENCE_S = 0.25
 _NOISE_BYTES = 1 << 20
+_FIRST_RUNS = 4  # are measured: launches are recorded at the third, which takes buffers
 _NEVER = -(1 << 60)
 _LONGEST_WAIT_S = 30.0  # for a session in use to become idle
 _SEPARATORS = re.compile(r"[,;\s]+")
@@ -149,16 +150,17 @@ class Resident:
         self.engine: Callable[[], Engine | None] = _no_engine
         self._provider = provider
         self._largest = -1  # bytes of inputs; the arena grows with larger ones
+        self._to_measure = _FIRST_RUNS  # of the runs to come; 0 for good once all were measured in one session
         self._undisturbed = False
         self._last = _NEVER  # bytes that the last measurement found
-        self._shrunk = False
+        self._freed = 0  # bytes of `in_runs`, by the last shrinking of the arena
         self._new = True  # not run since it was opened
         self._lock = threading.RLock()  # reentrant: a finalizer may run during any call
 
     @property
     def nbytes(self) -> int:
         """The bytes that its session takes, or took before it was closed; 0 if unknown."""
-        return self.at_opening + (0 if self._shrunk else self.in_runs)
+        return self.at_opening + self.in_runs - self._freed
 
     @property
     def reserved(self) -> int:
@@ -195,7 +197,9 @@ class Resident:
         with self._lock:
             self.sessions += 1
             self.opened += 1
-            self._new, self._shrunk = True, False
+            self._new, self._freed = True, 0
+            if self._to_measure:
+                self._to_measure = _FIRST_RUNS
         weakref.finalize(session, self._gone).atexit = False
 
     def note_opening(self, nbytes: int, sure: bool) -> None:
@@ -208,9 +212,10 @@ class Resident:
         """Note what a run on `fed` bytes of inputs has added."""
         with self._lock:
             first = self._largest < 0
-            before = 0 if self._new or self._shrunk else self.in_runs
-            self.in_runs, self._largest = max(0, before + nbytes), fed
-            self._new = self._shrunk = False
+            before = 0 if self._new else self.in_runs - self._freed
+            self.in_runs, self._largest = max(0, before + nbytes), max(fed, self._largest)
+            self._new, self._freed = False, 0
+            self._to_measure = max(0, self._to_measure - 1)
             self._undisturbed = self._undisturbed and sure
             if first:
                 self.compare(self.nbytes)
@@ -223,17 +228,21 @@ class Resident:
 
     def forget(self) -> None:
         """Measure again from the next opening on."""
-        self.sure, self._last = False, _NEVER
+        self.sure, self._last, self._to_measure = False, _NEVER, _FIRST_RUNS
 
     def shrink(self) -> bool:
-        """Give unused memory of the session's arena back to the device; return whether that was done."""
+        """Give unused memory of the session's arena back to the device; return whether there was any."""
         self._swept_s = time.monotonic()
         engine = self.engine()
         shrink = None if engine is None else getattr(engine.session, "shrink_arena", None)
+        before = None if shrink is None else self.read()
         if shrink is None or not shrink():
             return False
-        self._shrunk = True
-        return True
+        after = self.read()
+        if before is not None and after is not None:
+            with self._lock:
+                self._freed = min(max(0, before.nbytes - after.nbytes), self.in_runs)
+        return self._freed > 0
 
     def release(self) -> bool:
         """Close the session if it is idle, and return whether it was open and idle."""
@@ -259,14 +268,14 @@ class Resident:
             self.sessions -= 1
 
     def _measured(self, run: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
-        """Return the run of a session, measured for its first inputs and for larger ones than before."""
+        """Return the run of a session, measured for its first runs and for larger inputs than before."""
 
         def measured(names: Sequence[str], feeds: Mapping[str, Any], *more: Any) -> list[Any]:
             fed = sum(getattr(value, "nbytes", 0) for value in feeds.values())
             found = residency()
-            if fed > self._largest:
+            if self._to_measure or fed > self._largest:
                 return found.measured(self, fed, lambda: run(names, feeds, *more))
-            self._new = self._shrunk = False
+            self._new, self._freed = False, 0
             found.quiet.enter()
             try:
                 return run(names, feeds, *more)
