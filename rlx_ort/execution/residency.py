@@ -160,6 +160,7 @@ class Resident:
         self._undisturbed = False
         self._last = _NEVER  # bytes that the last measurement found
         self.freed = 0
+        self._threads: set[int] = set()  # that have run the open session: each may take work space of its own
         self._new = True  # not run since it was opened
         self._lock = threading.RLock()  # reentrant: a finalizer may run during any call
 
@@ -209,6 +210,7 @@ class Resident:
             self.sessions += 1
             self.opened += 1
             self._new, self.freed = True, 0
+            self._threads.clear()
             if self._to_measure:
                 self._to_measure = _FIRST_RUNS
         weakref.finalize(session, self._gone).atexit = False
@@ -293,7 +295,9 @@ class Resident:
                 return found.measured(self, fed, lambda: run(names, feeds, *more))
             with found.quiet.shared():
                 outputs = run(names, feeds, *more)
-            if self._new or self.freed:
+            thread = threading.get_ident()
+            if self._new or self.freed or thread not in self._threads:
+                self._threads.add(thread)
                 self._new, self.freed = False, 0  # not before: what the run adds stays reserved until it is in use
                 found.settle(self)
             return outputs
