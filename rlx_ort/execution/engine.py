@@ -260,7 +260,7 @@ class EngineSlot:
         self.output_types = _without(self.exported.output_types, self.runs.hidden)
         self._children: weakref.WeakSet[EngineSlot] = weakref.WeakSet()
         self.users: weakref.WeakSet[CompiledGraph] = weakref.WeakSet()
-        self.resident = self.resident or Resident(self.provider, self.device, self.graph.name)
+        self.resident = self.resident or Resident(self.provider, self.device, self.graph)
         self.resident.slots.add(self)
         self.lock = threading.RLock()
 
