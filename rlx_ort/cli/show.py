@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -35,8 +36,16 @@ _PIPE_COLUMNS = 200
 
 
 def print_json(document: Mapping[str, Any]) -> None:
-    """Print one JSON document in ASCII, which every terminal and pipe can carry."""
-    click.echo(json.dumps(document, indent=2, allow_nan=False))
+    """Print one JSON document in ASCII, which every terminal and pipe can carry; records become objects."""
+    click.echo(json.dumps(document, indent=2, allow_nan=False, default=_plain))
+
+
+def _plain(value: object) -> object:
+    if dataclasses.is_dataclass(value):
+        return {item.name: getattr(value, item.name) for item in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return dict(value)
+    return list(value) if isinstance(value, Set) else str(value)
 
 
 def emit(document: dict[str, Any], as_json: bool, show: Callable[[dict[str, Any]], object]) -> None:
