@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rlx_ort.converters.to_onnx.exported import ExportedModel
@@ -22,7 +22,7 @@ from rlx_ort.ir.ops.onnx import OnnxNode, Refused
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule
 from rlx_ort.providers import registry
 from rlx_ort.providers.asking import DEVICE, HELPED
-from rlx_ort.providers.base import KernelClaim, Provider
+from rlx_ort.providers.base import Provider
 from rlx_ort.providers.registry import availability, is_available, provider_of
 from rlx_ort.selection.graph_cache import cache_of
 from rlx_ort.selection.node_claims import cpu_takes_node, is_function, signature, takes_node
@@ -157,14 +157,8 @@ def support_of(device: Device, graph: Graph, options: CompileOptions | None = No
     except ConversionError as err:
         return Support(reason=str(err))
     rule = options.placement or PlacementRule.STRICT
-    judging = (
-        ask,
-        rule,
-        runtime_version(),
-        options.optimization,
-        options.precision,
-        registry.default_registry().generation,
-    )
+    state = (runtime_version(), registry.default_registry().generation)
+    judging = (ask, rule, state, options.optimization, options.precision)
     key = (provider.name, device, judging)
     whole = (provider.name, judging)
     with _lock:
@@ -209,10 +203,13 @@ def _drafted(provider: Provider, graph: Graph, options: CompileOptions) -> Draft
 
 
 def _refused(graph: Graph) -> tuple[UnsupportedOp, ...]:
-    """Return the nodes that have no ONNX form; remembered until the graph grows."""
+    """Return the nodes that have no ONNX form, remembered until the graph changes; what no output needs is left out."""
     cache = cache_of(graph)
     if cache.unwritable is None:
-        cache.unwritable = tuple(_without_lowering(graph))
+        # Fast path: the class of an op decides whether it has a lowering.
+        kinds = {type(node.op): node.op for node in graph.nodes}
+        written = all(kind.bodies is Op.bodies and _has_lowering(op) for kind, op in kinds.items())
+        cache.unwritable = () if written else tuple(_without_lowering(graph))
     return cache.unwritable
 
 
@@ -236,7 +233,8 @@ def _judge(
     is_cpu = device.kind == Device.CPU.kind
     groups = groups_of(draft, options, whole=provider.compiles, shapes=is_cpu, weights=graph.weights)
     answers = answers_for(provider, device, groups, draft, options) if ask and found.available else {}
-    cpu_claims = _cpu_claims()
+    cpu = provider_of(Device.CPU)
+    cpu_claims = None if cpu is None else cpu.claims()
     helped = rule is PlacementRule.ASSISTED and not is_cpu and cpu_claims is not None
 
     def listed(group: NodeGroup) -> str:
@@ -277,19 +275,9 @@ def _judge(
     return Support(ordered, frozenset(cpu_nodes), count, reason, "" if answers else provider.judged_by())
 
 
-def _cpu_claims() -> Sequence[KernelClaim] | None:
-    cpu = provider_of(Device.CPU)
-    return None if cpu is None else cpu.claims()
-
-
 def _without_lowering(graph: Graph) -> Iterator[UnsupportedOp]:
-    """Yield the nodes that have no ONNX form, on any device; what no output needs is not exported."""
     from rlx_ort.ir.graph import live_nodes
 
-    # Fast path: the class of an op decides whether it has a lowering.
-    kinds = {type(node.op): node.op for node in graph.nodes}
-    if all(kind.bodies is Op.bodies and _has_lowering(op) for kind, op in kinds.items()):
-        return
     for index in sorted(live_nodes(graph)):
         node = graph.nodes[index]
         missing = next((op for op in _ops_within(node) if not _has_lowering(op)), None)
