@@ -179,7 +179,7 @@ def _dispatch(
     """Return how the ops get to the device, and where a session put them; None when nothing is known about it here."""
     from rlx_ort.errors import DeviceUnavailableError
     from rlx_ort.execution.dispatch_report import merge_placement
-    from rlx_ort.selection.legalize import dispatch_report_for_device
+    from rlx_ort.selection.support import dispatch_report_for_device
 
     try:
         report = dispatch_report_for_device(graph, device, compile_options)

@@ -22,18 +22,9 @@ from rlx_ort.providers.base import CostProfile
 from rlx_ort.selection.support import draft_for
 
 __all__ = [
-    "BackendCostModel",
-    "BasicCostModel",
-    "DEFAULT_DIM",
-    "Estimate",
-    "ProfileCostModel",
-    "Term",
-    "completed",
-    "estimate_graph_cost",
-    "estimate_workload",
-    "pick_best_device",
-    "total_ns",
-]
+    "BackendCostModel", "BasicCostModel", "DEFAULT_DIM", "Estimate", "ProfileCostModel", "Term", "completed",
+    "estimate_graph_cost", "estimate_workload", "pick_best_device", "total_ns",
+]  # fmt: skip
 
 
 class BasicCostModel(Protocol):

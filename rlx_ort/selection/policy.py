@@ -11,14 +11,9 @@ from rlx_ort.device import Device, as_devices, parse_device, parse_device_list, 
 from rlx_ort.errors import DeviceParseError
 
 __all__ = [
-    "Adaptive",
-    "Benchmark",
-    "CostModel",
-    "DevicePickStrategy",
-    "DevicePolicy",
-    "device_chain_from_env",
+    "Adaptive", "Benchmark", "CostModel", "DevicePickStrategy", "DevicePolicy", "device_chain_from_env",
     "device_from_env",
-]
+]  # fmt: skip
 
 T = TypeVar("T")
 Devices: TypeAlias = Device | str | Iterable[Device | str]

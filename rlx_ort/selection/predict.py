@@ -34,18 +34,9 @@ if TYPE_CHECKING:
     from rlx_ort.calibration.profile import CalibrationProfile
 
 __all__ = [
-    "BatchCurve",
-    "batch_curve",
-    "calibrate",
-    "cost_model",
-    "curve_of",
-    "dims_of",
-    "explain",
-    "kernels_of",
-    "measure_unknown",
-    "named_dims",
-    "predicted_ns",
-]
+    "BatchCurve", "batch_curve", "calibrate", "cost_model", "curve_of", "dims_of", "explain", "kernels_of",
+    "measure_unknown", "named_dims", "predicted_ns",
+]  # fmt: skip
 
 _log = logging.getLogger(__name__)
 _WORKLOADS_A_DRAFT = 64
