@@ -85,14 +85,19 @@ def signature_of(op_type: str, version: int, domain: str) -> Signature | None:
     schema = schema_of(op_type, version, domain)
     if schema is None or schema.deprecated:
         return None
-    options = [formal.option.name for formal in schema.inputs]
+    from onnx import AttributeProto
+
+    number_of = AttributeProto.AttributeType.Value
+    # onnx's enumerations are spelled AttrType.INT and FormalParameterOption.Single.
+    options = [str(formal.option).rpartition(".")[2] for formal in schema.inputs]
+    kinds = {name: number_of(str(item.type).rpartition(".")[2]) for name, item in schema.attributes.items()}
     return Signature(
         f"{op_type} of {domain or 'ai.onnx'} {version}",
         (schema.min_input, schema.max_input),
         (schema.min_output, schema.max_output),
         tuple(place for place, option in enumerate(options) if option == "Single"),
         options.index("Variadic") if "Variadic" in options else -1,
-        {name: int(attribute.type.value) for name, attribute in schema.attributes.items()},
+        kinds,
         frozenset(name for name, attribute in schema.attributes.items() if attribute.required),
     )
 
