@@ -48,9 +48,13 @@ def with_types(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _has_long_vector(model: onnx.ModelProto) -> bool:
-    infos = (info for graph in _graphs(model) for info in (*graph.input, *graph.value_info, *graph.output))
-    shapes = (info.type.tensor_type.shape.dim for info in infos)
-    return any(len(dims) == 1 and dims[0].dim_value > _LONGEST_VECTOR for dims in shapes)
+    for graph in _graphs(model):
+        shapes = [info.type.tensor_type.shape.dim for info in (*graph.input, *graph.value_info, *graph.output)]
+        sizes = [dims[0].dim_value for dims in shapes if len(dims) == 1]
+        sizes += [tensor.dims[0] for tensor in graph.initializer if len(tensor.dims) == 1]
+        if any(size > _LONGEST_VECTOR for size in sizes):
+            return True
+    return False
 
 
 def _graphs(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
