@@ -94,6 +94,7 @@ def graph_of(model: onnx.ModelProto, files: TensorFiles) -> Graph:
         ConversionError: the model breaks a rule of ONNX that its meaning depends on, or data cannot be had.
     """
     from rlx_ort.converters.from_onnx.builder import GraphBuilder
+    from rlx_ort.converters.from_onnx.operands import check_operands
     from rlx_ort.converters.from_onnx.rewrite import fill_types, with_ir_ops
     from rlx_ort.converters.from_onnx.structure import check_model
     from rlx_ort.converters.infer import is_fully_typed, skeleton, with_types
@@ -104,6 +105,7 @@ def graph_of(model: onnx.ModelProto, files: TensorFiles) -> Graph:
         graph = GraphBuilder(model, typed, files).build()
         if model.functions:
             fill_types(graph)
+        check_operands(graph)
         return with_ir_ops(graph)
     except UnicodeDecodeError as err:
         # Protobuf decodes a text when it is looked at, so this may come from anywhere.
