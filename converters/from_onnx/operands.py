@@ -6,7 +6,9 @@ by some sizes. Feeds of a run are not looked at: a model that declares no shape 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.core import Node
@@ -34,8 +36,14 @@ def check_operands(graph: Graph) -> None:
     """
     for owner, node in all_nodes(graph):
         op = node.op
-        if isinstance(op, OnnxNode) and op.domain == "" and op.op_type in _CHECKED:
+        if not isinstance(op, OnnxNode) or op.domain != "":
+            continue
+        if op.op_type in _CHECKED:
             _check(owner, node, op.op_type, op.formal_inputs)
+        if op.op_type == "TfIdfVectorizer" and not _grams_fit(op):
+            raise ConversionError(
+                f"node {node.name!r} (TfIdfVectorizer) has another number of ngram_indexes than n-grams"
+            )
 
 
 def all_nodes(graph: Graph) -> Iterator[tuple[Graph, Node]]:
@@ -63,6 +71,17 @@ def _check(graph: Graph, node: Node, op_type: str, formal: int) -> None:
             wanted = "positive numbers"
         if wanted:
             raise ConversionError(f"node {node.name!r} ({op_type}) needs {wanted} as input {place}, it has {kind}")
+
+
+def _grams_fit(op: OnnxNode) -> bool:
+    """Return whether a node has an index for each n-gram of its pool, where `ngram_counts` has the start of each n."""
+    given: Mapping[str, Any] = op.attributes
+    pool = given.get("pool_int64s") or given.get("pool_strings") or ()
+    starts, indexes = given.get("ngram_counts", ()), given.get("ngram_indexes", ())
+    spans = [end - start for start, end in itertools.pairwise((0, *starts[1:], len(pool)))]
+    if min(spans) < 0 or starts[:1] not in ((), (0,)) or any(size % n for n, size in enumerate(spans, 1)):
+        return False
+    return min(indexes, default=0) >= 0 and len(indexes) == sum(size // n for n, size in enumerate(spans, 1))
 
 
 _CHECKED = {*_ONE_ELEMENT, *_NOT_EMPTY, *(op_type for op_type, _ in _POSITIVE)}

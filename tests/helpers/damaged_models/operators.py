@@ -157,7 +157,9 @@ def _recast(model: onnx.ModelProto, names: list[str], inputs: list[Any], rng: ra
         inputs[place] = np.array([str(item) for item in array.reshape(-1)], object).reshape(array.shape)
     else:
         with np.errstate(all="ignore"):
-            inputs[place] = np.asarray(inputs[place]).astype(helper.tensor_dtype_to_np_dtype(number))
+            array = np.asarray(inputs[place])
+            array = array.astype(np.float32) if array.dtype in _FOREIGN else array  # they have few casts
+            inputs[place] = array.astype(helper.tensor_dtype_to_np_dtype(number))
     model.graph.input[place].type.tensor_type.elem_type = number
 
 
