@@ -15,13 +15,12 @@ from functools import cached_property
 from itertools import chain, takewhile
 from typing import Any, NamedTuple
 
-from rlx_ort.converters.to_onnx.exported import ExportedModel, ExportedNode
+from rlx_ort.converters.to_onnx.exported import ExportedModel, ExportedNode, Outline
 from rlx_ort.converters.to_onnx.model import ModelNode
-from rlx_ort.converters.to_onnx.outline import Outline
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import TensorType, ValueType
-from rlx_ort.providers.engine.recorded import unrecordable
+from rlx_ort.providers.engine.recordings import unrecordable
 
 __all__ = ["BY_WIDTH", "DEFAULT_DIM", "Fact", "Kernel", "Workload", "kernel_of", "workload_of"]
 

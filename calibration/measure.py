@@ -29,7 +29,7 @@ from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import TensorType
 from rlx_ort.options.compile_options import CompileOptions, OptimizationLevel, PlacementRule
-from rlx_ort.providers.cores import device_threads
+from rlx_ort.providers.hardware import device_threads
 
 __all__ = ["FAILURES", "Bench", "Clock", "Node", "Progress", "measure_kernels", "measure_nodes"]
 

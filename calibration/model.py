@@ -18,6 +18,7 @@ __all__ = ["Grid", "MeasuredCostModel", "Price", "axes_of"]
 _MOST_KNOWN = 1 << 16  # prices that are remembered, of 300 bytes or so: a process may see any number of shapes
 _FLOOR_NS = 20.0  # a time below this is noise of a subtraction
 _BYTES = {"f16": 2, "bf16": 2, "f64": 8}
+_DISTURBED = math.log(3.0)  # padding and caches explain smaller contradictions; disturbances only add time
 _NEAR = 4.0  # times the largest size measured, or a share of the smallest: beyond it a price is an extrapolation
 
 AXES: Mapping[str, Callable[..., tuple[float, ...]]] = {
@@ -58,6 +59,8 @@ class Grid:
     Above the grid the time grows half as between the two largest sizes and half with the work: what was held up by
     launches may be by its work there. Below, it falls as between the two smallest, but never faster than the work.
     At points of the grid that were not measured, the time changes along an axis as on the nearest line where it was.
+    A point was disturbed if it takes over three times as long as more of the same work, or as its share of less work.
+    It then counts as three times that.
 
     Args:
         points: sizes -> ns.
@@ -75,6 +78,13 @@ class Grid:
         self._values = {
             point: known[point] if point in known else _filled(point, known) for point in itertools.product(*self._axes)
         }
+        for at, power in enumerate(self._powers):
+            pairs = list(itertools.pairwise(self._axes[at])) if power else []
+            down = [(high, low, 0.0) for low, high in reversed(pairs)]
+            for trusted, other, more in (*down, *((low, high, power * (high - low)) for low, high in pairs)):
+                for point in [point for point in self._values if point[at] == other]:
+                    most = self._values[(*point[:at], trusted, *point[at + 1 :])] + more + _DISTURBED
+                    self._values[point] = min(self._values[point], most)
 
     def __call__(self, size: tuple[float, ...]) -> float:
         """Return the time at a size, in ns."""
@@ -130,7 +140,8 @@ class MeasuredCostModel:
         self._threads = threads
         self._rows: dict[tuple[str, str], dict[tuple[float, ...], float]] = {}
         for row in profile.rows:
-            self._rows.setdefault((row.kernel, row.dtype), {})[row.size] = row.ns
+            if row.ns > 0 or not row.size:  # a difference of 0 was below the noise
+                self._rows.setdefault((row.kernel, row.dtype), {})[row.size] = row.ns
         missing = [name for name in REQUIRED if (name, "f32") not in self._rows]
         if missing:
             raise CalibrationError(f"the profile of {device.display} has no row of {', '.join(missing)}")

@@ -10,11 +10,9 @@ from rlx_ort.calibration import store
 from rlx_ort.calibration.features import DEFAULT_DIM, Kernel, Workload
 from rlx_ort.calibration.measure import Node, measure_nodes
 from rlx_ort.calibration.model import MeasuredCostModel, axes_of
-from rlx_ort.converters.to_onnx.exported import ExportedNode
-from rlx_ort.converters.to_onnx.outline import Outline
-from rlx_ort.ir.shape import Shape
+from rlx_ort.converters.to_onnx.exported import ExportedNode, Outline
 from rlx_ort.ir.tensor import TensorData
-from rlx_ort.ir.types import TensorType, ValueType
+from rlx_ort.ir.types import Shape, TensorType, ValueType
 
 __all__ = ["measure_unknown", "unknown"]
 

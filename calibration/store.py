@@ -68,10 +68,10 @@ def key_of(device: Device) -> ProfileKey:
     Raises:
         CalibrationError: the device does not work here or has no execution provider.
     """
-    from rlx_ort.providers.availability import availability, provider_of
-    from rlx_ort.providers.cores import device_threads
     from rlx_ort.providers.engine import runtime
+    from rlx_ort.providers.hardware import device_threads
     from rlx_ort.providers.plugins import plugin_for
+    from rlx_ort.providers.registry import availability, provider_of
 
     provider = provider_of(device)
     found = availability(device)

@@ -10,14 +10,20 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+import onnx
+
+from rlx_ort.converters.from_onnx import graph_of
 from rlx_ort.converters.from_onnx.tensor_files import ExternalFiles, TensorFiles
 from rlx_ort.converters.from_onnx.tensors import tensor_data
 from rlx_ort.converters.onnx_types import dtype_of, elem_type, tensor_proto, type_of
-from rlx_ort.converters.protos import bodies_of, copied, set_items
-from rlx_ort.converters.to_onnx.model import INLINE_BYTES
-from rlx_ort.converters.to_onnx.writer import UniqueNames
+from rlx_ort.converters.protos import copied, graphs_of, nodes_of, set_items
+from rlx_ort.converters.to_onnx import all_weights
+from rlx_ort.converters.to_onnx.exporter import export_model
+from rlx_ort.converters.to_onnx.model import INLINE_BYTES, UniqueNames
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
@@ -25,26 +31,13 @@ from rlx_ort.ir.tensor import FileRange, TensorData
 from rlx_ort.ir.types import ValueType
 from rlx_ort.options.compile_options import CompileOptions
 
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-    import onnx
-
 __all__ = [
-    "INLINE_BYTES",
-    "ModelBundle",
-    "bundle_from_graph",
-    "bundle_of",
-    "external_tensors",
-    "graph_from_bundle",
-    "graphs_of",
-    "location_of",
-    "placed",
-    "reference",
-    "take_out",
-]
+    "BundleWeights", "FREE_INITIALIZERS", "ModelBundle", "bundle_from_graph", "bundle_of", "external_tensors",
+    "graph_from_bundle", "location_of", "placed", "take_out",
+]  # fmt: skip
 
-_FREE_INITIALIZERS = 4  # the IR version from which an initializer need not be an input too
+FREE_INITIALIZERS = 4
+"""The IR version from which an initializer need not be an input too."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -104,7 +97,7 @@ class ModelBundle:
     @property
     def node_count(self) -> int:
         """The number of nodes, those of bodies included and those of functions left out."""
-        return sum(len(graph.node) for graph in graphs_of(self.proto, functions=False))
+        return sum(1 for _ in nodes_of(self.proto, functions=False))
 
     def input_types(self) -> dict[str, ValueType]:
         """Return name -> type of what a run is fed, in order; inputs that have a default are left out."""
@@ -148,9 +141,6 @@ def bundle_from_graph(graph: Graph, options: CompileOptions | None = None, origi
         GraphVerifyError: the graph breaks a rule of the IR.
         ConversionError: a node has no ONNX form, or a parameter has no data.
     """
-    from rlx_ort.converters.to_onnx import all_weights
-    from rlx_ort.converters.to_onnx.exporter import export_model
-
     exported = export_model(graph, options)
     given = all_weights(graph, exported)
     weights: dict[str, TensorData] = {}
@@ -167,10 +157,8 @@ def graph_from_bundle(bundle: ModelBundle) -> Graph:
     Raises:
         ConversionError: the model breaks a rule of ONNX that its meaning depends on.
     """
-    from rlx_ort.converters.from_onnx import graph_of
-
     try:
-        return graph_of(bundle.proto, _BundleWeights(bundle.weights))
+        return graph_of(bundle.proto, BundleWeights(bundle.weights))
     except ConversionError as err:
         raise ConversionError(f"{bundle.origin}: {err}") from err
 
@@ -181,41 +169,32 @@ def take_out(proto: onnx.ModelProto, files: TensorFiles) -> tuple[onnx.ModelProt
     Raises:
         ConversionError: an initializer is damaged, nameless or there twice, or its data cannot be had.
     """
-    import onnx
-
     light = onnx.ModelProto()
-    for field, value in proto.ListFields():
-        if field.name != "graph":
-            _assign(light, field, value)
-    for field, value in proto.graph.ListFields():
-        if field.name != "initializer":  # copying the weights first would double the peak
-            _assign(light.graph, field, value)
+    _copy_fields(proto, light, "graph")
+    _copy_fields(proto.graph, light.graph, "initializer")  # copying the weights first would double the peak
     light.graph.SetInParent()
-    taker = _Taker(files, light.ir_version >= _FREE_INITIALIZERS, UniqueNames())
-    for tensor in proto.graph.initializer:
-        light.graph.initializer.append(taker.initializer(tensor))
+    taker = _Taker(files)
+    light.graph.initializer.extend(map(taker.initializer, proto.graph.initializer))
     for index, graph in enumerate(graphs_of(light)):
-        taker.graph(graph, main=not index)
+        taker.graph(graph, main=not index, constants=light.ir_version >= FREE_INITIALIZERS)
     for function in light.functions:
         taker.attributes(function.node)
     return light, taker.weights
 
 
-def graphs_of(model: onnx.ModelProto, *, functions: bool = True) -> Iterator[onnx.GraphProto]:
-    """Yield the main graph and every body below it, outer ones first; on request also the bodies in functions."""
-    owners: list[onnx.GraphProto | onnx.FunctionProto] = [model.graph, *(model.functions if functions else ())]
-    while owners:
-        owner = owners.pop(0)
-        if hasattr(owner, "initializer"):
-            yield owner
-        for node in owner.node:
-            owners.extend(bodies_of(node))
+def _copy_fields(source: Any, target: Any, without: str) -> None:
+    """Copy the fields of a message but one to another that is empty."""
+    for field, value in source.ListFields():
+        if field.name == without:
+            continue
+        if hasattr(value, "MergeFrom"):  # a message or a repeated field
+            getattr(target, field.name).MergeFrom(value)
+        else:
+            setattr(target, field.name, value)
 
 
 def external_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
     """Yield the initializers, in the main graph and in bodies, whose data is outside; they are those of the model."""
-    import onnx
-
     for graph in graphs_of(model):
         for tensor in graph.initializer:
             if tensor.data_location == onnx.TensorProto.EXTERNAL:
@@ -232,37 +211,21 @@ def placed(name: str, data: TensorData, weights: dict[str, TensorData], location
     if data.nbytes < INLINE_BYTES:
         return tensor_proto(data, name)
     weights[location or name] = data
-    return reference(name, data, location)
-
-
-def reference(name: str, data: TensorData, location: str = "") -> onnx.TensorProto:
-    """Return an initializer that refers to `data` under a location, by default its own name."""
-    import onnx
-
     tensor = onnx.TensorProto(name=name, data_type=elem_type(data.dtype), dims=data.shape)
     tensor.data_location = onnx.TensorProto.EXTERNAL
     tensor.external_data.add(key="location", value=location or name)
     return tensor
 
 
-def _assign(message: onnx.ModelProto | onnx.GraphProto, field: object, value: object) -> None:
-    name = field.name  # type: ignore[attr-defined]  # protobuf's descriptors have no types
-    if hasattr(value, "MergeFrom"):  # a message or a repeated field
-        getattr(message, name).MergeFrom(value)
-    else:
-        setattr(message, name, value)
-
-
 class _Taker:
     """Takes the weights out of one model."""
 
-    def __init__(self, files: TensorFiles, free: bool, names: UniqueNames) -> None:
+    def __init__(self, files: TensorFiles) -> None:
         self.weights: dict[str, TensorData] = {}
         self._files = files
-        self._free = free
-        self._names = names
+        self._names = UniqueNames()
 
-    def graph(self, graph: onnx.GraphProto, *, main: bool) -> None:
+    def graph(self, graph: onnx.GraphProto, *, main: bool, constants: bool) -> None:
         """Take out the weights of one graph; those of initializers of the main graph are out already."""
         if not main:
             for tensor in graph.initializer:
@@ -274,7 +237,7 @@ class _Taker:
         if len({*names}) != len(names):
             twice = sorted({name for name in names if names.count(name) > 1})
             raise ConversionError(f"graph {graph.name!r} has initializers twice: {', '.join(twice)}")
-        if self._free:
+        if constants:
             self._constants(graph)
         self.attributes(graph.node)
 
@@ -284,10 +247,9 @@ class _Taker:
             raise ConversionError("the model has an initializer without a name")
         data = tensor_data(tensor, self._files)
         if data.dtype is DType.STRING or data.nbytes < INLINE_BYTES:
-            return self._inside(tensor, data)
-        location = self._names.unique(tensor.name)
-        self.weights[location] = data
-        light = reference(tensor.name, data, location)
+            external = tensor.data_location == onnx.TensorProto.EXTERNAL
+            return tensor_proto(data, tensor.name) if external else tensor
+        light = placed(tensor.name, data, self.weights, self._names.unique(tensor.name))
         if tensor.doc_string:
             light.doc_string = tensor.doc_string
         light.metadata_props.extend(tensor.metadata_props)
@@ -297,22 +259,17 @@ class _Taker:
         """Bring the data of tensors that are attributes inside."""
         for node in nodes:
             for attribute in node.attribute:
-                sparse = [*attribute.sparse_tensors]
-                sparse += [attribute.sparse_tensor] if attribute.HasField("sparse_tensor") else []
-                tensors = [*attribute.tensors, *([attribute.t] if attribute.HasField("t") else [])]
-                for tensor in (*tensors, *(part for item in sparse for part in (item.values, item.indices))):
+                sparse = (
+                    attribute.sparse_tensor,
+                    *attribute.sparse_tensors,
+                )  # empty ones are read where there are none
+                parts = (part for item in sparse for part in (item.values, item.indices))
+                for tensor in (attribute.t, *attribute.tensors, *parts):
                     self._bring_in(tensor)
 
     def _bring_in(self, tensor: onnx.TensorProto) -> None:
-        import onnx
-
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
-            tensor.CopyFrom(self._inside(tensor, tensor_data(tensor, self._files)))
-
-    def _inside(self, tensor: onnx.TensorProto, data: TensorData) -> onnx.TensorProto:
-        import onnx
-
-        return tensor if tensor.data_location != onnx.TensorProto.EXTERNAL else tensor_proto(data, tensor.name)
+            tensor.CopyFrom(tensor_proto(tensor_data(tensor, self._files), tensor.name))
 
     def _constants(self, graph: onnx.GraphProto) -> None:
         """Make initializers of the large Constant nodes of a graph."""
@@ -329,19 +286,20 @@ class _Taker:
             set_items(graph.node, kept)
 
 
-class _BundleWeights:
+@dataclass(frozen=True)
+class BundleWeights:
     """Looks up the weights that a bundle's model refers to; a `TensorFiles`."""
 
-    def __init__(self, weights: Mapping[str, TensorData]) -> None:
-        self._weights = weights
+    weights: Mapping[str, TensorData]
 
     def read(self, tensor: onnx.TensorProto, nbytes: int) -> tuple[npt.NDArray[np.uint8], FileRange | None]:
-        data = self._weights.get(location_of(tensor))
+        """Return the bytes of a tensor, and where in a file they are if they are mapped."""
+        data = self.weights.get(location_of(tensor))
         if data is None or data.nbytes != nbytes:
             found = "which is not there" if data is None else f"which has {data.nbytes} bytes"
             raise ConversionError(f"tensor {tensor.name!r} needs {nbytes} bytes of {location_of(tensor)!r}, {found}")
         return data.buffer, data.source
 
 
-def _types(values: object) -> dict[str, ValueType]:
-    return {value.name: type_of(value.type) for value in values}  # type: ignore[attr-defined]  # protobuf's containers have no common type
+def _types(values: Iterable[onnx.ValueInfoProto]) -> dict[str, ValueType]:
+    return {value.name: type_of(value.type) for value in values}

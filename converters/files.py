@@ -8,7 +8,10 @@ import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, TypeAlias
+from typing import BinaryIO, TypeAlias
+
+import onnx
+import psutil
 
 from rlx_ort.converters.bundle import ModelBundle, bundle_from_graph, external_tensors, location_of
 from rlx_ort.converters.onnx_types import tensor_proto
@@ -18,21 +21,12 @@ from rlx_ort.errors import ConversionError
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.options.compile_options import CompileOptions
-
-if TYPE_CHECKING:
-    import onnx
+from rlx_ort.storage import replacing
 
 __all__ = [
-    "EXTERNAL_ABOVE_BYTES",
-    "Progress",
-    "Staging",
-    "refer",
-    "refuse_existing",
-    "save_bundle",
-    "save_onnx",
-    "staging",
+    "EXTERNAL_ABOVE_BYTES", "Progress", "Staging", "refer", "refuse_existing", "save_bundle", "save_onnx", "staging",
     "written_files",
-]
+]  # fmt: skip
 
 EXTERNAL_ABOVE_BYTES = 1 << 30
 """Weights above this total go to a data file by default: 1 GiB, half of what one protobuf file may hold."""
@@ -43,7 +37,6 @@ Progress: TypeAlias = Callable[[int], None]
 _LARGE_BYTES = 1 << 20
 _LARGE_ALIGNMENT = 1 << 16  # what Windows needs to map a tensor; Linux and macOS are content with 4 or 16 KiB
 _SMALL_ALIGNMENT = 64
-_STAGING_NAME = re.compile(r"\.(?P<process>\d+)-[0-9a-f]{16}\.converting")
 
 
 def save_onnx(
@@ -98,24 +91,20 @@ def save_bundle(
         ConversionError: a file exists, cannot be written or would be above 2 GB, or a weight's file has changed.
     """
     files = written_files(bundle, path, external_data=external_data)
-    for file in files:
-        if file.exists() and not overwrite:
-            raise ConversionError(f"{file} exists; pass overwrite=True to replace it")
-    model = copied(bundle.proto)
-    target = files[0]
+    refuse_existing(files, overwrite=overwrite)
+    model, inside = copied(bundle.proto), bundle.weights
     try:
-        with staging(target) as stage:
+        with staging(files[0]) as stage:
             made = [stage.path.with_name(file.name) for file in files]
-            with _flushed(made[0]) as stream:
-                if len(files) > 1:
-                    with _flushed(made[1]) as data_stream:
-                        _write_data(data_stream, model, bundle.weights, files[1].name, progress)
-                    _write_model(stream, model, {}, progress)
-                else:
-                    _write_model(stream, model, bundle.weights, progress)
+            for file in made[1:]:
+                with replacing(file) as stream:
+                    _write_data(stream, model, inside, file.name, progress)
+                inside = {}
+            with replacing(stage.path) as stream:
+                _write_model(stream, model, inside, progress)
             stage.publish(made, overwrite=True)
     except OSError as err:
-        raise ConversionError(f"{target} cannot be written: {err}") from err
+        raise ConversionError(f"{files[0]} cannot be written: {err}") from err
 
 
 def written_files(
@@ -128,32 +117,17 @@ def written_files(
     return (target, target.with_name(f"{target.name}.data")) if external_data and bundle.weights else (target,)
 
 
-@contextlib.contextmanager
-def _flushed(path: Path) -> Iterator[BinaryIO]:
-    """Open a new file and flush it to disk at the end."""
-    with path.open("xb") as stream:
-        yield stream
-        stream.flush()
-        os.fsync(stream.fileno())
-
-
 def _write_data(
-    stream: BinaryIO,
-    model: onnx.ModelProto,
-    weights: Mapping[str, TensorData],
-    location: str,
-    progress: Progress | None,
+    stream: BinaryIO, model: onnx.ModelProto, weights: Mapping[str, TensorData], name: str, progress: Progress | None
 ) -> None:
     """Write the weights one after another and point the model's initializers at them."""
     offset = 0
     for tensor in external_tensors(model):
         data = weights[location_of(tensor)]
         alignment = _LARGE_ALIGNMENT if data.nbytes >= _LARGE_BYTES else _SMALL_ALIGNMENT
-        padding = -offset % alignment
-        stream.write(bytes(padding))
-        offset += padding
+        offset += stream.write(bytes(-offset % alignment))
         _copy(data, stream, progress)
-        refer(tensor, location, offset, data.nbytes)
+        refer(tensor, name, offset, data.nbytes)
         offset += data.nbytes
 
 
@@ -171,26 +145,21 @@ def _write_model(
 
     A message is its fields one after another, so the weights are written as fields of the graph by hand.
     """
-    import onnx
-
-    external = onnx.TensorProto.EXTERNAL
-    outside = [t for t in model.graph.initializer if t.data_location == external and location_of(t) in weights]
+    raw, field = onnx.TensorProto.RAW_DATA_FIELD_NUMBER, onnx.GraphProto.INITIALIZER_FIELD_NUMBER
     fields: list[tuple[bytes, TensorData]] = []
-    for tensor in outside:
+    inside = []
+    for tensor in model.graph.initializer:
+        if tensor.data_location != onnx.TensorProto.EXTERNAL or location_of(tensor) not in weights:
+            inside.append(tensor)
+            continue
         data = weights[location_of(tensor)]
         head = copied(tensor)
         head.ClearField("external_data")
         head.ClearField("data_location")
-        header = (
-            head.SerializeToString(deterministic=True)
-            + field_key(onnx.TensorProto.RAW_DATA_FIELD_NUMBER)
-            + varint(data.nbytes)
-        )
-        length = varint(len(header) + data.nbytes)
-        fields.append((field_key(onnx.GraphProto.INITIALIZER_FIELD_NUMBER) + length + header, data))
+        header = head.SerializeToString(deterministic=True) + field_key(raw) + varint(data.nbytes)
+        fields.append((field_key(field) + varint(len(header) + data.nbytes) + header, data))
     if fields:
-        names = {tensor.name for tensor in outside}
-        set_items(model.graph.initializer, [t for t in model.graph.initializer if t.name not in names])
+        set_items(model.graph.initializer, inside)
     for tensor in external_tensors(model):
         if location_of(tensor) in weights:  # one of a body
             tensor.CopyFrom(tensor_proto(weights[location_of(tensor)], tensor.name))
@@ -207,19 +176,14 @@ def _write_model(
 
 
 def _copy(data: TensorData, stream: BinaryIO, progress: Progress | None) -> None:
-    """Write the bytes of a tensor; those of a file are read from it, since reading a map would fill the memory."""
-    for piece in data.pieces():
+    for piece in data.pieces():  # those of a file are read from it, since reading a map would fill the memory
         stream.write(piece)
         if progress is not None:
             progress(len(piece))
 
 
 class Staging:
-    """A folder to write in, and the way from there to the final place.
-
-    Attributes:
-        path: where to write the main file, under its final name, and other files beside it.
-    """
+    """A folder to write in: the main file to `path`, under its final name, other files beside it."""
 
     def __init__(self, folder: Path, target: Path) -> None:
         self.path = folder / target.name
@@ -243,23 +207,16 @@ class Staging:
             try:
                 for file, place in zip(order, places, strict=True):
                     place.parent.mkdir(parents=True, exist_ok=True)
-                    if file != self.path:  # the last one needs no way back
-                        self._prepare_undo(place, saved, undo)
+                    if file != self.path and place.exists():
+                        undo.callback(place.replace(saved / place.name).replace, place)
+                    elif file != self.path:  # the last one needs no way back
+                        undo.callback(place.unlink, missing_ok=True)
                     file.replace(place)
             except OSError as err:
                 hint = "on Windows no process may have the old file open" if os.name == "nt" else "check its rights"
                 raise ConversionError(f"{self._target} cannot be put in place: {err}; {hint}") from err
             undo.pop_all()
         return [self._target, *(place for place in places if place != self._target)]
-
-    @staticmethod
-    def _prepare_undo(place: Path, saved: Path, undo: contextlib.ExitStack) -> None:
-        if place.exists():
-            backup = saved / place.name
-            place.replace(backup)
-            undo.callback(backup.replace, place)
-        else:
-            undo.callback(place.unlink, missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -271,7 +228,12 @@ def staging(target: Path) -> Iterator[Staging]:
     Raises:
         ConversionError: the folder cannot be made.
     """
-    _remove_abandoned(target)
+    name = re.compile(rf"\.{re.escape(target.name)}\.(?P<process>\d+)-[0-9a-f]{{16}}\.converting")
+    with contextlib.suppress(OSError):
+        for other in target.parent.iterdir():
+            match = name.fullmatch(other.name)
+            if match is not None and not psutil.pid_exists(int(match["process"])):
+                shutil.rmtree(other, ignore_errors=True)
     folder = target.parent / f".{target.name}.{os.getpid()}-{os.urandom(8).hex()}.converting"
     try:
         folder.mkdir()
@@ -290,16 +252,3 @@ def refuse_existing(places: Sequence[Path], *, overwrite: bool) -> None:
             raise ConversionError(f"{place} is a folder; give the name of a file")
         if place.exists() and not overwrite:
             raise ConversionError(f"{place} exists and was left as it is; give --force (overwrite=True) to replace it")
-
-
-def _remove_abandoned(target: Path) -> None:
-    import psutil
-
-    prefix = f".{target.name}"
-    with contextlib.suppress(OSError):
-        for folder in target.parent.iterdir():
-            match = (
-                _STAGING_NAME.fullmatch(folder.name.removeprefix(prefix)) if folder.name.startswith(prefix) else None
-            )
-            if match is not None and not psutil.pid_exists(int(match["process"])):
-                shutil.rmtree(folder, ignore_errors=True)

@@ -1,47 +1,98 @@
-"""Bundles as models of onnx-ir and back; the tensors of both are over the same memory."""
+"""Optional packages, and bundles as models of one of them, onnx-ir, and back, over the same memory."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
-from rlx_ort.converters.bundle import INLINE_BYTES, ModelBundle, external_tensors, location_of
-from rlx_ort.converters.extras import optional_module
-from rlx_ort.converters.onnx_types import dtype_of
-from rlx_ort.converters.to_onnx.writer import UniqueNames
+from rlx_ort.converters.bundle import ModelBundle
+from rlx_ort.converters.onnx_types import dtype_of, elem_type
+from rlx_ort.converters.to_onnx.model import INLINE_BYTES, UniqueNames
 from rlx_ort.errors import ConversionError
-from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.tensor import TensorData
 
 if TYPE_CHECKING:
     import onnx_ir
 
-__all__ = ["bundle_from_ir", "bundle_to_ir"]
+__all__ = ["bundle_from_ir", "bundle_to_ir", "foreign_errors", "optional_module"]
+
+_DATA = "rlx_ort.data"
+"""Where a tensor of onnx-ir keeps the `TensorData` that it was made of."""
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+_MAX_CAUSES = 3
+
+
+def optional_module(name: str, extra: str, purpose: str) -> Any:
+    """Return a module of an optional package, or raise with the command that installs the extra which brings it.
+
+    `purpose` is the subject of the message: "reading GGUF files".
+    """
+    command = f'pip install "rlx_ort[{extra}]"'
+    try:
+        return importlib.import_module(name)
+    except Exception as err:  # a package with native parts fails in many ways
+        package = name.partition(".")[0]
+        if isinstance(err, ModuleNotFoundError) and err.name == package:
+            raise ConversionError(f"{purpose} needs {package}, which is not installed; run: {command}") from err
+        raise ConversionError(
+            f"{purpose} needs {package}, which is installed and cannot be imported: {type(err).__name__}: {err}; "
+            f"reinstall it: {command} --force-reinstall"
+        ) from err
+
+
+@contextlib.contextmanager
+def foreign_errors(what: str, hint: str = "") -> Iterator[None]:
+    """Make a `ConversionError` of whatever another package raises: onnx-ir, PyTorch and ORT let anything through.
+
+    The message has `what` failed, the first line of the error and of up to two errors that caused it, and the hint:
+    the messages of PyTorch have pages, and colours for a terminal.
+    """
+    try:
+        yield
+    except ConversionError:
+        raise
+    except Exception as err:
+        causes: list[str] = []
+        link: BaseException | None = err
+        while link is not None and len(causes) < _MAX_CAUSES:
+            lines = [line.strip() for line in _COLOURS.sub("", str(link)).splitlines()]
+            causes.append(f"{type(link).__name__}: {next(filter(None, lines), 'no message')}")
+            link = link.__cause__
+        raise ConversionError(f"{what}: {'; caused by '.join(causes)}{hint}") from err
 
 
 def bundle_to_ir(bundle: ModelBundle) -> onnx_ir.Model:
-    """Return a bundle as a model of onnx-ir, without copying a weight.
+    """Return a bundle as a model of onnx-ir; no weight is read or copied before its values are asked for.
 
     Raises:
         ConversionError: onnx-ir is not installed, or it does not take the model.
     """
     ir = _onnx_ir()
-    from rlx_ort.converters.onnx_ir_tensor import WeightTensor
+    bundle = bundle.with_proto(bundle.proto)  # which checks that no weight is lacking
 
-    where = {(tensor.name, location_of(tensor)) for tensor in external_tensors(bundle.proto)}
-    lacking = sorted(location for _, location in where if location not in bundle.weights)
-    if lacking:
-        raise ConversionError(f"{bundle.origin}: the model refers to weights it does not have: {', '.join(lacking)}")
-    with _as_conversion_error(bundle.origin, "read"):
+    def lazy(data: TensorData, tensor: Any) -> Any:
+        kind = ir.DataType(elem_type(data.dtype))
+        made = ir.LazyTensor(
+            lambda: ir.Tensor(data.numpy(), kind),
+            kind,
+            ir.Shape(data.shape),
+            name=tensor.name,
+            doc_string=tensor.doc_string,
+        )
+        made.meta[_DATA] = data
+        return made
+
+    with foreign_errors(f"{bundle.origin}: onnx-ir cannot read the model"):
         model: onnx_ir.Model = ir.serde.deserialize_model(bundle.proto)
         for value in _initializers(model):
             tensor: Any = value.const_value
             if isinstance(tensor, ir.ExternalTensor):
-                value.const_value = WeightTensor(bundle.weights[str(tensor.location)], tensor.name, tensor.doc_string)
+                value.const_value = lazy(bundle.weights[str(tensor.location)], tensor)
     return model
 
 
@@ -55,7 +106,7 @@ def bundle_from_ir(model: onnx_ir.Model, origin: str = "the model") -> ModelBund
     names = UniqueNames()
     weights: dict[str, TensorData] = {}
     replaced: list[tuple[onnx_ir.Value, onnx_ir.TensorProtocol]] = []
-    with _as_conversion_error(origin, "serialize"):
+    with foreign_errors(f"{origin}: onnx-ir cannot serialize the model"):
         try:
             for value in _initializers(model):
                 tensor = value.const_value
@@ -82,30 +133,15 @@ def _initializers(model: onnx_ir.Model) -> Iterator[onnx_ir.Value]:
 
 
 def _data(tensor: Any) -> TensorData:
-    from rlx_ort.converters.onnx_ir_tensor import WeightTensor
-
-    if isinstance(tensor, WeightTensor):
-        return tensor.data
+    if (data := tensor.meta.get(_DATA)) is not None:
+        return data  # type: ignore[no-any-return]  # `bundle_to_ir` put it there
     dtype = dtype_of(int(tensor.dtype))
     if dtype.is_packed:  # onnx-ir gives them unpacked; the bytes are packed as ONNX has them
         return TensorData(dtype, tuple(tensor.shape.numpy()), np.frombuffer(tensor.tobytes(), np.uint8))
-    return TensorData.from_array(_native(tensor.numpy(), dtype), dtype)
-
-
-def _native(array: npt.NDArray[Any], dtype: DType) -> npt.NDArray[Any]:
-    """Return the array in the numpy type of a dtype; onnx-ir may hold 16-bit floats as plain bits."""
-    same_bits = array.dtype.kind in "uV" and array.itemsize == dtype.numpy.itemsize
-    return array.view(dtype.numpy) if same_bits and array.dtype != dtype.numpy else array
-
-
-@contextlib.contextmanager
-def _as_conversion_error(origin: str, verb: str) -> Iterator[None]:
-    try:
-        yield
-    except ConversionError:
-        raise
-    except Exception as err:  # onnx-ir lets errors of any kind through
-        raise ConversionError(f"{origin}: onnx-ir cannot {verb} the model: {type(err).__name__}: {err}") from err
+    array = tensor.numpy()
+    if array.dtype.kind in "uV" and array.itemsize == dtype.numpy.itemsize:  # 16-bit floats may be plain bits there
+        array = array.view(dtype.numpy)
+    return TensorData.from_array(array, dtype)
 
 
 def _onnx_ir() -> Any:

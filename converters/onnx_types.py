@@ -7,45 +7,29 @@ from typing import TYPE_CHECKING
 
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.shape import Dim, Shape
 from rlx_ort.ir.tensor import TensorData
-from rlx_ort.ir.types import MapType, OptionalType, SequenceType, TensorType, UnknownType, ValueType
+from rlx_ort.ir.types import Dim, MapType, OptionalType, SequenceType, Shape, TensorType, UnknownType, ValueType
 
 if TYPE_CHECKING:
     import onnx
 
 __all__ = [
-    "dtype_of",
-    "elem_type",
-    "known_type_of",
-    "schema_of",
-    "tensor_proto",
-    "text_of",
-    "type_of",
-    "type_proto",
-    "type_proto_text",
-]
+    "dtype_of", "elem_type", "known_type_of", "schema_of", "tensor_proto", "tensor_type", "text_of", "type_of",
+    "type_proto", "type_proto_text",
+]  # fmt: skip
 
-# Numbers of TensorProto.DataType: https://github.com/onnx/onnx/blob/main/onnx/onnx.proto
-_ELEM_TYPES: dict[DType, int] = {
-    DType.F32: 1, DType.U8: 2, DType.I8: 3, DType.U16: 4, DType.I16: 5, DType.I32: 6, DType.I64: 7,
-    DType.STRING: 8, DType.BOOL: 9, DType.F16: 10, DType.F64: 11, DType.U32: 12, DType.U64: 13, DType.C64: 14,
-    DType.C128: 15, DType.BF16: 16, DType.F8E4M3: 17, DType.F8E4M3FNUZ: 18, DType.F8E5M2: 19,
-    DType.F8E5M2FNUZ: 20, DType.U4: 21, DType.I4: 22, DType.F4E2M1: 23, DType.F8E8M0: 24, DType.U2: 25,
-    DType.I2: 26,
-}  # fmt: skip
-_DTYPES = {number: dtype for dtype, number in _ELEM_TYPES.items()}
-
-# How schemas spell element types: `tensor(float)`.
+# How schemas spell element types, `tensor(float)`, in the order of their numbers in TensorProto.DataType, from 1 on:
+# https://github.com/onnx/onnx/blob/main/onnx/onnx.proto
 _TEXT: dict[DType, str] = {
-    DType.F32: "float", DType.F64: "double", DType.F16: "float16", DType.BF16: "bfloat16", DType.I8: "int8",
-    DType.I16: "int16", DType.I32: "int32", DType.I64: "int64", DType.U8: "uint8", DType.U16: "uint16",
-    DType.U32: "uint32", DType.U64: "uint64", DType.BOOL: "bool", DType.STRING: "string",
-    DType.C64: "complex64", DType.C128: "complex128", DType.F8E4M3: "float8e4m3fn",
-    DType.F8E4M3FNUZ: "float8e4m3fnuz", DType.F8E5M2: "float8e5m2", DType.F8E5M2FNUZ: "float8e5m2fnuz",
-    DType.U4: "uint4", DType.I4: "int4", DType.F4E2M1: "float4e2m1", DType.F8E8M0: "float8e8m0",
-    DType.U2: "uint2", DType.I2: "int2",
+    DType.F32: "float", DType.U8: "uint8", DType.I8: "int8", DType.U16: "uint16", DType.I16: "int16",
+    DType.I32: "int32", DType.I64: "int64", DType.STRING: "string", DType.BOOL: "bool", DType.F16: "float16",
+    DType.F64: "double", DType.U32: "uint32", DType.U64: "uint64", DType.C64: "complex64", DType.C128: "complex128",
+    DType.BF16: "bfloat16", DType.F8E4M3: "float8e4m3fn", DType.F8E4M3FNUZ: "float8e4m3fnuz",
+    DType.F8E5M2: "float8e5m2", DType.F8E5M2FNUZ: "float8e5m2fnuz", DType.U4: "uint4", DType.I4: "int4",
+    DType.F4E2M1: "float4e2m1", DType.F8E8M0: "float8e8m0", DType.U2: "uint2", DType.I2: "int2",
 }  # fmt: skip
+_DTYPES = dict(enumerate(_TEXT, 1))
+_ELEM_TYPES = {dtype: number for number, dtype in _DTYPES.items()}
 
 
 def elem_type(dtype: DType) -> int:
@@ -97,6 +81,11 @@ def type_of(proto: onnx.TypeProto) -> ValueType:
     return UnknownType()
 
 
+def tensor_type(tensor: onnx.TensorProto) -> TensorType:
+    """Return the type of a tensor; raises as `dtype_of`."""
+    return TensorType(dtype_of(tensor.data_type), Shape(tensor.dims))
+
+
 def known_type_of(proto: onnx.TypeProto) -> ValueType:
     """Return the IR type of an ONNX type; unknown also where the IR lacks the element type."""
     try:
@@ -130,8 +119,6 @@ def type_proto(value: ValueType, into: onnx.TypeProto | None = None) -> onnx.Typ
         case MapType():
             proto.map_type.key_type = elem_type(value.key)
             type_proto(value.value, proto.map_type.value_type)
-        case UnknownType():
-            pass
     return proto
 
 

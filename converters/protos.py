@@ -1,16 +1,42 @@
-"""Protobuf messages of ONNX: copies, the graphs inside a node, and two pieces of the wire format."""
+"""Protobuf messages of ONNX: copies, walks over graphs and their bodies, inferred types, two pieces of the wire format.
+
+While tens of thousands of nodes are built, Python's garbage collector scans all earlier ones again and again, so it is
+paused while a large graph is read or written.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import gc
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from rlx_ort.converters.onnx_types import known_type_of
+from rlx_ort.ir.types import UnknownType, ValueType
 
 if TYPE_CHECKING:
     import onnx
 
-__all__ = ["bodies_of", "copied", "field_key", "read_names", "set_items", "varint"]
+__all__ = [
+    "bodies_of", "copied", "field_key", "graphs_below", "graphs_of", "infer_proto", "is_fully_typed", "nodes_of",
+    "paused_collector", "set_items", "skeleton", "varint", "with_types",
+]  # fmt: skip
 
 Message = TypeVar("Message")
+_SMALL_BYTES = 1024
+_LONGEST_VECTOR = 1 << 20
+
+
+@contextlib.contextmanager
+def paused_collector() -> Iterator[None]:
+    """Keep the collector from running in the block; where it was off already, it stays off afterwards."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def copied(message: Message) -> Message:
@@ -35,14 +61,107 @@ def bodies_of(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
         yield from attribute.graphs
 
 
-def read_names(graph: onnx.GraphProto) -> set[str]:
-    """Return the names that the nodes, the bodies and the outputs of a graph read."""
-    found = {value.name for value in graph.output}
-    for node in graph.node:
-        found.update(node.input)
-        for body in bodies_of(node):
-            found |= read_names(body)
+def graphs_below(*owners: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.GraphProto]:
+    """Yield the graphs among the owners and every body below them, outer ones first."""
+    waiting = [*owners]
+    while waiting:
+        owner = waiting.pop(0)
+        if hasattr(owner, "initializer"):
+            yield owner
+        for node in owner.node:
+            waiting.extend(bodies_of(node))
+
+
+def graphs_of(model: onnx.ModelProto, *, functions: bool = True) -> Iterator[onnx.GraphProto]:
+    """Yield the main graph and every body below it, outer ones first; on request also the bodies in functions."""
+    return graphs_below(model.graph, *(model.functions if functions else ()))
+
+
+def nodes_of(model: onnx.ModelProto, *, functions: bool = True) -> Iterator[onnx.NodeProto]:
+    """Yield the nodes of `graphs_of`: those of bodies, and not those that are directly in a function."""
+    return (node for graph in graphs_of(model, functions=functions) for node in graph.node)
+
+
+def infer_proto(proto: onnx.ModelProto) -> dict[str, ValueType]:
+    """Return the type of every value that ONNX can infer, bodies included, whose names must not clash."""
+    found: dict[str, ValueType] = {}
+    for graph in graphs_of(with_types(proto), functions=False):
+        for info in (*graph.value_info, *graph.input, *graph.output):
+            kind = known_type_of(info.type)
+            if not isinstance(kind, UnknownType):
+                found[info.name] = kind
     return found
+
+
+def with_types(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a copy of the model with the types that ONNX infers, in each graph's `value_info`.
+
+    Inference never fails: a model that ONNX rejects is returned unchanged. ONNX's data propagation makes a message for
+    each element of a vector, 140 bytes of memory apiece, also of vectors that are no shapes; it is left out where a
+    vector is too long for that.
+    """
+    import onnx
+
+    try:
+        found = onnx.shape_inference.infer_shapes(proto)
+        return found if _has_long_vector(found) else onnx.shape_inference.infer_shapes(proto, data_prop=True)
+    except Exception:
+        # Besides its own errors, for models it finds inconsistent or above 2 GB, those of C++ come through: IndexError,
+        # MemoryError. ONNX Runtime may still take the model.
+        return proto
+
+
+def _has_long_vector(model: onnx.ModelProto) -> bool:
+    for graph in graphs_of(model):
+        shapes = [info.type.tensor_type.shape.dim for info in (*graph.input, *graph.value_info, *graph.output)]
+        sizes = [dims[0].dim_value for dims in shapes if len(dims) == 1]
+        sizes += [tensor.dims[0] for tensor in graph.initializer if len(tensor.dims) == 1]
+        if any(size > _LONGEST_VECTOR for size in sizes):
+            return True
+    return False
+
+
+def skeleton(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a copy without the data of large weights, which become inputs: shapes are inferred from it."""
+    import onnx
+
+    light = onnx.ModelProto(ir_version=max(model.ir_version, 4))
+    light.opset_import.extend(model.opset_import)
+    light.functions.extend(model.functions)
+    source, graph = model.graph, light.graph
+    graph.name = source.name
+    for name in ("node", "input", "output", "value_info"):
+        getattr(graph, name).extend(getattr(source, name))
+    inputs = {value.name for value in source.input}
+    for tensor in source.initializer:
+        if tensor.data_location != onnx.TensorProto.EXTERNAL and tensor.ByteSize() < _SMALL_BYTES:
+            graph.initializer.append(tensor)
+        elif tensor.name not in inputs:
+            graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+    for sparse in source.sparse_initializer:
+        values = sparse.values
+        if values.name not in inputs:
+            graph.input.append(onnx.helper.make_tensor_value_info(values.name, values.data_type, sparse.dims))
+    for part in graphs_of(light, functions=False):
+        for info in (*part.input, *part.output, *part.value_info):
+            for dim in info.type.tensor_type.shape.dim:
+                if dim.dim_value < 0:  # some exporters write -1 for any size; inference of Slice aborts the process
+                    dim.ClearField("dim_value")
+    return light
+
+
+def is_fully_typed(model: onnx.ModelProto) -> bool:
+    """Return whether a model declares the type of each of its values, so that nothing needs to be inferred.
+
+    Torch writes such models; inference costs as much time and memory as the rest of an import.
+    """
+    return not model.functions and all(map(_declares_all, graphs_of(model)))
+
+
+def _declares_all(graph: onnx.GraphProto) -> bool:
+    kinds = ((info.name, info.type.tensor_type) for info in (*graph.value_info, *graph.output))
+    declared = {name for name, kind in kinds if kind.elem_type and kind.HasField("shape")}
+    return all(name in declared for node in graph.node for name in node.output if name)
 
 
 def field_key(number: int) -> bytes:

@@ -3,21 +3,34 @@
 A kernel list has operators and element types; attributes, ranks and constant inputs decide as well, and compiling
 providers have no list. So each node is put into a model with inputs of its own, without optimisation, which would fold
 or fuse it away. Opening such a session takes 0.2 ms on the CPU, 0.7 ms on WebGPU and about 10 ms on OpenVINO (ONNX
-Runtime 1.31.1). Providers that compile are asked in a child process, since some nodes end the process (QNN 2.7.0).
+Runtime 1.31.1).
+
+Providers that compile are asked in a child process, since some nodes end the process (QNN 2.7.0). It reads tasks from
+standard input, one JSON line each, writes a line per answer to standard output, and is ended after `_IDLE_S` without a
+task. When it dies, its exit code is the answer to the question it was at, and another child continues.
 """
 
 from __future__ import annotations
 
+import atexit
 import base64
-import importlib
+import contextlib
+import functools
+import hashlib
 import json
+import logging
 import os
+import pkgutil
+import queue
 import re
+import subprocess
 import sys
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import IO, Any
 
 import numpy as np
 import onnx
@@ -27,16 +40,14 @@ from rlx_ort.converters.to_onnx.exported import ExportedModel, ExportedNode
 from rlx_ort.device import Device
 from rlx_ort.errors import DeviceUnavailableError, RlxError
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.tensor import TensorData
-from rlx_ort.ir.types import TensorType, UnknownType, ValueType
+from rlx_ort.ir.types import Shape, TensorType, UnknownType, ValueType
 from rlx_ort.options.compile_options import CacheUse, CompileOptions, OptimizationLevel, Precision
-from rlx_ort.providers.answers import DEVICE, HELPED
-from rlx_ort.providers.asking_child import ask_in_child
 from rlx_ort.providers.base import Provider, SessionRequest
 from rlx_ort.providers.registry import register_provider
+from rlx_ort.storage import cache_root, write_atomic
 
-__all__ = ["Question", "answer_tasks", "ask", "asking_options"]
+__all__ = ["DEVICE", "HELPED", "Answers", "Question", "answers_of", "ask", "asking_options"]
 
 _NEIGHBOUR = "neighbour_"
 _TOGETHER = 64  # nodes a session: opening one costs as much as some twenty nodes
@@ -45,16 +56,22 @@ _REASON_CHARACTERS = 300
 _BODIES = (5, 10)  # GRAPH and GRAPHS: https://github.com/onnx/onnx/blob/main/onnx/onnx.proto (AttributeType)
 _NUMBERED = re.compile(r"\bq(\d+)\b")
 
+_IDLE_S = 10.0  # of a child before it is ended: starting one takes half a second
+_START_S = 30.0  # for importing ONNX Runtime and a provider's libraries from a slow disk
+_SCHEMA = 1
+_LOCK_TIMEOUT_S = 10.0
+_log = logging.getLogger(__name__)
+
+DEVICE, HELPED = "device", "cpu"
+"""The provider takes the node; the CPU takes it instead. Any other answer is the reason of a refusal."""
+
 
 @dataclass(frozen=True)
 class Question:
-    """One node to ask about.
+    """One node to ask about; all nodes with its `key` get the same answer.
 
     Attributes:
-        key: the same for all nodes that get the same answer.
-        node: the node, with its bodies.
-        inputs: types of its inputs, None for absent ones.
-        outputs: types of its outputs, None for absent ones.
+        inputs, outputs: their types, None for absent ones.
         constants: places of the inputs that are constant -> their data, None where only its type is known.
         outer: name -> type of the outer values that its bodies read.
         computed: places of the inputs that other nodes compute.
@@ -81,13 +98,8 @@ def ask(
 ) -> dict[str, str]:
     """Return the answer to each question by its key, without those that were not reached within the budget.
 
-    Args:
-        provider: the provider to ask.
-        device: its device, which works here.
-        questions: the nodes, each key once.
-        model: the model of the nodes, for its opsets and functions.
-        options: the arithmetic and the provider options to open sessions with.
-        budget_s: seconds after which no other session is opened.
+    The device works here. Keys are unique. `model` is the one of the nodes, for its opsets and functions; sessions are
+    opened with `options`, none after `budget_s` seconds.
     """
     askable = [
         question
@@ -113,9 +125,8 @@ def ask(
     groups += [[question] for question in alone]
     while groups and time.monotonic() < deadline:
         group = groups.pop()
-        sheet = _sheet(group, model).SerializeToString()
         try:
-            found = _ask_sheet(provider, device, sheet, options, run=group[0].key in doubtful)
+            found = _ask_sheet(provider, device, _sheet(group, model), options, run=group[0].key in doubtful)
         except DeviceUnavailableError:
             break
         except RlxError as err:
@@ -133,17 +144,13 @@ def ask(
 
 
 def _ask_sheet(
-    provider: Provider, device: Device, sheet: bytes, options: CompileOptions, *, run: bool = False
+    provider: Provider, device: Device, proto: onnx.ModelProto, options: CompileOptions, *, run: bool = False
 ) -> list[str]:
     """Return the answer to each node of a sheet; opens one session, runs it once if asked to, and closes it.
 
     The nodes of functions that ONNX Runtime expands have no names, so the answer to a function is empty unless it
-    is alone on its sheet.
-
-    Raises:
-        RlxError: the session was refused, for one node at least, or the run failed.
+    is alone on its sheet. A refusal of one node raises an `RlxError` for the sheet, and so does a failed run.
     """
-    proto = onnx.ModelProto.FromString(sheet)
     nodes = tuple(
         ExportedNode.of(node.name, node.domain, node.op_type, 0, at, (), (), tuple(node.input), tuple(node.output))
         for at, node in enumerate(proto.graph.node)
@@ -152,8 +159,7 @@ def _ask_sheet(
     model = ExportedModel(proto, tuple(weights), nodes, {}, {})
     takers: list[set[str]] = [set() for _ in nodes]
     bodies = any(attribute.type in _BODIES for node in proto.graph.node for attribute in node.attribute)
-    session = provider.open(SessionRequest(device, model, weights, options))
-    try:
+    with contextlib.closing(provider.open(SessionRequest(device, model, weights, options))) as session:
         for assigned in session.assignments:
             node = nodes[0] if len(nodes) == 1 and not bodies else model.node_of(assigned.name)
             if node is not None:
@@ -161,9 +167,12 @@ def _ask_sheet(
         if len(nodes) == 1 and not takers[0]:  # eliminated, or expanded with its bodies
             takers[0].update(assigned.provider for assigned in session.assignments)
         if run and takers[0] == {provider.ep_name}:
-            session.run([value.name for value in proto.graph.output], _some_inputs(proto.graph))
-    finally:
-        session.close()
+            feeds = {}
+            for value in proto.graph.input:  # ones, and 1 for dims without a size
+                tensor = value.type.tensor_type
+                shape = [dim.dim_value if dim.HasField("dim_value") else 1 for dim in tensor.shape.dim]
+                feeds[value.name] = np.ones(shape, dtype_of(tensor.elem_type).numpy)
+            session.run([value.name for value in proto.graph.output], feeds)
     nothing = DEVICE if len(nodes) == 1 else ""
     return [(DEVICE if found == {provider.ep_name} else HELPED) if found else nothing for found in takers]
 
@@ -182,15 +191,16 @@ def asking_options(options: CompileOptions) -> CompileOptions:
 
 
 def answer_tasks() -> None:
-    """Answer the tasks on standard input, one a line; the child process of `ask_in_child` runs this."""
+    """Answer the tasks on standard input, one a line; the child process runs this."""
     out = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print is not an answer
-    providers: dict[tuple[str, str], Provider] = {}
+    providers: dict[str, Provider] = {}
     for line in sys.stdin.buffer:
         task = json.loads(line)
-        wanted = (task["module"], task["class"])
+        wanted = task["provider"]
         if wanted not in providers:
-            providers[wanted] = _registered(*wanted)
+            providers[wanted] = pkgutil.resolve_name(wanted)()
+            register_provider(providers[wanted])
         options = CompileOptions(
             precision=Precision(task["precision"]),
             provider_options=task["provider_options"],
@@ -198,23 +208,18 @@ def answer_tasks() -> None:
         )
         print(json.dumps({"ready": providers[wanted].name}), file=out, flush=True)
         for key, *texts in task["sheets"]:
-            sheets = [base64.b64decode(text) for text in texts]
+            sheets = [onnx.ModelProto.FromString(base64.b64decode(text)) for text in texts]
             answer = _answer(providers[wanted], Device(task["device"]), sheets, asking_options(options))
             print(json.dumps({"key": key, "answer": answer}), file=out, flush=True)
     os._exit(0)  # a provider that crashes when it is unloaded has answered all the same
 
 
-def _registered(module: str, name: str) -> Provider:
-    found: Any = importlib.import_module(module)
-    for part in name.split("."):
-        found = getattr(found, part)
-    provider: Provider = found()
-    register_provider(provider)
-    return provider
-
-
 def _ask_compiler(
-    provider: Provider, device: Device, sheets: Mapping[str, Sequence[bytes]], options: CompileOptions, budget_s: float
+    provider: Provider,
+    device: Device,
+    sheets: Mapping[str, Sequence[onnx.ModelProto]],
+    options: CompileOptions,
+    budget_s: float,
 ) -> dict[str, str]:
     """Ask in a child process; in this one in a frozen program, which cannot start another Python."""
     if getattr(sys, "frozen", False):
@@ -224,26 +229,25 @@ def _ask_compiler(
                 answers[key] = answer
         return answers
     task = {
-        "module": type(provider).__module__,
-        "class": type(provider).__qualname__,
+        "provider": f"{type(provider).__module__}:{type(provider).__qualname__}",
         "device": device.label,
         "precision": options.precision.value,
         "provider_options": dict(options.provider_options),
         "custom_op_libraries": list(options.custom_op_libraries),
     }
-    texts = [[key, *(base64.b64encode(form).decode() for form in forms)] for key, forms in sheets.items()]
-    return ask_in_child(provider.ep_name, task, texts, budget_s)
+    texts = [
+        [key, *(base64.b64encode(form.SerializeToString()).decode() for form in forms)] for key, forms in sheets.items()
+    ]
+    return _ask_in_child(provider.ep_name, task, texts, budget_s)
 
 
-def _answer(provider: Provider, device: Device, sheets: Sequence[bytes], options: CompileOptions) -> str:
+def _answer(provider: Provider, device: Device, sheets: Sequence[onnx.ModelProto], options: CompileOptions) -> str:
     """Return the answer to a node alone, or that to the node between neighbours if alone it is not taken."""
     answer = ""
-    for place, sheet in enumerate(sheets):
+    for sheet in sheets:
         try:
-            if place == 0:
-                found = _ask_sheet(provider, device, sheet, options)[0]
-            else:
-                found = _ask_inside(provider, device, sheet, options)
+            ask_it = _ask_inside if sheet is not sheets[0] else _ask_sheet
+            found = ask_it(provider, device, sheet, options)[0]
         except DeviceUnavailableError:
             return ""  # the device, not the node, is at fault
         except RlxError as err:
@@ -254,20 +258,13 @@ def _answer(provider: Provider, device: Device, sheets: Sequence[bytes], options
     return answer
 
 
-def _ask_inside(provider: Provider, device: Device, sheet: bytes, options: CompileOptions) -> str:
-    """Return the answer to a node between others, with the optimisation that drops nodes which do nothing.
-
-    Raises:
-        RlxError: the session was refused.
-    """
-    model = ExportedModel(onnx.ModelProto.FromString(sheet), (), (), {}, {})
+def _ask_inside(provider: Provider, device: Device, proto: onnx.ModelProto, options: CompileOptions) -> list[str]:
+    """Return the answer to a node between others, with the optimisation that drops nodes which do nothing."""
     options = options.with_(optimization=OptimizationLevel.BASIC)
-    session = provider.open(SessionRequest(device, model, _outside(model.model), options))
-    try:
+    request = SessionRequest(device, ExportedModel(proto, (), (), {}, {}), _outside(proto), options)
+    with contextlib.closing(provider.open(request)) as session:
         found = {each.provider for each in session.assignments if not each.name.startswith(_NEIGHBOUR)}
-    finally:
-        session.close()
-    return DEVICE if found <= {provider.ep_name} else HELPED
+    return [DEVICE if found <= {provider.ep_name} else HELPED]
 
 
 def _computes(provider: Provider, device: Device, dtype: DType, options: CompileOptions) -> bool:
@@ -278,27 +275,13 @@ def _computes(provider: Provider, device: Device, dtype: DType, options: Compile
     model = onnx.ModelProto(ir_version=10)
     model.opset_import.add(domain="", version=21)
     try:
-        sheet = _sheet([question], model).SerializeToString()
-        return _ask_sheet(provider, device, sheet, options, run=True) == [DEVICE]
+        return _ask_sheet(provider, device, _sheet([question], model), options, run=True) == [DEVICE]
     except RlxError:
         return False
 
 
-def _some_inputs(graph: onnx.GraphProto) -> dict[str, Any]:
-    """Return ones for every input of a sheet; dims without a size are 1."""
-    found = {}
-    for value in graph.input:
-        tensor = value.type.tensor_type
-        shape = [dim.dim_value if dim.HasField("dim_value") else 1 for dim in tensor.shape.dim]
-        found[value.name] = np.ones(shape, dtype_of(tensor.elem_type).numpy)
-    return found
-
-
 def _split(group: list[Question], text: str) -> list[list[Question]]:
-    """Return what to ask next after a refusal: the node that it names alone, else parts of whole operators.
-
-    Kinds of one operator are often refused together, so an operator is asked about on its own before it is split.
-    """
+    """Return what to ask next after a refusal: the node that it names alone, else parts of whole operators."""
     named = {int(number) for number in _NUMBERED.findall(text)}
     if len(named) == 1 and (at := named.pop()) < len(group):
         return [[*group[:at], *group[at + 1 :]], [group[at]]]
@@ -319,8 +302,7 @@ def _short_reason(err: RlxError) -> str:
 def _sheet(questions: Sequence[Question], model: onnx.ModelProto, *, all_constant: bool = False) -> onnx.ModelProto:
     """Return a model of these nodes, which share no inputs.
 
-    Large constants are inputs, as kernels ask for their type only, unless `all_constant`: compiling providers want
-    weights that are constant.
+    Large constants are inputs, as kernels ask for their type only, unless `all_constant`, which compilers want.
     """
     sheet = onnx.ModelProto(ir_version=model.ir_version, producer_name="rlx_ort")
     sheet.opset_import.extend(model.opset_import)
@@ -332,9 +314,21 @@ def _sheet(questions: Sequence[Question], model: onnx.ModelProto, *, all_constan
         node.name = f"q{at}"
         del node.input[:], node.output[:]
         for place, kind in enumerate(question.inputs):
-            node.input.append(f"q{at}_in{place}" if kind is not None else "")
-            if kind is not None:
-                _declare(sheet.graph, node.input[-1], kind, question, place, all_constant)
+            name = f"q{at}_in{place}" if kind is not None else ""
+            node.input.append(name)
+            if kind is None:
+                continue
+            fixed = all_constant and place in question.constants
+            if (data := question.constants.get(place)) is not None:
+                sheet.graph.initializer.append(tensor_proto(data, name))
+            elif fixed and isinstance(kind, TensorType) and kind.shape is not None and kind.shape.is_static:
+                dims = kind.shape.static()
+                tensor = sheet.graph.initializer.add(name=name, data_type=elem_type(kind.dtype), dims=dims)
+                tensor.data_location = onnx.TensorProto.EXTERNAL
+                for key, value in (("location", name), ("offset", 0), ("length", _ones(tensor).nbytes)):
+                    tensor.external_data.add(key=key, value=str(value))
+            else:
+                sheet.graph.input.add(name=name, type=type_proto(kind))
         for place, kind in enumerate(question.outputs):
             node.output.append(f"q{at}_out{place}" if kind is not None else "")
             if kind is not None:
@@ -345,33 +339,29 @@ def _sheet(questions: Sequence[Question], model: onnx.ModelProto, *, all_constan
     return sheet
 
 
-def _sheets(question: Question, model: onnx.ModelProto) -> list[bytes]:
+def _sheets(question: Question, model: onnx.ModelProto) -> list[onnx.ModelProto]:
     """Return the sheet of one question, and the one with neighbours if the node has some.
 
     OpenVINO takes some operators only together with others, and a node that does nothing can only be dropped there.
     """
     alone = _sheet([question], model, all_constant=True)
-    sheets = [alone.SerializeToString()]
-    node = alone.graph.node[0]
-    nodes = [node]
+    inside = onnx.ModelProto.FromString(alone.SerializeToString())
+    node, before, after = alone.graph.node[0], [], []
     for place in question.computed:
         kind = question.inputs[place]
         if isinstance(kind, TensorType):
             name = node.input[place]
-            value = next(value for value in alone.graph.input if value.name == name)
+            value = next(value for value in inside.graph.input if value.name == name)
             value.name = f"{name}_before"
-            nodes.insert(0, _neighbour(value.name, name, kind))
+            before.append(_neighbour(value.name, name, kind))
     kind = question.outputs[0] if question.used else None
     if isinstance(kind, TensorType):
-        value = alone.graph.output[0]
-        nodes.append(_neighbour(value.name, f"{value.name}_after", kind))
+        value = inside.graph.output[0]
+        after.append(_neighbour(value.name, f"{value.name}_after", kind))
         value.name += "_after"
-    if len(nodes) > 1:
-        nodes = [type(node).FromString(node.SerializeToString()) for node in nodes]
-        del alone.graph.node[:]
-        alone.graph.node.extend(nodes)
-        sheets.append(alone.SerializeToString())
-    return sheets
+    del inside.graph.node[:]
+    inside.graph.node.extend([*before, node, *after])
+    return [alone, inside] if before or after else [alone]
 
 
 def _neighbour(name: str, result: str, kind: TensorType) -> onnx.NodeProto:
@@ -386,25 +376,184 @@ def _outside(model: onnx.ModelProto) -> dict[str, TensorData]:
     return {tensor.name: _ones(tensor) for tensor in tensors if tensor.data_location == onnx.TensorProto.EXTERNAL}
 
 
-def _declare(
-    graph: onnx.GraphProto, name: str, kind: ValueType, question: Question, place: int, all_constant: bool
-) -> None:
-    """Declare an input of a node: an initializer if it is constant, else an input of the graph."""
-    data = question.constants.get(place)
-    if data is not None:
-        graph.initializer.append(tensor_proto(data, name))
-        return
-    constant = place in question.constants and all_constant
-    if constant and isinstance(kind, TensorType) and kind.shape is not None and kind.shape.is_static:
-        tensor = graph.initializer.add(name=name, data_type=elem_type(kind.dtype), dims=kind.shape.static())
-        tensor.data_location = onnx.TensorProto.EXTERNAL
-        for key, value in (("location", name), ("offset", 0), ("length", _ones(tensor).nbytes)):
-            tensor.external_data.add(key=key, value=str(value))
-        return
-    graph.input.add(name=name, type=type_proto(kind))
-
-
 def _ones(tensor: onnx.TensorProto) -> TensorData:
     """Return ones for a constant whose data is unknown, since a provider may divide by it."""
     dtype = dtype_of(tensor.data_type)
     return TensorData.from_array(np.ones(tuple(tensor.dims), dtype.numpy), dtype)
+
+
+class Answers:
+    """The answers of one provider, by the key of the question; a file that cannot be used costs asking again."""
+
+    def __init__(self, path: Path, scope: str) -> None:
+        self._path = path
+        self._scope = scope
+        self._known: dict[str, str] | None = None
+        self._lock = threading.Lock()
+
+    def known(self, keys: Iterable[str]) -> dict[str, str]:
+        """Return the answers that are known to these questions."""
+        with self._lock:
+            if self._known is None:
+                self._known = self._read()
+            return {key: self._known[key] for key in keys if key in self._known}
+
+    def keep(self, answers: Mapping[str, str]) -> None:
+        """Remember answers, on disk too."""
+        import filelock
+
+        with self._lock:
+            self._known = {**(self._known or {}), **answers}
+            try:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                with filelock.FileLock(f"{self._path}.lock", timeout=_LOCK_TIMEOUT_S):
+                    self._known = {**self._read(), **self._known}
+                    document = {"schema": _SCHEMA, "scope": self._scope, "answers": self._known}
+                    write_atomic(self._path, json.dumps(document).encode())
+            except (OSError, filelock.Timeout, NotImplementedError) as err:
+                _log.info("the answers of %s are not kept: %s", self._scope, err)
+
+    def _read(self) -> dict[str, str]:
+        try:
+            document = json.loads(self._path.read_bytes())
+            if document["schema"] == _SCHEMA and document["scope"] == self._scope:
+                return {str(key): str(answer) for key, answer in document["answers"].items()}
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as err:
+            _log.info("%s is damaged, and its questions are asked again: %s", self._path.name, err)
+        return {}
+
+
+def answers_of(scope: str) -> Answers:
+    """Return the answers for a scope: provider, versions, hardware and the options that matter, as one text."""
+    name = hashlib.sha256(scope.encode()).hexdigest()[:24]
+    return _answers_in(cache_root() / "capability" / f"{name}.json", scope)
+
+
+_answers_in = functools.cache(Answers)
+
+
+def _ask_in_child(
+    title: str, task: Mapping[str, Any], sheets: Sequence[Sequence[str]], budget_s: float
+) -> dict[str, str]:
+    """Return the answer to each question by its key; `sheets` has the key and the child's texts of each."""
+    global _timer
+    answers: dict[str, str] = {}
+    left = list(sheets)
+    with _child_lock:
+        deadline = time.monotonic() + budget_s
+        while left and time.monotonic() < deadline:
+            child = _child()
+            line = json.dumps({**task, "sheets": left}).encode() + b"\n"
+            found, ended = child.asked(line, len(left), deadline)
+            answers.update(found)
+            left = left[len(found) :]
+            if not left:
+                break
+            child.end()
+            if ended is None:
+                break  # out of time, or the child cannot be used at all
+            key = left.pop(0)[0]
+            answers[key] = f"asking about it ended the process of {title} (exit code {ended})"
+            _log.warning("%s: a question ended its process with exit code %s", title, ended)
+        _timer = threading.Timer(_IDLE_S, _end_child)
+        _timer.daemon = True
+        _timer.start()
+    return {key: answer for key, answer in answers.items() if answer}
+
+
+class _Child:
+    """A process that answers questions, task after task, until its input ends. Only its parent uses and ends it."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        command = [sys.executable, "-c", "from rlx_ort.providers.asking import answer_tasks; answer_tasks()"]
+        self.environment = environment
+        self.parent = os.getpid()
+        self._patience_s = _START_S
+        self._process = subprocess.Popen(  # noqa: S603  # this Python with a fixed command
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment
+        )
+        self._lines: queue.Queue[bytes] = queue.Queue()
+        self._reader = threading.Thread(target=_read, args=(self._process.stdout, self._lines), daemon=True)
+        self._reader.start()
+
+    @property
+    def alive(self) -> bool:
+        return self.parent == os.getpid() and self._process.poll() is None
+
+    def asked(self, task: bytes, count: int, deadline: float) -> tuple[dict[str, str], int | None]:
+        """Return its answers in order, and its exit code; None if it was too slow or did not start."""
+        writer = threading.Thread(target=_write, args=(self._process.stdin, task), daemon=True)
+        writer.start()
+        answers: dict[str, str] = {}
+        patience_s = max(deadline - time.monotonic(), 0.1) + self._patience_s
+        try:
+            while len(answers) < count:
+                line = self._lines.get(timeout=patience_s)
+                if not line:
+                    return answers, self._process.wait(timeout=_START_S)
+                self._patience_s = 0.0
+                if line.startswith(b"{"):
+                    found = json.loads(line)
+                    if "key" in found:
+                        answers[found["key"]] = found["answer"]
+                patience_s = max(deadline - time.monotonic(), 0.1)
+        except (queue.Empty, subprocess.TimeoutExpired):
+            return answers, None
+        return answers, 0
+
+    def end(self) -> None:
+        if self.parent != os.getpid():
+            return
+        self._process.kill()
+        self._process.wait()
+        self._reader.join()
+        for pipe in (self._process.stdin, self._process.stdout):
+            with contextlib.suppress(OSError):
+                pipe.close()  # type: ignore[union-attr]  # both are pipes
+
+
+_child_lock = threading.Lock()
+_current: _Child | None = None
+_timer: threading.Timer | None = None
+
+
+def _child() -> _Child:
+    """Return the child, restarted if the settings changed."""
+    global _current
+    if _timer is not None:
+        _timer.cancel()
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path), "PYTHONUTF8": "1"}
+    if _current is None or not _current.alive or _read_by_us(_current.environment) != _read_by_us(environment):
+        if _current is not None:
+            _current.end()
+        _current = _Child(environment)
+    return _current
+
+
+def _read_by_us(environment: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if name.startswith("RLX_") or name == "PYTHONPATH"}
+
+
+@atexit.register
+def _end_child() -> None:
+    global _current
+    with _child_lock:
+        child, _current = _current, None
+        if child is not None:
+            child.end()
+
+
+def _write(pipe: IO[bytes], data: bytes) -> None:
+    try:
+        pipe.write(data)
+        pipe.flush()
+    except (OSError, ValueError):
+        return  # the child is gone; its exit code is read later
+
+
+def _read(pipe: IO[bytes], lines: queue.Queue[bytes]) -> None:
+    for line in pipe:
+        lines.put(line)
+    lines.put(b"")

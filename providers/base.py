@@ -1,6 +1,6 @@
 """`Provider`, the base class of every provider, and the values that it takes and returns.
 
-A provider's module has these sections: identity, probe, session options, claims and quirks, default profile. Nothing
+A provider's members stand in this order: identity, probe, session options, claims and quirks, default profile. Nothing
 outside this folder names a single provider; `rlx_ort.providers.registry` finds them.
 """
 
@@ -20,12 +20,14 @@ from rlx_ort.ir.types import TensorType, ValueType
 from rlx_ort.options.compile_options import CompileOptions
 
 __all__ = [
+    "PRIVATE_MEMORY",
     "Availability",
     "CostProfile",
     "DeviceGraphReport",
     "EngineSession",
     "KernelClaim",
     "KernelLimit",
+    "MemoryReading",
     "NodeAssignment",
     "Provider",
     "RecordedRun",
@@ -41,14 +43,8 @@ __all__ = [
 class Availability:
     """Whether a device works here, proven by a one-node session, and what to do when it does not.
 
-    Attributes:
-        available: a session opened on the device, its node was assigned to it, and it ran.
-        reason: why not, quoting the loader or the driver; empty when available.
-        remedy: the command or step that repairs it; empty when there is nothing to repair.
-        hardware: the driver's name of the device, empty when unknown.
-        driver: the driver's version, empty when unknown.
-        memory_bytes: the device's memory, 0 when unknown.
-        identity: PCI address, UUID or LUID, which differs between equal devices; empty when unknown.
+    Texts are empty, and the memory is 0, where they are unknown. `reason` quotes the loader or the driver, `remedy` is
+    the command or step that repairs it. `identity` differs between equal devices: PCI address, UUID or LUID.
     """
 
     available: bool
@@ -82,10 +78,8 @@ class NodeAssignment:
 class RecordedRun:
     """An input signature whose launches are recorded.
 
-    Attributes:
-        inputs: input name -> dtype and shape, such as `float32[1, 768]`.
-        outputs: the outputs that it returns.
-        nbytes: bytes of its buffers in the device's memory; as many are pinned in host memory.
+    `inputs` holds dtypes and shapes such as `float32[1, 768]`, `nbytes` the bytes of its buffers in the device's
+    memory; as many are pinned in host memory.
     """
 
     inputs: Mapping[str, str]
@@ -95,12 +89,9 @@ class RecordedRun:
 
 @dataclass(frozen=True, slots=True)
 class DeviceGraphReport:
-    """Which runs of a session replay recorded launches.
+    """Which runs of a session replay recorded launches: signatures, the one used longest ago first.
 
-    Attributes:
-        recorded: the recorded signatures, the one used longest ago first.
-        refused: signature -> why it is not recorded.
-        reason: why the session records nothing; empty while it does or may.
+    `refused` holds the reason for each signature that is not recorded; `reason` is why the session records nothing.
     """
 
     recorded: tuple[RecordedRun, ...] = ()
@@ -123,12 +114,9 @@ class KernelClaim:
 
 @dataclass(frozen=True, slots=True)
 class KernelLimit:
-    """A form of an operator that a provider accepts when a session is opened and whose kernel fails in the run.
+    """A form of an operator of ai.onnx that a provider accepts when a session is opened and whose kernel fails.
 
-    Attributes:
-        op_type: the operator, of ai.onnx.
-        applies: whether a node has the form, by its types and its attributes as Python values.
-        reason: what the kernel does not do, and where that was seen.
+    `applies` decides by a node's types and its attributes as Python values. `reason` is what the kernel does not do.
     """
 
     op_type: str
@@ -156,10 +144,7 @@ def rank(node: ExportedNode) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class CostProfile:
-    """The rates and latencies of a device for the cost model, in GFLOP/s, bytes per ns and ns.
-
-    `source` names where they come from: a shipped default, or a calibration.
-    """
+    """The rates and latencies of a device for the cost model, from `source`, in GFLOP/s, bytes per ns and ns."""
 
     gemm_gflops: float
     conv_gflops: float
@@ -172,18 +157,46 @@ class CostProfile:
     readback_latency_ns: float = 0.0
     source: str = "default"
 
+    @classmethod
+    def shipped(
+        cls, source: str, gflops: tuple[float, float], bytes_per_ns: tuple[float, float], ns: tuple[float, float]
+    ) -> CostProfile:
+        """Return a default profile: (gemm, conv), (memory, transfers in both directions) and (dispatch, round trip)."""
+        gemm, conv, memory, moved, dispatch, roundtrip = map(float, (*gflops, *bytes_per_ns, *ns))
+        return cls(gemm, conv, memory, dispatch, roundtrip, moved, moved, source=f"default: {source}")
+
+
+PRIVATE_MEMORY = "private memory of the process"
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryReading:
+    """What this process uses of a device's memory at one moment.
+
+    Attributes:
+        nbytes: the bytes.
+        whole: whether all of them count as used by sessions; false where other data is among them, as in host memory,
+            so that only a difference of two readings means something.
+        source: where the number comes from.
+    """
+
+    nbytes: int
+    whole: bool
+    source: str
+
 
 @dataclass(frozen=True, slots=True)
 class SessionRequest:
-    """What to open: a model, its weights, the device and the options.
+    """What to open; the session keeps `weights`, the data of every external initializer by name, alive.
 
-    `weights` holds the data of every external initializer of the model, by name. The session keeps them alive.
+    `budgeted` asks for an arena that grows by what is needed and no more.
     """
 
     device: Device
     model: ExportedModel
     weights: Mapping[str, TensorData]
     options: CompileOptions
+    budgeted: bool = False
 
 
 class EngineSession(Protocol):
@@ -265,15 +278,16 @@ class Provider(abc.ABC):
         return ""
 
     def question_scope(self, device: Device) -> str | None:
-        """Return provider, versions and hardware as one text, the key of answers about single nodes.
-
-        None for a provider that cannot be asked.
-        """
+        """Return provider, versions and hardware as the key of answers about nodes; None if it cannot be asked."""
         return None
 
     def devices(self) -> Sequence[Device]:
         """Return the devices that hardware discovery sees, without proving that they work."""
         return tuple(Device(kind) for kind in self.kinds)
+
+    def memory(self, device: Device) -> MemoryReading | None:
+        """Return what this process uses of the device's memory now, None where that cannot be read."""
+        return None
 
     def run_lock(self) -> contextlib.AbstractContextManager[Any]:
         """Return what a run must hold: a process-wide lock for exclusive providers, nothing for others."""

@@ -1,16 +1,22 @@
-"""Which operators a provider has kernels for, read from ONNX Runtime's own registry.
+"""Which operators a provider has kernels for: by ONNX Runtime's registry, else by a shipped kernel list.
 
 The registry answers in milliseconds and agrees with the real assignment in 99 of 100 cases. It leaves out attributes
 and the ONNX functions that ONNX Runtime expands into kernels; only a session proves a claim.
+
+A shipped list is a text file of `kernel_lists/`, one kernel a line, for one provider and one minor version of ONNX
+Runtime. It stands in for a registry that cannot be read, and judges providers that are not installed.
+`scripts/kernel_lists.py` writes and checks the files.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib.resources.abc
+import re
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from rlx_ort.converters.to_onnx.dispatch import KernelSet, has_choice
 from rlx_ort.ir.dtype import DType
@@ -20,7 +26,7 @@ from rlx_ort.providers.base import KernelClaim, Provider
 from rlx_ort.providers.engine import runtime
 from rlx_ort.providers.engine.values import element_dtypes, elements
 
-__all__ = ["kernel_set", "kernels_of", "schema_version", "takes"]
+__all__ = ["KernelList", "kernel_set", "kernels_of", "listed_kernels", "parse_list", "schema_version", "takes"]
 
 _Types: TypeAlias = Sequence[ValueType | None]
 _OPEN_END = 2147483647  # INT_MAX in KernelDef
@@ -31,6 +37,9 @@ _ANSWERS_A_LIST = 4096
 _LISTS_SAFELY = frozenset({"CPUExecutionProvider", "AzureExecutionProvider", "DmlExecutionProvider"})
 _lists: dict[int, _Known] = {}
 _lists_lock = threading.Lock()
+
+_FILE_NAME = re.compile(r"(?P<ep>\w+)-(?P<major>\d+)\.(?P<minor>\d+)\.txt")
+_WRAPPED = re.compile(r"\w+\((.*)\)")
 
 
 @functools.cache
@@ -49,12 +58,7 @@ def kernels_of(ep_name: str) -> tuple[KernelClaim, ...] | None:
 
 
 def takes(
-    claims: Sequence[KernelClaim],
-    domain: str,
-    op_type: str,
-    version: int,
-    inputs: _Types = (),
-    outputs: _Types = (),
+    claims: Sequence[KernelClaim], domain: str, op_type: str, version: int, inputs: _Types = (), outputs: _Types = ()
 ) -> bool:
     """Return whether a kernel takes a node: its operator at the model's opset version and its element types.
 
@@ -68,7 +72,7 @@ def takes(
         since = schema_version(domain, op_type, version)
         dtypes = _constrained(domain, op_type, since, inputs, outputs)
         candidates = known.by_operator.get((domain, op_type), ())
-        answer = any(_version_fits(claim, since) and _dtypes_fit(claim, dtypes) for claim in candidates)
+        answer = any(_fits(claim, since, dtypes) for claim in candidates)
         if len(known.answers) < _ANSWERS_A_LIST:
             known.answers[asked] = answer
     return answer
@@ -95,15 +99,11 @@ def schema_version(domain: str, op_type: str, opset: int) -> int:
     return max(known, default=opset)
 
 
-def _version_fits(claim: KernelClaim, since: int) -> bool:
+def _fits(claim: KernelClaim, since: int, dtypes: Sequence[tuple[frozenset[str], frozenset[DType]]]) -> bool:
     # https://github.com/microsoft/onnxruntime/blob/main/onnxruntime/core/framework/kernel_registry.cc (IsKernelDef...)
     # A kernel with an open end takes only the version it starts at: a later one may change anything.
-    if claim.first_version == since:
-        return True
-    return claim.last_version is not None and claim.first_version <= since <= claim.last_version
-
-
-def _dtypes_fit(claim: KernelClaim, dtypes: Sequence[tuple[frozenset[str], frozenset[DType]]]) -> bool:
+    if claim.first_version != since and not claim.first_version <= since <= (claim.last_version or 0):
+        return False
     return all(wanted <= claim.dtypes[name] for names, wanted in dtypes for name in names & claim.dtypes.keys())
 
 
@@ -168,3 +168,59 @@ def _claim(kernel: Any) -> KernelClaim:
     domain = "" if kernel.domain == "ai.onnx" else kernel.domain
     dtypes = {name: element_dtypes(types) for name, types in kernel.type_constraints.items()}
     return KernelClaim(domain, kernel.op_name, first, None if last == _OPEN_END else last, dtypes)
+
+
+class KernelList(NamedTuple):
+    """The kernels of one execution provider in one minor version of ONNX Runtime."""
+
+    version: tuple[int, int]
+    claims: tuple[KernelClaim, ...]
+
+
+def listed_kernels(ep_name: str, version: tuple[int, ...] | None) -> KernelList | None:
+    """Return the newest shipped list that is not newer than a version, else the oldest; None where there is none.
+
+    Without a version, for a provider that is not installed, the newest list counts.
+    """
+    versions = _versions(ep_name)
+    if not versions:
+        return None
+    known = [found for found in versions if version is None or found <= version[:2]]
+    return _read(ep_name, max(known) if known else min(versions))
+
+
+@functools.cache
+def _versions(ep_name: str) -> tuple[tuple[int, int], ...]:
+    names = [entry.name for entry in _folder().iterdir()] if _folder().is_dir() else []
+    found = [match for match in map(_FILE_NAME.fullmatch, names) if match and match["ep"] == ep_name]
+    return tuple(sorted((int(match["major"]), int(match["minor"])) for match in found))
+
+
+@functools.cache
+def _read(ep_name: str, version: tuple[int, int]) -> KernelList:
+    text = (_folder() / f"{ep_name}-{version[0]}.{version[1]}.txt").read_text(encoding="utf-8")
+    return KernelList(version, tuple(parse_list(text)))
+
+
+def parse_list(text: str) -> Iterator[KernelClaim]:
+    """Yield the kernels of a list: `ai.onnx Abs 6-12 T=f32,f64`, one a line; `#` starts a comment line."""
+    for line in text.splitlines():
+        if not line or line.startswith("#"):
+            continue
+        domain, op_type, versions, *constraints = line.split()
+        first, _, last = versions.removesuffix("+").partition("-")
+        end = None if versions.endswith("+") else int(last or first)
+        dtypes = {}
+        for constraint in constraints:
+            name, _, types = constraint.partition("=")
+            dtypes[name] = frozenset(_dtype(code) for code in types.split(","))
+        yield KernelClaim("" if domain == "ai.onnx" else domain, op_type, int(first), end, dtypes)
+
+
+def _dtype(code: str) -> DType:
+    wrapped = _WRAPPED.fullmatch(code)
+    return _dtype(wrapped[1]) if wrapped else DType(code)
+
+
+def _folder() -> importlib.resources.abc.Traversable:
+    return importlib.resources.files("rlx_ort.providers") / "kernel_lists"

@@ -9,8 +9,8 @@ from typing import ClassVar
 from rlx_ort.device import Device
 from rlx_ort.options.compile_options import CompileOptions
 from rlx_ort.providers.base import CostProfile
-from rlx_ort.providers.engine.recipe import SessionRecipe, names
-from rlx_ort.providers.installation import Problem, install_command, parse_version
+from rlx_ort.providers.engine.recipe import names
+from rlx_ort.providers.engine.runtime import Problem, install_command, parse_version
 from rlx_ort.providers.ort_provider import OrtProvider
 
 __all__ = ["CoreMlProvider"]
@@ -23,7 +23,6 @@ _ML_PROGRAM_SINCE = (12,)
 class CoreMlProvider(OrtProvider):
     """Apple's accelerators through Core ML, one of each."""
 
-    # --- identity
     name: ClassVar[str] = "coreml"
     kinds: ClassVar[tuple[str, ...]] = ("metal", "ane")
     ep_name: ClassVar[str] = "CoreMLExecutionProvider"
@@ -38,8 +37,10 @@ class CoreMlProvider(OrtProvider):
         ProfileComputePlan AllowLowPrecisionAccumulationOnGPU ModelCacheDirectory
         """
     )
+    # Set to the compile cache's folder of one model only: Core ML's own key holds neither the weights nor the build of
+    # ONNX Runtime, so a changed model of the same name would be answered by the old one.
+    cache_option: ClassVar[str] = "ModelCacheDirectory"
 
-    # --- probe
     def missing_libraries(self, device: Device) -> Problem | None:
         """Refuse an index above 0, and the Neural Engine on Intel Macs, which have none."""
         if device.index:
@@ -52,37 +53,20 @@ class CoreMlProvider(OrtProvider):
         """Return the command on macOS; elsewhere nothing brings Core ML."""
         return install_command(self.extra) if sys.platform == "darwin" else "Core ML exists on macOS only"
 
-    # --- session options
-    def recipe(self, device: Device, options: CompileOptions) -> SessionRecipe:
-        """Return a recipe in the ML Program format, which computes in f32 and exists from macOS 12 on."""
+    def chosen(self, device: Device, options: CompileOptions) -> dict[str, str]:
+        """Return options for the ML Program format, which computes in f32 and exists from macOS 12 on."""
         version = parse_version(platform.mac_ver()[0])
-        chosen = {
+        return {
             "ModelFormat": "MLProgram" if not version or version >= _ML_PROGRAM_SINCE else "NeuralNetwork",
             "MLComputeUnits": _COMPUTE_UNITS[device.kind],
             "RequireStaticInputShapes": "0",
         }
-        return SessionRecipe(
-            self.ep_name,
-            options=chosen,
-            option_keys=self.option_keys,
-            cache_options=lambda folder: {"ModelCacheDirectory": folder},
-        )
 
-    # --- claims and quirks
-    # ModelCacheDirectory is set to the compile cache's folder of one model only: Core ML's own key holds neither the
-    # weights nor the build of ONNX Runtime, so a changed model of the same name would be answered by the old one.
-
-    # --- default profile
     def default_profile(self, device: Device) -> CostProfile:
         """Return the profile of an Apple silicon laptop; assumed, not measured."""
-        fast = device.kind == "metal"
-        return CostProfile(
-            gemm_gflops=2_500.0 if fast else 1_500.0,
-            conv_gflops=1_500.0 if fast else 3_000.0,
-            memory_bytes_per_ns=100.0,
-            dispatch_ns=5_000.0,
-            roundtrip_ns=200_000.0,
-            upload_bytes_per_ns=20.0,
-            readback_bytes_per_ns=20.0,
-            source="default: Apple silicon laptop, assumed",
+        return CostProfile.shipped(
+            "Apple silicon laptop, assumed",
+            gflops=(2_500, 1_500) if device.kind == "metal" else (1_500, 3_000),
+            bytes_per_ns=(100, 20),
+            ns=(5_000, 200_000),
         )

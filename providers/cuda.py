@@ -12,18 +12,12 @@ from typing import Any, ClassVar
 from rlx_ort.device import Device
 from rlx_ort.ir.dtype import DType
 from rlx_ort.options.compile_options import CompileOptions, Precision
-from rlx_ort.providers.base import (
-    Availability,
-    CostProfile,
-    KernelLimit,
-    element,
-    is_float_remainder,
-)
+from rlx_ort.providers.base import Availability, CostProfile, KernelLimit, MemoryReading, element, is_float_remainder
 from rlx_ort.providers.engine import runtime
-from rlx_ort.providers.engine.cuda_driver import cuda_gpus, open_recorder, pinned_like, same_bus
+from rlx_ort.providers.engine.cuda_driver import cuda_gpus, open_recorder, pinned_like, process_bytes, same_bus
 from rlx_ort.providers.engine.recipe import Keeps, Recording, SessionRecipe, names
+from rlx_ort.providers.engine.runtime import Problem
 from rlx_ort.providers.hardware import engine_library, missing_libraries, nvidia_gpus
-from rlx_ort.providers.installation import Problem
 from rlx_ort.providers.ort_provider import OrtProvider
 from rlx_ort.providers.plugins import plugin_devices
 
@@ -45,7 +39,6 @@ _NO_GPU_REMEDY = "check with nvidia-smi that the driver sees a GPU"
 class CudaProvider(OrtProvider):
     """NVIDIA GPUs; the index is CUDA's ordinal: visible GPUs only, fastest first unless CUDA_DEVICE_ORDER is set."""
 
-    # --- identity
     name: ClassVar[str] = "cuda"
     kinds: ClassVar[tuple[str, ...]] = ("cuda",)
     ep_name: ClassVar[str] = "CUDAExecutionProvider"
@@ -62,7 +55,6 @@ class CudaProvider(OrtProvider):
         """
     )
 
-    # --- probe
     def missing_libraries(self, device: Device) -> Problem | None:
         """Return the CUDA libraries that are not found, all of them, or an index beyond the GPUs there are."""
         problem = cuda_libraries_problem("onnxruntime_providers_cuda")
@@ -73,6 +65,7 @@ class CudaProvider(OrtProvider):
 
     def facts(self, device: Device) -> Availability:
         """Return the GPU's name, driver and memory by the driver's tool, and its PCI address and UUID."""
+        process_bytes(device.index)  # the first call comes before any session
         gpus, identity = nvidia_gpus()[device.index :], ""
         if device.index < len(ordinals := cuda_gpus()):
             known = ordinals[device.index]
@@ -82,6 +75,11 @@ class CudaProvider(OrtProvider):
             return Availability(False, remedy=_NO_GPU_REMEDY, identity=identity)
         gpu = gpus[0]
         return Availability(False, "", _NO_GPU_REMEDY, gpu.name, gpu.driver, gpu.memory_bytes, identity)
+
+    def memory(self, device: Device) -> MemoryReading | None:
+        """Return all that this process uses of the GPU: its context and its loaded kernels are included."""
+        found = process_bytes(device.index)
+        return None if found is None else MemoryReading(found[0], whole=True, source=found[1])
 
     def devices(self) -> Sequence[Device]:
         """Return one device for each GPU CUDA counts, or index 0 when it counts none."""
@@ -95,7 +93,6 @@ class CudaProvider(OrtProvider):
             return ()
         return plugin_devices(engine, self.ep_name)[device.index : device.index + 1]
 
-    # --- session options
     def recipe(self, device: Device, options: CompileOptions) -> SessionRecipe:
         """Return a recipe on one GPU, with TF32 off unless asked for: its relative error is 6e-4."""
         chosen = cuda_options(device.index, options.precision)
@@ -131,7 +128,6 @@ class CudaProvider(OrtProvider):
             keeps=Keeps.OPTIMIZED,
         )
 
-    # --- claims and quirks
     # Each was assigned and failed in the run with this message, on an H200 with ONNX Runtime 1.31.1.
     limits: ClassVar[Sequence[KernelLimit]] = (
         KernelLimit(
@@ -162,18 +158,13 @@ class CudaProvider(OrtProvider):
         ),
     )
 
-    # --- default profile
     # Dispatch, round trip and transfers: H200, ONNX Runtime 1.31.1, CUDA 13, 2026-10 (a chain of Sin; Identity of
     # 4 floats; Negate of 256 MB host to host in 46 ms). Rates: f32 without TF32 on a middling GPU.
-    profile: ClassVar[CostProfile | None] = CostProfile(
-        gemm_gflops=12_000.0,
-        conv_gflops=8_000.0,
-        memory_bytes_per_ns=900.0,
-        dispatch_ns=4_300.0,
-        roundtrip_ns=29_000.0,
-        upload_bytes_per_ns=11.0,
-        readback_bytes_per_ns=11.0,
-        source="default: middling GPU, transfers as on an H200, ONNX Runtime 1.31.1, 2026-10",
+    profile: ClassVar[CostProfile | None] = CostProfile.shipped(
+        "middling GPU, transfers as on an H200, ONNX Runtime 1.31.1, 2026-10",
+        gflops=(12_000, 8_000),
+        bytes_per_ns=(900, 11),
+        ns=(4_300, 29_000),
     )
 
 

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rlx_ort.device import Device
-from rlx_ort.providers.cores import CoreShare, core_share
 from rlx_ort.providers.engine import runtime
-from rlx_ort.providers.installation import Problem, reinstall_command, runtime_packages
+from rlx_ort.providers.engine.runtime import Problem, reinstall_command, runtime_packages
+from rlx_ort.providers.hardware import CoreShare, core_share
 from rlx_ort.providers.ort_provider import OrtProvider
 from rlx_ort.providers.plugins import Plugin, find_plugins, plugin_devices, register_plugin
 from rlx_ort.providers.registry import ProviderRegistry, default_registry
@@ -18,26 +18,24 @@ from rlx_ort.providers.registry import ProviderRegistry, default_registry
 __all__ = ["Finding", "Severity", "diagnose"]
 
 
+_CODES = {
+    "runtime-broken": {"not installed": "runtime-absent", "too old": "runtime-too-old"},
+    "plugin-broken": {"needs a newer ONNX Runtime": "plugin-newer", "is too old for ONNX Runtime": "plugin-older"},
+}
+"""Code of an error -> words in its reason that make it a more specific one."""
+
+
 class Severity(enum.Enum):
     """How much a finding matters."""
 
-    ERROR = "error"
-    """Something does not work until it is repaired."""
-    WARNING = "warning"
-    """Something works worse, or elsewhere, than expected."""
-    INFO = "info"
-    """Nothing to repair."""
+    ERROR = "error"  # something does not work until it is repaired
+    WARNING = "warning"  # something works worse, or elsewhere, than expected
+    INFO = "info"  # nothing to repair
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One finding of `rlx-ort doctor`.
-
-    Attributes:
-        code: a stable name for scripts, such as `two-runtimes`.
-        what: what was found, in a sentence.
-        remedy: the command or step that repairs it, empty when there is nothing to repair.
-    """
+    """One finding of `rlx-ort doctor`; `code` is a stable name for scripts, such as `two-runtimes`."""
 
     code: str
     severity: Severity
@@ -46,14 +44,11 @@ class Finding:
 
 
 def diagnose(registry: ProviderRegistry | None = None) -> list[Finding]:
-    """Look at the installation, its plugins and drivers, telemetry and cores; errors come first.
-
-    Imports ONNX Runtime and loads plugin libraries, but opens no session.
-    """
+    """Return what is wrong, errors first. Imports ONNX Runtime and loads plugin libraries, but opens no session."""
     findings = _packages(runtime_packages())
     problem = runtime.runtime_problem()
     if problem is not None:
-        findings.append(_runtime_finding(problem))
+        findings.append(_error(problem, "runtime-broken"))
     else:
         findings += [Finding("runtime", Severity.INFO, f"{runtime.describe_runtime()} is loaded")]
         findings += _plugins(find_plugins(), registry or default_registry())
@@ -72,12 +67,8 @@ def _packages(packages: Mapping[str, str]) -> list[Finding]:
     return [Finding("two-runtimes", Severity.ERROR, what, reinstall_command(dict(packages)))]
 
 
-def _runtime_finding(problem: Problem) -> Finding:
-    code = "runtime-broken"
-    if "not installed" in problem.reason:
-        code = "runtime-absent"
-    elif "too old" in problem.reason:
-        code = "runtime-too-old"
+def _error(problem: Problem, default: str) -> Finding:
+    code = next((code for words, code in _CODES[default].items() if words in problem.reason), default)
     return Finding(code, Severity.ERROR, problem.reason, problem.remedy)
 
 
@@ -87,24 +78,18 @@ def _plugins(plugins: tuple[Plugin, ...], registry: ProviderRegistry) -> list[Fi
     for plugin in plugins:
         engine = runtime.onnxruntime()
         problem = register_plugin(plugin, engine, runtime.engine_exceptions())
-        if problem is None:
-            what = f"{plugin.distribution} {plugin.version} is registered ({', '.join(plugin.ep_names)})"
-            known = [served[name] for name in plugin.ep_names if name in served]
-            if any(plugin_devices(engine, provider.ep_name) for provider in known):
-                findings.append(Finding("plugin", Severity.INFO, what))
-            elif known:
-                what += " and rejects all hardware of this machine"
-                findings.append(Finding("no-hardware", Severity.WARNING, what, known[0].no_hardware_remedy()))
-            else:
-                what += "; rlx_ort has no device for it"
-                findings.append(Finding("plugin", Severity.INFO, what))
+        if problem is not None:
+            findings.append(_error(problem, "plugin-broken"))
             continue
-        code = "plugin-broken"
-        if "needs a newer ONNX Runtime" in problem.reason:
-            code = "plugin-newer"
-        elif "is too old for ONNX Runtime" in problem.reason:
-            code = "plugin-older"
-        findings.append(Finding(code, Severity.ERROR, problem.reason, problem.remedy))
+        what = f"{plugin.distribution} {plugin.version} is registered ({', '.join(plugin.ep_names)})"
+        known = [served[name] for name in plugin.ep_names if name in served]
+        if known and not any(plugin_devices(engine, provider.ep_name) for provider in known):
+            what += " and rejects all hardware of this machine"
+            findings.append(Finding("no-hardware", Severity.WARNING, what, known[0].no_hardware_remedy()))
+        else:
+            findings.append(
+                Finding("plugin", Severity.INFO, what if known else f"{what}; rlx_ort has no device for it")
+            )
     return findings
 
 

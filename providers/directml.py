@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import sys
 import threading
+from dataclasses import replace
 from typing import ClassVar
 
 from rlx_ort.device import Device
 from rlx_ort.options.compile_options import CompileOptions
 from rlx_ort.providers.base import CostProfile
 from rlx_ort.providers.engine.recipe import SessionRecipe
+from rlx_ort.providers.engine.runtime import Problem, install_command
 from rlx_ort.providers.hardware import loads
-from rlx_ort.providers.installation import Problem, install_command
 from rlx_ort.providers.ort_provider import OrtProvider
 
 __all__ = ["DirectMlProvider"]
@@ -20,7 +21,6 @@ __all__ = ["DirectMlProvider"]
 class DirectMlProvider(OrtProvider):
     """GPUs through Direct3D 12; the index is the adapter's place in DXGI's list, not in that of performance."""
 
-    # --- identity
     name: ClassVar[str] = "directml"
     kinds: ClassVar[tuple[str, ...]] = ("directx",)
     ep_name: ClassVar[str] = "DmlExecutionProvider"
@@ -32,7 +32,6 @@ class DirectMlProvider(OrtProvider):
         ("device_id", "performance_preference", "device_filter", "disable_metacommands")
     )
 
-    # --- probe
     def missing_libraries(self, device: Device) -> Problem | None:
         """Return whether Direct3D 12 or DirectML itself is not there."""
         missing = [name for name in ("d3d12.dll", "dxgi.dll", "DirectML.dll") if sys.platform == "win32"]
@@ -47,34 +46,19 @@ class DirectMlProvider(OrtProvider):
         """Return the command on Windows; elsewhere nothing brings DirectML."""
         return install_command(self.extra) if sys.platform == "win32" else "DirectML exists on Windows only"
 
-    # --- session options
     def recipe(self, device: Device, options: CompileOptions) -> SessionRecipe:
         """Return a recipe without memory patterns, which the provider refuses, and with one run at a time."""
         # https://onnxruntime.ai/docs/execution-providers/DirectML-ExecutionProvider.html#configuration-options:
         # memory patterns and parallel execution are not supported, and a session must not run in two threads.
         # AMD's plugin (https://github.com/onnxruntime/onnxruntime-ep-amdgpu) takes the device itself and no options.
         lock = threading.RLock()
-        devices = self.ep_devices(device)
-        return SessionRecipe(
-            self.ep_name,
-            options={} if devices else {"device_id": str(device.index)},
-            option_keys=frozenset() if devices else self.option_keys,
-            ep_devices=devices,
-            mem_pattern=False,
-            run_lock=lambda: lock,
-        )
+        found = replace(super().recipe(device, options), mem_pattern=False, run_lock=lambda: lock)
+        if found.ep_devices:
+            return replace(found, option_keys=frozenset())
+        return replace(found, options={"device_id": str(device.index)})
 
-    # --- claims and quirks
     # Free dims compile slowly and fall out of graph fusion; bind them with `CompileOptions.dims`.
 
-    # --- default profile
-    profile: ClassVar[CostProfile | None] = CostProfile(
-        gemm_gflops=2_500.0,
-        conv_gflops=1_500.0,
-        memory_bytes_per_ns=120.0,
-        dispatch_ns=10_000.0,
-        roundtrip_ns=150_000.0,
-        upload_bytes_per_ns=5.0,
-        readback_bytes_per_ns=5.0,
-        source="default: middling desktop GPU, assumed",
+    profile: ClassVar[CostProfile | None] = CostProfile.shipped(
+        "middling desktop GPU, assumed", gflops=(2_500, 1_500), bytes_per_ns=(120, 5), ns=(10_000, 150_000)
     )

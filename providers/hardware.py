@@ -1,40 +1,54 @@
-"""Processors, GPUs and shared libraries, as the operating system and vendor tools report them."""
+"""Processors, GPUs and shared libraries, as the operating system and vendor tools report them.
+
+ONNX Runtime sees neither affinity nor the cgroup quota: it starts one spinning worker per physical core of the host. In
+a container with a quota they are throttled together and a run takes many times longer. `core_share` counts both.
+
+A start from the compile cache waits for this module, so psutil and subprocess are imported where they are used.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import functools
+import math
+import mmap
+import os
 import platform
 import re
-import shutil
-import subprocess
 import sys
-from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
-import psutil
+from rlx_ort.device import Device
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Iterable
 
 __all__ = [
+    "CoreShare",
     "NvidiaGpu",
+    "cgroup_quota_cores",
+    "core_share",
     "cpu_name",
+    "device_threads",
     "engine_library",
     "is_throttled",
     "loads",
     "memory_bytes",
     "missing_libraries",
     "nvidia_gpus",
+    "private_bytes",
+    "release_free_heap",
 ]
-
 
 _NOT_FOUND = re.compile(r"^\s*(\S+)\s+=>\s+not found", re.MULTILINE)
 _LOADER = re.compile(r"(\S+\.so[\d.]*): cannot open shared object file")
 _seen: dict[str, int] = {}  # throttle counters
 
 
-@dataclass(frozen=True, slots=True)
-class NvidiaGpu:
+class NvidiaGpu(NamedTuple):
     """One GPU as the NVIDIA driver lists it."""
 
     name: str
@@ -46,11 +60,7 @@ class NvidiaGpu:
 @functools.cache
 def cpu_name() -> str:
     """Return the processor's name, such as `AMD EPYC 9R14`."""
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        text = ""
-    for line in text.splitlines():
+    for line in (_read(Path("/proc/cpuinfo")) or "").splitlines():
         key, _, value = line.partition(":")
         if key.strip() in ("model name", "Model"):
             return value.strip()
@@ -59,15 +69,36 @@ def cpu_name() -> str:
 
 def memory_bytes() -> int:
     """Return the memory of the machine in bytes."""
+    import psutil
+
     return int(psutil.virtual_memory().total)
+
+
+def private_bytes() -> int:
+    """Return the memory of this process alone in bytes; takes 10 us.
+
+    On Linux these are resident pages that map no file, on Windows what is committed, on macOS all resident pages.
+    """
+    if sys.platform.startswith("linux"):
+        pages = Path("/proc/self/statm").read_bytes().split()
+        return (int(pages[1]) - int(pages[2])) * mmap.PAGESIZE
+    import psutil
+
+    found = psutil.Process().memory_info()
+    return int(getattr(found, "private", found.rss))
+
+
+def release_free_heap() -> None:
+    """Return free heap pages to the system, which takes glibc about a millisecond."""
+    if sys.platform.startswith("linux"):
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # musl has none
+        if trim is not None:
+            trim(ctypes.c_size_t(0))
 
 
 @functools.cache
 def nvidia_gpus() -> tuple[NvidiaGpu, ...]:
-    """Return the NVIDIA GPUs that the driver's tool lists, in the order of the bus; takes up to a second.
-
-    Empty without driver or tool. CUDA may count them in another order.
-    """
+    """Return the driver's NVIDIA GPUs in the order of the bus, which need not be CUDA's; takes up to a second."""
     query = ("--query-gpu=name,driver_version,memory.total,pci.bus_id", "--format=csv,noheader,nounits")
     done = _ran("nvidia-smi", *query, timeout_s=20)
     if done is None or done.returncode != 0:
@@ -81,10 +112,7 @@ def nvidia_gpus() -> tuple[NvidiaGpu, ...]:
 
 
 def is_throttled() -> bool:
-    """Return whether heat throttles the processor, as far as can be read without special rights; else False.
-
-    macOS reports a speed limit, Linux counters of throttling, compared here with those of the previous call.
-    """
+    """Return whether heat throttles the processor: by macOS's speed limit, or Linux's counters since the last call."""
     if sys.platform == "darwin":
         done = _ran("pmset", "-g", "therm", timeout_s=5)
         return done is not None and _limited_by(done.stdout)
@@ -93,11 +121,8 @@ def is_throttled() -> bool:
 
 def _limited_by(report: str) -> bool:
     """Return whether the lines of `pmset -g therm` contain a speed limit below 100."""
-    for line in report.splitlines():
-        name, _, value = line.partition("=")
-        if name.strip() == "CPU_Speed_Limit" and value.strip().isdigit():
-            return int(value) < 100
-    return False
+    found = re.search(r"^\s*CPU_Speed_Limit\s*=\s*(\d+)\s*$", report, re.MULTILINE)
+    return found is not None and int(found[1]) < 100
 
 
 def _more_than_before(cores: Path) -> bool:
@@ -124,10 +149,7 @@ def engine_library(name: str) -> Path | None:
 
 
 def missing_libraries(library: Path, dlls: Iterable[str] = ()) -> tuple[str, ...]:
-    """Return the names of the libraries that `library` needs and the loader does not find.
-
-    On Linux `ldd` lists all of them. Windows has no such list, so the names in `dlls` are tried.
-    """
+    """Return the libraries that `library` needs and the loader does not find; on Windows only those of `dlls`."""
     if sys.platform == "win32":
         return tuple(name for name in dlls if not loads(name))
     done = _ran("ldd", str(library), timeout_s=60) if sys.platform.startswith("linux") else None
@@ -152,10 +174,93 @@ def loads(name: str) -> bool:
 
 def _ran(tool: str, *arguments: str, timeout_s: float) -> subprocess.CompletedProcess[str] | None:
     """Run a tool of the system; None if it is missing, does not start or takes too long."""
+    import shutil
+    import subprocess
+
     path = shutil.which(tool)
     if path is None:
         return None
     try:
         return subprocess.run([path, *arguments], capture_output=True, text=True, timeout=timeout_s, check=False)  # noqa: S603 - no user input
     except (OSError, subprocess.SubprocessError):
+        return None
+
+
+class CoreShare(NamedTuple):
+    """The cores of the host and the part of them this process may use.
+
+    `host_physical` is `host_logical` where the system does not list cores. `affinity` counts hardware threads, `quota`
+    the cores that the control group may use, None without a limit.
+    """
+
+    host_logical: int
+    host_physical: int
+    affinity: int
+    quota: float | None
+
+    @property
+    def threads(self) -> int:
+        """The threads one session should use, at least 1; a fraction of a core is rounded down."""
+        limit = math.inf if self.quota is None else self.quota
+        return max(1, int(min(self.host_physical, self.affinity, limit)))
+
+
+def device_threads(device: Device) -> int:
+    """Return the threads that a device computes with: this process's share of the cores on the CPU, else 1."""
+    return core_share().threads if device.kind == Device.CPU.kind else 1
+
+
+@functools.cache
+def core_share() -> CoreShare:
+    """Return the share of this process; read once, since workers are started with it."""
+    if sys.platform == "linux":
+        logical = os.cpu_count() or 1
+        # A core is a group of sibling threads; the file had another name before Linux 5.3.
+        places = [place / "topology" for place in Path("/sys/devices/system/cpu").glob("cpu[0-9]*")]
+        groups = {_read(at / "core_cpus_list") or _read(at / "thread_siblings_list") for at in places}
+        physical = len(groups - {None, ""}) or logical
+        return CoreShare(logical, physical, len(os.sched_getaffinity(0)) or logical, cgroup_quota_cores())
+    import psutil  # its import takes 12 ms of a quick start; on Linux the kernel's files are ten times as fast
+
+    logical = psutil.cpu_count(logical=True) or os.cpu_count() or 1
+    physical = psutil.cpu_count(logical=False) or logical
+    affinity = logical
+    with contextlib.suppress(psutil.Error, AttributeError):  # macOS has none
+        affinity = len(psutil.Process().cpu_affinity()) or logical
+    return CoreShare(logical, physical, affinity, cgroup_quota_cores())
+
+
+def cgroup_quota_cores(
+    mount: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")
+) -> float | None:
+    """Return the cores that the tightest of the process's control groups allows, or None without a limit."""
+    limits: list[float] = []
+    for line in (_read(membership) or "").splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, group = rest.partition(":")
+        if controllers == "":
+            limits += _limits(mount, group, "cpu.max") + _limits(mount / "unified", group, "cpu.max")
+        elif "cpu" in controllers.split(","):
+            for folder in dict.fromkeys((controllers, "cpu", "cpu,cpuacct")):
+                limits += _limits(mount / folder, group, "cpu.cfs_quota_us", "cpu.cfs_period_us")
+    return min(limits, default=None)
+
+
+def _limits(root: Path, group: str, *files: str) -> list[float]:
+    """Return the limits of a group and its parents; the files hold a quota and a period, and have no limit else."""
+    folder = root / group.lstrip("/")
+    found = []
+    # In a container the path is the host's and not mounted; the container's own group is the root then.
+    for place in (folder, *folder.parents):
+        if place == root or root in place.parents:
+            words = " ".join(_read(place / file) or "" for file in files).split()
+            if len(words) == 2 and all(word.isdigit() for word in words) and int(words[1]):
+                found.append(int(words[0]) / int(words[1]))
+    return found
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError:
         return None

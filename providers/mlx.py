@@ -7,10 +7,8 @@ import sys
 from typing import ClassVar
 
 from rlx_ort.device import Device
-from rlx_ort.options.compile_options import CompileOptions
 from rlx_ort.providers.base import CostProfile
-from rlx_ort.providers.engine.recipe import SessionRecipe
-from rlx_ort.providers.installation import Problem
+from rlx_ort.providers.engine.runtime import Problem
 from rlx_ort.providers.ort_provider import OrtProvider
 
 __all__ = ["MlxProvider"]
@@ -19,7 +17,6 @@ __all__ = ["MlxProvider"]
 class MlxProvider(OrtProvider):
     """The GPU of a Mac with Apple silicon, through MLX; index 0 only."""
 
-    # --- identity
     name: ClassVar[str] = "mlx"
     kinds: ClassVar[tuple[str, ...]] = ("mlx",)
     # https://github.com/onnxruntime/onnxruntime-ep-mlx
@@ -29,7 +26,6 @@ class MlxProvider(OrtProvider):
     compiles: ClassVar[bool] = True
     option_keys: ClassVar[frozenset[str] | None] = frozenset()  # it reads environment variables
 
-    # --- probe
     def missing_libraries(self, device: Device) -> Problem | None:
         """Refuse an index above 0: the provider takes one device."""
         return Problem("there is one MLX device", "use 'mlx'") if device.index else None
@@ -44,19 +40,6 @@ class MlxProvider(OrtProvider):
         """Return its requirements."""
         return "it needs macOS 14 or newer and Metal, which virtual machines may lack; 'metal' uses Core ML"
 
-    # --- session options
-    def recipe(self, device: Device, options: CompileOptions) -> SessionRecipe:
-        """Return a recipe on the plugin's one device."""
-        return SessionRecipe(self.ep_name, option_keys=self.option_keys, ep_devices=self.ep_devices(device))
-
-    # --- default profile
-    profile: ClassVar[CostProfile | None] = CostProfile(
-        gemm_gflops=3_000.0,
-        conv_gflops=1_500.0,
-        memory_bytes_per_ns=100.0,
-        dispatch_ns=5_000.0,
-        roundtrip_ns=200_000.0,
-        upload_bytes_per_ns=20.0,
-        readback_bytes_per_ns=20.0,
-        source="default: laptop GPU with Apple silicon, assumed",
+    profile: ClassVar[CostProfile | None] = CostProfile.shipped(
+        "laptop GPU with Apple silicon, assumed", gflops=(3_000, 1_500), bytes_per_ns=(100, 20), ns=(5_000, 200_000)
     )

@@ -38,19 +38,12 @@ _INSTEAD = {
 _PROFILE = CostProfile(1.0, 1.0, 1.0, 1_000.0, 1_000.0, 1.0, 1.0, source="default: null")
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class NullProvider(Provider):
     """Answers every request with zeros, or with the failures that were set.
 
-    The three failures may be set and cleared at any time, to simulate a device that breaks and recovers.
-
-    Attributes:
-        probe_failure: the reason a probe gives, empty for a device that works.
-        open_failure: the message `open` fails with, empty to succeed.
-        run_failure: the message each run fails with, empty to succeed.
-        takes: which nodes are assigned here; the others go to the CPU provider.
-        profile: the cost profile, or None.
-        kernels: what `claims` returns.
-        sessions: how many sessions are open.
+    The three failures are messages, which may be set and cleared at any time, to simulate a device that breaks and
+    recovers. Nodes that it does not take go to the CPU provider. `sessions` counts those that are open.
     """
 
     name: ClassVar[str] = "null"
@@ -58,24 +51,14 @@ class NullProvider(Provider):
     ep_name: ClassVar[str] = "NullExecutionProvider"
     selectable: ClassVar[bool] = False
 
-    def __init__(
-        self,
-        *,
-        probe_failure: str = "",
-        open_failure: str = "",
-        run_failure: str = "",
-        takes: Callable[[ExportedNode], bool] = lambda node: True,
-        profile: CostProfile | None = _PROFILE,
-        kernels: Sequence[KernelClaim] | None = None,
-    ) -> None:
-        self.probe_failure = probe_failure
-        self.open_failure = open_failure
-        self.run_failure = run_failure
-        self.takes = takes
-        self.profile = profile
-        self.kernels = kernels
-        self.sessions = 0
-        self._lock = threading.Lock()
+    probe_failure: str = ""
+    open_failure: str = ""
+    run_failure: str = ""
+    takes: Callable[[ExportedNode], bool] = lambda node: True
+    profile: CostProfile | None = _PROFILE
+    kernels: Sequence[KernelClaim] | None = None
+    sessions: int = field(default=0, init=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     def probe(self, device: Device) -> Availability:
         """Return an answer without looking at anything."""
@@ -108,44 +91,26 @@ class NullProvider(Provider):
 
 @dataclass(eq=False)
 class NullSession:
-    """A session whose outputs are zeros of the declared shapes, with named dims read from the feeds.
-
-    Attributes:
-        provider: the provider that opened it, asked on each run whether to fail.
-        request: what was opened.
-        runs: how many runs succeeded.
-    """
+    """A session whose outputs are zeros of the declared shapes, with named dims read from the feeds."""
 
     provider: NullProvider
+    """The provider that opened it, asked on each run whether to fail."""
     request: SessionRequest
     runs: int = 0
-    _open: bool = field(default=True)
+    """How many runs succeeded."""
+    _open: bool = True
 
-    @property
-    def inputs(self) -> Sequence[ValueSpec]:
-        """The model's inputs, in order."""
-        return tuple(ValueSpec(name, kind) for name, kind in self.request.model.input_types.items())
-
-    @property
-    def outputs(self) -> Sequence[ValueSpec]:
-        """The model's outputs, in order."""
-        return tuple(ValueSpec(name, kind) for name, kind in self.request.model.output_types.items())
-
-    @property
-    def assignments(self) -> Sequence[NodeAssignment]:
-        """Every node, with the provider `takes` decides on."""
-        own, cpu = self.provider.ep_name, "CPUExecutionProvider"
-        return tuple(
+    def __post_init__(self) -> None:
+        model, own, cpu = self.request.model, self.provider.ep_name, "CPUExecutionProvider"
+        self.inputs = tuple(ValueSpec(name, kind) for name, kind in model.input_types.items())
+        self.outputs = tuple(ValueSpec(name, kind) for name, kind in model.output_types.items())
+        self.assignments = tuple(
             NodeAssignment(own if self.provider.takes(node) else cpu, node.name, node.domain, node.op_type)
-            for node in self.request.model.nodes
+            for node in model.nodes
         )
 
     def run(self, output_names: Sequence[str], feeds: Mapping[str, Any]) -> list[Any]:
-        """Return zeros for the named outputs.
-
-        Raises:
-            EngineError: `run_failure` is set, or the session is closed.
-        """
+        """Return zeros for the named outputs, unless `run_failure` is set."""
         if not self._open:
             raise EngineError(f"the session on {self.request.device.display} is closed; compile the graph again")
         if self.provider.run_failure:

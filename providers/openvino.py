@@ -39,7 +39,6 @@ _SPELLINGS = {"FP32": "f32", "FP16": "f16", "BF16": "bf16", "ACCURACY": "f32"}
 class OpenVinoProvider(OrtProvider):
     """Intel hardware through OpenVINO; the index counts what OpenVINO sees, GPUs first, then NPUs, then the CPU."""
 
-    # --- identity
     name: ClassVar[str] = "openvino"
     kinds: ClassVar[tuple[str, ...]] = ("openvino",)
     ep_name: ClassVar[str] = "OpenVINOExecutionProvider"
@@ -52,7 +51,6 @@ class OpenVinoProvider(OrtProvider):
     # plugin does not know them.
     option_keys: ClassVar[frozenset[str] | None] = names("load_config reshape_input enable_causallm") | set(_PROPERTIES)
 
-    # --- probe
     def facts(self, device: Device) -> Availability:
         """Return the processor's name for OpenVINO's CPU, else what ONNX Runtime or OpenVINO calls the device."""
         found = super().facts(device)
@@ -76,15 +74,10 @@ class OpenVinoProvider(OrtProvider):
         """Return the place of a device of the plugin, which lists them as the operating system does."""
         return _place(hardware_type(ep_device))
 
-    # --- session options
     def recipe(self, device: Device, options: CompileOptions) -> SessionRecipe:
         """Return a recipe on one concrete device: OpenVINO's AUTO would choose against the policy of the caller.
 
         It computes in f32 unless less is asked for; by default OpenVINO takes bf16 or f16 where that is fast.
-
-        Raises:
-            DeviceUnavailableError: the index is beyond the devices OpenVINO sees.
-            EngineError: the device is an NPU, which computes in f16, and f32 was asked for.
         """
         devices = self.ep_devices(device)
         target = self._target(device)
@@ -105,11 +98,7 @@ class OpenVinoProvider(OrtProvider):
         )
 
     def _target(self, device: Device) -> str:
-        """Return OpenVINO's name of the device, such as `GPU.1` or `CPU`.
-
-        Raises:
-            DeviceUnavailableError: the index is beyond the devices OpenVINO sees.
-        """
+        """Return OpenVINO's name of the device, such as `GPU.1` or `CPU`."""
         devices = self.ep_devices(device)
         if devices:
             return hardware_type(devices[0])
@@ -119,7 +108,6 @@ class OpenVinoProvider(OrtProvider):
             raise DeviceUnavailableError(device, f"OpenVINO sees {', '.join(found) or 'nothing'}, counted from 0")
         return str(found[device.index])
 
-    # --- default profile
     def default_profile(self, device: Device) -> CostProfile:
         """Return the profile of an integrated GPU, or of the CPU where OpenVINO runs on that; assumed, not measured."""
         try:
@@ -129,15 +117,8 @@ class OpenVinoProvider(OrtProvider):
         if on_cpu:
             cpu = CpuProvider().default_profile(device)
             return replace(cpu, roundtrip_ns=30_000.0, source="default: as the CPU, with a longer round trip, assumed")
-        return CostProfile(
-            gemm_gflops=800.0,
-            conv_gflops=600.0,
-            memory_bytes_per_ns=40.0,
-            dispatch_ns=5_000.0,
-            roundtrip_ns=100_000.0,
-            upload_bytes_per_ns=10.0,
-            readback_bytes_per_ns=10.0,
-            source="default: integrated GPU, assumed",
+        return CostProfile.shipped(
+            "integrated GPU, assumed", gflops=(800, 600), bytes_per_ns=(40, 10), ns=(5_000, 100_000)
         )
 
 
@@ -172,25 +153,17 @@ def _unread_inputs_last(payload: bytes) -> bytes:
 
 
 def _as_properties(options: Mapping[str, str], target: str) -> dict[str, str]:
-    """Return provider options with those that the plugin ignores moved into load_config, where both builds read them.
-
-    Raises:
-        EngineError: the caller's load_config is no JSON object of objects, one a device.
-    """
+    """Move the provider options that the plugin ignores into load_config, where both builds read them."""
     left = {key: value for key, value in options.items() if key not in _PROPERTIES and key != "load_config"}
     wanted = {_PROPERTIES[key]: value for key, value in options.items() if key in _PROPERTIES}
     hint = wanted["INFERENCE_PRECISION_HINT"]
     wanted["INFERENCE_PRECISION_HINT"] = _SPELLINGS.get(hint.upper(), hint)
-    given = _parsed(options.get("load_config", "{}"))
-    given[target] = {**wanted, **given.get(target, {})}
-    return {**left, "load_config": json.dumps(given, sort_keys=True)}
-
-
-def _parsed(text: str) -> dict[str, dict[str, Any]]:
+    text = options.get("load_config", "{}")
     try:
         given = json.loads(text)
     except ValueError as err:
         raise EngineError(f"OpenVINO's load_config is not JSON: {err}; give the text, not the name of a file") from err
     if not isinstance(given, dict) or not all(isinstance(value, dict) for value in given.values()):
         raise EngineError(f'OpenVINO\'s load_config needs an object a device, such as {{"CPU": {{...}}}}; found {text}')
-    return given
+    given[target] = {**wanted, **given.get(target, {})}
+    return {**left, "load_config": json.dumps(given, sort_keys=True)}

@@ -2,35 +2,39 @@
 
 from __future__ import annotations
 
-import abc
+import contextlib
 import functools
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
+from rlx_ort.converters.to_onnx import PROTOBUF_LIMIT, all_weights
 from rlx_ort.converters.to_onnx.exported import ExportedModel
+from rlx_ort.converters.to_onnx.exporter import export_model
 from rlx_ort.device import Device
-from rlx_ort.errors import DeviceUnavailableError, RlxError
+from rlx_ort.errors import ConversionError, DeviceUnavailableError, RlxError
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.shape import Shape
-from rlx_ort.ir.types import TensorType
-from rlx_ort.options.compile_options import CacheUse, CompileOptions, OptimizationLevel, Precision
-from rlx_ort.providers import claims as kernel_claims
+from rlx_ort.ir.graph import Graph
+from rlx_ort.ir.types import Shape, TensorType
+from rlx_ort.options.compile_options import CacheUse, CompileOptions, OptimizationLevel, Precision, WeightSharing
 from rlx_ort.providers.base import Availability, CostProfile, EngineSession, KernelClaim, Provider, SessionRequest
-from rlx_ort.providers.engine import runtime
+from rlx_ort.providers.claims import kernels_of, listed_kernels
+from rlx_ort.providers.engine import opening, runtime
+from rlx_ort.providers.engine.compiled.models import write_to
 from rlx_ort.providers.engine.opening import open_session
-from rlx_ort.providers.engine.recipe import SessionRecipe
-from rlx_ort.providers.installation import Problem, install_command
-from rlx_ort.providers.listed_kernels import KernelList, listed_kernels
-from rlx_ort.providers.plugins import described, plugin_devices, plugin_for, register_plugin
+from rlx_ort.providers.engine.recipe import Keeps, SessionRecipe
+from rlx_ort.providers.engine.runtime import Problem, install_command
+from rlx_ort.providers.plugins import Plugin, described, plugin_devices, plugin_for, register_plugin
+from rlx_ort.providers.registry import default_registry
 
-__all__ = ["OrtProvider", "probe_model", "prove"]
+__all__ = ["OrtProvider", "prove", "save_optimized"]
 
-
-# Opset 21 has the densest kernels on every provider; static shapes, because some providers take no others.
+# Every provider that computes has a kernel for a matrix product, opset 21 the densest kernels, and some providers take
+# static shapes only.
 _PROBE = """
 <ir_version: 10, opset_import: ["" : 21]>
 probe (float[2, 2] x, float[2, 2] w) => (float[2, 2] y) { y = MatMul (x, w) }
@@ -42,10 +46,11 @@ class OrtProvider(Provider):
 
     Attributes:
         title: the provider's name in messages, such as `CUDA`.
-        extra: the extra of `rlx_ort` that installs it, empty when there is none.
-        remedy: what to do when no extra installs it.
+        extra: the extra of `rlx_ort` that installs it, empty when there is none; `remedy` is what to do then.
         plugin: whether a plugin package brings it; a built-in provider of the same name is used when there is one.
         option_keys: its provider options, None when they are not listed.
+        keeps: the form in which the compile cache can store a session.
+        cache_option: the provider option that names the folder to cache compiled models in; empty if there is none.
         profile: the default cost profile, where it does not depend on the device.
     """
 
@@ -54,18 +59,35 @@ class OrtProvider(Provider):
     remedy: ClassVar[str] = ""
     plugin: ClassVar[bool] = False
     option_keys: ClassVar[frozenset[str] | None] = None
+    keeps: ClassVar[Keeps] = Keeps.NOTHING
+    cache_option: ClassVar[str] = ""
     profile: ClassVar[CostProfile | None] = None
 
-    @abc.abstractmethod
     def recipe(self, device: Device, options: CompileOptions) -> SessionRecipe:
-        """Return how to open a session on the device with these options."""
+        """Return how to open a session on the device with these options.
+
+        Raises:
+            DeviceUnavailableError: the index is beyond the devices that are there.
+            EngineError: the device cannot compute as the options ask.
+        """
+        cache_option = self.cache_option
+        return SessionRecipe(
+            self.ep_name,
+            options=self.chosen(device, options),
+            option_keys=self.option_keys,
+            ep_devices=self.ep_devices(device),
+            keeps=self.keeps,
+            cache_options=(lambda folder: {cache_option: folder}) if cache_option else None,
+        )
+
+    def chosen(self, device: Device, options: CompileOptions) -> dict[str, str]:
+        """Return the provider options that `recipe` has; those of the caller come on top."""
+        return {}
 
     def probe(self, device: Device) -> Availability:
         """Return whether a one-node session opens on the device, is assigned to it and runs."""
-        problem = self.missing(device)
-        if problem is not None:
-            return Availability(False, problem.reason, problem.remedy)
         try:
+            self.require(device)
             facts, precision = self.facts(device), self.probe_precision(device)
         except DeviceUnavailableError as err:
             return Availability(False, err.reason, err.remedy)
@@ -73,10 +95,13 @@ class OrtProvider(Provider):
 
     def open(self, request: SessionRequest) -> EngineSession:
         """Open a session on the device; see `Provider.open`."""
-        problem = self.missing(request.device)
-        if problem is not None:
-            raise DeviceUnavailableError(request.device, problem.reason, problem.remedy)
+        self.require(request.device)
         return self._open(request)
+
+    def require(self, device: Device) -> None:
+        """Return if nothing is missing, else raise `DeviceUnavailableError` with the remedy."""
+        if (problem := self.missing(device)) is not None:
+            raise DeviceUnavailableError(device, problem.reason, problem.remedy)
 
     def default_profile(self, device: Device) -> CostProfile | None:
         """Return `profile`."""
@@ -84,45 +109,45 @@ class OrtProvider(Provider):
 
     def claims(self) -> Sequence[KernelClaim] | None:
         """Return the provider's kernels from ONNX Runtime's registry, else from a shipped list; None if it compiles."""
-        if self.compiles:
-            return None
-        if self.missing(Device(self.kinds[0])) is None:
-            live = kernel_claims.kernels_of(self.ep_name)
-            if live is not None:
-                return live
-        listed = self._listed()
-        return None if listed is None else listed.claims
+        return self._judged()[0]
 
     def judged_by(self) -> str:
         """Return the shipped list that `claims` come from, empty when ONNX Runtime lists the kernels itself."""
-        listed = None if self.compiles else self._listed()
-        if listed is None or self.claims() is not listed.claims:
-            return ""
-        return listed.title
+        return self._judged()[1]
+
+    def _judged(self) -> tuple[Sequence[KernelClaim] | None, str]:
+        if self.compiles:
+            return None, ""
+        if self.missing(Device(self.kinds[0])) is None and (live := kernels_of(self.ep_name)) is not None:
+            return live, ""
+        here = runtime.runtime_problem() is None and self.ep_name in runtime.available_eps()
+        listed = listed_kernels(self.ep_name, runtime.runtime_version() if here else None)
+        if listed is None:
+            return None, ""
+        return listed.claims, "the kernel list of ONNX Runtime {}.{}".format(*listed.version)
 
     def question_scope(self, device: Device) -> str | None:
         """Return the execution provider with its version, ONNX Runtime's, and the hardware with its driver."""
-        plugin = plugin_for(self.ep_name) if self.plugin else None
+        plugin = self._plugin()
         version = runtime.describe_runtime() if plugin is None else f"{runtime.describe_runtime()}, {plugin.version}"
         found = self.facts(device)
         return "; ".join((self.ep_name, version, sys.platform, found.hardware, found.driver))
 
-    def _listed(self) -> KernelList | None:
-        here = runtime.runtime_problem() is None and self.ep_name in runtime.available_eps()
-        return listed_kernels(self.ep_name, runtime.runtime_version() if here else None)
+    def _plugin(self) -> Plugin | None:
+        return plugin_for(self.ep_name) if self.plugin else None
 
     def missing(self, device: Device) -> Problem | None:
         """Return what is not installed or cannot be loaded, found without opening a session, or None."""
         problem = runtime.runtime_problem()
         if problem is not None:
-            return self._with_own_command(problem)
-        plugin = plugin_for(self.ep_name) if self.plugin else None
-        if plugin is not None:
+            # Where ONNX Runtime is not there at all, the command is that of this provider's flavour.
+            own = problem.remedy == install_command("cpu") and self.extra
+            return Problem(problem.reason, self.install_remedy()) if own else problem
+        if (plugin := self._plugin()) is not None:
             problem = register_plugin(plugin, runtime.onnxruntime(), runtime.engine_exceptions())
             return problem or self.missing_libraries(device)
         if self.ep_name not in runtime.available_eps():
-            described = runtime.describe_runtime()
-            reason = f"this ONNX Runtime ({described}) has no {self.title} execution provider"
+            reason = f"this ONNX Runtime ({runtime.describe_runtime()}) has no {self.title} execution provider"
             return Problem(reason, self.install_remedy())
         return self.missing_libraries(device)
 
@@ -151,7 +176,7 @@ class OrtProvider(Provider):
         Raises:
             DeviceUnavailableError: the index is beyond the devices that are there.
         """
-        if not self.plugin or plugin_for(self.ep_name) is None:
+        if self._plugin() is None:
             return ()
         found = sorted(plugin_devices(runtime.onnxruntime(), self.ep_name), key=self.order)
         if not found:
@@ -172,16 +197,9 @@ class OrtProvider(Provider):
     def _open(self, request: SessionRequest) -> EngineSession:
         return open_session(self.recipe(request.device, request.options), request)
 
-    def _with_own_command(self, problem: Problem) -> Problem:
-        """Answer with the command of this provider's flavour when ONNX Runtime is not there at all."""
-        if problem.remedy == install_command("cpu") and self.extra:
-            return Problem(problem.reason, self.install_remedy())
-        return problem
-
 
 @functools.cache
-def probe_model() -> ExportedModel:
-    """Return a model of one matrix product of 2 by 2, which every provider that computes has a kernel for."""
+def _probe_model() -> ExportedModel:
     import onnx.parser
 
     proto = onnx.parser.parse_model(_PROBE)
@@ -205,12 +223,9 @@ def prove(
     left = np.array([[1, 2], [3, 4]], np.float32)
     right = np.array([[5, 6], [7, 8]], np.float32)
     try:
-        session = open_on(SessionRequest(device, probe_model(), {}, options))
-        try:
+        with contextlib.closing(open_on(SessionRequest(device, _probe_model(), {}, options))) as session:
             assigned = {node.provider for node in session.assignments}
             (result,) = session.run(["y"], {"x": left, "w": right})
-        finally:
-            session.close()
     except DeviceUnavailableError as err:
         return Availability(False, err.reason, err.remedy or facts.remedy)
     except RlxError as err:
@@ -218,7 +233,51 @@ def prove(
     if assigned != {ep_name}:
         found = ", ".join(sorted(assigned)) or "no provider that ONNX Runtime names"
         return Availability(False, f"{ep_name} left a matrix product to {found}", facts.remedy)
-    wanted = np.array([[19, 22], [43, 50]], np.float32)
-    if not np.allclose(result, wanted, rtol=1e-2):
+    if not np.allclose(result, left @ right, rtol=1e-2):
         return Availability(False, f"{ep_name} computes a matrix product wrongly: {result.tolist()}", facts.remedy)
     return replace(facts, available=True, reason="", remedy="")
+
+
+def save_optimized(
+    graph: Graph, path: Path, device: Device | str = "cpu", *, ort_format: bool, external_data: bool, portable: bool
+) -> None:
+    """Open a session of a graph and make ONNX Runtime write the optimised model; the file must not exist.
+
+    Args:
+        graph: the graph; every parameter needs data.
+        path: the file to write.
+        device: the device whose execution provider optimises; nodes that it takes are written in its form.
+        ort_format: whether to write ONNX Runtime's format instead of ONNX; it has the weights inside.
+        external_data: whether weights go to `<file name>.data` beside it.
+        portable: whether to leave out what depends on this machine's processor, such as blocked layouts.
+
+    Raises:
+        ConversionError: no execution provider of ONNX Runtime serves the device, or the model is too large.
+        DeviceUnavailableError: the device does not work here.
+        EngineError: ONNX Runtime refused the model or could not write it.
+    """
+    device = Device(device)
+    provider = default_registry().for_device(device)
+    if not isinstance(provider, OrtProvider):
+        raise ConversionError(f"{device.display} is no device of ONNX Runtime, which is what optimises models")
+    provider.require(device)
+    level = OptimizationLevel.EXTENDED if portable else OptimizationLevel.ALL
+    # RAW: the weights are passed in memory, so the file has them and no references to the source's files.
+    options = CompileOptions(optimization=level, sharing=WeightSharing.RAW)
+    exported = export_model(graph, options)
+    weights = all_weights(graph, exported)
+    total = sum(data.nbytes for data in weights.values())
+    if total > PROTOBUF_LIMIT and not external_data:
+        raise ConversionError(
+            f"{path.name} would hold {total} bytes of weights, above the 2 GB of one file; "
+            + ("ONNX Runtime's format has no data files: write .onnx" if ort_format else "pass external_data=True")
+        )
+
+    def prepare(made: Any) -> None:
+        made.add_session_config_entry("session.save_model_format", "ORT" if ort_format else "ONNX")
+        write_to(made, path, f"{path.name}.data" if external_data and not ort_format else "")
+
+    request = SessionRequest(device, exported, weights, options)
+    # Not through the compile cache: the session has to optimise, and to write the model.
+    session, memory = opening._open(provider.recipe(device, options), request, prepare=prepare)
+    del session, memory  # in this order

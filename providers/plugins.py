@@ -2,26 +2,42 @@
 
 A plugin is native code, so only libraries that belong to an installed distribution are loaded, never a path from a
 model or a setting. Libraries are never unregistered: doing so under a live session crashes the process.
+
+Windows ML shares providers between the programs of a Windows 11 machine, as signed packages of its store that Windows
+updates. They are found by `windowsml`, which is no dependency (`pip install windowsml`). What is there already is used
+like a plugin of a wheel; nothing is downloaded unless `fetch_provider` is called.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import importlib.metadata
+import logging
 import re
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlx_ort.providers.engine.runtime import readable
+from rlx_ort.errors import EngineError
+from rlx_ort.providers.engine.runtime import Problem, normal_name, readable
 from rlx_ort.providers.hardware import cpu_name
-from rlx_ort.providers.installation import Problem
-from rlx_ort.providers.windows_catalog import catalog_providers
 
-__all__ = ["Plugin", "described", "find_plugins", "hardware_type", "plugin_devices", "plugin_for", "register_plugin"]
+__all__ = [
+    "Plugin",
+    "catalog_providers",
+    "described",
+    "fetch_provider",
+    "find_plugins",
+    "hardware_type",
+    "plugin_devices",
+    "plugin_for",
+    "register_plugin",
+]
 
 # https://onnxruntime.ai/docs/execution-providers/plugin-ep-libraries/packaging.html asks for these names.
 _NAMING = re.compile(r"^onnxruntime-(?:ep-.+|qnn)$")
@@ -34,21 +50,21 @@ _OFFERS_NAME = re.compile(r"^(?:EP_NAME|REGISTRATION_NAME|def (?:get_)?ep_names?
 # The last one is a name to register the library under, which need not be that of its provider.
 _NAMES_OF_PROVIDERS = ("get_ep_names", "get_ep_name", "ep_name", "EP_NAME", "REGISTRATION_NAME")
 
+# Words of a refusal by a core that is too old.
+_NEWER = ("api version", "ort_api_version", "getapi", "not supported by this", "newer")
+
 _lock = threading.RLock()
 _registered: dict[str, Problem | None] = {}
+
+_log = logging.getLogger("rlx_ort.plugins")
+
+_WINDOWS = "Windows ML"
+_catalogs: list[Any] = []  # kept alive, as its providers need it
 
 
 @dataclass(frozen=True, slots=True)
 class Plugin:
-    """An installed plugin package.
-
-    Attributes:
-        distribution: the name to install it by.
-        version: its version.
-        ep_names: the execution providers it brings, empty when it names none.
-        library: the absolute path of its library, None when it has none to offer.
-        problem: what is wrong with the package, empty when it looks right.
-    """
+    """An installed plugin package: the providers and the library it brings, or what is wrong with it."""
 
     distribution: str
     version: str
@@ -59,13 +75,8 @@ class Plugin:
 
 @functools.cache
 def find_plugins() -> tuple[Plugin, ...]:
-    """Return the installed plugin packages; this imports their small Python modules, not their libraries.
-
-    On Windows, providers that the system keeps come after those of wheels.
-    """
-    own = tuple(_plugin(dist, module) for dist, module in _distributions())
-    offered = catalog_providers()
-    return own + tuple(Plugin("Windows ML", version, (name,), path, why) for name, version, path, why in offered)
+    """Return the plugin packages, those of Windows last; imports their small Python modules, not their libraries."""
+    return (*(_plugin(dist, module) for dist, module in _distributions()), *catalog_providers())
 
 
 def plugin_for(ep_name: str) -> Plugin | None:
@@ -74,10 +85,7 @@ def plugin_for(ep_name: str) -> Plugin | None:
 
 
 def register_plugin(plugin: Plugin, engine: Any, errors: tuple[type[Exception], ...]) -> Problem | None:
-    """Register a plugin's library with ONNX Runtime, once a process, and return what went wrong.
-
-    The answer is remembered: a library that failed to load once is not loaded again.
-    """
+    """Register a plugin's library with ONNX Runtime, once a process, and return what went wrong then."""
     known = f"{plugin.distribution} {plugin.ep_names}"  # Windows keeps several under one name
     with _lock:
         if known not in _registered:
@@ -92,7 +100,7 @@ def plugin_devices(engine: Any, ep_name: str) -> tuple[Any, ...]:
 
 def _register(plugin: Plugin, engine: Any, errors: tuple[type[Exception], ...]) -> Problem | None:
     reinstall = f"pip install --force-reinstall {plugin.distribution}"
-    if plugin.distribution == "Windows ML":
+    if plugin.distribution == _WINDOWS:
         reinstall = "update Windows, or pip install the provider's own package"
     if plugin.problem or plugin.library is None:
         return Problem(f"{plugin.distribution} {plugin.version}: {plugin.problem or 'no library'}", reinstall)
@@ -102,43 +110,35 @@ def _register(plugin: Plugin, engine: Any, errors: tuple[type[Exception], ...]) 
         text = readable(err)
         if "already registered" in text:
             return None
-        return Problem(*_diagnosed(text, plugin, str(engine.__version__)))
+        lowered, name = text.lower(), f"{plugin.distribution} {plugin.version}"
+        if any(word in lowered for word in _NEWER):
+            reason = f"{name} needs a newer ONNX Runtime than {engine.__version__}: {text}"
+            return Problem(reason, "pip install --upgrade onnxruntime")
+        if "undefined symbol" in lowered or "createepfactories" in lowered:
+            reason = f"{name} is too old for ONNX Runtime {engine.__version__}: {text}"
+            return Problem(reason, f"pip install --upgrade {plugin.distribution}")
+        if "cannot open shared object file" in lowered or "126" in lowered:
+            return Problem(
+                f"{name} does not load: {text}", "install the library it names; rlx-ort doctor lists all of them"
+            )
+        return Problem(f"{name} does not load: {text}", f"pip install --force-reinstall {plugin.distribution}")
     return None
-
-
-def _diagnosed(text: str, plugin: Plugin, core: str) -> tuple[str, str]:
-    """Tell a plugin that does not fit the core from one whose library cannot be loaded."""
-    name = f"{plugin.distribution} {plugin.version}"
-    lowered = text.lower()
-    if any(word in lowered for word in ("api version", "ort_api_version", "getapi", "not supported by this", "newer")):
-        return f"{name} needs a newer ONNX Runtime than {core}: {text}", "pip install --upgrade onnxruntime"
-    if "undefined symbol" in lowered or "createepfactories" in lowered:
-        return f"{name} is too old for ONNX Runtime {core}: {text}", f"pip install --upgrade {plugin.distribution}"
-    if "cannot open shared object file" in lowered or "126" in lowered:
-        return f"{name} does not load: {text}", "install the library it names; rlx-ort doctor lists all of them"
-    return f"{name} does not load: {text}", f"pip install --force-reinstall {plugin.distribution}"
 
 
 def _distributions() -> Iterator[tuple[importlib.metadata.Distribution, str]]:
     seen = set()
     for dist in importlib.metadata.distributions():
-        name = re.sub(r"[-_.]+", "-", dist.metadata["Name"] or "").lower()
+        name = normal_name(dist.metadata["Name"] or "")
         if name in seen or not _LIKELY.search(name):
             continue
         seen.add(name)
         top = (dist.read_text("top_level.txt") or "").split()
         module = top[0] if top else name.replace("-", "_")
-        if _NAMING.match(name) or _offers_a_library(dist, module):
+        text = ""
+        with contextlib.suppress(OSError):  # the module of a package that is named otherwise is read, not imported
+            text = Path(str(dist.locate_file(f"{module}/__init__.py"))).read_text(encoding="utf-8", errors="replace")
+        if _NAMING.match(name) or (_OFFERS_LIBRARY.search(text) and _OFFERS_NAME.search(text)):
             yield dist, module
-
-
-def _offers_a_library(dist: importlib.metadata.Distribution, module: str) -> bool:
-    """Whether a package that is named otherwise is a plugin; its module is read, not imported."""
-    try:
-        text = Path(str(dist.locate_file(f"{module}/__init__.py"))).read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return False
-    return _OFFERS_LIBRARY.search(text) is not None and _OFFERS_NAME.search(text) is not None
 
 
 def _plugin(dist: importlib.metadata.Distribution, module_name: str) -> Plugin:
@@ -186,8 +186,48 @@ def described(hardware: Any) -> tuple[str, str]:
         return cpu_name(), ""
     metadata = {str(key).lower(): str(value) for key, value in dict(hardware.metadata).items()}
     name = metadata.get("description") or f"{hardware.vendor} {hardware.vendor_id:04x}:{hardware.device_id:04x}".strip()
-    identity = next((metadata[key] for key in _IDENTITY_KEYS if metadata.get(key)), "")
+    identity = next((metadata[key] for key in ("pci_bus_id", "luid", "uuid") if metadata.get(key)), "")
     return name, identity
 
 
-_IDENTITY_KEYS = ("pci_bus_id", "luid", "uuid")
+def catalog_providers() -> Iterator[Plugin]:
+    """Yield the providers that Windows offers to all programs; those that it has not downloaded have no library."""
+    for found in _offered():
+        name, library = str(found.name), Path(str(found.library_path or ""))
+        problem = ""
+        if not library.is_absolute() or not library.is_file():
+            remedy = f"rlx_ort.providers.plugins.fetch_provider({name!r}) lets Windows download it"
+            problem = f"Windows offers it and has not downloaded it; {remedy}"
+        yield Plugin(_WINDOWS, str(found.version), (name,), None if problem else library, problem)
+
+
+def fetch_provider(name: str) -> None:
+    """Let Windows download and prepare a provider, for processes started afterwards; may take minutes.
+
+    Raises:
+        EngineError: there is no catalog, it has no such provider, or Windows did not get it ready.
+    """
+    offered = {str(found.name): found for found in _offered()}
+    if name not in offered:
+        known = ", ".join(sorted(offered)) or "none, or there is no `windowsml`"
+        raise EngineError(f"Windows ML offers no provider {name!r}; it offers {known}")
+    try:
+        offered[name].ensure_ready()
+    except Exception as err:  # windowsml's errors are its own, and those of ctypes
+        raise EngineError(f"Windows did not get {name} ready: {err}") from err
+
+
+def _offered() -> tuple[Any, ...]:
+    if sys.platform != "win32":
+        return ()
+    try:
+        module = importlib.import_module("windowsml")
+    except ImportError:
+        return ()
+    try:
+        if not _catalogs:
+            _catalogs.append(module.EpCatalog())
+        return tuple(_catalogs[0].find_all_providers())
+    except Exception as err:  # windowsml's errors are its own, and those of ctypes
+        _log.warning("the catalog of Windows ML cannot be read: %s", err)
+        return ()

@@ -9,7 +9,7 @@ from rlx_ort.device import Device
 from rlx_ort.errors import DeviceUnavailableError
 from rlx_ort.options.compile_options import CompileOptions, Precision
 from rlx_ort.providers.base import Availability, CostProfile
-from rlx_ort.providers.engine.recipe import Keeps, SessionRecipe, names
+from rlx_ort.providers.engine.recipe import Keeps, names
 from rlx_ort.providers.ort_provider import OrtProvider
 from rlx_ort.providers.plugins import hardware_type
 
@@ -19,7 +19,6 @@ __all__ = ["QnnProvider"]
 class QnnProvider(OrtProvider):
     """Qualcomm NPUs, and their simulator that runs on the CPU of Linux x64; GPUs come after NPUs."""
 
-    # --- identity
     name: ClassVar[str] = "qnn"
     kinds: ClassVar[tuple[str, ...]] = ("qnn",)
     ep_name: ClassVar[str] = "QNNExecutionProvider"
@@ -36,8 +35,8 @@ class QnnProvider(OrtProvider):
         htp_arch device_id enable_htp_fp16_precision enable_htp_weight_sharing offload_graph_io_quantization
         """
     )
+    keeps: ClassVar[Keeps] = Keeps.CONTEXT
 
-    # --- probe
     def order(self, ep_device: Any) -> int:
         """Return the place of a device: NPUs, GPUs, then the CPU that simulates one."""
         return ("NPU", "GPU", "CPU").index(hardware_type(ep_device))
@@ -47,51 +46,24 @@ class QnnProvider(OrtProvider):
         found = super().facts(device)
         return replace(found, hardware=f"simulator on {found.hardware}") if self._simulated(device) else found
 
-    # --- session options
-    def recipe(self, device: Device, options: CompileOptions) -> SessionRecipe:
-        """Return a recipe on the NPU; f32 models run in f16 there, so only where that was asked for."""
+    def chosen(self, device: Device, options: CompileOptions) -> dict[str, str]:
+        """Return options for the NPU; f32 models run in f16 there, so only where that was asked for."""
         half = options.precision in (Precision.F16, Precision.BF16)
         chosen = {"htp_performance_mode": "burst", "enable_htp_fp16_precision": str(int(half))}
-        devices = self.ep_devices(device)
         if "backend_path" not in options.provider_options:  # the provider takes one of the two
             # By itself the provider finds no backend for the CPU, where the Linux x64 wheel simulates the HTP.
-            gpu = any(hardware_type(found) == "GPU" for found in devices)
+            gpu = any(hardware_type(found) == "GPU" for found in self.ep_devices(device))
             chosen["backend_type"] = "gpu" if gpu else "htp"
-        return SessionRecipe(
-            self.ep_name,
-            options=chosen,
-            option_keys=self.option_keys,
-            ep_devices=devices,
-            keeps=Keeps.CONTEXT,
-        )
+        return chosen
 
-    # --- claims and quirks
-    # Of several QNN devices in a list the last one wins (https://github.com/microsoft/onnxruntime/pull/26085), so a
-    # recipe holds exactly one.
-
-    # --- default profile
     def default_profile(self, device: Device) -> CostProfile:
         """Return the profile of a laptop NPU, or of the simulator; assumed, not measured."""
         if self._simulated(device):
-            return CostProfile(
-                gemm_gflops=0.1,
-                conv_gflops=0.1,
-                memory_bytes_per_ns=0.1,
-                dispatch_ns=100_000.0,
-                roundtrip_ns=1_000_000.0,
-                upload_bytes_per_ns=1.0,
-                readback_bytes_per_ns=1.0,
-                source="default: simulator of an NPU, assumed",
+            return CostProfile.shipped(
+                "simulator of an NPU, assumed", gflops=(0.1, 0.1), bytes_per_ns=(0.1, 1), ns=(100_000, 1_000_000)
             )
-        return CostProfile(
-            gemm_gflops=1_000.0,
-            conv_gflops=2_000.0,
-            memory_bytes_per_ns=40.0,
-            dispatch_ns=10_000.0,
-            roundtrip_ns=500_000.0,
-            upload_bytes_per_ns=5.0,
-            readback_bytes_per_ns=5.0,
-            source="default: laptop NPU, assumed",
+        return CostProfile.shipped(
+            "laptop NPU, assumed", gflops=(1_000, 2_000), bytes_per_ns=(40, 5), ns=(10_000, 500_000)
         )
 
     def _simulated(self, device: Device) -> bool:

@@ -1,15 +1,38 @@
-"""The registry: which providers exist, which one serves a device, and the remembered answers of their probes."""
+"""The registry: which providers exist, which one serves a device, and which devices work here.
+
+A device works when its provider opened a one-node session on it and the node ran there. The registry remembers the
+answer for the life of the process, so only the first question costs something. No graph is involved.
+"""
 
 from __future__ import annotations
 
 import functools
 import importlib
+import sys
 import threading
+from collections.abc import Callable, Iterable
 
-from rlx_ort.device import Device, DeviceKind, register_kind
+from rlx_ort.device import Device, DeviceKind, as_devices, priority_rank, register_kind
+from rlx_ort.errors import DeviceUnavailableError, NoViableDeviceError
 from rlx_ort.providers.base import Availability, Provider
 
-__all__ = ["ProviderRegistry", "default_registry", "register_provider"]
+__all__ = [
+    "ProviderRegistry",
+    "availability",
+    "available_apple_devices",
+    "available_devices",
+    "default_registry",
+    "drain_device",
+    "fastest_among",
+    "fastest_device",
+    "full_name",
+    "is_available",
+    "known_devices",
+    "provider_of",
+    "register_provider",
+    "require_available",
+    "supports_run_slots",
+]
 
 # Module -> class. One line a file; nothing else here or in the core names a provider.
 _MODULES = (
@@ -32,10 +55,8 @@ _MODULES = (
 class ProviderRegistry:
     """Providers by device kind. An ordinary object: tests and applications may have their own.
 
-    The answer of a probe is remembered until the process ends or `forget` is called.
-
-    Attributes:
-        generation: grows when a provider is registered or answers are forgotten, which makes derived results stale.
+    The answer of a probe is remembered until the process ends or `forget` is called. `generation` grows when a provider
+    is registered or answers are forgotten, which makes derived results stale.
     """
 
     def __init__(self, providers: tuple[Provider, ...] = ()) -> None:
@@ -53,8 +74,12 @@ class ProviderRegistry:
         Raises:
             ValueError: one of its kinds is not a valid device name.
         """
-        for kind in provider.kinds:
-            _make_known(kind)
+        known = {device.kind for device in Device.all()}
+        for kind in (kind for kind in provider.kinds if kind not in known):
+            if not kind or kind != kind.strip().lower() or set(kind) & set(":,; "):
+                wanted = "lower case, without spaces, commas, semicolons and colons"
+                raise ValueError(f"device kind {kind!r} must be {wanted}")
+            register_kind(DeviceKind(kind, kind.capitalize()))
         with self._lock:
             self.generation += 1
             for kind in provider.kinds:
@@ -73,31 +98,22 @@ class ProviderRegistry:
         with self._lock:
             return tuple(dict.fromkeys(self._by_kind.values()))
 
-    def registered_devices(self) -> tuple[Device, ...]:
-        """Return the devices of all providers, in the order of `Device.all()`; nothing is probed."""
-        found = dict.fromkeys(device for provider in self.providers() for device in provider.devices())
-        order = {device.kind: place for place, device in enumerate(Device.all())}
-        return tuple(sorted(found, key=lambda device: (order[device.kind], device.index)))
-
     def availability(self, device: Device) -> Availability:
         """Return whether a device works here. The first question opens a one-node session on it."""
         with self._lock:
             provider = self._by_kind.get(device.kind)
-            known = self._answers.get(device)
             probing = self._probing.setdefault(device, threading.Lock())
         if provider is None:
-            return Availability(False, f"no provider is registered for {device.display}")
-        if known is not None:
-            return known
+            reason = "no ONNX Runtime execution provider runs this kind of device"
+            remedy = "choose another device, or add a provider with rlx_ort.register_provider"
+            return Availability(False, reason, remedy)
         with probing:  # one probe a device, whatever the number of threads
-            with self._lock:
-                known = self._answers.get(device)
-            if known is not None:
-                return known
-            answer = provider.probe(device)
-            with self._lock:
-                if self._by_kind.get(device.kind) is provider:
-                    self._answers[device] = answer
+            answer = self._answers.get(device)
+            if answer is None:
+                answer = provider.probe(device)
+                with self._lock:
+                    if self._by_kind.get(device.kind) is provider:
+                        self._answers[device] = answer
             return answer
 
     def forget(self) -> None:
@@ -122,9 +138,102 @@ def register_provider(provider: Provider) -> None:
     default_registry().register(provider)
 
 
-def _make_known(kind: str) -> None:
-    if kind in {device.kind for device in Device.all()}:
-        return
-    if not kind or kind != kind.strip().lower() or set(kind) & set(":,; "):
-        raise ValueError(f"device kind {kind!r} must be lower case, without spaces, commas, semicolons and colons")
-    register_kind(DeviceKind(kind, kind.capitalize()))
+def is_available(device: Device | str) -> bool:
+    """Return whether the device works here; never raises for a known name. The first call may open a session."""
+    return availability(device).available
+
+
+def availability(device: Device | str) -> Availability:
+    """Return whether the device works here and, when it does not, why and what to do."""
+    return default_registry().availability(Device(device))
+
+
+def require_available(device: Device) -> None:
+    """Return if the device works here, else raise `DeviceUnavailableError` with the reason and the remedy."""
+    found = availability(device)
+    if not found.available:
+        raise DeviceUnavailableError(device, found.reason, found.remedy)
+
+
+def provider_of(device: Device) -> Provider | None:
+    """Return the provider that serves a device, or None when there is none, or only one that explains why."""
+    provider = default_registry().for_device(device)
+    # A provider without an execution provider that is not selectable only has the name and runs nothing.
+    return provider if provider is not None and (provider.ep_name or provider.selectable) else None
+
+
+def known_devices(wanted: Callable[[Device], bool] = lambda device: True) -> list[Device]:
+    """Return the wanted ones of all known kinds, and of all indexes that hardware discovery sees; nothing is probed."""
+    kinds = Device.all()
+    providers = default_registry().providers()
+    asked = (provider for provider in providers if any(wanted(Device(kind)) for kind in provider.kinds))
+    found = dict.fromkeys([*kinds, *(device for provider in asked for device in provider.devices())])
+    order = {device.kind: place for place, device in enumerate(kinds)}
+    return sorted(filter(wanted, found), key=lambda device: (order[device.kind], device.index))
+
+
+def available_devices() -> list[Device]:
+    """Return the devices that work here, the first of each kind, in the order of `Device.all()`."""
+    return [device for device in Device.all() if is_available(device)]
+
+
+def available_apple_devices() -> list[Device]:
+    """Return those of metal, mlx and gpu that work here, in this order; empty except on macOS."""
+    if sys.platform != "darwin":
+        return []
+    return [device for device in (Device.METAL, Device.MLX, Device.GPU) if is_available(device)]
+
+
+def fastest_device() -> Device:
+    """Return the best device that works here by platform priority; no graph and no variable is considered.
+
+    Raises:
+        NoViableDeviceError: no device works here.
+    """
+    found = [device for device in available_devices() if is_selectable(device)]
+    if not found:
+        rows = [(device, availability(device).reason) for device in Device.all() if provider_of(device)]
+        raise NoViableDeviceError("no device works here:", rows)
+    return fastest_among(found)
+
+
+def fastest_among(devices: Device | str | Iterable[Device | str]) -> Device:
+    """Return the device with the best platform priority; of several unknown to it, the first.
+
+    Raises:
+        NoViableDeviceError: the list is empty.
+        DeviceParseError: a name is no known device.
+    """
+    found = as_devices(devices)
+    if not found:
+        raise NoViableDeviceError("there is no device to choose from: the list is empty")
+    return min(found, key=priority_rank)
+
+
+def is_selectable(device: Device) -> bool:
+    """Return whether automatic choice may take the device; not those of test providers."""
+    provider = provider_of(device)
+    return provider is not None and provider.selectable
+
+
+def full_name(device: Device | str) -> str:
+    """Return the device's name for people; the CPU's also names its matrix library."""
+    device = Device(device)
+    name = device.family.display + (f" {device.index}" if device.index else "")
+    return f"{name} (MLAS)" if device.kind == Device.CPU.kind else name
+
+
+def supports_run_slots(device: Device | str) -> bool:
+    """Return whether `run_slots` works on the device: on every device with a provider, here or not."""
+    return provider_of(Device(device)) is not None
+
+
+def drain_device(device: Device | str) -> None:
+    """Wait until the device has nothing left to do in this process.
+
+    ONNX Runtime finishes a run before it returns, so only a run in another thread can still be in flight. On devices
+    that run one session at a time it is waited for; on others it is not.
+    """
+    if (provider := provider_of(Device(device))) is not None:
+        with provider.run_lock():
+            return

@@ -9,6 +9,7 @@ The older ROCMExecutionProvider left ONNX Runtime in 1.23, before the oldest rel
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import ClassVar
 
 from rlx_ort.device import Device
@@ -16,8 +17,8 @@ from rlx_ort.errors import EngineError
 from rlx_ort.options.compile_options import CompileOptions, Precision
 from rlx_ort.providers.base import CostProfile
 from rlx_ort.providers.engine.recipe import SessionRecipe, names
+from rlx_ort.providers.engine.runtime import Problem
 from rlx_ort.providers.hardware import engine_library, missing_libraries
-from rlx_ort.providers.installation import Problem
 from rlx_ort.providers.ort_provider import OrtProvider
 from rlx_ort.providers.plugins import plugin_for
 
@@ -29,7 +30,6 @@ _HALVES = {Precision.F16: "migraphx_fp16_enable", Precision.BF16: "migraphx_bf16
 class RocmProvider(OrtProvider):
     """AMD GPUs; the index is HIP's device ordinal."""
 
-    # --- identity
     name: ClassVar[str] = "rocm"
     kinds: ClassVar[tuple[str, ...]] = ("rocm",)
     ep_name: ClassVar[str] = "MIGraphXExecutionProvider"
@@ -48,8 +48,8 @@ class RocmProvider(OrtProvider):
         migraphx_external_empty_cache migraphx_model_cache_dir
         """
     )
+    cache_option: ClassVar[str] = "migraphx_model_cache_dir"
 
-    # --- probe
     def missing_libraries(self, device: Device) -> Problem | None:
         """Return the ROCm libraries that are not found, all of them."""
         plugin = plugin_for(self.ep_name)
@@ -59,48 +59,27 @@ class RocmProvider(OrtProvider):
             return None
         return Problem(f"{library.name} needs {', '.join(missing)}", "install ROCm and MIGraphX from AMD's repository")
 
-    # --- session options
     def recipe(self, device: Device, options: CompileOptions) -> SessionRecipe:
-        """Return a recipe on one GPU; half precision only where it was asked for.
+        """Return a recipe in the spelling of the build or of the plugin; see `OrtProvider.recipe`."""
+        found = super().recipe(device, options)
+        return replace(found, spelled=_as_plugin_options) if found.ep_devices else found
 
-        Raises:
-            DeviceUnavailableError: the index is beyond the devices of the plugin.
-        """
-        devices = self.ep_devices(device)
-        chosen = {} if devices else {"device_id": str(device.index)}
+    def chosen(self, device: Device, options: CompileOptions) -> dict[str, str]:
+        """Return options for one GPU; half precision only where it was asked for."""
+        chosen = {} if self.ep_devices(device) else {"device_id": str(device.index)}
         if options.precision in _HALVES:
             chosen[_HALVES[options.precision]] = "1"
-        return SessionRecipe(
-            self.ep_name,
-            options=chosen,
-            option_keys=self.option_keys,
-            ep_devices=devices,
-            cache_options=lambda folder: {"migraphx_model_cache_dir": folder},
-            spelled=_as_plugin_options if devices else None,
-        )
+        return chosen
 
-    # --- claims and quirks
     # A new input shape is compiled inside `run`, seconds to minutes; bucket or pad what varies.
 
-    # --- default profile
-    profile: ClassVar[CostProfile | None] = CostProfile(
-        gemm_gflops=10_000.0,
-        conv_gflops=6_000.0,
-        memory_bytes_per_ns=800.0,
-        dispatch_ns=4_000.0,
-        roundtrip_ns=40_000.0,
-        upload_bytes_per_ns=10.0,
-        readback_bytes_per_ns=10.0,
-        source="default: middling GPU, assumed",
+    profile: ClassVar[CostProfile | None] = CostProfile.shipped(
+        "middling GPU, assumed", gflops=(10_000, 6_000), bytes_per_ns=(800, 10), ns=(4_000, 40_000)
     )
 
 
 def _as_plugin_options(options: Mapping[str, str]) -> dict[str, str]:
-    """Return the options without the prefix, as `onnxruntime-ep-migraphx` names them.
-
-    Raises:
-        EngineError: the plugin has no such option.
-    """
+    """Return the options without the prefix, as `onnxruntime-ep-migraphx` names them."""
     # https://github.com/onnxruntime/onnxruntime-ep-amdgpu/blob/main/src/migraphx/mgx_options.h
     plain = {key.removeprefix("migraphx_"): value for key, value in options.items()}
     if "model_cache_dir" in plain:
@@ -114,7 +93,6 @@ def _as_plugin_options(options: Mapping[str, str]) -> dict[str, str]:
 class AmdGpuProvider(OrtProvider):
     """AMD GPUs; the index counts them as ONNX Runtime does."""
 
-    # --- identity
     name: ClassVar[str] = "amdgpu"
     kinds: ClassVar[tuple[str, ...]] = ("amdgpu",)
     ep_name: ClassVar[str] = "AMDGPUExecutionProvider"
@@ -131,20 +109,10 @@ class AmdGpuProvider(OrtProvider):
         "disable_caching force_recompile exhaustive_tune profile cache_dir mlss_use_specific_ops"
     )
 
-    # --- session options
-    def recipe(self, device: Device, options: CompileOptions) -> SessionRecipe:
-        """Return a recipe on one GPU, with the plugin's telemetry off.
+    cache_option: ClassVar[str] = "cache_dir"
 
-        Raises:
-            DeviceUnavailableError: the index is beyond the devices of the plugin.
-        """
-        return SessionRecipe(
-            self.ep_name,
-            options={"telemetry_enable": "0"},
-            option_keys=self.option_keys,
-            ep_devices=self.ep_devices(device),
-            cache_options=lambda folder: {"cache_dir": folder},
-        )
+    def chosen(self, device: Device, options: CompileOptions) -> dict[str, str]:
+        """Return that the plugin's telemetry is off."""
+        return {"telemetry_enable": "0"}
 
-    # --- default profile
     profile: ClassVar[CostProfile | None] = RocmProvider.profile

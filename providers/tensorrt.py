@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 from rlx_ort.device import Device
 from rlx_ort.options.compile_options import CompileOptions, Precision
-from rlx_ort.providers.base import Availability, CostProfile
+from rlx_ort.providers.base import Availability, CostProfile, MemoryReading
 from rlx_ort.providers.cuda import CudaProvider, cuda_libraries_problem, cuda_options
 from rlx_ort.providers.engine.recipe import SessionRecipe, names
+from rlx_ort.providers.engine.runtime import Problem
 from rlx_ort.providers.hardware import nvidia_gpus
-from rlx_ort.providers.installation import Problem
 from rlx_ort.providers.ort_provider import OrtProvider
 from rlx_ort.storage import cache_folder
 
@@ -28,26 +29,25 @@ class _NvidiaCompiler(OrtProvider):
         """Return the GPU's name, driver and memory by the driver's tool."""
         return CudaProvider().facts(device)
 
+    def memory(self, device: Device) -> MemoryReading | None:
+        """Return all that this process uses of the GPU."""
+        return CudaProvider().memory(device)
+
     def devices(self) -> Sequence[Device]:
         """Return one device for each GPU of the driver, or index 0 when it lists none."""
         return tuple(Device(self.kinds[0], index) for index in range(max(1, len(nvidia_gpus()))))
 
-    profile: ClassVar[CostProfile | None] = CostProfile(
-        gemm_gflops=14_000.0,
-        conv_gflops=12_000.0,
-        memory_bytes_per_ns=900.0,
-        dispatch_ns=3_000.0,
-        roundtrip_ns=40_000.0,
-        upload_bytes_per_ns=11.0,
-        readback_bytes_per_ns=11.0,
-        source="default: CUDA's transfers as on an H200, rates assumed",
+    profile: ClassVar[CostProfile | None] = CostProfile.shipped(
+        "CUDA's transfers as on an H200, rates assumed",
+        gflops=(14_000, 12_000),
+        bytes_per_ns=(900, 11),
+        ns=(3_000, 40_000),
     )
 
 
 class TensorRtProvider(_NvidiaCompiler):
     """TensorRT; the index is CUDA's device ordinal."""
 
-    # --- identity
     name: ClassVar[str] = "tensorrt"
     kinds: ClassVar[tuple[str, ...]] = ("tensorrt",)
     ep_name: ClassVar[str] = "TensorrtExecutionProvider"
@@ -72,15 +72,22 @@ class TensorRtProvider(_NvidiaCompiler):
         """
     )
 
-    # --- probe
     def missing_libraries(self, device: Device) -> Problem | None:
         """Return the TensorRT and CUDA libraries that are not found, all of them."""
         return cuda_libraries_problem("onnxruntime_providers_tensorrt")
 
-    # --- session options
     def recipe(self, device: Device, options: CompileOptions) -> SessionRecipe:
         """Return a recipe with CUDA behind it, which takes what TensorRT leaves."""
-        chosen = {
+        helpers = ((CudaProvider.ep_name, cuda_options(device.index, options.precision)),)
+        return replace(
+            super().recipe(device, options),
+            helpers=helpers,
+            cache_options=lambda folder: {"trt_engine_cache_enable": "1", "trt_engine_cache_path": folder},
+        )
+
+    def chosen(self, device: Device, options: CompileOptions) -> dict[str, str]:
+        """Return options for one GPU; half precision only where it was asked for."""
+        return {
             "device_id": str(device.index),
             "trt_fp16_enable": str(int(options.precision is Precision.F16)),
             "trt_bf16_enable": str(int(options.precision is Precision.BF16)),
@@ -89,23 +96,13 @@ class TensorRtProvider(_NvidiaCompiler):
             "trt_timing_cache_enable": "1",
             "trt_timing_cache_path": str(cache_folder("tensorrt")),
         }
-        helpers = ((CudaProvider.ep_name, cuda_options(device.index, options.precision)),)
-        return SessionRecipe(
-            self.ep_name,
-            options=chosen,
-            option_keys=self.option_keys,
-            helpers=helpers,
-            cache_options=lambda folder: {"trt_engine_cache_enable": "1", "trt_engine_cache_path": folder},
-        )
 
-    # --- claims and quirks
     # TensorRT has no option against TF32: on Ampere and newer, NVIDIA_TF32_OVERRIDE=0 in the environment turns it off.
 
 
 class TensorRtRtxProvider(_NvidiaCompiler):
     """TensorRT for RTX: a smaller compiler for GPUs from Ampere on, by plugin."""
 
-    # --- identity
     name: ClassVar[str] = "nv-tensorrt-rtx"
     kinds: ClassVar[tuple[str, ...]] = ("nv-tensorrt-rtx",)
     ep_name: ClassVar[str] = "NvTensorRTRTXExecutionProvider"
@@ -121,13 +118,8 @@ class TensorRtRtxProvider(_NvidiaCompiler):
         """
     )
 
-    # --- session options
-    def recipe(self, device: Device, options: CompileOptions) -> SessionRecipe:
-        """Return a recipe that keeps compiled kernels, which do not depend on weights, in the compile cache."""
-        return SessionRecipe(
-            self.ep_name,
-            options={"nv_runtime_cache_path": str(cache_folder("tensorrt-rtx"))},
-            option_keys=self.option_keys,
-            ep_devices=self.ep_devices(device),
-            cache_options=lambda folder: {"nv_runtime_cache_path": folder},
-        )
+    cache_option: ClassVar[str] = "nv_runtime_cache_path"
+
+    def chosen(self, device: Device, options: CompileOptions) -> dict[str, str]:
+        """Return the folder of compiled kernels, which do not depend on weights."""
+        return {self.cache_option: str(cache_folder("tensorrt-rtx"))}

@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,12 +19,12 @@ from rlx_ort.device import Device
 from rlx_ort.errors import DeviceUnavailableError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.options.compile_options import CompileOptions
-from rlx_ort.providers.base import Availability, CostProfile, KernelLimit, rank
+from rlx_ort.providers.base import PRIVATE_MEMORY, Availability, CostProfile, KernelLimit, MemoryReading, rank
 from rlx_ort.providers.engine import runtime
 from rlx_ort.providers.engine.opening import SPAWN_REMEDY
 from rlx_ort.providers.engine.recipe import Keeps, SessionRecipe, names
-from rlx_ort.providers.hardware import loads
-from rlx_ort.providers.installation import Problem
+from rlx_ort.providers.engine.runtime import Problem
+from rlx_ort.providers.hardware import loads, private_bytes
 from rlx_ort.providers.ort_provider import OrtProvider
 from rlx_ort.providers.plugins import described, plugin_devices
 
@@ -42,7 +43,6 @@ _DRIVER_REMEDY = "install the GPU's Vulkan driver (NVIDIA's driver package, or m
 class WebGpuProvider(OrtProvider):
     """GPUs through WebGPU."""
 
-    # --- identity
     name: ClassVar[str] = "webgpu"
     kinds: ClassVar[tuple[str, ...]] = ("gpu", "webgpu", "vulkan")
     ep_name: ClassVar[str] = "WebGpuExecutionProvider"
@@ -63,12 +63,12 @@ class WebGpuProvider(OrtProvider):
         sessionBufferPoolGenerations preserveDevice kvCacheQuantizationBits multiRotaryCacheConcatOffset
         """
     )
+    keeps: ClassVar[Keeps] = Keeps.OPTIMIZED
 
-    # --- probe
     def missing_libraries(self, device: Device) -> Problem | None:
         """Return what of Vulkan is not there, where Vulkan is needed, or that this process was forked."""
-        if _forked():
-            return Problem(_FORK_REASON, SPAWN_REMEDY)
+        if (problem := _fork_problem()) is not None:
+            return problem
         if device.index:
             return Problem("the WebGPU provider chooses the GPU itself and has one device", f"use {device.kind!r}")
         if device.kind == "vulkan" and sys.platform == "darwin":
@@ -79,11 +79,13 @@ class WebGpuProvider(OrtProvider):
         """Return that the adapter is software, else the ids of the plugin's GPU."""
         if is_software():
             return Availability(False, hardware="software adapter", remedy=self.no_hardware_remedy())
-        found = next(iter(plugin_devices(runtime.onnxruntime(), self.ep_name)), None)
-        if found is None:
-            return Availability(False, remedy=self.no_hardware_remedy())
-        hardware, identity = described(found.device)
+        found = plugin_devices(runtime.onnxruntime(), self.ep_name)
+        hardware, identity = described(found[0].device) if found else ("", "")
         return Availability(False, hardware=hardware, remedy=self.no_hardware_remedy(), identity=identity)
+
+    def memory(self, device: Device) -> MemoryReading | None:
+        """Return the process's private memory for an adapter in software; that of a GPU cannot be read."""
+        return MemoryReading(private_bytes(), whole=False, source=PRIVATE_MEMORY) if is_software() else None
 
     def no_hardware_remedy(self) -> str:
         """Return what brings an adapter that WebGPU supports."""
@@ -94,43 +96,35 @@ class WebGpuProvider(OrtProvider):
             "VK_DRIVER_FILES and ORT_WEBGPU_EP_ALLOW_SOFTWARE_ADAPTER=1"
         )
 
-    # --- session options
     def recipe(self, device: Device, options: CompileOptions) -> SessionRecipe:
-        """Return a recipe on the plugin's one device.
-
-        Raises:
-            DeviceUnavailableError: the process was forked, or the plugin lists no device.
-        """
+        """Return a recipe on the plugin's one device, unless the process was forked; see `OrtProvider.recipe`."""
         _refuse_after_fork(device)
-        devices = self.ep_devices(device)
+        found = super().recipe(device, options)
         _owner[:] = _owner or [os.getpid()]
-        chosen = {"dawnBackendType": "Vulkan"} if device.kind == "vulkan" else {}
-        if options.device_graph is True:  # "auto" does not capture: a capture needs static shapes
-            chosen["enableGraphCapture"] = "1"
-        return SessionRecipe(
-            self.ep_name,
-            options=chosen,
-            option_keys=self.option_keys,
-            ep_devices=devices,
+        return replace(
+            found,
             run_lock=self.run_lock,
             before_run=lambda: _refuse_after_fork(device),
             memory=("webgpu", 0),
             device_graph=options.device_graph is True,
-            keeps=Keeps.OPTIMIZED,
         )
+
+    def chosen(self, device: Device, options: CompileOptions) -> dict[str, str]:
+        """Return the graphics API where the device insists on one, and whether launches are captured."""
+        chosen = {"dawnBackendType": "Vulkan"} if device.kind == "vulkan" else {}
+        if options.device_graph is True:  # "auto" does not capture: a capture needs static shapes
+            chosen["enableGraphCapture"] = "1"
+        return chosen
 
     def run_lock(self) -> contextlib.AbstractContextManager[Any]:
         """Return the lock all WebGPU sessions of the process share."""
         return _run_lock
 
-    # --- claims and quirks
     # Each was assigned and failed in the run with this message, by the plugin 0.4.0.
     limits: ClassVar[Sequence[KernelLimit]] = (
         KernelLimit("Resize", lambda node, given: bool(given.get("antialias")), "antialias is NOT implemented"),
         KernelLimit(
-            "ConvTranspose",
-            lambda node, given: rank(node) not in (None, 3, 4),
-            "only Conv2d or Conv1d are supported",
+            "ConvTranspose", lambda node, given: rank(node) not in (None, 3, 4), "only Conv2d or Conv1d are supported"
         ),
         KernelLimit(
             "Conv",
@@ -154,31 +148,22 @@ class WebGpuProvider(OrtProvider):
     # https://github.com/microsoft/onnxruntime/issues?q=webgpu+shader-f16. So questions about f16 are run.
     # Kernels are densest at opset 21; 22 loses pooling, LSTM and trigonometry, 25 Transpose and Shape.
 
-    # --- default profile
     def default_profile(self, device: Device) -> CostProfile:
         """Return the profile of a middling GPU, or of a software adapter if that is the only one."""
         if is_software():
-            return CostProfile(
-                gemm_gflops=0.5,
-                conv_gflops=0.3,
-                memory_bytes_per_ns=0.2,
-                dispatch_ns=80_000.0,
-                roundtrip_ns=120_000.0,
-                upload_bytes_per_ns=0.5,
-                readback_bytes_per_ns=0.5,
-                source="default: SwiftShader on 2 cores, ONNX Runtime 1.31.1, plugin 0.4.0, 2026-10",
+            return CostProfile.shipped(
+                "SwiftShader on 2 cores, ONNX Runtime 1.31.1, plugin 0.4.0, 2026-10",
+                gflops=(0.5, 0.3),
+                bytes_per_ns=(0.2, 0.5),
+                ns=(80_000, 120_000),
             )
         # Dispatch, round trip and transfers: H200 over Vulkan, ONNX Runtime 1.31.1, plugin 0.4.0, 2026-10 (a chain of
         # Sin; Identity of 4 floats; Negate of 256 MB host to host in 200 ms). Rates: a middling discrete GPU.
-        return CostProfile(
-            gemm_gflops=2_500.0,
-            conv_gflops=1_500.0,
-            memory_bytes_per_ns=120.0,
-            dispatch_ns=5_400.0,
-            roundtrip_ns=680_000.0,
-            upload_bytes_per_ns=2.6,
-            readback_bytes_per_ns=2.6,
-            source="default: middling GPU, transfers as on an H200 over Vulkan, ONNX Runtime 1.31.1, 2026-10",
+        return CostProfile.shipped(
+            "middling GPU, transfers as on an H200 over Vulkan, ONNX Runtime 1.31.1, 2026-10",
+            gflops=(2_500, 1_500),
+            bytes_per_ns=(120, 2.6),
+            ns=(5_400, 680_000),
         )
 
 
@@ -224,13 +209,12 @@ def _named_drivers() -> tuple[Path, ...] | None:
     return None
 
 
-_FORK_REASON = "WebGPU hangs in a process that was forked after WebGPU was used"
-
-
-def _forked() -> bool:
-    return bool(_owner) and _owner[0] != os.getpid()
+def _fork_problem() -> Problem | None:
+    if not _owner or _owner[0] == os.getpid():
+        return None
+    return Problem("WebGPU hangs in a process that was forked after WebGPU was used", SPAWN_REMEDY)
 
 
 def _refuse_after_fork(device: Device) -> None:
-    if _forked():
-        raise DeviceUnavailableError(device, _FORK_REASON, SPAWN_REMEDY)
+    if (problem := _fork_problem()) is not None:
+        raise DeviceUnavailableError(device, problem.reason, problem.remedy)

@@ -22,9 +22,8 @@ if TYPE_CHECKING:
     from rlx_ort.converters.from_onnx import from_onnx
     from rlx_ort.converters.from_torch import from_torch
     from rlx_ort.converters.to_onnx import to_onnx
-    from rlx_ort.deploy.open import open_package
+    from rlx_ort.deploy.open import open_package, warm_package
     from rlx_ort.deploy.start import start_package
-    from rlx_ort.deploy.warm import warm_package
     from rlx_ort.device import DEVICE_PRIORITY, Device, device_label, parse_device, parse_device_list
     from rlx_ort.errors import (
         CalibrationError,
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
         InputError,
         IntegrityError,
         LegalizeError,
+        MemoryBudgetError,
         NoViableDeviceError,
         PackageError,
         ParamError,
@@ -51,9 +51,16 @@ if TYPE_CHECKING:
         TimeLimitError,
     )
     from rlx_ort.execution.benchmark import DeviceBenchResult
-    from rlx_ort.execution.buckets import Bucket, BucketedCompileCache, pad_rows, power_of_two_ladder, slice_rows
+    from rlx_ort.execution.buckets import (
+        Bucket,
+        BucketedCompileCache,
+        LayerKvCache,
+        bucket_decode_mask,
+        pad_rows,
+        power_of_two_ladder,
+        slice_rows,
+    )
     from rlx_ort.execution.compiled import CompiledGraph
-    from rlx_ort.execution.dispatch_report import DispatchSummary, KernelDispatchReport, format_dispatch_report
     from rlx_ort.execution.expert_pool import (
         ExpertPool,
         RefreshPolicy,
@@ -62,17 +69,23 @@ if TYPE_CHECKING:
         per_layer_masks,
         refresh_pools,
     )
-    from rlx_ort.execution.kv_cache import LayerKvCache, bucket_decode_mask
     from rlx_ort.execution.moe import MoeResidencyStats
-    from rlx_ort.execution.placement import Placement
+    from rlx_ort.execution.placement import DispatchSummary, KernelDispatchReport, Placement, format_dispatch_report
     from rlx_ort.execution.session import CompileCache, Session
     from rlx_ort.graph_devices import GraphDevices, graph_param_names, load
     from rlx_ort.ir.core import Node
-    from rlx_ort.ir.dims import DimBinding, dynamic_symbols, has_dynamic_dims, infer_bindings_from_inputs
     from rlx_ort.ir.dtype import DType, promote
-    from rlx_ort.ir.graph import Graph, Value, op_kinds
+    from rlx_ort.ir.graph import (
+        DimBinding,
+        Graph,
+        Value,
+        dynamic_symbols,
+        has_dynamic_dims,
+        infer_bindings_from_inputs,
+        op_kinds,
+    )
     from rlx_ort.ir.op import Op
-    from rlx_ort.ir.shape import Dim, Shape
+    from rlx_ort.ir.types import Dim, Shape
     from rlx_ort.ir.verify import verify
     from rlx_ort.options.compile_options import (
         CompileOptions,
@@ -83,7 +96,7 @@ if TYPE_CHECKING:
     )
     from rlx_ort.options.dispatch import KernelDispatch, KernelDispatchPolicy
     from rlx_ort.options.precision import PrecisionPolicy
-    from rlx_ort.providers.availability import (
+    from rlx_ort.providers.registry import (
         available_apple_devices,
         available_devices,
         drain_device,
@@ -91,11 +104,12 @@ if TYPE_CHECKING:
         fastest_device,
         full_name,
         is_available,
+        register_provider,
         supports_run_slots,
     )
-    from rlx_ort.providers.registry import register_provider
     from rlx_ort.resilience.failover import Attempt, RunRecord
     from rlx_ort.resilience.limits import CancelToken
+    from rlx_ort.resilience.memory import DeviceMemory, ModelMemory, memory_use
     from rlx_ort.resilience.options import Resilience
     from rlx_ort.resilience.quarantine import DeviceHealth, HealthState
     from rlx_ort.selection.candidates import DeviceCandidate, device_report, devices_for, fastest_device_for, rank
@@ -112,10 +126,12 @@ __all__ = [
     "Attempt", "BackendCostModel", "BackendsManifest", "Bucket", "BucketedCompileCache", "CalibrationError",
     "CalibrationProfile", "CancelToken", "CancelledRunError", "CompileCache", "CompileOptions", "CompiledGraph",
     "ConversionError", "DEVICE_PRIORITY", "DType", "Device", "DeviceBenchResult", "DeviceCandidate", "DeviceError",
-    "DeviceFallbackError", "DeviceHealth", "DeviceParseError", "DevicePickStrategy", "DevicePolicy", "DeviceRouter",
+    "DeviceFallbackError", "DeviceHealth", "DeviceMemory",
+    "DeviceParseError", "DevicePickStrategy", "DevicePolicy", "DeviceRouter",
     "DeviceUnavailableError", "Dim", "DimBinding", "DispatchSummary", "EngineError", "ExpertPool", "FlexibleSession",
     "Graph", "GraphDevices", "GraphError", "GraphVerifyError", "HealthState", "InputError", "IntegrityError",
     "KernelDispatch", "KernelDispatchPolicy", "KernelDispatchReport", "LayerKvCache", "LegalizeError",
+    "MemoryBudgetError", "ModelMemory",
     "MoeResidencyStats", "NoViableDeviceError", "Node", "Op", "OptimizationLevel", "PackageError", "ParamError",
     "ParityError", "Placement", "PlacementError", "PlacementRule", "Precision", "PrecisionPolicy", "ProfileCostModel",
     "RefreshPolicy", "Resilience", "RlxError", "RunError", "RunRecord", "Session", "Shape", "StateLossError",
@@ -125,6 +141,7 @@ __all__ = [
     "dynamic_symbols", "estimate_graph_cost", "explain", "fastest_among", "fastest_device", "fastest_device_for",
     "first_unsupported_op", "format_dispatch_report", "from_onnx", "from_torch", "full_name", "graph_param_names",
     "has_dynamic_dims", "infer_bindings_from_inputs", "is_available", "legalize_graph_for_device", "load",
+    "memory_use",
     "merged_mask", "op_kinds", "open_package", "pad_rows", "parse_device", "parse_device_list", "per_layer_masks",
     "pick_best_device", "power_of_two_ladder", "promote", "rank", "refresh_pools", "register_provider",
     "resolve_device", "resolve_device_chain", "run_with_fallback", "save_onnx", "slice_rows", "start_package",
@@ -143,35 +160,32 @@ _NAMES_OF = {
     "converters.from_onnx": "from_onnx",
     "converters.from_torch": "from_torch",
     "converters.to_onnx": "to_onnx",
-    "deploy.open": "open_package",
+    "deploy.open": "open_package warm_package",
     "deploy.start": "start_package",
-    "deploy.warm": "warm_package",
     "device": "DEVICE_PRIORITY Device device_label parse_device parse_device_list",
     "execution.benchmark": "DeviceBenchResult",
-    "execution.buckets": "Bucket BucketedCompileCache pad_rows power_of_two_ladder slice_rows",
+    "execution.buckets": "Bucket BucketedCompileCache LayerKvCache bucket_decode_mask pad_rows power_of_two_ladder "
+    "slice_rows",
     "execution.compiled": "CompiledGraph",
-    "execution.dispatch_report": "DispatchSummary KernelDispatchReport format_dispatch_report",
+    "execution.placement": "DispatchSummary KernelDispatchReport Placement format_dispatch_report",
     "execution.expert_pool": "ExpertPool RefreshPolicy budget_from_memory merged_mask per_layer_masks refresh_pools",
-    "execution.kv_cache": "LayerKvCache bucket_decode_mask",
     "execution.moe": "MoeResidencyStats",
-    "execution.placement": "Placement",
     "execution.session": "CompileCache Session",
     "graph_devices": "GraphDevices graph_param_names load",
     "ir.core": "Node",
-    "ir.dims": "DimBinding dynamic_symbols has_dynamic_dims infer_bindings_from_inputs",
     "ir.dtype": "DType promote",
-    "ir.graph": "Graph Value op_kinds",
+    "ir.graph": "DimBinding Graph Value dynamic_symbols has_dynamic_dims infer_bindings_from_inputs op_kinds",
     "ir.op": "Op",
-    "ir.shape": "Dim Shape",
+    "ir.types": "Dim Shape",
     "ir.verify": "verify",
     "options.compile_options": "CompileOptions OptimizationLevel PlacementRule Precision WeightSharing",
     "options.dispatch": "KernelDispatch KernelDispatchPolicy",
     "options.precision": "PrecisionPolicy",
-    "providers.availability": "available_apple_devices available_devices drain_device fastest_among "
-    "fastest_device full_name is_available supports_run_slots",
-    "providers.registry": "register_provider",
+    "providers.registry": "available_apple_devices available_devices drain_device fastest_among fastest_device "
+    "full_name is_available register_provider supports_run_slots",
     "resilience.failover": "Attempt RunRecord",
     "resilience.limits": "CancelToken",
+    "resilience.memory": "DeviceMemory ModelMemory memory_use",
     "resilience.options": "Resilience",
     "resilience.quarantine": "DeviceHealth HealthState",
     "selection.candidates": "DeviceCandidate device_report devices_for fastest_device_for rank",

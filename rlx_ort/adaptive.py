@@ -23,7 +23,7 @@ from rlx_ort.execution.benchmark import DeviceBenchResult, Pace, input_signature
 from rlx_ort.execution.compiled import CompiledGraph
 from rlx_ort.ir.graph import Graph
 from rlx_ort.options.compile_options import CompileOptions
-from rlx_ort.providers.availability import provider_of
+from rlx_ort.providers.registry import provider_of
 from rlx_ort.selection.candidates import CLOSE, Candidates
 from rlx_ort.selection.policy import DevicePolicy
 from rlx_ort.selection.predict import dims_of, explain, measure_unknown, predicted_ns

@@ -215,7 +215,10 @@ def _named(piece: str, whole: str) -> Device:
         raise DeviceParseError(whole, f"{err.message} (in the list {whole!r})") from err
 
 
-def _parse(text: str) -> tuple[str, int]:
+def _parse(text: object) -> tuple[str, int]:
+    if not isinstance(text, str):
+        found = type(text).__name__
+        raise DeviceParseError(repr(text), f"a device is given by its name, as in 'cuda:1', not by a {found}")
     token = text.strip().lower()
     if not token:
         raise DeviceParseError(text, f"device name is empty; known devices: {_HINT_LIST}")

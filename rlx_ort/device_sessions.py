@@ -10,8 +10,9 @@ from rlx_ort.options.compile_options import CompileOptions, PlacementRule
 if TYPE_CHECKING:
     from rlx_ort.device import Device
     from rlx_ort.execution.compiled import CompiledGraph
-    from rlx_ort.execution.engine_slot import EngineSlot
+    from rlx_ort.execution.engine import EngineSlot
     from rlx_ort.execution.placement import Placement
+    from rlx_ort.execution.residency import Resident
     from rlx_ort.execution.weights import WeightStore
     from rlx_ort.ir.graph import Graph
 
@@ -57,7 +58,8 @@ class DeviceSessions:
             made = next((found.held_to(rule) for found in known.values()), None)
             if made is None:
                 from rlx_ort.execution.compiled import CompiledGraph
-                from rlx_ort.execution.session import open_slot, working_provider
+                from rlx_ort.execution.engine import open_slot
+                from rlx_ort.execution.session import working_provider
 
                 slot = self._slots.get(device)
                 if slot is None:
@@ -72,6 +74,11 @@ class DeviceSessions:
         slot = self._slots.get(device)
         return None if slot is None else slot.placement
 
+    def resident(self, device: Device) -> Resident | None:
+        """Return what the session of a device takes, or None if the graph was not compiled for it."""
+        slot = self._slots.get(device)
+        return None if slot is None else slot.resident
+
     def reopen_stale(self) -> None:
         """Open sessions with old weights again.
 
@@ -79,7 +86,7 @@ class DeviceSessions:
             ParamError: a parameter is not set.
         """
         for slot in list(self._slots.values()):
-            if slot.current is not None:
+            if slot.is_open:
                 slot.engine(PlacementRule.ASSISTED)
 
     def has_state(self, device: Device) -> bool:

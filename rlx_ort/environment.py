@@ -49,6 +49,8 @@ VARIABLES: Mapping[str, str] = MappingProxyType(
         "RLX_CACHE": "`on`, `off` or `found`: how sessions use the compile cache; `off` by default, "
         "and `found` for packages",
         "RLX_CACHE_LIMIT": "the most the compile cache takes on disk, such as 4G; 10G by default",
+        "RLX_DEVICE_MEMORY": "the most memory that the sessions of this process take on each device, such as "
+        "`cuda=8GB,cpu=2GB`, or `8GB` for each device but the CPU; see docs/resilience.md",
         "RLX_PACKAGE_KEY": "a PEM file: `open_package` takes only packages that this public key has signed",
         "RLX_CACHE_DIR": "the folder for what is kept between runs; the system's cache folder by default",
         "RLX_ALLOW_ORT_TELEMETRY": "flag: leave ONNX Runtime's telemetry on",

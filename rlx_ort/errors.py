@@ -19,6 +19,7 @@ RlxError
     TimeLimitError                   a run took longer than it was allowed to
     CancelledRunError                the caller cancelled the run
     StateLossError                   a device failed that holds state which cannot move to another
+    MemoryBudgetError                a session does not fit into the memory budget of its device
   CalibrationError                   a device cannot be measured
   PackageError
     IntegrityError                   a package does not hold what it promises
@@ -50,6 +51,7 @@ __all__ = [
     "InputError",
     "IntegrityError",
     "LegalizeError",
+    "MemoryBudgetError",
     "NoViableDeviceError",
     "PackageError",
     "ParamError",
@@ -193,6 +195,10 @@ class CancelledRunError(RunError):
 
 class StateLossError(RunError):
     """A device failed that holds handles, caches or committed runs, which cannot move to another device."""
+
+
+class MemoryBudgetError(RunError):
+    """A session does not fit into the memory budget of its device beside those that are in use."""
 
 
 class CalibrationError(RlxError):

@@ -53,8 +53,7 @@ COVERED = (
     "converters/to_onnx",
     "providers/cuda.py",
     "providers/asking.py",
-    "providers/answers.py",
-    "providers/listed_kernels.py",
+    "providers/claims.py",
     "providers/kernel_lists",
     "rlx_ort/selection/support.py",
     "rlx_ort/selection/questions.py",
@@ -165,7 +164,7 @@ def covered_files() -> Iterator[Path]:
 def machine(device: str) -> dict[str, str]:
     """Return what the results depend on."""
     program = (
-        "import json, onnxruntime, rlx_ort; from rlx_ort.providers.availability import availability; "
+        "import json, onnxruntime, rlx_ort; from rlx_ort.providers.registry import availability; "
         f"a = availability({device!r}); "
         "print(json.dumps({'onnxruntime': onnxruntime.__version__, 'hardware': a.hardware, 'driver': a.driver, "
         "'available': str(a.available), 'reason': a.reason}))"

@@ -33,10 +33,9 @@ from pathlib import Path
 
 from rlx_ort.device import Device, parse_device
 from rlx_ort.providers.base import KernelClaim
-from rlx_ort.providers.claims import kernels_of
+from rlx_ort.providers.claims import kernels_of, parse_list
 from rlx_ort.providers.engine import runtime
 from rlx_ort.providers.engine.values import element_dtypes
-from rlx_ort.providers.listed_kernels import parse_list
 from rlx_ort.providers.ort_provider import OrtProvider
 from rlx_ort.providers.plugins import plugin_for
 from rlx_ort.providers.registry import default_registry

@@ -26,7 +26,7 @@ from rlx_ort.device import Device  # noqa: E402
 from rlx_ort.errors import GraphVerifyError  # noqa: E402
 from rlx_ort.ir.graph import Graph  # noqa: E402
 from rlx_ort.ir.op import op_class  # noqa: E402
-from rlx_ort.ir.ops.refused import REFUSED_KINDS  # noqa: E402
+from rlx_ort.ir.ops.onnx import REFUSED_KINDS  # noqa: E402
 
 __all__ = ["RECORD", "TABLE", "recorded_dtypes", "table"]
 

@@ -1,7 +1,7 @@
-"""Write converters/to_onnx/widening.py: which steps between ai.onnx opsets only ever add to an operator.
+"""Write `WIDENING` in converters/to_onnx/opset.py: which steps between ai.onnx opsets only ever add to an operator.
 
-python scripts/opset_table.py            write the file
-python scripts/opset_table.py --check    exit with 1 when it is not what this onnx says
+python scripts/opset_table.py            write the table
+python scripts/opset_table.py --check    exit with 1 if it differs from what this onnx gives
 """
 
 from __future__ import annotations
@@ -18,50 +18,26 @@ import onnx.defs
 
 from rlx_ort.converters.to_onnx.opset import BREAKS, MAX_OPSET
 
-TARGET = Path(__file__).resolve().parents[1] / "converters" / "to_onnx" / "widening.py"
-HEAD = '''"""Steps between ai.onnx opsets that only add to an operator; made by scripts/opset_table.py, do not edit.
-
-With this table most nodes are judged without ONNX's schemas, whose registry takes 7 MB once the first is looked up.
-"""
-
-from __future__ import annotations
-
-import functools
-
-__all__ = ["WIDENING", "only_widens"]
-
-
-@functools.cache
-def only_widens(op_type: str, written: int, target: int) -> bool:
-    """Return whether a node written for one opset means the same in a later one, whatever it holds."""
-    known = WIDENING.get(op_type)
-    if known is None or written > target:
-        return False
-    steps = [(int(step.rstrip("+")), step.endswith("+")) for step in known.split()]
-    return steps[0][0] <= written and all(widens for version, widens in steps if written < version <= target)
-
-
-WIDENING: dict[str, str] = {
-'''
-TAIL = '''
-}  # fmt: skip
-"""Operator -> its versions; those with a plus take every node of the version before them unchanged."""
-'''
+TARGET = Path(__file__).resolve().parents[1] / "converters" / "to_onnx" / "opset.py"
+HEAD = "WIDENING: dict[str, str] = {\n"
+TAIL = "\n}  # fmt: skip\n"
 
 
 def main() -> int:
-    """Write or check the file and return the exit code."""
+    """Write or check the table and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
-    text = render()
+    old = TARGET.read_text(encoding="utf-8")
+    before, _, rest = old.partition(HEAD)
+    text = before + HEAD + render() + TAIL + rest.partition(TAIL)[2]
     if parser.parse_args().check:
-        return int(TARGET.read_text(encoding="utf-8") != text)
+        return int(old != text)
     TARGET.write_text(text, encoding="utf-8", newline="\n")
     return 0
 
 
 def render() -> str:
-    """Return the text of the file."""
+    """Return the entries of the table."""
     versions: dict[str, list[onnx.defs.OpSchema]] = defaultdict(list)
     for schema in onnx.defs.get_all_schemas_with_history():
         if schema.domain == "" and schema.since_version <= MAX_OPSET:
@@ -73,9 +49,7 @@ def render() -> str:
         for old, new in itertools.pairwise(schemas):
             steps.append(f"{new.since_version}{'+' if adds_only(old, new) else ''}")
         entries.append(f'"{name}": "{" ".join(steps)}",')
-    return (
-        HEAD + textwrap.indent(textwrap.fill(" ".join(map(_unbroken, entries)), 116), "    ").replace("\0", " ") + TAIL
-    )
+    return textwrap.indent(textwrap.fill(" ".join(map(_unbroken, entries)), 116), "    ").replace("\0", " ")
 
 
 def _unbroken(entry: str) -> str:

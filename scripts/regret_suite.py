@@ -33,8 +33,8 @@ from rlx_ort.calibration.profile import CalibrationProfile
 from rlx_ort.device import Device, parse_device_list
 from rlx_ort.errors import RlxError
 from rlx_ort.execution.benchmark import Pace
-from rlx_ort.providers.availability import available_devices, is_selectable
 from rlx_ort.providers.engine import runtime
+from rlx_ort.providers.registry import available_devices, is_selectable
 
 _CALIBRATION_S = 40  # a device whose process takes longer hangs; a GPU in software takes 30
 _SAME_HARDWARE = ("gpu", "vulkan")  # other names of the webgpu provider

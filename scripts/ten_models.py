@@ -26,7 +26,7 @@ import make_text_classifier  # noqa: E402  # a folder of the examples
 
 import rlx_ort  # noqa: E402
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule  # noqa: E402
-from rlx_ort.providers.availability import is_available  # noqa: E402
+from rlx_ort.providers.registry import is_available  # noqa: E402
 from rlx_ort.selection.support import support_of  # noqa: E402
 
 LIGHT = ("bvlc_alexnet", "densenet121", "inception_v1", "resnet50", "shufflenet", "squeezenet", "zfnet512")

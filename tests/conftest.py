@@ -118,12 +118,12 @@ def _is_refusal(error: BaseException) -> bool:
 
 def _judged(label: str, info: pytest.ExceptionInfo[BaseException] | None) -> str:
     """Return why the capability of a compiler refuses the graph whose session failed to open, or nothing."""
-    from rlx_ort.providers.availability import provider_of
+    from rlx_ort.providers.registry import provider_of
 
     provider = provider_of(Device(label))
     if provider is None or not provider.compiles:
         return ""  # what a provider with kernels does not take is known, and no test asks for it
-    from rlx_ort.execution.engine_slot import EngineSlot
+    from rlx_ort.execution.engine import EngineSlot
     from rlx_ort.selection.support import support_of
 
     if info is not None and isinstance(info.value, LegalizeError) and info.value.report is not None:

@@ -7,7 +7,7 @@ import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from rlx_ort.converters.collector import paused_collector
+from rlx_ort.converters.protos import paused_collector
 from rlx_ort.errors import ConversionError, GraphVerifyError
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def graph_of(model: onnx.ModelProto, files: TensorFiles) -> Graph:
     from rlx_ort.converters.from_onnx.operands import check_operands
     from rlx_ort.converters.from_onnx.rewrite import fill_types, with_ir_ops
     from rlx_ort.converters.from_onnx.structure import check_model
-    from rlx_ort.converters.infer import is_fully_typed, skeleton, with_types
+    from rlx_ort.converters.protos import is_fully_typed, skeleton, with_types
 
     try:
         check_model(model)

@@ -11,17 +11,15 @@ from rlx_ort.converters.from_onnx.structure import domain_of, node_label, opsets
 from rlx_ort.converters.from_onnx.tensor_files import TensorFiles
 from rlx_ort.converters.from_onnx.tensors import attribute_value, constant_data, dense_tensor, resolved, tensor_data
 from rlx_ort.converters.onnx_types import known_type_of, type_of
-from rlx_ort.converters.to_onnx.model import INLINE_BYTES
-from rlx_ort.converters.to_onnx.writer import UniqueNames
+from rlx_ort.converters.to_onnx.model import INLINE_BYTES, UniqueNames
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.core import Ref, Value
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.ops.leaf import Capture, Input, Param
 from rlx_ort.ir.ops.onnx import OnnxNode
-from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.tensor import TensorData
-from rlx_ort.ir.types import TensorType, UnknownType, ValueType
+from rlx_ort.ir.types import Shape, TensorType, UnknownType, ValueType
 
 if TYPE_CHECKING:
     import onnx

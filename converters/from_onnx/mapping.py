@@ -12,11 +12,9 @@ from rlx_ort.ir.op import Op
 from rlx_ort.ir.ops.conv import Conv2d, ConvTranspose2d, Pool
 from rlx_ort.ir.ops.elementwise import Activation, Binary, Cast, Clamp, Compare, StopGradient, Where
 from rlx_ort.ir.ops.linalg import MatMul
-from rlx_ort.ir.ops.norm import BatchNormInference, LayerNorm
-from rlx_ort.ir.ops.reduce import Reduce, Softmax
+from rlx_ort.ir.ops.norm import BatchNormInference, LayerNorm, Reduce, Softmax
 from rlx_ort.ir.ops.shape import Concat, Gather, Reshape, Slice, Transpose
-from rlx_ort.ir.shape import Dim, Shape, fits
-from rlx_ort.ir.types import TensorType
+from rlx_ort.ir.types import Dim, Shape, TensorType, fits
 
 __all__ = ["MappedNode", "NodeView", "mapped"]
 

@@ -13,8 +13,7 @@ from rlx_ort.ir.core import Node, Ref
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.ops.leaf import Constant
 from rlx_ort.ir.ops.onnx import OnnxNode
-from rlx_ort.ir.shape import fits
-from rlx_ort.ir.types import TensorType, UnknownType, ValueType
+from rlx_ort.ir.types import TensorType, UnknownType, ValueType, fits
 
 __all__ = ["fill_types", "with_ir_ops"]
 

@@ -5,23 +5,12 @@
 
 from __future__ import annotations
 
-from rlx_ort.converters.sources.apply import WeightReport, apply_weights
-from rlx_ort.converters.sources.detect import Format, format_of
-from rlx_ort.converters.sources.open import open_source, read_weights
-from rlx_ort.converters.sources.renames import Rename, Renames, load_renames
-from rlx_ort.converters.sources.torch_module import from_torch
-from rlx_ort.converters.sources.weights import WeightFile
+from rlx_ort.converters.from_torch import bundle_from_torch as from_torch
+from rlx_ort.converters.sources.apply import WeightReport, apply_weights, bake
+from rlx_ort.converters.sources.open import Format, format_of, open_source, read_weights
+from rlx_ort.converters.sources.weights import Rename, Renames, WeightFile, load_renames
 
 __all__ = [
-    "Format",
-    "Rename",
-    "Renames",
-    "WeightFile",
-    "WeightReport",
-    "apply_weights",
-    "format_of",
-    "from_torch",
-    "load_renames",
-    "open_source",
-    "read_weights",
-]
+    "Format", "Rename", "Renames", "WeightFile", "WeightReport", "apply_weights", "bake", "format_of", "from_torch",
+    "load_renames", "open_source", "read_weights",
+]  # fmt: skip

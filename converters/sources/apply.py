@@ -1,41 +1,38 @@
-"""`apply_weights`: replaces the weights of a model by the tensors of a file, all of them or none."""
+"""`apply_weights`: replaces the weights of a model by the tensors of a file, all or none. `bake`: also its inputs."""
 
 from __future__ import annotations
 
 import difflib
 import fnmatch
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
+import onnx
 
-from rlx_ort.converters.bundle import INLINE_BYTES, ModelBundle
-from rlx_ort.converters.onnx_types import dtype_of, tensor_proto
-from rlx_ort.converters.protos import copied
-from rlx_ort.converters.sources.renames import Rename, Renames
-from rlx_ort.converters.sources.weights import WeightEntry, WeightFile
+from rlx_ort.converters.bundle import FREE_INITIALIZERS, ModelBundle, external_tensors, location_of, placed
+from rlx_ort.converters.onnx_types import dtype_of, known_type_of, tensor_proto, tensor_type
+from rlx_ort.converters.protos import copied, set_items
+from rlx_ort.converters.sources.weights import Rename, Renames, WeightEntry, WeightFile
+from rlx_ort.converters.to_onnx.model import INLINE_BYTES, UniqueNames
+from rlx_ort.converters.transforms.scope import dims_text, near_names
 from rlx_ort.errors import ConversionError, GraphVerifyError
 from rlx_ort.ir.core import Node
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
-from rlx_ort.ir.op import Op
 from rlx_ort.ir.ops.dequant import DequantMatMul
 from rlx_ort.ir.ops.leaf import Param
 from rlx_ort.ir.ops.linalg import MatMul
 from rlx_ort.ir.ops.shape import Transpose
-from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.tensor import TensorData
-from rlx_ort.ir.types import TensorType
+from rlx_ort.ir.types import Shape, TensorType, ValueType, fits
 
-if TYPE_CHECKING:
-    import onnx
-
-__all__ = ["PackedProduct", "WeightReport", "apply_weights", "pack", "packable"]
+__all__ = ["ParamsReport", "WeightReport", "apply_weights", "bake", "listed"]
 
 Model = TypeVar("Model", ModelBundle, Graph)
 _Declared = tuple[DType, tuple[int, ...]]
-_SHOWN = 8
+_MOST_NAMED, _MOST_SHOWN = 5, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,37 +93,28 @@ def apply_weights(
     missing = tuple(name for name in declared if name not in plan)
     patterns = tuple(required)
     lacking = [name for name in missing if name in unset or any(fnmatch.fnmatchcase(name, text) for text in patterns)]
-    lacking += [text for text in patterns if text not in declared and not _wild(text)]
+    lacking += [text for text in patterns if text not in declared and not any(mark in text for mark in "*?[")]
     if lacking or (strict and unused):
-        raise ConversionError(_complaint(file, lacking, unused if strict else (), declared))
+        raise ConversionError(_complaint(file, lacking, unused if strict else [], declared))
     _check(file, plan, declared, cast=cast)
-    plans = _packed(model, file, plan) if keep_packed else {}
+    packed: dict[str, _PackedProduct] = {}
+    if keep_packed:
+        if not isinstance(model, Graph):
+            raise ConversionError("weights stay packed in a graph only; make one of the bundle with graph_from_bundle")
+        products = {
+            name: _packable(model, name, file.entries[tensor], rename) for name, (tensor, rename) in plan.items()
+        }
+        packed = {name: product for name, product in products.items() if product is not None}
     data = {
         name: _made(file, tensor, rename, declared[name][0])
         for name, (tensor, rename) in plan.items()
-        if name not in plans
+        if name not in packed
     }
     result = _with(model, data)
     if isinstance(result, Graph):
-        pack(result, plans)
+        _pack(result, packed)
     loaded = {name: tensor for name, (tensor, _) in plan.items()}
-    return WeightReport(result, loaded, missing, tuple(unused), tuple(left_out), tuple(plans))
-
-
-def _packed(
-    model: ModelBundle | Graph, file: WeightFile, plan: Mapping[str, tuple[str, Rename]]
-) -> dict[str, tuple[PackedProduct, TensorData]]:
-    if not isinstance(model, Graph):
-        raise ConversionError("weights stay packed in a graph only; make one of the bundle with graph_from_bundle")
-    found = {}
-    for name, (tensor, rename) in plan.items():
-        entry = file.entries[tensor]
-        if entry.blocks is not None and len(entry.blocks.shape) == 2:
-            rows, row_bytes = entry.blocks.shape
-            product = packable(model, name, (rows, row_bytes), entry.stored_as.lower(), transposed=rename.transpose)
-            if product is not None:
-                found[name] = (product, entry.blocks)
-    return found
+    return WeightReport(result, loaded, missing, tuple(unused), tuple(left_out), tuple(packed))
 
 
 def _weights_of(model: ModelBundle | Graph) -> tuple[dict[str, _Declared], set[str]]:
@@ -147,8 +135,6 @@ def _weights_of(model: ModelBundle | Graph) -> tuple[dict[str, _Declared], set[s
 
 def _small(proto: onnx.ModelProto) -> Iterable[onnx.TensorProto]:
     """Yield the initializers inside the model that are weights: floats; small integers are shapes and indices."""
-    import onnx
-
     for tensor in proto.graph.initializer:
         if tensor.data_location != onnx.TensorProto.EXTERNAL and dtype_of(tensor.data_type).is_float:
             yield tensor
@@ -188,17 +174,13 @@ def _check(
         elif entry.dtype is not dtype and not (cast and entry.dtype.is_float and dtype.is_float):
             hint = "; cast=True converts floats" if entry.dtype.is_float and dtype.is_float else "; "
         if hint:
-            is_what = f"{entry.dtype.value}{list(entry.shape)}{_stored(entry)}"
-            problems.append(
-                f"{tensor!r} is {is_what}, weight {name!r} is {dtype.value}{list(shape)}{hint.rstrip('; ')}"
-            )
+            stored = f" ({entry.stored_as})" if entry.stored_as else ""
+            found_text, wanted = f"{entry.dtype.value}{list(entry.shape)}{stored}", f"{dtype.value}{list(shape)}"
+            problems.append(f"  {tensor!r} is {found_text}, weight {name!r} is {wanted}{hint.rstrip('; ')}")
     if problems:
-        listed = "\n".join(f"  {problem}" for problem in problems[:_SHOWN])
-        raise ConversionError(f"{file.origin} does not fit the model:\n{listed}{_more(problems)}")
-
-
-def _stored(entry: WeightEntry) -> str:
-    return f" ({entry.stored_as})" if entry.stored_as else ""
+        more = f" and {len(problems) - _MOST_SHOWN} more" if len(problems) > _MOST_SHOWN else ""
+        lines = "\n".join(problems[:_MOST_SHOWN])
+        raise ConversionError(f"{file.origin} does not fit the model:\n{lines}{more}")
 
 
 def _made(file: WeightFile, tensor: str, rename: Rename, dtype: DType) -> TensorData:
@@ -223,103 +205,88 @@ def _with(model: Model, data: Mapping[str, TensorData]) -> Model:
     return ModelBundle(proto, {**model.weights, **large}, model.origin)
 
 
-def _wild(text: str) -> bool:
-    return any(mark in text for mark in "*?[")
-
-
-def _complaint(file: WeightFile, lacking: list[str], unused: Iterable[str], declared: Mapping[str, _Declared]) -> str:
+def _complaint(file: WeightFile, lacking: list[str], unused: list[str], declared: Mapping[str, _Declared]) -> str:
     parts = []
-    strangers = [*unused]
-    if lacking:
-        parts.append(f"it has nothing for the weights {_listed(lacking)}")
-        close = difflib.get_close_matches(lacking[0], list(file), n=1)
-        parts += [f"did you mean its {close[0]!r} by {lacking[0]!r}? renames map names"] if close else []
-    if strangers:
-        parts.append(f"no weight takes its tensors {_listed(strangers)}")
-        close = difflib.get_close_matches(strangers[0], list(declared), n=1)
-        parts += [f"did you mean {close[0]!r} by {strangers[0]!r}? renames map names"] if close else []
+    for strangers, text, known, whose in (
+        (lacking, "it has nothing for the weights", list(file), "its "),
+        (unused, "no weight takes its tensors", list(declared), ""),
+    ):
+        if strangers:
+            parts.append(f"{text} {listed(strangers)}")
+            close = difflib.get_close_matches(strangers[0], known, n=1)
+            parts += [f"did you mean {whose}{close[0]!r} by {strangers[0]!r}? renames map names"] if close else []
     return f"{file.origin}: {'; '.join(parts)}"
 
 
-def _listed(names: list[str]) -> str:
-    return f"{', '.join(map(repr, names[:_SHOWN]))}{_more(names)}"
-
-
-def _more(items: list[str]) -> str:
-    return f" and {len(items) - _SHOWN} more" if len(items) > _SHOWN else ""
+def listed(names: Sequence[str], most: int = 8) -> str:
+    """Return names as messages list them: the first ones, and how many there are more."""
+    return ", ".join(map(repr, names[:most])) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 @dataclass(frozen=True, slots=True)
-class PackedProduct:
+class _PackedProduct:
     """A parameter whose every use is a product that takes it packed.
 
     Attributes:
         param: the node of the parameter.
-        kind: its type packed: u8 `(N, row bytes)`.
-        products: the nodes that multiply by it, each with the op it becomes.
+        data: its packed rows, u8 `(N, row bytes)`.
+        op: what the nodes that multiply by it, `products`, become.
         between: the transposition they read it through so far; nothing reads that afterwards.
     """
 
     param: Node
-    kind: TensorType
-    products: tuple[tuple[Node, Op], ...]
-    between: Node | None = None
+    data: TensorData
+    op: DequantMatMul
+    products: list[Node]
+    between: Node | None
 
 
-def packable(
-    graph: Graph, name: str, blocks: tuple[int, int], scheme: str, *, transposed: bool
-) -> PackedProduct | None:
+def _packable(graph: Graph, name: str, entry: WeightEntry, rename: Rename) -> _PackedProduct | None:
     """Return how a parameter can stay packed, None where it cannot.
 
     Rows of blocks run along K, so they fit `x @ w` with w `(K, N)` if the file has `(N, K)`, its transpose, and
     `x @ transpose(w)` with w `(N, K)` if the file has the same.
-
-    Args:
-        graph: the graph.
-        name: the parameter.
-        blocks: N and the bytes of a row.
-        scheme: the format of the blocks.
-        transposed: whether the file has the transpose of the parameter.
     """
+    data = entry.blocks
+    if data is None or len(data.shape) != 2:
+        return None
+    op = DequantMatMul(entry.stored_as.lower())
+    outputs = {value.ref.node for value in graph.outputs}
     leaf = next((node for node in graph.nodes if isinstance(node.op, Param) and node.op.name == name), None)
-    if leaf is None or leaf.id in {value.ref.node for value in graph.outputs}:
+    if leaf is None or leaf.id in outputs:
         return None
     source = leaf
-    if not transposed:
+    if not rename.transpose:
         users = _users(graph, leaf)
-        if len(users) != 1 or users[0].op != Transpose((1, 0)):
+        if len(users) != 1 or users[0].op != Transpose((1, 0)) or users[0].id in outputs:
             return None
         source = users[0]
-        if source.id in {value.ref.node for value in graph.outputs}:
-            return None
-    kind = TensorType(DType.U8, Shape(blocks))
-    products = []
-    for node in _users(graph, source):
+    products = _users(graph, source)
+    for node in products:
         ref = node.inputs[1] if isinstance(node.op, MatMul) else None
         x = node.inputs[0] if ref is not None and ref.node == source.id else None
         if x is None or x.node == source.id:
             return None
-        op = DequantMatMul(scheme)
         try:
-            (result,) = op.infer([graph.nodes[x.node].types[x.output], kind])
+            (result,) = op.infer([graph.nodes[x.node].types[x.output], TensorType(DType.U8, Shape(data.shape))])
         except GraphVerifyError:
             return None  # x has no known K, or is no matrix of floats
         if result != node.types[0]:
             return None
-        products.append((node, op))
-    return PackedProduct(leaf, kind, tuple(products), None if source is leaf else source) if products else None
+    return _PackedProduct(leaf, data, op, products, None if source is leaf else source) if products else None
 
 
-def pack(graph: Graph, plans: Mapping[str, tuple[PackedProduct, TensorData]]) -> None:
+def _pack(graph: Graph, plans: Mapping[str, _PackedProduct]) -> None:
     """Change the graph so that parameters are packed and their products take them so."""
-    for name, (plan, data) in plans.items():
-        plan.param.op = Param(name, plan.kind)
-        plan.param.types = (plan.kind,)
-        graph.weights[name] = data
+    for name, plan in plans.items():
+        kind = TensorType(DType.U8, Shape(plan.data.shape))
+        plan.param.op = Param(name, kind)
+        plan.param.types = (kind,)
+        graph.weights[name] = plan.data
         if plan.between is not None:
-            plan.between.types = tuple(plan.between.op.infer([plan.kind]))
-        for node, op in plan.products:
-            node.op = op
+            plan.between.types = tuple(plan.between.op.infer([kind]))
+        for node in plan.products:
+            node.op = plan.op
             node.inputs = (node.inputs[0], graph.value(plan.param.id).ref)
     if plans:
         graph.revision += 1
@@ -327,3 +294,62 @@ def pack(graph: Graph, plans: Mapping[str, tuple[PackedProduct, TensorData]]) ->
 
 def _users(graph: Graph, node: Node) -> list[Node]:
     return graph.users(graph.value(node.id).ref)
+
+
+@dataclass(frozen=True, slots=True)
+class ParamsReport:
+    """What `bake` did: weights with new data, inputs that are weights now, weights as they were, and unknown names."""
+
+    replaced: tuple[str, ...]
+    promoted: tuple[str, ...]
+    unchanged: tuple[str, ...]
+    unused: tuple[str, ...]
+
+
+def bake(bundle: ModelBundle, tensors: Mapping[str, TensorData]) -> tuple[ModelBundle, ParamsReport]:
+    """Return the model with tensors in it, by name, as weights or in place of its inputs; shares their memory.
+
+    Raises:
+        ConversionError: a tensor lacks the dtype or shape that the model declares, or none has a name of the model.
+    """
+    proto = copied(bundle.proto)
+    graph = proto.graph
+    initializers = {tensor.name: tensor for tensor in graph.initializer}
+    declared: dict[str, ValueType] = {value.name: known_type_of(value.type) for value in graph.input}
+    declared |= {name: tensor_type(tensor) for name, tensor in initializers.items()}
+    unused = [name for name in tensors if name not in declared]
+    if len(unused) == len(tensors):
+        hint = near_names(unused[0], declared) if unused else "the file is empty"
+        raise ConversionError(
+            f"none of the {len(tensors)} tensors given is a weight or input of {bundle.origin}, such as "
+            f"{listed(unused, _MOST_NAMED) or 'none'}; {hint}"
+        )
+    wrong = [
+        line for name, data in tensors.items() if name in declared and (line := _misfit(name, data, declared[name]))
+    ]
+    if wrong:
+        lines = "\n  ".join(wrong[:_MOST_NAMED]) + ("\n  ..." if len(wrong) > _MOST_NAMED else "")
+        raise ConversionError(f"the tensors given do not fit {bundle.origin}:\n  {lines}")
+
+    weights = dict(bundle.weights)
+    locations = UniqueNames(location_of(tensor) for tensor in external_tensors(proto))
+    replaced = [name for name in tensors if name in initializers]
+    promoted = [name for name in tensors if name in declared and name not in initializers]
+    for name in (*replaced, *promoted):
+        tensor = initializers[name] if name in initializers else graph.initializer.add()
+        tensor.CopyFrom(placed(name, tensors[name], weights, location_of(tensor) or locations.unique(name)))
+    if promoted and proto.ir_version >= FREE_INITIALIZERS:  # before, weights are inputs as well
+        set_items(graph.input, [value for value in graph.input if value.name not in promoted])
+    unchanged = tuple(name for name in initializers if name not in tensors)
+    report = ParamsReport(tuple(replaced), tuple(promoted), unchanged, tuple(unused))
+    return ModelBundle(bundle.proto, weights, bundle.origin).with_proto(proto), report
+
+
+def _misfit(name: str, data: TensorData, declared: ValueType) -> str:
+    found = f"{data.dtype.value}{list(data.shape)}"
+    if not isinstance(declared, TensorType):
+        return f"{name!r} is no tensor in the model, given is {found}"
+    if declared.dtype is data.dtype and (declared.shape is None or fits(Shape(data.shape), declared.shape)):
+        return ""
+    shape = "" if declared.shape is None else dims_text(declared.shape)
+    return f"{name!r} is {declared.dtype.value}{shape} in the model, given is {found}"

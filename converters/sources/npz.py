@@ -56,7 +56,7 @@ def read_npz(path: Path, *, limit_bytes: int = LIMIT_BYTES, limit_ratio: int = L
                 name = info.filename.removesuffix(".npy")
                 if name in entries:
                     raise ConversionError(f"{path} has two arrays {name!r}")
-                entries[name] = _Member(path, info, place).entry(archive, file)
+                entries[name] = _entry(path, info, archive, file, place)
             return WeightFile(str(path), entries)
     except _BROKEN as err:
         raise ConversionError(f"{path} is no npz archive, or a damaged one: {err}") from err
@@ -77,91 +77,75 @@ def _check_sizes(path: Path, archive: zipfile.ZipFile, size: int, limit: int, ra
         )
 
 
-class _Member:
-    """One array of an archive."""
+def _entry(
+    path: Path, info: zipfile.ZipInfo, archive: zipfile.ZipFile, file: IO[bytes], place: FileRange
+) -> WeightEntry:
+    """Return an array without its data; reads its header."""
+    what = f"{path}: array {info.filename.removesuffix('.npy')!r}"
+    if info.flag_bits & 1:
+        raise ConversionError(f"{what} is encrypted")
+    with archive.open(info) as stream:
+        shape, fortran, stored, dtype = _header(stream, what)
+        header_bytes = stream.tell()
+    declared, found = math.prod(shape) * stored.itemsize, info.file_size - header_bytes
+    if found != declared:
+        raise ConversionError(f"{what} needs {declared} bytes, it has {found}; the archive is damaged")
+    as_it_is = not fortran and stored == dtype.numpy.newbyteorder("<")
+    offset = 0
+    if info.compress_type == zipfile.ZIP_STORED and as_it_is and declared:
+        offset = _data_offset(file, info, what) + header_bytes
+        if offset + declared > place.stamp[2]:
+            raise ConversionError(f"{what} reaches beyond the end of the file, which is truncated")
 
-    def __init__(self, path: Path, info: zipfile.ZipInfo, place: FileRange) -> None:
-        self._path = path
-        self._info = info
-        self._place = place
-        self._dtype = DType.F32
-        self._stored = np.dtype(np.float32)
-        self._shape: tuple[int, ...] = ()
-        self._fortran = False
-        self._header_bytes = 0
-
-    def entry(self, archive: zipfile.ZipFile, file: IO[bytes]) -> WeightEntry:
-        """Return the array without its data; reads its header."""
-        if self._info.flag_bits & 1:
-            raise ConversionError(f"{self._path}: {self._info.filename} is encrypted")
-        with archive.open(self._info) as stream:
-            self._read_header(stream)
-            self._header_bytes = stream.tell()
-        declared = math.prod(self._shape) * self._stored.itemsize
-        if self._info.file_size - self._header_bytes != declared:
-            found = self._info.file_size - self._header_bytes
-            raise ConversionError(f"{self._what()} needs {declared} bytes, it has {found}; the archive is damaged")
-        as_it_is = not self._fortran and self._stored == self._dtype.numpy.newbyteorder("<")
-        if self._info.compress_type == zipfile.ZIP_STORED and as_it_is and declared:
-            offset = self._data_offset(file) + self._header_bytes
-            if offset + declared > self._place.stamp[2]:
-                raise ConversionError(f"{self._what()} reaches beyond the end of the file, which is truncated")
-            return WeightEntry(self._dtype, self._shape, lambda: self._map(offset, declared))
-        return WeightEntry(self._dtype, self._shape, self._read)
-
-    def _read_header(self, stream: IO[bytes]) -> None:
-        version = np.lib.format.read_magic(stream)
-        if version not in ((1, 0), (2, 0), (3, 0)):
-            raise ConversionError(f"{self._what()} has version {version} of numpy's format, known are 1 to 3")
-        # Both readers parse a Python literal, at most 10,000 characters of it; they execute nothing.
-        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        self._shape, self._fortran, self._stored = read(stream)
-        if self._stored.hasobject:
-            raise ConversionError(
-                f"{self._what()} holds pickled Python objects. Reading them runs code that is in the file, so that is "
-                "never done; save plain arrays"
-            )
-        if any(isinstance(size, bool) or size < 0 for size in self._shape):
-            raise ConversionError(f"{self._what()} has shape {self._shape}")
+    def load() -> TensorData:
+        """Map the array, or take its bytes once, and twice where the order of axes or bytes differs."""
         try:
-            self._dtype = DType.from_numpy(self._stored)
-        except ValueError as err:
-            raise ConversionError(
-                f"{self._what()}: {err}; numpy's files lack bfloat16 and 8-bit floats, safetensors has them"
-            ) from err
-        if self._dtype is DType.STRING or self._dtype.is_packed:
-            raise ConversionError(f"{self._what()} holds {self._stored}, which is no weight")
-
-    def _data_offset(self, file: IO[bytes]) -> int:
-        """Return where a member's data begins; its name and extra field may differ from those of the directory."""
-        file.seek(self._info.header_offset)
-        signature, name, extra = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
-        if signature != b"PK\x03\x04":
-            raise ConversionError(f"{self._what()} is not where the archive says")
-        return int(self._info.header_offset + _LOCAL_HEADER.size + name + extra)
-
-    def _map(self, offset: int, nbytes: int) -> TensorData:
-        try:
-            data = np.memmap(self._path, np.uint8, "r", offset, (nbytes,))
-        except (OSError, ValueError) as err:
-            raise ConversionError(f"{self._what()} cannot be read: {err}") from err
-        return TensorData(self._dtype, self._shape, data, FileRange(self._place.path, offset, self._place.stamp))
-
-    def _read(self) -> TensorData:
-        """Return the array in memory; takes its bytes once, and twice where the order of axes or bytes differs."""
-        nbytes = math.prod(self._shape) * self._stored.itemsize
-        try:
-            with zipfile.ZipFile(self._path) as archive, archive.open(self._info) as stream:
-                stream.read(self._header_bytes)
-                data = _filled(stream, nbytes)
+            if offset:
+                data = np.memmap(path, np.uint8, "r", offset, (declared,))
+                return TensorData(dtype, shape, data, FileRange(place.path, offset, place.stamp))
+            with zipfile.ZipFile(path) as archive, archive.open(info) as stream:
+                stream.read(header_bytes)
+                values: npt.NDArray[Any] = _filled(stream, declared).view(stored)
         except _BROKEN as err:
-            raise ConversionError(f"{self._what()} cannot be read: {err}") from err
-        values: npt.NDArray[Any] = data.view(self._stored)
-        values = values.reshape(self._shape[::-1]).T if self._fortran else values.reshape(self._shape)
-        return TensorData.from_array(values, self._dtype)
+            raise ConversionError(f"{what} cannot be read: {err}") from err
+        return TensorData.from_array(values.reshape(shape, order="F" if fortran else "C"), dtype)
 
-    def _what(self) -> str:
-        return f"{self._path}: array {self._info.filename.removesuffix('.npy')!r}"
+    return WeightEntry(dtype, shape, load)
+
+
+def _header(stream: IO[bytes], what: str) -> tuple[tuple[int, ...], bool, np.dtype[Any], DType]:
+    """Return the shape of an array, whether its first axis runs fastest, and its dtype as stored and as ours."""
+    version = np.lib.format.read_magic(stream)
+    if version not in ((1, 0), (2, 0), (3, 0)):
+        raise ConversionError(f"{what} has version {version} of numpy's format, known are 1 to 3")
+    # Both readers parse a Python literal, at most 10,000 characters of it; they execute nothing.
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, fortran, stored = read(stream)
+    if stored.hasobject:
+        raise ConversionError(
+            f"{what} holds pickled Python objects. Reading them runs code that is in the file, so that is never done; "
+            "save plain arrays"
+        )
+    if any(isinstance(size, bool) or size < 0 for size in shape):
+        raise ConversionError(f"{what} has shape {shape}")
+    try:
+        dtype = DType.from_numpy(stored)
+    except ValueError as err:
+        raise ConversionError(
+            f"{what}: {err}; numpy's files lack bfloat16 and 8-bit floats, safetensors has them"
+        ) from err
+    if dtype is DType.STRING or dtype.is_packed:
+        raise ConversionError(f"{what} holds {stored}, which is no weight")
+    return shape, fortran, stored, dtype
+
+
+def _data_offset(file: IO[bytes], info: zipfile.ZipInfo, what: str) -> int:
+    """Return where a member's data begins; its name and extra field may differ from those of the directory."""
+    file.seek(info.header_offset)
+    signature, name, extra = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
+    if signature != b"PK\x03\x04":
+        raise ConversionError(f"{what} is not where the archive says")
+    return int(info.header_offset + _LOCAL_HEADER.size + name + extra)
 
 
 def _filled(stream: IO[bytes], nbytes: int) -> npt.NDArray[np.uint8]:

@@ -1,19 +1,24 @@
-"""`WeightFile`: the tensors of a weight file by name, each made when it is asked for; weights in several files."""
+"""`WeightFile`: the tensors of a weight file by name, each made when it is asked for; weights in several files.
+
+`Renames`: from the names of tensors in a weight file to those of weights in a model.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+import os
+import re
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.tensor import TensorData
-from rlx_ort.ir.tensor_file import read_tensors
+from rlx_ort.ir.tensor import TensorData, read_tensors
 
-__all__ = ["GgufAs", "WeightEntry", "WeightFile", "read_sharded"]
+__all__ = ["GgufAs", "Rename", "Renames", "WeightEntry", "WeightFile", "load_renames", "read_sharded"]
 
 GgufAs: TypeAlias = Literal["f32", "f16", "packed"]
 """What quantised tensors of a GGUF file are read as: floats, or their blocks as bytes `(rows, row bytes)`."""
@@ -22,11 +27,9 @@ _INDEX_LIMIT_BYTES = 256 << 20
 
 @dataclass(frozen=True, slots=True)
 class WeightEntry:
-    """A tensor of a file, without its data.
+    """A tensor of a file, without its data; dtype and shape are those that it is read as.
 
     Attributes:
-        dtype: the dtype it is read as.
-        shape: the shape it is read as.
         load: returns the data; mapped where the file has it in this form, else in memory.
         stored_as: the file's name of its type where that is more specific: `Q4_K`.
         blocks: the tensor packed, u8 `(..., row bytes)`, where the IR can compute with it so.
@@ -52,7 +55,7 @@ class WeightFile(Mapping[str, TensorData]):
     @classmethod
     def of(cls, origin: str, tensors: Mapping[str, TensorData]) -> WeightFile:
         """Return tensors that are there already as a weight file."""
-        return cls(origin, {name: _entry(data) for name, data in tensors.items()})
+        return cls(origin, {name: _held(data) for name, data in tensors.items()})
 
     def __getitem__(self, name: str) -> TensorData:
         return self.entries[name].load()
@@ -67,7 +70,7 @@ class WeightFile(Mapping[str, TensorData]):
         return f"WeightFile({self.origin!r}, {len(self.entries)} tensors)"
 
 
-def _entry(data: TensorData) -> WeightEntry:
+def _held(data: TensorData) -> WeightEntry:
     return WeightEntry(data.dtype, data.shape, lambda: data)
 
 
@@ -81,9 +84,7 @@ def read_sharded(path: Path) -> WeightFile:
         ConversionError: the index is damaged or names a file outside its folder, or a file lacks a tensor.
     """
     places = _weight_map(path)
-    shards: dict[str, dict[str, TensorData]] = {}
-    for name in sorted(set(places.values())):
-        shards[name] = read_tensors(_beside(path, name))[0]
+    shards = {name: read_tensors(_beside(path, name))[0] for name in sorted(set(places.values()))}
     lacking = [tensor for tensor, file in places.items() if tensor not in shards[file]]
     if lacking:
         shown = ", ".join(f"{tensor} in {places[tensor]}" for tensor in lacking[:8])
@@ -115,10 +116,129 @@ def _beside(index: Path, name: str) -> Path:
         path = (folder / name).resolve(strict=True)
     except (OSError, RuntimeError) as err:  # RuntimeError: a loop of symbolic links, before Python 3.13
         raise ConversionError(f"{index}: the index names the file {name!r}, which cannot be read: {err}") from err
-    if path.parent != folder and not path.is_relative_to(folder):
-        raise ConversionError(
-            f"{index}: the file {name!r} is a link that leaves {folder}; copy the files themselves there"
-        )
+    if not path.is_relative_to(folder):
+        raise ConversionError(f"{index}: the file {name!r} is a link that leaves {folder}; copy the file itself there")
     if not path.is_file():
         raise ConversionError(f"{index}: {name!r} is no regular file")
     return path
+
+
+@dataclass(frozen=True, slots=True)
+class Rename:
+    r"""The name of a tensor in the model, and how it is stored there.
+
+    Attributes:
+        to: its name in the model; empty to leave it out. Of a pattern: a template in which `\1` or `\g<name>` stand
+            for groups.
+        transpose: whether its two axes are swapped: PyTorch has the matrix of a layer as `(outputs, inputs)`, a
+            MatMul wants `(inputs, outputs)`.
+    """
+
+    to: str
+    transpose: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Renames:
+    """Names and patterns, tried in this order; a tensor that none of them matches keeps its name.
+
+    Attributes:
+        names: name in the file -> rename.
+        patterns: regular expressions, each for a whole name, the first that fits decides.
+    """
+
+    names: Mapping[str, Rename] = field(default_factory=dict)
+    patterns: tuple[tuple[re.Pattern[str], Rename], ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        names: Mapping[str, str | Rename] | None = None,
+        patterns: Iterable[tuple[str, str | Rename]] = (),
+    ) -> Renames:
+        """Return renames from plain texts.
+
+        Raises:
+            ConversionError: a pattern is no regular expression, or its template names a group that it lacks.
+        """
+        known = {name: _rename(to) for name, to in (names or {}).items()}
+        return cls(known, tuple(_pattern(text, _rename(to)) for text, to in patterns))
+
+    def __call__(self, name: str) -> Rename:
+        """Return the rename of a tensor."""
+        if name in self.names:
+            return self.names[name]
+        for pattern, rename in self.patterns:
+            if match := pattern.fullmatch(name):
+                return Rename(match.expand(rename.to), rename.transpose)
+        return Rename(name)
+
+
+def load_renames(path: str | os.PathLike[str]) -> Renames:
+    r"""Read renames from a JSON or TOML file; the content decides which.
+
+    Either the file maps names to names, or it has the entries `names` and `patterns`:
+
+        [names]
+        "lm_head.weight" = { to = "head", transpose = true }
+        "rope.freqs" = ""  # left out
+
+        [[patterns]]
+        match = 'layers\.(\d+)\.(.*)'
+        to = 'h.\1.\2'
+
+    Raises:
+        ConversionError: the file cannot be read, or is no such file.
+    """
+    file = Path(path)
+    try:
+        text = file.read_text(encoding="utf-8-sig")
+        document: Any = json.loads(text) if text.lstrip()[:1] == "{" else tomllib.loads(text)
+    except OSError as err:
+        raise ConversionError(f"{file} cannot be read: {err}") from err
+    except (ValueError, RecursionError) as err:
+        raise ConversionError(f"{file} is no rename file, which is JSON or TOML: {err}") from err
+    try:
+        grouped = set(document) <= {"names", "patterns"} and isinstance(document.get("names", {}), dict)
+        names = document.get("names", {}) if grouped else document
+        patterns = document.get("patterns", []) if grouped else []
+        return Renames.of(
+            {name: _entry(entry) for name, entry in names.items()},
+            [(_text(item["match"]), _entry({k: v for k, v in item.items() if k != "match"})) for item in patterns],
+        )
+    except (TypeError, KeyError, AttributeError, ConversionError) as err:
+        reason = f"it lacks {err}" if isinstance(err, KeyError) else err
+        raise ConversionError(f"{file} is no rename file: {reason}") from err
+
+
+def _rename(to: str | Rename) -> Rename:
+    return to if isinstance(to, Rename) else Rename(to)
+
+
+def _entry(entry: Any) -> Rename:
+    match entry:
+        case None | False:
+            return Rename("")
+        case str():
+            return Rename(entry)
+        case {"to": str(to), **rest} if set(rest) <= {"transpose"}:
+            transpose = rest.get("transpose", False)
+            if isinstance(transpose, bool):
+                return Rename(to, transpose)
+    raise TypeError(f'{entry!r} is neither a name nor {{"to": name, "transpose": true or false}}')
+
+
+def _text(item: Any) -> str:
+    if not isinstance(item, str):
+        raise TypeError(f"{item!r} is no pattern")
+    return item
+
+
+def _pattern(text: str, rename: Rename) -> tuple[re.Pattern[str], Rename]:
+    try:
+        pattern = re.compile(text)
+        # The template is tried on an expression that has the same groups and matches anything.
+        re.compile(f"(?:{text})|").fullmatch("").expand(rename.to)  # type: ignore[union-attr]  # it matches
+    except (re.error, IndexError) as err:
+        raise ConversionError(f"pattern {text!r} -> {rename.to!r}: {err}") from err
+    return pattern, rename

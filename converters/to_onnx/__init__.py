@@ -61,7 +61,7 @@ def all_weights(graph: Graph, exported: ExportedModel) -> dict[str, TensorData]:
     unset = [name for name in exported.params if name not in graph.weights]
     if unset:
         raise ConversionError(f"graph {graph.name!r} has parameters without data: {', '.join(unset)}; set them first")
-    from rlx_ort.ir.narrow import narrowed
+    from rlx_ort.ir.tensor import narrowed
 
     params = {
         name: narrowed(graph.weights[name], exported.stored_as.get(name, graph.weights[name].dtype))

@@ -17,8 +17,7 @@ from rlx_ort.converters.to_onnx.shape import reshape, slice_axis
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.op import known_shape
 from rlx_ort.ir.ops.attention import Attention, HeadLayout, Rope
-from rlx_ort.ir.shape import Dim, Shape
-from rlx_ort.ir.types import TensorType
+from rlx_ort.ir.types import Dim, Shape, TensorType
 
 _MASKED = -1e9
 _MASKED_F16 = -65504.0  # f16 cannot hold -1e9
@@ -39,7 +38,12 @@ def _attention(emit: Emitter, op: Attention, inputs: Sequence[Any]) -> Any:
         scores = emit.op("Mul", emit.op("Tanh", emit.op("Div", scores, cap)), cap)
     scores = _masked(emit, op, scores, inputs[3:], layouts)
     mixed = emit.op("MatMul", emit.op("Softmax", scores, axis=-1), v)
-    return _merged(emit, op, mixed, known_shape(op, types[0], "q"), layouts[0])
+    if layouts[0].heads_first:
+        return mixed
+    shape = known_shape(op, types[0], "q")
+    lead = shape.rank - 2 if shape.rank < 4 else 1
+    result = emit.op("Transpose", mixed, perm=[*range(lead), lead + 1, lead, lead + 2])
+    return result if shape.rank == 4 else reshape(emit, result, Shape((*shape[:-1], op.num_heads, op.head_dim)), shape)
 
 
 def _heads(emit: Emitter, op: Attention, x: Any, shape: Shape, layout: HeadLayout, *, swap: bool) -> Any:
@@ -50,15 +54,6 @@ def _heads(emit: Emitter, op: Attention, x: Any, shape: Shape, layout: HeadLayou
     heads, length = (lead, lead + 1) if layout.heads_first else (lead + 1, lead)
     perm = [*range(lead), heads, *((lead + 2, length) if swap else (length, lead + 2))]
     return x if perm == sorted(perm) else emit.op("Transpose", x, perm=perm)
-
-
-def _merged(emit: Emitter, op: Attention, mixed: Any, shape: Shape, layout: HeadLayout) -> Any:
-    """Bring `([B,] H, Q, D)` to the layout of q."""
-    if layout.heads_first:
-        return mixed
-    lead = shape.rank - 2 if shape.rank < 4 else 1
-    result = emit.op("Transpose", mixed, perm=[*range(lead), lead + 1, lead, lead + 2])
-    return result if shape.rank == 4 else reshape(emit, result, Shape((*shape[:-1], op.num_heads, op.head_dim)), shape)
 
 
 def _masked(emit: Emitter, op: Attention, scores: Any, mask: Sequence[Any], layouts: Sequence[HeadLayout]) -> Any:
@@ -86,10 +81,8 @@ def _hidden_keys(emit: Emitter, mask: Any, rank: int) -> Any:
     dtype = emit.input_dtype(3)
     if dtype is DType.BOOL:
         hidden = emit.op("Not", mask)
-    elif dtype.is_integer:
-        hidden = emit.op("Less", mask, emit.constant(1, dtype))
     else:
-        hidden = emit.op("Less", mask, emit.constant(0.5, dtype))
+        hidden = emit.op("Less", mask, emit.constant(1 if dtype.is_integer else 0.5, dtype))
     return hidden if rank == 2 else emit.op("Unsqueeze", hidden, emit.i64([1, 2]))
 
 
@@ -104,8 +97,8 @@ def _hidden_by_place(emit: Emitter, op: Attention, queries: Dim, keys: Dim) -> A
         return emit.constant(hidden, DType.BOOL) if hidden.any() else None
     place, key = _places(emit, queries), _places(emit, keys)
     if queries != keys or queries is None:
-        offset = emit.op("Max", emit.op("Sub", _length(emit, keys), _length(emit, queries)), _i32(emit, [0]))
-        place = emit.op("Add", place, offset)
+        offset = emit.op("Sub", _length(emit, keys), _length(emit, queries))
+        place = emit.op("Add", place, emit.op("Max", offset, emit.constant([0], DType.I32)))
     place = emit.op("Unsqueeze", place, emit.i64([1]))
     if op.window is None:
         return emit.op("Greater", key, place)
@@ -118,7 +111,7 @@ def _hidden_by_place(emit: Emitter, op: Attention, queries: Dim, keys: Dim) -> A
 def _places(emit: Emitter, length: Dim) -> Any:
     """Return 0, 1, ... of a length as i32, which accelerators compare; they lack i64."""
     if isinstance(length, int):
-        return _i32(emit, list(range(length)))
+        return emit.constant(range(length), DType.I32)
     end = emit.op("Squeeze", _length(emit, length), types=[TensorType(DType.I32, Shape())])
     zero, one = emit.constant(0, DType.I32), emit.constant(1, DType.I32)
     return emit.op("Range", zero, end, one, types=[TensorType(DType.I32, Shape([length]))])
@@ -126,12 +119,8 @@ def _places(emit: Emitter, length: Dim) -> Any:
 
 def _length(emit: Emitter, length: Dim) -> Any:
     if isinstance(length, int):
-        return _i32(emit, [length])
+        return emit.constant([length], DType.I32)
     return emit.op("Cast", emit.dims([length]), to=DType.I32, types=[TensorType(DType.I32, Shape([1]))])
-
-
-def _i32(emit: Emitter, numbers: Sequence[int]) -> Any:
-    return emit.constant(np.asarray(numbers, np.int32))
 
 
 @lowers(Rope)

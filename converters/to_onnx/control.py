@@ -8,28 +8,16 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from rlx_ort.converters.to_onnx.emitter import Emitter, lowers
-from rlx_ort.converters.to_onnx.imported import imported_node
 from rlx_ort.converters.to_onnx.kernel_dtypes import where_in
 from rlx_ort.converters.to_onnx.model import ModelValue
-from rlx_ort.ir.bodies import Composite
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.op import tensor_input
-from rlx_ort.ir.ops.blocks import (
-    AdaLayerNorm,
-    AxialRope2d,
-    FusedAttentionBlock,
-    FusedConvBiasAct,
-    FusedTransformerLayer,
-    GatedResidual,
-    GroupedQueryAttention,
-    SoftmaxCrossEntropyWithLogits,
-)
+from rlx_ort.ir.ops import blocks
 from rlx_ort.ir.ops.control import Custom, CustomFn, If, Scan, While
 from rlx_ort.ir.ops.onnx import OnnxNode
-from rlx_ort.ir.shape import Dim, Shape
-from rlx_ort.ir.types import TensorType, ValueType
+from rlx_ort.ir.types import Dim, Shape, TensorType, ValueType
 
-__all__ = ["Step", "UNROLLED_STEPS", "repeat_steps"]
+__all__ = ["Step", "UNROLLED_STEPS", "repeat_steps", "zeros"]
 
 UNROLLED_STEPS = 8
 """Up to this many steps are written out: every provider runs them, while only CPU and CUDA have kernels for loops."""
@@ -54,76 +42,53 @@ def repeat_steps(
     `state` are the first values with their types; `sequences` have the steps as first axis, and the type that goes
     with one is that of a row; `saved` are the types of what a step saves.
     """
+    given = [value for value, _ in state]
     if isinstance(length, int) and length <= UNROLLED_STEPS:
-        return _unrolled(emit, step, length, state, sequences, saved)
-    # Not ONNX's Scan: ONNX Runtime fails where a sequence turns out to be empty at run time.
-    return _loop(emit, step, length, state, sequences, saved)
+        current: Sequence[ModelValue] = given
+        kept: list[list[ModelValue]] = [[] for _ in saved]
+        axis = emit.i64([0])
+        for place in range(length):
+            index = emit.constant(place, DType.I64) if sequences else None
+            rows = [emit.op("Gather", value, index, axis=0, types=[kind]) for value, kind in sequences]
+            current, results = step(emit, current, rows)
+            for found, result in zip(kept, results, strict=True):
+                found.append(emit.op("Unsqueeze", result, axis))
+        if not length:
+            return list(current), [zeros(emit, Shape([0, *(kind.shape or ())]), kind.dtype) for kind in saved]
+        return list(current), [emit.op("Concat", *found, axis=0) if length > 1 else found[0] for found in kept]
 
-
-def _unrolled(
-    emit: Emitter,
-    step: Step,
-    length: int,
-    state: Sequence[tuple[ModelValue, TensorType]],
-    sequences: Sequence[tuple[ModelValue, TensorType]],
-    saved: Sequence[TensorType],
-) -> tuple[list[ModelValue], list[ModelValue]]:
-    current: Sequence[ModelValue] = [value for value, _ in state]
-    kept: list[list[ModelValue]] = [[] for _ in saved]
-    axis = emit.i64([0])
-    for place in range(length):
-        rows = [
-            emit.op("Gather", value, emit.constant(place, DType.I64), axis=0, types=[kind]) for value, kind in sequences
-        ]
-        current, results = step(emit, current, rows)
-        for found, result in zip(kept, results, strict=True):
-            found.append(emit.op("Unsqueeze", result, axis))
-    if not length:
-        return list(current), [_no_rows(emit, kind) for kind in saved]
-    return list(current), [emit.op("Concat", *found, axis=0) if length > 1 else found[0] for found in kept]
-
-
-def _no_rows(emit: Emitter, kind: TensorType) -> Any:
-    shape = emit.dims([0, *(kind.shape or Shape())])
-    return emit.op("ConstantOfShape", shape, value=np.zeros(1, kind.dtype.numpy))
-
-
-def _loop(
-    emit: Emitter,
-    step: Step,
-    length: Dim,
-    state: Sequence[tuple[ModelValue, TensorType]],
-    sequences: Sequence[tuple[ModelValue, TensorType]],
-    saved: Sequence[TensorType],
-) -> tuple[list[ModelValue], list[ModelValue]]:
     def write(inner: Emitter, formal: Sequence[ModelValue]) -> list[ModelValue]:
         counter, go_on, *current = formal
         rows = [inner.op("Gather", value, counter, axis=0, types=[kind]) for value, kind in sequences]
         following, results = step(inner, current, rows)
         return [inner.op("Identity", go_on, types=[_FLAG]), *following, *results]
 
+    # Not ONNX's Scan: ONNX Runtime fails where a sequence turns out to be empty at run time.
     inputs: list[tuple[str, ValueType]] = [("counter", _COUNTER), ("go_on", _FLAG)]
     body = emit.block("step", [*inputs, *(("state", kind) for _, kind in state)], write)
     trips = emit.constant(length, DType.I64) if isinstance(length, int) else emit.dims([length])
-    given = [value for value, _ in state]
-    results = emit.op("Loop", trips, None, *given, body=body, outputs=len(state) + len(saved))
-    found = list(results) if isinstance(results, tuple) else [results]
-    last, stacked = found[: len(state)], found[len(state) :]
+    looped = emit.op("Loop", trips, None, *given, body=body, outputs=len(state) + len(saved))
+    last = list(looped) if isinstance(looped, tuple) else [looped]
+    stacked = last[len(state) :]
     if not isinstance(length, int):
         # Without a single step, ONNX Runtime takes 0 for every dimension that it does not know beforehand.
-        stacked = [_shaped(emit, value, length, kind) for value, kind in zip(stacked, saved, strict=True)]
-    return last, stacked
+        for place, kind in enumerate(saved):
+            if kind.shape is not None and not kind.shape.is_static:
+                shape = emit.dims([length, *kind.shape])
+                stacked[place] = emit.op("Reshape", stacked[place], shape, allowzero=1)
+    return last[: len(state)], stacked
 
 
-def _shaped(emit: Emitter, value: ModelValue, length: Dim, kind: TensorType) -> Any:
-    dims = kind.shape or Shape()
-    return value if dims.is_static else emit.op("Reshape", value, emit.dims([length, *dims]), allowzero=1)
+def zeros(emit: Emitter, shape: Shape, dtype: DType) -> Any:
+    """Write zeros of a shape, whose dims may only be known at run time."""
+    kind, value = TensorType(dtype, shape), np.zeros(1, dtype.numpy)
+    return emit.op("ConstantOfShape", emit.dims(shape), value=value, types=[kind])
 
 
 @lowers(If)
 def _if(emit: Emitter, op: If, inputs: Sequence[Any]) -> Any:
     predicate, captures = inputs[0], inputs[1:]
-    types = _input_types(emit)
+    types = emit.input_types
     if op.elementwise(types):
         yes, no = emit.inline(op.then_body, captures), emit.inline(op.else_body, captures)
         dtypes = [tensor_input(op, emit.node.types, index, "result").dtype for index in range(len(yes))]
@@ -159,7 +124,7 @@ def _while(emit: Emitter, op: While, inputs: Sequence[Any]) -> Any:
 @lowers(Scan)
 def _scan(emit: Emitter, op: Scan, inputs: Sequence[Any]) -> Any:
     carry, bcasts, sequences = inputs[0], inputs[1 : 1 + op.num_bcast], inputs[1 + op.num_bcast :]
-    kinds = op.body_inputs(_input_types(emit))
+    kinds = op.body_inputs(emit.input_types)
     saves = op.save_trajectory or op.num_checkpoints > 0
 
     def step(at: Emitter, state: Sequence[Any], rows: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
@@ -173,35 +138,25 @@ def _scan(emit: Emitter, op: Scan, inputs: Sequence[Any]) -> Any:
     return stacked[0] if saves else last[0]
 
 
-def _input_types(emit: Emitter) -> list[TensorType]:
-    return [emit.input_type(index) for index in range(len(emit.node.inputs))]
-
-
 def _scalar(emit: Emitter, value: Any, kind: TensorType) -> Any:
     """Return a value of one element without dimensions, as the conditions of If and Loop should be."""
     return value if kind.shape is not None and not kind.shape.rank else emit.op("Reshape", value, emit.i64([]))
 
 
-@lowers(AdaLayerNorm)
-@lowers(AxialRope2d)
-@lowers(FusedAttentionBlock)
-@lowers(FusedConvBiasAct)
-@lowers(FusedTransformerLayer)
-@lowers(GatedResidual)
-@lowers(GroupedQueryAttention)
-@lowers(SoftmaxCrossEntropyWithLogits)
-def _composite(emit: Emitter, op: Composite, inputs: Sequence[Any]) -> Any:
-    body = op.expand([emit.input_type(index) for index in range(len(inputs))])
-    return emit.inline(body, inputs)
+@lowers(
+    *(blocks.AdaLayerNorm, blocks.AxialRope2d, blocks.FusedAttentionBlock, blocks.FusedConvBiasAct),
+    *(blocks.FusedTransformerLayer, blocks.GatedResidual, blocks.GroupedQueryAttention),
+    blocks.SoftmaxCrossEntropyWithLogits,
+)
+def _composite(emit: Emitter, op: blocks.Composite, inputs: Sequence[Any]) -> Any:
+    return emit.inline(op.expand(emit.input_types), inputs)
+
+
+lowers(CustomFn)(lambda emit, op, inputs: emit.inline(op.fwd, inputs))
 
 
 @lowers(Custom)
 def _custom(emit: Emitter, op: Custom, inputs: Sequence[Any]) -> Any:
     count = len(op.types)
     node = OnnxNode(op.name, op.domain, op.version, "", op.attributes, {}, len(inputs), count)
-    return imported_node(emit, node, inputs)
-
-
-@lowers(CustomFn)
-def _custom_fn(emit: Emitter, op: CustomFn, inputs: Sequence[Any]) -> Any:
-    return emit.inline(op.fwd, inputs)
+    return emit.imported(node, inputs)

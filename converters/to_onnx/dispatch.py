@@ -11,9 +11,8 @@ from __future__ import annotations
 import functools
 import importlib
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from rlx_ort.errors import ConversionError
@@ -23,7 +22,6 @@ from rlx_ort.options.dispatch import KernelDispatch
 
 if TYPE_CHECKING:
     from rlx_ort.converters.to_onnx.emitter import Emitter, Lowering
-    from rlx_ort.ir.core import Node
     from rlx_ort.ir.graph import Graph
 
 __all__ = ["COMMON", "Dispatcher", "KernelSet", "NATIVE", "NoNativeForm", "has_choice", "load_family", "lowers_native"]
@@ -35,9 +33,9 @@ O = TypeVar("O", bound=Op)  # noqa: E741  # the same name as in `emitter`
 _natives: dict[type[Op], _Native] = {}
 _choosing: weakref.WeakKeyDictionary[Graph, tuple[object, bool]] = weakref.WeakKeyDictionary()
 _OPS = "rlx_ort.ir.ops."
-_WITHOUT = frozenset({"leaf", "onnx", "refused"})
+_WITHOUT = frozenset({"leaf", "onnx"})
 """Families that are written by the emitter itself, or never."""
-_ELSEWHERE = {"blocks": "control", "moe": "dequant", "reduce": "norm"}
+_ELSEWHERE = {"blocks": "control", "conv": "linalg", "dequant": "quant"}
 """Families whose lowerings are in the file of another one."""
 _Types: TypeAlias = Sequence[ValueType | None]
 
@@ -93,19 +91,21 @@ class Dispatcher:
         kernels: what the model is written for; None for a model that any provider may get.
         forms: id of a user's node -> the forms that it, or an op in its bodies, was written in.
         latest: the form of the latest node, None where it has only one.
+        refused: node -> why it cannot have the native form that it must have.
     """
 
     config: KernelDispatch = field(default_factory=KernelDispatch)
     kernels: KernelSet | None = None
     forms: dict[int, set[str]] = field(default_factory=dict)
     latest: str | None = None
-    _refused: dict[str, str] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
 
     def native(self, emit: Emitter, origin: int, op: Op, inputs: Sequence[Any]) -> Any | None:
         """Return the results of the native lowering, or None when the common one is to be used."""
-        known = _native_of(op)
+        load_family(type(op))
+        known = _natives.get(type(op))
         self.latest = None
-        if known is None:
+        if known is None or not known.when(op):
             return None
         result = None
         if not self.config.decomposes(op.kind, has_both=True, claimed=self.kernels is not None or known.portable):
@@ -113,62 +113,41 @@ class Dispatcher:
                 result = known.lowering(emit, op, inputs)
             except NoNativeForm as reason:
                 if self.config.forces_native(op.kind):
-                    self._refused.setdefault(str(emit.node), str(reason))
+                    self.refused.setdefault(str(emit.node), str(reason))
         self.latest = COMMON if result is None else NATIVE
         self.decide(origin, self.latest)
         return result
 
-    def decide(self, origin: int, form: str | None) -> None:
-        """Record the form of a node that is written like an earlier one; None where there was no choice."""
-        if form is not None:
-            self.forms.setdefault(origin, set()).add(form)
+    def decide(self, origin: int, form: str) -> None:
+        """Record the form of a node."""
+        self.forms.setdefault(origin, set()).add(form)
 
     def check(self, graph: Graph) -> None:
         """Raise `ConversionError` with the nodes that must have the native form and cannot, if there are any."""
-        if not self._refused:
-            return
-        listed = "\n".join(f"  {node}: {reason}" for node, reason in self._refused.items())
-        raise ConversionError(
-            f"graph {graph.name!r}: the native form is forced, and {len(self._refused)} node(s) cannot have it:\n"
-            f"{listed}\nlet the policy be PREFER_NATIVE, or name the kind in force_common_kinds"
-        )
-
-    @property
-    def refused(self) -> int:
-        """How many nodes, so far, cannot have the native form that they must have."""
-        return len(self._refused)
-
-    @property
-    def decided(self) -> Mapping[int, frozenset[str]]:
-        """The choices so far, by id of the user's node."""
-        return MappingProxyType({origin: frozenset(forms) for origin, forms in self.forms.items()})
+        if self.refused:
+            listed = "\n".join(f"  {node}: {reason}" for node, reason in self.refused.items())
+            raise ConversionError(
+                f"graph {graph.name!r}: the native form is forced, and {len(self.refused)} node(s) cannot have it:\n"
+                f"{listed}\nlet the policy be PREFER_NATIVE, or name the kind in force_common_kinds"
+            )
 
 
 def has_choice(graph: Graph) -> bool:
     """Return whether any op of the graph, bodies included, has two forms; cached until the graph grows."""
     known = _choosing.get(graph)
     if known is None or known[0] != graph.revision:
-        kinds = [kind for kind in {type(node.op) for node in graph.nodes} if not _never_chooses(kind)]
-        found = bool(kinds) and any(_chooses(node) for node in graph.nodes if type(node.op) in kinds)
+        kinds = {type(node.op) for node in graph.nodes}
+        for kind in kinds:
+            load_family(kind)
+        choosers = {kind for kind in kinds if kind in _natives or kind.bodies is not Op.bodies}
+        found = bool(choosers) and any(_chooses(node.op) for node in graph.nodes if type(node.op) in choosers)
         known = _choosing[graph] = (graph.revision, found)
     return known[1]
 
 
-def _never_chooses(kind: type[Op]) -> bool:
-    """Return whether no op of a class has two forms, nor bodies in which another could."""
-    load_family(kind)
-    return kind not in _natives and kind.bodies is Op.bodies
-
-
-def _chooses(node: Node) -> bool:
-    native = _natives.get(type(node.op))  # loaded by `_never_chooses`
-    return (native is not None and native.when(node.op)) or any(map(has_choice, node.op.bodies()))
-
-
-def _native_of(op: Op) -> _Native | None:
-    load_family(type(op))
-    known = _natives.get(type(op))
-    return known if known is not None and known.when(op) else None
+def _chooses(op: Op) -> bool:
+    native = _natives.get(type(op))
+    return (native is not None and native.when(op)) or any(map(has_choice, op.bodies()))
 
 
 def load_family(op: type[Op]) -> None:

@@ -27,14 +27,12 @@ _BINARY = {
     "bit_and": "BitwiseAnd", "bit_or": "BitwiseOr", "bit_xor": "BitwiseXor",
 }  # fmt: skip
 _LOGICAL = {"bit_and": "And", "bit_or": "Or", "bit_xor": "Xor"}
-_COMPARE = {"eq": "Equal", "lt": "Less", "le": "LessOrEqual", "gt": "Greater", "ge": "GreaterOrEqual"}
+_COMPARE = {"eq": "Equal", "ne": "Equal", "lt": "Less", "le": "LessOrEqual", "gt": "Greater", "ge": "GreaterOrEqual"}
 
 
 def activate(emit: Emitter, function: str, x: ModelValue, dtype: DType) -> Any:
     """Write an activation by its IR name and return its result."""
-    if function in _DIRECT:
-        return op_in(emit, _DIRECT[function], dtype, x)
-    return _COMPOSED[function](emit, x, dtype)
+    return op_in(emit, _DIRECT[function], dtype, x) if function in _DIRECT else _COMPOSED[function](emit, x, dtype)
 
 
 def gated(emit: Emitter, op: FusedSwiGLU, x: ModelValue, silu: Callable[[Any], Any]) -> Any:
@@ -54,21 +52,19 @@ def add_unless_zeros(emit: Emitter, value: Any, addend: Any, index: int) -> Any:
     return value if data is not None and not data.numpy().any() else emit.op("Add", value, addend)
 
 
-@lowers(Activation)
-def _activation(emit: Emitter, op: Activation, inputs: Sequence[Any]) -> Any:
-    return activate(emit, op.function, inputs[0], emit.input_dtype(0))
+lowers(Activation)(lambda emit, op, inputs: activate(emit, op.function, inputs[0], emit.input_dtype(0)))
+lowers(Cast)(lambda emit, op, inputs: emit.op("Cast", inputs[0], to=op.to))
+lowers(Fma)(lambda emit, op, inputs: emit.op("Add", emit.op("Mul", *inputs[:2]), inputs[2]))
+lowers(StopGradient)(lambda emit, op, inputs: emit.op("Identity", inputs[0]))
+lowers(Where)(lambda emit, op, inputs: where_in(emit, inputs[0], emit.input_dtype(1), *inputs[1:]))
 
 
 def _relu(emit: Emitter, x: Any, dtype: DType) -> Any:
-    if dtype.is_integer:
-        return op_in(emit, "Max", dtype, x, emit.constant(0, dtype))
-    return emit.op("Relu", x)
+    return op_in(emit, "Max", dtype, x, emit.constant(0, dtype)) if dtype.is_integer else emit.op("Relu", x)
 
 
 def _tan(emit: Emitter, x: Any, dtype: DType) -> Any:
-    if dtype is DType.F64:
-        return emit.op("Div", emit.op("Sin", x), emit.op("Cos", x))
-    return emit.op("Tan", x)
+    return emit.op("Div", emit.op("Sin", x), emit.op("Cos", x)) if dtype is DType.F64 else emit.op("Tan", x)
 
 
 def _softplus(emit: Emitter, x: Any, dtype: DType) -> Any:
@@ -160,20 +156,8 @@ def _shift(emit: Emitter, function: str, x: Any, places: Any, dtype: DType) -> A
 
 @lowers(Compare)
 def _compare(emit: Emitter, op: Compare, inputs: Sequence[Any]) -> Any:
-    dtype = emit.input_dtype(0)
-    if op.function == "ne":
-        return emit.op("Not", op_in(emit, "Equal", dtype, *inputs, result=DType.BOOL))
-    return op_in(emit, _COMPARE[op.function], dtype, *inputs, result=DType.BOOL)
-
-
-@lowers(Where)
-def _where(emit: Emitter, op: Where, inputs: Sequence[Any]) -> Any:
-    return where_in(emit, inputs[0], emit.input_dtype(1), inputs[1], inputs[2])
-
-
-@lowers(Cast)
-def _cast(emit: Emitter, op: Cast, inputs: Sequence[Any]) -> Any:
-    return emit.op("Cast", inputs[0], to=op.to)
+    result = op_in(emit, _COMPARE[op.function], emit.input_dtype(0), *inputs, result=DType.BOOL)
+    return emit.op("Not", result) if op.function == "ne" else result
 
 
 @lowers(Clamp)
@@ -181,14 +165,3 @@ def _clamp(emit: Emitter, op: Clamp, inputs: Sequence[Any]) -> Any:
     dtype = emit.input_dtype(0)
     bounds = [None if bound is None else emit.constant(bound, dtype) for bound in (op.low, op.high)]
     return op_in(emit, "Clip", dtype, inputs[0], *bounds)
-
-
-@lowers(Fma)
-def _fma(emit: Emitter, op: Fma, inputs: Sequence[Any]) -> Any:
-    a, b, c = inputs
-    return emit.op("Add", emit.op("Mul", a, b), c)
-
-
-@lowers(StopGradient)
-def _stop_gradient(emit: Emitter, op: StopGradient, inputs: Sequence[Any]) -> Any:
-    return emit.op("Identity", inputs[0])

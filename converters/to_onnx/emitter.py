@@ -2,36 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias, TypeVar
+import itertools
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from rlx_ort.converters.to_onnx.current import CurrentNode, Frame
+from rlx_ort.converters.onnx_types import elem_type
 from rlx_ort.converters.to_onnx.dispatch import NoNativeForm, load_family
 from rlx_ort.converters.to_onnx.exported import ExportedNode
-from rlx_ort.converters.to_onnx.imported import attribute, imported_node, trimmed
-from rlx_ort.converters.to_onnx.model import ModelGraph, ModelNode, ModelValue
+from rlx_ort.converters.to_onnx.kernel_dtypes import divisor_and_sign, may_trap
+from rlx_ort.converters.to_onnx.model import ModelAttribute, ModelGraph, ModelNode, ModelValue, ModelWriter, attribute
 from rlx_ort.converters.to_onnx.repeats import Repeats
-from rlx_ort.converters.to_onnx.writer import ModelWriter
-from rlx_ort.errors import ConversionError
+from rlx_ort.errors import ConversionError, GraphVerifyError
 from rlx_ort.ir.core import Node, Ref
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.graph import Graph
-from rlx_ort.ir.op import Op
+from rlx_ort.ir.graph import Graph, live_nodes
+from rlx_ort.ir.op import Op, known_shape
 from rlx_ort.ir.ops.leaf import Capture, Constant, Input, Param
 from rlx_ort.ir.ops.onnx import OnnxNode
-from rlx_ort.ir.shape import Dim, Shape
 from rlx_ort.ir.tensor import TensorData
-from rlx_ort.ir.types import TensorType, UnknownType, ValueType
+from rlx_ort.ir.types import Dim, Shape, TensorType, UnknownType, ValueType
 
 __all__ = ["DEFAULT_OPSET", "Emitter", "Lowering", "lowering_of", "lowers"]
 
 DEFAULT_OPSET = 21
 """The opset that lowerings write for: execution providers have the most kernels there."""
 
-O = TypeVar("O", bound=Op)  # noqa: E741
 Lowering: TypeAlias = Callable[["Emitter", Any, Sequence[Any]], Any]
 """(emitter, op, ONNX values of the inputs) -> one ONNX value, or a tuple with one per result."""
 
@@ -39,11 +38,11 @@ _lowerings: dict[type[Op], Lowering] = {}
 _UNNAMED: Mapping[int, str] = {}
 
 
-def lowers(op: type[O]) -> Callable[[Lowering], Lowering]:
-    """Declare the decorated function to be the lowering of an op class."""
+def lowers(*ops: type[Op]) -> Callable[[Lowering], Lowering]:
+    """Declare the decorated function to be the lowering of op classes."""
 
     def declare(function: Lowering) -> Lowering:
-        _lowerings[op] = function
+        _lowerings.update(dict.fromkeys(ops, function))
         return function
 
     return declare
@@ -55,22 +54,93 @@ def lowering_of(op: Op) -> Lowering | None:
     return _lowerings.get(type(op))
 
 
-class Emitter(CurrentNode):
-    """Writes the ONNX nodes of one graph (or body)."""
+@dataclass(slots=True)
+class _Frame:
+    """One IR graph while it is being lowered; an inlined body has the frame around it as `outer`."""
+
+    graph: Graph
+    outer: _Frame | None = None
+    values: dict[int, Sequence[ModelValue]] = field(default_factory=dict)  # node -> its results
+    current: Sequence[ModelValue | None] = ()
+    named: bool = False
+    outputs: set[ModelValue] = field(default_factory=set)
+    symbols: dict[str, ModelValue] = field(default_factory=dict)
+
+
+class Emitter:
+    """Writes the ONNX nodes of one graph (or body), and answers what a lowering asks about the node being lowered.
+
+    Inputs that are asked for by type must be tensors. A lowering that reads only element types, ranks and names is not
+    repeated for nodes of other sizes.
+    """
 
     def __init__(self, writer: ModelWriter, parent: Emitter | None = None) -> None:
-        super().__init__()
+        self.nodes: list[ExportedNode] = []  # written so far, without those of bodies
         self._writer = writer
         self._parent = parent
         self._depth: int = 0 if parent is None else parent._depth + 1
-        self._nodes: list[ExportedNode] = []
-        self._repeats = Repeats(writer, self._nodes)
+        self._repeats = Repeats(writer, self.nodes)
         self._constants: list[ModelValue] = []  # that the node being lowered has asked for
+        self._frame: _Frame
+        self._node: Node
+        self._asks_around = False  # whether its lowering depends on more than the node itself
+        self._asks_sizes = False  # whether it may depend on more of the node's types than element types and ranks
 
     @property
-    def nodes(self) -> Sequence[ExportedNode]:
-        """The nodes written so far, bodies' own nodes left out."""
-        return tuple(self._nodes)
+    def node(self) -> Node:
+        """The IR node that is being lowered; `node.types` are the types its results must have."""
+        self._asks_sizes = True
+        return self._node
+
+    def input_type(self, index: int) -> TensorType:
+        """Return the IR type of input `index`."""
+        self._asks_sizes = True
+        return self._tensor(index)
+
+    @property
+    def input_types(self) -> list[TensorType]:
+        """The IR types of all inputs."""
+        return [self.input_type(index) for index in range(len(self._node.inputs))]
+
+    def input_dtype(self, index: int) -> DType:
+        """Return the element type of input `index`."""
+        return self._tensor(index).dtype
+
+    def input_rank(self, index: int, name: str) -> int:
+        """Return the rank of input `index`, which must be known; messages call the input `name`."""
+        return known_shape(self._node.op, self._tensor(index), name).rank
+
+    def known_dtype(self, index: int) -> DType | None:
+        """Return the element type of input `index`, None for one that is absent or no tensor."""
+        kind = self._type(index)
+        return kind.dtype if isinstance(kind, TensorType) else None
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """The names of the results."""
+        return self._node.output_names
+
+    def _ref(self, index: int) -> Ref | None:
+        return self._node.inputs[index] if index < len(self._node.inputs) else None
+
+    def _type(self, index: int) -> ValueType | None:
+        ref = self._ref(index)
+        return None if ref is None else self._frame.graph.nodes[ref.node].types[ref.output]
+
+    def _tensor(self, index: int) -> TensorType:
+        kind = self._type(index)
+        if not isinstance(kind, TensorType):
+            raise GraphVerifyError(f"{self._node} needs a tensor as input {index}, got {kind or 'nothing'}")
+        return kind
+
+    def input_data(self, index: int) -> TensorData | None:
+        """Return the data of input `index` if it is a constant, else None."""
+        ref = self._ref(index)
+        op = None if ref is None else self._frame.graph.nodes[ref.node].op
+        if not isinstance(op, Constant):
+            return None
+        self._asks_around = True
+        return op.data
 
     def op(
         self,
@@ -93,12 +163,39 @@ class Emitter(CurrentNode):
             for name, value in attributes.items()
             if value is not None
         ]
-        node = ModelNode(domain, op_type, trimmed(inputs), attrs, writes=outputs)
+        node = ModelNode(domain, op_type, _trimmed(inputs), attrs, writes=outputs)
         self.append(node, max(version or 1, DEFAULT_OPSET if domain == "" else 1))
         for value, kind in zip(node.writes, types or (), strict=False):
             if kind is not None:
                 self._writer.types[value] = kind
         return node.writes[0] if outputs == 1 else node.writes
+
+    def imported(self, op: OnnxNode, inputs: Sequence[ModelValue | None]) -> tuple[ModelValue, ...]:
+        """Append a node in the form of the model it came from; an absent result is a value without a name."""
+        attributes = [
+            attribute(name, value, op.attribute_kinds.get(name, ""), lambda body: self.subgraph(body, inputs))
+            for name, value in op.attributes.items()
+        ]
+        names = self.output_names
+        results = tuple(ModelValue(name=None if name else "") for name in names)
+        present = max((index + 1 for index, name in enumerate(names) if name), default=0)
+        formal = _trimmed(inputs[: op.formal_inputs])
+        if op.domain == "" and op.op_type in {"Div", "Mod"} and formal[1] is not None and may_trap(self):
+            divisor, sign = divisor_and_sign(self, formal[1])
+            if op.op_type == "Div":
+                quotient = self.op("Div", formal[0], divisor)
+                self.append(ModelNode("", "Mul", [quotient, sign], writes=results), op.version, imported=True)
+                return results
+            formal[1] = divisor
+        if op.domain == "" and op.op_type == "CastLike" and (dtype := self.known_dtype(1)) is not None:
+            # No provider has a CastLike, and ONNX Runtime expands it too late to fold the Cast that comes out of it.
+            to = ModelAttribute("to", "INT", elem_type(dtype))
+            node = ModelNode("", "Cast", formal[:1], [*attributes, to], writes=results)
+            self.append(node, op.version, imported=True)
+            return results
+        node = ModelNode(op.domain, op.op_type, formal, attributes, overload=op.overload, writes=results[:present])
+        self.append(node, op.version, imported=True)
+        return results
 
     def append(self, node: ModelNode, written: int, *, imported: bool = False, name: str = "") -> None:
         """Append a finished node whose form belongs to opset version `written` of its domain."""
@@ -109,7 +206,7 @@ class Emitter(CurrentNode):
         node.name = writer.node_names.unique(name + self._mark())
         node.written, node.imported, node.depth = written, imported, self._depth
         record = ExportedNode(node, writer.origin, writer.source)
-        self._nodes.append(record)
+        self.nodes.append(record)
         writer.records.append(record)
 
     def constant(self, data: npt.ArrayLike, dtype: DType | None = None) -> ModelValue:
@@ -188,7 +285,7 @@ class Emitter(CurrentNode):
         inputs = [self._writer.input(node) for node in body.nodes if isinstance(node.op, Input)]
         results = inner.lower(body, inputs, node_inputs)
         outputs = [inner.output(value, name) for value, name in zip(results, body.output_names, strict=True)]
-        return ModelGraph(inputs, outputs, nodes=inner._nodes, name=body.name or "body")
+        return ModelGraph(inputs, outputs, nodes=inner.nodes, name=body.name or "body")
 
     def block(
         self,
@@ -203,7 +300,7 @@ class Emitter(CurrentNode):
         self._asks_around = True
         inner = Emitter(self._writer, parent=self)
         inner._node = self._node
-        inner._frame = Frame(self._frame.graph, current=self._frame.current, named=True)
+        inner._frame = _Frame(self._frame.graph, current=self._frame.current, named=True)
         formal = []
         for label, kind in inputs:
             value = ModelValue(name=self._writer.value_names.unique(f"{self._node.name}/{label}"))
@@ -211,7 +308,7 @@ class Emitter(CurrentNode):
             formal.append(value)
         results = [inner.output(value, f"{self._node.name}/{name}") for value in build(inner, formal)]
         inner._name_results(0)
-        return ModelGraph(formal, results, nodes=inner._nodes, name=name)
+        return ModelGraph(formal, results, nodes=inner.nodes, name=name)
 
     def lower(
         self,
@@ -220,7 +317,7 @@ class Emitter(CurrentNode):
         captured: Sequence[ModelValue | None] = (),
         *,
         names: Mapping[Ref, str] | None = None,
-        outer: Frame | None = None,
+        outer: _Frame | None = None,
         live: Collection[int] | None = None,
     ) -> tuple[ModelValue, ...]:
         """Write every node of a graph that its outputs need and return the values of the outputs.
@@ -230,21 +327,29 @@ class Emitter(CurrentNode):
         Raises:
             ConversionError: a node has no ONNX form.
         """
-        frame = Frame(graph, outer=outer)
+        frame, formal = _Frame(graph, outer), iter(inputs)
         live = live_nodes(graph) if live is None else live
-        formal = iter(inputs)
         named: dict[int, dict[int, str]] = {}
         for ref, name in (names or {}).items():
             named.setdefault(ref.node, {})[ref.output] = name
-        if self._parent is None and outer is None:
-            self._lower_main(frame, live, formal, named)
-            return tuple(frame.values[value.ref.node][value.ref.output] for value in graph.outputs)
+        main = self._parent is None and outer is None
         for node in graph.nodes:
-            if isinstance(node.op, Input):
-                frame.values[node.id] = (next(formal),)
-            elif node.id in live:
+            place, kind = node.id, type(node.op)
+            if kind is Input:
+                frame.values[place] = (next(formal),)
+            elif place not in live:
+                continue
+            elif kind is Param:
+                frame.values[place] = (self._writer.param(cast(Param, node.op)),)
+            else:
                 self._frame, self._node = frame, node
-                self._lower_node(node, captured, named.get(node.id, _UNNAMED))
+                if main:
+                    self._repeat_or_lower(node, named.get(place, _UNNAMED))
+                else:
+                    self._lower_node(node, captured, _UNNAMED)
+                continue
+            if main:
+                self._repeats.mark(node, frame.values[place])
         self._frame = frame
         return tuple(frame.values[value.ref.node][value.ref.output] for value in graph.outputs)
 
@@ -266,64 +371,36 @@ class Emitter(CurrentNode):
         frame.outputs.add(value)
         return value
 
-    def _lower_main(
-        self, frame: Frame, live: Collection[int], inputs: Iterator[ModelValue], named: Mapping[int, Mapping[int, str]]
-    ) -> None:
-        """Write the nodes of the main graph; one that is like an earlier one is written as that was."""
-        self._frame = frame
-        writer, repeats, values = self._writer, self._repeats, frame.values
-        origins, forms = writer.origins, repeats.forms
-        for node in frame.graph.nodes:
-            place, op = node.id, node.op
-            if type(op) is Input:
-                values[place] = (next(inputs),)
-                repeats.mark(node, values[place])
-            elif place not in live:
-                continue
-            elif type(op) is Param:
-                values[place] = (writer.param(op),)
-                repeats.mark(node, values[place])
-            else:
-                read = [None if ref is None else values[ref.node][ref.output] for ref in node.inputs]
-                key = repeats.key_of(node, read)
-                try:
-                    form = forms.get(key)
-                except TypeError:  # an op was made with an attribute that its class does not declare
-                    key = form = None
-                writer.origin, writer.source = origins.get(place, place), node
-                names = named.get(place, _UNNAMED)
-                if form is None and key is not None:
-                    form = repeats.resized(key, node, read)
-                if form is None:
-                    self._lower_first(node, read, key, names)
-                else:
-                    values[place] = repeats.repeat(form, node, read, names)
-
-    def _lower_first(
-        self,
-        node: Node,
-        inputs: Sequence[ModelValue | None],
-        key: tuple[Hashable, ...] | None,
-        names: Mapping[int, str],
-    ) -> None:
-        """Lower a node of the main graph, and cache how it was written for nodes like it."""
+    def _repeat_or_lower(self, node: Node, names: Mapping[int, str]) -> None:
+        """Write a node of the main graph as one like it was written, or lower it and cache how it was written."""
         writer, repeats, values = self._writer, self._repeats, self._frame.values
+        writer.origin, writer.source = writer.origins.get(node.id, node.id), node
+        inputs = [None if ref is None else values[ref.node][ref.output] for ref in node.inputs]
+        key = repeats.key_of(node, inputs)
+        try:
+            form = repeats.forms.get(key)
+        except TypeError:  # an op was made with an attribute that its class does not declare
+            key = form = None
+        if form is None and key is not None:
+            form = repeats.resized(key, node, inputs)
+        if form is not None:
+            values[node.id] = repeats.repeat(form, node, inputs, names)
+            return
         dispatcher = writer.dispatcher
-        start, refused = len(writer.records), dispatcher.refused
-        self._node = node
+        start, refused = len(writer.records), len(dispatcher.refused)
         self._constants.clear()
         self._asks_around = self._asks_sizes = False
         dispatcher.latest = None
         self._lower_node(node, (), names)
         repeats.mark(node, values[node.id])
         # A refusal names each node, so each is lowered.
-        if key is not None and not self._asks_around and dispatcher.refused == refused:
-            records, results = writer.records[start:], values[node.id]
-            any_size = not self._asks_sizes
+        if key is not None and not self._asks_around and len(dispatcher.refused) == refused:
+            records, any_size = writer.records[start:], not self._asks_sizes
+            results = values[node.id]
             repeats.learn(key, node, inputs, results, records, self._constants, dispatcher.latest, any_size=any_size)
 
     def _lower_node(self, node: Node, captured: Sequence[ModelValue | None], names: Mapping[int, str]) -> None:
-        frame, start = self._frame, len(self._nodes)
+        frame, start = self._frame, len(self.nodes)
         results = self._results(node, captured)
         frame.current, frame.named = (), False
         frame.values[node.id] = results
@@ -343,7 +420,7 @@ class Emitter(CurrentNode):
 
     def _name_results(self, start: int) -> None:
         """Name the results, which have no name yet, of the nodes from `start` on."""
-        for written in self._nodes[start:]:
+        for written in self.nodes[start:]:
             for value in written.pattern.writes:
                 if value.name is None:
                     value.name = self._writer.value_names.unique(f"{self._node.name}/{written.op_type}")
@@ -352,8 +429,6 @@ class Emitter(CurrentNode):
         op = node.op
         if isinstance(op, Constant):
             return (self._writer.constant(op.data, node.output_names[0]),)
-        if isinstance(op, Param):
-            return (self._writer.param(op),)
         if isinstance(op, Capture):
             value = captured[op.index]
             if value is None:
@@ -363,7 +438,7 @@ class Emitter(CurrentNode):
         current = [None if ref is None else values[ref.node][ref.output] for ref in node.inputs]
         self._frame.current = current
         if isinstance(op, OnnxNode):
-            return imported_node(self, op, current)
+            return self.imported(op, current)
         lowering = lowering_of(op)
         if lowering is None:
             raise ConversionError(f"{node} has no ONNX form")
@@ -380,8 +455,8 @@ class Emitter(CurrentNode):
         for frame in self._frames():  # innermost first: a body may use a name for another size than its surroundings
             if str(name) in frame.symbols:
                 return frame.symbols[str(name)]
-            known = ((kind, value) for at in frame.values for kind, value in frame.typed(at))
-            for holder, value in known:
+            known = (zip(frame.graph.nodes[at].types, values, strict=False) for at, values in frame.values.items())
+            for holder, value in itertools.chain.from_iterable(known):
                 if isinstance(holder, TensorType) and holder.shape is not None and name in holder.shape:
                     axis, kind = holder.shape.index(name), TensorType(DType.I64, Shape([1]))
                     size: ModelValue = self.op("Shape", value, start=axis, end=axis + 1, types=[kind])
@@ -389,23 +464,20 @@ class Emitter(CurrentNode):
                     return size
         raise ConversionError(f"{self._node} needs the size of dimension {name!r}, which no earlier value has")
 
-    def _frames(self) -> Iterator[Frame]:
+    def _frames(self) -> Iterator[_Frame]:
         """Yield the graphs being lowered, from the innermost out."""
         scope: Emitter | None = self
         while scope is not None:
-            frame: Frame | None = scope._frame
+            frame: _Frame | None = scope._frame
             while frame is not None:
                 yield frame
                 frame = frame.outer
             scope = scope._parent
 
 
-def live_nodes(graph: Graph) -> set[int]:
-    """Return the ids of the nodes that the outputs of a graph depend on."""
-    live = {value.ref.node for value in graph.outputs}
-    for node in reversed(graph.nodes):  # a node reads earlier ones only
-        if node.id in live:
-            for ref in node.inputs:
-                if ref is not None:
-                    live.add(ref.node)
-    return live
+def _trimmed(inputs: Sequence[ModelValue | None]) -> list[ModelValue | None]:
+    """Return the inputs without the absent ones at the end, which crash some of ONNX Runtime's fusions."""
+    end = len(inputs)
+    while end and inputs[end - 1] is None:
+        end -= 1
+    return list(inputs[:end])

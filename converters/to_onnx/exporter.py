@@ -12,22 +12,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlx_ort.converters.collector import paused_collector
-from rlx_ort.converters.infer import infer_proto
 from rlx_ort.converters.precision_pass import apply_precision
+from rlx_ort.converters.protos import infer_proto, paused_collector
 from rlx_ort.converters.to_onnx.dispatch import Dispatcher, KernelSet, has_choice
-from rlx_ort.converters.to_onnx.emitter import Emitter, live_nodes
-from rlx_ort.converters.to_onnx.exported import ExportedModel
-from rlx_ort.converters.to_onnx.model import ModelGraph, ModelValue, model_proto
+from rlx_ort.converters.to_onnx.emitter import Emitter
+from rlx_ort.converters.to_onnx.exported import ExportedModel, Outline
+from rlx_ort.converters.to_onnx.model import ModelGraph, ModelValue, ModelWriter, UniqueNames, model_proto
 from rlx_ort.converters.to_onnx.opset import choose_imports, ir_version
-from rlx_ort.converters.to_onnx.outline import Outline
-from rlx_ort.converters.to_onnx.writer import ModelWriter, UniqueNames
 from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import Ref
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.graph import Graph
+from rlx_ort.ir.graph import Graph, live_nodes
 from rlx_ort.ir.ops.leaf import Input, Param
-from rlx_ort.ir.types import UnknownType, ValueType
+from rlx_ort.ir.types import UnknownType
 from rlx_ort.ir.verify import verify
 from rlx_ort.options.compile_options import CompileOptions
 
@@ -57,7 +54,7 @@ class Draft:
         """What choosing a device needs of the model. Makes the model if ONNX has to infer some type."""
         with self._lock:
             if self._outline is None and self._all_known():
-                self._outline = self._outlined()
+                self._outline = Outline.of_writer(self._writer, self._main, self._imports)
             elif self._outline is None:
                 self.finished()
             assert self._outline is not None  # noqa: S101  # made with the model
@@ -72,13 +69,13 @@ class Draft:
             return self._finished
 
     def _made_model(self) -> ExportedModel:
-        writer = self._writer
-        version = ir_version(writer.types.values())
-        proto = model_proto(self._main, writer.types, self._imports, version, self._metadata)
+        writer, main = self._writer, self._main
+        proto = model_proto(main, writer.types, self._imports, ir_version(writer.types.values()), self._metadata)
         if not self._all_known():
             own = {str(value.name): kind for value, kind in writer.types.items()}
             known = {name: kind for name, kind in own.items() if not isinstance(kind, UnknownType)}
-            self._outline = self._outlined({**own, **infer_proto(proto), **known})
+            inferred = {**own, **infer_proto(proto), **known}
+            self._outline = Outline.of_writer(writer, main, self._imports, inferred)
         outline = self.outline
         return ExportedModel(
             model=proto,
@@ -91,9 +88,6 @@ class Draft:
             forms=self._forms,
             stored_as=self._stored_as,
         )
-
-    def _outlined(self, types: Mapping[str, ValueType] | None = None) -> Outline:
-        return Outline.of_writer(self._writer, self._imports, self._main.inputs, self._main.outputs, types)
 
     def _all_known(self) -> bool:
         """Return whether the type of every value that a node writes or the model gives is known."""
@@ -161,7 +155,8 @@ def draft(graph: Graph, options: CompileOptions | None = None, kernels: KernelSe
     imports = choose_imports(writer, options.opset)
     main = ModelGraph(values, outputs, emitter.nodes, graph.name or "graph", writer.tensors, graph.doc)
     names_by_id = {node.id: node.name for node in user.nodes}
-    return Draft(writer, main, imports, dict(graph.metadata), names_by_id, dispatcher.decided, stored_as)
+    forms = {origin: frozenset(chosen) for origin, chosen in dispatcher.forms.items()}
+    return Draft(writer, main, imports, dict(graph.metadata), names_by_id, forms, stored_as)
 
 
 def exported(graph: Graph, options: CompileOptions | None = None, kernels: KernelSet | None = None) -> ExportedModel:

@@ -6,11 +6,12 @@ more, and the weights take four bytes each. ONNX has no op that reads two bytes 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from rlx_ort.converters.to_onnx.emitter import Emitter
 from rlx_ort.converters.to_onnx.model import ModelValue
@@ -23,96 +24,76 @@ __all__ = ["Bytes", "decode_blocks", "scales_and_mins"]
 
 @dataclass(frozen=True, slots=True)
 class Bytes:
-    """A u8 value whose parts are taken out with the bit operations that ONNX has."""
+    """A u8 value whose parts are taken out with the bit operations that ONNX has; a slice is of the last axis."""
 
     emit: Emitter
     value: ModelValue
 
-    def columns(self, start: int, end: int) -> Bytes:
-        """Return places `start` to `end` of the last axis."""
-        return self._of(slice_axis(self.emit, self.value, -1, start, end))
+    def __getitem__(self, columns: slice) -> Bytes:
+        return Bytes(self.emit, slice_axis(self.emit, self.value, -1, columns.start, columns.stop))
+
+    def __and__(self, mask: int) -> Bytes:
+        return self._bits("BitwiseAnd", mask)
+
+    def __or__(self, other: Bytes) -> Bytes:
+        return self._bits("BitwiseOr", other)
+
+    def __lshift__(self, places: int) -> Bytes:
+        return self._bits("BitShift", places, direction="LEFT")
+
+    def __rshift__(self, places: npt.ArrayLike) -> Bytes:
+        return self._bits("BitShift", places, direction="RIGHT")
+
+    def _bits(self, op_type: str, other: Bytes | npt.ArrayLike, **attributes: str) -> Bytes:
+        right = other.value if isinstance(other, Bytes) else self.emit.constant(np.asarray(other, np.uint8))
+        return Bytes(self.emit, self.emit.op(op_type, self.value, right, **attributes))
 
     def reshape(self, *dims: int) -> Bytes:
         """Return the bytes under other dimensions."""
-        return self._of(self.emit.op("Reshape", self.value, self.emit.i64(dims)))
-
-    def low(self, mask: int) -> Bytes:
-        """Return the bits of a mask."""
-        return self._of(self.emit.op("BitwiseAnd", self.value, _u8(self.emit, mask)))
-
-    def right(self, bits: int | Sequence[int], *shape: int) -> Bytes:
-        """Shift right; several amounts broadcast under a shape."""
-        return self._of(self.emit.op("BitShift", self.value, _u8(self.emit, bits, shape), direction="RIGHT"))
-
-    def left(self, bits: int) -> Bytes:
-        """Shift left."""
-        return self._of(self.emit.op("BitShift", self.value, _u8(self.emit, bits), direction="LEFT"))
-
-    def union(self, other: Bytes) -> Bytes:
-        """Return the bits of both."""
-        return self._of(self.emit.op("BitwiseOr", self.value, other.value))
+        return Bytes(self.emit, self.emit.op("Reshape", self.value, self.emit.i64(dims)))
 
     def join(self, other: Bytes, axis: int) -> Bytes:
         """Return both, one after the other along an axis."""
-        return self._of(self.emit.op("Concat", self.value, other.value, axis=axis))
+        return Bytes(self.emit, self.emit.op("Concat", self.value, other.value, axis=axis))
 
-    def nibbles(self) -> Bytes:
-        """Return the low halves, then the high ones, along a new axis before the last."""
-        low, high = (
-            half.emit.op("Unsqueeze", half.value, self.emit.i64([-2])) for half in (self.low(15), self.right(4))
-        )
-        return self._of(self.emit.op("Concat", low, high, axis=-2))
-
-    def pairs(self) -> Bytes:
-        """Return the low half and the high half of each byte, neighbours, along a new last axis."""
-        low, high = (
-            half.emit.op("Unsqueeze", half.value, self.emit.i64([-1])) for half in (self.low(15), self.right(4))
-        )
-        return self._of(self.emit.op("Concat", low, high, axis=-1))
-
-    def flipped(self) -> Bytes:
-        """Return signed bytes with 128 added, so that they count up from 0."""
-        return self._of(self.emit.op("BitwiseXor", self.value, _u8(self.emit, 128)))
+    def nibbles(self, axis: int = -2) -> Bytes:
+        """Return the low halves, then the high ones, along a new axis; -1 makes the halves of a byte neighbours."""
+        emit = self.emit
+        low, high = (emit.op("Unsqueeze", half.value, emit.i64([axis])) for half in (self & 15, self >> 4))
+        return Bytes(emit, emit.op("Concat", low, high, axis=axis))
 
     def floats(self) -> Any:
         """Return the bytes as f32."""
         return self.emit.op("Cast", self.value, to=DType.F32)
 
     def signed(self) -> Any:
-        """Return the bytes, read as i8, as f32."""
-        return self.emit.op("Sub", self.flipped().floats(), self.emit.constant(128.0))
+        """Return the bytes, read as i8, as f32: with 128 added they count up from 0."""
+        return self.emit.op("Sub", self._bits("BitwiseXor", 128).floats(), self.emit.constant(128.0))
 
     def halves(self) -> Any:
         """Return two bytes, read as f16, as f32 `(blocks, 1)`; infinities and NaN become infinities."""
-        high = self.emit.op("Cast", self.columns(1, 2).value, to=DType.I32)
+        high = self.emit.op("Cast", self[1:2].value, to=DType.I32)
         power, start = (self.emit.op("Gather", self.emit.constant(table), high) for table in _HALF_TABLES)
-        mantissa = self.emit.op("Add", start, self.columns(0, 1).floats())
+        mantissa = self.emit.op("Add", start, self[0:1].floats())
         return self.emit.op("Mul", power, mantissa)
 
     def singles(self) -> Any:
         """Return four bytes, read as f32, `(blocks, 1)`; numbers below 2^-125 become 0."""
         emit = self.emit
-        top, second = (emit.op("Cast", self.columns(place, place + 1).value, to=DType.I32) for place in (3, 2))
+        top, second = (emit.op("Cast", self[place : place + 1].value, to=DType.I32) for place in (3, 2))
         power, start, unit = (
             emit.op("Gather", emit.constant(table), index)
             for table, index in zip(_SINGLE_TABLES, (top, second, second), strict=True)
         )
         weights = emit.constant(np.array([2.0**-23, 2.0**-15], np.float32))
-        low = emit.op("ReduceSum", emit.op("Mul", self.columns(0, 2).floats(), weights), emit.i64([-1]), keepdims=1)
+        low = emit.op("ReduceSum", emit.op("Mul", self[0:2].floats(), weights), emit.i64([-1]), keepdims=1)
         return emit.op("Mul", power, emit.op("Add", start, emit.op("Mul", unit, low)))
-
-    def _of(self, value: Any) -> Bytes:
-        return Bytes(self.emit, value)
 
 
 def decode_blocks(emit: Emitter, kind: BlockFormat, raw: ModelValue) -> Any:
     """Write the weights of packed blocks, u8 of any shape, as f32 `(blocks, elements)`."""
     blocks = Bytes(emit, raw).reshape(-1, kind.bytes)
     return _DECODERS[kind.name](emit, blocks)
-
-
-def _u8(emit: Emitter, numbers: int | Sequence[int], shape: Sequence[int] = ()) -> ModelValue:
-    return emit.constant(np.asarray(numbers, np.uint8).reshape(shape))
 
 
 def _tables() -> tuple[tuple[Any, ...], tuple[Any, ...]]:
@@ -134,91 +115,88 @@ _HALF_TABLES, _SINGLE_TABLES = _tables()
 
 def _scaled(emit: Emitter, codes: Any, scales: Any, groups: int, mins: Any = None) -> Any:
     """Return codes times scales, less the minima; `groups` scales of a block run over its 256 weights."""
-    spread = [emit.op("Reshape", codes, emit.i64([-1, groups, 256 // groups])), scales, mins]
-    spread[1:] = [None if item is None else emit.op("Unsqueeze", item, emit.i64([-1])) for item in spread[1:]]
-    values = emit.op("Mul", spread[0], spread[1])
+    split = emit.op("Reshape", codes, emit.i64([-1, groups, 256 // groups]))
+    scales, mins = (None if item is None else emit.op("Unsqueeze", item, emit.i64([-1])) for item in (scales, mins))
+    values = emit.op("Mul", split, scales)
     if mins is not None:
-        values = emit.op("Sub", values, spread[2])
+        values = emit.op("Sub", values, mins)
     return emit.op("Reshape", values, emit.i64([-1, 256]))
 
 
 def _q4_0(emit: Emitter, blocks: Bytes) -> Any:
-    codes = blocks.columns(2, 18).nibbles().reshape(-1, 32).floats()
-    return emit.op("Mul", emit.op("Sub", codes, emit.constant(8.0)), blocks.columns(0, 2).halves())
+    codes = blocks[2:18].nibbles().reshape(-1, 32).floats()
+    return emit.op("Mul", emit.op("Sub", codes, emit.constant(8.0)), blocks[0:2].halves())
 
 
 def _q8_0(emit: Emitter, blocks: Bytes) -> Any:
-    return emit.op("Mul", blocks.columns(2, 34).signed(), blocks.columns(0, 2).halves())
+    return emit.op("Mul", blocks[2:34].signed(), blocks[0:2].halves())
+
+
+def _four_bits(codes: Bytes, runs: int) -> Bytes:
+    """Return 256 numbers of 4 bits: in each run of bytes the low halves come before the high ones."""
+    return codes.reshape(-1, runs, 128 // runs).nibbles().reshape(-1, 256)
 
 
 def _two_bits(codes: Bytes) -> Bytes:
     """Return 256 numbers of 2 bits: each half of 32 bytes holds four runs of 32, lowest bits first."""
-    return codes.reshape(-1, 2, 1, 32).right([0, 2, 4, 6], 1, 1, 4, 1).low(3).reshape(-1, 256)
+    places = np.array([0, 2, 4, 6]).reshape(1, 1, 4, 1)
+    return (codes.reshape(-1, 2, 1, 32) >> places & 3).reshape(-1, 256)
 
 
 def _one_bits(codes: Bytes) -> Bytes:
     """Return 256 single bits: 32 bytes hold eight runs of 32, lowest bit first."""
-    return codes.reshape(-1, 1, 32).right(range(8), 1, 8, 1).low(1).reshape(-1, 256)
+    return (codes.reshape(-1, 1, 32) >> np.arange(8).reshape(1, 8, 1) & 1).reshape(-1, 256)
 
 
 def _q2_k(emit: Emitter, blocks: Bytes) -> Any:
-    packed = blocks.columns(0, 16)
-    scales = emit.op("Mul", packed.low(15).floats(), blocks.columns(80, 82).halves())
-    mins = emit.op("Mul", packed.right(4).floats(), blocks.columns(82, 84).halves())
-    return _scaled(emit, _two_bits(blocks.columns(16, 80)).floats(), scales, 16, mins)
+    packed = blocks[0:16]
+    scales = emit.op("Mul", (packed & 15).floats(), blocks[80:82].halves())
+    mins = emit.op("Mul", (packed >> 4).floats(), blocks[82:84].halves())
+    return _scaled(emit, _two_bits(blocks[16:80]).floats(), scales, 16, mins)
 
 
 def _q3_k(emit: Emitter, blocks: Bytes) -> Any:
-    codes = _two_bits(blocks.columns(32, 96)).union(_one_bits(blocks.columns(0, 32)).left(2)).floats()
-    low = blocks.columns(96, 104).nibbles().reshape(-1, 16)
-    top = blocks.columns(104, 108).reshape(-1, 1, 4).right([0, 2, 4, 6], 1, 4, 1).low(3).reshape(-1, 16)
-    steps = emit.op("Sub", low.union(top.left(4)).floats(), emit.constant(32.0))
-    scales = emit.op("Mul", steps, blocks.columns(108, 110).halves())
+    codes = (_two_bits(blocks[32:96]) | _one_bits(blocks[0:32]) << 2).floats()
+    low = blocks[96:104].nibbles().reshape(-1, 16)
+    top = (blocks[104:108].reshape(-1, 1, 4) >> np.array([0, 2, 4, 6]).reshape(1, 4, 1) & 3).reshape(-1, 16)
+    steps = emit.op("Sub", (low | top << 4).floats(), emit.constant(32.0))
+    scales = emit.op("Mul", steps, blocks[108:110].halves())
     return _scaled(emit, emit.op("Sub", codes, emit.constant(4.0)), scales, 16)
 
 
 def scales_and_mins(emit: Emitter, blocks: Bytes) -> tuple[Any, Any]:
     """Write the eight scales and eight minima of each block of `q4_k` and `q5_k`: 6 bits each, in 12 bytes."""
-    first, second, third = (blocks.columns(start, start + 4) for start in (4, 8, 12))
-    scales = first.low(63).join(third.low(15).union(first.right(6).left(4)), -1)
-    mins = second.low(63).join(third.right(4).union(second.right(6).left(4)), -1)
+    first, second, third = blocks[4:8], blocks[8:12], blocks[12:16]
+    scales = (first & 63).join(third & 15 | first >> 6 << 4, -1)
+    mins = (second & 63).join(third >> 4 | second >> 6 << 4, -1)
     return (
-        emit.op("Mul", scales.floats(), blocks.columns(0, 2).halves()),
-        emit.op("Mul", mins.floats(), blocks.columns(2, 4).halves()),
+        emit.op("Mul", scales.floats(), blocks[0:2].halves()),
+        emit.op("Mul", mins.floats(), blocks[2:4].halves()),
     )
 
 
 def _q4_k(emit: Emitter, blocks: Bytes) -> Any:
     scales, mins = scales_and_mins(emit, blocks)
-    codes = blocks.columns(16, 144).reshape(-1, 4, 32).nibbles().reshape(-1, 256)
-    return _scaled(emit, codes.floats(), scales, 8, mins)
+    return _scaled(emit, _four_bits(blocks[16:144], 4).floats(), scales, 8, mins)
 
 
 def _q5_k(emit: Emitter, blocks: Bytes) -> Any:
     scales, mins = scales_and_mins(emit, blocks)
-    low = blocks.columns(48, 176).reshape(-1, 4, 32).nibbles().reshape(-1, 256)
-    codes = low.union(_one_bits(blocks.columns(16, 48)).left(4))
+    codes = _four_bits(blocks[48:176], 4) | _one_bits(blocks[16:48]) << 4
     return _scaled(emit, codes.floats(), scales, 8, mins)
 
 
 def _q6_k(emit: Emitter, blocks: Bytes) -> Any:
-    low = blocks.columns(0, 128).reshape(-1, 2, 64).nibbles().reshape(-1, 256)
-    codes = low.union(_two_bits(blocks.columns(128, 192)).left(4)).floats()
-    scales = emit.op("Mul", blocks.columns(192, 208).signed(), blocks.columns(208, 210).halves())
+    codes = (_four_bits(blocks[0:128], 2) | _two_bits(blocks[128:192]) << 4).floats()
+    scales = emit.op("Mul", blocks[192:208].signed(), blocks[208:210].halves())
     return _scaled(emit, emit.op("Sub", codes, emit.constant(32.0)), scales, 16)
 
 
 def _q8_k(emit: Emitter, blocks: Bytes) -> Any:
-    return emit.op("Mul", blocks.columns(4, 260).signed(), blocks.columns(0, 4).singles())
+    return emit.op("Mul", blocks[4:260].signed(), blocks[0:4].singles())
 
 
 _DECODERS: dict[str, Callable[[Emitter, Bytes], Any]] = {
-    "q4_0": _q4_0,
-    "q8_0": _q8_0,
-    "q2_k": _q2_k,
-    "q3_k": _q3_k,
-    "q4_k": _q4_k,
-    "q5_k": _q5_k,
-    "q6_k": _q6_k,
+    "q4_0": _q4_0, "q8_0": _q8_0, "q2_k": _q2_k, "q3_k": _q3_k, "q4_k": _q4_k, "q5_k": _q5_k, "q6_k": _q6_k,
     "q8_k": _q8_k,
-}
+}  # fmt: skip

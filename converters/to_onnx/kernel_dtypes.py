@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 __all__ = ["compute_dtype", "divisor_and_sign", "may_trap", "op_in", "where_in"]
 
-_NUMBERS = "f32 f64 i8 i16 i32 i64 u8 u16 u32 u64"
-_WIDE = "f32 f64 i32 i64"
 # What stands in for a dtype, best first. u64 travels as i64: both keep all 64 bits, so moving and adding stay exact.
 _STAND_INS = {
     DType.BOOL: (DType.U8, DType.I32),
@@ -39,47 +37,29 @@ _STAND_INS = {
     DType.F64: (DType.F32,),
 }
 _TRAPPING = frozenset({DType.I32, DType.I64})  # narrower ones are divided as i32, where their least value fits
-
-
-def _set(names: str) -> frozenset[DType]:
-    return frozenset(DType.parse(name) for name in names.split())
-
-
+_NUMBERS = "f32 f64 i8 i16 i32 i64 u8 u16 u32 u64"
+_OPERATORS = {
+    "f32": "Atan AveragePool Conv ConvTranspose Erf Gelu InstanceNormalization",
+    "f32 f64": "MaxPool",
+    "f32 i8 i32 u8": "Resize",
+    "f32 f64 i32 i64": "CumSum Pow ReduceMean ReduceProd ReduceSum",
+    "f32 f64 i32 i64 u32 u64": "MatMul",
+    "f32 f64 i8 i16 i32 i64": "Neg",
+    "f32 f64 i8 i32 i64 u8": "ArgMax ArgMin",
+    "f32 f64 i8 i32 i64 u8 bool": "ReduceMax ReduceMin",
+    "f32 f64 i8 i32 i64 u8 u32 string": "Where",
+    "f32 f64 i8 i16 i32 i64 u8": "TopK",
+    "f32 f64 i8 i32 i64 u8 u32 u64": "Clip Max Min",
+    "f32 f64 i8 i32 i64 u8 u32 u64 bool": "Pad",
+    _NUMBERS: "Abs Greater GreaterOrEqual Less LessOrEqual",
+    f"{_NUMBERS} bool": "Equal",
+    f"{_NUMBERS} bool string": "Expand Tile",
+}
+"""Dtypes -> the operators whose kernels take them and no others."""
 _KERNELS = {
-    "Abs": _set(_NUMBERS),
-    "ArgMax": _set("f32 f64 i8 i32 i64 u8"),
-    "ArgMin": _set("f32 f64 i8 i32 i64 u8"),
-    "Atan": _set("f32"),
-    "AveragePool": _set("f32"),
-    "Clip": _set("f32 f64 i8 i32 i64 u8 u32 u64"),
-    "Conv": _set("f32"),
-    "ConvTranspose": _set("f32"),
-    "CumSum": _set(_WIDE),
-    "Equal": _set(_NUMBERS + " bool"),
-    "Erf": _set("f32"),
-    "Expand": _set(_NUMBERS + " bool string"),
-    "Gelu": _set("f32"),
-    "Greater": _set(_NUMBERS),
-    "GreaterOrEqual": _set(_NUMBERS),
-    "InstanceNormalization": _set("f32"),
-    "Less": _set(_NUMBERS),
-    "LessOrEqual": _set(_NUMBERS),
-    "MatMul": _set("f32 f64 i32 i64 u32 u64"),
-    "Max": _set("f32 f64 i8 i32 i64 u8 u32 u64"),
-    "MaxPool": _set("f32 f64"),
-    "Min": _set("f32 f64 i8 i32 i64 u8 u32 u64"),
-    "Neg": _set("f32 f64 i8 i16 i32 i64"),
-    "Pad": _set("f32 f64 bool i8 i32 i64 u8 u32 u64"),
-    "Pow": _set(_WIDE),
-    "ReduceMax": _set("f32 f64 bool i8 i32 i64 u8"),
-    "ReduceMean": _set(_WIDE),
-    "ReduceMin": _set("f32 f64 bool i8 i32 i64 u8"),
-    "ReduceProd": _set(_WIDE),
-    "ReduceSum": _set(_WIDE),
-    "Resize": _set("f32 i8 i32 u8"),
-    "Tile": _set(_NUMBERS + " bool string"),
-    "TopK": _set("f32 f64 i8 i16 i32 i64 u8"),
-    "Where": _set("f32 f64 i8 i32 i64 u8 u32 string"),
+    op_type: frozenset(map(DType.parse, dtypes.split()))
+    for dtypes, op_types in _OPERATORS.items()
+    for op_type in op_types.split()
 }
 
 

@@ -1,10 +1,12 @@
-"""ONNX forms of the matrix products and of the solvers, which are Gauss-Jordan elimination with partial pivoting.
+"""ONNX forms of the matrix products, convolution, pooling and resizing, and of the solvers.
 
-Small systems are written step by step, which any provider with basic ops can take; larger ones as a Loop.
+The solvers are Gauss-Jordan elimination with partial pivoting. Small systems are written step by step, which any
+provider with basic ops can take; larger ones as a Loop.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,22 +16,20 @@ from rlx_ort.converters.to_onnx.elementwise import activate
 from rlx_ort.converters.to_onnx.emitter import Emitter, lowers
 from rlx_ort.converters.to_onnx.kernel_dtypes import op_in
 from rlx_ort.converters.to_onnx.shape import reshape, slice_axis
-from rlx_ort.ir.bodies import as_body
 from rlx_ort.ir.core import Value
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.op import join_dims, known_shape
+from rlx_ort.ir.ops.control import as_body
+from rlx_ort.ir.ops.conv import Conv2d, Conv3d, ConvTranspose2d, Im2Col, Interpolate, Pool, ResizeNearest2x
 from rlx_ort.ir.ops.linalg import BatchedDenseSolve, DenseSolve, DotGeneral, FusedMatMulBiasAct, LoraMatMul, MatMul
-from rlx_ort.ir.shape import Dim, Shape
-from rlx_ort.ir.types import TensorType
+from rlx_ort.ir.types import Dim, Shape, TensorType
 
 _UNROLLED = 8
 """Largest system that is written without a Loop: a step is about fifteen nodes."""
 
 
-@lowers(MatMul)
-def _matmul(emit: Emitter, op: MatMul, inputs: Sequence[Any]) -> Any:
-    return op_in(emit, "MatMul", emit.input_dtype(0), *inputs)
+lowers(MatMul)(lambda emit, op, inputs: op_in(emit, "MatMul", emit.input_dtype(0), *inputs))
 
 
 @lowers(FusedMatMulBiasAct)
@@ -91,8 +91,70 @@ def _product(dims: Sequence[Dim]) -> Dim:
     return size
 
 
-@lowers(DenseSolve)
-@lowers(BatchedDenseSolve)
+@lowers(Conv2d, Conv3d, ConvTranspose2d)
+def _conv(emit: Emitter, op: Conv2d | Conv3d | ConvTranspose2d, inputs: Sequence[Any]) -> Any:
+    transposed = isinstance(op, ConvTranspose2d)
+    return op_in(
+        emit,
+        "ConvTranspose" if transposed else "Conv",
+        emit.input_dtype(0),
+        *inputs,
+        strides=op.stride,
+        pads=op.padding * 2,
+        output_padding=op.output_padding if transposed else None,
+        dilations=op.dilation,
+        group=op.groups,
+    )
+
+
+@lowers(Pool)
+def _pool(emit: Emitter, op: Pool, inputs: Sequence[Any]) -> Any:
+    dtype, x = emit.input_dtype(0), inputs[0]
+    window: dict[str, Any] = {"kernel_shape": op.kernel, "strides": op.stride, "pads": op.padding * 2}
+    if op.function == "max":
+        return op_in(emit, "MaxPool", dtype, x, **window)
+    if op.function == "min":
+        return emit.op("Neg", op_in(emit, "MaxPool", dtype, emit.op("Neg", x), **window))
+    mean = op_in(emit, "AveragePool", dtype, x, count_include_pad=1, **window)
+    return mean if op.function == "mean" else emit.op("Mul", mean, emit.constant(math.prod(op.kernel), dtype))
+
+
+@lowers(ResizeNearest2x, Interpolate)
+def _resize(emit: Emitter, op: ResizeNearest2x | Interpolate, inputs: Sequence[Any]) -> Any:
+    mode = "nearest"
+    how = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+    if isinstance(op, ResizeNearest2x):
+        size = [emit.constant(np.array([1, 1, 2, 2], np.float32))]
+    else:
+        mode, size = op.mode, [None, emit.dims((*known_shape(op, emit.input_type(0), "x")[:2], *op.sizes))]
+        if mode != "nearest":
+            how = {"coordinate_transformation_mode": "align_corners" if op.align_corners else "half_pixel"}
+    return op_in(emit, "Resize", emit.input_dtype(0), inputs[0], others=[None, *size], mode=mode, **how)
+
+
+@lowers(Im2Col)
+def _im2col(emit: Emitter, op: Im2Col, inputs: Sequence[Any]) -> Any:
+    """Slice the padded image once for each tap of the window, and stack the slices behind the channels."""
+    kind = emit.input_type(0)
+    shape = known_shape(op, kind, "x")
+    rows, columns = op.windows(shape)
+    x = inputs[0]
+    if any(op.padding):
+        x = op_in(emit, "Pad", kind.dtype, x, others=[emit.i64([0, 0, *op.padding, 0, 0, *op.padding])])
+    parts = []
+    for place in range(op.kernel[0] * op.kernel[1]):
+        start = [tap * step for tap, step in zip(divmod(place, op.kernel[1]), op.dilation, strict=True)]
+        last = zip(start, op.stride, (rows, columns), strict=True)
+        end = [first + step * (count - 1) + 1 for first, step, count in last]
+        part = emit.op("Slice", x, *(emit.i64(numbers) for numbers in (start, end, [2, 3], op.stride)))
+        parts.append(emit.op("Unsqueeze", part, emit.i64([2])))
+    stacked = emit.op("Concat", *parts, axis=2) if len(parts) > 1 else parts[0]
+    source = Shape((*shape[:2], len(parts), rows, columns))
+    channels = shape[1] if isinstance(shape[1], int) else 0
+    return reshape(emit, stacked, source, (shape[0], channels * len(parts), rows * columns))
+
+
+@lowers(DenseSolve, BatchedDenseSolve)
 def _solve(emit: Emitter, op: DenseSolve | BatchedDenseSolve, inputs: Sequence[Any]) -> Any:
     matrix, right = (known_shape(op, emit.input_type(place), "ab"[place]) for place in (0, 1))
     dtype = emit.input_dtype(0)

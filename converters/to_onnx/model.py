@@ -1,4 +1,4 @@
-"""The ONNX model while it is being written: values, nodes, graphs, and how they become a protobuf.
+"""The ONNX model while it is being written: values, nodes, graphs, what graphs share, and how they become a protobuf.
 
 onnx_ir has the same classes and many more. It is not used here because importing it loads a computer-algebra package
 (36 MB of memory, onnx_ir 1.1) in every process that opens a model, and because its bookkeeping was half of the time of
@@ -7,13 +7,21 @@ an export. Weights are never inside this model, so protobuf's limit of 2 GB is n
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from rlx_ort.converters.onnx_types import elem_type, tensor_proto, type_proto
+import numpy as np
+
+from rlx_ort.converters.onnx_types import elem_type, tensor_proto, text_of, type_proto
+from rlx_ort.converters.to_onnx.dispatch import Dispatcher
+from rlx_ort.errors import ConversionError
+from rlx_ort.ir.core import GraphCore, Node
+from rlx_ort.ir.dtype import DType
+from rlx_ort.ir.ops.leaf import Param
 from rlx_ort.ir.tensor import TensorData
-from rlx_ort.ir.types import TensorType, UnknownType, ValueType
+from rlx_ort.ir.types import MapType, OptionalType, SequenceType, Shape, TensorType, UnknownType, ValueType
 
 if TYPE_CHECKING:
     import onnx
@@ -27,6 +35,9 @@ __all__ = [
     "ModelGraph",
     "ModelNode",
     "ModelValue",
+    "ModelWriter",
+    "UniqueNames",
+    "attribute",
     "model_proto",
     "names_of",
     "types_of",
@@ -36,6 +47,12 @@ __all__ = [
 INLINE_BYTES = 128
 """Tensors below this size are kept inside the model: ONNX Runtime copies them anyway."""
 _UNKNOWN = UnknownType()
+_FIELDS = {
+    "INT": "i", "FLOAT": "f", "STRING": "s", "TENSOR": "t", "GRAPH": "g", "TYPE_PROTO": "tp",
+    "INTS": "ints", "FLOATS": "floats", "STRINGS": "strings", "TENSORS": "tensors", "GRAPHS": "graphs",
+    "TYPE_PROTOS": "type_protos",
+}  # fmt: skip
+"""Kind of attribute -> the field of the protobuf that holds its value."""
 
 
 class ModelValue:
@@ -61,6 +78,62 @@ class ModelAttribute:
     name: str
     kind: str
     value: Any
+
+
+def attribute(
+    name: str, value: Any, kind: str = "", lower: Callable[[Any], ModelGraph] | None = None
+) -> ModelAttribute:
+    """Return an attribute; `lower` turns the IR graphs in it into ONNX graphs.
+
+    An empty list counts as `INTS` unless `kind` is given.
+
+    Raises:
+        ConversionError: no ONNX attribute holds such a value.
+    """
+    kind = kind or _kind_of(name, value)
+    if kind.endswith("S"):
+        return ModelAttribute(name, kind, tuple([_item(name, kind[:-1], item, lower) for item in value]))
+    return ModelAttribute(name, kind, _item(name, kind, value, lower))
+
+
+def _kind_of(name: str, value: Any) -> str:
+    """Return ONNX's name for the kind of an attribute value."""
+    if isinstance(value, tuple | list):
+        kinds = {_kind_of(name, item) for item in value} or {"INT"}
+        if kinds == {"INT", "FLOAT"}:
+            kinds = {"FLOAT"}
+        if len(kinds) > 1 or next(iter(kinds)).endswith("S"):
+            raise ConversionError(f"attribute {name!r} mixes {' and '.join(sorted(kinds))}; a list has one kind")
+        return f"{kinds.pop()}S"
+    for kind, classes in (
+        ("INT", (bool, int, np.integer, np.bool_, DType)),
+        ("FLOAT", (float, np.floating)),
+        ("STRING", (str, bytes)),
+        ("TENSOR", (np.ndarray, TensorData)),
+        ("GRAPH", (GraphCore, ModelGraph)),
+        ("TYPE_PROTO", (TensorType, SequenceType, OptionalType, MapType, UnknownType)),
+    ):
+        if isinstance(value, classes):
+            return kind
+    raise ConversionError(f"attribute {name!r} cannot hold {type(value).__name__} {value!r}")
+
+
+def _item(name: str, kind: str, value: Any, lower: Callable[[Any], ModelGraph] | None) -> Any:
+    match kind:
+        case "INT":
+            return elem_type(value) if isinstance(value, DType) else int(value)
+        case "FLOAT":
+            return float(value)
+        case "STRING":
+            return value if isinstance(value, str) else text_of(value)
+        case "TENSOR":
+            return value if isinstance(value, TensorData) else TensorData.from_array(value)
+        case "GRAPH" if isinstance(value, GraphCore):
+            if lower is None:
+                raise ConversionError(f"attribute {name!r} is a graph, which cannot stand here")
+            return lower(value)
+        case _:
+            return value
 
 
 class ModelNode:
@@ -151,6 +224,103 @@ class ModelGraph:
     doc: str = ""
 
 
+class UniqueNames:
+    """Hands out names that differ from each other and from the reserved ones."""
+
+    def __init__(self, reserved: Iterable[str] = ()) -> None:
+        self._taken = set(reserved)
+        self._counters: dict[str, int] = {}
+
+    def unique(self, wanted: str) -> str:
+        """Return `wanted`, or `wanted_2`, `wanted_3`... when it is taken."""
+        taken = self._taken
+        if wanted not in taken:
+            taken.add(wanted)
+            return wanted
+        name, number = wanted, self._counters.get(wanted, 1)
+        while name in taken:
+            number += 1
+            name = f"{wanted}_{number}"
+        self._counters[wanted] = number
+        taken.add(name)
+        return name
+
+
+@dataclass(slots=True)
+class ModelWriter:
+    """The state that the emitters of a model and its bodies share.
+
+    Attributes:
+        value_names: names of values, unique over all graphs of the model.
+        node_names: names of nodes, likewise.
+        initializers: name -> value, all in the main graph.
+        tensors: name -> data of the small ones, or where the data of the others is.
+        params: names of the parameters in use.
+        constants: name -> data of the constants that stay outside the model.
+        records: the nodes, in the order they were finished.
+        types: type of each value, where it is known.
+        origin: id of the top-level node that is being lowered.
+        source: the node that is being lowered.
+        dispatcher: chooses between the forms of ops that have two.
+        origins: id of a node of the graph that is written -> id of the user's node, where they differ.
+    """
+
+    value_names: UniqueNames
+    node_names: UniqueNames = field(default_factory=UniqueNames)
+    initializers: dict[str, ModelValue] = field(default_factory=dict)
+    tensors: dict[str, TensorData | ExternalWeight] = field(default_factory=dict)
+    params: list[str] = field(default_factory=list)
+    constants: dict[str, TensorData] = field(default_factory=dict)
+    records: list[ExportedNode] = field(default_factory=list)
+    types: dict[ModelValue, ValueType] = field(default_factory=dict)
+    origin: int = 0
+    source: Node | None = None
+    dispatcher: Dispatcher = field(default_factory=Dispatcher)
+    origins: Mapping[int, int] = field(default_factory=dict)
+    _by_content: dict[tuple[DType, tuple[int, ...], int], list[tuple[TensorData, ModelValue]]] = field(
+        default_factory=dict
+    )
+
+    def input(self, leaf: Node) -> ModelValue:
+        """Return a new value for an `Input` leaf of a body."""
+        value = ModelValue(name=self.value_names.unique(leaf.output_names[0]))
+        self.types[value] = leaf.types[0]
+        return value
+
+    def param(self, op: Param) -> ModelValue:
+        """Return the initializer of a parameter, declared on first use; bodies share it with the main graph."""
+        name, kind = op.name, op.type
+        value = self.initializers.get(name)
+        if value is None:
+            self.params.append(name)
+            value = self._declare(name, kind, ExternalWeight(kind))
+        return value
+
+    def constant(self, data: TensorData, name: str) -> ModelValue:
+        """Return the initializer of a constant, one for equal data."""
+        content = "\0".join(map(str, data.buffer)).encode() if data.dtype is DType.STRING else data.buffer.data
+        # A checksum finds the candidates; a hash that needs no comparison would load OpenSSL, 3.5 MB.
+        alike = self._by_content.setdefault((data.dtype, data.shape, zlib.crc32(content)), [])
+        for known, value in alike:
+            if known == data:
+                return value
+        kind = TensorType(data.dtype, Shape(data.shape))
+        name = self.value_names.unique(name or "constant")
+        small = data.nbytes < INLINE_BYTES
+        if not small:
+            self.constants[name] = data
+        value = self._declare(name, kind, data if small else ExternalWeight(kind))
+        alike.append((data, value))
+        return value
+
+    def _declare(self, name: str, kind: TensorType, tensor: TensorData | ExternalWeight) -> ModelValue:
+        value = ModelValue(name)
+        self.types[value] = kind
+        self.initializers[name] = value
+        self.tensors[name] = tensor
+        return value
+
+
 def model_proto(
     graph: ModelGraph,
     types: Mapping[ModelValue, ValueType],
@@ -228,33 +398,20 @@ def _write_attribute(
     kind, value = attribute.kind, attribute.value
     proto.name = attribute.name
     proto.type = onnx.AttributeProto.AttributeType.Value(kind)  # pyright: ignore[reportAttributeAccessIssue]
-    match kind:
-        case "INT":
-            proto.i = value
-        case "INTS":
-            proto.ints.extend(value)
-        case "FLOAT":
-            proto.f = value
-        case "FLOATS":
-            proto.floats.extend(value)
-        case "STRING":
-            proto.s = _bytes(value)
-        case "STRINGS":
-            proto.strings.extend(map(_bytes, value))
-        case "TENSOR":
-            proto.t.CopyFrom(tensor_proto(value))
-        case "TENSORS":
-            proto.tensors.extend(map(tensor_proto, value))
-        case "GRAPH":
-            _write_graph(proto.g, value, types)
-        case "GRAPHS":
-            for graph in value:
-                _write_graph(proto.graphs.add(), graph, types)
-        case "TYPE_PROTO":
-            type_proto(value, proto.tp)
-        case "TYPE_PROTOS":
-            for item in value:
-                type_proto(item, proto.type_protos.add())
+    many, field = kind.endswith("S"), _FIELDS[kind]
+    if field in {"i", "ints", "f", "floats", "s", "strings"}:
+        if kind.startswith("STRING"):
+            value = list(map(_bytes, value)) if many else _bytes(value)
+        getattr(proto, field).extend(value) if many else setattr(proto, field, value)
+        return
+    for item in value if many else (value,):
+        target = getattr(proto, field).add() if many else getattr(proto, field)
+        if isinstance(item, TensorData):
+            target.CopyFrom(tensor_proto(item))
+        elif isinstance(item, ModelGraph):
+            _write_graph(target, item, types)
+        else:
+            type_proto(item, target)
 
 
 def _reference(name: str, weight: ExternalWeight) -> onnx.TensorProto:

@@ -16,12 +16,11 @@ from rlx_ort.converters.to_onnx.emitter import Emitter
 from rlx_ort.converters.to_onnx.shape import reshape, slice_axis
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.op import known_shape
-from rlx_ort.ir.ops.attention import Attention, HeadLayout, Rope
+from rlx_ort.ir.ops.attention import Attention, Rope
 from rlx_ort.ir.ops.elementwise import Activation
 from rlx_ort.ir.ops.linalg import FusedMatMulBiasAct
 from rlx_ort.ir.ops.norm import FusedResidualLN, FusedResidualRmsNorm, FusedSwiGLU, RmsNorm
-from rlx_ort.ir.shape import Dim, Shape
-from rlx_ort.ir.types import TensorType
+from rlx_ort.ir.types import Shape, TensorType
 
 _CONTRIB = "com.microsoft"
 _FUSED_GELU = {"gelu": "BiasGelu", "gelu_approx": "FastGelu"}
@@ -39,8 +38,7 @@ def _activation(emit: Emitter, op: Activation, inputs: Sequence[Any]) -> Any:
 
 @lowers_native(FusedSwiGLU)
 def _swiglu(emit: Emitter, op: FusedSwiGLU, inputs: Sequence[Any]) -> Any:
-    kind = emit.input_type(0)
-    emit.require_kernel("QuickGelu", kind, domain=_CONTRIB)
+    emit.require_kernel("QuickGelu", emit.input_type(0), domain=_CONTRIB)
     return gated(emit, op, inputs[0], lambda gate: emit.op("QuickGelu", gate, domain=_CONTRIB, alpha=1.0))
 
 
@@ -58,46 +56,31 @@ def _rms_norm(emit: Emitter, op: RmsNorm, inputs: Sequence[Any]) -> Any:
 
 
 @lowers_native(FusedResidualLN)
-def _residual_ln(emit: Emitter, op: FusedResidualLN, inputs: Sequence[Any]) -> Any:
-    x, residual, *bias, gamma, beta = inputs
-    _require_skip(emit, op, "SkipLayerNormalization", len(inputs))
-    return emit.op("SkipLayerNormalization", x, residual, gamma, beta, *bias, domain=_CONTRIB, epsilon=op.eps)
-
-
 @lowers_native(FusedResidualRmsNorm)
-def _residual_rms(emit: Emitter, op: FusedResidualRmsNorm, inputs: Sequence[Any]) -> Any:
+def _residual(emit: Emitter, op: FusedResidualLN | FusedResidualRmsNorm, inputs: Sequence[Any]) -> Any:
     x, residual, *bias, gamma, beta = inputs
-    kind = _require_skip(emit, op, "SkipSimplifiedLayerNormalization", len(inputs))
-    result = emit.op(
-        "SkipSimplifiedLayerNormalization",
-        *(x, residual, gamma, *bias),
-        domain=_CONTRIB,
-        types=[kind],
-        epsilon=op.eps,
-    )
-    return add_unless_zeros(emit, result, beta, len(inputs) - 1)
-
-
-def _require_skip(emit: Emitter, op: FusedResidualLN | FusedResidualRmsNorm, op_type: str, count: int) -> TensorType:
-    """Check what the kernels of Skip(Simplified)LayerNormalization take, and return the type of x."""
-    kind = emit.input_type(0)
+    kind, *others = emit.input_types
     shape = known_shape(op, kind, "x")
     if kind.dtype is DType.F64:
         raise NoNativeForm("ONNX Runtime has a kernel for f64, but its checker does not let f64 through to it")
     if shape.rank not in {2, 3}:
         raise NoNativeForm(f"the kernel takes rank 2 or 3, x is {kind}")
-    if emit.input_type(1).shape != shape or None in shape:
-        raise NoNativeForm(f"the kernel takes no broadcast, x is {kind} and the residual {emit.input_type(1)}")
-    if op.has_bias and known_shape(op, emit.input_type(2), "bias") != Shape(shape[-1:]):
-        raise NoNativeForm(f"the kernel takes a bias along the last axis, it is {emit.input_type(2)}")
-    emit.require_kernel(op_type, *(emit.input_type(index) for index in range(count)), domain=_CONTRIB)
-    return kind
+    if others[0].shape != shape or None in shape:
+        raise NoNativeForm(f"the kernel takes no broadcast, x is {kind} and the residual {others[0]}")
+    if op.has_bias and known_shape(op, others[1], "bias") != Shape(shape[-1:]):
+        raise NoNativeForm(f"the kernel takes a bias along the last axis, it is {others[1]}")
+    full = isinstance(op, FusedResidualLN)
+    op_type = "SkipLayerNormalization" if full else "SkipSimplifiedLayerNormalization"
+    emit.require_kernel(op_type, kind, *others, domain=_CONTRIB)
+    affine = (gamma, beta) if full else (gamma,)
+    result = emit.op(op_type, x, residual, *affine, *bias, domain=_CONTRIB, types=[kind], epsilon=op.eps)
+    return result if full else add_unless_zeros(emit, result, beta, len(inputs) - 1)
 
 
 @lowers_native(FusedMatMulBiasAct)
 def _fused_matmul(emit: Emitter, op: FusedMatMulBiasAct, inputs: Sequence[Any]) -> Any:
     """Gemm and the activation for matrices; for a gelu of any rank, MatMul and a gelu that adds the bias."""
-    kinds = [emit.input_type(index) for index in range(3)]
+    kinds = emit.input_types
     dtype = kinds[0].dtype
     gelu = _FUSED_GELU.get(op.activation or "")
     if gelu is not None:
@@ -112,7 +95,7 @@ def _fused_matmul(emit: Emitter, op: FusedMatMulBiasAct, inputs: Sequence[Any]) 
 
 @lowers_native(Rope)
 def _rope(emit: Emitter, op: Rope, inputs: Sequence[Any]) -> Any:
-    kinds = [emit.input_type(index) for index in range(3)]
+    kinds = emit.input_types
     shape = known_shape(op, kinds[0], "x")
     tables = [known_shape(op, kind, "table") for kind in kinds[1:]]
     if any(table.rank != 2 for table in tables):
@@ -142,45 +125,30 @@ def _attention(emit: Emitter, op: Attention, inputs: Sequence[Any]) -> Any:
     """MultiHeadAttention, in the cases in which it is known to agree with the common form."""
     kinds = [emit.input_type(index) for index in range(3)]
     layouts = op.layouts(kinds)
-    causal = _is_causal(op, layouts[0].length, layouts[1].length)
+    queries, keys = layouts[0].length, layouts[1].length
+    if op.mask_kind not in {"none", "causal"}:
+        raise NoNativeForm(f"the kernel's masks differ from mask kind {op.mask_kind!r}")
+    # With more keys than queries the kernel aligns its mask neither at the top left nor at the bottom right.
+    if op.mask_kind == "causal" and (not isinstance(queries, int) or queries != keys):
+        raise NoNativeForm(f"a causal mask needs as many queries as keys, known beforehand; got {queries} and {keys}")
     if op.softcap is not None:
         raise NoNativeForm("the kernel has no softcap")
     if any(layout.heads_first for layout in layouts):
         raise NoNativeForm("the kernel takes heads last, as (B, S, H * D)")
-    wide = op.num_heads * op.head_dim
     shapes = [known_shape(op, kind, name) for kind, name in zip(kinds, "qkv", strict=True)]
-    flat = [TensorType(kinds[0].dtype, _flat(layout, wide)) for layout in layouts]
-    emit.require_kernel("MultiHeadAttention", *flat, domain=_CONTRIB)
-    q, k, v = (
-        _as_shape(emit, value, shape, _flat(layout, wide))
-        for value, shape, layout in zip(inputs, shapes, layouts, strict=True)
-    )
+    flat = [Shape((layout.batch, layout.length, op.num_heads * op.head_dim)) for layout in layouts]
+    types = [TensorType(kinds[0].dtype, shape) for shape in flat]
+    emit.require_kernel("MultiHeadAttention", *types, domain=_CONTRIB)
     result = emit.op(
         "MultiHeadAttention",
-        *(q, k, v),
+        *(_as_shape(emit, *ends) for ends in zip(inputs, shapes, flat, strict=True)),
         domain=_CONTRIB,
-        types=[flat[0]],
+        types=types[:1],
         num_heads=op.num_heads,
-        unidirectional=int(causal),
+        unidirectional=int(op.mask_kind == "causal"),
         scale=1 / math.sqrt(op.head_dim) if op.scale is None else op.scale,
     )
-    return _as_shape(emit, result, _flat(layouts[0], wide), shapes[0])
-
-
-def _is_causal(op: Attention, queries: Dim, keys: Dim) -> bool:
-    """Return whether the mask is the causal one of as many queries as keys, and not none at all."""
-    if op.mask_kind == "none":
-        return False
-    if op.mask_kind != "causal":
-        raise NoNativeForm(f"the kernel's masks differ from mask kind {op.mask_kind!r}")
-    # With more keys than queries the kernel aligns its mask neither at the top left nor at the bottom right.
-    if not isinstance(queries, int) or queries != keys:
-        raise NoNativeForm(f"a causal mask needs as many queries as keys, known beforehand; got {queries} and {keys}")
-    return True
-
-
-def _flat(layout: HeadLayout, wide: int) -> Shape:
-    return Shape((layout.batch, layout.length, wide))
+    return _as_shape(emit, result, flat[0], shapes[0])
 
 
 def _as_shape(emit: Emitter, value: Any, source: Shape, target: Shape) -> Any:

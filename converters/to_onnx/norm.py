@@ -1,8 +1,12 @@
-"""ONNX forms of the normalisations and the reductions."""
+"""ONNX forms of the normalisations, the reductions and `Sample`.
+
+`Sample` has its random numbers as integer arithmetic where the number of rows is not known.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,52 +14,49 @@ import numpy as np
 from rlx_ort.converters.to_onnx.elementwise import add_unless_zeros, gated
 from rlx_ort.converters.to_onnx.emitter import Emitter, lowers
 from rlx_ort.converters.to_onnx.kernel_dtypes import compute_dtype, op_in
-from rlx_ort.converters.to_onnx.shape import reshape
+from rlx_ort.converters.to_onnx.shape import reshape, slice_axis
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.op import known_shape
 from rlx_ort.ir.ops.norm import (
+    PHILOX_FACTORS,
+    ArgMax,
+    ArgMin,
     BatchNormInference,
+    Cumsum,
     FusedResidualLN,
     FusedResidualRmsNorm,
     FusedSwiGLU,
     GroupNorm,
     LayerNorm,
     LayerNorm2d,
+    Reduce,
     RmsNorm,
+    Sample,
+    Softmax,
+    TopK,
+    round_keys,
+    uniforms,
 )
-from rlx_ort.ir.ops.reduce import ArgMax, ArgMin, Cumsum, Reduce, Softmax, TopK
-from rlx_ort.ir.shape import Shape
+from rlx_ort.ir.types import Dim, Shape, TensorType
 
+_UNIT = float(1 << 30)
+_LEAST_TEMPERATURE = 1e-6
+_HALF_WORD = 1 << 16
+_WORD = 1 << 32
 _REDUCE = {"sum": "ReduceSum", "mean": "ReduceMean", "max": "ReduceMax", "min": "ReduceMin", "prod": "ReduceProd"}
 
 
-@lowers(LayerNorm)
-def _layer_norm(emit: Emitter, op: LayerNorm, inputs: Sequence[Any]) -> Any:
+@lowers(LayerNorm, RmsNorm, LayerNorm2d)
+def _norm(emit: Emitter, op: LayerNorm | RmsNorm | LayerNorm2d, inputs: Sequence[Any]) -> Any:
+    """Write a normalisation of the last axis, with transposes around it for another axis."""
     x, gamma, beta = inputs
+    write = _rms if isinstance(op, RmsNorm) else _layer
     rank = emit.input_rank(0, "x")
-    return _along_last(emit, x, rank, op.axis, lambda moved: _layer(emit, moved, gamma, beta, op.eps))
-
-
-@lowers(RmsNorm)
-def _rms_norm(emit: Emitter, op: RmsNorm, inputs: Sequence[Any]) -> Any:
-    x, gamma, beta = inputs
-    rank = emit.input_rank(0, "x")
-    return _along_last(emit, x, rank, op.axis, lambda moved: _rms(emit, moved, gamma, beta, op.eps))
-
-
-@lowers(LayerNorm2d)
-def _layer_norm2d(emit: Emitter, op: LayerNorm2d, inputs: Sequence[Any]) -> Any:
-    x, gamma, beta = inputs
-    return _along_last(emit, x, 4, 1, lambda moved: _layer(emit, moved, gamma, beta, op.eps))
-
-
-def _along_last(emit: Emitter, x: Any, rank: int, axis: int, normalise: Callable[[Any], Any]) -> Any:
-    """Apply a normalisation of the last axis along another one."""
-    axis %= rank
+    axis = (1 if isinstance(op, LayerNorm2d) else op.axis) % rank
     if axis == rank - 1:
-        return normalise(x)
+        return write(emit, x, gamma, beta, op.eps)
     perm = [*(place for place in range(rank) if place != axis), axis]
-    moved = normalise(emit.op("Transpose", x, perm=perm))
+    moved = write(emit, emit.op("Transpose", x, perm=perm), gamma, beta, op.eps)
     return emit.op("Transpose", moved, perm=[perm.index(place) for place in range(rank)])
 
 
@@ -97,33 +98,20 @@ def _group_norm(emit: Emitter, op: GroupNorm, inputs: Sequence[Any]) -> Any:
     return emit.op("Add", emit.op("Mul", restored, scale), shift)
 
 
-@lowers(BatchNormInference)
-def _batch_norm(emit: Emitter, op: BatchNormInference, inputs: Sequence[Any]) -> Any:
-    return emit.op("BatchNormalization", *inputs, epsilon=op.eps)
-
-
-@lowers(FusedResidualLN)
-def _residual_ln(emit: Emitter, op: FusedResidualLN, inputs: Sequence[Any]) -> Any:
+@lowers(FusedResidualLN, FusedResidualRmsNorm)
+def _residual(emit: Emitter, op: FusedResidualLN | FusedResidualRmsNorm, inputs: Sequence[Any]) -> Any:
     *terms, gamma, beta = inputs
-    return _layer(emit, _sum(emit, terms), gamma, beta, op.eps)
-
-
-@lowers(FusedResidualRmsNorm)
-def _residual_rms(emit: Emitter, op: FusedResidualRmsNorm, inputs: Sequence[Any]) -> Any:
-    *terms, gamma, beta = inputs
-    return _rms(emit, _sum(emit, terms), gamma, beta, op.eps)
-
-
-def _sum(emit: Emitter, terms: Sequence[Any]) -> Any:
-    total = terms[0]
-    for term in terms[1:]:
-        total = emit.op("Add", total, term)
-    return total
+    total = functools.reduce(lambda left, right: emit.op("Add", left, right), terms)
+    return (_layer if isinstance(op, FusedResidualLN) else _rms)(emit, total, gamma, beta, op.eps)
 
 
 @lowers(FusedSwiGLU)
 def _swiglu(emit: Emitter, op: FusedSwiGLU, inputs: Sequence[Any]) -> Any:
     return gated(emit, op, inputs[0], lambda gate: emit.op("Mul", gate, emit.op("Sigmoid", gate)))
+
+
+lowers(BatchNormInference)(lambda emit, op, inputs: emit.op("BatchNormalization", *inputs, epsilon=op.eps))
+lowers(Softmax)(lambda emit, op, inputs: emit.op("Softmax", inputs[0], axis=op.axis))
 
 
 @lowers(Reduce)
@@ -132,11 +120,6 @@ def _reduce(emit: Emitter, op: Reduce, inputs: Sequence[Any]) -> Any:
         return emit.op("Identity", inputs[0])
     dtype, axes = emit.input_dtype(0), emit.i64(op.axes)
     return op_in(emit, _REDUCE[op.function], dtype, inputs[0], others=[axes], keepdims=int(op.keep_dim))
-
-
-@lowers(Softmax)
-def _softmax(emit: Emitter, op: Softmax, inputs: Sequence[Any]) -> Any:
-    return emit.op("Softmax", inputs[0], axis=op.axis)
 
 
 @lowers(Cumsum)
@@ -154,16 +137,122 @@ def _topk(emit: Emitter, op: TopK, inputs: Sequence[Any]) -> Any:
     return places if op.dtype is DType.I64 else emit.op("Cast", places, to=op.dtype)
 
 
-@lowers(ArgMax)
-def _argmax(emit: Emitter, op: ArgMax, inputs: Sequence[Any]) -> Any:
-    return _places(emit, "ArgMax", op, inputs[0])
+@lowers(ArgMax, ArgMin)
+def _places(emit: Emitter, op: ArgMax | ArgMin, inputs: Sequence[Any]) -> Any:
+    op_type = "ArgMax" if isinstance(op, ArgMax) else "ArgMin"
+    keep = int(op.keep_dim)
+    return op_in(emit, op_type, emit.input_dtype(0), inputs[0], result=DType.I64, axis=op.axis, keepdims=keep)
 
 
-@lowers(ArgMin)
-def _argmin(emit: Emitter, op: ArgMin, inputs: Sequence[Any]) -> Any:
-    return _places(emit, "ArgMin", op, inputs[0])
+@lowers(Sample)
+def _sample(emit: Emitter, op: Sample, inputs: Sequence[Any]) -> Any:
+    shape = op.expect_rank(emit.input_type(0), (1, 2), "logits")
+    size = shape[-1]
+    assert isinstance(size, int)  # noqa: S101  # infer made sure of it
+    logits = emit.cast(inputs[0], DType.F32)
+    scaled = emit.op("Mul", logits, emit.constant(1 / max(op.temperature, _LEAST_TEMPERATURE), DType.F32))
+    if 0 < op.top_k < size:
+        best, _ = emit.op("TopK", scaled, emit.i64([op.top_k]), outputs=2, axis=-1, largest=1, sorted=1)
+        enough = emit.op("GreaterOrEqual", scaled, slice_axis(emit, best, -1, op.top_k - 1, op.top_k))
+        # A finite number, since shaders may not know infinities.
+        scaled = emit.op("Where", enough, scaled, emit.constant(np.finfo(np.float32).min, DType.F32))
+    chances = emit.op("Softmax", scaled, axis=-1)
+    weights = _whole(emit, chances)
+    if op.top_p < 1:
+        weights = emit.op("Mul", weights, _likely(emit, chances, size, op.top_p))
+    token = _drawn(emit, weights, _numbers(emit, op.seed, shape))
+    return token if op.dtype is DType.I32 else emit.op("Cast", token, to=op.dtype)
 
 
-def _places(emit: Emitter, op_type: str, op: ArgMax | ArgMin, x: Any) -> Any:
-    dtype = emit.input_dtype(0)
-    return op_in(emit, op_type, dtype, x, result=DType.I64, axis=op.axis, keepdims=int(op.keep_dim))
+def _likely(emit: Emitter, chances: Any, size: int, part: float) -> Any:
+    """Return 1 for the tokens of the smallest most likely set that has `part` of the probability, else 0.
+
+    The set is found on the sorted chances and identified by its least chance, because places would be int64, which
+    some providers cannot process. Of the tokens with exactly that chance, the first ones are in the set.
+    """
+    ranked, _ = emit.op("TopK", chances, emit.i64([size]), outputs=2, axis=-1, largest=1, sorted=1)
+    weights = _whole(emit, ranked)
+    exact = emit.op("Mul", emit.op("Cast", _total(emit, weights), to=DType.F32), emit.constant(part, DType.F32))
+    limit = emit.op("Max", emit.op("Cast", emit.op("Ceil", exact), to=DType.I32), emit.constant(1, DType.I32))
+    before = emit.op("CumSum", weights, emit.constant(-1, DType.I64), exclusive=1)
+    inside = emit.op("Less", before, limit)
+    least = emit.op("Where", inside, ranked, emit.constant(2.0))
+    least = emit.op("ReduceMin", least, emit.i64([-1]), keepdims=1)
+    above, equal = _flags(emit, "Greater", chances, least), _flags(emit, "Equal", chances, least)
+    inside_count = _total(emit, emit.op("Cast", inside, to=DType.I32))
+    free = emit.op("Sub", inside_count, _total(emit, above))
+    early = _flags(emit, "LessOrEqual", emit.op("CumSum", equal, emit.constant(-1, DType.I64)), free)
+    return emit.op("Add", above, emit.op("Mul", equal, early))
+
+
+def _flags(emit: Emitter, comparison: str, left: Any, right: Any) -> Any:
+    return emit.op("Cast", emit.op(comparison, left, right), to=DType.I32)
+
+
+def _whole(emit: Emitter, chances: Any) -> Any:
+    """Return probabilities as integers in units of 2^-30, so that sums over them are exact in any order."""
+    return emit.op("Cast", emit.op("Mul", chances, emit.constant(_UNIT, DType.F32)), to=DType.I32)
+
+
+def _total(emit: Emitter, weights: Any) -> Any:
+    return emit.op("ReduceSum", weights, emit.i64([-1]), keepdims=1)
+
+
+def _drawn(emit: Emitter, weights: Any, numbers: Any) -> Any:
+    """Return, for each row, the first place at which the running sum of the weights passes a number's share."""
+    total = _total(emit, weights)
+    share = emit.op("Cast", emit.op("Mul", emit.op("Cast", total, to=DType.F32), numbers), to=DType.I32)
+    # The total as f32 may be rounded up, so the share is kept below the total itself.
+    share = emit.op("Min", share, emit.op("Sub", total, emit.constant(1, DType.I32)))
+    running = emit.op("CumSum", weights, emit.constant(-1, DType.I64))
+    return emit.op("ReduceSum", _flags(emit, "LessOrEqual", running, share), emit.i64([-1]), keepdims=0)
+
+
+def _numbers(emit: Emitter, seed: int, shape: Shape) -> Any:
+    """Return the random number of each row, with a last axis of size 1."""
+    rows: Dim = shape[0] if shape.rank == 2 else 1
+    if isinstance(rows, int):
+        return emit.constant(uniforms(seed, rows).reshape((rows, 1) if shape.rank == 2 else (1,)))
+    return emit.op("Unsqueeze", _stream(emit, seed, emit.dims([rows])), emit.i64([-1]))
+
+
+def _stream(emit: Emitter, seed: int, count: Any) -> Any:
+    """Return as many numbers of the stream as are asked for at run time.
+
+    The words are int64 vectors derived from nothing but a shape, which every provider leaves to the CPU: the numbers
+    are the same everywhere, to the bit.
+    """
+    vector = TensorType(DType.I64, Shape((None,)))
+
+    def calc(op_type: str, left: Any, right: int | Any) -> Any:
+        other = emit.constant(right, DType.I64) if isinstance(right, int) else right
+        return emit.op(op_type, left, other, types=[vector])
+
+    def multiplied(word: Any, factor: int) -> tuple[Any, Any]:
+        """Return the upper and lower 32 bits of a product, by way of half words since 64 bits have a sign."""
+        low = calc("Mul", word, factor % _HALF_WORD)
+        high = calc("Add", calc("Mul", word, factor // _HALF_WORD), calc("Div", low, _HALF_WORD))
+        lower = calc("Add", calc("Mul", calc("Mod", high, _HALF_WORD), _HALF_WORD), calc("Mod", low, _HALF_WORD))
+        return calc("Div", high, _HALF_WORD), lower
+
+    scalar = TensorType(DType.I64, Shape())
+    blocks = emit.op("Squeeze", calc("Div", calc("Add", count, 3), 4), emit.i64([0]), types=[scalar])
+    start, one = emit.constant(0, DType.I64), emit.constant(1, DType.I64)
+    a = emit.op("Range", start, blocks, one, types=[vector])
+    b = calc("Div", a, _WORD)
+    a = calc("Mod", a, _WORD)
+    c = d = calc("Mul", a, 0)
+    for first, second in round_keys(seed):
+        left_high, left_low = multiplied(a, PHILOX_FACTORS[0])
+        right_high, right_low = multiplied(c, PHILOX_FACTORS[1])
+        a = calc("BitwiseXor", calc("BitwiseXor", right_high, b), first)
+        c = calc("BitwiseXor", calc("BitwiseXor", left_high, d), second)
+        b, d = right_low, left_low
+    # Word w of block i stands at w * blocks + i here and is number 4 i + w of the stream.
+    words = emit.op("Concat", a, b, c, d, axis=0, types=[vector])
+    places = emit.op("Range", start, emit.op("Squeeze", count, emit.i64([0]), types=[scalar]), one, types=[vector])
+    places = calc("Add", calc("Mul", calc("Mod", places, 4), blocks), calc("Div", places, 4))
+    words = emit.op("Gather", words, places, axis=0, types=[vector])
+    # By way of int32, from which every provider can cast.
+    upper = emit.op("Cast", calc("Div", words, 1 << 8), to=DType.I32, types=[TensorType(DType.I32, Shape((None,)))])
+    return emit.op("Mul", emit.op("Cast", upper, to=DType.F32), emit.constant(2.0**-24, DType.F32))

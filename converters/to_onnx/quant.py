@@ -1,4 +1,4 @@
-"""Lowerings of the quantised ops."""
+"""ONNX forms of the quantised ops, the products with packed weights and mixtures of experts."""
 
 from __future__ import annotations
 
@@ -7,11 +7,22 @@ from typing import Any
 
 import numpy as np
 
+from rlx_ort.converters.to_onnx.dispatch import lowers_native
 from rlx_ort.converters.to_onnx.emitter import Emitter, lowers
+from rlx_ort.converters.to_onnx.gguf import Bytes, decode_blocks, scales_and_mins
+from rlx_ort.converters.to_onnx.kernel_dtypes import op_in
+from rlx_ort.converters.to_onnx.model import ModelValue
+from rlx_ort.ir.core import Value
 from rlx_ort.ir.dtype import DType
+from rlx_ort.ir.gguf_blocks import GGUF_FORMATS
+from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.op import known_shape
+from rlx_ort.ir.ops.control import as_body
+from rlx_ort.ir.ops.dequant import DequantGroupedMatMul, DequantMatMul, DequantMoEWeights, GroupedMatMul, ScatterAdd
+from rlx_ort.ir.ops.leaf import Capture
+from rlx_ort.ir.ops.onnx import OnnxNode
 from rlx_ort.ir.ops.quant import QMAX, Dequantize, FakeQuantize, FakeQuantizeLSQ, QConv2d, QMatMul, Quantize
-from rlx_ort.ir.types import TensorType
+from rlx_ort.ir.types import Shape, TensorType
 
 _SMALLEST_SCALE = 1e-12
 
@@ -20,30 +31,38 @@ _SMALLEST_SCALE = 1e-12
 def _quantize(emit: Emitter, op: Quantize, inputs: Sequence[Any]) -> Any:
     """QuantizeLinear, which divides and rounds half to even; f64, which it lacks, step by step."""
     kind = emit.input_type(0)
-    if kind.dtype is DType.F64:
-        return _quantize_f64(emit, op, inputs[0], kind)
-    dtype = kind.dtype if kind.dtype is DType.F16 else DType.F32
-    scale = emit.constant(np.asarray(_one_or_many(op.scales, op.axis), np.float64), dtype)
-    zero = emit.constant(np.asarray(_one_or_many(op.zero_points, op.axis), np.int8))
-    return emit.op("QuantizeLinear", emit.cast(inputs[0], dtype), scale, zero, axis=op.axis)
+    if kind.dtype is not DType.F64:
+        dtype = kind.dtype if kind.dtype is DType.F16 else DType.F32
+        scale, zero = _per_axis(emit, op, op.scales, dtype), _per_axis(emit, op, op.zero_points, DType.I8)
+        return emit.op("QuantizeLinear", emit.cast(inputs[0], dtype), scale, zero, axis=op.axis)
+    shape = [1] * (0 if kind.shape is None else kind.shape.rank)
+    if op.axis is not None:
+        shape[op.axis] = len(op.scales)
+    scale, zero = (emit.constant(np.reshape(given, shape), DType.F64) for given in (op.scales, op.zero_points))
+    rounded = emit.op("Round", emit.op("Div", inputs[0], scale))
+    return _clipped(emit, emit.op("Add", rounded, zero))
 
 
 @lowers(Dequantize)
 def _dequantize(emit: Emitter, op: Dequantize, inputs: Sequence[Any]) -> Any:
-    scale = emit.constant(np.asarray(_one_or_many(op.scales, op.axis), np.float32))
-    zero = emit.constant(np.asarray(_one_or_many(op.zero_points, op.axis), np.int8))
+    scale, zero = _per_axis(emit, op, op.scales, DType.F32), _per_axis(emit, op, op.zero_points, DType.I8)
     return emit.op("DequantizeLinear", inputs[0], scale, zero, axis=op.axis)
 
 
-@lowers(FakeQuantize)
-def _fake_quantize(emit: Emitter, op: FakeQuantize, inputs: Sequence[Any]) -> Any:
+def _per_axis(emit: Emitter, op: Quantize | Dequantize, numbers: Sequence[float], dtype: DType) -> Any:
+    return emit.constant(numbers[0] if op.axis is None else numbers, dtype)
+
+
+@lowers(FakeQuantize, FakeQuantizeLSQ)
+def _fake_quantize(emit: Emitter, op: FakeQuantize | FakeQuantizeLSQ, inputs: Sequence[Any]) -> Any:
     kind = emit.input_type(0)
+    rank = 0 if kind.shape is None else kind.shape.rank
     if kind.shape is not None and 0 in kind.shape:
         return emit.op("Identity", inputs[0])  # there is no largest element of nothing
-    wide = _wide(kind.dtype)
+    # f16 cannot hold the smallest scale, and few kernels take bf16.
+    wide = DType.F64 if kind.dtype is DType.F64 else DType.F32
     x = emit.cast(inputs[0], wide)
-    if op.scale_mode == "per_batch":
-        rank = 0 if kind.shape is None else kind.shape.rank
+    if isinstance(op, FakeQuantize) and op.scale_mode == "per_batch":
         kept = None if op.axis is None else op.axis % rank
         axes = emit.i64([axis for axis in range(rank) if axis != kept])
         size = emit.op("Abs", x)
@@ -51,16 +70,12 @@ def _fake_quantize(emit: Emitter, op: FakeQuantize, inputs: Sequence[Any]) -> An
         ratio = emit.op("Div", largest, emit.constant(float(QMAX[op.bits]), wide))
         scale = emit.op("Max", ratio, emit.constant(_SMALLEST_SCALE, wide))
     else:
-        scale = _along(emit, emit.cast(inputs[1], wide), op.axis, kind)
-    return _rounded(emit, x, scale, op.bits, kind.dtype)
-
-
-@lowers(FakeQuantizeLSQ)
-def _fake_quantize_lsq(emit: Emitter, op: FakeQuantizeLSQ, inputs: Sequence[Any]) -> Any:
-    kind = emit.input_type(0)
-    wide = _wide(kind.dtype)
-    scale = _along(emit, emit.cast(inputs[1], wide), op.axis, kind)
-    return _rounded(emit, emit.cast(inputs[0], wide), scale, op.bits, kind.dtype)
+        spread = [] if op.axis is None else [-1] + [1] * (rank - 1 - op.axis % rank)
+        scale = emit.op("Reshape", emit.cast(inputs[1], wide), emit.i64(spread))
+    bounds = (emit.constant(float(bound), wide) for bound in (-QMAX[op.bits], QMAX[op.bits]))
+    steps = emit.op("Clip", emit.op("Round", emit.op("Div", x, scale)), *bounds)
+    result = emit.op("Mul", steps, scale)
+    return result if kind.dtype is wide else emit.op("Cast", result, to=kind.dtype)
 
 
 @lowers(QMatMul)
@@ -93,16 +108,6 @@ def _q_conv2d(emit: Emitter, op: QConv2d, inputs: Sequence[Any]) -> Any:
     return _requantized(emit, acc, op.mult, op.out_zp)
 
 
-def _quantize_f64(emit: Emitter, op: Quantize, x: Any, kind: TensorType) -> Any:
-    shape = [1] * (0 if kind.shape is None else kind.shape.rank)
-    if op.axis is not None:
-        shape[op.axis] = len(op.scales)
-    scale = emit.constant(np.reshape(np.asarray(op.scales, np.float64), shape))
-    zero = emit.constant(np.reshape(np.asarray(op.zero_points, np.float64), shape))
-    rounded = emit.op("Round", emit.op("Div", x, scale))
-    return _clipped(emit, emit.op("Add", rounded, zero))
-
-
 def _requantized(emit: Emitter, acc: Any, mult: float, zero_point: int) -> Any:
     # f64: f32 holds whole numbers exactly only up to 2^24.
     scaled = emit.op("Mul", emit.op("Cast", acc, to=DType.F64), emit.constant(mult, DType.F64))
@@ -115,25 +120,239 @@ def _clipped(emit: Emitter, value: Any) -> Any:
     return emit.op("Cast", emit.op("Clip", value, *bounds), to=DType.I8)
 
 
-def _rounded(emit: Emitter, x: Any, scale: Any, bits: int, dtype: DType) -> Any:
-    bounds = (emit.constant(float(bound), _wide(dtype)) for bound in (-QMAX[bits], QMAX[bits]))
-    steps = emit.op("Clip", emit.op("Round", emit.op("Div", x, scale)), *bounds)
-    result = emit.op("Mul", steps, scale)
-    return result if dtype is _wide(dtype) else emit.op("Cast", result, to=dtype)
+@lowers(GroupedMatMul)
+def _grouped_matmul(emit: Emitter, op: GroupedMatMul, inputs: Sequence[Any]) -> Any:
+    x, w = emit.input_type(0), emit.input_type(1)
+    experts = emit.cast(inputs[2], DType.I64)
+    if _picks(known_shape(op, x, "x"), known_shape(op, w, "w")):
+        return _picked_product(emit, inputs[0], emit.op("Gather", inputs[1], experts, axis=0))
+    return _grouped_product(emit, (inputs[0], inputs[1], experts), (x, w))
 
 
-def _along(emit: Emitter, scale: Any, axis: int | None, kind: TensorType) -> Any:
-    """Return scales so that they broadcast along an axis of a tensor."""
-    rank = 0 if kind.shape is None else kind.shape.rank
-    if axis is None:
-        return emit.op("Reshape", scale, emit.i64([]))
-    return emit.op("Reshape", scale, emit.i64([-1] + [1] * (rank - 1 - axis % rank)))
+@lowers(ScatterAdd)
+def _scatter_add(emit: Emitter, op: ScatterAdd, inputs: Sequence[Any]) -> Any:
+    updates = emit.input_type(0)
+    dtype = updates.dtype
+    # The CPU kernel adds neither f16 nor bf16, and sums are better in f32 anyway.
+    wide = DType.F32 if dtype in {DType.F16, DType.BF16} else dtype
+    shape = emit.dims((op.rows, *known_shape(op, updates, "updates")[1:]))
+    zeros = emit.op("Expand", emit.constant(0, wide), shape)
+    places = emit.op("Unsqueeze", emit.cast(inputs[1], DType.I64), emit.i64([-1]))
+    total = emit.op("ScatterND", zeros, places, emit.cast(inputs[0], wide), reduction="add")
+    return total if wide is dtype else emit.op("Cast", total, to=dtype)
 
 
-def _wide(dtype: DType) -> DType:
-    """Return the dtype to compute in: f16 cannot hold the smallest scale, and few kernels take bf16."""
-    return DType.F64 if dtype is DType.F64 else DType.F32
+def _picks(x: Shape, w: Shape) -> bool:
+    """Return whether copying a matrix for each row is the cheaper way: no more rows than experts, known beforehand."""
+    return isinstance(x[0], int) and isinstance(w[0], int) and x[0] <= w[0]
 
 
-def _one_or_many(numbers: Sequence[float], axis: int | None) -> float | Sequence[float]:
-    return numbers[0] if axis is None else numbers
+def _picked_product(emit: Emitter, x: ModelValue, matrices: ModelValue) -> Any:
+    """Write x `(M, K)` times a matrix for each row, `(M, K, N)`."""
+    product = emit.op("MatMul", emit.op("Unsqueeze", x, emit.i64([1])), matrices)
+    return emit.op("Squeeze", product, emit.i64([1]))
+
+
+def _grouped_product(
+    emit: Emitter, inputs: tuple[ModelValue, ModelValue, ModelValue], types: tuple[TensorType, TensorType]
+) -> Any:
+    """Write x `(M, K)` times w `(E, K, N)` by experts (i64): a loop over the experts that skips those without rows."""
+    x, w, experts = inputs
+    rows, count, columns = (
+        known_shape(emit.node.op, types[place], "xw"[place])[axis] for place, axis in ((0, 0), (1, 0), (1, 2))
+    )
+    total = TensorType(types[0].dtype, Shape((rows, columns)))
+    zeros = emit.op("Expand", emit.constant(0, total.dtype), emit.dims((rows, columns)), types=[total])
+    captured = (*types, TensorType(DType.I64, Shape((rows,))))
+    body = as_body(
+        lambda graph, step, going, sums: _step(graph, (step, going, sums), captured, total),
+        [("expert", TensorType(DType.I64, Shape())), ("going", TensorType(DType.BOOL, Shape())), ("sums", total)],
+        "experts",
+    )
+    trips = emit.op("Squeeze", emit.dims([count]))
+    return emit.op("Loop", trips, emit.constant(True, DType.BOOL), zeros, body=emit.subgraph(body, (x, w, experts)))
+
+
+def _step(
+    graph: Graph, inputs: tuple[Value, Value, Value], captured: Sequence[TensorType], total: TensorType
+) -> Sequence[Value]:
+    step, going, sums = inputs
+    x, w, experts = (graph.append(Capture(place, kind)) for place, kind in enumerate(captured))
+    chosen = graph.eq_(experts, step)
+    used = graph.compare("gt", graph.sum(graph.cast(chosen, DType.I32)), 0)
+    # The branches read what stands around them: their captures are inputs 1 to 5 of the If.
+    outer = (sums, x, w, step, chosen)
+    kinds = [value.type for value in outer]
+    then = as_body(lambda inner: _product(inner, kinds), [], "rows")
+    otherwise = as_body(lambda inner: inner.append(Capture(1, total)), [], "none")
+    branches = {"then_branch": then, "else_branch": otherwise}
+    node = OnnxNode("If", "", 21, "", branches, {}, 1, 1)
+    result = graph.add_node(node, [used, *outer], types=[total])[0]
+    return (going, result)
+
+
+def _product(graph: Graph, kinds: Sequence[Any]) -> Value:
+    sums, x, w, step, chosen = (graph.append(Capture(place, kind)) for place, kind in enumerate(kinds, 1))
+    found = TensorType(DType.I64, Shape((1, None)))
+    rows = graph.onnx_node("NonZero", [chosen], types=[found])[0]
+    places = graph.transpose(rows, (1, 0))
+    picked = graph.onnx_node("GatherND", [x, places], types=[TensorType(x.dtype, Shape((None, x.shape[1])))])[0]
+    product = graph.matmul(picked, graph.gather(w, step, axis=0))
+    return graph.onnx_node("ScatterND", [sums, places, product], types=[sums.type])[0]
+
+
+_NVFP4_BLOCK = 16
+
+
+@lowers(DequantMatMul)
+def _dequant_matmul(emit: Emitter, op: DequantMatMul, inputs: Sequence[Any]) -> Any:
+    x = emit.input_type(0)
+    types = emit.input_types
+    k, n = op.sizes(types)
+    wide = DType.F64 if x.dtype is DType.F64 else DType.F32
+    if op.gguf is not None:
+        rows = emit.op("Reshape", decode_blocks(emit, op.gguf, inputs[1]), emit.i64([n, k]))
+        weight = emit.op("Transpose", rows, perm=[1, 0])
+    elif op.scheme == "nvfp4_block":
+        weight = _nvfp4(emit, inputs, types, k, n)
+    elif op.block is None:
+        scale = emit.cast(inputs[2], DType.F32)
+        weight = emit.op("Mul", _fp8(emit, inputs[1], types[1].dtype, op.scheme), scale)
+    else:
+        weight = _blocks(emit, op, inputs, k, n, wide)
+    # Products are taken in the dtype of x; a weight in f32 is rounded to it once, when the session opens.
+    if x.dtype is not DType.F32:
+        weight = emit.op("Cast", weight, to=x.dtype)
+    return op_in(emit, "MatMul", x.dtype, inputs[0], weight)
+
+
+@lowers_native(DequantMatMul, when=lambda op: op.packed, portable=True)
+def _packed_matmul(emit: Emitter, op: DequantMatMul, inputs: Sequence[Any]) -> Any:
+    types = emit.input_types
+    compute = TensorType(types[0].dtype if types[0].dtype is DType.F16 else DType.F32)
+    code = TensorType(DType.U8)
+    zero = None if op.scheme == "q4_0" else compute if op.gguf is None and len(inputs) > 3 else code
+    emit.require_kernel("MatMulNBits", compute, code, compute, zero, domain="com.microsoft")
+    return _packed_product(emit, op, inputs, *op.sizes(types))
+
+
+@lowers(DequantGroupedMatMul)
+def _dequant_grouped_matmul(emit: Emitter, op: DequantGroupedMatMul, inputs: Sequence[Any]) -> Any:
+    x = emit.input_type(0)
+    experts, k, n = op.sizes(emit.input_types)
+    chosen = emit.cast(inputs[2], DType.I64)
+    weights = Shape((experts, k, n))
+    shape = known_shape(op, x, "x")
+    if _picks(shape, weights):
+        raw = emit.op("Gather", inputs[1], chosen, axis=0)
+        return _picked_product(emit, inputs[0], _slab(emit, op.scheme, raw, shape[0], k, n, x.dtype))
+    expanded = _slab(emit, op.scheme, inputs[1], experts, k, n, x.dtype)
+    return _grouped_product(emit, (inputs[0], expanded, chosen), (x, TensorType(x.dtype, weights)))
+
+
+@lowers(DequantMoEWeights)
+def _dequant_moe_weights(emit: Emitter, op: DequantMoEWeights, inputs: Sequence[Any]) -> Any:
+    kind = GGUF_FORMATS[op.scheme]
+    experts, rows, size = known_shape(op, emit.input_type(0), "bytes")
+    k = size // kind.bytes * kind.elements if isinstance(size, int) else 0
+    values = decode_blocks(emit, kind, inputs[0])
+    by_row = emit.op("Reshape", values, emit.dims((experts, rows, k)), allowzero=1)
+    return emit.op("Transpose", by_row, perm=[0, 2, 1])
+
+
+def _slab(emit: Emitter, scheme: str, raw: Any, count: Any, k: int, n: int, dtype: DType) -> Any:
+    """Write the weights `(count, K, N)` of that many experts."""
+    values = decode_blocks(emit, GGUF_FORMATS[scheme], raw)
+    rows = emit.op("Reshape", values, emit.i64([count, n, k]), allowzero=1)
+    weights = emit.op("Transpose", rows, perm=[0, 2, 1])
+    return weights if dtype is DType.F32 else emit.op("Cast", weights, to=dtype)
+
+
+def _blocks(emit: Emitter, op: DequantMatMul, inputs: Sequence[Any], k: int, n: int, wide: DType) -> Any:
+    """Write (w - zp) * s of a block scheme, `(K, N)`."""
+    block = op.block or 1
+    codes = _nibbles(emit, inputs[1], k * n) if op.scheme == "int4_block" else inputs[1]
+    split = emit.i64([k // block, block, n])
+    values = emit.op("Reshape", emit.op("Cast", codes, to=wide), split, allowzero=1)
+    scale, *zero = (emit.op("Unsqueeze", emit.cast(item, wide), emit.i64([1])) for item in inputs[2:])
+    if zero:
+        values = emit.op("Sub", values, zero[0])
+    return emit.op("Reshape", emit.op("Mul", values, scale), emit.i64([k, n]), allowzero=1)
+
+
+def _nibbles(emit: Emitter, data: ModelValue, count: int) -> Any:
+    """Write packed half bytes, low half first, as `count` numbers; u4 is passed on unchanged."""
+    if emit.input_dtype(1) is DType.U4:
+        return data
+    flat = emit.op("Reshape", Bytes(emit, data).nibbles(-1).value, emit.i64([-1]))
+    if count % 2 == 0:
+        return flat
+    return emit.op("Slice", flat, emit.i64([0]), emit.i64([count]), emit.i64([0]))
+
+
+def _fp8(emit: Emitter, data: ModelValue, dtype: DType, scheme: str) -> Any:
+    """Write 8-bit floats as f32; bytes go through a table of the 256 numbers there are."""
+    if dtype is not DType.U8:
+        return emit.op("Cast", data, to=DType.F32)
+    kind = DType.F8E4M3 if scheme == "fp8_e4m3" else DType.F8E5M2
+    numbers = np.arange(256, dtype=np.uint8).view(kind.numpy).astype(np.float32)
+    return emit.op("Gather", emit.constant(numbers), emit.op("Cast", data, to=DType.I32))
+
+
+def _nvfp4(emit: Emitter, inputs: Sequence[Any], types: Sequence[TensorType], k: int, n: int) -> Any:
+    numbers = np.arange(16, dtype=np.uint8).view(DType.F4E2M1.numpy).astype(np.float32)
+    codes = emit.op("Cast", Bytes(emit, inputs[1]).nibbles(-1).value, to=DType.I32)
+    values = emit.op("Gather", emit.constant(numbers), codes)
+    split = emit.i64([k // _NVFP4_BLOCK, _NVFP4_BLOCK, n])
+    scale = emit.op("Unsqueeze", _fp8(emit, inputs[2], types[2].dtype, "fp8_e4m3"), emit.i64([1]))
+    scaled = emit.op("Mul", emit.op("Reshape", values, split, allowzero=1), scale)
+    whole = emit.op("Reshape", emit.cast(inputs[3], DType.F32), emit.i64([]))
+    return emit.op("Reshape", emit.op("Mul", scaled, whole), emit.i64([k, n]), allowzero=1)
+
+
+def _packed_product(emit: Emitter, op: DequantMatMul, inputs: Sequence[Any], k: int, n: int) -> Any:
+    """Write a product by MatMulNBits, with the weight repacked to its layout: rows of N, low half first."""
+    dtype = emit.input_dtype(0)
+    compute = dtype if dtype is DType.F16 else DType.F32
+    x = emit.cast(inputs[0], compute)
+    block, mins = op.block or 32, None
+    # Without a zero point MatMulNBits takes 8, which is what q4_0 means; the others count from 0.
+    zero = None if op.scheme == "q4_0" else emit.constant(np.zeros((n, (k // block + 1) // 2), np.uint8))
+    if op.gguf is None:
+        scale, *rest = (emit.op("Transpose", item, perm=[1, 0]) for item in inputs[2:])
+        flat = emit.cast(_nibbles(emit, inputs[1], k * n), DType.U8)
+        codes = Bytes(emit, emit.op("Transpose", emit.op("Reshape", flat, emit.i64([k, n])), perm=[1, 0]))
+        zero = emit.op("Cast", rest[0], to=compute) if rest else zero
+    else:
+        raw = Bytes(emit, inputs[1]).reshape(-1, op.gguf.bytes)
+        if op.scheme == "q4_0":
+            codes, scale = raw[2:18].nibbles(), raw[0:2].halves()
+        else:
+            codes = raw[16:144].reshape(-1, 4, 32).nibbles()
+            scale, mins = scales_and_mins(emit, raw)
+        scale = emit.op("Reshape", scale, emit.i64([n, k // block]))
+    product = emit.op(
+        "MatMulNBits",
+        x,
+        _repacked(codes, n, k // block, block),
+        emit.op("Cast", scale, to=compute),
+        zero,
+        domain="com.microsoft",
+        K=k,
+        N=n,
+        bits=4,
+        block_size=block,
+    )
+    if mins is not None:
+        # What a block's minimum takes off is that minimum times the sum of x over the block.
+        split = emit.op("Reshape", x, emit.i64([*[0] * (emit.input_rank(0, "x") - 1), k // block, block]))
+        sums = emit.op("ReduceSum", split, emit.i64([-1]), keepdims=0)
+        by_block = emit.op("Transpose", emit.op("Reshape", mins, emit.i64([n, k // block])), perm=[1, 0])
+        product = emit.op("Sub", product, emit.op("MatMul", sums, emit.op("Cast", by_block, to=compute)))
+    return product if compute is dtype else emit.op("Cast", product, to=dtype)
+
+
+def _repacked(codes: Bytes, n: int, blocks: int, block: int) -> Any:
+    """Pack neighbours of half bytes into bytes `(N, blocks, block / 2)`, the first of each two in the low half."""
+    pairs = codes.reshape(n, blocks, block // 2, 2)
+    return (pairs[0:1] | pairs[1:2] << 4).reshape(n, blocks, block // 2).value

@@ -8,14 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from rlx_ort.converters.to_onnx.control import UNROLLED_STEPS, repeat_steps
+from rlx_ort.converters.to_onnx.control import UNROLLED_STEPS, repeat_steps, zeros
 from rlx_ort.converters.to_onnx.dispatch import lowers_native
 from rlx_ort.converters.to_onnx.emitter import Emitter, lowers
 from rlx_ort.converters.to_onnx.shape import slice_axis
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.ops.sequence import GatedDeltaNet, SelectiveScan
-from rlx_ort.ir.shape import Dim, Shape
-from rlx_ort.ir.types import TensorType
+from rlx_ort.ir.types import Dim, Shape, TensorType
 
 _PARALLEL_ELEMENTS = 1 << 22
 """Up to this many states over all tokens, a selective scan may be written without a loop, which holds all of them."""
@@ -25,30 +24,21 @@ _PARALLEL_ELEMENTS = 1 << 22
 def _selective_scan_as_loop(emit: Emitter, op: SelectiveScan, inputs: Sequence[Any]) -> Any:
     """Write a loop, which a provider with a kernel for it runs faster than passes over the whole sequence."""
     batch, length, channels = op.expect_rank(emit.input_type(0), (3,), "x")
-    if not _is_short(length):
+    if not isinstance(length, int) or length > UNROLLED_STEPS:
         state = TensorType(DType.F32, Shape((batch, channels, op.n)))
         emit.require_kernel("Loop", TensorType(DType.I64, Shape()), TensorType(DType.BOOL, Shape()), state)
-    return _selective_scan(emit, op, inputs, in_passes=False)
+    return _selective_scan(emit, op, inputs, elements=0)
 
 
 @lowers(SelectiveScan)
-def _selective_scan_in_passes(emit: Emitter, op: SelectiveScan, inputs: Sequence[Any]) -> Any:
-    batch, length, channels = op.expect_rank(emit.input_type(0), (3,), "x")
-    known = math.prod(dim for dim in (batch, length, channels, op.n) if isinstance(dim, int))
-    in_passes = isinstance(length, int) and not _is_short(length) and known <= _PARALLEL_ELEMENTS
-    return _selective_scan(emit, op, inputs, in_passes)
-
-
-def _is_short(length: Dim) -> bool:
-    return isinstance(length, int) and length <= UNROLLED_STEPS
-
-
-def _selective_scan(emit: Emitter, op: SelectiveScan, inputs: Sequence[Any], in_passes: bool) -> Any:
+def _selective_scan(emit: Emitter, op: SelectiveScan, inputs: Sequence[Any], elements: int = _PARALLEL_ELEMENTS) -> Any:
+    """Write passes over the whole sequence if it has at most so many states, else step by step."""
     kind = emit.input_type(0)
     batch, length, channels = op.expect_rank(kind, (3,), "x")
     dtype = DType.F64 if kind.dtype is DType.F64 else DType.F32
     x, delta, a, b, c = (emit.cast(value, dtype) for value in inputs)
-    if in_passes and isinstance(length, int):
+    known = math.prod(dim for dim in (batch, length, channels, op.n) if isinstance(dim, int))
+    if isinstance(length, int) and length > UNROLLED_STEPS and known <= elements:
         result = _doubling_scan(emit, length, x, delta, a, b, c)
     else:
         state = TensorType(dtype, Shape((batch, channels, op.n)))
@@ -109,8 +99,13 @@ def _gated_delta_net(emit: Emitter, op: GatedDeltaNet, inputs: Sequence[Any]) ->
 
     # Each head is a row vector (1, n), so that S^T k and S^T q are the products k S and q S.
     row, one = TensorType(dtype, Shape((batch, heads, 1, op.n))), TensorType(dtype, Shape((batch, heads, 1, 1)))
-    vectors = [(_rows(emit, value, 4), row) for value in (emit.op("Mul", q, scale), k, v)]
-    numbers = [(_rows(emit, _rows_last(emit, value), 4), one) for value in (emit.op("Exp", g), beta)]
+
+    def rows_of(value: Any) -> Any:
+        """Return `(B, S, H, m)` as `(S, B, H, 1, m)`."""
+        return emit.op("Unsqueeze", _steps_first(emit, value, 4), emit.i64([3]))
+
+    vectors = [(rows_of(value), row) for value in (emit.op("Mul", q, scale), k, v)]
+    numbers = [(rows_of(emit.op("Unsqueeze", value, emit.i64([-1]))), one) for value in (emit.op("Exp", g), beta)]
 
     def step(at: Emitter, carried: Sequence[Any], rows: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
         q_t, k_t, v_t, decay, rate = rows
@@ -131,17 +126,6 @@ def _steps_first(emit: Emitter, value: Any, rank: int) -> Any:
     return emit.op("Transpose", value, perm=[1, 0, *range(2, rank)])
 
 
-def _rows(emit: Emitter, value: Any, rank: int) -> Any:
-    """Return `(B, S, H, m)` as `(S, B, H, 1, m)`."""
-    return emit.op("Unsqueeze", _steps_first(emit, value, rank), emit.i64([3]))
-
-
-def _rows_last(emit: Emitter, value: Any) -> Any:
-    return emit.op("Unsqueeze", value, emit.i64([-1]))
-
-
 def _zeros(emit: Emitter, kind: TensorType) -> Any:
     shape = kind.shape or Shape()
-    if shape.is_static:
-        return emit.constant(np.zeros(shape.static()), kind.dtype)
-    return emit.op("ConstantOfShape", emit.dims(shape), value=np.zeros(1, kind.dtype.numpy), types=[kind])
+    return emit.constant(np.zeros(shape.static()), kind.dtype) if shape.is_static else zeros(emit, shape, kind.dtype)

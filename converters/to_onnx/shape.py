@@ -1,4 +1,4 @@
-"""ONNX forms of the ops that move data, and the reshape that other families use."""
+"""ONNX forms of the ops that move, sort and update data, and the reshape and slice that other families use."""
 
 from __future__ import annotations
 
@@ -11,12 +11,35 @@ from rlx_ort.converters.to_onnx.model import ModelValue
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.op import known_shape, reshaped
-from rlx_ort.ir.ops.shape import Concat, Expand, Gather, Narrow, Pad, Reshape, Slice, Tile, Transpose
-from rlx_ort.ir.shape import Dim, Shape
+from rlx_ort.ir.ops.shape import (
+    ArgSort,
+    Concat,
+    CumMax,
+    CumProd,
+    Expand,
+    Gather,
+    GatherElements,
+    GatherNd,
+    Narrow,
+    Pad,
+    Reshape,
+    Reverse,
+    ScatterElements,
+    ScatterNd,
+    Slice,
+    Sort,
+    Tile,
+    Transpose,
+    Trilu,
+)
+from rlx_ort.ir.types import Dim, Shape
 
 __all__ = ["reshape", "slice_axis"]
 
 _END = 2**63 - 1
+_TRILU = frozenset({DType.F32, DType.F64, DType.F16, DType.BF16, DType.I32, DType.I64, DType.U64, DType.BOOL})
+# The CPU kernels of the scatter ops combine no f16 or bf16; sums are better in f32 anyway.
+_NARROW = frozenset({DType.F16, DType.BF16})
 
 
 def reshape(emit: Emitter, value: ModelValue, source: Shape | None, target: Sequence[Dim]) -> Any:
@@ -28,8 +51,8 @@ def reshape(emit: Emitter, value: ModelValue, source: Shape | None, target: Sequ
     Raises:
         ConversionError: more than one dimension is unknown.
     """
-    kept = {place for place, dim in enumerate(target) if source is not None and _is_kept(source, place, dim)}
     named = {place for place, dim in enumerate(target) if isinstance(dim, str)}
+    kept = {place for place, (dim, old) in enumerate(zip(target, source or (), strict=False)) if dim == old}
     unknown = {place for place, dim in enumerate(target) if dim is None}
     if len(unknown) > 1:
         text = f"{emit.node} needs a shape with {len(unknown)} unknown dimensions; name the dimensions it is made of"
@@ -48,20 +71,10 @@ def slice_axis(emit: Emitter, value: Any, axis: int, start: int, end: int | None
     return emit.op("Slice", value, *bounds, *([emit.i64([step])] if step != 1 else []))
 
 
-def _is_kept(source: Shape, place: int, dim: Dim) -> bool:
-    return place < source.rank and isinstance(dim, str) and source[place] == dim
-
-
 @lowers(Reshape)
 def _reshape(emit: Emitter, op: Reshape, inputs: Sequence[Any]) -> Any:
     source = emit.input_type(0).shape
     return reshape(emit, inputs[0], source, reshaped(op, source, op.dims))
-
-
-@lowers(Transpose)
-def _transpose(emit: Emitter, op: Transpose, inputs: Sequence[Any]) -> Any:
-    rank = len(op.perm)
-    return emit.op("Transpose", inputs[0], perm=[axis % rank for axis in op.perm])
 
 
 @lowers(Expand)
@@ -74,35 +87,17 @@ def _expand(emit: Emitter, op: Expand, inputs: Sequence[Any]) -> Any:
     return op_in(emit, "Expand", kind.dtype, inputs[0], others=[emit.dims(dims)])
 
 
-@lowers(Concat)
-def _concat(emit: Emitter, op: Concat, inputs: Sequence[Any]) -> Any:
-    if len(inputs) == 1:
-        return emit.op("Identity", inputs[0])
-    return emit.op("Concat", *inputs, axis=op.axis)
-
-
-@lowers(Narrow)
-def _narrow(emit: Emitter, op: Narrow, inputs: Sequence[Any]) -> Any:
-    return slice_axis(emit, inputs[0], op.axis, op.start, op.start + op.length)
-
-
-@lowers(Slice)
-def _slice(emit: Emitter, op: Slice, inputs: Sequence[Any]) -> Any:
+@lowers(Slice, Reverse)
+def _slice(emit: Emitter, op: Slice | Reverse, inputs: Sequence[Any]) -> Any:
     if not op.axes:
         return emit.op("Identity", inputs[0])
-    starts = [
-        (0 if step > 0 else _END) if start is None else start for start, step in zip(op.starts, op.steps, strict=True)
-    ]
-    ends = [(_END if step > 0 else -_END) if end is None else end for end, step in zip(op.ends, op.steps, strict=True)]
-    return emit.op("Slice", inputs[0], *(emit.i64(numbers) for numbers in (starts, ends, op.axes, op.steps)))
-
-
-@lowers(Gather)
-def _gather(emit: Emitter, op: Gather, inputs: Sequence[Any]) -> Any:
-    table, indices = inputs
-    if emit.input_dtype(1) not in {DType.I32, DType.I64}:
-        indices = emit.cast(indices, DType.I64)
-    return emit.op("Gather", table, indices, axis=op.axis)
+    steps = [-1] * len(op.axes) if isinstance(op, Reverse) else op.steps
+    bounds = [(None, None)] * len(steps) if isinstance(op, Reverse) else zip(op.starts, op.ends, strict=True)
+    starts, ends = [], []
+    for (start, end), step in zip(bounds, steps, strict=True):
+        starts.append((0 if step > 0 else _END) if start is None else start)
+        ends.append((_END if step > 0 else -_END) if end is None else end)
+    return emit.op("Slice", inputs[0], *(emit.i64(numbers) for numbers in (starts, ends, op.axes, steps)))
 
 
 @lowers(Pad)
@@ -113,6 +108,81 @@ def _pad(emit: Emitter, op: Pad, inputs: Sequence[Any]) -> Any:
     return op_in(emit, "Pad", dtype, inputs[0], others=[amounts, *extra], mode=op.mode)
 
 
+lowers(Transpose)(lambda emit, op, inputs: emit.op("Transpose", inputs[0], perm=[i % len(op.perm) for i in op.perm]))
+lowers(Narrow)(lambda emit, op, inputs: slice_axis(emit, inputs[0], op.axis, op.start, op.start + op.length))
+
+
 @lowers(Tile)
 def _tile(emit: Emitter, op: Tile, inputs: Sequence[Any]) -> Any:
     return op_in(emit, "Tile", emit.input_dtype(0), inputs[0], others=[emit.i64(op.repeats)])
+
+
+@lowers(Concat)
+def _concat(emit: Emitter, op: Concat, inputs: Sequence[Any]) -> Any:
+    return emit.op("Concat", *inputs, axis=op.axis) if len(inputs) > 1 else emit.op("Identity", inputs[0])
+
+
+@lowers(Sort, ArgSort)
+def _sort(emit: Emitter, op: Sort | ArgSort, inputs: Sequence[Any]) -> Any:
+    """Write a TopK of all elements, whose equal elements keep their order."""
+    kind = emit.input_type(0)
+    count = emit.dims([known_shape(op, kind, "x")[op.axis]])
+    compute = compute_dtype("TopK", kind.dtype)
+    x = inputs[0] if compute is kind.dtype else emit.cast(inputs[0], compute)
+    values, places = emit.op("TopK", x, count, outputs=2, axis=op.axis, largest=int(op.descending), sorted=1)
+    return places if isinstance(op, ArgSort) else emit.cast(values, kind.dtype)
+
+
+@lowers(CumProd, CumMax)
+def _running(emit: Emitter, op: CumProd | CumMax, inputs: Sequence[Any]) -> Any:
+    """Combine each element with the one 1, then 2, 4, 8, ... places before it."""
+    kind, x = emit.input_type(0), inputs[0]
+    shape = known_shape(op, kind, "x")
+    axis, size = op.axis % shape.rank, shape[op.axis]
+    function = "Max" if isinstance(op, CumMax) else "Mul"
+    compute = compute_dtype(function, kind.dtype)
+    value = x if compute is kind.dtype else emit.cast(x, compute)
+    reach = 1
+    while isinstance(size, int) and reach < size:
+        first = slice_axis(emit, value, axis, 0, reach)
+        later, earlier = slice_axis(emit, value, axis, reach, None), slice_axis(emit, value, axis, 0, size - reach)
+        value = emit.op("Concat", first, emit.op(function, later, earlier), axis=axis)
+        reach *= 2
+    if value is x:
+        return emit.op("Identity", x)
+    return value if compute is kind.dtype else emit.cast(value, kind.dtype)
+
+
+@lowers(Trilu)
+def _trilu(emit: Emitter, op: Trilu, inputs: Sequence[Any]) -> Any:
+    dtype = emit.input_dtype(0)
+    wide = dtype if dtype in _TRILU else DType.I64 if dtype is DType.U32 else DType.I32
+    x = inputs[0] if wide is dtype else emit.cast(inputs[0], wide)
+    diagonal = emit.constant(op.diagonal, DType.I64)
+    result = emit.op("Trilu", x, diagonal, upper=int(op.upper))
+    return result if wide is dtype else emit.op("Cast", result, to=dtype)
+
+
+@lowers(Gather, GatherElements, GatherNd)
+def _gather(emit: Emitter, op: Gather | GatherElements | GatherNd, inputs: Sequence[Any]) -> Any:
+    if isinstance(op, GatherNd):
+        return emit.op("GatherND", inputs[0], emit.cast(inputs[1], DType.I64), batch_dims=op.batch_dims)
+    op_type = "Gather" if isinstance(op, Gather) else "GatherElements"
+    return emit.op(op_type, inputs[0], _places(emit, inputs[1]), axis=op.axis)
+
+
+@lowers(ScatterElements, ScatterNd)
+def _scatter(emit: Emitter, op: ScatterElements | ScatterNd, inputs: Sequence[Any]) -> Any:
+    dtype, (x, places, updates) = emit.input_dtype(0), inputs
+    wide = DType.F32 if dtype in _NARROW and op.mode != "set" else dtype
+    how: dict[str, Any] = {"reduction": None if op.mode == "set" else op.mode}
+    if isinstance(op, ScatterElements):
+        op_type, places, how["axis"] = "ScatterElements", _places(emit, places), op.axis
+    else:
+        op_type, places = "ScatterND", emit.cast(places, DType.I64)
+    result = emit.op(op_type, emit.cast(x, wide), places, emit.cast(updates, wide), **how)
+    return result if wide is dtype else emit.op("Cast", result, to=dtype)
+
+
+def _places(emit: Emitter, indices: Any) -> Any:
+    return indices if emit.input_dtype(1) in {DType.I32, DType.I64} else emit.cast(indices, DType.I64)

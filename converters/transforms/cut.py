@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from rlx_ort.converters.bundle import ModelBundle
+import onnx
+
+from rlx_ort.converters.bundle import FREE_INITIALIZERS, ModelBundle
 from rlx_ort.converters.from_onnx.structure import names_read
 from rlx_ort.converters.onnx_types import type_proto
-from rlx_ort.converters.protos import bodies_of, copied
-from rlx_ort.converters.transforms.scope import Scope, model_scope, near_names, typed_model
+from rlx_ort.converters.protos import bodies_of, copied, graphs_below
+from rlx_ort.converters.transforms.scope import label_of, model_scope, near_names
 from rlx_ort.errors import ConversionError
-
-if TYPE_CHECKING:
-    import onnx
 
 __all__ = ["CutReport", "cut"]
 
 
 @dataclass(frozen=True, slots=True)
 class CutReport:
-    """What `cut` kept.
-
-    Attributes:
-        inputs: names of the inputs of the part, in order.
-        outputs: names of its outputs, in order.
-        nodes_kept: nodes of the main graph that are in the part.
-        nodes_dropped: those that are not.
-    """
+    """What `cut` kept: names of the inputs and outputs of the part, in order, and how many nodes of the main graph."""
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
@@ -82,8 +73,7 @@ def cut(bundle: ModelBundle, inputs: Sequence[str] = (), outputs: Sequence[str] 
     return bundle.with_proto(proto), report
 
 
-def _check_names(bundle: ModelBundle, what: str, names: Sequence[str], known: Iterable[str]) -> None:
-    known = set(known)
+def _check_names(bundle: ModelBundle, what: str, names: Sequence[str], known: set[str]) -> None:
     for name in names:
         if name in known:
             continue
@@ -99,13 +89,10 @@ def _check_names(bundle: ModelBundle, what: str, names: Sequence[str], known: It
 def _owner_of(graph: onnx.GraphProto, name: str) -> str:
     """Return the node of the graph whose bodies define a value, or an empty string."""
     for node in graph.node:
-        stack = [*bodies_of(node)]
-        while stack:
-            body = stack.pop()
+        for body in graphs_below(*bodies_of(node)):
             defined = {value.name for value in body.input} | {tensor.name for tensor in body.initializer}
             if name in defined or any(name in inner.output for inner in body.node):
-                return f"{node.op_type} {node.name!r}"
-            stack += [deeper for inner in body.node for deeper in bodies_of(inner)]
+                return label_of(node)
     return ""
 
 
@@ -131,28 +118,26 @@ def _needed(
 def _part(
     bundle: ModelBundle, inputs: Sequence[str], outputs: Sequence[str], needed: set[str], nodes: set[int]
 ) -> onnx.ModelProto:
-    typed = typed_model(bundle)
-    scope = model_scope(bundle, typed)
+    types = model_scope(bundle).types
+
+    def declared(names: Iterable[str], what: str) -> Iterator[onnx.ValueInfoProto]:
+        for name in names:
+            if name not in types:
+                raise ConversionError(f"the type of {what} {name!r} cannot be inferred; cut at another value")
+            yield onnx.ValueInfoProto(name=name, type=type_proto(types[name]))
+
     proto = copied(bundle.proto)
     graph, source = proto.graph, bundle.proto.graph
     for kept in (graph.node, graph.initializer, graph.sparse_initializer, graph.input, graph.output, graph.value_info):
         del kept[:]
     graph.node.extend(node for index, node in enumerate(source.node) if index in nodes)
-    starts = set(inputs)
-    graph.initializer.extend(t for t in source.initializer if t.name in needed - starts)
-    graph.sparse_initializer.extend(t for t in source.sparse_initializer if t.values.name in needed - starts)
-    graph.input.extend(_declared(name, scope, "input") for name in inputs)
-    if proto.ir_version < 4:  # there, weights are inputs too
-        graph.input.extend(_declared(tensor.name, scope, "input") for tensor in graph.initializer)
-    graph.output.extend(_declared(name, scope, "output") for name in outputs)
+    weights = needed.difference(inputs)
+    graph.initializer.extend(t for t in source.initializer if t.name in weights)
+    graph.sparse_initializer.extend(t for t in source.sparse_initializer if t.values.name in weights)
+    graph.input.extend(declared(inputs, "input"))
+    if proto.ir_version < FREE_INITIALIZERS:  # there, weights are inputs too
+        graph.input.extend(declared((tensor.name for tensor in graph.initializer), "input"))
+    graph.output.extend(declared(outputs, "output"))
     made = {name for node in graph.node for name in node.output} - {*outputs}
     graph.value_info.extend(info for info in source.value_info if info.name in made)
     return proto
-
-
-def _declared(name: str, scope: Scope, what: str) -> onnx.ValueInfoProto:
-    import onnx
-
-    if name not in scope.types:
-        raise ConversionError(f"the type of {what} {name!r} cannot be inferred; cut at another value")
-    return onnx.ValueInfoProto(name=name, type=type_proto(scope.types[name]))

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from rlx_ort.converters.bundle import ModelBundle, bundle_from_graph, graph_from_bundle, graphs_of
+from rlx_ort.converters.bundle import ModelBundle, bundle_from_graph, graph_from_bundle
 from rlx_ort.converters.precision_pass import apply_precision
+from rlx_ort.converters.protos import nodes_of
 from rlx_ort.converters.transforms.scope import selected
 from rlx_ort.errors import ConversionError
-from rlx_ort.ir.core import Node
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
-from rlx_ort.ir.narrow import narrowed_later, values_of
 from rlx_ort.ir.ops.leaf import Constant, Param
-from rlx_ort.ir.tensor import TensorData
+from rlx_ort.ir.tensor import narrowed_later, values_of
 from rlx_ort.options.precision import PrecisionPolicy
 
 __all__ = ["KeptNode", "PrecisionKind", "PrecisionReport", "to_precision"]
@@ -31,19 +30,18 @@ _F16_LARGEST = 65504.0
 _F16_ROUNDS_TO_ZERO = 2.0**-25  # half of the smallest number above zero; a tie goes to the even one, zero
 _SCALAR_ELEMENTS = 1  # a lone number is a mask or an epsilon, not a weight
 
+_POLICIES: dict[str, Callable[[], PrecisionPolicy]] = {
+    "f16": PrecisionPolicy.auto_mixed,
+    "bf16": PrecisionPolicy.auto_mixed_bf16,
+    "mixed": PrecisionPolicy.auto_mixed_conservative,
+}
 # Operators whose results leave the range of f16 for arguments well inside it, or lose it near zero.
 _RANGE_SENSITIVE = frozenset({"Div", "Exp", "Log", "Pow", "Reciprocal", "Softplus", "Sqrt"})
 
 
 @dataclass(frozen=True, slots=True)
 class KeptNode:
-    """A node that goes on computing in f32.
-
-    Attributes:
-        name: its name.
-        op_type: its operator.
-        reason: why, as part of a sentence.
-    """
+    """A node that goes on computing in f32, and the reason as part of a sentence."""
 
     name: str
     op_type: str
@@ -52,16 +50,13 @@ class KeptNode:
 
 @dataclass(frozen=True, slots=True)
 class PrecisionReport:
-    """What `to_precision` did.
+    """What `to_precision` did; bytes are those of the weights.
 
     Attributes:
-        kind: what was asked for.
         narrowed: names of the weights that are stored in 16 bits now.
         kept: the nodes that stay f32.
         overflowing: weights with finite numbers above 65504, which stay f32 -> the largest of these.
         clamped: lone numbers beyond what the dtype holds, such as masks of -3.4e38, which are the largest it holds now.
-        bytes_before: bytes of the weights before.
-        bytes_after: bytes of the weights after.
     """
 
     kind: PrecisionKind
@@ -99,75 +94,55 @@ def to_precision(
     Raises:
         ConversionError: `keep` names nothing of the model, or the model cannot be imported or written again.
     """
-    policy = _policy(kind, boundary)
+    if kind not in _POLICIES:
+        raise ConversionError(f"precision {kind!r} is not known; give one of {', '.join(_POLICIES)}")
+    policy = _POLICIES[kind]()
     graph = graph_from_bundle(bundle)
-    op_types = _op_types(bundle)
-    kept = _keep_list(graph, op_types, keep)
+    operators = _operators(bundle, graph)
+    named = selected(keep, {graph.nodes[at].name: op_type for at, op_type in operators.items()}, "the keep-list")
+    kept = {at: "it is on the keep-list" for at in operators if graph.nodes[at].name in named}
     overflowing = {} if kind == "bf16" else _overflowing(graph)
     lone = {} if kind == "bf16" else _unheld_numbers(graph)
-    for node in graph.nodes:
-        if node.op.is_leaf or node.id in kept:
-            continue
-        reads = {graph.nodes[ref.node].name for ref in node.inputs if ref is not None}
+    for at in operators.keys() - kept.keys():
+        reads = {graph.nodes[ref.node].name for ref in graph.nodes[at].inputs if ref is not None}
         for name in sorted(reads & overflowing.keys()):
-            kept[node.id] = f"its weight {name!r} has numbers up to {overflowing[name]:.3g}"
-        if kind != "mixed" or node.id in kept:
+            kept[at] = f"its weight {name!r} has numbers up to {overflowing[name]:.3g}"
+        if kind != "mixed" or at in kept:
             continue
         for name in sorted(reads & lone.keys()):
-            kept[node.id] = f"it reads {lone[name]:.3g}, which f16 does not hold"
-        if node.id not in kept and _op_type(node, op_types) in _RANGE_SENSITIVE:
-            kept[node.id] = "its results leave the range of f16 easily"
+            kept[at] = f"it reads {lone[name]:.3g}, which f16 does not hold"
+        if at not in kept and operators[at] in _RANGE_SENSITIVE:
+            kept[at] = "its results leave the range of f16 easily"
 
-    narrow = apply_precision(graph, policy, kept)
+    narrow = apply_precision(graph, replace(policy, boundary=policy.compute) if boundary else policy, kept)
     for name, data in graph.weights.items():
         narrow.graph.weights[name] = narrowed_later(data, narrow.stored_as.get(name, data.dtype))
     made = bundle_from_graph(narrow.graph, origin=bundle.origin)
+    readers = [graph.nodes[at] for at in operators if at not in narrow.kept]
+    read = {graph.nodes[ref.node].name for node in readers for ref in node.inputs if ref is not None}
+    large = {name for name, value in lone.items() if abs(value) > _F16_LARGEST}
     report = PrecisionReport(
         kind=kind,
         narrowed=tuple(narrow.stored_as),
         kept=tuple(
-            KeptNode(node.name, _op_type(node, op_types), narrow.kept[node.id])
-            for node in graph.nodes
-            if node.id in narrow.kept and _op_type(node, op_types) != "Cast"
+            KeptNode(graph.nodes[at].name, op_type, narrow.kept[at])
+            for at, op_type in operators.items()
+            if at in narrow.kept and op_type != "Cast"
         ),
         overflowing=overflowing,
-        clamped=_clamped(graph, lone, narrow.stored_as, narrow.kept),
+        clamped=tuple(sorted(large & (read | narrow.stored_as.keys()))),
         bytes_before=sum(data.nbytes for data in bundle.weights.values()),
         bytes_after=sum(data.nbytes for data in made.weights.values()),
     )
     return made, report
 
 
-def _policy(kind: str, boundary: bool) -> PrecisionPolicy:
-    policies = {
-        "f16": PrecisionPolicy.auto_mixed(),
-        "bf16": PrecisionPolicy.auto_mixed_bf16(),
-        "mixed": PrecisionPolicy.auto_mixed_conservative(),
-    }
-    if kind not in policies:
-        raise ConversionError(f"precision {kind!r} is not known; give one of {', '.join(policies)}")
-    policy = policies[kind]
-    return replace(policy, boundary=policy.compute) if boundary else policy
-
-
-def _op_types(bundle: ModelBundle) -> dict[str, str]:
-    """Return name of a node, as the graph has it -> operator; a node without a name goes by its first output."""
-    return {
-        node.name or next(filter(None, node.output), ""): node.op_type
-        for graph in graphs_of(bundle.proto)
-        for node in graph.node
-    }
-
-
-def _op_type(node: Node, op_types: Mapping[str, str]) -> str:
-    return op_types.get(node.name, str(getattr(node.op, "op_type", node.op.kind)))
-
-
-def _keep_list(graph: Graph, op_types: Mapping[str, str], keep: Sequence[str]) -> dict[int, str]:
-    """Return id -> reason of the nodes that the caller keeps."""
-    nodes = [node for node in graph.nodes if not node.op.is_leaf]
-    kept = selected(keep, {node.name: _op_type(node, op_types) for node in nodes}, "the keep-list")
-    return {node.id: "it is on the keep-list" for node in nodes if node.name in kept}
+def _operators(bundle: ModelBundle, graph: Graph) -> dict[int, str]:
+    """Return id -> operator, as the model calls it, of the nodes of a graph but inputs, parameters and constants."""
+    # In the graph a node without a name goes by its first output.
+    known = {node.name or next(filter(None, node.output), ""): node.op_type for node in nodes_of(bundle.proto)}
+    nodes = (node for node in graph.nodes if not node.op.is_leaf)
+    return {node.id: known.get(node.name, str(getattr(node.op, "op_type", node.op.kind))) for node in nodes}
 
 
 def _overflowing(graph: Graph) -> dict[str, float]:
@@ -195,26 +170,12 @@ def _unheld_numbers(graph: Graph) -> dict[str, float]:
     """Return name -> value of the lone f32 numbers that f16 has no finite number above zero for."""
     found = {}
     for node in graph.nodes:
-        data = _leaf_data(graph, node)
+        data = node.op.data if isinstance(node.op, Constant) else None
+        if isinstance(node.op, Param):
+            data = graph.weights.get(node.op.name)
         if data is None or data.dtype is not DType.F32 or data.num_elements != _SCALAR_ELEMENTS:
             continue
         value = float(data.numpy().reshape(()))
         if np.isfinite(value) and value and not _F16_ROUNDS_TO_ZERO < abs(value) <= _F16_LARGEST:
             found[node.name] = value
     return found
-
-
-def _leaf_data(graph: Graph, node: Node) -> TensorData | None:
-    if isinstance(node.op, Constant):
-        return node.op.data
-    return graph.weights.get(node.op.name) if isinstance(node.op, Param) else None
-
-
-def _clamped(
-    graph: Graph, lone: Mapping[str, float], stored_as: Mapping[str, DType], kept: Mapping[int, str]
-) -> tuple[str, ...]:
-    """Return the names of lone numbers above the range that a narrowed node reads."""
-    large = {name for name, value in lone.items() if abs(value) > _F16_LARGEST}
-    readers = [node for node in graph.nodes if not node.op.is_leaf and node.id not in kept]
-    read = {graph.nodes[ref.node].name for node in readers for ref in node.inputs if ref is not None}
-    return tuple(sorted(large & (read | stored_as.keys())))

@@ -13,27 +13,37 @@ import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from types import SimpleNamespace
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import onnx
 
-from rlx_ort.converters.bundle import ModelBundle, bundle_of, graphs_of
+from rlx_ort.converters.bundle import ModelBundle, bundle_of, location_of, placed
 from rlx_ort.converters.files import save_bundle
-from rlx_ort.converters.protos import copied, set_items
+from rlx_ort.converters.from_onnx.tensor_files import ExternalFiles
+from rlx_ort.converters.from_onnx.tensors import tensor_data
+from rlx_ort.converters.onnx_ir_bridge import foreign_errors
+from rlx_ort.converters.protos import bodies_of, copied, nodes_of, set_items
 from rlx_ort.converters.sources.npz import read_npz
-from rlx_ort.converters.to_onnx.writer import UniqueNames
-from rlx_ort.converters.transforms.int4 import to_int4
+from rlx_ort.converters.to_onnx.model import UniqueNames
 from rlx_ort.converters.transforms.opset import to_opset
-from rlx_ort.converters.transforms.scope import dims_text, near_names, selected, typed_model
+from rlx_ort.converters.transforms.scope import (
+    all_value_names,
+    dims_text,
+    label_of,
+    near_names,
+    read_names,
+    selected,
+    typed_model,
+)
 from rlx_ort.errors import ConversionError
-from rlx_ort.ir.shape import Shape, fits
-from rlx_ort.ir.types import TensorType
-
-if TYPE_CHECKING:
-    import onnx
+from rlx_ort.ir.tensor import TensorData
+from rlx_ort.ir.types import Shape, TensorType, fits
 
 __all__ = ["QuantizeKind", "QuantizeOptions", "QuantizeReport", "Samples", "quantize"]
 
@@ -46,6 +56,7 @@ _QUANTIZED_OPS = {
     "ConvInteger", "DequantizeLinear", "DynamicQuantizeLSTM", "DynamicQuantizeLinear", "DynamicQuantizeMatMul",
     "MatMulInteger", "MatMulNBits", "QAttention", "QLinearConv", "QLinearMatMul", "QuantizeLinear",
 }  # fmt: skip
+_FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
 Samples: TypeAlias = "Mapping[str, npt.NDArray[Any] | Sequence[npt.NDArray[Any]]]"
 
 
@@ -71,12 +82,9 @@ class QuantizeOptions:
 
 @dataclass(frozen=True, slots=True)
 class QuantizeReport:
-    """What `quantize` did.
+    """What `quantize` did; bytes are those of the weights and the model together.
 
     Attributes:
-        kind: what was asked for.
-        bytes_before: bytes of the weights and the model before.
-        bytes_after: bytes of the weights and the model after.
         quantized_ops: quantised operator -> how many nodes of it there are now and were not before.
         samples: calibration samples that were run; 0 without calibration.
     """
@@ -121,23 +129,23 @@ def quantize(
     source = bundle
     if bundle.opset < _LOWEST_OPSET:
         bundle, _ = to_opset(bundle, _NORMAL_OPSET)
-    nodes = {node.name: node.op_type for graph in graphs_of(bundle.proto) for node in graph.node if node.name}
-    exclude = frozenset(selected(options.exclude, nodes, "the nodes to leave out"))
+    nodes = {node.name: node.op_type for node in nodes_of(bundle.proto) if node.name}
+    options = replace(options, exclude=tuple(sorted(selected(options.exclude, nodes, "the nodes to leave out"))))
     samples: list[dict[str, Any]] = []
     if kind == "int4-weights":
         with _quiet():
-            made = to_int4(bundle, tools, options.block_size, options.symmetric, exclude)
+            made = _to_int4(bundle, tools, options)
     else:
-        if kind == "int8-static":
-            given = {} if calibration is None else calibration
-            samples = _calibration_samples(bundle, given if isinstance(given, Mapping) else _read_samples(given))
-        made = _in_files(bundle, kind, tools, replace(options, exclude=tuple(sorted(exclude))), samples)
-    new_ops = _quantized_ops(made) - _quantized_ops(source)
+        if calibration:
+            samples = _calibration_samples(bundle, calibration)
+        made = _in_files(bundle, kind, tools, options, samples)
+    new, old = (Counter(node.op_type for node in nodes_of(model.proto)) for model in (made, source))
+    new_ops = {op_type: count for op_type, count in (new - old).items() if op_type in _QUANTIZED_OPS}
     if not new_ops:
         raise ConversionError(
             f"{kind} finds nothing to quantise in {bundle.origin}: no operator with a constant weight that it can take"
         )
-    return made, QuantizeReport(kind, source.nbytes, made.nbytes, dict(new_ops), len(samples))
+    return made, QuantizeReport(kind, source.nbytes, made.nbytes, new_ops, len(samples))
 
 
 def _check(kind: str, options: QuantizeOptions, calibration: object) -> None:
@@ -152,12 +160,100 @@ def _check(kind: str, options: QuantizeOptions, calibration: object) -> None:
         raise ConversionError(f"block size {options.block_size} was asked for; it is a power of two, 16 at least")
 
 
+def _to_int4(bundle: ModelBundle, tools: Any, options: QuantizeOptions) -> ModelBundle:
+    """Return the model with MatMulNBits of 4 bits in place of products, those in bodies included.
+
+    A product is taken when its second input is an f32, f16 or bf16 initializer of two dims that has at least one whole
+    block of rows; a matrix that several products share is quantised once. ONNX Runtime's tool loads whole models into
+    memory, so it gets one product at a time: at most one matrix is in memory in full precision.
+    """
+    proto = copied(bundle.proto)
+    maker = _Int4Maker(bundle, tools, options, UniqueNames(all_value_names(proto)))
+    maker.graph(proto.graph, {})
+    if not maker.weights:
+        return bundle
+    if not any(entry.domain == "com.microsoft" for entry in proto.opset_import):
+        proto.opset_import.add(domain="com.microsoft", version=1)
+    return ModelBundle(proto, {**bundle.weights, **maker.weights}, bundle.origin).with_proto(proto)
+
+
+@dataclass(slots=True)
+class _Int4Maker:
+    bundle: ModelBundle
+    tools: Any
+    options: QuantizeOptions
+    names: UniqueNames
+    weights: dict[str, TensorData] = field(default_factory=dict)
+    made: dict[str, tuple[onnx.NodeProto, list[onnx.TensorProto]]] = field(default_factory=dict)
+    """Location of a matrix -> a product with it, quantised, and its quantised tensors."""
+
+    def graph(self, graph: onnx.GraphProto, outer: Mapping[str, onnx.TensorProto]) -> None:
+        """Rewrite one graph and its bodies; quantised matrices go into the graph of the product."""
+        overridable = {value.name for value in graph.input}
+        own = {tensor.name: tensor for tensor in graph.initializer if tensor.name not in overridable}
+        hidden = overridable | {name for node in graph.node for name in node.output}
+        seen = {name: tensor for name, tensor in outer.items() if name not in hidden} | own
+        quantized: set[str] = set()
+        for node in graph.node:
+            for body in bodies_of(node):
+                self.graph(body, seen)
+            matrix = seen.get(node.input[1]) if node.op_type == "MatMul" and len(node.input) == 2 else None
+            if matrix is None or node.domain or node.name in self.options.exclude:
+                continue
+            fits = len(matrix.dims) == 2 and matrix.dims[0] >= self.options.block_size
+            if fits and matrix.data_type in _FLOATS:
+                quantized.add(node.input[1])
+                self._replace(node, matrix, graph)
+        unused = (quantized & own.keys()) - read_names(graph)
+        if unused:
+            set_items(graph.initializer, [tensor for tensor in graph.initializer if tensor.name not in unused])
+
+    def _replace(self, node: onnx.NodeProto, matrix: onnx.TensorProto, graph: onnx.GraphProto) -> None:
+        """Make a MatMulNBits of a MatMul, with the name and the metadata that it has."""
+        key = location_of(matrix) or matrix.name
+        if key not in self.made:
+            self.made[key] = self._quantized(node, matrix)
+        made, tensors = self.made[key]
+        node.domain, node.op_type = made.domain, made.op_type
+        set_items(node.attribute, made.attribute)
+        node.input[1:] = [tensor.name for tensor in tensors]
+        known = {tensor.name for tensor in graph.initializer}
+        graph.initializer.extend(tensor for tensor in tensors if tensor.name not in known)
+
+    def _quantized(
+        self, node: onnx.NodeProto, matrix: onnx.TensorProto
+    ) -> tuple[onnx.NodeProto, list[onnx.TensorProto]]:
+        """Return the MatMulNBits for a MatMul, and its tensors, whose data is beside the model."""
+        data = self.bundle.weights.get(location_of(matrix))
+        held = matrix
+        if data is not None:  # read from the file: pages of a map would stay in memory
+            raw = b"".join(map(bytes, data.pieces()))
+            held = onnx.TensorProto(name=matrix.name, data_type=matrix.data_type, dims=matrix.dims, raw_data=raw)
+        ends = [
+            onnx.helper.make_tensor_value_info(name, matrix.data_type, None) for name in (node.input[0], node.output[0])
+        ]
+        model = onnx.helper.make_model(
+            onnx.helper.make_graph([node], "product", ends[:1], ends[1:], initializer=[held]),
+            opset_imports=[onnx.helper.make_opsetid("", self.bundle.opset)],
+            ir_version=max(self.bundle.proto.ir_version, 10),
+        )
+        with foreign_errors(f"{label_of(node)} cannot be quantised"):
+            tool = self.tools.matmul_nbits_quantizer.MatMulNBitsQuantizer(
+                model, bits=4, block_size=self.options.block_size, is_symmetric=self.options.symmetric
+            )
+            tool.process()
+        result = tool.model.model.graph
+        if len(result.node) != 1 or result.node[0].op_type != "MatMulNBits":
+            raise ConversionError(f"{label_of(node)} cannot be quantised: the tool leaves it as it is")
+        by_name = {tensor.name: tensor_data(tensor, ExternalFiles(None)) for tensor in result.initializer}
+        names = result.node[0].input[1:]
+        return result.node[0], [placed(self.names.unique(name), by_name[name], self.weights) for name in names]
+
+
 def _in_files(
     bundle: ModelBundle, kind: str, tools: Any, options: QuantizeOptions, samples: Sequence[Mapping[str, Any]]
 ) -> ModelBundle:
     """Quantise through temporary files, which the tools read and write."""
-    import onnx
-
     with tempfile.TemporaryDirectory(prefix="rlx_ort-", ignore_cleanup_errors=True) as name:
         given, ready, made = (Path(name, f"{part}.onnx") for part in ("given", "ready", "made"))
         large = sum(data.nbytes for data in bundle.weights.values()) > 1 << 30
@@ -169,57 +265,27 @@ def _in_files(
             "nodes_to_exclude": list(options.exclude),
             "use_external_data_format": large,
         }
-        try:
-            with _quiet():
-                # Symbolic inference would need sympy; ONNX's own was run above.
-                tools.shape_inference.quant_pre_process(
-                    given,
+        with foreign_errors(f"{bundle.origin} cannot be quantised to {kind}"), _quiet():
+            # Symbolic inference would need sympy; ONNX's own was run above.
+            tools.shape_inference.quant_pre_process(
+                given,
+                ready,
+                skip_symbolic_shape=True,
+                skip_optimization=kind != "int8-static" or large,
+                save_as_external_data=large,
+            )
+            if kind == "int8-static":
+                tools.quantize_static(
                     ready,
-                    skip_symbolic_shape=True,
-                    skip_optimization=kind != "int8-static" or large,
-                    save_as_external_data=large,
+                    made,
+                    SimpleNamespace(get_next=partial(next, iter(samples), None)),  # all that the tool asks of a reader
+                    quant_format=tools.QuantFormat.QDQ,
+                    activation_type=tools.QuantType.QUInt8,
+                    **common,
                 )
-                if kind == "int8-static":
-                    tools.quantize_static(
-                        ready,
-                        made,
-                        _Reader(samples),
-                        quant_format=tools.QuantFormat.QDQ,
-                        activation_type=tools.QuantType.QUInt8,
-                        **common,
-                    )
-                else:
-                    tools.quantize_dynamic(ready, made, **common)
+            else:
+                tools.quantize_dynamic(ready, made, **common)
             return bundle_of(onnx.load(made), name, bundle.origin)
-        except ConversionError:
-            raise
-        except Exception as err:  # the tools let anything through, from their own errors to assertions
-            text = str(err).strip().splitlines()
-            reason = f"{type(err).__name__}: {text[0] if text else 'no message'}"
-            raise ConversionError(f"{bundle.origin} cannot be quantised to {kind}: {reason}") from err
-
-
-class _Reader:
-    """Gives the tools one calibration sample after another."""
-
-    def __init__(self, samples: Sequence[Mapping[str, Any]]) -> None:
-        self._samples = samples
-        self._next = iter(samples)
-
-    def __iter__(self) -> _Reader:
-        return self
-
-    def __next__(self) -> Mapping[str, Any]:
-        return next(self._next)
-
-    def __len__(self) -> int:
-        return len(self._samples)
-
-    def get_next(self) -> Mapping[str, Any] | None:
-        return next(self._next, None)
-
-    def set_range(self, start_index: int, end_index: int) -> None:
-        self._next = iter(self._samples[start_index:end_index])
 
 
 def _typed(bundle: ModelBundle) -> ModelBundle:
@@ -231,11 +297,6 @@ def _typed(bundle: ModelBundle) -> ModelBundle:
         if not node.name:
             node.name = names.unique(f"{node.op_type}_{index}")
     return bundle.with_proto(proto)
-
-
-def _quantized_ops(bundle: ModelBundle) -> Counter[str]:
-    nodes: Iterator[onnx.NodeProto] = (node for graph in graphs_of(bundle.proto) for node in graph.node)
-    return Counter(node.op_type for node in nodes if node.op_type in _QUANTIZED_OPS)
 
 
 @contextlib.contextmanager
@@ -257,25 +318,16 @@ def _quiet() -> Iterator[None]:
             _log.debug("onnxruntime.quantization: %s", line)
 
 
-def _read_samples(path: str | os.PathLike[str]) -> dict[str, npt.NDArray[Any]]:
-    """Return the arrays of an npz file, by name.
-
-    Raises:
-        ConversionError: it cannot be read, is damaged, holds pickled objects or unpacks to too much.
-    """
-    return {name: data.numpy() for name, data in read_npz(Path(path)).items()}
-
-
-def _calibration_samples(bundle: ModelBundle, given: Samples) -> list[dict[str, npt.NDArray[Any]]]:
+def _calibration_samples(
+    bundle: ModelBundle, given: Samples | str | os.PathLike[str]
+) -> list[dict[str, npt.NDArray[Any]]]:
     """Return one feed a sample, each value of the dtype and shape that the model declares.
 
     An array with one axis more than the input is cut along that first axis. One of the input's rank is cut along the
     batch axis, into pieces of the size that the model declares there, or of one. Items of a list are fed as they are.
-
-    Raises:
-        ConversionError: an input has no data, data belongs to no input, shapes do not fit, or the inputs have
-            different numbers of samples.
     """
+    if not isinstance(given, Mapping):
+        given = {name: data.numpy() for name, data in read_npz(Path(given)).items()}
     declared = bundle.input_types()
     for name in given:
         if name not in declared:

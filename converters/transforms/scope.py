@@ -7,31 +7,22 @@ import fnmatch
 from collections import ChainMap
 from collections.abc import Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-from rlx_ort.converters.bundle import ModelBundle, graphs_of, location_of
+import onnx
+
+from rlx_ort.converters.bundle import ModelBundle, location_of
+from rlx_ort.converters.from_onnx.structure import names_read
 from rlx_ort.converters.from_onnx.tensor_files import ExternalFiles
 from rlx_ort.converters.from_onnx.tensors import constant_data
-from rlx_ort.converters.infer import skeleton, with_types
-from rlx_ort.converters.onnx_types import dtype_of, known_type_of, tensor_proto
-from rlx_ort.converters.protos import copied
+from rlx_ort.converters.onnx_types import known_type_of, tensor_proto, tensor_type
+from rlx_ort.converters.protos import graphs_of, skeleton, with_types
 from rlx_ort.errors import ConversionError
-from rlx_ort.ir.shape import Dim, Shape
-from rlx_ort.ir.types import TensorType, UnknownType, ValueType
-
-if TYPE_CHECKING:
-    import onnx
+from rlx_ort.ir.types import Dim, UnknownType, ValueType
 
 __all__ = [
-    "Scope",
-    "all_value_names",
-    "dims_text",
-    "label_of",
-    "model_scope",
-    "near_names",
-    "selected",
+    "Scope", "all_value_names", "dims_text", "label_of", "model_scope", "near_names", "read_names", "selected",
     "typed_model",
-]
+]  # fmt: skip
 
 _SMALL_BYTES = 4096  # what an adapter or a fold may need the values of: axes, pads, scales
 
@@ -48,13 +39,14 @@ class Scope:
     types: MutableMapping[str, ValueType] = field(default_factory=dict)
     constants: MutableMapping[str, onnx.TensorProto] = field(default_factory=dict)
 
-    def inner(self, graph: onnx.GraphProto, bundle: ModelBundle) -> Scope:
-        """Return the scope of a body; names of the body hide those of the graphs around it."""
+    def inner(self, bundle: ModelBundle, *versions: onnx.GraphProto) -> Scope:
+        """Return the scope of a graph in this one, whose names hide those around it; the last version counts."""
         scope = Scope(ChainMap({}, self.types), ChainMap({}, self.constants))
-        scope.read(graph, bundle)
+        for graph in versions:
+            scope._read(graph, bundle)
         return scope
 
-    def read(self, graph: onnx.GraphProto, bundle: ModelBundle) -> None:
+    def _read(self, graph: onnx.GraphProto, bundle: ModelBundle) -> None:
         """Take in what a graph declares: types, initializers and Constant nodes."""
         for info in (*graph.value_info, *graph.input, *graph.output):
             kind = known_type_of(info.type)
@@ -62,31 +54,24 @@ class Scope:
                 self.types[info.name] = kind
         overridable = {value.name for value in graph.input}
         for tensor in graph.initializer:
-            self.types[tensor.name] = TensorType(dtype_of(tensor.data_type), Shape(tensor.dims))
-            small = None if tensor.name in overridable else _small(tensor, bundle)
-            if small is not None:
+            self.types[tensor.name] = tensor_type(tensor)
+            if tensor.name not in overridable and (small := _small(tensor, bundle)) is not None:
                 self.constants[tensor.name] = small
         for node in graph.node:
-            made = constant_of(node)
-            if made is not None:
+            if (made := _constant(node)) is not None:
                 self.constants[node.output[0]] = made
 
 
-def constant_of(node: onnx.NodeProto) -> onnx.TensorProto | None:
+def _constant(node: onnx.NodeProto) -> onnx.TensorProto | None:
     """Return the small dense tensor of numbers that a Constant node gives, or None for other nodes and kinds."""
     if node.op_type != "Constant" or node.domain not in ("", "ai.onnx") or len(node.attribute) != 1:
         return None
-    attribute, name = node.attribute[0], node.output[0]
-    if attribute.name == "value":
-        if attribute.t.ByteSize() > _SMALL_BYTES:
-            return None
-        made: onnx.TensorProto = copied(attribute.t)
-        made.name = name
-        return made
-    if attribute.name not in ("value_int", "value_ints", "value_float", "value_floats"):
+    attribute = node.attribute[0]
+    dense = ("value", "value_int", "value_ints", "value_float", "value_floats")
+    if attribute.name not in dense or attribute.ref_attr_name or attribute.ByteSize() > _SMALL_BYTES:
         return None
     data = constant_data(attribute, ExternalFiles(None))
-    return None if data is None else tensor_proto(data, name)
+    return None if data is None else tensor_proto(data, node.output[0])
 
 
 def typed_model(bundle: ModelBundle) -> onnx.ModelProto:
@@ -94,12 +79,9 @@ def typed_model(bundle: ModelBundle) -> onnx.ModelProto:
     return with_types(skeleton(bundle.proto))
 
 
-def model_scope(bundle: ModelBundle, typed: onnx.ModelProto) -> Scope:
-    """Return the scope of the main graph."""
-    scope = Scope()
-    scope.read(typed.graph, bundle)
-    scope.read(bundle.proto.graph, bundle)
-    return scope
+def model_scope(bundle: ModelBundle) -> Scope:
+    """Return the scope of the main graph; infers its types."""
+    return Scope().inner(bundle, typed_model(bundle).graph, bundle.proto.graph)
 
 
 def all_value_names(proto: onnx.ModelProto) -> set[str]:
@@ -111,6 +93,11 @@ def all_value_names(proto: onnx.ModelProto) -> set[str]:
         found.update(tensor.values.name for tensor in graph.sparse_initializer)
         found.update(name for node in graph.node for name in (*node.input, *node.output) if name)
     return found
+
+
+def read_names(graph: onnx.GraphProto) -> set[str]:
+    """Return the names that the nodes, the bodies and the outputs of a graph read."""
+    return {value.name for value in graph.output}.union(*map(names_read, graph.node))
 
 
 def label_of(node: onnx.NodeProto) -> str:
@@ -136,13 +123,7 @@ def near_names(name: str, known: Iterable[str]) -> str:
 def selected(wanted: Iterable[str], nodes: Mapping[str, str], what: str) -> set[str]:
     """Return the names of the nodes that entries of a list mean: a name, an operator, or a pattern of names as `conv*`.
 
-    Args:
-        wanted: the entries.
-        nodes: name -> operator.
-        what: what the list is called in messages.
-
-    Raises:
-        ConversionError: an entry means no node.
+    `nodes` has the operators by name; `what` is the list in the message where an entry means no node.
     """
     found: set[str] = set()
     for entry in wanted:
@@ -156,8 +137,6 @@ def selected(wanted: Iterable[str], nodes: Mapping[str, str], what: str) -> set[
 
 
 def _small(tensor: onnx.TensorProto, bundle: ModelBundle) -> onnx.TensorProto | None:
-    import onnx
-
     if tensor.data_location != onnx.TensorProto.EXTERNAL:
         return tensor
     data = bundle.weights.get(location_of(tensor))

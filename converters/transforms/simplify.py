@@ -9,23 +9,21 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import onnx
+from onnx.reference import ReferenceEvaluator
 
-from rlx_ort.converters.bundle import ModelBundle, graphs_of, placed
-from rlx_ort.converters.infer import skeleton
-from rlx_ort.converters.onnx_ir_bridge import bundle_from_ir, bundle_to_ir
+from rlx_ort.converters.bundle import ModelBundle, placed
+from rlx_ort.converters.onnx_ir_bridge import bundle_from_ir, bundle_to_ir, foreign_errors
 from rlx_ort.converters.onnx_types import tensor_proto
-from rlx_ort.converters.protos import copied, set_items
+from rlx_ort.converters.protos import copied, graphs_of, nodes_of, set_items, skeleton
 from rlx_ort.converters.transforms.scope import Scope, model_scope, typed_model
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import TensorType
-
-if TYPE_CHECKING:
-    import onnx
 
 __all__ = ["SimplifyReport", "fold_constants", "simplify"]
 
@@ -43,14 +41,7 @@ _FOLDED = _SIZES | {
 
 @dataclass(frozen=True, slots=True)
 class SimplifyReport:
-    """What `simplify` did.
-
-    Attributes:
-        nodes_before: nodes before, bodies included.
-        nodes_after: nodes after.
-        folded: values that were computed from constants or static shapes and are constants now.
-        removed_ops: operator -> how many of its nodes are gone.
-    """
+    """What `simplify` did: nodes, bodies included, values that are constants now, and operator -> nodes gone."""
 
     nodes_before: int
     nodes_after: int
@@ -75,16 +66,15 @@ def simplify(bundle: ModelBundle) -> tuple[ModelBundle, SimplifyReport]:
         folded += newly
         if not newly:
             break
-    proto = copied(made.proto)
-    for graph, twin in zip(
-        graphs_of(proto, functions=False), graphs_of(typed_model(made), functions=False), strict=True
-    ):
+    proto, typed = copied(made.proto), typed_model(made)
+    for graph, twin in zip(graphs_of(proto, functions=False), graphs_of(typed, functions=False), strict=True):
         weights = {tensor.name for tensor in graph.initializer}
         set_items(graph.value_info, [info for info in twin.value_info if info.name not in weights])
     made = made.with_proto(proto)
     _check(bundle, made)
-    gone = _ops(bundle) - _ops(made)
-    return made, SimplifyReport(bundle.node_count, made.node_count, tuple(folded), dict(gone.most_common()))
+    before, after = (Counter(node.op_type for node in nodes_of(model.proto)) for model in (bundle, made))
+    gone = dict((before - after).most_common())
+    return made, SimplifyReport(bundle.node_count, made.node_count, tuple(folded), gone)
 
 
 def _passes(bundle: ModelBundle) -> ModelBundle:
@@ -101,17 +91,14 @@ def _passes(bundle: ModelBundle) -> ModelBundle:
         passes.RemoveUnusedNodesPass(),
         passes.RemoveUnusedFunctionsPass(),  # type: ignore[no-untyped-call]  # onnx-ir types all its passes but this
     )
-    try:
+    with foreign_errors(f"{bundle.origin}: onnx-ir cannot simplify it"):
         model = order(model).model
-    except Exception as err:  # passes raise errors of any kind
-        raise ConversionError(f"{bundle.origin}: onnx-ir cannot simplify it: {type(err).__name__}: {err}") from err
     return bundle_from_ir(model, bundle.origin)
 
 
 def _check(before: ModelBundle, after: ModelBundle) -> None:
-    if before.input_types().keys() != after.input_types().keys() or list(before.output_types()) != list(
-        after.output_types()
-    ):
+    old, new = ((model.input_types().keys(), list(model.output_types())) for model in (before, after))
+    if old != new:
         raise ConversionError(f"{before.origin}: simplifying changed its inputs or outputs; convert it as it is")
     problem = _problem(after)
     if problem and not _problem(before):
@@ -120,18 +107,11 @@ def _check(before: ModelBundle, after: ModelBundle) -> None:
 
 def _problem(bundle: ModelBundle) -> str:
     """Return what ONNX's checker finds wrong, or an empty string."""
-    import onnx
-
     try:
         onnx.checker.check_model(skeleton(bundle.proto))
+        return ""
     except (onnx.checker.ValidationError, RuntimeError, ValueError) as err:
         return str(err).strip().splitlines()[0]
-    return ""
-
-
-def _ops(bundle: ModelBundle) -> Counter[str]:
-    nodes: list[onnx.NodeProto] = [node for graph in graphs_of(bundle.proto) for node in graph.node]
-    return Counter(node.op_type for node in nodes)
 
 
 def fold_constants(bundle: ModelBundle) -> tuple[ModelBundle, list[str]]:
@@ -140,17 +120,15 @@ def fold_constants(bundle: ModelBundle) -> tuple[ModelBundle, list[str]]:
     A shape known by inference counts as a constant. Nodes that produce an output of the model stay.
     Returns the names of the values that are constant now, too.
     """
-    typed = typed_model(bundle)
-    scope = model_scope(bundle, typed)
+    scope = model_scope(bundle)
     proto = copied(bundle.proto)
     outputs = {value.name for value in proto.graph.output}
-    opset = bundle.opset
     folded: list[str] = []
     kept: list[onnx.NodeProto] = []
     weights = dict(bundle.weights)
     for node in proto.graph.node:
         name = node.output[0] if len(node.output) == 1 else ""
-        value = _folded(node, scope, opset) if name and name not in outputs else None
+        value = _folded(node, scope, bundle.opset) if name and name not in outputs else None
         if value is None:
             kept.append(node)
             continue
@@ -180,24 +158,12 @@ def _folded(node: onnx.NodeProto, scope: Scope, opset: int) -> npt.NDArray[Any] 
     read = [name for name in node.input if name]
     if not read or any(name not in scope.constants for name in read):
         return None
-    import onnx
-    from onnx.reference import ReferenceEvaluator
-
     arrays = {name: onnx.numpy_helper.to_array(scope.constants[name]) for name in read}
     if any(array.dtype.hasobject for array in arrays.values()) or not _is_sure(node.op_type, arrays):
         return None
-    model = onnx.helper.make_model(
-        onnx.helper.make_graph(
-            [node],
-            "fold",
-            [onnx.helper.make_tensor_value_info(name, scope.constants[name].data_type, None) for name in read],
-            [onnx.helper.make_tensor_value_info(node.output[0], 0, None)],
-        ),
-        opset_imports=[onnx.helper.make_opsetid("", opset)],
-    )
     try:
         with np.errstate(all="ignore"):
-            (value,) = ReferenceEvaluator(model).run(None, arrays)
+            (value,) = ReferenceEvaluator(node, opsets={"": opset}).run(None, arrays)
     except Exception:  # numpy and the evaluator raise anything for what they cannot compute; the node then stays
         return None
     value = np.asarray(value)

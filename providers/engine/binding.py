@@ -7,7 +7,7 @@ works through `run` with host memory, so callers need no second path.
 from __future__ import annotations
 
 import abc
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -23,22 +23,22 @@ __all__ = [
     "HostBinder",
     "HostTensor",
     "Loop",
-    "Runs",
+    "RunSlots",
     "Slots",
     "StoppableRun",
     "binder_of",
 ]
 
 Arrays: TypeAlias = Mapping[str, npt.NDArray[Any]]
+Loop: TypeAlias = Callable[[Sequence[Any]], list[Any]]
 
 _DLPACK_CPU = 1
 
 
-class Runs(Protocol):
+class _Runs(Protocol):
     """All that a binder over host memory needs of a session."""
 
-    def run(self, output_names: Sequence[str], feeds: Mapping[str, Any]) -> list[Any]:
-        """Run once and return the named outputs as arrays; see `EngineSession.run`."""
+    def run(self, output_names: Sequence[str], feeds: Mapping[str, Any]) -> list[Any]: ...
 
 
 class StoppableRun(abc.ABC):
@@ -76,22 +76,6 @@ class Slots(abc.ABC):
         """
 
 
-class Loop(abc.ABC):
-    """A repeated run with the same input and output names; for one thread at a time.
-
-    It may keep the values of its last run until the next one.
-    """
-
-    @abc.abstractmethod
-    def run(self, values: Sequence[Any]) -> list[Any]:
-        """Run on arrays and device tensors in the order of the inputs; outputs come as in `Binder.run`.
-
-        Raises:
-            InputError: the engine refused a feed.
-            EngineError: the run failed; nothing more can be done with the loop.
-        """
-
-
 class Binder(abc.ABC):
     """The memory side of a session."""
 
@@ -124,8 +108,12 @@ class Binder(abc.ABC):
         """
 
     def loop(self, inputs: Sequence[str], outputs: Sequence[str], resident: Collection[str]) -> Loop:
-        """Return a run to be repeated, prepared once; see `run`."""
-        return _RunLoop(self, inputs, outputs, resident)
+        """Return a run to be repeated by one thread at a time, prepared once; see `run`.
+
+        It takes arrays and device tensors in the order of the inputs, and may keep them until the next run. Nothing
+        more can be done with it after an `EngineError`.
+        """
+        return lambda values: self.run(dict(zip(inputs, values, strict=True)), outputs, resident)
 
     @abc.abstractmethod
     def slots(self, inputs: Arrays, outputs: Arrays, fixed: Collection[str]) -> Slots | None:
@@ -146,24 +134,10 @@ def binder_of(session: EngineSession) -> Binder:
     return own() if own is not None else HostBinder(session)
 
 
-class _RunLoop(Loop):
-    def __init__(
-        self, binder: Binder, inputs: Sequence[str], outputs: Sequence[str], resident: Collection[str]
-    ) -> None:
-        self._binder = binder
-        self._inputs = inputs
-        self._outputs = outputs
-        self._resident = resident
-
-    def run(self, values: Sequence[Any]) -> list[Any]:
-        """Run once more; see `Loop.run`."""
-        return self._binder.run(dict(zip(self._inputs, values, strict=True)), self._outputs, self._resident)
-
-
 class HostBinder(Binder):
     """A binder of any session, in host memory."""
 
-    def __init__(self, runs: Runs) -> None:
+    def __init__(self, runs: _Runs) -> None:
         self._runs = runs
 
     @property
@@ -190,15 +164,17 @@ class HostBinder(Binder):
 
     def slots(self, inputs: Arrays, outputs: Arrays, fixed: Collection[str]) -> Slots | None:
         """Return slots that copy results into buffers."""
-        return _RunSlots(self._runs, tuple(inputs), outputs, fixed)
+        return RunSlots(self._runs, tuple(inputs), outputs, fixed)
 
     def stoppable(self) -> StoppableRun:
         """Return a run that can be stopped before it begins."""
         return _Stoppable(self._runs)
 
 
-class _RunSlots(Slots):
-    def __init__(self, runs: Runs, inputs: Sequence[str], outputs: Arrays, fixed: Collection[str]) -> None:
+class RunSlots(Slots):
+    """Slots of any session: results are copied to the buffers of the outputs that are `fixed`."""
+
+    def __init__(self, runs: _Runs, inputs: Sequence[str], outputs: Arrays, fixed: Collection[str]) -> None:
         self._runs = runs
         self._inputs = inputs
         self._outputs = list(outputs)
@@ -221,25 +197,23 @@ class _RunSlots(Slots):
 
 
 class _Stoppable(StoppableRun):
-    def __init__(self, runs: Runs) -> None:
+    def __init__(self, runs: _Runs) -> None:
         self._runs = runs
         self._stopped = False
 
     def run(self, output_names: Sequence[str], feeds: Mapping[str, Any]) -> list[Any]:
-        """Run unless stopped before; see `StoppableRun.run`."""
         if self._stopped:
             raise EngineError("the run was stopped before it began")
         return self._runs.run(output_names, feeds)
 
     def stop(self) -> None:
-        """Make the run not begin; one that has begun cannot be stopped here."""
-        self._stopped = True
+        self._stopped = True  # one that has begun cannot be stopped here
 
 
 class DeviceTensor(abc.ABC):
-    """A tensor in the memory of a device, made by an upload or by a run; its elements never change.
+    """A tensor in the memory of a device; its elements never change, and every session on the device takes it.
 
-    It keeps the session that made it alive, and is taken by every session on the same device.
+    It is made by an upload or by a run, and keeps the session that made it alive.
     """
 
     __slots__ = ()
@@ -262,32 +236,28 @@ class DeviceTensor(abc.ABC):
             EngineError: the device did not hand them over.
         """
 
+    @abc.abstractmethod
     def __dlpack__(self, **kwargs: Any) -> Any:
         """Return a DLPack capsule over the tensor's memory, without a copy.
 
         Raises:
             BufferError: the device's memory, or the element type, cannot be shared this way.
         """
-        raise BufferError(f"{type(self).__name__} cannot be exported through DLPack; read it with numpy()")
 
+    @abc.abstractmethod
     def __dlpack_device__(self) -> tuple[int, int]:
         """Return DLPack's number of the device type, and the device's index.
 
         Raises:
             BufferError: the memory cannot be shared through DLPack.
         """
-        raise BufferError(f"{type(self).__name__} cannot be exported through DLPack; read it with numpy()")
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.dtype.name}{list(self.shape)}>"
 
 
 class HostTensor(DeviceTensor):
-    """A tensor in host memory, for engines that have no memory of their own.
-
-    Args:
-        array: its elements; must not be written to any more.
-    """
+    """A tensor in host memory, for engines that have no memory of their own; the array is not written to any more."""
 
     __slots__ = ("__weakref__", "array")
 
@@ -309,9 +279,7 @@ class HostTensor(DeviceTensor):
         return self.array.copy()
 
     def __dlpack__(self, **kwargs: Any) -> Any:
-        """Return numpy's DLPack capsule of the array; see `DeviceTensor.__dlpack__`."""
         return self.array.__dlpack__(**kwargs)
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        """Return DLPack's number for host memory."""
         return self.array.__dlpack_device__()

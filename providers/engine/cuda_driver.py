@@ -14,6 +14,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import itertools
+import os
 import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -23,9 +24,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rlx_ort.providers.engine.recorded import Copy, NotRecordedError
+from rlx_ort.providers.engine.recordings import Copy, NotRecordedError, Recorder
 
-__all__ = ["CudaGpu", "CudaRecorder", "cuda_gpus", "free_bytes", "open_recorder", "pinned_like", "same_bus"]
+__all__ = ["CudaGpu", "cuda_gpus", "free_bytes", "open_recorder", "pinned_like", "process_bytes", "same_bus"]
 
 _LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
 _BUS_ID_BYTES = 32
@@ -111,11 +112,7 @@ def same_bus(one: str, other: str) -> bool:
 
 @functools.cache
 def _driver() -> ctypes.CDLL:
-    """Return the driver's library, with the argument types of its functions.
-
-    Raises:
-        NotRecordedError: there is none, or it is too old.
-    """
+    """Return the driver's library, with the argument types of its functions."""
     try:
         library = ctypes.CDLL(_LIBRARY)
         for name, types in _ARGUMENTS.items():
@@ -141,23 +138,56 @@ def _call(name: str, *arguments: Any) -> None:
 
 
 def free_bytes(index: int) -> int:
-    """Return the free memory of a GPU in bytes.
-
-    Raises:
-        NotRecordedError: the driver does not answer.
-    """
+    """Return the free memory of a GPU in bytes, or raise `NotRecordedError`."""
     free, total = _N(), _N()
     _call("cuCtxSetCurrent", _context(index))
     _call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
     return free.value
 
 
-def pinned_like(index: int, like: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return an array like another one in pinned host memory, which is freed with its last view.
+def process_bytes(index: int) -> tuple[int, str] | None:
+    """Return what this process uses of a GPU's memory in bytes, and how that is known; None without NVML.
 
-    Raises:
-        NotRecordedError: the driver cannot be used, or has no memory left to pin.
+    NVML lists it by process where it can: Windows drivers do not, and in a container the process ids differ. Then it is
+    what all processes use, less what they used at the first call, which is to come before this process uses the GPU.
     """
+    try:
+        library, handle, count = _nvml(), _P(), _U(_MOST_PROCESSES)
+        listed, whole = (_ProcessInfo * _MOST_PROCESSES)(), (ctypes.c_ulonglong * 3)()  # total, free, used
+        bus_id = cuda_gpus()[index].bus_id.encode()
+        if library.nvmlDeviceGetHandleByPciBusId_v2(bus_id, ctypes.byref(handle)):
+            return None
+        if library.nvmlDeviceGetMemoryInfo(handle, whole):
+            return None
+        before = _used_before.setdefault(index, whole[2])
+        if not library.nvmlDeviceGetComputeRunningProcesses_v3(handle, ctypes.byref(count), listed):
+            for each in listed[: count.value]:
+                if each.pid == os.getpid() and each.used != _UNKNOWN_BYTES:
+                    return int(each.used), "NVML, by process"
+    except (OSError, AttributeError, IndexError):  # no library, an old one, or no such GPU
+        return None
+    return max(0, whole[2] - before), "NVML, use of the GPU since this process first used it"
+
+
+@functools.cache
+def _nvml() -> ctypes.CDLL:
+    library = ctypes.CDLL("nvml.dll" if sys.platform == "win32" else "libnvidia-ml.so.1")
+    library.nvmlInit_v2()
+    return library
+
+
+class _ProcessInfo(ctypes.Structure):
+    """nvmlProcessInfo_t."""
+
+    _fields_ = [("pid", _U), ("used", ctypes.c_ulonglong), ("gpu_instance", _U), ("compute_instance", _U)]
+
+
+_MOST_PROCESSES, _UNKNOWN_BYTES = 256, 2**64 - 1
+_used_before: dict[int, int] = {}
+
+
+def pinned_like(index: int, like: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return an array like another one in pinned host memory, which is freed with its last view."""
     return _pinned(_context(index), like)
 
 
@@ -170,26 +200,15 @@ def _pinned(context: int, like: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return np.frombuffer(memoryview(raw), like.dtype, like.size).reshape(like.shape)
 
 
-def open_recorder(index: int, obstacle: str = "") -> CudaRecorder:
-    """Return a recorder on a GPU; `obstacle` is why the caller's options or ONNX Runtime's build forbid one.
-
-    Raises:
-        NotRecordedError: there is an obstacle, or the driver cannot be used.
-    """
+def open_recorder(index: int, obstacle: str = "") -> Recorder:
+    """Return a recorder on a GPU; `obstacle` is why the caller's options or ONNX Runtime's build forbid one."""
     if obstacle:
         raise NotRecordedError(obstacle)
-    return CudaRecorder(index)
+    return _CudaRecorder(index)
 
 
-class CudaRecorder:
-    """Records the launches of one session on a stream of its own; see `Recorder`.
-
-    Args:
-        index: CUDA's ordinal of the GPU.
-
-    Raises:
-        NotRecordedError: the driver cannot be used.
-    """
+class _CudaRecorder:
+    """Records the launches of one session on a stream of its own; see `Recorder` for the methods."""
 
     def __init__(self, index: int) -> None:
         self._context = _context(index)
@@ -200,15 +219,10 @@ class CudaRecorder:
         self.options: Mapping[str, str] = {"has_user_compute_stream": "1", "user_compute_stream": str(self._stream)}
 
     def host_buffer(self, like: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return an array in pinned memory, which is freed with the last view of it; see `Recorder.host_buffer`."""
         return _pinned(self._context, like)
 
     def record(self, copies_in: Sequence[Copy], run: Callable[[], None], copies_out: Sequence[Copy]) -> int:
-        """Return an executable graph of the copies and the run; see `Recorder.record`.
-
-        Raises:
-            NotRecordedError: the capture failed, or holds what must not be replayed.
-        """
+        """Return an executable graph of the copies and the run, if it holds nothing that must not be replayed."""
         stream, graph = self._stream, _P()
         _call("cuCtxSetCurrent", self._context)
         _call("cuStreamSynchronize", stream)
@@ -238,7 +252,6 @@ class CudaRecorder:
         return int(made.value or 0)
 
     def player(self, recording: int) -> Callable[..., None]:
-        """Return what launches a graph and waits for it; see `Recorder.player`."""
         driver, context, stream, graph = _driver(), _P(self._context), _P(self._stream), _P(recording)
         enter, launch, wait, copy = (
             driver.cuCtxSetCurrent,
@@ -262,7 +275,6 @@ class CudaRecorder:
         return play
 
     def move(self, copies: Sequence[Copy]) -> None:
-        """Copy within the device and wait; see `Recorder.move`."""
         driver = _driver()
         code = driver.cuCtxSetCurrent(self._context)
         for to, source, size in copies:
@@ -272,18 +284,15 @@ class CudaRecorder:
             raise RuntimeError(f"a copy on the GPU failed with CUDA error {code}")
 
     def drop(self, recording: int) -> None:
-        """Free a graph; see `Recorder.drop`."""
         _driver().cuCtxSetCurrent(self._context)
         _driver().cuGraphExecDestroy(recording)
 
     def wait(self) -> None:
-        """Wait for the stream and for what it calls on the host; see `Recorder.wait`."""
         if self._stream:
             _driver().cuCtxSetCurrent(self._context)
             _driver().cuStreamSynchronize(self._stream)
 
     def close(self) -> None:
-        """Free the stream; see `Recorder.close`."""
         stream, self._stream = self._stream, 0
         if stream:
             _driver().cuCtxSetCurrent(self._context)
@@ -291,11 +300,7 @@ class CudaRecorder:
 
 
 def _check_nodes(graph: Any, own: frozenset[int]) -> None:
-    """Refuse a graph that copies from or to host memory outside of `own`, calls the host, or leaks allocations.
-
-    Raises:
-        NotRecordedError: it does.
-    """
+    """Refuse a graph that copies from or to host memory outside of `own`, calls the host, or leaks allocations."""
     count = _N()
     _call("cuGraphGetNodes", graph, None, ctypes.byref(count))
     nodes = (_P * count.value)()

@@ -1,8 +1,7 @@
 """How weights reach a session without being copied.
 
-Weights that are mapped from a file, as those of an imported model, stay references to that file: ONNX Runtime maps it
-tensor by tensor and unmaps what its kernels repack, so the peak is one copy and not two. All others are passed in
-memory.
+Weights that are mapped from a file stay references to that file: ONNX Runtime maps it tensor by tensor and unmaps what
+its kernels repack, so the peak is one copy and not two. All others are passed in memory.
 
 ONNX Runtime 1.31 and newer borrow the buffers (`session.use_external_initializer_file_buffers_directly`). Older ones
 silently ignore this key and copy, so they get a file in the compile cache that they map themselves. Neither keeps a
@@ -54,10 +53,9 @@ def prepare_weights(
     *,
     repacked: bool = True,
 ) -> tuple[bytes, list[npt.NDArray[Any]]]:
-    """Make session options read a model's weights in place.
+    """Make session options read weights in place; return the model to load and the buffers that the session needs.
 
-    With `repacked`, kernels may keep copies of their own; without, all sessions share the mapping of the store. Returns
-    the model to load and the buffers that must outlive the session.
+    With `repacked`, kernels may keep copies of their own; without, all sessions share the mapping of the store.
 
     Raises:
         ParamError: a parameter has no data, data of another type, or a buffer that is not one run of bytes.
@@ -66,7 +64,10 @@ def prepare_weights(
     tensors = external_tensors(model, weights)
     if not tensors:
         return payload, []
-    _check_buffers(tensors)
+    for name, tensor in tensors.items():
+        buffer = tensor.buffer
+        if buffer.dtype != np.uint8 or buffer.ndim != 1 or not buffer.flags.c_contiguous:
+            raise ParamError(f"the buffer of {name!r} must be one contiguous run of bytes")
     borrows = version >= BORROWING_VERSION
     folder = _common_folder(tensors) if repacked or not borrows else None
     if folder is not None:
@@ -91,21 +92,20 @@ def write_weights_file(
 
     The file appears whole or not at all, since mapping a truncated file kills the process. An existing one is compared
     with the buffers byte by byte, once per process unless it is written to.
-
-    Raises:
-        OSError: it cannot be written.
     """
     import hashlib  # loads OpenSSL, which most processes do not need
 
     import filelock
 
-    entries = _layout(weights)
-    digest = hashlib.sha256()
+    entries: dict[str, tuple[int, int]] = {}
+    digest, size = hashlib.sha256(), 0
     for name, buffer in weights.items():
+        step = _MAP_ALIGNMENT if buffer.nbytes >= _LARGE else _SMALL_ALIGNMENT
+        entries[name] = (-(-size // step) * step, buffer.nbytes)
+        size = sum(entries[name])
         digest.update(f"{name}\0{entries[name]}\0".encode())
         digest.update(buffer.data)
     path = folder / f"{digest.hexdigest()}.bin"
-    size = max((offset + length for offset, length in entries.values()), default=0)
     with filelock.FileLock(f"{path}.lock"):
         if _holds(path, size, weights, entries):
             return path, entries
@@ -126,13 +126,6 @@ def external_tensors(model: ExportedModel, weights: Mapping[str, TensorData]) ->
         for name, tensor in tensors.items()
         if tensor.dtype is not DType.STRING and tensor.nbytes >= INLINE_BYTES
     }
-
-
-def _check_buffers(tensors: Mapping[str, TensorData]) -> None:
-    for name, tensor in tensors.items():
-        buffer = tensor.buffer
-        if buffer.dtype != np.uint8 or buffer.ndim != 1 or not buffer.flags.c_contiguous:
-            raise ParamError(f"the buffer of {name!r} must be one contiguous run of bytes")
 
 
 def _common_folder(tensors: Mapping[str, TensorData]) -> Path | None:
@@ -193,17 +186,6 @@ def _holds(
 def _stamp(path: Path) -> tuple[int, ...]:
     status = path.stat()
     return (*FileRange.stamp_of(status), status.st_ctime_ns)
-
-
-def _layout(weights: Mapping[str, npt.NDArray[Any]]) -> dict[str, tuple[int, int]]:
-    entries = {}
-    end = 0
-    for name, buffer in weights.items():
-        step = _MAP_ALIGNMENT if buffer.nbytes >= _LARGE else _SMALL_ALIGNMENT
-        offset = -(-end // step) * step
-        entries[name] = (offset, buffer.nbytes)
-        end = offset + buffer.nbytes
-    return entries
 
 
 def _relocated(model: bytes, places: Mapping[str, tuple[str, int, int]], inside: Mapping[str, TensorData]) -> bytes:

@@ -5,11 +5,10 @@ ONNX Runtime falls back to the CPU silently where it can, so the providers of an
 
 from __future__ import annotations
 
-import ctypes
 import os
-import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,23 +21,17 @@ from rlx_ort.providers.engine.compiled.models import open_cached, use_for
 from rlx_ort.providers.engine.injection import prepare_weights
 from rlx_ort.providers.engine.process import budget, refuse_at_the_end
 from rlx_ort.providers.engine.recipe import SessionRecipe, check_config, check_provider_options
-from rlx_ort.providers.engine.recorded import NotRecordedError, Recorder, unrecordable
-from rlx_ort.providers.engine.runtime import opening_error
+from rlx_ort.providers.engine.recordings import NotRecordedError, Recorder, unrecordable
+from rlx_ort.providers.engine.runtime import PLUGIN_VERSION, opening_error
 from rlx_ort.providers.engine.session import OrtEngineSession
-from rlx_ort.providers.installation import PLUGIN_VERSION
+from rlx_ort.providers.hardware import release_free_heap
 
 __all__ = ["SPAWN_REMEDY", "forbid_in_forks", "open_session"]
 
-_LEVELS = {
-    OptimizationLevel.OFF: "ORT_DISABLE_ALL",
-    OptimizationLevel.BASIC: "ORT_ENABLE_BASIC",
-    OptimizationLevel.EXTENDED: "ORT_ENABLE_EXTENDED",
-    OptimizationLevel.LAYOUT: "ORT_ENABLE_LAYOUT",
-    OptimizationLevel.ALL: "ORT_ENABLE_ALL",
-}
 SPAWN_REMEDY = "start workers with multiprocessing.get_context('spawn')"
 """What to do instead of forking a process that has used a device: driver state does not survive a fork."""
 
+_GROWTH = "arena_extend_strategy"
 _LARGE_BYTES = 1 << 20  # of weights; opening a smaller model does not trim the heap
 _FATAL = 4  # every failure is an exception already; ONNX Runtime's copy on stderr would be noise
 
@@ -76,11 +69,9 @@ def open_session(recipe: SessionRecipe, request: SessionRequest) -> EngineSessio
         opened = open_cached(recipe, request, runtime.describe_runtime(), _open) if cached else None
         session, memory = opened or _open(recipe, request)
     except BaseException:
-        budget().withdraw(request.model)
         if recorder is not None:
             recorder.close()
         raise
-    budget().hold(session, request.options, request.model, on_cpu=recipe.on_cpu)
     if not recipe.on_cpu and recipe.before_run is None:
         recipe = replace(recipe, before_run=forbid_in_forks(request.device))
     declared = (request.model.input_types, request.model.output_types)
@@ -125,15 +116,18 @@ def _open(
     if prepare is not None:
         prepare(options)
     if any(tensor.nbytes >= _LARGE_BYTES for tensor in request.weights.values()):
-        _release_free_heap()
-    budget().apply(options, request.options, request.model, on_cpu=recipe.on_cpu)
-    return _create(engine, recipe, request, model, options), memory
+        # Exporting a model leaves megabytes of freed protobuf memory in the heap, which ONNX Runtime does not reuse.
+        release_free_heap()
+    create = partial(_create, engine, recipe, request, model, options)
+    return budget().opened(options, request.options, request.model, create, on_cpu=recipe.on_cpu), memory
 
 
 def _create(engine: Any, recipe: SessionRecipe, request: SessionRequest, model: bytes | str, options: Any) -> Any:
     """Open ONNX Runtime's session and compare its providers with the one that was asked for."""
     providers = None
     given = {**recipe.provider_options(request.options), **recipe.stream_options}
+    if request.budgeted and _GROWTH in (recipe.option_keys or ()):
+        given.setdefault(_GROWTH, "kSameAsRequested")  # by default an arena doubles, and keeps its first block for good
     try:
         if recipe.ep_devices:
             options.add_provider_for_devices(list(recipe.ep_devices), given)
@@ -156,8 +150,9 @@ def _create(engine: Any, recipe: SessionRecipe, request: SessionRequest, model: 
 
 def _session_options(engine: Any, recipe: SessionRecipe, options: CompileOptions) -> Any:
     made = engine.SessionOptions()
-    levels = engine.GraphOptimizationLevel
-    made.graph_optimization_level = getattr(levels, _LEVELS[options.optimization], levels.ORT_ENABLE_ALL)
+    levels, level = engine.GraphOptimizationLevel, options.optimization
+    name = "ORT_DISABLE_ALL" if level is OptimizationLevel.OFF else f"ORT_ENABLE_{level.name}"
+    made.graph_optimization_level = getattr(levels, name, levels.ORT_ENABLE_ALL)
     made.execution_mode = engine.ExecutionMode.ORT_SEQUENTIAL
     made.intra_op_num_threads = 1  # the budget decides when the session is opened
     made.enable_mem_pattern = recipe.mem_pattern
@@ -167,7 +162,7 @@ def _session_options(engine: Any, recipe: SessionRecipe, options: CompileOptions
     if options.profile_prefix is not None:
         made.enable_profiling = True
         made.profile_file_prefix = options.profile_prefix
-    entries = {"session.record_ep_graph_assignment_info": "1", **recipe.config}
+    entries = {}
     if options.spinning is not None:
         entries["session.intra_op.allow_spinning"] = str(int(options.spinning))
     if options.low_memory:
@@ -203,15 +198,3 @@ def forbid_in_forks(device: Device) -> Callable[[], None]:
             raise DeviceUnavailableError(device, reason, SPAWN_REMEDY)
 
     return check
-
-
-def _release_free_heap() -> None:
-    """Return free heap pages to the system, which takes glibc about a millisecond.
-
-    Exporting a model leaves megabytes of freed protobuf memory in the heap. ONNX Runtime's allocator does not reuse
-    them, so they would add to the peak of the process.
-    """
-    if sys.platform.startswith("linux"):
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # musl has none
-        if trim is not None:
-            trim(ctypes.c_size_t(0))

@@ -6,8 +6,11 @@ ONNX Runtime's private attributes are used for speed only, each in one function 
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,25 +19,27 @@ import numpy.typing as npt
 from rlx_ort.errors import EngineError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import TensorType, ValueType
-from rlx_ort.providers.engine.binding import Arrays, Binder, DeviceTensor, Loop, Slots, StoppableRun
-from rlx_ort.providers.engine.ort_slots import (
-    COPY_AT_MOST_BYTES,
-    DeviceSlots,
-    GraphSlots,
-    HostSlots,
-    RunSlots,
-    binding_call,
-)
-from rlx_ort.providers.engine.ort_tensor import DLPACK_DEVICE, OrtTensor
+from rlx_ort.providers.engine.binding import Arrays, Binder, DeviceTensor, Loop, RunSlots, Slots, StoppableRun
 from rlx_ort.providers.engine.process import watch
 from rlx_ort.providers.engine.recipe import HOST_MEMORY, nothing_to_hold
+from rlx_ort.providers.engine.recordings import NotRecordedError
 from rlx_ort.providers.engine.runtime import running_error
-from rlx_ort.providers.engine.values import from_ort_value, has_foreign_dtype, is_tensor_like, to_ort_value
+from rlx_ort.providers.engine.values import (
+    DLPACK_DEVICE,
+    OrtTensor,
+    from_ort_value,
+    has_foreign_dtype,
+    is_tensor_like,
+    to_ort_value,
+)
 
 if TYPE_CHECKING:
     from rlx_ort.providers.engine.session import OrtEngineSession, SessionCore
 
-__all__ = ["GraphRuns", "OrtBinder", "OrtLoop", "Place", "bind_input", "bind_output", "run_binding"]
+__all__ = ["GraphRuns", "OrtBinder"]
+
+_COPY_AT_MOST_BYTES = 64 * 1024  # binding another buffer costs as much as copying about this many
+_MOST_PINNED_BYTES = 256 << 20  # of one set of slots; pinned memory is taken from all processes
 
 
 class OrtBinder(Binder):
@@ -44,7 +49,7 @@ class OrtBinder(Binder):
         self._session = session
         self._memory, self._index = session.recipe.memory
         self._keeps_on_host = session.recipe.memory == HOST_MEMORY
-        self._places = (Place(session.engine, self._memory, self._index), Place(session.engine, "cpu", 0))
+        self._places = (_Place(session.engine, self._memory, self._index), _Place(session.engine, "cpu", 0))
 
     @property
     def on_host(self) -> bool:
@@ -87,7 +92,7 @@ class OrtBinder(Binder):
         with session.guarded():
             core = session.open_core()
             if session.recipe.device_graph:
-                return session.graph_runs(core).run_values(core, feeds, names, resident)
+                return session.graph_runs(core).run(core, feeds, names, resident)
             given = {name: feeds[name] for name in sorted(feeds) if feeds[name] is not None}
             return session.run_values(
                 core, names, given, resident, lambda: self._run_bound(core, given, names, resident)
@@ -97,11 +102,16 @@ class OrtBinder(Binder):
         self, core: SessionCore, feeds: Mapping[str, Any], names: Sequence[str], resident: Collection[str]
     ) -> list[Any]:
         session, io = self._session, core.session.io_binding()
-        kept = [bind_input(session, core, io, name, value) for name, value in feeds.items()]
+        kept = [_bind_input(session, core, io, name, value) for name, value in feeds.items()]
         here, host = self._places
         for name in names:
-            bind_output(io, name, here if name in resident else host)
-        run_binding(core.session, io, core.options)
+            place = here if name in resident else host
+            inner = getattr(io, "_iobinding", None)
+            if inner is None or place.inner is None:
+                io.bind_output(name, *place.names)
+            else:  # the public call would make a new device object each time
+                inner.bind_output(name, place.inner)
+        _run_binding(core.session, io, core.options)
         del kept
         values = io.get_outputs()
         return [
@@ -112,15 +122,15 @@ class OrtBinder(Binder):
     def loop(self, inputs: Sequence[str], outputs: Sequence[str], resident: Collection[str]) -> Loop:
         """Return a run to be repeated over one binding; see `Binder.loop`."""
         session = self._session
-        if not OrtLoop.possible(session, self._places, inputs, outputs):
+        if not _OrtLoop.possible(session, self._places, inputs, outputs):
             return super().loop(inputs, outputs, resident)
         with session.guarded():
-            return OrtLoop(session, self._places, inputs, outputs, resident)
+            return _OrtLoop(session, self._places, inputs, outputs, resident).run
 
     def slots(self, inputs: Arrays, outputs: Arrays, fixed: Collection[str]) -> Slots | None:
         """Return fixed buffers bound to the session; see `Binder.slots`."""
         session = self._session
-        types = {spec.name: spec.type for spec in (*session.inputs, *session.outputs)}
+        types = {**session.input_types, **session.output_types}
         for name in (*inputs, *outputs):
             kind = types[name]
             if not isinstance(kind, TensorType) or kind.dtype is DType.STRING or kind.dtype.is_packed:
@@ -129,13 +139,13 @@ class OrtBinder(Binder):
                 return None
         if session.runs_slots:
             known = session.recipe.pinned is not None and set(outputs) <= set(fixed) and not session.refuses
-            return RunSlots(session, list(inputs), outputs, self._places[1].inner if known else None)
+            return _PlainSlots(session, list(inputs), outputs, self._places[1].inner if known else None)
+        if session.recipe.device_graph:
+            return RunSlots(session, list(inputs), outputs, ())
+        if not self._keeps_on_host:
+            return _LoopSlots(self.loop(list(inputs), list(outputs), ()))
         with session.guarded():
-            if session.recipe.device_graph:
-                return GraphSlots(session, list(inputs), list(outputs))
-            if self._keeps_on_host:
-                return HostSlots(session, types, inputs, outputs, fixed)
-            return DeviceSlots(session, types, inputs, outputs)
+            return _HostSlots(session, types, inputs, outputs, fixed)
 
     def stoppable(self) -> StoppableRun:
         """Return a run that can be stopped."""
@@ -159,12 +169,8 @@ class GraphRuns:
         for name, value in self._outputs.items():
             self._io.bind_ortvalue_output(name, value)
 
-    def run(self, core: SessionCore, names: Sequence[str], feeds: Mapping[str, Any]) -> list[npt.NDArray[Any]]:
-        """Run on arrays and return the named outputs as arrays."""
-        return self.run_values(core, feeds, names, ())
-
-    def run_values(
-        self, core: SessionCore, feeds: Mapping[str, Any], names: Sequence[str], resident: Collection[str]
+    def run(
+        self, core: SessionCore, feeds: Mapping[str, Any], names: Sequence[str], resident: Collection[str] = ()
     ) -> list[Any]:
         """Run on arrays and device tensors; see `Binder.run`."""
         kept = []
@@ -172,12 +178,12 @@ class GraphRuns:
             given, before = value.value_for(core) if isinstance(value, OrtTensor) else (value, None)
             self._inputs[name].update_inplace(given)
             kept.append(before)
-        run_binding(core.session, self._io, core.options)
+        _run_binding(core.session, self._io, core.options)
         found: list[Any] = []
         for name in names:
             value = self._outputs[name]
             if name in resident:
-                copy = self._fixed(name, self._session.output_type(name))
+                copy = self._fixed(name, self._session.output_types[name])
                 copy.update_inplace(value)
                 found.append(OrtTensor(self._session, copy, core))
             else:
@@ -202,16 +208,12 @@ class _Stoppable(StoppableRun):
         watch(self)
 
     def run(self, output_names: Sequence[str], feeds: Mapping[str, Any]) -> list[Any]:
-        """Run once; see `StoppableRun.run`."""
         return self._session.run(output_names, feeds, self._options)
 
     def stop(self) -> None:
-        """Make the run end at its next node; one that has not begun ends at its first."""
-        self._options.terminate = True
+        self._options.terminate = True  # a run ends at its next node; one that has not begun at its first
 
-    def stop_runs(self) -> None:
-        """End the run, for the end of the process."""
-        self.stop()
+    stop_runs = stop  # for `watch`
 
 
 def _finish_work_on(source: Any, index: int) -> None:
@@ -223,7 +225,7 @@ def _finish_work_on(source: Any, index: int) -> None:
         library.cuda.get_current_stream().synchronize()
 
 
-class Place:
+class _Place:
     """A memory that outputs may be left in."""
 
     def __init__(self, engine: Any, memory: str, index: int) -> None:
@@ -233,24 +235,18 @@ class Place:
         self.inner = None if inner is None else inner()
 
 
-class OrtLoop(Loop):
+class _OrtLoop:
     """A loop over one binding, by the engine's inner objects: their public wrappers take half the time of a binding.
 
     What does not change from step to step stays bound: small arrays are copied into bound memory, and unchanged tensors
-    are left as they are. Outputs are bound anew each time, or a run would overwrite those of the last.
-
-    Args:
-        session: the session to run; its guard is held while the loop is made.
-        places: the device's memory, and the host's.
-        inputs: the names of the inputs, in the order in which values come.
-        outputs: the names of the outputs.
-        resident: the outputs that stay on the device.
+    are left as they are. Outputs are bound anew each time, or a run would overwrite those of the last. The session's
+    guard is held while the loop is made; `places` are the device's memory and the host's.
     """
 
     def __init__(
         self,
         session: OrtEngineSession,
-        places: tuple[Place, Place],
+        places: tuple[_Place, _Place],
         inputs: Sequence[str],
         outputs: Sequence[str],
         resident: Collection[str],
@@ -260,7 +256,7 @@ class OrtLoop(Loop):
         here, host = places
         self._session = session
         self._io = core.session.io_binding()
-        self._call, self._binding = binding_call(core.session, self._io)
+        self._call, self._binding = _binding_call(core.session, self._io)
         self._core = core
         self._unguarded = recipe.run_lock is nothing_to_hold and recipe.before_run is None and not session.takes_turns
         self._keeps_on_host = recipe.memory == HOST_MEMORY
@@ -274,21 +270,20 @@ class OrtLoop(Loop):
 
     @staticmethod
     def possible(
-        session: OrtEngineSession, places: tuple[Place, Place], inputs: Sequence[str], outputs: Sequence[str]
+        session: OrtEngineSession, places: tuple[_Place, _Place], inputs: Sequence[str], outputs: Sequence[str]
     ) -> bool:
         """Return whether the engine has the inner objects, and all values are tensors that numpy can hold."""
-        kinds = [session.input_type(name) for name in inputs] + [session.output_type(name) for name in outputs]
+        kinds = [session.input_types[name] for name in inputs] + [session.output_types[name] for name in outputs]
         return (
             not session.recipe.device_graph
             and all(place.inner is not None for place in places)
             and hasattr(session.open_core().session, "_sess")
             and hasattr(session.engine.OrtValue.ortvalue_from_numpy(np.zeros(1)), "_ortvalue")
             and all(isinstance(kind, TensorType) and kind.dtype is not DType.STRING for kind in kinds)
-            and not any(has_foreign_dtype(session.output_type(name)) for name in outputs)
+            and not any(has_foreign_dtype(session.output_types[name]) for name in outputs)
         )
 
     def run(self, values: Sequence[Any]) -> list[Any]:
-        """Bind what changed, run, and return the outputs; see `Loop.run`."""
         session = self._session
         if not self._unguarded:
             with session.guarded():
@@ -329,12 +324,12 @@ class OrtLoop(Loop):
 
     def _fixed(self, name: str, value: Any) -> Any:
         """Bind an array, in memory that later arrays of its shape can be copied into where that is cheaper."""
-        kind = self._session.input_type(name)
+        kind = self._session.input_types[name]
         plain = value.__class__ is np.ndarray and not has_foreign_dtype(kind)
         memory = self._session.bound_memory(name)
-        if not plain or memory is None or (memory == HOST_MEMORY and value.nbytes > COPY_AT_MOST_BYTES):
+        if not plain or memory is None or (memory == HOST_MEMORY and value.nbytes > _COPY_AT_MOST_BYTES):
             # Kept until the next run, which binds again: the owner may reallocate the array meanwhile.
-            return [bind_input(self._session, self._core, self._io, name, value)]
+            return [_bind_input(self._session, self._core, self._io, name, value)]
         own = np.array(value, order="C")
         found = self._session.engine.OrtValue.ortvalue_from_numpy(own, *memory)
         self._io.bind_ortvalue_input(name, found)
@@ -352,17 +347,13 @@ class OrtLoop(Loop):
         return True
 
 
-def bind_input(session: OrtEngineSession, core: SessionCore, io: Any, name: str, value: Any) -> Any:
-    """Bind one input and return what must live until the run has ended; the session's guard is held.
-
-    Raises:
-        EngineError: the value is a list, a map or of strings.
-    """
+def _bind_input(session: OrtEngineSession, core: SessionCore, io: Any, name: str, value: Any) -> Any:
+    """Bind one input and return what must live until the run has ended; the session's guard is held."""
     if isinstance(value, OrtTensor):
         bound, before = value.value_for(core)
         io.bind_ortvalue_input(name, bound)
         return bound, before
-    kind = session.input_type(name)
+    kind = session.input_types[name]
     if isinstance(value, DeviceTensor):
         value = value.numpy()
     if not isinstance(value, np.ndarray) or not is_tensor_like(kind):
@@ -372,16 +363,193 @@ def bind_input(session: OrtEngineSession, core: SessionCore, io: Any, name: str,
     return bound, memory
 
 
-def bind_output(io: Any, name: str, place: Place) -> None:
-    """Bind an output to a place; the public call would make a new device object each time."""
-    inner = getattr(io, "_iobinding", None)
-    if inner is None or place.inner is None:
-        io.bind_output(name, *place.names)
-    else:
-        inner.bind_output(name, place.inner)
-
-
-def run_binding(session: Any, io: Any, options: Any) -> None:
-    """Run a binding once."""
-    call, binding = binding_call(session, io)
+def _run_binding(session: Any, io: Any, options: Any) -> None:
+    call, binding = _binding_call(session, io)
     call(binding, options)
+
+
+class _LoopSlots(Slots):
+    """Slots of a provider with its own memory: a loop writes to fixed tensors there, and its outputs are new arrays."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+
+    def run(self, arrays: Sequence[npt.NDArray[Any]]) -> Sequence[npt.NDArray[Any]]:
+        return self._loop(arrays)
+
+
+class _HostSlots(Slots):
+    """Slots in host memory, read and written in place; inputs that the provider copies are bound in each run."""
+
+    def __init__(
+        self,
+        session: OrtEngineSession,
+        types: Mapping[str, ValueType],
+        inputs: Arrays,
+        outputs: Arrays,
+        fixed: Collection[str],
+    ) -> None:
+        self._session = session
+        self._core = session.open_core()
+        self._types = types
+        self._io = self._core.session.io_binding()
+        self._kept: list[Any] = []
+        self._copied: list[tuple[int, npt.NDArray[Any]]] = []
+        self._bound: dict[str, tuple[int, Any]] = {}
+        self._varying = [name for name in outputs if name not in fixed]
+        for index, (name, like) in enumerate(inputs.items()):
+            if like.nbytes > _COPY_AT_MOST_BYTES or session.bound_memory(name) is None:
+                self._bound[name] = (index, None)
+                continue
+            buffer = np.empty_like(like, order="C")
+            self._bind(self._io.bind_ortvalue_input, name, buffer)
+            self._copied.append((index, buffer))
+        self._places = {name: np.array(like, order="C") for name, like in outputs.items() if name in fixed}
+        for name, place in self._places.items():
+            self._bind(self._io.bind_ortvalue_output, name, place)
+        self._results = list(self._places.values())
+        self._names = list(outputs)
+        self._simple = not self._bound and not self._varying
+        self._call, self._binding = _binding_call(self._core.session, self._io)
+        self._options = self._core.options
+        self._copy = _copier([buffer for _, buffer in self._copied])
+        self._errors = session.errors
+
+    @property
+    def bound(self) -> Arrays:
+        return self._places
+
+    def run(self, arrays: Sequence[npt.NDArray[Any]]) -> Sequence[npt.NDArray[Any]]:
+        try:
+            if self._simple:
+                self._copy(arrays)
+                self._call(self._binding, self._options)
+                return self._results
+            return self._run_all(arrays)
+        except self._errors as err:
+            raise running_error(err, self._session.device) from err
+
+    def _run_all(self, arrays: Sequence[npt.NDArray[Any]]) -> Sequence[npt.NDArray[Any]]:
+        for index, buffer in self._copied:
+            buffer[...] = arrays[index]
+        for name, (index, _) in self._bound.items():
+            value = to_ort_value(self._session.engine, name, arrays[index], self._types[name])
+            self._io.bind_ortvalue_input(name, value[0])
+            self._bound[name] = (index, value)  # borrowed until the next run
+        for name in self._varying:
+            self._io.bind_output(name, "cpu", 0)
+        self._call(self._binding, self._options)
+        if not self._varying:
+            return self._results
+        values = dict(zip(self._names, self._io.get_outputs(), strict=True))
+        return [
+            self._places[name] if name in self._places else from_ort_value(values[name], name) for name in self._names
+        ]
+
+    def _bind(self, bind: Any, name: str, buffer: npt.NDArray[Any]) -> None:
+        value, memory = to_ort_value(self._session.engine, name, buffer, self._types[name])
+        bind(name, value)
+        self._kept.append((value, memory))
+
+
+class _PlainSlots(Slots):
+    """Slots of a session whose plain runs are cheaper than bound device buffers, and whose launches may be recorded.
+
+    Outputs of known shapes are pinned buffers; copies to other memory take twice as long, and a new array each time.
+    Inputs are read in place: copying them to pinned memory costs as much as it saves. `host` is the engine's device
+    object of host memory, None where the outputs are new arrays in plain runs.
+    """
+
+    def __init__(self, session: OrtEngineSession, inputs: list[str], outputs: Arrays, host: Any) -> None:
+        self._session = session
+        self._before = session.recipe.before_run
+        self._errors = session.errors
+        self._owner = next(_owners)
+        self._inputs = inputs
+        self._outputs = list(outputs)
+        self._pinned: _PinnedOutputs | None = None
+        if host is not None:
+            with contextlib.suppress(NotRecordedError):
+                self._pinned = _PinnedOutputs(session, host, inputs, outputs)
+
+    def run(self, arrays: Sequence[npt.NDArray[Any]]) -> Sequence[npt.NDArray[Any]]:
+        core, pinned = self._session.open_core(), self._pinned
+        try:
+            if self._before is not None:
+                self._before()
+            recordings = core.recordings
+            if recordings is None and pinned is not None:
+                return pinned.run(core, arrays)
+            feeds = dict(zip(self._inputs, arrays, strict=True))
+            if recordings is None or (pinned is None and not recordings.active):
+                found: list[npt.NDArray[Any]] = core.call(self._outputs, feeds, core.options)
+                return found
+            plain = None if pinned is None else partial(pinned.run, core, arrays)
+            return recordings.run_slots(self._owner, self._outputs, feeds, plain)
+        except self._errors as err:
+            raise running_error(err, self._session.device) from err
+
+
+class _PinnedOutputs:
+    """Runs to pinned buffers, by ONNX Runtime's vectors of values.
+
+    A binding would keep the session alive, and block other threads of Python while it copies inputs. Making it raises
+    `NotRecordedError` where the outputs are too large, or the engine has no vectors.
+    """
+
+    def __init__(self, session: OrtEngineSession, host: Any, inputs: list[str], outputs: Arrays) -> None:
+        make = session.recipe.pinned
+        inner: Any = type(getattr(session.engine.OrtValue.ortvalue_from_numpy(np.zeros(1)), "_ortvalue", None))
+        vector = getattr(sys.modules.get(inner.__module__), "OrtValueVector", None)
+        if make is None or vector is None or sum(like.nbytes for like in outputs.values()) > _MOST_PINNED_BYTES:
+            raise NotRecordedError("its outputs cannot be pinned")
+        self._value, self._vector, self._host = inner.ortvalue_from_numpy, vector, host
+        self._inputs, self._outputs = inputs, list(outputs)
+        self._places = [make(like) for like in outputs.values()]
+        self._hosts = [host] * len(self._places)
+        self._fetches = vector()
+        for place in self._places:
+            self._fetches.push_back(self._value(place, host))
+
+    def run(self, core: SessionCore, arrays: Sequence[npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
+        ready = [array if array.flags.c_contiguous else array.copy() for array in arrays]  # values borrow them
+        feeds = self._vector()
+        for array in ready:
+            feeds.push_back(self._value(array, self._host))
+        core.session.run_with_ortvaluevector(
+            core.options, self._inputs, feeds, self._outputs, self._fetches, self._hosts
+        )
+        return self._places
+
+
+_owners = itertools.count(1)
+
+
+def _copier(buffers: Sequence[npt.NDArray[Any]]) -> Callable[[Sequence[npt.NDArray[Any]]], object]:
+    """Return a function that copies arrays into buffers; without a loop, which costs as much again, for one and two."""
+    if len(buffers) == 1:
+        (only,) = buffers
+
+        def copy_one(arrays: Sequence[npt.NDArray[Any]]) -> None:
+            only[...] = arrays[0]
+
+        return copy_one
+    puts = [buffer.__setitem__ for buffer in buffers]
+    if len(puts) == 2:
+        first, second = puts
+        return lambda arrays: (first(..., arrays[0]), second(..., arrays[1]))
+
+    def copy_all(arrays: Sequence[npt.NDArray[Any]]) -> None:
+        for put, array in zip(puts, arrays, strict=True):
+            put(..., array)
+
+    return copy_all
+
+
+def _binding_call(session: Any, io: Any) -> tuple[Any, Any]:
+    """Return the cheapest call that runs a binding, and its argument; the public call adds half a microsecond."""
+    call = getattr(getattr(session, "_sess", None), "run_with_iobinding", None)
+    inner = getattr(io, "_iobinding", None)
+    if call is None or inner is None:
+        return session.run_with_iobinding, io
+    return call, inner

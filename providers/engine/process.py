@@ -1,12 +1,11 @@
 """What all sessions of a process share: a budget of worker threads, and a clean end of the process.
 
 A session on the CPU takes the rest of the budget when it is opened: the first gets all cores; if none are left, it runs
-on its callers' threads, which is logged. Sessions of one model, as when a parameter changes, count once. Sessions on
+on its callers' threads, which is logged. Sessions of one model, as when a parameter changes, count once, and those on
 other devices take no workers. A number that the caller asks for is granted beside the budget.
 
-With `RLX_SHARED_POOL=1` all sessions share one pool of ONNX Runtime. That is better for several models on many cores,
-but ONNX Runtime then refuses sessions with their own pools, including those of other libraries, so it is not the
-default.
+`RLX_SHARED_POOL=1` gives all sessions one pool, which is better for several models on many cores. ONNX Runtime then
+refuses sessions with their own pools, including those of other libraries.
 
 A forked child must not destroy what its parent opened: threads and drivers do not cross a fork, so destroying a session
 with workers, or one on WebGPU, never ends there. The child keeps every object of this folder until it is gone itself.
@@ -32,7 +31,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from rlx_ort import environment
 from rlx_ort.errors import EngineError
-from rlx_ort.providers.cores import core_share
+from rlx_ort.providers.hardware import core_share
 
 if TYPE_CHECKING:
     import logging
@@ -47,22 +46,26 @@ _STEP_S = 0.002
 _OWN_FOLDER = str(Path(__file__).parent)
 
 
+class _Grant:
+    """The workers that the sessions of one model have together; it keeps the model alive, and so its id."""
+
+    def __init__(self, model: object, workers: int) -> None:
+        self.model = model
+        self.workers = workers
+
+
 class ThreadBudget:
     """Hands worker threads out to sessions.
 
-    Args:
-        total: the threads that the sessions together may run, the caller's own included; None takes `RLX_WORKERS`,
-            else the process's share of the cores.
-
-    Attributes:
-        shared: whether sessions share ONNX Runtime's process-wide pool.
+    The sessions together run `total` threads, their callers' included: by default `RLX_WORKERS`, else the process's
+    share of the cores.
     """
 
     def __init__(self, total: int | None = None) -> None:
         self._total = total
         self.shared = False
-        self._grants: dict[int, tuple[int, int]] = {}  # model -> workers, open sessions
-        self._lock = threading.RLock()  # reentrant: a finalizer may run during any call
+        self._grants: weakref.WeakValueDictionary[int, _Grant] = weakref.WeakValueDictionary()  # by the model's id
+        self._lock = threading.Lock()
 
     @property
     def total(self) -> int:
@@ -75,8 +78,7 @@ class ThreadBudget:
     @property
     def granted(self) -> int:
         """The workers that open sessions hold, beyond their callers' threads."""
-        with self._lock:
-            return sum(workers for workers, _ in self._grants.values())
+        return sum(grant.workers for grant in list(self._grants.values()))
 
     def make_pool(self, bindings: Any, errors: tuple[type[Exception], ...]) -> None:
         """Make the shared pool; if it is too late for one, sessions keep pools of their own, with a warning."""
@@ -87,8 +89,14 @@ class ThreadBudget:
         else:
             self.shared = True
 
-    def apply(self, made: Any, options: CompileOptions | None, model: object, *, on_cpu: bool) -> None:
-        """Set the threads of a session to be opened; `hold` keeps the grant after that, `withdraw` returns it."""
+    def opened(
+        self, made: Any, options: CompileOptions | None, model: object, open_: Callable[[], Any], *, on_cpu: bool
+    ) -> Any:
+        """Set the threads in SessionOptions, and return what `open_` returns, which has them until it is gone.
+
+        Sessions of one model have the same threads. A session that could not be opened keeps none.
+        """
+        grant = None
         if self.shared:
             made.use_per_session_threads = False
             made.intra_op_num_threads = self.total
@@ -97,47 +105,28 @@ class ThreadBudget:
         elif not on_cpu:
             made.intra_op_num_threads = 1
         else:
-            made.intra_op_num_threads = 1 + self._grant(id(model))
+            grant = self._grant(model)
+            made.intra_op_num_threads = 1 + grant.workers
+        try:
+            session = open_()
+            weakref.finalize(session, id, grant).atexit = False  # a finalizer holds its arguments
+        finally:
+            del grant  # or the traceback of an error would hold it
+        return session
 
-    def hold(self, session: object, options: CompileOptions | None, model: object, *, on_cpu: bool) -> None:
-        """Keep what `apply` gave for a model until its last session is gone."""
-        if self.shared or (options is not None and options.intra_op_threads is not None) or not on_cpu:
-            return
-        key = id(model)
+    def _grant(self, model: object) -> _Grant:
         with self._lock:
-            workers, sessions = self._grants.get(key, (0, 0))
-            self._grants[key] = (workers, sessions + 1)
-        weakref.finalize(session, self._give_back, key, model).atexit = False
-
-    def withdraw(self, model: object) -> None:
-        """Take back what `apply` gave for a session that could not be opened."""
-        with self._lock:
-            if id(model) in self._grants and not self._grants[id(model)][1]:
-                del self._grants[id(model)]
-
-    def _grant(self, key: int) -> int:
-        with self._lock:
-            if key not in self._grants or not self._grants[key][1]:
-                self._grants.pop(key, None)
-                self._grants[key] = (max(0, self.total - 1 - self.granted), 0)
-            workers = self._grants[key][0]
-        if workers < self.total - 1:
+            grant = self._grants.get(id(model))
+            if grant is None:
+                grant = self._grants[id(model)] = _Grant(model, max(0, self.total - 1 - self.granted))
+        if grant.workers < self.total - 1:
             _log().info(
                 "a session runs on %d of %d threads, because others hold the rest; RLX_SHARED_POOL=1 lets all sessions "
                 "share one pool, and CompileOptions.intra_op_threads sets a number",
-                1 + workers,
+                1 + grant.workers,
                 self.total,
             )
-        return workers
-
-    def _give_back(self, key: int, model: object) -> None:
-        """Count one session less; `model` is here to stay alive, so that nothing else gets its id."""
-        with self._lock:
-            workers, sessions = self._grants[key]
-            if sessions > 1:
-                self._grants[key] = (workers, sessions - 1)
-            else:
-                del self._grants[key]
+        return grant
 
 
 _budget = ThreadBudget()
@@ -208,10 +197,7 @@ def ending() -> bool:
 
 
 def refuse_at_the_end() -> None:
-    """Let no session be opened once the process ends.
-
-    To be called within this folder, which the end of the process waits for: a thread in it is either waited for, or
-    finds the process ending here.
+    """Let no session be opened once the process ends; to be called in this folder, which that end waits for.
 
     Raises:
         EngineError: the process ends.

@@ -14,12 +14,10 @@ from rlx_ort.errors import EngineError
 
 if TYPE_CHECKING:
     from rlx_ort.options.compile_options import CompileOptions
-    from rlx_ort.providers.engine.recorded import Recorder
+    from rlx_ort.providers.engine.recordings import Recorder
 
 __all__ = [
-    "CPU_EP",
     "HOST_MEMORY",
-    "KNOWN_CONFIG_KEYS",
     "Keeps",
     "Recording",
     "SessionRecipe",
@@ -29,8 +27,6 @@ __all__ = [
     "nothing_to_hold",
 ]
 
-CPU_EP = "CPUExecutionProvider"
-
 HOST_MEMORY = ("cpu", 0)
 """ONNX Runtime's name and index of ordinary host memory."""
 
@@ -38,14 +34,10 @@ HOST_MEMORY = ("cpu", 0)
 class Keeps(enum.Enum):
     """What ONNX Runtime can write to the compile cache and open again."""
 
-    NOTHING = "nothing"
-    """Nothing; the provider may have a cache folder of its own."""
-    OPTIMIZED = "optimized"
-    """The optimised model and its weights."""
-    PACKED = "packed"
-    """The optimised model, and its weights in the layout of the kernels too."""
-    CONTEXT = "context"
-    """The provider's compiled code, in the nodes of an EPContext model."""
+    NOTHING = "nothing"  # the provider may have a cache folder of its own
+    OPTIMIZED = "optimized"  # the optimised model and its weights
+    PACKED = "packed"  # its weights in the layout of the kernels too
+    CONTEXT = "context"  # the provider's compiled code, in the nodes of an EPContext model
 
 
 def names(text: str) -> frozenset[str]:
@@ -62,9 +54,8 @@ def nothing_to_hold() -> contextlib.AbstractContextManager[Any]:
 class Recording:
     """How a provider's sessions record the launches of their runs.
 
-    Attributes:
-        open: returns the driver for one session, or raises `NotRecordedError` with the reason.
-        required: whether a run that cannot be recorded is an error.
+    `open` returns the driver for one session, or raises `NotRecordedError` with the reason. With `required`, a run that
+    cannot be recorded is an error.
     """
 
     open: Callable[[], Recorder]
@@ -76,11 +67,8 @@ class SessionRecipe:
     """How to open a session on one execution provider.
 
     Attributes:
-        ep_name: ONNX Runtime's name of the execution provider.
-        options: provider option -> value.
-        option_keys: the option keys of the provider, None if they are not listed here; others are refused, since most
+        option_keys: the provider options that exist, None if they are not listed here; others are refused, since most
             providers silently ignore an unknown key.
-        config: session config entries the provider needs.
         ep_devices: ONNX Runtime's device objects of a plugin provider; empty for one that is built in.
         helpers: built-in providers that come after the requested one, such as CUDA after TensorRT.
         mem_pattern: whether memory patterns may be planned; DirectML refuses sessions that do.
@@ -88,24 +76,21 @@ class SessionRecipe:
         before_run: raises when a run in this process would hang or crash.
         memory: ONNX Runtime's name and index of the memory in which tensors stay between runs; host memory where the
             provider's own cannot be bound.
-        device_graph: whether the provider itself records launches once and replays them, over one binding with static
-            shapes.
+        device_graph: whether the provider itself records launches and replays them, over one binding of static shapes.
         recording: how this library records launches; None where it does not.
         pinned: makes an array like another one in pinned host memory; None if there is no such memory, or if bound
             device buffers are as cheap.
         run_config: RunOptions entries for a run within a recording, which must not wait for the device.
         stream_options: provider options of one session in this process, which are no part of a cache key.
-        keeps: the form in which the compile cache can store a session.
         cache_options: takes a folder, of one model with its weights on one device, and returns the provider options
-            that make the provider cache there what it compiles; None when it has none.
-        rewritten: takes the bytes of a model and returns those to open; None where the model is taken as it is.
-        spelled: takes all provider options and returns them in the provider's spelling; None where that is the same.
+            that make the provider cache there what it compiles.
+        rewritten: takes the bytes of a model and returns those to open.
+        spelled: takes all provider options and returns them in the provider's spelling.
     """
 
     ep_name: str
     options: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     option_keys: frozenset[str] | None = None
-    config: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     ep_devices: tuple[Any, ...] = ()
     helpers: tuple[tuple[str, Mapping[str, str]], ...] = ()
     mem_pattern: bool = True
@@ -125,7 +110,7 @@ class SessionRecipe:
     @property
     def on_cpu(self) -> bool:
         """Whether ONNX Runtime's own CPU kernels run it, in the process's memory and threads."""
-        return self.ep_name == CPU_EP
+        return self.ep_name == "CPUExecutionProvider"
 
     def provider_options(self, options: CompileOptions) -> dict[str, str]:
         """Return the provider's options with the caller's on top, all as text."""
@@ -179,11 +164,7 @@ _OURS = {
 
 
 def check_config(entries: Mapping[str, str]) -> None:
-    """Refuse session config entries that ONNX Runtime would ignore or that `rlx_ort` sets itself.
-
-    Raises:
-        EngineError: a key is unknown (the closest known one is named) or reserved.
-    """
+    """Refuse session config entries that ONNX Runtime would ignore or that `rlx_ort` sets itself."""
     for key in entries:
         if key in _OURS:
             raise EngineError(f"session config {key!r} cannot be set: {_OURS[key]}")
@@ -192,11 +173,7 @@ def check_config(entries: Mapping[str, str]) -> None:
 
 
 def check_provider_options(ep_name: str, given: Mapping[str, str], known: Collection[str] | None) -> None:
-    """Refuse provider options that the provider would ignore; `known` is None when its options are not listed.
-
-    Raises:
-        EngineError: an option is unknown; the closest known one is named.
-    """
+    """Refuse provider options that the provider would ignore; `known` is None when its options are not listed."""
     for key in given:
         if known is not None and key not in known:
             raise EngineError(f"{ep_name} has no option {key!r}; {_suggestion(key, known)}")

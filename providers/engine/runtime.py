@@ -1,4 +1,6 @@
-"""The one place that imports ONNX Runtime, and the translation of its exceptions.
+"""ONNX Runtime: which package is installed, its import in this one place, and the translation of its exceptions.
+
+All packages of ONNX Runtime share one folder, so the one installed last wins, and removing any of them breaks the rest.
 
 Import happens on first use, with telemetry off unless `RLX_ALLOW_ORT_TELEMETRY` is set: since 1.29 the Linux wheels
 send it. A process that starts from a warmed package waits for this module, so it imports little itself.
@@ -12,33 +14,34 @@ import importlib.util
 import os
 import re
 import threading
-from typing import Any, TypeAlias
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
 
 from rlx_ort import environment
 from rlx_ort.device import Device
 from rlx_ort.errors import DeviceUnavailableError, EngineError, InputError, LegalizeError, RlxError
-from rlx_ort.providers.installation import (
-    MINIMUM_VERSION,
-    Problem,
-    find_problem,
-    install_command,
-    parse_version,
-    reinstall_command,
-    runtime_packages,
-)
 
 __all__ = [
     "DEVICE_GONE",
     "ENGINE_EXCEPTIONS",
+    "MINIMUM_VERSION",
     "PLAIN_EXCEPTIONS",
+    "PLUGIN_VERSION",
+    "Problem",
     "available_eps",
     "bindings",
     "describe_runtime",
     "engine_exceptions",
+    "find_problem",
+    "install_command",
+    "normal_name",
     "onnxruntime",
     "opening_error",
+    "parse_version",
     "quantization",
+    "reinstall_command",
     "running_error",
+    "runtime_packages",
     "runtime_problem",
     "runtime_version",
     "telemetry_allowed",
@@ -78,6 +81,13 @@ _POSITION = r"/\S+?\.(?:cc|h|cpp):\d+ .*?\)(?:::<lambda\(\)>)? (?=\S)"  # source
 _lock = threading.Lock()
 _loaded: list[Any] = []
 
+MINIMUM_VERSION = (1, 24)
+"""The oldest ONNX Runtime with assignment records and with OrtValues of any element type."""
+PLUGIN_VERSION = (1, 31)
+"""The oldest one for plugins: 1.24 to 1.30 do not record the nodes that a plugin runs, so a fallback goes unseen."""
+
+_FLAVOURS = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-directml")
+
 
 def onnxruntime() -> Any:
     """Return the module `onnxruntime`, imported on the first call; that takes about 50 ms.
@@ -85,12 +95,10 @@ def onnxruntime() -> Any:
     Raises:
         EngineError: it is absent, broken or too old; the message holds the command that repairs it.
     """
-    with _lock:
-        if not _loaded:
-            problem = _load()
-            if problem is not None:
-                raise EngineError(f"{problem.reason}\n  {problem.remedy}")
-        return _loaded[0]
+    problem = runtime_problem()
+    if problem is not None:
+        raise EngineError(f"{problem.reason}\n  {problem.remedy}")
+    return _loaded[0]
 
 
 def runtime_problem() -> Problem | None:
@@ -189,14 +197,14 @@ def _load() -> Problem | None:
     return None
 
 
-def opening_error(err: Exception, device: Device, remedy: str = "") -> RlxError:
+def opening_error(err: Exception, device: Device) -> RlxError:
     """Return the error for an exception that stopped a session from being opened; raise it `from` the exception."""
     kind = _mapped(err)[0]
     text = readable(err)
     if "ort_version_supported" in text:  # a plugin that was built for a newer core registers, and fails here
         return DeviceUnavailableError(device, text, "pip install --upgrade onnxruntime")
     if kind is DeviceUnavailableError or re.search(DEVICE_GONE, str(err)):
-        return DeviceUnavailableError(device, text, remedy)
+        return DeviceUnavailableError(device, text)
     return kind(f"ONNX Runtime did not take the model for {device.display}: {text}")
 
 
@@ -204,9 +212,7 @@ def running_error(err: Exception, device: Device) -> RlxError:
     """Return the error for an exception out of a run; raise it `from` the exception."""
     kind = _mapped(err)[1]
     text = readable(err)
-    if re.search(_ABOUT_INPUTS, text):
-        return InputError(text)
-    if kind is InputError and type(err).__name__ != "InvalidArgument":
+    if re.search(_ABOUT_INPUTS, text) or (kind is InputError and type(err).__name__ != "InvalidArgument"):
         return InputError(text)
     return EngineError(f"the run on {device.display} failed: {text}")
 
@@ -222,3 +228,68 @@ def _mapped(err: Exception) -> tuple[type[RlxError], type[RlxError]]:
         if isinstance(err, plain):
             return kinds
     return ENGINE_EXCEPTIONS.get(type(err).__name__, _FAILED)
+
+
+class Problem(NamedTuple):
+    """Something that keeps ONNX Runtime from being used, and the command that repairs it."""
+
+    reason: str
+    remedy: str
+
+
+def install_command(extra: str) -> str:
+    """Return the command that installs `rlx_ort` with a flavour of ONNX Runtime."""
+    return f"pip install 'rlx_ort[{extra}]'"
+
+
+def runtime_packages() -> dict[str, str]:
+    """Return the packages that own the imported folder `onnxruntime`, with their versions; others are hidden."""
+    import importlib.metadata  # takes 30 ms to load and is needed after failures only
+
+    owners: dict[Path, dict[str, str]] = {}
+    for dist in importlib.metadata.distributions():
+        name = normal_name(dist.metadata["Name"] or "")
+        if not name.startswith(("onnxruntime", "ort-nightly")):
+            continue
+        core, files = ("onnxruntime", "__init__.py"), dist.files
+        if name in _FLAVOURS if files is None else any(file.parts[:2] == core for file in files):
+            owners.setdefault(Path(str(dist.locate_file(""))).resolve(), {}).setdefault(name, dist.version)
+    first = next(iter(owners.values()), {})  # distributions come in the order of the path
+    return dict(sorted(first.items()))
+
+
+def find_problem() -> Problem | None:
+    """Return why `import onnxruntime` cannot work, found without importing it, or None."""
+    spec = importlib.util.find_spec("onnxruntime")
+    packages = runtime_packages()
+    if spec is None and not packages:
+        return Problem("ONNX Runtime is not installed", install_command("cpu"))
+    if spec is None or spec.origin is None:
+        # A folder without __init__.py imports as an empty namespace; that is what uninstalling one of two leaves.
+        owners = ", ".join(f"{name} {version}" for name, version in packages.items()) or "no package"
+        return Problem(
+            f"the onnxruntime folder is incomplete ({owners} is installed); removing one ONNX Runtime package "
+            "deletes files that another one needs",
+            reinstall_command(packages),
+        )
+    return None
+
+
+def reinstall_command(packages: dict[str, str]) -> str:
+    """Return the command that writes the files of the installed ONNX Runtime packages again."""
+    if not packages:
+        return install_command("cpu")
+    # With several installed, the one with an accelerator was probably meant.
+    name = next((name for name in packages if name != "onnxruntime"), "onnxruntime")
+    return f"pip uninstall -y {' '.join(packages)} && pip install --force-reinstall {name}=={packages[name]}"
+
+
+def parse_version(text: str) -> tuple[int, ...]:
+    """Return the numbers of a version: `1.31.1` and `1.31.1.dev2` are both (1, 31, 1)."""
+    match = re.match(r"\d+(?:\.\d+)*", text)
+    return tuple(int(part) for part in match.group().split(".")) if match else ()
+
+
+def normal_name(name: str) -> str:
+    """Return the name of a distribution as indexes compare it."""
+    return re.sub(r"[-_.]+", "-", name).lower()

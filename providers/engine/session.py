@@ -20,13 +20,20 @@ from rlx_ort.ir.types import ValueType
 from rlx_ort.providers.base import DeviceGraphReport, NodeAssignment, ValueSpec
 from rlx_ort.providers.engine.binding import Binder
 from rlx_ort.providers.engine.ort_binding import GraphRuns, OrtBinder
-from rlx_ort.providers.engine.ort_tensor import OrtTensor
 from rlx_ort.providers.engine.process import watch
 from rlx_ort.providers.engine.recipe import HOST_MEMORY, SessionRecipe, nothing_to_hold
-from rlx_ort.providers.engine.recorded import BoundRun, Recorder, host_work, unrecordable
-from rlx_ort.providers.engine.recordings import LEFT_ON_DEVICE, Recordings, not_recorded
+from rlx_ort.providers.engine.recordings import (
+    LEFT_ON_DEVICE,
+    BoundRun,
+    Recorder,
+    Recordings,
+    host_work,
+    not_recorded,
+    unrecordable,
+)
 from rlx_ort.providers.engine.runtime import running_error
 from rlx_ort.providers.engine.values import (
+    OrtTensor,
     from_ort_value,
     has_foreign_dtype,
     is_tensor_like,
@@ -36,6 +43,8 @@ from rlx_ort.providers.engine.values import (
 )
 
 __all__ = ["OrtEngineSession", "SessionCore"]
+
+_FATAL = 4  # the shrinking run ends with an error, which is no news
 
 
 class SessionCore:
@@ -79,8 +88,8 @@ class OrtEngineSession:
     """An open ONNX Runtime session. `run` may be called from several threads; `close` does not wait for them.
 
     Attributes:
-        device: the device it was opened for.
-        recipe: how it was opened.
+        inputs, outputs: names and types of the model's, in order.
+        assignments: where each node is, after ONNX Runtime's first rewrites; folded nodes are gone.
         refuses: whether runs raise, since they had to be recorded and cannot be.
     """
 
@@ -103,20 +112,20 @@ class OrtEngineSession:
         driver, self._reason = (None, recorder) if isinstance(recorder, str) else (recorder, "")
         core = SessionCore(session, memory, self._options, driver)
         self._core: SessionCore | None = core
-        self._inputs = _specs(session.get_inputs(), declared[0])
-        self._outputs = _specs(session.get_outputs(), declared[1])
-        self._assignments = tuple(
+        self.inputs = _specs(session.get_inputs(), declared[0])
+        self.outputs = _specs(session.get_outputs(), declared[1])
+        self.assignments = tuple(
             NodeAssignment(group.ep_name, node.name, node.domain, node.op_type)
             for group in session.get_provider_graph_assignment_info()
             for node in group.get_nodes()
         )
-        self._input_types = {spec.name: spec.type for spec in self._inputs}
-        self._output_types = {spec.name: spec.type for spec in self._outputs}
+        self.input_types = {spec.name: spec.type for spec in self.inputs}
+        self.output_types = {spec.name: spec.type for spec in self.outputs}
         self._bound_memory: Mapping[str, tuple[str, int]] | None = None
         self._guard = recipe.run_lock
         self._owner = os.getpid()
-        self._foreign_inputs = frozenset(spec.name for spec in self._inputs if has_foreign_dtype(spec.type))
-        self._foreign_outputs = frozenset(spec.name for spec in self._outputs if has_foreign_dtype(spec.type))
+        self._foreign_inputs = frozenset(spec.name for spec in self.inputs if has_foreign_dtype(spec.type))
+        self._foreign_outputs = frozenset(spec.name for spec in self.outputs if has_foreign_dtype(spec.type))
         self._graph_lock = threading.RLock()
         alone = recipe.run_lock is nothing_to_hold and not recipe.device_graph
         self._before = recipe.before_run
@@ -128,32 +137,8 @@ class OrtEngineSession:
         watch(self)
 
     @property
-    def inputs(self) -> Sequence[ValueSpec]:
-        """The model's inputs, in order."""
-        return self._inputs
-
-    @property
-    def outputs(self) -> Sequence[ValueSpec]:
-        """The model's outputs, in order."""
-        return self._outputs
-
-    @property
-    def assignments(self) -> Sequence[NodeAssignment]:
-        """Where each node is, after ONNX Runtime's first rewrites; folded nodes are gone."""
-        return self._assignments
-
-    @property
-    def closed(self) -> bool:
-        """Whether the session was closed."""
-        return self._core is None
-
-    @property
     def raw(self) -> Any:
-        """ONNX Runtime's `InferenceSession`, for bindings; keep no reference beyond this object's life.
-
-        Raises:
-            EngineError: the session is closed.
-        """
+        """ONNX Runtime's `InferenceSession`, if it is open; keep no reference beyond this object's life."""
         return self.open_core().session
 
     def run(self, output_names: Sequence[str], feeds: Mapping[str, Any], options: Any = None) -> list[Any]:
@@ -165,9 +150,7 @@ class OrtEngineSession:
             InputError: ONNX Runtime refused a feed or an output name.
             EngineError: the run failed, or the session is closed.
         """
-        core = self._core
-        if core is None:
-            raise self._closed_error()
+        core = self._core or self.open_core()
         try:
             if self._plain:
                 if self._before is not None:
@@ -187,28 +170,27 @@ class OrtEngineSession:
             with self._guard():
                 del core
 
-    def end_profiling(self) -> str:
-        """Write the profile of a session opened with `profile_prefix` and return its file name.
+    def shrink_arena(self) -> bool:
+        """Give unused memory of the arenas back to the device, and return whether that was possible.
 
-        Raises:
-            EngineError: the session is closed.
+        Takes a quarter of a millisecond: the arenas shrink at the end of a run, here one that ends before its first
+        node. Not possible with recorded launches, which use arena memory that ONNX Runtime holds for free.
         """
-        try:
-            return str(self.open_core().session.end_profiling())
-        except self.errors as err:
-            raise running_error(err, self.device) from err
+        core = self._core
+        if core is None or self.recipe.device_graph or (core.recordings is not None and core.recordings.active):
+            return False
+        options = self.engine.RunOptions()
+        options.terminate, options.log_severity_level = True, _FATAL
+        arenas = ["cpu:0"] if self.recipe.memory == HOST_MEMORY else [f"gpu:{self.recipe.memory[1]}", "cpu:0"]
+        options.add_run_config_entry("memory.enable_memory_arena_shrinkage", ";".join(arenas))
+        feeds: dict[str, Any] = {}
+        with self._guard(), contextlib.suppress(*self.errors):
+            _fast_run(core.session)([self.outputs[0].name], feeds, options)
+        return True
 
     def binder(self) -> Binder:
         """Return the memory side of the session: device tensors, fixed buffers, runs that can be stopped."""
         return OrtBinder(self)
-
-    def input_type(self, name: str) -> ValueType:
-        """Return the type of an input."""
-        return self._input_types[name]
-
-    def output_type(self, name: str) -> ValueType:
-        """Return the type of an output."""
-        return self._output_types[name]
 
     def bound_memory(self, name: str) -> tuple[str, int] | None:
         """Return name and index of the memory in which each run reads an input, so that a bound value may change.
@@ -217,7 +199,7 @@ class OrtEngineSession:
         effect, and the input is bound again for each run.
         """
         if self._bound_memory is None:
-            self._bound_memory = _bound_memory(self.open_core().session, self._inputs, self.recipe)
+            self._bound_memory = _bound_memory(self.open_core().session, self.inputs, self.recipe)
         return self._bound_memory.get(name)
 
     @contextlib.contextmanager
@@ -243,14 +225,10 @@ class OrtEngineSession:
         self._stopped, self._core = self._core, None  # kept: destroying it here would wait for its runs
 
     def open_core(self) -> SessionCore:
-        """Return the open session; hold the reference for as long as it is used.
-
-        Raises:
-            EngineError: the session is closed.
-        """
+        """Return the open session, or raise `EngineError`; hold the reference for as long as it is used."""
         core = self._core
         if core is None:
-            raise self._closed_error()
+            raise EngineError(f"the session on {self.device.display} is closed; compile the graph again")
         return core
 
     @property
@@ -296,9 +274,9 @@ class OrtEngineSession:
         recipe, shared = self.recipe, core.options
         if not (recipe.run_config or recipe.recording):
             return
-        reason = host_work(recipe.ep_name, recipe.memory[0], self._assignments, core.session)
-        types = {**self._input_types, **self._output_types}
-        self._reason = self._reason or reason or unrecordable(self._assignments, types)
+        reason = host_work(recipe.ep_name, recipe.memory[0], self.assignments, core.session)
+        types = {**self.input_types, **self.output_types}
+        self._reason = self._reason or reason or unrecordable(self.assignments, types)
         required = recipe.recording is not None and recipe.recording.required
         if core.recorder is not None:
             capturing = self.engine.RunOptions()
@@ -328,29 +306,26 @@ class OrtEngineSession:
             self.refuses = self._plain = True
             core.call = refuse
 
-    def _closed_error(self) -> EngineError:
-        return EngineError(f"the session on {self.device.display} is closed; compile the graph again")
-
     def _run_checked(self, core: SessionCore, names: list[str], feeds: Mapping[str, Any], options: Any) -> list[Any]:
         if self._before is not None:
             self._before()
         if self.recipe.device_graph:
             with self._graph_lock:
-                return list(self.graph_runs(core).run(core, names, feeds))
+                return self.graph_runs(core).run(core, feeds, names)
         if not self._foreign_outputs.isdisjoint(names):
             return self._run_values(core, names, feeds, options)
         ready, memory = dict(feeds), []
         for name in self._foreign_inputs.intersection(feeds):
             if feeds[name] is not None:
-                ready[name], borrowed = to_ort_value(self.engine, name, feeds[name], self._input_types[name])
+                ready[name], borrowed = to_ort_value(self.engine, name, feeds[name], self.input_types[name])
                 memory.append(borrowed)
         return list(core.call(names, ready, options))
 
     def _run_values(self, core: SessionCore, names: list[str], feeds: Mapping[str, Any], options: Any) -> list[Any]:
         """Run with OrtValues on both sides, the only way to read element types numpy does not know."""
         given = {name: value for name, value in feeds.items() if value is not None}
-        stuck = [name for name in given if not is_tensor_like(self._input_types.get(name, given[name]))]  # pyright: ignore[reportArgumentType]
-        stuck += [name for name in names if name in self._output_types and not is_tensor_like(self._output_types[name])]
+        stuck = [name for name in given if not is_tensor_like(self.input_types.get(name, given[name]))]  # pyright: ignore[reportArgumentType]
+        stuck += [name for name in names if name in self.output_types and not is_tensor_like(self.output_types[name])]
         if stuck:
             raise EngineError(
                 f"strings, sequences and maps ({', '.join(stuck)}) cannot be combined with outputs of "
@@ -358,27 +333,20 @@ class OrtEngineSession:
             )
         values, memory = {}, []
         for name, value in given.items():
-            values[name], borrowed = to_ort_value(self.engine, name, value, self._input_types[name])
+            values[name], borrowed = to_ort_value(self.engine, name, value, self.input_types[name])
             memory.append(borrowed)
-        results = _run_ort_values(core.session, names, values, options)
+        call = getattr(getattr(core.session, "_sess", None), "run_with_ort_values", None)
+        if call is None or not all(hasattr(value, "_ortvalue") for value in values.values()):
+            results = core.session.run_with_ort_values(names, values, options)
+        else:  # the public call takes 10 times as long, because a C++ exception ends its loop
+            vector = call({name: value._ortvalue for name, value in values.items()}, names, options)
+            results = [vector[index] for index in range(len(vector))]
         return [from_ort_value(result, name) for name, result in zip(names, results, strict=True)]
 
 
 def _fast_run(session: Any) -> Any:
-    """Return the cheapest `run(names, feeds, run_options)` of a session.
-
-    The public one checks names in quadratic time and adds a microsecond; the private one is used while it exists.
-    """
+    """Return the private `run(names, feeds, options)`, or the public one, which checks names in quadratic time."""
     return getattr(getattr(session, "_sess", None), "run", session.run)
-
-
-def _run_ort_values(session: Any, names: list[str], values: Mapping[str, Any], options: Any) -> list[Any]:
-    """Run on OrtValues; the public call takes 10 times as long, because a C++ exception ends its loop."""
-    call = getattr(getattr(session, "_sess", None), "run_with_ort_values", None)
-    if call is None or not all(hasattr(value, "_ortvalue") for value in values.values()):
-        return list(session.run_with_ort_values(names, values, options))
-    vector = call({name: value._ortvalue for name, value in values.items()}, names, options)
-    return [vector[index] for index in range(len(vector))]
 
 
 def _bound_memory(session: Any, inputs: Sequence[ValueSpec], recipe: SessionRecipe) -> dict[str, tuple[str, int]]:

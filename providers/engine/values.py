@@ -6,8 +6,9 @@ bf16, 8-bit floats and 4-bit types go in and come out as OrtValues; everything e
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,11 +16,16 @@ import numpy.typing as npt
 from rlx_ort.converters.onnx_types import dtype_of, elem_type, type_proto_text
 from rlx_ort.errors import EngineError, InputError
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.tensor import TensorData
-from rlx_ort.ir.types import MapType, OptionalType, SequenceType, TensorType, UnknownType, ValueType
+from rlx_ort.ir.types import MapType, OptionalType, SequenceType, Shape, TensorType, UnknownType, ValueType
+from rlx_ort.providers.engine.binding import DeviceTensor
+
+if TYPE_CHECKING:
+    from rlx_ort.providers.engine.session import OrtEngineSession, SessionCore
 
 __all__ = [
+    "DLPACK_DEVICE",
+    "OrtTensor",
     "element_dtypes",
     "elements",
     "from_ort_value",
@@ -37,6 +43,10 @@ _FOREIGN = frozenset(
     }
 )  # fmt: skip
 _TENSORS = {type_proto_text(TensorType(dtype)): dtype for dtype in DType}
+
+_DLPACK_CPU = 1
+DLPACK_DEVICE = {"cpu": _DLPACK_CPU, "cuda": 2}
+"""ONNX Runtime's name of a memory -> DLPack's number of the device type."""
 
 
 def value_type(text: str, dims: Sequence[object] | None = None) -> ValueType:
@@ -64,10 +74,7 @@ def value_type(text: str, dims: Sequence[object] | None = None) -> ValueType:
 
 
 def refined(found: ValueType, declared: ValueType | None) -> ValueType:
-    """Return a session's type of a value, with the declared shape where the session has none.
-
-    ONNX Runtime shows a tensor of unknown rank as a scalar; only the model itself distinguishes the two.
-    """
+    """Return a session's type of a value, with the declared shape for a scalar: ONNX Runtime shows unknown ranks so."""
     if isinstance(found, TensorType) and isinstance(declared, TensorType) and not found.shape:
         return TensorType(found.dtype, declared.shape)
     if declared is not None and type(found) is type(declared) and not isinstance(found, TensorType):
@@ -104,11 +111,7 @@ def is_tensor_like(kind: ValueType) -> bool:
 
 
 def to_ort_value(engine: Any, name: str, array: npt.NDArray[Any], kind: ValueType) -> tuple[Any, Any]:
-    """Return an OrtValue over an array, and the memory it borrows, which must live as long as the value.
-
-    Raises:
-        InputError: the value is not an array of the input's element type.
-    """
+    """Return an OrtValue over an array of the input's element type, and the memory it borrows and needs."""
     inner = kind.element if isinstance(kind, OptionalType) else kind
     if not isinstance(inner, TensorType) or not isinstance(array, np.ndarray):
         raise InputError(f"input {name!r} takes {kind}, got {type(array).__name__}")
@@ -117,25 +120,19 @@ def to_ort_value(engine: Any, name: str, array: npt.NDArray[Any], kind: ValueTyp
         return engine.OrtValue.ortvalue_from_numpy(array), array
     if array.dtype != inner.dtype.numpy:
         raise InputError(f"input {name!r} takes {inner.dtype.value}, got {array.dtype}")
-    data = TensorData.from_array(array, inner.dtype)
-    memory = np.zeros(array.shape, inner.dtype.numpy)
     if inner.dtype.is_packed:
+        data = TensorData.from_array(array, inner.dtype)
         # ONNX Runtime reads packed elements from the start of a buffer of the unpacked shape.
-        raw = memory.view(np.uint8).reshape(-1)
-        raw[: data.nbytes] = data.buffer
-        memory = raw.reshape(array.shape)
+        memory = np.zeros(array.shape, np.uint8)
+        memory.reshape(-1)[: data.nbytes] = data.buffer
     else:
-        memory = array if array.flags.c_contiguous else np.ascontiguousarray(array).reshape(array.shape)
+        memory = np.ascontiguousarray(array).reshape(array.shape)
     make = engine.OrtValue.ortvalue_from_numpy_with_onnx_type
     return make(memory, elem_type(inner.dtype)), memory
 
 
 def from_ort_value(value: Any, name: str) -> Any:
-    """Return a result as an array with its own memory, or None for an absent optional.
-
-    Raises:
-        EngineError: the result is a sequence or map of elements that numpy does not know.
-    """
+    """Return a tensor as an array with its own memory, or None for an absent optional."""
     if not value.has_value():
         return None
     if not value.is_tensor():
@@ -144,9 +141,129 @@ def from_ort_value(value: Any, name: str) -> Any:
     if dtype not in _FOREIGN:
         return value.numpy()
     shape = tuple(value.shape())
-    count = int(np.prod(shape, dtype=np.int64))
-    nbytes = dtype.nbytes(count)
-    raw = np.empty(nbytes, np.uint8)
-    if nbytes:
-        ctypes.memmove(raw.ctypes.data, value.data_ptr(), nbytes)
+    raw = np.empty(dtype.nbytes(math.prod(shape)), np.uint8)
+    if raw.nbytes:
+        ctypes.memmove(raw.ctypes.data, value.data_ptr(), raw.nbytes)
     return TensorData(dtype, shape, raw).numpy().copy()
+
+
+class OrtTensor(DeviceTensor):
+    """An OrtValue with the host memory and the session it needs.
+
+    Args:
+        session: the session it was made for.
+        value: the OrtValue, or the engine's inner object that an OrtValue wraps, which is kept as `inner`.
+        core: the open session whose allocator owns the memory, None for memory that belongs to no session.
+        memory: host memory that the value borrows.
+        plain: whether it is known to be in host memory, with elements that numpy has.
+    """
+
+    __slots__ = ("__weakref__", "_memory", "_plain", "_session", "_shape", "core", "inner")
+
+    def __init__(
+        self, session: OrtEngineSession, value: Any, core: SessionCore | None, memory: Any = None, plain: bool = False
+    ) -> None:
+        self.inner = getattr(value, "_ortvalue", value)
+        self.core = core
+        self._session = session
+        self._memory = memory
+        self._plain = plain
+        self._shape: tuple[int, ...] | None = None  # read when needed: a loop makes many that are never inspected
+
+    @property
+    def value(self) -> Any:
+        """An OrtValue, made anew each time; it needs no reference to its session, which is held here."""
+        wrapper = self._session.engine.OrtValue
+        return self.inner if isinstance(self.inner, wrapper) else wrapper(self.inner)
+
+    @classmethod
+    def empty(cls, session: OrtEngineSession, like: npt.NDArray[Any]) -> OrtTensor:
+        """Return a tensor like an array, not filled, in memory of the session's device that belongs to no session."""
+        make = session.engine.OrtValue.ortvalue_from_shape_and_type
+        found = cls(session, make(list(like.shape), like.dtype, *session.recipe.memory), None)
+        found._shape = like.shape
+        return found
+
+    @property
+    def address(self) -> int:
+        """Where it is."""
+        return int(self.inner.data_ptr())
+
+    @property
+    def on_host(self) -> bool:
+        """Whether it is in host memory."""
+        return self._memory_name == "cpu"
+
+    @property
+    def _memory_name(self) -> str:
+        return str(self.inner.device_name()).lower()  # "Cpu" from the inner object, "cpu" from the public one
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The sizes."""
+        if self._shape is None:
+            self._shape = tuple(self.inner.shape())
+        return self._shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The element type as numpy, or ml_dtypes, names it."""
+        return self._element_type.numpy
+
+    @property
+    def _element_type(self) -> DType:
+        return dtype_of(self.inner.element_type())
+
+    @property
+    def _is_foreign(self) -> bool:
+        return self._element_type in _FOREIGN
+
+    def value_for(self, core: SessionCore) -> tuple[Any, Any]:
+        """Return the OrtValue for a run of a session, and what must live until it ends; the device's lock is held.
+
+        WebGPU crashes when memory of one session is freed that another session has read. So it is copied, once and on
+        the device, to memory that belongs to none; that also lets the other session go.
+        """
+        value, before = self.value, (self.inner, self.core)
+        if self.core is not None and self.core is not core and not self.on_host:
+            dtype = self.inner.element_type() if self._is_foreign else self.dtype
+            make = self._session.engine.OrtValue.ortvalue_from_shape_and_type
+            copy = make(list(self.shape), dtype, *self._session.recipe.memory)
+            copy.update_inplace(value)
+            value, self.inner, self.core = copy, getattr(copy, "_ortvalue", copy), None
+        return value, before
+
+    def numpy(self) -> npt.NDArray[Any]:
+        """Return the elements on the host, as a copy; see `DeviceTensor.numpy`."""
+        value: Any = self.inner
+        if not self._plain and not self.on_host:
+            with self._session.guarded():
+                if not self._is_foreign:
+                    own: npt.NDArray[Any] = value.numpy()
+                    return own
+                engine = self._session.engine
+                copy = getattr(engine, "copy_tensors", None)
+                if copy is None:
+                    reason = f"this ONNX Runtime cannot read {self.dtype} from a device; cast the output to f32"
+                    raise EngineError(reason)
+                make = engine.OrtValue.ortvalue_from_shape_and_type
+                value = make(list(self.shape), value.element_type(), "cpu", 0)
+                copy([self.value], [value])
+        found: npt.NDArray[Any] = value.numpy() if self._plain else from_ort_value(value, "device tensor")
+        return found if found.flags.owndata else found.copy()
+
+    def __dlpack__(self, **kwargs: Any) -> Any:
+        kind, _ = self.__dlpack_device__()
+        if kind == _DLPACK_CPU:
+            return from_ort_value(self.inner, "device tensor").__dlpack__(**kwargs)
+        with self._session.guarded():
+            return self.value.__dlpack__(stream=kwargs.get("stream"))
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        name = self._memory_name
+        if name not in DLPACK_DEVICE:
+            raise BufferError(f"memory of {self._session.device.display} cannot be shared through DLPack; use numpy()")
+        if self._is_foreign:
+            name = self._element_type.value
+            raise BufferError(f"{name} cannot be shared through DLPack by ONNX Runtime; use numpy()")
+        return DLPACK_DEVICE[name], 0 if name == "cpu" else self._session.device.index

@@ -12,8 +12,7 @@ from rlx_ort.cli import options
 from rlx_ort.cli.show import binary_size, emit, note, print_facts, print_json, print_table, progress
 
 if TYPE_CHECKING:
-    from rlx_ort.providers.engine.compiled.entry import Entry
-    from rlx_ort.providers.engine.compiled.key import CacheKey, Explanation
+    from rlx_ort.providers.engine.compiled.store import CacheKey, Entry, Explanation
 
 __all__ = ["command"]
 
@@ -91,18 +90,17 @@ def clear(as_json: bool) -> None:
 @options.dims
 @options.key
 @options.as_json
-def explain(subject: str, device_name: str, dims: dict[str, int], key: Path | None, as_json: bool) -> None:
+def explain_entry(subject: str, device_name: str, dims: dict[str, int], key: Path | None, as_json: bool) -> None:
     """Show whether a model is in the cache, and what changed since it was last compiled.
 
     A KEY, or its first digits as `cache list` shows them, shows the same for an entry that is there.
     """
-    from rlx_ort.providers.engine.compiled.key import explain_entry, explain_key
-    from rlx_ort.providers.engine.compiled.store import default_store
+    from rlx_ort.providers.engine.compiled.store import CacheKey, default_store, explain
 
     entries = default_store().entries()
     path = Path(subject)
     if path.exists():
-        found = explain_key(_key_of(path, device_name, dims, key), entries)
+        found = explain(_key_of(path, device_name, dims, key), entries)
     else:
         matching = [entry for entry in entries if entry.digest.startswith(subject.lower())]
         if len(matching) != 1:
@@ -110,7 +108,7 @@ def explain(subject: str, device_name: str, dims: dict[str, int], key: Path | No
             raise click.BadParameter(
                 f"{subject!r} is {what}; `rlx-ort cache list` shows them", param_hint="MODEL|PACKAGE|KEY"
             )
-        found = explain_entry(matching[0], entries)
+        found = explain(CacheKey(matching[0].parts), entries)
     emit(_document(found), as_json, lambda document: _print(found))
 
 

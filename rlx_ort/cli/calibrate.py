@@ -69,7 +69,7 @@ def command(
 
 def _here() -> list[Device]:
     """Return every device that works here and may be chosen, also the second and later ones of a kind."""
-    from rlx_ort.providers.availability import is_available, is_selectable, known_devices
+    from rlx_ort.providers.registry import is_available, is_selectable, known_devices
 
     return [device for device in known_devices() if is_available(device) and is_selectable(device)]
 

@@ -19,7 +19,7 @@ from rlx_ort.errors import ParityError
 if TYPE_CHECKING:
     from rlx_ort.conversion.convert import ConvertOptions
     from rlx_ort.conversion.options import ConversionReport, ModelFacts
-    from rlx_ort.converters.sources.renames import Renames
+    from rlx_ort.converters.sources.weights import Renames
 
 __all__ = ["command"]
 

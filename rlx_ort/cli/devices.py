@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import click
@@ -35,16 +36,21 @@ def _print(document: dict[str, Any]) -> None:
 
 
 def _rows() -> list[dict[str, Any]]:
-    from rlx_ort.providers.availability import availability, full_name, known_devices
+    from rlx_ort.providers.registry import availability, full_name, known_devices
+    from rlx_ort.resilience.memory import device_memory
 
     rows = []
     for device in known_devices():
         found = availability(device)
         facts = {name: getattr(found, name) for name in _FACTS}
+        memory = asdict(device_memory(device))
+        facts |= {name: memory[name] for name in ("budget_bytes", "used_bytes", "source", "models")}
         rows.append({"device": device.label, "name": full_name(device), **facts})
     return rows
 
 
 def _hardware(row: dict[str, Any]) -> str:
     memory = binary_size(row["memory_bytes"]) if row["memory_bytes"] else ""
-    return ", ".join(filter(None, (row["hardware"], row["driver"], memory, row["identity"])))
+    budget = f"budget {binary_size(row['budget_bytes'])}" if row["budget_bytes"] else ""
+    used = f"used {binary_size(row['used_bytes'])}" if row["used_bytes"] else ""
+    return ", ".join(filter(None, (row["hardware"], row["driver"], memory, budget, used, row["identity"])))

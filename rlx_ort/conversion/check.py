@@ -1,38 +1,44 @@
-"""How a conversion is verified: source and result run on the same inputs, one after the other."""
+"""How a conversion is verified: source and result run on the same inputs, one after the other.
+
+bf16 is emulated on a CPU without kernels for it: nodes compute in f32, and every result is rounded to bf16.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from rlx_ort.conversion.options import verdict
+import onnx
+
+from rlx_ort.conversion.options import ConvertOptions, ModelFacts
+from rlx_ort.converters.bundle import ModelBundle
+from rlx_ort.converters.onnx_types import tensor_type
+from rlx_ort.converters.protos import copied, graphs_of, infer_proto, nodes_of
+from rlx_ort.converters.to_onnx.model import UniqueNames
+from rlx_ort.device import Device
 from rlx_ort.errors import ConversionError, ParityError
+from rlx_ort.ir.dtype import DType
+from rlx_ort.ir.types import TensorType, ValueType
+from rlx_ort.options.compile_options import CompileOptions, OptimizationLevel, PlacementRule
+from rlx_ort.parity.compare import Comparison, compare_to, reference_run
+from rlx_ort.parity.metrics import Tolerance, tolerance_for
+from rlx_ort.parity.opening import OrtFormatFile, as_model
+from rlx_ort.providers.engine.runtime import runtime_problem
 
-if TYPE_CHECKING:
-    from rlx_ort.conversion.options import ConvertOptions, ModelFacts
-    from rlx_ort.converters.bundle import ModelBundle
-    from rlx_ort.options.compile_options import CompileOptions
-    from rlx_ort.parity.compare import Comparison
-    from rlx_ort.parity.metrics import Tolerance
-    from rlx_ort.parity.opening import OrtFormatFile
+__all__ = ["ConversionCheck", "default_tolerance", "holds_bf16", "why_unverified", "with_f32_kernels"]
 
-__all__ = ["LEAN_ABOVE_BYTES", "ConversionCheck", "default_tolerance", "why_unverified"]
-
-LEAN_ABOVE_BYTES = 256 << 20
+_LEAN_ABOVE_BYTES = 256 << 20
 """Models with more bytes of weights than this are run without optimisation, because folded and packed weights would be
 in memory beside those of the file."""
+_RANDOM_OPS = {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli"}
+# Operators that ONNX Runtime 1.31 runs on bf16 on the CPU, or whose bodies are rewritten instead.
+_RUN_AS_THEY_ARE = {"Cast", "Constant", "If", "Loop", "Scan"}
+# Attributes that name an element type by its number.
+_TYPE_ATTRIBUTES = {"dtype", "output_dtype", "softmax_precision", "stash_type"}
 
 
 def default_tolerance(options: ConvertOptions, before: ModelFacts) -> Tolerance:
-    """Return the default tolerance of a conversion; see `tolerance_for` for the reasons.
-
-    f32 on the CPU: relative L2 of 1e-5. f16 and mixed, or a source that holds f16: 5e-3. bf16: 4e-2. Quantised to 8
-    bits: a cosine of 0.99, to 4 bits of 0.98. A target for another device than the CPU: 1e-3 at least.
-    """
-    from rlx_ort.device import Device
-    from rlx_ort.parity.metrics import tolerance_for
-
+    """Return the default tolerance of a conversion, by its precisions and devices; `tolerance_for` has the figures."""
     bits = {None: None, "int4-weights": 4}.get(options.quantize, 8)
     dtypes = {*before.weight_bytes, {"bf16": "bf16", None: "f32"}.get(options.precision, "f16")}
     return tolerance_for(dtypes, other_device=Device(options.device or "cpu") != Device.CPU, bits=bits)
@@ -44,8 +50,6 @@ def why_unverified(options: ConvertOptions) -> str:
     Raises:
         ConversionError: one was asked for by a tolerance or inputs, and no ONNX Runtime is installed.
     """
-    from rlx_ort.providers.engine.runtime import runtime_problem
-
     if not options.verify:
         return "asked for"
     problem = runtime_problem()
@@ -57,59 +61,55 @@ def why_unverified(options: ConvertOptions) -> str:
 
 
 class ConversionCheck:
-    """The verification of one conversion: runs the source, and holds its answer while the result is made.
+    """The verification of one conversion: runs the source, and holds its answer, not the source, meanwhile.
 
-    Attributes:
-        emulated: how one side was emulated; empty if both ran as they are.
-
-    Args:
-        options: those of the conversion.
-        source: the model, of which nothing is kept.
-        before: its facts.
-        drawn: its operators that draw random numbers.
-
-    Raises:
-        InputError: the inputs do not fit, or none can be made up.
-        EngineError: the source does not run.
+    `emulated` is how one side was emulated, empty if both ran as they are. Raises as `reference_run`.
     """
 
-    def __init__(self, options: ConvertOptions, source: ModelBundle, before: ModelFacts, drawn: Sequence[str]) -> None:
-        from rlx_ort.parity.compare import reference_run
-
-        self._options, self._before, self._drawn = options, before, drawn
-        self._lean = sum(before.weight_bytes.values()) > LEAN_ABOVE_BYTES
+    def __init__(self, options: ConvertOptions, source: ModelBundle, before: ModelFacts) -> None:
+        self._options, self._before = options, before
+        self._drawn = sorted(_RANDOM_OPS & {node.op_type for node in nodes_of(source.proto)})
+        self._lean = sum(before.weight_bytes.values()) > _LEAN_ABOVE_BYTES
         self.emulated = ""
         model, how = self._runnable(source, on_cpu=True)
         self._reference = reference_run(model, inputs=options.verify_inputs, dims=options.dims, options=how)
 
     def run_result(self, path: Path) -> Comparison:
-        """Run the written file on its device and return the difference of each output.
-
-        Raises:
-            ParityError: it is more than the tolerance.
-            EngineError: the result does not run.
-        """
-        from rlx_ort.device import Device
-        from rlx_ort.parity.compare import compare_to
-        from rlx_ort.parity.opening import as_model
-
+        """Run the written file on its device and return the differences; raise `ParityError` beyond the tolerance."""
         device = Device(self._options.device or "cpu")
         tolerance = self._options.tolerance or default_tolerance(self._options, self._before)
         optimized = self._options.device is not None
         model, how = self._runnable(as_model(path), on_cpu=device == Device.CPU, optimized=optimized)
         comparison = compare_to(self._reference, model, device, tolerance=tolerance, options=how)
         if not comparison.ok:
-            raise ParityError(verdict(comparison, self._drawn), comparison)
+            raise ParityError(self._verdict(comparison), comparison)
         return comparison
+
+    def _verdict(self, comparison: Comparison) -> str:
+        """Return why the conversion is refused."""
+        lines = [f"the result differs from the source by more than {comparison.tolerance}; nothing was written:"]
+        for output in comparison.outputs:
+            found, mark = output.found, "" if output.ok else " <-"
+            if found.shapes is not None:
+                lines.append(f"  {output.name}: shape {list(found.shapes[0])} became {list(found.shapes[1])}{mark}")
+                continue
+            extra = f", {found.nonfinite} not finite on one side only" if found.nonfinite else ""
+            extra += f", {found.differing} of {found.elements} differ" if found.differing else ""
+            figures = f"max abs {found.max_abs:.3g}, relative L2 {found.relative_l2:.3g}, cosine {found.cosine:.6g}"
+            lines.append(f"  {output.name}: {figures}{extra}{mark}")
+        if self._drawn:
+            operators = ", ".join(self._drawn)
+            lines.append(f"  the model draws random numbers ({operators}), so no two runs agree; do not verify it")
+        else:
+            lines.append(
+                "  allow more with a tolerance, keep nodes as they are, or write it unverified and bisect the two"
+            )
+        return "\n".join(lines)
 
     def _runnable(
         self, model: ModelBundle | OrtFormatFile, *, on_cpu: bool, optimized: bool = False
     ) -> tuple[ModelBundle | OrtFormatFile, CompileOptions]:
         """Return a model as it can run here, and how to open it: as users do, unless that takes too much memory."""
-        from rlx_ort.converters.bundle import ModelBundle
-        from rlx_ort.options.compile_options import CompileOptions, OptimizationLevel, PlacementRule
-        from rlx_ort.parity.emulated import holds_bf16, with_f32_kernels
-
         plain = optimized or self._lean  # what is optimised already is not optimised again
         if on_cpu and isinstance(model, ModelBundle) and holds_bf16(model):
             # Optimising could take out the casts, and with them the rounding.
@@ -118,3 +118,64 @@ class ConversionCheck:
         level = OptimizationLevel.OFF if plain else OptimizationLevel.ALL
         how = CompileOptions(placement=PlacementRule.ASSISTED, optimization=level, low_memory=self._lean)
         return model, how
+
+
+def holds_bf16(model: ModelBundle) -> bool:
+    """Return whether a model has bf16 weights, inputs or outputs, or casts to bf16."""
+    if any(data.dtype is DType.BF16 for data in model.weights.values()):
+        return True
+    if any(map(_is_bf16, (*model.input_types().values(), *model.output_types().values()))):
+        return True
+    to_bf16, nodes = ("to", onnx.TensorProto.BFLOAT16), nodes_of(model.proto, functions=False)
+    return any(n.op_type == "Cast" and any((a.name, a.i) == to_bf16 for a in n.attribute) for n in nodes)
+
+
+def with_f32_kernels(model: ModelBundle) -> ModelBundle:
+    """Return the model with casts around every node that reads or makes bf16, over the same weights.
+
+    Each node computes in f32 and its results are rounded to bf16, as in kernels that accumulate in f32. Nodes keep
+    their names, values their names and types. Functions are not rewritten. Open the model with optimisation off, which
+    would fold the casts of weights and remove pairs of casts that round.
+    """
+    proto = copied(model.proto)
+    types = infer_proto(proto)
+    graphs = list(graphs_of(proto, functions=False))
+    for graph in graphs:
+        types |= {tensor.name: tensor_type(tensor) for tensor in graph.initializer}
+    names = UniqueNames(name for node in nodes_of(proto) for name in (*node.input, *node.output))
+    for graph in reversed(graphs):  # bodies first: their owners are copied
+        nodes = [made for node in graph.node for made in _in_f32(node, types, names)]
+        del graph.node[:]
+        graph.node.extend(nodes)
+    return model.with_proto(proto)
+
+
+def _in_f32(node: onnx.NodeProto, types: Mapping[str, ValueType], names: UniqueNames) -> Iterator[onnx.NodeProto]:
+    """Yield a node with the casts that it needs before and after it."""
+    made = copied(node)
+    if node.op_type in _RUN_AS_THEY_ARE:
+        yield made
+        return
+    f32, bf16 = onnx.TensorProto.FLOAT, onnx.TensorProto.BFLOAT16
+    for index, name in enumerate(node.input):
+        if _is_bf16(types.get(name)):
+            made.input[index] = names.unique(f"{name}_f32")
+            yield onnx.helper.make_node("Cast", [name], [made.input[index]], to=f32)
+    behind = []
+    for index, name in enumerate(node.output):
+        if _is_bf16(types.get(name)):
+            made.output[index] = names.unique(f"{name}_f32")
+            behind.append(onnx.helper.make_node("Cast", [made.output[index]], [name], to=bf16))
+    if behind:
+        for attribute in made.attribute:
+            if attribute.name in _TYPE_ATTRIBUTES and attribute.i == bf16:
+                attribute.i = f32
+            elif attribute.HasField("t") and attribute.t.data_type == bf16:
+                array = onnx.numpy_helper.to_array(attribute.t).astype("float32")
+                attribute.t.CopyFrom(onnx.numpy_helper.from_array(array, attribute.t.name))
+    yield made
+    yield from behind
+
+
+def _is_bf16(kind: ValueType | None) -> bool:
+    return isinstance(kind, TensorType) and kind.dtype is DType.BF16

@@ -4,18 +4,30 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rlx_ort.conversion.check import ConversionCheck, default_tolerance, why_unverified
-from rlx_ort.conversion.options import ConversionReport, ConvertOptions, ModelFacts, ParamsTaken, facts_of, random_ops
+from rlx_ort.conversion.options import ConversionReport, ConvertOptions, ModelFacts, ParamsTaken, facts_of
+from rlx_ort.converters.bundle import ModelBundle, bundle_from_graph
+from rlx_ort.converters.files import refuse_existing, staging
+from rlx_ort.converters.sources import Format, apply_weights, bake, format_of, open_source, read_weights
+from rlx_ort.converters.sources.apply import listed
+from rlx_ort.converters.targets import TargetOptions, write_target
+from rlx_ort.converters.transforms.cut import cut
+from rlx_ort.converters.transforms.dims import set_dims
+from rlx_ort.converters.transforms.half_precision import to_precision
+from rlx_ort.converters.transforms.opset import to_opset
+from rlx_ort.converters.transforms.quantize import QuantizeOptions, quantize
+from rlx_ort.converters.transforms.simplify import simplify
 from rlx_ort.errors import ConversionError
-
-if TYPE_CHECKING:
-    from rlx_ort.converters.bundle import ModelBundle
+from rlx_ort.ir.serde import load_json
+from rlx_ort.providers.engine.runtime import quantization
+from rlx_ort.providers.ort_provider import save_optimized
 
 __all__ = ["ConversionReport", "ConvertOptions", "ModelFacts", "ParamsTaken", "Step", "convert", "default_tolerance"]
 
@@ -57,25 +69,21 @@ def convert(
         ParityError: the result differs from the source by more than the tolerance.
         EngineError: the source or the result does not run, so nothing is known about it.
     """
-    chosen = options or ConvertOptions()
-    place = Path(target)
-    run = _Run(chosen, on_step or (lambda text: None), on_bytes or (lambda done, total: None))
-    return run.convert(source, place)
+    run = _Run(options or ConvertOptions(), on_step or (lambda text: None), on_bytes or (lambda done, total: None))
+    return run.convert(source, Path(target))
 
 
+@dataclass
 class _Run:
     """One conversion."""
 
-    def __init__(self, options: ConvertOptions, on_step: Step, on_bytes: Bytes) -> None:
-        self._options = options
-        self._on_step = on_step
-        self._on_bytes = on_bytes
-        self._reports: dict[str, Any] = {}
-        self._seconds: dict[str, float] = {}
+    _options: ConvertOptions
+    _on_step: Step
+    _on_bytes: Bytes
+    _reports: dict[str, Any] = field(default_factory=dict)
+    _seconds: dict[str, float] = field(default_factory=dict)
 
     def convert(self, source: str | os.PathLike[str] | ModelBundle, target: Path) -> ConversionReport:
-        from rlx_ort.converters.files import refuse_existing, staging
-
         # a graph file keeps its large tensors in a file beside it; refused before the work begins
         beside = [target.with_suffix(".safetensors")] if target.suffix.lower() == ".json" else []
         beside += [target.with_name(self._options.detach)] if self._options.detach else []
@@ -86,8 +94,10 @@ class _Run:
         check = None
         if not unverified:  # first, so that a source that does not run costs no conversion
             with self._step("run source", "running the source"):
-                check = ConversionCheck(self._options, bundle, before, random_ops(bundle))
-        bundle = self._transformed(bundle)
+                check = ConversionCheck(self._options, bundle, before)
+        for name, text, transform, arguments in self._transforms(bundle):
+            with self._step(name, text):
+                bundle, self._reports[name] = transform(bundle, *arguments)
         after = facts_of(bundle)
         with staging(target) as stage:
             with self._step("write", f"writing {target}"):
@@ -100,38 +110,28 @@ class _Run:
                     comparison = check.run_result(stage.path)
             size = sum(file.stat().st_size for file in files)
             placed = stage.publish(files, overwrite=self._options.overwrite)
-        steps, seconds = MappingProxyType(self._reports), MappingProxyType(self._seconds)
         emulated = "" if check is None else check.emulated
-        return ConversionReport(
-            origin, tuple(placed), size, before, after, steps, comparison, unverified, emulated, seconds
-        )
+        steps, seconds = MappingProxyType(self._reports), MappingProxyType(self._seconds)
+        facts = (origin, tuple(placed), size, before, after)
+        return ConversionReport(*facts, steps, comparison, unverified, emulated, seconds)
 
     def _opened(self, source: str | os.PathLike[str] | ModelBundle) -> ModelBundle:
-        from rlx_ort.converters.bundle import ModelBundle
-        from rlx_ort.converters.sources import open_source
-
         options = self._options
-        if isinstance(source, ModelBundle):
-            bundle = source if options.params is None else self._with_params(source, options.params)
-        elif options.params is not None:
-            bundle = self._with_params(Path(source), options.params)
+        if options.params is not None:
+            model = source if isinstance(source, ModelBundle) else Path(source)
+            bundle = self._with_params(model, options.params)
+        elif isinstance(source, ModelBundle):
+            bundle = source
         else:
             with self._step("read", f"reading {os.fspath(source)}"):
                 bundle = open_source(source, opset=options.opset)
         if options.inputs or options.outputs:
-            from rlx_ort.converters.transforms.cut import cut
-
             with self._step("cut", "cutting"):
                 bundle, self._reports["cut"] = cut(bundle, options.inputs, options.outputs)
         return bundle
 
     def _with_params(self, source: Path | ModelBundle, params: Path) -> ModelBundle:
         """Return a model with the weights of a file; a graph file's parameters may have no data before."""
-        from rlx_ort.converters.bundle import bundle_from_graph
-        from rlx_ort.converters.sources import Format, apply_weights, format_of, open_source, read_weights
-        from rlx_ort.converters.transforms.params import bake
-        from rlx_ort.ir.serde import load_json
-
         renames = self._options.renames
         with self._step("params", f"taking weights from {params}"):
             weights = read_weights(params)
@@ -145,53 +145,32 @@ class _Run:
             if not report.loaded and not inputs:
                 raise ConversionError(
                     f"{params} has no tensor that is a weight or input of {bundle.origin}: it has "
-                    f"{_listed(report.unused)}, the model {_listed(report.missing)}; renames map names"
+                    f"{listed(report.unused, 5) or 'none'}, the model {listed(report.missing, 5) or 'none'}; renames "
+                    "map names"
                 )
             unused = tuple(name for name in report.unused if name not in inputs)
             self._reports["params"] = ParamsTaken(len(report.loaded), tuple(inputs), report.missing, unused)
             return bake(report.model, inputs)[0] if inputs else report.model
 
-    def _transformed(self, bundle: ModelBundle) -> ModelBundle:
+    def _transforms(self, bundle: ModelBundle) -> Iterator[tuple[str, str, Callable[..., Any], tuple[Any, ...]]]:
+        """Yield the name of each step that the options ask for, its text, its function and arguments, in order."""
         options = self._options
         if options.dims:
-            from rlx_ort.converters.transforms.dims import set_dims
-
-            with self._step("dims", "fixing dims"):
-                bundle, self._reports["dims"] = set_dims(bundle, options.dims)
+            yield "dims", "fixing dims", set_dims, (options.dims,)
         if options.opset is not None or options.ir_version is not None:
-            from rlx_ort.converters.transforms.opset import to_opset
-
-            with self._step("opset", "moving to another opset"):
-                opset = bundle.opset if options.opset is None else options.opset
-                bundle, self._reports["opset"] = to_opset(bundle, opset, options.ir_version)
+            opset = bundle.opset if options.opset is None else options.opset
+            yield "opset", "moving to another opset", to_opset, (opset, options.ir_version)
         if options.simplify:
-            from rlx_ort.converters.transforms.simplify import simplify
-
-            with self._step("simplify", "simplifying"):
-                bundle, self._reports["simplify"] = simplify(bundle)
+            yield "simplify", "simplifying", simplify, ()
         if options.precision is not None:
-            from rlx_ort.converters.transforms.half_precision import to_precision
-
-            with self._step("precision", f"changing the precision to {options.precision}"):
-                bundle, self._reports["precision"] = to_precision(bundle, options.precision, keep=options.keep)
+            text = f"changing the precision to {options.precision}"
+            yield "precision", text, to_precision, (options.precision, options.keep)
         if options.quantize is not None:
-            from rlx_ort.converters.transforms.quantize import QuantizeOptions, quantize
-            from rlx_ort.providers.engine.runtime import quantization
-
-            with self._step("quantize", f"quantising to {options.quantize}"):
-                bundle, self._reports["quantize"] = quantize(
-                    bundle,
-                    options.quantize,
-                    quantization(),
-                    QuantizeOptions(exclude=tuple(options.keep)),
-                    options.calibration,
-                )
-        return bundle
+            how = QuantizeOptions(exclude=tuple(options.keep))
+            arguments = (options.quantize, quantization(), how, options.calibration)
+            yield "quantize", f"quantising to {options.quantize}", quantize, arguments
 
     def _written(self, bundle: ModelBundle, path: Path) -> list[Path]:
-        from rlx_ort.converters.targets import TargetOptions, write_target
-        from rlx_ort.providers.saving import save_optimized
-
         options = self._options
         total, done = sum(data.nbytes for data in bundle.weights.values()), 0
 
@@ -200,14 +179,8 @@ class _Run:
             done += count
             self._on_bytes(done, total)
 
-        how = TargetOptions(
-            external_data=options.external_data,
-            params=options.detach,
-            device=options.device,
-            saver=save_optimized,
-            progress=progress,
-        )
-        return write_target(bundle, path, how)
+        how = TargetOptions(external_data=options.external_data, params=options.detach, device=options.device)
+        return write_target(bundle, path, replace(how, saver=save_optimized, progress=progress))
 
     @contextmanager
     def _step(self, name: str, text: str) -> Iterator[None]:
@@ -215,7 +188,3 @@ class _Run:
         start = time.perf_counter()
         yield
         self._seconds[name] = time.perf_counter() - start
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(map(repr, names[:5])) + (f" and {len(names) - 5} more" if len(names) > 5 else "") or "none"

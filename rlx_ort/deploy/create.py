@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rlx_ort.deploy.archive import LARGE_ALIGNMENT, LARGE_BYTES
+from rlx_ort.deploy.container import LARGE_ALIGNMENT, LARGE_BYTES
 from rlx_ort.deploy.golden import TOLERANCES
 from rlx_ort.deploy.index import REQUIRABLE, Case, FileEntry, Index, Settings, StoredTensor, Variant
 from rlx_ort.deploy.names import INDEX, MANIFEST
@@ -28,7 +28,7 @@ from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.options.compile_options import CompileOptions, Precision
 
-__all__ = ["Blob", "Digested", "Recipe", "create_package"]
+__all__ = ["Blob", "Recipe", "create_package"]
 
 _GRAPH = "graph.json"
 _GOLDEN = "golden/data.bin"
@@ -82,12 +82,16 @@ def create_package(
         GraphVerifyError: the graph breaks a rule of the IR.
         ConversionError: a node has no ONNX form.
     """
+    from rlx_ort.ir.verify import verify
+
     recipe = recipe or Recipe()
     _check_recipe(recipe)
     unset = [value.name for value in graph.params if value.name not in graph.weights]
     if unset:
         raise PackageError(f"graph {graph.name!r} has parameters without data: {', '.join(unset[:8])}; set them first")
-    _check_graph(graph)
+    if problems := verify(graph):
+        listed = "\n".join(f"  {problem}" for problem in problems)
+        raise GraphVerifyError(f"graph {graph.name!r} cannot be packed:\n{listed}")
     files, index = _Making(graph, recipe).finished()
     raw = index.to_bytes()
     Index.from_bytes(raw)  # the index can be read again
@@ -109,15 +113,6 @@ def _check_recipe(recipe: Recipe) -> None:
         if name not in TOLERANCES or not 0 <= largest < math.inf:
             known = ", ".join(TOLERANCES)
             raise PackageError(f"{name}={largest} is no tolerance: a number from 0 for one of {known}")
-
-
-def _check_graph(graph: Graph) -> None:
-    from rlx_ort.ir.verify import verify
-
-    problems = verify(graph)
-    if problems:
-        listed = "\n".join(f"  {problem}" for problem in problems)
-        raise GraphVerifyError(f"graph {graph.name!r} cannot be packed:\n{listed}")
 
 
 class _Making:
@@ -143,23 +138,21 @@ class _Making:
         """Return every file but the index, and the index."""
         recipe = self._recipe
         variants: dict[str, Variant] = {}
-        listed: dict[str, tuple[Device, str]] = {}
-        models: dict[str, tuple[Any, dict[str, tuple[int, int]], dict[str, TensorData], Blob]] = {}
+        models = {}
         for label, precision in recipe.variants.items():
             device = Device(label)
             name = _variant_name(device, precision)
             models[name] = self._model(name, precision)
             rounded = {param: f"{name}/{param}" for param in models[name][0].stored_as}
             variants[name] = Variant(device.label, precision, rounded)
-            listed[name] = (device, "")
-        digested: dict[int, Digested] = {}
+        listed: dict[str, tuple[Device, str]] = {}
+        uris: dict[int, str] = {}  # id of a data file -> its asset
         for name, (exported, places, inside, blob) in models.items():
-            if places:
-                if id(blob) not in digested:
-                    digested[id(blob)] = self._add_blob(blob, asset_path)
-                listed[name] = (listed[name][0], asset_uri(digested[id(blob)].entry.sha256))
+            if places and id(blob) not in uris:
+                uris[id(blob)] = asset_uri(self._add_blob(blob, asset_path).sha256)
+            listed[name] = (Device(variants[name].device), uris[id(blob)] if places else "")
             self._add(f"{name}/{MODEL_FILE}", referring_model(exported.model, places, inside))
-        if id(self._base) not in digested and self._base.size:
+        if id(self._base) not in uris and self._base.size:
             self._add_blob(self._base, asset_path)
         for label, precision in recipe.precisions.items():
             _give_precision(variants, Device(label), precision)
@@ -209,9 +202,14 @@ class _Making:
         blob, cases = Blob(), []
         for number, (inputs, outputs) in enumerate(self._recipe.golden):
             self._check_case(number, inputs, outputs)
-            expected = self._expected(inputs) if outputs is None else outputs
+            if outputs is None:
+                from rlx_ort.execution.session import Session
+
+                options = CompileOptions(dims=dict(self._recipe.dims))
+                with Session("cpu", options).compile(self._graph) as compiled:
+                    outputs = dict(zip(compiled.output_specs, compiled.run(inputs), strict=True))
             sides = []
-            for side, arrays in (("in", inputs), ("out", expected)):
+            for side, arrays in (("in", inputs), ("out", outputs)):
                 names = {name: f"golden/{number}/{side}/{name}" for name in arrays}
                 for name, array in arrays.items():
                     blob.add(names[name], TensorData.from_array(np.asarray(array)))
@@ -229,23 +227,16 @@ class _Making:
             found, needed = ", ".join(outputs) or "none", ", ".join(sorted(known))
             raise PackageError(f"golden case {number} has the outputs {found}, and the model gives {needed}")
 
-    def _expected(self, inputs: Arrays) -> dict[str, npt.NDArray[Any]]:
-        from rlx_ort.execution.session import Session
-
-        with Session("cpu", CompileOptions(dims=dict(self._recipe.dims))).compile(self._graph) as compiled:
-            return dict(zip(compiled.output_specs, compiled.run(inputs), strict=True))
-
     def _add(self, name: str, data: bytes) -> None:
         self._files[name] = Content.of(data)
         self._entries[name] = FileEntry(len(data), hashlib.sha256(data).hexdigest(), zlib.crc32(data))
 
-    def _add_blob(self, blob: Blob, path_of: Callable[[str], str]) -> Digested:
-        found = blob.digest(path_of)
-        path = path_of(found.entry.sha256)
-        self._files[path] = found.content
-        self._entries[path] = found.entry
-        self._tensors |= found.tensors
-        return found
+    def _add_blob(self, blob: Blob, path_of: Callable[[str], str]) -> FileEntry:
+        entry, tensors, content = blob.digest(path_of)
+        path = path_of(entry.sha256)
+        self._files[path], self._entries[path] = content, entry
+        self._tensors |= tensors
+        return entry
 
 
 def _variant_name(device: Device, precision: Precision) -> str:
@@ -271,31 +262,13 @@ _SMALL_ALIGNMENT = 64
 _CHUNK_BYTES = 1 << 22
 
 
-@dataclass(frozen=True)
-class _Piece:
-    name: str
-    offset: int
-    size: int
-    dtype: DType
-    shape: tuple[int, ...]
-    make: Callable[[], TensorData]
-
-
-@dataclass(frozen=True)
-class Digested:
-    """A data file whose digests are known: the file's entry, those of its tensors by name, and its bytes."""
-
-    entry: FileEntry
-    tensors: dict[str, StoredTensor]
-    content: Content
-
-
 class Blob:
     """A data file under construction. Tensors of 1 MiB and more begin at a multiple of 64 KiB, others of 64 bytes."""
 
     def __init__(self) -> None:
         self.size = 0
-        self._pieces: list[_Piece] = []
+        # Name, place without file and digest, and what makes the data.
+        self._pieces: list[tuple[str, StoredTensor, Callable[[], TensorData]]] = []
 
     def add(self, name: str, data: TensorData, dtype: DType | None = None) -> int:
         """Append a tensor, rounded to `dtype` where one is given, and return its offset; nothing is computed yet.
@@ -303,7 +276,7 @@ class Blob:
         Raises:
             PackageError: it is of strings, which have no bytes here.
         """
-        from rlx_ort.ir.narrow import narrowed
+        from rlx_ort.ir.tensor import narrowed
 
         kept = data.dtype if dtype is None else dtype
         if kept is DType.STRING:
@@ -312,43 +285,34 @@ class Blob:
         step = LARGE_ALIGNMENT if size >= LARGE_BYTES else _SMALL_ALIGNMENT
         offset = -(-self.size // step) * step
         make = (lambda: data) if kept is data.dtype else (lambda: narrowed(data, kept))
-        self._pieces.append(_Piece(name, offset, size, kept, data.shape, make))
+        self._pieces.append((name, StoredTensor("", offset, size, kept, data.shape, ""), make))
         self.size = offset + size
         return offset
 
-    def digest(self, path_of: Callable[[str], str]) -> Digested:
-        """Read every tensor once and return the digests; `path_of` gives the file's name for its SHA-256."""
+    def digest(self, path_of: Callable[[str], str]) -> tuple[FileEntry, dict[str, StoredTensor], Content]:
+        """Read every tensor once; return the file's entry, those of its tensors by name, and its bytes.
+
+        `path_of` gives the file's name for its SHA-256.
+        """
         whole, crc = hashlib.sha256(), 0
-        digests = []
-        end = 0
-        for piece in self._pieces:
-            gap = bytes(piece.offset - end)
-            own = hashlib.sha256()
-            whole.update(gap)
-            crc = zlib.crc32(gap, crc)
-            for chunk in _chunks(piece):
-                own.update(chunk)
-                whole.update(chunk)
-                crc = zlib.crc32(chunk, crc)
-            digests.append(own.hexdigest())
-            end = piece.offset + piece.size
+        own = {name: hashlib.sha256() for name, _, _ in self._pieces}
+        for name, chunk in self._chunks():
+            whole.update(chunk)
+            crc = zlib.crc32(chunk, crc)
+            if name is not None:
+                own[name].update(chunk)
         path = path_of(whole.hexdigest())
-        tensors = {
-            piece.name: StoredTensor(path, piece.offset, piece.size, piece.dtype, piece.shape, digest)
-            for piece, digest in zip(self._pieces, digests, strict=True)
-        }
-        return Digested(FileEntry(self.size, whole.hexdigest(), crc), tensors, Content(self.size, crc, self._stream))
+        tensors = {name: entry._replace(file=path, sha256=own[name].hexdigest()) for name, entry, _ in self._pieces}
+        content = Content(self.size, crc, lambda: (chunk for _, chunk in self._chunks()))
+        return FileEntry(self.size, whole.hexdigest(), crc), tensors, content
 
-    def _stream(self) -> Iterator[bytes | memoryview]:
+    def _chunks(self) -> Iterator[tuple[str | None, bytes | memoryview]]:
+        """Yield the bytes of the file, each with the tensor they are of; None for the gap before one."""
         end = 0
-        for piece in self._pieces:
-            if piece.offset > end:
-                yield bytes(piece.offset - end)
-            yield from _chunks(piece)
-            end = piece.offset + piece.size
-
-
-def _chunks(piece: _Piece) -> Iterator[memoryview]:
-    data = np.ascontiguousarray(piece.make().buffer).data
-    for start in range(0, len(data), _CHUNK_BYTES):
-        yield data[start : start + _CHUNK_BYTES]
+        for name, entry, make in self._pieces:
+            if entry.offset > end:
+                yield None, bytes(entry.offset - end)
+            data = np.ascontiguousarray(make().buffer).data
+            for start in range(0, len(data), _CHUNK_BYTES):
+                yield name, data[start : start + _CHUNK_BYTES]
+            end = entry.offset + entry.size

@@ -211,14 +211,8 @@ def _path(package: Package, runner: GraphDevices, device: Device) -> Path | None
     except (CalibrationError, OSError) as err:
         _log.debug("the golden check of %s is not kept: %s", device.display, err)
         return None
-    options = runner.options.on(device)
-    fields = [(name, _plain(getattr(options, name))) for name in sorted(options.__dataclass_fields__)]
-    parts = (_SCHEMA, package.sha256, device.label, versions, fields)
+    parts = (_SCHEMA, package.sha256, device.label, versions, runner.options.on(device).key)
     return folder / f"{hashlib.sha256(repr(parts).encode()).hexdigest()[:32]}.json"
-
-
-def _plain(value: object) -> str:
-    return repr(sorted(value.items())) if isinstance(value, Mapping) else repr(value)
 
 
 def _read(path: Path) -> str | None:

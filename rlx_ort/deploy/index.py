@@ -1,21 +1,32 @@
-"""`rlx.json`: settings of a package, and size and digest of its files. Read strictly, written in one encoding."""
+"""`rlx.json`: settings of a package, and size and digest of its files. Read strictly, written in one encoding.
+
+JSON of a package has one meaning for every reader: no duplicate keys (readers differ in which one counts), no NaN, no
+numbers that only some readers keep exact, and no nesting that ends a recursive reader. Errors name their place.
+"""
 
 from __future__ import annotations
 
+import json
+import math
 import re
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from rlx_ort.deploy.names import INDEX, SIGNATURE, check_names
-from rlx_ort.deploy.strict_json import Fields, dump, parse
 from rlx_ort.device import Device
 from rlx_ort.errors import DeviceParseError, IntegrityError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.options.compile_options import Precision
 from rlx_ort.selection.policy import Adaptive, Benchmark, CostModel, DevicePickStrategy, DevicePolicy
 
-__all__ = ["FORMAT", "REQUIRABLE", "SCHEMA", "Case", "FileEntry", "Index", "Settings", "StoredTensor", "Variant"]
+__all__ = [
+    "FORMAT", "REQUIRABLE", "SCHEMA", "Case", "Fields", "FileEntry", "Index", "Settings", "StoredTensor", "Variant",
+    "dump", "parse",
+]  # fmt: skip
+
+T = TypeVar("T")
 
 FORMAT = "rlx_ort package"
 """The `format` entry."""
@@ -154,7 +165,10 @@ class Index(Settings):
         if not 1 <= schema <= SCHEMA:
             raise IntegrityError(f"{INDEX} has schema {schema}, this version reads up to {SCHEMA}; update rlx_ort")
         top.only(*_KEYS)
-        files = {name: _file(item) for name, item in top.entries("files").items()}
+        files = {}
+        for name, item in top.entries("files").items():
+            item.only("size", "sha256", "crc32")
+            files[name] = FileEntry(item.count("size"), _digest(item), item.count("crc32"))
         check_names([*files, INDEX, SIGNATURE])
         tensors = {name: _tensor(item, files) for name, item in top.entries("tensors").items()}
         golden = top.fields("golden")
@@ -163,6 +177,9 @@ class Index(Settings):
         devices = [variant.device for variant in variants.values()]
         if len(set(devices)) != len(devices):
             raise IntegrityError(f"{INDEX} of the package has two variants for one device, and could mean either")
+        tolerances = golden.fields("tolerances").each(Fields.number)
+        if min(tolerances.values(), default=0) < 0:
+            raise IntegrityError(f"{golden.where}.tolerances of the package has an error below 0, which none is")
         graph = top.text("graph")
         if graph not in files:
             raise IntegrityError(f"{INDEX} names {graph!r} as the graph, which is no file of the package")
@@ -175,48 +192,33 @@ class Index(Settings):
             version=top.text("version", ""),
             serial=top.count("serial", 0),
             policy=_policy(top.fields("policy")),
-            dims=_counts(top.fields("dims")),
+            dims=top.fields("dims").each(Fields.count),
             buckets=_buckets(top.fields("buckets")) if "buckets" in top.raw else None,
-            requires=_texts(top.fields("requires")),
+            requires=top.fields("requires").each(Fields.text),
             license=top.text("license", ""),
-            provenance=_texts(top.fields("provenance")),
+            provenance=top.fields("provenance").each(Fields.text),
             cases=cases,
-            tolerances=_tolerances(golden.fields("tolerances")),
+            tolerances=tolerances,
             verify_on_first_use=top.flag("verify_on_first_use", default=False),
         )
 
 
-def _file(item: Fields) -> FileEntry:
-    item.only("size", "sha256", "crc32")
-    return FileEntry(item.count("size"), _digest(item), item.count("crc32"))
-
-
 def _tensor(item: Fields, files: Mapping[str, FileEntry]) -> StoredTensor:
     item.only("file", "offset", "size", "dtype", "shape", "sha256")
-    try:
-        dtype = DType(item.text("dtype"))
-        shape = tuple(size for size in item.items("shape") if type(size) is int and 0 <= size < 1 << 40)
-    except ValueError as err:
-        raise IntegrityError(f"{item.where} of the package: {err}") from err
+    dtype = item.parsed("dtype", DType)
+    shape = tuple(size for size in item.items("shape") if type(size) is int and 0 <= size < 1 << 40)
     found = StoredTensor(item.text("file"), item.count("offset"), item.count("size"), dtype, shape, _digest(item))
-    elements = 1
-    for size in shape:
-        elements *= size
     home = files.get(found.file)
     if len(shape) != len(item.items("shape")) or len(shape) > 64 or dtype is DType.STRING:
         raise IntegrityError(f"{item.where} of the package: {item.raw!r:.80} is no tensor")
-    if home is None or found.offset + found.size > home.size or dtype.nbytes(elements) != found.size:
+    if home is None or found.offset + found.size > home.size or dtype.nbytes(math.prod(shape)) != found.size:
         raise IntegrityError(f"{item.where} of the package is not inside {found.file!r} with the size of its shape")
     return found
 
 
 def _variant(item: Fields, tensors: Mapping[str, StoredTensor]) -> Variant:
     item.only("device", "precision", "rounded")
-    try:
-        device = Device(item.text("device")).label
-        precision = Precision(item.text("precision"))
-    except (DeviceParseError, ValueError) as err:
-        raise IntegrityError(f"{item.where} of the package: {err}") from err
+    device, precision = item.parsed("device", Device).label, item.parsed("precision", Precision)
     return Variant(device, precision, _references(item.fields("rounded"), tensors))
 
 
@@ -229,7 +231,7 @@ def _case(item: Fields, tensors: Mapping[str, StoredTensor]) -> Case:
 
 
 def _references(item: Fields, tensors: Mapping[str, StoredTensor]) -> dict[str, str]:
-    found = _texts(item)
+    found = item.each(Fields.text)
     for name, tensor in found.items():
         if tensor not in tensors:
             raise IntegrityError(f"{item.where}.{name} of the package names {tensor!r}, which is no tensor of it")
@@ -261,13 +263,10 @@ def _policy(item: Fields) -> DevicePolicy:
     }
     if strategy not in how:
         raise IntegrityError(f"{pick.where} of the package has strategy {strategy!r}; known are {', '.join(how)}")
-    lists = {key: item.texts(key) for key in ("allow", "deny", "prefer")}
-    try:
-        allow, deny, prefer = (
-            None if names is None else tuple(Device(name) for name in names) for names in lists.values()
-        )
-    except DeviceParseError as err:
-        raise IntegrityError(f"{item.where} of the package: {err}") from err
+    allow, deny, prefer = (
+        None if item.raw.get(key) is None else tuple(item.parsed(key, Device, text) for text in item.items(key))
+        for key in ("allow", "deny", "prefer")
+    )
     return DevicePolicy(allow, deny or (), prefer or (), how[strategy])
 
 
@@ -281,24 +280,127 @@ def _buckets(item: Fields) -> tuple[str, tuple[tuple[int, int], ...]]:
     return item.text("dim"), tuple(ranges)
 
 
-def _tolerances(item: Fields) -> dict[str, float]:
-    found = {name: item.number(name) for name in item.raw}
-    for name, value in found.items():
-        if value < 0:
-            raise IntegrityError(f"{item.where}.{name} of the package is {value}, and an error is never below 0")
+def _digest(item: Fields) -> str:
+    if not _DIGEST.fullmatch(text := item.text("sha256")):
+        raise IntegrityError(f"{item.where}.sha256 of the package is no SHA-256 in hexadecimal")
+    return text
+
+
+def parse(data: bytes, name: str) -> Fields:
+    """Return the JSON object in a file of the package.
+
+    Raises:
+        IntegrityError: the bytes are no strict JSON object.
+    """
+    try:
+        # one pass over the text; a duplicate key, a constant such as NaN or a number beyond float raises ValueError
+        document = json.loads(
+            data.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_refused, parse_float=_finite
+        )
+    except (ValueError, RecursionError) as err:
+        raise IntegrityError(f"{name} of the package is no JSON that every reader takes alike: {err}") from err
+    return Fields(document, name)
+
+
+def dump(document: Any) -> bytes:
+    """Return the one encoding of a document that this library writes: ASCII, sorted keys, one line feed at the end."""
+    return (json.dumps(document, allow_nan=False, sort_keys=True, indent=1) + "\n").encode("ascii")
+
+
+class Fields:
+    """A JSON object whose entries are taken out with their type checked.
+
+    Attributes:
+        raw: the decoded JSON.
+        where: its place, for messages.
+
+    Raises:
+        IntegrityError: it is no object.
+    """
+
+    def __init__(self, item: Any, where: str) -> None:
+        self.where = where
+        self.raw: Mapping[str, Any] = item if isinstance(item, dict) else self._fail(f"an object, not {item!r:.60}")
+
+    def text(self, key: str, default: str | None = None) -> str:
+        """Return a string."""
+        return self._get(key, str, default)
+
+    def parsed(self, key: str, convert: Callable[[str], T], item: object = None) -> T:
+        """Return what a string, or one item of a list of them, stands for."""
+        text = self.raw.get(key) if item is None else item
+        if not isinstance(text, str):
+            self._fail(f"str as {key!r}, not {text!r:.60}")
+        try:
+            return convert(text)
+        except (DeviceParseError, ValueError) as err:
+            raise IntegrityError(f"{self.where} of the package: {err}") from err
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """Return a number of either kind as a float."""
+        value = self.raw.get(key, default)
+        # Whole numbers have no end in JSON; this comparison is exact, where `float` of a larger one overflows.
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or abs(value) > sys.float_info.max:
+            self._fail(f"a number as {key!r}, not {value!r:.60}")
+        return float(value)
+
+    def count(self, key: str, default: int | None = None) -> int:
+        """Return a whole number from 0 up to what a signed 64-bit integer holds."""
+        value = self._get(key, int, default)
+        if isinstance(value, bool) or not 0 <= value < 1 << 63:
+            self._fail(f"a whole number from 0 as {key!r}, not {value!r:.60}")
+        return value
+
+    def flag(self, key: str, default: bool | None = None) -> bool:
+        """Return true or false."""
+        return self._get(key, bool, default)
+
+    def items(self, key: str) -> list[Any]:
+        """Return a list, empty when there is none."""
+        return self._get(key, list, [])
+
+    def fields(self, key: str) -> Fields:
+        """Return an object, empty when there is none."""
+        return Fields(self._get(key, dict, {}), f"{self.where}.{key}")
+
+    def entries(self, key: str) -> dict[str, Fields]:
+        """Return an object of objects."""
+        inner = self.fields(key)
+        return {name: Fields(item, f"{inner.where}.{name}") for name, item in inner.raw.items()}
+
+    def each(self, read: Callable[[Fields, str], T]) -> dict[str, T]:
+        """Return every entry, taken out by one of the methods above."""
+        return {key: read(self, key) for key in self.raw}
+
+    def only(self, *known: str) -> None:
+        """Refuse keys that are not known, which a newer or forged writer left."""
+        strangers = sorted(set(self.raw).difference(known))
+        if strangers:
+            self._fail(f"no key {strangers[0]!r}; known are {', '.join(sorted(known))}")
+
+    def _get(self, key: str, kind: type[T], default: T | None) -> T:
+        value = self.raw.get(key, default)
+        if not isinstance(value, kind):
+            self._fail(f"{kind.__name__} as {key!r}, not {value!r:.60}")
+        return value
+
+    def _fail(self, wanted: str) -> NoReturn:
+        raise IntegrityError(f"{self.where} of the package should have {wanted}")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key occurs twice in one object")
     return found
 
 
-def _counts(item: Fields) -> dict[str, int]:
-    return {name: item.count(name) for name in item.raw}
+def _refused(text: str) -> NoReturn:
+    raise ValueError(f"{text} is no number of JSON")
 
 
-def _texts(item: Fields) -> dict[str, str]:
-    return {name: item.text(name) for name in item.raw}
-
-
-def _digest(item: Fields) -> str:
-    text = item.text("sha256")
-    if not _DIGEST.fullmatch(text):
-        raise IntegrityError(f"{item.where}.sha256 of the package is no SHA-256 in hexadecimal")
-    return text
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text[:40]} is beyond the range of numbers")
+    return value

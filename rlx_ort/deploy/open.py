@@ -1,32 +1,41 @@
-"""`open_package`: a package, ready to run on the devices of this machine, in one call."""
+"""`open_package`: a package, ready to run on this machine. `warm_package` fills the compile cache for it before."""
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
+import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from rlx_ort import environment
 from rlx_ort.deploy.names import required_key
 from rlx_ort.deploy.package import Package
 from rlx_ort.device import Device
-from rlx_ort.errors import IntegrityError, PackageError
+from rlx_ort.errors import EngineError, IntegrityError, PackageError, RlxError
 from rlx_ort.graph_devices import GraphDevices
-from rlx_ort.options.compile_options import CacheUse, CompileOptions, WeightSharing
+from rlx_ort.options.compile_options import CacheUse, CompileOptions, PlacementRule, WeightSharing
 from rlx_ort.providers.engine.compiled.store import use_of
 from rlx_ort.selection.policy import DevicePolicy
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from rlx_ort.deploy.quick import QuickSession
     from rlx_ort.execution.buckets import BucketedCompileCache
+    from rlx_ort.execution.compiled import CompiledGraph
     from rlx_ort.execution.weights import WeightStore
     from rlx_ort.ir.graph import Graph
+    from rlx_ort.ir.types import ValueType
+    from rlx_ort.providers.engine.compiled.models import Opening
+    from rlx_ort.providers.engine.compiled.starts import Interface
 
-__all__ = ["PackageDevices", "buckets_of", "narrowed_policy", "open_package", "options_of", "runner_of"]
+__all__ = [
+    "PackageDevices", "WarmedDevice", "buckets_of", "narrowed_policy", "open_package", "options_of", "runner_of",
+    "warm_opened", "warm_package",
+]  # fmt: skip
 
 
 class PackageDevices(GraphDevices):
@@ -261,7 +270,6 @@ def _without_cache(options: CompileOptions | None) -> CompileOptions:
 def _quick_session(package: Package) -> QuickSession | None:
     """Return the quick session of a warmed package, after checking that its graph file is the one that was warmed."""
     from rlx_ort.deploy.quick import find_quick
-    from rlx_ort.errors import EngineError
 
     if environment.flag("DISPATCH_REPORT") or environment.flag("VERBOSE"):  # a report needs the graph
         return None
@@ -272,3 +280,124 @@ def _quick_session(package: Package) -> QuickSession | None:
     if quick is not None:
         package.check_file(package.index.graph)
     return quick
+
+
+@dataclass(frozen=True)
+class WarmedDevice:
+    """The result of warming a package for one device.
+
+    Attributes:
+        device: the device's label.
+        entry: the digest of the cache's entry, empty where there is none.
+        nbytes: its size on disk.
+        seconds: how long opening took, filling included.
+        starts: whether `open_package` and `start_package` start from it without the graph.
+        problem: why there is no entry; empty when there is one.
+    """
+
+    device: str
+    entry: str = ""
+    nbytes: int = 0
+    seconds: float = 0.0
+    starts: bool = False
+    problem: str = ""
+
+
+def warm_package(
+    path: str | os.PathLike[str],
+    devices: Sequence[Device] | None = None,
+    progress: Callable[[Device], object] | None = None,
+    *,
+    require_signature: str | os.PathLike[str] | None = None,
+    sha256: str | None = None,
+    min_serial: int = 0,
+) -> list[WarmedDevice]:
+    """Compile a package for devices, by default all that may run it and that work here, and keep the results.
+
+    Without `devices`, the package's policy and the `RLX_*` variables must both allow a device. Takes as long as
+    compiling, and writes up to twice the size of the model. A second call finds everything in the cache.
+
+    Args:
+        path: the package, a folder or a file.
+        devices: what to compile for; each must take every node. By default all that may run, helped by the CPU.
+        progress: called with each device before its turn.
+        require_signature: as in `open_package`.
+        sha256: as in `open_package`.
+        min_serial: as in `open_package`.
+
+    Raises:
+        PackageError: there is no package, or it needs newer versions.
+        IntegrityError: its contents do not match its index, or it is not signed by the key.
+        DeviceParseError: one of the `RLX_*` variables does not parse.
+    """
+    key = required_key(require_signature)
+    with Package(path, key=key, sha256=sha256, min_serial=min_serial) as package:
+        return warm_opened(package, devices, progress)
+
+
+def warm_opened(
+    package: Package, devices: Sequence[Device] | None = None, progress: Callable[[Device], object] | None = None
+) -> list[WarmedDevice]:
+    """Compile an open package; see `warm_package`."""
+    from rlx_ort.providers.engine.compiled.models import watched
+
+    # A named device must take every node; under an automatic choice the CPU may help.
+    rule = PlacementRule.ASSISTED if devices is None else PlacementRule.STRICT
+    policy, options = narrowed_policy(package.index.policy, DevicePolicy.from_env()), CompileOptions(placement=rule)
+    opened = functools.partial(runner_of, package, policy, options.with_(cache=CacheUse.ON))
+    if devices is None:
+        with opened() as runner:
+            devices = runner.devices()
+    found = []
+    for device in devices:
+        if progress is not None:
+            progress(device)
+        began = time.perf_counter()
+        try:
+            with watched() as openings, opened() as runner:
+                compiled = runner.compile(device)
+                seconds = time.perf_counter() - began
+                if openings:
+                    entry, starts = openings[-1].entry, _note(package, compiled, openings[-1])
+                    found.append(WarmedDevice(device.label, entry.digest, entry.nbytes, seconds, starts))
+                else:
+                    problem = f"nothing of {device.display} can be kept, or the cache is not writable"
+                    problem += "; see the log of rlx_ort.cache"
+                    found.append(WarmedDevice(device.label, seconds=seconds, problem=problem))
+        except RlxError as err:
+            found.append(WarmedDevice(device.label, seconds=time.perf_counter() - began, problem=str(err)))
+    return found
+
+
+def _note(package: Package, compiled: CompiledGraph, opening: Opening) -> bool:
+    """Record the quick start of the package if it can start without the graph, and return whether it can."""
+    from rlx_ort.providers.engine.compiled.starts import note_start
+    from rlx_ort.providers.engine.compiled.store import default_store
+    from rlx_ort.providers.engine.runtime import describe_runtime
+
+    inputs, outputs = (
+        tuple(found for name, kind in specs.items() if (found := _interface(name, kind)) is not None)
+        for specs in (compiled.input_specs, compiled.output_specs)
+    )
+    if (
+        not opening.recipe.on_cpu
+        or opening.request.options.custom_op_libraries
+        # Golden cases run when the package is opened in full; a start from the cache would skip them.
+        or package.index.verify_on_first_use
+        # Types that numpy lacks, and mutable parameters, which are inputs of the session that the caller does not feed.
+        or len(opening.request.model.input_types) != len(inputs)
+        or len(compiled.output_specs) != len(outputs)
+    ):
+        return False
+    note_start(default_store(), package.sha256, opening.entry.digest, describe_runtime(), (inputs, outputs))
+    return True
+
+
+def _interface(name: str, kind: ValueType) -> Interface | None:
+    """Return the name, numpy dtype and shape of an input or output, or None for types that numpy lacks."""
+    from rlx_ort.ir.types import TensorType
+    from rlx_ort.providers.engine.compiled.starts import Interface
+
+    if not isinstance(kind, TensorType) or kind.shape is None or kind.dtype.numpy.isbuiltin != 1:
+        return None
+    return Interface(name, kind.dtype.numpy.name, tuple(kind.shape))

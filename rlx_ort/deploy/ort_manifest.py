@@ -10,8 +10,8 @@ import hashlib
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
+from rlx_ort.deploy.index import dump, parse
 from rlx_ort.deploy.names import MANIFEST
-from rlx_ort.deploy.strict_json import dump, parse
 from rlx_ort.errors import IntegrityError, PackageError
 
 if TYPE_CHECKING:
@@ -21,15 +21,9 @@ if TYPE_CHECKING:
     from rlx_ort.ir.tensor import TensorData
 
 __all__ = [
-    "COMPONENT",
-    "DATA_FILE",
-    "MODEL_FILE",
-    "asset_path",
-    "asset_uri",
-    "check_manifest",
-    "manifest_bytes",
+    "COMPONENT", "DATA_FILE", "MODEL_FILE", "asset_path", "asset_uri", "check_manifest", "manifest_bytes",
     "referring_model",
-]
+]  # fmt: skip
 
 COMPONENT = "model"
 """The name of the one component."""
@@ -66,13 +60,7 @@ def execution_provider(device: Device) -> str:
 
 
 def manifest_bytes(name: str, version: str, variants: Mapping[str, tuple[Device, str]]) -> bytes:
-    """Return `manifest.json`.
-
-    Args:
-        name: the package's name.
-        version: its version, may be empty.
-        variants: variant -> device, and URI of the asset with its weights (empty for a model without any).
-    """
+    """Return `manifest.json`; variants come with their device and the URI of the asset with their weights, if any."""
     bodies: dict[str, Any] = {}
     for variant, (device, uri) in variants.items():
         info: dict[str, Any] = {"model_file": MODEL_FILE}
@@ -130,12 +118,9 @@ def check_manifest(data: bytes, files: Collection[str]) -> None:
 def referring_model(
     model: onnx.ModelProto, places: Mapping[str, tuple[int, int]], inside: Mapping[str, TensorData]
 ) -> bytes:
-    """Return a model whose weights are references into `weights.bin`, and some of them inside.
+    """Return a copy of a model in normal form with its weights as references into `weights.bin`, and some inside.
 
-    Args:
-        model: the model in normal form; it is not changed.
-        places: initializer -> offset and length.
-        inside: initializer -> data of those that go into the model.
+    `places` are the offset and length of an initializer, `inside` has the data of those that go into the model.
     """
     import onnx
 

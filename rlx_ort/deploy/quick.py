@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rlx_ort import environment
 from rlx_ort.errors import EngineError
 
 if TYPE_CHECKING:
@@ -21,9 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["QuickSession", "find_quick"]
 
-_RUNS_BEFORE_PACKING = (
-    4  # packing costs as much as 1 to 10 runs of a large model, and halves the time of runs of a few rows
-)
+# Packing costs as much as 1 to 10 runs of a large model, and halves the time of runs of a few rows.
+_RUNS_BEFORE_PACKING = 4
 
 
 def find_quick(package_sha256: str) -> QuickSession | None:
@@ -39,7 +39,7 @@ def find_quick(package_sha256: str) -> QuickSession | None:
     from rlx_ort.providers.engine.compiled.store import default_store, use_of
     from rlx_ort.providers.engine.runtime import describe_runtime
 
-    if use_of(None, "found") == "off":
+    if use_of(None, "found") == "off" or environment.get("DEVICE_MEMORY"):  # the full package keeps memory budgets
         return None
     start = find_start(default_store(), package_sha256, describe_runtime())
     return None if start is None else QuickSession(start)
@@ -137,8 +137,8 @@ class QuickSession:
         self.settle()
 
     def _opened(self, *, packed: bool) -> SavedSession:
-        from rlx_ort.providers.engine.compiled.entry import MODEL_FILE
         from rlx_ort.providers.engine.compiled.starts import SavedSession
+        from rlx_ort.providers.engine.compiled.store import MODEL_FILE
 
         # The budget keeps the owner alive for as long as the session; this object would keep the session in turn.
         return SavedSession(self._start.entry.folder / MODEL_FILE, self._start, packed=packed)

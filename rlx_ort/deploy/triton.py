@@ -35,23 +35,10 @@ INSTANCE_KINDS: Mapping[str, str] = MappingProxyType({"auto": "KIND_AUTO", "cpu"
 _MODEL_FILE = "model.onnx"
 _VERSION = "1"
 # https://docs.nvidia.com/deeplearning/triton-inference-server/user-guide/docs/user_guide/model_configuration.html
+_KINDS = {"u": ("UINT", (8, 16, 32, 64)), "i": ("INT", (8, 16, 32, 64)), "f": ("FP", (16, 32, 64))}
 _TYPES: Mapping[DType, str] = MappingProxyType(
-    {
-        DType.BOOL: "TYPE_BOOL",
-        DType.U8: "TYPE_UINT8",
-        DType.U16: "TYPE_UINT16",
-        DType.U32: "TYPE_UINT32",
-        DType.U64: "TYPE_UINT64",
-        DType.I8: "TYPE_INT8",
-        DType.I16: "TYPE_INT16",
-        DType.I32: "TYPE_INT32",
-        DType.I64: "TYPE_INT64",
-        DType.F16: "TYPE_FP16",
-        DType.F32: "TYPE_FP32",
-        DType.F64: "TYPE_FP64",
-        DType.BF16: "TYPE_BF16",
-        DType.STRING: "TYPE_STRING",
-    }
+    {DType(f"{ours}{bits}"): f"TYPE_{theirs}{bits}" for ours, (theirs, sizes) in _KINDS.items() for bits in sizes}
+    | {DType.BOOL: "TYPE_BOOL", DType.BF16: "TYPE_BF16", DType.STRING: "TYPE_STRING"}
 )
 
 
@@ -189,9 +176,5 @@ def _lines(fields: Mapping[str, _Field], depth: int = 0) -> list[str]:
 def _scalar(value: object) -> str:
     if isinstance(value, _Word) or not isinstance(value, str):
         return str(value)
-    return '"' + "".join(_escaped(byte) for byte in value.encode("utf-8")) + '"'
-
-
-def _escaped(byte: int) -> str:
-    plain = 0x20 <= byte < 0x7F and byte not in (0x22, 0x5C)
-    return chr(byte) if plain else f"\\{byte:03o}"
+    encoded = value.encode("utf-8")
+    return '"' + "".join(chr(b) if 0x20 <= b < 0x7F and b not in b'"\\' else f"\\{b:03o}" for b in encoded) + '"'

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from rlx_ort.deploy.archive import Member, layout_of
+from rlx_ort.deploy.container import Member, layout_of
 from rlx_ort.errors import PackageError
 from rlx_ort.storage import partial_path, replacing
 
@@ -47,15 +47,9 @@ def write_package(
 ) -> None:
     """Write the files as a package beside its place, flush it to the disk, and move it there.
 
-    A file may replace a file. A folder replaces nothing, since no system exchanges two folders at once.
-
-    Args:
-        target: where the package shall be.
-        files: name -> content.
-        folder: whether to write the folder form.
-        force: whether a file that is there may be replaced.
-        progress: called with the bytes written since the last call.
-        before_move: called once all is written, to close what is about to be replaced.
+    A file may replace a file. A folder replaces nothing, since no system exchanges two folders at once. `progress` is
+    called with the bytes written since the last call, and `before_move` once all is written, to close what is about to
+    be replaced.
 
     Raises:
         PackageError: something is there already, cannot be written, or changed while it was packed.
@@ -115,7 +109,8 @@ def write_folder(root: Path, files: Mapping[str, Content], progress: Callable[[i
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("xb") as stream:
             _write(stream, name, content, progress)
-            _flush(stream)
+            stream.flush()
+            os.fsync(stream.fileno())
 
 
 def _write_archive(stream: BinaryIO, files: Mapping[str, Content], progress: Callable[[int], object] | None) -> None:
@@ -136,11 +131,6 @@ def _write(stream: BinaryIO, name: str, content: Content, progress: Callable[[in
             progress(len(chunk))
     if (size, crc) != (content.size, content.crc32):
         raise PackageError(f"the source of {name} changed while it was packed; nothing was written")
-
-
-def _flush(stream: BinaryIO) -> None:
-    stream.flush()
-    os.fsync(stream.fileno())
 
 
 def _flush_folder(folder: Path) -> None:

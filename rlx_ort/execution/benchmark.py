@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 import bisect
+import contextlib
 import logging
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -23,15 +24,9 @@ if TYPE_CHECKING:
     from rlx_ort.execution.compiled import CompiledGraph
 
 __all__ = [
-    "Clock",
-    "DeviceBenchResult",
-    "InputSignature",
-    "Pace",
-    "benchmark_devices",
-    "input_signature",
-    "race",
+    "Clock", "DeviceBenchResult", "InputSignature", "Pace", "benchmark_devices", "input_signature", "race",
     "timed_block",
-]
+]  # fmt: skip
 
 Clock: TypeAlias = Callable[[], int]
 """Returns nanoseconds from some fixed point, like `time.perf_counter_ns`."""
@@ -89,7 +84,13 @@ def benchmark_devices(
         InputError: the inputs do not fit the graph, which would fail on every device.
         ParamError: a parameter is not set.
     """
-    return _ranked([_timed(device, compile_on, inputs, max(runs, 1)) for device in devices])
+    lanes = [_Lane(device) for device in devices]
+    for lane in lanes:
+        with lane.noting_failures():
+            # The first run of a device, which does not count, compiles kernels and fills caches.
+            times = timed_block(lane.compile(compile_on), inputs, max(runs, 1))
+            lane.blocks.append(statistics.median_high(times))
+    return _ranked(lanes)
 
 
 def input_signature(inputs: Mapping[str, Any]) -> InputSignature:
@@ -105,24 +106,8 @@ def _described(value: object) -> tuple[tuple[int, ...], str]:
     return array.shape, str(array.dtype)
 
 
-def _timed(
-    device: Device, compile_on: Callable[[Device], CompiledGraph], inputs: Mapping[str, Any], runs: int
-) -> DeviceBenchResult:
-    start = time.perf_counter_ns()
-    compiled_at = start
-    try:
-        compiled = compile_on(device)
-        compiled_at = time.perf_counter_ns()
-        times = timed_block(compiled, inputs, runs)  # the first run of a device compiles kernels and fills caches
-    except Exception as err:  # raised again unless the device is at fault
-        if not is_device_failure(err):
-            raise
-        _log.warning("%s is left out of the benchmark: %s", device.display, err)
-        return DeviceBenchResult(device, device.label, compiled_at - start, None, str(err) or type(err).__name__)
-    return DeviceBenchResult(device, device.label, compiled_at - start, sorted(times)[len(times) // 2])
-
-
-def _ranked(rows: Iterable[DeviceBenchResult]) -> list[DeviceBenchResult]:
+def _ranked(lanes: Iterable[_Lane]) -> list[DeviceBenchResult]:
+    rows = [lane.row() for lane in lanes]
     return sorted(rows, key=lambda row: (row.median_exec_ns is None, row.median_exec_ns or 0))
 
 
@@ -130,10 +115,7 @@ class Pace:
     """Detects a throttled or shared core by the time of a fixed loop of plain Python.
 
     Kernel launches slow down by the same factor as the loop, so timings taken meanwhile are not those of the device.
-
-    Args:
-        clock: reads the time in ns.
-        quicker: the quantile of the loop's times that counts as usual.
+    `quicker` is the quantile of the loop's times that counts as usual.
     """
 
     def __init__(self, clock: Clock, quicker: float = _QUICKER) -> None:
@@ -172,8 +154,8 @@ class Pace:
 
 
 @dataclass
-class Lane:
-    """One device in the race, with the estimated time of a run and the medians of its blocks so far, in ns."""
+class _Lane:
+    """One device, with the estimated time of a run and the medians of its blocks so far, in ns."""
 
     device: Device
     compiled: CompiledGraph | None = None
@@ -187,8 +169,26 @@ class Lane:
         """The median over the blocks."""
         return statistics.median(self.blocks)
 
+    @contextlib.contextmanager
+    def noting_failures(self) -> Iterator[None]:
+        """Keep an error as the reason why the device is left out; it is raised unless the device is at fault."""
+        try:
+            yield
+        except Exception as err:
+            if not is_device_failure(err):
+                raise
+            _log.warning("%s is left out of the benchmark: %s", self.device.display, err)
+            self.failure = str(err) or type(err).__name__
+
+    def compile(self, compile_on: Callable[[Device], CompiledGraph]) -> CompiledGraph:
+        """Return the graph, compiled for the device."""
+        start = time.perf_counter_ns()
+        self.compiled = compile_on(self.device)
+        self.compile_ns = time.perf_counter_ns() - start
+        return self.compiled
+
     def row(self) -> DeviceBenchResult:
-        """Return the result of the race."""
+        """Return the result."""
         median = None if self.failure or not self.blocks else round(self.median_ns)
         return DeviceBenchResult(self.device, self.device.label, self.compile_ns, median, self.failure)
 
@@ -217,7 +217,14 @@ def race(
         InputError: the inputs do not fit the graph, which would fail on every device.
         ParamError: a parameter is not set.
     """
-    lanes = [_opened(device, compile_on, inputs) for device in devices]
+    lanes = [_Lane(device) for device in devices]
+    for lane in lanes:
+        with lane.noting_failures():
+            compiled = lane.compile(compile_on)
+            compiled.run(inputs)  # the first run of a device compiles kernels and fills caches
+            begun = time.perf_counter_ns()
+            compiled.run(inputs)
+            lane.run_ns = max(float(time.perf_counter_ns() - begun), 1.0)
     running = [lane for lane in lanes if not lane.failure]
     host = _Host(pace)
     start = time.perf_counter()
@@ -230,7 +237,7 @@ def race(
             break
         if time.perf_counter() - start - host.lost_s > budget_s or (done >= rounds and _decided(running)):
             break
-    return _ranked([lane.row() for lane in lanes])
+    return _ranked(lanes)
 
 
 def timed_block(compiled: CompiledGraph, inputs: Mapping[str, Any], count: int, warm: int = 1) -> list[int]:
@@ -243,23 +250,6 @@ def timed_block(compiled: CompiledGraph, inputs: Mapping[str, Any], count: int, 
         compiled.run(inputs)
         times.append(time.perf_counter_ns() - before)
     return times
-
-
-def _opened(device: Device, compile_on: Callable[[Device], CompiledGraph], inputs: Mapping[str, Any]) -> Lane:
-    lane = Lane(device)
-    start = time.perf_counter_ns()
-    try:
-        lane.compiled = compile_on(device)
-        lane.compile_ns = time.perf_counter_ns() - start
-        lane.compiled.run(inputs)  # the first run of a device compiles kernels and fills caches
-        start = time.perf_counter_ns()
-        lane.compiled.run(inputs)
-        lane.run_ns = max(float(time.perf_counter_ns() - start), 1.0)
-    except Exception as err:  # raised again unless the device is at fault
-        if not is_device_failure(err):
-            raise
-        _fail(lane, err)
-    return lane
 
 
 class _Host:
@@ -287,7 +277,7 @@ class _Host:
         return patient
 
 
-def _run_round(lanes: list[Lane], inputs: Mapping[str, Any], done: int, host: _Host) -> int:
+def _run_round(lanes: list[_Lane], inputs: Mapping[str, Any], done: int, host: _Host) -> int:
     """Measure one more block of each device; returns 1, or 0 if the round was disturbed and discarded."""
     begun = time.perf_counter()
     for lane in lanes:
@@ -299,29 +289,19 @@ def _run_round(lanes: list[Lane], inputs: Mapping[str, Any], done: int, host: _H
     return 1
 
 
-def _run_block(lane: Lane, inputs: Mapping[str, Any]) -> None:
-    if lane.compiled is None:
-        return
+def _run_block(lane: _Lane, inputs: Mapping[str, Any]) -> None:
+    assert lane.compiled is not None  # noqa: S101  # a device that was not compiled has failed
     count, warm = _runs_in(_BLOCK_NS, lane.run_ns), _runs_in(_WARM_NS, lane.run_ns)
-    try:
+    with lane.noting_failures():
         lane.run_ns = max(float(statistics.median(timed_block(lane.compiled, inputs, count, warm))), 1.0)
         lane.blocks.append(lane.run_ns)
-    except Exception as err:  # raised again unless the device is at fault
-        if not is_device_failure(err):
-            raise
-        _fail(lane, err)
 
 
 def _runs_in(time_ns: float, run_ns: float) -> int:
     return min(max(round(time_ns / run_ns), 1), _MOST_RUNS)
 
 
-def _fail(lane: Lane, err: Exception) -> None:
-    _log.warning("%s is left out of the race: %s", lane.device.display, err)
-    lane.failure = str(err) or type(err).__name__
-
-
-def _still_in(lanes: list[Lane], done: int) -> list[Lane]:
+def _still_in(lanes: list[_Lane], done: int) -> list[_Lane]:
     """Return the devices that may still win; none is dropped on a single block."""
     if done < 2 or len(lanes) < 2:
         return lanes
@@ -329,7 +309,7 @@ def _still_in(lanes: list[Lane], done: int) -> list[Lane]:
     return [lane for lane in lanes if min(lane.blocks) <= leader_ns * _DROPPED]
 
 
-def _decided(lanes: list[Lane]) -> bool:
+def _decided(lanes: list[_Lane]) -> bool:
     """Return whether the leader's slowest quarter is still faster than the rest's fastest."""
     if len(lanes) < 2:
         return True

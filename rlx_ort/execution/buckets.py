@@ -1,6 +1,10 @@
 """`BucketedCompileCache`: one compiled graph for each range of lengths, and inputs padded to the longest of the range.
 
 For providers that compile for each shape. Others run the true shape if the graph takes any number of rows.
+
+`LayerKvCache` holds keys and values of the tokens so far, layer by layer, on the host, for decode loops over graphs of
+a few fixed lengths: a prefill graph makes the cache, the cache is padded to the length that the next graph was compiled
+for, a mask hides the padding, and the graph's outputs become the cache.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ import itertools
 import math
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -27,7 +32,13 @@ if TYPE_CHECKING:
     from rlx_ort.ir.graph import Graph
     from rlx_ort.ir.tensor import TensorData
 
-__all__ = ["Bucket", "BucketedCompileCache", "pad_rows", "power_of_two_ladder", "slice_rows"]
+__all__ = [
+    "HIDDEN_SCORE", "Bucket", "BucketedCompileCache", "LayerKvCache", "bucket_decode_mask", "pad_rows",
+    "power_of_two_ladder", "slice_rows",
+]  # fmt: skip
+
+HIDDEN_SCORE = -1e9
+"""Added by `bucket_decode_mask` to the score of a position without a token."""
 
 Array: TypeAlias = npt.NDArray[Any]
 Build: TypeAlias = "Callable[[int], Graph]"
@@ -132,11 +143,8 @@ class BucketedCompileCache:
         Raises:
             ParamError: a parameter is unknown or does not fit.
         """
-        bucket = self.bucket_for(key)
-        if bucket is None:
-            return None
         with self._lock:
-            is_new = bucket not in self._compiled
+            is_new = self.bucket_for(key) not in self._compiled
             found = self.get_or_compile(key, build)
             if is_new and found is not None:
                 with found[1].update_params():
@@ -149,18 +157,18 @@ class BucketedCompileCache:
         key: int,
         actual_rows: int,
         build: Build,
-        inputs: Iterable[tuple[str, npt.ArrayLike, int]],
+        inputs: Iterable[tuple[str, npt.ArrayLike, int | None]],
         output_inners: Sequence[int] = (),
     ) -> tuple[int, list[Array]] | None:
         """Run the graph of the key's range with inputs padded by rows of zeros, and cut the padding off the outputs.
 
-        Correct for graphs whose rows are independent, or that mask the padding.
+        Correct for graphs whose rows are independent, or that mask the padding. `run_padded_mixed` is the same.
 
         Args:
             key: the length that selects the range.
             actual_rows: the number of rows.
             build: makes the graph of a range.
-            inputs: name, data of `actual_rows` rows, and the elements of a row.
+            inputs: name, data of `actual_rows` rows, and the elements of a row; with None the data passes unchanged.
             output_inners: elements of a row of each output; an output with 0, or without an entry, is not cut.
 
         Returns:
@@ -169,17 +177,6 @@ class BucketedCompileCache:
         Raises:
             InputError: an input does not have that many rows, or more than fit.
         """
-        return self.run_padded_mixed(key, actual_rows, build, inputs, output_inners)
-
-    def run_padded_mixed(
-        self,
-        key: int,
-        actual_rows: int,
-        build: Build,
-        inputs: Iterable[tuple[str, npt.ArrayLike, int | None]],
-        output_inners: Sequence[int] = (),
-    ) -> tuple[int, list[Array]] | None:
-        """Run like `run_padded`; inputs with None for the elements of a row are passed unchanged."""
         found = self.get_or_compile(key, build)
         if found is None:
             return None
@@ -194,7 +191,8 @@ class BucketedCompileCache:
             if inner is None:
                 feeds[name] = data
                 continue
-            _check_rows(name, data, actual_rows, inner)
+            if _row_count(data, inner) != actual_rows:
+                raise InputError(f"input {name!r} has {data.size // inner} rows of {inner} elements, not {actual_rows}")
             padded = pad_rows(data, inner, rows)
             feeds[name] = padded if padded.ndim > 1 else _shaped(compiled, name, padded)
         # No active extent is set: it would make a graph that takes any number of rows run the true shape.
@@ -205,6 +203,8 @@ class BucketedCompileCache:
         return upper, [
             slice_rows(out, inner, actual_rows) if inner else out for out, inner in zip(outputs, inners, strict=False)
         ]
+
+    run_padded_mixed = run_padded
 
     def close(self) -> None:
         """Close every graph; the data of the parameters is kept."""
@@ -217,16 +217,12 @@ class BucketedCompileCache:
         if self._store is None:
             self._store = WeightStore.for_graph(graph)
             return self._store
-        for value in graph.params:
-            if not isinstance(value.type, TensorType):
-                continue
-            if value.name not in self._store:
-                self._store.declare(value.name, value.type, graph.weights.get(value.name))
-            elif self._store.type_of(value.name) != value.type:
-                raise ParamError(
-                    f"parameter {value.name!r} is {value.type} here and {self._store.type_of(value.name)} in the graph "
-                    "of another range; the graphs of all ranges share their parameters"
-                )
+        try:
+            for value in graph.params:
+                if isinstance(value.type, TensorType):
+                    self._store.declare(value.name, value.type, graph.weights.get(value.name))
+        except ParamError as err:
+            raise ParamError(f"{err}; the graphs of all ranges share their parameters") from err
         return self._store
 
 
@@ -311,12 +307,6 @@ def _row_count(array: Array, row_inner: int) -> int:
     return array.size // row_inner
 
 
-def _check_rows(name: str, array: Array, actual: int, row_inner: int) -> None:
-    rows = _row_count(array, row_inner)
-    if rows != actual:
-        raise InputError(f"input {name!r} has {rows} rows of {row_inner} elements, not {actual}")
-
-
 def _is_fixed(compiled: CompiledGraph, name: str) -> bool:
     """Return whether an input takes one size only; the run refuses unknown names."""
     kind = compiled.input_specs.get(name)
@@ -335,3 +325,119 @@ def _shaped(compiled: CompiledGraph, name: str, flat: Array) -> Array:
         return flat.reshape(dims)
     except ValueError as err:
         raise InputError(f"input {name!r} is {kind}: {flat.size} elements do not fill it") from err
+
+
+@dataclass(frozen=True)
+class LayerKvCache:
+    """Keys and values `(batch, past_seq, kv_dim)`, one array a layer; a step makes a new cache."""
+
+    keys: tuple[Array, ...]
+    values: tuple[Array, ...]
+
+    def __post_init__(self) -> None:
+        arrays = [*self.keys, *self.values]
+        if not self.keys or len(self.keys) != len(self.values):
+            raise InputError(f"a cache needs keys and values of each layer, got {len(self.keys)}, {len(self.values)}")
+        shapes = {array.shape for array in arrays}
+        if len(shapes) != 1 or arrays[0].ndim != 3:
+            raise InputError(f"a cache needs arrays of one shape (batch, past_seq, kv_dim), got {sorted(shapes)}")
+
+    @classmethod
+    def from_layer_outputs(
+        cls, num_layers: int, batch: int, past_seq: int, kv_dim: int, outputs: Sequence[npt.ArrayLike]
+    ) -> LayerKvCache:
+        """Return the cache of a prefill's outputs: `k0, v0, k1, v1, ...`, each of `batch * past_seq * kv_dim` elements.
+
+        Arrays are shared, not copied, and may be flat.
+
+        Raises:
+            InputError: the number of outputs or the size of one is wrong.
+        """
+        if len(outputs) != 2 * num_layers:
+            raise InputError(f"{num_layers} layers have {2 * num_layers} keys and values, got {len(outputs)} outputs")
+        shape = (batch, past_seq, kv_dim)
+        arrays = []
+        for place, output in enumerate(outputs):
+            array = np.asarray(output)
+            if array.size != batch * past_seq * kv_dim:
+                name = f"{'v' if place % 2 else 'k'}{place // 2}"
+                raise InputError(f"{name} needs {batch * past_seq * kv_dim} elements for {shape}, got {array.size}")
+            arrays.append(array.reshape(shape))
+        return cls(tuple(arrays[0::2]), tuple(arrays[1::2]))
+
+    @property
+    def num_layers(self) -> int:
+        """The number of layers."""
+        return len(self.keys)
+
+    @property
+    def batch(self) -> int:
+        """The number of sequences."""
+        return int(self.keys[0].shape[0])
+
+    @property
+    def past_seq(self) -> int:
+        """The number of tokens of each sequence."""
+        return int(self.keys[0].shape[1])
+
+    @property
+    def kv_dim(self) -> int:
+        """The width of the keys of one token, all heads together."""
+        return int(self.keys[0].shape[2])
+
+    def pad_layers_to_upper(self, upper: int) -> list[Array]:
+        """Return `k0, v0, k1, v1, ...` as `(batch, upper, kv_dim)`, with zeros after the tokens of each sequence.
+
+        Raises:
+            InputError: the cache has more than `upper` tokens.
+        """
+        if self.past_seq > upper:
+            raise InputError(f"{self.past_seq} tokens do not fit in {upper} places")
+        padded = []
+        for pair in zip(self.keys, self.values, strict=True):
+            for array in pair:
+                wide = np.zeros((self.batch, upper, self.kv_dim), array.dtype)
+                wide[:, : self.past_seq] = array
+                padded.append(wide)
+        return padded
+
+    def advance_from_decode_outputs(self, outputs: Sequence[npt.ArrayLike]) -> tuple[Array, LayerKvCache]:
+        """Return the logits and the cache with one more token, from a step's `logits, k0, v0, k1, v1, ...`.
+
+        Keys and values of a padded step, `(batch, places, kv_dim)`, are cut to the first `past_seq + 1` places.
+
+        Raises:
+            InputError: the number of outputs is wrong, or one has no place for another token.
+        """
+        if len(outputs) != 1 + 2 * self.num_layers:
+            raise InputError(
+                f"a step of {self.num_layers} layers gives logits and {2 * self.num_layers} keys and values, "
+                f"got {len(outputs)} outputs"
+            )
+        tokens = self.past_seq + 1
+        arrays = []
+        for place, output in enumerate(outputs[1:]):
+            array = np.asarray(output)
+            row = self.batch * self.kv_dim
+            if array.size % row or array.size // row < tokens:
+                name = f"{'v' if place % 2 else 'k'}{place // 2}"
+                raise InputError(
+                    f"{name} needs places for {tokens} tokens of {self.batch} sequences, {row} elements each; "
+                    f"got {array.size} elements"
+                )
+            arrays.append(array.reshape(self.batch, -1, self.kv_dim)[:, :tokens])
+        return np.asarray(outputs[0]), LayerKvCache(tuple(arrays[0::2]), tuple(arrays[1::2]))
+
+
+def bucket_decode_mask(past_seq: int, upper: int, batch: int | None = None) -> npt.NDArray[np.float32]:
+    """Return the mask to add to the scores of a step: 0 up to position `past_seq`, the new token's, -1e9 beyond.
+
+    The shape is `(upper,)`, or `(batch, upper)` if a batch is given.
+
+    Raises:
+        InputError: the new token does not fit in `upper` positions.
+    """
+    if not 0 <= past_seq < upper:
+        raise InputError(f"token {past_seq} has no place in {upper} places")
+    mask = np.where(np.arange(upper) <= past_seq, 0.0, HIDDEN_SCORE).astype(np.float32)
+    return mask if batch is None else np.repeat(mask[None], batch, axis=0)

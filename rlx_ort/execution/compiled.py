@@ -12,9 +12,15 @@ import numpy.typing as npt
 
 from rlx_ort.errors import InputError
 from rlx_ort.execution.background import BackgroundRuns, copied_arrays, run_all, run_in_background
-from rlx_ort.execution.coerce import TypedBytes, arrays_from_typed, typed_from_arrays
 from rlx_ort.execution.handles import Handles
-from rlx_ort.execution.inputs import InputPlan, ResidentFeeds, at_extent
+from rlx_ort.execution.inputs import (
+    InputPlan,
+    ResidentFeeds,
+    TypedBytes,
+    arrays_from_typed,
+    at_extent,
+    typed_from_arrays,
+)
 from rlx_ort.execution.moe import MaskLike, MoeControls, MoeResidencyStats
 from rlx_ort.execution.placement import Placement
 from rlx_ort.execution.slots import PooledRuns, SlotRunner
@@ -28,8 +34,7 @@ from rlx_ort.providers.engine.binding import DeviceTensor
 if TYPE_CHECKING:
     from rlx_ort.converters.to_onnx.exported import ExportedModel
     from rlx_ort.device import Device
-    from rlx_ort.execution.engine import Engine
-    from rlx_ort.execution.engine_slot import EngineSlot
+    from rlx_ort.execution.engine import Engine, EngineSlot
     from rlx_ort.providers.base import DeviceGraphReport
 
 __all__ = ["CompiledGraph"]
@@ -45,12 +50,6 @@ class CompiledGraph:
     buffers of `run_slots` and `run_raw`. Runs of a graph with handles, and those through the fixed buffers, are
     serialized by a lock; runs of a graph with handles also wait for the committed ones, so the state is that of the
     order of the calls. Handles survive a change of parameters.
-
-    Args:
-        slot: holds the session.
-        rule: the placement rule.
-        inputs: the plan that checks inputs; made here by default.
-        owns_slot: whether closing the graph closes the slot as well.
     """
 
     # All else is in `__dict__`, which graphs of other rules on the same slot share; see `held_to`.
@@ -76,6 +75,7 @@ class CompiledGraph:
         self._moe = MoeControls(slot)
         self._extent: tuple[int, int] | None = None
         self._plain = True  # neither handles nor an extent
+        slot.users.add(self)
         slot.open_if_ready(rule)
 
     @property
@@ -139,7 +139,7 @@ class CompiledGraph:
     @property
     def is_open(self) -> bool:
         """Whether its session is open now; else the next run opens it."""
-        return self._slot.current is not None
+        return self._slot.is_open
 
     def open(self, *, required: bool = True) -> None:
         """Open the session now instead of at the first run; unless `required`, only if every parameter is set.
@@ -234,11 +234,7 @@ class CompiledGraph:
         """
         if indices is None:
             return self.run(inputs)
-        if self._handles.step is not None and self._extent is None:
-            found = self._run_again(inputs, indices)
-            if found is not None:
-                return found
-        return self._run_with_state(inputs, self._checked_indices(indices))
+        return self._run_with_state(inputs, indices)
 
     def read_output_row(self, out: int, row: int, row_inner: int) -> npt.NDArray[Any] | None:
         """Return row `row` of output `out` of the last run, in rows of `row_inner` elements.
@@ -275,9 +271,14 @@ class CompiledGraph:
             ParamError: a parameter is not set.
             EngineError: the run failed.
         """
-        kinds = self.output_specs.values()
-        declared = [kind.dtype if isinstance(kind, TensorType) else DType.STRING for kind in kinds]
-        dtypes = declared if output_dtypes is None else _parsed(output_dtypes)
+        if output_dtypes is None:
+            kinds = self.output_specs.values()
+            dtypes = [kind.dtype if isinstance(kind, TensorType) else DType.STRING for kind in kinds]
+        else:
+            try:
+                dtypes = [DType.parse(dtype) for dtype in output_dtypes]
+            except ValueError as err:
+                raise InputError(f"output dtypes: {err}") from err
         if len(dtypes) != len(self._output_names):
             raise InputError(f"the graph has {len(self._output_names)} outputs, got {len(dtypes)} output dtypes")
         return typed_from_arrays(self.run(arrays_from_typed(self.input_specs, inputs)), dtypes)
@@ -304,6 +305,7 @@ class CompiledGraph:
         other = object.__new__(CompiledGraph)
         other.__dict__ = self.__dict__
         other._rule, other._strict = rule, rule is PlacementRule.STRICT
+        other._slot.users.add(other)
         return other
 
     # Fixed buffers
@@ -404,7 +406,7 @@ class CompiledGraph:
     def read_handle(self, name: str) -> npt.NDArray[Any] | None:
         """Return a copy of a handle in host memory, or None when there is none; waits for committed runs."""
         self._background.settle()
-        return self._handles.read(name)
+        return self._handles.read(name, on_device=False)
 
     def set_handle_feed(self, handle: str, out_idx: int) -> bool:
         """Overwrite a handle in host memory with an output after every later run; returns True.
@@ -413,7 +415,7 @@ class CompiledGraph:
             InputError: there is no such handle or output, or their dtypes differ.
         """
         self._background.settle()
-        self._handles.feed(handle, out_idx)
+        self._handles.feed(handle, out_idx, on_device=False)
         return True
 
     def bind_gpu_handle(self, name: str, array: Any) -> bool:
@@ -427,7 +429,7 @@ class CompiledGraph:
             EngineError: the device did not take it.
         """
         self._background.settle()
-        self._handles.bind_device(name, array, self._engine())
+        self._handles.bind(name, array, self._engine())
         self._plain = False
         return True
 
@@ -445,13 +447,13 @@ class CompiledGraph:
             InputError: there is no such handle or output, or their dtypes differ.
         """
         self._background.settle()
-        self._handles.feed_device(handle, out_idx)
+        self._handles.feed(handle, out_idx, on_device=True)
         return True
 
     def read_gpu_handle(self, name: str) -> npt.NDArray[Any] | None:
         """Return a handle on the device as a copy on the host, or None when there is none; waits for the device."""
         self._background.settle()
-        return self._handles.read_device(name)
+        return self._handles.read(name, on_device=True)
 
     def run_feed_gpu_handle(self, inputs: Mapping[str, Any], handle: str, out_idx: int) -> npt.NDArray[Any]:
         """Set a feed, run, and return that output; the feed stays set.
@@ -482,8 +484,9 @@ class CompiledGraph:
         Raises:
             InputError: an index names no output.
         """
-        copied, wanted = copied_arrays(inputs), self._checked_indices(outputs)
-        self._background.commit(lambda: self._run_now(copied, wanted, on_device=on_device))
+        copied, wanted = copied_arrays(inputs), range(len(self._output_names)) if outputs is None else outputs
+        self._handles.check_outputs(wanted)
+        self._background.commit(lambda: self._run_with_state(copied, wanted, on_device, settle=False))
 
     def sync_pending(self) -> list[list[Any]]:
         """Wait for the committed runs and return the outputs of those that keep some, in order.
@@ -556,7 +559,7 @@ class CompiledGraph:
             GraphVerifyError: the weights of experts that are to move are computed in the graph.
             PlacementError: the rest does not keep the placement rule.
         """
-        self._moe.keep(mask, self._rule)
+        self._moe.keep([mask], self._rule, every_layer=True)
         self._use(self._moe.slot)
 
     def set_moe_resident_experts_per_layer(self, masks: Sequence[MaskLike]) -> None:
@@ -564,7 +567,7 @@ class CompiledGraph:
 
         A layer is three products by experts: gate, up and down. See `set_moe_resident_experts`.
         """
-        self._moe.keep_per_layer(masks, self._rule)
+        self._moe.keep(masks, self._rule)
         self._use(self._moe.slot)
 
     def take_moe_residency_stats(self) -> MoeResidencyStats | None:
@@ -620,7 +623,7 @@ class CompiledGraph:
         self.close()
 
     def __repr__(self) -> str:
-        state = "closed" if self._slot.closed else "not open yet" if self._slot.current is None else "open"
+        state = "closed" if self._slot.closed else "open" if self._slot.is_open else "not open yet"
         shape = f"{len(self.input_specs)} inputs, {len(self._output_names)} outputs"
         return f"<CompiledGraph on {self.device.label}, {shape}, {self._rule.value}, {state}>"
 
@@ -638,6 +641,7 @@ class CompiledGraph:
         if slot is not self._slot:
             self._unbind()
             self._slot = slot
+            slot.users.add(self)
 
     def _unbind(self) -> None:
         """Release the buffers that are bound to an engine, and so the engine; the next run binds new ones."""
@@ -645,52 +649,27 @@ class CompiledGraph:
         self._pooled.clear()
         self._handles.unbind()
 
-    def _run_again(self, inputs: Mapping[str, Any], indices: Sequence[int]) -> list[Any] | None:
-        """Repeat the last run without its checks; None when the call differs from the last one."""
-        if self._background.busy:
-            self._background.settle()
-        handles = self._handles
-        with handles.lock:
-            found = handles.run_again(self._engine(), inputs, indices)
-            if found is None:
-                return None
-            self._last = found
-        read, outputs = found
-        return outputs.copy() if len(read) == len(indices) else [outputs[read.index(index)] for index in indices]
-
-    def _checked_indices(self, indices: Sequence[int] | None) -> Sequence[int]:
-        """Return the indices of outputs, all of them for None; refuses an index without an output."""
-        count = len(self._output_names)
-        if indices is None:
-            return range(count)
-        for index in indices:
-            if not 0 <= index < count:
-                raise InputError(f"there is no output {index}; the graph has {count} outputs, from 0")
-        return indices
+    def unbind_idle(self) -> bool:
+        """Release the buffers that no run uses now, and return whether no handle needs the device's session."""
+        if self._handles.on_device or not (self._slots.clear(wait=False) and self._handles.unbind(wait=False)):
+            return False
+        self._pooled.clear()
+        return True
 
     def _run_with_state(
-        self, inputs: Mapping[str, Any], indices: Sequence[int], *, on_device: bool = False
+        self, inputs: Mapping[str, Any], indices: Sequence[int], on_device: bool = False, settle: bool = True
     ) -> list[Any]:
-        if self._handles and self._background.busy:
+        """Run with handles and the extent as they are, and return the listed outputs; waits for committed runs."""
+        handles = self._handles
+        if settle and self._background.busy and handles:
             self._background.settle()
-        return self._run_now(inputs, indices, on_device=on_device)
-
-    def _run_now(self, inputs: Mapping[str, Any], indices: Sequence[int], *, on_device: bool = False) -> list[Any]:
-        """Run with handles and the extent as they are, and return the listed outputs."""
-        with self._handles.lock if self._handles else contextlib.nullcontext():
+        with handles.lock if handles else contextlib.nullcontext():
             engine = self._engine()
             if self._extent is not None:
-                inputs = at_extent(self.input_specs, self._handles.behind(inputs), self._extent)
-            read, outputs = self._handles.run(engine, inputs, indices, on_device=on_device)
+                inputs = at_extent(self.input_specs, handles.behind(inputs), self._extent)
+            read, outputs = handles.run(engine, inputs, indices, on_device)
             self._last = ([], []) if on_device else (read, outputs)
-        return [outputs[read.index(index)] for index in indices]
+        return outputs.copy() if len(read) == len(indices) else [outputs[read.index(index)] for index in indices]
 
 
 _NO_INPUTS: Mapping[str, Any] = {}
-
-
-def _parsed(dtypes: Sequence[DType | str]) -> list[DType]:
-    try:
-        return [DType.parse(dtype) for dtype in dtypes]
-    except ValueError as err:
-        raise InputError(f"output dtypes: {err}") from err

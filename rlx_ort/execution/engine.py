@@ -1,53 +1,50 @@
-"""`Engine`: an open session with the weights it was opened with.
+"""`Engine`: an open session with the weights it was opened with. `EngineSlot`: the engine of a graph on a device.
 
-Some engines feed mutable parameters with every run, and some read outputs that the user's graph does not have. Every
-way to run such an engine goes through `_Fed`; the others run their session directly.
+A slot opens its engine lazily and replaces it when the weights are stale. A run takes the current engine and keeps it
+until it ends, so a replaced engine lives exactly as long as the last run in it. No run sees weights of two versions.
+
+Some engines feed mutable parameters with every run, those of one version, and some read outputs that the user's graph
+does not have. Every way to run such an engine goes through `_Fed`; the others run their session directly.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy.typing as npt
 
-from rlx_ort.errors import EngineError
-from rlx_ort.ir.dtype import DType
+from rlx_ort.device import Device
+from rlx_ort.errors import EngineError, PlacementError, RunError
+from rlx_ort.execution.placement import Placement, build_placement, enforce, log_dispatch_report
+from rlx_ort.execution.residency import Resident, residency
+from rlx_ort.execution.weights import WeightStore
+from rlx_ort.ir.core import Node
+from rlx_ort.ir.ops.leaf import Input, Param
 from rlx_ort.ir.tensor import FileRange, TensorData
+from rlx_ort.ir.types import ValueType
+from rlx_ort.options.compile_options import CompileOptions, PlacementRule
 from rlx_ort.providers.engine.binding import Binder, DeviceTensor, HostBinder, binder_of
 
 if TYPE_CHECKING:
-    from rlx_ort.providers.base import EngineSession
+    from rlx_ort.converters.to_onnx.exported import ExportedModel
+    from rlx_ort.execution.compiled import CompiledGraph
+    from rlx_ort.execution.moe import ExpertWeights
+    from rlx_ort.ir.graph import Graph
+    from rlx_ort.providers.base import EngineSession, Provider
 
-__all__ = ["Engine", "Observer", "WeightSource"]
+__all__ = ["Engine", "EngineSlot", "Observer", "Runnable", "open_slot", "runnable"]
 
 Observer: TypeAlias = Callable[[Mapping[str, Any]], None]
 """Receives the hidden outputs of a run, by name."""
+WeightSource: TypeAlias = "WeightStore | ExpertWeights"
 
-
-class WeightSource(Protocol):
-    """Where sessions get weights from: a `WeightStore`, or a view of one."""
-
-    @property
-    def version(self) -> int:
-        """Grows with each change."""
-
-    def snapshot(
-        self, names: Sequence[str], stored_as: Mapping[str, DType] = ...
-    ) -> tuple[int, Mapping[str, TensorData]]:
-        """Return the version and the data of some parameters, all of that one version."""
-
-    def missing(self, names: Sequence[str]) -> list[str]:
-        """Return those of the names that are not set."""
-
-    def pin(self, names: Sequence[str]) -> None:
-        """Note that a session uses these parameters."""
-
-    def unpin(self, names: Sequence[str]) -> None:
-        """Undo one `pin` of the same names."""
+_LAYERS = "session.name_based_layer_assignment"
 
 
 class Engine:
@@ -60,20 +57,6 @@ class Engine:
         strict_ok: whether no node strays from the device.
         files: the files that its weights are mapped from.
     """
-
-    __slots__ = (
-        "__weakref__",
-        "_binder",
-        "_fed",
-        "_finalizer",
-        "_lock",
-        "files",
-        "run",
-        "session",
-        "strict_ok",
-        "version",
-        "weights",
-    )
 
     def __init__(
         self,
@@ -112,10 +95,6 @@ class Engine:
         if self._binder is None:
             self._binder = binder_of(self.session) if self._fed is None else _FedBinder(self._fed)
         return self._binder
-
-    def adopt(self, source: Any) -> DeviceTensor | None:
-        """Return a tensor of another library on the session's device without a copy; see `Binder.adopt`."""
-        return self.binder.adopt(source)
 
     def check_files(self) -> None:
         """Refuse to run on a mapped weights file that was written to: reading a truncated mapping ends the process.
@@ -195,3 +174,262 @@ class _FedBinder(HostBinder):
 def _close(session: EngineSession, source: WeightSource, names: tuple[str, ...]) -> None:
     session.close()
     source.unpin(names)
+
+
+@dataclass(frozen=True)
+class Runnable:
+    """The graph that a session is opened for, which may differ from the user's.
+
+    Attributes:
+        graph: the graph to export.
+        mutable: inputs of it that are parameters of the user's graph; sessions are fed them from the store.
+        hidden: outputs that the user's graph does not have; see `rlx_ort.execution.moe`.
+        host_marker: part of the names of the nodes that run on the CPU whatever the device is; empty for none.
+    """
+
+    graph: Graph
+    mutable: tuple[str, ...] = ()
+    hidden: tuple[str, ...] = ()
+    host_marker: str = ""
+
+
+def runnable(graph: Graph) -> Runnable:
+    """Return a graph with the parameters declared `mutable` as inputs; cached for as long as the graph lives.
+
+    A mutable parameter declared inside a body stays a weight there, and a change of it opens the session again.
+    """
+    mutable = [node for node in graph.nodes if isinstance(node.op, Param) and node.op.mutable]
+    if not mutable:
+        return Runnable(graph)
+    with _runnable_lock:
+        found = _runnables.get(graph)
+        if found is None or found[0] != graph.revision:
+            names = tuple(node.output_names[0] for node in mutable)
+            _runnables[graph] = found = (graph.revision, Runnable(_with_inputs(graph), names))
+        return found[1]
+
+
+_runnables: weakref.WeakKeyDictionary[Graph, tuple[int, Runnable]] = weakref.WeakKeyDictionary()
+_runnable_lock = threading.Lock()
+
+
+def _with_inputs(graph: Graph) -> Graph:
+    """Return a copy in which mutable parameters are inputs; ids and names stay."""
+    result = graph.bind({})
+    for place, node in enumerate(result.nodes):
+        if isinstance(node.op, Param) and node.op.mutable:
+            op = Input(node.op.name, node.op.type)
+            result.nodes[place] = Node(node.id, op, (), node.types, node.name, node.output_names)
+            result.weights.pop(node.op.name, None)
+    return result
+
+
+@dataclass(eq=False)
+class EngineSlot:
+    """Holds the engine of a graph on a device.
+
+    Attributes:
+        graph: the user's graph.
+        current: the open engine, or None; may be read without a lock. Always None under a memory budget: each run then
+            asks for the engine.
+        placement: the placement of the session opened last, even if the placement rule refused it.
+        closed: whether `close` was called.
+        governed: the open engine in place of `current`, under a memory budget.
+        resident: what its session takes; shared with its twins.
+        users: the compiled graphs that run in it.
+        lock: held while an engine is opened, replaced or closed.
+        input_types: name -> type of the inputs of the user's graph, in order.
+        output_types: name -> type of its outputs, in order.
+    """
+
+    provider: Provider
+    device: Device
+    exported: ExportedModel
+    weights: WeightStore
+    options: CompileOptions
+    graph: Graph
+    runs: Runnable
+    source: WeightSource
+    observer: Observer | None
+    current: Engine | None = None
+    placement: Placement | None = None
+    closed: bool = False
+    governed: Engine | None = None
+    resident: Resident = None  # type: ignore[assignment]  # made below
+
+    def __post_init__(self) -> None:
+        self.input_types = _without(self.exported.input_types, self.runs.mutable)
+        self.output_types = _without(self.exported.output_types, self.runs.hidden)
+        self._children: weakref.WeakSet[EngineSlot] = weakref.WeakSet()
+        self.users: weakref.WeakSet[CompiledGraph] = weakref.WeakSet()
+        self.resident = self.resident or Resident(self.provider, self.device, self.graph.name)
+        self.resident.slots.add(self)
+        self.lock = threading.RLock()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The parameters the model needs, mutable ones included."""
+        return (*self.exported.params, *self.runs.mutable)
+
+    def engine(self, rule: PlacementRule) -> Engine:
+        """Return an open engine with the newest weights whose placement keeps the rule; opens one if needed.
+
+        Raises:
+            RunError: the slot is closed; see `CompiledGraph.open` for the others.
+        """
+        with self.lock:
+            if self.closed:
+                raise RunError(f"the compiled graph on {self.device.display} is closed; compile the graph again")
+            if self.placement is not None:
+                enforce(self.placement, rule, self.device)
+            engine = self.current or self.governed
+            if engine is None and self.resident.governed:
+                engine = self.resident.engine()  # a twin opened it
+            if engine is not None and (engine.version == self.weights.version or self._still_fresh(engine)):
+                self.resident.touch()
+            else:
+                self.governed = engine = None  # lets go of stale weights before new ones are loaded
+                engine = self._open(rule)
+                self.resident.hold(engine)
+            self.keep(engine)
+            return engine
+
+    def open_if_ready(self, rule: PlacementRule) -> None:
+        """Open the engine unless a parameter is still to be set; see `engine` for what is raised."""
+        if not self.source.missing(self.names):
+            self.engine(rule)
+
+    def twin(self) -> EngineSlot:
+        """Return another slot with the same engine, which is closed separately."""
+        with self.lock:
+            return replace(self, closed=False)
+
+    def adopt(self, child: EngineSlot) -> None:
+        """Close a slot together with this one."""
+        with self.lock:
+            self._children.add(child)
+            if self.closed:
+                child.close()
+
+    def release(self) -> None:
+        """Let go of the engine; the next run opens another."""
+        with self.lock:
+            self.let_go()
+
+    def close(self) -> None:
+        """Let go of the engine for good; it closes when the runs in it have ended."""
+        with self.lock:
+            self.closed = True
+            self.let_go()
+            children = list(self._children)
+        for child in children:
+            child.close()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether its engine is open."""
+        return self.current is not None or self.governed is not None
+
+    def let_go(self) -> bool:
+        """Refer to the engine no more, and return whether there was one; the lock is held."""
+        had, self.current, self.governed = self.is_open, None, None
+        return had
+
+    def keep(self, engine: Engine) -> None:
+        """Refer to an engine; the lock is held."""
+        if self.resident.governed:
+            self.governed = engine
+        else:
+            self.current = engine
+
+    def unbind_idle(self) -> bool:
+        """Release buffers that are bound to the engine, and return whether no state depends on it."""
+        return all(user.unbind_idle() for user in list(self.users))
+
+    def _still_fresh(self, engine: Engine) -> bool:
+        """Return whether the newer version changed no frozen weight of this model; the engine then takes it over."""
+        version, weights, changing = self._snapshot()
+        if any(weights[name] is not engine.weights[name] for name in weights):
+            return False
+        engine.renew(version, self._feeds(engine.session, changing))
+        return True
+
+    def _snapshot(self) -> tuple[int, Mapping[str, TensorData], Mapping[str, TensorData]]:
+        """Return a version, the frozen weights and the mutable ones, all of that version."""
+        version, found = self.source.snapshot(self.names, self.exported.stored_as)
+        mutable = {name: found[name] for name in self.runs.mutable}
+        return version, {name: found[name] for name in self.exported.params}, mutable
+
+    def _feeds(
+        self, session: EngineSession, changing: Mapping[str, TensorData], replaces: bool = False
+    ) -> dict[str, Any]:
+        """Return mutable parameters as the session takes them: host arrays, or tensors that its device has once."""
+        binder = binder_of(session) if changing else None
+        if binder is None or binder.on_host:
+            return {name: data.numpy() for name, data in changing.items()}
+        return {
+            name: self.weights.placed.get(
+                self.device.label, name, data, functools.partial(binder.upload, data.numpy()), again=replaces
+            )
+            for name, data in changing.items()
+        }
+
+    def _open(self, rule: PlacementRule) -> Engine:
+        from rlx_ort.providers.base import SessionRequest
+
+        version, weights, changing = self._snapshot()
+        options = self.options
+        if self.runs.host_marker:
+            entries = {_LAYERS: f"cpu({self.runs.host_marker})", **options.session_config}
+            options = options.with_(session_config=entries)
+        replaces = self.is_open
+        session = residency().open(self, SessionRequest(self.device, self.exported, weights, options))
+        feeds = self._feeds(session, changing, replaces=replaces)
+        hidden = self.runs.hidden
+        observed = (hidden, self.observer) if hidden and self.observer is not None else None
+        engine = Engine(session, weights, version, self.source, feeds, observed)
+        requested = self.provider.ep_name or self.provider.name
+        self.placement = build_placement(
+            requested, session.assignments, self.exported, host_marker=self.runs.host_marker
+        )
+        claims = self.provider.claims()
+        policy, count = options.kernel_dispatch.policy.value, None if claims is None else len(claims)
+        log_dispatch_report(self.graph, self.exported, self.device, policy, count, self.placement)
+        try:
+            enforce(self.placement, rule, self.device)
+        except PlacementError:
+            engine.close()
+            raise
+        engine.strict_ok = not self.placement.strays
+        return engine
+
+
+def open_slot(
+    provider: Provider,
+    device: Device,
+    graph: Graph,
+    weights: WeightStore,
+    options: CompileOptions,
+    runs: Runnable | None = None,
+    source: WeightSource | None = None,
+    observer: Observer | None = None,
+) -> EngineSlot:
+    """Export the graph for a device and return a slot for its session, which is not opened yet.
+
+    `runs` is the graph to run in place of the user's, `source` gives its weights, and `observer` gets hidden outputs.
+
+    Raises:
+        GraphVerifyError: the graph is wrong.
+        ConversionError: a node cannot be written as ONNX.
+    """
+    from rlx_ort.converters.to_onnx.exporter import exported
+    from rlx_ort.providers.claims import kernel_set
+
+    options, runs, source = options.on(device), runs or runnable(graph), source or weights
+    model = exported(runs.graph, options, kernel_set(provider, runs.graph))
+    runs = replace(runs, graph=graph)  # frees the rewritten graph, whose constants may be large
+    return EngineSlot(provider, device, model, weights, options, graph, runs, source, observer)
+
+
+def _without(types: Mapping[str, ValueType], names: Sequence[str]) -> Mapping[str, ValueType]:
+    return {name: kind for name, kind in types.items() if name not in names} if names else types

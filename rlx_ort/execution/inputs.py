@@ -2,38 +2,43 @@
 
 A run makes one pass over the inputs; shapes that equal those of the last run are not checked again. ONNX Runtime
 would accept big-endian, masked and byte-string arrays and read garbage, and it does not compare named dims.
+
+Values are converted without silent loss. The exact dtype passes as it is. A conversion that keeps every value of the
+source dtype is done (`numpy.can_cast(..., "safe")`). Python numbers, lists and numpy scalars are judged by value.
+Everything else is refused with the cast that would convert it. Raw bytes are little-endian, in C order, with packed
+types as ONNX packs them.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
 from operator import attrgetter
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from rlx_ort.errors import InputError
-from rlx_ort.execution.coerce import as_array
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.shape import Shape
-from rlx_ort.ir.types import MapType, OptionalType, SequenceType, TensorType, ValueType
+from rlx_ort.ir.tensor import TensorData
+from rlx_ort.ir.types import MapType, OptionalType, SequenceType, Shape, TensorType, ValueType
 from rlx_ort.providers.engine.binding import DeviceTensor
 
-__all__ = ["Adopter", "InputPlan", "ResidentFeeds", "at_extent", "is_shareable", "shared"]
+if TYPE_CHECKING:
+    from rlx_ort.execution.engine import Engine
+
+__all__ = [
+    "InputPlan", "ResidentFeeds", "TypedBytes", "arrays_from_typed", "as_array", "at_extent", "cast_hint", "coerced",
+    "is_literal", "matcher", "saturating_cast", "typed_from_arrays",
+]  # fmt: skip
+
+TypedBytes: TypeAlias = "tuple[bytes | bytearray | memoryview, DType | str]"
+
+_LITERALS = (bool, int, float, complex, list, tuple, range, np.generic)
 
 _DLPACK_CPU = 1
-
-# Together with the type, all that the checks read: of two inputs with equal facts, both pass or neither does.
-_facts = attrgetter("dtype", "shape")
-
-
-class Adopter(Protocol):
-    """Shares the device memory of other libraries' tensors; an `Engine` is one."""
-
-    def adopt(self, source: Any) -> DeviceTensor | None:
-        """Return the tensor without a copy, or None when it is on another device."""
 
 
 class ResidentFeeds(dict[str, Any]):
@@ -41,11 +46,7 @@ class ResidentFeeds(dict[str, Any]):
 
 
 class InputPlan:
-    """Checks the inputs of runs of one graph; may be used from several threads.
-
-    Args:
-        types: input name -> declared type, in order.
-    """
+    """Checks the inputs of runs of one graph by their declared types; may be used from several threads."""
 
     def __init__(self, types: Mapping[str, ValueType]) -> None:
         self._types = dict(types)
@@ -56,13 +57,12 @@ class InputPlan:
         )
         self._others = tuple((name, kind) for name, kind in types.items() if name not in tensors)
         self._bulk = not self._others and all(dtype is not None for _, dtype, _ in self._rows)
-        # Names and facts of the last inputs that needed no conversion: comparing two lists is three times as fast as
-        # checking each input, and loops feed the same kind of arrays again and again.
-        self._known: tuple[list[str] | None, list[Any]] = (None, [])
-        self._arrays = [np.ndarray] * len(self._rows)
+        # Names of the last inputs that needed no conversion, and what matches their like: that is three times as fast
+        # as checking each input, and loops feed the same kind of arrays again and again.
+        self._known: tuple[list[str] | None, Callable[[Collection[Any]], bool]] = (None, lambda arrays: False)
         self._accepted: list[tuple[int, ...]] | None = None
 
-    def feeds(self, inputs: Mapping[str, Any], adopter: Adopter | None = None) -> Mapping[str, Any]:
+    def feeds(self, inputs: Mapping[str, Any], adopter: Engine | None = None) -> Mapping[str, Any]:
         """Return the inputs as the engine takes them; arrays that are right already are passed on without a copy.
 
         Objects with `__dlpack__` are shared without a copy: those in host memory as arrays, those of another library
@@ -80,14 +80,7 @@ class InputPlan:
         Only the last inputs that needed no conversion are remembered; others go through `checked`.
         """
         known = self._known
-        if (
-            inputs.__class__ is dict
-            and list(inputs) == known[0]
-            and list(map(type, inputs.values())) == self._arrays
-            and list(map(_facts, inputs.values())) == known[1]
-        ):
-            return known
-        return None
+        return known if inputs.__class__ is dict and list(inputs) == known[0] and known[1](inputs.values()) else None
 
     def ordered(self, arrays: Sequence[Any]) -> dict[str, Any]:
         """Return the inputs of a positional call by name, unchecked.
@@ -99,7 +92,7 @@ class InputPlan:
             raise InputError(f"the graph has {len(self._types)} inputs ({', '.join(self._types)}), got {len(arrays)}")
         return dict(zip(self._types, arrays, strict=True))
 
-    def checked(self, inputs: Mapping[str, Any], adopter: Adopter | None = None) -> dict[str, Any]:
+    def checked(self, inputs: Mapping[str, Any], adopter: Engine | None = None) -> dict[str, Any]:
         """Return the inputs as `feeds` does, after a check of each."""
         shapes: list[tuple[int, ...]] = []
         array_type = np.ndarray
@@ -109,7 +102,7 @@ class InputPlan:
             for name, dtype, kind in self._rows:
                 value = feeds[name]
                 if value.__class__ is not array_type or value.dtype is not dtype or not value.flags.c_contiguous:
-                    feeds[name] = value = _coerced(name, value, kind, adopter)
+                    feeds[name] = value = coerced(f"input {name!r}", value, kind, adopter)
                     unchanged = False
                 shapes.append(value.shape)
             for name, other in self._others:
@@ -125,7 +118,8 @@ class InputPlan:
             self._check_shapes(feeds)
             self._accepted = shapes
         if unchanged:
-            self._known = (list(feeds), list(map(_facts, feeds.values())))
+            arrays = feeds.values()
+            self._known = (list(feeds), matcher([array.dtype for array in arrays], [array.shape for array in arrays]))
         elif any(isinstance(value, DeviceTensor) for value in feeds.values()):
             return ResidentFeeds(feeds)
         return feeds
@@ -148,70 +142,99 @@ class InputPlan:
             raise InputError(f"nothing was fed to input {wanted}") from cause
 
     def _check_shapes(self, feeds: Mapping[str, Any]) -> None:
-        sizes: dict[str, tuple[int, str]] = {}
+        sizes: dict[str, tuple[int, str]] = {}  # named dim -> its size in this run and the input that set it
         for name, _, kind in self._rows:
-            if kind.shape is not None:
-                _check_shape(name, kind, kind.shape, feeds[name].shape, sizes)
+            if kind.shape is None:
+                continue
+            wanted, got = kind.shape, feeds[name].shape
+            if len(got) != len(wanted):
+                raise InputError(f"input {name!r} is {kind} of rank {len(wanted)}; got shape {got} of rank {len(got)}")
+            for axis, (dim, size) in enumerate(zip(wanted, got, strict=True)):
+                if isinstance(dim, int) and dim != size:
+                    raise InputError(
+                        f"input {name!r} is {kind}; got shape {got}, whose dim {axis} is {size}, not {dim}"
+                    )
+                if isinstance(dim, str):
+                    known, source = sizes.setdefault(dim, (size, name))
+                    if known != size:
+                        where = "an earlier dim" if source == name else f"input {source!r}"
+                        raise InputError(
+                            f"input {name!r} is {kind}; got shape {got}, which makes {dim!r} {size}, "
+                            f"but {where} makes it {known}"
+                        )
 
 
-def _check_shape(
-    name: str, kind: TensorType, wanted: Shape, got: tuple[int, ...], sizes: dict[str, tuple[int, str]]
-) -> None:
-    """Check a shape; `sizes` maps a named dim to its size in this run and the input that set it."""
-    if len(got) != len(wanted):
-        raise InputError(f"input {name!r} is {kind} of rank {len(wanted)}; got shape {got} of rank {len(got)}")
-    for axis, (dim, size) in enumerate(zip(wanted, got, strict=True)):
-        if isinstance(dim, int):
-            if dim != size:
-                raise InputError(f"input {name!r} is {kind}; got shape {got}, whose dim {axis} is {size}, not {dim}")
-        elif dim is not None:
-            known, source = sizes.setdefault(dim, (size, name))
-            if known != size:
-                where = "an earlier dim" if source == name else f"input {source!r}"
-                raise InputError(
-                    f"input {name!r} is {kind}; got shape {got}, which makes {dim!r} {size}, "
-                    f"but {where} makes it {known}"
-                )
+def matcher(dtypes: Sequence[np.dtype[Any]], shapes: Sequence[tuple[int, ...]]) -> Callable[[Collection[Any]], bool]:
+    """Return a check whether values are arrays of these dtypes and shapes; unrolled for one and two, to be fast.
+
+    That is all that the checks of a run read: of values that match, all pass or none does.
+    """
+    array_type = np.ndarray
+    if len(shapes) == 1:
+        dtype, shape = dtypes[0], shapes[0]
+
+        def one(arrays: Collection[Any]) -> bool:
+            if len(arrays) != 1:
+                return False
+            (array,) = arrays
+            return array.__class__ is array_type and array.dtype is dtype and array.shape == shape
+
+        return one
+    if len(shapes) == 2:
+        (dtype_0, dtype_1), (shape_0, shape_1) = dtypes, shapes
+
+        def two(arrays: Collection[Any]) -> bool:
+            if len(arrays) != 2:
+                return False
+            first, second = arrays
+            return (
+                first.__class__ is array_type
+                and second.__class__ is array_type
+                and first.dtype is dtype_0
+                and second.dtype is dtype_1
+                and first.shape == shape_0
+                and second.shape == shape_1
+            )
+
+        return two
+    types, facts = [array_type] * len(shapes), list(zip(dtypes, shapes, strict=True))
+    return lambda arrays: list(map(type, arrays)) == types and list(map(_facts, arrays)) == facts
 
 
-def _coerced(
-    name: str, value: Any, kind: TensorType, adopter: Adopter | None = None
-) -> npt.NDArray[Any] | DeviceTensor:
-    if is_shareable(value):
-        value = shared(name, value, kind, adopter)
+_facts = attrgetter("dtype", "shape")
+
+
+def coerced(what: str, value: Any, kind: TensorType, adopter: Engine | None = None) -> npt.NDArray[Any] | DeviceTensor:
+    """Return a value as an array of the declared dtype, or as a device tensor; `what` names it in messages.
+
+    Tensors of other libraries that offer DLPack are shared without a copy, on a device by the adopter.
+
+    Raises:
+        InputError: it cannot be shared or converted, or is on another device than the adopter's.
+    """
+    if not isinstance(value, (np.ndarray, np.generic, DeviceTensor)) and hasattr(value, "__dlpack__"):
+        value = _shared(what, value, kind, adopter)
     if isinstance(value, DeviceTensor):
         if value.dtype != kind.dtype.numpy:
-            raise InputError(f"input {name!r} is {kind}: the tensor on the device is {value.dtype.name}")
+            raise InputError(f"{what} is {kind}: the tensor on the device is {value.dtype.name}")
         return value
     try:
         return as_array(value, kind.dtype)
     except ValueError as err:
-        raise InputError(f"input {name!r} is {kind}: {err}") from err
+        raise InputError(f"{what} is {kind}: {err}") from err
 
 
-def is_shareable(value: object) -> bool:
-    """Return whether a value is a tensor of another library that offers DLPack."""
-    return not isinstance(value, (np.ndarray, np.generic, DeviceTensor)) and hasattr(value, "__dlpack__")
-
-
-def shared(name: str, source: Any, kind: TensorType, adopter: Adopter | None) -> npt.NDArray[Any] | DeviceTensor:
-    """Return a tensor of another library as an array or a device tensor without a copy; device tensors stay themselves.
-
-    Raises:
-        InputError: it cannot be shared, or is on another device than the adopter's.
-    """
-    if isinstance(source, DeviceTensor):
-        return source
+def _shared(what: str, source: Any, kind: TensorType, adopter: Engine | None) -> npt.NDArray[Any] | DeviceTensor:
     try:
         device = int(source.__dlpack_device__()[0])
         if device == _DLPACK_CPU:
             return np.from_dlpack(source)
-        adopted = None if adopter is None else adopter.adopt(source)
+        adopted = None if adopter is None else adopter.binder.adopt(source)
     except (BufferError, RuntimeError, TypeError, ValueError) as err:
-        raise InputError(f"input {name!r} is {kind}: {type(source).__name__} cannot be shared: {err}") from err
+        raise InputError(f"{what} is {kind}: {type(source).__name__} cannot be shared: {err}") from err
     if adopted is None:
         raise InputError(
-            f"input {name!r} is {kind}: the {type(source).__name__} is on a device (DLPack type {device}) that the "
+            f"{what} is {kind}: the {type(source).__name__} is on a device (DLPack type {device}) that the "
             "graph does not run on; copy it to the host first"
         )
     return adopted
@@ -220,7 +243,7 @@ def shared(name: str, source: Any, kind: TensorType, adopter: Adopter | None) ->
 def _other(name: str, value: object, kind: ValueType) -> Any:
     """Return a sequence, map or optional value with the tensors in it converted; the engine checks their shapes."""
     if isinstance(kind, TensorType):
-        return _coerced(name, value, kind)
+        return coerced(f"input {name!r}", value, kind)
     if isinstance(kind, OptionalType):
         return None if value is None else _other(name, value, kind.element)
     if isinstance(kind, SequenceType):
@@ -262,3 +285,194 @@ def _rows(value: object) -> int | None:
     if shape is not None:
         return int(shape[0]) if len(shape) else None
     return len(value) if isinstance(value, (list, tuple, range)) else None
+
+
+def as_array(value: object, dtype: DType) -> npt.NDArray[Any]:
+    """Return the value as a C-contiguous array of the dtype in the machine's byte order.
+
+    An array of that kind is returned itself, not a copy.
+
+    Raises:
+        ValueError: the value is no array, or its conversion would lose something; the message names the remedy.
+    """
+    if isinstance(value, np.ma.MaskedArray):
+        raise ValueError("it is a masked array, whose mask would be lost; feed `.filled(value)`")
+    if value is None:
+        raise ValueError("it is None")
+    try:
+        array = value.view(np.ndarray) if isinstance(value, np.ndarray) else np.asarray(value)
+    except (ValueError, TypeError) as err:  # ragged lists, objects whose conversion refuses
+        raise ValueError(f"{type(value).__name__} is no array: {err}") from err
+    if dtype is DType.STRING:
+        return _strings(array)
+    if array.dtype.kind in "OSUmM":
+        raise ValueError(f"{_described(value, array)} holds no numbers")
+    target = dtype.numpy
+    if array.dtype == target:
+        return array if array.flags.c_contiguous else array.copy(order="C")
+    if is_literal(value):
+        return _by_value(array, dtype)
+    if not np.can_cast(array.dtype, target, "safe"):
+        raise ValueError(f"{_described(value, array)} would lose values as {dtype.value}; cast it: {cast_hint(dtype)}")
+    return array.astype(target, order="C")
+
+
+def saturating_cast(array: npt.NDArray[Any], dtype: DType) -> npt.NDArray[Any]:
+    """Return the array as another dtype; the array itself if it has that dtype.
+
+    Floats become integers by truncation towards zero. Values out of range become the nearest limit, and NaN becomes 0.
+    Everything but 0 is True as a bool.
+    """
+    target = dtype.numpy
+    if array.dtype == target:
+        return array
+    if dtype is DType.BOOL:
+        return np.asarray(array != np.zeros((), array.dtype))
+    if not dtype.is_integer:
+        with np.errstate(over="ignore", invalid="ignore"):
+            return array.astype(target)
+    lowest, highest = _limits(dtype)
+    source = DType.from_numpy(array.dtype)
+    if source.is_float:
+        whole = np.trunc(array.astype(np.float64))
+        # The upper limit of 64-bit types is not a float64, the power of two above it is.
+        high = whole >= float(highest + 1)
+        low = whole < float(lowest)
+        inside = np.where(high | low | np.isnan(whole), 0.0, whole).astype(target)
+        return np.where(high, np.array(highest, target), np.where(low, np.array(lowest, target), inside))
+    if source is DType.BOOL:
+        return array.astype(target)
+    wide = array.astype(np.int16) if source.is_packed else array
+    least, most = _limits(source)
+    return np.asarray(np.clip(wide, max(lowest, least), min(highest, most))).astype(target)
+
+
+def is_literal(value: object) -> bool:
+    """Return whether a value is Python numbers, lists of them or a numpy scalar, which are judged by value."""
+    return isinstance(value, _LITERALS)
+
+
+def cast_hint(dtype: DType) -> str:
+    """Return the numpy expression that casts an array to the dtype, such as `.astype(numpy.float32)`."""
+    module = "numpy" if dtype.numpy.type.__module__ == "numpy" else "ml_dtypes"
+    name = "bool_" if dtype is DType.BOOL else dtype.numpy.name
+    return f".astype({module}.{name})"
+
+
+def _limits(dtype: DType) -> tuple[int, int]:
+    """Return the smallest and the largest value of an integer type."""
+    if dtype.value[0] == "i":
+        return -(1 << (dtype.bits - 1)), (1 << (dtype.bits - 1)) - 1
+    return 0, (1 << dtype.bits) - 1
+
+
+def _by_value(array: npt.NDArray[Any], dtype: DType) -> npt.NDArray[Any]:
+    """Convert literals: floats may be rounded, but never to infinity; integers stay exact."""
+    if not array.size:
+        return array.astype(dtype.numpy, order="C")
+    source = DType.from_numpy(array.dtype)
+    if dtype.is_integer and (source.is_float or source.is_complex):
+        raise ValueError(f"{source.value} numbers would lose their fraction as {dtype.value}; write whole numbers")
+    if dtype is DType.BOOL and source is not DType.BOOL:
+        raise ValueError(f"{source.value} numbers are no truth values; write True and False")
+    if source.is_complex and not dtype.is_complex:
+        raise ValueError(f"complex numbers would lose their imaginary part as {dtype.value}")
+    if dtype.is_integer and source is not DType.BOOL:
+        lowest, highest = _limits(dtype)
+        if int(array.min()) < lowest or int(array.max()) > highest:
+            raise ValueError(f"a number is outside {dtype.value}, which goes from {lowest} to {highest}")
+    with np.errstate(over="ignore", invalid="ignore"):
+        converted = array.astype(dtype.numpy, order="C")
+    if dtype.is_float and source.is_float and bool(np.any(np.isfinite(array) & ~np.isfinite(converted))):
+        raise ValueError(f"a number is too large for {dtype.value}")
+    return converted
+
+
+def _strings(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    if array.dtype.kind not in "OSUT":
+        raise ValueError(f"{array.dtype} array of shape {array.shape} holds no strings")
+    texts = np.empty(array.size, dtype=object)
+    for index, item in enumerate(array.reshape(-1).tolist()):
+        if isinstance(item, bytes):
+            try:
+                item = item.decode("utf-8")
+            except UnicodeDecodeError as err:
+                raise ValueError(f"item {index} is no UTF-8 text: {err}") from err
+        if not isinstance(item, str):
+            raise ValueError(f"item {index} is {type(item).__name__}, not a string")
+        texts[index] = item
+    return texts.reshape(array.shape)
+
+
+def _described(value: object, array: npt.NDArray[Any]) -> str:
+    what = "array" if isinstance(value, np.ndarray) else type(value).__name__
+    return f"{array.dtype} {what} of shape {array.shape}"
+
+
+def arrays_from_typed(types: Mapping[str, ValueType], inputs: Mapping[str, TypedBytes]) -> dict[str, npt.NDArray[Any]]:
+    """Return each input as an array of the given dtype and the declared shape; unknown names come as flat arrays.
+
+    Named dims are inferred from the number of elements, where that leaves one solution.
+
+    Raises:
+        InputError: a dtype is unknown, the bytes do not fill the shape, or a named dim cannot be inferred.
+    """
+    given: dict[str, tuple[DType, npt.NDArray[np.uint8], int]] = {}
+    for name, (data, dtype) in inputs.items():
+        try:
+            kind = DType.parse(dtype)
+        except ValueError as err:
+            raise InputError(f"input {name!r}: {err}") from err
+        if kind is DType.STRING:
+            raise InputError(f"input {name!r}: strings have no raw bytes; use run")
+        raw = np.frombuffer(data, np.uint8)
+        if (raw.size * 8) % kind.bits:
+            raise InputError(f"input {name!r}: {raw.size} bytes are not a whole number of {kind.value} elements")
+        given[name] = (kind, raw, raw.size * 8 // kind.bits)
+    shapes = _solved({name: types.get(name) for name in given}, {name: entry[2] for name, entry in given.items()})
+    arrays = {}
+    for name, (kind, raw, _) in given.items():
+        try:
+            arrays[name] = TensorData(kind, shapes[name], raw).numpy()
+        except ValueError as err:
+            raise InputError(f"input {name!r} is {types[name]}: {err}") from err
+    return arrays
+
+
+def typed_from_arrays(arrays: Sequence[Any], dtypes: Sequence[DType]) -> list[tuple[bytes, DType]]:
+    """Return each array as raw bytes of a dtype, converted by `saturating_cast`.
+
+    Raises:
+        InputError: an output is no tensor of numbers.
+    """
+    result: list[tuple[bytes, DType]] = []
+    for index, (array, dtype) in enumerate(zip(arrays, dtypes, strict=True)):
+        if not isinstance(array, np.ndarray) or array.dtype.kind in "OSU" or dtype is DType.STRING:
+            raise InputError(f"output {index} is no tensor of numbers and has no raw bytes; use run")
+        result.append((TensorData.from_array(saturating_cast(array, dtype)).buffer.tobytes(), dtype))
+    return result
+
+
+def _solved(types: Mapping[str, ValueType | None], counts: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each input; infers one named dim at a time from an element count."""
+    shapes = {}
+    for name, kind in types.items():
+        declared = kind.shape if isinstance(kind, TensorType) else None
+        shapes[name] = Shape([counts[name]]) if declared is None else declared
+    while ready := [name for name, shape in shapes.items() if sum(not isinstance(dim, int) for dim in shape) == 1]:
+        name, shape = ready[0], shapes[ready[0]]
+        rest = math.prod(dim for dim in shape if isinstance(dim, int))
+        if rest == 0 or counts[name] % rest:
+            raise InputError(f"input {name!r} is {types[name]}: {counts[name]} elements do not fill whole rows")
+        size = counts[name] // rest
+        symbol = next(dim for dim in shape if not isinstance(dim, int))
+        if symbol is None:
+            shapes[name] = Shape(size if dim is None else dim for dim in shape)
+        else:
+            shapes = {other: known.bind({symbol: size}) for other, known in shapes.items()}
+    stuck = [name for name, shape in shapes.items() if not shape.is_static]
+    if stuck:
+        raise InputError(
+            f"the bytes of input {stuck[0]!r} do not determine the dims of {types[stuck[0]]}; bind them or use run"
+        )
+    return {name: shape.static() for name, shape in shapes.items()}

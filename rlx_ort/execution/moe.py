@@ -1,36 +1,46 @@
-"""Controls of a compiled graph for mixtures of experts: which experts are resident, and what the routers picked."""
+"""Mixtures of experts: which experts are resident on the device, what the routers picked, and how a graph is split.
+
+A product by experts, some of which are not resident, becomes two: one on the device with the weights of the resident
+experts, and one on the host with the others; each row takes the result of the one that has its expert. The names of
+the host's nodes contain `HOST_MARKER`, by which ONNX Runtime keeps them, and so their weights, on the CPU. Routers and
+products get hidden outputs, from which each run counts.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from rlx_ort.device import Device
 from rlx_ort.errors import GraphVerifyError, InputError
-from rlx_ort.execution.engine_slot import EngineSlot, Runnable, runnable
-from rlx_ort.execution.expert_split import (
-    HOST_MARKER,
-    ExpertWeights,
-    Mask,
-    MoeGraph,
-    expert_nodes,
-    router_picks,
-    split_experts,
-)
+from rlx_ort.execution.engine import EngineSlot, Runnable, open_slot, runnable
+from rlx_ort.execution.weights import AS_DECLARED, WeightStore
+from rlx_ort.ir.core import Node, Ref, Value
+from rlx_ort.ir.dtype import DType
+from rlx_ort.ir.graph import Graph
+from rlx_ort.ir.ops.dequant import DequantGroupedMatMul, GroupedMatMul
+from rlx_ort.ir.ops.leaf import Constant, Param
+from rlx_ort.ir.ops.norm import TopK
+from rlx_ort.ir.ops.onnx import OnnxNode
+from rlx_ort.ir.tensor import TensorData, narrowed
+from rlx_ort.ir.types import Shape, TensorType
 
 if TYPE_CHECKING:
-    from rlx_ort.ir.core import Node
-    from rlx_ort.ir.graph import Graph
     from rlx_ort.options.compile_options import PlacementRule
 
 __all__ = ["MaskLike", "MoeControls", "MoeResidencyStats"]
 
 MaskLike: TypeAlias = "Sequence[bool] | npt.NDArray[np.bool_]"
+Mask: TypeAlias = npt.NDArray[np.bool_]
+"""For each expert whether it is resident: on the device."""
+
+HOST_MARKER = "@moe-host"
+"""Part of the names of the nodes that run on the host."""
 _PRODUCTS_PER_LAYER = 3
 """Gate, up and down."""
 
@@ -67,15 +77,24 @@ class MoeControls:
         self.base = self.slot = base
         self._watch: _Watch | None = None
 
-    def keep(self, mask: MaskLike, rule: PlacementRule) -> None:
-        """Set the resident experts of all layers; see `CompiledGraph.set_moe_resident_experts` for what is raised."""
-        given = _checked(mask)
-        self._set_masks([given] * len(expert_nodes(self.base.graph)), rule)
+    def keep(self, masks: Sequence[MaskLike], rule: PlacementRule, *, every_layer: bool = False) -> None:
+        """Set the resident experts layer by layer, or the first mask for every layer.
 
-    def keep_per_layer(self, masks: Sequence[MaskLike], rule: PlacementRule) -> None:
-        """Set the resident experts layer by layer; all are resident in layers without a mask."""
+        Experts that no mask excludes are resident. See `CompiledGraph.set_moe_resident_experts` for what is raised.
+        """
         given = [_checked(mask) for mask in masks]
-        self._set_masks([mask for mask in given for _ in range(_PRODUCTS_PER_LAYER)], rule)
+        kept = []
+        for index, node in enumerate(expert_nodes(self.base.graph)):
+            ref = node.inputs[1]
+            if ref is None:
+                raise GraphVerifyError(f"{node} lacks its weight")
+            mask = np.ones(int(self.base.graph.value(ref).shape.static()[0]), bool)
+            layer = 0 if every_layer else index // _PRODUCTS_PER_LAYER
+            if layer < len(given):
+                mask[: len(given[layer])] = given[layer][: len(mask)]
+            kept.append(mask)
+        if kept:
+            self._apply(replace(self._settings, masks=tuple(kept)), rule)
 
     def capture(self, num_experts: int, rule: PlacementRule) -> bool:
         """Record the picks of routers over `num_experts` from now on; returns whether there is such a router."""
@@ -86,9 +105,9 @@ class MoeControls:
 
     def take_stats(self) -> MoeResidencyStats | None:
         """Return the stats of the last forward, once; None before one, or without masks."""
-        if self._watch is None:
-            return None
-        stats, self._watch.stats = self._watch.stats, None
+        stats = None
+        if self._watch is not None:
+            stats, self._watch.stats = self._watch.stats, None
         return stats
 
     def take_picks(self) -> list[npt.NDArray[np.uint32]] | None:
@@ -105,22 +124,8 @@ class MoeControls:
     def _settings(self) -> _Settings:
         return _Settings() if self._watch is None else self._watch.settings
 
-    def _set_masks(self, given: Sequence[Mask], rule: PlacementRule) -> None:
-        """Keep the experts of each product by experts that its mask does not exclude; a missing mask excludes none."""
-        masks = []
-        for index, node in enumerate(expert_nodes(self.base.graph)):
-            mask = np.ones(_expert_count(self.base.graph, node), bool)
-            if index < len(given):
-                mask[: len(given[index])] = given[index][: len(mask)]
-            masks.append(mask)
-        if masks:
-            self._apply(replace(self._settings, masks=tuple(masks)), rule)
-
     def _apply(self, settings: _Settings, rule: PlacementRule) -> None:
         """Open a session with the hidden outputs, and the experts on the host, that the settings need."""
-        from rlx_ort.converters.to_onnx.exporter import exported
-        from rlx_ort.providers.claims import kernel_set
-
         base = self.base
         # The CPU is the host: there is nowhere to move an expert to.
         split = base.device.kind != Device.CPU.kind and settings.masks is not None
@@ -129,20 +134,11 @@ class MoeControls:
             return
         what = runnable(base.graph)
         made = split_experts(what.graph, settings.capture, settings.masks, split)
-        model = exported(made.graph, base.options, kernel_set(base.provider, made.graph))
         watch = _Watch(settings, made)
-        hidden = (*made.picks, *made.routed)
-        slot = EngineSlot(
-            base.provider,
-            base.device,
-            model,
-            base.weights,
-            base.options,
-            base.graph,
-            Runnable(made.graph, what.mutable, hidden, HOST_MARKER if made.on_host else ""),
-            ExpertWeights(base.weights, made.experts) if made.experts else None,
-            watch,
-        )
+        runs = Runnable(made.graph, what.mutable, (*made.picks, *made.routed), HOST_MARKER if made.on_host else "")
+        source = ExpertWeights(base.weights, made.experts) if made.experts else None
+        common = (base.provider, base.device, base.graph, base.weights, base.options)
+        slot = open_slot(*common, runs, source, watch)
         base.adopt(slot)
         slot.open_if_ready(rule)
         base.release()  # it holds all experts on the device
@@ -217,8 +213,190 @@ def _checked(given: MaskLike) -> Mask:
     return mask.astype(bool)
 
 
-def _expert_count(graph: Graph, node: Node) -> int:
+class Experts(NamedTuple):
+    """Some experts of the user's parameter `param`, in order."""
+
+    param: str
+    experts: tuple[int, ...]
+
+
+@dataclass
+class MoeGraph:
+    """A graph as its session runs it."""
+
+    graph: Graph
+    picks: tuple[str, ...] = ()
+    """Names of the hidden outputs with the indices that each router's TopK found, in order."""
+    routed: tuple[str, ...] = ()
+    """Names of the hidden outputs with the expert of each row of each product, in order."""
+    experts: dict[str, Experts] = field(default_factory=dict)
+    """New parameter -> the part of the user's parameter that it holds."""
+    on_host: bool = False
+    """Whether some nodes run on the host."""
+
+
+def expert_nodes(graph: Graph) -> list[Node]:
+    """Return the products by experts of the main graph, in order."""
+    return [node for node in graph.nodes if isinstance(node.op, (GroupedMatMul, DequantGroupedMatMul))]
+
+
+def router_picks(graph: Graph, num_experts: int) -> list[Ref]:
+    """Return the indices output of each TopK over exactly that many elements in the main graph, in order."""
+    found = []
+    for node in graph.nodes:
+        if isinstance(node.op, TopK):
+            axis, output = -1, 0
+        elif isinstance(node.op, OnnxNode) and (node.op.domain, node.op.op_type) == ("", "TopK"):
+            given = node.op.attributes.get("axis", -1)
+            axis, output = given if isinstance(given, int) else -1, 1
+        else:
+            continue
+        ref = node.inputs[0]
+        kind = None if ref is None else graph.nodes[ref.node].types[ref.output]
+        shape = kind.shape if isinstance(kind, TensorType) else None
+        if shape is not None and -shape.rank <= axis < shape.rank and shape[axis] == num_experts:
+            found.append(Ref(node.id, output))
+    return found
+
+
+def split_experts(graph: Graph, capture: int | None, residency: Sequence[Mask] | None, split: bool) -> MoeGraph:
+    """Return a copy of a graph with hidden outputs and, if `split`, the experts that are not resident on the host.
+
+    `capture` is the number of experts that identifies routers, None to capture nothing. `residency` has the mask of
+    each product by experts, None to count nothing of them.
+
+    Raises:
+        GraphVerifyError: the weight of experts that are to move is neither a parameter nor a constant.
+    """
+    made = MoeGraph(Graph(graph.name, metadata=dict(graph.metadata), doc=graph.doc))
+    made.graph.weights = dict(graph.weights)
+    masks = dict(zip((node.id for node in expert_nodes(graph)), residency or (), strict=False)) if split else {}
+    values: dict[Ref, Value] = {}
+    for node in graph.nodes:
+        inputs = [None if ref is None else values[ref] for ref in node.inputs]
+        mask = masks.get(node.id)
+        if mask is not None and not mask.all():
+            made.on_host = True
+            results: tuple[Value, ...] = (_split_product(made, graph, node, mask, inputs),)
+        else:
+            results = made.graph.add_node(
+                node.op, inputs, name=node.name, types=node.types, output_names=node.output_names
+            )
+        values.update((Ref(node.id, place), value) for place, value in enumerate(results))
+    picks = [] if capture is None else router_picks(graph, capture)
+    routed = [] if residency is None else [node.inputs[2] for node in expert_nodes(graph)]
+    made.picks = tuple(f"{HOST_MARKER}/picks/{place}" for place in range(len(picks)))
+    made.routed = tuple(f"{HOST_MARKER}/routed/{place}" for place in range(len(routed)))
+    outputs = [values[value.ref] for value in graph.outputs]
+    hidden = [values[ref] for ref in (*picks, *routed) if ref is not None]
+    made.graph.set_outputs([*outputs, *hidden], [*graph.output_names, *made.picks, *made.routed])
+    return made
+
+
+def _split_product(made: MoeGraph, source: Graph, node: Node, mask: Mask, inputs: Sequence[Value | None]) -> Value:
+    """Add a product by experts to a split graph, as one on the device and one on the host; keeps the node's name."""
+    x, weight, experts = inputs
+    if x is None or weight is None or experts is None:
+        raise GraphVerifyError(f"{node} lacks an input")
+    graph, name, op = made.graph, node.name, node.op
+    if not mask.any():
+        return graph.add_node(op, (x, weight, experts), name=f"{name}{HOST_MARKER}", types=node.types)[0]
+    ids = graph.cast(experts, DType.I32)
+
+    def product(side: Mask, label: str, suffix: str) -> Value:
+        # Rows of the other side get -1: the loop over experts skips them, a copy for each row takes any matrix.
+        places = np.where(side, np.cumsum(side) - 1, -1).astype(np.int32)
+        local = graph.gather(graph.constant(places), ids, axis=0)
+        return graph.append(op, x, _weight_part(made, source, node, side, label), local, name=f"{name}{suffix}")
+
+    flags = graph.gather(graph.constant(mask.astype(np.int32)[:, None]), ids, axis=0)
+    on_device = product(mask, "resident", "/resident")
+    on_host = product(~mask, "host", HOST_MARKER)
+    return graph.where_(graph.cast(flags, DType.BOOL), on_device, on_host, name=name)
+
+
+def _weight_part(made: MoeGraph, source: Graph, node: Node, side: Mask, label: str) -> Value:
+    """Return the weight of some experts: a parameter of `ExpertWeights`, or a constant."""
     ref = node.inputs[1]
-    if ref is None:
-        raise GraphVerifyError(f"{node} lacks its weight")
-    return int(graph.value(ref).shape.static()[0])
+    op = None if ref is None else source.nodes[ref.node].op
+    experts = tuple(int(expert) for expert in np.flatnonzero(side))
+    if isinstance(op, Param):
+        name = f"{op.name}/{node.name}/{label}"
+        made.experts[name] = Experts(op.name, experts)
+        sizes = (op.type.shape or Shape()).static()
+        return made.graph.param(name, (len(experts), *sizes[1:]), op.type.dtype)
+    if isinstance(op, Constant):
+        return made.graph.constant(_taken(op.data, experts), name=f"{node.name}/{label}")
+    raise GraphVerifyError(
+        f"{node} computes the weights of its experts in the graph; only a parameter that is not mutable, or "
+        "a constant, can be kept on the host"
+    )
+
+
+def _taken(data: TensorData, experts: Sequence[int]) -> TensorData:
+    """Return the data of some experts, which are the first axis; a contiguous range shares the memory."""
+    count = data.shape[0]
+    size, rest = divmod(data.buffer.nbytes, max(count, 1))
+    if rest:
+        raise GraphVerifyError(f"an expert of {data.dtype.value}{list(data.shape)} is not a whole number of bytes")
+    shape = (len(experts), *data.shape[1:])
+    first, last = experts[0], experts[-1] + 1
+    if list(experts) == list(range(first, last)):
+        return TensorData(data.dtype, shape, data.buffer[first * size : last * size])
+    rows = data.buffer.reshape(count, size)[list(experts)]
+    return TensorData(data.dtype, shape, rows.reshape(-1))
+
+
+class ExpertWeights:
+    """A view of a store with the parameters of a split graph; a `WeightSource` that several threads may use."""
+
+    def __init__(self, store: WeightStore, experts: Mapping[str, Experts]) -> None:
+        self._store = store
+        self._experts = dict(experts)
+        self._made: dict[tuple[str, DType | None], tuple[TensorData, TensorData]] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def version(self) -> int:
+        """The store's version."""
+        return self._store.version
+
+    def snapshot(
+        self, names: Iterable[str], stored_as: Mapping[str, DType] = AS_DECLARED
+    ) -> tuple[int, Mapping[str, TensorData]]:
+        """Return the version and the data of some parameters; see `WeightStore.snapshot`."""
+        wanted = list(names)
+        plain = {name: dtype for name, dtype in stored_as.items() if name not in self._experts}
+        version, found = self._store.snapshot(self._sources(wanted), plain)
+        with self._lock:
+            return version, {
+                name: self._part(name, found[self._experts[name].param], stored_as.get(name))
+                if name in self._experts
+                else found[name]
+                for name in wanted
+            }
+
+    def missing(self, names: Iterable[str]) -> list[str]:
+        """Return those parameters of the store that are needed and not set."""
+        return self._store.missing(self._sources(names))
+
+    def pin(self, names: Iterable[str]) -> None:
+        """Note that a session uses these parameters."""
+        self._store.pin(self._sources(names))
+
+    def unpin(self, names: Iterable[str]) -> None:
+        """Undo one `pin` of the same names."""
+        self._store.unpin(self._sources(names))
+
+    def _sources(self, names: Iterable[str]) -> list[str]:
+        return list(dict.fromkeys(self._experts[name].param if name in self._experts else name for name in names))
+
+    def _part(self, name: str, data: TensorData, dtype: DType | None) -> TensorData:
+        """Return some experts of the data, made once for each value of it."""
+        source, made = self._made.get((name, dtype), (None, data))
+        if source is not data:
+            made = _taken(data, self._experts[name].experts)
+            if dtype is not None and dtype is not made.dtype:
+                made = narrowed(made, dtype)
+            self._made[name, dtype] = (data, made)
+        return made

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 from rlx_ort.device import Device
 from rlx_ort.errors import DeviceUnavailableError
 from rlx_ort.execution.compiled import CompiledGraph
-from rlx_ort.execution.engine_slot import EngineSlot, runnable
+from rlx_ort.execution.engine import open_slot
 from rlx_ort.execution.weights import WeightStore
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule, Precision
 
 if TYPE_CHECKING:
     from rlx_ort.ir.graph import Graph
     from rlx_ort.providers.base import Provider
-    from rlx_ort.providers.engine.compiled.key import CacheKey
+    from rlx_ort.providers.engine.compiled.store import CacheKey
 
-__all__ = ["CompileCache", "Session", "key_of_graph", "open_slot", "working_provider"]
+__all__ = ["CompileCache", "Session", "key_of_graph", "working_provider"]
 
 
 class Session:
@@ -123,12 +123,26 @@ class CompileCache:
             PlacementError: the device does not take every node it must take.
             EngineError: the engine refused the model.
         """
-        full = (key, _options_key(options or self._session.options))
+        full = (key, (options or self._session.options).key)
         with self._lock:
             pending = self._pending.setdefault(full, threading.Lock())
         with pending:
             try:
-                return self._found_or_made(full, build, options, weights)
+                with self._lock:
+                    found = self._known.get(full)
+                    if found is not None:
+                        self._known.move_to_end(full)
+                        if not found.closed:
+                            return found
+                        weights = found.weights if weights is None else weights
+                session = self._session if options is None else Session(self.device, options)
+                made = session.compile(build(), weights)
+                with self._lock:
+                    self._known[full] = made
+                    while len(self._known) > self._capacity:
+                        # Not closed here: it may be in use, and the last reference closes its session.
+                        self._known.popitem(last=False)
+                return made
             finally:
                 with self._lock:
                     self._pending.pop(full, None)
@@ -143,26 +157,7 @@ class CompileCache:
 
     def __contains__(self, key: object) -> bool:
         """Return whether a graph of the key is cached, compiled with the options of the cache."""
-        return (key, _options_key(self._session.options)) in self._known
-
-    def _found_or_made(
-        self, full: Hashable, build: Callable[[], Graph], options: CompileOptions | None, weights: WeightStore | None
-    ) -> CompiledGraph:
-        with self._lock:
-            found = self._known.get(full)
-            if found is not None:
-                self._known.move_to_end(full)
-                if not found.closed:
-                    return found
-                weights = found.weights if weights is None else weights
-        session = self._session if options is None else Session(self.device, options)
-        made = session.compile(build(), weights)
-        with self._lock:
-            self._known[full] = made
-            while len(self._known) > self._capacity:
-                # Not closed here: it may be in use, and the last reference closes its session.
-                self._known.popitem(last=False)
-        return made
+        return (key, self._session.options.key) in self._known
 
 
 def working_provider(device: Device) -> Provider:
@@ -172,37 +167,12 @@ def working_provider(device: Device) -> Provider:
         DeviceUnavailableError: it has no provider, or it does not work here.
     """
     from rlx_ort.providers import registry
+    from rlx_ort.providers.registry import require_available
 
-    known = registry.default_registry()
-    provider = known.for_device(device)
-    if provider is None:
-        raise DeviceUnavailableError(
-            device,
-            "no ONNX Runtime execution provider runs this kind of device",
-            "choose another device, or add a provider with rlx_ort.register_provider",
-        )
-    found = known.availability(device)
-    if not found.available:
-        raise DeviceUnavailableError(device, found.reason, found.remedy)
+    require_available(device)
+    provider = registry.default_registry().for_device(device)
+    assert provider is not None  # noqa: S101  # a device without a provider is not available
     return provider
-
-
-def open_slot(
-    provider: Provider, device: Device, graph: Graph, weights: WeightStore, options: CompileOptions
-) -> EngineSlot:
-    """Export the graph for a device and return a slot for its session, which is not opened yet.
-
-    Raises:
-        GraphVerifyError: the graph is wrong.
-        ConversionError: a node cannot be written as ONNX.
-    """
-    from rlx_ort.converters.to_onnx.exporter import exported
-    from rlx_ort.providers.claims import kernel_set
-
-    options = options.on(device)
-    what = runnable(graph)
-    model = exported(what.graph, options, kernel_set(provider, graph))
-    return EngineSlot(provider, device, model, weights, options, graph, what)
 
 
 def key_of_graph(graph: Graph, device: Device, options: CompileOptions) -> CacheKey:
@@ -226,12 +196,3 @@ def key_of_graph(graph: Graph, device: Device, options: CompileOptions) -> Cache
     request = SessionRequest(device, slot.exported, found, slot.options)
     recipe = provider.recipe(device, slot.options)
     return session_key(recipe, request, describe_runtime(), default_store().root)
-
-
-def _options_key(options: CompileOptions) -> str:
-    """Return a text that identifies options: their mappings are not hashable, and their order does not matter."""
-    pairs = []
-    for name in sorted(options.__dataclass_fields__):
-        value = getattr(options, name)
-        pairs.append((name, repr(sorted(value.items())) if hasattr(value, "items") else repr(value)))
-    return repr(pairs)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from operator import attrgetter
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from rlx_ort.execution.inputs import InputPlan
+from rlx_ort.execution.inputs import InputPlan, matcher
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import TensorType, ValueType
 
@@ -29,11 +29,6 @@ class SlotRunner:
     """Fixed buffers for the shapes of the last run.
 
     The first run of a set of shapes is a plain one; later runs use bound buffers of the sizes of its outputs.
-
-    Args:
-        inputs: input name -> declared type.
-        outputs: output name -> declared type.
-        plan: checks the inputs of runs.
 
     Attributes:
         lock: the caller of `run` holds it, as the buffers are for one thread at a time.
@@ -57,7 +52,7 @@ class SlotRunner:
         self._engine: Engine | None = None
         self._slots: Slots | None = None
         self._shapes: list[tuple[int, ...]] = []
-        self._matches: Callable[[Sequence[Any]], bool] = _nothing_matches
+        self._matches: Callable[[Sequence[Any]], bool] = lambda _: False
         self._dtypes = [kind.dtype.numpy for kind in tensors]
         self.buffers: Sequence[npt.NDArray[Any]] = ()
         self.lock = threading.Lock()
@@ -74,22 +69,20 @@ class SlotRunner:
             return list(self.buffers)
 
     def run(self, engine: Engine, arrays: Sequence[Any]) -> list[npt.NDArray[Any]]:
-        """Run on arrays in the order of the inputs; return the output buffers.
-
-        Raises:
-            InputError: an array is missing or of another type than declared.
-            EngineError: the run failed.
-        """
+        """Run on arrays in the order of the inputs; return the output buffers; see `CompiledGraph.run_slots`."""
         if engine is self._engine and self._matches(arrays):
             assert self._slots is not None  # noqa: S101  # set together with the engine
             self.buffers = found = self._slots.run(arrays)
             return list(found)
         return self._prepare(engine, arrays)
 
-    def clear(self) -> None:
-        """Release the buffers and the engine they are bound to."""
-        with self.lock:
-            self._engine, self._slots, self.buffers = None, None, ()
+    def clear(self, *, wait: bool = True) -> bool:
+        """Release the buffers and the engine they are bound to; unless `wait`, return False during a run."""
+        if not self.lock.acquire(blocking=wait):
+            return False
+        self._engine, self._slots, self.buffers = None, None, ()
+        self.lock.release()
+        return True
 
     def _prepare(self, engine: Engine, arrays: Sequence[Any]) -> list[npt.NDArray[Any]]:
         """Check the arrays and run; binds new buffers if their shapes or the engine are new."""
@@ -104,7 +97,7 @@ class SlotRunner:
             slots = engine.binder.slots(given, named, self._fixed) if self.supported else None
             if slots is not None:
                 self._engine, self._slots, self._shapes = engine, slots, shapes
-                self._matches = _matcher(self._dtypes, shapes)
+                self._matches = matcher(self._dtypes, shapes)
                 named |= slots.bound
             self.buffers = list(named.values())
         else:
@@ -118,52 +111,6 @@ def _fit_buffers(kinds: Iterable[ValueType]) -> bool:
     )
 
 
-def _nothing_matches(arrays: Sequence[Any]) -> bool:
-    return False
-
-
-def _matcher(dtypes: Sequence[np.dtype[Any]], shapes: Sequence[tuple[int, ...]]) -> Callable[[Sequence[Any]], bool]:
-    """Return a check whether arrays have these dtypes and shapes; unrolled for one and two arrays, to be fast."""
-    array_type = np.ndarray
-    if len(shapes) == 1:
-        dtype, shape = dtypes[0], shapes[0]
-
-        def one(arrays: Sequence[Any]) -> bool:
-            if len(arrays) != 1:
-                return False
-            array = arrays[0]
-            return array.__class__ is array_type and array.dtype is dtype and array.shape == shape
-
-        return one
-    if len(shapes) == 2:
-        (dtype_0, dtype_1), (shape_0, shape_1) = dtypes, shapes
-
-        def two(arrays: Sequence[Any]) -> bool:
-            if len(arrays) != 2:
-                return False
-            first, second = arrays
-            return (
-                first.__class__ is array_type
-                and second.__class__ is array_type
-                and first.dtype is dtype_0
-                and second.dtype is dtype_1
-                and first.shape == shape_0
-                and second.shape == shape_1
-            )
-
-        return two
-    types = [array_type] * len(shapes)
-    facts = list(zip(dtypes, shapes, strict=True))
-
-    def many(arrays: Sequence[Any]) -> bool:
-        return list(map(type, arrays)) == types and list(map(_facts, arrays)) == facts
-
-    return many
-
-
-_facts = attrgetter("dtype", "shape")
-
-
 class PooledRuns:
     """Runs of many small inputs through bound buffers, twice as fast as passing them by name.
 
@@ -173,7 +120,7 @@ class PooledRuns:
     def __init__(self, inputs: Mapping[str, ValueType], outputs: Mapping[str, ValueType]) -> None:
         self.wanted = len(inputs) >= _POOL_FROM_INPUTS and _fit_buffers((*inputs.values(), *outputs.values()))
         self._outputs = list(outputs)
-        self._pool = _Pool(None, None)
+        self._pool = _Pool()
 
     def run(self, engine: Engine, key: object, feeds: Mapping[str, Any]) -> list[Any]:
         """Run on checked arrays; `key` is the same object for inputs of the same names, dtypes and shapes."""
@@ -195,7 +142,7 @@ class PooledRuns:
 
     def clear(self) -> None:
         """Release the buffers and the engine they are bound to."""
-        self._pool = _Pool(None, None)
+        self._pool = _Pool()
 
     def _made(self, pool: _Pool, engine: Engine, feeds: Mapping[str, Any]) -> Slots | None:
         """Return new buffers; None if the inputs are too large or the pool is full."""
@@ -205,17 +152,15 @@ class PooledRuns:
         return engine.binder.slots(feeds, dict.fromkeys(self._outputs, _NO_ARRAY), ())
 
 
+@dataclass(slots=True)
 class _Pool:
     """Buffers for one engine and one kind of inputs; several threads may pop and append, which is atomic."""
 
-    __slots__ = ("engine", "free", "key", "made", "small")
-
-    def __init__(self, engine: Engine | None, key: object) -> None:
-        self.engine = engine
-        self.key = key
-        self.free: list[Slots] = []
-        self.made = 0
-        self.small = False
+    engine: Engine | None = None
+    key: object = None
+    free: list[Slots] = field(default_factory=list)
+    made: int = 0
+    small: bool = False
 
 
 _NO_ARRAY: npt.NDArray[Any] = np.empty(0)

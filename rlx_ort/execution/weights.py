@@ -22,11 +22,9 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx_ort.errors import ParamError
-from rlx_ort.execution.coerce import as_array, cast_hint, is_literal
+from rlx_ort.execution.inputs import as_array, cast_hint, is_literal
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.narrow import narrowed
-from rlx_ort.ir.tensor import TensorData
-from rlx_ort.ir.tensor_file import read_tensors
+from rlx_ort.ir.tensor import TensorData, narrowed, read_tensors
 from rlx_ort.ir.types import TensorType
 from rlx_ort.providers.engine.binding import DeviceTensor
 
@@ -35,7 +33,8 @@ if TYPE_CHECKING:
 
 __all__ = ["LoadReport", "WeightStore"]
 
-_DECLARED: Mapping[str, DType] = MappingProxyType({})
+AS_DECLARED: Mapping[str, DType] = MappingProxyType({})
+"""No parameter is stored as another dtype than it is declared with."""
 
 
 @dataclass(frozen=True)
@@ -60,22 +59,20 @@ class PlacedTensors:
         self._known: dict[tuple[str, str], tuple[TensorData, weakref.ref[DeviceTensor]]] = {}
         self._lock = threading.Lock()
 
-    def get(self, device: str, name: str, data: TensorData, upload: Callable[[], DeviceTensor]) -> DeviceTensor:
-        """Return the tensor of a parameter's data on a device; uploads it unless a session holds it already."""
+    def get(
+        self, device: str, name: str, data: TensorData, upload: Callable[[], DeviceTensor], *, again: bool
+    ) -> DeviceTensor:
+        """Return the tensor of a parameter's data on a device; uploads it unless a session holds it already.
+
+        With `again` it always does: a session must not keep the one it replaces alive through the tensors of that one.
+        """
         with self._lock:
             known = self._known.get((device, name))
-            found = known[1]() if known is not None and known[0] is data else None
-            return found or self._put(device, name, data, upload)
-
-    def renew(self, device: str, name: str, data: TensorData, upload: Callable[[], DeviceTensor]) -> DeviceTensor:
-        """Upload again: a session that replaces another must not keep it alive through the tensors it made."""
-        with self._lock:
-            return self._put(device, name, data, upload)
-
-    def _put(self, device: str, name: str, data: TensorData, upload: Callable[[], DeviceTensor]) -> DeviceTensor:
-        made = upload()
-        self._known[device, name] = (data, weakref.ref(made))
-        return made
+            found = known[1]() if known is not None and known[0] is data and not again else None
+            if found is None:
+                found = upload()
+                self._known[device, name] = (data, weakref.ref(found))
+            return found
 
 
 class WeightStore:
@@ -261,7 +258,7 @@ class WeightStore:
         return [name for name in (self._types if names is None else names) if name not in self._values]
 
     def snapshot(
-        self, names: Iterable[str], stored_as: Mapping[str, DType] = _DECLARED
+        self, names: Iterable[str], stored_as: Mapping[str, DType] = AS_DECLARED
     ) -> tuple[int, Mapping[str, TensorData]]:
         """Return the version and the data of some parameters, all of that one version.
 

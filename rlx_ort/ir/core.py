@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.op import Op
-from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.tensor import TensorData
-from rlx_ort.ir.types import TensorType, ValueType
+from rlx_ort.ir.types import Shape, TensorType, ValueType
 
 if TYPE_CHECKING:
     from rlx_ort.ir.graph import Graph
@@ -96,7 +95,7 @@ class Value:
         Raises:
             GraphVerifyError: the value is no tensor.
         """
-        return self._tensor().dtype
+        return self._tensor.dtype
 
     @property
     def shape(self) -> Shape:
@@ -105,7 +104,7 @@ class Value:
         Raises:
             GraphVerifyError: the value is no tensor, or its rank is unknown.
         """
-        shape = self._tensor().shape
+        shape = self._tensor.shape
         if shape is None:
             raise GraphVerifyError(f"the rank of {self.name!r} is unknown")
         return shape
@@ -115,6 +114,7 @@ class Value:
         """The number of dimensions."""
         return len(self.shape)
 
+    @property
     def _tensor(self) -> TensorType:
         if not isinstance(self.type, TensorType):
             raise GraphVerifyError(f"{self.name!r} is no tensor but {self.type}")
@@ -161,16 +161,6 @@ class Value:
         return f"<Value {self.name!r} {self.type} of {self._graph.name!r}>"
 
 
-class _Added(NamedTuple):
-    """A node as `add_node` checked it; `verify` compares it to find nodes that were changed by hand."""
-
-    node: Node
-    op: Op
-    inputs: tuple[Ref | None, ...]
-    types: tuple[ValueType, ...]
-    inferred: bool
-
-
 @dataclass(slots=True, eq=False)
 class GraphCore:
     """The nodes, the outputs, and the initial data of parameters.
@@ -181,7 +171,6 @@ class GraphCore:
 
     graph_class: ClassVar[type[Graph]]
     """The class with every builder, of which bodies are made; `rlx_ort.ir.graph` sets it."""
-
     name: str = "graph"
     nodes: list[Node] = field(default_factory=list)
     weights: dict[str, TensorData] = field(default_factory=dict)
@@ -190,7 +179,10 @@ class GraphCore:
     revision: int = 0
     _outputs: list[tuple[str, Ref]] = field(default_factory=list)
     _names: dict[str, int] = field(default_factory=dict)  # name -> the highest number tried after it
-    _added: list[_Added | None] = field(default_factory=list, repr=False)
+    _added: list[tuple[Node, Op, tuple[Ref | None, ...], tuple[ValueType, ...], bool] | None] = field(
+        default_factory=list, repr=False
+    )
+    """Nodes as `add_node` checked them, with whether their types were inferred; `verify` checks all others."""
 
     def add_node(
         self,
@@ -218,7 +210,9 @@ class GraphCore:
         if output_names is None:
             output_names = [node_name] if len(results) == 1 else [f"{node_name}.{i}" for i in range(len(results))]
         node = Node(len(self.nodes), op, refs, results, node_name, tuple(output_names))
-        self._remember(_Added(node, op, refs, results, types is None))
+        del self._added[node.id :]  # of nodes that were removed since; those put in by hand have no entry
+        self._added += [None] * (node.id - len(self._added))
+        self._added.append((node, op, refs, results, types is None))
         self.nodes.append(node)
         self.revision += 1
         return tuple(Value(self, Ref(node.id, index)) for index in range(len(results)))
@@ -255,9 +249,7 @@ class GraphCore:
         Raises:
             GraphVerifyError: a value belongs to another graph, or two outputs have one name.
         """
-        chosen = [value.name for value in values] if names is None else list(names)
-        if names is None:
-            chosen = _numbered(chosen)
+        chosen = _numbered([value.name for value in values]) if names is None else list(names)
         if len(chosen) != len(values) or len(set(chosen)) != len(chosen):
             raise GraphVerifyError(f"{len(values)} outputs need as many different names, got {chosen}")
         for value in values:
@@ -272,15 +264,6 @@ class GraphCore:
 
     def __len__(self) -> int:
         return len(self.nodes)
-
-    def _remember(self, added: _Added) -> None:
-        """Record an added node for `verify`; records of nodes that were removed or put in by hand are dropped."""
-        place, known = len(self.nodes), self._added
-        if len(known) > place:
-            del known[place:]
-        elif len(known) < place:
-            known.extend([None] * (place - len(known)))
-        known.append(added)
 
     def _own(self, op: Op, value: Value) -> Ref:
         if not isinstance(value, Value):

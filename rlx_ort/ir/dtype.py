@@ -129,14 +129,10 @@ _NUMPY: dict[DType, np.dtype[Any]] = {
 }  # fmt: skip
 _FROM_NUMPY = {dtype: name for name, dtype in _NUMPY.items()}
 _SUB_BYTE = {DType.I4: 4, DType.U4: 4, DType.F4E2M1: 4, DType.I2: 2, DType.U2: 2}
-_LONG_NAMES = {
-    "float32": DType.F32, "float": DType.F32, "float16": DType.F16, "half": DType.F16, "bfloat16": DType.BF16,
-    "float64": DType.F64, "double": DType.F64, "int8": DType.I8, "int16": DType.I16, "int32": DType.I32,
-    "int64": DType.I64, "uint8": DType.U8, "uint16": DType.U16, "uint32": DType.U32, "uint64": DType.U64,
-    "boolean": DType.BOOL, "complex64": DType.C64, "complex128": DType.C128, "int4": DType.I4, "uint4": DType.U4,
-    "str": DType.STRING,
+_LONG_NAMES = {kind.name: dtype for dtype, kind in _NUMPY.items()} | {
+    "float": DType.F32, "half": DType.F16, "double": DType.F64, "boolean": DType.BOOL, "str": DType.STRING,
 }  # fmt: skip
-_NAMES = {d.value: d for d in DType} | _LONG_NAMES
+_NAMES = {dtype.value: dtype for dtype in DType} | _LONG_NAMES
 
 # contract.md 3.1: bool lowest, then by width class; a tie keeps the left type.
 _RANK = {

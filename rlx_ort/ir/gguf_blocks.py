@@ -7,8 +7,8 @@ https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TypeAlias
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -24,18 +24,15 @@ _Floats: TypeAlias = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class BlockFormat:
-    """How many weights a block holds, and in how many bytes."""
+    """How many weights a block holds, in how many bytes, and the function from blocks `(N, bytes)` to the weights."""
 
     name: str
     elements: int
     bytes: int
+    decode: Callable[[_Bytes], _Floats] = field(repr=False)
 
     def row_bytes(self, k: int) -> int:
-        """Return the bytes of a row of k weights.
-
-        Raises:
-            GraphVerifyError: k is no multiple of the block.
-        """
+        """Return the bytes of a row of k weights."""
         if k % self.elements:
             raise GraphVerifyError(
                 f"{self.name} packs {self.elements} weights a block, so k must be a multiple; got {k}"
@@ -43,28 +40,8 @@ class BlockFormat:
         return k // self.elements * self.bytes
 
 
-GGUF_FORMATS = {
-    kind.name: kind
-    for kind in (
-        BlockFormat("q4_0", 32, 18),
-        BlockFormat("q8_0", 32, 34),
-        BlockFormat("q2_k", 256, 84),
-        BlockFormat("q3_k", 256, 110),
-        BlockFormat("q4_k", 256, 144),
-        BlockFormat("q5_k", 256, 176),
-        BlockFormat("q6_k", 256, 210),
-        BlockFormat("q8_k", 256, 292),
-    )
-}
-"""Name -> format."""
-
-
 def block_format(name: str) -> BlockFormat:
-    """Return a format by name, with or without the underscore: `Q4_K`, `q4k`.
-
-    Raises:
-        GraphVerifyError: there is no such format.
-    """
+    """Return a format by name, with or without the underscore: `Q4_K`, `q4k`."""
     return GGUF_FORMATS[known_name("GGUF format", name, tuple(GGUF_FORMATS))]
 
 
@@ -79,7 +56,7 @@ def dequantize_blocks(name: str, raw: npt.ArrayLike) -> _Floats:
     if data.ndim == 0 or data.shape[-1] % kind.bytes:
         raise GraphVerifyError(f"{kind.name} rows are multiples of {kind.bytes} bytes, got shape {data.shape}")
     blocks = data.reshape(-1, kind.bytes)
-    values = _DECODERS[kind.name](blocks).astype(np.float32)
+    values = kind.decode(blocks).astype(np.float32)
     return values.reshape(*data.shape[:-1], data.shape[-1] // kind.bytes * kind.elements)
 
 
@@ -134,28 +111,23 @@ def _q3_k(blocks: _Bytes) -> _Floats:
     return _spread(scaled, 256) * (codes + 4 * high - np.float32(4))
 
 
-def _scales_and_mins(packed: _Bytes) -> tuple[_Floats, _Floats]:
-    """Return eight scales and eight minima of 6 bits from the 12 bytes that Q4_K and Q5_K keep them in."""
-    first, second, third = packed[:, :4], packed[:, 4:8], packed[:, 8:]
-    scales = np.concatenate([first & 63, (third & 15) | ((first >> 6) << 4)], axis=1)
-    mins = np.concatenate([second & 63, (third >> 4) | ((second >> 6) << 4)], axis=1)
-    return scales.astype(np.float32), mins.astype(np.float32)
+def _with_minima(blocks: _Bytes, codes: npt.NDArray[np.integer[Any]]) -> _Floats:
+    """Return Q4_K or Q5_K weights: eight scales and eight minima of 6 bits are in 12 bytes after the two factors."""
+    first, second, third = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
+    scales = np.concatenate([first & 63, (third & 15) | ((first >> 6) << 4)], axis=1).astype(np.float32)
+    mins = np.concatenate([second & 63, (third >> 4) | ((second >> 6) << 4)], axis=1).astype(np.float32)
+    low = _spread(_half(blocks[:, 2:4]) * mins, 256)
+    return _spread(_half(blocks[:, :2]) * scales, 256) * codes.astype(np.float32) - low
 
 
 def _q4_k(blocks: _Bytes) -> _Floats:
-    scales, mins = _scales_and_mins(blocks[:, 4:16])
-    codes = _nibbles(blocks[:, 16:].reshape(-1, 4, 32)).reshape(-1, 256).astype(np.float32)
-    low = _spread(_half(blocks[:, 2:4]) * mins, 256)
-    return _spread(_half(blocks[:, :2]) * scales, 256) * codes - low
+    return _with_minima(blocks, _nibbles(blocks[:, 16:].reshape(-1, 4, 32)).reshape(-1, 256))
 
 
 def _q5_k(blocks: _Bytes) -> _Floats:
-    scales, mins = _scales_and_mins(blocks[:, 4:16])
     bits = np.arange(8, dtype=np.uint8).reshape(1, 8, 1)
     high = ((blocks[:, None, 16:48] >> bits) & 1).reshape(-1, 256)
-    codes = _nibbles(blocks[:, 48:].reshape(-1, 4, 32)).reshape(-1, 256) | (high << 4)
-    low = _spread(_half(blocks[:, 2:4]) * mins, 256)
-    return _spread(_half(blocks[:, :2]) * scales, 256) * codes.astype(np.float32) - low
+    return _with_minima(blocks, _nibbles(blocks[:, 48:].reshape(-1, 4, 32)).reshape(-1, 256) | (high << 4))
 
 
 def _q6_k(blocks: _Bytes) -> _Floats:
@@ -170,13 +142,17 @@ def _q8_k(blocks: _Bytes) -> _Floats:
     return scale * blocks[:, 4:260].view(np.int8).astype(np.float32)
 
 
-_DECODERS: dict[str, Callable[[_Bytes], _Floats]] = {
-    "q4_0": _q4_0,
-    "q8_0": _q8_0,
-    "q2_k": _q2_k,
-    "q3_k": _q3_k,
-    "q4_k": _q4_k,
-    "q5_k": _q5_k,
-    "q6_k": _q6_k,
-    "q8_k": _q8_k,
+GGUF_FORMATS = {
+    kind.name: kind
+    for kind in (
+        BlockFormat("q4_0", 32, 18, _q4_0),
+        BlockFormat("q8_0", 32, 34, _q8_0),
+        BlockFormat("q2_k", 256, 84, _q2_k),
+        BlockFormat("q3_k", 256, 110, _q3_k),
+        BlockFormat("q4_k", 256, 144, _q4_k),
+        BlockFormat("q5_k", 256, 176, _q5_k),
+        BlockFormat("q6_k", 256, 210, _q6_k),
+        BlockFormat("q8_k", 256, 292, _q8_k),
+    )
 }
+"""Name -> format."""

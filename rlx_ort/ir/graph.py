@@ -1,49 +1,50 @@
-"""`Graph`: what a user builds. Each op family brings its builders as a base class."""
+"""`Graph`: what a user builds, its named dims, and changes to whole graphs. Each op family brings its builders."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any, TypeVar
 
+from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import GraphCore, Node, Ref, Value
-from rlx_ort.ir.op import op_kinds
+from rlx_ort.ir.op import Op, op_kinds
 from rlx_ort.ir.ops.attention import AttentionBuilders
 from rlx_ort.ir.ops.blocks import BlockBuilders
 from rlx_ort.ir.ops.control import ControlBuilders
 from rlx_ort.ir.ops.conv import ConvBuilders
 from rlx_ort.ir.ops.dequant import DequantBuilders
 from rlx_ort.ir.ops.elementwise import ElementwiseBuilders
-from rlx_ort.ir.ops.indexing import IndexingBuilders
+from rlx_ort.ir.ops.leaf import Input, Param
 from rlx_ort.ir.ops.linalg import LinalgBuilders
-from rlx_ort.ir.ops.moe import MoeBuilders
 from rlx_ort.ir.ops.norm import NormBuilders
 from rlx_ort.ir.ops.onnx import OnnxBuilders
 from rlx_ort.ir.ops.quant import QuantBuilders
-from rlx_ort.ir.ops.reduce import ReduceBuilders
-from rlx_ort.ir.ops.sample import SampleBuilders
 from rlx_ort.ir.ops.sequence import SequenceBuilders
-from rlx_ort.ir.ops.shape import ShapeBuilders
+from rlx_ort.ir.ops.shape import Expand, Reshape, ShapeBuilders
 from rlx_ort.ir.ops.signal import SignalBuilders
-from rlx_ort.ir.rewrite import bind_dims
+from rlx_ort.ir.types import MapType, OptionalType, SequenceType, TensorType, ValueType, refined
 
-__all__ = ["Graph", "Node", "Ref", "Value", "op_kinds"]
+__all__ = [
+    "BATCH", "PAST_SEQ", "ROWS", "SEQ", "DimBinding", "Graph", "Node", "Ref", "Value", "bind_dims",
+    "dynamic_symbols", "eliminate_dead_code", "empty_like", "has_dynamic_dims", "infer_bindings_from_inputs",
+    "live_nodes", "op_kinds",
+]  # fmt: skip
 
 
 class Graph(
     SignalBuilders,
     ElementwiseBuilders,
     LinalgBuilders,
-    ReduceBuilders,
     ShapeBuilders,
     NormBuilders,
     ConvBuilders,
     AttentionBuilders,
     ControlBuilders,
     SequenceBuilders,
-    SampleBuilders,
     QuantBuilders,
     DequantBuilders,
-    MoeBuilders,
-    IndexingBuilders,
     BlockBuilders,
     OnnxBuilders,
 ):
@@ -68,3 +69,204 @@ class Graph(
 
 
 GraphCore.graph_class = Graph
+GraphT = TypeVar("GraphT", bound=GraphCore)
+
+
+def bind_dims(graph: GraphT, sizes: Mapping[str, int]) -> GraphT:
+    """Return a copy in which the named dims that are keys of `sizes` have those sizes; node ids and names stay.
+
+    Types are inferred again, so dimensions that follow from the bound ones get sizes too. Weights are shared.
+
+    Raises:
+        GraphVerifyError: the sizes do not fit the graph; the message names the node.
+    """
+    result = empty_like(graph)
+    for node in graph.nodes:
+        op = _bind_op(node.op, sizes)
+        declared = tuple(_bind_type(value, sizes) for value in node.types)
+        inputs = [None if ref is None else result.nodes[ref.node].types[ref.output] for ref in node.inputs]
+        try:
+            inferred: Sequence[ValueType] = op.infer(inputs)
+        except GraphVerifyError as err:
+            raise GraphVerifyError(f"{node} of graph {graph.name!r} does not take {dict(sizes)}: {err}") from err
+        types = tuple(_finer(old, new) for old, new in zip(declared, inferred, strict=True))
+        result.nodes.append(Node(node.id, op, node.inputs, types, node.name, node.output_names))
+    result._outputs = list(graph._outputs)
+    return result
+
+
+def live_nodes(graph: GraphCore) -> set[int]:
+    """Return the ids of the nodes that an output needs."""
+    live = {ref.node for _, ref in graph._outputs}
+    for node in reversed(graph.nodes):
+        if node.id in live:
+            live.update(ref.node for ref in node.inputs if ref is not None)
+    return live
+
+
+def eliminate_dead_code(graph: GraphT) -> GraphT:
+    """Return a copy without the nodes that no output needs; inputs of the graph stay, nodes are renumbered."""
+    live = live_nodes(graph)
+    kept = [node for node in graph.nodes if node.id in live or isinstance(node.op, Input)]
+    places = {node.id: place for place, node in enumerate(kept)}
+    result = empty_like(graph)
+    for node in kept:
+        inputs = tuple(None if ref is None else Ref(places[ref.node], ref.output) for ref in node.inputs)
+        result.nodes.append(Node(places[node.id], node.op, inputs, node.types, node.name, node.output_names))
+    result._outputs = [(name, Ref(places[ref.node], ref.output)) for name, ref in graph._outputs]
+    params = {node.op.name for node in kept if isinstance(node.op, Param)}
+    result.weights = {name: data for name, data in graph.weights.items() if name in params}
+    return result
+
+
+def empty_like(graph: GraphT) -> GraphT:
+    """Return a graph with the weights, metadata and taken names of another, and no nodes."""
+    result = type(graph)(graph.name)
+    result.weights = dict(graph.weights)
+    result.metadata = dict(graph.metadata)
+    result.doc = graph.doc
+    result.revision = 1
+    result._names = dict(graph._names)
+    return result
+
+
+def _bind_op(op: Op, sizes: Mapping[str, int]) -> Op:
+    """Return the op with its types, dimensions and bodies bound; the same op where nothing changes."""
+    changes: dict[str, Any] = {}
+    for item in fields(op):
+        value = getattr(op, item.name)
+        if isinstance(op, (Reshape, Expand)) and item.name == "dims":
+            bound: Any = tuple(sizes.get(dim, dim) if isinstance(dim, str) else dim for dim in value)
+        else:
+            bound = _bind_field(value, sizes)
+        if bound is not value and bound != value:
+            changes[item.name] = bound
+    return replace(op, **changes) if changes else op
+
+
+def _bind_field(value: Any, sizes: Mapping[str, int]) -> Any:
+    if isinstance(value, GraphCore):
+        return bind_dims(value, sizes)
+    if isinstance(value, tuple) and any(isinstance(item, GraphCore) for item in value):
+        return tuple(_bind_field(item, sizes) for item in value)
+    if isinstance(value, Mapping) and any(isinstance(item, (GraphCore, tuple)) for item in value.values()):
+        return {name: _bind_field(item, sizes) for name, item in value.items()}
+    return _bind_type(value, sizes) if isinstance(value, ValueType) else value
+
+
+def _bind_type(value: ValueType, sizes: Mapping[str, int]) -> ValueType:
+    if isinstance(value, TensorType):
+        return value if value.shape is None else TensorType(value.dtype, value.shape.bind(sizes))
+    if isinstance(value, (SequenceType, OptionalType)):
+        return replace(value, element=_bind_type(value.element, sizes))
+    if isinstance(value, MapType):
+        return replace(value, value=_bind_type(value.value, sizes))
+    return value
+
+
+def _finer(declared: ValueType, inferred: ValueType) -> ValueType:
+    """Return the declared type with the sizes that only inference has."""
+    if not isinstance(declared, TensorType) or not isinstance(inferred, TensorType):
+        return declared
+    if declared.shape is None or inferred.shape is None or declared.shape.rank != inferred.shape.rank:
+        return declared if inferred.shape is None else TensorType(declared.dtype, declared.shape or inferred.shape)
+    return TensorType(declared.dtype, refined(declared.shape, inferred.shape))
+
+
+BATCH, SEQ, ROWS, PAST_SEQ = "batch", "seq", "rows", "past_seq"
+"""The symbols that `DimBinding.batch_seq` and `batch_past_seq` bind."""
+
+
+class DimBinding(Mapping[str, int]):
+    """Symbol -> size, as `Graph.bind` and `CompileOptions.dims` take it; equal bindings have one hash.
+
+    Raises:
+        ValueError: a size is negative.
+    """
+
+    __slots__ = ("_sizes",)
+
+    def __init__(self, sizes: Mapping[str, int] | None = None, **more: int) -> None:
+        self._sizes = {name: int(size) for name, size in sorted({**(sizes or {}), **more}.items())}
+        for name, size in self._sizes.items():
+            if size < 0:
+                raise ValueError(f"dim {name!r} cannot have the size {size}")
+
+    @classmethod
+    def batch_seq(cls, batch: int, seq: int) -> DimBinding:
+        """Return a binding of `batch` and `seq`; with several sequences also of `rows`, all their tokens."""
+        rows = {ROWS: batch * seq} if batch > 1 else {}
+        return cls({BATCH: batch, SEQ: seq, **rows})
+
+    @classmethod
+    def batch_past_seq(cls, batch: int, past_seq: int) -> DimBinding:
+        """Return a binding of `batch` and of `past_seq`, the tokens that a cache already holds."""
+        return cls({BATCH: batch, PAST_SEQ: past_seq})
+
+    def with_(self, sizes: Mapping[str, int]) -> DimBinding:
+        """Return a binding with some sizes added or replaced."""
+        return DimBinding({**self._sizes, **sizes})
+
+    def __getitem__(self, name: str) -> int:
+        return self._sizes[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._sizes)
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self._sizes.items()))
+
+    def __eq__(self, other: object) -> bool:
+        return self._sizes == dict(other) if isinstance(other, Mapping) else NotImplemented
+
+    def __repr__(self) -> str:
+        return f"DimBinding({self._sizes})"
+
+
+def dynamic_symbols(graph: Graph) -> list[str]:
+    """Return the named dims of a graph's values, in order of first appearance."""
+    shapes = [kind.shape for node in graph.nodes for kind in node.types if isinstance(kind, TensorType)]
+    return list(dict.fromkeys(symbol for shape in shapes if shape is not None for symbol in shape.symbols))
+
+
+def has_dynamic_dims(graph: Graph) -> bool:
+    """Return whether any value of a graph has a dim without a size, named or not."""
+    kinds = [kind for node in graph.nodes for kind in node.types if isinstance(kind, TensorType)]
+    return any(kind.shape is None or not kind.shape.is_static for kind in kinds)
+
+
+def infer_bindings_from_inputs(graph: Graph, lengths: Mapping[str, int]) -> DimBinding:
+    """Return the sizes of named dims that follow from the number of elements of each input.
+
+    Inputs may be left out. An array's number of elements is `array.size`.
+
+    Raises:
+        GraphVerifyError: the graph has no such input, an input has several dims without a size, its length is no
+            multiple of the others, or two inputs disagree about a dim; the message names the inputs.
+    """
+    kinds = {value.name: value.type for value in graph.inputs}
+    found: dict[str, tuple[int, str]] = {}
+    for name, length in lengths.items():
+        kind = kinds.get(name)
+        if not isinstance(kind, TensorType) or kind.shape is None:
+            raise GraphVerifyError(f"graph {graph.name!r} has no tensor input {name!r} of known rank")
+        open_dims = [dim for dim in kind.shape if not isinstance(dim, int)]
+        known = math.prod(dim for dim in kind.shape if isinstance(dim, int))
+        if len(open_dims) > 1:
+            raise GraphVerifyError(f"input {name!r} is {kind}: a length alone does not determine {len(open_dims)} dims")
+        if not open_dims:
+            if length != known:
+                raise GraphVerifyError(f"input {name!r} is {kind} of {known} elements, got {length}")
+            continue
+        if known == 0 or length % known:
+            raise GraphVerifyError(f"input {name!r} is {kind}: {length} elements are no multiple of {known}")
+        symbol, size = open_dims[0], length // known
+        if symbol is None:
+            continue
+        before, source = found.setdefault(symbol, (size, name))
+        if before != size:
+            raise GraphVerifyError(f"input {name!r} makes {symbol!r} {size}, but input {source!r} makes it {before}")
+    return DimBinding({symbol: size for symbol, (size, _) in found.items()})

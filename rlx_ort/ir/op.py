@@ -10,32 +10,21 @@ from __future__ import annotations
 import difflib
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, field, fields
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, dataclass_transform
 
 from rlx_ort.errors import GraphVerifyError
-from rlx_ort.ir.shape import Dim, Shape, broadcast_shapes
-from rlx_ort.ir.types import TensorType, ValueType
+from rlx_ort.ir.types import Dim, Shape, TensorType, ValueType, broadcast_shapes
 
 if TYPE_CHECKING:
     from rlx_ort.ir.dtype import DType
     from rlx_ort.ir.graph import Graph
 
 __all__ = [
-    "Op",
-    "OpTypes",
-    "Sizes",
-    "counts",
-    "join_dims",
-    "known_name",
-    "known_shape",
-    "op_class",
-    "op_kinds",
-    "pair",
-    "reshaped",
-    "tensor_input",
-]
+    "Op", "OpTypes", "Sizes", "counts", "join_dims", "known_name", "known_shape", "named", "op_class", "op_kinds",
+    "pair", "reshaped", "tensor_input",
+]  # fmt: skip
 
 OpTypes: TypeAlias = Sequence["ValueType | None"]
 """Types of an op's inputs; None stands for an optional input that is absent."""
@@ -43,20 +32,40 @@ OpTypes: TypeAlias = Sequence["ValueType | None"]
 _classes: dict[str, type[Op]] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class Op:
-    """Base of every op. A subclass is a frozen dataclass whose fields are the op's attributes.
+def named(what: str, known: Iterable[str], *, default: Any = MISSING, aliases: Mapping[str, str] | None = None) -> Any:
+    """Return a field of an op that holds one of the known names, written as `known_name` accepts it, or None."""
+    return field(default=default, metadata={"named": (what, tuple(known), aliases or {})})
 
-    `kind` is the op's name in reports, JSON and claim sets; it defaults to the class name. A subclass is registered
-    when it is defined. Its type rule is declared in one of two ways:
 
-    - An op whose inputs are all tensors, with one result, names its inputs in the class line and defines `result`::
+@dataclass_transform(frozen_default=True, field_specifiers=(field, named))
+class _OpType(type):
+    """Makes each op class a frozen dataclass with slots."""
 
-          class Gather(Op, operands="table indices"):
-              def result(self, table: TensorType, indices: TensorType) -> TensorType: ...
+    def __new__(cls, name: str, bases: tuple[type, ...], members: dict[str, Any], **keywords: str) -> Any:
+        """Return the class; `dataclass` makes a second one through this method, in order to add the slots."""
+        made: Any = super().__new__(cls, name, bases, members, **keywords)
+        if "__slots__" in members:
+            return made
+        made = dataclass(frozen=True, slots=True)(made)
+        made._named = tuple((item.name, *item.metadata["named"]) for item in fields(made) if "named" in item.metadata)
+        return made
 
-      A name that ends in `?` is an input that may be left out. Without a `result`, the op has the type of its first
-      input.
+
+class Op(metaclass=_OpType):
+    """Base of every op. A subclass is made a frozen dataclass, without the decorator; its fields are the attributes.
+
+    `kind` is the op's name in reports, JSON and claim sets. It defaults to the class name; a class whose name begins
+    with an underscore is a base and no op. An op is registered when its class is defined. Its type rule is declared in
+    one of two ways:
+
+    - An op whose inputs are all tensors, with one result, names its inputs in the class line and defines `_result`::
+
+          class Gather(Op, operands="table indices:indices"):
+              def _result(self, table: TensorType, indices: TensorType) -> TensorType: ...
+
+      A name may have a rule for the dtype, checked by the methods below: `x:float`, `x:number`, `x:indices`, or a
+      dtype as in `x:i8`. A `?` at the end marks an input that may be left out. `_result` checks the types of the inputs
+      and returns that of the result, None for the type of the first input.
     - Any other op sets `arity` and defines `infer`.
     """
 
@@ -65,17 +74,30 @@ class Op:
     """Smallest and largest number of inputs; None for no limit."""
     operands: ClassVar[tuple[str, ...]] = ()
     """Names of the inputs, as messages print them."""
+    is_leaf: ClassVar[bool] = False
+    """Whether the op only names data: inputs, parameters, constants and captures cost nothing."""
+    _rules: ClassVar[tuple[tuple[int, str], ...]] = ()
+    _named: ClassVar[tuple[tuple[str, str, tuple[str, ...], Mapping[str, str]], ...]] = ()
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
     def __init_subclass__(cls, operands: str = "") -> None:
         """Register the op by its kind. A second class replaces the first, since dataclass slots make a new class."""
         if "kind" not in cls.__dict__:
-            cls.kind = cls.__name__
+            cls.kind = "" if cls.__name__.startswith("_") else cls.__name__
         if operands:
             names = operands.split()
-            cls.operands = tuple(name.rstrip("?") for name in names)
+            pairs = [name.rstrip("?").partition(":") for name in names]
+            cls.operands = tuple(name for name, _, _ in pairs)
+            cls._rules = tuple((place, rule) for place, (_, _, rule) in enumerate(pairs) if rule)
             cls.arity = (sum(not name.endswith("?") for name in names), len(names))
         if cls.kind:  # bases have none
             _classes[cls.kind] = cls
+
+    def __post_init__(self) -> None:
+        for attribute, what, known, aliases in self._named:
+            name = getattr(self, attribute)
+            if name is not None:
+                object.__setattr__(self, attribute, known_name(what, aliases.get(name, name), known))
 
     def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
         """Return the types of the results, one per output.
@@ -83,28 +105,37 @@ class Op:
         Raises:
             GraphVerifyError: the inputs do not fit the op; the message has the input and the reason.
         """
-        tensors = [value for value in inputs if isinstance(value, TensorType)]
-        if self.operands and self.arity[0] <= len(tensors) == len(inputs) <= len(self.operands):
-            return (self.result(*tensors),)
         if not self.operands:
             raise NotImplementedError(f"{type(self).__name__} does not infer its result")
-        for place, name in enumerate(self.operands[: max(len(inputs), self.arity[0])]):
-            tensor_input(self, inputs, place, name)  # raises for an input that is absent or no tensor
-        raise GraphVerifyError(f"{self.kind} takes {self.arity_text()} inputs, got {len(inputs)}")
+        tensors = self._tensors(inputs)
+        return (self._result(*tensors) or tensors[0],)
 
-    def result(self, *operands: Any, **options: Any) -> TensorType:
-        """Return the type of the one result, given the types of the operands.
+    def _tensors(self, inputs: OpTypes) -> list[TensorType]:
+        """Return the types of the operands, which must have the number and the dtypes that the class line declares."""
+        tensors = [value for value in inputs if isinstance(value, TensorType)]
+        if not self.arity[0] <= len(tensors) == len(inputs) <= len(self.operands):
+            for place, name in enumerate(self.operands[: max(len(inputs), self.arity[0])]):
+                tensor_input(self, inputs, place, name)  # raises for an input that is absent or no tensor
+            raise GraphVerifyError(f"{self.kind} takes {self.arity_text()} inputs, got {len(inputs)}")
+        for place, rule in self._rules:
+            if place < len(tensors):
+                self._expect(tensors[place], self.operands[place], rule)
+        return tensors
 
-        Raises:
-            GraphVerifyError: the operands do not fit the op.
-        """
-        first: TensorType = operands[0]
-        return first
+    def _expect(self, value: TensorType, name: str, rule: str) -> None:
+        """Check an input by the rule that the class line has for it."""
+        if rule == "float":
+            self.expect_float(value, name)
+        elif rule == "number":
+            self.expect_number(value, name if len(self.operands) > 1 else "the input")
+        elif rule == "indices":
+            self.expect_indices(value, name)
+        elif value.dtype.value != rule:
+            raise GraphVerifyError(f"{self.kind} needs {name} as {rule}, got {value.dtype.value}; cast it first")
 
-    @property
-    def is_leaf(self) -> bool:
-        """Whether the op only names data: inputs, parameters, constants and captures cost nothing."""
-        return False
+    def _result(self, *operands: Any, **options: Any) -> TensorType | None:
+        """Check the types of the operands and return that of the result; None stands for that of the first operand."""
+        return None
 
     def bodies(self) -> tuple[Graph, ...]:
         """Return the subgraphs the op carries, in the order of its fields."""
@@ -187,11 +218,7 @@ class Op:
 
 
 def op_class(kind: str) -> type[Op]:
-    """Return the op class of a kind.
-
-    Raises:
-        KeyError: no op has that kind.
-    """
+    """Return the op class of a kind; KeyError if no op has it."""
     return _classes[kind]
 
 

@@ -25,10 +25,8 @@ from rlx_ort.ir.core import Node, Ref
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.op import Op, op_class
-from rlx_ort.ir.shape import Shape
-from rlx_ort.ir.tensor import TensorData
-from rlx_ort.ir.tensor_file import read_tensors, write_tensors
-from rlx_ort.ir.types import MapType, OptionalType, SequenceType, TensorType, UnknownType, ValueType
+from rlx_ort.ir.tensor import TensorData, read_tensors, write_tensors
+from rlx_ort.ir.types import MapType, OptionalType, SequenceType, Shape, TensorType, UnknownType, ValueType
 from rlx_ort.storage import write_atomic
 
 __all__ = ["FORMAT", "SCHEMA", "from_json", "load_json", "save_json", "to_json"]
@@ -39,6 +37,7 @@ SCHEMA = 1
 """Version of the encoding; its own and older versions can be read."""
 
 _INLINE_BYTES = 1024
+_NO_NUMBERS = ("inf", "-inf", "nan")
 
 
 def to_json(graph: Graph) -> tuple[str, dict[str, TensorData]]:
@@ -47,9 +46,8 @@ def to_json(graph: Graph) -> tuple[str, dict[str, TensorData]]:
     Raises:
         ConversionError: an op holds a value that has no encoding.
     """
-    tensors: dict[str, TensorData] = {}
-    document = {"format": FORMAT, "schema": SCHEMA, "graph": _Writer(tensors).graph(graph)}
-    return json.dumps(document, ensure_ascii=False, allow_nan=False, indent=1) + "\n", tensors
+    document, tensors = _encoded(graph)
+    return _text(document), tensors
 
 
 def from_json(text: str, tensors: Mapping[str, TensorData] | None = None) -> Graph:
@@ -71,16 +69,14 @@ def save_json(graph: Graph, path: str | Path) -> None:
         ConversionError: the graph has no encoding, or a file cannot be written.
     """
     path = Path(path)
-    text, tensors = to_json(graph)
-    document = json.loads(text)
+    document, tensors = _encoded(graph)
     try:
         if tensors:
             side = path.with_suffix(".safetensors")
             identity = os.urandom(32).hex()
             document["tensors"] = {"file": side.name, "identity": identity}
             write_tensors(side, tensors, {"identity": identity})
-        content = json.dumps(document, ensure_ascii=False, allow_nan=False, indent=1) + "\n"
-        write_atomic(path, content.encode())
+        write_atomic(path, _text(document).encode())
     except OSError as err:
         hint = "check the folder and its rights; on Windows no process may have the old file open"
         raise ConversionError(f"graph {graph.name!r} cannot be written to {path}: {err}; {hint}") from err
@@ -113,6 +109,15 @@ def load_json(path: str | Path) -> Graph:
         raise ConversionError(f"graph file {path}: {err}") from err
 
 
+def _encoded(graph: Graph) -> tuple[dict[str, Any], dict[str, TensorData]]:
+    tensors: dict[str, TensorData] = {}
+    return {"format": FORMAT, "schema": SCHEMA, "graph": _Writer(tensors).graph(graph)}, tensors
+
+
+def _text(document: dict[str, Any]) -> str:
+    return json.dumps(document, ensure_ascii=False, allow_nan=False, indent=1) + "\n"
+
+
 def _document(text: str, source: str) -> dict[str, Any]:
     try:
         document = json.loads(text)
@@ -138,27 +143,6 @@ class _Writer:
 
     def __init__(self, tensors: dict[str, TensorData]) -> None:
         self._tensors = tensors
-        self._encoders: tuple[tuple[type, Callable[[Any], Any]], ...] = (
-            (np.generic, lambda value: self.value(value.item())),
-            (float, _number),
-            (int, lambda value: value),
-            (str, lambda value: value),
-            (bytes, lambda value: {"$bytes": _base64(value)}),
-            (DType, lambda value: {"$dtype": value.value}),
-            (TensorData, lambda value: {"$tensor": self.tensor(value)}),
-            (Graph, lambda value: {"$graph": self.graph(value)}),
-            (
-                TensorType,
-                lambda value: {"$tensor_type": [value.dtype.value, None if value.shape is None else list(value.shape)]},
-            ),
-            (SequenceType, lambda value: {"$sequence": self.value(value.element)}),
-            (OptionalType, lambda value: {"$optional": self.value(value.element)}),
-            (MapType, lambda value: {"$map_type": [value.key.value, self.value(value.value)]}),
-            (UnknownType, lambda value: {"$unknown": True}),
-            (Mapping, lambda value: {"$map": {str(key): self.value(item) for key, item in value.items()}}),
-            (tuple, lambda value: [self.value(item) for item in value]),
-            (list, lambda value: [self.value(item) for item in value]),
-        )
 
     def graph(self, graph: Graph) -> dict[str, Any]:
         return {
@@ -174,19 +158,29 @@ class _Writer:
         return {
             "name": node.name,
             "op": node.op.kind,
-            "attributes": {item.name: self.value(getattr(node.op, item.name)) for item in fields(node.op)},
+            "attributes": self.mapping({item.name: getattr(node.op, item.name) for item in fields(node.op)}),
             "inputs": [None if ref is None else [ref.node, ref.output] for ref in node.inputs],
             "types": [self.value(kind) for kind in node.types],
             "output_names": list(node.output_names),
         }
 
     def value(self, value: Any) -> Any:
-        if value is None:
-            return None
-        for kind, encode in self._encoders:
+        if isinstance(value, np.generic):
+            value = value.item()
+        if value is None or isinstance(value, (int, str)) or (isinstance(value, float) and math.isfinite(value)):
+            return value
+        if isinstance(value, (tuple, list)):
+            return [self.value(item) for item in value]
+        for tag, (kind, encode, _) in _CODECS.items():
             if isinstance(value, kind):
-                return encode(value)
+                return {tag: encode(self, value)}
         raise ConversionError(f"a graph file cannot hold a {type(value).__name__}: {value!r}")
+
+    def mapping(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        return {str(name): self.value(value) for name, value in values.items()}
+
+    def element(self, kind: SequenceType | OptionalType) -> Any:
+        return self.value(kind.element)
 
     def tensor(self, data: TensorData, *, large: bool = False) -> dict[str, Any]:
         head: dict[str, Any] = {"dtype": data.dtype.value, "shape": list(data.shape)}
@@ -197,10 +191,6 @@ class _Writer:
         name = f"tensor{len(self._tensors)}"
         self._tensors[name] = data
         return head | {"stored": name}
-
-
-def _number(value: float) -> Any:
-    return value if math.isfinite(value) else {"$float": repr(value)}
 
 
 def _base64(data: bytes) -> str:
@@ -217,8 +207,8 @@ class _Reader:
         """Return the graph encoded by `item`, which stands at `where`."""
         graph = Graph(_get(item, "name", str, where))
         graph.doc = _get(item, "doc", str, where, "")
-        metadata = _get(item, "metadata", dict, where, {})
-        graph.metadata = {name: _typed(text, str, f"{where}.metadata.{name}") for name, text in metadata.items()}
+        for name, text in _get(item, "metadata", dict, where, {}).items():
+            graph.metadata[name] = _typed(text, str, f"{where}.metadata.{name}")
         for place, entry in enumerate(_get(item, "nodes", list, where)):
             self._add_node(graph, entry, f"{where}.nodes[{place}]")
         for place, entry in enumerate(_get(item, "outputs", list, where)):
@@ -227,7 +217,7 @@ class _Reader:
                 (_get(entry, "name", str, spot), _read_ref(graph, _get(entry, "value", list, spot), spot))
             )
         for name, entry in _get(item, "weights", dict, where, {}).items():
-            graph.weights[name] = self._tensor(entry, f"{where}.weights.{name}")
+            graph.weights[name] = self.tensor(entry, f"{where}.weights.{name}")
         graph.revision = 1
         return graph
 
@@ -238,7 +228,7 @@ class _Reader:
             for place, entry in enumerate(_get(item, "inputs", list, where))
         )
         kinds = [
-            self._type(entry, f"{where}.types[{place}]") for place, entry in enumerate(_get(item, "types", list, where))
+            self.type(entry, f"{where}.types[{place}]") for place, entry in enumerate(_get(item, "types", list, where))
         ]
         names = [_typed(name, str, f"{where}.output_names") for name in _get(item, "output_names", list, where)]
         name = _get(item, "name", str, where)
@@ -269,7 +259,6 @@ class _Reader:
             raise ConversionError(f"{where}.attributes: {err}") from err
 
     def value(self, item: Any, where: str) -> Any:
-        """Return the value encoded by `item`."""
         if item is None or isinstance(item, (bool, int, float, str)):
             return item
         if isinstance(item, list):
@@ -277,44 +266,29 @@ class _Reader:
         if not isinstance(item, dict) or len(item) != 1:
             _fail(where, "an object with one key that begins with $ was expected")
         ((tag, content),) = item.items()
-        spot = f"{where}.{tag}"
-        if tag == "$map":
-            return {name: self.value(entry, f"{spot}.{name}") for name, entry in _typed(content, dict, spot).items()}
-        if tag == "$bytes":
-            return _read_bytes(content, spot)
-        if tag == "$float":
-            return float(_one_of(content, ("inf", "-inf", "nan"), spot))
-        if tag == "$dtype":
-            return _read_dtype(content, spot)
-        if tag == "$tensor":
-            return self._tensor(content, spot)
-        if tag == "$graph":
-            return self.graph(content, spot)
-        return self._type(item, where)
+        if tag not in _CODECS:
+            _fail(where, f"unknown key {tag!r}; the file may need a newer rlx_ort")
+        return _CODECS[tag][2](self, content, f"{where}.{tag}")
 
-    def _type(self, item: Any, where: str) -> ValueType:
-        if not isinstance(item, dict) or len(item) != 1:
-            _fail(where, "a type was expected")
-        ((tag, content),) = item.items()
-        spot = f"{where}.{tag}"
-        if tag == "$tensor_type":
-            name, dims = _two(content, spot)
-            try:
-                return TensorType(_read_dtype(name, spot), None if dims is None else Shape(_typed(dims, list, spot)))
-            except (ValueError, TypeError) as err:
-                raise ConversionError(f"{spot}: {err}") from err
-        if tag == "$sequence":
-            return SequenceType(self._type(content, spot))
-        if tag == "$optional":
-            return OptionalType(self._type(content, spot))
-        if tag == "$map_type":
-            key, value = _two(content, spot)
-            return MapType(_read_dtype(key, spot), self._type(value, spot))
-        if tag == "$unknown":
-            return UnknownType()
-        raise ConversionError(f"{where}: unknown key {tag!r}; the file may need a newer rlx_ort")
+    def mapping(self, content: Any, where: str) -> dict[str, Any]:
+        return {name: self.value(entry, f"{where}.{name}") for name, entry in _typed(content, dict, where).items()}
 
-    def _tensor(self, item: Any, where: str) -> TensorData:
+    def type(self, item: Any, where: str) -> ValueType:
+        found = self.value(item, where) if isinstance(item, dict) else None
+        return found if isinstance(found, ValueType) else _fail(where, "a type was expected")
+
+    def tensor_type(self, content: Any, where: str) -> TensorType:
+        name, dims = _two(content, where)
+        try:
+            return TensorType(_read_dtype(name, where), None if dims is None else Shape(_typed(dims, list, where)))
+        except (ValueError, TypeError) as err:
+            raise ConversionError(f"{where}: {err}") from err
+
+    def map_type(self, content: Any, where: str) -> MapType:
+        key, value = _two(content, where)
+        return MapType(_read_dtype(key, where), self.type(value, where))
+
+    def tensor(self, item: Any, where: str) -> TensorData:
         dtype = _read_dtype(_get(item, "dtype", str, where), where)
         shape = tuple(_typed(size, int, f"{where}.shape") for size in _get(item, "shape", list, where))
         if "stored" in item:
@@ -329,6 +303,26 @@ class _Reader:
             return TensorData(dtype, shape, np.frombuffer(_read_bytes(_get(item, "data", str, where), where), np.uint8))
         except ValueError as err:
             raise ConversionError(f"{where}: {err}") from err
+
+
+_CODECS: dict[str, tuple[type, Callable[[_Writer, Any], Any], Callable[[_Reader, Any, str], Any]]] = {
+    "$float": (float, lambda _, value: repr(value), lambda _, item, at: float(_one_of(item, _NO_NUMBERS, at))),
+    "$bytes": (bytes, lambda _, value: _base64(value), lambda _, item, at: _read_bytes(item, at)),
+    "$dtype": (DType, lambda _, value: value.value, lambda _, item, at: _read_dtype(item, at)),
+    "$tensor": (TensorData, _Writer.tensor, _Reader.tensor),
+    "$graph": (Graph, _Writer.graph, _Reader.graph),
+    "$tensor_type": (
+        TensorType,
+        lambda _, kind: [kind.dtype.value, None if kind.shape is None else [*kind.shape]],
+        _Reader.tensor_type,
+    ),
+    "$sequence": (SequenceType, _Writer.element, lambda reader, item, at: SequenceType(reader.type(item, at))),
+    "$optional": (OptionalType, _Writer.element, lambda reader, item, at: OptionalType(reader.type(item, at))),
+    "$map_type": (MapType, lambda writer, kind: [kind.key.value, writer.value(kind.value)], _Reader.map_type),
+    "$unknown": (UnknownType, lambda *_: True, lambda *_: UnknownType()),
+    "$map": (Mapping, _Writer.mapping, _Reader.mapping),
+}
+"""Key -> (type, how it is written, how it is read) of the values that JSON lacks."""
 
 
 def _fail(where: str, message: str) -> NoReturn:

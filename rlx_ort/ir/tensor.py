@@ -1,14 +1,17 @@
-"""Tensor data as ONNX stores it: little-endian, C-contiguous, sub-byte types packed.
+"""Tensor data as ONNX stores it, the same rounded to a narrower float type, and safetensors files.
 
-Weights and constants have this form everywhere in `rlx_ort`, because ONNX Runtime can borrow it without a copy.
+Weights and constants are little-endian, C-contiguous, with packed sub-byte types, everywhere in `rlx_ort`, because ONNX
+Runtime can borrow that form without a copy.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import os
+import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,8 +21,12 @@ import numpy.typing as npt
 
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.dtype import DType
+from rlx_ort.storage import replacing
 
-__all__ = ["PIECE_BYTES", "FileRange", "TensorData"]
+__all__ = [
+    "PIECE_BYTES", "FileRange", "NarrowedTensor", "TensorData", "narrowed", "narrowed_later", "read_tensors",
+    "values_of", "write_tensors",
+]  # fmt: skip
 
 PIECE_BYTES = 8 << 20
 """Size of the pieces in which a tensor is copied from file to file."""
@@ -27,14 +34,10 @@ PIECE_BYTES = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class FileRange:
-    """Where in a file the bytes of a mapped tensor are.
+    """Where in a file, by its absolute path, the bytes of a mapped tensor begin.
 
-    Attributes:
-        path: the file, absolute.
-        offset: first byte.
-        stamp: identity of the file when it was mapped; see `stamp_of`.
-        pinned: whether only the mapped bytes may be used, because they were verified; the path must not be opened
-            again.
+    `stamp` identifies the file as it was mapped; see `stamp_of`. The path of a `pinned` range must not be opened again,
+    because the mapped bytes were verified.
     """
 
     path: str
@@ -98,8 +101,8 @@ class TensorData:
         values = np.asarray(array)
         target = DType.from_numpy(values.dtype) if dtype is None else dtype
         if target is DType.STRING:
-            flat = np.array([_as_text(item) for item in values.reshape(-1)], dtype=object)
-            return cls(target, values.shape, flat)
+            texts = [item.decode() if isinstance(item, bytes) else str(item) for item in values.reshape(-1)]
+            return cls(target, values.shape, np.array(texts, dtype=object))
         values = np.ascontiguousarray(values, dtype=target.numpy).reshape(values.shape)
         raw = values.reshape(-1).view(np.uint8) if values.size else np.empty(0, np.uint8)
         if target.is_packed:
@@ -188,5 +191,160 @@ def _unpack(packed: npt.NDArray[np.uint8], bits: int, count: int) -> npt.NDArray
     return ((packed[:, None] >> shifts) & ((1 << bits) - 1)).reshape(-1)[:count].astype(np.uint8)
 
 
-def _as_text(item: object) -> str:
-    return item.decode("utf-8") if isinstance(item, bytes) else str(item)
+_LARGEST = {DType.F16: 65504.0, DType.BF16: 3.3895313892515355e38}
+_SMALL_BYTES = 1 << 20  # smaller tensors are rounded at once
+
+
+def narrowed(data: TensorData, dtype: DType) -> TensorData:
+    """Return the tensor in another float type; a copy, unless it already is of that type.
+
+    Finite numbers out of range are clamped: -1e9 in a mask becomes -65504 in f16, because minus infinity would turn a
+    fully masked row into NaN. Infinities stay.
+    """
+    return data if data.dtype is dtype else TensorData.from_array(_rounded(data.numpy(), dtype), dtype)
+
+
+def narrowed_later(data: TensorData, dtype: DType) -> TensorData:
+    """Return the result of `narrowed`; a large tensor is rounded when it is read."""
+    if data.dtype is dtype or dtype.nbytes(data.num_elements) < _SMALL_BYTES:
+        return narrowed(data, dtype)
+    return NarrowedTensor(data, dtype)
+
+
+class NarrowedTensor(TensorData):
+    """A tensor that is rounded each time it is read, so that neither form of a large model is in memory as a whole.
+
+    `pieces` holds one piece in memory; `buffer` and `numpy` compute the whole tensor each time. The original stays
+    alive, with its map of a file. A copy or pickle is a plain tensor.
+    """
+
+    __slots__ = ("_wide",)
+
+    _wide: TensorData
+
+    def __init__(self, wide: TensorData, dtype: DType) -> None:
+        for name, value in (("dtype", dtype), ("shape", wide.shape), ("source", None), ("_wide", wide)):
+            object.__setattr__(self, name, value)
+
+    @property
+    def buffer(self) -> npt.NDArray[Any]:
+        """The bytes of all elements. Reads the original and rounds it."""
+        whole = np.empty(self.nbytes, np.uint8)
+        end = 0
+        for piece in self.pieces():
+            whole[end : end + len(piece)] = piece
+            end += len(piece)
+        return whole
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes the elements take in ONNX's storage."""
+        return self.dtype.nbytes(self.num_elements)
+
+    def pieces(self) -> Iterator[memoryview]:
+        """Yield the bytes in order, one rounded piece of the original at a time; see `TensorData.pieces`."""
+        for values in values_of(self._wide):
+            yield TensorData.from_array(_rounded(values, self.dtype), self.dtype).buffer.data
+
+    def __reduce__(self) -> tuple[type[TensorData], tuple[object, ...]]:
+        return TensorData, (self.dtype, self.shape, self.buffer)
+
+
+def values_of(data: TensorData) -> Iterator[npt.NDArray[Any]]:
+    """Yield the elements of a tensor that is not packed, in flat pieces of at most 8 MiB; use each at once."""
+    size = data.dtype.numpy.itemsize
+    rest = b""
+    for piece in data.pieces():
+        whole = rest + piece if rest else piece  # a read may return fewer bytes than requested
+        count = len(whole) // size
+        rest = bytes(whole[count * size :])
+        yield TensorData(data.dtype, (count,), np.frombuffer(whole[: count * size], np.uint8)).numpy()
+
+
+def _rounded(wide: npt.NDArray[Any], dtype: DType) -> npt.NDArray[Any]:
+    limit = _LARGEST[dtype]
+    if not wide.size or -limit <= wide.min() <= wide.max() <= limit:  # false for NaN as well
+        return wide.astype(dtype.numpy)
+    with np.errstate(over="ignore"):
+        values = wide.astype(dtype.numpy)
+    overflown = np.isinf(values.astype(np.float32)) & np.isfinite(wide)
+    return np.where(overflown, np.copysign(limit, wide), wide).astype(dtype.numpy) if overflown.any() else values
+
+
+_SAFETENSORS_NAMES = {
+    DType.F32: "F32", DType.F16: "F16", DType.BF16: "BF16", DType.F64: "F64", DType.I8: "I8", DType.I16: "I16",
+    DType.I32: "I32", DType.I64: "I64", DType.U8: "U8", DType.U16: "U16", DType.U32: "U32", DType.U64: "U64",
+    DType.BOOL: "BOOL", DType.C64: "C64", DType.F8E4M3: "F8_E4M3", DType.F8E5M2: "F8_E5M2", DType.F8E8M0: "F8_E8M0",
+}  # fmt: skip
+_SAFETENSORS_DTYPES = {name: dtype for dtype, name in _SAFETENSORS_NAMES.items()}
+_RAW_PREFIX = "rlx_ort.raw:"  # metadata of tensors whose dtype the format lacks; their bytes are stored as U8
+_HEADER_LIMIT = 100_000_000  # as in the reference implementation
+
+
+def write_tensors(path: Path, tensors: Mapping[str, TensorData], metadata: Mapping[str, str]) -> None:
+    """Write tensors to a file; dtypes that the format lacks are stored as bytes and marked in the metadata.
+
+    Raises:
+        ConversionError: the file that a tensor is mapped from was written to.
+        OSError: the file cannot be written.
+    """
+    header: dict[str, Any] = {}
+    marks = dict(metadata)
+    offset = 0
+    for name, data in tensors.items():
+        known = _SAFETENSORS_NAMES.get(data.dtype)
+        if known is None:
+            marks[_RAW_PREFIX + name] = json.dumps([data.dtype.value, list(data.shape)])
+        shape = [data.nbytes] if known is None else list(data.shape)
+        header[name] = {"dtype": known or "U8", "shape": shape, "data_offsets": [offset, offset + data.nbytes]}
+        offset += data.nbytes
+    text = json.dumps({"__metadata__": marks, **header}, separators=(",", ":")).encode("utf-8")
+    text += b" " * (-len(text) % 8)  # the data begins aligned
+    with replacing(path) as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for data in tensors.values():
+            for piece in data.pieces():
+                file.write(piece)
+
+
+def read_tensors(path: Path) -> tuple[dict[str, TensorData], dict[str, str]]:
+    """Return the tensors of a file as memory maps, and its metadata.
+
+    Raises:
+        ConversionError: the file cannot be read, or is no safetensors file.
+    """
+    try:
+        with path.open("rb") as file:
+            head = file.read(8)
+            length = struct.unpack("<Q", head)[0] if len(head) == 8 else -1
+            if not 0 <= length <= _HEADER_LIMIT:
+                raise ValueError("the length of its header is wrong")
+            header = json.loads(file.read(length).decode("utf-8"))
+        status = path.stat()
+        size = status.st_size - 8 - length
+        place = FileRange(str(path.resolve()), 8 + length, FileRange.stamp_of(status))
+        data = np.memmap(path, np.uint8, "r", 8 + length) if size > 0 else np.empty(0, np.uint8)
+        metadata = {str(name): str(text) for name, text in header.pop("__metadata__", {}).items()}
+        return {
+            name: _mapped_tensor(entry, data, metadata.get(_RAW_PREFIX + name), place) for name, entry in header.items()
+        }, metadata
+    except OSError as err:
+        raise ConversionError(f"tensor file {path} cannot be read: {err}") from err
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as err:
+        raise ConversionError(f"tensor file {path} is no safetensors file: {err}") from err
+
+
+def _mapped_tensor(
+    entry: Mapping[str, Any], data: np.ndarray[Any, np.dtype[np.uint8]], mark: str | None, place: FileRange
+) -> TensorData:
+    dtype, shape = _SAFETENSORS_DTYPES[entry["dtype"]], entry["shape"]
+    if mark is not None:
+        name, shape = json.loads(mark)
+        dtype = DType(name)
+    begin, end = entry["data_offsets"]
+    if any(type(number) is not int or number < 0 for number in (*shape, begin, end)):
+        raise ValueError(f"a tensor has shape {shape} and bytes {begin} to {end}")
+    if not 0 <= begin <= end <= data.size:
+        raise ValueError(f"a tensor reaches from byte {begin} to {end} of {data.size}")
+    source = FileRange(place.path, place.offset + begin, place.stamp)
+    return TensorData(dtype, tuple(shape), data[begin:end], source)

@@ -9,23 +9,15 @@ from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import GraphCore, Node, Ref
 from rlx_ort.ir.op import Op
 from rlx_ort.ir.ops.leaf import Capture, Input, Param
-from rlx_ort.ir.ops.onnx import OnnxNode
-from rlx_ort.ir.ops.refused import Refused
-from rlx_ort.ir.shape import Shape, fits
-from rlx_ort.ir.types import TensorType, UnknownType, ValueType
+from rlx_ort.ir.ops.onnx import OnnxNode, Refused
+from rlx_ort.ir.types import Shape, TensorType, UnknownType, ValueType, fits
 
 __all__ = ["Problem", "check", "verify"]
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong.
-
-    Attributes:
-        message: what is wrong, with the names of the node and the graph.
-        remedy: what to do about it.
-        node: the node's id in its graph, None for a problem of the whole graph.
-    """
+    """One thing that is wrong, with a remedy; `node` is the node's id in its graph, None for the graph as a whole."""
 
     message: str
     remedy: str
@@ -83,13 +75,8 @@ def _unsure_places(graph: GraphCore, kinds: Collection[type[Op]]) -> Collection[
         if added is None:
             return every
         as_added, op, inputs, types, inferred = added
-        if (
-            as_added is not node
-            or node.op is not op
-            or node.inputs is not inputs
-            or node.types is not types
-            or node.id != place
-        ):
+        same = as_added is node and node.op is op and node.inputs is inputs and node.types is types
+        if not same or node.id != place:
             return every
         if not inferred or len(node.output_names) != len(types) or type(op) in owners:
             found.add(place)

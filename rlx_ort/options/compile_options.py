@@ -147,6 +147,12 @@ class CompileOptions:
             return replace(self, precisions=MappingProxyType({}))
         return replace(self, precisions=MappingProxyType({}), precision=found, precision_policy=None)
 
+    @property
+    def key(self) -> str:
+        """A text that equal options share: mappings are not hashable, and their order does not matter."""
+        values = [(name, getattr(self, name)) for name in sorted(self.__dataclass_fields__)]
+        return repr([(name, sorted(value.items()) if isinstance(value, Mapping) else value) for name, value in values])
+
     def with_(self, **changes: object) -> CompileOptions:
         """Return a copy with some fields changed."""
         return replace(self, **changes)  # type: ignore[arg-type]  # dataclass checks the names

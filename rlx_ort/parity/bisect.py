@@ -3,31 +3,38 @@
 The values inside both models become outputs, as many at a time as memory allows, and each pair of counterparts is
 compared. A node is the cause if its inputs agree and an output does not. Between precisions or devices all values
 differ a little; there the cause is the node at which the error grows most.
+
+Values are paired by name, else by the structure above them, else by order: a conversion may rename values, insert casts
+and quantisation, and replace operators. The structure is compared without casts and quantisation, so most values keep
+a counterpart.
 """
 
 from __future__ import annotations
 
+import difflib
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 
-from rlx_ort.converters.bundle import ModelBundle, location_of
-from rlx_ort.converters.infer import infer_proto
+from rlx_ort.converters.bundle import BundleWeights, ModelBundle
+from rlx_ort.converters.from_onnx.structure import names_read
+from rlx_ort.converters.from_onnx.tensors import constant_data, tensor_data
+from rlx_ort.converters.protos import copied, infer_proto
 from rlx_ort.device import Device
 from rlx_ort.errors import ConversionError
+from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import TensorType
 from rlx_ort.options.compile_options import CompileOptions, OptimizationLevel
-from rlx_ort.parity.align import Pairing, nearest, pair_values
 from rlx_ort.parity.compare import renamed_inputs
 from rlx_ort.parity.metrics import Difference, Tolerance, difference
 from rlx_ort.parity.opening import ModelSource, OrtFormatFile, as_model, open_model
 
-__all__ = ["BATCH_BYTES", "Divergence", "bisect"]
+__all__ = ["BATCH_BYTES", "Divergence", "bisect", "nearest", "pair_values"]
 
 BATCH_BYTES = 256 << 20
 """Estimated bytes of values to hold at a time: those of one side, while the other side runs."""
@@ -36,6 +43,12 @@ _UNKNOWN_BYTES = 1 << 20
 _LARGEST = 2.0  # relative difference
 _NEARLY_EXACT = 1e-6  # rounding of f32 in another order of summation
 _MOST_SHOWN = 60
+_value = onnx.helper.get_attribute_value
+_PASSING = {"Cast", "Identity", "QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"}
+"""Operators that keep the meaning of their first input: conversions of precision insert and remove them."""
+
+_DISAGREE = 1 / 3
+_MOST_ALIGNED = 5_000  # nodes; difflib's time grows with the square
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +56,8 @@ class Divergence:
     """The node at which two models diverge.
 
     Attributes:
-        node: the name of the node, or of its first output if it has none.
-        op_type: its operator.
-        output: the value that differs.
-        other_node: the name of its counterpart in the second model.
-        other_output: the counterpart of the value.
+        node: the name of the node, or of its first output if it has none; `other_node` is that of its counterpart.
+        output: the value that differs; `other_output` is its counterpart.
         found: the difference of the two values.
         before: the largest relative difference among the values that it is computed from.
         causes: the differences of the nodes in operator, attributes and weights; empty if only the arithmetic differs.
@@ -110,30 +120,27 @@ def bisect(
     return found
 
 
+@dataclass
 class _Search:
     """The data that the searches with and without optimisation share."""
 
-    def __init__(
-        self,
-        a: ModelBundle,
-        b: ModelBundle,
-        inputs: Mapping[str, Any],
-        devices: tuple[Device, Device],
-        tolerance: Tolerance,
-        batch_bytes: int,
-    ) -> None:
-        self._a, self._b, self._inputs, self._devices = a, b, inputs, devices
-        self._batch_bytes = batch_bytes
-        self._pairs: Pairing = pair_values(a.proto.graph, b.proto.graph)
-        self._above = nearest(a.proto.graph, self._pairs)
-        self._producers = (_producers(a.proto.graph), _producers(b.proto.graph))
+    a: ModelBundle
+    b: ModelBundle
+    inputs: Mapping[str, Any]
+    devices: tuple[Device, Device]
+    tolerance: InitVar[Tolerance]
+    batch_bytes: int
+
+    def __post_init__(self, tolerance: Tolerance) -> None:
+        self.pairs = pair_values(self.a.proto.graph, self.b.proto.graph)
+        self.above = nearest(self.a.proto.graph, self.pairs)
         loosest = 0.0 if tolerance.cosine is None else math.sqrt(max(0.0, 2 * (1 - tolerance.cosine)))
-        self._allowed = loosest if tolerance.relative_l2 is None else tolerance.relative_l2
+        self.allowed = loosest if tolerance.relative_l2 is None else tolerance.relative_l2
 
     def run(self, options: CompileOptions, *, optimized: bool = False) -> Divergence | None:
         """Compare every pair of values and return the divergence."""
         found: dict[str, Difference] = {}
-        noisy = self._devices[0] != self._devices[1]
+        noisy = self.devices[0] != self.devices[1]
         for batch in self._batches():
             for name, gap, same_type in self._compared(batch, options):
                 found[name] = gap
@@ -145,10 +152,10 @@ class _Search:
 
     def _first(self, found: Mapping[str, Difference]) -> str | None:
         """Return the value at which the first difference beyond the tolerance begins, which may be below it."""
-        name = next((name for name, gap in found.items() if gap.size > self._allowed), None)
-        clean = min(self._allowed, _NEARLY_EXACT)
+        name = next((name for name, gap in found.items() if gap.size > self.allowed), None)
+        clean = min(self.allowed, _NEARLY_EXACT)
         while name is not None:
-            sources = [source for source in self._above[name][0] if source in found and found[source].size > clean]
+            sources = [source for source in self.above[name][0] if source in found and found[source].size > clean]
             if not sources:
                 return name
             name = max(sources, key=lambda source: found[source].size)
@@ -156,21 +163,21 @@ class _Search:
 
     def _steepest(self, found: Mapping[str, Difference]) -> str | None:
         """Return the value at which the error grows most, among those beyond the tolerance."""
-        floor = max(self._allowed / 10, _NEARLY_EXACT)
+        floor = max(self.allowed / 10, _NEARLY_EXACT)
 
         def growth(name: str) -> float:
             return min(found[name].size, _LARGEST) / max(self._before(name, found), floor)
 
-        differing = [name for name, gap in found.items() if gap.size > self._allowed]
+        differing = [name for name, gap in found.items() if gap.size > self.allowed]
         return max(differing, key=growth, default=None)
 
     def _before(self, name: str, found: Mapping[str, Difference]) -> float:
-        sizes = [min(found[source].size, _LARGEST) for source in self._above[name][0] if source in found]
+        sizes = [min(found[source].size, _LARGEST) for source in self.above[name][0] if source in found]
         return max(sizes, default=0.0)
 
     def _divergence(self, name: str, found: Mapping[str, Difference], optimized: bool) -> Divergence:
-        other = self._pairs[name]
-        mine, theirs = self._producers[0][name], self._producers[1][other]
+        other = self.pairs[name]
+        mine, theirs = _producer(self.a.proto.graph, name), _producer(self.b.proto.graph, other)
         return Divergence(
             node=_label(mine),
             op_type=mine.op_type,
@@ -179,20 +186,20 @@ class _Search:
             other_output=other,
             found=found[name],
             before=self._before(name, found),
-            causes=() if self._a is self._b else _causes(self._a, mine, self._b, theirs),
-            between=self._above[name][1],
+            causes=() if self.a is self.b else _causes(self.a, mine, self.b, theirs),
+            between=self.above[name][1],
             compared=len(found),
             optimized=optimized,
         )
 
     def _batches(self) -> Iterator[list[str]]:
         """Yield paired values in order, in batches whose estimated bytes stay below the limit."""
-        sizes = _estimated_bytes(self._a, self._inputs)
+        sizes = _estimated_bytes(self.a, self.inputs)
         batch: list[str] = []
         total = 0
-        for name in self._pairs:
+        for name in self.pairs:
             size = sizes.get(name, _UNKNOWN_BYTES)
-            if batch and total + size > self._batch_bytes:
+            if batch and total + size > self.batch_bytes:
                 yield batch
                 batch, total = [], 0
             batch.append(name)
@@ -202,19 +209,20 @@ class _Search:
 
     def _compared(self, batch: Sequence[str], options: CompileOptions) -> Iterator[tuple[str, Difference, bool]]:
         """Yield (value, difference, whether both have one dtype) for a batch, except for lists and maps."""
-        others = [self._pairs[name] for name in batch]
-        with open_model(self._a, self._devices[0], options, extra_outputs=batch) as opened:
-            left = opened.run(self._inputs, batch)
-        with open_model(self._b, self._devices[1], options, extra_outputs=others) as opened:
-            right = opened.run(renamed_inputs(opened, self._inputs, self._b.origin), others)
+        others = [self.pairs[name] for name in batch]
+        with open_model(self.a, self.devices[0], options, extra_outputs=batch) as opened:
+            left = opened.run(self.inputs, batch)
+        with open_model(self.b, self.devices[1], options, extra_outputs=others) as opened:
+            right = opened.run(renamed_inputs(opened, self.inputs, self.b.origin), others)
         for name, x, y in zip(batch, left, right, strict=True):
             if isinstance(x, np.ndarray) and isinstance(y, np.ndarray):
                 yield name, difference(x, y), x.dtype == y.dtype
 
 
-def _producers(graph: onnx.GraphProto) -> dict[str, onnx.NodeProto]:
-    """Return value -> the node of the main graph that computes it."""
-    return {name: node for node in graph.node for name in node.output if name}
+def _producer(graph: onnx.GraphProto, name: str) -> onnx.NodeProto:
+    """Return the node of the main graph that computes a value."""
+    nodes: Iterator[onnx.NodeProto] = (node for node in graph.node if name in node.output)
+    return next(nodes)
 
 
 def _label(node: onnx.NodeProto) -> str:
@@ -223,8 +231,7 @@ def _label(node: onnx.NodeProto) -> str:
 
 def _estimated_bytes(model: ModelBundle, inputs: Mapping[str, Any]) -> dict[str, int]:
     """Return value -> bytes, for values whose shape ONNX infers from the shapes of the inputs."""
-    proto = onnx.ModelProto()
-    proto.CopyFrom(model.proto)
+    proto = copied(model.proto)
     for value in proto.graph.input:
         if value.name in inputs:
             dims = value.type.tensor_type.shape.dim
@@ -233,8 +240,7 @@ def _estimated_bytes(model: ModelBundle, inputs: Mapping[str, Any]) -> dict[str,
     del proto.graph.value_info[:]  # with the old symbols
     found = {}
     for name, kind in infer_proto(proto).items():
-        count = kind.shape.num_elements if isinstance(kind, TensorType) and kind.shape is not None else None
-        if isinstance(kind, TensorType) and count is not None:
+        if isinstance(kind, TensorType) and kind.shape is not None and (count := kind.shape.num_elements) is not None:
             found[name] = kind.dtype.nbytes(count)
     return found
 
@@ -247,35 +253,15 @@ def _causes(a: ModelBundle, mine: onnx.NodeProto, b: ModelBundle, theirs: onnx.N
 
 
 def _attributes(mine: onnx.NodeProto, theirs: onnx.NodeProto) -> Iterator[str]:
-    left, right = _by_name(mine), _by_name(theirs)
-    defaults = _defaults(mine)
+    left, right = ({attribute.name: attribute for attribute in node.attribute} for node in (mine, theirs))
+    known = {}  # from the newest schema, since defaults hardly ever change
+    if onnx.defs.has(mine.op_type, mine.domain):
+        known = onnx.defs.get_schema(mine.op_type, domain=mine.domain).attributes
+    defaults = {name: entry.default_value for name, entry in known.items() if entry.default_value.type}
     for name in sorted(left.keys() | right.keys()):
         one, other = left.get(name, defaults.get(name)), right.get(name, defaults.get(name))
-        if one is None or other is None or _plain(one) != _plain(other):
+        if one is None or other is None or _value(one) != _value(other):
             yield f"attribute {name!r} is {_shown(one)} in one and {_shown(other)} in the other"
-
-
-def _by_name(node: onnx.NodeProto) -> dict[str, onnx.AttributeProto]:
-    return {attribute.name: attribute for attribute in node.attribute}
-
-
-def _defaults(node: onnx.NodeProto) -> dict[str, onnx.AttributeProto]:
-    """Return the defaults of a node's attributes, from the newest schema, since defaults hardly ever change."""
-    try:
-        schema = onnx.defs.get_schema(node.op_type, domain=node.domain)
-    except onnx.defs.SchemaError:
-        return {}
-    found = {name: attribute.default_value for name, attribute in schema.attributes.items()}
-    return {name: value for name, value in found.items() if value.type}
-
-
-def _plain(attribute: onnx.AttributeProto) -> bytes:
-    """Return the value of an attribute without its documentation."""
-    copy = onnx.AttributeProto()
-    copy.CopyFrom(attribute)
-    copy.ClearField("doc_string")
-    data: bytes = copy.SerializeToString(deterministic=True)
-    return data
 
 
 def _shown(attribute: onnx.AttributeProto | None) -> str:
@@ -283,7 +269,7 @@ def _shown(attribute: onnx.AttributeProto | None) -> str:
         return "not given"
     if attribute.type in (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS, onnx.AttributeProto.TENSOR):
         return "another value"
-    text = str(onnx.helper.get_attribute_value(attribute))
+    text = str(_value(attribute))
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
 
 
@@ -292,7 +278,7 @@ def _weights(a: ModelBundle, mine: onnx.NodeProto, b: ModelBundle, theirs: onnx.
     for one, other in zip(mine.input, theirs.input, strict=False):
         if one not in left or other not in right:
             continue
-        x, y = _array(a, left[one]), _array(b, right[other])
+        x, y = left[one].numpy(), right[other].numpy()
         if x.shape != y.shape:
             yield f"weight {one!r} has the shape {list(x.shape)} in one and {list(y.shape)} in the other"
         elif not np.array_equal(x, y):
@@ -303,17 +289,111 @@ def _weights(a: ModelBundle, mine: onnx.NodeProto, b: ModelBundle, theirs: onnx.
         yield f"it has {len(mine.input)} inputs in one and {len(theirs.input)} in the other"
 
 
-def _constants(model: ModelBundle) -> Mapping[str, onnx.TensorProto]:
-    found = {tensor.name: tensor for tensor in model.proto.graph.initializer}
+def _constants(model: ModelBundle) -> Mapping[str, TensorData]:
+    """Return name -> data of the weights and Constant nodes; mapped where the model has it so."""
+    files = BundleWeights(model.weights)
+    found = {tensor.name: tensor_data(tensor, files) for tensor in model.proto.graph.initializer}
     for node in model.proto.graph.node:
-        if node.op_type == "Constant":
-            found.update((node.output[0], item.t) for item in node.attribute if item.name == "value")
+        for item in node.attribute if node.op_type == "Constant" else ():
+            if (data := constant_data(item, files)) is not None:
+                found[node.output[0]] = data
     return found
 
 
-def _array(model: ModelBundle, tensor: onnx.TensorProto) -> npt.NDArray[Any]:
-    data = model.weights.get(location_of(tensor))
-    if data is not None and tensor.data_location == onnx.TensorProto.EXTERNAL:
-        return data.numpy()
-    array: npt.NDArray[Any] = onnx.numpy_helper.to_array(tensor)
-    return array
+def pair_values(a: onnx.GraphProto, b: onnx.GraphProto) -> dict[str, str]:
+    """Return the values of the main graph of `a`, in its order, that have a counterpart in `b`.
+
+    Names are trusted if at least two thirds of the equal names belong to equal operators: quantising changes a few. Two
+    exports that number their values have equal names without meaning, and are paired by structure.
+    """
+    ops_a, ops_b = dict(_values(a)), dict(_values(b))
+    common = [name for name in ops_a if name in ops_b]
+    agree = [name for name in common if ops_a[name] == ops_b[name]]
+    trusted = len(agree) >= (1 - _DISAGREE) * len(common)
+    found = {name: name for name in (common if trusted else ())}
+    taken = set(found.values())
+    for left, right in (*_by_structure(a, b), *_by_order(list(ops_a.items()), list(ops_b.items()))):
+        if left not in found and right not in taken:
+            found[left] = right
+            taken.add(right)
+    return {name: found[name] for name in ops_a if name in found}
+
+
+def _values(graph: onnx.GraphProto) -> Iterator[tuple[str, str]]:
+    """Yield (value, operator and output index that compute it) in order."""
+    for node in graph.node:
+        for index, name in enumerate(node.output):
+            if name and node.op_type != "Constant":
+                yield name, f"{node.domain}.{node.op_type}.{index}"
+
+
+def _by_structure(a: onnx.GraphProto, b: onnx.GraphProto) -> Iterator[tuple[str, str]]:
+    """Yield pairs of values computed by the same operators from the same inputs, those of one structure in order."""
+    known: dict[object, int] = {}
+    groups: tuple[dict[int, list[str]], dict[int, list[str]]] = (defaultdict(list), defaultdict(list))
+    for graph, group in zip((a, b), groups, strict=True):
+        for name, key in _structure(graph, known).items():
+            group[key].append(name)
+    for key, names in groups[0].items():
+        others = groups[1].get(key, [])
+        if len(names) == len(others):  # with another number of members, the order identifies none of them
+            yield from zip(names, others, strict=True)
+
+
+def _structure(graph: onnx.GraphProto, known: dict[object, int]) -> dict[str, int]:
+    """Return value -> number of its structure; equal numbers mean equal operators above it, whatever their attributes.
+
+    Outputs of passing operators are not listed, since they have the number of their input.
+    """
+    numbers: dict[str, int] = {}
+    weights = {tensor.name for tensor in graph.initializer}
+    for index, value in enumerate(value for value in graph.input if value.name not in weights):
+        numbers[value.name] = known.setdefault(("input", index), len(known))
+    listed: dict[str, int] = {}
+    for node in graph.node:
+        if node.op_type == "Constant":
+            continue
+        if node.op_type in _PASSING and node.input and node.input[0] in numbers:
+            numbers[node.output[0]] = numbers[node.input[0]]
+            continue
+        # weights are ignored: they may be merged, split, or packed together with their scales
+        inputs = tuple(numbers[name] for name in node.input if name in numbers)
+        for index, name in enumerate(node.output):
+            if name:
+                key = (node.op_type, index, inputs)
+                numbers[name] = listed[name] = known.setdefault(key, len(known))
+    return listed
+
+
+def _by_order(a: Sequence[tuple[str, str]], b: Sequence[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    """Yield the values of operators that occur in the same order in both."""
+    left = [row for row in a if row[1].split(".")[-2] not in _PASSING]
+    right = [row for row in b if row[1].split(".")[-2] not in _PASSING]
+    ops_a, ops_b = [op for _, op in left], [op for _, op in right]
+    if ops_a == ops_b:
+        yield from zip((name for name, _ in left), (name for name, _ in right), strict=True)
+    elif max(len(ops_a), len(ops_b)) <= _MOST_ALIGNED:
+        for start_a, start_b, size in difflib.SequenceMatcher(None, ops_a, ops_b, autojunk=False).get_matching_blocks():
+            for step in range(size):
+                yield left[start_a + step][0], right[start_b + step][0]
+
+
+def nearest(graph: onnx.GraphProto, paired: Mapping[str, str]) -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:
+    """Return paired value -> (the paired values it is computed from, the unpaired nodes on the way), by name."""
+    above: dict[str, tuple[frozenset[str], frozenset[str]]] = {}
+    found: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {}
+    for node in graph.node:
+        sources: set[str] = set()
+        between: set[str] = set()
+        for name in names_read(node):
+            if name in paired:
+                sources.add(name)
+            elif name in above:
+                sources |= above[name][0]
+                between |= above[name][1]
+        for name in node.output:
+            if name in paired:
+                found[name] = (tuple(sorted(sources)), tuple(sorted(between)))
+            elif name and node.op_type != "Constant":
+                above[name] = (frozenset(sources), frozenset(between | {node.name or name}))
+    return found

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -12,22 +12,15 @@ from rlx_ort.converters.bundle import ModelBundle
 from rlx_ort.device import Device
 from rlx_ort.errors import EngineError, InputError
 from rlx_ort.execution.placement import Placement
-from rlx_ort.ir.types import TensorType, ValueType
+from rlx_ort.ir.types import TensorType
 from rlx_ort.options.compile_options import CompileOptions
-from rlx_ort.parity.inputs import SEED, random_inputs, size_choices
-from rlx_ort.parity.metrics import Difference, Tolerance, difference
+from rlx_ort.parity.inputs import SEED, SIZE_CHOICES, random_inputs
+from rlx_ort.parity.metrics import Array, Difference, Tolerance, difference
 from rlx_ort.parity.opening import ModelSource, OpenModel, OrtFormatFile, as_model, open_model
 
-__all__ = [
-    "Comparison",
-    "OutputDifference",
-    "Reference",
-    "compare",
-    "compare_to",
-    "flattened",
-    "reference_run",
-    "renamed_inputs",
-]
+__all__ = ["Comparison", "OutputDifference", "Reference", "compare", "compare_to", "reference_run", "renamed_inputs"]
+
+_Output: TypeAlias = tuple[str, Array]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +29,8 @@ class OutputDifference:
 
     Attributes:
         name: its name in the reference, with an index or key for an element of a list or map.
-        other_name: its name in the other model.
-        dtypes: the element types of both.
-        shape: the shape in the reference.
-        found: the difference.
-        ok: whether the difference is within the tolerance.
+        other_name: its name in the other model; `dtypes` are those of both, `shape` is that of the reference.
+        ok: whether the difference found is within the tolerance.
     """
 
     name: str
@@ -86,16 +76,12 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """The outputs of a model, kept after its session is closed; see `Comparison` for the other attributes.
-
-    Attributes:
-        outputs: (name, value) of each output, or of each element of lists and maps.
-    """
+    """The outputs of a model, or the elements of those that are lists and maps, kept after its session is closed."""
 
     inputs: Mapping[str, Any]
     assumed: Mapping[str, int]
     seed: int | None
-    outputs: tuple[tuple[str, Any], ...]
+    outputs: tuple[_Output, ...]
     device: str
     placement: Placement
 
@@ -166,12 +152,12 @@ def reference_run(
         if isinstance(model, OrtFormatFile):
             raise InputError(f"{model.path} does not show what its inputs index; give inputs in an npz file")
         failures: list[tuple[Mapping[str, int], EngineError]] = []
-        for assume in size_choices():
-            made = random_inputs(model, dims, seed=seed, assume=assume)
+        for assume in SIZE_CHOICES:
+            arrays, assumed = random_inputs(model, dims, seed=seed, assume=assume)
             try:
-                return _reference(opened, made.arrays, made.assumed, seed, device)
+                return _reference(opened, arrays, assumed, seed, device)
             except EngineError as err:
-                failures.append((made.assumed, err))
+                failures.append((assumed, err))
         assumed, failure = failures[0]
         sizes = ", ".join(f"{name}={size}" for name, size in assumed.items()) or "all sizes known"
         raise EngineError(
@@ -197,43 +183,37 @@ def compare_to(
     allowed = tolerance or Tolerance()
     with open_model(model, device, options) as opened:
         feeds = renamed_inputs(opened, reference.inputs, model.origin)
-        found = flattened(opened.output_names, opened.run(feeds))
+        found = _flattened(zip(opened.output_names, opened.run(feeds), strict=True))
         placement = opened.placement
-    pairs = _paired(reference.outputs, found, model.origin)
+    names = [[name for name, _ in side] for side in (found, reference.outputs)]
+    complaint = f"{model.origin} has the outputs {', '.join(names[0])}, the reference {', '.join(names[1])}"
+    pairs = zip(reference.outputs, _matched(names[1], dict(found), complaint), strict=True)
     outputs = []
     for (name, left), (other, right) in pairs:
-        gap = difference(np.asarray(left), np.asarray(right))
-        dtypes = (str(np.asarray(left).dtype), str(np.asarray(right).dtype))
-        outputs.append(OutputDifference(name, other, dtypes, np.shape(left), gap, allowed.accepts(gap)))
-    return Comparison(
-        tuple(outputs),
-        allowed,
-        reference.inputs,
-        reference.assumed,
-        reference.seed,
-        (reference.device, Device(device).label),
-        (reference.placement, placement),
-    )
+        gap = difference(left, right)
+        dtypes = (str(left.dtype), str(right.dtype))
+        outputs.append(OutputDifference(name, other, dtypes, left.shape, gap, allowed.accepts(gap)))
+    devices, placements = (reference.device, Device(device).label), (reference.placement, placement)
+    return Comparison(tuple(outputs), allowed, reference.inputs, reference.assumed, reference.seed, devices, placements)
 
 
-def flattened(names: Sequence[str], values: Sequence[Any]) -> tuple[tuple[str, Any], ...]:
+def _flattened(outputs: Iterable[tuple[str, Any]]) -> tuple[tuple[str, Array], ...]:
     """Return outputs as (name, array); lists and maps become one entry per element, absent optionals none."""
-    flat: list[tuple[str, Any]] = []
-    for name, value in zip(names, values, strict=True):
+    flat: list[tuple[str, Array]] = []
+    for name, value in outputs:
         if isinstance(value, list):
-            flat += flattened([f"{name}[{index}]" for index in range(len(value))], value)
+            flat += _flattened((f"{name}[{index}]", item) for index, item in enumerate(value))
         elif isinstance(value, dict):
-            keys = sorted(value, key=str)
-            flat += flattened([f"{name}[{key!r}]" for key in keys], [value[key] for key in keys])
+            flat += _flattened((f"{name}[{key!r}]", value[key]) for key in sorted(value, key=str))
         elif value is not None:
-            flat.append((name, value))
+            flat.append((name, np.asarray(value)))
     return tuple(flat)
 
 
 def _reference(
     opened: OpenModel, feeds: Mapping[str, Any], assumed: Mapping[str, int], seed: int | None, device: Device | str
 ) -> Reference:
-    outputs = flattened(opened.output_names, opened.run(feeds))
+    outputs = _flattened(zip(opened.output_names, opened.run(feeds), strict=True))
     return Reference(feeds, assumed, seed, outputs, Device(device).label, opened.placement)
 
 
@@ -244,30 +224,21 @@ def renamed_inputs(opened: OpenModel, inputs: Mapping[str, Any], origin: str) ->
         InputError: the model has neither the same names nor the same number of inputs.
     """
     wanted = opened.input_types
-    if set(wanted) <= set(inputs):
-        pairs = [(name, inputs[name]) for name in wanted]
-    elif len(wanted) == len(inputs):
-        pairs = list(zip(wanted, inputs.values(), strict=True))
-    else:
-        raise InputError(f"{origin} has the inputs {', '.join(wanted)}, the reference has {', '.join(inputs)}")
-    return {name: _in_type(value, wanted[name]) for name, value in pairs}
-
-
-def _in_type(value: Any, kind: ValueType) -> Any:
-    if not isinstance(kind, TensorType) or not isinstance(value, np.ndarray) or value.dtype == object:
-        return value
-    return value.astype(kind.dtype.numpy, copy=False)
-
-
-def _paired(
-    left: Sequence[tuple[str, Any]], right: Sequence[tuple[str, Any]], origin: str
-) -> list[tuple[tuple[str, Any], tuple[str, Any]]]:
-    by_name = dict(right)
-    if all(name in by_name for name, _ in left):
-        return [((name, value), (name, by_name[name])) for name, value in left]
-    if len(left) == len(right):
-        return list(zip(left, right, strict=True))
-    raise InputError(
-        f"{origin} has the outputs {', '.join(name for name, _ in right)}, "
-        f"the reference has {', '.join(name for name, _ in left)}"
+    values = _matched(
+        list(wanted), inputs, f"{origin} has the inputs {', '.join(wanted)}, the reference {', '.join(inputs)}"
     )
+    feeds = {}
+    for (name, kind), (_, value) in zip(wanted.items(), values, strict=True):
+        if isinstance(kind, TensorType) and isinstance(value, np.ndarray) and value.dtype != object:
+            value = value.astype(kind.dtype.numpy, copy=False)
+        feeds[name] = value
+    return feeds
+
+
+def _matched(names: Sequence[str], pool: Mapping[str, Any], complaint: str) -> list[tuple[str, Any]]:
+    """Return a name and value of the pool for each name: those of that name if all are there, else by position."""
+    if set(names) <= pool.keys():
+        return [(name, pool[name]) for name in names]
+    if len(names) == len(pool):
+        return list(pool.items())
+    raise InputError(complaint)

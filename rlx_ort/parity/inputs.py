@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 
 from rlx_ort.converters.bundle import ModelBundle
 from rlx_ort.errors import InputError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import TensorType, ValueType
+from rlx_ort.parity.metrics import Array
 
-__all__ = ["SEED", "MadeInputs", "random_inputs", "size_choices"]
-
-Array: TypeAlias = npt.NDArray[Any]
+__all__ = ["SEED", "SIZE_CHOICES", "MadeInputs", "random_inputs"]
 
 SEED = 0
 """Random inputs are the same in every run unless another seed is given."""
+SIZE_CHOICES = ((2, 8, 64), (1, 8, 224), (1, 1, 1))
+"""Default sizes to try as (first axis, other axes, image sides), best first.
 
-_BATCH, _LENGTH, _PIXELS = 2, 8, 64
+Larger sizes reveal more errors; every model with consistent dims accepts ones.
+"""
+
 # Operators that pass the values of their first input on, so that an index stays an index.
 _CARRIERS = {"Cast", "Identity", "Reshape", "Unsqueeze", "Squeeze", "Flatten", "Transpose", "Slice", "Expand", "Tile"}
 # Dims of a decoder with a cache that are sums of others, by the names that exporters use.
@@ -32,27 +33,18 @@ _TOTALS = {
     "total_seq_len": ("past_seq_len", "seq_len"),
 }
 _ONES, _COUNTING = re.compile("mask", re.IGNORECASE), re.compile("position", re.IGNORECASE)
+# (operator, input with the indices) -> input with the table; EmbedLayerNormalization has token and segment ids.
+_TABLES = {
+    ("Gather", 1): 0, ("GatherElements", 1): 0, ("GatherBlockQuantized", 1): 0,
+    ("EmbedLayerNormalization", 0): 2, ("EmbedLayerNormalization", 1): 4,
+}  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class MadeInputs:
-    """Generated inputs.
-
-    Attributes:
-        arrays: input name -> array.
-        assumed: named dim -> the default size that it got.
-    """
+class MadeInputs(NamedTuple):
+    """Generated inputs: input name -> array, and named dim -> the default size that it got."""
 
     arrays: Mapping[str, Array]
     assumed: Mapping[str, int]
-
-
-def size_choices() -> tuple[tuple[int, int, int], ...]:
-    """Return the default sizes to try as (first axis, other axes, image sides), best first.
-
-    Larger sizes reveal more errors; every model with consistent dims accepts ones.
-    """
-    return (_BATCH, _LENGTH, _PIXELS), (1, _LENGTH, 224), (1, 1, 1)
 
 
 def random_inputs(
@@ -60,7 +52,7 @@ def random_inputs(
     sizes: Mapping[str, int] | None = None,
     *,
     seed: int = SEED,
-    assume: tuple[int, int, int] | None = None,
+    assume: tuple[int, int, int] = SIZE_CHOICES[0],
 ) -> MadeInputs:
     """Return random inputs for a model.
 
@@ -72,13 +64,13 @@ def random_inputs(
         model: the model.
         sizes: named dim -> size.
         seed: of the random numbers.
-        assume: default sizes, see `size_choices`.
+        assume: default sizes, see `SIZE_CHOICES`.
 
     Raises:
         InputError: an input is no tensor, or its rank is unknown.
     """
     types = model.input_types()
-    dims = _Sizes(sizes or {}, assume or size_choices()[0], types)
+    dims = _Sizes(sizes or {}, assume, types)
     bounds = _index_bounds(model.proto.graph, types)
     source = np.random.default_rng(seed)
     arrays = {name: _array(name, kind, dims, bounds.get(name), source) for name, kind in types.items()}
@@ -135,36 +127,22 @@ def _array(name: str, kind: ValueType, sizes: _Sizes, bound: int | None, source:
 
 def _index_bounds(graph: onnx.GraphProto, inputs: Iterable[str]) -> dict[str, int]:
     """Return input -> length of the shortest table that its values index, for inputs that index one."""
-    rows = {tensor.name: list(tensor.dims) for tensor in graph.initializer}
-    readers: dict[str, list[tuple[onnx.NodeProto, int]]] = {}
+    shapes = {tensor.name: list(tensor.dims) for tensor in graph.initializer}
+    carried = {name: {name} for name in inputs}  # value -> the inputs whose values it has
+    found: dict[str, int] = {}
     for node in graph.node:
         for index, name in enumerate(node.input):
-            readers.setdefault(name, []).append((node, index))
-    found: dict[str, int] = {}
-    for start in inputs:
-        seen, waiting = {start}, [start]
-        lengths: list[int] = []
-        while waiting:
-            for node, index in readers.get(waiting.pop(), ()):
-                lengths += _table_rows(node, index, rows)
-                if (node.op_type in _CARRIERS and index == 0) or node.op_type == "Concat":
-                    waiting += [name for name in node.output[:1] if name not in seen]
-                    seen.update(node.output[:1])
-        if lengths:
-            found[start] = min(lengths)
+            starts = carried.get(name, set())
+            if starts and (rows := _table_rows(node, index, shapes)) is not None:
+                found.update({start: min(rows, found.get(start, rows)) for start in starts})
+            if starts and ((node.op_type in _CARRIERS and index == 0) or node.op_type == "Concat"):
+                carried.setdefault(node.output[0], set()).update(starts)
     return found
 
 
-def _table_rows(node: onnx.NodeProto, index: int, rows: Mapping[str, Sequence[int]]) -> list[int]:
-    """Return the length of the table that input `index` of a node indexes, as a list that is empty without a table."""
-    if node.op_type in ("Gather", "GatherElements") and index == 1:
-        shape = rows.get(node.input[0])
-        axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), 0)
-        return [shape[axis]] if shape and -len(shape) <= axis < len(shape) else []
-    if node.op_type == "EmbedLayerNormalization" and index in (0, 1):  # token and segment ids: tables 2 and 4
-        shape = rows.get(node.input[2 + 2 * index]) if len(node.input) > 2 + 2 * index else None
-        return [shape[0]] if shape else []
-    if node.op_type == "GatherBlockQuantized" and index == 1:
-        shape = rows.get(node.input[0])
-        return [shape[0]] if shape else []
-    return []
+def _table_rows(node: onnx.NodeProto, index: int, shapes: Mapping[str, Sequence[int]]) -> int | None:
+    """Return the length of the table that input `index` of a node indexes, None without a table."""
+    place = _TABLES.get((node.op_type, index))
+    shape = shapes.get(node.input[place]) if place is not None and place < len(node.input) else None
+    axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), 0)
+    return shape[axis] if shape and -len(shape) <= axis < len(shape) else None

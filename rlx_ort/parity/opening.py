@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeAlias
 
 import onnx
 
-from rlx_ort.converters.bundle import ModelBundle, bundle_from_graph, bundle_of, graphs_of, location_of
-from rlx_ort.converters.infer import infer_proto
-from rlx_ort.converters.onnx_types import dtype_of, tensor_proto
-from rlx_ort.converters.to_onnx.exported import ExportedModel, ExportedNode
-from rlx_ort.converters.to_onnx.outline import is_shape_type, shape_only_nodes
-from rlx_ort.converters.to_onnx.writer import UniqueNames
+from rlx_ort.converters.bundle import ModelBundle, bundle_from_graph, bundle_of, location_of
+from rlx_ort.converters.onnx_types import tensor_proto, tensor_type
+from rlx_ort.converters.protos import copied, graphs_of, infer_proto, nodes_of
+from rlx_ort.converters.sources import open_source
+from rlx_ort.converters.to_onnx.exported import ExportedModel, ExportedNode, is_shape_type, shape_only_nodes
+from rlx_ort.converters.to_onnx.model import UniqueNames
 from rlx_ort.device import Device
-from rlx_ort.errors import ConversionError, InputError
+from rlx_ort.errors import ConversionError
 from rlx_ort.execution.inputs import InputPlan
 from rlx_ort.execution.placement import Placement, build_placement, enforce
 from rlx_ort.execution.session import working_provider
 from rlx_ort.ir.graph import Graph
-from rlx_ort.ir.shape import Shape
-from rlx_ort.ir.types import TensorType, ValueType
+from rlx_ort.ir.tensor import TensorData
+from rlx_ort.ir.types import ValueType
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule
 from rlx_ort.providers.base import EngineSession, SessionRequest
 
@@ -61,13 +61,11 @@ def as_model(source: ModelSource) -> ModelBundle | OrtFormatFile:
     path = Path(source)
     if path.suffix.lower() == ".ort":
         return OrtFormatFile(path)
-    from rlx_ort.converters.sources import open_source
-
     return open_source(path)
 
 
 class OpenModel:
-    """An open session of a model; closing it frees the session and the weights.
+    """An open session of a model.
 
     Attributes:
         input_types: name -> type of the inputs that a run needs.
@@ -76,7 +74,7 @@ class OpenModel:
     """
 
     def __init__(self, session: EngineSession, input_types: Mapping[str, ValueType], placement: Placement) -> None:
-        self._session: EngineSession | None = session
+        self._session = session
         self._plan = InputPlan(input_types)
         self.input_types = input_types
         self.output_names = [spec.name for spec in session.outputs]
@@ -87,35 +85,20 @@ class OpenModel:
 
         Raises:
             InputError: an input is missing, unknown, or of another type than declared.
-            EngineError: the run failed.
+            EngineError: the run failed, or the session is closed.
         """
-        if self._session is None:
-            raise InputError("the session is closed; open the model again")
         return self._session.run(list(outputs or self.output_names), self._plan.feeds(feeds))
 
-    def close(self) -> None:
-        """Close the session."""
-        if self._session is not None:
-            self._session.close()
-            self._session = None
 
-    def __enter__(self) -> OpenModel:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
+@contextmanager
 def open_model(
     model: ModelBundle | OrtFormatFile,
     device: Device | str = "cpu",
     options: CompileOptions | None = None,
     *,
     extra_outputs: Sequence[str] = (),
-) -> OpenModel:
-    """Open a session of a model on a device; weights that are mapped stay mapped.
+) -> Iterator[OpenModel]:
+    """Open a session of a model on a device for a block; weights that are mapped stay mapped.
 
     Args:
         model: what to open.
@@ -132,105 +115,76 @@ def open_model(
     device = Device(device)
     options = options or CompileOptions()
     provider = working_provider(device)
+    weights: dict[str, TensorData] = {}
     if isinstance(model, OrtFormatFile):
-        exported, weights = _ort_file(model.path), {}
+        exported: ExportedModel = _OrtModel(onnx.ModelProto(), (), (), {}, {}, path=model.path)
     else:
-        exported = _exported(model, extra_outputs, described=device != Device.CPU)
-        weights = _by_name(model)
+        exported, weights = _exported(model, extra_outputs, described=device != Device.CPU)
     session = provider.open(SessionRequest(device, exported, weights, options))
-    placement = build_placement(provider.ep_name or provider.name, session.assignments, exported)
     try:
+        placement = build_placement(provider.ep_name or provider.name, session.assignments, exported)
         enforce(placement, options.placement or PlacementRule.STRICT, device)
-    except BaseException:
+        inputs = {spec.name: spec.type for spec in session.inputs}
+        if not isinstance(model, OrtFormatFile):  # without the inputs that have a default, which sessions list too
+            inputs = model.input_types()
+        yield OpenModel(session, inputs, placement)
+    finally:
         session.close()
-        raise
-    inputs = {spec.name: spec.type for spec in session.inputs}
-    if not isinstance(model, OrtFormatFile):  # without the inputs that have a default, which sessions list too
-        inputs = model.input_types()
-    return OpenModel(session, inputs, placement)
 
 
-def _by_name(model: ModelBundle) -> dict[str, Any]:
-    return {
-        tensor.name: model.weights[location_of(tensor)]
-        for tensor in model.proto.graph.initializer
-        if location_of(tensor) in model.weights
-    }
-
-
-def _exported(model: ModelBundle, extra_outputs: Sequence[str], *, described: bool) -> ExportedModel:
+def _exported(
+    model: ModelBundle, extra_outputs: Sequence[str], *, described: bool
+) -> tuple[ExportedModel, dict[str, TensorData]]:
     """Return the model in the form that providers take: weights referenced by name, and stored in bodies."""
-    proto = onnx.ModelProto()
-    proto.CopyFrom(model.proto)
-    params = []
+    proto = copied(model.proto)
+    weights = {}
     for graph in graphs_of(proto):
         for tensor in graph.initializer:
             if tensor.data_location != onnx.TensorProto.EXTERNAL:
                 continue
+            data = model.weights[location_of(tensor)]
             if graph is proto.graph:
-                params.append(tensor.name)
+                weights[tensor.name] = data
                 del tensor.external_data[:]
                 tensor.external_data.add(key="location", value=tensor.name)
             else:  # engines take references in the main graph only
-                tensor.CopyFrom(tensor_proto(model.weights[location_of(tensor)], tensor.name))
+                tensor.CopyFrom(tensor_proto(data, tensor.name))
     known = {value.name for value in proto.graph.output}
     proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in extra_outputs if name not in known)
     nodes = _nodes(proto) if described else ()
-    return ExportedModel(
-        model=proto,
-        params=tuple(params),
-        nodes=nodes,
-        origin_names={node.origin: node.name for node in nodes},
-        input_types=model.input_types(),
-        output_types={},
-    )
+    names = {node.origin: node.name for node in nodes}
+    return ExportedModel(proto, tuple(weights), nodes, names, model.input_types()), weights
 
 
 def _nodes(proto: onnx.ModelProto) -> tuple[ExportedNode, ...]:
     """Return the nodes with the shape computation marked; nodes without a name get one."""
     types = infer_proto(proto)
     versions = {entry.domain: entry.version for entry in proto.opset_import}
-    names = UniqueNames(node.name for graph in graphs_of(proto, functions=False) for node in graph.node)
+    names = UniqueNames(node.name for node in nodes_of(proto, functions=False))
     found: list[ExportedNode] = []
     small = set()
     for graph in graphs_of(proto, functions=False):
-        small |= {tensor.name for tensor in graph.initializer if is_shape_type(_tensor_type(tensor))}
+        small |= {tensor.name for tensor in graph.initializer if is_shape_type(tensor_type(tensor))}
         small |= {value.name for value in graph.input if is_shape_type(types.get(value.name))}
         for node in graph.node:
             if not node.name:
                 node.name = names.unique(node.op_type)
-            found.append(
-                ExportedNode.of(
-                    name=node.name,
-                    domain=node.domain,
-                    op_type=node.op_type,
-                    version=versions.get(node.domain, 1),
-                    origin=len(found),
-                    inputs=tuple(types.get(name) for name in node.input),
-                    outputs=tuple(types.get(name) for name in node.output if name),
-                    input_names=tuple(node.input),
-                    output_names=tuple(name for name in node.output if name),
-                    body=graph is not proto.graph,
-                )
-            )
+            reads, writes = tuple(node.input), tuple(filter(None, node.output))
+            kinds = (tuple(map(types.get, reads)), tuple(map(types.get, writes)))
+            version, body = versions.get(node.domain, 1), graph is not proto.graph
+            made = (node.name, node.domain, node.op_type, version, len(found), *kinds, reads, writes)
+            found.append(ExportedNode.of(*made, body=body))
     return tuple(shape_only_nodes(found, small))
 
 
-def _tensor_type(tensor: onnx.TensorProto) -> ValueType | None:
-    try:
-        return TensorType(dtype_of(tensor.data_type), Shape(tensor.dims))
-    except ConversionError:
-        return None
+@dataclass(frozen=True)
+class _OrtModel(ExportedModel):
+    """A model whose bytes are those of a file; ONNX Runtime detects the format by its magic bytes."""
 
+    path: Path = Path()
 
-def _ort_file(path: Path) -> ExportedModel:
-    """Return a model whose bytes are those of the file; ONNX Runtime detects the format by its magic bytes."""
-
-    class _Bytes(ExportedModel):
-        def model_bytes(self, weights: Mapping[str, Any]) -> bytes:
-            try:
-                return path.read_bytes()
-            except OSError as err:
-                raise ConversionError(f"{path} cannot be read: {err}") from err
-
-    return _Bytes(onnx.ModelProto(), (), (), {}, {})
+    def model_bytes(self, weights: Mapping[str, Any]) -> bytes:
+        try:
+            return self.path.read_bytes()
+        except OSError as err:
+            raise ConversionError(f"{self.path} cannot be read: {err}") from err

@@ -11,15 +11,17 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from rlx_ort import environment
 from rlx_ort.device import Device
 from rlx_ort.errors import CancelledRunError, DeviceFallbackError, DeviceUnavailableError, RunError, StateLossError
 from rlx_ort.resilience.faults import Fault, fault_of
 from rlx_ort.resilience.limits import CancelToken, Stoppable, in_background, run_limited
+from rlx_ort.resilience.memory import device_memory, freed_after
 from rlx_ort.resilience.options import Resilience, check_timeout
 from rlx_ort.resilience.quarantine import DeviceHealth, Quarantine
 
@@ -85,6 +87,8 @@ class Failover:
 
     def __init__(self, options: Resilience, clock: Callable[[], int] = time.perf_counter_ns) -> None:
         self.options = options
+        if options.device_memory:
+            environment.set_override("DEVICE_MEMORY", options.device_memory)
         self.quarantine = Quarantine(options, clock)
         self._clock = clock
         self._routes: dict[Any, _Route] = {}
@@ -107,7 +111,7 @@ class Failover:
     def health(self, runner: GraphDevices) -> list[DeviceHealth]:
         """Return the health of each device that may be chosen or has failed, the best choice first."""
         devices = dict.fromkeys([*_ranking(runner, {}), *self.quarantine.devices()])
-        return [self.quarantine.health(device) for device in devices]
+        return [replace(self.quarantine.health(device), memory=device_memory(device)) for device in devices]
 
     def forget_sessions(self) -> None:
         """Choose anew for the next run."""
@@ -147,7 +151,8 @@ class Failover:
                     outputs = route[1](inputs)
                 except Exception as err:  # judged by the table
                     call = _Call(runner, inputs, None, None)
-                    if route[3].closed:  # by its caller, or by another thread that closed the runner
+                    # Closed by its caller, or by another thread that closed the runner.
+                    if route[3].closed or freed_after(err, runner, route[0]):
                         return self._answer(call, choose, key, began)
                     return self._answer(call, choose, key, began, (route[0], err))
                 self._thread.last = (route[0], began, began, self._clock(), ())
@@ -262,6 +267,15 @@ class Failover:
                 yield device, False
 
     def _attempt(self, call: _Call, device: Device, *, named: bool) -> tuple[CompiledGraph | None, list[Any]]:
+        """Run on a device, and once more if it ran out of memory and some could be freed; see `_attempt_once`."""
+        try:
+            return self._attempt_once(call, device, named=named)
+        except Exception as err:  # raised again unless memory was freed
+            if not freed_after(err, call.runner, device):
+                raise
+        return self._attempt_once(call, device, named=named)
+
+    def _attempt_once(self, call: _Call, device: Device, *, named: bool) -> tuple[CompiledGraph | None, list[Any]]:
         """Return the outputs, and the graph that gave them where nothing limited the run."""
         runner, inputs = call.runner, call.inputs
         if call.timeout_s is None and call.cancel is None:
@@ -364,7 +378,7 @@ class Failover:
         version: int,
     ) -> None:
         """Re-admit a device if a session of one node and the user's graph are right on it."""
-        from rlx_ort.providers.availability import provider_of
+        from rlx_ort.providers.registry import provider_of
         from rlx_ort.resilience.trial import disagreement
 
         wrong = ""

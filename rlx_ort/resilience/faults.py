@@ -14,6 +14,7 @@ from rlx_ort.errors import (
     GraphError,
     InputError,
     LegalizeError,
+    MemoryBudgetError,
     PackageError,
     ParamError,
     PlacementError,
@@ -23,7 +24,9 @@ from rlx_ort.errors import (
 )
 from rlx_ort.providers.engine.runtime import DEVICE_GONE
 
-__all__ = ["RULES", "Fault", "fault_of"]
+__all__ = ["OUT_OF_MEMORY", "RULES", "Fault", "fault_of"]
+
+OUT_OF_MEMORY = "out of memory"
 
 
 class Fault(enum.Enum):
@@ -51,7 +54,7 @@ class Rule(NamedTuple):
     what: str
 
 
-_OUT_OF_MEMORY = re.compile(
+_NO_MEMORY = re.compile(
     # core/framework/bfc_arena.cc, AllocateRawInternal; microsoft/onnxruntime#16307, #20038
     r"Failed to allocate memory for requested buffer"
     # cudaErrorMemoryAllocation as core/providers/cuda/cuda_call.cc prints it; cuBLAS and cuDNN have their own
@@ -74,14 +77,15 @@ _MODEL = re.compile(r"^(InvalidArgument|InvalidGraph|InvalidProtobuf|NotImplemen
 
 RULES: tuple[Rule, ...] = (
     Rule((LegalizeError, PlacementError), None, Fault.REFUSAL, "refused"),
+    Rule((MemoryBudgetError,), None, Fault.REFUSAL, "memory budget"),
     Rule((InputError, ParamError, DeviceParseError), None, Fault.CALLER, "inputs"),
     Rule((GraphError, PackageError), None, Fault.CALLER, "model"),
     Rule((CancelledRunError, StateLossError), None, Fault.CALLER, "cancelled"),
     Rule((TimeLimitError,), None, Fault.UNKNOWN, "time limit"),
-    Rule((MemoryError,), None, Fault.DEVICE, "out of memory"),
+    Rule((MemoryError,), None, Fault.DEVICE, OUT_OF_MEMORY),
     Rule((DeviceUnavailableError,), None, Fault.DEVICE, "device lost"),
     Rule((EngineError,), _ENDED, Fault.CALLER, "session closed"),
-    Rule((Exception,), _OUT_OF_MEMORY, Fault.DEVICE, "out of memory"),
+    Rule((Exception,), _NO_MEMORY, Fault.DEVICE, OUT_OF_MEMORY),
     Rule((Exception,), re.compile(DEVICE_GONE), Fault.DEVICE, "device lost"),
     Rule((Exception,), _DRIVER, Fault.DEVICE, "driver error"),
     Rule((EngineError,), _MODEL, Fault.CALLER, "model"),

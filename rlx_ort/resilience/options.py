@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from rlx_ort.execution.residency import parse_budgets
+
 __all__ = ["Resilience"]
 
 
@@ -23,6 +25,8 @@ class Resilience:
             With a limit, each run is handed to a worker thread.
         grace_s: seconds that the engine has to return after it was asked to stop. If it does not, the caller is
             answered all the same, and the device is quarantined with its session.
+        device_memory: memory budgets of devices, such as `cuda=8GB`, for all sessions of this process from now on, in
+            place of `RLX_DEVICE_MEMORY`.
     """
 
     failover: bool = True
@@ -32,6 +36,7 @@ class Resilience:
     tolerance: float = 1e-3
     timeout_s: float | None = None
     grace_s: float = 1.0
+    device_memory: str = ""
 
     def __post_init__(self) -> None:
         if self.timeout_s is not None:
@@ -42,6 +47,7 @@ class Resilience:
                 raise ValueError(f"{name} is {value}; give a finite number of at least 0")
         if self.backoff_max_s < self.backoff_s:
             raise ValueError(f"backoff_max_s ({self.backoff_max_s}) is less than backoff_s ({self.backoff_s})")
+        parse_budgets(self.device_memory)
 
 
 def check_timeout(timeout_s: float) -> float:

@@ -7,9 +7,13 @@ import math
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from rlx_ort.device import Device
 from rlx_ort.resilience.options import Resilience
+
+if TYPE_CHECKING:
+    from rlx_ort.resilience.memory import DeviceMemory
 
 __all__ = ["DeviceHealth", "HealthState", "Quarantine"]
 
@@ -38,6 +42,7 @@ class DeviceHealth:
         failures: failures since the device was last well for long.
         reason: the last failure, empty if there was none.
         next_try_s: seconds until its next check, 0 when it is due; None unless it is quarantined.
+        memory: what the process uses of its memory, by model, and the budget.
     """
 
     device: Device
@@ -46,6 +51,7 @@ class DeviceHealth:
     failures: int = 0
     reason: str = ""
     next_try_s: float | None = None
+    memory: DeviceMemory | None = None
 
 
 @dataclass(slots=True)

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlx_ort.calibration import store
-from rlx_ort.converters.collector import paused_collector
+from rlx_ort.converters.protos import paused_collector
 from rlx_ort.device import Device, priority_rank
 from rlx_ort.errors import NoViableDeviceError
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.types import TensorType
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule
-from rlx_ort.providers.availability import availability, is_selectable, known_devices, provider_of, supports_run_slots
+from rlx_ort.providers.registry import availability, is_selectable, known_devices, provider_of, supports_run_slots
 from rlx_ort.selection.graph_cache import cache_of, refusals
 from rlx_ort.selection.policy import DevicePolicy
 from rlx_ort.selection.predict import BatchCurve, cost_model, curve_of, dims_of, predicted_ns

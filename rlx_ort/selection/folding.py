@@ -14,16 +14,15 @@ from rlx_ort.converters.to_onnx.exported import ExportedModel, ExportedNode
 from rlx_ort.converters.to_onnx.model import INLINE_BYTES, ExternalWeight
 from rlx_ort.device import Device
 from rlx_ort.errors import RlxError
-from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.tensor import TensorData
-from rlx_ort.ir.types import TensorType, UnknownType, ValueType
+from rlx_ort.ir.types import Shape, TensorType, UnknownType, ValueType
 from rlx_ort.options.compile_options import CacheUse, CompileOptions, OptimizationLevel
 
 if TYPE_CHECKING:
     import onnx
 
+    from rlx_ort.converters.to_onnx.exported import Outline
     from rlx_ort.converters.to_onnx.exporter import Draft
-    from rlx_ort.converters.to_onnx.outline import Outline
 
 __all__ = ["as_compiled", "folded_nodes", "idle_nodes"]
 
@@ -153,7 +152,7 @@ def _refined(
     values: Mapping[str, TensorData | None],
 ) -> dict[str, ValueType]:
     """Return the types that are known better with the folded values in place of their nodes."""
-    from rlx_ort.converters.infer import infer_proto
+    from rlx_ort.converters.protos import infer_proto
 
     there = {name: data for name, data in values.items() if data is not None}
     gone = {name for name, node in folded.items() if there.keys() >= {each for each in node.output_names if each}}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rlx_ort.device import Device
 from rlx_ort.errors import DeviceUnavailableError, LegalizeError
-from rlx_ort.execution.dispatch_report import (
+from rlx_ort.execution.placement import (
     COMMON,
     KernelDispatchReport,
     common_kinds,
@@ -14,7 +14,7 @@ from rlx_ort.execution.dispatch_report import (
 from rlx_ort.ir.graph import Graph
 from rlx_ort.options.compile_options import CompileOptions
 from rlx_ort.options.dispatch import KernelDispatch, KernelDispatchPolicy
-from rlx_ort.providers.availability import availability, provider_of
+from rlx_ort.providers.registry import availability, provider_of
 from rlx_ort.selection.support import model_for, support_of
 
 __all__ = ["dispatch_report_for_device", "legalize_graph_for_device", "require_legal"]

@@ -152,7 +152,7 @@ class DevicePolicy:
 
     def probe_set(self) -> list[Device]:
         """Return the devices a report has rows for: the allow list as given, else every known device and index."""
-        from rlx_ort.providers.availability import known_devices
+        from rlx_ort.providers.registry import known_devices
 
         return known_devices() if self.allow is None else list(self.allow)
 

@@ -16,17 +16,16 @@ import numpy as np
 
 from rlx_ort import environment
 from rlx_ort.calibration.features import DEFAULT_DIM, Kernel, Workload, workload_of
-from rlx_ort.converters.collector import paused_collector
+from rlx_ort.converters.protos import paused_collector
 from rlx_ort.converters.to_onnx.exporter import Draft
 from rlx_ort.device import Device
 from rlx_ort.errors import RlxError
 from rlx_ort.ir.graph import Graph
-from rlx_ort.ir.shape import Shape
-from rlx_ort.ir.types import TensorType
+from rlx_ort.ir.types import Shape, TensorType
 from rlx_ort.options.compile_options import CompileOptions
-from rlx_ort.providers.availability import provider_of
-from rlx_ort.providers.cores import device_threads
 from rlx_ort.providers.engine.recordings import MOST_BYTES
+from rlx_ort.providers.hardware import device_threads
+from rlx_ort.providers.registry import provider_of
 from rlx_ort.selection.cost import BackendCostModel, Estimate, ProfileCostModel, estimate_workload, total_ns
 from rlx_ort.selection.graph_cache import cache_of
 from rlx_ort.selection.support import draft_for, support_of

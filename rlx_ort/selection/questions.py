@@ -24,9 +24,8 @@ from rlx_ort.selection.folding import as_compiled, folded_nodes, idle_nodes
 if TYPE_CHECKING:
     import onnx
 
-    from rlx_ort.converters.to_onnx.exported import ExportedNode
+    from rlx_ort.converters.to_onnx.exported import ExportedNode, Outline
     from rlx_ort.converters.to_onnx.exporter import Draft
-    from rlx_ort.converters.to_onnx.outline import Outline
     from rlx_ort.device import Device
     from rlx_ort.providers.asking import Question
     from rlx_ort.providers.base import KernelLimit, Provider
@@ -144,8 +143,7 @@ def answers_for(
 
     The device works here. New questions open small sessions, in a child process for providers that compile.
     """
-    from rlx_ort.providers.answers import answers_of
-    from rlx_ort.providers.asking import ask, asking_options
+    from rlx_ort.providers.asking import answers_of, ask, asking_options
 
     scope = provider.question_scope(device)
     if scope is None or not groups:

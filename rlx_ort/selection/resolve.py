@@ -16,7 +16,7 @@ from rlx_ort.device import Device, as_devices
 from rlx_ort.errors import DeviceFallbackError, NoViableDeviceError, is_device_failure
 from rlx_ort.ir.graph import Graph
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule
-from rlx_ort.providers.availability import require_available
+from rlx_ort.providers.registry import require_available
 from rlx_ort.selection.candidates import blocker_of, devices_for, fastest_device_for
 from rlx_ort.selection.graph_cache import refusals
 from rlx_ort.selection.legalize import require_legal

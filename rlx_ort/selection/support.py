@@ -18,13 +18,12 @@ from rlx_ort.errors import ConversionError
 from rlx_ort.ir.core import Node
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.op import Op
-from rlx_ort.ir.ops.onnx import OnnxNode
-from rlx_ort.ir.ops.refused import Refused
+from rlx_ort.ir.ops.onnx import OnnxNode, Refused
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule
 from rlx_ort.providers import registry
-from rlx_ort.providers.answers import DEVICE, HELPED
-from rlx_ort.providers.availability import availability, is_available, provider_of
+from rlx_ort.providers.asking import DEVICE, HELPED
 from rlx_ort.providers.base import KernelClaim, Provider
+from rlx_ort.providers.registry import availability, is_available, provider_of
 from rlx_ort.selection.graph_cache import cache_of
 from rlx_ort.selection.node_claims import cpu_takes_node, is_function, signature, takes_node
 from rlx_ort.selection.questions import NodeGroup, answers_for, groups_of
@@ -285,7 +284,7 @@ def _cpu_claims() -> Sequence[KernelClaim] | None:
 
 def _without_lowering(graph: Graph) -> Iterator[UnsupportedOp]:
     """Yield the nodes that have no ONNX form, on any device; what no output needs is not exported."""
-    from rlx_ort.converters.to_onnx.emitter import live_nodes
+    from rlx_ort.ir.graph import live_nodes
 
     # Fast path: the class of an op decides whether it has a lowering.
     kinds = {type(node.op): node.op for node in graph.nodes}

@@ -8,14 +8,14 @@ from collections.abc import Iterator
 
 from figures.record import Figure
 from rlx_ort import environment
-from rlx_ort.converters.collector import paused_collector
+from rlx_ort.converters.protos import paused_collector
 from rlx_ort.converters.to_onnx.exporter import drafted
 from rlx_ort.device import Device
 from rlx_ort.ir.graph import Graph, Value
 from rlx_ort.options.compile_options import CompileOptions
 from rlx_ort.providers import registry
-from rlx_ort.providers.availability import available_devices
 from rlx_ort.providers.base import Provider
+from rlx_ort.providers.registry import available_devices
 from rlx_ort.selection.questions import answers_for, groups_of
 
 __all__ = ["measure"]

@@ -19,7 +19,7 @@ from rlx_ort.device import Device
 from rlx_ort.execution.benchmark import Pace
 from rlx_ort.graph_devices import GraphDevices
 from rlx_ort.ir.graph import Graph
-from rlx_ort.providers.availability import availability, available_devices, is_selectable
+from rlx_ort.providers.registry import availability, available_devices, is_selectable
 from rlx_ort.selection.candidates import automatic, fastest_device_for
 from rlx_ort.selection.predict import calibrate
 

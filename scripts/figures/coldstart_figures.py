@@ -120,7 +120,7 @@ def measure() -> Iterator[Figure]:
 def _warmed_package(model: Path, target: Path) -> Path:
     from rlx_ort.converters.from_onnx import load_graph
     from rlx_ort.deploy.create import Recipe, create_package
-    from rlx_ort.deploy.warm import warm_package
+    from rlx_ort.deploy.open import warm_package
     from rlx_ort.device import Device
 
     create_package(load_graph(model), target, Recipe(name="bert"))

@@ -96,7 +96,7 @@ def _soak() -> Iterator[Figure]:
 
 def _budget() -> Figure:
     from rlx_ort.execution.session import Session
-    from rlx_ort.providers.cores import core_share
+    from rlx_ort.providers.hardware import core_share
 
     before = psutil.Process().num_threads()
     graphs = []

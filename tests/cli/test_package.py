@@ -117,7 +117,7 @@ def test_verify_has_a_row_for_each_device(cli: Cli, package: Path) -> None:
 
 def test_verify_all_runs_every_device_that_is_here(cli: Cli, package: Path) -> None:
     """`all` is every device that works here; none of them is wrong."""
-    from rlx_ort.providers.availability import available_devices
+    from rlx_ort.providers.registry import available_devices
 
     document = cli("package", "verify", package, "--device", "all", "--json").document
     assert [row["device"] for row in document["devices"]] == [device.label for device in available_devices()]

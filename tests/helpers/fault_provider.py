@@ -18,6 +18,7 @@ from rlx_ort.providers.base import (
     Availability,
     CostProfile,
     EngineSession,
+    MemoryReading,
     NodeAssignment,
     Provider,
     SessionRequest,
@@ -65,6 +66,11 @@ class FaultProvider(Provider):
         factor: what float results are multiplied by; 1 for right ones.
         hang: set while runs do not end by themselves. They end with an error when they are stopped.
         stubborn: whether a run that hangs cannot be stopped.
+        sizes: graph -> bytes that its session takes once it is open, and that its first run adds to its arena.
+        capacity: bytes that all sessions may take before one of them runs out of memory; None for no limit.
+        whole: whether readings of the memory are of sessions alone.
+        peak: the most bytes that all sessions took together.
+        requests: what was opened.
         runs: runs that were begun.
         opened: sessions that were opened.
         probes: probes that were made.
@@ -84,6 +90,12 @@ class FaultProvider(Provider):
         self.factor = 1.0
         self.hang = threading.Event()
         self.stubborn = False
+        self.sizes: dict[str, tuple[int, int]] = {}
+        self.capacity: int | None = None
+        self.whole = False
+        self.peak = 0
+        self.requests: list[SessionRequest] = []
+        self.taken: dict[_FaultSession, int] = {}
         self.runs = self.opened = self.probes = 0
         self.inside = 0
         self.lock = threading.Lock()
@@ -105,8 +117,28 @@ class FaultProvider(Provider):
         time.sleep(self.open_delay_s)
         if self.dead:
             raise DeviceUnavailableError(request.device, self.dead)
+        session = _FaultSession(self, self.inner.open(dataclasses.replace(request, device=Device.CPU)))
+        at_opening, session.arena = self.sizes.get(request.model.model.graph.name, (0, 0))
+        self.take(session, at_opening)
         self.opened += 1
-        return _FaultSession(self, self.inner.open(dataclasses.replace(request, device=Device.CPU)))
+        self.requests.append(request)
+        return session
+
+    def memory(self, device: Device) -> MemoryReading | None:
+        """Return what the open sessions take, beside 1000 bytes of other data unless `whole`."""
+        if not self.sizes:
+            return None
+        with self.lock:
+            return MemoryReading(sum(self.taken.values()) + 1000 * (not self.whole), self.whole, "fault")
+
+    def take(self, session: _FaultSession, nbytes: int) -> None:
+        """Give memory to a session."""
+        with self.lock:
+            used = sum(self.taken.values())
+            if self.capacity is not None and used + nbytes > self.capacity:
+                raise EngineError(OUT_OF_MEMORY.format(nbytes))
+            self.taken[session] = self.taken.get(session, 0) + nbytes
+            self.peak = max(self.peak, used + nbytes)
 
     def default_profile(self, device: Device) -> CostProfile | None:
         """Return a profile that makes it the automatic choice."""
@@ -117,6 +149,8 @@ class _FaultSession:
     def __init__(self, provider: FaultProvider, inner: EngineSession) -> None:
         self._provider = provider
         self._inner = inner
+        self.arena = 0  # bytes that the first run adds
+        self._grown = 0
 
     @property
     def inputs(self) -> Sequence[ValueSpec]:
@@ -152,6 +186,9 @@ class _FaultSession:
             fed = sum(np.asarray(value).nbytes for value in feeds.values())
             if provider.memory_bytes is not None and fed > provider.memory_bytes:
                 raise EngineError(OUT_OF_MEMORY.format(fed))
+            if self.arena and not self._grown:
+                provider.take(self, self.arena)
+                self._grown = self.arena
             while provider.hang.is_set():
                 time.sleep(0.001)
                 if stopped is not None and stopped.is_set() and not provider.stubborn:
@@ -163,7 +200,15 @@ class _FaultSession:
 
     def close(self) -> None:
         """Close the session below."""
+        self._provider.taken.pop(self, None)
         self._inner.close()
+
+    def shrink_arena(self) -> bool:
+        """Free what the first run has added."""
+        if self._grown:
+            self._provider.take(self, -self._grown)
+            self._grown = 0
+        return True
 
     def _bent(self, result: Any) -> Any:
         factor = self._provider.factor

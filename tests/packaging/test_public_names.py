@@ -10,11 +10,13 @@ from rlx_ort import errors
 ERRORS = """
 CalibrationError CancelledRunError ConversionError DeviceError DeviceFallbackError DeviceParseError
 DeviceUnavailableError EngineError GraphError GraphVerifyError InputError IntegrityError LegalizeError
+MemoryBudgetError
 NoViableDeviceError PackageError ParamError ParityError PlacementError RlxError RunError StateLossError TimeLimitError
 """
 
 NAMES = """
 Attempt BackendCostModel BackendsManifest Bucket BucketedCompileCache CalibrationProfile CancelToken CompileCache
+DeviceMemory ModelMemory memory_use
 CompileOptions CompiledGraph DEVICE_PRIORITY DType Device DeviceBenchResult DeviceCandidate DeviceHealth
 DevicePickStrategy DevicePolicy DeviceRouter Dim DimBinding DispatchSummary ExpertPool FlexibleSession Graph
 GraphDevices HealthState KernelDispatch KernelDispatchPolicy KernelDispatchReport LayerKvCache MoeResidencyStats Node

@@ -235,3 +235,9 @@ def test_a_kind_cannot_take_a_name_that_means_something_else() -> None:
     with pytest.raises(ValueError, match="already means 'cuda'"):
         register_kind(DeviceKind("npu9", "NPU 9", ("nvidia",)))
     assert "npu9" not in [device.kind for device in Device.all()]
+
+
+def test_what_is_no_name_is_refused() -> None:
+    """A graph where a device belongs is a typed error that names its class."""
+    with pytest.raises(DeviceParseError, match="not by a list"):
+        Device([])  # type: ignore[arg-type]

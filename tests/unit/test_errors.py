@@ -29,6 +29,7 @@ TREE = {
     "TimeLimitError": (["RunError"], 5),
     "CancelledRunError": (["RunError"], 5),
     "StateLossError": (["RunError"], 5),
+    "MemoryBudgetError": (["RunError"], 5),
     "CalibrationError": (["RlxError"], 6),
     "PackageError": (["RlxError"], 7),
     "IntegrityError": (["PackageError"], 7),

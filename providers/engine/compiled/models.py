@@ -20,9 +20,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from rlx_ort.errors import EngineError, RlxError
 from rlx_ort.options.compile_options import CacheUse, CompileOptions, OptimizationLevel, WeightSharing
 from rlx_ort.providers.base import SessionRequest
-from rlx_ort.providers.engine.compiled.entry import MODEL_FILE, Entry
-from rlx_ort.providers.engine.compiled.key import CacheKey, cpu_facts
-from rlx_ort.providers.engine.compiled.store import CompileStore, default_store, use_of
+from rlx_ort.providers.engine.compiled.store import (
+    MODEL_FILE,
+    CacheKey,
+    CompileStore,
+    Entry,
+    cpu_facts,
+    default_store,
+    use_of,
+)
 from rlx_ort.providers.engine.injection import external_tensors
 from rlx_ort.providers.engine.recipe import Keeps, SessionRecipe
 from rlx_ort.providers.plugins import plugin_for
@@ -38,13 +44,13 @@ _log = logging.getLogger("rlx_ort.cache")
 _Opened: TypeAlias = tuple[Any, list[Any]]
 """ONNX Runtime's session, and the memory it borrows."""
 
-_WEIGHTS_FILE = "weights.bin"
-_SMALLEST_OUTSIDE = "1024"
 _NOT_OF_THE_MODEL = ("session.intra_op", "session.inter_op", "session.use_per_session_threads")
 
 _DIGESTS = "digests"  # folder
 _HEXADECIMAL = re.compile(r"[0-9a-f]{64}")
 _warned: set[str] = set()
+_BLOB = re.compile(r"\|(\d+);\d+;")  # of `kernel+hash|offset;bytes;flags|...`
+_ALIGNMENT = 64
 _watchers: list[list[Opening]] = []
 
 
@@ -83,14 +89,10 @@ def open_cached(
     """Return a session that was opened from the cache; None when it is to be opened without.
 
     A missing entry is added, unless `CacheUse.FOUND` forbids it and the provider does not compile. That opens one more
-    session, and writes the weights of the model once or twice.
+    session, and writes the weights of the model once or twice. `engine` is name and version of ONNX Runtime.
 
-    Args:
-        recipe: how the provider wants its sessions.
-        request: what to open.
-        engine: name and version of ONNX Runtime.
-        open_with: opens a session by `(recipe, request, saved=, prepare=)`: on the saved model as it is, if one is
-            given, after `prepare` has changed the SessionOptions.
+    `open_with(recipe, request, saved=, prepare=)` opens a session: on the saved model as it is, if one is given, after
+    `prepare` has changed the SessionOptions.
 
     Raises:
         RlxError: the request itself cannot be opened.
@@ -109,7 +111,10 @@ def open_cached(
             entry, opened = _open_saved(store, key, recipe, request, open_with)
     except (OSError, EngineError) as err:
         # Not necessarily the cache's fault: opening without it, which the caller does next, shows which.
-        _warn_once(store, err)
+        level = logging.DEBUG if str(store.root) in _warned else logging.WARNING  # a service may open thousands
+        _warned.add(str(store.root))
+        message = "opened without the compile cache in %s: %s; RLX_CACHE_DIR names another folder"
+        _log.log(level, message, store.root, err)
         return None
     for found in _watchers:
         found.append(Opening(recipe, request, entry))
@@ -119,18 +124,20 @@ def open_cached(
 def session_key(recipe: SessionRecipe, request: SessionRequest, engine: str, root: Path) -> CacheKey:
     """Return the key of a session. Reads the weights; see `weights_digest`."""
     options, model = request.options, request.model
-    config = {**recipe.config, **options.session_config}
     plugin = plugin_for(recipe.ep_name) if recipe.ep_devices else None
     parts = {
         "model": hashlib.sha256(model.model_bytes(request.weights)).hexdigest(),
         "weights": weights_digest(external_tensors(model, request.weights), root),
         "provider": recipe.ep_name,
+        "form": "2",  # without misaligned packed weights
         "engine": engine,
         "optimization": options.optimization.value,
         "dims": _text(options.dims),
         "provider_options": _text(recipe.provider_options(options)),
         "helpers": _text({name: dict(given) for name, given in recipe.helpers}),
-        "session_config": _text({k: v for k, v in config.items() if not k.startswith(_NOT_OF_THE_MODEL)}),
+        "session_config": _text(
+            {k: v for k, v in options.session_config.items() if not k.startswith(_NOT_OF_THE_MODEL)}
+        ),
         **cpu_facts(),
     }
     if plugin is not None:
@@ -164,6 +171,8 @@ def _open_saved(
         del memory
         if not (folder / MODEL_FILE).is_file():
             raise EngineError(f"{recipe.ep_name} compiled nothing that can be kept")
+        if recipe.keeps is Keeps.PACKED:
+            drop_misaligned(folder / MODEL_FILE)
 
     loads_as = replace(request, options=request.options.with_(optimization=OptimizationLevel.OFF))
     for attempt in (1, 2):
@@ -184,13 +193,42 @@ def _save_to(options: Any, folder: Path, keeps: Keeps) -> None:
         path = str(folder / MODEL_FILE)
         entries = {"ep.context_enable": "1", "ep.context_file_path": path, "ep.context_embed_mode": "0"}
     else:
-        options.optimized_model_filepath = str(folder / MODEL_FILE)
-        key = "session.optimized_model_external_initializers"
-        entries = {f"{key}_file_name": _WEIGHTS_FILE, f"{key}_min_size_in_bytes": _SMALLEST_OUTSIDE}
-        if keeps is Keeps.PACKED:
-            entries["session.save_external_prepacked_constant_initializers"] = "1"
+        write_to(options, folder / MODEL_FILE, "weights.bin")
+        packed = keeps is Keeps.PACKED
+        entries = {"session.save_external_prepacked_constant_initializers": "1"} if packed else {}
     for name, value in entries.items():
         options.add_session_config_entry(name, value)
+
+
+def drop_misaligned(path: Path) -> None:
+    """Remove what a saved model says of packed weights that begin at no multiple of 64 bytes in their file.
+
+    ONNX Runtime 1.31 puts packed weights under 1 MiB right behind their tensor, maps the file, and reads them with
+    instructions that need aligned memory, which ends the process. Without an entry it packs the tensor itself.
+    """
+    import onnx
+
+    model = onnx.load(path, load_external_data=False)
+    dropped = 0
+    for tensor in model.graph.initializer:
+        for place in reversed(range(len(tensor.external_data))):
+            entry = tensor.external_data[place]
+            offsets = [int(offset) for offset in _BLOB.findall(entry.value)]
+            if entry.key.startswith("prepacked_") and any(offset % _ALIGNMENT for offset in offsets):
+                del tensor.external_data[place]
+                dropped += 1
+    if dropped:
+        path.write_bytes(model.SerializeToString())
+
+
+def write_to(options: Any, path: Path, weights: str) -> None:
+    """Make a session write the model that it optimises, with its weights in a file of this name beside it, if any."""
+    options.optimized_model_filepath = str(path)
+    if weights:
+        key = "session.optimized_model_external_initializers"
+        options.add_session_config_entry(f"{key}_file_name", weights)
+        # Smaller tensors stay in the model, where ONNX Runtime's shape logic sees them.
+        options.add_session_config_entry(f"{key}_min_size_in_bytes", "1024")
 
 
 def _label(request: SessionRequest) -> str:
@@ -199,13 +237,6 @@ def _label(request: SessionRequest) -> str:
 
 def _text(values: Mapping[str, object]) -> str:
     return json.dumps({str(name): value for name, value in values.items()}, sort_keys=True, default=str)
-
-
-def _warn_once(store: CompileStore, err: Exception) -> None:
-    """Warn that a folder cannot be used, once; a service may open thousands of sessions."""
-    level = logging.DEBUG if str(store.root) in _warned else logging.WARNING
-    _warned.add(str(store.root))
-    _log.log(level, "opened without the compile cache in %s: %s; RLX_CACHE_DIR names another folder", store.root, err)
 
 
 def weights_digest(weights: Mapping[str, TensorData], root: Path) -> str:

@@ -12,11 +12,12 @@ import hashlib
 import json
 import os
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlx_ort import environment
 from rlx_ort.errors import EngineError
-from rlx_ort.providers.engine.compiled.key import SCHEMA, cpu_facts
+from rlx_ort.providers.engine.compiled.store import SCHEMA, cpu_facts
 from rlx_ort.providers.engine.process import budget, refuse_at_the_end, watch
 from rlx_ort.providers.engine.runtime import engine_exceptions, onnxruntime
 from rlx_ort.storage import write_atomic
@@ -25,10 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from rlx_ort.providers.engine.compiled.entry import Entry
-    from rlx_ort.providers.engine.compiled.store import CompileStore
+    from rlx_ort.providers.engine.compiled.store import CompileStore, Entry
 
-__all__ = ["Interface", "SavedSession", "Start", "find_start", "note_start", "starts_folder"]
+__all__ = ["Interface", "SavedSession", "Start", "find_start", "note_start"]
 
 
 class Interface(NamedTuple):
@@ -47,11 +47,6 @@ class Start(NamedTuple):
     outputs: tuple[Interface, ...]
 
 
-def starts_folder(root: Path) -> Path:
-    """Return the folder of the notes in a cache folder."""
-    return root / "starts"
-
-
 def note_start(
     store: CompileStore,
     package_sha256: str,
@@ -59,11 +54,7 @@ def note_start(
     engine: str,
     interface: tuple[tuple[Interface, ...], tuple[Interface, ...]],
 ) -> None:
-    """Note that a package starts from an entry, replacing an earlier note.
-
-    Raises:
-        OSError: the cache cannot be written to.
-    """
+    """Note that a package starts from an entry, replacing an earlier note."""
     path = _path(store, package_sha256)
     document = {
         "schema": SCHEMA,
@@ -102,10 +93,7 @@ def _facts(engine: str) -> Mapping[str, Any]:
 
 
 def _installation() -> str:
-    """Return the stamp of a file that installing writes, or of the program itself when it is frozen.
-
-    It distinguishes installations; reading the version would take 25 ms.
-    """
+    """Return the stamp of a file that installing writes, or of the frozen program; reading the version takes 25 ms."""
     for path in (environment.__file__, sys.executable):
         try:
             status = os.stat(path)  # noqa: PTH116  # a plain path
@@ -128,22 +116,15 @@ def _another_provider() -> bool:
 
 def _path(store: CompileStore, package_sha256: str) -> Path:
     name = hashlib.sha256(package_sha256.encode()).hexdigest()[:32]
-    return starts_folder(store.root) / f"{name}.json"
+    return store.root / "starts" / f"{name}.json"
 
 
 class SavedSession:
     """ONNX Runtime's session on a model of the compile cache, for the CPU. `run` may be called from several threads.
 
-    Without `packed` it opens several times faster, since ONNX Runtime packs weights again to find what was saved, and
-    runs are 1.1 to 2 times slower.
-
-    Args:
-        model: the saved model.
-        owner: what the session counts for in the thread budget; all sessions of one owner count once.
-        packed: whether kernels pack their weights.
-
-    Attributes:
-        stopped: whether the process ends, so that no run may begin.
+    Without `packed` kernels do not pack their weights: it opens several times faster, since ONNX Runtime packs weights
+    again to find what was saved, and runs are 1.1 to 2 times slower. All sessions of one `owner` count once in the
+    thread budget. No run may begin once it is `stopped`.
 
     Raises:
         EngineError: ONNX Runtime cannot be used, or refuses the model, or the process ends.
@@ -159,23 +140,18 @@ class SavedSession:
             options.add_session_config_entry("session.disable_prepacking", "1")
             # Used for a few runs only; spinning workers would take cores from whatever else is starting.
             options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        budget().apply(options, None, owner, on_cpu=True)
-        providers = ["CPUExecutionProvider"]
+        given = {"providers": ["CPUExecutionProvider"], "enable_fallback": 0}
+        create = partial(engine.InferenceSession, str(model), options, **given)
         try:
-            self._session = engine.InferenceSession(str(model), options, providers=providers, enable_fallback=0)
+            self._session = budget().opened(options, None, owner, create, on_cpu=True)
         except engine_exceptions() as err:
             raise EngineError(f"the saved model {model} does not open: {err}") from err
-        budget().hold(self._session, None, owner, on_cpu=True)
         self.stopped = False
         self._options = engine.RunOptions()
         watch(self)
 
     def run(self, output_names: Sequence[str], feeds: Mapping[str, Any]) -> list[Any]:
-        """Run once and return the named outputs as numpy arrays.
-
-        Raises:
-            EngineError: the run failed, or the process ends.
-        """
+        """Run once and return the named outputs as numpy arrays; see `EngineSession.run`."""
         if self.stopped:
             raise EngineError("the process ends, and no run begins any more")
         try:

@@ -1,4 +1,8 @@
-"""`CompileStore`: the entries of a cache folder, shared by all processes of the user.
+"""`CompileStore`: the entries of a cache folder, shared by all processes of the user, and the keys they have.
+
+Each use of an entry checks its manifest, the size of every file, the SHA-256 of files up to 1 MiB, and of larger ones
+that of the first and last 64 KiB. That finds files that were cut short or never written out; a bit that flips inside of
+a large file is found by `problem(whole=True)` only, which reads everything.
 
 An entry is made in a folder of its own and appears by one rename, so a process that dies leaves no partial entry.
 Making holds one file lock per key, which the system releases when the process dies; using needs no lock. Eviction
@@ -8,22 +12,45 @@ renames an entry before deleting it: where an open mapping forbids that, as on W
 from __future__ import annotations
 
 import contextlib
+import functools
+import hashlib
+import json
 import os
+import platform
+import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlx_ort import environment
-from rlx_ort.providers.engine.compiled.entry import Entry, describe_files, read_entry, write_manifest
-from rlx_ort.providers.engine.compiled.key import CacheKey
 from rlx_ort.storage import cache_root
 
 if TYPE_CHECKING:
     import logging
-    from collections.abc import Callable, Iterator, Mapping
-    from typing import Any
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-__all__ = ["CompileStore", "DEFAULT_LIMIT_BYTES", "default_store", "limit_bytes", "parse_bytes", "use_of"]
+    import filelock
+
+__all__ = [
+    "DEFAULT_LIMIT_BYTES",
+    "MANIFEST",
+    "MODEL_FILE",
+    "SCHEMA",
+    "CacheKey",
+    "CompileStore",
+    "Difference",
+    "Entry",
+    "Explanation",
+    "cpu_facts",
+    "default_store",
+    "describe_files",
+    "differences",
+    "explain",
+    "parse_bytes",
+    "read_cpu_facts",
+    "read_entry",
+    "use_of",
+]
 
 DEFAULT_LIMIT_BYTES = 10 * 1024**3
 _UNITS = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3, "t": 1024**4}
@@ -33,14 +60,219 @@ _NOTES = ("starts", "digests")  # of `starts` and `models`
 _RETRIES = 5
 _RETRY_S = 0.05
 
+SCHEMA = "1"
+"""Part of every key; grows when the layout of an entry or the meaning of a part changes."""
+
+# The instructions by which the CPU kernels of ONNX Runtime choose how weights are laid out (core/mlas/lib/platform.cpp
+# and core/common/cpuid_info.cc); others are left out, since a new kernel lists them anew without changing a layout.
+_INSTRUCTIONS = """
+    sse4_1 avx avx2 fma f16c avx_vnni avx512f avx512vl avx512bw avx512dq avx512_vnni avx512_bf16 avx512_fp16
+    amx_tile amx_int8 amx_bf16 asimd asimddp i8mm svei8mm bf16 sve sve2 sme fphp asimdhp
+"""
+
+MANIFEST = "entry.json"
+MODEL_FILE = "model.onnx"
+_WHOLE_BYTES = 1 << 20
+_EDGE_BYTES = 1 << 16
+
+
+class CacheKey(NamedTuple):
+    """The parts of a key: name -> text. Two keys are the same entry exactly when all their parts are equal."""
+
+    parts: Mapping[str, str]
+
+    @property
+    def digest(self) -> str:
+        """The entry's name: 32 hexadecimal digits of a SHA-256 over all parts."""
+        found = hashlib.sha256(f"schema\0{SCHEMA}\0".encode())
+        for name, value in sorted(self.parts.items()):
+            found.update(f"{len(name)}:{name}{len(value)}:{value}".encode())
+        return found.hexdigest()[:32]
+
+
+class Difference(NamedTuple):
+    """One part in which two keys differ; a part that a key does not have is empty."""
+
+    part: str
+    before: str
+    after: str
+
+
+def differences(before: Mapping[str, str], after: Mapping[str, str]) -> tuple[Difference, ...]:
+    """Return the parts in which two keys differ, in the order of their names."""
+    names = sorted(before.keys() | after.keys())
+    pairs = [(name, before.get(name, ""), after.get(name, "")) for name in names]
+    return tuple(Difference(name, old, new) for name, old, new in pairs if old != new)
+
+
+class Explanation(NamedTuple):
+    """Whether a key has an entry, and how it differs from earlier ones."""
+
+    digest: str
+    entry: Entry | None
+    """None when it has to be compiled."""
+    nearest: Entry | None
+    """The earlier entry with the most parts in common, None if no entry has the same model or weights."""
+    changed: tuple[Difference, ...]
+
+
+def explain(key: CacheKey, entries: Sequence[Entry]) -> Explanation:
+    """Return whether a key has an entry, and how it differs from the nearest earlier one of its model or weights."""
+    entry = next((each for each in entries if each.digest == key.digest), None)
+    same = [(name, key.parts[name]) for name in ("model", "weights") if key.parts.get(name)]
+    related = [
+        other
+        for other in entries
+        if (entry is None or other.created_s < entry.created_s)
+        and any(other.parts.get(name) == value for name, value in same)
+    ]
+    if not related:
+        return Explanation(key.digest, entry, None, ())
+    nearest = min(related, key=lambda other: (len(differences(other.parts, key.parts)), -other.created_s))
+    return Explanation(key.digest, entry, nearest, differences(nearest.parts, key.parts))
+
+
+@functools.cache
+def cpu_facts() -> dict[str, str]:
+    """Return the parts of a key that describe the processor: its name, and the instructions it has."""
+    return read_cpu_facts(Path("/proc/cpuinfo"))
+
+
+def read_cpu_facts(table: Path) -> dict[str, str]:
+    """Return name, instructions and system by the first processor of a file such as `/proc/cpuinfo`.
+
+    Without one, as on Windows and macOS, the system's name for the processor stands for both.
+    """
+    found: dict[str, str] = {}
+    with contextlib.suppress(OSError), table.open(encoding="utf-8", errors="replace") as stream:
+        for line in stream:
+            name, _, value = line.partition(":")
+            if not name.strip() and found:
+                break  # the first processor's block is over
+            found.setdefault(name.strip().lower(), value.strip())
+    words = set(found.get("flags", found.get("features", "")).split())
+    name = found.get("model name", found.get("model", "")) or platform.processor() or platform.machine()
+    isa = " ".join(sorted(words.intersection(_INSTRUCTIONS.split())))
+    isa = isa or os.environ.get("PROCESSOR_IDENTIFIER", "") or name
+    return {"cpu": name, "cpu_instructions": isa, "system": f"{sys.platform} {platform.machine()}"}
+
+
+class Entry(NamedTuple):
+    """An entry as its manifest describes it; times are in seconds since 1970.
+
+    Attributes:
+        label: the model's name and device, for people.
+        files: name -> size and digests of each file; None for a folder that the provider fills itself.
+        extra: what the maker noted beside.
+    """
+
+    folder: Path
+    digest: str
+    parts: Mapping[str, str]
+    label: str
+    created_s: float
+    used_s: float
+    files: Mapping[str, Mapping[str, Any]] | None
+    extra: Mapping[str, Any]
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of its files; walks the folder where the provider fills it."""
+        if self.files is not None:
+            return sum(int(found["bytes"]) for found in self.files.values())
+        total = 0
+        for place, _, names in os.walk(self.folder):
+            for name in names:
+                with contextlib.suppress(OSError):  # a file of the provider that came and went
+                    total += (Path(place) / name).stat().st_size
+        return total
+
+    def problem(self, *, whole: bool = False) -> str:
+        """Return why the entry's files cannot be used, or an empty string; `whole` reads every byte."""
+        for name, wanted in (self.files or {}).items():
+            path = self.folder / name
+            try:
+                if path.stat().st_size != wanted["bytes"]:
+                    return f"{name} has {path.stat().st_size} bytes in place of {wanted['bytes']}"
+                if (whole and _sha256(path) != wanted["sha256"]) or _edges(path) != wanted["edges"]:
+                    return f"{name} was changed"
+            except OSError as err:
+                return f"{name} cannot be read: {err.strerror or err}"
+            except (KeyError, TypeError):
+                return "its manifest is damaged"
+        return ""
+
+    def touch(self) -> None:
+        """Note that the entry is used now, if the cache can be written to."""
+        with contextlib.suppress(OSError):
+            os.utime(self.folder / MANIFEST)
+
+    def write_manifest(self) -> None:
+        """Write the manifest to its folder, which no other process uses yet."""
+        document = {"schema": SCHEMA, **self._asdict()}
+        del document["folder"], document["used_s"]
+        with (self.folder / MANIFEST).open("w", encoding="utf-8") as stream:
+            json.dump(document, stream, indent=1, sort_keys=True)
+            stream.flush()
+            os.fsync(stream.fileno())
+
+
+def read_entry(folder: Path) -> Entry | None:
+    """Return the entry of a folder, or None if it has no usable manifest."""
+    path = folder / MANIFEST
+    try:
+        used = path.stat().st_mtime
+        document = json.loads(path.read_bytes())
+        if document["schema"] != SCHEMA or not CacheKey(document["parts"]).digest == document["digest"] == folder.name:
+            return None
+        return Entry(
+            folder,
+            document["digest"],
+            document["parts"],
+            str(document["label"]),
+            float(document["created_s"]),
+            used,
+            document["files"],
+            dict(document["extra"]),
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def describe_files(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return name -> size and digests of the files of a folder. Reads all of them and waits until they are on disk."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            with path.open("rb+") as stream:
+                os.fsync(stream.fileno())
+            facts = {"bytes": path.stat().st_size, "sha256": _sha256(path), "edges": _edges(path)}
+            found[path.relative_to(folder).as_posix()] = facts
+    return found
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _edges(path: Path) -> str:
+    """Return the SHA-256 of a small file, and of the first and last bytes of a large one."""
+    size = path.stat().st_size
+    if size <= _WHOLE_BYTES:
+        return _sha256(path)
+    with path.open("rb") as stream:
+        found = hashlib.sha256(stream.read(_EDGE_BYTES))
+        stream.seek(size - _EDGE_BYTES)
+        found.update(stream.read(_EDGE_BYTES))
+        return found.hexdigest()
+
 
 class CompileStore:
     """The entries below a folder. Methods may be called from several threads and processes.
 
-    Args:
-        root: the folder; it is created when the first entry is made.
-        limit: the most bytes the entries take together; None asks `RLX_CACHE_LIMIT` each time. The newest entry stays
-            even where it is larger alone.
+    All entries together take at most `limit` bytes, by default `RLX_CACHE_LIMIT` or 10 GiB. The newest entry stays even
+    where it is larger alone.
     """
 
     def __init__(self, root: Path, limit: int | None = None) -> None:
@@ -50,15 +282,16 @@ class CompileStore:
     @property
     def limit(self) -> int:
         """The most bytes the entries take together."""
-        return limit_bytes() if self._limit is None else self._limit
+        if self._limit is not None:
+            return self._limit
+        return environment.parse_or("CACHE_LIMIT", DEFAULT_LIMIT_BYTES, parse_bytes)
 
     def find(self, digest: str) -> Entry | None:
         """Return an intact entry and note its use; a damaged one is dropped. Reads at most 1 MiB a file."""
         entry = read_entry(self.root / digest)
         if entry is None:
             return None
-        problem = entry.problem()
-        if problem:
+        if problem := entry.problem():
             _log().warning("the compile cache drops entry %s of %s: %s", digest, entry.label, problem)
             self.drop(digest)
             return None
@@ -66,20 +299,12 @@ class CompileStore:
         return entry
 
     def make(
-        self,
-        key: CacheKey,
-        label: str,
-        fill: Callable[[Path], Mapping[str, Any] | None],
-        *,
-        open_ended: bool = False,
+        self, key: CacheKey, label: str, fill: Callable[[Path], Mapping[str, Any] | None], *, open_ended: bool = False
     ) -> Entry:
         """Return the entry of a key, made by `fill` if missing; other processes wait for it meanwhile.
 
         `fill` gets an empty folder, writes the files, and returns what to note beside them. Afterwards the least
         recently used entries are evicted. With `open_ended` the files are not described: the provider keeps writing.
-
-        Raises:
-            OSError: the cache cannot be written to.
         """
         import shutil
         import tempfile
@@ -92,9 +317,10 @@ class CompileStore:
             self._clear_parts(key.digest)
             part = Path(tempfile.mkdtemp(prefix=f"{_PART}{key.digest}-", dir=self.root))
             try:
-                extra = fill(part) or {}
+                extra = dict(fill(part) or {})
                 files = None if open_ended else describe_files(part)
-                write_manifest(part, key, label, time.time(), files, extra)
+                now = time.time()
+                Entry(part, key.digest, dict(key.parts), label, now, now, files, extra).write_manifest()
                 self.drop(key.digest)  # it is damaged, or has no manifest
                 _renamed(part, self.root / key.digest)
             finally:
@@ -113,12 +339,10 @@ class CompileStore:
     def drop(self, digest: str) -> bool:
         """Delete an entry and return whether it is gone; Windows keeps one that is open."""
         import shutil
-        import uuid
 
-        folder = self.root / digest
-        trash = self.root / f"{_TRASH}{uuid.uuid4().hex}"
+        trash = self.root / f"{_TRASH}{os.urandom(16).hex()}"
         try:
-            folder.rename(trash)  # atomic
+            (self.root / digest).rename(trash)  # atomic
         except FileNotFoundError:
             return True
         except OSError as err:
@@ -143,25 +367,20 @@ class CompileStore:
         return gone
 
     def clear(self) -> tuple[int, list[str]]:
-        """Delete every entry; return the bytes that were freed and the digests of those in use, which stay.
-
-        Notes on packages and weights files are deleted as well, and not counted.
-        """
+        """Delete every entry and note; return the bytes of entries that were freed and the digests of those in use."""
         import shutil
 
         self._clear_parts()
         for notes in _NOTES:
             shutil.rmtree(self.root / notes, ignore_errors=True)
         freed, kept = 0, []
-        for entry in self.entries():
-            size = entry.nbytes
-            if self.drop(entry.digest):
+        for folder in self._folders():
+            entry = read_entry(folder)
+            size = 0 if entry is None else entry.nbytes
+            if self.drop(folder.name):
                 freed += size
-            else:
-                kept.append(entry.digest)
-        for folder in self._folders():  # those without a manifest
-            if folder.name not in kept:
-                self.drop(folder.name)
+            elif entry is not None:
+                kept.append(folder.name)
         return freed, kept
 
     def _folders(self) -> Iterator[Path]:
@@ -170,14 +389,12 @@ class CompileStore:
                 if len(path.name) == 32 and path.is_dir():
                     yield path
 
-    @contextlib.contextmanager
-    def _lock(self, digest: str, timeout_s: float = -1) -> Iterator[None]:
+    def _lock(self, digest: str, timeout_s: float = -1) -> filelock.BaseFileLock:
         import filelock
 
         locks = self.root / _LOCKS
         locks.mkdir(exist_ok=True)
-        with filelock.FileLock(locks / digest, timeout=timeout_s):
-            yield
+        return filelock.FileLock(locks / digest, timeout=timeout_s)
 
     def _clear_parts(self, digest: str = "") -> None:
         """Delete what dead processes left: trash, and parts of keys that no process is making."""
@@ -219,17 +436,8 @@ def default_store() -> CompileStore:
     return CompileStore(cache_root() / "compiled")
 
 
-def limit_bytes() -> int:
-    """Return the limit of all entries together in bytes: `RLX_CACHE_LIMIT`, such as `4G`, by default 10 GiB."""
-    return environment.parse_or("CACHE_LIMIT", DEFAULT_LIMIT_BYTES, parse_bytes)
-
-
 def parse_bytes(text: str) -> int:
-    """Return the bytes of a text such as `500M`, `4G` or `1.5 GiB`; units count in 1024.
-
-    Raises:
-        ValueError: the text is no size.
-    """
+    """Return the bytes of a text such as `500M`, `4G` or `1.5 GiB`, or raise ValueError; units count in 1024."""
     import re
 
     match = re.fullmatch(_SIZE, text.strip().lower())
@@ -239,10 +447,7 @@ def parse_bytes(text: str) -> int:
 
 
 def use_of(asked: str | None, default: str = "off") -> str:
-    """Return how the cache is used, `on`, `off` or `found`: as asked, else by `RLX_CACHE`, else by default.
-
-    A variable that is neither, such as `1` or `0`, is read as a flag.
-    """
+    """Return `on`, `off` or `found`: as asked, else by `RLX_CACHE`, which may be a flag too, else by default."""
     if asked is not None:
         return asked
     value = (environment.get("CACHE") or default).strip().lower()

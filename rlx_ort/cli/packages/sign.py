@@ -26,8 +26,7 @@ def command(package: Path, key: Path, password_env: str | None, as_json: bool) -
     """
     import os
 
-    from rlx_ort.deploy.package import Package
-    from rlx_ort.deploy.signing import sign_package
+    from rlx_ort.deploy.package import Package, sign_package
 
     password = None if password_env is None else os.environ.get(password_env)
     if password_env is not None and not password:

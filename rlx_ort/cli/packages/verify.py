@@ -50,7 +50,7 @@ def _parity(package: Package, devices: str) -> list[DeviceParity]:
     from rlx_ort.deploy.open import runner_of
     from rlx_ort.device import parse_device_list
     from rlx_ort.options.compile_options import CompileOptions, PlacementRule
-    from rlx_ort.providers.availability import available_devices
+    from rlx_ort.providers.registry import available_devices
     from rlx_ort.selection.policy import DevicePolicy
 
     if not package.cases:

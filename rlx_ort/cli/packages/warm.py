@@ -11,8 +11,8 @@ from rlx_ort.cli import options
 from rlx_ort.cli.show import binary_size, emit, note, print_table, progress
 
 if TYPE_CHECKING:
+    from rlx_ort.deploy.open import WarmedDevice
     from rlx_ort.deploy.package import Package
-    from rlx_ort.deploy.warm import WarmedDevice
 
 __all__ = ["command"]
 
@@ -30,7 +30,7 @@ def command(context: click.Context, package: Package, devices: str | None, as_js
     Writes optimised models and what providers compile to the compile cache, where sessions that are opened later find
     it. `rlx-ort cache list` shows it. The exit code is 1 when nothing was kept for some device.
     """
-    from rlx_ort.deploy.warm import warm_opened
+    from rlx_ort.deploy.open import warm_opened
     from rlx_ort.device import parse_device_list
 
     chosen = None if devices is None else parse_device_list(devices)

@@ -6,15 +6,13 @@ number of heads and `(B, S, H, D)` otherwise. If both fit, the first one applies
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple, Unpack
 
 from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import Value
-from rlx_ort.ir.op import Op, OpTypes, join_dims, known_name, tensor_input
+from rlx_ort.ir.op import Op, OpTypes, join_dims, named, tensor_input
 from rlx_ort.ir.ops.leaf import LeafBuilders, NodeArgs, Operand
-from rlx_ort.ir.shape import Dim, Shape
-from rlx_ort.ir.types import TensorType
+from rlx_ort.ir.types import Dim, Shape, TensorType
 
 __all__ = ["MASK_KINDS", "Attention", "AttentionBuilders", "HeadLayout", "Rope", "head_layout", "parse_mask_kind"]
 
@@ -31,11 +29,7 @@ class HeadLayout(NamedTuple):
 
 
 def head_layout(op: Op, shape: Shape, num_heads: int, head_dim: int, name: str) -> HeadLayout:
-    """Return the layout of a q, k or v of that shape.
-
-    Raises:
-        GraphVerifyError: the shape holds no `num_heads` heads of `head_dim`.
-    """
+    """Return the layout of a q, k or v of that shape."""
     if shape.rank == 4:
         heads_first = shape[1] == num_heads
         batch, length = (shape[0], shape[2]) if heads_first else (shape[0], shape[1])
@@ -47,11 +41,7 @@ def head_layout(op: Op, shape: Shape, num_heads: int, head_dim: int, name: str) 
 
 
 def parse_mask_kind(text: str) -> tuple[str, int | None]:
-    """Return (kind, window) of a mask kind as the builders take it, `sliding:N` for a sliding one.
-
-    Raises:
-        GraphVerifyError: it has no such form.
-    """
+    """Return (kind, window) of a mask kind as the builders take it, `sliding:N` for a sliding one."""
     kind, colon, number = text.strip().partition(":")
     window = int(number) if number.strip().isdecimal() else None
     if bool(colon) != (kind.strip().lower() == "sliding") or (colon and window is None):
@@ -59,16 +49,13 @@ def parse_mask_kind(text: str) -> tuple[str, int | None]:
     return kind, window
 
 
-@dataclass(frozen=True, slots=True)
-class Attention(Op, operands="q k v mask?"):
+class Attention(Op, operands="q:float k v mask?"):
     """softmax(q k^T * scale) v for each head; inputs q, k, v and, for `custom` and `bias`, a mask.
 
     Query i stands at position `i + max(K - Q, 0)` of the K keys. A masked score is replaced by the most negative
     number that is safe in the dtype, so a fully masked row averages all of v.
 
     Attributes:
-        num_heads: heads of q, k and v alike.
-        head_dim: size of a head.
         mask_kind: `none`; `causal`, keys up to the query; `sliding`, of those the last `window + 1`; `custom`, a
             `(B, K)` mask in which below 0.5 is masked; `bias`, a `(B, H, Q, K)` tensor added to the scaled scores.
         window: how many keys before its own position a query attends to under `sliding`.
@@ -78,13 +65,13 @@ class Attention(Op, operands="q k v mask?"):
 
     num_heads: int
     head_dim: int
-    mask_kind: str = "none"
+    mask_kind: str = named("mask kind", MASK_KINDS, default="none")
     window: int | None = None
     scale: float | None = None
     softcap: float | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "mask_kind", known_name("mask kind", self.mask_kind, MASK_KINDS))
+        Op.__post_init__(self)
         if self.num_heads < 1 or self.head_dim < 1:
             raise GraphVerifyError(f"Attention needs heads and a head size, got {self.num_heads} and {self.head_dim}")
         if (self.mask_kind == "sliding") != (self.window is not None) or (self.window or 0) < 0:
@@ -93,20 +80,14 @@ class Attention(Op, operands="q k v mask?"):
             raise GraphVerifyError(f"Attention needs a softcap above 0, got {self.softcap}; leave it out for none")
 
     def layouts(self, inputs: OpTypes) -> tuple[HeadLayout, HeadLayout, HeadLayout]:
-        """Return the layouts of q, k and v.
-
-        Raises:
-            GraphVerifyError: one does not hold the heads.
-        """
+        """Return the layouts of q, k and v."""
         shapes = (self.expect_rank(tensor_input(self, inputs, i, "qkv"[i]), (2, 3, 4), "qkv"[i]) for i in range(3))
         q, k, v = (head_layout(self, shape, self.num_heads, self.head_dim, "qkv"[i]) for i, shape in enumerate(shapes))
         return q, k, v
 
-    def result(self, query: TensorType, key: TensorType, value: TensorType, *mask: TensorType) -> TensorType:
-        """Return the type of q."""
+    def _result(self, query: TensorType, key: TensorType, value: TensorType, *mask: TensorType) -> None:
         q, k, v = self.layouts((query, key, value))
         self.same_dtype(query, key, value)
-        self.expect_float(query, "q")
         self.expect_dim(k.batch, q.batch, "the batch of k")
         self.expect_dim(v.batch, q.batch, "the batch of v")
         self.expect_dim(v.length, k.length, "the length of v")
@@ -116,7 +97,6 @@ class Attention(Op, operands="q k v mask?"):
             raise GraphVerifyError(f"mask kind {self.mask_kind!r} takes {wanted}; got {3 + len(mask)} inputs")
         if mask:
             self._check_mask(mask[0], query, q, k)
-        return query
 
     def _check_mask(self, mask: TensorType, query: TensorType, q: HeadLayout, k: HeadLayout) -> None:
         if self.mask_kind == "custom":
@@ -133,8 +113,7 @@ class Attention(Op, operands="q k v mask?"):
             self.expect_dim(found, wanted, f"the bias {shape} to fit the scores {scores}: a dimension")
 
 
-@dataclass(frozen=True, slots=True)
-class Rope(Op, operands="x cos sin"):
+class Rope(Op, operands="x:float cos sin"):
     """Rotary position embedding of each head of x by cos and sin tables of head_dim / 2 columns.
 
     x is `(S, H*D)` or `(B, S, H*D)`; row s of the tables belongs to position s of the sequence; tables of rank 3
@@ -142,7 +121,6 @@ class Rope(Op, operands="x cos sin"):
     `n_rot / 2` columns.
 
     Attributes:
-        head_dim: size of a head.
         n_rot: how many elements of a head are rotated, even; None for all.
         interleaved: whether the pairs are neighbours `(2i, 2i + 1)` instead of halves `(i, i + n_rot / 2)`.
     """
@@ -156,10 +134,8 @@ class Rope(Op, operands="x cos sin"):
         """How many elements of each head are rotated."""
         return self.head_dim if self.n_rot is None else self.n_rot
 
-    def result(self, x: TensorType, cos: TensorType, sin: TensorType) -> TensorType:
-        """Return the type of x."""
+    def _result(self, x: TensorType, cos: TensorType, sin: TensorType) -> None:
         self.same_dtype(x, cos, sin)
-        self.expect_float(x, "x")
         shape = self.expect_rank(x, (2, 3), "x")
         if self.head_dim < 2 or self.head_dim % 2 or self.rotated % 2 or not 0 < self.rotated <= self.head_dim:
             raise GraphVerifyError(
@@ -176,7 +152,6 @@ class Rope(Op, operands="x cos sin"):
             if table.rank == 3:
                 self.expect_dim(rows, length, f"the rows of {name}")
                 self.expect_dim(join_dims((table[0], shape[0])), table[0], f"the batch of {name}")
-        return x
 
 
 class AttentionBuilders(LeafBuilders):

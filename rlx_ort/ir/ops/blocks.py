@@ -2,53 +2,69 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
 from rlx_ort.errors import GraphVerifyError
-from rlx_ort.ir.bodies import Composite
 from rlx_ort.ir.core import Value
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.op import Op, OpTypes, Sizes, known_name, known_shape, tensor_input
+from rlx_ort.ir.op import Op, OpTypes, Sizes, known_shape, named, tensor_input
 from rlx_ort.ir.ops.attention import Attention, head_layout, parse_mask_kind
+from rlx_ort.ir.ops.control import as_body, tensor_types
 from rlx_ort.ir.ops.conv import Conv2d, window
 from rlx_ort.ir.ops.elementwise import ACTIVATIONS, Activation, Binary
 from rlx_ort.ir.ops.leaf import LeafBuilders, NodeArgs, Operand
 from rlx_ort.ir.ops.linalg import FusedMatMulBiasAct, MatMul
 from rlx_ort.ir.ops.norm import FusedSwiGLU
-from rlx_ort.ir.shape import Dim, Shape
+from rlx_ort.ir.types import Dim, Shape, TensorType, ValueType
 
 if TYPE_CHECKING:
     from rlx_ort.ir.graph import Graph
 
 __all__ = [
-    "AdaLayerNorm",
-    "AxialRope2d",
-    "BlockBuilders",
-    "FusedAttentionBlock",
-    "FusedConvBiasAct",
-    "FusedTransformerLayer",
-    "GatedResidual",
-    "GroupedQueryAttention",
-    "SoftmaxCrossEntropyWithLogits",
-]
+    "AdaLayerNorm", "AxialRope2d", "BlockBuilders", "Composite", "FusedAttentionBlock", "FusedConvBiasAct",
+    "FusedTransformerLayer", "GatedResidual", "GroupedQueryAttention", "SoftmaxCrossEntropyWithLogits",
+]  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
+class Composite(Op):
+    """Base of the ops that stand for a graph of other ops.
+
+    Such an op keeps its name in reports and JSON; its type, its cost and its ONNX form are those of the graph that
+    `expand` builds.
+    """
+
+    kind = ""  # a base, no op
+
+    def _build(self, graph: Graph, *values: Value) -> Value:
+        """Write the ops this one stands for into a graph and return the result."""
+        raise NotImplementedError(f"{type(self).__name__} defines no `_build`")
+
+    def _check(self, *types: TensorType) -> None:
+        """Check what `_build` would report unclearly."""
+
+    def expand(self, inputs: OpTypes) -> Graph:
+        """Return the graph this op stands for, with an input for each of its inputs."""
+        types = self._tensors(inputs) if self.operands else tensor_types(self, inputs, "a tensor")
+        self._check(*types)
+        try:
+            return as_body(self._build, [(f"in{place}", kind) for place, kind in enumerate(types)], self.kind)
+        except GraphVerifyError as err:
+            raise GraphVerifyError(f"{self.describe()}: {err}") from err
+
+    def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
+        """Return the type of the graph's result."""
+        return tuple(value.type for value in self.expand(inputs).outputs)
+
+
 class GroupedQueryAttention(Composite):
     """Attention in which `num_heads / num_kv_heads` query heads share a head of k and v.
 
     Layouts and the other attributes are those of `Attention`, with `num_kv_heads` heads in k and v. Without a mask,
     with a `custom` one, and for one query under `causal`, query heads that share keys are folded into the query
     length, so k and v are not copied; otherwise k and v are repeated.
-
-    Attributes:
-        num_heads: heads of q.
-        num_kv_heads: heads of k and v, a divisor of `num_heads`.
-        head_dim: size of a head.
     """
 
     num_heads: int
@@ -70,20 +86,13 @@ class GroupedQueryAttention(Composite):
         kind = self.mask_kind if mask_kind is None else mask_kind
         return Attention(heads, self.head_dim, kind, self.window, self.scale, self.softcap)
 
-    def build(self, graph: Graph, *values: Value) -> Value:
-        """Write one attention over folded queries, or over repeated keys and values."""
+    def _build(self, graph: Graph, *values: Value) -> Value:
         q, k, v, *mask = values
         heads = (self.num_heads, self.num_kv_heads, self.num_kv_heads)
-        layouts = [
-            head_layout(
-                self,
-                self.expect_rank(tensor_input(self, (value.type,), 0, value.name), (2, 3, 4), name),
-                count,
-                self.head_dim,
-                name,
-            )
-            for value, count, name in zip((q, k, v), heads, "qkv", strict=True)
-        ]
+        layouts = []
+        for value, count, name in zip((q, k, v), heads, "qkv", strict=True):
+            shape = self.expect_rank(tensor_input(self, (value.type,), 0, value.name), (2, 3, 4), name)
+            layouts.append(head_layout(self, shape, count, self.head_dim, name))
         if self.num_heads == self.num_kv_heads:
             return graph.append(self._attention(self.num_heads), q, k, v, *mask)
         split = [
@@ -129,7 +138,6 @@ class GroupedQueryAttention(Composite):
         return graph.reshape(graph.expand(apart, (-1, -1, share, -1, -1)), (batch, self.num_heads, length, size))
 
 
-@dataclass(frozen=True, slots=True)
 class FusedAttentionBlock(Composite):
     """Projection to q, k and v, rotary embedding, attention with a key mask, projection back.
 
@@ -144,16 +152,13 @@ class FusedAttentionBlock(Composite):
 
     arity = (4, 8)
 
-    def check(self, inputs: OpTypes) -> None:
-        """Check the number of inputs and the widths."""
-        _check_count(self, inputs, 4 + 2 * self.has_bias + 2 * self.has_rope)
-        width = self.num_heads * self.head_dim
-        self.expect_rank(tensor_input(self, inputs, 0, "hidden"), (2, 3), "hidden")
-        qkv = self.expect_rank(tensor_input(self, inputs, 1, "qkv weight"), (2,), "qkv weight")
-        self.expect_dim(qkv[1], 3 * width, "the columns of the qkv weight, 3 times the heads,")
+    def _check(self, *types: TensorType) -> None:
+        _check_count(self, types, 4 + 2 * self.has_bias + 2 * self.has_rope)
+        self.expect_rank(types[0], (2, 3), "hidden")
+        qkv = self.expect_rank(types[1], (2,), "qkv weight")
+        self.expect_dim(qkv[1], 3 * self.num_heads * self.head_dim, "the columns of the qkv weight, 3 times the heads,")
 
-    def build(self, graph: Graph, *values: Value) -> Value:
-        """Write the projections, the embedding and the attention."""
+    def _build(self, graph: Graph, *values: Value) -> Value:
         hidden, qkv_weight, out_weight, mask, *rest = values
         biases, tables = (rest[:2], rest[2:]) if self.has_bias else ((None, None), rest)
         width = self.num_heads * self.head_dim
@@ -165,72 +170,51 @@ class FusedAttentionBlock(Composite):
         return _linear(graph, mixed, out_weight, biases[1])
 
 
-@dataclass(frozen=True, slots=True)
 class FusedTransformerLayer(Composite):
     """A transformer layer: attention block and feed-forward block, each with a residual and a layer normalisation.
 
     Inputs: hidden `(B, S, W)`, mask `(B, S)`, qkv weight, output weight, gamma and beta of the first normalisation,
     up weight `(W, F)`, down weight `(F, W)`, gamma and beta of the second; with `has_bias`, the biases of qkv,
-    output, up and down.
-
-    Attributes:
-        pre_norm: whether a block normalises its input, instead of the sum after it.
+    output, up and down. With `pre_norm`, a block normalises its input instead of the sum after it.
     """
 
     num_heads: int
     head_dim: int
     has_bias: bool = False
     pre_norm: bool = False
-    activation: str = "gelu"
+    activation: str = named("activation", ACTIVATIONS, default="gelu")
     eps: float = 1e-5
 
     arity = (10, 14)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "activation", known_name("activation", self.activation, ACTIVATIONS))
+    def _check(self, *types: TensorType) -> None:
+        _check_count(self, types, 14 if self.has_bias else 10)
 
-    def check(self, inputs: OpTypes) -> None:
-        """Check the number of inputs."""
-        _check_count(self, inputs, 14 if self.has_bias else 10)
-
-    def build(self, graph: Graph, *values: Value) -> Value:
-        """Write both blocks."""
+    def _build(self, graph: Graph, *values: Value) -> Value:
         hidden, mask, qkv_weight, out_weight, gamma1, beta1, up, down, gamma2, beta2, *biases = values
-        qkv_bias, out_bias, up_bias, down_bias = biases or (None,) * 4
+        up_bias, down_bias = biases[2:] or (None, None)
         block = FusedAttentionBlock(self.num_heads, self.head_dim, self.has_bias)
-        extra = (qkv_bias, out_bias) if self.has_bias else ()
 
         def attend(x: Value) -> Value:
-            return graph.append(block, x, qkv_weight, out_weight, mask, *extra)
+            return graph.append(block, x, qkv_weight, out_weight, mask, *biases[:2])
 
         def feed_forward(x: Value) -> Value:
             return _linear(graph, _linear(graph, x, up, up_bias, self.activation), down, down_bias)
 
         for step, gamma, beta in ((attend, gamma1, beta1), (feed_forward, gamma2, beta2)):
-            hidden = self._residual(graph, hidden, step, gamma, beta)
+            if self.pre_norm:
+                hidden = graph.add(hidden, step(graph.layer_norm(hidden, gamma, beta, eps=self.eps)))
+            else:
+                hidden = graph.fused_residual_ln(step(hidden), hidden, None, gamma, beta, self.eps)
         return hidden
 
-    def _residual(
-        self, graph: Graph, hidden: Value, step: Callable[[Value], Value], gamma: Value, beta: Value
-    ) -> Value:
-        if self.pre_norm:
-            return graph.add(hidden, step(graph.layer_norm(hidden, gamma, beta, eps=self.eps)))
-        return graph.fused_residual_ln(step(hidden), hidden, None, gamma, beta, self.eps)
 
-
-@dataclass(frozen=True, slots=True)
-class AxialRope2d(Composite, operands="x"):
+class AxialRope2d(Composite, operands="x:float"):
     """Rotary embedding of a grid of tokens: the first half of each head by the column, the second by the row.
 
     Token t has position p = t // repeat_factor, in column p % end_x and row p // end_x. Neighbours (2c, 2c + 1) are
-    rotated by (column or row) * theta^(-4c / head_dim). x is `(S, H * D)` or `(B, S, H * D)`.
-
-    Attributes:
-        end_x: columns of the grid.
-        end_y: rows of the grid.
-        head_dim: size of a head, a multiple of 4.
-        theta: base of the frequencies.
-        repeat_factor: how many tokens share a position.
+    rotated by (column or row) * theta^(-4c / head_dim). x is `(S, H * D)` or `(B, S, H * D)`. head_dim is a
+    multiple of 4.
     """
 
     end_x: int
@@ -241,18 +225,12 @@ class AxialRope2d(Composite, operands="x"):
     repeat_factor: int = 1
 
     def __post_init__(self) -> None:
-        if (
-            self.head_dim < 4
-            or self.head_dim % 4
-            or min(self.end_x, self.end_y, self.num_heads, self.repeat_factor) < 1
-        ):
+        least = min(self.end_x, self.end_y, self.num_heads, self.repeat_factor)
+        if self.head_dim < 4 or self.head_dim % 4 or least < 1:
             raise GraphVerifyError(f"{self!r} needs a head_dim that is a multiple of 4, and numbers of at least 1")
 
-    def check(self, inputs: OpTypes) -> None:
-        """Check the heads, and that there are no more tokens than positions."""
-        x = tensor_input(self, inputs, 0, "x")
-        self.expect_float(x, "x")
-        shape = self.expect_rank(x, (2, 3), "x")
+    def _check(self, *types: TensorType) -> None:
+        shape = self.expect_rank(types[0], (2, 3), "x")
         self.expect_dim(shape[-1], self.num_heads * self.head_dim, f"the last dimension of x {shape}")
         places = self.end_x * self.end_y * self.repeat_factor
         if isinstance(shape[-2], int) and shape[-2] > places:
@@ -268,39 +246,30 @@ class AxialRope2d(Composite, operands="x"):
         )
         return np.cos(angles), np.sin(angles)
 
-    def build(self, graph: Graph, *values: Value) -> Value:
-        """Write one interleaved rotary embedding with constant tables."""
+    def _build(self, graph: Graph, *values: Value) -> Value:
         (x,) = values
         cos, sin = (graph.constant(table, x.dtype) for table in self.tables())
         return graph.rope(x, cos, sin, self.head_dim, interleaved=True)
 
 
-@dataclass(frozen=True, slots=True)
 class FusedConvBiasAct(Composite, operands="x weight bias"):
     """activation(conv2d(x, weight) + bias): x `(N, C, H, W)`, weight `(C_out, C / groups, kH, kW)`, bias `(C_out,)`.
 
-    Attributes:
-        activation: name of the activation, None for none. The other attributes are those of `Conv2d`.
+    The attributes are those of `Conv2d`, and the name of the activation, None for none.
     """
 
-    activation: str | None = None
+    activation: str | None = named("activation", ACTIVATIONS, default=None)
     stride: tuple[int, int] = (1, 1)
     padding: tuple[int, int] = (0, 0)
     dilation: tuple[int, int] = (1, 1)
     groups: int = 1
 
-    def __post_init__(self) -> None:
-        if self.activation is not None:
-            object.__setattr__(self, "activation", known_name("activation", self.activation, ACTIVATIONS))
-
-    def build(self, graph: Graph, *values: Value) -> Value:
-        """Write the convolution and the activation."""
+    def _build(self, graph: Graph, *values: Value) -> Value:
         result = graph.append(Conv2d(self.stride, self.padding, self.dilation, self.groups), *values)
         return result if self.activation is None else graph.activation(self.activation, result)
 
 
-@dataclass(frozen=True, slots=True)
-class AdaLayerNorm(Composite, operands="x scale shift"):
+class AdaLayerNorm(Composite, operands="x:float scale shift"):
     """Layer normalisation along the last axis, then `* (1 + scale) + shift`; inputs x, scale and shift.
 
     Scale and shift are computed from a condition, such as a time step; they broadcast to x.
@@ -308,48 +277,38 @@ class AdaLayerNorm(Composite, operands="x scale shift"):
 
     eps: float = 1e-5
 
-    def check(self, inputs: OpTypes) -> None:
-        """Check that the last dimension of x has a size."""
-        x = tensor_input(self, inputs, 0, "x")
-        self.expect_float(x, "x")
-        shape = known_shape(self, x, "x")
+    def _check(self, *types: TensorType) -> None:
+        shape = known_shape(self, types[0], "x")
         if not shape.rank or not isinstance(shape[-1], int):
             raise GraphVerifyError(f"AdaLayerNorm needs a size in the last dimension of x, got {shape}")
 
-    def build(self, graph: Graph, *values: Value) -> Value:
-        """Write the normalisation without weights, and the modulation."""
+    def _build(self, graph: Graph, *values: Value) -> Value:
         x, scale, shift = values
         width = Shape(x.shape[-1:]).static()
         ones, zeros = (graph.constant(np.full(width, fill), x.dtype) for fill in (1.0, 0.0))
         return graph.fma(graph.layer_norm(x, ones, zeros, eps=self.eps), scale + 1.0, shift)
 
 
-@dataclass(frozen=True, slots=True)
 class GatedResidual(Composite, operands="x gate y"):
     """x + gate * y, broadcast."""
 
-    def build(self, graph: Graph, *values: Value) -> Value:
-        """Write the product and the sum."""
+    def _build(self, graph: Graph, *values: Value) -> Value:
         x, gate, y = values
         return x + gate * y
 
 
-@dataclass(frozen=True, slots=True)
-class SoftmaxCrossEntropyWithLogits(Composite, operands="logits labels"):
+class SoftmaxCrossEntropyWithLogits(Composite, operands="logits:float labels"):
     """The loss of each row of logits `(N, C)` for a label `(N,)`: log(sum(exp(row))) - row[label].
 
     Float labels drop their fraction. Good for scoring; rlx_ort computes no gradients.
     """
 
-    def check(self, inputs: OpTypes) -> None:
-        """Check the ranks."""
-        logits = tensor_input(self, inputs, 0, "logits")
-        self.expect_float(logits, "logits")
-        self.expect_rank(logits, (2,), "logits")
-        self.expect_rank(tensor_input(self, inputs, 1, "labels"), (1,), "labels")
+    def _check(self, *types: TensorType) -> None:
+        self.expect_rank(types[0], (2,), "logits")
+        self.expect_rank(types[1], (1,), "labels")
 
-    def build(self, graph: Graph, *values: Value) -> Value:
-        """Subtract the largest logit first, so that nothing overflows."""
+    def _build(self, graph: Graph, *values: Value) -> Value:
+        # The largest logit is subtracted first, so that nothing overflows.
         logits, labels = values
         shifted = logits - graph.max(logits, 1, keep_dim=True)
         total = graph.log(graph.sum(graph.exp(shifted), 1))
@@ -358,7 +317,7 @@ class SoftmaxCrossEntropyWithLogits(Composite, operands="logits labels"):
         return total - graph.reshape(chosen, (labels.shape[0],))
 
 
-def _check_count(op: Op, inputs: OpTypes, wanted: int) -> None:
+def _check_count(op: Op, inputs: Sequence[TensorType], wanted: int) -> None:
     if len(inputs) != wanted:
         raise GraphVerifyError(f"{op.describe()} takes {wanted} inputs, got {len(inputs)}")
 
@@ -408,11 +367,7 @@ class BlockBuilders(LeafBuilders):
         sin: Operand | None = None,
         **node: Unpack[NodeArgs],
     ) -> Value:
-        """Project, rotate if tables are given, attend, and project back.
-
-        Raises:
-            GraphVerifyError: one of two biases or tables is missing, or the shapes do not fit.
-        """
+        """Project, rotate if tables are given, attend, and project back; biases and tables come in pairs."""
         pairs = ((qkv_bias, out_bias), (cos, sin))
         if any((first is None) != (second is None) for first, second in pairs):
             raise GraphVerifyError("fused_attention_block takes both biases or none, and both tables or none")

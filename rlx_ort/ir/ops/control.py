@@ -1,29 +1,97 @@
-"""Control flow, and ops a user brings: functions written as graphs, and kernels of a custom-op library."""
+"""Control flow and its bodies, and ops a user brings: functions written as graphs, and kernels of a custom-op library.
+
+A body is a `Graph` of its own. Its `Input` leaves are its formal inputs, in order; `Capture` leaves name inputs of the
+node that owns it. Weights of the enclosing graph reach a body as one or the other, never as parameters of its own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Unpack
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import field, fields
+from typing import TYPE_CHECKING, TypeAlias, Unpack
 
 from rlx_ort.errors import GraphVerifyError
-from rlx_ort.ir.bodies import Body, as_body, body_results, expect_same_type, finer_type, tensor_types
-from rlx_ort.ir.core import Value
+from rlx_ort.ir.core import GraphCore, Value
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.op import Op, OpTypes, known_shape, tensor_input
-from rlx_ort.ir.ops.leaf import LeafBuilders, NodeArgs, Operand
+from rlx_ort.ir.op import Op, OpTypes, join_dims, known_shape, tensor_input
+from rlx_ort.ir.ops.leaf import Input, LeafBuilders, NodeArgs, Operand, Param
 from rlx_ort.ir.ops.onnx import AttributeValue
-from rlx_ort.ir.shape import Shape
-from rlx_ort.ir.types import TensorType, ValueType
+from rlx_ort.ir.types import Shape, TensorType, ValueType, fits
 
 if TYPE_CHECKING:
     from rlx_ort.ir.graph import Graph
 
-__all__ = ["ControlBuilders", "Custom", "CustomFn", "If", "Scan", "While"]
+__all__ = [
+    "Body", "ControlBuilders", "Custom", "CustomFn", "If", "Scan", "While", "as_body", "body_results",
+    "expect_same_type", "finer_type", "tensor_types",
+]  # fmt: skip
+
+Body: TypeAlias = "Graph | Callable[..., Value | Sequence[Value]]"
+"""What the builders take as a body: a graph, or a function `(graph, *inputs)` that builds one and returns results."""
 
 
-@dataclass(frozen=True, slots=True)
-class If(Op):
+def as_body(body: Body, inputs: Iterable[tuple[str, ValueType]], name: str) -> Graph:
+    """Return a body as a graph; a function is called with a new graph that has the named inputs."""
+    if isinstance(body, GraphCore):
+        return body
+    graph = GraphCore.graph_class(name)
+    leaves = [graph.add_node(Input(label, kind), (), name=label)[0] for label, kind in inputs]
+    results = body(graph, *leaves)
+    graph.outputs = [results] if isinstance(results, Value) else list(results)
+    return graph
+
+
+def body_results(op: Op, body: Graph, label: str, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
+    """Check a body's formal inputs against those its owner gives it, and return the types of its results."""
+    formal = [node for node in body.nodes if isinstance(node.op, Input)]
+    if len(formal) != len(inputs):
+        raise GraphVerifyError(f"{op.kind} gives its {label} {len(inputs)} inputs, {body.name!r} has {len(formal)}")
+    for node, given in zip(formal, inputs, strict=True):
+        expect_same_type(op, node.types[0], given, f"input {node.name!r} of its {label}")
+    own = [node.name for node in body.nodes if isinstance(node.op, Param)]
+    if own:
+        raise GraphVerifyError(
+            f"{op.kind} has parameters in its {label}: {', '.join(own)}; make them parameters of the graph around it "
+            "and pass them in"
+        )
+    if not body.outputs:
+        raise GraphVerifyError(f"{op.kind} needs results of its {label}; set the outputs of {body.name!r}")
+    return tensor_types(op, [value.type for value in body.outputs], f"result of its {label}")
+
+
+def tensor_types(op: Op, types: OpTypes, what: str) -> tuple[TensorType, ...]:
+    """Return the types, all of which must be tensors."""
+    return tuple(tensor_input(op, types, index, what) for index in range(len(types)))
+
+
+def expect_same_type(op: Op, found: ValueType, wanted: TensorType, what: str) -> None:
+    """Check that a type fits another: same dtype, same rank, no different sizes."""
+    same = isinstance(found, TensorType) and found.dtype is wanted.dtype
+    shapes = (found.shape, wanted.shape) if isinstance(found, TensorType) else ()
+    if not same or (None not in shapes and not fits(*shapes)):
+        raise GraphVerifyError(f"{op.kind} needs {what} to be {wanted}, got {found}")
+
+
+def finer_type(first: TensorType, second: TensorType) -> TensorType:
+    """Return a type with every size that either of two fitting types has; names stay if they agree."""
+    if first.shape is None or second.shape is None:
+        return first if second.shape is None else second
+    dims = (join_dims(pair) for pair in zip(first.shape, second.shape, strict=True))
+    return TensorType(first.dtype, Shape(dims))
+
+
+class _Owner(Op):
+    """Base of the ops whose fields hold bodies."""
+
+    arity = (1, None)
+
+    def bodies(self) -> tuple[Graph, ...]:
+        """Return the bodies, in the order of the fields."""
+        values = (getattr(self, item.name) for item in fields(self))
+        return tuple(value for value in values if isinstance(value, GraphCore.graph_class))
+
+
+class If(_Owner):
     """One of two bodies, chosen by a bool; inputs are the predicate and what both bodies get, in order.
 
     A predicate of one element runs one body. A larger one is elementwise: both bodies run, and each element of the
@@ -32,8 +100,6 @@ class If(Op):
 
     then_body: Graph
     else_body: Graph
-
-    arity = (1, None)
 
     def elementwise(self, inputs: OpTypes) -> bool:
         """Return whether the predicate may have more than one element."""
@@ -50,46 +116,34 @@ class If(Op):
         no = body_results(self, self.else_body, "else body", given)
         if len(yes) != len(no):
             raise GraphVerifyError(f"If needs as many results of both bodies, got {len(yes)} and {len(no)}")
-        if self.elementwise(inputs):
-            return tuple(self._selected(predicate, *pair) for pair in zip(yes, no, strict=True))
+        results = []
         for index, (left, right) in enumerate(zip(yes, no, strict=True)):
-            expect_same_type(self, right, left, f"result {index} of its else body")
-        return tuple(finer_type(left, right) for left, right in zip(yes, no, strict=True))
-
-    def _selected(self, predicate: TensorType, left: TensorType, right: TensorType) -> TensorType:
-        if left.dtype is not right.dtype:
-            raise GraphVerifyError(f"If needs results of one dtype, got {left} and {right}; cast one")
-        return TensorType(left.dtype, self.broadcast((predicate.shape, left.shape, right.shape)))
-
-    def bodies(self) -> tuple[Graph, ...]:
-        """Return the then body and the else body."""
-        return self.then_body, self.else_body
+            if not self.elementwise(inputs):
+                expect_same_type(self, right, left, f"result {index} of its else body")
+                results.append(finer_type(left, right))
+                continue
+            if left.dtype is not right.dtype:
+                raise GraphVerifyError(f"If needs results of one dtype, got {left} and {right}; cast one")
+            results.append(TensorType(left.dtype, self.broadcast((predicate.shape, left.shape, right.shape))))
+        return tuple(results)
 
     def describe(self) -> str:
         """Return the names of the bodies."""
         return f"If(then={self.then_body.name!r}, else={self.else_body.name!r})"
 
 
-@dataclass(frozen=True, slots=True)
-class While(Op):
+class While(_Owner):
     """A body repeated as long as a condition on the carried values holds, tested before each pass.
 
     Inputs are the carried values, then values that do not change; both bodies get all of them in that order. The
-    body returns the next carried values, of unchanged types; every carried value is a result.
-
-    Attributes:
-        cond: returns one bool.
-        body: returns the next carried values.
-        carries: how many of the inputs are carried.
-        max_iterations: upper limit of passes, None for none.
+    body returns the next carried values, of unchanged types; every carried value is a result. There are at most
+    `max_iterations` passes.
     """
 
     cond: Graph
     body: Graph
     carries: int
     max_iterations: int | None = None
-
-    arity = (1, None)
 
     def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
         """Return the types of the carried values."""
@@ -111,18 +165,13 @@ class While(Op):
             expect_same_type(self, found, wanted, f"result {index} of its body")
         return carried
 
-    def bodies(self) -> tuple[Graph, ...]:
-        """Return the condition and the body."""
-        return self.cond, self.body
-
     def describe(self) -> str:
         """Return the names of the bodies and the numbers."""
         names = f"cond={self.cond.name!r}, body={self.body.name!r}"
         return f"While({names}, carries={self.carries}, max_iterations={self.max_iterations})"
 
 
-@dataclass(frozen=True, slots=True)
-class Scan(Op):
+class Scan(_Owner):
     """A body applied `length` times to a carried value.
 
     Inputs are the first carried value, `num_bcast` values that every step gets, and `num_xs` sequences
@@ -130,11 +179,7 @@ class Scan(Op):
     that order and returns the next carried value, of unchanged type.
 
     Attributes:
-        body: one step.
-        length: how many steps.
         save_trajectory: whether the result is every carried value, stacked: row t is the one after step t + 1.
-        num_bcast: how many inputs every step gets unchanged.
-        num_xs: how many inputs are sequences.
         num_checkpoints: K rows of the trajectory as result, those at floor(t * length / K); 0 for none.
     """
 
@@ -144,8 +189,6 @@ class Scan(Op):
     num_bcast: int = 0
     num_xs: int = 0
     num_checkpoints: int = 0
-
-    arity = (1, None)
 
     @property
     def checkpoint_rows(self) -> tuple[int, ...]:
@@ -171,11 +214,7 @@ class Scan(Op):
         return (TensorType(carry.dtype, Shape((rows, *known_shape(self, carry, "carry")))),)
 
     def body_inputs(self, inputs: OpTypes) -> tuple[TensorType, ...]:
-        """Return the types of the body's inputs.
-
-        Raises:
-            GraphVerifyError: a sequence has another length.
-        """
+        """Return the types of the body's inputs, one row of each sequence, whose lengths are checked."""
         given = list(tensor_types(self, inputs, "input"))
         for index in range(1 + self.num_bcast, len(given)):
             shape = known_shape(self, given[index], f"{index}, a sequence")
@@ -185,10 +224,6 @@ class Scan(Op):
             given[index] = TensorType(given[index].dtype, Shape(shape[1:]))
         return tuple(given)
 
-    def bodies(self) -> tuple[Graph, ...]:
-        """Return the body."""
-        return (self.body,)
-
     def describe(self) -> str:
         """Return the name of the body and the numbers."""
         saved = "trajectory" if self.save_trajectory else f"{self.num_checkpoints} rows" if self.num_checkpoints else ""
@@ -196,16 +231,10 @@ class Scan(Op):
         return f"Scan({self.body.name!r}, {numbers}{saved and f', saves {saved}'})"
 
 
-@dataclass(frozen=True, slots=True)
 class Custom(Op):
     """A kernel of a custom-op library, which the session must load.
 
-    Attributes:
-        name: the operator's name in the library.
-        domain: the operator's domain in the library.
-        types: types of the results, which only the library could infer.
-        attributes: the node's attributes.
-        version: the version of the domain.
+    `types` are those of the results, which only the library could infer.
     """
 
     name: str
@@ -232,23 +261,16 @@ class Custom(Op):
         return f"Custom({self.domain}::{self.name}-{self.version})"
 
 
-@dataclass(frozen=True, slots=True)
-class CustomFn(Op):
-    """A function written as a graph, which is inlined in place of the node.
-
-    Attributes:
-        fwd: the function; its inputs are the node's, in order.
-    """
+class CustomFn(_Owner):
+    """A function `fwd`, a graph with the node's inputs in order, which is inlined in place of the node."""
 
     fwd: Graph
+
+    arity = (0, None)
 
     def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
         """Return the types of the function's results."""
         return body_results(self, self.fwd, "function", tensor_types(self, inputs, "input"))
-
-    def bodies(self) -> tuple[Graph, ...]:
-        """Return the function."""
-        return (self.fwd,)
 
     def describe(self) -> str:
         """Return the function's name."""
@@ -272,13 +294,9 @@ class ControlBuilders(LeafBuilders):
         """Return the result of `then_body` where the predicate holds, else of `else_body`; both get the captures.
 
         A predicate that may have more than one element chooses element by element, and both bodies run.
-
-        Raises:
-            GraphVerifyError: a body does not take the captures, or the bodies do not return one value of one type.
         """
-        return _only(
-            self.if_multi(predicate, then_body, else_body, captures, name=name), "the bodies return", "if_multi"
-        )
+        results = self.if_multi(predicate, then_body, else_body, captures, name=name)
+        return _only(results, "the bodies return", "if_multi")
 
     def if_multi(
         self,
@@ -351,11 +369,7 @@ class ControlBuilders(LeafBuilders):
         num_checkpoints: int = 0,
         **node: Unpack[NodeArgs],
     ) -> Value:
-        """Apply `body` to the carried value, values that stay the same, and rows of sequences; see `Scan`.
-
-        Raises:
-            GraphVerifyError: a sequence has another length, or both trajectory and checkpoints are asked for.
-        """
+        """Apply `body` to the carried value, values that stay the same, and rows of sequences; see `Scan`."""
         carry = self._as_value(init)
         whole, rows = [self._as_value(item) for item in bcasts], [self._as_value(item) for item in xs]
         labels = [*_labelled("carry", [carry]), *_labelled("bcast", whole)]
@@ -375,20 +389,12 @@ class ControlBuilders(LeafBuilders):
         version: int = 1,
         name: str | None = None,
     ) -> tuple[Value, ...]:
-        """Add a kernel of a custom-op library and return its results, whose types are given.
-
-        Raises:
-            GraphVerifyError: the name, the domain or the types are missing.
-        """
+        """Add a kernel of a custom-op library and return its results, whose types are given."""
         op = Custom(op_name, domain, tuple(types), dict(attributes or {}), version)
         return self.add_node(op, [self._as_value(item) for item in inputs], name=name or op_name.lower())
 
     def custom_fn(self, inputs: Sequence[Operand], fwd_body: Body, *, name: str | None = None) -> Value:
-        """Apply a function with one result: a graph, or a Python function `(graph, *inputs)` that builds one.
-
-        Raises:
-            GraphVerifyError: the function does not take the inputs or has another number of results.
-        """
+        """Apply a function with one result: a graph, or a Python function `(graph, *inputs)` that builds one."""
         return _only(self.custom_fn_multi(inputs, fwd_body, name=name), "the function returns", "custom_fn_multi")
 
     def custom_fn_multi(

@@ -4,31 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Unpack
+from typing import Any, Unpack
 
 from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import Value
-from rlx_ort.ir.op import Op, Sizes, counts, known_name, pair
+from rlx_ort.ir.op import Op, Sizes, counts, named, pair
 from rlx_ort.ir.ops.leaf import LeafBuilders, NodeArgs, Operand
-from rlx_ort.ir.shape import Dim, Shape
-from rlx_ort.ir.types import TensorType
+from rlx_ort.ir.types import Dim, Shape, TensorType
 
 __all__ = [
-    "POOLS",
-    "RESIZE_MODES",
-    "Conv2d",
-    "Conv3d",
-    "ConvBuilders",
-    "ConvTranspose2d",
-    "Im2Col",
-    "Interpolate",
-    "Pool",
-    "ResizeNearest2x",
-    "conv_shape",
-    "expect_bias",
-    "window",
-]
+    "POOLS", "RESIZE_MODES", "Conv2d", "Conv3d", "ConvBuilders", "ConvTranspose2d", "Im2Col", "Interpolate", "Pool",
+    "ResizeNearest2x", "conv_shape", "expect_bias", "window",
+]  # fmt: skip
 
 POOLS = ("max", "mean", "sum", "min")
 """Names of the pools."""
@@ -36,8 +23,16 @@ RESIZE_MODES = ("nearest", "linear", "cubic")
 """How `Interpolate` computes elements between the given ones."""
 
 
-@dataclass(frozen=True, slots=True)
-class Conv2d(Op, operands="x weight bias?"):
+class _Conv(Op, operands="x:float weight bias?"):
+    """Base of the convolutions."""
+
+    def _result(self, x: TensorType, weight: TensorType, *bias: TensorType) -> TensorType:
+        shape = conv_shape(self, x, weight)
+        expect_bias(self, bias, shape[1])
+        return TensorType(self.same_dtype(x, weight, *bias), shape)
+
+
+class Conv2d(_Conv):
     """A cross-correlation with a weight `(C_out, C_in / groups, kH, kW)` and perhaps a bias `(C_out,)`.
 
     Attributes:
@@ -52,13 +47,8 @@ class Conv2d(Op, operands="x weight bias?"):
     dilation: tuple[int, int] = (1, 1)
     groups: int = 1
 
-    def result(self, x: TensorType, weight: TensorType, *bias: TensorType) -> TensorType:
-        """Return `(N, C_out, H_out, W_out)`."""
-        return _convolved(self, x, weight, bias)
 
-
-@dataclass(frozen=True, slots=True)
-class Conv3d(Op, operands="x weight bias?"):
+class Conv3d(_Conv):
     """A cross-correlation of a volume with a weight `(C_out, C_in / groups, kD, kH, kW)` and perhaps a bias.
 
     The attributes are those of `Conv2d`, with one number each for depth, height and width.
@@ -69,21 +59,12 @@ class Conv3d(Op, operands="x weight bias?"):
     dilation: tuple[int, ...] = (1, 1, 1)
     groups: int = 1
 
-    def result(self, x: TensorType, weight: TensorType, *bias: TensorType) -> TensorType:
-        """Return `(N, C_out, D_out, H_out, W_out)`."""
-        return _convolved(self, x, weight, bias)
 
-
-@dataclass(frozen=True, slots=True)
-class ConvTranspose2d(Op, operands="x weight bias?"):
+class ConvTranspose2d(Op, operands="x:float weight bias?"):
     """The transpose of a convolution, with a weight `(C_in, C_out / groups, kH, kW)` and perhaps a bias.
 
-    Attributes:
-        stride: distance between the input's elements in the result.
-        padding: rows and columns cut off on both sides.
-        output_padding: rows and columns added at the end.
-        dilation: distance between the taps.
-        groups: how many parts the channels fall into.
+    The attributes are those of the convolution, whose padding is cut off here; `output_padding` is how many rows and
+    columns are added at the end.
     """
 
     stride: tuple[int, int] = (1, 1)
@@ -92,9 +73,7 @@ class ConvTranspose2d(Op, operands="x weight bias?"):
     dilation: tuple[int, int] = (1, 1)
     groups: int = 1
 
-    def result(self, x: TensorType, weight: TensorType, *bias: TensorType) -> TensorType:
-        """Return `(N, C_out, H_out, W_out)`."""
-        self.expect_float(x, "x")
+    def _result(self, x: TensorType, weight: TensorType, *bias: TensorType) -> TensorType:
         image, taps = self.expect_rank(x, (4,), "x"), self.expect_rank(weight, (4,), "weight")
         self.expect_dim(image[1], taps[0], "the number of input channels")
         _check_groups(self, taps[0], self.groups)
@@ -111,24 +90,18 @@ class ConvTranspose2d(Op, operands="x weight bias?"):
         return TensorType(dtype, Shape((image[0], channels, *sizes)))
 
 
-@dataclass(frozen=True, slots=True)
-class Pool(Op, operands="x"):
+class Pool(Op, operands="x:float"):
     """The largest, mean, sum or smallest element of each window.
 
     `max` and `min` ignore padding; `mean` counts it as zeros and divides by the whole window.
     """
 
-    function: str
+    function: str = named("pool", POOLS)
     kernel: tuple[int, int]
     stride: tuple[int, int] = (1, 1)
     padding: tuple[int, int] = (0, 0)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "function", known_name("pool", self.function, POOLS))
-
-    def result(self, x: TensorType) -> TensorType:
-        """Return `(N, C, H_out, W_out)`."""
-        self.expect_float(x, "x")
+    def _result(self, x: TensorType) -> TensorType:
         shape = self.expect_rank(x, (4,), "x")
         if any(2 * pad > size for pad, size in zip(self.padding, self.kernel, strict=True)):
             raise GraphVerifyError(f"Pool needs padding of at most half its kernel {self.kernel}, got {self.padding}")
@@ -136,19 +109,16 @@ class Pool(Op, operands="x"):
         return TensorType(x.dtype, Shape((*shape[:2], *sizes)))
 
 
-@dataclass(frozen=True, slots=True)
 class ResizeNearest2x(Op, operands="x"):
     """Each pixel doubled in height and width."""
 
-    def result(self, x: TensorType) -> TensorType:
-        """Return `(N, C, 2H, 2W)`."""
+    def _result(self, x: TensorType) -> TensorType:
         shape = self.expect_rank(x, (4,), "x")
         doubled = (dim * 2 if isinstance(dim, int) else None for dim in shape[2:])
         return TensorType(x.dtype, Shape((*shape[:2], *doubled)))
 
 
-@dataclass(frozen=True, slots=True)
-class Im2Col(Op, operands="x"):
+class Im2Col(Op, operands="x:float"):
     """The windows of an `(N, C, H, W)` image as columns, `(N, C * kH * kW, windows)`, zeros in the padding.
 
     `kernel` is the height and width of a window; the other attributes are those of `Conv2d`.
@@ -160,19 +130,13 @@ class Im2Col(Op, operands="x"):
     dilation: tuple[int, int] = (1, 1)
 
     def windows(self, shape: Shape) -> tuple[int, int]:
-        """Return how many windows there are in height and in width.
-
-        Raises:
-            GraphVerifyError: the height or width has no size, or no window fits.
-        """
+        """Return how many windows there are in height and in width."""
         rows, columns = _window_counts(self, shape[2:], self.kernel, self.stride, self.padding, self.dilation)
         if not isinstance(rows, int) or not isinstance(columns, int):
             raise GraphVerifyError(f"Im2Col needs the height and width of x {shape}; bind the dimensions first")
         return rows, columns
 
-    def result(self, x: TensorType) -> TensorType:
-        """Return `(N, C * kH * kW, windows)`."""
-        self.expect_float(x, "x")
+    def _result(self, x: TensorType) -> TensorType:
         shape = self.expect_rank(x, (4,), "x")
         rows, columns = self.windows(shape)
         channels = shape[1]
@@ -181,74 +145,45 @@ class Im2Col(Op, operands="x"):
         return TensorType(x.dtype, Shape((shape[0], channels * math.prod(self.kernel), rows * columns)))
 
 
-@dataclass(frozen=True, slots=True)
-class Interpolate(Op, operands="x"):
+class Interpolate(Op, operands="x:float"):
     """An `(N, C, ...)` tensor resized to other spatial sizes.
 
     `nearest` takes element floor(i * old / new). `linear` and `cubic` (coefficient -0.75) treat elements as areas
     whose centres are at i + 0.5, unless `align_corners` maps the first and last element to the first and last one.
-
-    Attributes:
-        sizes: the new sizes, one for each dimension after the channels.
-        mode: one of `RESIZE_MODES`.
-        align_corners: see above; not for `nearest`.
+    There is a size for each dimension after the channels.
     """
 
     sizes: tuple[int, ...]
-    mode: str = "nearest"
+    mode: str = named("resize mode", RESIZE_MODES, default="nearest")
     align_corners: bool = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "mode", known_name("resize mode", self.mode, RESIZE_MODES))
+        Op.__post_init__(self)
         if self.align_corners and self.mode == "nearest":
             raise GraphVerifyError("Interpolate with align_corners takes mode linear or cubic, not nearest")
         if min(self.sizes, default=0) < 1:
             raise GraphVerifyError(f"Interpolate needs sizes of at least 1, got {self.sizes}")
 
-    def result(self, x: TensorType) -> TensorType:
-        """Return the shape with the new sizes."""
-        self.expect_float(x, "x")
+    def _result(self, x: TensorType) -> TensorType:
         shape = self.expect_rank(x, (2 + len(self.sizes),), "x")
         if self.mode == "cubic" and len(self.sizes) != 2:
             raise GraphVerifyError(f"Interpolate with mode cubic resizes images, not {len(self.sizes)} dimensions")
         return TensorType(x.dtype, Shape((*shape[:2], *self.sizes)))
 
 
-def _convolved(op: Conv2d | Conv3d, x: TensorType, weight: TensorType, bias: Sequence[TensorType]) -> TensorType:
-    op.expect_float(x, "x")
-    shape = conv_shape(op, x, weight, op.stride, op.padding, op.dilation, op.groups)
-    expect_bias(op, bias, shape[1])
-    return TensorType(op.same_dtype(x, weight, *bias), shape)
-
-
-def conv_shape(
-    op: Op,
-    x: TensorType,
-    weight: TensorType,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-) -> Shape:
-    """Return the shape of a convolution over as many axes as `stride` has numbers.
-
-    Raises:
-        GraphVerifyError: the ranks, channels or groups do not fit, or no window does.
-    """
-    rank = (2 + len(stride),)
+def conv_shape(op: Any, x: TensorType, weight: TensorType) -> Shape:
+    """Return the shape of a convolution, an op with the attributes of `Conv2d`, over as many axes as its stride has."""
+    rank = (2 + len(op.stride),)
     image, taps = op.expect_rank(x, rank, "x"), op.expect_rank(weight, rank, "weight")
-    if groups >= 1 and isinstance(taps[1], int):
-        op.expect_dim(image[1], taps[1] * groups, "the number of input channels")
-    _check_groups(op, taps[0], groups)
-    return Shape((image[0], taps[0], *_window_counts(op, image[2:], taps[2:], stride, padding, dilation)))
+    if op.groups >= 1 and isinstance(taps[1], int):
+        op.expect_dim(image[1], taps[1] * op.groups, "the number of input channels")
+    _check_groups(op, taps[0], op.groups)
+    counted = _window_counts(op, image[2:], taps[2:], op.stride, op.padding, op.dilation)
+    return Shape((image[0], taps[0], *counted))
 
 
 def expect_bias(op: Op, bias: Sequence[TensorType], channels: Dim) -> None:
-    """Check that a bias, if there is one, has a number for each channel.
-
-    Raises:
-        GraphVerifyError: it does not.
-    """
+    """Check that a bias, if there is one, has a number for each channel."""
     for value in bias:
         (size,) = op.expect_rank(value, (1,), "bias")
         op.expect_dim(size, channels, "the size of the bias")
@@ -365,10 +300,12 @@ class ConvBuilders(LeafBuilders):
         **node: Unpack[NodeArgs],
     ) -> Value:
         """Convolve `(N, C, D, H, W)` with a weight `(C_out, C / groups, kD, kH, kW)`."""
-        op = Conv3d(
-            counts("stride", stride, 3, 1), counts("padding", padding, 3), counts("dilation", dilation, 3, 1), groups
+        step, pad, gap = (
+            counts("stride", stride, 3, 1),
+            counts("padding", padding, 3),
+            counts("dilation", dilation, 3, 1),
         )
-        return self._add(op, *self._like(x, weight, bias), **node)
+        return self._add(Conv3d(step, pad, gap, groups), *self._like(x, weight, bias), **node)
 
     def im2col(
         self,

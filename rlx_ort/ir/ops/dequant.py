@@ -1,4 +1,4 @@
-"""Matrix products with packed weights.
+"""Matrix products with packed weights, and products in which each row selects its matrix: mixtures of experts.
 
 The weights stay in the form their file has. Schemes, for x `(..., M, K)` and a result `(..., M, N)`:
 
@@ -21,20 +21,21 @@ half first. In `nvfp4_block` column 2j is the low half.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Unpack
 
 from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import Value
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.gguf_blocks import GGUF_FORMATS, BlockFormat, block_format
-from rlx_ort.ir.op import Op, OpTypes, known_name, known_shape, tensor_input
+from rlx_ort.ir.gguf_blocks import GGUF_FORMATS, BlockFormat
+from rlx_ort.ir.op import Op, OpTypes, known_shape, named
 from rlx_ort.ir.ops.leaf import LeafBuilders, NodeArgs, Operand
-from rlx_ort.ir.shape import Dim, Shape
-from rlx_ort.ir.types import TensorType
+from rlx_ort.ir.types import Dim, Shape, TensorType
 
-__all__ = ["SCHEMES", "DequantBuilders", "DequantGroupedMatMul", "DequantMatMul", "DequantMoEWeights"]
+__all__ = [
+    "SCHEMES", "DequantBuilders", "DequantGroupedMatMul", "DequantMatMul", "DequantMoEWeights", "GroupedMatMul",
+    "ScatterAdd",
+]  # fmt: skip
 
 _BLOCK_SCHEMES = ("int8_block", "int8_block_asym", "int4_block")
 _FP8 = {"fp8_e4m3": DType.F8E4M3, "fp8_e5m2": DType.F8E5M2}
@@ -52,31 +53,27 @@ _ROLES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class DequantMatMul(Op, operands="x w scale? extra?"):
+class DequantMatMul(Op, operands="x:float w scale? extra?"):
     """x times a packed weight; see the table of schemes.
 
     Attributes:
-        scheme: one of `SCHEMES`.
         block: rows of the weight that share a scale, for the block schemes; None for the others.
         packed: whether the weight stays packed in the session, multiplied by ONNX Runtime's MatMulNBits, which not
             every provider has. Otherwise it is expanded once, when the session opens, and takes the bytes of x's
             dtype. Only for `int4_block`, `q4_0` and `q4_k`, since the CPU kernel of 8 bits needs prepacked weights.
     """
 
-    scheme: str
+    scheme: str = named("scheme", SCHEMES)
     block: int | None = None
     packed: bool = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "scheme", known_name("scheme", self.scheme, SCHEMES))
+        Op.__post_init__(self)
         if (self.scheme in _BLOCK_SCHEMES) != (self.block is not None) or (self.block is not None and self.block < 1):
             wanted = "a block size of at least 1" if self.scheme in _BLOCK_SCHEMES else "no block size"
             raise GraphVerifyError(f"scheme {self.scheme!r} takes {wanted}, got {self.block}")
-        if self.packed:
-            self._check_packed()
-
-    def _check_packed(self) -> None:
+        if not self.packed:
+            return
         if self.scheme not in _PACKED:
             known = ", ".join(_PACKED)
             raise GraphVerifyError(
@@ -91,19 +88,17 @@ class DequantMatMul(Op, operands="x w scale? extra?"):
         return GGUF_FORMATS.get(self.scheme)
 
     def sizes(self, inputs: OpTypes) -> tuple[int, int]:
-        """Return K and N.
-
-        Raises:
-            GraphVerifyError: a size is unknown, or the inputs do not fit each other.
-        """
-        x, *rest = (tensor_input(self, inputs, place, name) for place, name in enumerate(self.operands[: len(inputs)]))
-        self.expect_float(x, "x")
+        """Return K and N."""
+        x, *rest = self._tensors(inputs)
         shape = known_shape(self, x, "x")
         if shape.rank < 2:
             raise GraphVerifyError(f"DequantMatMul needs a matrix, x is {shape}; reshape it to rank 2 or more")
         k = _size(self, shape[-1], "the last dimension of x")
         if self.gguf is not None:
-            return k, _gguf_rows(self, rest, self.gguf, k)
+            if len(rest) != 1:
+                raise GraphVerifyError(f"scheme {self.scheme!r} takes x and the bytes; got {len(inputs)} inputs")
+            _expect_dtype(self, rest[0], (DType.U8,), "the bytes")
+            return k, _rows(self, self.gguf, k, self.expect_rank(rest[0], (1, 2), "bytes"), "in all")
         counts, roles = _ROLES[self.scheme]
         if len(rest) not in counts:
             raise GraphVerifyError(f"scheme {self.scheme!r} takes x, {roles}; got {len(inputs)} inputs")
@@ -152,14 +147,12 @@ class DequantMatMul(Op, operands="x w scale? extra?"):
             self.expect_dims(self.expect_rank(extra, (2,), "zero point"), (k // block, n), "the zero point")
         return n
 
-    def result(self, x: TensorType, *weights: TensorType) -> TensorType:
-        """Return `(..., M, N)` in the dtype of x."""
+    def _result(self, x: TensorType, *weights: TensorType) -> TensorType:
         _, n = self.sizes((x, *weights))
         return TensorType(x.dtype, Shape((*known_shape(self, x, "x")[:-1], n)))
 
 
-@dataclass(frozen=True, slots=True)
-class DequantGroupedMatMul(Op, operands="x bytes experts"):
+class DequantGroupedMatMul(Op, operands="x:float bytes experts:indices"):
     """Row i of x times the packed weight of expert `experts[i]`: x `(M, K)`, bytes, experts `(M,)`.
 
     The bytes are u8 `(E, N, row bytes)` or `(E, N * row bytes)`, in a GGUF format. With up to E rows,
@@ -167,44 +160,32 @@ class DequantGroupedMatMul(Op, operands="x bytes experts"):
     session opens, which takes E * K * N * 4 bytes. `scheme` is a GGUF format.
     """
 
-    scheme: str
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "scheme", block_format(self.scheme).name)
+    scheme: str = named("GGUF format", GGUF_FORMATS)
 
     def sizes(self, inputs: OpTypes) -> tuple[int, int, int]:
-        """Return the number of experts, K and N.
-
-        Raises:
-            GraphVerifyError: a size is unknown, or the inputs do not fit each other.
-        """
-        x, data, chosen = (tensor_input(self, inputs, at, name) for at, name in enumerate(self.operands))
-        self.expect_float(x, "x")
+        """Return the number of experts, K and N."""
+        x, data, chosen = self._tensors(inputs)
         rows, inner = self.expect_rank(x, (2,), "x")
         k = _size(self, inner, "the last dimension of x")
-        experts, n = _slabs(self, data, GGUF_FORMATS[self.scheme], k)
-        self.expect_indices(chosen, "experts")
+        _expect_dtype(self, data, (DType.U8,), "the bytes")
+        shape = self.expect_rank(data, (2, 3), "bytes")
+        experts, *found = (_size(self, dim, "every dimension of the bytes") for dim in shape)
+        n = _rows(self, GGUF_FORMATS[self.scheme], k, found, "an expert")
         (count,) = self.expect_rank(chosen, (1,), "experts")
         self.expect_dim(count, rows, "the number of experts given, one for each row of x,")
         return experts, k, n
 
-    def result(self, x: TensorType, data: TensorType, experts: TensorType) -> TensorType:
-        """Return `(M, N)` in the dtype of x."""
+    def _result(self, x: TensorType, data: TensorType, experts: TensorType) -> TensorType:
         _, _, n = self.sizes((x, data, experts))
         return TensorType(x.dtype, Shape((known_shape(self, x, "x")[0], n)))
 
 
-@dataclass(frozen=True, slots=True)
 class DequantMoEWeights(Op, operands="bytes"):
     """The packed weights of all experts as f32 `(E, K, N)`, from bytes u8 `(E, N, row bytes)` in a GGUF format."""
 
-    scheme: str
+    scheme: str = named("GGUF format", GGUF_FORMATS)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "scheme", block_format(self.scheme).name)
-
-    def result(self, data: TensorType) -> TensorType:
-        """Return `(E, K, N)` as f32."""
+    def _result(self, data: TensorType) -> TensorType:
         _expect_dtype(self, data, (DType.U8,), "bytes")
         experts, rows, width = self.expect_rank(data, (3,), "bytes")
         kind = GGUF_FORMATS[self.scheme]
@@ -232,36 +213,55 @@ def _check_elements(op: Op, value: TensorType, wanted: int) -> None:
         raise GraphVerifyError(f"{op.describe()} needs {wanted} elements of {value.dtype.value}, got {value}")
 
 
-def _gguf_rows(op: Op, weights: Sequence[TensorType], kind: BlockFormat, k: int) -> int:
-    if len(weights) != 1:
-        raise GraphVerifyError(f"scheme {kind.name!r} takes x and the bytes; got {1 + len(weights)} inputs")
-    _expect_dtype(op, weights[0], (DType.U8,), "the bytes")
+def _rows(op: Op, kind: BlockFormat, k: int, found: Sequence[Dim], where: str) -> int:
+    """Return N of packed rows of k weights, `(N, row bytes)` or `(N * row bytes,)`."""
     row = kind.row_bytes(k)
-    shape = op.expect_rank(weights[0], (1, 2), "bytes")
-    if shape.rank == 2:
-        op.expect_dim(shape[1], row, f"the bytes of a row of {k} weights")
-        return _size(op, shape[0], "the rows of the bytes")
-    total = _size(op, shape[0], "the number of bytes")
+    if len(found) == 2:
+        op.expect_dim(found[1], row, f"the bytes of a row of {k} weights")
+        return _size(op, found[0], "the rows of the bytes")
+    total = _size(op, found[0], "the number of bytes")
     if row == 0 or total % row:
-        raise GraphVerifyError(f"{op.describe()} needs rows of {row} bytes, got {total} bytes in all")
+        raise GraphVerifyError(f"{op.describe()} needs rows of {row} bytes, got {total} bytes {where}")
     return total // row
 
 
-def _slabs(op: Op, data: TensorType, kind: BlockFormat, k: int) -> tuple[int, int]:
-    """Return the number of experts, and N."""
-    _expect_dtype(op, data, (DType.U8,), "the bytes")
-    shape = op.expect_rank(data, (2, 3), "bytes")
-    sizes = [_size(op, dim, "every dimension of the bytes") for dim in shape]
-    row = kind.row_bytes(k)
-    if shape.rank == 3:
-        op.expect_dim(sizes[2], row, f"the bytes of a row of {k} weights")
-    elif row == 0 or sizes[1] % row:
-        raise GraphVerifyError(f"{op.describe()} needs rows of {row} bytes, got {sizes[1]} bytes an expert")
-    return sizes[0], sizes[1] if shape.rank == 3 else sizes[1] // row
+class GroupedMatMul(Op, operands="x w experts:indices"):
+    """Row i of x `(M, K)` times matrix `experts[i]` of w `(E, K, N)`; experts `(M,)` are 0 to E - 1.
+
+    If M is known and at most E, each row gets a copy of its matrix: M * K * N elements of memory. Otherwise a loop
+    goes through the experts that have rows, with one copied matrix at a time.
+    """
+
+    def _result(self, x: TensorType, w: TensorType, experts: TensorType) -> TensorType:
+        dtype = self.same_dtype(x, w)
+        rows, inner = self.expect_rank(x, (2,), "x")
+        _, k, n = self.expect_rank(w, (3,), "w")
+        self.expect_dim(k, inner, "the rows of each matrix of w")
+        _expect_places(self, experts, "experts", rows)
+        return TensorType(dtype, Shape((rows, n)))
+
+
+class ScatterAdd(Op, operands="updates indices:indices"):
+    """Zeros with `rows` rows, with `updates[i]` added to row `indices[i]`: updates `(U, ...)`, indices `(U,)`."""
+
+    rows: Dim
+
+    def _result(self, updates: TensorType, indices: TensorType) -> TensorType:
+        self.expect_number(updates, "the updates")
+        shape = known_shape(self, updates, "updates")
+        if shape.rank < 1:
+            raise GraphVerifyError("ScatterAdd needs updates of rank 1 or more, got a scalar")
+        _expect_places(self, indices, "indices", shape[0])
+        return TensorType(updates.dtype, Shape((self.rows, *shape[1:])))
+
+
+def _expect_places(op: Op, places: TensorType, name: str, count: Dim) -> None:
+    (found,) = op.expect_rank(places, (1,), name)
+    op.expect_dim(found, count, f"the number of {name}, one for each row,")
 
 
 class DequantBuilders(LeafBuilders):
-    """Builders of the products with packed weights."""
+    """Builders of the products with packed weights, and of mixtures of experts."""
 
     __slots__ = ()
 
@@ -273,13 +273,12 @@ class DequantBuilders(LeafBuilders):
         zero_point: Operand | None,
         scheme: str,
         block: int | None = None,
-        shape: Iterable[Dim] | None = None,
         *,
         packed: bool = False,
-        name: str | None = None,
+        **node: Unpack[NodeArgs],
     ) -> Value:
         """Multiply by a weight that is packed with scales; see the table of schemes."""
-        return self._add(DequantMatMul(scheme, block, packed), x, w_q, scale, zero_point, shape=shape, name=name)
+        return self._add(DequantMatMul(scheme, block, packed), x, w_q, scale, zero_point, **node)
 
     def dequant_matmul_nvfp4(
         self, x: Operand, w_q: Operand, scale: Operand, global_scale: Operand, **node: Unpack[NodeArgs]
@@ -288,17 +287,10 @@ class DequantBuilders(LeafBuilders):
         return self._add(DequantMatMul("nvfp4_block"), x, w_q, scale, global_scale, **node)
 
     def dequant_matmul_packed(
-        self,
-        x: Operand,
-        data: Operand,
-        scheme: str,
-        shape: Iterable[Dim] | None = None,
-        *,
-        packed: bool = False,
-        name: str | None = None,
+        self, x: Operand, data: Operand, scheme: str, *, packed: bool = False, **node: Unpack[NodeArgs]
     ) -> Value:
         """Multiply by a weight whose rows, one for each column of the result, are GGUF blocks."""
-        return self._add(DequantMatMul(scheme, None, packed), x, data, shape=shape, name=name)
+        return self._add(DequantMatMul(scheme, None, packed), x, data, **node)
 
     def dequant_grouped_matmul(
         self, x: Operand, data: Operand, experts: Operand, scheme: str, **node: Unpack[NodeArgs]
@@ -309,3 +301,11 @@ class DequantBuilders(LeafBuilders):
     def dequant_moe_weights(self, data: Operand, scheme: str, **node: Unpack[NodeArgs]) -> Value:
         """Return the packed weights of all experts as f32 `(E, K, N)`."""
         return self._add(DequantMoEWeights(scheme), data, **node)
+
+    def grouped_matmul(self, x: Operand, w: Operand, experts: Operand, **node: Unpack[NodeArgs]) -> Value:
+        """Multiply each row of x by the matrix of its expert; float experts drop their fraction."""
+        return self._add(GroupedMatMul(), *self._like(x, w), experts, **node)
+
+    def scatter_add(self, updates: Operand, indices: Operand, rows: Dim, **node: Unpack[NodeArgs]) -> Value:
+        """Return zeros with each row added at its index; float indices drop their fraction."""
+        return self._add(ScatterAdd(rows), updates, indices, **node)

@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Unpack
 
 from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import Value
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.op import Op, known_name
-from rlx_ort.ir.ops.leaf import LeafBuilders, NodeArgs, Operand
+from rlx_ort.ir.op import Op, named
+from rlx_ort.ir.ops.leaf import LeafBuilders, NodeArgs, Operand, preset
 from rlx_ort.ir.types import TensorType
 
 __all__ = [
-    "ACTIVATIONS",
-    "BINARIES",
-    "COMPARISONS",
-    "Activation",
-    "Binary",
-    "Cast",
-    "Clamp",
-    "Compare",
-    "ElementwiseBuilders",
-    "Fma",
-    "StopGradient",
-    "Where",
-]
+    "ACTIVATIONS", "BINARIES", "COMPARISONS", "Activation", "Binary", "Cast", "Clamp", "Compare",
+    "ElementwiseBuilders", "Fma", "StopGradient", "Where",
+]  # fmt: skip
 
 ACTIVATIONS = (
     "gelu", "gelu_approx", "silu", "relu", "sigmoid", "tanh", "exp", "log", "sqrt", "rsqrt", "neg", "abs", "sin",
@@ -48,7 +37,6 @@ COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 """Names of the comparisons; `== != < <= > >=` are accepted as well."""
 
 
-@dataclass(frozen=True, slots=True)
 class Activation(Op, operands="x"):
     """A function of each element.
 
@@ -56,34 +44,23 @@ class Activation(Op, operands="x"):
     relu6(x + 3) / 6 and `hard_swish` x times that, `elu` has alpha 1.
     """
 
-    function: str
+    function: str = named("activation", ACTIVATIONS)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "function", known_name("activation", self.function, ACTIVATIONS))
-
-    def result(self, x: TensorType) -> TensorType:
-        """Return the type of x."""
+    def _result(self, x: TensorType) -> None:
         unsigned_neg = self.function == "neg" and x.dtype.value.startswith("u")
         if self.function not in _INTEGER_ACTIVATIONS or not x.dtype.is_integer or unsigned_neg:
             self.expect_float(x, "x")
-        return x
 
 
-@dataclass(frozen=True, slots=True)
 class Binary(Op, operands="lhs rhs"):
     """A function of two elements of one dtype.
 
     Integer `div` drops the fraction, `mod` has the sign of the dividend, `shr` of a signed integer keeps its sign.
     """
 
-    function: str
+    function: str = named("binary op", BINARIES, aliases=_SYMBOLS)
 
-    def __post_init__(self) -> None:
-        name = _SYMBOLS.get(self.function, self.function)
-        object.__setattr__(self, "function", known_name("binary op", name, BINARIES))
-
-    def result(self, lhs: TensorType, rhs: TensorType) -> TensorType:
-        """Return the broadcast type."""
+    def _result(self, lhs: TensorType, rhs: TensorType) -> TensorType:
         result = _broadcast_type(self, lhs, rhs)
         dtype = result.dtype
         if self.function in _BITWISE:
@@ -99,67 +76,48 @@ class Binary(Op, operands="lhs rhs"):
         return result
 
 
-@dataclass(frozen=True, slots=True)
 class Compare(Op, operands="lhs rhs"):
     """A comparison of two elements of one dtype; the result is bool."""
 
-    function: str
+    function: str = named("comparison", COMPARISONS, aliases=_SYMBOLS)
 
-    def __post_init__(self) -> None:
-        name = _SYMBOLS.get(self.function, self.function)
-        object.__setattr__(self, "function", known_name("comparison", name, COMPARISONS))
-
-    def result(self, lhs: TensorType, rhs: TensorType) -> TensorType:
-        """Return the broadcast shape as bool."""
+    def _result(self, lhs: TensorType, rhs: TensorType) -> TensorType:
         return TensorType(DType.BOOL, _broadcast_type(self, lhs, rhs).shape)
 
 
-@dataclass(frozen=True, slots=True)
 class Where(Op, operands="condition then else"):
     """Element of the second input where the first (bool) is true, of the third elsewhere."""
 
-    def result(self, condition: TensorType, then: TensorType, otherwise: TensorType) -> TensorType:
-        """Return the dtype of the branches, and the broadcast shape of all three."""
+    def _result(self, condition: TensorType, then: TensorType, otherwise: TensorType) -> TensorType:
         if condition.dtype is not DType.BOOL:
             raise GraphVerifyError(f"Where needs a bool condition, got {condition.dtype.value}; cast it first")
         dtype = self.same_dtype(then, otherwise, names=("then", "else"))
         return TensorType(dtype, self.broadcast((condition.shape, then.shape, otherwise.shape)))
 
 
-@dataclass(frozen=True, slots=True)
 class Cast(Op, operands="x"):
     """Conversion to another dtype: float to integer drops the fraction, to bool is `!= 0`."""
 
     to: DType
 
-    def result(self, x: TensorType) -> TensorType:
-        """Return the shape of x with the new dtype."""
+    def _result(self, x: TensorType) -> TensorType:
         return TensorType(self.to, x.shape)
 
 
-@dataclass(frozen=True, slots=True)
-class Clamp(Op, operands="x"):
+class Clamp(Op, operands="x:number"):
     """Each element clamped to bounds; None for no bound."""
 
     low: float | None = None
     high: float | None = None
 
-    def result(self, x: TensorType) -> TensorType:
-        """Return the type of x."""
-        self.expect_number(x)
-        return x
 
-
-@dataclass(frozen=True, slots=True)
 class Fma(Op, operands="a b c"):
     """a * b + c, broadcast."""
 
-    def result(self, a: TensorType, b: TensorType, c: TensorType) -> TensorType:
-        """Return the broadcast type."""
+    def _result(self, a: TensorType, b: TensorType, c: TensorType) -> TensorType:
         return _broadcast_type(self, a, b, c)
 
 
-@dataclass(frozen=True, slots=True)
 class StopGradient(Op, operands="x"):
     """The input unchanged; a marker for training frameworks."""
 
@@ -209,102 +167,28 @@ class ElementwiseBuilders(LeafBuilders):
         """Return the value unchanged, marked for training frameworks."""
         return self._add(StopGradient(), x, **node)
 
-    def add(self, lhs: Operand, rhs: Operand) -> Value:
-        """Return lhs + rhs."""
-        return self.binary("add", lhs, rhs)
-
-    def sub(self, lhs: Operand, rhs: Operand) -> Value:
-        """Return lhs - rhs."""
-        return self.binary("sub", lhs, rhs)
-
-    def mul(self, lhs: Operand, rhs: Operand) -> Value:
-        """Return lhs * rhs."""
-        return self.binary("mul", lhs, rhs)
-
-    def div(self, lhs: Operand, rhs: Operand) -> Value:
-        """Return lhs / rhs; integers drop the fraction."""
-        return self.binary("div", lhs, rhs)
-
-    def maximum(self, lhs: Operand, rhs: Operand) -> Value:
-        """Return the larger element."""
-        return self.binary("max", lhs, rhs)
-
-    def minimum(self, lhs: Operand, rhs: Operand) -> Value:
-        """Return the smaller element."""
-        return self.binary("min", lhs, rhs)
-
-    def pow(self, lhs: Operand, rhs: Operand) -> Value:
-        """Return lhs to the power of rhs."""
-        return self.binary("pow", lhs, rhs)
-
-    def eq_(self, lhs: Operand, rhs: Operand) -> Value:
-        """Return lhs == rhs."""
-        return self.compare("eq", lhs, rhs)
-
-    def ne_(self, lhs: Operand, rhs: Operand) -> Value:
-        """Return lhs != rhs."""
-        return self.compare("ne", lhs, rhs)
-
-    def lt_(self, lhs: Operand, rhs: Operand) -> Value:
-        """Return lhs < rhs."""
-        return self.compare("lt", lhs, rhs)
-
-    def le_(self, lhs: Operand, rhs: Operand) -> Value:
-        """Return lhs <= rhs."""
-        return self.compare("le", lhs, rhs)
-
-    def gt_(self, lhs: Operand, rhs: Operand) -> Value:
-        """Return lhs > rhs."""
-        return self.compare("gt", lhs, rhs)
-
-    def ge_(self, lhs: Operand, rhs: Operand) -> Value:
-        """Return lhs >= rhs."""
-        return self.compare("ge", lhs, rhs)
-
-    def gelu(self, x: Operand) -> Value:
-        """Apply GELU, exact form."""
-        return self.activation("gelu", x)
-
-    def gelu_approx(self, x: Operand) -> Value:
-        """Apply GELU, tanh form."""
-        return self.activation("gelu_approx", x)
-
-    def silu(self, x: Operand) -> Value:
-        """Return x * sigmoid(x)."""
-        return self.activation("silu", x)
-
-    def relu(self, x: Operand) -> Value:
-        """Return max(x, 0)."""
-        return self.activation("relu", x)
-
-    def sigmoid(self, x: Operand) -> Value:
-        """Return 1 / (1 + exp(-x))."""
-        return self.activation("sigmoid", x)
-
-    def tanh(self, x: Operand) -> Value:
-        """Return the hyperbolic tangent."""
-        return self.activation("tanh", x)
-
-    def exp(self, x: Operand) -> Value:
-        """Return e to the power of x."""
-        return self.activation("exp", x)
-
-    def log(self, x: Operand) -> Value:
-        """Return the natural logarithm."""
-        return self.activation("log", x)
-
-    def sqrt(self, x: Operand) -> Value:
-        """Return the square root."""
-        return self.activation("sqrt", x)
-
-    def rsqrt(self, x: Operand) -> Value:
-        """Return 1 / sqrt(x)."""
-        return self.activation("rsqrt", x)
-
-    def neg(self, x: Operand) -> Value:
-        """Return -x."""
-        return self.activation("neg", x)
-
-    def abs(self, x: Operand) -> Value:
-        """Return the absolute value."""
-        return self.activation("abs", x)
+    add = preset(binary, "add", "Return lhs + rhs.")
+    sub = preset(binary, "sub", "Return lhs - rhs.")
+    mul = preset(binary, "mul", "Return lhs * rhs.")
+    div = preset(binary, "div", "Return lhs / rhs; integers drop the fraction.")
+    maximum = preset(binary, "max", "Return the larger element.")
+    minimum = preset(binary, "min", "Return the smaller element.")
+    pow = preset(binary, "pow", "Return lhs to the power of rhs.")
+    eq_ = preset(compare, "eq", "Return lhs == rhs.")
+    ne_ = preset(compare, "ne", "Return lhs != rhs.")
+    lt_ = preset(compare, "lt", "Return lhs < rhs.")
+    le_ = preset(compare, "le", "Return lhs <= rhs.")
+    gt_ = preset(compare, "gt", "Return lhs > rhs.")
+    ge_ = preset(compare, "ge", "Return lhs >= rhs.")
+    gelu = preset(activation, "gelu", "Apply GELU, exact form.")
+    gelu_approx = preset(activation, "gelu_approx", "Apply GELU, tanh form.")
+    silu = preset(activation, "silu", "Return x * sigmoid(x).")
+    relu = preset(activation, "relu", "Return max(x, 0).")
+    sigmoid = preset(activation, "sigmoid", "Return 1 / (1 + exp(-x)).")
+    tanh = preset(activation, "tanh", "Return the hyperbolic tangent.")
+    exp = preset(activation, "exp", "Return e to the power of x.")
+    log = preset(activation, "log", "Return the natural logarithm.")
+    sqrt = preset(activation, "sqrt", "Return the square root.")
+    rsqrt = preset(activation, "rsqrt", "Return 1 / sqrt(x).")
+    neg = preset(activation, "neg", "Return -x.")
+    abs = preset(activation, "abs", "Return the absolute value.")

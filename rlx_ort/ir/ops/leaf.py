@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any, TypeAlias, TypedDict
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any, Concatenate, ParamSpec, TypeAlias, TypedDict, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -13,12 +13,13 @@ from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import GraphCore, Value
 from rlx_ort.ir.dtype import DType, promote
 from rlx_ort.ir.op import Op, OpTypes
-from rlx_ort.ir.shape import Dim, Shape, fits, refined
 from rlx_ort.ir.tensor import TensorData
-from rlx_ort.ir.types import TensorType, ValueType
+from rlx_ort.ir.types import Dim, Shape, TensorType, ValueType, fits, refined
 
-__all__ = ["Capture", "Constant", "Input", "LeafBuilders", "NodeArgs", "Operand", "Param"]
+__all__ = ["Capture", "Constant", "Input", "LeafBuilders", "NodeArgs", "Operand", "Param", "preset"]
 
+A = TypeVar("A")
+P = ParamSpec("P")
 Operand: TypeAlias = "Value | npt.ArrayLike"
 """What the builders take as an operand: a value, or a number or array that becomes a constant."""
 
@@ -35,55 +36,52 @@ class NodeArgs(TypedDict, total=False):
     shape: Iterable[Dim] | None
 
 
-def _declared_type(self: Any, inputs: OpTypes) -> tuple[ValueType, ...]:
-    """Return the type that is a field of the op."""
-    return (self.type,)
+def preset(
+    builder: Callable[Concatenate[Any, A, P], Value], argument: A, doc: str
+) -> Callable[Concatenate[Any, P], Value]:
+    """Return a builder with its first argument set, as a method: `relu(x)` is `activation("relu", x)`."""
+
+    def method(self: Any, /, *args: P.args, **keywords: P.kwargs) -> Value:
+        return builder(self, argument, *args, **keywords)
+
+    found = inspect.signature(builder)
+    first, _, *others = found.parameters.values()
+    method.__doc__, method.__signature__ = doc, found.replace(parameters=[first, *others])  # type: ignore[attr-defined]
+    return method
 
 
-@dataclass(frozen=True, slots=True)
-class Leaf(Op):
+class _Leaf(Op):
     """Base of the leaves."""
 
-    kind = ""  # a base, no op
-
     arity = (0, 0)
+    is_leaf = True
 
-    @property
-    def is_leaf(self) -> bool:
-        """True: a leaf is never a kernel."""
-        return True
+    def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
+        """Return the type that is a field of the leaf."""
+        leaf: Any = self
+        return (leaf.type,)
 
 
-@dataclass(frozen=True, slots=True)
-class Input(Leaf):
+class Input(_Leaf):
     """Data fed to every run under a name."""
 
     name: str
     type: ValueType
 
-    infer = _declared_type
 
-
-@dataclass(frozen=True, slots=True)
-class Param(Leaf):
+class Param(_Leaf):
     """A weight: set under a name before the first run and kept. Its data, if any yet, is in `Graph.weights`.
 
-    Attributes:
-        name: the name under which it is set.
-        type: its type; every dim has a size.
-        mutable: whether it changes often. Sessions take it as an input, so a change needs no new session, but kernels
-            cannot prepack it.
+    A `mutable` one changes often. Sessions take it as an input, so a change needs no new session, but kernels cannot
+    prepack it.
     """
 
     name: str
     type: TensorType
     mutable: bool = False
 
-    infer = _declared_type
 
-
-@dataclass(frozen=True, slots=True)
-class Constant(Leaf):
+class Constant(_Leaf):
     """A tensor written into the graph."""
 
     data: TensorData
@@ -97,18 +95,14 @@ class Constant(Leaf):
         return f"Constant({self.infer(())[0]})"
 
 
-@dataclass(frozen=True, slots=True)
-class Capture(Leaf):
+class Capture(_Leaf):
     """In a body: a value of the enclosing graph, which the node that owns the body has as an extra input.
 
-    Attributes:
-        index: place among the owning node's inputs.
+    `index` is its place among the inputs of the owning node.
     """
 
     index: int
     type: ValueType
-
-    infer = _declared_type
 
 
 class LeafBuilders(GraphCore):

@@ -8,47 +8,32 @@ NaN, because ONNX cannot raise an error.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Unpack
 
 from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import Value
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.op import Op, join_dims, known_name, known_shape
+from rlx_ort.ir.op import Op, join_dims, known_shape, named
 from rlx_ort.ir.ops.elementwise import ACTIVATIONS, Activation
-from rlx_ort.ir.ops.leaf import LeafBuilders, NodeArgs, Operand
-from rlx_ort.ir.shape import Dim, Shape
-from rlx_ort.ir.types import TensorType
+from rlx_ort.ir.ops.leaf import LeafBuilders, NodeArgs, Operand, preset
+from rlx_ort.ir.types import Dim, Shape, TensorType
 
 __all__ = [
-    "BatchedDenseSolve",
-    "DenseSolve",
-    "DotGeneral",
-    "FusedMatMulBiasAct",
-    "LinalgBuilders",
-    "LoraMatMul",
-    "MatMul",
-]
+    "BatchedDenseSolve", "DenseSolve", "DotGeneral", "FusedMatMulBiasAct", "LinalgBuilders", "LoraMatMul", "MatMul",
+]  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
 class MatMul(Op, operands="lhs rhs"):
     """`[..., M, K] @ [..., K, N]`, leading dimensions broadcast."""
 
-    def result(self, lhs: TensorType, rhs: TensorType) -> TensorType:
-        """Return `[..., M, N]`."""
+    def _result(self, lhs: TensorType, rhs: TensorType) -> TensorType:
         return _product(self, lhs, rhs, ("lhs", "rhs"))
 
 
-@dataclass(frozen=True, slots=True)
 class DotGeneral(Op, operands="lhs rhs"):
     """A contraction over any axes: the result has the batch axes, the other axes of lhs, then those of rhs.
 
-    Attributes:
-        lhs_contracting: axes of lhs that are summed over, paired in order with `rhs_contracting`.
-        rhs_contracting: axes of rhs that are summed over.
-        lhs_batch: axes of lhs that are kept side by side, paired in order with `rhs_batch`.
-        rhs_batch: axes of rhs that are kept side by side.
+    Contracting axes are summed over, batch axes are kept side by side; those of lhs and rhs are paired in order.
     """
 
     lhs_contracting: tuple[int, ...]
@@ -57,11 +42,7 @@ class DotGeneral(Op, operands="lhs rhs"):
     rhs_batch: tuple[int, ...] = ()
 
     def axes(self, lhs: Shape, rhs: Shape) -> tuple[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]], ...]:
-        """Return (batch, free, contracting) axes of lhs and of rhs, counted from the front.
-
-        Raises:
-            GraphVerifyError: an axis does not exist, is named twice, or has no partner.
-        """
+        """Return (batch, free, contracting) axes of lhs and of rhs, counted from the front."""
         groups = []
         for shape, batch, contracting in (
             (lhs, self.lhs_batch, self.lhs_contracting),
@@ -74,8 +55,7 @@ class DotGeneral(Op, operands="lhs rhs"):
             raise GraphVerifyError("DotGeneral needs as many batch and contracting axes on the left as on the right")
         return tuple(groups)
 
-    def result(self, lhs: TensorType, rhs: TensorType) -> TensorType:
-        """Return batch, free axes of lhs, free axes of rhs."""
+    def _result(self, lhs: TensorType, rhs: TensorType) -> TensorType:
         dtype = self.same_dtype(lhs, rhs)
         if dtype is DType.BOOL:
             raise GraphVerifyError("DotGeneral takes numbers, not bool; cast the operands first")
@@ -87,38 +67,29 @@ class DotGeneral(Op, operands="lhs rhs"):
         return TensorType(dtype, Shape([*batch, *(left[i] for i in left_free), *(right[j] for j in right_free)]))
 
 
-@dataclass(frozen=True, slots=True)
 class FusedMatMulBiasAct(Op, operands="x weight bias"):
     """act(x @ w + bias); the bias runs along the last dimension."""
 
-    activation: str | None = None
+    activation: str | None = named("activation", ACTIVATIONS, default=None)
 
-    def __post_init__(self) -> None:
-        if self.activation is not None:
-            object.__setattr__(self, "activation", known_name("activation", self.activation, ACTIVATIONS))
-
-    def result(self, x: TensorType, weight: TensorType, bias: TensorType) -> TensorType:
-        """Return the type of the product."""
+    def _result(self, x: TensorType, weight: TensorType, bias: TensorType) -> TensorType:
         result = _product(self, x, weight, ("x", "weight"))
         self.same_dtype(x, weight, bias)
         if self.activation is not None:
-            Activation(self.activation).result(result)
+            Activation(self.activation)._result(result)
         if result.shape is not None:
             (size,) = self.expect_rank(bias, (1,), "bias")
             self.expect_dim(size, result.shape[-1], "the size of the bias")
         return result
 
 
-@dataclass(frozen=True, slots=True)
-class LoraMatMul(Op, operands="x w a b"):
+class LoraMatMul(Op, operands="x:float w a b"):
     """x @ w + scale * ((x @ a) @ b): a weight with a low-rank correction."""
 
     scale: float = 1.0
 
-    def result(self, x: TensorType, w: TensorType, a: TensorType, b: TensorType) -> TensorType:
-        """Return the type of x @ w."""
+    def _result(self, x: TensorType, w: TensorType, a: TensorType, b: TensorType) -> TensorType:
         self.same_dtype(x, w, a, b)
-        self.expect_float(x, "x")
         product = _product(self, x, w, ("x", "w"))
         correction = _product(self, _product(self, x, a, ("x", "a")), b, ("x @ a", "b"))
         return TensorType(product.dtype, self.broadcast((product.shape, correction.shape)))
@@ -143,46 +114,55 @@ def _product(op: Op, lhs: TensorType, rhs: TensorType, names: tuple[str, str]) -
     return TensorType(dtype, Shape((*(batch or ()), lhs.shape[-2], rhs.shape[-1])))
 
 
-@dataclass(frozen=True, slots=True)
-class DenseSolve(Op, operands="a b"):
+class _Solve(Op, operands="a:float b"):
+    """Base of the solvers of A x = b; x has the type of b."""
+
+    batched = False
+
+    def _result(self, a: TensorType, b: TensorType) -> TensorType:
+        self.same_dtype(a, b)
+        matrix, right = known_shape(self, a, "a"), known_shape(self, b, "b")
+        if matrix.rank < 3 if self.batched else matrix.rank != 2:
+            wanted = "(..., N, N)" if self.batched else "(N, N)"
+            raise GraphVerifyError(f"{self.kind} needs a as {wanted}, got {matrix}")
+        if not isinstance(matrix[-1], int) or not isinstance(matrix[-2], int):
+            raise GraphVerifyError(f"{self.kind} needs a size N of its matrix, got {matrix}; bind the dimensions first")
+        self.expect_dim(matrix[-2], matrix[-1], f"the rows of a {matrix}, as many as columns,")
+        if right.rank not in (matrix.rank - 1, matrix.rank):
+            wanted = f"{matrix.rank - 1} or {matrix.rank}"
+            raise GraphVerifyError(f"{self.kind} of a {matrix} needs b with rank {wanted}, got {right}")
+        lead = matrix.rank - 2
+        self.expect_dim(right[lead], matrix[-1], f"dimension {lead} of b {right}")
+        batch = self.broadcast((Shape(matrix[:lead]), Shape(right[:lead]))) or ()
+        self.expect_dims(matrix[:lead], batch, "a")
+        self.expect_dims(right[:lead], batch, "b")
+        return b
+
+
+class DenseSolve(_Solve):
     """The x of A x = b, for A `(N, N)` and b `(N,)` or `(N, K)`."""
 
-    def result(self, a: TensorType, b: TensorType) -> TensorType:
-        """Return the type of b."""
-        return _solution(self, a, b, batched=False)
 
-
-@dataclass(frozen=True, slots=True)
-class BatchedDenseSolve(Op, operands="a b"):
+class BatchedDenseSolve(_Solve):
     """The x of A x = b for each of a batch, for A `(..., N, N)` and b `(..., N)` or `(..., N, K)`.
 
     b of the rank of A is `(..., N, K)`, b of one rank less is `(..., N)`; the batch is the same on both sides.
     """
 
-    def result(self, a: TensorType, b: TensorType) -> TensorType:
-        """Return the type of b."""
-        return _solution(self, a, b, batched=True)
+    batched = True
 
 
-def _solution(op: Op, a: TensorType, b: TensorType, batched: bool) -> TensorType:
-    op.same_dtype(a, b)
-    op.expect_float(a, "a")
-    matrix, right = known_shape(op, a, "a"), known_shape(op, b, "b")
-    if matrix.rank < 3 if batched else matrix.rank != 2:
-        raise GraphVerifyError(f"{op.kind} needs a as {'(..., N, N)' if batched else '(N, N)'}, got {matrix}")
-    if not isinstance(matrix[-1], int) or not isinstance(matrix[-2], int):
-        raise GraphVerifyError(f"{op.kind} needs a size N of its matrix, got {matrix}; bind the dimensions first")
-    op.expect_dim(matrix[-2], matrix[-1], f"the rows of a {matrix}, as many as columns,")
-    if right.rank not in (matrix.rank - 1, matrix.rank):
-        raise GraphVerifyError(
-            f"{op.kind} of a {matrix} needs b with rank {matrix.rank - 1} or {matrix.rank}, got {right}"
-        )
-    lead = matrix.rank - 2
-    op.expect_dim(right[lead], matrix[-1], f"dimension {lead} of b {right}")
-    batch = op.broadcast((Shape(matrix[:lead]), Shape(right[:lead]))) or ()
-    op.expect_dims(matrix[:lead], batch, "a")
-    op.expect_dims(right[:lead], batch, "b")
-    return b
+def _solved(
+    self: LinalgBuilders,
+    op: _Solve,
+    a: Operand,
+    b: Operand,
+    out_shape: Iterable[Dim] | None = None,
+    dtype: DType | str | None = None,
+    *,
+    name: str | None = None,
+) -> Value:
+    return self._add(op, *self._pair(a, b), shape=out_shape, dtype=dtype, name=name)
 
 
 class LinalgBuilders(LeafBuilders):
@@ -242,26 +222,5 @@ class LinalgBuilders(LeafBuilders):
         """Return x @ w + scale * ((x @ a) @ b)."""
         return self._add(LoraMatMul(scale), *self._like(x, w, a, b), shape=out_shape, dtype=dtype, name=name)
 
-    def dense_solve(
-        self,
-        a: Operand,
-        b: Operand,
-        out_shape: Iterable[Dim] | None = None,
-        dtype: DType | str | None = None,
-        *,
-        name: str | None = None,
-    ) -> Value:
-        """Solve a x = b for one matrix."""
-        return self._add(DenseSolve(), *self._pair(a, b), shape=out_shape, dtype=dtype, name=name)
-
-    def batched_dense_solve(
-        self,
-        a: Operand,
-        b: Operand,
-        out_shape: Iterable[Dim] | None = None,
-        dtype: DType | str | None = None,
-        *,
-        name: str | None = None,
-    ) -> Value:
-        """Solve a x = b for each matrix of a batch."""
-        return self._add(BatchedDenseSolve(), *self._pair(a, b), shape=out_shape, dtype=dtype, name=name)
+    dense_solve = preset(_solved, DenseSolve(), "Solve a x = b for one matrix.")
+    batched_dense_solve = preset(_solved, BatchedDenseSolve(), "Solve a x = b for each matrix of a batch.")

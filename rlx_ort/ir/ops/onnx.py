@@ -1,10 +1,14 @@
-"""`OnnxNode`: an ONNX node that has no IR op, complete enough to be exported unchanged."""
+"""`OnnxNode`, an ONNX node that has no IR op, and the kinds that are read but not run.
+
+The latter are graphics, gradients, factorisations, and compiler-internal ops. A graph may hold them, so that a model
+with them can be read, shown and cut; `verify` reports each with its node, the reason and a remedy.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from dataclasses import field
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import GraphCore, Value
@@ -15,7 +19,7 @@ from rlx_ort.ir.types import UnknownType, ValueType
 if TYPE_CHECKING:
     from rlx_ort.ir.graph import Graph
 
-__all__ = ["AttributeValue", "OnnxBuilders", "OnnxNode"]
+__all__ = ["REFUSED_KINDS", "AttributeValue", "OnnxBuilders", "OnnxNode", "Refused", "refused_op"]
 
 AttributeValue: TypeAlias = (  # pyright: ignore[reportGeneralTypeIssues]  # one text in two lines
     "int | float | str | bytes | TensorData | Graph | ValueType "
@@ -24,15 +28,10 @@ AttributeValue: TypeAlias = (  # pyright: ignore[reportGeneralTypeIssues]  # one
 )
 
 
-@dataclass(frozen=True, slots=True)
 class OnnxNode(Op):
-    """An ONNX node as it is in its model.
+    """An ONNX node as it is in its model, of a version of its domain, which is empty for ai.onnx.
 
     Attributes:
-        op_type: the ONNX operator.
-        domain: its domain, empty for ai.onnx.
-        version: the opset version of the domain it was written for.
-        overload: the overload of a model-local function.
         attributes: name -> value. A body is a `Graph` whose `Input` leaves are its formal inputs and whose
             `Capture` leaves name this node's inputs from `formal_inputs` on.
         attribute_kinds: name -> ONNX attribute type name (`INTS`, `FLOATS`...), needed for empty tuples.
@@ -81,12 +80,90 @@ class OnnxBuilders(GraphCore):
         version: int = 21,
         name: str | None = None,
     ) -> tuple[Value, ...]:
-        """Add an ONNX node that has no IR op and return its results; `types` are the types of the results.
-
-        Raises:
-            GraphVerifyError: no result type is given.
-        """
+        """Add an ONNX node that has no IR op and return its results; `types` are the types of the results."""
         if not types:
             raise GraphVerifyError(f"onnx node {op_type} needs the type of each result")
         op = OnnxNode(op_type, domain, version, "", dict(attributes or {}), {}, len(inputs), len(types))
         return self.add_node(op, inputs, name=name or op_type.lower(), types=types)
+
+
+_NO_OP = "there is no IR op of it yet"
+_REFUSED = (
+    (
+        "GaussianSplatRender GaussianSplatPrepare GaussianSplatRasterize GaussianSplatRenderBackward",
+        "it is a graphics kernel, for which ONNX Runtime has no operator",
+        "render outside the graph and feed the image in",
+    ),
+    (
+        """
+        ReluBackward ActivationBackward FakeQuantizeBackward FakeQuantizeLSQBackwardX FakeQuantizeLSQBackwardScale
+        ComplexNormSqBackward MaxPool2dBackward Conv2dBackwardInput Conv2dBackwardWeight SoftmaxCrossEntropyBackward
+        AttentionBackwardQuery AttentionBackwardKey AttentionBackwardValue LayerNormBackwardInput LayerNormBackwardGamma
+        RmsNormBackwardInput RmsNormBackwardGamma RmsNormBackwardBeta RopeBackward GroupNormBackwardInput
+        GroupNormBackwardGamma GroupNormBackwardBeta CumsumBackward GatherBackward ScanBackward ScanBackwardXs
+        """,
+        "it computes a gradient, and rlx_ort runs inference only",
+        "cut the graph before it: set the outputs to the values of the forward pass",
+    ),
+    (
+        "Cholesky TriangularSolve LogDet Svd Qr Eigh",
+        "ONNX has no operator for it",
+        "use dense_solve where a solution is wanted, or compute it with numpy and feed it in",
+    ),
+    ("ElementwiseRegion", "only a compiler writes it", "export the model before fusion, in its single ops"),
+    ("Det", _NO_OP, "add ONNX's operator Det with onnx_node"),
+    ("Lstm", _NO_OP, "add ONNX's operator LSTM with onnx_node"),
+    ("Gru", _NO_OP, "add ONNX's operator GRU with onnx_node"),
+    ("Rnn", _NO_OP, "add ONNX's operator RNN with onnx_node"),
+    ("ConvTranspose3d", _NO_OP, "add ONNX's operator ConvTranspose with onnx_node"),
+    (
+        "RngNormal RngUniform",
+        "ONNX Runtime's generators differ from one provider to the next",
+        "draw with numpy and feed the numbers in",
+    ),
+    ("Mamba2", _NO_OP, "write it with selective_scan or scan"),
+    ("LogMel", _NO_OP, "write it with stft, psd, a matmul with the filter bank, and log"),
+    ("WelchPeaks", _NO_OP, "write it with stft, psd and mean, and find the peaks with numpy"),
+)
+REFUSED_KINDS: Mapping[str, tuple[str, str]] = {
+    kind: (reason, remedy) for kinds, reason, remedy in _REFUSED for kind in kinds.split()
+}
+"""Kind -> (why it does not run, what to do instead)."""
+
+
+class Refused(Op):
+    """Base of the kinds that do not run."""
+
+    attributes: Mapping[str, str] = field(default_factory=dict)
+
+    reason: ClassVar[str] = ""
+    remedy: ClassVar[str] = ""
+
+    def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
+        """Refuse, with the reason and a remedy."""
+        raise GraphVerifyError(f"{self.kind} does not run: {self.reason}; {self.remedy}")
+
+    def describe(self) -> str:
+        """Return the kind."""
+        return self.kind
+
+
+def _class_of(kind: str, reason: str, remedy: str) -> type[Refused]:
+    names = {
+        "kind": kind,
+        "reason": reason,
+        "remedy": remedy,
+        "arity": (0, None),
+        "__doc__": f"A kind that does not run: {reason}.",
+        "__module__": __name__,
+        "__slots__": (),
+    }
+    return type(kind, (Refused,), names)
+
+
+_CLASSES = {kind: _class_of(kind, *texts) for kind, texts in REFUSED_KINDS.items()}
+
+
+def refused_op(kind: str, attributes: Mapping[str, str] | None = None) -> Refused:
+    """Return the op of a kind of `REFUSED_KINDS`, for an importer that keeps what it cannot run."""
+    return _CLASSES[kind](dict(attributes or {}))

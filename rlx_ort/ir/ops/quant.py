@@ -7,30 +7,21 @@ because they are constant in a model.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Unpack
 
 from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import Value
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.op import Op, Sizes, known_name, known_shape
+from rlx_ort.ir.op import Op, Sizes, known_shape, named
 from rlx_ort.ir.ops.conv import conv_shape, expect_bias, window
 from rlx_ort.ir.ops.leaf import LeafBuilders, NodeArgs, Operand
-from rlx_ort.ir.shape import Dim, Shape
-from rlx_ort.ir.types import TensorType
+from rlx_ort.ir.types import Dim, Shape, TensorType
 
 __all__ = [
-    "QMAX",
-    "SCALE_MODES",
-    "Dequantize",
-    "FakeQuantize",
-    "FakeQuantizeLSQ",
-    "QConv2d",
-    "QMatMul",
-    "QuantBuilders",
+    "QMAX", "SCALE_MODES", "Dequantize", "FakeQuantize", "FakeQuantizeLSQ", "QConv2d", "QMatMul", "QuantBuilders",
     "Quantize",
-]
+]  # fmt: skip
 
 QMAX = {8: 127, 4: 7, 2: 1}
 """Bits -> the largest quantised number of symmetric quantisation."""
@@ -38,21 +29,14 @@ SCALE_MODES = ("per_batch", "fixed", "ema")
 """Sources of the scale of `FakeQuantize`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Scaled(Op, operands="x"):
-    """Base of quantising and its inverse.
-
-    Attributes:
-        scales: one scale, or one for each index along the axis.
-        zero_points: the integer that stands for 0, as many as scales.
-        axis: the axis the scales run along, None for one scale.
-    """
-
-    kind = ""  # a base, no op
+class _Scaled(Op):
+    """Base of quantising and its inverse, with one scale and zero point, or one for each index along the axis."""
 
     scales: tuple[float, ...]
     zero_points: tuple[int, ...]
     axis: int | None = None
+
+    to = DType.F32
 
     def __post_init__(self) -> None:
         if len(self.scales) != len(self.zero_points) or (self.axis is None and len(self.scales) != 1):
@@ -60,108 +44,75 @@ class Scaled(Op, operands="x"):
             raise GraphVerifyError(f"{self.kind} needs {wanted}, got {len(self.scales)} and {len(self.zero_points)}")
         if not all(math.isfinite(scale) and scale > 0 for scale in self.scales):
             raise GraphVerifyError(f"{self.kind} needs finite scales above 0, got {_some(self.scales)}")
-        _check_i8(self, "zero point", self.zero_points)
+        _check_zero_points(self, self.zero_points)
 
     def describe(self) -> str:
         """Return the op with its first scales; there may be thousands."""
         return f"{self.kind}(scales={_some(self.scales)}, axis={self.axis})"
 
-    def _check_axis(self, x: TensorType) -> None:
+    def _result(self, x: TensorType) -> TensorType:
         if self.axis is not None:
             shape = known_shape(self, x, "x")
             size = shape[self.normal_axis(self.axis, shape.rank)]
             self.expect_dim(size, len(self.scales), f"axis {self.axis} of {shape}, which has that many scales,")
+        return TensorType(self.to, x.shape)
 
 
-@dataclass(frozen=True, slots=True)
-class Quantize(Scaled):
+class Quantize(_Scaled, operands="x:float"):
     """clamp(round(x / scale) + zero_point, -128, 127) as i8."""
 
-    def result(self, x: TensorType) -> TensorType:
-        """Return the shape as i8."""
-        self.expect_float(x, "x")
-        self._check_axis(x)
-        return TensorType(DType.I8, x.shape)
+    to = DType.I8
 
 
-@dataclass(frozen=True, slots=True)
-class Dequantize(Scaled, operands="q"):
+class Dequantize(_Scaled, operands="q:i8"):
     """(q - zero_point) * scale of i8 as f32."""
 
-    def result(self, q: TensorType) -> TensorType:
-        """Return the shape as f32."""
-        _expect_dtype(self, q, DType.I8, "q")
-        self._check_axis(q)
-        return TensorType(DType.F32, q.shape)
+
+class _Simulated(Op, operands="x:float scale:float"):
+    """Base of the ops that quantise and dequantise in one step, with one scale or one for each index along an axis."""
+
+    bits: int = 8
+    axis: int | None = None
+
+    def __post_init__(self) -> None:
+        Op.__post_init__(self)
+        if self.bits not in QMAX:
+            raise GraphVerifyError(f"{self.kind} knows 8, 4 and 2 bits, not {self.bits}")
+
+    def _result(self, x: TensorType, *scale: TensorType) -> None:
+        shape = known_shape(self, x, "x")
+        size: Dim = 1 if self.axis is None else shape[self.normal_axis(self.axis, shape.rank)]
+        for value in scale:
+            found = self.expect_rank(value, (0, 1) if self.axis is None else (1,), "scale")
+            self.expect_dim(found[0] if found else 1, size, "the number of scales")
 
 
-@dataclass(frozen=True, slots=True)
-class FakeQuantize(Op, operands="x scale?"):
+class FakeQuantize(_Simulated, operands="x:float scale:float?"):
     """x quantised symmetrically and dequantised: clamp(round(x / scale), -qmax, qmax) * scale.
 
     Under `per_batch` the scale is max(max|x| / qmax, 1e-12) of this input. Under `fixed` it is a second input
     of shape `()`, `(1,)` or, with an axis, as long as the axis. `ema`, the moving average of training,
-    reads its state like `fixed` here and does not change it.
-
-    Attributes:
-        bits: 8, 4 or 2.
-        axis: the axis with a scale for each index, None for one scale.
-        scale_mode: one of `SCALE_MODES`.
-        decay: of the moving average, kept for training frameworks.
-        ste: whether gradients pass straight through, kept for training frameworks.
+    reads its state like `fixed` here and does not change it. The decay of the average, and `ste`, whether gradients
+    pass straight through, are kept for training frameworks.
     """
 
-    bits: int = 8
-    axis: int | None = None
-    scale_mode: str = "per_batch"
+    scale_mode: str = named("scale mode", SCALE_MODES, default="per_batch")
     decay: float | None = None
     ste: bool = True
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "scale_mode", known_name("scale mode", self.scale_mode, SCALE_MODES))
-        _check_bits(self, self.bits)
-
-    def result(self, x: TensorType, *scale: TensorType) -> TensorType:
-        """Return the type of x."""
+    def _result(self, x: TensorType, *scale: TensorType) -> None:
         if bool(scale) == (self.scale_mode == "per_batch"):
             state = "no state" if scale else "a state, the scale"
             raise GraphVerifyError(f"FakeQuantize with scale mode {self.scale_mode!r} takes x and {state}")
-        return _fake_quantized(self, x, *scale)
+        _Simulated._result(self, x, *scale)
 
 
-@dataclass(frozen=True, slots=True)
-class FakeQuantizeLSQ(Op, operands="x scale"):
-    """clamp(round(x / scale), -qmax, qmax) * scale, with a learned scale as second input.
-
-    Attributes:
-        bits: 8, 4 or 2.
-        axis: the axis with a scale for each index, None for one scale.
-    """
-
-    bits: int = 8
-    axis: int | None = None
-
-    def __post_init__(self) -> None:
-        _check_bits(self, self.bits)
-
-    def result(self, x: TensorType, scale: TensorType) -> TensorType:
-        """Return the type of x."""
-        return _fake_quantized(self, x, scale)
+class FakeQuantizeLSQ(_Simulated):
+    """clamp(round(x / scale), -qmax, qmax) * scale, with a learned scale as second input."""
 
 
-@dataclass(frozen=True, slots=True)
-class QMatMul(Op, operands="x w bias?"):
-    """A product of i8 with an i8 result: clamp(round(acc * mult) + out_zp, -128, 127).
-
-    acc is the i32 sum of (x - x_zp) * (w - w_zp) over K, plus an i32 bias; it wraps around if it leaves 32 bits, which
-    needs K above 33 000. acc * mult is computed in f64, since f32 cannot hold every i32.
-
-    Attributes:
-        x_zp: zero point of x.
-        w_zp: zero point of w.
-        out_zp: zero point of the result.
-        mult: scale of x times scale of w divided by scale of the result.
-    """
+class _Requantized(Op, operands="x:i8 w:i8 bias:i32?"):
+    """Base of the products of i8 with an i8 result."""
 
     x_zp: int
     w_zp: int
@@ -169,11 +120,18 @@ class QMatMul(Op, operands="x w bias?"):
     mult: float
 
     def __post_init__(self) -> None:
-        _check_i8(self, "zero point", (self.x_zp, self.w_zp, self.out_zp))
+        _check_zero_points(self, (self.x_zp, self.w_zp, self.out_zp))
 
-    def result(self, x: TensorType, w: TensorType, *bias: TensorType) -> TensorType:
-        """Return `[..., M, N]` as i8."""
-        _expect_integers(self, x, w, bias)
+
+class QMatMul(_Requantized):
+    """A product of i8 with an i8 result: clamp(round(acc * mult) + out_zp, -128, 127).
+
+    acc is the i32 sum of (x - x_zp) * (w - w_zp) over K, plus an i32 bias; it wraps around if it leaves 32 bits,
+    which needs K above 33 000. acc * mult is computed in f64, since f32 cannot hold every i32. `mult` is the scale
+    of x times the scale of w divided by the scale of the result.
+    """
+
+    def _result(self, x: TensorType, w: TensorType, *bias: TensorType) -> TensorType:
         lhs, rhs = known_shape(self, x, "x"), known_shape(self, w, "w")
         if lhs.rank < 2 or rhs.rank < 2:
             raise GraphVerifyError(f"QMatMul needs matrices, got {lhs} and {rhs}; reshape them to rank 2 or more")
@@ -183,33 +141,19 @@ class QMatMul(Op, operands="x w bias?"):
         return TensorType(DType.I8, Shape((*(batch or ()), lhs[-2], rhs[-1])))
 
 
-@dataclass(frozen=True, slots=True)
-class QConv2d(Op, operands="x w bias?"):
+class QConv2d(_Requantized):
     """A convolution of i8 with an i8 result, scaled like `QMatMul`; taps in the padding contribute nothing.
 
-    Attributes:
-        x_zp: zero point of x.
-        w_zp: zero point of the weight.
-        out_zp: zero point of the result.
-        mult: scale of x times scale of the weight divided by scale of the result. The others are those of `Conv2d`.
+    The other attributes are those of `Conv2d`.
     """
 
-    x_zp: int
-    w_zp: int
-    out_zp: int
-    mult: float
     stride: tuple[int, int] = (1, 1)
     padding: tuple[int, int] = (0, 0)
     dilation: tuple[int, int] = (1, 1)
     groups: int = 1
 
-    def __post_init__(self) -> None:
-        _check_i8(self, "zero point", (self.x_zp, self.w_zp, self.out_zp))
-
-    def result(self, x: TensorType, w: TensorType, *bias: TensorType) -> TensorType:
-        """Return `(N, C_out, H_out, W_out)` as i8."""
-        _expect_integers(self, x, w, bias)
-        shape = conv_shape(self, x, w, self.stride, self.padding, self.dilation, self.groups)
+    def _result(self, x: TensorType, w: TensorType, *bias: TensorType) -> TensorType:
+        shape = conv_shape(self, x, w)
         expect_bias(self, bias, shape[1])
         return TensorType(DType.I8, shape)
 
@@ -219,38 +163,9 @@ def _some(scales: Sequence[float]) -> str:
     return f"({shown}, ... {len(scales)} in all)" if len(scales) > 4 else f"({shown})"
 
 
-def _check_i8(op: Op, what: str, numbers: Sequence[int]) -> None:
+def _check_zero_points(op: Op, numbers: Sequence[int]) -> None:
     if not all(-128 <= number <= 127 for number in numbers):
-        raise GraphVerifyError(f"{op.kind} needs every {what} between -128 and 127")
-
-
-def _check_bits(op: Op, bits: int) -> None:
-    if bits not in QMAX:
-        raise GraphVerifyError(f"{op.kind} knows 8, 4 and 2 bits, not {bits}")
-
-
-def _expect_dtype(op: Op, value: TensorType, dtype: DType, name: str) -> None:
-    if value.dtype is not dtype:
-        raise GraphVerifyError(f"{op.kind} needs {name} as {dtype.value}, got {value.dtype.value}; cast it first")
-
-
-def _expect_integers(op: Op, x: TensorType, w: TensorType, bias: Sequence[TensorType]) -> None:
-    _expect_dtype(op, x, DType.I8, "x")
-    _expect_dtype(op, w, DType.I8, "w")
-    for value in bias:
-        _expect_dtype(op, value, DType.I32, "bias")
-
-
-def _fake_quantized(op: FakeQuantize | FakeQuantizeLSQ, x: TensorType, scale: TensorType | None = None) -> TensorType:
-    """Check x and the scale, if there is one; return the type of x."""
-    op.expect_float(x, "x")
-    shape = known_shape(op, x, "x")
-    size: Dim = 1 if op.axis is None else shape[op.normal_axis(op.axis, shape.rank)]
-    if scale is not None:
-        op.expect_float(scale, "scale")
-        found = op.expect_rank(scale, (0, 1) if op.axis is None else (1,), "scale")
-        op.expect_dim(found[0] if found else 1, size, "the number of scales")
-    return x
+        raise GraphVerifyError(f"{op.kind} needs every zero point between -128 and 127")
 
 
 class QuantBuilders(LeafBuilders):
@@ -308,13 +223,11 @@ class QuantBuilders(LeafBuilders):
         w_zp: int,
         out_zp: int,
         mult: float,
-        shape: Iterable[Dim] | None = None,
-        *,
-        name: str | None = None,
+        **node: Unpack[NodeArgs],
     ) -> Value:
         """Multiply i8 matrices to an i8 result; see `QMatMul` for the arithmetic."""
         op = QMatMul(x_zp, w_zp, out_zp, float(mult))
-        return self._add(op, x, w, bias, shape=shape, name=name)
+        return self._add(op, x, w, bias, **node)
 
     def q_conv2d(
         self,
@@ -329,10 +242,8 @@ class QuantBuilders(LeafBuilders):
         padding: Sizes = 0,
         dilation: Sizes = 1,
         groups: int = 1,
-        shape: Iterable[Dim] | None = None,
-        *,
-        name: str | None = None,
+        **node: Unpack[NodeArgs],
     ) -> Value:
         """Convolve i8 images with an i8 weight to an i8 result; see `QConv2d`."""
         op = QConv2d(x_zp, w_zp, out_zp, float(mult), *window(stride, padding, dilation), groups)
-        return self._add(op, x, w, bias, shape=shape, name=name)
+        return self._add(op, x, w, bias, **node)

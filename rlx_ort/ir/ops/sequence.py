@@ -2,55 +2,42 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Unpack
 
 from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import Value
 from rlx_ort.ir.op import Op, OpTypes, tensor_input
 from rlx_ort.ir.ops.leaf import LeafBuilders, NodeArgs, Operand
-from rlx_ort.ir.shape import Dim, Shape
-from rlx_ort.ir.types import TensorType, ValueType
+from rlx_ort.ir.types import Dim, Shape, TensorType, ValueType
 
 __all__ = ["GatedDeltaNet", "SelectiveScan", "SequenceBuilders"]
 
 
-@dataclass(frozen=True, slots=True)
-class SelectiveScan(Op, operands="x delta a b c"):
+class SelectiveScan(Op, operands="x:float delta a b c"):
     """h_t = exp(delta_t a) h_{t-1} + delta_t b_t x_t from h = 0, and y_t = the sum of c_t h_t over the n states.
 
     Inputs: x and delta `(B, S, H)`, a `(H, n)`, b and c `(B, S, n)`; the result is `(B, S, H)`. Narrow floats are
     computed in f32.
-
-    Attributes:
-        n: states of each channel.
     """
 
     n: int
 
-    def result(self, x: TensorType, delta: TensorType, a: TensorType, b: TensorType, c: TensorType) -> TensorType:
-        """Return the type of x."""
+    def _result(self, x: TensorType, delta: TensorType, a: TensorType, b: TensorType, c: TensorType) -> None:
         self.same_dtype(x, delta, a, b, c)
-        self.expect_float(x, "x")
         batch, length, channels = self.expect_rank(x, (3,), "x")
         _expect_shape(self, delta, "delta", (batch, length, channels))
         _expect_shape(self, a, "a", (channels, self.n))
         _expect_shape(self, b, "b", (batch, length, self.n))
         _expect_shape(self, c, "c", (batch, length, self.n))
-        return x
 
 
-@dataclass(frozen=True, slots=True)
 class GatedDeltaNet(Op):
     """The gated delta rule over a sequence, a matrix S as state of each head, from 0 or from a given state.
 
-    For each token: S is scaled by exp(g); then k's entry, S^T k, moves to v by beta, S += k (beta (v - S^T k))^T; and
-    the result is S^T q / sqrt(n). Inputs: q, k, v `(B, S, H, n)`, g and beta `(B, S, H)` and, with `carry_state`, the
-    first state `(B, H, n, n)`. Narrow floats are computed in f32.
-
-    Attributes:
-        n: size of a head.
-        carry_state: whether the first state is an input and the last one a second result.
+    For each token: S is scaled by exp(g); then k's entry, S^T k, moves to v by beta, S += k (beta (v - S^T k))^T;
+    and the result is S^T q / sqrt(n). Inputs: q, k, v `(B, S, H, n)`, g and beta `(B, S, H)` and, with
+    `carry_state`, the first state `(B, H, n, n)`. Narrow floats are computed in f32. n is the size of a head. The
+    last state is a second result if the first one is an input.
     """
 
     n: int

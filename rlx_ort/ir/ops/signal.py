@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Unpack
 
 import numpy as np
@@ -16,12 +15,11 @@ import numpy as np
 from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import Value
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.op import Op, OpTypes, known_name, known_shape, tensor_input
+from rlx_ort.ir.op import Op, OpTypes, known_shape, named, tensor_input
 from rlx_ort.ir.ops.elementwise import ElementwiseBuilders
 from rlx_ort.ir.ops.leaf import NodeArgs, Operand
 from rlx_ort.ir.ops.shape import ShapeBuilders
-from rlx_ort.ir.shape import Shape
-from rlx_ort.ir.types import TensorType
+from rlx_ort.ir.types import Shape, TensorType
 
 __all__ = ["FFT_NORMS", "ComplexNormSq", "Conjugate", "Fft", "SignalBuilders"]
 
@@ -30,27 +28,17 @@ FFT_NORMS = ("backward", "forward", "ortho")
 both ways. Unlike in numpy, `backward` does not scale the inverse either."""
 
 
-@dataclass(frozen=True, slots=True)
 class Fft(Op, operands="x"):
     """The discrete Fourier transform along the last axis, which holds `[re | im]`; any N, not only powers of two.
 
-    Attributes:
-        inverse: whether the exponent is positive.
-        norm: the scaling, one of `FFT_NORMS`.
+    The exponent of the inverse is positive.
     """
 
     inverse: bool = False
-    norm: str = "backward"
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "norm", known_name("FFT norm", self.norm, FFT_NORMS))
+    norm: str = named("FFT norm", FFT_NORMS, default="backward")
 
     def size(self, inputs: OpTypes) -> int:
-        """Return N.
-
-        Raises:
-            GraphVerifyError: the last axis cannot hold real and imaginary parts.
-        """
+        """Return N."""
         x = tensor_input(self, inputs, 0, "x")
         shape = known_shape(self, x, "x")
         last = shape[-1] if shape.rank else None
@@ -64,30 +52,23 @@ class Fft(Op, operands="x"):
             return 1 / math.sqrt(size)
         return 1 / size if self.norm == "forward" and self.inverse else 1.0
 
-    def result(self, x: TensorType) -> TensorType:
-        """Return the type of x."""
+    def _result(self, x: TensorType) -> None:
         _expect_real(self, x)
         self.size((x,))
-        return x
 
 
-@dataclass(frozen=True, slots=True)
 class ComplexNormSq(Op, operands="x"):
     """re^2 + im^2 of complex numbers whose parts are the two elements of the last axis."""
 
-    def result(self, x: TensorType) -> TensorType:
-        """Return the shape without the last axis."""
+    def _result(self, x: TensorType) -> TensorType:
         return TensorType(x.dtype, Shape(_pairs(self, x)[:-1]))
 
 
-@dataclass(frozen=True, slots=True)
 class Conjugate(Op, operands="x"):
     """The conjugate of complex numbers whose parts are the two elements of the last axis."""
 
-    def result(self, x: TensorType) -> TensorType:
-        """Return the type of x."""
+    def _result(self, x: TensorType) -> None:
         _pairs(self, x)
-        return x
 
 
 def _expect_real(op: Op, x: TensorType) -> None:
@@ -227,11 +208,7 @@ class SignalBuilders(ElementwiseBuilders, ShapeBuilders):
         return self.psd(*self.fft_real(x, norm))
 
     def fftfreq(self, n: int) -> Value:
-        """Return the frequencies of a transform of n elements, in cycles a sample; the middle one of an even n is +0.5.
-
-        Raises:
-            GraphVerifyError: n is below 1.
-        """
+        """Return the frequencies of a transform of n elements, in cycles a sample; the middle of an even n is +0.5."""
         places = np.arange(_positive(n))
         return self.constant(np.where(places <= n // 2, places, places - n) / n, DType.F32, name="fftfreq")
 

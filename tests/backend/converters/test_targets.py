@@ -19,7 +19,7 @@ from rlx_ort.converters.targets import TargetOptions, write_target
 from rlx_ort.errors import ConversionError, DeviceUnavailableError, RlxError
 from rlx_ort.execution.session import Session
 from rlx_ort.ir.tensor import TensorData
-from rlx_ort.providers.saving import save_optimized
+from rlx_ort.providers.ort_provider import save_optimized
 
 FEEDS = {"ids": tokens(2)}
 

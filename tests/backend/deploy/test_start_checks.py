@@ -13,9 +13,9 @@ import pytest
 from sample_packages.packages import X, files_of, make, reference, repacked
 
 from rlx_ort.deploy.names import INDEX, MANIFEST
+from rlx_ort.deploy.open import warm_package
 from rlx_ort.deploy.package import Package
 from rlx_ort.deploy.start import start_package
-from rlx_ort.deploy.warm import warm_package
 from rlx_ort.device import Device
 from rlx_ort.errors import IntegrityError, PackageError
 

@@ -16,8 +16,7 @@ from sample_packages.packages import SIZE, X, flip, make, reference
 
 import rlx_ort
 from rlx_ort.deploy import package as package_module
-from rlx_ort.deploy.open import PackageDevices
-from rlx_ort.deploy.warm import warm_package
+from rlx_ort.deploy.open import PackageDevices, warm_package
 from rlx_ort.device import Device
 from rlx_ort.errors import IntegrityError, NoViableDeviceError, RlxError
 from rlx_ort.options.compile_options import CompileOptions

@@ -59,8 +59,8 @@ def test_a_closed_graph_gives_typed_errors_on_every_path() -> None:
 
 def test_sessions_share_one_budget_of_threads() -> None:
     """All sessions together hold no more workers than there are cores for, and give them back."""
-    from rlx_ort.providers.cores import core_share
     from rlx_ort.providers.engine.process import budget
+    from rlx_ort.providers.hardware import core_share
 
     before = budget().granted
     graphs = [Session("cpu").compile(step_graph()) for _ in range(4)]

@@ -7,11 +7,11 @@ import numpy as np
 import onnx
 import pytest
 
+from rlx_ort.conversion.check import holds_bf16, with_f32_kernels
 from rlx_ort.converters.bundle import ModelBundle, bundle_of
 from rlx_ort.errors import RlxError
 from rlx_ort.options.compile_options import CompileOptions, OptimizationLevel, PlacementRule
 from rlx_ort.parity.compare import reference_run
-from rlx_ort.parity.emulated import holds_bf16, with_f32_kernels
 
 BF16 = ml_dtypes.bfloat16
 RNG = np.random.default_rng(6)

@@ -17,9 +17,8 @@ import pytest
 from rlx_ort.errors import EngineError, LegalizeError
 from rlx_ort.options.compile_options import CacheUse, OptimizationLevel, WeightSharing
 from rlx_ort.providers.engine.compiled import models
-from rlx_ort.providers.engine.compiled.entry import MODEL_FILE
 from rlx_ort.providers.engine.compiled.models import watched
-from rlx_ort.providers.engine.compiled.store import default_store
+from rlx_ort.providers.engine.compiled.store import MODEL_FILE, default_store
 
 HERE = Path(__file__).parent
 KILLS = int(os.environ.get("RLX_KILL_COUNT", "6"))
@@ -30,6 +29,20 @@ CONV = "(float[1,3,8,8] x) => (float[1,8,6,6] y) { c = Conv(x, W) y = Relu(c) }"
 
 def random(*shape: int) -> np.ndarray:
     return np.random.default_rng(sum(shape)).standard_normal(shape).astype(np.float32)
+
+
+@pytest.mark.parametrize("width", [3, 30, 33, 90, 250, 494, 513])
+def test_packed_weights_of_any_size_are_read_back(open_model, tmp_path: Path, monkeypatch, width: int):
+    """ONNX Runtime saves packed weights under 1 MiB misaligned, and reading those would end the process."""
+    monkeypatch.setenv("RLX_CACHE_DIR", str(tmp_path))
+    text = f"(float[8,{width}] x) => (float[8,{width}] y) {{ h = MatMul(x, V) t = Tanh(h) y = MatMul(t, W) }}"
+    weights, x = {"V": random(width, width), "W": random(width, width)}, random(8, width)
+    (wanted,) = open_model(text, weights).run(["y"], {"x": x})
+    for _ in range(2):
+        with watched() as found:
+            (got,) = open_model(text, weights, cache=CacheUse.ON).run(["y"], {"x": x})
+        assert len(found) == 1
+        np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)
 
 
 @pytest.fixture(autouse=True)
@@ -128,15 +141,14 @@ def test_a_corrupt_entry_is_dropped_and_made_again(open_model, made, file, caplo
 
 def test_an_entry_that_the_engine_refuses_is_made_again(open_model, made):
     """The digests are right, but the file is no model any more, as after a downgrade in place."""
-    from rlx_ort.providers.engine.compiled.entry import describe_files, write_manifest
-    from rlx_ort.providers.engine.compiled.key import CacheKey
+    from rlx_ort.providers.engine.compiled.store import describe_files
 
     x, weight, bias = random(3, 64), random(32, 64), random(32)
     open_model(MATMUL, {"W": weight, "b": bias}, cache=CacheUse.ON)
     entry = made()[0]
     (entry.folder / MODEL_FILE).write_bytes(b"no model")
     (entry.folder / "entry.json").unlink()
-    write_manifest(entry.folder, CacheKey(entry.parts), entry.label, 1.0, describe_files(entry.folder), {})
+    entry._replace(created_s=1.0, files=describe_files(entry.folder), extra={}).write_manifest()
     session = open_model(MATMUL, {"W": weight, "b": bias}, cache=CacheUse.ON)
     np.testing.assert_allclose(session.run(["y"], {"x": x})[0], wanted(x, weight, bias), rtol=1e-5, atol=1e-4)
     assert made()[0].created_s > 1.0

@@ -7,7 +7,7 @@ import pytest
 
 from rlx_ort.device import Device
 from rlx_ort.errors import DeviceUnavailableError, EngineError
-from rlx_ort.providers.cores import core_share
+from rlx_ort.providers.hardware import core_share
 from rlx_ort.providers.registry import ProviderRegistry, default_registry
 
 ADD = "(float[2,2] a, float[2,2] b) => (float[2,2] y) { y = Add(a, b) }"
@@ -64,9 +64,9 @@ def test_cuda_without_cuda_is_unavailable_with_the_install_command(python):
 
 ABSENT = """
 import sys, importlib.metadata, importlib.util
-from rlx_ort.providers import installation
-installation.importlib.util.find_spec = lambda name, *rest: None
-installation.runtime_packages = lambda: {}
+from rlx_ort.providers.engine import runtime
+runtime.importlib.util.find_spec = lambda name, *rest: None
+runtime.runtime_packages = lambda: {}
 from rlx_ort.device import Device
 from rlx_ort.providers.registry import default_registry
 for device in Device.all():
@@ -90,8 +90,8 @@ def test_importing_the_registry_does_not_import_onnx_runtime(python):
     """Providers can be listed without loading the engine, and telemetry is off before it is loaded."""
     done = python(
         "import sys, os\n"
-        "from rlx_ort.providers.registry import default_registry\n"
-        "default_registry().registered_devices()\n"
+        "from rlx_ort.providers.registry import known_devices\n"
+        "known_devices()\n"
         "assert 'onnxruntime' not in sys.modules\n"
         "from rlx_ort.providers.engine.runtime import onnxruntime\n"
         "onnxruntime()\n"

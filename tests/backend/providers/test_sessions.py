@@ -9,8 +9,7 @@ import pytest
 from rlx_ort.device import Device
 from rlx_ort.errors import DeviceUnavailableError, EngineError, InputError, LegalizeError, RlxError
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.shape import Shape
-from rlx_ort.ir.types import OptionalType, SequenceType, TensorType
+from rlx_ort.ir.types import OptionalType, SequenceType, Shape, TensorType
 from rlx_ort.providers.engine.runtime import ENGINE_EXCEPTIONS, bindings, opening_error, running_error
 
 ADD = "(float[N,2] a, float[N,2] b) => (float[N,2] y) { y = Add(a, b) }"
@@ -218,7 +217,7 @@ def test_profiling_writes_a_file(open_model, tmp_path):
     session = open_model(ADD, profile_prefix=str(tmp_path / "run"))
     x = np.ones((1, 2), np.float32)
     session.run(["y"], {"a": x, "b": x})
-    assert session.end_profiling().startswith(str(tmp_path / "run"))
+    assert session.raw.end_profiling().startswith(str(tmp_path / "run"))
 
 
 def test_a_library_that_cannot_be_loaded_never_means_cpu(open_model, monkeypatch):

@@ -9,7 +9,7 @@ import numpy as np
 from interpreter.core import Array, rule, sized
 from interpreter.elementwise import activation
 from rlx_ort.ir.core import Node
-from rlx_ort.ir.ops import indexing, linalg, moe, reduce, shape
+from rlx_ort.ir.ops import dequant, linalg, norm, shape
 
 __all__: list[str] = []
 
@@ -41,14 +41,14 @@ def _lora(node: Node, op: linalg.LoraMatMul, x: Array, w: Array, a: Array, b: Ar
     return sized(node, x @ w + op.scale * ((x @ a) @ b))
 
 
-@rule(moe.GroupedMatMul)
-def _grouped(node: Node, op: moe.GroupedMatMul, x: Array, w: Array, experts: Array) -> Array:
+@rule(dequant.GroupedMatMul)
+def _grouped(node: Node, op: dequant.GroupedMatMul, x: Array, w: Array, experts: Array) -> Array:
     rows = [row @ w[int(expert)] for row, expert in zip(x, experts, strict=True)]
     return np.stack(rows) if rows else np.zeros((0, w.shape[2]), x.dtype)
 
 
-@rule(moe.ScatterAdd)
-def _scatter_add(node: Node, op: moe.ScatterAdd, updates: Array, indices: Array) -> Array:
+@rule(dequant.ScatterAdd)
+def _scatter_add(node: Node, op: dequant.ScatterAdd, updates: Array, indices: Array) -> Array:
     assert isinstance(op.rows, int)
     result = np.zeros((op.rows, *updates.shape[1:]), updates.dtype)
     for row, place in zip(updates, indices, strict=True):
@@ -72,8 +72,8 @@ _REDUCE: dict[str, Callable[..., Array]] = {
 }
 
 
-@rule(reduce.Reduce)
-def _reduce(node: Node, op: reduce.Reduce, x: Array) -> Array:
+@rule(norm.Reduce)
+def _reduce(node: Node, op: norm.Reduce, x: Array) -> Array:
     if not op.axes:
         return x
     exact = {} if op.function in {"mean", "max", "min"} else {"dtype": x.dtype}
@@ -81,16 +81,16 @@ def _reduce(node: Node, op: reduce.Reduce, x: Array) -> Array:
     return sized(node, np.trunc(result) if x.dtype.kind in "iu" else result)
 
 
-@rule(reduce.Softmax)
-def _softmax(node: Node, op: reduce.Softmax, x: Array) -> Array:
+@rule(norm.Softmax)
+def _softmax(node: Node, op: norm.Softmax, x: Array) -> Array:
     if not x.size:
         return x
     weights = np.exp(x - x.max(op.axis, keepdims=True))
     return np.asarray(weights / weights.sum(op.axis, keepdims=True))
 
 
-@rule(reduce.Cumsum)
-def _cumsum(node: Node, op: reduce.Cumsum, x: Array) -> Array:
+@rule(norm.Cumsum)
+def _cumsum(node: Node, op: norm.Cumsum, x: Array) -> Array:
     turned = np.flip(x, op.axis) if op.reverse else x
     total = np.cumsum(turned, op.axis, dtype=x.dtype)
     total = total - turned if op.exclusive else total
@@ -103,58 +103,58 @@ def _order(x: Array, axis: int, descending: bool) -> Array:
     return np.argsort(-keys if descending else keys, axis=axis, kind="stable")
 
 
-@rule(reduce.TopK)
-def _topk(node: Node, op: reduce.TopK, x: Array) -> Array:
+@rule(norm.TopK)
+def _topk(node: Node, op: norm.TopK, x: Array) -> Array:
     return sized(node, _order(x, -1, descending=True)[..., : op.k])
 
 
-@rule(reduce.ArgMax)
-def _argmax(node: Node, op: reduce.ArgMax, x: Array) -> Array:
+@rule(norm.ArgMax)
+def _argmax(node: Node, op: norm.ArgMax, x: Array) -> Array:
     return np.argmax(x, op.axis, keepdims=op.keep_dim)
 
 
-@rule(reduce.ArgMin)
-def _argmin(node: Node, op: reduce.ArgMin, x: Array) -> Array:
+@rule(norm.ArgMin)
+def _argmin(node: Node, op: norm.ArgMin, x: Array) -> Array:
     return np.argmin(x, op.axis, keepdims=op.keep_dim)
 
 
-@rule(indexing.Sort)
-def _sort(node: Node, op: indexing.Sort, x: Array) -> Array:
+@rule(shape.Sort)
+def _sort(node: Node, op: shape.Sort, x: Array) -> Array:
     return np.take_along_axis(x, _order(x, op.axis, op.descending), op.axis)
 
 
-@rule(indexing.ArgSort)
-def _argsort(node: Node, op: indexing.ArgSort, x: Array) -> Array:
+@rule(shape.ArgSort)
+def _argsort(node: Node, op: shape.ArgSort, x: Array) -> Array:
     return _order(x, op.axis, op.descending)
 
 
-@rule(indexing.CumProd)
-def _cumprod(node: Node, op: indexing.CumProd, x: Array) -> Array:
+@rule(shape.CumProd)
+def _cumprod(node: Node, op: shape.CumProd, x: Array) -> Array:
     return np.cumprod(x, op.axis, dtype=x.dtype)
 
 
-@rule(indexing.CumMax)
-def _cummax(node: Node, op: indexing.CumMax, x: Array) -> Array:
+@rule(shape.CumMax)
+def _cummax(node: Node, op: shape.CumMax, x: Array) -> Array:
     return np.maximum.accumulate(x, op.axis)
 
 
-@rule(indexing.Reverse)
-def _reverse(node: Node, op: indexing.Reverse, x: Array) -> Array:
+@rule(shape.Reverse)
+def _reverse(node: Node, op: shape.Reverse, x: Array) -> Array:
     return np.flip(x, op.axes)
 
 
-@rule(indexing.Trilu)
-def _trilu(node: Node, op: indexing.Trilu, x: Array) -> Array:
+@rule(shape.Trilu)
+def _trilu(node: Node, op: shape.Trilu, x: Array) -> Array:
     return np.triu(x, op.diagonal) if op.upper else np.tril(x, op.diagonal)
 
 
-@rule(indexing.GatherElements)
-def _gather_elements(node: Node, op: indexing.GatherElements, x: Array, indices: Array) -> Array:
+@rule(shape.GatherElements)
+def _gather_elements(node: Node, op: shape.GatherElements, x: Array, indices: Array) -> Array:
     return np.take_along_axis(x, indices.astype(np.int64), op.axis)
 
 
-@rule(indexing.GatherNd)
-def _gather_nd(node: Node, op: indexing.GatherNd, x: Array, indices: Array) -> Array:
+@rule(shape.GatherNd)
+def _gather_nd(node: Node, op: shape.GatherNd, x: Array, indices: Array) -> Array:
     places = indices.astype(np.int64)
     lead = places.shape[: op.batch_dims]
     found = np.empty((*places.shape[:-1], *x.shape[op.batch_dims + places.shape[-1] :]), x.dtype)
@@ -172,8 +172,8 @@ _COMBINE: dict[str, Callable[[Array, Array], Array]] = {
 }
 
 
-@rule(indexing.ScatterElements)
-def _scatter_elements(node: Node, op: indexing.ScatterElements, x: Array, indices: Array, updates: Array) -> Array:
+@rule(shape.ScatterElements)
+def _scatter_elements(node: Node, op: shape.ScatterElements, x: Array, indices: Array, updates: Array) -> Array:
     result = x.copy()
     for where in np.ndindex(*indices.shape):
         place = list(where)
@@ -182,8 +182,8 @@ def _scatter_elements(node: Node, op: indexing.ScatterElements, x: Array, indice
     return result
 
 
-@rule(indexing.ScatterNd)
-def _scatter_nd(node: Node, op: indexing.ScatterNd, x: Array, indices: Array, updates: Array) -> Array:
+@rule(shape.ScatterNd)
+def _scatter_nd(node: Node, op: shape.ScatterNd, x: Array, indices: Array, updates: Array) -> Array:
     result = x.copy()
     for where in np.ndindex(*indices.shape[:-1]):
         place = tuple(int(index) for index in indices[where])

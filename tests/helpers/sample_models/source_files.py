@@ -16,8 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 from rlx_ort.converters.files import save_onnx
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.serde import save_json
-from rlx_ort.ir.tensor import TensorData
-from rlx_ort.ir.tensor_file import write_tensors
+from rlx_ort.ir.tensor import TensorData, write_tensors
 
 __all__ = [
     "LARGE",

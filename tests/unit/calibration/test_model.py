@@ -150,3 +150,19 @@ def test_a_grid_covers_what_is_near_it() -> None:
     grid = Grid({(100,): 1.0, (1000,): 2.0})
     assert grid.covers((4000,))
     assert not grid.covers((100_000,))
+
+
+@pytest.mark.parametrize("disturbed", [1 << 10, 1 << 14, 1 << 18])
+def test_a_stalled_measurement_is_bounded_by_its_neighbours(disturbed: int) -> None:
+    """One stalled transfer of 1 KB priced 57 KB at 477 ms."""
+    true = {(1 << at,): float(1 << at) for at in (10, 14, 18)}
+    grid = Grid(true | {(disturbed,): 5e8})
+    for size, ns in true.items():
+        assert grid(size) <= 3.01 * 16 * ns
+        assert grid(size) >= 0.99 * ns
+
+
+def test_a_difference_below_the_noise_is_no_row() -> None:
+    """A readback of 1 KB that came out at 0 ns leaves the price to the larger ones."""
+    moved = (Row("readback", (1 << 10,), 0.0), Row("readback", (1 << 16,), 4e3), Row("readback", (1 << 18,), 16e3))
+    assert model(*moved).readback_ns(1 << 15) == model(*moved[1:]).readback_ns(1 << 15) > 1000

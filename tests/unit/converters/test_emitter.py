@@ -19,8 +19,7 @@ from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.op import Op, OpTypes
 from rlx_ort.ir.ops.leaf import Capture, Input
-from rlx_ort.ir.shape import Shape
-from rlx_ort.ir.types import TensorType, ValueType
+from rlx_ort.ir.types import Shape, TensorType, ValueType
 
 
 class Probe(Op):
@@ -28,7 +27,8 @@ class Probe(Op):
 
     kind = "test_probe"
     arity = (0, None)
-    results: tuple[ValueType, ...] = ()
+    results: tuple[ValueType, ...]
+    body: Graph | None
 
     def __init__(self, *results: ValueType, body: Graph | None = None) -> None:
         object.__setattr__(self, "results", results)
@@ -38,8 +38,7 @@ class Probe(Op):
         return self.results
 
     def bodies(self) -> tuple[Graph, ...]:
-        body: Graph | None = getattr(self, "body", None)
-        return () if body is None else (body,)
+        return () if self.body is None else (self.body,)
 
 
 op_module._classes.pop(Probe.kind)  # other tests go through all kinds, and this is none of the library's

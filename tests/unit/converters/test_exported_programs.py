@@ -16,7 +16,7 @@ import pytest
 from sample_models.source_files import Trap
 
 from rlx_ort.converters.sources import open_source, pt2
-from rlx_ort.converters.sources.pt2_check import checked_config, checked_program
+from rlx_ort.converters.sources.pt2 import checked_config, checked_program
 from rlx_ort.errors import ConversionError
 
 PARTS = ("models/model.json", "data/weights/weight_0", "data/weights/model_weights_config.json")

@@ -10,8 +10,7 @@ import pytest
 from sample_models.source_files import small_graph, write_source
 
 from rlx_ort.converters.bundle import bundle_from_graph
-from rlx_ort.converters.extras import optional_module
-from rlx_ort.converters.onnx_ir_bridge import bundle_to_ir
+from rlx_ort.converters.onnx_ir_bridge import bundle_to_ir, optional_module
 from rlx_ort.converters.sources import from_torch, read_weights
 from rlx_ort.errors import ConversionError
 

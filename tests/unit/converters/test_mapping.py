@@ -12,9 +12,8 @@ from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.ops.conv import Conv2d, ConvTranspose2d, Pool
 from rlx_ort.ir.ops.elementwise import Activation, Binary, Cast, Clamp, Compare, StopGradient, Where
 from rlx_ort.ir.ops.linalg import MatMul
-from rlx_ort.ir.ops.norm import BatchNormInference, LayerNorm
+from rlx_ort.ir.ops.norm import BatchNormInference, LayerNorm, Reduce, Softmax
 from rlx_ort.ir.ops.onnx import OnnxNode
-from rlx_ort.ir.ops.reduce import Reduce, Softmax
 from rlx_ort.ir.ops.shape import Concat, Gather, Reshape, Slice, Transpose
 
 X = "float[2,3] x"

@@ -16,9 +16,8 @@ from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.ops.leaf import Capture, Input
 from rlx_ort.ir.ops.onnx import OnnxNode
-from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.tensor import TensorData
-from rlx_ort.ir.types import MapType, SequenceType, TensorType, UnknownType
+from rlx_ort.ir.types import MapType, SequenceType, Shape, TensorType, UnknownType
 from rlx_ort.options.compile_options import CompileOptions
 
 F32 = TensorType(DType.F32, Shape([2, 3]))

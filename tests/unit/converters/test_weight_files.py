@@ -93,6 +93,13 @@ def test_an_index_whose_tensor_is_not_in_its_shard_is_refused(tmp_path: Path) ->
         read_weights(tmp_path / "i")
 
 
+def test_a_safetensors_file_that_begins_like_a_pickle_is_read(tmp_path: Path) -> None:
+    """A header of 640 bytes makes the first two bytes 80 02, which are those of a pickle."""
+    header = json.dumps({"w": {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]}}).encode().ljust(640)
+    (tmp_path / "f").write_bytes(struct.pack("<Q", len(header)) + header + bytes(4))
+    assert list(read_weights(tmp_path / "f")) == ["w"]
+
+
 @pytest.mark.parametrize("shape", [[-2, -4], [8.0], ["8"], [True, 8], [float("inf")]])
 def test_sizes_that_are_no_sizes_are_refused(shape: list[Any], tmp_path: Path) -> None:
     """Two negative sizes would multiply to the right number of elements."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from sample_packages.packages import files_of, make, repacked
 
-from rlx_ort.deploy.archive import LARGE_ALIGNMENT, Archive, Member, layout_of
+from rlx_ort.deploy.container import LARGE_ALIGNMENT, Archive, Member, layout_of
 from rlx_ort.deploy.package import Package
 from rlx_ort.errors import IntegrityError
 

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 from sample_packages.packages import files_of, make, rebuilt, repacked
 
-from rlx_ort.deploy.index import Index
+from rlx_ort.deploy.index import Index, parse
 from rlx_ort.deploy.package import Package
-from rlx_ort.deploy.strict_json import parse
 from rlx_ort.device import Device
 from rlx_ort.errors import IntegrityError, PackageError
 from rlx_ort.options.compile_options import Precision

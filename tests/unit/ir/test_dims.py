@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rlx_ort.errors import GraphVerifyError
-from rlx_ort.ir.dims import DimBinding, dynamic_symbols, has_dynamic_dims, infer_bindings_from_inputs
-from rlx_ort.ir.graph import Graph
+from rlx_ort.ir.graph import DimBinding, Graph, dynamic_symbols, has_dynamic_dims, infer_bindings_from_inputs
 
 
 def _graph() -> Graph:

@@ -10,7 +10,7 @@ import pytest
 from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.op import op_class
-from rlx_ort.ir.ops.refused import REFUSED_KINDS, refused_op
+from rlx_ort.ir.ops.onnx import REFUSED_KINDS, refused_op
 from rlx_ort.ir.serde import from_json, to_json
 from rlx_ort.ir.verify import verify
 

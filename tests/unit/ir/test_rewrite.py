@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from rlx_ort.errors import GraphVerifyError
-from rlx_ort.ir.graph import Graph
+from rlx_ort.ir.graph import Graph, eliminate_dead_code
 from rlx_ort.ir.ops.shape import Reshape
-from rlx_ort.ir.rewrite import eliminate_dead_code
 from rlx_ort.ir.verify import verify
 
 

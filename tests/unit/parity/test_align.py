@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx
 from onnx import parser
 
-from rlx_ort.parity.align import nearest, pair_values
+from rlx_ort.parity.bisect import nearest, pair_values
 
 PLAIN = """
 <ir_version: 8, opset_import: ["": 18]>

@@ -11,9 +11,18 @@ import filelock
 import pytest
 
 from rlx_ort.providers.engine.compiled import store as store_module
-from rlx_ort.providers.engine.compiled.entry import MANIFEST, read_entry
-from rlx_ort.providers.engine.compiled.key import CacheKey, differences, explain_entry, explain_key, read_cpu_facts
-from rlx_ort.providers.engine.compiled.store import DEFAULT_LIMIT_BYTES, CompileStore, limit_bytes, parse_bytes, use_of
+from rlx_ort.providers.engine.compiled.store import (
+    DEFAULT_LIMIT_BYTES,
+    MANIFEST,
+    CacheKey,
+    CompileStore,
+    differences,
+    explain,
+    parse_bytes,
+    read_cpu_facts,
+    read_entry,
+    use_of,
+)
 
 PARTS = {"model": "m", "weights": "w", "provider": "P", "engine": "onnxruntime 1"}
 
@@ -217,7 +226,7 @@ def test_explaining_names_the_parts_that_changed_since_the_nearest_entry(store, 
     store.make(key(engine="onnxruntime 0", provider="Q"), "far", filler())
     near = store.make(key(engine="onnxruntime 0"), "near", filler())
     store.make(CacheKey({**PARTS, "model": "n", "weights": "v"}), "another model", filler())
-    found = explain_key(key(), store.entries())
+    found = explain(key(), store.entries())
     assert found.entry is None
     assert found.nearest == near
     assert found.changed == (("engine", "onnxruntime 0", "onnxruntime 1"),)
@@ -229,8 +238,8 @@ def test_explaining_an_entry_looks_at_older_ones_only(store, monkeypatch):
     monkeypatch.setattr(store_module.time, "time", lambda: next(clock))
     first = store.make(key(), "first", filler())
     second = store.make(key(engine="onnxruntime 2"), "second", filler())
-    assert explain_entry(first, store.entries()).nearest is None
-    assert explain_entry(second, store.entries()).changed == (("engine", "onnxruntime 1", "onnxruntime 2"),)
+    assert explain(CacheKey(first.parts), store.entries()).nearest is None
+    assert explain(CacheKey(second.parts), store.entries()).changed == (("engine", "onnxruntime 1", "onnxruntime 2"),)
 
 
 def test_the_log_says_why_an_entry_was_dropped(store, caplog):
@@ -254,7 +263,7 @@ def test_sizes_are_read_with_their_units(text, size):
 def test_a_limit_that_is_no_size_is_the_default(text, monkeypatch):
     """A typo does not empty the cache."""
     monkeypatch.setenv("RLX_CACHE_LIMIT", text)
-    assert limit_bytes() == DEFAULT_LIMIT_BYTES
+    assert CompileStore(Path()).limit == DEFAULT_LIMIT_BYTES
 
 
 @pytest.mark.parametrize(

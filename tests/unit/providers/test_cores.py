@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rlx_ort.providers.cores import CoreShare, cgroup_quota_cores, core_share
+from rlx_ort.providers.hardware import CoreShare, cgroup_quota_cores, core_share
 
 
 def write(path: Path, text: str) -> None:

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from rlx_ort.providers import diagnosis, hardware, installation, webgpu
-from rlx_ort.providers.cores import CoreShare
+from rlx_ort.providers import diagnosis, hardware, webgpu
 from rlx_ort.providers.diagnosis import Finding, Severity, diagnose
 from rlx_ort.providers.engine import runtime
-from rlx_ort.providers.installation import Problem, find_problem
+from rlx_ort.providers.engine.runtime import Problem, find_problem
+from rlx_ort.providers.hardware import CoreShare
 from rlx_ort.providers.openvino import OpenVinoProvider
 from rlx_ort.providers.plugins import Plugin
 from rlx_ort.providers.registry import ProviderRegistry
@@ -48,7 +48,7 @@ def test_a_folder_left_by_an_uninstall_is_told_from_an_absent_runtime(monkeypatc
     """A namespace package without files is broken, not absent."""
     (tmp_path / "onnxruntime").mkdir()
     monkeypatch.setattr("sys.path", [str(tmp_path)])
-    monkeypatch.setattr(installation, "runtime_packages", lambda: {"onnxruntime": "1.31.1"})
+    monkeypatch.setattr(runtime, "runtime_packages", lambda: {"onnxruntime": "1.31.1"})
     monkeypatch.delitem(__import__("sys").modules, "onnxruntime", raising=False)
     problem = find_problem()
     assert problem is not None
@@ -152,8 +152,8 @@ def test_every_missing_library_is_named(monkeypatch):
         stdout = report
 
     monkeypatch.setattr(hardware.sys, "platform", "linux")
-    monkeypatch.setattr(hardware.shutil, "which", lambda _: "/usr/bin/ldd")
-    monkeypatch.setattr(hardware.subprocess, "run", lambda *_, **__: Done)
+    monkeypatch.setattr("shutil.which", lambda _: "/usr/bin/ldd")
+    monkeypatch.setattr("subprocess.run", lambda *_, **__: Done)
     monkeypatch.setattr(hardware, "loads", lambda name: False)
     assert hardware.missing_libraries(Path("x.so")) == ("libcublas.so.13", "libcurand.so.10")
 

@@ -10,9 +10,9 @@ from types import ModuleType
 import pytest
 
 from rlx_ort.ir.dtype import DType
-from rlx_ort.providers import listed_kernels as module
+from rlx_ort.providers import claims as module
 from rlx_ort.providers.base import KernelClaim
-from rlx_ort.providers.listed_kernels import listed_kernels, parse_list
+from rlx_ort.providers.claims import listed_kernels, parse_list
 
 ROOT = Path(__file__).resolve().parents[3]
 FILES = sorted((ROOT / "providers" / "kernel_lists").iterdir())

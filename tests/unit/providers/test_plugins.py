@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlx_ort.providers import plugins
-from rlx_ort.providers.installation import Problem
+from rlx_ort.providers.engine.runtime import Problem
 from rlx_ort.providers.plugins import Plugin, find_plugins, register_plugin
 
 

@@ -9,7 +9,7 @@ import pytest
 from rlx_ort.device import Device
 from rlx_ort.providers.base import Availability
 from rlx_ort.providers.null import NullProvider
-from rlx_ort.providers.registry import ProviderRegistry, default_registry
+from rlx_ort.providers.registry import ProviderRegistry, default_registry, known_devices
 
 
 class Counting(NullProvider):
@@ -30,14 +30,14 @@ def test_a_registered_provider_is_found_by_its_kind():
     registry = ProviderRegistry((provider,))
     assert registry.for_device(Device("null")) is provider
     assert registry.for_device(Device("null:3")) is provider
-    assert registry.registered_devices() == (Device("null"),)
+    assert registry.providers() == (provider,)
 
 
 def test_a_device_without_provider_answers_with_a_reason():
     """An empty registry says so instead of raising."""
     registry = ProviderRegistry()
     assert registry.for_device(Device.CPU) is None
-    assert "no provider" in registry.availability(Device.CPU).reason
+    assert "no ONNX Runtime execution provider" in registry.availability(Device.CPU).reason
 
 
 def test_a_probe_is_remembered_until_it_is_forgotten():
@@ -92,7 +92,7 @@ def test_a_kind_that_is_no_device_name_is_refused(kind):
 
 def test_devices_come_in_the_order_of_the_table():
     """The order does not depend on registration."""
-    found = default_registry().registered_devices()
+    found = known_devices()
     order = [device.kind for device in Device.all()]
     assert [order.index(device.kind) for device in found] == sorted(order.index(device.kind) for device in found)
 

@@ -24,10 +24,7 @@ class _Session:
 def _open(budget: ThreadBudget, model: object, **settings: Any) -> tuple[_Session, Any]:
     options = CompileOptions(**settings)
     made = SimpleNamespace()
-    budget.apply(made, options, model, on_cpu=True)
-    session = _Session()
-    budget.hold(session, options, model, on_cpu=True)
-    return session, made
+    return budget.opened(made, options, model, _Session, on_cpu=True), made
 
 
 def test_the_first_session_gets_all_threads_and_the_others_what_is_left() -> None:
@@ -64,10 +61,14 @@ def test_sessions_of_one_model_count_once() -> None:
 def test_an_open_that_fails_keeps_nothing() -> None:
     """What was offered to a session that never came is offered again."""
     budget, model = ThreadBudget(4), object()
-    budget.apply(SimpleNamespace(), CompileOptions(), model, on_cpu=True)
-    budget.withdraw(model)
+
+    def refuse() -> None:
+        raise ValueError("refused")
+
+    with pytest.raises(ValueError, match="refused") as caught:
+        budget.opened(SimpleNamespace(), CompileOptions(), model, refuse, on_cpu=True)
     _, made = _open(budget, object())
-    assert made.intra_op_num_threads == 4
+    assert (made.intra_op_num_threads, caught.value.args) == (4, ("refused",))
 
 
 def test_a_number_that_is_asked_for_is_granted_beside_the_budget() -> None:
@@ -81,7 +82,8 @@ def test_sessions_on_devices_take_no_workers() -> None:
     """Their work is not on the cores."""
     budget = ThreadBudget(4)
     made = SimpleNamespace()
-    budget.apply(made, CompileOptions(), object(), on_cpu=False)
+    session = budget.opened(made, CompileOptions(), object(), _Session, on_cpu=False)
+    assert session is not None
     assert (made.intra_op_num_threads, budget.granted) == (1, 0)
 
 

@@ -9,8 +9,8 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from rlx_ort.errors import EngineError
-from rlx_ort.providers import plugins, windows_catalog
-from rlx_ort.providers.windows_catalog import catalog_providers, fetch_provider
+from rlx_ort.providers import plugins
+from rlx_ort.providers.plugins import catalog_providers, fetch_provider
 
 
 @pytest.fixture
@@ -33,14 +33,14 @@ def readied(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     module = ModuleType("windowsml")
     module.EpCatalog = lambda: SimpleNamespace(find_all_providers=lambda: list(offered))  # type: ignore[attr-defined]  # it stands for a class
     monkeypatch.setitem(sys.modules, "windowsml", module)
-    monkeypatch.setattr(windows_catalog.sys, "platform", "win32")
-    monkeypatch.setattr(windows_catalog, "_catalogs", [])
+    monkeypatch.setattr(plugins.sys, "platform", "win32")
+    monkeypatch.setattr(plugins, "_catalogs", [])
     return calls
 
 
 def test_a_provider_that_windows_has_is_a_plugin_with_its_library(readied, tmp_path):
     """Reading the catalog downloads nothing."""
-    found = {name: (library, problem) for name, _, library, problem in catalog_providers()}
+    found = {plugin.ep_names[0]: (plugin.library, plugin.problem) for plugin in catalog_providers()}
     assert found["QNNExecutionProvider"] == (tmp_path / "qnn.dll", "")
     assert readied == []
 
@@ -48,7 +48,7 @@ def test_a_provider_that_windows_has_is_a_plugin_with_its_library(readied, tmp_p
 @pytest.mark.parametrize("name", ["OpenVINOExecutionProvider", "Broken"])
 def test_a_provider_that_is_only_offered_says_how_to_get_it(readied, name):
     """Also a path that is not absolute is none: it would be looked for where others may write."""
-    found = {name: (library, problem) for name, _, library, problem in catalog_providers()}
+    found = {plugin.ep_names[0]: (plugin.library, plugin.problem) for plugin in catalog_providers()}
     assert found[name][0] is None
     assert f"fetch_provider({name!r})" in found[name][1]
 
@@ -91,6 +91,6 @@ def test_a_catalog_that_cannot_be_read_is_none(readied, monkeypatch, caplog):
 
 def test_other_systems_have_no_catalog(readied, monkeypatch):
     """The module is not even imported there."""
-    monkeypatch.setattr(windows_catalog.sys, "platform", "linux")
+    monkeypatch.setattr(plugins.sys, "platform", "linux")
     monkeypatch.setitem(sys.modules, "windowsml", None)
     assert list(catalog_providers()) == []

@@ -8,7 +8,7 @@ import pytest
 
 from rlx_ort.device import Device
 from rlx_ort.errors import DeviceUnavailableError, NoViableDeviceError
-from rlx_ort.providers.availability import (
+from rlx_ort.providers.registry import (
     availability,
     available_apple_devices,
     available_devices,

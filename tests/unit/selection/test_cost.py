@@ -9,8 +9,7 @@ from rlx_ort.device import Device
 from rlx_ort.errors import GraphVerifyError, NoViableDeviceError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
-from rlx_ort.ir.shape import Shape
-from rlx_ort.ir.types import TensorType
+from rlx_ort.ir.types import Shape, TensorType
 from rlx_ort.selection.cost import DEFAULT_DIM, ProfileCostModel, estimate_graph_cost, pick_best_device
 from rlx_ort.selection.predict import cost_model
 
@@ -265,9 +264,9 @@ def test_the_default_model_of_the_cpu_counts_the_cores_of_the_process(
     machine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The threads are the process's share of the cores on the CPU, and 1 on an accelerator."""
-    from rlx_ort.providers import cores
+    from rlx_ort.providers import hardware
 
-    monkeypatch.setattr(cores, "core_share", lambda: cores.CoreShare(8, 4, 3, 2.5))
+    monkeypatch.setattr(hardware, "core_share", lambda: hardware.CoreShare(8, 4, 3, 2.5))
     machine.add("gpu", profile=machine.profile())
     machine.add("cpu", profile=machine.profile())
     found = [cost_model(device) for device in (Device.CPU, Device.GPU)]

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from rlx_ort.calibration.features import Kernel, Workload, workload_of
+from rlx_ort.converters.to_onnx.exported import Outline
 from rlx_ort.converters.to_onnx.exporter import Draft, draft
-from rlx_ort.converters.to_onnx.outline import Outline
 from rlx_ort.device import Device
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph

@@ -7,11 +7,17 @@ import pytest
 
 from rlx_ort.device import Device
 from rlx_ort.errors import DeviceUnavailableError, LegalizeError
-from rlx_ort.execution.dispatch_report import DispatchSummary, format_dispatch_report, merge_placement, report_as_dict
-from rlx_ort.execution.placement import PlacedNode, Placement
+from rlx_ort.execution.placement import (
+    DispatchSummary,
+    PlacedNode,
+    Placement,
+    format_dispatch_report,
+    merge_placement,
+    report_as_dict,
+)
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
-from rlx_ort.ir.ops.refused import refused_op
+from rlx_ort.ir.ops.onnx import refused_op
 from rlx_ort.ir.verify import verify
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule
 from rlx_ort.options.dispatch import KernelDispatch, KernelDispatchPolicy

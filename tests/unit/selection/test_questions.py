@@ -14,8 +14,7 @@ from rlx_ort.device import Device
 from rlx_ort.errors import EngineError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
-from rlx_ort.ir.shape import Shape
-from rlx_ort.ir.types import TensorType, UnknownType
+from rlx_ort.ir.types import Shape, TensorType, UnknownType
 from rlx_ort.options.compile_options import CompileOptions, OptimizationLevel, PlacementRule
 from rlx_ort.providers import registry
 from rlx_ort.providers.asking import ask, asking_options
@@ -202,7 +201,7 @@ def test_a_known_answer_opens_no_session(machine: Any) -> None:
 @pytest.mark.parametrize("damage", [b"", b"{", b'{"schema": 1}', b'{"schema": 1, "scope": "other", "answers": {}}'])
 def test_a_damaged_file_costs_asking_again(damage: bytes, tmp_path: Any) -> None:
     """Nothing but the answers is lost."""
-    from rlx_ort.providers.answers import Answers
+    from rlx_ort.providers.asking import Answers
 
     path = tmp_path / "answers.json"
     path.write_bytes(damage)

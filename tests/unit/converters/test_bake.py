@@ -9,7 +9,7 @@ from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
 from rlx_ort.converters.bundle import ModelBundle, bundle_of, graph_from_bundle
-from rlx_ort.converters.transforms.params import bake
+from rlx_ort.converters.sources import bake
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.tensor import TensorData
 

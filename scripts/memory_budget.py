@@ -1,0 +1,202 @@
+"""Serve ten models that together need three times a device's memory budget, and compare the budget with real memory.
+
+    python scripts/memory_budget.py --device cuda --json cuda.json
+    python scripts/memory_budget.py --device cpu --megabytes 24 --cache off
+
+The models are opened once without a limit that matters, to learn what they take; then the budget is set to a third of
+that, beside what the device takes without them (CUDA's context, the weights in host memory). Requests draw a model and
+an input at random, and each result is compared with that of the CPU. A thread reads the real memory every two
+milliseconds. Fails if a result is wrong, or if real memory exceeds the budget by more than `--slack`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT)]
+
+from rlx_ort import Device, DType, Graph, GraphDevices, environment, memory_use  # noqa: E402
+from rlx_ort.providers.engine.compiled.models import watched  # noqa: E402
+from rlx_ort.providers.hardware import private_bytes, release_free_heap  # noqa: E402
+from rlx_ort.providers.registry import provider_of, require_available  # noqa: E402
+
+MODELS, INPUTS, LAYERS, ROWS = 10, 4, 6, 8
+UNLIMITED = 1 << 50
+TOLERANCE = 1e-4  # of the largest value
+
+
+def model(number: int, megabytes: float) -> GraphDevices:
+    """Return a runner of six matrix products whose weights take about `megabytes`, by 60 % more in the last model."""
+    scale = 0.7 + 0.6 * number / (MODELS - 1)
+    width = int((megabytes * scale * 2**20 / 4 / LAYERS) ** 0.5)
+    draw = np.random.default_rng(number)
+    graph = Graph(f"model_{number}")
+    y = graph.input("x", (ROWS, width), DType.F32)
+    for layer in range(LAYERS):
+        y = graph.tanh(y @ graph.param(f"w{layer}", (width, width), DType.F32))
+    graph.outputs = [y]
+    runner = GraphDevices(graph)
+    for layer in range(LAYERS):
+        weight = draw.standard_normal((width, width), np.float32)
+        runner.set_param(f"w{layer}", weight * np.float32(width**-0.5))
+    return runner
+
+
+def inputs_of(runner: GraphDevices, number: int) -> dict[str, Any]:
+    """Return one of the inputs of a model."""
+    (kind,) = [value.type for value in runner.graph.inputs]
+    return {"x": np.random.default_rng(100 + number).standard_normal(kind.shape.static(), np.float32)}
+
+
+@contextmanager
+def sampled(read: Callable[[], int]) -> Iterator[list[int]]:
+    """Read the memory every two milliseconds within a `with` block."""
+    found, done = [read()], threading.Event()
+
+    def sample() -> None:
+        while not done.wait(0.002):
+            found.append(read())
+
+    thread = threading.Thread(target=sample)
+    thread.start()
+    try:
+        yield found
+    finally:
+        done.set()
+        thread.join()
+
+
+def serve(device: Device, requests: int, threads: int, megabytes: float, cache: str | None) -> dict[str, Any]:
+    """Serve random requests within a budget, and return what happened."""
+    require_available(device)
+    provider = provider_of(device)
+    assert provider is not None
+
+    def read() -> int:
+        reading = provider.memory(device)
+        return private_bytes() if reading is None else reading.nbytes
+
+    reading = provider.memory(device)
+    whole = reading is not None and reading.whole
+    runners = [model(number, megabytes) for number in range(MODELS)]
+    environment.set_override("DEVICE_MEMORY", f"{device.label}={UNLIMITED}")
+    environment.set_override("CACHE", "off")
+    wanted = []
+    for runner in runners:
+        wanted.append([runner.run("cpu", inputs_of(runner, number))[0] for number in range(INPUTS)])
+        runner.close()
+    release_free_heap()
+    outside = read()  # CUDA's context after the probe, or the weights in host memory
+    for runner in runners:
+        runner.run(device, inputs_of(runner, 0))
+    needed = read() - outside
+    measured = sum(each.nbytes or 0 for found in memory_use() if found.device == device for each in found.models)
+    for runner in runners:
+        runner.close()
+    release_free_heap()
+    left = read()  # whatever the first runs load for good: kernels, handles
+    kept = left if whole else 0
+    budget = kept + (needed - (left - outside)) // 3
+    environment.set_override("DEVICE_MEMORY", f"{device.label}={budget}")
+    environment.unset_override("CACHE")
+    if cache is not None:
+        environment.set_override("CACHE", cache)
+    wrong: list[str] = []
+    times: list[float] = []
+
+    def work(seed: int) -> None:
+        draw = random.Random(seed)  # noqa: S311  # no secret
+        for _ in range(requests // threads):
+            which, number = draw.randrange(MODELS), draw.randrange(INPUTS)
+            inputs = inputs_of(runners[which], number)
+            begun = time.perf_counter()
+            try:
+                (got,) = runners[which].run(device, inputs)
+            except Exception as err:
+                wrong.append(f"model {which}: {type(err).__name__}: {err}")
+                continue
+            times.append(time.perf_counter() - begun)
+            off = float(np.abs(got - wanted[which][number]).max() / np.abs(wanted[which][number]).max())
+            if not off <= TOLERANCE:
+                wrong.append(f"model {which}: differs by {off:.2e}")
+
+    workers = [threading.Thread(target=work, args=(seed,)) for seed in range(threads)]
+    begun = time.perf_counter()
+    with watched() as cached, sampled(read) as samples:
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+    seconds = time.perf_counter() - begun
+    (found,) = [each for each in memory_use() if each.device == device]
+    release_free_heap()
+    real = read()
+    times.sort()
+    result = {
+        "device": device.label,
+        "requests": requests // threads * threads,
+        "threads": threads,
+        "seconds": round(seconds, 2),
+        "median_ms": round(times[len(times) // 2] * 1e3, 2) if times else None,
+        "p99_ms": round(times[len(times) * 99 // 100] * 1e3, 2) if times else None,
+        "source": found.source,
+        "needed_bytes": needed,
+        "measured_bytes": measured,
+        "outside_bytes": kept,
+        "budget_bytes": budget,
+        "peak_bytes": max(samples) - (0 if whole else left),
+        "used_at_the_end": found.used_bytes,
+        "real_at_the_end": real - (0 if whole else left),
+        "samples": len(samples),
+        "openings": sum(each.openings for each in found.models),
+        "from_cache": len(cached),
+        "evictions": sum(each.evictions for each in found.models),
+        "wrong": len(wrong),
+        "first_wrong": wrong[:3],
+    }
+    for runner in runners:
+        runner.close()
+    environment.unset_override("DEVICE_MEMORY")
+    environment.unset_override("CACHE")
+    return result
+
+
+def main() -> int:
+    """Serve, print what happened, and return 0 if all results are right and the budget held."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--requests", type=int, default=10_000)
+    parser.add_argument("--threads", type=int, default=4)
+    parser.add_argument("--megabytes", type=float, default=24.0, help="weights of an average model")
+    parser.add_argument("--cache", choices=("on", "off"), help="by default sessions are opened again from the cache")
+    parser.add_argument(
+        "--slack", type=float, default=0.0, help="share of the budget that real memory may exceed it by"
+    )
+    parser.add_argument("--json", type=Path, help="file for the result")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        environment.set_override("CACHE_DIR", folder)
+        result = serve(Device(options.device), options.requests, options.threads, options.megabytes, options.cache)
+    text = json.dumps(result, indent=1)
+    print(text)
+    if options.json is not None:
+        options.json.write_text(text + "\n", encoding="utf-8")
+    held = result["peak_bytes"] <= result["budget_bytes"] * (1 + options.slack)
+    return int(bool(result["wrong"]) or not held)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

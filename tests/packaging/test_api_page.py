@@ -1,0 +1,52 @@
+"""`docs/api.md`: every public name once, used in an example of its section, and every example runs."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+import rlx_ort
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "api.md"
+NAME = re.compile(r"^- `(\w+)`: ", re.MULTILINE)
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def _sections() -> Mapping[str, str]:
+    _, *sections = re.split(r"^## ", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {section.splitlines()[0]: section for section in sections}
+
+
+def _used(code: str) -> set[str]:
+    nodes = list(ast.walk(ast.parse(code)))
+    return {node.id for node in nodes if isinstance(node, ast.Name)} | {
+        node.attr for node in nodes if isinstance(node, ast.Attribute)
+    }
+
+
+def test_every_public_name_is_there_once() -> None:
+    """No name is missing, and none twice."""
+    assert sorted(NAME.findall(PAGE.read_text(encoding="utf-8"))) == sorted(rlx_ort.__all__)
+
+
+@pytest.mark.parametrize("title", _sections())
+def test_the_example_of_a_section_uses_its_names(title: str) -> None:
+    """Each name that a section lists stands in its code."""
+    section = _sections()[title]
+    assert set(NAME.findall(section)) - _used("".join(BLOCK.findall(section))) == set()
+
+
+def test_the_examples_run(tmp_path: Path) -> None:
+    """In order, in one process, in a folder of their own."""
+    program = tmp_path / "examples.py"
+    program.write_text("\n".join(BLOCK.findall(PAGE.read_text(encoding="utf-8"))), encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-P", str(program)], cwd=tmp_path, capture_output=True, encoding="utf-8", timeout=120
+    )
+    assert done.returncode == 0, done.stderr
