@@ -29,40 +29,21 @@ def read_model(source: Source, base_dir: str | os.PathLike[str] | None) -> tuple
     """
     import onnx
 
+    from rlx_ort.converters.from_onnx.tensor_files import parsed_model
+
     folder = None if base_dir is None else Path(base_dir)
     if isinstance(source, onnx.ModelProto):
-        return _checked(source, "the model"), folder
+        return parsed_model(source, "the model"), folder
     if isinstance(source, bytes | bytearray | memoryview):
-        return _checked(_parsed(bytes(source), "the bytes"), "the bytes"), folder
+        return parsed_model(bytes(source), "the bytes"), folder
     path = Path(source)
     try:
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode):
+        if not stat.S_ISREG(path.stat().st_mode):
             raise ConversionError(f"{path} is no regular file; give the path of an .onnx file")
         data = path.read_bytes()
     except OSError as err:
         raise ConversionError(f"{path} cannot be read: {err}") from err
-    return _checked(_parsed(data, str(path)), str(path)), folder or path.parent
-
-
-def _parsed(data: bytes, what: str) -> onnx.ModelProto:
-    import onnx
-    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]  # protobuf ships no types
-
-    if not data:
-        raise ConversionError(f"{what}: empty, so no ONNX model")
-    try:
-        model = onnx.ModelProto()
-        model.ParseFromString(data)
-        return model
-    except (DecodeError, RecursionError) as err:
-        raise ConversionError(f"{what}: no ONNX model, or damaged or above 2 GB: {err}") from err
-
-
-def _checked(model: onnx.ModelProto, what: str) -> onnx.ModelProto:
-    if not model.HasField("graph") or model.ir_version < 1:
-        raise ConversionError(f"{what}: no ONNX model; it has no {'graph' if model.ir_version else 'IR version'}")
-    return model
+    return parsed_model(data, str(path)), folder or path.parent
 
 
 @paused_collector()
