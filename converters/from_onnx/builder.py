@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from rlx_ort.converters.from_onnx.signatures import value_problem
+from rlx_ort.converters.from_onnx.signatures import trimmed, value_problem
 from rlx_ort.converters.from_onnx.structure import domain_of, node_label, opsets_of, sorted_nodes
 from rlx_ort.converters.from_onnx.tensor_files import TensorFiles
 from rlx_ort.converters.from_onnx.tensors import attribute_value, constant_data, dense_tensor, resolved, tensor_data
@@ -188,9 +188,7 @@ class GraphBuilder:
             found[attribute.name] = attribute_value(
                 attribute, self._files, lambda body: self._body(scope, body, captures, node_label(node))
             )
-        outputs = [*node.output]
-        while outputs and not outputs[-1]:
-            outputs.pop()
+        outputs = trimmed(node.output)
         domain = domain_of(node.domain)
         op = OnnxNode(
             op_type=node.op_type,

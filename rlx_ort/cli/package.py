@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from rlx_ort.ir.graph import Graph
     from rlx_ort.selection.policy import DevicePolicy
 
-__all__ = ["command", "export", "extract", "run", "sign", "warm"]
-
 _NAMES = ("create", "inspect", "verify", "run", "extract", "diff", "sign", "warm", "export")
 _FILES = dict.fromkeys(("inspect", "verify", "diff"), "package_check") | {"create": "package_create"}
 

@@ -15,8 +15,7 @@ from rlx_ort.converters.to_onnx.exported import ExportedModel
 from rlx_ort.converters.to_onnx.exporter import Draft
 from rlx_ort.device import Device
 from rlx_ort.errors import ConversionError, DeviceUnavailableError, LegalizeError
-from rlx_ort.execution.dispatch_report import COMMON
-from rlx_ort.execution.placement import KernelDispatchReport, common_kinds, format_dispatch_report, summarize
+from rlx_ort.execution.placement import COMMON, KernelDispatchReport, common_kinds, format_dispatch_report, summarize
 from rlx_ort.ir.core import Node
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.op import Op
@@ -30,11 +29,6 @@ from rlx_ort.providers.registry import availability, is_available, provider_of
 from rlx_ort.selection.graph_cache import cache_of
 from rlx_ort.selection.node_claims import cpu_takes_node, is_function, signature, takes_node
 from rlx_ort.selection.questions import NodeGroup, answers_for, groups_of
-
-__all__ = [
-    *("Support", "UnsupportedOp", "dispatch_report_for_device", "draft_for", "first_unsupported_op"),
-    *("legalize_graph_for_device", "model_for", "require_legal", "support_of", "supports", "supports_graph"),
-]
 
 
 @dataclass(frozen=True, slots=True)
