@@ -13,8 +13,6 @@ from typing import Any, ParamSpec, TypeVar
 
 from rlx_ort.providers.engine.process import watch
 
-__all__ = ["Stop", "Stopped", "Turns", "check_stopped", "held_stop", "holding", "stoppable"]
-
 P = ParamSpec("P")
 T = TypeVar("T")
 _TURN_S = 0.02  # between two looks at the stop while a thread waits for its turn

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from rlx_ort.ir.graph import Graph
     from rlx_ort.selection.policy import DevicePolicy
 
-__all__ = ["command"]
-
 _SEED = 0
 
 

@@ -19,8 +19,6 @@ import numpy as np
 from rlx_ort.errors import CancelledRunError
 from rlx_ort.providers.engine.stopping import Stop, Stopped, check_stopped, held_stop, holding, stoppable
 
-__all__ = ["BackgroundRuns", "Workers", "copied_arrays", "run_all", "run_in_background"]
-
 T = TypeVar("T")
 _Job = tuple["Future[Any]", Callable[[], Any]]
 

@@ -20,7 +20,6 @@ from rlx_ort.resilience.options import check_timeout
 if TYPE_CHECKING:
     from rlx_ort.execution.compiled import CompiledGraph
 
-__all__ = ["CancelToken", "in_background", "limited", "limited_async", "run_limited"]
 
 T = TypeVar("T")
 _IDLE_S = 5.0

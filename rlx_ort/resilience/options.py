@@ -9,8 +9,6 @@ from rlx_ort import environment
 from rlx_ort.errors import DeviceParseError
 from rlx_ort.execution.residency import parse_budgets
 
-__all__ = ["Resilience"]
-
 
 @dataclass(frozen=True, slots=True)
 class Resilience:

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from rlx_ort.device_sessions import DeviceSessions
     from rlx_ort.graph_devices import GraphDevices
 
-__all__ = ["Answer", "Choose", "Trials", "disagreement", "in_cache"]
-
 _log = logging.getLogger(__name__)
 _EPSILONS = 8
 _AFTER_S = 0.1
