@@ -150,13 +150,15 @@ class Failover:
         began = self._clock()
         if began < self._renew_ns and timeout_s is None and cancel is None:
             sized = self._sized
-            if sized.__class__ is str:  # the usual case, in every run
+            if not sized:
+                route = self._routes.get(key)
+            elif sized.__class__ is str:
                 try:
                     route = self._routes.get((key, inputs[sized].shape))
-                except (KeyError, AttributeError):
+                except (KeyError, AttributeError, TypeError):  # wrong inputs, or a list
                     route = None
             else:
-                route = self._routes.get(self._place(key, inputs) if sized else key)
+                route = self._routes.get(self._place(key, inputs))
             if route is not None:
                 device, run, graph, compiled = route
                 if graph.revision == self._revision:
