@@ -265,9 +265,12 @@ class Failover:
     def _place(self, key: str, inputs: Mapping[str, Any]) -> Any:
         """Return a key of a choice for inputs of such sizes."""
         names = self._sized
-        if isinstance(names, str):
-            return key, np.shape(inputs.get(names, ()))
-        return (key, *[np.shape(inputs.get(name, ())) for name in names]) if names else key
+        try:
+            if isinstance(names, str):
+                return key, np.shape(inputs.get(names, ()))
+            return (key, *[np.shape(inputs.get(name, ())) for name in names]) if names else key
+        except (AttributeError, ValueError):  # wrong inputs, which the run refuses
+            return key
 
     def _order(
         self, call: _Call, choose: Choose, key: str, tried: set[Device], behind: list[tuple[Device, bool] | None]

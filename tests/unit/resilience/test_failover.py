@@ -87,6 +87,16 @@ def test_wrong_inputs_are_raised_at_once(make: Any, fault: Any) -> None:
     assert [health.state.value for health in runner.health()] == ["ready", "ready"]
 
 
+@pytest.mark.parametrize("wrong", [{}, {"y": X}, {"x": None}])
+def test_wrong_inputs_of_a_graph_with_named_dims_are_raised_as_such(wrong: Any, make: Any, fault: Any) -> None:
+    """Also where they have no shape, before a choice was made and after."""
+    runner = make(doubled(["n"]))
+    for _ in range(2):
+        with pytest.raises(InputError):
+            runner.run_fastest(wrong)
+        assert right(runner.run_fastest(INPUTS))
+
+
 def test_a_failure_of_unknown_reason_counts_once_another_device_has_answered(make: Any, fault: Any) -> None:
     """The answer of the CPU shows that the inputs were good."""
     fault.fail_at = {1: EngineError("something strange")}
