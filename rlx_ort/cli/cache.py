@@ -12,7 +12,7 @@ from rlx_ort.cli import options
 from rlx_ort.cli.show import binary_size, emit, note, print_facts, print_json, print_table, progress
 
 if TYPE_CHECKING:
-    from rlx_ort.providers.engine.compiled.store import CacheKey, Entry, Explanation
+    from rlx_ort.providers.engine.compiled.store import CacheKey, Explanation
 
 __all__ = ["command"]
 
@@ -50,7 +50,10 @@ def list_entries(check: bool, as_json: bool) -> None:
     if as_json:
         dropped = [{"key": digest, "problem": problem} for digest, problem in problems.items() if problem]
         document = {"folder": str(store.root), "limit_bytes": store.limit, "total_bytes": total, "dropped": dropped}
-        print_json(document | {"entries": [_described(entry) for entry in entries]})
+        named = {"key": "digest", "model": "label", "bytes": "nbytes"}
+        fields = named | {name: name for name in ("created_s", "used_s", "parts")}
+        rows = [{key: getattr(entry, name) for key, name in fields.items()} for entry in entries]
+        print_json(document | {"entries": rows})
         return
     print_facts([("folder", str(store.root)), ("size", f"{binary_size(total)} of {binary_size(store.limit)}")])
     if not entries:
@@ -133,17 +136,6 @@ def _is_package(path: Path) -> bool:
         return True
     with path.open("rb") as stream:
         return stream.read(2) == b"PK"
-
-
-def _described(entry: Entry) -> dict[str, Any]:
-    return {
-        "key": entry.digest,
-        "model": entry.label,
-        "bytes": entry.nbytes,
-        "created_s": entry.created_s,
-        "used_s": entry.used_s,
-        "parts": dict(entry.parts),
-    }
 
 
 def _document(found: Explanation) -> dict[str, Any]:
