@@ -15,13 +15,8 @@ from rlx_ort.converters.to_onnx.exported import ExportedModel
 from rlx_ort.converters.to_onnx.exporter import Draft
 from rlx_ort.device import Device
 from rlx_ort.errors import ConversionError, DeviceUnavailableError, LegalizeError
-from rlx_ort.execution.dispatch_report import (
-    COMMON,
-    KernelDispatchReport,
-    common_kinds,
-    format_dispatch_report,
-    summarize,
-)
+from rlx_ort.execution import dispatch_report
+from rlx_ort.execution.dispatch_report import KernelDispatchReport
 from rlx_ort.ir.core import Node
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.op import Op
@@ -44,14 +39,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class UnsupportedOp:
-    """A node of the user's graph that a device does not take.
-
-    Attributes:
-        index: the node's id in the user's graph.
-        name: the node's name.
-        kind: the kind of its op.
-        reason: what is missing.
-    """
+    """A node of the user's graph, by its id there, that a device does not take, and what is missing."""
 
     index: int
     name: str
@@ -158,9 +146,8 @@ def support_of(device: Device, graph: Graph, options: CompileOptions | None = No
         draft = _drafted(provider, graph, options)
     except ConversionError as err:
         return Support(reason=str(err))
-    rule = options.placement or PlacementRule.STRICT
     state = (runtime_version(), registry.default_registry().generation)
-    judging = (ask, rule, state, options.optimization, options.precision)
+    judging = (ask, options.placement or PlacementRule.STRICT, state, options.optimization, options.precision)
     key = (provider.name, device, judging)
     whole = (provider.name, judging)
     with _lock:
@@ -168,7 +155,7 @@ def support_of(device: Device, graph: Graph, options: CompileOptions | None = No
     # Devices that share a provider differ only in the text of a refusal.
     known = supports.get(key) or supports.get(whole)
     if known is None:
-        known = _judge(draft, graph, device, provider, rule, options, ask)
+        known = _judge(draft, graph, device, provider, options, ask)
         shared = known.supported and known.claim_count is not None
         supports[whole if shared else key] = known
     return known
@@ -220,13 +207,7 @@ _lock = threading.Lock()
 
 
 def _judge(
-    draft: Draft,
-    graph: Graph,
-    device: Device,
-    provider: Provider,
-    rule: PlacementRule,
-    options: CompileOptions,
-    ask: bool,
+    draft: Draft, graph: Graph, device: Device, provider: Provider, options: CompileOptions, ask: bool
 ) -> Support:
     claims = provider.claims()
     found = availability(device)
@@ -237,7 +218,7 @@ def _judge(
     answers = answers_for(provider, device, groups, draft, options) if ask and found.available else {}
     cpu = provider_of(Device.CPU)
     cpu_claims = None if cpu is None else cpu.claims()
-    helped = rule is PlacementRule.ASSISTED and not is_cpu and cpu_claims is not None
+    helped = options.placement is PlacementRule.ASSISTED and not is_cpu and cpu_claims is not None
 
     def listed(group: NodeGroup) -> str:
         """Return the answer that the kernel lists give."""
@@ -330,7 +311,8 @@ def legalize_graph_for_device(
     model = None if provider is None else model_for(provider, graph, options)
     if model is None or not options.effective_precision.is_f32:
         return graph, report
-    common = {index for index, forms in model.forms.items() if forms == {COMMON} and not graph.nodes[index].op.bodies()}
+    rewritten = [index for index, forms in model.forms.items() if forms == {dispatch_report.COMMON}]
+    common = {index for index in rewritten if not graph.nodes[index].op.bodies()}
     if not common:
         return graph, report
     from rlx_ort.converters.decompose import decomposed
@@ -354,7 +336,7 @@ def require_legal(graph: Graph, device: Device | str, options: CompileOptions | 
     headline += f"{count} unsupported {'node' if count == 1 else 'nodes'}" if count else report.reason
     lines = [headline, *(f"  {node}" for node in report.still_unsupported)]
     lines.append("Choose another device, or let the CPU help with CompileOptions(placement=PlacementRule.ASSISTED).")
-    lines.append(format_dispatch_report(report))
+    lines.append(dispatch_report.format_dispatch_report(report))
     raise LegalizeError("\n".join(lines), report)
 
 
@@ -374,19 +356,16 @@ def dispatch_report_for_device(
     options = (options or CompileOptions()).on(device)
     support = support_of(device, graph, options)
     model = model_for(provider, graph, options)
+    refused, compiled = {node.index for node in support.unsupported}, provider.claims() is None
     return KernelDispatchReport(
         device=device,
         backend_name=device.display,
         policy=options.kernel_dispatch.policy.value,
         supported_claim_count=support.claim_count or 0,
-        summaries=summarize(
-            graph,
-            model,
-            refused={node.index for node in support.unsupported},
-            cpu_nodes=support.cpu_nodes,
-            compiled=provider.claims() is None,
+        summaries=dispatch_report.summarize(
+            graph, model, refused=refused, cpu_nodes=support.cpu_nodes, compiled=compiled
         ),
-        common_lowered_kinds=common_kinds(model, graph),
+        common_lowered_kinds=dispatch_report.common_kinds(model, graph),
         still_unsupported=support.unsupported,
         reason=support.reason,
     )
