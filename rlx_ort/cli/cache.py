@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -74,10 +74,8 @@ def clear(as_json: bool) -> None:
 
     store = default_store()
     freed, kept = store.clear()
-    if as_json:
-        print_json({"folder": str(store.root), "freed_bytes": freed, "kept": kept})
-        return
-    print_facts([("freed", binary_size(freed)), ("in use, kept", str(len(kept)))])
+    document = {"folder": str(store.root), "freed_bytes": freed, "kept": kept}
+    emit(document, as_json, lambda _: print_facts([("freed", binary_size(freed)), ("in use, kept", len(kept))]))
 
 
 @command.command("explain")
@@ -112,7 +110,13 @@ def explain_entry(subject: str, device_name: str, dims: dict[str, int], key: Pat
                 f"{subject!r} is {what}; `rlx-ort cache list` shows them", param_hint="MODEL|PACKAGE|KEY"
             )
         found = explain(CacheKey(matching[0].parts), entries)
-    emit(_document(found), as_json, lambda document: _print(found))
+    document = {
+        "key": found.digest,
+        "cached": found.entry is not None,
+        "nearest": None if found.nearest is None else found.nearest.digest,
+        "changed": [change._asdict() for change in found.changed],
+    }
+    emit(document, as_json, lambda document: _print(found))
 
 
 def _key_of(path: Path, device_name: str, dims: dict[str, int], key: Path | None) -> CacheKey:
@@ -136,15 +140,6 @@ def _is_package(path: Path) -> bool:
         return True
     with path.open("rb") as stream:
         return stream.read(2) == b"PK"
-
-
-def _document(found: Explanation) -> dict[str, Any]:
-    return {
-        "key": found.digest,
-        "cached": found.entry is not None,
-        "nearest": None if found.nearest is None else found.nearest.digest,
-        "changed": [{"part": part, "before": before, "after": after} for part, before, after in found.changed],
-    }
 
 
 def _print(found: Explanation) -> None:
