@@ -13,8 +13,6 @@ from rlx_ort.converters.onnx_types import schema_of
 if TYPE_CHECKING:
     import onnx
 
-__all__ = ["Signature", "signature_of", "value_problem"]
-
 _INT, _INTS = 2, 7  # AttributeProto.INT and INTS
 _INT32 = 1 << 31
 _LARGEST_WINDOW = 1 << 24  # AveragePool also adds up what auto_pad puts around an image
@@ -34,6 +32,7 @@ class Signature:
         inputs: the least and the largest number of inputs.
         outputs: those of outputs.
         single: the places of inputs that a node must not leave out.
+        many: the place from which any number of inputs follow, none of them left out; negative if there is none.
         kinds: attribute name -> number of its type.
         required: the attributes that a node must have.
     """
@@ -42,6 +41,7 @@ class Signature:
     inputs: tuple[int, int]
     outputs: tuple[int, int]
     single: tuple[int, ...]
+    many: int
     kinds: Mapping[str, int]
     required: frozenset[str]
 
@@ -51,13 +51,16 @@ class Signature:
         """Return how a node breaks the schema, empty if it does not; absent values at the end are allowed."""
         for what, names, (least, most) in (("inputs", inputs, self.inputs), ("outputs", outputs, self.outputs)):
             count = len(names)
-            while count > most and not names[count - 1]:
-                count -= 1
+            if count > most:
+                count = len(trimmed(names))
             if not least <= count <= most:
                 return f"has {count} {what}; {self.label} takes {least} to {most}"
-        for place in self.single:
-            if place < len(inputs) and not inputs[place]:
-                return f"leaves out input {place}, which {self.label} needs"
+        if "" in inputs:
+            count = len(trimmed(inputs))
+            needed = (*self.single, *(range(self.many, count) if self.many >= 0 else ()))
+            absent = [place for place in needed if place < len(inputs) and not inputs[place]]
+            if absent:
+                return f"leaves out input {absent[0]}, which {self.label} needs"
         for name, attribute in attributes.items():
             wanted, found = self.kinds.get(name), attribute.type
             if wanted is None:
@@ -80,14 +83,29 @@ def signature_of(op_type: str, version: int, domain: str) -> Signature | None:
     schema = schema_of(op_type, version, domain)
     if schema is None or schema.deprecated:
         return None
+    from onnx import AttributeProto
+
+    number_of = AttributeProto.AttributeType.Value
+    # onnx's enumerations are spelled AttrType.INT and FormalParameterOption.Single.
+    options = [str(formal.option).rpartition(".")[2] for formal in schema.inputs]
+    kinds = {name: number_of(str(item.type).rpartition(".")[2]) for name, item in schema.attributes.items()}
     return Signature(
         f"{op_type} of {domain or 'ai.onnx'} {version}",
         (schema.min_input, schema.max_input),
         (schema.min_output, schema.max_output),
-        tuple(place for place, formal in enumerate(schema.inputs) if formal.option.name == "Single"),
-        {name: int(attribute.type.value) for name, attribute in schema.attributes.items()},
+        tuple(place for place, option in enumerate(options) if option == "Single"),
+        options.index("Variadic") if "Variadic" in options else -1,
+        kinds,
         frozenset(name for name, attribute in schema.attributes.items() if attribute.required),
     )
+
+
+def trimmed(names: Sequence[str]) -> list[str]:
+    """Return names without the empty ones at the end."""
+    count = len(names)
+    while count and not names[count - 1]:
+        count -= 1
+    return list(names[:count])
 
 
 def value_problem(attribute: onnx.AttributeProto) -> str:

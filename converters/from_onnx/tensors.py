@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,8 +19,6 @@ from rlx_ort.ir.tensor import TensorData
 
 if TYPE_CHECKING:
     import onnx
-
-__all__ = ["attribute_value", "constant_data", "dense_tensor", "resolved", "tensor_data"]
 
 _DENSE_LIMIT = 1 << 31
 # Where elements may be beside `raw_data`: https://github.com/onnx/onnx/blob/main/onnx/onnx.proto, `TensorProto`.
@@ -173,35 +171,23 @@ def attribute_value(
     """
     import onnx
 
-    known = onnx.AttributeProto.AttributeType.values()
-    kind = onnx.AttributeProto.AttributeType.Name(attribute.type) if attribute.type in known else "UNDEFINED"
-    match kind:
-        case "INT":
-            return kind, attribute.i
-        case "FLOAT":
-            return kind, attribute.f
-        case "STRING":
-            return kind, text_of(attribute.s)
-        case "TENSOR":
-            return kind, tensor_data(attribute.t, files)
-        case "GRAPH":
-            return kind, read_body(attribute.g)
-        case "TYPE_PROTO":
-            return kind, type_of(attribute.tp)
-        case "INTS":
-            return kind, tuple(attribute.ints)
-        case "FLOATS":
-            return kind, tuple(attribute.floats)
-        case "STRINGS":
-            texts = [text_of(item) for item in attribute.strings]
-            if all(isinstance(item, str) for item in texts):
-                return kind, tuple(item for item in texts if isinstance(item, str))
-            return kind, tuple(attribute.strings)
-        case "TENSORS":
-            return kind, tuple(tensor_data(item, files) for item in attribute.tensors)
-        case "GRAPHS":
-            return kind, tuple(read_body(item) for item in attribute.graphs)
-        case "TYPE_PROTOS":
-            return kind, tuple(type_of(item) for item in attribute.type_protos)
-        case _:
-            raise ConversionError(f"attribute {attribute.name!r} is of kind {kind}, which this node cannot have")
+    known = onnx.AttributeProto.AttributeType
+    kind = known.Name(attribute.type) if attribute.type in known.values() else "UNDEFINED"
+    fields: dict[str, tuple[str, Callable[[Any], Any]]] = {
+        "INT": ("i", int),
+        "FLOAT": ("f", float),
+        "STRING": ("s", text_of),
+        "TENSOR": ("t", lambda tensor: tensor_data(tensor, files)),
+        "GRAPH": ("g", read_body),
+        "TYPE_PROTO": ("tp", type_of),
+    }
+    if kind in fields:
+        field, convert = fields[kind]
+        return kind, convert(getattr(attribute, field))
+    if kind.removesuffix("S") not in fields:
+        raise ConversionError(f"attribute {attribute.name!r} is of kind {kind}, which this node cannot have")
+    _, convert = fields[kind.removesuffix("S")]
+    values = tuple(convert(item) for item in getattr(attribute, kind.lower()))
+    if kind == "STRINGS" and any(isinstance(value, bytes) for value in values):
+        return kind, tuple(attribute.strings)  # all bytes, where one is no text
+    return kind, values

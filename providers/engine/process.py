@@ -1,12 +1,11 @@
 """What all sessions of a process share: a budget of worker threads, and a clean end of the process.
 
 A session on the CPU takes the rest of the budget when it is opened: the first gets all cores; if none are left, it runs
-on its callers' threads, which is logged. Sessions of one model, as when a parameter changes, count once. Sessions on
+on its callers' threads, which is logged. Sessions of one model, as when a parameter changes, count once, and those on
 other devices take no workers. A number that the caller asks for is granted beside the budget.
 
-With `RLX_SHARED_POOL=1` all sessions share one pool of ONNX Runtime. That is better for several models on many cores,
-but ONNX Runtime then refuses sessions with their own pools, including those of other libraries, so it is not the
-default.
+`RLX_SHARED_POOL=1` gives all sessions one pool, which is better for several models on many cores. ONNX Runtime then
+refuses sessions with their own pools, including those of other libraries.
 
 A forked child must not destroy what its parent opened: threads and drivers do not cross a fork, so destroying a session
 with workers, or one on WebGPU, never ends there. The child keeps every object of this folder until it is gone itself.
@@ -39,9 +38,6 @@ if TYPE_CHECKING:
 
     from rlx_ort.options.compile_options import CompileOptions
 
-__all__ = ["ThreadBudget", "budget", "ending", "refuse_at_the_end", "watch"]
-
-
 _LONGEST_WAIT_S = 30.0
 _STEP_S = 0.002
 _OWN_FOLDER = str(Path(__file__).parent)
@@ -58,9 +54,8 @@ class _Grant:
 class ThreadBudget:
     """Hands worker threads out to sessions.
 
-    Args:
-        total: the threads that the sessions together may run, the caller's own included; None takes `RLX_WORKERS`,
-            else the process's share of the cores.
+    The sessions together run `total` threads, their callers' included: by default `RLX_WORKERS`, else the process's
+    share of the cores.
     """
 
     def __init__(self, total: int | None = None) -> None:

@@ -19,7 +19,7 @@ from rlx_ort.errors import RlxError
 __all__ = ["Commands", "main"]
 
 _COMMANDS = (
-    *("devices", "doctor", "inspect", "report", "calibrate", "bench", "run", "convert", "compare"),
+    *("devices", "doctor", "inspect", "report", "calibrate", "bench", "run", "serve", "convert", "compare"),
     *("package", "cache"),
 )
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from rlx_ort.calibration.profile import CalibrationProfile
     from rlx_ort.device import Device
 
-__all__ = ["command"]
-
 
 @click.command("calibrate")
 @click.argument("model", required=False, type=options.FILE)

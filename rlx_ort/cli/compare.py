@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from rlx_ort.parity.compare import Comparison
     from rlx_ort.parity.metrics import Difference, Tolerance
 
-__all__ = ["command", "comparison_document", "print_outputs", "tolerance_of"]
-
 
 @click.command("compare")
 @click.argument("a", type=options.FILE)

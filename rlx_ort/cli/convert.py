@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from rlx_ort.conversion.options import ConversionReport, ModelFacts
     from rlx_ort.converters.sources.weights import Renames
 
-__all__ = ["command"]
-
 _SUFFIXES = (".onnx", ".json", ".ort")
 _SHOWN = 6
 _STEP_FACTS = {

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from rlx_ort.ir.graph import Graph
     from rlx_ort.ir.types import Shape
 
-__all__ = ["command"]
-
 
 @click.command("inspect")
 @options.model

@@ -15,10 +15,6 @@ if TYPE_CHECKING:
     from rlx_ort.ir.graph import Graph
     from rlx_ort.selection.policy import DevicePolicy
 
-__all__ = [
-    *("FILE", "PACKAGE", "as_json", "dims", "key", "model", "package", "policy", "policy_of", "read_model", "run_once")
-]
-
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)

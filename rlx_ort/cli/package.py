@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from rlx_ort.ir.graph import Graph
     from rlx_ort.selection.policy import DevicePolicy
 
-__all__ = ["command", "export", "extract", "run", "sign", "warm"]
-
 _NAMES = ("create", "inspect", "verify", "run", "extract", "diff", "sign", "warm", "export")
 _FILES = dict.fromkeys(("inspect", "verify", "diff"), "package_check") | {"create": "package_create"}
 
@@ -125,8 +123,7 @@ def sign(package: Path, key: Path, password_env: str | None, as_json: bool) -> N
     """
     import os
 
-    from rlx_ort.deploy.package import Package
-    from rlx_ort.deploy.signing import sign_package
+    from rlx_ort.deploy.package import Package, sign_package
 
     password = None if password_env is None else os.environ.get(password_env)
     if password_env is not None and not password:

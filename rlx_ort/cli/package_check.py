@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from rlx_ort.deploy.golden import DeviceParity
     from rlx_ort.deploy.package import Package
 
-__all__ = ["diff", "inspect", "verify"]
-
 _BY_NAME = {"files": "file", "tensors": "tensor"}
 
 

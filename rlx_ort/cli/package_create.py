@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from rlx_ort.options.compile_options import Precision
     from rlx_ort.selection.policy import DevicePolicy
 
-__all__ = ["create"]
-
 
 def _precisions(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, Precision]:
     """Return device label -> precision of texts such as `cuda:f16`."""

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from rlx_ort.calibration.features import Kernel
     from rlx_ort.ir.graph import Graph
 
-__all__ = ["draw"]
-
 _KINDS_SHOWN = 5
 # Okabe and Ito's colours, which are distinguishable with every form of colour vision.
 _COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#F0E442")

@@ -15,14 +15,11 @@ from rlx_ort.errors import RlxError
 
 if TYPE_CHECKING:
     from rlx_ort.device import Device
-    from rlx_ort.execution.dispatch_report import KernelDispatchReport
-    from rlx_ort.execution.placement import Placement
+    from rlx_ort.execution.placement import KernelDispatchReport, Placement
     from rlx_ort.ir.graph import Graph
     from rlx_ort.options.compile_options import CompileOptions
     from rlx_ort.selection.candidates import DeviceCandidate
     from rlx_ort.selection.policy import DevicePolicy
-
-__all__ = ["command"]
 
 _COLUMNS = (
     *("available", "supports_graph", "cpu_nodes", "predicted_ns", "profile_source", "recommended", "blocker"),
@@ -60,7 +57,7 @@ def command(
 
     Predictions need sizes: give the named dims with --dim, else each counts with the cost model's stand-in size.
     """
-    from rlx_ort.execution.dispatch_report import format_dispatch_report, report_as_dict
+    from rlx_ort.execution.placement import format_dispatch_report, report_as_dict
     from rlx_ort.options.compile_options import CompileOptions
     from rlx_ort.selection.candidates import device_report
 
@@ -178,7 +175,7 @@ def _dispatch(
 ) -> KernelDispatchReport | None:
     """Return how the ops get to the device, and where a session put them; None when nothing is known about it here."""
     from rlx_ort.errors import DeviceUnavailableError
-    from rlx_ort.execution.dispatch_report import merge_placement
+    from rlx_ort.execution.placement import merge_placement
     from rlx_ort.selection.support import dispatch_report_for_device
 
     try:

@@ -17,11 +17,6 @@ if TYPE_CHECKING:
     from rich.progress import Progress
     from rich.status import Status
 
-__all__ = [
-    "Steps", "binary_size", "counted", "duration", "emit", "note", "print_facts", "print_json", "print_table",
-    "progress", "replacing", "steps",
-]  # fmt: skip
-
 _PIPE_COLUMNS = 200
 """Width of a table that goes to a pipe or file, which have no terminal width."""
 

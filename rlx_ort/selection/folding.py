@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from rlx_ort.converters.to_onnx.exported import Outline
     from rlx_ort.converters.to_onnx.exporter import Draft
 
-__all__ = ["as_compiled", "folded_nodes", "idle_nodes"]
-
 _log = logging.getLogger(__name__)
 # ONNX Runtime does not fold what is random, nor weights that are stored quantised:
 # https://github.com/microsoft/onnxruntime/blob/main/onnxruntime/core/optimizer/constant_folding.cc

@@ -10,11 +10,6 @@ from rlx_ort import environment
 from rlx_ort.device import Device, as_devices, parse_device, parse_device_list, priority_rank
 from rlx_ort.errors import DeviceParseError
 
-__all__ = [
-    "Adaptive", "Benchmark", "CostModel", "DevicePickStrategy", "DevicePolicy", "device_chain_from_env",
-    "device_from_env",
-]  # fmt: skip
-
 T = TypeVar("T")
 Devices: TypeAlias = Device | str | Iterable[Device | str]
 """Devices or their names, or one string that lists some, as in `"cuda,cpu"`."""

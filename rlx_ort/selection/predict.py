@@ -33,11 +33,6 @@ from rlx_ort.selection.support import draft_for, support_of
 if TYPE_CHECKING:
     from rlx_ort.calibration.profile import CalibrationProfile
 
-__all__ = [
-    "BatchCurve", "batch_curve", "calibrate", "cost_model", "curve_of", "dims_of", "explain", "kernels_of",
-    "measure_unknown", "named_dims", "predicted_ns",
-]  # fmt: skip
-
 _log = logging.getLogger(__name__)
 _WORKLOADS_A_DRAFT = 64
 _GRAPH_S = 2.0  # for what one graph needs

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from rlx_ort.providers.asking import Question
     from rlx_ort.providers.base import KernelLimit, Provider
 
-__all__ = ["NodeGroup", "answers_for", "groups_of", "questions_of"]
-
 _log = logging.getLogger(__name__)
 _BUDGET_S = 10.0
 """How long a provider may be asked about one graph; OpenVINO takes 10 ms a question."""

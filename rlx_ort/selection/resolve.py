@@ -22,8 +22,6 @@ from rlx_ort.selection.graph_cache import refusals
 from rlx_ort.selection.policy import DevicePolicy, Devices, device_from_env, labels
 from rlx_ort.selection.support import require_legal
 
-__all__ = ["open_first", "resolve_device", "resolve_device_chain", "run_with_fallback"]
-
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 

@@ -15,8 +15,7 @@ from rlx_ort.converters.to_onnx.exported import ExportedModel
 from rlx_ort.converters.to_onnx.exporter import Draft
 from rlx_ort.device import Device
 from rlx_ort.errors import ConversionError, DeviceUnavailableError, LegalizeError
-from rlx_ort.execution import dispatch_report
-from rlx_ort.execution.dispatch_report import KernelDispatchReport
+from rlx_ort.execution.placement import COMMON, KernelDispatchReport, common_kinds, format_dispatch_report, summarize
 from rlx_ort.ir.core import Node
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.op import Op
@@ -30,11 +29,6 @@ from rlx_ort.providers.registry import availability, is_available, provider_of
 from rlx_ort.selection.graph_cache import cache_of
 from rlx_ort.selection.node_claims import cpu_takes_node, is_function, signature, takes_node
 from rlx_ort.selection.questions import NodeGroup, answers_for, groups_of
-
-__all__ = [
-    *("Support", "UnsupportedOp", "dispatch_report_for_device", "draft_for", "first_unsupported_op"),
-    *("legalize_graph_for_device", "model_for", "require_legal", "support_of", "supports", "supports_graph"),
-]
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,8 +305,7 @@ def legalize_graph_for_device(
     model = None if provider is None else model_for(provider, graph, options)
     if model is None or not options.effective_precision.is_f32:
         return graph, report
-    rewritten = [index for index, forms in model.forms.items() if forms == {dispatch_report.COMMON}]
-    common = {index for index in rewritten if not graph.nodes[index].op.bodies()}
+    common = {index for index, forms in model.forms.items() if forms == {COMMON} and not graph.nodes[index].op.bodies()}
     if not common:
         return graph, report
     from rlx_ort.converters.decompose import decomposed
@@ -336,7 +329,7 @@ def require_legal(graph: Graph, device: Device | str, options: CompileOptions | 
     headline += f"{count} unsupported {'node' if count == 1 else 'nodes'}" if count else report.reason
     lines = [headline, *(f"  {node}" for node in report.still_unsupported)]
     lines.append("Choose another device, or let the CPU help with CompileOptions(placement=PlacementRule.ASSISTED).")
-    lines.append(dispatch_report.format_dispatch_report(report))
+    lines.append(format_dispatch_report(report))
     raise LegalizeError("\n".join(lines), report)
 
 
@@ -362,10 +355,8 @@ def dispatch_report_for_device(
         backend_name=device.display,
         policy=options.kernel_dispatch.policy.value,
         supported_claim_count=support.claim_count or 0,
-        summaries=dispatch_report.summarize(
-            graph, model, refused=refused, cpu_nodes=support.cpu_nodes, compiled=compiled
-        ),
-        common_lowered_kinds=dispatch_report.common_kinds(model, graph),
+        summaries=summarize(graph, model, refused=refused, cpu_nodes=support.cpu_nodes, compiled=compiled),
+        common_lowered_kinds=common_kinds(model, graph),
         still_unsupported=support.unsupported,
         reason=support.reason,
     )

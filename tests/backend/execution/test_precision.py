@@ -10,7 +10,7 @@ import pytest
 from rlx_ort import environment
 from rlx_ort.device import Device
 from rlx_ort.errors import LegalizeError
-from rlx_ort.execution.dispatch_report import merge_placement
+from rlx_ort.execution.placement import merge_placement
 from rlx_ort.execution.session import Session
 from rlx_ort.ir.graph import Graph, Value
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule, Precision

@@ -111,7 +111,9 @@ def _made_constant(model: onnx.ModelProto, names: list[str], inputs: list[Any], 
         return
     place = rng.choice(places)
     array = np.array(inputs[place])
-    if array.dtype.kind in "iu" and array.size and rng.random() < 0.7:
+    if rng.random() < 0.3:
+        array = rng.choice([array.reshape(-1)[:0], array[None], array.reshape(-1)])
+    elif array.dtype.kind in "iu" and array.size and rng.random() < 0.7:
         array = array.copy()
         info = np.iinfo(array.dtype)
         small = [0, 1, -1, 2, 5, 1000, int(info.max), int(info.min)]
@@ -155,7 +157,9 @@ def _recast(model: onnx.ModelProto, names: list[str], inputs: list[Any], rng: ra
         inputs[place] = np.array([str(item) for item in array.reshape(-1)], object).reshape(array.shape)
     else:
         with np.errstate(all="ignore"):
-            inputs[place] = np.asarray(inputs[place]).astype(helper.tensor_dtype_to_np_dtype(number))
+            array = np.asarray(inputs[place])
+            array = array.astype(np.float32) if array.dtype in _FOREIGN else array  # they have few casts
+            inputs[place] = array.astype(helper.tensor_dtype_to_np_dtype(number))
     model.graph.input[place].type.tensor_type.elem_type = number
 
 

@@ -11,8 +11,7 @@ from sample_packages.keys import write_keys
 from sample_packages.packages import files_of, flip, make, rebuilt, repacked
 
 from rlx_ort.deploy.open import open_package, warm_package
-from rlx_ort.deploy.package import Package
-from rlx_ort.deploy.signing import sign_package
+from rlx_ort.deploy.package import Package, sign_package
 from rlx_ort.deploy.start import start_package
 from rlx_ort.deploy.write import write_package
 from rlx_ort.environment import override

@@ -7,8 +7,14 @@ import pytest
 
 from rlx_ort.device import Device
 from rlx_ort.errors import DeviceUnavailableError, LegalizeError
-from rlx_ort.execution.dispatch_report import DispatchSummary, format_dispatch_report, merge_placement, report_as_dict
-from rlx_ort.execution.placement import PlacedNode, Placement
+from rlx_ort.execution.placement import (
+    DispatchSummary,
+    PlacedNode,
+    Placement,
+    format_dispatch_report,
+    merge_placement,
+    report_as_dict,
+)
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.ops.onnx import refused_op
