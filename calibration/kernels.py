@@ -36,11 +36,8 @@ from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph, Value
 from rlx_ort.ir.ops.onnx import OnnxNode
-from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.tensor import TensorData
-from rlx_ort.ir.types import TensorType
-
-__all__ = ["KERNELS", "QUICK_PRIORITY", "Kernel", "KernelGraph", "Point", "RandomData"]
+from rlx_ort.ir.types import Shape, TensorType
 
 Point: TypeAlias = tuple[int, ...]
 """What a kernel's graph is built from; `Kernel.size` makes the size of a row of it."""

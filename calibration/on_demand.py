@@ -11,11 +11,8 @@ from rlx_ort.calibration.features import DEFAULT_DIM, Kernel, Workload
 from rlx_ort.calibration.measure import Node, measure_nodes
 from rlx_ort.calibration.model import MeasuredCostModel, axes_of
 from rlx_ort.converters.to_onnx.exported import ExportedNode, Outline
-from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.tensor import TensorData
-from rlx_ort.ir.types import TensorType, ValueType
-
-__all__ = ["measure_unknown", "unknown"]
+from rlx_ort.ir.types import Shape, TensorType, ValueType
 
 _MAY_TAKE = 30.0
 """Times its roofline that an unknown operator may take: on two cores Softplus took 32 times as long as Sigmoid."""

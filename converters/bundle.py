@@ -31,11 +31,6 @@ from rlx_ort.ir.tensor import FileRange, TensorData
 from rlx_ort.ir.types import ValueType
 from rlx_ort.options.compile_options import CompileOptions
 
-__all__ = [
-    "BundleWeights", "FREE_INITIALIZERS", "ModelBundle", "bundle_from_graph", "bundle_of", "external_tensors",
-    "graph_from_bundle", "location_of", "placed", "take_out",
-]  # fmt: skip
-
 FREE_INITIALIZERS = 4
 """The IR version from which an initializer need not be an input too."""
 
@@ -259,10 +254,12 @@ class _Taker:
         """Bring the data of tensors that are attributes inside."""
         for node in nodes:
             for attribute in node.attribute:
-                sparse = [*attribute.sparse_tensors]
-                sparse += [attribute.sparse_tensor] if attribute.HasField("sparse_tensor") else []
-                tensors = [*attribute.tensors, *([attribute.t] if attribute.HasField("t") else [])]
-                for tensor in (*tensors, *(part for item in sparse for part in (item.values, item.indices))):
+                sparse = (
+                    attribute.sparse_tensor,
+                    *attribute.sparse_tensors,
+                )  # empty ones are read where there are none
+                parts = (part for item in sparse for part in (item.values, item.indices))
+                for tensor in (attribute.t, *attribute.tensors, *parts):
                     self._bring_in(tensor)
 
     def _bring_in(self, tensor: onnx.TensorProto) -> None:

@@ -7,12 +7,10 @@ from collections.abc import Collection, Sequence
 from rlx_ort.converters.from_onnx import from_onnx
 from rlx_ort.converters.to_onnx import to_onnx
 from rlx_ort.ir.core import Node, Ref, Value
-from rlx_ort.ir.graph import Graph, empty_like, live_nodes
+from rlx_ort.ir.graph import Graph, eliminate_dead_code, empty_like
 from rlx_ort.ir.op import Op
 from rlx_ort.ir.ops.leaf import Constant, Input, Param
 from rlx_ort.options.compile_options import CompileOptions
-
-__all__ = ["decomposed"]
 
 
 def decomposed(graph: Graph, nodes: Collection[int], options: CompileOptions) -> Graph:
@@ -57,14 +55,11 @@ def _replaced(result: Graph, node: Node, inputs: Sequence[Value | None], options
     given = [None if value is None else stand_ins[value.ref] for value in inputs]
     alone.set_outputs(alone.add_node(node.op, given, name=node.name, types=node.types, output_names=node.output_names))
 
-    form = from_onnx(to_onnx(alone, options))
+    form = eliminate_dead_code(from_onnx(to_onnx(alone, options)))
     sources = {stand_in.name: ref for ref, stand_in in stand_ins.items()}
     wanted = dict(zip((value.ref for value in form.outputs), node.output_names, strict=True))
     values: dict[Ref, Value] = {}
-    live = live_nodes(form)
     for part in form.nodes:
-        if part.id not in live:
-            continue
         if isinstance(part.op, Input):
             values[Ref(part.id)] = result.value(sources[part.op.name])
             continue

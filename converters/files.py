@@ -23,11 +23,6 @@ from rlx_ort.ir.tensor import TensorData
 from rlx_ort.options.compile_options import CompileOptions
 from rlx_ort.storage import replacing
 
-__all__ = [
-    "EXTERNAL_ABOVE_BYTES", "Progress", "Staging", "refer", "refuse_existing", "save_bundle", "save_onnx", "staging",
-    "written_files",
-]  # fmt: skip
-
 EXTERNAL_ABOVE_BYTES = 1 << 30
 """Weights above this total go to a data file by default: 1 GiB, half of what one protobuf file may hold."""
 
@@ -183,11 +178,7 @@ def _copy(data: TensorData, stream: BinaryIO, progress: Progress | None) -> None
 
 
 class Staging:
-    """A folder to write in, and the way from there to the final place.
-
-    Attributes:
-        path: where to write the main file, under its final name, and other files beside it.
-    """
+    """A folder to write in: the main file to `path`, under its final name, other files beside it."""
 
     def __init__(self, folder: Path, target: Path) -> None:
         self.path = folder / target.name
@@ -211,12 +202,9 @@ class Staging:
             try:
                 for file, place in zip(order, places, strict=True):
                     place.parent.mkdir(parents=True, exist_ok=True)
-                    if file == self.path:  # the last one needs no way back
-                        pass
-                    elif place.exists():
-                        backup = place.replace(saved / place.name)
-                        undo.callback(backup.replace, place)
-                    else:
+                    if file != self.path and place.exists():
+                        undo.callback(place.replace(saved / place.name).replace, place)
+                    elif file != self.path:  # the last one needs no way back
                         undo.callback(place.unlink, missing_ok=True)
                     file.replace(place)
             except OSError as err:
@@ -235,7 +223,12 @@ def staging(target: Path) -> Iterator[Staging]:
     Raises:
         ConversionError: the folder cannot be made.
     """
-    _remove_abandoned(target)
+    name = re.compile(rf"\.{re.escape(target.name)}\.(?P<process>\d+)-[0-9a-f]{{16}}\.converting")
+    with contextlib.suppress(OSError):
+        for other in target.parent.iterdir():
+            match = name.fullmatch(other.name)
+            if match is not None and not psutil.pid_exists(int(match["process"])):
+                shutil.rmtree(other, ignore_errors=True)
     folder = target.parent / f".{target.name}.{os.getpid()}-{os.urandom(8).hex()}.converting"
     try:
         folder.mkdir()
@@ -254,12 +247,3 @@ def refuse_existing(places: Sequence[Path], *, overwrite: bool) -> None:
             raise ConversionError(f"{place} is a folder; give the name of a file")
         if place.exists() and not overwrite:
             raise ConversionError(f"{place} exists and was left as it is; give --force (overwrite=True) to replace it")
-
-
-def _remove_abandoned(target: Path) -> None:
-    name = re.compile(rf"\.{re.escape(target.name)}\.(?P<process>\d+)-[0-9a-f]{{16}}\.converting")
-    with contextlib.suppress(OSError):
-        for folder in target.parent.iterdir():
-            match = name.fullmatch(folder.name)
-            if match is not None and not psutil.pid_exists(int(match["process"])):
-                shutil.rmtree(folder, ignore_errors=True)

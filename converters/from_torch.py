@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from rlx_ort.ir.graph import Graph
 
-__all__ = ["bundle_from_torch", "export_program", "from_torch", "quiet"]
-
 _log = logging.getLogger(__name__)
 
 
@@ -85,11 +83,7 @@ def bundle_from_torch(
 def export_program(
     program: torch.nn.Module | torch.export.ExportedProgram, origin: str, opset: int | None, **options: Any
 ) -> ModelBundle:
-    """Return what `torch.onnx.export` makes of a module or program as a bundle.
-
-    Raises:
-        ConversionError: onnxscript is not installed, or PyTorch cannot export the program.
-    """
+    """Return what `torch.onnx.export` makes of a module or program as a bundle; `options` are its own."""
     torch = optional_module("torch", "torch", "exporting a PyTorch program")
     optional_module("onnxscript", "torch", "PyTorch's ONNX exporter")
     hint = "; torch.export.export(...) alone shows whether the module itself is what cannot be traced"

@@ -9,19 +9,15 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from rlx_ort.converters.bundle import ModelBundle
 from rlx_ort.converters.onnx_types import dtype_of, elem_type
 from rlx_ort.converters.to_onnx.model import INLINE_BYTES, UniqueNames
 from rlx_ort.errors import ConversionError
-from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.tensor import TensorData
 
 if TYPE_CHECKING:
     import onnx_ir
-
-__all__ = ["bundle_from_ir", "bundle_to_ir", "foreign_errors", "optional_module"]
 
 _DATA = "rlx_ort.data"
 """Where a tensor of onnx-ir keeps the `TensorData` that it was made of."""
@@ -30,15 +26,9 @@ _MAX_CAUSES = 3
 
 
 def optional_module(name: str, extra: str, purpose: str) -> Any:
-    """Return a module of an optional package.
+    """Return a module of an optional package, or raise with the command that installs the extra which brings it.
 
-    Args:
-        name: the module, `torch`.
-        extra: the extra of this package that brings it.
-        purpose: what it is needed for, the subject of the message: "reading GGUF files".
-
-    Raises:
-        ConversionError: the package is not installed, or is and cannot be imported; the message has the remedy.
+    `purpose` is the subject of the message: "reading GGUF files".
     """
     command = f'pip install "rlx_ort[{extra}]"'
     try:
@@ -146,13 +136,10 @@ def _data(tensor: Any) -> TensorData:
     dtype = dtype_of(int(tensor.dtype))
     if dtype.is_packed:  # onnx-ir gives them unpacked; the bytes are packed as ONNX has them
         return TensorData(dtype, tuple(tensor.shape.numpy()), np.frombuffer(tensor.tobytes(), np.uint8))
-    return TensorData.from_array(_native(tensor.numpy(), dtype), dtype)
-
-
-def _native(array: npt.NDArray[Any], dtype: DType) -> npt.NDArray[Any]:
-    """Return the array in the numpy type of a dtype; onnx-ir may hold 16-bit floats as plain bits."""
-    same_bits = array.dtype.kind in "uV" and array.itemsize == dtype.numpy.itemsize
-    return array.view(dtype.numpy) if same_bits and array.dtype != dtype.numpy else array
+    array = tensor.numpy()
+    if array.dtype.kind in "uV" and array.itemsize == dtype.numpy.itemsize:  # 16-bit floats may be plain bits there
+        array = array.view(dtype.numpy)
+    return TensorData.from_array(array, dtype)
 
 
 def _onnx_ir() -> Any:

@@ -7,17 +7,11 @@ from typing import TYPE_CHECKING
 
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.shape import Dim, Shape
 from rlx_ort.ir.tensor import TensorData
-from rlx_ort.ir.types import MapType, OptionalType, SequenceType, TensorType, UnknownType, ValueType
+from rlx_ort.ir.types import Dim, MapType, OptionalType, SequenceType, Shape, TensorType, UnknownType, ValueType
 
 if TYPE_CHECKING:
     import onnx
-
-__all__ = [
-    "dtype_of", "elem_type", "known_type_of", "schema_of", "tensor_proto", "tensor_type", "text_of", "type_of",
-    "type_proto", "type_proto_text",
-]  # fmt: skip
 
 # How schemas spell element types, `tensor(float)`, in the order of their numbers in TensorProto.DataType, from 1 on:
 # https://github.com/onnx/onnx/blob/main/onnx/onnx.proto
@@ -120,8 +114,6 @@ def type_proto(value: ValueType, into: onnx.TypeProto | None = None) -> onnx.Typ
         case MapType():
             proto.map_type.key_type = elem_type(value.key)
             type_proto(value.value, proto.map_type.value_type)
-        case UnknownType():
-            pass
     return proto
 
 
@@ -138,12 +130,12 @@ def tensor_proto(data: TensorData, name: str = "") -> onnx.TensorProto:
 
 
 @functools.cache
-def schema_of(op_type: str, version: int) -> onnx.defs.OpSchema | None:
-    """Return the schema of an operator of ai.onnx in an opset, None where there is none."""
+def schema_of(op_type: str, version: int, domain: str = "") -> onnx.defs.OpSchema | None:
+    """Return the schema of an operator in an opset of its domain, by default ai.onnx; None where there is none."""
     import onnx
 
     try:
-        return onnx.defs.get_schema(op_type, version, "")
+        return onnx.defs.get_schema(op_type, version, domain)
     except onnx.defs.SchemaError:
         return None
 

@@ -30,8 +30,6 @@ from rlx_ort.options.precision import OpClass, PrecisionPolicy
 if TYPE_CHECKING:
     import onnx
 
-__all__ = ["KIND_CLASSES", "Narrowed", "ONNX_CLASSES", "apply_precision", "class_of"]
-
 _ONNX_TEXT = {DType.F16: "tensor(float16)", DType.BF16: "tensor(bfloat16)"}
 
 
@@ -41,21 +39,14 @@ def _table(rows: dict[OpClass, str]) -> dict[str, OpClass]:
 
 KIND_CLASSES = _table(
     {
-        OpClass.COMPUTE: """
-            Attention Conv2d Conv3d ConvTranspose2d DotGeneral FusedMatMulBiasAct GroupedMatMul
-            GroupedQueryAttention LoraMatMul MatMul
-        """,
-        OpClass.REDUCTION: """
-            BatchNormInference Cumsum FusedResidualLN FusedResidualRmsNorm GroupNorm LayerNorm LayerNorm2d Pool
-            Reduce RmsNorm Softmax
-        """,
-        OpClass.ELEMENTWISE: """
-            Activation AxialRope2d Binary Clamp Compare Fma FusedSwiGLU Rope StopGradient Where
-        """,
-        OpClass.DATA_MOVEMENT: """
-            Concat Expand Gather GatherElements GatherNd Im2Col Narrow Pad Reshape ResizeNearest2x Reverse Slice Tile
-            Transpose Trilu
-        """,
+        OpClass.COMPUTE: """Attention Conv2d Conv3d ConvTranspose2d DotGeneral FusedMatMulBiasAct GroupedMatMul
+            GroupedQueryAttention LoraMatMul MatMul""",
+        OpClass.REDUCTION: """BatchNormInference Cumsum FusedResidualLN FusedResidualRmsNorm GroupNorm LayerNorm
+            LayerNorm2d Pool Reduce RmsNorm Softmax""",
+        OpClass.ELEMENTWISE: """Activation AxialRope2d Binary Clamp Compare Fma FusedSwiGLU Rope StopGradient
+            Where""",
+        OpClass.DATA_MOVEMENT: """Concat Expand Gather GatherElements GatherNd Im2Col Narrow Pad Reshape
+            ResizeNearest2x Reverse Slice Tile Transpose Trilu""",
     }
 )
 """Kind of op -> its class."""
@@ -63,21 +54,16 @@ KIND_CLASSES = _table(
 ONNX_CLASSES = _table(
     {
         OpClass.COMPUTE: "Conv ConvTranspose Einsum Gemm MatMul",
-        OpClass.REDUCTION: """
-            AveragePool BatchNormalization CumSum GlobalAveragePool GlobalMaxPool GroupNormalization
+        OpClass.REDUCTION: """AveragePool BatchNormalization CumSum GlobalAveragePool GlobalMaxPool GroupNormalization
             InstanceNormalization LayerNormalization LogSoftmax LpNormalization MaxPool Mean ReduceL1 ReduceL2
             ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare
-            RMSNormalization Softmax Sum
-        """,
-        OpClass.ELEMENTWISE: """
-            Abs Add Ceil Celu Clip Cos Div Elu Equal Erf Exp Floor Gelu Greater GreaterOrEqual HardSigmoid HardSwish
-            LeakyRelu Less LessOrEqual Log Max Min Mish Mul Neg Pow PRelu Reciprocal Relu Round Selu Sigmoid Sign Sin
-            Softplus Softsign Sqrt Sub Swish Tan Tanh ThresholdedRelu Where
-        """,
-        OpClass.DATA_MOVEMENT: """
-            Concat DepthToSpace Expand Flatten Gather GatherElements GatherND Identity Pad Reshape Resize
-            ScatterElements ScatterND Slice SpaceToDepth Split Squeeze Tile Transpose Trilu Unsqueeze
-        """,
+            RMSNormalization Softmax Sum""",
+        OpClass.ELEMENTWISE: """Abs Add Ceil Celu Clip Cos Div Elu Equal Erf Exp Floor Gelu Greater GreaterOrEqual
+            HardSigmoid HardSwish LeakyRelu Less LessOrEqual Log Max Min Mish Mul Neg Pow PRelu Reciprocal Relu Round
+            Selu Sigmoid Sign Sin Softplus Softsign Sqrt Sub Swish Tan Tanh ThresholdedRelu Where""",
+        OpClass.DATA_MOVEMENT: """Concat DepthToSpace Expand Flatten Gather GatherElements GatherND Identity Pad
+            Reshape Resize ScatterElements ScatterND Slice SpaceToDepth Split Squeeze Tile Transpose Trilu
+            Unsqueeze""",
     }
 )
 """Operator of ai.onnx -> its class."""
@@ -158,35 +144,21 @@ class _Pass:
             return _Plan((), (_in_dtype(node.types[0], self.policy.boundary),))
         op_class = class_of(node.op)
         dtype = DType.F32 if op_class is None else self.policy.of(op_class)
-        touches_f32 = not node.op.is_leaf and any(_is_f32(kind) for kind in (*kinds, *node.types))
-        reason = self.keep.get(node.id, "")
-        if sized:
-            reason = reason or "it computes sizes or scales"
+        plan = None
+        if node.id in self.keep:
+            reason = self.keep[node.id]
+        elif sized:
+            reason = "it computes sizes or scales"
         elif op_class is None:
-            reason = reason or ("it has a body" if node.op.bodies() else "operators of this type are never narrowed")
+            reason = "it has a body" if node.op.bodies() else "operators of this type are never narrowed"
         elif dtype is DType.F32:
-            reason = reason or f"the policy keeps {op_class.value} ops"
-        if reason:
-            if touches_f32:
-                self.kept[node.id] = reason
-            return keep
-        refused = f"it does not take {dtype.value}"
-        if isinstance(node.op, OnnxNode):
-            plan = _onnx_plan(node, node.op, kinds, dtype)
-            if plan is None and touches_f32:
-                self.kept[node.id] = refused
-            return plan or keep
-        try:
-            inferred = node.op.infer([_in_dtype(kind, dtype) if _is_f32(kind) else kind for kind in kinds])
-        except GraphVerifyError:  # an op that demands f32 somewhere
-            if touches_f32:
-                self.kept[node.id] = refused
-            return keep
-        types = tuple(
-            _in_dtype(old, new.dtype) if _is_f32(old) and isinstance(new, TensorType) else old
-            for old, new in zip(node.types, inferred, strict=True)
-        )
-        return _Plan(tuple(dtype if _is_f32(kind) else None for kind in kinds), types)
+            reason = f"the policy keeps {op_class.value} ops"
+        else:
+            reason = f"it does not take {dtype.value}"
+            plan = (_onnx_plan if isinstance(node.op, OnnxNode) else _op_plan)(node, kinds, dtype)
+        if plan is None and not node.op.is_leaf and any(_is_f32(kind) for kind in (*kinds, *node.types)):
+            self.kept[node.id] = reason
+        return plan or keep
 
     def _store_params(self) -> None:
         """Store a parameter in the low precision that all its readers use, if it is the same for all."""
@@ -241,43 +213,39 @@ class _Pass:
         return self._cast(ref, self.policy.boundary, ref.node)
 
 
-def _onnx_plan(node: Node, op: OnnxNode, kinds: Sequence[ValueType | None], dtype: DType) -> _Plan | None:
+def _op_plan(node: Node, kinds: Sequence[ValueType | None], dtype: DType) -> _Plan | None:
+    """Return the plan of an op of the IR, or None where it demands f32."""
+    try:
+        inferred = node.op.infer([_in_dtype(kind, dtype) if _is_f32(kind) else kind for kind in kinds])
+    except GraphVerifyError:
+        return None
+    types = tuple(
+        _in_dtype(old, new.dtype) if _is_f32(old) and isinstance(new, TensorType) else old
+        for old, new in zip(node.types, inferred, strict=True)
+    )
+    return _Plan(tuple(dtype if _is_f32(kind) else None for kind in kinds), types)
+
+
+def _onnx_plan(node: Node, kinds: Sequence[ValueType | None], dtype: DType) -> _Plan | None:
     """Return the plan of a raw ONNX node, or None when its schema does not take the dtype."""
-    schema = schema_of(op.op_type, op.version)
+    schema = schema_of(node.op.op_type, node.op.version) if isinstance(node.op, OnnxNode) else None
     if schema is None:
         return None
     allowed = {item.type_param_str for item in schema.type_constraints if _ONNX_TEXT[dtype] in item.allowed_type_strs}
-    ins = [_type_param(schema.inputs, index) for index in range(len(kinds))]
+    ins = [*zip(_type_params(schema.inputs, len(kinds)), kinds, strict=True)]
+    outs = [*zip(_type_params(schema.outputs, len(node.types)), node.types, strict=True)]
     # A type parameter changes as a whole, so every value that has it must be f32 before.
-    blocked = {
-        name
-        for names, types in (
-            (ins, kinds),
-            ([_type_param(schema.outputs, i) for i in range(len(node.types))], node.types),
-        )
-        for name, kind in zip(names, types, strict=True)
-        if kind is not None and not _is_f32(kind)
-    }
-    lowered = allowed - blocked
-    inputs = tuple(
-        (dtype if name in lowered else DType.F32) if _is_f32(kind) else None
-        for name, kind in zip(ins, kinds, strict=True)
-    )
+    lowered = allowed - {name for name, kind in (*ins, *outs) if kind is not None and not _is_f32(kind)}
+    inputs = tuple((dtype if name in lowered else DType.F32) if _is_f32(kind) else None for name, kind in ins)
     if dtype not in inputs:
         return None  # what the results are then depends on attributes
-    lowered &= {name for name, wanted in zip(ins, inputs, strict=True) if wanted is dtype}
-    types = tuple(
-        _in_dtype(kind, dtype) if _type_param(schema.outputs, index) in lowered else kind
-        for index, kind in enumerate(node.types)
-    )
-    return _Plan(inputs, types)
+    lowered &= {name for name, kind in ins if _is_f32(kind)}
+    return _Plan(inputs, tuple(_in_dtype(kind, dtype) if name in lowered else kind for name, kind in outs))
 
 
-def _type_param(formals: Sequence[onnx.defs.OpSchema.FormalParameter], index: int) -> str:
-    if not formals:
-        return ""
-    formal = formals[min(index, len(formals) - 1)]  # the last one may be variadic
-    return str(formal.type_str)
+def _type_params(formals: Sequence[onnx.defs.OpSchema.FormalParameter], count: int) -> list[str]:
+    """Return the type parameters of that many values; the last formal may be variadic."""
+    return [str(formals[min(index, len(formals) - 1)].type_str) if formals else "" for index in range(count)]
 
 
 def _from_sizes(graph: Graph) -> set[int]:
@@ -288,19 +256,16 @@ def _from_sizes(graph: Graph) -> set[int]:
     sized: set[int] = set()
     fed: set[int] = set()
     for node in graph.nodes:
-        reads_data = isinstance(node.op, (Param, Capture)) or (
-            isinstance(node.op, Input) and not _is_whole(node.types[0])
-        )
-        if reads_data or any(ref is not None and ref.node in fed and not _is_size(node) for ref in node.inputs):
+        reads_shape = isinstance(node.op, OnnxNode) and node.op.op_type in {"Shape", "Size"}
+        if (
+            isinstance(node.op, (Param, Capture))
+            or (isinstance(node.op, Input) and not _is_whole(node.types[0]))
+            or (not reads_shape and any(ref is not None and ref.node in fed for ref in node.inputs))
+        ):
             fed.add(node.id)
-        elif not node.op.is_leaf and all(_is_short(kind) for kind in node.types):
+        elif not node.op.is_leaf and all(map(_is_short, node.types)):
             sized.add(node.id)
     return sized
-
-
-def _is_size(node: Node) -> bool:
-    """Return whether the node reads the shape of its input and not its values."""
-    return isinstance(node.op, OnnxNode) and node.op.op_type in {"Shape", "Size"}
 
 
 def _is_whole(kind: ValueType) -> bool:

@@ -17,13 +17,9 @@ from rlx_ort.ir.types import UnknownType, ValueType
 if TYPE_CHECKING:
     import onnx
 
-__all__ = [
-    "bodies_of", "copied", "field_key", "graphs_below", "graphs_of", "infer_proto", "is_fully_typed", "nodes_of",
-    "paused_collector", "set_items", "skeleton", "varint", "with_types",
-]  # fmt: skip
-
 Message = TypeVar("Message")
 _SMALL_BYTES = 1024
+_LONGEST_VECTOR = 1 << 20
 
 
 @contextlib.contextmanager
@@ -95,16 +91,29 @@ def infer_proto(proto: onnx.ModelProto) -> dict[str, ValueType]:
 def with_types(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Return a copy of the model with the types that ONNX infers, in each graph's `value_info`.
 
-    Inference never fails: a model that ONNX rejects is returned unchanged.
+    Inference never fails: a model that ONNX rejects is returned unchanged. ONNX's data propagation makes a message for
+    each element of a vector, 140 bytes of memory apiece, also of vectors that are no shapes; it is left out where a
+    vector is too long for that.
     """
     import onnx
-    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]  # protobuf ships no types
 
     try:
-        return onnx.shape_inference.infer_shapes(proto, data_prop=True)
-    except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, RuntimeError, ValueError, DecodeError):
-        # Raised for models it finds inconsistent and for more than 2 GB; ONNX Runtime may still take them.
+        found = onnx.shape_inference.infer_shapes(proto)
+        return found if _has_long_vector(found) else onnx.shape_inference.infer_shapes(proto, data_prop=True)
+    except Exception:
+        # Besides its own errors, for models it finds inconsistent or above 2 GB, those of C++ come through: IndexError,
+        # MemoryError. ONNX Runtime may still take the model.
         return proto
+
+
+def _has_long_vector(model: onnx.ModelProto) -> bool:
+    for graph in graphs_of(model):
+        shapes = [info.type.tensor_type.shape.dim for info in (*graph.input, *graph.value_info, *graph.output)]
+        sizes = [dims[0].dim_value for dims in shapes if len(dims) == 1]
+        sizes += [tensor.dims[0] for tensor in graph.initializer if len(tensor.dims) == 1]
+        if any(size > _LONGEST_VECTOR for size in sizes):
+            return True
+    return False
 
 
 def skeleton(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -128,6 +137,11 @@ def skeleton(model: onnx.ModelProto) -> onnx.ModelProto:
         values = sparse.values
         if values.name not in inputs:
             graph.input.append(onnx.helper.make_tensor_value_info(values.name, values.data_type, sparse.dims))
+    for part in graphs_of(light, functions=False):
+        for info in (*part.input, *part.output, *part.value_info):
+            for dim in info.type.tensor_type.shape.dim:
+                if dim.dim_value < 0:  # some exporters write -1 for any size; inference of Slice aborts the process
+                    dim.ClearField("dim_value")
     return light
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TypeAlias
 
 from rlx_ort.converters.bundle import ModelBundle, external_tensors, graph_from_bundle, location_of
 from rlx_ort.converters.files import EXTERNAL_ABOVE_BYTES, Progress, refer, refuse_existing, save_bundle, staging
@@ -13,23 +14,15 @@ from rlx_ort.converters.protos import copied
 from rlx_ort.converters.transforms.opset import to_opset
 from rlx_ort.device import Device
 from rlx_ort.errors import ConversionError
-from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.serde import save_json
 from rlx_ort.ir.tensor import read_tensors, write_tensors
-
-__all__ = ["EngineSaver", "SUFFIXES", "TargetOptions", "write_target"]
 
 SUFFIXES = (".onnx", ".json", ".ort")
 """Suffixes of targets: ONNX, the graph format of `rlx_ort`, ONNX Runtime's own format."""
 
 
-class EngineSaver(Protocol):
-    """Writes what an engine has made of a graph; `rlx_ort.providers.ort_provider.save_optimized` is one."""
-
-    def __call__(
-        self, graph: Graph, path: Path, device: Device | str, *, ort_format: bool, external_data: bool, portable: bool
-    ) -> None:
-        """Write the file, which does not exist yet."""
+EngineSaver: TypeAlias = Callable[..., None]
+"""Writes what an engine has made of a graph; `rlx_ort.providers.ort_provider.save_optimized` is the one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +78,12 @@ def write_target(bundle: ModelBundle, path: str | os.PathLike[str], options: Tar
     refuse_existing([target], overwrite=options.overwrite)
     with staging(target) as stage:
         try:
-            _write(bundle, stage.path, suffix, options)
+            if suffix == ".ort" or options.device is not None:
+                _write_optimized(bundle, stage.path, options, ort_format=suffix == ".ort")
+            elif suffix == ".json":
+                save_json(graph_from_bundle(bundle), stage.path)
+            else:
+                _write_onnx(bundle, stage.path, options)
         except OSError as err:
             raise ConversionError(f"{target} cannot be written: {err}") from err
         files = sorted(file for file in stage.path.parent.iterdir() if file.is_file())
@@ -107,20 +105,6 @@ def _check(target: Path, suffix: str, options: TargetOptions) -> None:
         return
     if options.external_data is not None or Path(options.params).name != options.params:
         raise ConversionError(f"{target}: params is the name of a file beside it, and excludes external_data")
-
-
-def _write(bundle: ModelBundle, path: Path, suffix: str, options: TargetOptions) -> None:
-    if suffix == ".json":
-        save_json(graph_from_bundle(bundle), path)
-    elif suffix == ".ort" or options.device is not None:
-        _write_optimized(bundle, path, options, ort_format=suffix == ".ort")
-    else:
-        if options.opset is not None or options.ir_version is not None:
-            bundle, _ = to_opset(bundle, options.opset or bundle.opset, options.ir_version)
-        if options.params is not None:
-            _detach(bundle, path, options.params)
-        else:
-            save_bundle(bundle, path, external_data=options.external_data, progress=options.progress)
 
 
 def _write_optimized(bundle: ModelBundle, path: Path, options: TargetOptions, *, ort_format: bool) -> None:
@@ -147,13 +131,18 @@ def _write_optimized(bundle: ModelBundle, path: Path, options: TargetOptions, *,
     )
 
 
-def _detach(bundle: ModelBundle, path: Path, name: str) -> None:
-    """Write the weights to a safetensors file, and the model with references to places in it."""
-    beside = path.with_name(name)
+def _write_onnx(bundle: ModelBundle, path: Path, options: TargetOptions) -> None:
+    """Write the model, or the weights to a safetensors file and the model with references to places in it."""
+    if options.opset is not None or options.ir_version is not None:
+        bundle, _ = to_opset(bundle, options.opset or bundle.opset, options.ir_version)
+    if options.params is None:
+        save_bundle(bundle, path, external_data=options.external_data, progress=options.progress)
+        return
+    beside = path.with_name(options.params)
     write_tensors(beside, bundle.weights, {"format": "onnx"})
     stored, _ = read_tensors(beside)
     model = copied(bundle.proto)
     for tensor in external_tensors(model):
         data = stored[location_of(tensor)]
-        refer(tensor, name, 0 if data.source is None else data.source.offset, data.nbytes)
+        refer(tensor, options.params, 0 if data.source is None else data.source.offset, data.nbytes)
     path.write_bytes(model.SerializeToString(deterministic=True))

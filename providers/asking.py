@@ -40,15 +40,12 @@ from rlx_ort.converters.to_onnx.exported import ExportedModel, ExportedNode
 from rlx_ort.device import Device
 from rlx_ort.errors import DeviceUnavailableError, RlxError
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.tensor import TensorData
-from rlx_ort.ir.types import TensorType, UnknownType, ValueType
+from rlx_ort.ir.types import Shape, TensorType, UnknownType, ValueType
 from rlx_ort.options.compile_options import CacheUse, CompileOptions, OptimizationLevel, Precision
 from rlx_ort.providers.base import Provider, SessionRequest
 from rlx_ort.providers.registry import register_provider
 from rlx_ort.storage import cache_root, write_atomic
-
-__all__ = ["DEVICE", "HELPED", "Answers", "Question", "answers_of", "ask", "asking_options"]
 
 _NEIGHBOUR = "neighbour_"
 _TOGETHER = 64  # nodes a session: opening one costs as much as some twenty nodes
@@ -282,10 +279,7 @@ def _computes(provider: Provider, device: Device, dtype: DType, options: Compile
 
 
 def _split(group: list[Question], text: str) -> list[list[Question]]:
-    """Return what to ask next after a refusal: the node that it names alone, else parts of whole operators.
-
-    Kinds of one operator are often refused together, so an operator is asked about on its own before it is split.
-    """
+    """Return what to ask next after a refusal: the node that it names alone, else parts of whole operators."""
     named = {int(number) for number in _NUMBERED.findall(text)}
     if len(named) == 1 and (at := named.pop()) < len(group):
         return [[*group[:at], *group[at + 1 :]], [group[at]]]
@@ -306,8 +300,7 @@ def _short_reason(err: RlxError) -> str:
 def _sheet(questions: Sequence[Question], model: onnx.ModelProto, *, all_constant: bool = False) -> onnx.ModelProto:
     """Return a model of these nodes, which share no inputs.
 
-    Large constants are inputs, as kernels ask for their type only, unless `all_constant`: compiling providers want
-    weights that are constant.
+    Large constants are inputs, as kernels ask for their type only, unless `all_constant`, which compilers want.
     """
     sheet = onnx.ModelProto(ir_version=model.ir_version, producer_name="rlx_ort")
     sheet.opset_import.extend(model.opset_import)
@@ -319,9 +312,21 @@ def _sheet(questions: Sequence[Question], model: onnx.ModelProto, *, all_constan
         node.name = f"q{at}"
         del node.input[:], node.output[:]
         for place, kind in enumerate(question.inputs):
-            node.input.append(f"q{at}_in{place}" if kind is not None else "")
-            if kind is not None:
-                _declare(sheet.graph, node.input[-1], kind, question, place, all_constant)
+            name = f"q{at}_in{place}" if kind is not None else ""
+            node.input.append(name)
+            if kind is None:
+                continue
+            fixed = all_constant and place in question.constants
+            if (data := question.constants.get(place)) is not None:
+                sheet.graph.initializer.append(tensor_proto(data, name))
+            elif fixed and isinstance(kind, TensorType) and kind.shape is not None and kind.shape.is_static:
+                dims = kind.shape.static()
+                tensor = sheet.graph.initializer.add(name=name, data_type=elem_type(kind.dtype), dims=dims)
+                tensor.data_location = onnx.TensorProto.EXTERNAL
+                for key, value in (("location", name), ("offset", 0), ("length", _ones(tensor).nbytes)):
+                    tensor.external_data.add(key=key, value=str(value))
+            else:
+                sheet.graph.input.add(name=name, type=type_proto(kind))
         for place, kind in enumerate(question.outputs):
             node.output.append(f"q{at}_out{place}" if kind is not None else "")
             if kind is not None:
@@ -369,24 +374,6 @@ def _outside(model: onnx.ModelProto) -> dict[str, TensorData]:
     return {tensor.name: _ones(tensor) for tensor in tensors if tensor.data_location == onnx.TensorProto.EXTERNAL}
 
 
-def _declare(
-    graph: onnx.GraphProto, name: str, kind: ValueType, question: Question, place: int, all_constant: bool
-) -> None:
-    """Declare an input of a node: an initializer if it is constant, else an input of the graph."""
-    data = question.constants.get(place)
-    if data is not None:
-        graph.initializer.append(tensor_proto(data, name))
-        return
-    constant = place in question.constants and all_constant
-    if constant and isinstance(kind, TensorType) and kind.shape is not None and kind.shape.is_static:
-        tensor = graph.initializer.add(name=name, data_type=elem_type(kind.dtype), dims=kind.shape.static())
-        tensor.data_location = onnx.TensorProto.EXTERNAL
-        for key, value in (("location", name), ("offset", 0), ("length", _ones(tensor).nbytes)):
-            tensor.external_data.add(key=key, value=str(value))
-        return
-    graph.input.add(name=name, type=type_proto(kind))
-
-
 def _ones(tensor: onnx.TensorProto) -> TensorData:
     """Return ones for a constant whose data is unknown, since a provider may divide by it."""
     dtype = dtype_of(tensor.data_type)
@@ -394,10 +381,7 @@ def _ones(tensor: onnx.TensorProto) -> TensorData:
 
 
 class Answers:
-    """The answers of one provider, by the key of the question; read once, written whenever some are new.
-
-    A file that cannot be read or written costs asking again, never an error.
-    """
+    """The answers of one provider, by the key of the question; a file that cannot be used costs asking again."""
 
     def __init__(self, path: Path, scope: str) -> None:
         self._path = path

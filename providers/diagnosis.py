@@ -15,9 +15,6 @@ from rlx_ort.providers.ort_provider import OrtProvider
 from rlx_ort.providers.plugins import Plugin, find_plugins, plugin_devices, register_plugin
 from rlx_ort.providers.registry import ProviderRegistry, default_registry
 
-__all__ = ["Finding", "Severity", "diagnose"]
-
-
 _CODES = {
     "runtime-broken": {"not installed": "runtime-absent", "too old": "runtime-too-old"},
     "plugin-broken": {"needs a newer ONNX Runtime": "plugin-newer", "is too old for ONNX Runtime": "plugin-older"},
@@ -28,12 +25,9 @@ _CODES = {
 class Severity(enum.Enum):
     """How much a finding matters."""
 
-    ERROR = "error"
-    """Something does not work until it is repaired."""
-    WARNING = "warning"
-    """Something works worse, or elsewhere, than expected."""
-    INFO = "info"
-    """Nothing to repair."""
+    ERROR = "error"  # something does not work until it is repaired
+    WARNING = "warning"  # something works worse, or elsewhere, than expected
+    INFO = "info"  # nothing to repair
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,19 +75,18 @@ def _plugins(plugins: tuple[Plugin, ...], registry: ProviderRegistry) -> list[Fi
     for plugin in plugins:
         engine = runtime.onnxruntime()
         problem = register_plugin(plugin, engine, runtime.engine_exceptions())
-        if problem is None:
-            what = f"{plugin.distribution} {plugin.version} is registered ({', '.join(plugin.ep_names)})"
-            known = [served[name] for name in plugin.ep_names if name in served]
-            if any(plugin_devices(engine, provider.ep_name) for provider in known):
-                findings.append(Finding("plugin", Severity.INFO, what))
-            elif known:
-                what += " and rejects all hardware of this machine"
-                findings.append(Finding("no-hardware", Severity.WARNING, what, known[0].no_hardware_remedy()))
-            else:
-                what += "; rlx_ort has no device for it"
-                findings.append(Finding("plugin", Severity.INFO, what))
+        if problem is not None:
+            findings.append(_error(problem, "plugin-broken"))
             continue
-        findings.append(_error(problem, "plugin-broken"))
+        what = f"{plugin.distribution} {plugin.version} is registered ({', '.join(plugin.ep_names)})"
+        known = [served[name] for name in plugin.ep_names if name in served]
+        if known and not any(plugin_devices(engine, provider.ep_name) for provider in known):
+            what += " and rejects all hardware of this machine"
+            findings.append(Finding("no-hardware", Severity.WARNING, what, known[0].no_hardware_remedy()))
+        else:
+            findings.append(
+                Finding("plugin", Severity.INFO, what if known else f"{what}; rlx_ort has no device for it")
+            )
     return findings
 
 

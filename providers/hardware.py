@@ -26,23 +26,6 @@ if TYPE_CHECKING:
     import subprocess
     from collections.abc import Iterable
 
-__all__ = [
-    "CoreShare",
-    "NvidiaGpu",
-    "cgroup_quota_cores",
-    "core_share",
-    "cpu_name",
-    "device_threads",
-    "engine_library",
-    "is_throttled",
-    "loads",
-    "memory_bytes",
-    "missing_libraries",
-    "nvidia_gpus",
-    "private_bytes",
-    "release_free_heap",
-]
-
 _NOT_FOUND = re.compile(r"^\s*(\S+)\s+=>\s+not found", re.MULTILINE)
 _LOADER = re.compile(r"(\S+\.so[\d.]*): cannot open shared object file")
 _seen: dict[str, int] = {}  # throttle counters
@@ -98,10 +81,7 @@ def release_free_heap() -> None:
 
 @functools.cache
 def nvidia_gpus() -> tuple[NvidiaGpu, ...]:
-    """Return the NVIDIA GPUs that the driver's tool lists, in the order of the bus; takes up to a second.
-
-    Empty without driver or tool. CUDA may count them in another order.
-    """
+    """Return the driver's NVIDIA GPUs in the order of the bus, which need not be CUDA's; takes up to a second."""
     query = ("--query-gpu=name,driver_version,memory.total,pci.bus_id", "--format=csv,noheader,nounits")
     done = _ran("nvidia-smi", *query, timeout_s=20)
     if done is None or done.returncode != 0:
@@ -115,10 +95,7 @@ def nvidia_gpus() -> tuple[NvidiaGpu, ...]:
 
 
 def is_throttled() -> bool:
-    """Return whether heat throttles the processor, as far as can be read without special rights; else False.
-
-    macOS reports a speed limit, Linux counters of throttling, compared here with those of the previous call.
-    """
+    """Return whether heat throttles the processor: by macOS's speed limit, or Linux's counters since the last call."""
     if sys.platform == "darwin":
         done = _ran("pmset", "-g", "therm", timeout_s=5)
         return done is not None and _limited_by(done.stdout)
@@ -155,10 +132,7 @@ def engine_library(name: str) -> Path | None:
 
 
 def missing_libraries(library: Path, dlls: Iterable[str] = ()) -> tuple[str, ...]:
-    """Return the names of the libraries that `library` needs and the loader does not find.
-
-    On Linux `ldd` lists all of them. Windows has no such list, so the names in `dlls` are tried.
-    """
+    """Return the libraries that `library` needs and the loader does not find; on Windows only those of `dlls`."""
     if sys.platform == "win32":
         return tuple(name for name in dlls if not loads(name))
     done = _ran("ldd", str(library), timeout_s=60) if sys.platform.startswith("linux") else None
@@ -242,10 +216,7 @@ def core_share() -> CoreShare:
 def cgroup_quota_cores(
     mount: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")
 ) -> float | None:
-    """Return the cores that the process's control groups allow, version 1 and 2, or None without a limit.
-
-    Every group up to the root counts, because the tightest of them throttles.
-    """
+    """Return the cores that the tightest of the process's control groups allows, or None without a limit."""
     limits: list[float] = []
     for line in (_read(membership) or "").splitlines():
         _, _, rest = line.partition(":")

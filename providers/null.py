@@ -29,8 +29,6 @@ from rlx_ort.providers.base import (
     ValueSpec,
 )
 
-__all__ = ["NullProvider", "NullSession", "UnsupportedProvider"]
-
 _INSTEAD = {
     "tpu": "export the model and run it with a TPU runtime",
     "opengl": "use 'gpu', which runs on Vulkan, Direct3D 12 or Metal",
@@ -100,23 +98,13 @@ class NullSession:
     """How many runs succeeded."""
     _open: bool = True
 
-    @property
-    def inputs(self) -> Sequence[ValueSpec]:
-        """The model's inputs, in order."""
-        return tuple(ValueSpec(name, kind) for name, kind in self.request.model.input_types.items())
-
-    @property
-    def outputs(self) -> Sequence[ValueSpec]:
-        """The model's outputs, in order."""
-        return tuple(ValueSpec(name, kind) for name, kind in self.request.model.output_types.items())
-
-    @property
-    def assignments(self) -> Sequence[NodeAssignment]:
-        """Every node, with the provider `takes` decides on."""
-        own, cpu = self.provider.ep_name, "CPUExecutionProvider"
-        return tuple(
+    def __post_init__(self) -> None:
+        model, own, cpu = self.request.model, self.provider.ep_name, "CPUExecutionProvider"
+        self.inputs = tuple(ValueSpec(name, kind) for name, kind in model.input_types.items())
+        self.outputs = tuple(ValueSpec(name, kind) for name, kind in model.output_types.items())
+        self.assignments = tuple(
             NodeAssignment(own if self.provider.takes(node) else cpu, node.name, node.domain, node.op_type)
-            for node in self.request.model.nodes
+            for node in model.nodes
         )
 
     def run(self, output_names: Sequence[str], feeds: Mapping[str, Any]) -> list[Any]:

@@ -19,8 +19,7 @@ from rlx_ort.device import Device
 from rlx_ort.errors import ConversionError, DeviceUnavailableError, RlxError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
-from rlx_ort.ir.shape import Shape
-from rlx_ort.ir.types import TensorType
+from rlx_ort.ir.types import Shape, TensorType
 from rlx_ort.options.compile_options import CacheUse, CompileOptions, OptimizationLevel, Precision, WeightSharing
 from rlx_ort.providers.base import Availability, CostProfile, EngineSession, KernelClaim, Provider, SessionRequest
 from rlx_ort.providers.claims import kernels_of, listed_kernels
@@ -31,8 +30,6 @@ from rlx_ort.providers.engine.recipe import Keeps, SessionRecipe
 from rlx_ort.providers.engine.runtime import Problem, install_command
 from rlx_ort.providers.plugins import Plugin, described, plugin_devices, plugin_for, register_plugin
 from rlx_ort.providers.registry import default_registry
-
-__all__ = ["OrtProvider", "prove", "save_optimized"]
 
 # Every provider that computes has a kernel for a matrix product, opset 21 the densest kernels, and some providers take
 # static shapes only.
@@ -87,10 +84,8 @@ class OrtProvider(Provider):
 
     def probe(self, device: Device) -> Availability:
         """Return whether a one-node session opens on the device, is assigned to it and runs."""
-        problem = self.missing(device)
-        if problem is not None:
-            return Availability(False, problem.reason, problem.remedy)
         try:
+            self.require(device)
             facts, precision = self.facts(device), self.probe_precision(device)
         except DeviceUnavailableError as err:
             return Availability(False, err.reason, err.remedy)

@@ -10,6 +10,7 @@ like a plugin of a wheel; nothing is downloaded unless `fetch_provider` is calle
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import importlib.metadata
@@ -25,18 +26,6 @@ from typing import Any
 from rlx_ort.errors import EngineError
 from rlx_ort.providers.engine.runtime import Problem, normal_name, readable
 from rlx_ort.providers.hardware import cpu_name
-
-__all__ = [
-    "Plugin",
-    "catalog_providers",
-    "described",
-    "fetch_provider",
-    "find_plugins",
-    "hardware_type",
-    "plugin_devices",
-    "plugin_for",
-    "register_plugin",
-]
 
 # https://onnxruntime.ai/docs/execution-providers/plugin-ep-libraries/packaging.html asks for these names.
 _NAMING = re.compile(r"^onnxruntime-(?:ep-.+|qnn)$")
@@ -74,10 +63,7 @@ class Plugin:
 
 @functools.cache
 def find_plugins() -> tuple[Plugin, ...]:
-    """Return the installed plugin packages; this imports their small Python modules, not their libraries.
-
-    On Windows, providers that the system keeps come after those of wheels.
-    """
+    """Return the plugin packages, those of Windows last; imports their small Python modules, not their libraries."""
     return (*(_plugin(dist, module) for dist, module in _distributions()), *catalog_providers())
 
 
@@ -87,10 +73,7 @@ def plugin_for(ep_name: str) -> Plugin | None:
 
 
 def register_plugin(plugin: Plugin, engine: Any, errors: tuple[type[Exception], ...]) -> Problem | None:
-    """Register a plugin's library with ONNX Runtime, once a process, and return what went wrong.
-
-    The answer is remembered: a library that failed to load once is not loaded again.
-    """
+    """Register a plugin's library with ONNX Runtime, once a process, and return what went wrong then."""
     known = f"{plugin.distribution} {plugin.ep_names}"  # Windows keeps several under one name
     with _lock:
         if known not in _registered:
@@ -139,17 +122,11 @@ def _distributions() -> Iterator[tuple[importlib.metadata.Distribution, str]]:
         seen.add(name)
         top = (dist.read_text("top_level.txt") or "").split()
         module = top[0] if top else name.replace("-", "_")
-        if _NAMING.match(name) or _offers_a_library(dist, module):
+        text = ""
+        with contextlib.suppress(OSError):  # the module of a package that is named otherwise is read, not imported
+            text = Path(str(dist.locate_file(f"{module}/__init__.py"))).read_text(encoding="utf-8", errors="replace")
+        if _NAMING.match(name) or (_OFFERS_LIBRARY.search(text) and _OFFERS_NAME.search(text)):
             yield dist, module
-
-
-def _offers_a_library(dist: importlib.metadata.Distribution, module: str) -> bool:
-    """Whether a package that is named otherwise is a plugin; its module is read, not imported."""
-    try:
-        text = Path(str(dist.locate_file(f"{module}/__init__.py"))).read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return False
-    return _OFFERS_LIBRARY.search(text) is not None and _OFFERS_NAME.search(text) is not None
 
 
 def _plugin(dist: importlib.metadata.Distribution, module_name: str) -> Plugin:

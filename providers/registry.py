@@ -16,24 +16,6 @@ from rlx_ort.device import Device, DeviceKind, as_devices, priority_rank, regist
 from rlx_ort.errors import DeviceUnavailableError, NoViableDeviceError
 from rlx_ort.providers.base import Availability, Provider
 
-__all__ = [
-    "ProviderRegistry",
-    "availability",
-    "available_apple_devices",
-    "available_devices",
-    "default_registry",
-    "drain_device",
-    "fastest_among",
-    "fastest_device",
-    "full_name",
-    "is_available",
-    "known_devices",
-    "provider_of",
-    "register_provider",
-    "require_available",
-    "supports_run_slots",
-]
-
 # Module -> class. One line a file; nothing else here or in the core names a provider.
 _MODULES = (
     ("cpu", "CpuProvider"),
@@ -74,7 +56,8 @@ class ProviderRegistry:
         Raises:
             ValueError: one of its kinds is not a valid device name.
         """
-        for kind in set(provider.kinds) - {device.kind for device in Device.all()}:
+        known = {device.kind for device in Device.all()}
+        for kind in (kind for kind in provider.kinds if kind not in known):
             if not kind or kind != kind.strip().lower() or set(kind) & set(":,; "):
                 wanted = "lower case, without spaces, commas, semicolons and colons"
                 raise ValueError(f"device kind {kind!r} must be {wanted}")
@@ -101,23 +84,18 @@ class ProviderRegistry:
         """Return whether a device works here. The first question opens a one-node session on it."""
         with self._lock:
             provider = self._by_kind.get(device.kind)
-            known = self._answers.get(device)
             probing = self._probing.setdefault(device, threading.Lock())
         if provider is None:
             reason = "no ONNX Runtime execution provider runs this kind of device"
             remedy = "choose another device, or add a provider with rlx_ort.register_provider"
             return Availability(False, reason, remedy)
-        if known is not None:
-            return known
         with probing:  # one probe a device, whatever the number of threads
-            with self._lock:
-                known = self._answers.get(device)
-            if known is not None:
-                return known
-            answer = provider.probe(device)
-            with self._lock:
-                if self._by_kind.get(device.kind) is provider:
-                    self._answers[device] = answer
+            answer = self._answers.get(device)
+            if answer is None:
+                answer = provider.probe(device)
+                with self._lock:
+                    if self._by_kind.get(device.kind) is provider:
+                        self._answers[device] = answer
             return answer
 
     def forget(self) -> None:
@@ -153,11 +131,7 @@ def availability(device: Device | str) -> Availability:
 
 
 def require_available(device: Device) -> None:
-    """Return if the device works here.
-
-    Raises:
-        DeviceUnavailableError: it does not; the message has the reason and the remedy.
-    """
+    """Return if the device works here, else raise `DeviceUnavailableError` with the reason and the remedy."""
     found = availability(device)
     if not found.available:
         raise DeviceUnavailableError(device, found.reason, found.remedy)
@@ -171,10 +145,7 @@ def provider_of(device: Device) -> Provider | None:
 
 
 def known_devices(wanted: Callable[[Device], bool] = lambda device: True) -> list[Device]:
-    """Return the wanted ones of all known kinds and of all indexes that hardware discovery sees, by kind and index.
-
-    Nothing is probed, and providers with no wanted kind are not asked for their indexes.
-    """
+    """Return the wanted ones of all known kinds, and of all indexes that hardware discovery sees; nothing is probed."""
     kinds = Device.all()
     providers = default_registry().providers()
     asked = (provider for provider in providers if any(wanted(Device(kind)) for kind in provider.kinds))

@@ -28,8 +28,6 @@ from rlx_ort.providers.hardware import loads, private_bytes
 from rlx_ort.providers.ort_provider import OrtProvider
 from rlx_ort.providers.plugins import described, plugin_devices
 
-__all__ = ["WebGpuProvider", "vulkan_drivers", "vulkan_problem"]
-
 # Two sessions that run in two threads crash the process, on SwiftShader and on an NVIDIA GPU alike, so runs take
 # turns. Reentrant, because callers may hold it around several runs.
 _run_lock = threading.RLock()
@@ -67,8 +65,8 @@ class WebGpuProvider(OrtProvider):
 
     def missing_libraries(self, device: Device) -> Problem | None:
         """Return what of Vulkan is not there, where Vulkan is needed, or that this process was forked."""
-        if _forked():
-            return Problem(_FORK_REASON, SPAWN_REMEDY)
+        if (problem := _fork_problem()) is not None:
+            return problem
         if device.index:
             return Problem("the WebGPU provider chooses the GPU itself and has one device", f"use {device.kind!r}")
         if device.kind == "vulkan" and sys.platform == "darwin":
@@ -209,13 +207,12 @@ def _named_drivers() -> tuple[Path, ...] | None:
     return None
 
 
-_FORK_REASON = "WebGPU hangs in a process that was forked after WebGPU was used"
-
-
-def _forked() -> bool:
-    return bool(_owner) and _owner[0] != os.getpid()
+def _fork_problem() -> Problem | None:
+    if not _owner or _owner[0] == os.getpid():
+        return None
+    return Problem("WebGPU hangs in a process that was forked after WebGPU was used", SPAWN_REMEDY)
 
 
 def _refuse_after_fork(device: Device) -> None:
-    if _forked():
-        raise DeviceUnavailableError(device, _FORK_REASON, SPAWN_REMEDY)
+    if (problem := _fork_problem()) is not None:
+        raise DeviceUnavailableError(device, problem.reason, problem.remedy)

@@ -26,8 +26,7 @@ from rlx_ort.device import Device, parse_device_list
 from rlx_ort.errors import RlxError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph, Value
-from rlx_ort.ir.shape import Shape
-from rlx_ort.ir.types import TensorType
+from rlx_ort.ir.types import Shape, TensorType
 
 UNARY = [
     "Abs",

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from rlx_ort.converters.from_onnx.structure import node_label, sorted_nodes
+from rlx_ort.converters.from_onnx.signatures import trimmed, value_problem
+from rlx_ort.converters.from_onnx.structure import domain_of, node_label, opsets_of, sorted_nodes
 from rlx_ort.converters.from_onnx.tensor_files import TensorFiles
 from rlx_ort.converters.from_onnx.tensors import attribute_value, constant_data, dense_tensor, resolved, tensor_data
 from rlx_ort.converters.onnx_types import known_type_of, type_of
@@ -17,14 +18,11 @@ from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.ops.leaf import Capture, Input, Param
 from rlx_ort.ir.ops.onnx import OnnxNode
-from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.tensor import TensorData
-from rlx_ort.ir.types import TensorType, UnknownType, ValueType
+from rlx_ort.ir.types import Shape, TensorType, UnknownType, ValueType
 
 if TYPE_CHECKING:
     import onnx
-
-__all__ = ["Captures", "GraphBuilder", "Scope"]
 
 # 8-bit integers are left out: they are quantised weights, whatever their size.
 _INDEX_TYPES = {DType.BOOL, DType.I16, DType.I32, DType.I64, DType.U16, DType.U32, DType.U64}
@@ -58,7 +56,7 @@ class Scope:
         values: name -> value; None for a function's formal input that the call leaves out.
         outer: the scope around a body; functions see nothing around them.
         captures: the captured values of the node that owns this body.
-        attributes: in a function: the attributes of the call.
+        attributes: in a function: the attributes that it declares and what the call gives for them.
         in_function: whether the nodes come from a function, so that their names may come more than once.
     """
 
@@ -69,7 +67,7 @@ class Scope:
     values: dict[str, Value | None] = field(default_factory=dict)
     outer: Scope | None = None
     captures: Captures | None = None
-    attributes: Mapping[str, onnx.AttributeProto] | None = None
+    attributes: Mapping[str, onnx.AttributeProto | None] | None = None
     in_function: bool = False
 
     def resolve(self, name: str, reader: str) -> Value | None:
@@ -114,7 +112,7 @@ class GraphBuilder:
         self._model = model
         self._typed = typed
         self._files = files
-        self._functions = {(_domain(f.domain), f.name, f.overload): f for f in model.functions}
+        self._functions = {(domain_of(f.domain), f.name, f.overload): f for f in model.functions}
         self._names = UniqueNames(_all_names(model.graph))
 
     def build(self) -> Graph:
@@ -127,13 +125,16 @@ class GraphBuilder:
         graph = Graph(source.name or "graph")
         graph.metadata = {entry.key: entry.value for entry in model.metadata_props}
         graph.doc = source.doc_string or model.doc_string
-        scope = Scope(graph, self._opsets(model.opset_import), "the model", _types(self._typed.graph))
+        scope = Scope(graph, opsets_of(model, model.opset_import), "the model", _types(self._typed.graph))
         weights = self._initializers(source)
         for value in source.input:
             if value.name not in weights:
                 self._named_leaf(scope, value.name, Input(value.name, type_of(value.type)))
-        overridable = {value.name for value in source.input}
+        overridable = {value.name: type_of(value.type) for value in source.input}
         for name, data in weights.items():
+            declared = overridable.get(name)
+            if isinstance(declared, TensorType) and declared.dtype is not data.dtype:
+                raise ConversionError(f"input {name!r} is {declared.dtype.value}, its default {data.dtype.value}")
             self._weight(scope, name, data, name in overridable)
         self._add_nodes(scope, self._typed.graph.node)
         values = [self._output(scope, value.name) for value in source.output]
@@ -142,12 +143,6 @@ class GraphBuilder:
             raise ConversionError(f"the model names an output twice: {', '.join(names)}")
         graph.set_outputs(values, names)
         return graph
-
-    def _opsets(self, imports: Iterable[onnx.OperatorSetIdProto]) -> dict[str, int]:
-        opsets = {_domain(entry.domain): entry.version for entry in imports}
-        if self._model.ir_version < 3:  # before IR version 3 there was nothing to declare
-            opsets.setdefault("", 1)
-        return opsets
 
     def _initializers(self, graph: onnx.GraphProto) -> dict[str, TensorData]:
         found: dict[str, TensorData] = {}
@@ -175,7 +170,7 @@ class GraphBuilder:
 
     def _add_nodes(self, scope: Scope, nodes: Iterable[onnx.NodeProto]) -> None:
         for node in sorted_nodes(nodes, scope.values, scope.where):
-            key = (_domain(node.domain), node.op_type, node.overload)
+            key = (domain_of(node.domain), node.op_type, node.overload)
             if key in self._functions:
                 self._call(scope, node, key)
             elif key[:2] == ("", "Constant"):
@@ -186,16 +181,15 @@ class GraphBuilder:
     def _node(self, scope: Scope, node: onnx.NodeProto) -> None:
         formal = [scope.resolve(name, node_label(node)) if name else None for name in node.input]
         captures = Captures(len(formal))
-        found = {
-            attribute.name: attribute_value(
+        found = {}
+        for attribute in resolved(node.attribute, scope.attributes):
+            if scope.in_function and (problem := value_problem(attribute)):  # one that a call gives
+                raise ConversionError(f"{node_label(node)} {problem}")
+            found[attribute.name] = attribute_value(
                 attribute, self._files, lambda body: self._body(scope, body, captures, node_label(node))
             )
-            for attribute in resolved(node.attribute, scope.attributes)
-        }
-        outputs = [*node.output]
-        while outputs and not outputs[-1]:
-            outputs.pop()
-        domain = _domain(node.domain)
+        outputs = trimmed(node.output)
+        domain = domain_of(node.domain)
         op = OnnxNode(
             op_type=node.op_type,
             domain=domain,
@@ -264,19 +258,23 @@ class GraphBuilder:
         function, label = self._functions[key], node_label(node)
         if len(node.input) > len(function.input) or len(node.output) > len(function.output):
             raise ConversionError(f"{label} has more inputs or outputs than the function {function.name!r} declares")
-        call = {a.name: a for a in function.attribute_proto}
-        call |= {a.name: a for a in resolved(node.attribute, scope.attributes)}
+        call: dict[str, onnx.AttributeProto | None] = dict.fromkeys(function.attribute)
+        call |= {a.name: a for a in function.attribute_proto}
+        given = {a.name: a for a in resolved(node.attribute, scope.attributes)}
+        if not given.keys() <= call.keys():
+            raise ConversionError(f"{label} has attributes that the function {function.name!r} does not declare")
+        call |= given
         inner = Scope(
             scope.graph,
-            self._opsets(function.opset_import) or scope.opsets,
+            opsets_of(self._model, function.opset_import) or scope.opsets,
             f"function {function.name!r}",
             _function_types(node, function, scope),
             attributes=call,
             in_function=True,
         )
         for index, name in enumerate(function.input):
-            given = node.input[index] if index < len(node.input) else ""
-            inner.define(name, scope.resolve(given, label) if given else None)
+            fed = node.input[index] if index < len(node.input) else ""
+            inner.define(name, scope.resolve(fed, label) if fed else None)
         self._add_nodes(inner, function.node)
         for outer_name, inner_name in zip(node.output, function.output, strict=False):
             if outer_name:
@@ -291,10 +289,6 @@ class GraphBuilder:
         if value is None:
             raise ConversionError(f"{scope.where} returns its input {name!r}, which the call leaves out")
         return value
-
-
-def _domain(name: str) -> str:
-    return "" if name == "ai.onnx" else name
 
 
 def _all_names(graph: onnx.GraphProto) -> Iterable[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,9 +20,13 @@ from rlx_ort.ir.tensor import TensorData
 if TYPE_CHECKING:
     import onnx
 
-__all__ = ["attribute_value", "constant_data", "dense_tensor", "resolved", "tensor_data"]
-
 _DENSE_LIMIT = 1 << 31
+# Where elements may be beside `raw_data`: https://github.com/onnx/onnx/blob/main/onnx/onnx.proto, `TensorProto`.
+_FIELDS = {
+    DType.F32: "float_data", DType.C64: "float_data", DType.F64: "double_data", DType.C128: "double_data",
+    DType.I64: "int64_data", DType.U32: "uint64_data", DType.U64: "uint64_data", DType.STRING: "string_data",
+}  # fmt: skip
+_ANY_FIELD = ("float_data", "double_data", "int64_data", "uint64_data", "int32_data", "string_data")
 
 
 def tensor_data(tensor: onnx.TensorProto, files: TensorFiles) -> TensorData:
@@ -34,21 +38,50 @@ def tensor_data(tensor: onnx.TensorProto, files: TensorFiles) -> TensorData:
     import onnx
 
     what = f"tensor {tensor.name!r}"
+    texts = (tensor.name, *(text for entry in tensor.external_data for text in (entry.key, entry.value)))
+    if not all(isinstance(text, str) for text in texts):
+        raise ConversionError(f"{what} is damaged: its name or the place of its data is no UTF-8 text")
     dtype = dtype_of(tensor.data_type)
     shape = tuple(tensor.dims)
     if any(dim < 0 for dim in shape) or tensor.HasField("segment"):
         raise ConversionError(f"{what} of shape {list(shape)} is not a whole tensor")
     try:
+        nbytes = 0 if dtype is DType.STRING else dtype.nbytes(math.prod(shape))
+        if tensor.data_location == onnx.TensorProto.EXTERNAL and dtype is not DType.STRING:
+            return TensorData(dtype, shape, *files.read(tensor, nbytes))
+        _check_fields(tensor, dtype, nbytes)
         if dtype is DType.STRING:
             return TensorData.from_array(np.array([*tensor.string_data], object).reshape(shape), dtype)
-        nbytes = dtype.nbytes(math.prod(shape))
-        if tensor.data_location == onnx.TensorProto.EXTERNAL:
-            return TensorData(dtype, shape, *files.read(tensor, nbytes))
         if tensor.HasField("raw_data"):
             return TensorData(dtype, shape, np.frombuffer(tensor.raw_data, np.uint8))
         return TensorData.from_array(onnx.numpy_helper.to_array(tensor), dtype)
     except (ValueError, TypeError, UnicodeDecodeError) as err:
         raise ConversionError(f"{what} of type {dtype.value}{list(shape)} does not hold such data: {err}") from err
+
+
+def _check_fields(tensor: onnx.TensorProto, dtype: DType, nbytes: int) -> None:
+    """Raise unless the data is in one field, that of its type, and is as much as the shape says.
+
+    Raises:
+        ValueError: it is not.
+    """
+    import onnx
+
+    wanted = _FIELDS.get(dtype, "int32_data")
+    filled = [name for name in _ANY_FIELD if len(getattr(tensor, name))]
+    raw = tensor.HasField("raw_data")
+    if dtype is DType.STRING and (raw or tensor.data_location == onnx.TensorProto.EXTERNAL):
+        raise ValueError("strings are in string_data")
+    if filled and (raw or filled != [wanted]):
+        listed = " and ".join(["raw_data"] * raw + filled)
+        raise ValueError(f"it is in {listed}, and must be in {wanted} or in raw_data")
+    count = math.prod(tensor.dims)
+    if dtype.is_packed:
+        count = nbytes
+    elif dtype in (DType.C64, DType.C128):
+        count *= 2
+    if not raw and len(getattr(tensor, wanted)) != count:
+        raise ValueError(f"{wanted} has {len(getattr(tensor, wanted))} numbers, {count} are needed")
 
 
 def dense_tensor(sparse: onnx.SparseTensorProto, files: TensorFiles) -> TensorData:
@@ -99,15 +132,29 @@ def constant_data(attribute: onnx.AttributeProto, files: TensorFiles) -> TensorD
 
 
 def resolved(
-    attributes: Iterable[onnx.AttributeProto], call: Mapping[str, onnx.AttributeProto] | None
+    attributes: Iterable[onnx.AttributeProto], call: Mapping[str, onnx.AttributeProto | None] | None
 ) -> list[onnx.AttributeProto]:
-    """Return attributes without references; one that refers to what the call leaves out is left out too."""
+    """Return attributes without references; one that refers to what the call leaves out is left out too.
+
+    Args:
+        attributes: those of a node.
+        call: in a function: what a call gives for each attribute that the function declares, None for nothing.
+
+    Raises:
+        ConversionError: a reference is outside of functions, to nothing that is declared, or of another type.
+    """
     result = []
     for attribute in attributes:
         if attribute.ref_attr_name:
-            given = (call or {}).get(attribute.ref_attr_name)
+            if call is None or attribute.ref_attr_name not in call:
+                refers = f"attribute {attribute.name!r} refers to {attribute.ref_attr_name!r}"
+                raise ConversionError(f"{refers}, which no function around it declares")
+            given = call[attribute.ref_attr_name]
             if given is None:
                 continue
+            if given.type != attribute.type:
+                refers = f"attribute {attribute.name!r} refers to {attribute.ref_attr_name!r}"
+                raise ConversionError(f"{refers} of the call, which is of another type")
             name, attribute = attribute.name, copied(given)
             attribute.name = name
         result.append(attribute)
@@ -124,35 +171,23 @@ def attribute_value(
     """
     import onnx
 
-    known = onnx.AttributeProto.AttributeType.values()
-    kind = onnx.AttributeProto.AttributeType.Name(attribute.type) if attribute.type in known else "UNDEFINED"
-    match kind:
-        case "INT":
-            return kind, attribute.i
-        case "FLOAT":
-            return kind, attribute.f
-        case "STRING":
-            return kind, text_of(attribute.s)
-        case "TENSOR":
-            return kind, tensor_data(attribute.t, files)
-        case "GRAPH":
-            return kind, read_body(attribute.g)
-        case "TYPE_PROTO":
-            return kind, type_of(attribute.tp)
-        case "INTS":
-            return kind, tuple(attribute.ints)
-        case "FLOATS":
-            return kind, tuple(attribute.floats)
-        case "STRINGS":
-            texts = [text_of(item) for item in attribute.strings]
-            if all(isinstance(item, str) for item in texts):
-                return kind, tuple(item for item in texts if isinstance(item, str))
-            return kind, tuple(attribute.strings)
-        case "TENSORS":
-            return kind, tuple(tensor_data(item, files) for item in attribute.tensors)
-        case "GRAPHS":
-            return kind, tuple(read_body(item) for item in attribute.graphs)
-        case "TYPE_PROTOS":
-            return kind, tuple(type_of(item) for item in attribute.type_protos)
-        case _:
-            raise ConversionError(f"attribute {attribute.name!r} is of kind {kind}, which this node cannot have")
+    known = onnx.AttributeProto.AttributeType
+    kind = known.Name(attribute.type) if attribute.type in known.values() else "UNDEFINED"
+    fields: dict[str, tuple[str, Callable[[Any], Any]]] = {
+        "INT": ("i", int),
+        "FLOAT": ("f", float),
+        "STRING": ("s", text_of),
+        "TENSOR": ("t", lambda tensor: tensor_data(tensor, files)),
+        "GRAPH": ("g", read_body),
+        "TYPE_PROTO": ("tp", type_of),
+    }
+    if kind in fields:
+        field, convert = fields[kind]
+        return kind, convert(getattr(attribute, field))
+    if kind.removesuffix("S") not in fields:
+        raise ConversionError(f"attribute {attribute.name!r} is of kind {kind}, which this node cannot have")
+    _, convert = fields[kind.removesuffix("S")]
+    values = tuple(convert(item) for item in getattr(attribute, kind.lower()))
+    if kind == "STRINGS" and any(isinstance(value, bytes) for value in values):
+        return kind, tuple(attribute.strings)  # all bytes, where one is no text
+    return kind, values

@@ -14,7 +14,7 @@ import onnx
 from rlx_ort.converters.bundle import FREE_INITIALIZERS, ModelBundle, external_tensors, location_of, placed
 from rlx_ort.converters.onnx_types import dtype_of, known_type_of, tensor_proto, tensor_type
 from rlx_ort.converters.protos import copied, set_items
-from rlx_ort.converters.sources.weights import Rename, Renames, WeightFile
+from rlx_ort.converters.sources.weights import Rename, Renames, WeightEntry, WeightFile
 from rlx_ort.converters.to_onnx.model import INLINE_BYTES, UniqueNames
 from rlx_ort.converters.transforms.scope import dims_text, near_names
 from rlx_ort.errors import ConversionError, GraphVerifyError
@@ -25,11 +25,8 @@ from rlx_ort.ir.ops.dequant import DequantMatMul
 from rlx_ort.ir.ops.leaf import Param
 from rlx_ort.ir.ops.linalg import MatMul
 from rlx_ort.ir.ops.shape import Transpose
-from rlx_ort.ir.shape import Shape, fits
 from rlx_ort.ir.tensor import TensorData
-from rlx_ort.ir.types import TensorType, ValueType
-
-__all__ = ["ParamsReport", "WeightReport", "apply_weights", "bake", "listed"]
+from rlx_ort.ir.types import Shape, TensorType, ValueType, fits
 
 Model = TypeVar("Model", ModelBundle, Graph)
 _Declared = tuple[DType, tuple[int, ...]]
@@ -98,33 +95,24 @@ def apply_weights(
     if lacking or (strict and unused):
         raise ConversionError(_complaint(file, lacking, unused if strict else [], declared))
     _check(file, plan, declared, cast=cast)
-    plans = _packed(model, file, plan) if keep_packed else {}
+    packed: dict[str, _PackedProduct] = {}
+    if keep_packed:
+        if not isinstance(model, Graph):
+            raise ConversionError("weights stay packed in a graph only; make one of the bundle with graph_from_bundle")
+        products = {
+            name: _packable(model, name, file.entries[tensor], rename) for name, (tensor, rename) in plan.items()
+        }
+        packed = {name: product for name, product in products.items() if product is not None}
     data = {
         name: _made(file, tensor, rename, declared[name][0])
         for name, (tensor, rename) in plan.items()
-        if name not in plans
+        if name not in packed
     }
     result = _with(model, data)
     if isinstance(result, Graph):
-        _pack(result, plans)
+        _pack(result, packed)
     loaded = {name: tensor for name, (tensor, _) in plan.items()}
-    return WeightReport(result, loaded, missing, tuple(unused), tuple(left_out), tuple(plans))
-
-
-def _packed(
-    model: ModelBundle | Graph, file: WeightFile, plan: Mapping[str, tuple[str, Rename]]
-) -> dict[str, tuple[_PackedProduct, DequantMatMul]]:
-    if not isinstance(model, Graph):
-        raise ConversionError("weights stay packed in a graph only; make one of the bundle with graph_from_bundle")
-    found = {}
-    for name, (tensor, rename) in plan.items():
-        entry = file.entries[tensor]
-        if entry.blocks is not None and len(entry.blocks.shape) == 2:
-            op = DequantMatMul(entry.stored_as.lower())
-            product = _packable(model, name, entry.blocks, op, flipped=rename.transpose)
-            if product is not None:
-                found[name] = (product, op)
-    return found
+    return WeightReport(result, loaded, missing, tuple(unused), tuple(left_out), tuple(packed))
 
 
 def _weights_of(model: ModelBundle | Graph) -> tuple[dict[str, _Declared], set[str]]:
@@ -240,28 +228,33 @@ class _PackedProduct:
     Attributes:
         param: the node of the parameter.
         data: its packed rows, u8 `(N, row bytes)`.
-        products: the nodes that multiply by it.
+        op: what the nodes that multiply by it, `products`, become.
         between: the transposition they read it through so far; nothing reads that afterwards.
     """
 
     param: Node
     data: TensorData
+    op: DequantMatMul
     products: list[Node]
     between: Node | None
 
 
-def _packable(graph: Graph, name: str, data: TensorData, op: DequantMatMul, *, flipped: bool) -> _PackedProduct | None:
+def _packable(graph: Graph, name: str, entry: WeightEntry, rename: Rename) -> _PackedProduct | None:
     """Return how a parameter can stay packed, None where it cannot.
 
-    Rows of blocks run along K, so they fit `x @ w` with w `(K, N)` if the file has `(N, K)`, its transpose (`flipped`),
-    and `x @ transpose(w)` with w `(N, K)` if the file has the same.
+    Rows of blocks run along K, so they fit `x @ w` with w `(K, N)` if the file has `(N, K)`, its transpose, and
+    `x @ transpose(w)` with w `(N, K)` if the file has the same.
     """
+    data = entry.blocks
+    if data is None or len(data.shape) != 2:
+        return None
+    op = DequantMatMul(entry.stored_as.lower())
     outputs = {value.ref.node for value in graph.outputs}
     leaf = next((node for node in graph.nodes if isinstance(node.op, Param) and node.op.name == name), None)
     if leaf is None or leaf.id in outputs:
         return None
     source = leaf
-    if not flipped:
+    if not rename.transpose:
         users = _users(graph, leaf)
         if len(users) != 1 or users[0].op != Transpose((1, 0)) or users[0].id in outputs:
             return None
@@ -278,12 +271,12 @@ def _packable(graph: Graph, name: str, data: TensorData, op: DequantMatMul, *, f
             return None  # x has no known K, or is no matrix of floats
         if result != node.types[0]:
             return None
-    return _PackedProduct(leaf, data, products, None if source is leaf else source) if products else None
+    return _PackedProduct(leaf, data, op, products, None if source is leaf else source) if products else None
 
 
-def _pack(graph: Graph, plans: Mapping[str, tuple[_PackedProduct, DequantMatMul]]) -> None:
+def _pack(graph: Graph, plans: Mapping[str, _PackedProduct]) -> None:
     """Change the graph so that parameters are packed and their products take them so."""
-    for name, (plan, op) in plans.items():
+    for name, plan in plans.items():
         kind = TensorType(DType.U8, Shape(plan.data.shape))
         plan.param.op = Param(name, kind)
         plan.param.types = (kind,)
@@ -291,7 +284,7 @@ def _pack(graph: Graph, plans: Mapping[str, tuple[_PackedProduct, DequantMatMul]
         if plan.between is not None:
             plan.between.types = tuple(plan.between.op.infer([kind]))
         for node in plan.products:
-            node.op = op
+            node.op = plan.op
             node.inputs = (node.inputs[0], graph.value(plan.param.id).ref)
     if plans:
         graph.revision += 1
@@ -303,14 +296,7 @@ def _users(graph: Graph, node: Node) -> list[Node]:
 
 @dataclass(frozen=True, slots=True)
 class ParamsReport:
-    """What `bake` did.
-
-    Attributes:
-        replaced: weights that have the data of the file now.
-        promoted: inputs that are weights now.
-        unchanged: weights the file has nothing for.
-        unused: names in the file that the model has neither as weight nor as input.
-    """
+    """What `bake` did: weights with new data, inputs that are weights now, weights as they were, and unknown names."""
 
     replaced: tuple[str, ...]
     promoted: tuple[str, ...]

@@ -18,14 +18,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rlx_ort.converters.onnx_ir_bridge import optional_module
+from rlx_ort.converters.onnx_ir_bridge import foreign_errors, optional_module
 from rlx_ort.converters.sources.weights import GgufAs, WeightEntry, WeightFile
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.gguf_blocks import GGUF_FORMATS
 from rlx_ort.ir.tensor import FileRange, TensorData
-
-__all__ = ["read_gguf"]
 
 _PLAIN = {
     "F32": DType.F32, "F16": DType.F16, "BF16": DType.BF16, "F64": DType.F64,
@@ -58,15 +56,11 @@ def read_gguf(path: Path, quantised_as: GgufAs = "f32") -> WeightFile:
         raise ConversionError(f"quantised weights are read as f32, f16 or packed, not {quantised_as!r}")
     gguf = optional_module("gguf", "gguf", "reading GGUF files")
     _check_header(path, {int(kind): sizes for kind, sizes in gguf.GGML_QUANT_SIZES.items()})
-    try:
+    with foreign_errors(f"{path} is no GGUF file, or a damaged one"):
         status = path.stat()
         reader = gguf.GGUFReader(path)
         place = FileRange(str(path.resolve()), 0, FileRange.stamp_of(status))
         entries = {tensor.name: _entry(gguf, reader, tensor, place, quantised_as) for tensor in reader.tensors}
-    except ConversionError as err:
-        raise ConversionError(f"{path}: {err}") from err
-    except Exception as err:  # the reader checks little, so a damaged file may raise anything
-        raise ConversionError(f"{path} is no GGUF file, or a damaged one: {type(err).__name__}: {err}") from err
     return WeightFile(str(path), entries)
 
 
@@ -83,7 +77,8 @@ def _entry(gguf: Any, reader: Any, tensor: Any, place: FileRange, quantised_as: 
     if quantised_as == "packed":
         if blocks is None:
             packed = ", ".join(name.upper() for name in GGUF_FORMATS)
-            raise ConversionError(f"tensor {tensor.name!r} is {kind}, which cannot stay packed; {packed} can")
+            what = f"{place.path}: tensor {tensor.name!r} is {kind}"
+            raise ConversionError(f"{what}, which cannot stay packed; {packed} can")
         return WeightEntry(DType.U8, blocks.shape, lambda: blocks, kind, blocks)
     dtype = DType.F32 if quantised_as == "f32" else DType.F16
     load = partial(_dequantised, gguf, tensor.name, tensor.tensor_type, shape, raw, dtype)
@@ -155,28 +150,23 @@ class _Walk:
 
     def _entry(self) -> None:
         key = self._text(_MAX_NAME_BYTES)
-        kind = self._number("<I")
-        if key != "general.alignment":
-            self._value(kind)
-        else:
+        kind, count = self._number("<I"), 1
+        if key == "general.alignment":
             if kind != 4:
                 raise ValueError("general.alignment is no 32-bit number")
             self._alignment = self._number("<I")
             if self._alignment not in (1 << bit for bit in range(3, 24)):
                 raise ValueError(f"general.alignment is {self._alignment}, no power of two from 8 to 8 MiB")
-
-    def _value(self, kind: int) -> None:
+            return
+        if kind == _ARRAY:
+            kind, count = self._number("<I"), self._number("<Q")
         if kind == _STRING:
-            self._text(len(self._data))
-        elif kind == _ARRAY:
-            element, count = self._number("<I"), self._number("<Q")
-            if element == _STRING:
-                for _ in range(self._count(count, 8)):
-                    self._text(len(self._data))
-            else:
-                self._take(count * self._scalar(element))
+            for _ in range(self._count(count, 8)):
+                self._text(len(self._data))
+        elif kind in _SCALAR_BYTES:
+            self._take(count * _SCALAR_BYTES[kind])
         else:
-            self._take(self._scalar(kind))
+            raise ValueError(f"an entry has type {kind}, which is not known or nested")
 
     def _tensor(self) -> tuple[str, int, int]:
         name = self._text(_MAX_NAME_BYTES)
@@ -191,11 +181,6 @@ class _Walk:
         if not dims or dims[0] % weights or not all(dims):
             raise ValueError(f"tensor {name!r} of shape {dims[::-1]} has rows that are no multiple of {weights}")
         return name, offset, math.prod(dims) // weights * nbytes
-
-    def _scalar(self, kind: int) -> int:
-        if kind not in _SCALAR_BYTES:
-            raise ValueError(f"an entry has type {kind}, which is not known or nested")
-        return _SCALAR_BYTES[kind]
 
     def _text(self, limit: int) -> str:
         length = self._number("<Q")

@@ -24,8 +24,6 @@ from rlx_ort.errors import ConversionError, GraphVerifyError
 from rlx_ort.ir.serde import load_json
 from rlx_ort.ir.tensor import read_tensors
 
-__all__ = ["Format", "format_of", "open_source", "read_weights"]
-
 
 class Format(enum.Enum):
     """A file format; the value is its name in messages."""
@@ -75,7 +73,7 @@ def open_source(path: str | os.PathLike[str], *, opset: int | None = None) -> Mo
     kind, detail = format_of(file)
     match kind:
         case Format.ONNX:
-            return open_onnx(file)
+            return _open_onnx(file)
         case Format.IR_JSON:
             try:
                 return bundle_from_graph(load_json(file), origin=str(file))
@@ -136,12 +134,8 @@ def _refusal(file: Path, kind: Format, detail: str, saved: str, advice: str) -> 
     return ConversionError(f"{file} is {what}; {advice}")
 
 
-def open_onnx(path: Path) -> ModelBundle:
-    """Return a model file as a bundle; its weights stay in the file, mapped, and are not read.
-
-    Raises:
-        ConversionError: the file cannot be read, is no ONNX model, is damaged, or names data outside its folder.
-    """
+def _open_onnx(path: Path) -> ModelBundle:
+    """Return a model file as a bundle; its weights stay in the file, mapped, and are not read."""
     model, files = read_mapped(path)
     try:
         check_model(model)
@@ -155,7 +149,7 @@ def open_onnx(path: Path) -> ModelBundle:
 
 
 def _initializers(path: Path) -> WeightFile:
-    bundle = open_onnx(path)
+    bundle = _open_onnx(path)
     inside = {
         tensor.name: tensor_data(tensor, ExternalFiles(None))
         for tensor in bundle.proto.graph.initializer

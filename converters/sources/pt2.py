@@ -24,8 +24,6 @@ from rlx_ort.converters.from_torch import export_program, quiet
 from rlx_ort.converters.onnx_ir_bridge import foreign_errors, optional_module
 from rlx_ort.errors import ConversionError
 
-__all__ = ["checked_config", "checked_program", "open_pt2"]
-
 _IN_MEMORY_BYTES = 256 << 20
 _MAX_TABLE_BYTES = 1 << 30
 _MAX_MEMBERS = 1 << 20
@@ -95,11 +93,7 @@ def open_pt2(path: Path, *, opset: int | None = None) -> ModelBundle:
 
 
 def _copy_checked(archive: zipfile.ZipFile, copy: IO[bytes], size: int) -> None:
-    """Copy the harmless members of an archive to another one.
-
-    Raises:
-        ConversionError: a member is missing or not harmless.
-    """
+    """Copy the harmless members of an archive to another one; raise where one is missing or not harmless."""
     members = dict(_members(archive, size))
     if "serialized_exported_program.json" in members or _PROGRAM not in members:
         raise ConversionError(
@@ -144,11 +138,7 @@ def _read(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Any:
 
 
 def checked_program(text: bytes) -> bytes:
-    """Return the JSON of a program without guards and without notes on where its nodes come from.
-
-    Raises:
-        ConversionError: something in it is not known to be harmless.
-    """
+    """Return the JSON of a program without guards and notes; raise unless all of it is known to be harmless."""
     document = _parsed(text, "the program")
     if not isinstance(document.get("graph_module"), dict):
         raise ConversionError("the program has no graph")
@@ -159,11 +149,7 @@ def checked_program(text: bytes) -> bytes:
 
 
 def checked_config(text: bytes, what: str) -> dict[str, Any]:
-    """Return the table of the weights or constants of a program: name -> where its bytes are, and of what kind.
-
-    Raises:
-        ConversionError: it is damaged, or one of them is a pickle.
-    """
+    """Return the table of the weights or constants of a program, by name; raise where one of them is a pickle."""
     config = _parsed(text, what).get("config")
     if not isinstance(config, dict) or not all(isinstance(entry, dict) for entry in config.values()):
         raise ConversionError(f"{what} are no table")
@@ -273,15 +259,11 @@ def _check_exponent(args: list[ast.expr]) -> None:
     raise ValueError(f"it has a power that is none of the constants up to {_MAX_EXPONENT}")
 
 
-def _check_name(text: Any) -> None:
-    """Accept plain names: PyTorch writes those of values into Python code that it executes."""
-    if isinstance(text, str) and text and not _NAME.fullmatch(text):
-        raise ConversionError(f"the program has a value named {text[:200]!r}, which is no plain name")
-
-
-def _check_names(texts: Any) -> None:
-    for text in texts if isinstance(texts, list) else ():
-        _check_name(text)
+def _check_name(names: Any) -> None:
+    """Accept a plain name, or a list of them: PyTorch writes those of values into Python code that it executes."""
+    for text in names if isinstance(names, list) else (names,):
+        if isinstance(text, str) and text and not _NAME.fullmatch(text):
+            raise ConversionError(f"the program has a value named {text[:200]!r}, which is no plain name")
 
 
 def _check_path(text: Any) -> None:
@@ -313,7 +295,7 @@ _CHECKS: dict[str, Callable[[Any], None]] = {
     "expr_str": _check_expression,
     "name": _check_name,
     "as_name": _check_name,
-    "forward_arg_names": _check_names,
+    "forward_arg_names": _check_name,
     "fqn": _check_path,
     "parameter_name": _check_path,
     "buffer_name": _check_path,

@@ -18,8 +18,6 @@ from rlx_ort.errors import ConversionError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.tensor import TensorData, read_tensors
 
-__all__ = ["GgufAs", "Rename", "Renames", "WeightEntry", "WeightFile", "load_renames", "read_sharded"]
-
 GgufAs: TypeAlias = Literal["f32", "f16", "packed"]
 """What quantised tensors of a GGUF file are read as: floats, or their blocks as bytes `(rows, row bytes)`."""
 _INDEX_LIMIT_BYTES = 256 << 20
@@ -27,11 +25,9 @@ _INDEX_LIMIT_BYTES = 256 << 20
 
 @dataclass(frozen=True, slots=True)
 class WeightEntry:
-    """A tensor of a file, without its data.
+    """A tensor of a file, without its data; dtype and shape are those that it is read as.
 
     Attributes:
-        dtype: the dtype it is read as.
-        shape: the shape it is read as.
         load: returns the data; mapped where the file has it in this form, else in memory.
         stored_as: the file's name of its type where that is more specific: `Q4_K`.
         blocks: the tensor packed, u8 `(..., row bytes)`, where the IR can compute with it so.
@@ -86,9 +82,7 @@ def read_sharded(path: Path) -> WeightFile:
         ConversionError: the index is damaged or names a file outside its folder, or a file lacks a tensor.
     """
     places = _weight_map(path)
-    shards: dict[str, dict[str, TensorData]] = {}
-    for name in sorted(set(places.values())):
-        shards[name] = read_tensors(_beside(path, name))[0]
+    shards = {name: read_tensors(_beside(path, name))[0] for name in sorted(set(places.values()))}
     lacking = [tensor for tensor, file in places.items() if tensor not in shards[file]]
     if lacking:
         shown = ", ".join(f"{tensor} in {places[tensor]}" for tensor in lacking[:8])
@@ -120,10 +114,8 @@ def _beside(index: Path, name: str) -> Path:
         path = (folder / name).resolve(strict=True)
     except (OSError, RuntimeError) as err:  # RuntimeError: a loop of symbolic links, before Python 3.13
         raise ConversionError(f"{index}: the index names the file {name!r}, which cannot be read: {err}") from err
-    if path.parent != folder and not path.is_relative_to(folder):
-        raise ConversionError(
-            f"{index}: the file {name!r} is a link that leaves {folder}; copy the files themselves there"
-        )
+    if not path.is_relative_to(folder):
+        raise ConversionError(f"{index}: the file {name!r} is a link that leaves {folder}; copy the file itself there")
     if not path.is_file():
         raise ConversionError(f"{index}: {name!r} is no regular file")
     return path

@@ -14,8 +14,6 @@ from rlx_ort.converters.protos import bodies_of, copied, graphs_below
 from rlx_ort.converters.transforms.scope import label_of, model_scope, near_names
 from rlx_ort.errors import ConversionError
 
-__all__ = ["CutReport", "cut"]
-
 
 @dataclass(frozen=True, slots=True)
 class CutReport:
@@ -73,8 +71,7 @@ def cut(bundle: ModelBundle, inputs: Sequence[str] = (), outputs: Sequence[str] 
     return bundle.with_proto(proto), report
 
 
-def _check_names(bundle: ModelBundle, what: str, names: Sequence[str], known: Iterable[str]) -> None:
-    known = set(known)
+def _check_names(bundle: ModelBundle, what: str, names: Sequence[str], known: set[str]) -> None:
     for name in names:
         if name in known:
             continue

@@ -14,19 +14,12 @@ from rlx_ort.converters.protos import copied, graphs_of, set_items, skeleton
 from rlx_ort.converters.transforms.scope import near_names, typed_model
 from rlx_ort.errors import ConversionError
 
-__all__ = ["DimsReport", "set_dims"]
-
 _PLACE = re.compile(r"(?P<input>.+)\[(?P<axis>\d+)\]")
 
 
 @dataclass(frozen=True, slots=True)
 class DimsReport:
-    """What `set_dims` did.
-
-    Attributes:
-        sizes: dim -> the size it has now, as the caller wrote it.
-        still_open: `input[axis]` or name of each dim of the inputs that has no size yet.
-    """
+    """The sizes that `set_dims` was given, and `input[axis]` or name of each dim of the inputs that has no size yet."""
 
     sizes: Mapping[str, int]
     still_open: tuple[str, ...]
@@ -66,7 +59,12 @@ def set_dims(bundle: ModelBundle, sizes: Mapping[str, int]) -> tuple[ModelBundle
             raise ConversionError(f"{bundle.origin} does not take {given}: {reason}") from err
         typed = typed_model(made)
     for graph, twin in zip(graphs_of(proto, functions=False), graphs_of(typed, functions=False), strict=True):
-        _take_shapes(graph, twin)
+        set_items(graph.value_info, twin.value_info)
+        inferred = {value.name: value.type for value in twin.output}
+        for value in graph.output:
+            for dim, sharper in zip(_dims(value.type), _dims(inferred[value.name]), strict=False):
+                if sharper.HasField("dim_value") and not dim.HasField("dim_value"):
+                    dim.dim_value = sharper.dim_value
     return made, DimsReport(dict(sizes), tuple(_open(proto)))
 
 
@@ -121,13 +119,3 @@ def _open(proto: onnx.ModelProto) -> list[str]:
         if not (dim.HasField("dim_value") and dim.dim_value >= 0)
     ]
     return list(dict.fromkeys(found))
-
-
-def _take_shapes(graph: onnx.GraphProto, twin: onnx.GraphProto) -> None:
-    """Copy the inferred types of intermediate values, and set inferred dims of outputs."""
-    set_items(graph.value_info, twin.value_info)
-    inferred = {value.name: value.type for value in twin.output}
-    for value in graph.output:
-        for dim, sharper in zip(_dims(value.type), _dims(inferred[value.name]), strict=False):
-            if sharper.HasField("dim_value") and not dim.HasField("dim_value"):
-                dim.dim_value = sharper.dim_value

@@ -7,7 +7,7 @@ name the node that fails.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,8 +23,6 @@ from rlx_ort.converters.to_onnx.opset import ir_version as lowest_ir_version
 from rlx_ort.converters.transforms.scope import Scope, all_value_names, label_of, read_names, typed_model
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.types import UnknownType
-
-__all__ = ["OpsetReport", "to_opset"]
 
 _LISTED = 10  # nodes named in one message
 _FUNCTIONS_SINCE = 8  # IR version: https://github.com/onnx/onnx/blob/main/onnx/onnx.proto
@@ -130,13 +128,11 @@ def _move(bundle: ModelBundle, proto: onnx.ModelProto, source: int, target: int)
 def _drop_orphans(graph: onnx.GraphProto, names: set[str]) -> None:
     """Remove initializers and Constant nodes that only rewritten nodes used to read."""
     names -= {value.name for value in graph.input}
-    kept = [tensor for tensor in graph.initializer if tensor.name not in names]
-    if len(kept) != len(graph.initializer):
-        set_items(graph.initializer, kept)
-    for index in reversed(range(len(graph.node))):
-        node = graph.node[index]
-        if node.op_type == "Constant" and not node.domain and names.issuperset(node.output):
-            del graph.node[index]
+    orphans = [n for n in graph.node if n.op_type == "Constant" and not n.domain and names.issuperset(n.output)]
+    for node in orphans:
+        graph.node.remove(node)
+    if any(tensor.name in names for tensor in graph.initializer):
+        set_items(graph.initializer, [tensor for tensor in graph.initializer if tensor.name not in names])
 
 
 def _functions_must_change(bundle: ModelBundle, source: int, target: int) -> bool:
@@ -202,11 +198,7 @@ class _Adapter:
         self._done: dict[bytes, onnx.GraphProto | str] = {}
 
     def adapt(self, node: onnx.NodeProto, scope: Scope) -> _Adapted:
-        """Return the replacement of a node: itself where its meaning is the same in both opsets.
-
-        Raises:
-            ConversionError: the target opset cannot express it, or no conversion is known; the message names why.
-        """
+        """Return the replacement of a node, itself where its meaning is the same in both opsets."""
         form = _form(node, scope)
         reason = obstacle(form, self._source, self._target)
         if not reason:
@@ -237,8 +229,11 @@ class _Adapter:
 
     def _converted(self, node: onnx.NodeProto, form: NodeForm, scope: Scope, reason: str) -> _Adapted:
         """Let ONNX's version converter rewrite the node; it is asked once for nodes that differ in names only."""
-        lone, plain_scope, real = _with_plain_names(node, scope)
-        model = _single_node_model(lone, plain_scope, self._source)
+        plain: dict[str, str] = {}
+        for letter, names in (("i", node.input), ("o", node.output)):
+            for index, name in enumerate(names):
+                plain.setdefault(name, f"{letter}{index}" if name else "")
+        model = _single_node_model(node, scope, self._source, plain)
         key = model.SerializeToString(deterministic=True)
         if key not in self._done:
             self._done[key] = _convert_version(model, self._target)
@@ -247,11 +242,16 @@ class _Adapter:
             raise ConversionError(reason + done)
         made = copied(done)
         changed = meaning_change(form, self._source, self._target)
-        if changed and node.op_type not in _DECIDED_BY_RANK and len(made.node) == 1 and _same(made.node[0], lone):
+        if (
+            changed
+            and node.op_type not in _DECIDED_BY_RANK
+            and len(made.node) == 1
+            and _same(made.node[0], model.graph.node[0])
+        ):
             raise ConversionError(changed)  # the converter has no rule for it, and does not say so
         given = {tensor.name for tensor in model.graph.initializer}
         first = next(filter(None, node.output))
-        fresh = {"": "", **real}
+        fresh = {"": "", **{short: name for name, short in plain.items()}}
         initializers = []
         for tensor in made.initializer:
             if tensor.name not in given:
@@ -272,10 +272,8 @@ class _Adapter:
                 if name not in fresh:
                     fresh[name] = self._values.unique(f"{first}/{name}")
         for node in graph.node:
-            inputs, outputs = [fresh.get(name, name) for name in node.input], [fresh[name] for name in node.output]
-            del node.input[:], node.output[:]
-            node.input.extend(_trimmed(inputs))
-            node.output.extend(_trimmed(outputs))
+            node.input[:] = _trimmed([fresh.get(name, name) for name in node.input])
+            node.output[:] = _trimmed([fresh[name] for name in node.output])
             if node.op_type == origin.op_type:
                 node.name = origin.name
             elif origin.name:
@@ -287,8 +285,8 @@ class _Adapter:
         # The stubs of onnx do not list these two.
         if schema is None or not any(getattr(schema, f"has_{kind}function") for kind in ("", "context_dependent_")):
             return None
-        _check_known(node, scope)
-        model = _single_node_model(_with_defaults(node, schema), scope, self._source)
+        names = {name: name for name in ("", *node.input, *node.output)}
+        model = _single_node_model(_with_defaults(node, schema), scope, self._source, names)
         try:
             done = onnx.inliner.inline_selected_functions(
                 model, [("", node.op_type)], exclude=False, inline_schema_functions=True
@@ -297,7 +295,7 @@ class _Adapter:
             return None
         if any(inner.op_type == node.op_type or _invalid(inner, self._source) for inner in done.graph.node):
             return None
-        self._rename(done.graph, node, {name: name for name in ("", *node.input, *node.output)})
+        self._rename(done.graph, node, names)
         bundle = bundle_of(done, origin=label_of(node))
         inner_scope = scope.inner(bundle, typed_model(bundle).graph, bundle.proto.graph)
         return [(copied(inner), inner_scope) for inner in done.graph.node]
@@ -330,28 +328,6 @@ def _same(made: onnx.NodeProto, node: onnx.NodeProto) -> bool:
     return bool(key(made) == key(node))
 
 
-def _check_known(node: onnx.NodeProto, scope: Scope) -> None:
-    unknown = [name for name in node.input if name and name not in scope.types and name not in scope.constants]
-    if unknown:
-        raise ConversionError(f"the type of its input {unknown[0]!r} cannot be inferred")
-
-
-def _with_plain_names(node: onnx.NodeProto, scope: Scope) -> tuple[onnx.NodeProto, Scope, dict[str, str]]:
-    """Return the node with numbered names, what the scope knows of them, and plain name -> real name."""
-    plain: dict[str, str] = {}
-    for letter, names in (("i", node.input), ("o", node.output)):
-        for index, name in enumerate(names):
-            if name:
-                plain.setdefault(name, f"{letter}{index}")
-    _check_known(node, scope)
-    lone = type(node)(op_type=node.op_type, attribute=node.attribute)
-    lone.input.extend(plain.get(name, "") for name in node.input)
-    lone.output.extend(plain.get(name, "") for name in node.output)
-    types = {short: scope.types[name] for name, short in plain.items() if name in scope.types}
-    constants = {short: scope.constants[name] for name, short in plain.items() if name in scope.constants}
-    return lone, Scope(types, constants), {short: name for name, short in plain.items()}
-
-
 def _convert_version(model: onnx.ModelProto, target: int) -> onnx.GraphProto | str:
     """Return the graph that ONNX's version converter makes of a model of one node, or why it cannot be used."""
     try:
@@ -367,21 +343,25 @@ def _convert_version(model: onnx.ModelProto, target: int) -> onnx.GraphProto | s
     return f" (ONNX's converter leaves {wrong})" if wrong else made
 
 
-def _single_node_model(node: onnx.NodeProto, scope: Scope, opset: int) -> onnx.ModelProto:
-    """Return a model of one node: small constants are initializers, everything else is an input of its type."""
+def _single_node_model(node: onnx.NodeProto, scope: Scope, opset: int, names: Mapping[str, str]) -> onnx.ModelProto:
+    """Return a model of one node, its values named by `names`: small constants are initializers, the others inputs."""
+    reads = list(dict.fromkeys(filter(None, node.input)))
+    unknown = [name for name in reads if name not in scope.types and name not in scope.constants]
+    if unknown:
+        raise ConversionError(f"the type of its input {unknown[0]!r} cannot be inferred")
 
-    def declared(names: Iterable[str]) -> list[onnx.ValueInfoProto]:
-        kinds = {name: type_proto(scope.types[name]) if name in scope.types else None for name in names}
-        return [onnx.ValueInfoProto(name=name, type=kind) for name, kind in kinds.items()]
+    def declared(values: Iterable[str]) -> list[onnx.ValueInfoProto]:
+        kinds = {name: type_proto(scope.types[name]) if name in scope.types else None for name in values}
+        return [onnx.ValueInfoProto(name=names[name], type=kind) for name, kind in kinds.items()]
 
-    names = list(dict.fromkeys(name for name in node.input if name))
     constants = []
-    for name in (name for name in names if name in scope.constants):
+    for name in (name for name in reads if name in scope.constants):
         constants.append(copied(scope.constants[name]))
-        constants[-1].name = name
-    lone = copied(node)
-    lone.ClearField("metadata_props")
-    inputs = declared(name for name in names if name not in scope.constants)
+        constants[-1].name = names[name]
+    plain = [[names.get(name, "") for name in values] for values in (node.input, node.output)]
+    lone = onnx.helper.make_node(node.op_type, plain[0], plain[1])
+    lone.attribute.extend(node.attribute)
+    inputs = declared(name for name in reads if name not in scope.constants)
     graph = onnx.helper.make_graph([lone], "node", inputs, declared(filter(None, node.output)), initializer=constants)
     return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", opset)], ir_version=_IR_VERSION)
 

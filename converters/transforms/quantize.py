@@ -13,7 +13,7 @@ import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -42,11 +42,8 @@ from rlx_ort.converters.transforms.scope import (
     typed_model,
 )
 from rlx_ort.errors import ConversionError
-from rlx_ort.ir.shape import Shape, fits
 from rlx_ort.ir.tensor import TensorData
-from rlx_ort.ir.types import TensorType
-
-__all__ = ["QuantizeKind", "QuantizeOptions", "QuantizeReport", "Samples", "quantize"]
+from rlx_ort.ir.types import Shape, TensorType, fits
 
 QuantizeKind: TypeAlias = Literal["int8-dynamic", "int8-static", "int4-weights"]
 """The ways to quantise."""
@@ -131,21 +128,22 @@ def quantize(
     if bundle.opset < _LOWEST_OPSET:
         bundle, _ = to_opset(bundle, _NORMAL_OPSET)
     nodes = {node.name: node.op_type for node in nodes_of(bundle.proto) if node.name}
-    exclude = frozenset(selected(options.exclude, nodes, "the nodes to leave out"))
+    options = replace(options, exclude=tuple(sorted(selected(options.exclude, nodes, "the nodes to leave out"))))
     samples: list[dict[str, Any]] = []
     if kind == "int4-weights":
         with _quiet():
-            made = _to_int4(bundle, tools, options, exclude)
+            made = _to_int4(bundle, tools, options)
     else:
         if calibration:
             samples = _calibration_samples(bundle, calibration)
-        made = _in_files(bundle, kind, tools, options, sorted(exclude), samples)
-    new_ops = _quantized_ops(made) - _quantized_ops(source)
+        made = _in_files(bundle, kind, tools, options, samples)
+    new, old = (Counter(node.op_type for node in nodes_of(model.proto)) for model in (made, source))
+    new_ops = {op_type: count for op_type, count in (new - old).items() if op_type in _QUANTIZED_OPS}
     if not new_ops:
         raise ConversionError(
             f"{kind} finds nothing to quantise in {bundle.origin}: no operator with a constant weight that it can take"
         )
-    return made, QuantizeReport(kind, source.nbytes, made.nbytes, dict(new_ops), len(samples))
+    return made, QuantizeReport(kind, source.nbytes, made.nbytes, new_ops, len(samples))
 
 
 def _check(kind: str, options: QuantizeOptions, calibration: object) -> None:
@@ -160,7 +158,7 @@ def _check(kind: str, options: QuantizeOptions, calibration: object) -> None:
         raise ConversionError(f"block size {options.block_size} was asked for; it is a power of two, 16 at least")
 
 
-def _to_int4(bundle: ModelBundle, tools: Any, options: QuantizeOptions, exclude: frozenset[str]) -> ModelBundle:
+def _to_int4(bundle: ModelBundle, tools: Any, options: QuantizeOptions) -> ModelBundle:
     """Return the model with MatMulNBits of 4 bits in place of products, those in bodies included.
 
     A product is taken when its second input is an f32, f16 or bf16 initializer of two dims that has at least one whole
@@ -168,7 +166,7 @@ def _to_int4(bundle: ModelBundle, tools: Any, options: QuantizeOptions, exclude:
     memory, so it gets one product at a time: at most one matrix is in memory in full precision.
     """
     proto = copied(bundle.proto)
-    maker = _Int4Maker(bundle, tools, options, exclude, UniqueNames(all_value_names(proto)))
+    maker = _Int4Maker(bundle, tools, options, UniqueNames(all_value_names(proto)))
     maker.graph(proto.graph, {})
     if not maker.weights:
         return bundle
@@ -182,7 +180,6 @@ class _Int4Maker:
     bundle: ModelBundle
     tools: Any
     options: QuantizeOptions
-    exclude: frozenset[str]
     names: UniqueNames
     weights: dict[str, TensorData] = field(default_factory=dict)
     made: dict[str, tuple[onnx.NodeProto, list[onnx.TensorProto]]] = field(default_factory=dict)
@@ -199,7 +196,7 @@ class _Int4Maker:
             for body in bodies_of(node):
                 self.graph(body, seen)
             matrix = seen.get(node.input[1]) if node.op_type == "MatMul" and len(node.input) == 2 else None
-            if matrix is None or node.domain or node.name in self.exclude:
+            if matrix is None or node.domain or node.name in self.options.exclude:
                 continue
             fits = len(matrix.dims) == 2 and matrix.dims[0] >= self.options.block_size
             if fits and matrix.data_type in _FLOATS:
@@ -252,12 +249,7 @@ class _Int4Maker:
 
 
 def _in_files(
-    bundle: ModelBundle,
-    kind: str,
-    tools: Any,
-    options: QuantizeOptions,
-    exclude: list[str],
-    samples: Sequence[Mapping[str, Any]],
+    bundle: ModelBundle, kind: str, tools: Any, options: QuantizeOptions, samples: Sequence[Mapping[str, Any]]
 ) -> ModelBundle:
     """Quantise through temporary files, which the tools read and write."""
     with tempfile.TemporaryDirectory(prefix="rlx_ort-", ignore_cleanup_errors=True) as name:
@@ -268,7 +260,7 @@ def _in_files(
             "per_channel": options.per_channel,
             "reduce_range": options.reduce_range,
             "weight_type": tools.QuantType.QInt8,
-            "nodes_to_exclude": exclude,
+            "nodes_to_exclude": list(options.exclude),
             "use_external_data_format": large,
         }
         with foreign_errors(f"{bundle.origin} cannot be quantised to {kind}"), _quiet():
@@ -303,10 +295,6 @@ def _typed(bundle: ModelBundle) -> ModelBundle:
         if not node.name:
             node.name = names.unique(f"{node.op_type}_{index}")
     return bundle.with_proto(proto)
-
-
-def _quantized_ops(bundle: ModelBundle) -> Counter[str]:
-    return Counter(node.op_type for node in nodes_of(bundle.proto) if node.op_type in _QUANTIZED_OPS)
 
 
 @contextlib.contextmanager

@@ -17,13 +17,7 @@ from rlx_ort.converters.from_onnx.tensors import constant_data
 from rlx_ort.converters.onnx_types import known_type_of, tensor_proto, tensor_type
 from rlx_ort.converters.protos import graphs_of, skeleton, with_types
 from rlx_ort.errors import ConversionError
-from rlx_ort.ir.shape import Dim
-from rlx_ort.ir.types import UnknownType, ValueType
-
-__all__ = [
-    "Scope", "all_value_names", "dims_text", "label_of", "model_scope", "near_names", "read_names", "selected",
-    "typed_model",
-]  # fmt: skip
+from rlx_ort.ir.types import Dim, UnknownType, ValueType
 
 _SMALL_BYTES = 4096  # what an adapter or a fold may need the values of: axes, pads, scales
 
@@ -124,13 +118,7 @@ def near_names(name: str, known: Iterable[str]) -> str:
 def selected(wanted: Iterable[str], nodes: Mapping[str, str], what: str) -> set[str]:
     """Return the names of the nodes that entries of a list mean: a name, an operator, or a pattern of names as `conv*`.
 
-    Args:
-        wanted: the entries.
-        nodes: name -> operator.
-        what: what the list is called in messages.
-
-    Raises:
-        ConversionError: an entry means no node.
+    `nodes` has the operators by name; `what` is the list in the message where an entry means no node.
     """
     found: set[str] = set()
     for entry in wanted:

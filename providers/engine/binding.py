@@ -16,19 +16,6 @@ import numpy.typing as npt
 from rlx_ort.errors import EngineError
 from rlx_ort.providers.base import EngineSession
 
-__all__ = [
-    "Arrays",
-    "Binder",
-    "DeviceTensor",
-    "HostBinder",
-    "HostTensor",
-    "Loop",
-    "RunSlots",
-    "Slots",
-    "StoppableRun",
-    "binder_of",
-]
-
 Arrays: TypeAlias = Mapping[str, npt.NDArray[Any]]
 Loop: TypeAlias = Callable[[Sequence[Any]], list[Any]]
 
@@ -211,9 +198,9 @@ class _Stoppable(StoppableRun):
 
 
 class DeviceTensor(abc.ABC):
-    """A tensor in the memory of a device, made by an upload or by a run; its elements never change.
+    """A tensor in the memory of a device; its elements never change, and every session on the device takes it.
 
-    It keeps the session that made it alive, and is taken by every session on the same device.
+    It is made by an upload or by a run, and keeps the session that made it alive.
     """
 
     __slots__ = ()

@@ -24,9 +24,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rlx_ort.providers.engine.recorded import Copy, NotRecordedError, Recorder
-
-__all__ = ["CudaGpu", "cuda_gpus", "free_bytes", "open_recorder", "pinned_like", "process_bytes", "same_bus"]
+from rlx_ort.providers.engine.recordings import Copy, NotRecordedError, Recorder
 
 _LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
 _BUS_ID_BYTES = 32
@@ -138,11 +136,7 @@ def _call(name: str, *arguments: Any) -> None:
 
 
 def free_bytes(index: int) -> int:
-    """Return the free memory of a GPU in bytes.
-
-    Raises:
-        NotRecordedError: the driver does not answer.
-    """
+    """Return the free memory of a GPU in bytes, or raise `NotRecordedError`."""
     free, total = _N(), _N()
     _call("cuCtxSetCurrent", _context(index))
     _call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
@@ -191,11 +185,7 @@ _used_before: dict[int, int] = {}
 
 
 def pinned_like(index: int, like: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return an array like another one in pinned host memory, which is freed with its last view.
-
-    Raises:
-        NotRecordedError: the driver cannot be used, or has no memory left to pin.
-    """
+    """Return an array like another one in pinned host memory, which is freed with its last view."""
     return _pinned(_context(index), like)
 
 
@@ -209,11 +199,7 @@ def _pinned(context: int, like: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def open_recorder(index: int, obstacle: str = "") -> Recorder:
-    """Return a recorder on a GPU; `obstacle` is why the caller's options or ONNX Runtime's build forbid one.
-
-    Raises:
-        NotRecordedError: there is an obstacle, or the driver cannot be used.
-    """
+    """Return a recorder on a GPU; `obstacle` is why the caller's options or ONNX Runtime's build forbid one."""
     if obstacle:
         raise NotRecordedError(obstacle)
     return _CudaRecorder(index)

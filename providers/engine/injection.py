@@ -1,8 +1,7 @@
 """How weights reach a session without being copied.
 
-Weights that are mapped from a file, as those of an imported model, stay references to that file: ONNX Runtime maps it
-tensor by tensor and unmaps what its kernels repack, so the peak is one copy and not two. All others are passed in
-memory.
+Weights that are mapped from a file stay references to that file: ONNX Runtime maps it tensor by tensor and unmaps what
+its kernels repack, so the peak is one copy and not two. All others are passed in memory.
 
 ONNX Runtime 1.31 and newer borrow the buffers (`session.use_external_initializer_file_buffers_directly`). Older ones
 silently ignore this key and copy, so they get a file in the compile cache that they map themselves. Neither keeps a
@@ -30,8 +29,6 @@ from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.tensor import FileRange, TensorData
 from rlx_ort.storage import cache_folder, replacing
 
-__all__ = ["BORROWING_VERSION", "external_tensors", "prepare_weights", "write_weights_file"]
-
 _log = logging.getLogger("rlx_ort.weights")
 
 BORROWING_VERSION = (1, 31)
@@ -54,10 +51,9 @@ def prepare_weights(
     *,
     repacked: bool = True,
 ) -> tuple[bytes, list[npt.NDArray[Any]]]:
-    """Make session options read a model's weights in place.
+    """Make session options read weights in place; return the model to load and the buffers that the session needs.
 
-    With `repacked`, kernels may keep copies of their own; without, all sessions share the mapping of the store. Returns
-    the model to load and the buffers that must outlive the session.
+    With `repacked`, kernels may keep copies of their own; without, all sessions share the mapping of the store.
 
     Raises:
         ParamError: a parameter has no data, data of another type, or a buffer that is not one run of bytes.

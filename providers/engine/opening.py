@@ -21,20 +21,11 @@ from rlx_ort.providers.engine.compiled.models import open_cached, use_for
 from rlx_ort.providers.engine.injection import prepare_weights
 from rlx_ort.providers.engine.process import budget, refuse_at_the_end
 from rlx_ort.providers.engine.recipe import SessionRecipe, check_config, check_provider_options
-from rlx_ort.providers.engine.recorded import NotRecordedError, Recorder, unrecordable
+from rlx_ort.providers.engine.recordings import NotRecordedError, Recorder, unrecordable
 from rlx_ort.providers.engine.runtime import PLUGIN_VERSION, opening_error
 from rlx_ort.providers.engine.session import OrtEngineSession
 from rlx_ort.providers.hardware import release_free_heap
 
-__all__ = ["SPAWN_REMEDY", "forbid_in_forks", "open_session"]
-
-_LEVELS = {
-    OptimizationLevel.OFF: "ORT_DISABLE_ALL",
-    OptimizationLevel.BASIC: "ORT_ENABLE_BASIC",
-    OptimizationLevel.EXTENDED: "ORT_ENABLE_EXTENDED",
-    OptimizationLevel.LAYOUT: "ORT_ENABLE_LAYOUT",
-    OptimizationLevel.ALL: "ORT_ENABLE_ALL",
-}
 SPAWN_REMEDY = "start workers with multiprocessing.get_context('spawn')"
 """What to do instead of forking a process that has used a device: driver state does not survive a fork."""
 
@@ -157,8 +148,9 @@ def _create(engine: Any, recipe: SessionRecipe, request: SessionRequest, model: 
 
 def _session_options(engine: Any, recipe: SessionRecipe, options: CompileOptions) -> Any:
     made = engine.SessionOptions()
-    levels = engine.GraphOptimizationLevel
-    made.graph_optimization_level = getattr(levels, _LEVELS[options.optimization], levels.ORT_ENABLE_ALL)
+    levels, level = engine.GraphOptimizationLevel, options.optimization
+    name = "ORT_DISABLE_ALL" if level is OptimizationLevel.OFF else f"ORT_ENABLE_{level.name}"
+    made.graph_optimization_level = getattr(levels, name, levels.ORT_ENABLE_ALL)
     made.execution_mode = engine.ExecutionMode.ORT_SEQUENTIAL
     made.intra_op_num_threads = 1  # the budget decides when the session is opened
     made.enable_mem_pattern = recipe.mem_pattern
@@ -168,7 +160,7 @@ def _session_options(engine: Any, recipe: SessionRecipe, options: CompileOptions
     if options.profile_prefix is not None:
         made.enable_profiling = True
         made.profile_file_prefix = options.profile_prefix
-    entries = {"session.record_ep_graph_assignment_info": "1", **recipe.config}
+    entries = {}
     if options.spinning is not None:
         entries["session.intra_op.allow_spinning"] = str(int(options.spinning))
     if options.low_memory:

@@ -22,7 +22,7 @@ from rlx_ort.ir.types import TensorType, ValueType
 from rlx_ort.providers.engine.binding import Arrays, Binder, DeviceTensor, Loop, RunSlots, Slots, StoppableRun
 from rlx_ort.providers.engine.process import watch
 from rlx_ort.providers.engine.recipe import HOST_MEMORY, nothing_to_hold
-from rlx_ort.providers.engine.recorded import NotRecordedError
+from rlx_ort.providers.engine.recordings import NotRecordedError
 from rlx_ort.providers.engine.runtime import running_error
 from rlx_ort.providers.engine.values import (
     DLPACK_DEVICE,
@@ -35,8 +35,6 @@ from rlx_ort.providers.engine.values import (
 
 if TYPE_CHECKING:
     from rlx_ort.providers.engine.session import OrtEngineSession, SessionCore
-
-__all__ = ["GraphRuns", "OrtBinder"]
 
 _COPY_AT_MOST_BYTES = 64 * 1024  # binding another buffer costs as much as copying about this many
 _MOST_PINNED_BYTES = 256 << 20  # of one set of slots; pinned memory is taken from all processes
@@ -379,10 +377,7 @@ class _LoopSlots(Slots):
 
 
 class _HostSlots(Slots):
-    """Slots in host memory: buffers are read and written in place.
-
-    Inputs that the provider copies when they are bound are bound again in each run.
-    """
+    """Slots in host memory, read and written in place; inputs that the provider copies are bound in each run."""
 
     def __init__(
         self,
@@ -407,34 +402,27 @@ class _HostSlots(Slots):
             buffer = np.empty_like(like, order="C")
             self._bind(self._io.bind_ortvalue_input, name, buffer)
             self._copied.append((index, buffer))
-        self._outputs: list[npt.NDArray[Any] | None] = []
-        for name, like in outputs.items():
-            if name in self._varying:
-                self._io.bind_output(name, "cpu", 0)
-                self._outputs.append(None)
-            else:
-                place = np.array(like, order="C")
-                self._bind(self._io.bind_ortvalue_output, name, place)
-                self._outputs.append(place)
+        self._places = {name: np.array(like, order="C") for name, like in outputs.items() if name in fixed}
+        for name, place in self._places.items():
+            self._bind(self._io.bind_ortvalue_output, name, place)
+        self._results = list(self._places.values())
         self._names = list(outputs)
-        self._buffers = [buffer for _, buffer in self._copied]
         self._simple = not self._bound and not self._varying
         self._call, self._binding = _binding_call(self._core.session, self._io)
         self._options = self._core.options
-        self._copy = _copier(self._buffers)
+        self._copy = _copier([buffer for _, buffer in self._copied])
         self._errors = session.errors
 
     @property
     def bound(self) -> Arrays:
-        places = zip(self._names, self._outputs, strict=True)
-        return {name: buffer for name, buffer in places if buffer is not None}
+        return self._places
 
     def run(self, arrays: Sequence[npt.NDArray[Any]]) -> Sequence[npt.NDArray[Any]]:
         try:
             if self._simple:
                 self._copy(arrays)
                 self._call(self._binding, self._options)
-                return self._outputs  # type: ignore[return-value]  # a simple binding has a buffer for each output
+                return self._results
             return self._run_all(arrays)
         except self._errors as err:
             raise running_error(err, self._session.device) from err
@@ -450,11 +438,10 @@ class _HostSlots(Slots):
             self._io.bind_output(name, "cpu", 0)
         self._call(self._binding, self._options)
         if not self._varying:
-            return [buffer for buffer in self._outputs if buffer is not None]
+            return self._results
         values = dict(zip(self._names, self._io.get_outputs(), strict=True))
         return [
-            from_ort_value(values[name], name) if buffer is None else buffer
-            for name, buffer in zip(self._names, self._outputs, strict=True)
+            self._places[name] if name in self._places else from_ort_value(values[name], name) for name in self._names
         ]
 
     def _bind(self, bind: Any, name: str, buffer: npt.NDArray[Any]) -> None:
@@ -536,7 +523,7 @@ class _PinnedOutputs:
 _owners = itertools.count(1)
 
 
-def _copier(buffers: Sequence[npt.NDArray[Any]]) -> Callable[[Sequence[npt.NDArray[Any]]], None]:
+def _copier(buffers: Sequence[npt.NDArray[Any]]) -> Callable[[Sequence[npt.NDArray[Any]]], object]:
     """Return a function that copies arrays into buffers; without a loop, which costs as much again, for one and two."""
     if len(buffers) == 1:
         (only,) = buffers
@@ -545,17 +532,14 @@ def _copier(buffers: Sequence[npt.NDArray[Any]]) -> Callable[[Sequence[npt.NDArr
             only[...] = arrays[0]
 
         return copy_one
-    if len(buffers) == 2:
-        first, second = buffers
-
-        def copy_two(arrays: Sequence[npt.NDArray[Any]]) -> None:
-            first[...], second[...] = arrays
-
-        return copy_two
+    puts = [buffer.__setitem__ for buffer in buffers]
+    if len(puts) == 2:
+        first, second = puts
+        return lambda arrays: (first(..., arrays[0]), second(..., arrays[1]))
 
     def copy_all(arrays: Sequence[npt.NDArray[Any]]) -> None:
-        for buffer, array in zip(buffers, arrays, strict=True):
-            buffer[...] = array
+        for put, array in zip(puts, arrays, strict=True):
+            put(..., array)
 
     return copy_all
 

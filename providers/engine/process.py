@@ -1,12 +1,14 @@
 """What all sessions of a process share: a budget of worker threads, and a clean end of the process.
 
 A session on the CPU takes the rest of the budget when it is opened: the first gets all cores; if none are left, it runs
-on its callers' threads, which is logged. Sessions of one model, as when a parameter changes, count once. Sessions on
+on its callers' threads, which is logged. Sessions of one model, as when a parameter changes, count once, and those on
 other devices take no workers. A number that the caller asks for is granted beside the budget.
 
-With `RLX_SHARED_POOL=1` all sessions share one pool of ONNX Runtime. That is better for several models on many cores,
-but ONNX Runtime then refuses sessions with their own pools, including those of other libraries, so it is not the
-default.
+`RLX_SHARED_POOL=1` gives all sessions one pool, which is better for several models on many cores. ONNX Runtime then
+refuses sessions with their own pools, including those of other libraries.
+
+A forked child must not destroy what its parent opened: threads and drivers do not cross a fork, so destroying a session
+with workers, or one on WebGPU, never ends there. The child keeps every object of this folder until it is gone itself.
 
 ONNX Runtime aborts the process when the interpreter exits while a thread is inside a run. So at exit every open session
 is stopped, new runs and sessions are refused, and the interpreter waits for the threads that are still inside.
@@ -15,6 +17,9 @@ is stopped, new runs and sessions are refused, and the interpreter waits for the
 from __future__ import annotations
 
 import atexit
+import ctypes
+import gc
+import os
 import sys
 import threading
 import time
@@ -33,9 +38,6 @@ if TYPE_CHECKING:
 
     from rlx_ort.options.compile_options import CompileOptions
 
-__all__ = ["ThreadBudget", "budget", "ending", "refuse_at_the_end", "watch"]
-
-
 _LONGEST_WAIT_S = 30.0
 _STEP_S = 0.002
 _OWN_FOLDER = str(Path(__file__).parent)
@@ -52,9 +54,8 @@ class _Grant:
 class ThreadBudget:
     """Hands worker threads out to sessions.
 
-    Args:
-        total: the threads that the sessions together may run, the caller's own included; None takes `RLX_WORKERS`,
-            else the process's share of the cores.
+    The sessions together run `total` threads, their callers' included: by default `RLX_WORKERS`, else the process's
+    share of the cores.
     """
 
     def __init__(self, total: int | None = None) -> None:
@@ -139,6 +140,28 @@ def _log() -> logging.Logger:
     return logging.getLogger("rlx_ort.threads")
 
 
+_OWN_MODULES = __name__.rpartition(".")[0] + "."
+_opened = False
+
+
+def _keep_all() -> None:
+    """Keep every object of this folder alive to the end of the process, sessions and device memory among them."""
+    if not _opened:
+        return
+    frozen = gc.get_freeze_count()
+    if frozen:
+        gc.unfreeze()  # a server that freezes its objects before it forks; frozen ones are not listed
+    for item in gc.get_objects():
+        if type(item).__module__.startswith(_OWN_MODULES):
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(item))
+    if frozen:
+        gc.freeze()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_keep_all)
+
+
 class _Stoppable(Protocol):
     def stop_runs(self) -> None:
         """End the runs in flight and let no other begin."""
@@ -150,7 +173,9 @@ _live_lock = threading.RLock()  # reentrant: the callback of a weak reference ma
 
 
 def watch(session: _Stoppable) -> None:
-    """Stop a session's runs when the process ends, or now if it already does."""
+    """Stop a session's runs when the process ends, or now if it already does; keep it in forked children."""
+    global _opened
+    _opened = True
     key = id(session)
 
     def forget(_: object) -> None:

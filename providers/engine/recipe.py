@@ -14,22 +14,7 @@ from rlx_ort.errors import EngineError
 
 if TYPE_CHECKING:
     from rlx_ort.options.compile_options import CompileOptions
-    from rlx_ort.providers.engine.recorded import Recorder
-
-__all__ = [
-    "CPU_EP",
-    "HOST_MEMORY",
-    "KNOWN_CONFIG_KEYS",
-    "Keeps",
-    "Recording",
-    "SessionRecipe",
-    "check_config",
-    "check_provider_options",
-    "names",
-    "nothing_to_hold",
-]
-
-CPU_EP = "CPUExecutionProvider"
+    from rlx_ort.providers.engine.recordings import Recorder
 
 HOST_MEMORY = ("cpu", 0)
 """ONNX Runtime's name and index of ordinary host memory."""
@@ -38,14 +23,10 @@ HOST_MEMORY = ("cpu", 0)
 class Keeps(enum.Enum):
     """What ONNX Runtime can write to the compile cache and open again."""
 
-    NOTHING = "nothing"
-    """Nothing; the provider may have a cache folder of its own."""
-    OPTIMIZED = "optimized"
-    """The optimised model and its weights."""
-    PACKED = "packed"
-    """The optimised model, and its weights in the layout of the kernels too."""
-    CONTEXT = "context"
-    """The provider's compiled code, in the nodes of an EPContext model."""
+    NOTHING = "nothing"  # the provider may have a cache folder of its own
+    OPTIMIZED = "optimized"  # the optimised model and its weights
+    PACKED = "packed"  # its weights in the layout of the kernels too
+    CONTEXT = "context"  # the provider's compiled code, in the nodes of an EPContext model
 
 
 def names(text: str) -> frozenset[str]:
@@ -77,7 +58,6 @@ class SessionRecipe:
     Attributes:
         option_keys: the provider options that exist, None if they are not listed here; others are refused, since most
             providers silently ignore an unknown key.
-        config: session config entries the provider needs.
         ep_devices: ONNX Runtime's device objects of a plugin provider; empty for one that is built in.
         helpers: built-in providers that come after the requested one, such as CUDA after TensorRT.
         mem_pattern: whether memory patterns may be planned; DirectML refuses sessions that do.
@@ -100,7 +80,6 @@ class SessionRecipe:
     ep_name: str
     options: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     option_keys: frozenset[str] | None = None
-    config: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     ep_devices: tuple[Any, ...] = ()
     helpers: tuple[tuple[str, Mapping[str, str]], ...] = ()
     mem_pattern: bool = True
@@ -120,7 +99,7 @@ class SessionRecipe:
     @property
     def on_cpu(self) -> bool:
         """Whether ONNX Runtime's own CPU kernels run it, in the process's memory and threads."""
-        return self.ep_name == CPU_EP
+        return self.ep_name == "CPUExecutionProvider"
 
     def provider_options(self, options: CompileOptions) -> dict[str, str]:
         """Return the provider's options with the caller's on top, all as text."""

@@ -15,40 +15,11 @@ import os
 import re
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from rlx_ort import environment
 from rlx_ort.device import Device
 from rlx_ort.errors import DeviceUnavailableError, EngineError, InputError, LegalizeError, RlxError
-
-if TYPE_CHECKING:
-    import importlib.metadata
-
-__all__ = [
-    "DEVICE_GONE",
-    "ENGINE_EXCEPTIONS",
-    "MINIMUM_VERSION",
-    "PLAIN_EXCEPTIONS",
-    "PLUGIN_VERSION",
-    "Problem",
-    "available_eps",
-    "bindings",
-    "describe_runtime",
-    "engine_exceptions",
-    "find_problem",
-    "install_command",
-    "normal_name",
-    "onnxruntime",
-    "opening_error",
-    "parse_version",
-    "quantization",
-    "reinstall_command",
-    "running_error",
-    "runtime_packages",
-    "runtime_problem",
-    "runtime_version",
-    "telemetry_allowed",
-]
 
 # https://github.com/microsoft/onnxruntime/blob/main/onnxruntime/python/onnxruntime_pybind_exceptions.cc
 # name -> (error while a session is opened, error while it runs). These types share no base class but `Exception`.
@@ -98,12 +69,10 @@ def onnxruntime() -> Any:
     Raises:
         EngineError: it is absent, broken or too old; the message holds the command that repairs it.
     """
-    with _lock:
-        if not _loaded:
-            problem = _load()
-            if problem is not None:
-                raise EngineError(f"{problem.reason}\n  {problem.remedy}")
-        return _loaded[0]
+    problem = runtime_problem()
+    if problem is not None:
+        raise EngineError(f"{problem.reason}\n  {problem.remedy}")
+    return _loaded[0]
 
 
 def runtime_problem() -> Problem | None:
@@ -202,14 +171,14 @@ def _load() -> Problem | None:
     return None
 
 
-def opening_error(err: Exception, device: Device, remedy: str = "") -> RlxError:
+def opening_error(err: Exception, device: Device) -> RlxError:
     """Return the error for an exception that stopped a session from being opened; raise it `from` the exception."""
     kind = _mapped(err)[0]
     text = readable(err)
     if "ort_version_supported" in text:  # a plugin that was built for a newer core registers, and fails here
         return DeviceUnavailableError(device, text, "pip install --upgrade onnxruntime")
     if kind is DeviceUnavailableError or re.search(DEVICE_GONE, str(err)):
-        return DeviceUnavailableError(device, text, remedy)
+        return DeviceUnavailableError(device, text)
     return kind(f"ONNX Runtime did not take the model for {device.display}: {text}")
 
 
@@ -217,9 +186,7 @@ def running_error(err: Exception, device: Device) -> RlxError:
     """Return the error for an exception out of a run; raise it `from` the exception."""
     kind = _mapped(err)[1]
     text = readable(err)
-    if re.search(_ABOUT_INPUTS, text):
-        return InputError(text)
-    if kind is InputError and type(err).__name__ != "InvalidArgument":
+    if re.search(_ABOUT_INPUTS, text) or (kind is InputError and type(err).__name__ != "InvalidArgument"):
         return InputError(text)
     return EngineError(f"the run on {device.display} failed: {text}")
 
@@ -250,16 +217,16 @@ def install_command(extra: str) -> str:
 
 
 def runtime_packages() -> dict[str, str]:
-    """Return the installed packages that own the imported folder `onnxruntime`, with their versions.
-
-    A package further down the path is hidden and does no harm.
-    """
+    """Return the packages that own the imported folder `onnxruntime`, with their versions; others are hidden."""
     import importlib.metadata  # takes 30 ms to load and is needed after failures only
 
     owners: dict[Path, dict[str, str]] = {}
     for dist in importlib.metadata.distributions():
         name = normal_name(dist.metadata["Name"] or "")
-        if name.startswith(("onnxruntime", "ort-nightly")) and _owns_core(dist):
+        if not name.startswith(("onnxruntime", "ort-nightly")):
+            continue
+        core, files = ("onnxruntime", "__init__.py"), dist.files
+        if name in _FLAVOURS if files is None else any(file.parts[:2] == core for file in files):
             owners.setdefault(Path(str(dist.locate_file(""))).resolve(), {}).setdefault(name, dist.version)
     first = next(iter(owners.values()), {})  # distributions come in the order of the path
     return dict(sorted(first.items()))
@@ -295,13 +262,6 @@ def parse_version(text: str) -> tuple[int, ...]:
     """Return the numbers of a version: `1.31.1` and `1.31.1.dev2` are both (1, 31, 1)."""
     match = re.match(r"\d+(?:\.\d+)*", text)
     return tuple(int(part) for part in match.group().split(".")) if match else ()
-
-
-def _owns_core(dist: importlib.metadata.Distribution) -> bool:
-    files = dist.files
-    if files is None:
-        return normal_name(dist.metadata["Name"] or "") in _FLAVOURS
-    return any(file.parts[:2] == ("onnxruntime", "__init__.py") for file in files)
 
 
 def normal_name(name: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import os
 import threading
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -21,8 +22,15 @@ from rlx_ort.providers.engine.binding import Binder
 from rlx_ort.providers.engine.ort_binding import GraphRuns, OrtBinder
 from rlx_ort.providers.engine.process import watch
 from rlx_ort.providers.engine.recipe import HOST_MEMORY, SessionRecipe, nothing_to_hold
-from rlx_ort.providers.engine.recorded import BoundRun, Recorder, host_work, unrecordable
-from rlx_ort.providers.engine.recordings import LEFT_ON_DEVICE, Recordings, not_recorded
+from rlx_ort.providers.engine.recordings import (
+    LEFT_ON_DEVICE,
+    BoundRun,
+    Recorder,
+    Recordings,
+    host_work,
+    not_recorded,
+    unrecordable,
+)
 from rlx_ort.providers.engine.runtime import running_error
 from rlx_ort.providers.engine.values import (
     OrtTensor,
@@ -33,8 +41,6 @@ from rlx_ort.providers.engine.values import (
     to_ort_value,
     value_type,
 )
-
-__all__ = ["OrtEngineSession", "SessionCore"]
 
 _FATAL = 4  # the shrinking run ends with an error, which is no news
 
@@ -79,7 +85,10 @@ class SessionCore:
 class OrtEngineSession:
     """An open ONNX Runtime session. `run` may be called from several threads; `close` does not wait for them.
 
-    `refuses` is whether runs raise, since they had to be recorded and cannot be.
+    Attributes:
+        inputs, outputs: names and types of the model's, in order.
+        assignments: where each node is, after ONNX Runtime's first rewrites; folded nodes are gone.
+        refuses: whether runs raise, since they had to be recorded and cannot be.
     """
 
     def __init__(
@@ -101,19 +110,20 @@ class OrtEngineSession:
         driver, self._reason = (None, recorder) if isinstance(recorder, str) else (recorder, "")
         core = SessionCore(session, memory, self._options, driver)
         self._core: SessionCore | None = core
-        self._inputs = _specs(session.get_inputs(), declared[0])
-        self._outputs = _specs(session.get_outputs(), declared[1])
-        self._assignments = tuple(
+        self.inputs = _specs(session.get_inputs(), declared[0])
+        self.outputs = _specs(session.get_outputs(), declared[1])
+        self.assignments = tuple(
             NodeAssignment(group.ep_name, node.name, node.domain, node.op_type)
             for group in session.get_provider_graph_assignment_info()
             for node in group.get_nodes()
         )
-        self.input_types = {spec.name: spec.type for spec in self._inputs}
-        self.output_types = {spec.name: spec.type for spec in self._outputs}
+        self.input_types = {spec.name: spec.type for spec in self.inputs}
+        self.output_types = {spec.name: spec.type for spec in self.outputs}
         self._bound_memory: Mapping[str, tuple[str, int]] | None = None
         self._guard = recipe.run_lock
-        self._foreign_inputs = frozenset(spec.name for spec in self._inputs if has_foreign_dtype(spec.type))
-        self._foreign_outputs = frozenset(spec.name for spec in self._outputs if has_foreign_dtype(spec.type))
+        self._owner = os.getpid()
+        self._foreign_inputs = frozenset(spec.name for spec in self.inputs if has_foreign_dtype(spec.type))
+        self._foreign_outputs = frozenset(spec.name for spec in self.outputs if has_foreign_dtype(spec.type))
         self._graph_lock = threading.RLock()
         alone = recipe.run_lock is nothing_to_hold and not recipe.device_graph
         self._before = recipe.before_run
@@ -123,21 +133,6 @@ class OrtEngineSession:
         self.refuses = False
         self._prepare_runs(core)
         watch(self)
-
-    @property
-    def inputs(self) -> Sequence[ValueSpec]:
-        """The model's inputs, in order."""
-        return self._inputs
-
-    @property
-    def outputs(self) -> Sequence[ValueSpec]:
-        """The model's outputs, in order."""
-        return self._outputs
-
-    @property
-    def assignments(self) -> Sequence[NodeAssignment]:
-        """Where each node is, after ONNX Runtime's first rewrites; folded nodes are gone."""
-        return self._assignments
 
     @property
     def raw(self) -> Any:
@@ -153,9 +148,7 @@ class OrtEngineSession:
             InputError: ONNX Runtime refused a feed or an output name.
             EngineError: the run failed, or the session is closed.
         """
-        core = self._core
-        if core is None:
-            raise self._closed_error()
+        core = self._core or self.open_core()
         try:
             if self._plain:
                 if self._before is not None:
@@ -170,7 +163,8 @@ class OrtEngineSession:
     def close(self) -> None:
         """Drop the session, then its weights; runs in other threads finish first. Closing twice is harmless."""
         core, self._core = self._core, None
-        if core is not None:
+        # In a forked child the core is kept, see `process`, and a thread of the parent may hold the lock.
+        if core is not None and self._owner == os.getpid():
             with self._guard():
                 del core
 
@@ -189,7 +183,7 @@ class OrtEngineSession:
         options.add_run_config_entry("memory.enable_memory_arena_shrinkage", ";".join(arenas))
         feeds: dict[str, Any] = {}
         with self._guard(), contextlib.suppress(*self.errors):
-            _fast_run(core.session)([self._outputs[0].name], feeds, options)
+            _fast_run(core.session)([self.outputs[0].name], feeds, options)
         return True
 
     def binder(self) -> Binder:
@@ -203,7 +197,7 @@ class OrtEngineSession:
         effect, and the input is bound again for each run.
         """
         if self._bound_memory is None:
-            self._bound_memory = _bound_memory(self.open_core().session, self._inputs, self.recipe)
+            self._bound_memory = _bound_memory(self.open_core().session, self.inputs, self.recipe)
         return self._bound_memory.get(name)
 
     @contextlib.contextmanager
@@ -232,7 +226,7 @@ class OrtEngineSession:
         """Return the open session, or raise `EngineError`; hold the reference for as long as it is used."""
         core = self._core
         if core is None:
-            raise self._closed_error()
+            raise EngineError(f"the session on {self.device.display} is closed; compile the graph again")
         return core
 
     @property
@@ -278,9 +272,9 @@ class OrtEngineSession:
         recipe, shared = self.recipe, core.options
         if not (recipe.run_config or recipe.recording):
             return
-        reason = host_work(recipe.ep_name, recipe.memory[0], self._assignments, core.session)
+        reason = host_work(recipe.ep_name, recipe.memory[0], self.assignments, core.session)
         types = {**self.input_types, **self.output_types}
-        self._reason = self._reason or reason or unrecordable(self._assignments, types)
+        self._reason = self._reason or reason or unrecordable(self.assignments, types)
         required = recipe.recording is not None and recipe.recording.required
         if core.recorder is not None:
             capturing = self.engine.RunOptions()
@@ -309,9 +303,6 @@ class OrtEngineSession:
 
             self.refuses = self._plain = True
             core.call = refuse
-
-    def _closed_error(self) -> EngineError:
-        return EngineError(f"the session on {self.device.display} is closed; compile the graph again")
 
     def _run_checked(self, core: SessionCore, names: list[str], feeds: Mapping[str, Any], options: Any) -> list[Any]:
         if self._before is not None:
@@ -342,25 +333,18 @@ class OrtEngineSession:
         for name, value in given.items():
             values[name], borrowed = to_ort_value(self.engine, name, value, self.input_types[name])
             memory.append(borrowed)
-        results = _run_ort_values(core.session, names, values, options)
+        call = getattr(getattr(core.session, "_sess", None), "run_with_ort_values", None)
+        if call is None or not all(hasattr(value, "_ortvalue") for value in values.values()):
+            results = core.session.run_with_ort_values(names, values, options)
+        else:  # the public call takes 10 times as long, because a C++ exception ends its loop
+            vector = call({name: value._ortvalue for name, value in values.items()}, names, options)
+            results = [vector[index] for index in range(len(vector))]
         return [from_ort_value(result, name) for name, result in zip(names, results, strict=True)]
 
 
 def _fast_run(session: Any) -> Any:
-    """Return the cheapest `run(names, feeds, run_options)` of a session.
-
-    The public one checks names in quadratic time and adds a microsecond; the private one is used while it exists.
-    """
+    """Return the private `run(names, feeds, options)`, or the public one, which checks names in quadratic time."""
     return getattr(getattr(session, "_sess", None), "run", session.run)
-
-
-def _run_ort_values(session: Any, names: list[str], values: Mapping[str, Any], options: Any) -> list[Any]:
-    """Run on OrtValues; the public call takes 10 times as long, because a C++ exception ends its loop."""
-    call = getattr(getattr(session, "_sess", None), "run_with_ort_values", None)
-    if call is None or not all(hasattr(value, "_ortvalue") for value in values.values()):
-        return list(session.run_with_ort_values(names, values, options))
-    vector = call({name: value._ortvalue for name, value in values.items()}, names, options)
-    return [vector[index] for index in range(len(vector))]
 
 
 def _bound_memory(session: Any, inputs: Sequence[ValueSpec], recipe: SessionRecipe) -> dict[str, tuple[str, int]]:

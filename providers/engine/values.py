@@ -16,26 +16,12 @@ import numpy.typing as npt
 from rlx_ort.converters.onnx_types import dtype_of, elem_type, type_proto_text
 from rlx_ort.errors import EngineError, InputError
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.tensor import TensorData
-from rlx_ort.ir.types import MapType, OptionalType, SequenceType, TensorType, UnknownType, ValueType
+from rlx_ort.ir.types import MapType, OptionalType, SequenceType, Shape, TensorType, UnknownType, ValueType
 from rlx_ort.providers.engine.binding import DeviceTensor
 
 if TYPE_CHECKING:
     from rlx_ort.providers.engine.session import OrtEngineSession, SessionCore
-
-__all__ = [
-    "DLPACK_DEVICE",
-    "OrtTensor",
-    "element_dtypes",
-    "elements",
-    "from_ort_value",
-    "has_foreign_dtype",
-    "is_tensor_like",
-    "refined",
-    "to_ort_value",
-    "value_type",
-]
 
 _FOREIGN = frozenset(
     {
@@ -75,10 +61,7 @@ def value_type(text: str, dims: Sequence[object] | None = None) -> ValueType:
 
 
 def refined(found: ValueType, declared: ValueType | None) -> ValueType:
-    """Return a session's type of a value, with the declared shape where the session has none.
-
-    ONNX Runtime shows a tensor of unknown rank as a scalar; only the model itself distinguishes the two.
-    """
+    """Return a session's type of a value, with the declared shape for a scalar: ONNX Runtime shows unknown ranks so."""
     if isinstance(found, TensorType) and isinstance(declared, TensorType) and not found.shape:
         return TensorType(found.dtype, declared.shape)
     if declared is not None and type(found) is type(declared) and not isinstance(found, TensorType):

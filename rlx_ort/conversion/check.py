@@ -25,8 +25,6 @@ from rlx_ort.parity.metrics import Tolerance, tolerance_for
 from rlx_ort.parity.opening import OrtFormatFile, as_model
 from rlx_ort.providers.engine.runtime import runtime_problem
 
-__all__ = ["ConversionCheck", "default_tolerance", "holds_bf16", "why_unverified", "with_f32_kernels"]
-
 _LEAN_ABOVE_BYTES = 256 << 20
 """Models with more bytes of weights than this are run without optimisation, because folded and packed weights would be
 in memory beside those of the file."""
@@ -38,11 +36,7 @@ _TYPE_ATTRIBUTES = {"dtype", "output_dtype", "softmax_precision", "stash_type"}
 
 
 def default_tolerance(options: ConvertOptions, before: ModelFacts) -> Tolerance:
-    """Return the default tolerance of a conversion; see `tolerance_for` for the reasons.
-
-    f32 on the CPU: relative L2 of 1e-5. f16 and mixed, or a source that holds f16: 5e-3. bf16: 4e-2. Quantised to 8
-    bits: a cosine of 0.99, to 4 bits of 0.98. A target for another device than the CPU: 1e-3 at least.
-    """
+    """Return the default tolerance of a conversion, by its precisions and devices; `tolerance_for` has the figures."""
     bits = {None: None, "int4-weights": 4}.get(options.quantize, 8)
     dtypes = {*before.weight_bytes, {"bf16": "bf16", None: "f32"}.get(options.precision, "f16")}
     return tolerance_for(dtypes, other_device=Device(options.device or "cpu") != Device.CPU, bits=bits)
@@ -79,12 +73,7 @@ class ConversionCheck:
         self._reference = reference_run(model, inputs=options.verify_inputs, dims=options.dims, options=how)
 
     def run_result(self, path: Path) -> Comparison:
-        """Run the written file on its device and return the difference of each output.
-
-        Raises:
-            ParityError: it is more than the tolerance.
-            EngineError: the result does not run.
-        """
+        """Run the written file on its device and return the differences; raise `ParityError` beyond the tolerance."""
         device = Device(self._options.device or "cpu")
         tolerance = self._options.tolerance or default_tolerance(self._options, self._before)
         optimized = self._options.device is not None

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -72,15 +73,15 @@ def convert(
     return run.convert(source, Path(target))
 
 
+@dataclass
 class _Run:
     """One conversion."""
 
-    def __init__(self, options: ConvertOptions, on_step: Step, on_bytes: Bytes) -> None:
-        self._options = options
-        self._on_step = on_step
-        self._on_bytes = on_bytes
-        self._reports: dict[str, Any] = {}
-        self._seconds: dict[str, float] = {}
+    _options: ConvertOptions
+    _on_step: Step
+    _on_bytes: Bytes
+    _reports: dict[str, Any] = field(default_factory=dict)
+    _seconds: dict[str, float] = field(default_factory=dict)
 
     def convert(self, source: str | os.PathLike[str] | ModelBundle, target: Path) -> ConversionReport:
         # a graph file keeps its large tensors in a file beside it; refused before the work begins
@@ -109,11 +110,10 @@ class _Run:
                     comparison = check.run_result(stage.path)
             size = sum(file.stat().st_size for file in files)
             placed = stage.publish(files, overwrite=self._options.overwrite)
-        steps, seconds = MappingProxyType(self._reports), MappingProxyType(self._seconds)
         emulated = "" if check is None else check.emulated
-        return ConversionReport(
-            origin, tuple(placed), size, before, after, steps, comparison, unverified, emulated, seconds
-        )
+        steps, seconds = MappingProxyType(self._reports), MappingProxyType(self._seconds)
+        facts = (origin, tuple(placed), size, before, after)
+        return ConversionReport(*facts, steps, comparison, unverified, emulated, seconds)
 
     def _opened(self, source: str | os.PathLike[str] | ModelBundle) -> ModelBundle:
         options = self._options
@@ -179,14 +179,8 @@ class _Run:
             done += count
             self._on_bytes(done, total)
 
-        how = TargetOptions(
-            external_data=options.external_data,
-            params=options.detach,
-            device=options.device,
-            saver=save_optimized,
-            progress=progress,
-        )
-        return write_target(bundle, path, how)
+        how = TargetOptions(external_data=options.external_data, params=options.detach, device=options.device)
+        return write_target(bundle, path, replace(how, saver=save_optimized, progress=progress))
 
     @contextmanager
     def _step(self, name: str, text: str) -> Iterator[None]:

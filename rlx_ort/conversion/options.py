@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,8 +18,6 @@ from rlx_ort.converters.transforms.quantize import QuantizeKind
 from rlx_ort.device import Device
 from rlx_ort.parity.compare import Comparison
 from rlx_ort.parity.metrics import Tolerance
-
-__all__ = ["ConversionReport", "ConvertOptions", "ModelFacts", "ParamsTaken", "facts_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +80,9 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True)
 class ParamsTaken:
-    """What a weight file had for the model.
+    """What a weight file had for the model: how many weights it gave data, and the inputs that became weights.
 
     Attributes:
-        loaded: how many weights have the data of the file now.
-        became_weights: inputs that are weights now.
         missing: weights that the file has nothing for; they are as they were.
         unused: tensors of the file that the model has no place for.
     """
@@ -126,8 +123,8 @@ class ConversionReport:
 
 def facts_of(bundle: ModelBundle) -> ModelFacts:
     """Return the facts of a model; reads no weights."""
-    by_dtype: dict[str, int] = {}
+    sizes: Counter[str] = Counter()
     for data in bundle.weights.values():
-        by_dtype[data.dtype.value] = by_dtype.get(data.dtype.value, 0) + data.nbytes
-    weights = dict(sorted(by_dtype.items(), key=lambda row: -row[1]))
+        sizes[data.dtype.value] += data.nbytes
+    weights = dict(sizes.most_common())
     return ModelFacts(bundle.node_count, bundle.opset, int(bundle.proto.ir_version), weights, bundle.nbytes)

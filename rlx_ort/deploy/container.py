@@ -37,11 +37,6 @@ from rlx_ort.errors import IntegrityError, PackageError
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = [
-    *("LARGE_ALIGNMENT", "LARGE_BYTES", "Archive", "Container", "Folder", "Layout", "Member", "OpenFile"),
-    *("compare_files", "layout_of", "open_container", "read_index"),
-]
-
 LARGE_BYTES = 1 << 20
 LARGE_ALIGNMENT = 1 << 16  # Windows maps files in steps of 64 KiB
 _SMALL_ALIGNMENT = 64
@@ -158,11 +153,17 @@ class OpenFile:
 
     def check_unchanged(self) -> None:
         """Check that the file was not written to since it was opened."""
-        status = os.fstat(self._file.fileno())
-        # Losing its last name changes a file's ctime as well, and is harmless: the handle keeps the bytes.
-        changed_ns = status.st_ctime_ns if status.st_nlink else self._changed_ns
-        if (_stamp_of(status), changed_ns) != (self.stamp, self._changed_ns):
+        if self.state() != (self.stamp, self._changed_ns):
             raise IntegrityError(f"{self.name} was changed while it was in use; open the package again")
+
+    def state(self) -> tuple[tuple[int, ...], int] | None:
+        """Return the file's identity and the time of its last change, which no call sets back; None if it is closed."""
+        try:
+            status = os.fstat(self._file.fileno())
+        except (OSError, ValueError):
+            return None
+        # Losing its last name changes a file's ctime as well, and is harmless: the handle keeps the bytes.
+        return _stamp_of(status), status.st_ctime_ns if status.st_nlink else self._changed_ns
 
     def _read_some(self, offset: int, target: memoryview) -> int:
         if hasattr(os, "preadv"):

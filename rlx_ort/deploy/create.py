@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,8 +27,6 @@ from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.options.compile_options import CompileOptions, Precision
-
-__all__ = ["Blob", "Digested", "Recipe", "create_package"]
 
 _GRAPH = "graph.json"
 _GOLDEN = "golden/data.bin"
@@ -138,23 +136,21 @@ class _Making:
         """Return every file but the index, and the index."""
         recipe = self._recipe
         variants: dict[str, Variant] = {}
-        listed: dict[str, tuple[Device, str]] = {}
-        models: dict[str, tuple[Any, dict[str, tuple[int, int]], dict[str, TensorData], Blob]] = {}
+        models = {}
         for label, precision in recipe.variants.items():
             device = Device(label)
             name = _variant_name(device, precision)
             models[name] = self._model(name, precision)
             rounded = {param: f"{name}/{param}" for param in models[name][0].stored_as}
             variants[name] = Variant(device.label, precision, rounded)
-            listed[name] = (device, "")
-        digested: dict[int, Digested] = {}
+        listed: dict[str, tuple[Device, str]] = {}
+        uris: dict[int, str] = {}  # id of a data file -> its asset
         for name, (exported, places, inside, blob) in models.items():
-            if places:
-                if id(blob) not in digested:
-                    digested[id(blob)] = self._add_blob(blob, asset_path)
-                listed[name] = (listed[name][0], asset_uri(digested[id(blob)].entry.sha256))
+            if places and id(blob) not in uris:
+                uris[id(blob)] = asset_uri(self._add_blob(blob, asset_path).sha256)
+            listed[name] = (Device(variants[name].device), uris[id(blob)] if places else "")
             self._add(f"{name}/{MODEL_FILE}", referring_model(exported.model, places, inside))
-        if id(self._base) not in digested and self._base.size:
+        if id(self._base) not in uris and self._base.size:
             self._add_blob(self._base, asset_path)
         for label, precision in recipe.precisions.items():
             _give_precision(variants, Device(label), precision)
@@ -233,13 +229,12 @@ class _Making:
         self._files[name] = Content.of(data)
         self._entries[name] = FileEntry(len(data), hashlib.sha256(data).hexdigest(), zlib.crc32(data))
 
-    def _add_blob(self, blob: Blob, path_of: Callable[[str], str]) -> Digested:
-        found = blob.digest(path_of)
-        path = path_of(found.entry.sha256)
-        self._files[path] = found.content
-        self._entries[path] = found.entry
-        self._tensors |= found.tensors
-        return found
+    def _add_blob(self, blob: Blob, path_of: Callable[[str], str]) -> FileEntry:
+        entry, tensors, content = blob.digest(path_of)
+        path = path_of(entry.sha256)
+        self._files[path], self._entries[path] = content, entry
+        self._tensors |= tensors
+        return entry
 
 
 def _variant_name(device: Device, precision: Precision) -> str:
@@ -263,14 +258,6 @@ def _give_precision(variants: dict[str, Variant], device: Device, precision: Pre
 
 _SMALL_ALIGNMENT = 64
 _CHUNK_BYTES = 1 << 22
-
-
-class Digested(NamedTuple):
-    """A data file whose digests are known: the file's entry, those of its tensors by name, and its bytes."""
-
-    entry: FileEntry
-    tensors: dict[str, StoredTensor]
-    content: Content
 
 
 class Blob:
@@ -300,8 +287,11 @@ class Blob:
         self.size = offset + size
         return offset
 
-    def digest(self, path_of: Callable[[str], str]) -> Digested:
-        """Read every tensor once and return the digests; `path_of` gives the file's name for its SHA-256."""
+    def digest(self, path_of: Callable[[str], str]) -> tuple[FileEntry, dict[str, StoredTensor], Content]:
+        """Read every tensor once; return the file's entry, those of its tensors by name, and its bytes.
+
+        `path_of` gives the file's name for its SHA-256.
+        """
         whole, crc = hashlib.sha256(), 0
         own = {name: hashlib.sha256() for name, _, _ in self._pieces}
         for name, chunk in self._chunks():
@@ -312,7 +302,7 @@ class Blob:
         path = path_of(whole.hexdigest())
         tensors = {name: entry._replace(file=path, sha256=own[name].hexdigest()) for name, entry, _ in self._pieces}
         content = Content(self.size, crc, lambda: (chunk for _, chunk in self._chunks()))
-        return Digested(FileEntry(self.size, whole.hexdigest(), crc), tensors, content)
+        return FileEntry(self.size, whole.hexdigest(), crc), tensors, content
 
     def _chunks(self) -> Iterator[tuple[str | None, bytes | memoryview]]:
         """Yield the bytes of the file, each with the tensor they are of; None for the gap before one."""

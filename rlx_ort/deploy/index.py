@@ -21,11 +21,6 @@ from rlx_ort.ir.dtype import DType
 from rlx_ort.options.compile_options import Precision
 from rlx_ort.selection.policy import Adaptive, Benchmark, CostModel, DevicePickStrategy, DevicePolicy
 
-__all__ = [
-    *("FORMAT", "REQUIRABLE", "SCHEMA", "Case", "Fields", "FileEntry", "Index", "Settings", "StoredTensor", "Variant"),
-    *("dump", "parse"),
-]
-
 T = TypeVar("T")
 
 FORMAT = "rlx_ort package"
@@ -205,11 +200,8 @@ class Index(Settings):
 
 def _tensor(item: Fields, files: Mapping[str, FileEntry]) -> StoredTensor:
     item.only("file", "offset", "size", "dtype", "shape", "sha256")
-    try:
-        dtype = DType(item.text("dtype"))
-        shape = tuple(size for size in item.items("shape") if type(size) is int and 0 <= size < 1 << 40)
-    except ValueError as err:
-        raise IntegrityError(f"{item.where} of the package: {err}") from err
+    dtype = item.parsed("dtype", DType)
+    shape = tuple(size for size in item.items("shape") if type(size) is int and 0 <= size < 1 << 40)
     found = StoredTensor(item.text("file"), item.count("offset"), item.count("size"), dtype, shape, _digest(item))
     home = files.get(found.file)
     if len(shape) != len(item.items("shape")) or len(shape) > 64 or dtype is DType.STRING:
@@ -221,11 +213,7 @@ def _tensor(item: Fields, files: Mapping[str, FileEntry]) -> StoredTensor:
 
 def _variant(item: Fields, tensors: Mapping[str, StoredTensor]) -> Variant:
     item.only("device", "precision", "rounded")
-    try:
-        device = Device(item.text("device")).label
-        precision = Precision(item.text("precision"))
-    except (DeviceParseError, ValueError) as err:
-        raise IntegrityError(f"{item.where} of the package: {err}") from err
+    device, precision = item.parsed("device", Device).label, item.parsed("precision", Precision)
     return Variant(device, precision, _references(item.fields("rounded"), tensors))
 
 
@@ -270,13 +258,10 @@ def _policy(item: Fields) -> DevicePolicy:
     }
     if strategy not in how:
         raise IntegrityError(f"{pick.where} of the package has strategy {strategy!r}; known are {', '.join(how)}")
-    lists = {key: item.texts(key) for key in ("allow", "deny", "prefer")}
-    try:
-        allow, deny, prefer = (
-            None if names is None else tuple(Device(name) for name in names) for names in lists.values()
-        )
-    except DeviceParseError as err:
-        raise IntegrityError(f"{item.where} of the package: {err}") from err
+    allow, deny, prefer = (
+        None if item.raw.get(key) is None else tuple(item.parsed(key, Device, text) for text in item.items(key))
+        for key in ("allow", "deny", "prefer")
+    )
     return DevicePolicy(allow, deny or (), prefer or (), how[strategy])
 
 
@@ -291,8 +276,7 @@ def _buckets(item: Fields) -> tuple[str, tuple[tuple[int, int], ...]]:
 
 
 def _digest(item: Fields) -> str:
-    text = item.text("sha256")
-    if not _DIGEST.fullmatch(text):
+    if not _DIGEST.fullmatch(text := item.text("sha256")):
         raise IntegrityError(f"{item.where}.sha256 of the package is no SHA-256 in hexadecimal")
     return text
 
@@ -337,6 +321,16 @@ class Fields:
         """Return a string."""
         return self._get(key, str, default)
 
+    def parsed(self, key: str, convert: Callable[[str], T], item: object = None) -> T:
+        """Return what a string, or one item of a list of them, stands for."""
+        text = self.raw.get(key) if item is None else item
+        if not isinstance(text, str):
+            self._fail(f"str as {key!r}, not {text!r:.60}")
+        try:
+            return convert(text)
+        except (DeviceParseError, ValueError) as err:
+            raise IntegrityError(f"{self.where} of the package: {err}") from err
+
     def number(self, key: str, default: float | None = None) -> float:
         """Return a number of either kind as a float."""
         value = self.raw.get(key, default)
@@ -359,15 +353,6 @@ class Fields:
     def items(self, key: str) -> list[Any]:
         """Return a list, empty when there is none."""
         return self._get(key, list, [])
-
-    def texts(self, key: str) -> tuple[str, ...] | None:
-        """Return a list of strings, or None when there is none."""
-        if self.raw.get(key) is None:
-            return None
-        found = self.items(key)
-        if not all(isinstance(entry, str) for entry in found):
-            self._fail(f"strings in {key!r}")
-        return tuple(found)
 
     def fields(self, key: str) -> Fields:
         """Return an object, empty when there is none."""

@@ -1,16 +1,16 @@
-"""Which names a file of a package may have. One rule for both forms and for every system.
+"""Which names a file of a package may have, by one rule for both forms and for every system, and which key signs it.
 
 Packages are portable, so a name is refused everywhere if any system interprets it differently.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable
 
+from rlx_ort import environment
 from rlx_ort.errors import IntegrityError, PackageError
-
-__all__ = ["INDEX", "MANIFEST", "SIGNATURE", "check_model_name", "check_name", "check_names"]
 
 INDEX = "rlx.json"
 """The file that lists all others with their digests."""
@@ -30,6 +30,19 @@ _RESERVED = frozenset(
 )
 # What a package may consist of: nothing that an interpreter, a loader or an unpickler accepts.
 _SUFFIXES = (".json", ".onnx", ".bin", ".safetensors", ".txt", ".md")
+
+
+def required_key(given: str | os.PathLike[str] | None) -> str | os.PathLike[str] | None:
+    """Return the public key that must have signed a package: the given one, else `RLX_PACKAGE_KEY`; None if neither is.
+
+    Raises:
+        PackageError: it is an empty text, as an unset variable of a script expands to; that never means no key.
+    """
+    key = environment.get("PACKAGE_KEY") if given is None else given
+    if key is not None and not os.fspath(key):
+        source = "RLX_PACKAGE_KEY" if given is None else "require_signature"
+        raise PackageError(f"{source} is empty; give the path of a public key, or unset it to take unsigned packages")
+    return key
 
 
 def check_name(name: str) -> None:

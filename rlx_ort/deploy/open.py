@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from rlx_ort import environment
+from rlx_ort.deploy.names import required_key
 from rlx_ort.deploy.package import Package
 from rlx_ort.device import Device
 from rlx_ort.errors import EngineError, IntegrityError, PackageError, RlxError
@@ -30,11 +31,6 @@ if TYPE_CHECKING:
     from rlx_ort.ir.types import ValueType
     from rlx_ort.providers.engine.compiled.models import Opening
     from rlx_ort.providers.engine.compiled.starts import Interface
-
-__all__ = [
-    *("PackageDevices", "WarmedDevice", "buckets_of", "narrowed_policy", "open_package", "options_of", "runner_of"),
-    *("warm_opened", "warm_package"),
-]
 
 
 class PackageDevices(GraphDevices):
@@ -167,7 +163,7 @@ def open_package(
             one, what both allow.
         options: how to compile; its dims and precisions come before those of the package.
         require_signature: PEM file of the public key that must have signed the package; by default what
-            `RLX_PACKAGE_KEY` names, if it is set.
+            `RLX_PACKAGE_KEY` names, if it is set. Either being empty is an error.
         sha256: the digest of the index that is wanted, hexadecimal, as `rlx-ort package inspect` prints it.
         min_serial: the lowest serial number to accept.
         private: whether weights are copied into memory of this process, which a later write to a file cannot reach. So
@@ -182,7 +178,7 @@ def open_package(
     """
     if policy is None:
         caller = DevicePolicy.from_env()  # before anything is read: a typo must not widen what may run
-    key = require_signature or environment.get("PACKAGE_KEY") or None
+    key = required_key(require_signature)
     package = Package(path, key=key, sha256=sha256, min_serial=min_serial, private=private)
     wanted = package.index.verify_on_first_use if verify_on_first_use is None else verify_on_first_use
     if wanted and not package.cases:
@@ -329,7 +325,7 @@ def warm_package(
         IntegrityError: its contents do not match its index, or it is not signed by the key.
         DeviceParseError: one of the `RLX_*` variables does not parse.
     """
-    key = require_signature or environment.get("PACKAGE_KEY") or None
+    key = required_key(require_signature)
     with Package(path, key=key, sha256=sha256, min_serial=min_serial) as package:
         return warm_opened(package, devices, progress)
 

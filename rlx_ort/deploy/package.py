@@ -1,8 +1,16 @@
-"""`Package`: a package whose structure was checked, and whose bytes are verified before they are returned."""
+"""`Package`: a package whose structure was checked, and whose bytes are verified before they are returned.
+
+Signatures are by OpenSSF `model-signing` with plain EC keys; they work offline and need the extra `sign`. Signed is the
+list of (name, SHA-256) of every file but the signature: those of the index, and that of the index itself.
+`model_signing sign` signs the same list for the folder form, so each tool verifies signatures of the other. The list
+comes from the index here, and bytes are compared with the index when they are read. A signature is therefore checked
+without reading gigabytes.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import threading
@@ -25,8 +33,6 @@ from rlx_ort.ir.tensor import FileRange, TensorData
 if TYPE_CHECKING:
     from rlx_ort.deploy.write import Content
     from rlx_ort.ir.graph import Graph
-
-__all__ = ["Package", "PackageTensor"]
 
 _EAGER_BYTES = 4 << 20
 _LARGEST_TEXT_BYTES = 1 << 30
@@ -77,8 +83,6 @@ class Package:
             if MANIFEST not in listed:
                 raise IntegrityError(f"{INDEX} of {self.path} does not list {MANIFEST}")
             if key is not None:
-                from rlx_ort.deploy.signing import check_signature
-
                 check_signature(self, Path(key))
             if self.index.serial < min_serial:
                 raise IntegrityError(
@@ -154,7 +158,7 @@ class Package:
 
     @cached_property
     def signature(self) -> bytes:
-        """The bytes of the signature, read once; empty where there is none. `deploy.signing` checks them.
+        """The bytes of the signature, read once; empty where there is none. `check_signature` checks them.
 
         Raises:
             IntegrityError: it is larger than signatures are, or cannot be read.
@@ -307,8 +311,8 @@ class PackageTensor(TensorData):
     ) -> None:
         source = None if private else FileRange(str(file.path.absolute()), offset, file.stamp, pinned=True)
         values: dict[str, Any] = {"dtype": dtype, "shape": shape, "source": source, "sha256": sha256}
-        values |= {"_name": name, "_file": file, "_offset": offset, "_private": private, "_verified": None}
-        values["_lock"] = threading.Lock()
+        values |= {"_name": name, "_file": file, "_offset": offset, "_private": private}
+        values |= {"_verified": None, "_state": None, "_lock": threading.Lock()}
         for key, value in values.items():
             object.__setattr__(self, key, value)
 
@@ -318,6 +322,7 @@ class PackageTensor(TensorData):
     _offset: int
     _private: bool
     _verified: npt.NDArray[np.uint8] | None
+    _state: tuple[Any, ...] | None
     _lock: threading.Lock
 
     @property
@@ -332,19 +337,21 @@ class PackageTensor(TensorData):
 
     @property
     def buffer(self) -> npt.NDArray[Any]:
-        """The bytes, hashed before they are handed out for the first time.
+        """The bytes, hashed before they are handed out for the first time, and again after the file was changed.
 
         Raises:
             IntegrityError: they are not what the package promises, or the file was changed.
         """
-        found = self._verified
-        if found is None:
-            with self._lock:
-                found = self._verified
-                if found is None:
-                    found = self._load()
-                    object.__setattr__(self, "_verified", found)
-        return found
+        with self._lock:
+            found = self._verified
+            state = None if self._private else self._file.state()
+            if found is None:
+                found = self._load()
+            elif state not in (None, self._state):  # the map shows what was written to the file since
+                self.check()
+            object.__setattr__(self, "_verified", found)
+            object.__setattr__(self, "_state", state)
+            return found
 
     def check(self) -> None:
         """Hash the bytes in the file again, whether they were verified before or not.
@@ -374,3 +381,109 @@ class PackageTensor(TensorData):
                 f"{self._file.name}: the bytes of {self._name} are not those that were packed (SHA-256 {digest[:12]}, "
                 f"promised {self.sha256[:12]}); get the package again from where it came"
             )
+
+
+def sign_package(package: Package, private_key: Path, password: str | None = None) -> None:
+    """Verify everything in a package, sign it, and put the signature into it; a signature that is there is replaced.
+
+    The folder form gets one more file. The one-file form is written again beside its place and moved there; the package
+    is closed for this, because Windows cannot replace an open file. If the path is a link, its target is signed.
+
+    Raises:
+        IntegrityError: the contents of the package do not match its index; nothing is signed.
+        PackageError: the key cannot be used, or the package cannot be written.
+    """
+    import tempfile
+
+    from rlx_ort.deploy.write import Content, add_file, write_package
+
+    signing = _library().signing
+    package.check_all()
+    with tempfile.TemporaryDirectory() as folder:
+        made = Path(folder) / SIGNATURE
+        try:
+            config = signing.Config().use_elliptic_key_signer(private_key=private_key, password=password)
+            config.set_hashing_config(_listed(package)).sign(package.path.absolute(), made)
+        except Exception as err:  # the library raises what its own libraries raise
+            raise PackageError(f"{package.path} cannot be signed with {private_key}: {err}") from err
+        signature = made.read_bytes()
+    place = package.path.resolve()
+    if package.is_folder:
+        add_file(place, SIGNATURE, signature)
+        return
+    contents = {**package.contents(), SIGNATURE: Content.of(signature)}
+    write_package(place, contents, folder=False, force=True, before_move=package.close)
+
+
+def check_signature(package: Package, public_key: Path) -> None:
+    """Refuse a package that the owner of a key did not sign as it is. Reads the index and the signature only.
+
+    Raises:
+        IntegrityError: there is no signature, it is of another key, or it is of other files.
+        PackageError: the key cannot be read, or the extra is not installed.
+    """
+    import tempfile
+
+    if not package.is_signed:
+        raise IntegrityError(f"{package.path} is not signed, and a signature by {public_key} is required")
+    verifying = _library().verifying
+    try:
+        config = verifying.Config().use_elliptic_key_verifier(public_key=public_key)
+    except Exception as err:  # the library raises what its own libraries raise
+        raise PackageError(f"{public_key} is no public key that verifies packages: {err}") from err
+    raw = package.signature
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / SIGNATURE  # the library reads signatures from files only
+        path.write_bytes(raw)
+        try:
+            if not json.loads(raw)["verificationMaterial"]["publicKey"]["hint"]:
+                # The library accepts it with a warning on stdout.
+                raise ValueError("it does not name the key that made it; sign the package again")
+            config.set_hashing_config(_listed(package)).verify(package.path.absolute(), path)
+        except Exception as err:  # the library raises what its own libraries raise
+            detail = str(err) or type(err).__name__
+            raise IntegrityError(
+                f"{SIGNATURE} of {package.path} is no signature by {public_key} of what is there: {detail}"
+            ) from err
+
+
+def _listed(package: Package) -> Any:
+    """Return a hashing configuration of the library that answers with the digests of the index."""
+    from model_signing import hashing, manifest
+    from model_signing._hashing.hashing import Digest  # its public modules use it and do not export it
+
+    kind = manifest.SerializationType.from_args(
+        {"method": "files", "hash_type": "sha256", "allow_symlinks": False, "ignore_paths": [SIGNATURE]}
+    )
+    digests = {name: entry.sha256 for name, entry in package.index.files.items()}
+    digests[INDEX] = package.sha256
+    items = [kind.new_item(name, Digest("sha256", bytes.fromhex(digest))) for name, digest in digests.items()]
+    found = manifest.Manifest(package.path.name, items, kind)
+
+    class Listed(hashing.Config):
+        """Returns the list; the library's own class reads the files of a folder."""
+
+        def __init__(self) -> None:
+            pass  # what the base sets up is how to read files
+
+        def add_ignored_paths(self, *, model_path: Any, paths: Any) -> None:
+            """Leave it: the list has no ignored paths."""
+
+        def hash(self, model_path: Any, *, files_to_hash: Any = None) -> manifest.Manifest:
+            """Return the list."""
+            return found
+
+    return Listed()
+
+
+def _library() -> Any:
+    try:
+        import model_signing
+        import model_signing.signing
+        import model_signing.verifying
+    except ImportError as err:
+        raise PackageError(
+            f"signatures need the package model-signing, which cannot be imported here ({err}); "
+            "install it with: pip install 'rlx_ort[sign]'"
+        ) from err
+    return model_signing

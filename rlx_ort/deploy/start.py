@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlx_ort.deploy.container import compare_files, open_container, read_index
+from rlx_ort.deploy.names import required_key
 from rlx_ort.deploy.quick import QuickSession, find_quick
 
 if TYPE_CHECKING:
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 
     from rlx_ort.execution.compiled import CompiledGraph
     from rlx_ort.graph_devices import GraphDevices
-
-__all__ = ["StartedPackage", "start_package"]
 
 
 def start_package(
@@ -61,7 +60,7 @@ def start_package(
     from rlx_ort import environment
 
     place = Path(path)
-    key = require_signature or environment.get("PACKAGE_KEY") or None
+    key = required_key(require_signature)
     quick, digest = None, sha256
     ruled = environment.get("DEVICES") or environment.get("DENY_DEVICES")  # applied by a full opening
     if device == "cpu" and key is None and not ruled:

@@ -27,31 +27,16 @@ if TYPE_CHECKING:
     from rlx_ort.ir.types import ValueType
     from rlx_ort.options.compile_options import CompileOptions
 
-__all__ = ["INSTANCE_KINDS", "batch_dim", "config_text", "export_triton"]
-
 INSTANCE_KINDS: Mapping[str, str] = MappingProxyType({"auto": "KIND_AUTO", "cpu": "KIND_CPU", "gpu": "KIND_GPU"})
 """Where Triton may place the instances of a model -> its name for it."""
 
 _MODEL_FILE = "model.onnx"
 _VERSION = "1"
 # https://docs.nvidia.com/deeplearning/triton-inference-server/user-guide/docs/user_guide/model_configuration.html
+_KINDS = {"u": ("UINT", (8, 16, 32, 64)), "i": ("INT", (8, 16, 32, 64)), "f": ("FP", (16, 32, 64))}
 _TYPES: Mapping[DType, str] = MappingProxyType(
-    {
-        DType.BOOL: "TYPE_BOOL",
-        DType.U8: "TYPE_UINT8",
-        DType.U16: "TYPE_UINT16",
-        DType.U32: "TYPE_UINT32",
-        DType.U64: "TYPE_UINT64",
-        DType.I8: "TYPE_INT8",
-        DType.I16: "TYPE_INT16",
-        DType.I32: "TYPE_INT32",
-        DType.I64: "TYPE_INT64",
-        DType.F16: "TYPE_FP16",
-        DType.F32: "TYPE_FP32",
-        DType.F64: "TYPE_FP64",
-        DType.BF16: "TYPE_BF16",
-        DType.STRING: "TYPE_STRING",
-    }
+    {DType(f"{ours}{bits}"): f"TYPE_{theirs}{bits}" for ours, (theirs, sizes) in _KINDS.items() for bits in sizes}
+    | {DType.BOOL: "TYPE_BOOL", DType.BF16: "TYPE_BF16", DType.STRING: "TYPE_STRING"}
 )
 
 

@@ -23,17 +23,6 @@ from rlx_ort.errors import is_device_failure
 if TYPE_CHECKING:
     from rlx_ort.execution.compiled import CompiledGraph
 
-__all__ = [
-    "Clock",
-    "DeviceBenchResult",
-    "InputSignature",
-    "Pace",
-    "benchmark_devices",
-    "input_signature",
-    "race",
-    "timed_block",
-]
-
 Clock: TypeAlias = Callable[[], int]
 """Returns nanoseconds from some fixed point, like `time.perf_counter_ns`."""
 InputSignature: TypeAlias = frozenset[tuple[str, tuple[int, ...], str]]
@@ -121,10 +110,7 @@ class Pace:
     """Detects a throttled or shared core by the time of a fixed loop of plain Python.
 
     Kernel launches slow down by the same factor as the loop, so timings taken meanwhile are not those of the device.
-
-    Args:
-        clock: reads the time in ns.
-        quicker: the quantile of the loop's times that counts as usual.
+    `quicker` is the quantile of the loop's times that counts as usual.
     """
 
     def __init__(self, clock: Clock, quicker: float = _QUICKER) -> None:

@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from rlx_ort.execution.engine import Engine, EngineSlot
     from rlx_ort.providers.base import DeviceGraphReport
 
-__all__ = ["CompiledGraph"]
-
 
 class CompiledGraph:
     """A graph on one device, with the weights of a store; made by `Session.compile`.
@@ -50,12 +48,6 @@ class CompiledGraph:
     buffers of `run_slots` and `run_raw`. Runs of a graph with handles, and those through the fixed buffers, are
     serialized by a lock; runs of a graph with handles also wait for the committed ones, so the state is that of the
     order of the calls. Handles survive a change of parameters.
-
-    Args:
-        slot: holds the session.
-        rule: the placement rule.
-        inputs: the plan that checks inputs; made here by default.
-        owns_slot: whether closing the graph closes the slot as well.
     """
 
     # All else is in `__dict__`, which graphs of other rules on the same slot share; see `held_to`.

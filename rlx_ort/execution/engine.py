@@ -21,8 +21,7 @@ import numpy.typing as npt
 
 from rlx_ort.device import Device
 from rlx_ort.errors import EngineError, PlacementError, RunError
-from rlx_ort.execution.dispatch_report import log_dispatch_report
-from rlx_ort.execution.placement import Placement, build_placement, enforce
+from rlx_ort.execution.placement import Placement, build_placement, enforce, log_dispatch_report
 from rlx_ort.execution.residency import Resident, residency
 from rlx_ort.execution.weights import WeightStore
 from rlx_ort.ir.core import Node
@@ -38,8 +37,6 @@ if TYPE_CHECKING:
     from rlx_ort.execution.moe import ExpertWeights
     from rlx_ort.ir.graph import Graph
     from rlx_ort.providers.base import EngineSession, Provider
-
-__all__ = ["Engine", "EngineSlot", "Observer", "Runnable", "open_slot", "runnable"]
 
 Observer: TypeAlias = Callable[[Mapping[str, Any]], None]
 """Receives the hidden outputs of a run, by name."""

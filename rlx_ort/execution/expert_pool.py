@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -11,17 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx_ort.errors import InputError
-
-__all__ = [
-    "ExpertPool",
-    "ExpertSwap",
-    "Phase",
-    "RefreshPolicy",
-    "budget_from_memory",
-    "merged_mask",
-    "per_layer_masks",
-    "refresh_pools",
-]
 
 
 class Phase(enum.Enum):
@@ -73,21 +61,19 @@ class ExpertPool:
         self.experts = experts
         self.budget = budget
         self.policy = policy or RefreshPolicy()
-        self._resident = list(range(budget))
-        self._hits: Counter[int] = Counter()
+        self._resident = np.arange(experts) < budget
+        self._hits = np.zeros(experts, np.int64)
         self._steps = 0
 
     @property
     def resident(self) -> frozenset[int]:
         """The experts on the device."""
-        return frozenset(self._resident)
+        return frozenset(np.flatnonzero(self._resident).tolist())
 
     @property
     def mask(self) -> npt.NDArray[np.bool_]:
         """For each expert whether it is on the device."""
-        found = np.zeros(self.experts, bool)
-        found[self._resident] = True
-        return found
+        return self._resident.copy()
 
     def record(self, picked: Iterable[int] | npt.NDArray[np.integer]) -> None:
         """Count experts that a router picked, one entry for each token and place.
@@ -95,11 +81,10 @@ class ExpertPool:
         Raises:
             InputError: there is no such expert.
         """
-        ids = np.asarray(picked if isinstance(picked, np.ndarray) else list(picked)).reshape(-1)
+        ids = np.asarray(picked if isinstance(picked, np.ndarray) else list(picked)).reshape(-1).astype(np.int64)
         if ids.size and not (ids.min() >= 0 and ids.max() < self.experts):
             raise InputError(f"experts are 0 to {self.experts - 1}, got {ids.min()} to {ids.max()}")
-        for expert, count in zip(*np.unique(ids, return_counts=True), strict=True):
-            self._hits[int(expert)] += int(count)
+        self._hits += np.bincount(ids, minlength=self.experts)
 
     def wants_refresh(self, phase: Phase) -> bool:
         """Return whether to refresh after a forward; counts decode and denoise steps.
@@ -120,20 +105,15 @@ class ExpertPool:
         Ties go to the lower id; experts without hits are not moved. Each replaces the least used expert on the device
         that is not among them; if fewer are moved than the budget, the others stay.
         """
-        ranked = sorted((expert for expert, count in self._hits.items() if count), key=self._rank)
-        chosen = ranked[: self.budget]
+        ranked = sorted(range(self.experts), key=lambda expert: (-self._hits[expert], expert))
+        chosen = [expert for expert in ranked if self._hits[expert]][: self.budget]
         wanted = frozenset(chosen)
-        promoted = [expert for expert in chosen if expert not in self.resident]
-        # The least used are replaced first.
-        leaving = sorted((expert for expert in self._resident if expert not in wanted), key=self._rank, reverse=True)
-        demoted = leaving[: len(promoted)]
-        gone = frozenset(demoted)
-        self._resident = sorted([expert for expert in self._resident if expert not in gone] + promoted)
-        self._hits.clear()
+        promoted = [expert for expert in chosen if not self._resident[expert]]
+        leaving = [expert for expert in reversed(ranked) if self._resident[expert] and expert not in wanted]
+        demoted = leaving[: len(promoted)]  # the least used are replaced first
+        self._resident[promoted], self._resident[demoted] = True, False
+        self._hits[:] = 0
         return ExpertSwap(tuple(promoted), tuple(demoted))
-
-    def _rank(self, expert: int) -> tuple[int, int]:
-        return -self._hits[expert], expert
 
 
 def budget_from_memory(free_bytes: int, expert_bytes: int, experts: int, layers: int = 1) -> int:

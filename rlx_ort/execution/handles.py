@@ -18,14 +18,11 @@ import numpy.typing as npt
 from rlx_ort.errors import InputError
 from rlx_ort.execution.inputs import InputPlan, ResidentFeeds, coerced, matcher
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.shape import Shape, fits
-from rlx_ort.ir.types import TensorType, ValueType
+from rlx_ort.ir.types import Shape, TensorType, ValueType, fits
 from rlx_ort.providers.engine.binding import DeviceTensor
 
 if TYPE_CHECKING:
     from rlx_ort.execution.engine import Engine
-
-__all__ = ["Handles"]
 
 _shape = attrgetter("shape")
 
@@ -147,7 +144,8 @@ class Handles:
             if found is not None:
                 self.step = step
                 return found
-        self.check_outputs(indices)
+        if indices.__class__ is not range or indices != range(len(self._names)):  # that is all of them
+            self.check_outputs(indices)
         feeds = self._plan.feeds(self.behind(inputs), engine)
         host, device = self._targets(on_device=False), self._targets(on_device=True)
         read = list(dict.fromkeys(indices))
@@ -164,8 +162,7 @@ class Handles:
         self._values.update({handle: results[index] for handle, index in device.items()})
         if on_device:
             return read, [results[index] for index in read]
-        on_devices = any(isinstance(value, DeviceTensor) for value in self._values.values())
-        if on_devices and self._repeats and all(feeds[name] is value for name, value in inputs.items()):
+        if self.on_device and self._repeats and all(feeds[name] is value for name, value in inputs.items()):
             self.step = _Step(self, engine, feeds, list(inputs), indices, wanted)
         return read, [arrays[index] for index in read]
 
@@ -274,10 +271,8 @@ class _Step:
         """Run, move outputs into the handles, and return as `Handles.run` does.
 
         None, and nothing has run, if the engine, the outputs asked for, or the names, dtypes or shapes of the inputs
-        differ, or the handles' sizes do not fit each other any more.
-
-        Raises:
-            EngineError: the run failed; no handle has changed, and the step cannot be used again.
+        differ, or the handles' sizes do not fit each other any more. After an error no handle has changed, and the step
+        cannot be used again.
         """
         if engine is not self._engine or inputs.__class__ is not dict or list(indices) != self._indices:
             return None

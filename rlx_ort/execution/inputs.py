@@ -22,18 +22,12 @@ import numpy.typing as npt
 
 from rlx_ort.errors import InputError
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.tensor import TensorData
-from rlx_ort.ir.types import MapType, OptionalType, SequenceType, TensorType, ValueType
+from rlx_ort.ir.types import MapType, OptionalType, SequenceType, Shape, TensorType, ValueType
 from rlx_ort.providers.engine.binding import DeviceTensor
 
 if TYPE_CHECKING:
     from rlx_ort.execution.engine import Engine
-
-__all__ = [
-    *("InputPlan", "ResidentFeeds", "TypedBytes", "arrays_from_typed", "as_array", "at_extent", "cast_hint", "coerced"),
-    *("is_literal", "matcher", "saturating_cast", "typed_from_arrays"),
-]
 
 TypedBytes: TypeAlias = "tuple[bytes | bytearray | memoryview, DType | str]"
 
@@ -143,30 +137,26 @@ class InputPlan:
             raise InputError(f"nothing was fed to input {wanted}") from cause
 
     def _check_shapes(self, feeds: Mapping[str, Any]) -> None:
-        sizes: dict[str, tuple[int, str]] = {}
+        sizes: dict[str, tuple[int, str]] = {}  # named dim -> its size in this run and the input that set it
         for name, _, kind in self._rows:
-            if kind.shape is not None:
-                _check_shape(name, kind, kind.shape, feeds[name].shape, sizes)
-
-
-def _check_shape(
-    name: str, kind: TensorType, wanted: Shape, got: tuple[int, ...], sizes: dict[str, tuple[int, str]]
-) -> None:
-    """Check a shape; `sizes` maps a named dim to its size in this run and the input that set it."""
-    if len(got) != len(wanted):
-        raise InputError(f"input {name!r} is {kind} of rank {len(wanted)}; got shape {got} of rank {len(got)}")
-    for axis, (dim, size) in enumerate(zip(wanted, got, strict=True)):
-        if isinstance(dim, int):
-            if dim != size:
-                raise InputError(f"input {name!r} is {kind}; got shape {got}, whose dim {axis} is {size}, not {dim}")
-        elif dim is not None:
-            known, source = sizes.setdefault(dim, (size, name))
-            if known != size:
-                where = "an earlier dim" if source == name else f"input {source!r}"
-                raise InputError(
-                    f"input {name!r} is {kind}; got shape {got}, which makes {dim!r} {size}, "
-                    f"but {where} makes it {known}"
-                )
+            if kind.shape is None:
+                continue
+            wanted, got = kind.shape, feeds[name].shape
+            if len(got) != len(wanted):
+                raise InputError(f"input {name!r} is {kind} of rank {len(wanted)}; got shape {got} of rank {len(got)}")
+            for axis, (dim, size) in enumerate(zip(wanted, got, strict=True)):
+                if isinstance(dim, int) and dim != size:
+                    raise InputError(
+                        f"input {name!r} is {kind}; got shape {got}, whose dim {axis} is {size}, not {dim}"
+                    )
+                if isinstance(dim, str):
+                    known, source = sizes.setdefault(dim, (size, name))
+                    if known != size:
+                        where = "an earlier dim" if source == name else f"input {source!r}"
+                        raise InputError(
+                            f"input {name!r} is {kind}; got shape {got}, which makes {dim!r} {size}, "
+                            f"but {where} makes it {known}"
+                        )
 
 
 def matcher(dtypes: Sequence[np.dtype[Any]], shapes: Sequence[tuple[int, ...]]) -> Callable[[Collection[Any]], bool]:

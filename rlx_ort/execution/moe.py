@@ -27,14 +27,11 @@ from rlx_ort.ir.ops.dequant import DequantGroupedMatMul, GroupedMatMul
 from rlx_ort.ir.ops.leaf import Constant, Param
 from rlx_ort.ir.ops.norm import TopK
 from rlx_ort.ir.ops.onnx import OnnxNode
-from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.tensor import TensorData, narrowed
-from rlx_ort.ir.types import TensorType
+from rlx_ort.ir.types import Shape, TensorType
 
 if TYPE_CHECKING:
     from rlx_ort.options.compile_options import PlacementRule
-
-__all__ = ["MaskLike", "MoeControls", "MoeResidencyStats"]
 
 MaskLike: TypeAlias = "Sequence[bool] | npt.NDArray[np.bool_]"
 Mask: TypeAlias = npt.NDArray[np.bool_]
@@ -263,11 +260,8 @@ def router_picks(graph: Graph, num_experts: int) -> list[Ref]:
 def split_experts(graph: Graph, capture: int | None, residency: Sequence[Mask] | None, split: bool) -> MoeGraph:
     """Return a copy of a graph with hidden outputs and, if `split`, the experts that are not resident on the host.
 
-    Args:
-        graph: the user's graph.
-        capture: the number of experts that identifies routers, None to capture nothing.
-        residency: the mask of each product by experts; None to count nothing of them.
-        split: whether experts that are not resident move to the host.
+    `capture` is the number of experts that identifies routers, None to capture nothing. `residency` has the mask of
+    each product by experts, None to count nothing of them.
 
     Raises:
         GraphVerifyError: the weight of experts that are to move is neither a parameter nor a constant.

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from rlx_ort.ir.graph import Graph
     from rlx_ort.providers.base import EngineSession, MemoryReading, Provider, SessionRequest
 
-__all__ = ["Residency", "Resident", "budget_of", "parse_budgets", "residency"]
-
 VARIABLE = "RLX_DEVICE_MEMORY"
 _IDLE_S = 2.0  # without a run; then the arena is shrunk
 _STEP_S = 0.002

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from rlx_ort.execution.engine import Engine
     from rlx_ort.providers.engine.binding import Slots
 
-__all__ = ["PooledRuns", "SlotRunner"]
-
 _POOL_FROM_INPUTS = 64
 _POOL_AT_MOST_BYTES = 256 * 1024
 _POOL_SIZE = 4
@@ -69,12 +67,7 @@ class SlotRunner:
             return list(self.buffers)
 
     def run(self, engine: Engine, arrays: Sequence[Any]) -> list[npt.NDArray[Any]]:
-        """Run on arrays in the order of the inputs; return the output buffers.
-
-        Raises:
-            InputError: an array is missing or of another type than declared.
-            EngineError: the run failed.
-        """
+        """Run on arrays in the order of the inputs; return the output buffers; see `CompiledGraph.run_slots`."""
         if engine is self._engine and self._matches(arrays):
             assert self._slots is not None  # noqa: S101  # set together with the engine
             self.buffers = found = self._slots.run(arrays)

@@ -12,14 +12,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.op import Op
-from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.tensor import TensorData
-from rlx_ort.ir.types import TensorType, ValueType
+from rlx_ort.ir.types import Shape, TensorType, ValueType
 
 if TYPE_CHECKING:
     from rlx_ort.ir.graph import Graph
-
-__all__ = ["GraphCore", "Node", "Ref", "Value", "format_graph"]
 
 
 @dataclass(frozen=True, slots=True, order=True)

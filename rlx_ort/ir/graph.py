@@ -16,18 +16,15 @@ from rlx_ort.ir.ops.control import ControlBuilders
 from rlx_ort.ir.ops.conv import ConvBuilders
 from rlx_ort.ir.ops.dequant import DequantBuilders
 from rlx_ort.ir.ops.elementwise import ElementwiseBuilders
-from rlx_ort.ir.ops.indexing import IndexingBuilders
 from rlx_ort.ir.ops.leaf import Input, Param
 from rlx_ort.ir.ops.linalg import LinalgBuilders
 from rlx_ort.ir.ops.norm import NormBuilders
 from rlx_ort.ir.ops.onnx import OnnxBuilders
 from rlx_ort.ir.ops.quant import QuantBuilders
-from rlx_ort.ir.ops.sample import SampleBuilders
 from rlx_ort.ir.ops.sequence import SequenceBuilders
 from rlx_ort.ir.ops.shape import Expand, Reshape, ShapeBuilders
 from rlx_ort.ir.ops.signal import SignalBuilders
-from rlx_ort.ir.shape import Dim, refined
-from rlx_ort.ir.types import MapType, OptionalType, SequenceType, TensorType, ValueType
+from rlx_ort.ir.types import MapType, OptionalType, SequenceType, TensorType, ValueType, refined
 
 __all__ = [
     "BATCH", "PAST_SEQ", "ROWS", "SEQ", "DimBinding", "Graph", "Node", "Ref", "Value", "bind_dims",
@@ -46,10 +43,8 @@ class Graph(
     AttentionBuilders,
     ControlBuilders,
     SequenceBuilders,
-    SampleBuilders,
     QuantBuilders,
     DequantBuilders,
-    IndexingBuilders,
     BlockBuilders,
     OnnxBuilders,
 ):
@@ -74,8 +69,6 @@ class Graph(
 
 
 GraphCore.graph_class = Graph
-
-
 GraphT = TypeVar("GraphT", bound=GraphCore)
 
 
@@ -107,7 +100,7 @@ def live_nodes(graph: GraphCore) -> set[int]:
     live = {ref.node for _, ref in graph._outputs}
     for node in reversed(graph.nodes):
         if node.id in live:
-            live.update(ref.node for ref in node.inputs if ref is not None)
+            live.update([ref.node for ref in node.inputs if ref is not None])
     return live
 
 
@@ -143,7 +136,7 @@ def _bind_op(op: Op, sizes: Mapping[str, int]) -> Op:
     for item in fields(op):
         value = getattr(op, item.name)
         if isinstance(op, (Reshape, Expand)) and item.name == "dims":
-            bound: Any = tuple(_bind_dim(dim, sizes) for dim in value)
+            bound: Any = tuple(sizes.get(dim, dim) if isinstance(dim, str) else dim for dim in value)
         else:
             bound = _bind_field(value, sizes)
         if bound is not value and bound != value:
@@ -159,10 +152,6 @@ def _bind_field(value: Any, sizes: Mapping[str, int]) -> Any:
     if isinstance(value, Mapping) and any(isinstance(item, (GraphCore, tuple)) for item in value.values()):
         return {name: _bind_field(item, sizes) for name, item in value.items()}
     return _bind_type(value, sizes) if isinstance(value, ValueType) else value
-
-
-def _bind_dim(dim: Dim, sizes: Mapping[str, int]) -> Dim:
-    return sizes.get(dim, dim) if isinstance(dim, str) else dim
 
 
 def _bind_type(value: ValueType, sizes: Mapping[str, int]) -> ValueType:

@@ -15,17 +15,11 @@ from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, dataclass_transform
 
 from rlx_ort.errors import GraphVerifyError
-from rlx_ort.ir.shape import Dim, Shape, broadcast_shapes
-from rlx_ort.ir.types import TensorType, ValueType
+from rlx_ort.ir.types import Dim, Shape, TensorType, ValueType, broadcast_shapes
 
 if TYPE_CHECKING:
     from rlx_ort.ir.dtype import DType
     from rlx_ort.ir.graph import Graph
-
-__all__ = [
-    "Op", "OpTypes", "Sizes", "counts", "join_dims", "known_name", "known_shape", "named", "op_class", "op_kinds",
-    "pair", "reshaped", "tensor_input",
-]  # fmt: skip
 
 OpTypes: TypeAlias = Sequence["ValueType | None"]
 """Types of an op's inputs; None stands for an optional input that is absent."""
@@ -75,7 +69,9 @@ class Op(metaclass=_OpType):
     """Smallest and largest number of inputs; None for no limit."""
     operands: ClassVar[tuple[str, ...]] = ()
     """Names of the inputs, as messages print them."""
-    _rules: ClassVar[tuple[str, ...]] = ()
+    is_leaf: ClassVar[bool] = False
+    """Whether the op only names data: inputs, parameters, constants and captures cost nothing."""
+    _rules: ClassVar[tuple[tuple[int, str], ...]] = ()
     _named: ClassVar[tuple[tuple[str, str, tuple[str, ...], Mapping[str, str]], ...]] = ()
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
@@ -86,7 +82,8 @@ class Op(metaclass=_OpType):
         if operands:
             names = operands.split()
             pairs = [name.rstrip("?").partition(":") for name in names]
-            cls.operands, cls._rules = tuple(name for name, _, _ in pairs), tuple(rule for _, _, rule in pairs)
+            cls.operands = tuple(name for name, _, _ in pairs)
+            cls._rules = tuple((place, rule) for place, (_, _, rule) in enumerate(pairs) if rule)
             cls.arity = (sum(not name.endswith("?") for name in names), len(names))
         if cls.kind:  # bases have none
             _classes[cls.kind] = cls
@@ -110,13 +107,14 @@ class Op(metaclass=_OpType):
 
     def _tensors(self, inputs: OpTypes) -> list[TensorType]:
         """Return the types of the operands, which must have the number and the dtypes that the class line declares."""
-        names = self.operands[: max(len(inputs), self.arity[0])]
-        tensors = [tensor_input(self, inputs, place, name) for place, name in enumerate(names)]
-        if len(tensors) != len(inputs):
+        tensors = [value for value in inputs if isinstance(value, TensorType)]
+        if not self.arity[0] <= len(tensors) == len(inputs) <= len(self.operands):
+            for place, name in enumerate(self.operands[: max(len(inputs), self.arity[0])]):
+                tensor_input(self, inputs, place, name)  # raises for an input that is absent or no tensor
             raise GraphVerifyError(f"{self.kind} takes {self.arity_text()} inputs, got {len(inputs)}")
-        for value, name, rule in zip(tensors, self.operands, self._rules, strict=False):
-            if rule:
-                self._expect(value, name, rule)
+        for place, rule in self._rules:
+            if place < len(tensors):
+                self._expect(tensors[place], self.operands[place], rule)
         return tensors
 
     def _expect(self, value: TensorType, name: str, rule: str) -> None:
@@ -133,11 +131,6 @@ class Op(metaclass=_OpType):
     def _result(self, *operands: Any, **options: Any) -> TensorType | None:
         """Check the types of the operands and return that of the result; None stands for that of the first operand."""
         return None
-
-    @property
-    def is_leaf(self) -> bool:
-        """Whether the op only names data: inputs, parameters, constants and captures cost nothing."""
-        return False
 
     def bodies(self) -> tuple[Graph, ...]:
         """Return the subgraphs the op carries, in the order of its fields."""

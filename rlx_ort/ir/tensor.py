@@ -23,25 +23,16 @@ from rlx_ort.errors import ConversionError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.storage import replacing
 
-__all__ = [
-    "PIECE_BYTES", "FileRange", "NarrowedTensor", "TensorData", "narrowed", "narrowed_later", "read_tensors",
-    "values_of", "write_tensors",
-]  # fmt: skip
-
 PIECE_BYTES = 8 << 20
 """Size of the pieces in which a tensor is copied from file to file."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileRange:
-    """Where in a file the bytes of a mapped tensor are.
+    """Where in a file, by its absolute path, the bytes of a mapped tensor begin.
 
-    Attributes:
-        path: the file, absolute.
-        offset: first byte.
-        stamp: identity of the file when it was mapped; see `stamp_of`.
-        pinned: whether only the mapped bytes may be used, because they were verified; the path must not be opened
-            again.
+    `stamp` identifies the file as it was mapped; see `stamp_of`. The path of a `pinned` range must not be opened again,
+    because the mapped bytes were verified.
     """
 
     path: str
@@ -105,8 +96,8 @@ class TensorData:
         values = np.asarray(array)
         target = DType.from_numpy(values.dtype) if dtype is None else dtype
         if target is DType.STRING:
-            flat = np.array([_as_text(item) for item in values.reshape(-1)], dtype=object)
-            return cls(target, values.shape, flat)
+            texts = [item.decode() if isinstance(item, bytes) else str(item) for item in values.reshape(-1)]
+            return cls(target, values.shape, np.array(texts, dtype=object))
         values = np.ascontiguousarray(values, dtype=target.numpy).reshape(values.shape)
         raw = values.reshape(-1).view(np.uint8) if values.size else np.empty(0, np.uint8)
         if target.is_packed:
@@ -193,10 +184,6 @@ def _unpack(packed: npt.NDArray[np.uint8], bits: int, count: int) -> npt.NDArray
     """Undo `_pack` for `count` elements."""
     shifts = np.arange(0, 8, bits, dtype=np.uint8)
     return ((packed[:, None] >> shifts) & ((1 << bits) - 1)).reshape(-1)[:count].astype(np.uint8)
-
-
-def _as_text(item: object) -> str:
-    return item.decode("utf-8") if isinstance(item, bytes) else str(item)
 
 
 _LARGEST = {DType.F16: 65504.0, DType.BF16: 3.3895313892515355e38}

@@ -10,21 +10,12 @@ from rlx_ort.ir.core import GraphCore, Node, Ref
 from rlx_ort.ir.op import Op
 from rlx_ort.ir.ops.leaf import Capture, Input, Param
 from rlx_ort.ir.ops.onnx import OnnxNode, Refused
-from rlx_ort.ir.shape import Shape, fits
-from rlx_ort.ir.types import TensorType, UnknownType, ValueType
-
-__all__ = ["Problem", "check", "verify"]
+from rlx_ort.ir.types import Shape, TensorType, UnknownType, ValueType, fits
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong.
-
-    Attributes:
-        message: what is wrong, with the names of the node and the graph.
-        remedy: what to do about it.
-        node: the node's id in its graph, None for a problem of the whole graph.
-    """
+    """One thing that is wrong, with a remedy; `node` is the node's id in its graph, None for the graph as a whole."""
 
     message: str
     remedy: str
@@ -81,10 +72,11 @@ def _unsure_places(graph: GraphCore, kinds: Collection[type[Op]]) -> Collection[
     for place, (node, added) in enumerate(zip(graph.nodes, graph._added, strict=True)):
         if added is None:
             return every
-        now = (node, node.op, node.inputs, node.types)
-        if node.id != place or any(part is not before for part, before in zip(now, added, strict=False)):
+        as_added, op, inputs, types, inferred = added
+        same = as_added is node and node.op is op and node.inputs is inputs and node.types is types
+        if not same or node.id != place:
             return every
-        if not added[-1] or len(node.output_names) != len(node.types) or type(node.op) in owners:
+        if not inferred or len(node.output_names) != len(types) or type(op) in owners:
             found.add(place)
     return found
 

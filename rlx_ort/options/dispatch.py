@@ -17,8 +17,6 @@ from dataclasses import dataclass
 from rlx_ort import environment
 from rlx_ort.errors import ConversionError
 
-__all__ = ["KernelDispatch", "KernelDispatchPolicy"]
-
 VARIABLE = "RLX_KERNEL_DISPATCH"
 
 
@@ -33,16 +31,12 @@ class KernelDispatchPolicy(enum.Enum):
     """The native form; a node that cannot have it is an error."""
 
 
-_TEXTS = {
-    "common": KernelDispatchPolicy.FORCE_COMMON,
-    "force_common": KernelDispatchPolicy.FORCE_COMMON,
-    "ForceCommon": KernelDispatchPolicy.FORCE_COMMON,
-    "native": KernelDispatchPolicy.FORCE_NATIVE,
-    "force_native": KernelDispatchPolicy.FORCE_NATIVE,
-    "ForceNative": KernelDispatchPolicy.FORCE_NATIVE,
-    "prefer_native": KernelDispatchPolicy.PREFER_NATIVE,
-    "PreferNative": KernelDispatchPolicy.PREFER_NATIVE,
+_SPELLINGS = {
+    KernelDispatchPolicy.FORCE_COMMON: ("common", "force_common", "ForceCommon"),
+    KernelDispatchPolicy.FORCE_NATIVE: ("native", "force_native", "ForceNative"),
+    KernelDispatchPolicy.PREFER_NATIVE: ("prefer_native", "PreferNative"),
 }
+_TEXTS = {text: policy for policy, texts in _SPELLINGS.items() for text in texts}
 
 
 @dataclass(frozen=True, slots=True)

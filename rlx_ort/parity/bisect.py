@@ -15,7 +15,7 @@ import difflib
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from typing import Any
 
 import numpy as np
@@ -34,8 +34,6 @@ from rlx_ort.parity.compare import renamed_inputs
 from rlx_ort.parity.metrics import Difference, Tolerance, difference
 from rlx_ort.parity.opening import ModelSource, OrtFormatFile, as_model, open_model
 
-__all__ = ["BATCH_BYTES", "Divergence", "bisect", "nearest", "pair_values"]
-
 BATCH_BYTES = 256 << 20
 """Estimated bytes of values to hold at a time: those of one side, while the other side runs."""
 
@@ -43,6 +41,7 @@ _UNKNOWN_BYTES = 1 << 20
 _LARGEST = 2.0  # relative difference
 _NEARLY_EXACT = 1e-6  # rounding of f32 in another order of summation
 _MOST_SHOWN = 60
+_value = onnx.helper.get_attribute_value
 _PASSING = {"Cast", "Identity", "QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"}
 """Operators that keep the meaning of their first input: conversions of precision insert and remove them."""
 
@@ -55,11 +54,8 @@ class Divergence:
     """The node at which two models diverge.
 
     Attributes:
-        node: the name of the node, or of its first output if it has none.
-        op_type: its operator.
-        output: the value that differs.
-        other_node: the name of its counterpart in the second model.
-        other_output: the counterpart of the value.
+        node: the name of the node, or of its first output if it has none; `other_node` is that of its counterpart.
+        output: the value that differs; `other_output` is its counterpart.
         found: the difference of the two values.
         before: the largest relative difference among the values that it is computed from.
         causes: the differences of the nodes in operator, attributes and weights; empty if only the arithmetic differs.
@@ -122,30 +118,27 @@ def bisect(
     return found
 
 
+@dataclass
 class _Search:
     """The data that the searches with and without optimisation share."""
 
-    def __init__(
-        self,
-        a: ModelBundle,
-        b: ModelBundle,
-        inputs: Mapping[str, Any],
-        devices: tuple[Device, Device],
-        tolerance: Tolerance,
-        batch_bytes: int,
-    ) -> None:
-        self._a, self._b, self._inputs, self._devices = a, b, inputs, devices
-        self._batch_bytes = batch_bytes
-        self._pairs = pair_values(a.proto.graph, b.proto.graph)
-        self._above = nearest(a.proto.graph, self._pairs)
-        self._producers = (_producers(a.proto.graph), _producers(b.proto.graph))
+    a: ModelBundle
+    b: ModelBundle
+    inputs: Mapping[str, Any]
+    devices: tuple[Device, Device]
+    tolerance: InitVar[Tolerance]
+    batch_bytes: int
+
+    def __post_init__(self, tolerance: Tolerance) -> None:
+        self.pairs = pair_values(self.a.proto.graph, self.b.proto.graph)
+        self.above = nearest(self.a.proto.graph, self.pairs)
         loosest = 0.0 if tolerance.cosine is None else math.sqrt(max(0.0, 2 * (1 - tolerance.cosine)))
-        self._allowed = loosest if tolerance.relative_l2 is None else tolerance.relative_l2
+        self.allowed = loosest if tolerance.relative_l2 is None else tolerance.relative_l2
 
     def run(self, options: CompileOptions, *, optimized: bool = False) -> Divergence | None:
         """Compare every pair of values and return the divergence."""
         found: dict[str, Difference] = {}
-        noisy = self._devices[0] != self._devices[1]
+        noisy = self.devices[0] != self.devices[1]
         for batch in self._batches():
             for name, gap, same_type in self._compared(batch, options):
                 found[name] = gap
@@ -157,10 +150,10 @@ class _Search:
 
     def _first(self, found: Mapping[str, Difference]) -> str | None:
         """Return the value at which the first difference beyond the tolerance begins, which may be below it."""
-        name = next((name for name, gap in found.items() if gap.size > self._allowed), None)
-        clean = min(self._allowed, _NEARLY_EXACT)
+        name = next((name for name, gap in found.items() if gap.size > self.allowed), None)
+        clean = min(self.allowed, _NEARLY_EXACT)
         while name is not None:
-            sources = [source for source in self._above[name][0] if source in found and found[source].size > clean]
+            sources = [source for source in self.above[name][0] if source in found and found[source].size > clean]
             if not sources:
                 return name
             name = max(sources, key=lambda source: found[source].size)
@@ -168,21 +161,21 @@ class _Search:
 
     def _steepest(self, found: Mapping[str, Difference]) -> str | None:
         """Return the value at which the error grows most, among those beyond the tolerance."""
-        floor = max(self._allowed / 10, _NEARLY_EXACT)
+        floor = max(self.allowed / 10, _NEARLY_EXACT)
 
         def growth(name: str) -> float:
             return min(found[name].size, _LARGEST) / max(self._before(name, found), floor)
 
-        differing = [name for name, gap in found.items() if gap.size > self._allowed]
+        differing = [name for name, gap in found.items() if gap.size > self.allowed]
         return max(differing, key=growth, default=None)
 
     def _before(self, name: str, found: Mapping[str, Difference]) -> float:
-        sizes = [min(found[source].size, _LARGEST) for source in self._above[name][0] if source in found]
+        sizes = [min(found[source].size, _LARGEST) for source in self.above[name][0] if source in found]
         return max(sizes, default=0.0)
 
     def _divergence(self, name: str, found: Mapping[str, Difference], optimized: bool) -> Divergence:
-        other = self._pairs[name]
-        mine, theirs = self._producers[0][name], self._producers[1][other]
+        other = self.pairs[name]
+        mine, theirs = _producer(self.a.proto.graph, name), _producer(self.b.proto.graph, other)
         return Divergence(
             node=_label(mine),
             op_type=mine.op_type,
@@ -191,20 +184,20 @@ class _Search:
             other_output=other,
             found=found[name],
             before=self._before(name, found),
-            causes=() if self._a is self._b else _causes(self._a, mine, self._b, theirs),
-            between=self._above[name][1],
+            causes=() if self.a is self.b else _causes(self.a, mine, self.b, theirs),
+            between=self.above[name][1],
             compared=len(found),
             optimized=optimized,
         )
 
     def _batches(self) -> Iterator[list[str]]:
         """Yield paired values in order, in batches whose estimated bytes stay below the limit."""
-        sizes = _estimated_bytes(self._a, self._inputs)
+        sizes = _estimated_bytes(self.a, self.inputs)
         batch: list[str] = []
         total = 0
-        for name in self._pairs:
+        for name in self.pairs:
             size = sizes.get(name, _UNKNOWN_BYTES)
-            if batch and total + size > self._batch_bytes:
+            if batch and total + size > self.batch_bytes:
                 yield batch
                 batch, total = [], 0
             batch.append(name)
@@ -214,19 +207,20 @@ class _Search:
 
     def _compared(self, batch: Sequence[str], options: CompileOptions) -> Iterator[tuple[str, Difference, bool]]:
         """Yield (value, difference, whether both have one dtype) for a batch, except for lists and maps."""
-        others = [self._pairs[name] for name in batch]
-        with open_model(self._a, self._devices[0], options, extra_outputs=batch) as opened:
-            left = opened.run(self._inputs, batch)
-        with open_model(self._b, self._devices[1], options, extra_outputs=others) as opened:
-            right = opened.run(renamed_inputs(opened, self._inputs, self._b.origin), others)
+        others = [self.pairs[name] for name in batch]
+        with open_model(self.a, self.devices[0], options, extra_outputs=batch) as opened:
+            left = opened.run(self.inputs, batch)
+        with open_model(self.b, self.devices[1], options, extra_outputs=others) as opened:
+            right = opened.run(renamed_inputs(opened, self.inputs, self.b.origin), others)
         for name, x, y in zip(batch, left, right, strict=True):
             if isinstance(x, np.ndarray) and isinstance(y, np.ndarray):
                 yield name, difference(x, y), x.dtype == y.dtype
 
 
-def _producers(graph: onnx.GraphProto) -> dict[str, onnx.NodeProto]:
-    """Return value -> the node of the main graph that computes it."""
-    return {name: node for node in graph.node for name in node.output if name}
+def _producer(graph: onnx.GraphProto, name: str) -> onnx.NodeProto:
+    """Return the node of the main graph that computes a value."""
+    nodes: Iterator[onnx.NodeProto] = (node for node in graph.node if name in node.output)
+    return next(nodes)
 
 
 def _label(node: onnx.NodeProto) -> str:
@@ -264,16 +258,8 @@ def _attributes(mine: onnx.NodeProto, theirs: onnx.NodeProto) -> Iterator[str]:
     defaults = {name: entry.default_value for name, entry in known.items() if entry.default_value.type}
     for name in sorted(left.keys() | right.keys()):
         one, other = left.get(name, defaults.get(name)), right.get(name, defaults.get(name))
-        if one is None or other is None or _plain(one) != _plain(other):
+        if one is None or other is None or _value(one) != _value(other):
             yield f"attribute {name!r} is {_shown(one)} in one and {_shown(other)} in the other"
-
-
-def _plain(attribute: onnx.AttributeProto) -> bytes:
-    """Return the value of an attribute without its documentation."""
-    copy = copied(attribute)
-    copy.ClearField("doc_string")
-    data: bytes = copy.SerializeToString(deterministic=True)
-    return data
 
 
 def _shown(attribute: onnx.AttributeProto | None) -> str:
@@ -281,7 +267,7 @@ def _shown(attribute: onnx.AttributeProto | None) -> str:
         return "not given"
     if attribute.type in (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS, onnx.AttributeProto.TENSOR):
         return "another value"
-    text = str(onnx.helper.get_attribute_value(attribute))
+    text = str(_value(attribute))
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
 
 

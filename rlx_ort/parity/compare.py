@@ -12,13 +12,11 @@ from rlx_ort.converters.bundle import ModelBundle
 from rlx_ort.device import Device
 from rlx_ort.errors import EngineError, InputError
 from rlx_ort.execution.placement import Placement
-from rlx_ort.ir.types import TensorType, ValueType
+from rlx_ort.ir.types import TensorType
 from rlx_ort.options.compile_options import CompileOptions
 from rlx_ort.parity.inputs import SEED, SIZE_CHOICES, random_inputs
 from rlx_ort.parity.metrics import Array, Difference, Tolerance, difference
 from rlx_ort.parity.opening import ModelSource, OpenModel, OrtFormatFile, as_model, open_model
-
-__all__ = ["Comparison", "OutputDifference", "Reference", "compare", "compare_to", "reference_run", "renamed_inputs"]
 
 _Output: TypeAlias = tuple[str, Array]
 
@@ -29,11 +27,8 @@ class OutputDifference:
 
     Attributes:
         name: its name in the reference, with an index or key for an element of a list or map.
-        other_name: its name in the other model.
-        dtypes: the element types of both.
-        shape: the shape in the reference.
-        found: the difference.
-        ok: whether the difference is within the tolerance.
+        other_name: its name in the other model; `dtypes` are those of both, `shape` is that of the reference.
+        ok: whether the difference found is within the tolerance.
     """
 
     name: str
@@ -79,11 +74,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """The outputs of a model, kept after its session is closed; see `Comparison` for the other attributes.
-
-    Attributes:
-        outputs: (name, value) of each output, or of each element of lists and maps.
-    """
+    """The outputs of a model, or the elements of those that are lists and maps, kept after its session is closed."""
 
     inputs: Mapping[str, Any]
     assumed: Mapping[str, int]
@@ -192,8 +183,11 @@ def compare_to(
         feeds = renamed_inputs(opened, reference.inputs, model.origin)
         found = _flattened(zip(opened.output_names, opened.run(feeds), strict=True))
         placement = opened.placement
+    names = [[name for name, _ in side] for side in (found, reference.outputs)]
+    complaint = f"{model.origin} has the outputs {', '.join(names[0])}, the reference {', '.join(names[1])}"
+    pairs = zip(reference.outputs, _matched(names[1], dict(found), complaint), strict=True)
     outputs = []
-    for (name, left), (other, right) in _paired(reference.outputs, found, model.origin):
+    for (name, left), (other, right) in pairs:
         gap = difference(left, right)
         dtypes = (str(left.dtype), str(right.dtype))
         outputs.append(OutputDifference(name, other, dtypes, left.shape, gap, allowed.accepts(gap)))
@@ -228,28 +222,21 @@ def renamed_inputs(opened: OpenModel, inputs: Mapping[str, Any], origin: str) ->
         InputError: the model has neither the same names nor the same number of inputs.
     """
     wanted = opened.input_types
-    if set(wanted) <= set(inputs):
-        pairs = [(name, inputs[name]) for name in wanted]
-    elif len(wanted) == len(inputs):
-        pairs = list(zip(wanted, inputs.values(), strict=True))
-    else:
-        raise InputError(f"{origin} has the inputs {', '.join(wanted)}, the reference has {', '.join(inputs)}")
-    return {name: _in_type(value, wanted[name]) for name, value in pairs}
-
-
-def _in_type(value: Any, kind: ValueType) -> Any:
-    if not isinstance(kind, TensorType) or not isinstance(value, np.ndarray) or value.dtype == object:
-        return value
-    return value.astype(kind.dtype.numpy, copy=False)
-
-
-def _paired(left: Sequence[_Output], right: Sequence[_Output], origin: str) -> list[tuple[_Output, _Output]]:
-    by_name = dict(right)
-    if all(name in by_name for name, _ in left):
-        return [((name, value), (name, by_name[name])) for name, value in left]
-    if len(left) == len(right):
-        return list(zip(left, right, strict=True))
-    raise InputError(
-        f"{origin} has the outputs {', '.join(name for name, _ in right)}, "
-        f"the reference has {', '.join(name for name, _ in left)}"
+    values = _matched(
+        list(wanted), inputs, f"{origin} has the inputs {', '.join(wanted)}, the reference {', '.join(inputs)}"
     )
+    feeds = {}
+    for (name, kind), (_, value) in zip(wanted.items(), values, strict=True):
+        if isinstance(kind, TensorType) and isinstance(value, np.ndarray) and value.dtype != object:
+            value = value.astype(kind.dtype.numpy, copy=False)
+        feeds[name] = value
+    return feeds
+
+
+def _matched(names: Sequence[str], pool: Mapping[str, Any], complaint: str) -> list[tuple[str, Any]]:
+    """Return a name and value of the pool for each name: those of that name if all are there, else by position."""
+    if set(names) <= pool.keys():
+        return [(name, pool[name]) for name in names]
+    if len(names) == len(pool):
+        return list(pool.items())
+    raise InputError(complaint)

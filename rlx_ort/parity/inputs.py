@@ -15,8 +15,6 @@ from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import TensorType, ValueType
 from rlx_ort.parity.metrics import Array
 
-__all__ = ["SEED", "SIZE_CHOICES", "MadeInputs", "random_inputs"]
-
 SEED = 0
 """Random inputs are the same in every run unless another seed is given."""
 SIZE_CHOICES = ((2, 8, 64), (1, 8, 224), (1, 1, 1))
@@ -127,29 +125,22 @@ def _array(name: str, kind: ValueType, sizes: _Sizes, bound: int | None, source:
 
 def _index_bounds(graph: onnx.GraphProto, inputs: Iterable[str]) -> dict[str, int]:
     """Return input -> length of the shortest table that its values index, for inputs that index one."""
-    rows = {tensor.name: list(tensor.dims) for tensor in graph.initializer}
-    readers: dict[str, list[tuple[onnx.NodeProto, int]]] = {}
+    shapes = {tensor.name: list(tensor.dims) for tensor in graph.initializer}
+    carried = {name: {name} for name in inputs}  # value -> the inputs whose values it has
+    found: dict[str, int] = {}
     for node in graph.node:
         for index, name in enumerate(node.input):
-            readers.setdefault(name, []).append((node, index))
-    found: dict[str, int] = {}
-    for start in inputs:
-        seen, waiting = {start}, [start]
-        lengths: list[int] = []
-        while waiting:
-            for node, index in readers.get(waiting.pop(), ()):
-                lengths += _table_rows(node, index, rows)
-                if (node.op_type in _CARRIERS and index == 0) or node.op_type == "Concat":
-                    waiting += [name for name in node.output[:1] if name not in seen]
-                    seen.update(node.output[:1])
-        if lengths:
-            found[start] = min(lengths)
+            starts = carried.get(name, set())
+            if starts and (rows := _table_rows(node, index, shapes)) is not None:
+                found.update({start: min(rows, found.get(start, rows)) for start in starts})
+            if starts and ((node.op_type in _CARRIERS and index == 0) or node.op_type == "Concat"):
+                carried.setdefault(node.output[0], set()).update(starts)
     return found
 
 
-def _table_rows(node: onnx.NodeProto, index: int, rows: Mapping[str, Sequence[int]]) -> list[int]:
-    """Return the length of the table that input `index` of a node indexes, as a list that is empty without a table."""
+def _table_rows(node: onnx.NodeProto, index: int, shapes: Mapping[str, Sequence[int]]) -> int | None:
+    """Return the length of the table that input `index` of a node indexes, None without a table."""
     place = _TABLES.get((node.op_type, index))
-    shape = rows.get(node.input[place]) if place is not None and place < len(node.input) else None
+    shape = shapes.get(node.input[place]) if place is not None and place < len(node.input) else None
     axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), 0)
-    return [shape[axis]] if shape and -len(shape) <= axis < len(shape) else []
+    return shape[axis] if shape and -len(shape) <= axis < len(shape) else None

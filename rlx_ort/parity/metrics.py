@@ -13,22 +13,16 @@ import numpy.typing as npt
 from rlx_ort.converters.bundle import ModelBundle
 from rlx_ort.ir.types import TensorType
 
-__all__ = ["Difference", "Tolerance", "difference", "dtypes_of", "tolerance_for"]
-
 Array: TypeAlias = npt.NDArray[Any]
 
 _BLOCK = 1 << 18  # elements; 2 MiB a float64 temporary
 
-_F32 = 1e-5
-"""Some tens of roundings of 6e-8: a deep model adds up the differences of kernels and summation orders."""
-_DEVICES = 1e-3
-"""Kernels of another device sum in another order and approximate `exp` and `tanh`."""
-_F16 = 5e-3
-"""One rounding is 5e-4."""
-_BF16 = 4e-2
-"""Three bits less than f16, so eight times as much."""
+_F32 = 1e-5  # some tens of roundings of 6e-8: a deep model adds up the differences of kernels and summation orders
+_DEVICES = 1e-3  # kernels of another device sum in another order and approximate `exp` and `tanh`
+_F16 = 5e-3  # one rounding is 5e-4
+_BF16 = 4e-2  # three bits less than f16, so eight times as much
+# Bits of quantised values -> least cosine: single elements differ much, the direction of the result does not.
 _COSINE = {8: 0.99, 4: 0.98}
-"""Bits of quantised values -> least cosine: single elements differ much, the direction of the result does not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +139,7 @@ def difference(reference: Array, value: Array) -> Difference:
             nonfinite += int(np.count_nonzero(~finite & ~same))
             x, y = x[finite], y[finite]
         gap = x - y
-        if gap.size:
-            max_abs = max(max_abs, float(np.abs(gap).max()))
+        max_abs = max(max_abs, float(np.abs(gap).max(initial=0.0)))
         x, y, gap = x / scale, y / scale, gap / scale
         delta += float(gap @ gap)
         dot += float(x @ y)

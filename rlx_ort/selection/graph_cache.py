@@ -20,12 +20,10 @@ from rlx_ort.providers import registry
 
 if TYPE_CHECKING:
     from rlx_ort.converters.to_onnx.exporter import Draft
-    from rlx_ort.ir.shape import Shape
+    from rlx_ort.ir.types import Shape
     from rlx_ort.providers.base import Provider
     from rlx_ort.selection.candidates import Rankings
     from rlx_ort.selection.support import UnsupportedOp
-
-__all__ = ["GraphCache", "cache_of", "forget", "refusals", "remembered"]
 
 
 class GraphCache:

@@ -14,9 +14,8 @@ import numpy as np
 
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph, Value
-from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.tensor import TensorData
-from rlx_ort.ir.types import TensorType
+from rlx_ort.ir.types import Shape, TensorType
 
 __all__ = ["Built", "Case", "cases"]
 

@@ -8,7 +8,7 @@ import tiny_llama
 from reference_check import relative_error
 
 from rlx_ort.device import Device
-from rlx_ort.execution.kv_cache import LayerKvCache
+from rlx_ort.execution.buckets import LayerKvCache
 
 SIZES = tiny_llama.Sizes(vocabulary=24, width=16, heads=4, kv_heads=2, inner=24)
 PROMPT = np.random.default_rng(2).integers(0, SIZES.vocabulary, (2, 4))

@@ -37,8 +37,6 @@ from rlx_ort.storage import write_atomic
 if TYPE_CHECKING:
     from rlx_ort.ir.tensor import TensorData
 
-__all__ = ["Opening", "open_cached", "session_key", "use_for", "watched", "weights_digest"]
-
 _log = logging.getLogger("rlx_ort.cache")
 
 _Opened: TypeAlias = tuple[Any, list[Any]]
@@ -124,7 +122,6 @@ def open_cached(
 def session_key(recipe: SessionRecipe, request: SessionRequest, engine: str, root: Path) -> CacheKey:
     """Return the key of a session. Reads the weights; see `weights_digest`."""
     options, model = request.options, request.model
-    config = {**recipe.config, **options.session_config}
     plugin = plugin_for(recipe.ep_name) if recipe.ep_devices else None
     parts = {
         "model": hashlib.sha256(model.model_bytes(request.weights)).hexdigest(),
@@ -136,7 +133,9 @@ def session_key(recipe: SessionRecipe, request: SessionRequest, engine: str, roo
         "dims": _text(options.dims),
         "provider_options": _text(recipe.provider_options(options)),
         "helpers": _text({name: dict(given) for name, given in recipe.helpers}),
-        "session_config": _text({k: v for k, v in config.items() if not k.startswith(_NOT_OF_THE_MODEL)}),
+        "session_config": _text(
+            {k: v for k, v in options.session_config.items() if not k.startswith(_NOT_OF_THE_MODEL)}
+        ),
         **cpu_facts(),
     }
     if plugin is not None:

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from rlx_ort.providers.engine.compiled.store import CompileStore, Entry
 
-__all__ = ["Interface", "SavedSession", "Start", "find_start", "note_start"]
-
 
 class Interface(NamedTuple):
     """An input or output: its name, numpy dtype, and dims: the name of one that is open, None where it has none."""
@@ -93,10 +91,7 @@ def _facts(engine: str) -> Mapping[str, Any]:
 
 
 def _installation() -> str:
-    """Return the stamp of a file that installing writes, or of the program itself when it is frozen.
-
-    It distinguishes installations; reading the version would take 25 ms.
-    """
+    """Return the stamp of a file that installing writes, or of the frozen program; reading the version takes 25 ms."""
     for path in (environment.__file__, sys.executable):
         try:
             status = os.stat(path)  # noqa: PTH116  # a plain path

@@ -31,27 +31,6 @@ if TYPE_CHECKING:
 
     import filelock
 
-__all__ = [
-    "DEFAULT_LIMIT_BYTES",
-    "MANIFEST",
-    "MODEL_FILE",
-    "SCHEMA",
-    "CacheKey",
-    "CompileStore",
-    "Difference",
-    "Entry",
-    "Explanation",
-    "cpu_facts",
-    "default_store",
-    "describe_files",
-    "differences",
-    "explain",
-    "parse_bytes",
-    "read_cpu_facts",
-    "read_entry",
-    "use_of",
-]
-
 DEFAULT_LIMIT_BYTES = 10 * 1024**3
 _UNITS = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3, "t": 1024**4}
 _SIZE = r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?"
@@ -117,10 +96,7 @@ class Explanation(NamedTuple):
 
 
 def explain(key: CacheKey, entries: Sequence[Entry]) -> Explanation:
-    """Return whether a key has an entry, and what changed since the nearest earlier one.
-
-    The nearest is of the same model or weights, with the fewest parts that differ.
-    """
+    """Return whether a key has an entry, and how it differs from the nearest earlier one of its model or weights."""
     entry = next((each for each in entries if each.digest == key.digest), None)
     same = [(name, key.parts[name]) for name in ("model", "weights") if key.parts.get(name)]
     related = [
@@ -144,8 +120,7 @@ def cpu_facts() -> dict[str, str]:
 def read_cpu_facts(table: Path) -> dict[str, str]:
     """Return name, instructions and system by the first processor of a file such as `/proc/cpuinfo`.
 
-    Without one, as on Windows and macOS, the system's name for the processor, which holds family, model and stepping,
-    stands for both.
+    Without one, as on Windows and macOS, the system's name for the processor stands for both.
     """
     found: dict[str, str] = {}
     with contextlib.suppress(OSError), table.open(encoding="utf-8", errors="replace") as stream:
@@ -309,9 +284,6 @@ class CompileStore:
 
         `fill` gets an empty folder, writes the files, and returns what to note beside them. Afterwards the least
         recently used entries are evicted. With `open_ended` the files are not described: the provider keeps writing.
-
-        Raises:
-            OSError: the cache cannot be written to.
         """
         import shutil
         import tempfile
@@ -374,10 +346,7 @@ class CompileStore:
         return gone
 
     def clear(self) -> tuple[int, list[str]]:
-        """Delete every entry; return the bytes that were freed and the digests of those in use, which stay.
-
-        Notes on packages and weights files are deleted as well, and not counted.
-        """
+        """Delete every entry and note; return the bytes of entries that were freed and the digests of those in use."""
         import shutil
 
         self._clear_parts()
@@ -457,10 +426,7 @@ def parse_bytes(text: str) -> int:
 
 
 def use_of(asked: str | None, default: str = "off") -> str:
-    """Return how the cache is used, `on`, `off` or `found`: as asked, else by `RLX_CACHE`, else by default.
-
-    A variable that is neither, such as `1` or `0`, is read as a flag.
-    """
+    """Return `on`, `off` or `found`: as asked, else by `RLX_CACHE`, which may be a flag too, else by default."""
     if asked is not None:
         return asked
     value = (environment.get("CACHE") or default).strip().lower()

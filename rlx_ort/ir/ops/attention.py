@@ -12,10 +12,7 @@ from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import Value
 from rlx_ort.ir.op import Op, OpTypes, join_dims, named, tensor_input
 from rlx_ort.ir.ops.leaf import LeafBuilders, NodeArgs, Operand
-from rlx_ort.ir.shape import Dim, Shape
-from rlx_ort.ir.types import TensorType
-
-__all__ = ["MASK_KINDS", "Attention", "AttentionBuilders", "HeadLayout", "Rope", "head_layout", "parse_mask_kind"]
+from rlx_ort.ir.types import Dim, Shape, TensorType
 
 MASK_KINDS = ("none", "causal", "sliding", "custom", "bias")
 """Names of the mask kinds; `sliding` is written `sliding:N` in the builders."""
@@ -57,8 +54,6 @@ class Attention(Op, operands="q:float k v mask?"):
     number that is safe in the dtype, so a fully masked row averages all of v.
 
     Attributes:
-        num_heads: heads of q, k and v alike.
-        head_dim: size of a head.
         mask_kind: `none`; `causal`, keys up to the query; `sliding`, of those the last `window + 1`; `custom`, a
             `(B, K)` mask in which below 0.5 is masked; `bias`, a `(B, H, Q, K)` tensor added to the scaled scores.
         window: how many keys before its own position a query attends to under `sliding`.

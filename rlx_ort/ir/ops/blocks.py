@@ -18,16 +18,10 @@ from rlx_ort.ir.ops.elementwise import ACTIVATIONS, Activation, Binary
 from rlx_ort.ir.ops.leaf import LeafBuilders, NodeArgs, Operand
 from rlx_ort.ir.ops.linalg import FusedMatMulBiasAct, MatMul
 from rlx_ort.ir.ops.norm import FusedSwiGLU
-from rlx_ort.ir.shape import Dim, Shape
-from rlx_ort.ir.types import TensorType, ValueType
+from rlx_ort.ir.types import Dim, Shape, TensorType, ValueType
 
 if TYPE_CHECKING:
     from rlx_ort.ir.graph import Graph
-
-__all__ = [
-    "AdaLayerNorm", "AxialRope2d", "BlockBuilders", "Composite", "FusedAttentionBlock", "FusedConvBiasAct",
-    "FusedTransformerLayer", "GatedResidual", "GroupedQueryAttention", "SoftmaxCrossEntropyWithLogits",
-]  # fmt: skip
 
 
 class Composite(Op):

@@ -16,16 +16,10 @@ from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.op import Op, OpTypes, join_dims, known_shape, tensor_input
 from rlx_ort.ir.ops.leaf import Input, LeafBuilders, NodeArgs, Operand, Param
 from rlx_ort.ir.ops.onnx import AttributeValue
-from rlx_ort.ir.shape import Shape, fits
-from rlx_ort.ir.types import TensorType, ValueType
+from rlx_ort.ir.types import Shape, TensorType, ValueType, fits
 
 if TYPE_CHECKING:
     from rlx_ort.ir.graph import Graph
-
-__all__ = [
-    "Body", "ControlBuilders", "Custom", "CustomFn", "If", "Scan", "While", "as_body", "body_results",
-    "expect_same_type", "finer_type", "tensor_types",
-]  # fmt: skip
 
 Body: TypeAlias = "Graph | Callable[..., Value | Sequence[Value]]"
 """What the builders take as a body: a graph, or a function `(graph, *inputs)` that builds one and returns results."""

@@ -10,13 +10,7 @@ from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import Value
 from rlx_ort.ir.op import Op, Sizes, counts, named, pair
 from rlx_ort.ir.ops.leaf import LeafBuilders, NodeArgs, Operand
-from rlx_ort.ir.shape import Dim, Shape
-from rlx_ort.ir.types import TensorType
-
-__all__ = [
-    "POOLS", "RESIZE_MODES", "Conv2d", "Conv3d", "ConvBuilders", "ConvTranspose2d", "Im2Col", "Interpolate", "Pool",
-    "ResizeNearest2x", "conv_shape", "expect_bias", "window",
-]  # fmt: skip
+from rlx_ort.ir.types import Dim, Shape, TensorType
 
 POOLS = ("max", "mean", "sum", "min")
 """Names of the pools."""
@@ -205,6 +199,8 @@ def _window_counts(
 ) -> list[Dim]:
     """Return how many positions a window has along each axis, None where that is unknown."""
     found: list[Dim] = []
+    if min(*stride, *dilation, 1) < 1:
+        raise GraphVerifyError(f"{op.kind} has stride {[*stride]} and dilation {[*dilation]}; use 1 or more")
     for size, taps, step, pad, gap in zip(sizes, kernel, stride, padding, dilation, strict=True):
         if isinstance(size, int) and isinstance(taps, int):
             found.append(_positive(op, (size + 2 * pad - gap * (taps - 1) - 1) // step + 1))

@@ -21,22 +21,16 @@ half first. In `nvfp4_block` column 2j is the low half.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Unpack
 
 from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import Value
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.gguf_blocks import GGUF_FORMATS, BlockFormat
-from rlx_ort.ir.op import Op, OpTypes, known_shape, named, tensor_input
+from rlx_ort.ir.op import Op, OpTypes, known_shape, named
 from rlx_ort.ir.ops.leaf import LeafBuilders, NodeArgs, Operand
-from rlx_ort.ir.shape import Dim, Shape
-from rlx_ort.ir.types import TensorType
-
-__all__ = [
-    "SCHEMES", "DequantBuilders", "DequantGroupedMatMul", "DequantMatMul", "DequantMoEWeights", "GroupedMatMul",
-    "ScatterAdd",
-]  # fmt: skip
+from rlx_ort.ir.types import Dim, Shape, TensorType
 
 _BLOCK_SCHEMES = ("int8_block", "int8_block_asym", "int4_block")
 _FP8 = {"fp8_e4m3": DType.F8E4M3, "fp8_e5m2": DType.F8E5M2}
@@ -73,10 +67,8 @@ class DequantMatMul(Op, operands="x:float w scale? extra?"):
         if (self.scheme in _BLOCK_SCHEMES) != (self.block is not None) or (self.block is not None and self.block < 1):
             wanted = "a block size of at least 1" if self.scheme in _BLOCK_SCHEMES else "no block size"
             raise GraphVerifyError(f"scheme {self.scheme!r} takes {wanted}, got {self.block}")
-        if self.packed:
-            self._check_packed()
-
-    def _check_packed(self) -> None:
+        if not self.packed:
+            return
         if self.scheme not in _PACKED:
             known = ", ".join(_PACKED)
             raise GraphVerifyError(
@@ -92,13 +84,16 @@ class DequantMatMul(Op, operands="x:float w scale? extra?"):
 
     def sizes(self, inputs: OpTypes) -> tuple[int, int]:
         """Return K and N."""
-        x, *rest = (tensor_input(self, inputs, place, name) for place, name in enumerate(self.operands[: len(inputs)]))
+        x, *rest = self._tensors(inputs)
         shape = known_shape(self, x, "x")
         if shape.rank < 2:
             raise GraphVerifyError(f"DequantMatMul needs a matrix, x is {shape}; reshape it to rank 2 or more")
         k = _size(self, shape[-1], "the last dimension of x")
         if self.gguf is not None:
-            return k, _gguf_rows(self, rest, self.gguf, k)
+            if len(rest) != 1:
+                raise GraphVerifyError(f"scheme {self.scheme!r} takes x and the bytes; got {len(inputs)} inputs")
+            _expect_dtype(self, rest[0], (DType.U8,), "the bytes")
+            return k, _rows(self, self.gguf, k, self.expect_rank(rest[0], (1, 2), "bytes"), "in all")
         counts, roles = _ROLES[self.scheme]
         if len(rest) not in counts:
             raise GraphVerifyError(f"scheme {self.scheme!r} takes x, {roles}; got {len(inputs)} inputs")
@@ -164,10 +159,13 @@ class DequantGroupedMatMul(Op, operands="x:float bytes experts:indices"):
 
     def sizes(self, inputs: OpTypes) -> tuple[int, int, int]:
         """Return the number of experts, K and N."""
-        x, data, chosen = (tensor_input(self, inputs, at, name) for at, name in enumerate(self.operands))
+        x, data, chosen = self._tensors(inputs)
         rows, inner = self.expect_rank(x, (2,), "x")
         k = _size(self, inner, "the last dimension of x")
-        experts, n = _slabs(self, data, GGUF_FORMATS[self.scheme], k)
+        _expect_dtype(self, data, (DType.U8,), "the bytes")
+        shape = self.expect_rank(data, (2, 3), "bytes")
+        experts, *found = (_size(self, dim, "every dimension of the bytes") for dim in shape)
+        n = _rows(self, GGUF_FORMATS[self.scheme], k, found, "an expert")
         (count,) = self.expect_rank(chosen, (1,), "experts")
         self.expect_dim(count, rows, "the number of experts given, one for each row of x,")
         return experts, k, n
@@ -210,32 +208,16 @@ def _check_elements(op: Op, value: TensorType, wanted: int) -> None:
         raise GraphVerifyError(f"{op.describe()} needs {wanted} elements of {value.dtype.value}, got {value}")
 
 
-def _gguf_rows(op: Op, weights: Sequence[TensorType], kind: BlockFormat, k: int) -> int:
-    if len(weights) != 1:
-        raise GraphVerifyError(f"scheme {kind.name!r} takes x and the bytes; got {1 + len(weights)} inputs")
-    _expect_dtype(op, weights[0], (DType.U8,), "the bytes")
+def _rows(op: Op, kind: BlockFormat, k: int, found: Sequence[Dim], where: str) -> int:
+    """Return N of packed rows of k weights, `(N, row bytes)` or `(N * row bytes,)`."""
     row = kind.row_bytes(k)
-    shape = op.expect_rank(weights[0], (1, 2), "bytes")
-    if shape.rank == 2:
-        op.expect_dim(shape[1], row, f"the bytes of a row of {k} weights")
-        return _size(op, shape[0], "the rows of the bytes")
-    total = _size(op, shape[0], "the number of bytes")
+    if len(found) == 2:
+        op.expect_dim(found[1], row, f"the bytes of a row of {k} weights")
+        return _size(op, found[0], "the rows of the bytes")
+    total = _size(op, found[0], "the number of bytes")
     if row == 0 or total % row:
-        raise GraphVerifyError(f"{op.describe()} needs rows of {row} bytes, got {total} bytes in all")
+        raise GraphVerifyError(f"{op.describe()} needs rows of {row} bytes, got {total} bytes {where}")
     return total // row
-
-
-def _slabs(op: Op, data: TensorType, kind: BlockFormat, k: int) -> tuple[int, int]:
-    """Return the number of experts, and N."""
-    _expect_dtype(op, data, (DType.U8,), "the bytes")
-    shape = op.expect_rank(data, (2, 3), "bytes")
-    sizes = [_size(op, dim, "every dimension of the bytes") for dim in shape]
-    row = kind.row_bytes(k)
-    if shape.rank == 3:
-        op.expect_dim(sizes[2], row, f"the bytes of a row of {k} weights")
-    elif row == 0 or sizes[1] % row:
-        raise GraphVerifyError(f"{op.describe()} needs rows of {row} bytes, got {sizes[1]} bytes an expert")
-    return sizes[0], sizes[1] if shape.rank == 3 else sizes[1] // row
 
 
 class GroupedMatMul(Op, operands="x w experts:indices"):
@@ -286,13 +268,12 @@ class DequantBuilders(LeafBuilders):
         zero_point: Operand | None,
         scheme: str,
         block: int | None = None,
-        shape: Iterable[Dim] | None = None,
         *,
         packed: bool = False,
-        name: str | None = None,
+        **node: Unpack[NodeArgs],
     ) -> Value:
         """Multiply by a weight that is packed with scales; see the table of schemes."""
-        return self._add(DequantMatMul(scheme, block, packed), x, w_q, scale, zero_point, shape=shape, name=name)
+        return self._add(DequantMatMul(scheme, block, packed), x, w_q, scale, zero_point, **node)
 
     def dequant_matmul_nvfp4(
         self, x: Operand, w_q: Operand, scale: Operand, global_scale: Operand, **node: Unpack[NodeArgs]
@@ -301,17 +282,10 @@ class DequantBuilders(LeafBuilders):
         return self._add(DequantMatMul("nvfp4_block"), x, w_q, scale, global_scale, **node)
 
     def dequant_matmul_packed(
-        self,
-        x: Operand,
-        data: Operand,
-        scheme: str,
-        shape: Iterable[Dim] | None = None,
-        *,
-        packed: bool = False,
-        name: str | None = None,
+        self, x: Operand, data: Operand, scheme: str, *, packed: bool = False, **node: Unpack[NodeArgs]
     ) -> Value:
         """Multiply by a weight whose rows, one for each column of the result, are GGUF blocks."""
-        return self._add(DequantMatMul(scheme, None, packed), x, data, shape=shape, name=name)
+        return self._add(DequantMatMul(scheme, None, packed), x, data, **node)
 
     def dequant_grouped_matmul(
         self, x: Operand, data: Operand, experts: Operand, scheme: str, **node: Unpack[NodeArgs]

@@ -13,11 +13,8 @@ from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import GraphCore, Value
 from rlx_ort.ir.dtype import DType, promote
 from rlx_ort.ir.op import Op, OpTypes
-from rlx_ort.ir.shape import Dim, Shape, fits, refined
 from rlx_ort.ir.tensor import TensorData
-from rlx_ort.ir.types import TensorType, ValueType
-
-__all__ = ["Capture", "Constant", "Input", "LeafBuilders", "NodeArgs", "Operand", "Param", "preset"]
+from rlx_ort.ir.types import Dim, Shape, TensorType, ValueType, fits, refined
 
 A = TypeVar("A")
 P = ParamSpec("P")
@@ -51,20 +48,16 @@ def preset(
     return method
 
 
-def _declared_type(self: Any, inputs: OpTypes) -> tuple[ValueType, ...]:
-    """Return the type that is a field of the op."""
-    return (self.type,)
-
-
 class _Leaf(Op):
     """Base of the leaves."""
 
     arity = (0, 0)
+    is_leaf = True
 
-    @property
-    def is_leaf(self) -> bool:
-        """True: a leaf is never a kernel."""
-        return True
+    def infer(self, inputs: OpTypes) -> tuple[ValueType, ...]:
+        """Return the type that is a field of the leaf."""
+        leaf: Any = self
+        return (leaf.type,)
 
 
 class Input(_Leaf):
@@ -73,24 +66,17 @@ class Input(_Leaf):
     name: str
     type: ValueType
 
-    infer = _declared_type
-
 
 class Param(_Leaf):
     """A weight: set under a name before the first run and kept. Its data, if any yet, is in `Graph.weights`.
 
-    Attributes:
-        name: the name under which it is set.
-        type: its type; every dim has a size.
-        mutable: whether it changes often. Sessions take it as an input, so a change needs no new session, but kernels
-            cannot prepack it.
+    A `mutable` one changes often. Sessions take it as an input, so a change needs no new session, but kernels cannot
+    prepack it.
     """
 
     name: str
     type: TensorType
     mutable: bool = False
-
-    infer = _declared_type
 
 
 class Constant(_Leaf):
@@ -115,8 +101,6 @@ class Capture(_Leaf):
 
     index: int
     type: ValueType
-
-    infer = _declared_type
 
 
 class LeafBuilders(GraphCore):

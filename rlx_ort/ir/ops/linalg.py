@@ -16,12 +16,7 @@ from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.op import Op, join_dims, known_shape, named
 from rlx_ort.ir.ops.elementwise import ACTIVATIONS, Activation
 from rlx_ort.ir.ops.leaf import LeafBuilders, NodeArgs, Operand, preset
-from rlx_ort.ir.shape import Dim, Shape
-from rlx_ort.ir.types import TensorType
-
-__all__ = [
-    "BatchedDenseSolve", "DenseSolve", "DotGeneral", "FusedMatMulBiasAct", "LinalgBuilders", "LoraMatMul", "MatMul",
-]  # fmt: skip
+from rlx_ort.ir.types import Dim, Shape, TensorType
 
 
 class MatMul(Op, operands="lhs rhs"):

@@ -19,8 +19,6 @@ from rlx_ort.ir.types import UnknownType, ValueType
 if TYPE_CHECKING:
     from rlx_ort.ir.graph import Graph
 
-__all__ = ["REFUSED_KINDS", "AttributeValue", "OnnxBuilders", "OnnxNode", "Refused", "refused_op"]
-
 AttributeValue: TypeAlias = (  # pyright: ignore[reportGeneralTypeIssues]  # one text in two lines
     "int | float | str | bytes | TensorData | Graph | ValueType "
     "| tuple[int, ...] | tuple[float, ...] | tuple[str, ...] | tuple[bytes, ...] "
@@ -29,13 +27,9 @@ AttributeValue: TypeAlias = (  # pyright: ignore[reportGeneralTypeIssues]  # one
 
 
 class OnnxNode(Op):
-    """An ONNX node as it is in its model.
+    """An ONNX node as it is in its model, of a version of its domain, which is empty for ai.onnx.
 
     Attributes:
-        op_type: the ONNX operator.
-        domain: its domain, empty for ai.onnx.
-        version: the opset version of the domain it was written for.
-        overload: the overload of a model-local function.
         attributes: name -> value. A body is a `Graph` whose `Input` leaves are its formal inputs and whose
             `Capture` leaves name this node's inputs from `formal_inputs` on.
         attribute_kinds: name -> ONNX attribute type name (`INTS`, `FLOATS`...), needed for empty tuples.
@@ -91,51 +85,46 @@ class OnnxBuilders(GraphCore):
         return self.add_node(op, inputs, name=name or op_type.lower(), types=types)
 
 
-_GRAPHICS = "it is a graphics kernel, for which ONNX Runtime has no operator"
-_GRADIENT = "it computes a gradient, and rlx_ort runs inference only"
-_FACTORS = "ONNX has no operator for it"
-_COMPILED = "only a compiler writes it"
 _NO_OP = "there is no IR op of it yet"
-
-_RENDER = "render outside the graph and feed the image in"
-_CUT = "cut the graph before it: set the outputs to the values of the forward pass"
-_SOLVE = "use dense_solve where a solution is wanted, or compute it with numpy and feed it in"
-_UNFUSE = "export the model before fusion, in its single ops"
-
-_GRADIENT_KINDS = """
-    ReluBackward ActivationBackward FakeQuantizeBackward FakeQuantizeLSQBackwardX
-    FakeQuantizeLSQBackwardScale ComplexNormSqBackward MaxPool2dBackward Conv2dBackwardInput
-    Conv2dBackwardWeight SoftmaxCrossEntropyBackward AttentionBackwardQuery AttentionBackwardKey
-    AttentionBackwardValue LayerNormBackwardInput LayerNormBackwardGamma RmsNormBackwardInput
-    RmsNormBackwardGamma RmsNormBackwardBeta RopeBackward GroupNormBackwardInput GroupNormBackwardGamma
-    GroupNormBackwardBeta CumsumBackward GatherBackward ScanBackward ScanBackwardXs
-"""
-
+_REFUSED = (
+    (
+        "GaussianSplatRender GaussianSplatPrepare GaussianSplatRasterize GaussianSplatRenderBackward",
+        "it is a graphics kernel, for which ONNX Runtime has no operator",
+        "render outside the graph and feed the image in",
+    ),
+    (
+        """
+        ReluBackward ActivationBackward FakeQuantizeBackward FakeQuantizeLSQBackwardX FakeQuantizeLSQBackwardScale
+        ComplexNormSqBackward MaxPool2dBackward Conv2dBackwardInput Conv2dBackwardWeight SoftmaxCrossEntropyBackward
+        AttentionBackwardQuery AttentionBackwardKey AttentionBackwardValue LayerNormBackwardInput LayerNormBackwardGamma
+        RmsNormBackwardInput RmsNormBackwardGamma RmsNormBackwardBeta RopeBackward GroupNormBackwardInput
+        GroupNormBackwardGamma GroupNormBackwardBeta CumsumBackward GatherBackward ScanBackward ScanBackwardXs
+        """,
+        "it computes a gradient, and rlx_ort runs inference only",
+        "cut the graph before it: set the outputs to the values of the forward pass",
+    ),
+    (
+        "Cholesky TriangularSolve LogDet Svd Qr Eigh",
+        "ONNX has no operator for it",
+        "use dense_solve where a solution is wanted, or compute it with numpy and feed it in",
+    ),
+    ("ElementwiseRegion", "only a compiler writes it", "export the model before fusion, in its single ops"),
+    ("Det", _NO_OP, "add ONNX's operator Det with onnx_node"),
+    ("Lstm", _NO_OP, "add ONNX's operator LSTM with onnx_node"),
+    ("Gru", _NO_OP, "add ONNX's operator GRU with onnx_node"),
+    ("Rnn", _NO_OP, "add ONNX's operator RNN with onnx_node"),
+    ("ConvTranspose3d", _NO_OP, "add ONNX's operator ConvTranspose with onnx_node"),
+    (
+        "RngNormal RngUniform",
+        "ONNX Runtime's generators differ from one provider to the next",
+        "draw with numpy and feed the numbers in",
+    ),
+    ("Mamba2", _NO_OP, "write it with selective_scan or scan"),
+    ("LogMel", _NO_OP, "write it with stft, psd, a matmul with the filter bank, and log"),
+    ("WelchPeaks", _NO_OP, "write it with stft, psd and mean, and find the peaks with numpy"),
+)
 REFUSED_KINDS: Mapping[str, tuple[str, str]] = {
-    **dict.fromkeys(
-        ("GaussianSplatRender", "GaussianSplatPrepare", "GaussianSplatRasterize", "GaussianSplatRenderBackward"),
-        (_GRAPHICS, _RENDER),
-    ),
-    **dict.fromkeys(_GRADIENT_KINDS.split(), (_GRADIENT, _CUT)),
-    **dict.fromkeys(("Cholesky", "TriangularSolve", "LogDet", "Svd", "Qr", "Eigh"), (_FACTORS, _SOLVE)),
-    "ElementwiseRegion": (_COMPILED, _UNFUSE),
-    **{
-        kind: (_NO_OP, f"add ONNX's operator {operator} with onnx_node")
-        for kind, operator in {
-            "Det": "Det",
-            "Lstm": "LSTM",
-            "Gru": "GRU",
-            "Rnn": "RNN",
-            "ConvTranspose3d": "ConvTranspose",
-        }.items()
-    },
-    **dict.fromkeys(
-        ("RngNormal", "RngUniform"),
-        ("ONNX Runtime's generators differ from one provider to the next", "draw with numpy and feed the numbers in"),
-    ),
-    "Mamba2": (_NO_OP, "write it with selective_scan or scan"),
-    "LogMel": (_NO_OP, "write it with stft, psd, a matmul with the filter bank, and log"),
-    "WelchPeaks": (_NO_OP, "write it with stft, psd and mean, and find the peaks with numpy"),
+    kind: (reason, remedy) for kinds, reason, remedy in _REFUSED for kind in kinds.split()
 }
 """Kind -> (why it does not run, what to do instead)."""
 

@@ -7,7 +7,7 @@ because they are constant in a model.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Unpack
 
 from rlx_ort.errors import GraphVerifyError
@@ -16,13 +16,7 @@ from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.op import Op, Sizes, known_shape, named
 from rlx_ort.ir.ops.conv import conv_shape, expect_bias, window
 from rlx_ort.ir.ops.leaf import LeafBuilders, NodeArgs, Operand
-from rlx_ort.ir.shape import Dim, Shape
-from rlx_ort.ir.types import TensorType
-
-__all__ = [
-    "QMAX", "SCALE_MODES", "Dequantize", "FakeQuantize", "FakeQuantizeLSQ", "QConv2d", "QMatMul", "QuantBuilders",
-    "Quantize",
-]  # fmt: skip
+from rlx_ort.ir.types import Dim, Shape, TensorType
 
 QMAX = {8: 127, 4: 7, 2: 1}
 """Bits -> the largest quantised number of symmetric quantisation."""
@@ -31,13 +25,7 @@ SCALE_MODES = ("per_batch", "fixed", "ema")
 
 
 class _Scaled(Op):
-    """Base of quantising and its inverse.
-
-    Attributes:
-        scales: one scale, or one for each index along the axis.
-        zero_points: the integer that stands for 0, as many as scales.
-        axis: the axis the scales run along, None for one scale.
-    """
+    """Base of quantising and its inverse, with one scale and zero point, or one for each index along the axis."""
 
     scales: tuple[float, ...]
     zero_points: tuple[int, ...]
@@ -230,13 +218,11 @@ class QuantBuilders(LeafBuilders):
         w_zp: int,
         out_zp: int,
         mult: float,
-        shape: Iterable[Dim] | None = None,
-        *,
-        name: str | None = None,
+        **node: Unpack[NodeArgs],
     ) -> Value:
         """Multiply i8 matrices to an i8 result; see `QMatMul` for the arithmetic."""
         op = QMatMul(x_zp, w_zp, out_zp, float(mult))
-        return self._add(op, x, w, bias, shape=shape, name=name)
+        return self._add(op, x, w, bias, **node)
 
     def q_conv2d(
         self,
@@ -251,10 +237,8 @@ class QuantBuilders(LeafBuilders):
         padding: Sizes = 0,
         dilation: Sizes = 1,
         groups: int = 1,
-        shape: Iterable[Dim] | None = None,
-        *,
-        name: str | None = None,
+        **node: Unpack[NodeArgs],
     ) -> Value:
         """Convolve i8 images with an i8 weight to an i8 result; see `QConv2d`."""
         op = QConv2d(x_zp, w_zp, out_zp, float(mult), *window(stride, padding, dilation), groups)
-        return self._add(op, x, w, bias, shape=shape, name=name)
+        return self._add(op, x, w, bias, **node)

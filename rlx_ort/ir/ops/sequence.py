@@ -8,10 +8,7 @@ from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.core import Value
 from rlx_ort.ir.op import Op, OpTypes, tensor_input
 from rlx_ort.ir.ops.leaf import LeafBuilders, NodeArgs, Operand
-from rlx_ort.ir.shape import Dim, Shape
-from rlx_ort.ir.types import TensorType, ValueType
-
-__all__ = ["GatedDeltaNet", "SelectiveScan", "SequenceBuilders"]
+from rlx_ort.ir.types import Dim, Shape, TensorType, ValueType
 
 
 class SelectiveScan(Op, operands="x:float delta a b c"):

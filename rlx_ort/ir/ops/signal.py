@@ -19,10 +19,7 @@ from rlx_ort.ir.op import Op, OpTypes, known_shape, named, tensor_input
 from rlx_ort.ir.ops.elementwise import ElementwiseBuilders
 from rlx_ort.ir.ops.leaf import NodeArgs, Operand
 from rlx_ort.ir.ops.shape import ShapeBuilders
-from rlx_ort.ir.shape import Shape
-from rlx_ort.ir.types import TensorType
-
-__all__ = ["FFT_NORMS", "ComplexNormSq", "Conjugate", "Fft", "SignalBuilders"]
+from rlx_ort.ir.types import Shape, TensorType
 
 FFT_NORMS = ("backward", "forward", "ortho")
 """Names of the scalings of a transform of N elements: `backward` none, `forward` 1/N on the inverse, `ortho` 1/sqrt(N)

@@ -12,9 +12,8 @@ import pytest
 from rlx_ort.calibration.measure import Node, measure_nodes
 from rlx_ort.device import Device
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.tensor import TensorData
-from rlx_ort.ir.types import TensorType
+from rlx_ort.ir.types import Shape, TensorType
 
 
 def kind(*shape: int, dtype: DType = DType.F32) -> TensorType:

@@ -13,8 +13,7 @@ from rlx_ort.device import Device
 from rlx_ort.errors import EngineError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
-from rlx_ort.ir.shape import Shape
-from rlx_ort.ir.types import TensorType
+from rlx_ort.ir.types import Shape, TensorType
 from rlx_ort.selection.cost import Term
 from rlx_ort.selection.predict import calibrate, explain, measure_unknown
 

@@ -473,6 +473,38 @@ os._exit(0) if sys.stdout.flush() else None
     )
 
 
+@needs_fork
+@pytest.mark.parametrize("device", ["cpu", pytest.param("webgpu", marks=pytest.mark.webgpu)])
+def test_a_fork_ends_while_the_parent_has_sessions_and_device_tensors(device: str) -> None:
+    """10: destroying them in the child would wait for threads that it does not have."""
+    _fine(
+        f"""
+device = "{device}"
+compiled = Session(device, CompileOptions(intra_op_threads=2 if device == "cpu" else None)).compile(matmul(8))
+x = np.ones((1, 8), np.float32)
+kept = compiled.run_dlpack({{"x": x}}), compiled.run_slots([x])
+for way in ("exit", "close"):
+    child = os.fork()
+    if child == 0:
+        if way == "close":
+            compiled.close()
+        sys.exit(7)
+    deadline = time.monotonic() + 20
+    done = 0
+    while not done and time.monotonic() < deadline:
+        done, status = os.waitpid(child, os.WNOHANG)
+        time.sleep(0.02)
+    if not done:
+        os.kill(child, 9)
+        print("the child hangs")
+    elif os.waitstatus_to_exitcode(status) != 7:
+        print(f"status {{status}}")
+assert (compiled.run({{"x": x}})[0] == 1).all()
+print("fine")
+"""
+    )
+
+
 def test_bad_indices_and_sizes_are_typed_errors() -> None:
     """Kernels that refuse data leave the graph usable."""
     _fine(

@@ -21,7 +21,7 @@ from rlx_ort.execution.session import Session
 from rlx_ort.ir.graph import Graph
 from rlx_ort.options.compile_options import CompileOptions
 from rlx_ort.providers.cpu import CpuProvider
-from rlx_ort.providers.engine import recorded, recordings
+from rlx_ort.providers.engine import recordings
 from rlx_ort.providers.engine.recipe import Recording
 
 RNG = np.random.default_rng(17)
@@ -361,13 +361,13 @@ def test_cuda_slots_give_what_runs_give(cuda: Device, how: Any) -> None:
 
 def test_a_recording_that_fails_leaves_the_session_usable(cuda: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     """A capture that is ended in the middle of a run gives a reason, and later runs are right."""
-    original = recorded.BoundRun.launch
+    original = recordings.BoundRun.launch
 
-    def launch(self: recorded.BoundRun) -> None:
+    def launch(self: recordings.BoundRun) -> None:
         original(self)
         raise RuntimeError("in the middle")
 
-    monkeypatch.setattr(recorded.BoundRun, "launch", launch)
+    monkeypatch.setattr(recordings.BoundRun, "launch", launch)
     compiled, plain = _pair(cuda, _chain(), "auto")
     for _ in range(6):
         inputs = _x()
@@ -378,10 +378,10 @@ def test_a_recording_that_fails_leaves_the_session_usable(cuda: Device, monkeypa
 def test_a_wait_within_a_capture_leaves_the_session_usable(cuda: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     """ONNX Runtime's own failure inside a capture is survived as well."""
 
-    def launch(self: recorded.BoundRun) -> None:
+    def launch(self: recordings.BoundRun) -> None:
         self._session.run_with_iobinding(self._io, self._options)  # waits for the device, which no capture allows
 
-    monkeypatch.setattr(recorded.BoundRun, "launch", launch)
+    monkeypatch.setattr(recordings.BoundRun, "launch", launch)
     compiled, plain = _pair(cuda, _chain(), "auto")
     for _ in range(6):
         inputs = _x()

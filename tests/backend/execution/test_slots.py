@@ -73,8 +73,7 @@ def test_slots_take_outputs_of_any_size() -> None:
     graph = Graph("nonzero")
     x = graph.input("x", [4])
     from rlx_ort.ir.dtype import DType
-    from rlx_ort.ir.shape import Shape
-    from rlx_ort.ir.types import TensorType
+    from rlx_ort.ir.types import Shape, TensorType
 
     kind = TensorType(DType.I64, Shape([1, "found"]))
     graph.outputs = list(graph.onnx_node("NonZero", [x], types=[kind], name="nz"))

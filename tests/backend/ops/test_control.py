@@ -13,8 +13,7 @@ from rlx_ort.device import Device
 from rlx_ort.execution.session import Session
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph, Value
-from rlx_ort.ir.shape import Shape
-from rlx_ort.ir.types import TensorType
+from rlx_ort.ir.types import Shape, TensorType
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule
 
 X = np.asarray([0.5, -1.0, 2.0], np.float32)

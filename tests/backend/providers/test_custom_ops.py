@@ -7,8 +7,7 @@ import pytest
 
 from rlx_ort import CompileOptions, EngineError, Graph, Session
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.shape import Shape
-from rlx_ort.ir.types import TensorType
+from rlx_ort.ir.types import Shape, TensorType
 
 
 def graph() -> Graph:

@@ -9,8 +9,7 @@ import pytest
 from rlx_ort.device import Device
 from rlx_ort.errors import DeviceUnavailableError, EngineError, InputError, LegalizeError, RlxError
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.shape import Shape
-from rlx_ort.ir.types import OptionalType, SequenceType, TensorType
+from rlx_ort.ir.types import OptionalType, SequenceType, Shape, TensorType
 from rlx_ort.providers.engine.runtime import ENGINE_EXCEPTIONS, bindings, opening_error, running_error
 
 ADD = "(float[N,2] a, float[N,2] b) => (float[N,2] y) { y = Add(a, b) }"

@@ -8,8 +8,7 @@ from rlx_ort.device import Device
 from rlx_ort.errors import EngineError, LegalizeError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
-from rlx_ort.ir.shape import Shape
-from rlx_ort.ir.types import TensorType
+from rlx_ort.ir.types import Shape, TensorType
 from rlx_ort.options.compile_options import CompileOptions, OptimizationLevel
 from rlx_ort.providers.base import SessionRequest
 from rlx_ort.providers.registry import provider_of

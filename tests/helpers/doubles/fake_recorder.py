@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx_ort.providers.engine.recorded import Copy, NotRecordedError
+from rlx_ort.providers.engine.recordings import Copy, NotRecordedError
 
 
 class FakeRecorder:

@@ -7,7 +7,7 @@ from op_tests.philox import stream
 
 from interpreter.core import Array, rule, sized
 from rlx_ort.ir.core import Node
-from rlx_ort.ir.ops import sample, sequence, signal
+from rlx_ort.ir.ops import norm, sequence, signal
 
 __all__: list[str] = []
 
@@ -62,8 +62,8 @@ def _conjugate(node: Node, op: signal.Conjugate, x: Array) -> Array:
     return x * np.array([1.0, -1.0])
 
 
-@rule(sample.Sample)
-def _sample(node: Node, op: sample.Sample, logits: Array) -> Array:
+@rule(norm.Sample)
+def _sample(node: Node, op: norm.Sample, logits: Array) -> Array:
     rows = logits.reshape(-1, logits.shape[-1])
     chosen = []
     for row, number in zip(rows, stream(op.seed, len(rows)), strict=True):

@@ -9,7 +9,7 @@ import numpy as np
 from interpreter.core import Array, rule, sized
 from interpreter.elementwise import activation
 from rlx_ort.ir.core import Node
-from rlx_ort.ir.ops import dequant, indexing, linalg, norm, shape
+from rlx_ort.ir.ops import dequant, linalg, norm, shape
 
 __all__: list[str] = []
 
@@ -118,43 +118,43 @@ def _argmin(node: Node, op: norm.ArgMin, x: Array) -> Array:
     return np.argmin(x, op.axis, keepdims=op.keep_dim)
 
 
-@rule(indexing.Sort)
-def _sort(node: Node, op: indexing.Sort, x: Array) -> Array:
+@rule(shape.Sort)
+def _sort(node: Node, op: shape.Sort, x: Array) -> Array:
     return np.take_along_axis(x, _order(x, op.axis, op.descending), op.axis)
 
 
-@rule(indexing.ArgSort)
-def _argsort(node: Node, op: indexing.ArgSort, x: Array) -> Array:
+@rule(shape.ArgSort)
+def _argsort(node: Node, op: shape.ArgSort, x: Array) -> Array:
     return _order(x, op.axis, op.descending)
 
 
-@rule(indexing.CumProd)
-def _cumprod(node: Node, op: indexing.CumProd, x: Array) -> Array:
+@rule(shape.CumProd)
+def _cumprod(node: Node, op: shape.CumProd, x: Array) -> Array:
     return np.cumprod(x, op.axis, dtype=x.dtype)
 
 
-@rule(indexing.CumMax)
-def _cummax(node: Node, op: indexing.CumMax, x: Array) -> Array:
+@rule(shape.CumMax)
+def _cummax(node: Node, op: shape.CumMax, x: Array) -> Array:
     return np.maximum.accumulate(x, op.axis)
 
 
-@rule(indexing.Reverse)
-def _reverse(node: Node, op: indexing.Reverse, x: Array) -> Array:
+@rule(shape.Reverse)
+def _reverse(node: Node, op: shape.Reverse, x: Array) -> Array:
     return np.flip(x, op.axes)
 
 
-@rule(indexing.Trilu)
-def _trilu(node: Node, op: indexing.Trilu, x: Array) -> Array:
+@rule(shape.Trilu)
+def _trilu(node: Node, op: shape.Trilu, x: Array) -> Array:
     return np.triu(x, op.diagonal) if op.upper else np.tril(x, op.diagonal)
 
 
-@rule(indexing.GatherElements)
-def _gather_elements(node: Node, op: indexing.GatherElements, x: Array, indices: Array) -> Array:
+@rule(shape.GatherElements)
+def _gather_elements(node: Node, op: shape.GatherElements, x: Array, indices: Array) -> Array:
     return np.take_along_axis(x, indices.astype(np.int64), op.axis)
 
 
-@rule(indexing.GatherNd)
-def _gather_nd(node: Node, op: indexing.GatherNd, x: Array, indices: Array) -> Array:
+@rule(shape.GatherNd)
+def _gather_nd(node: Node, op: shape.GatherNd, x: Array, indices: Array) -> Array:
     places = indices.astype(np.int64)
     lead = places.shape[: op.batch_dims]
     found = np.empty((*places.shape[:-1], *x.shape[op.batch_dims + places.shape[-1] :]), x.dtype)
@@ -172,8 +172,8 @@ _COMBINE: dict[str, Callable[[Array, Array], Array]] = {
 }
 
 
-@rule(indexing.ScatterElements)
-def _scatter_elements(node: Node, op: indexing.ScatterElements, x: Array, indices: Array, updates: Array) -> Array:
+@rule(shape.ScatterElements)
+def _scatter_elements(node: Node, op: shape.ScatterElements, x: Array, indices: Array, updates: Array) -> Array:
     result = x.copy()
     for where in np.ndindex(*indices.shape):
         place = list(where)
@@ -182,8 +182,8 @@ def _scatter_elements(node: Node, op: indexing.ScatterElements, x: Array, indice
     return result
 
 
-@rule(indexing.ScatterNd)
-def _scatter_nd(node: Node, op: indexing.ScatterNd, x: Array, indices: Array, updates: Array) -> Array:
+@rule(shape.ScatterNd)
+def _scatter_nd(node: Node, op: shape.ScatterNd, x: Array, indices: Array, updates: Array) -> Array:
     result = x.copy()
     for where in np.ndindex(*indices.shape[:-1]):
         place = tuple(int(index) for index in indices[where])

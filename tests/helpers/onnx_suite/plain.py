@@ -37,7 +37,7 @@ def run_plain(model: bytes, inputs: Sequence[Any]) -> list[Any]:
     binding = session.io_binding()
     kept = []
     for name, value in feeds.items():
-        array = np.ascontiguousarray(value)
+        array = np.ascontiguousarray(value).reshape(np.shape(value))  # which has an axis by then
         number = _NUMBERS.get(array.dtype)
         if number is None:
             kept.append(ort.OrtValue.ortvalue_from_numpy(array))

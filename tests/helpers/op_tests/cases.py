@@ -23,9 +23,9 @@ from rlx_ort.ir.graph import Graph, Value
 from rlx_ort.ir.op import op_class, op_kinds
 from rlx_ort.ir.ops.blocks import FusedTransformerLayer
 from rlx_ort.ir.ops.elementwise import ACTIVATIONS, BINARIES, COMPARISONS
-from rlx_ort.ir.ops.indexing import SCATTER_MODES
 from rlx_ort.ir.ops.norm import REDUCTIONS
 from rlx_ort.ir.ops.onnx import Refused
+from rlx_ort.ir.ops.shape import SCATTER_MODES
 
 __all__ = ["CASES", "DTYPES", "Case", "X", "built", "kind_of", "kinds_of", "plain", "runnable_kinds"]
 

@@ -11,8 +11,7 @@ from rlx_ort.calibration.features import DEFAULT_DIM, Kernel, Workload, workload
 from rlx_ort.converters.to_onnx.exporter import drafted
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph, Value
-from rlx_ort.ir.shape import Shape
-from rlx_ort.ir.types import TensorType
+from rlx_ort.ir.types import Shape, TensorType
 from rlx_ort.options.compile_options import CompileOptions
 
 

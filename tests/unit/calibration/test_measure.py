@@ -13,8 +13,7 @@ from rlx_ort.calibration.measure import Bench, measure_kernels
 from rlx_ort.device import Device
 from rlx_ort.errors import EngineError
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.shape import Shape
-from rlx_ort.ir.types import TensorType
+from rlx_ort.ir.types import Shape, TensorType
 
 TRIP_NS = 3000
 KIND = TensorType(DType.F32, Shape([64]))

@@ -31,8 +31,11 @@ def nest(graph: onnx.GraphProto, depth: int) -> None:
     """Fill a graph with `depth` bodies inside one another, in place: protobuf copies no message that deep."""
     for _ in range(depth):
         node = graph.node.add(op_type="If", input=["c"], output=["y"])
+        other = node.attribute.add(name="else_branch", type=onnx.AttributeProto.GRAPH).g
+        other.node.add(op_type="Identity", input=["x"], output=["y"])
         graph = node.attribute.add(name="then_branch", type=onnx.AttributeProto.GRAPH).g
-        graph.output.add(name="y")
+        for body in (graph, other):
+            body.output.add(name="y")
     graph.node.add(op_type="Identity", input=["x"], output=["y"])
 
 

@@ -3,8 +3,7 @@
 from rlx_ort.converters.to_onnx.exporter import export_model
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
-from rlx_ort.ir.shape import Shape
-from rlx_ort.ir.types import TensorType
+from rlx_ort.ir.types import Shape, TensorType
 
 
 def test_a_cast_like_a_known_type_is_a_cast() -> None:

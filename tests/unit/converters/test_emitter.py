@@ -19,8 +19,7 @@ from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.op import Op, OpTypes
 from rlx_ort.ir.ops.leaf import Capture, Input
-from rlx_ort.ir.shape import Shape
-from rlx_ort.ir.types import TensorType, ValueType
+from rlx_ort.ir.types import Shape, TensorType, ValueType
 
 
 class Probe(Op):

@@ -15,8 +15,7 @@ from rlx_ort.converters.to_onnx import to_onnx
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
-from rlx_ort.ir.shape import Shape
-from rlx_ort.ir.types import TensorType
+from rlx_ort.ir.types import Shape, TensorType
 
 
 def small_graph() -> Graph:

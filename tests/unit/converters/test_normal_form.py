@@ -16,9 +16,8 @@ from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.ops.leaf import Capture, Input
 from rlx_ort.ir.ops.onnx import OnnxNode
-from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.tensor import TensorData
-from rlx_ort.ir.types import MapType, SequenceType, TensorType, UnknownType
+from rlx_ort.ir.types import MapType, SequenceType, Shape, TensorType, UnknownType
 from rlx_ort.options.compile_options import CompileOptions
 
 F32 = TensorType(DType.F32, Shape([2, 3]))
@@ -137,11 +136,22 @@ def test_an_output_that_is_an_input_goes_through_an_identity() -> None:
     assert outputs_of(graph) == [("y", "Identity")]
 
 
-def test_an_output_named_like_its_input_gets_a_free_name() -> None:
+def test_outputs_named_like_the_input_or_parameter_they_are_keep_the_name() -> None:
+    """ONNX lets an output be an input or an initializer itself; a name is not changed without need."""
+    graph = Graph()
+    x, w = graph.input("x", [2]), graph.param("w", [2], data=[1.0, 2.0])
+    graph.set_outputs([x, w, x], ["x", "w", "again"])
+    model = proto(export_model(graph))
+    assert [value.name for value in model.graph.output] == ["x", "w", "again"]
+    assert [(node.op_type, *node.output) for node in model.graph.node] == [("Identity", "again")]
+
+
+def test_an_output_named_like_another_input_gets_a_free_name() -> None:
     """One name cannot be two values."""
     graph = Graph()
-    graph.outputs = [graph.input("x", [2])]
-    assert outputs_of(graph) == [("x_2", "Identity")]
+    x, _ = graph.input("x", [2]), graph.input("z", [2])
+    graph.set_outputs([x], ["z"])
+    assert outputs_of(graph) == [("z_2", "Identity")]
 
 
 def test_an_output_that_is_a_parameter_goes_through_an_identity() -> None:

@@ -15,8 +15,7 @@ from rlx_ort.converters.to_onnx.opset import BREAKS, NodeForm, obstacle
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
-from rlx_ort.ir.shape import Shape
-from rlx_ort.ir.types import TensorType, UnknownType
+from rlx_ort.ir.types import Shape, TensorType, UnknownType
 
 F32 = TensorType(DType.F32, Shape([2, 3]))
 I64 = TensorType(DType.I64, Shape([1]))

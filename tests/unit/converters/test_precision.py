@@ -12,9 +12,8 @@ from rlx_ort.execution.weights import WeightStore
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.op import op_kinds
-from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.tensor import TensorData, narrowed
-from rlx_ort.ir.types import TensorType
+from rlx_ort.ir.types import Shape, TensorType
 from rlx_ort.ir.verify import verify
 from rlx_ort.options.compile_options import CompileOptions, Precision
 from rlx_ort.options.precision import OpClass, PrecisionPolicy

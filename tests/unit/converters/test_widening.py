@@ -8,8 +8,7 @@ import pytest
 
 from rlx_ort.converters.to_onnx.opset import NodeForm, obstacle, only_widens
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.shape import Shape
-from rlx_ort.ir.types import TensorType
+from rlx_ort.ir.types import Shape, TensorType
 
 SCRIPT = Path(__file__).resolve().parents[3] / "scripts" / "opset_table.py"
 X = TensorType(DType.F32, Shape([2, 3]))

@@ -66,6 +66,27 @@ def test_a_weight_changed_before_its_first_use_is_found(package: Path) -> None:
         _ = tensor.buffer
 
 
+@pytest.mark.skipif(os.name == "nt", reason="Windows cuts no file that is mapped")
+def test_a_file_that_was_cut_and_written_again_is_verified_again(package: Path) -> None:
+    """The map shows other bytes then, also where size and time were restored."""
+    tensor = _tensor(Package(package), "second")
+    path, offset = _file(tensor), tensor.source.offset  # type: ignore[union-attr]  # `_file` has seen it
+    assert tensor.buffer[100] == path.read_bytes()[offset + 100]
+    for right in (True, False):
+        before, content = path.stat(), bytearray(path.read_bytes())
+        content[offset + 100] ^= 0 if right else 1
+        with path.open("r+b") as file:
+            file.truncate(10)
+            file.write(content)
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+        if right:
+            assert tensor.buffer[100] == content[offset + 100]
+        else:
+            for _ in range(2):
+                with pytest.raises(IntegrityError, match="not those that were packed"):
+                    _ = tensor.buffer
+
+
 def test_a_file_replaced_under_its_name_changes_nothing(package: Path, tmp_path: Path) -> None:
     """The handle that was opened counts: another file of the same name is never read."""
     tensor = _tensor(Package(package))

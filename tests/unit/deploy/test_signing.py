@@ -10,9 +10,9 @@ import pytest
 from sample_packages.keys import write_keys
 from sample_packages.packages import files_of, flip, make, rebuilt, repacked
 
-from rlx_ort.deploy.open import open_package
-from rlx_ort.deploy.package import Package
-from rlx_ort.deploy.signing import sign_package
+from rlx_ort.deploy.open import open_package, warm_package
+from rlx_ort.deploy.package import Package, sign_package
+from rlx_ort.deploy.start import start_package
 from rlx_ort.deploy.write import write_package
 from rlx_ort.environment import override
 from rlx_ort.errors import IntegrityError, PackageError
@@ -111,6 +111,16 @@ def test_an_unsigned_package_is_refused_when_a_signature_is_required(
         open_package(path, require_signature=keys["ours"][1])
     with override({"RLX_PACKAGE_KEY": str(keys["ours"][1])}), pytest.raises(IntegrityError, match="not signed"):
         open_package(path)
+
+
+def test_an_empty_key_is_an_error_and_never_no_key(tmp_path: Path) -> None:
+    """A script that expands an unset variable must not open an unsigned package."""
+    path = make(tmp_path / "plain.ortpackage")
+    for taker in (open_package, start_package, warm_package):
+        with pytest.raises(PackageError, match="require_signature is empty"):
+            taker(path, require_signature="")
+        with override({"RLX_PACKAGE_KEY": ""}), pytest.raises(PackageError, match="RLX_PACKAGE_KEY is empty"):
+            taker(path)
 
 
 def test_a_consistent_forgery_is_found(signed: Path, tmp_path: Path, keys: dict[str, tuple[Path, Path]]) -> None:

@@ -12,8 +12,7 @@ import pytest
 from rlx_ort.device import Device
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
-from rlx_ort.ir.shape import Shape
-from rlx_ort.ir.types import TensorType
+from rlx_ort.ir.types import Shape, TensorType
 from rlx_ort.providers import registry
 from rlx_ort.providers.base import CostProfile, EngineSession, SessionRequest
 from rlx_ort.providers.null import NullProvider, NullSession

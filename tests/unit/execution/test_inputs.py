@@ -11,8 +11,7 @@ import pytest
 from rlx_ort.errors import InputError
 from rlx_ort.execution.inputs import InputPlan
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.shape import Shape
-from rlx_ort.ir.types import MapType, OptionalType, SequenceType, TensorType, ValueType
+from rlx_ort.ir.types import MapType, OptionalType, SequenceType, Shape, TensorType, ValueType
 
 
 def _plan(dtype: DType = DType.F32, shape: Any = ("n", 2), **more: ValueType) -> InputPlan:

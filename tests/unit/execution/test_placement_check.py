@@ -11,8 +11,7 @@ from rlx_ort.device import Device
 from rlx_ort.errors import PlacementError
 from rlx_ort.execution.placement import build_placement, enforce
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.shape import Shape
-from rlx_ort.ir.types import TensorType
+from rlx_ort.ir.types import Shape, TensorType
 from rlx_ort.options.compile_options import PlacementRule
 from rlx_ort.providers.base import NodeAssignment
 

@@ -12,9 +12,8 @@ from rlx_ort.errors import ParamError
 from rlx_ort.execution.weights import WeightStore
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
-from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.tensor import TensorData
-from rlx_ort.ir.types import TensorType
+from rlx_ort.ir.types import Shape, TensorType
 
 VALUES = np.arange(6, dtype=np.float32).reshape(2, 3)
 

@@ -9,8 +9,7 @@ from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph, Value
 from rlx_ort.ir.ops.control import If, Scan, While
 from rlx_ort.ir.serde import from_json, to_json
-from rlx_ort.ir.shape import Shape
-from rlx_ort.ir.types import TensorType
+from rlx_ort.ir.types import Shape, TensorType
 from rlx_ort.ir.verify import verify
 
 

@@ -10,9 +10,8 @@ from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.ops.control import Custom
 from rlx_ort.ir.serde import from_json, to_json
-from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.tensor import TensorData
-from rlx_ort.ir.types import TensorType
+from rlx_ort.ir.types import Shape, TensorType
 from rlx_ort.ir.verify import verify
 
 KIND = TensorType(DType.F32, Shape(["n", 3]))

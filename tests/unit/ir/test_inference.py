@@ -13,8 +13,7 @@ from rlx_ort.ir.graph import Graph, Value
 from rlx_ort.ir.ops.conv import Conv2d
 from rlx_ort.ir.ops.elementwise import StopGradient
 from rlx_ort.ir.ops.linalg import MatMul
-from rlx_ort.ir.shape import Shape
-from rlx_ort.ir.types import TensorType, UnknownType, ValueType
+from rlx_ort.ir.types import Shape, TensorType, UnknownType, ValueType
 
 F32 = DType.F32
 

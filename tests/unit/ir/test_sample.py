@@ -9,9 +9,8 @@ from op_tests.philox import block, stream
 
 from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.ops.sample import Sample, uniforms
-from rlx_ort.ir.shape import Shape
-from rlx_ort.ir.types import TensorType
+from rlx_ort.ir.ops.norm import Sample, uniforms
+from rlx_ort.ir.types import Shape, TensorType
 
 
 def f32(*dims: int | str) -> TensorType:

@@ -8,8 +8,7 @@ from rlx_ort.errors import GraphVerifyError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.ops.sequence import GatedDeltaNet, SelectiveScan
-from rlx_ort.ir.shape import Shape
-from rlx_ort.ir.types import TensorType
+from rlx_ort.ir.types import Shape, TensorType
 
 
 def f32(*dims: int | str) -> TensorType:

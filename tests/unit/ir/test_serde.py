@@ -21,9 +21,8 @@ from rlx_ort.ir.ops.elementwise import ACTIVATIONS, BINARIES
 from rlx_ort.ir.ops.leaf import Capture
 from rlx_ort.ir.ops.onnx import OnnxNode
 from rlx_ort.ir.serde import SCHEMA, from_json, load_json, save_json, to_json
-from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.tensor import TensorData
-from rlx_ort.ir.types import MapType, OptionalType, SequenceType, TensorType, UnknownType
+from rlx_ort.ir.types import MapType, OptionalType, SequenceType, Shape, TensorType, UnknownType
 from rlx_ort.ir.verify import verify
 
 

@@ -10,8 +10,7 @@ from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph, Value
 from rlx_ort.ir.ops.leaf import Constant
 from rlx_ort.ir.ops.signal import Conjugate, Fft
-from rlx_ort.ir.shape import Shape
-from rlx_ort.ir.types import TensorType
+from rlx_ort.ir.types import Shape, TensorType
 
 
 def kind(*dims: int | str, dtype: DType = DType.F32) -> TensorType:

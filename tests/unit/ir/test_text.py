@@ -7,8 +7,7 @@ import numpy as np
 from rlx_ort.ir.core import format_graph
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
-from rlx_ort.ir.shape import Shape
-from rlx_ort.ir.types import TensorType
+from rlx_ort.ir.types import Shape, TensorType
 
 
 def test_listing_names_nodes_types_and_outputs() -> None:

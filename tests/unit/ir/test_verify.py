@@ -16,9 +16,8 @@ from rlx_ort.ir.ops.elementwise import Activation
 from rlx_ort.ir.ops.leaf import Capture, Input
 from rlx_ort.ir.ops.norm import Softmax
 from rlx_ort.ir.ops.onnx import OnnxNode
-from rlx_ort.ir.shape import Shape
 from rlx_ort.ir.tensor import TensorData
-from rlx_ort.ir.types import TensorType
+from rlx_ort.ir.types import Shape, TensorType
 from rlx_ort.ir.verify import check, verify
 
 

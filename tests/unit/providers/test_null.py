@@ -9,8 +9,7 @@ from rlx_ort.converters.to_onnx.exported import ExportedModel, ExportedNode
 from rlx_ort.device import Device
 from rlx_ort.errors import DeviceUnavailableError, EngineError
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.shape import Shape
-from rlx_ort.ir.types import TensorType
+from rlx_ort.ir.types import Shape, TensorType
 from rlx_ort.options.compile_options import CompileOptions
 from rlx_ort.providers.base import SessionRequest
 from rlx_ort.providers.null import NullProvider

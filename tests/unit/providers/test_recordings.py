@@ -15,14 +15,14 @@ from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.types import TensorType
 from rlx_ort.providers.base import NodeAssignment
 from rlx_ort.providers.engine import recordings
-from rlx_ort.providers.engine.recorded import (
+from rlx_ort.providers.engine.recordings import (
     BrokenSessionError,
     NotRecordedError,
+    Recordings,
     check_replay,
     host_work,
     unrecordable,
 )
-from rlx_ort.providers.engine.recordings import Recordings
 
 SHARED = object()
 EP = "CUDAExecutionProvider"

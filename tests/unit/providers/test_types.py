@@ -6,8 +6,7 @@ import pytest
 
 from rlx_ort.converters.onnx_types import elem_type
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.shape import Shape
-from rlx_ort.ir.types import MapType, OptionalType, SequenceType, TensorType, UnknownType
+from rlx_ort.ir.types import MapType, OptionalType, SequenceType, Shape, TensorType, UnknownType
 from rlx_ort.providers.engine.values import element_dtypes, refined, value_type
 
 F32 = TensorType(DType.F32)

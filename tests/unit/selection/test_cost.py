@@ -9,8 +9,7 @@ from rlx_ort.device import Device
 from rlx_ort.errors import GraphVerifyError, NoViableDeviceError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
-from rlx_ort.ir.shape import Shape
-from rlx_ort.ir.types import TensorType
+from rlx_ort.ir.types import Shape, TensorType
 from rlx_ort.selection.cost import DEFAULT_DIM, ProfileCostModel, estimate_graph_cost, pick_best_device
 from rlx_ort.selection.predict import cost_model
 

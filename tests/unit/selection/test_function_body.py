@@ -4,8 +4,7 @@ import pytest
 
 from rlx_ort.converters.to_onnx.exported import ExportedNode
 from rlx_ort.ir.dtype import DType
-from rlx_ort.ir.shape import Shape
-from rlx_ort.ir.types import TensorType, ValueType
+from rlx_ort.ir.types import Shape, TensorType, ValueType
 from rlx_ort.selection.node_claims import function_body, is_function
 
 

@@ -7,8 +7,14 @@ import pytest
 
 from rlx_ort.device import Device
 from rlx_ort.errors import DeviceUnavailableError, LegalizeError
-from rlx_ort.execution.dispatch_report import DispatchSummary, format_dispatch_report, merge_placement, report_as_dict
-from rlx_ort.execution.placement import PlacedNode, Placement
+from rlx_ort.execution.placement import (
+    DispatchSummary,
+    PlacedNode,
+    Placement,
+    format_dispatch_report,
+    merge_placement,
+    report_as_dict,
+)
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.ops.onnx import refused_op
@@ -17,7 +23,7 @@ from rlx_ort.options.compile_options import CompileOptions, PlacementRule
 from rlx_ort.options.dispatch import KernelDispatch, KernelDispatchPolicy
 from rlx_ort.options.precision import PrecisionPolicy
 from rlx_ort.providers.base import KernelClaim
-from rlx_ort.selection.legalize import dispatch_report_for_device, legalize_graph_for_device
+from rlx_ort.selection.support import dispatch_report_for_device, legalize_graph_for_device
 
 ASSISTED = CompileOptions(placement=PlacementRule.ASSISTED)
 

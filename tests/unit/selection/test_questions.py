@@ -14,8 +14,7 @@ from rlx_ort.device import Device
 from rlx_ort.errors import EngineError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph
-from rlx_ort.ir.shape import Shape
-from rlx_ort.ir.types import TensorType, UnknownType
+from rlx_ort.ir.types import Shape, TensorType, UnknownType
 from rlx_ort.options.compile_options import CompileOptions, OptimizationLevel, PlacementRule
 from rlx_ort.providers import registry
 from rlx_ort.providers.asking import ask, asking_options

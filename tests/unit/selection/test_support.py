@@ -12,8 +12,7 @@ from rlx_ort.ir.graph import Graph
 from rlx_ort.ir.op import Op, OpTypes
 from rlx_ort.ir.ops.leaf import Input
 from rlx_ort.ir.ops.onnx import OnnxNode
-from rlx_ort.ir.shape import Shape
-from rlx_ort.ir.types import TensorType, ValueType
+from rlx_ort.ir.types import Shape, TensorType, ValueType
 from rlx_ort.options.compile_options import CompileOptions, PlacementRule
 from rlx_ort.providers.base import KernelClaim
 from rlx_ort.selection import support

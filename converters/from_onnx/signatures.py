@@ -1,0 +1,130 @@
+"""What a node must look like by its operator's schema, and attribute values that end or block the process."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rlx_ort.converters.onnx_types import schema_of
+
+if TYPE_CHECKING:
+    import onnx
+
+_INT, _INTS = 2, 7  # AttributeProto.INT and INTS
+_INT32 = 1 << 31
+_LARGEST_WINDOW = 1 << 24  # AveragePool also adds up what auto_pad puts around an image
+# Sizes that something is divided by, or that index without a check, in ONNX's inference or ONNX Runtime 1.31's kernels.
+_LEAST = {
+    "batch_dims": 0, "block_size": 0, "blocksize": 1, "dilations": 1, "group": 1, "hidden_size": 1, "kernel_shape": 1,
+    "kv_num_heads": 1, "num_groups": 1, "num_outputs": 1, "q_num_heads": 1, "strides": 1,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """What an operator takes, by its schema.
+
+    Attributes:
+        label: the operator and its version, for messages.
+        inputs: the least and the largest number of inputs.
+        outputs: those of outputs.
+        single: the places of inputs that a node must not leave out.
+        many: the place from which any number of inputs follow, none of them left out; negative if there is none.
+        kinds: attribute name -> number of its type.
+        required: the attributes that a node must have.
+    """
+
+    label: str
+    inputs: tuple[int, int]
+    outputs: tuple[int, int]
+    single: tuple[int, ...]
+    many: int
+    kinds: Mapping[str, int]
+    required: frozenset[str]
+
+    def problem(
+        self, inputs: Sequence[str], outputs: Sequence[str], attributes: Mapping[str, onnx.AttributeProto]
+    ) -> str:
+        """Return how a node breaks the schema, empty if it does not; absent values at the end are allowed."""
+        for what, names, (least, most) in (("inputs", inputs, self.inputs), ("outputs", outputs, self.outputs)):
+            count = len(names)
+            if count > most:
+                count = len(trimmed(names))
+            if not least <= count <= most:
+                return f"has {count} {what}; {self.label} takes {least} to {most}"
+        if "" in inputs:
+            count = len(trimmed(inputs))
+            needed = (*self.single, *(range(self.many, count) if self.many >= 0 else ()))
+            absent = [place for place in needed if place < len(inputs) and not inputs[place]]
+            if absent:
+                return f"leaves out input {absent[0]}, which {self.label} needs"
+        for name, attribute in attributes.items():
+            wanted, found = self.kinds.get(name), attribute.type
+            if wanted is None:
+                if not name.startswith("__"):  # reserved for whoever wrote the model
+                    return f"has attribute {name!r}; {self.label} has {', '.join(sorted(self.kinds)) or 'none'}"
+            elif found != wanted:
+                return f"has attribute {name!r} as {_kind_name(found)}; {self.label} takes it as {_kind_name(wanted)}"
+            elif found in (_INT, _INTS) and not attribute.ref_attr_name and (problem := value_problem(attribute)):
+                return problem
+            elif name == "num_outputs" and attribute.i != len(outputs) and not attribute.ref_attr_name:
+                return f"has {len(outputs)} outputs and num_outputs={attribute.i}"
+        if not self.required <= attributes.keys():
+            return f"has no attribute {', '.join(self.required - attributes.keys())}; {self.label} needs it"
+        return ""
+
+
+@functools.cache
+def signature_of(op_type: str, version: int, domain: str) -> Signature | None:
+    """Return what an operator takes, None where there is no schema that is in force."""
+    schema = schema_of(op_type, version, domain)
+    if schema is None or schema.deprecated:
+        return None
+    from onnx import AttributeProto
+
+    number_of = AttributeProto.AttributeType.Value
+    # onnx's enumerations are spelled AttrType.INT and FormalParameterOption.Single.
+    options = [str(formal.option).rpartition(".")[2] for formal in schema.inputs]
+    kinds = {name: number_of(str(item.type).rpartition(".")[2]) for name, item in schema.attributes.items()}
+    return Signature(
+        f"{op_type} of {domain or 'ai.onnx'} {version}",
+        (schema.min_input, schema.max_input),
+        (schema.min_output, schema.max_output),
+        tuple(place for place, option in enumerate(options) if option == "Single"),
+        options.index("Variadic") if "Variadic" in options else -1,
+        kinds,
+        frozenset(name for name, attribute in schema.attributes.items() if attribute.required),
+    )
+
+
+def trimmed(names: Sequence[str]) -> list[str]:
+    """Return names without the empty ones at the end."""
+    count = len(names)
+    while count and not names[count - 1]:
+        count -= 1
+    return list(names[:count])
+
+
+def value_problem(attribute: onnx.AttributeProto) -> str:
+    """Return what is wrong with whole numbers of an attribute, empty if nothing is or it holds none."""
+    name = attribute.name
+    if attribute.type == _INT and name != "value_int" and not -_INT32 <= attribute.i < _INT32:
+        return f"has attribute {name!r} = {attribute.i}, which is beyond 32 bits"
+    least = _LEAST.get(name)
+    if least is None:
+        return ""
+    numbers = [attribute.i] if attribute.type == _INT else [*attribute.ints]
+    wrong = [number for number in numbers if number < least]
+    if name == "kernel_shape" and not wrong and math.prod(numbers) > _LARGEST_WINDOW:
+        return f"has attribute {name!r} = {numbers}, a window of more than {_LARGEST_WINDOW} elements"
+    return f"has attribute {name!r} with {wrong[0]}, which must be {least} at least" if wrong else ""
+
+
+def _kind_name(number: int) -> str:
+    from onnx import AttributeProto
+
+    known = AttributeProto.AttributeType
+    return str(known.Name(number)) if number in known.values() else f"type {number}"

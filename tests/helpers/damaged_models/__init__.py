@@ -1,0 +1,1 @@
+"""Damaged ONNX models by number, and children that open, compile and run them beside plain ONNX Runtime."""
