@@ -17,11 +17,6 @@ from rlx_ort.ir.types import UnknownType, ValueType
 if TYPE_CHECKING:
     import onnx
 
-__all__ = [
-    "bodies_of", "copied", "field_key", "graphs_below", "graphs_of", "infer_proto", "is_fully_typed", "nodes_of",
-    "paused_collector", "set_items", "skeleton", "varint", "with_types",
-]  # fmt: skip
-
 Message = TypeVar("Message")
 _SMALL_BYTES = 1024
 _LONGEST_VECTOR = 1 << 20

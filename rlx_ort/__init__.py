@@ -47,6 +47,7 @@ if TYPE_CHECKING:
         PlacementError,
         RlxError,
         RunError,
+        ServingError,
         StateLossError,
         TimeLimitError,
     )
@@ -114,11 +115,17 @@ if TYPE_CHECKING:
     from rlx_ort.resilience.quarantine import DeviceHealth, HealthState
     from rlx_ort.selection.candidates import DeviceCandidate, device_report, devices_for, fastest_device_for, rank
     from rlx_ort.selection.cost import BackendCostModel, ProfileCostModel, estimate_graph_cost, pick_best_device
-    from rlx_ort.selection.legalize import dispatch_report_for_device, legalize_graph_for_device
     from rlx_ort.selection.policy import DevicePickStrategy, DevicePolicy, device_chain_from_env, device_from_env
     from rlx_ort.selection.predict import calibrate, cost_model, explain
     from rlx_ort.selection.resolve import resolve_device, resolve_device_chain, run_with_fallback
-    from rlx_ort.selection.support import UnsupportedOp, first_unsupported_op, supports, supports_graph
+    from rlx_ort.selection.support import (
+        UnsupportedOp,
+        dispatch_report_for_device,
+        first_unsupported_op,
+        legalize_graph_for_device,
+        supports,
+        supports_graph,
+    )
 
     __version__: str
 
@@ -126,26 +133,24 @@ __all__ = [
     "Attempt", "BackendCostModel", "BackendsManifest", "Bucket", "BucketedCompileCache", "CalibrationError",
     "CalibrationProfile", "CancelToken", "CancelledRunError", "CompileCache", "CompileOptions", "CompiledGraph",
     "ConversionError", "DEVICE_PRIORITY", "DType", "Device", "DeviceBenchResult", "DeviceCandidate", "DeviceError",
-    "DeviceFallbackError", "DeviceHealth", "DeviceMemory",
-    "DeviceParseError", "DevicePickStrategy", "DevicePolicy", "DeviceRouter",
-    "DeviceUnavailableError", "Dim", "DimBinding", "DispatchSummary", "EngineError", "ExpertPool", "FlexibleSession",
-    "Graph", "GraphDevices", "GraphError", "GraphVerifyError", "HealthState", "InputError", "IntegrityError",
-    "KernelDispatch", "KernelDispatchPolicy", "KernelDispatchReport", "LayerKvCache", "LegalizeError",
-    "MemoryBudgetError", "ModelMemory",
-    "MoeResidencyStats", "NoViableDeviceError", "Node", "Op", "OptimizationLevel", "PackageError", "ParamError",
-    "ParityError", "Placement", "PlacementError", "PlacementRule", "Precision", "PrecisionPolicy", "ProfileCostModel",
-    "RefreshPolicy", "Resilience", "RlxError", "RunError", "RunRecord", "Session", "Shape", "StateLossError",
-    "TimeLimitError", "UnsupportedOp", "Value", "WeightSharing", "__version__", "available_apple_devices",
-    "available_devices", "bucket_decode_mask", "budget_from_memory", "calibrate", "cost_model", "device_chain_from_env",
+    "DeviceFallbackError", "DeviceHealth", "DeviceMemory", "DeviceParseError", "DevicePickStrategy", "DevicePolicy",
+    "DeviceRouter", "DeviceUnavailableError", "Dim", "DimBinding", "DispatchSummary", "EngineError", "ExpertPool",
+    "FlexibleSession", "Graph", "GraphDevices", "GraphError", "GraphVerifyError", "HealthState", "InputError",
+    "IntegrityError", "KernelDispatch", "KernelDispatchPolicy", "KernelDispatchReport", "LayerKvCache",
+    "LegalizeError", "MemoryBudgetError", "ModelMemory", "MoeResidencyStats", "NoViableDeviceError", "Node", "Op",
+    "OptimizationLevel", "PackageError", "ParamError", "ParityError", "Placement", "PlacementError",
+    "PlacementRule", "Precision", "PrecisionPolicy", "ProfileCostModel", "RefreshPolicy", "Resilience", "RlxError",
+    "RunError", "RunRecord", "ServingError", "Session", "Shape", "StateLossError", "TimeLimitError",
+    "UnsupportedOp", "Value", "WeightSharing", "__version__", "available_apple_devices", "available_devices",
+    "bucket_decode_mask", "budget_from_memory", "calibrate", "cost_model", "device_chain_from_env",
     "device_from_env", "device_label", "device_report", "devices_for", "dispatch_report_for_device", "drain_device",
     "dynamic_symbols", "estimate_graph_cost", "explain", "fastest_among", "fastest_device", "fastest_device_for",
     "first_unsupported_op", "format_dispatch_report", "from_onnx", "from_torch", "full_name", "graph_param_names",
     "has_dynamic_dims", "infer_bindings_from_inputs", "is_available", "legalize_graph_for_device", "load",
-    "memory_use",
-    "merged_mask", "op_kinds", "open_package", "pad_rows", "parse_device", "parse_device_list", "per_layer_masks",
-    "pick_best_device", "power_of_two_ladder", "promote", "rank", "refresh_pools", "register_provider",
-    "resolve_device", "resolve_device_chain", "run_with_fallback", "save_onnx", "slice_rows", "start_package",
-    "supports", "supports_graph", "supports_run_slots", "to_onnx", "verify", "warm_package",
+    "memory_use", "merged_mask", "op_kinds", "open_package", "pad_rows", "parse_device", "parse_device_list",
+    "per_layer_masks", "pick_best_device", "power_of_two_ladder", "promote", "rank", "refresh_pools",
+    "register_provider", "resolve_device", "resolve_device_chain", "run_with_fallback", "save_onnx", "slice_rows",
+    "start_package", "supports", "supports_graph", "supports_run_slots", "to_onnx", "verify", "warm_package",
 ]  # fmt: skip
 
 # In a checkout that is not installed, `converters`, `providers` and `calibration` are beside this folder.
@@ -190,11 +195,11 @@ _NAMES_OF = {
     "resilience.quarantine": "DeviceHealth HealthState",
     "selection.candidates": "DeviceCandidate device_report devices_for fastest_device_for rank",
     "selection.cost": "BackendCostModel ProfileCostModel estimate_graph_cost pick_best_device",
-    "selection.legalize": "dispatch_report_for_device legalize_graph_for_device",
     "selection.policy": "DevicePickStrategy DevicePolicy device_chain_from_env device_from_env",
     "selection.predict": "calibrate cost_model explain",
     "selection.resolve": "resolve_device resolve_device_chain run_with_fallback",
-    "selection.support": "UnsupportedOp first_unsupported_op supports supports_graph",
+    "selection.support": "UnsupportedOp dispatch_report_for_device first_unsupported_op legalize_graph_for_device"
+    " supports supports_graph",
 }
 _MODULE_OF = {name: module for module, names in _NAMES_OF.items() for name in names.split()}
 

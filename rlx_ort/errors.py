@@ -20,6 +20,7 @@ RlxError
     CancelledRunError                the caller cancelled the run
     StateLossError                   a device failed that holds state which cannot move to another
     MemoryBudgetError                a session does not fit into the memory budget of its device
+  ServingError                       a request to a server cannot be answered
   CalibrationError                   a device cannot be measured
   PackageError
     IntegrityError                   a package does not hold what it promises
@@ -36,32 +37,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rlx_ort.device import Device
-
-__all__ = [
-    "CalibrationError",
-    "CancelledRunError",
-    "ConversionError",
-    "DeviceError",
-    "DeviceFallbackError",
-    "DeviceParseError",
-    "DeviceUnavailableError",
-    "EngineError",
-    "GraphError",
-    "GraphVerifyError",
-    "InputError",
-    "IntegrityError",
-    "LegalizeError",
-    "MemoryBudgetError",
-    "NoViableDeviceError",
-    "PackageError",
-    "ParamError",
-    "ParityError",
-    "PlacementError",
-    "RlxError",
-    "RunError",
-    "StateLossError",
-    "TimeLimitError",
-]
 
 
 class RlxError(Exception):
@@ -199,6 +174,18 @@ class StateLossError(RunError):
 
 class MemoryBudgetError(RunError):
     """A session does not fit into the memory budget of its device beside those that are in use."""
+
+
+class ServingError(RlxError):
+    """A request cannot be answered; `status` is the HTTP status that it gets."""
+
+    def __init__(self, message: str, status: int = 500) -> None:
+        super().__init__(message)
+        self.status = status
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle by the arguments, so that the error crosses a process pool."""
+        return type(self), (str(self), self.status)
 
 
 class CalibrationError(RlxError):

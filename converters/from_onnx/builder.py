@@ -24,8 +24,6 @@ from rlx_ort.ir.types import Shape, TensorType, UnknownType, ValueType
 if TYPE_CHECKING:
     import onnx
 
-__all__ = ["Captures", "GraphBuilder", "Scope"]
-
 # 8-bit integers are left out: they are quantised weights, whatever their size.
 _INDEX_TYPES = {DType.BOOL, DType.I16, DType.I32, DType.I64, DType.U16, DType.U32, DType.U64}
 

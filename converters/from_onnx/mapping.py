@@ -16,8 +16,6 @@ from rlx_ort.ir.ops.norm import BatchNormInference, LayerNorm, Reduce, Softmax
 from rlx_ort.ir.ops.shape import Concat, Gather, Reshape, Slice, Transpose
 from rlx_ort.ir.types import Dim, Shape, TensorType, fits
 
-__all__ = ["MappedNode", "NodeView", "mapped"]
-
 
 @dataclass(frozen=True, slots=True)
 class NodeView:

@@ -17,8 +17,6 @@ from rlx_ort.ir.ops.leaf import Constant
 from rlx_ort.ir.ops.onnx import OnnxNode
 from rlx_ort.ir.types import TensorType
 
-__all__ = ["all_nodes", "check_operands"]
-
 _ONE_ELEMENT = {
     "DFT": (1, 2), "If": (0,), "Loop": (0, 1), "OneHot": (1,), "STFT": (1, 3), "SequenceAt": (1,),
     "SequenceErase": (1,), "SequenceInsert": (2,),

@@ -15,8 +15,6 @@ from rlx_ort.ir.ops.leaf import Constant
 from rlx_ort.ir.ops.onnx import OnnxNode
 from rlx_ort.ir.types import TensorType, UnknownType, ValueType, fits
 
-__all__ = ["fill_types", "with_ir_ops"]
-
 
 def fill_types(graph: Graph) -> None:
     """Infer the types that ONNX leaves out inside functions; those it cannot infer stay unknown."""

@@ -13,8 +13,6 @@ from rlx_ort.converters.onnx_types import schema_of
 if TYPE_CHECKING:
     import onnx
 
-__all__ = ["Signature", "signature_of", "trimmed", "value_problem"]
-
 _INT, _INTS = 2, 7  # AttributeProto.INT and INTS
 _INT32 = 1 << 31
 _WIDE = {"default_int64", "end", "ignore_index", "replaced_value_int64", "start", "value_int"}  # attributes of 64 bits

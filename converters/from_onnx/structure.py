@@ -15,8 +15,6 @@ from rlx_ort.errors import ConversionError
 if TYPE_CHECKING:
     import onnx
 
-__all__ = ["MAX_DEPTH", "check_model", "domain_of", "names_read", "node_label", "opsets_of", "sorted_nodes"]
-
 MAX_DEPTH = 30
 """How deep bodies and function calls may be nested: protobuf reads and copies no more than 32 levels of bodies."""
 

@@ -28,8 +28,6 @@ from rlx_ort.ir.tensor import FileRange
 if TYPE_CHECKING:
     import onnx
 
-__all__ = ["ExternalFiles", "MappedFiles", "TensorFiles", "parsed_model", "read_mapped"]
-
 _Span: TypeAlias = tuple[int, int]
 _LEFT_BEHIND_BYTES = 128  # a reference takes as much as smaller data
 

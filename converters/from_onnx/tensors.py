@@ -20,8 +20,6 @@ from rlx_ort.ir.tensor import TensorData
 if TYPE_CHECKING:
     import onnx
 
-__all__ = ["attribute_value", "constant_data", "dense_tensor", "resolved", "tensor_data"]
-
 _DENSE_LIMIT = 1 << 31
 # Where elements may be beside `raw_data`: https://github.com/onnx/onnx/blob/main/onnx/onnx.proto, `TensorProto`.
 _FIELDS = {

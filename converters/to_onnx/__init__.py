@@ -24,8 +24,8 @@ def to_onnx(graph: Graph, options: CompileOptions | None = None) -> onnx.ModelPr
     """Return the graph as an ONNX model in normal form with its weights inside.
 
     The dims, opset, precision and kernel dispatch of the options count. By default ops get the form that every provider
-    takes; `KernelDispatchPolicy.FORCE_NATIVE` writes fused ones.
-    Copies every weight. Larger models go through `rlx_ort.converters.files.save_onnx`, which writes them to a file.
+    takes; `KernelDispatchPolicy.FORCE_NATIVE` writes fused ones. Copies every weight; `save_onnx` writes larger models
+    to a file.
 
     Raises:
         GraphVerifyError: the graph breaks a rule of the IR.
@@ -58,11 +58,11 @@ def all_weights(graph: Graph, exported: ExportedModel) -> dict[str, TensorData]:
     Raises:
         ConversionError: a parameter has no data.
     """
+    from rlx_ort.ir.tensor import narrowed
+
     unset = [name for name in exported.params if name not in graph.weights]
     if unset:
         raise ConversionError(f"graph {graph.name!r} has parameters without data: {', '.join(unset)}; set them first")
-    from rlx_ort.ir.tensor import narrowed
-
     params = {
         name: narrowed(graph.weights[name], exported.stored_as.get(name, graph.weights[name].dtype))
         for name in exported.params

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from rlx_ort.converters.to_onnx.dispatch import NoNativeForm, lowers_native
 from rlx_ort.converters.to_onnx.emitter import Emitter, lowers
 from rlx_ort.converters.to_onnx.shape import reshape, slice_axis
 from rlx_ort.ir.dtype import DType
@@ -19,6 +20,7 @@ from rlx_ort.ir.op import known_shape
 from rlx_ort.ir.ops.attention import Attention, HeadLayout, Rope
 from rlx_ort.ir.types import Dim, Shape, TensorType
 
+_CONTRIB = "com.microsoft"
 _MASKED = -1e9
 _MASKED_F16 = -65504.0  # f16 cannot hold -1e9
 
@@ -46,6 +48,41 @@ def _attention(emit: Emitter, op: Attention, inputs: Sequence[Any]) -> Any:
     return result if shape.rank == 4 else reshape(emit, result, Shape((*shape[:-1], op.num_heads, op.head_dim)), shape)
 
 
+@lowers_native(Attention)
+def _native_attention(emit: Emitter, op: Attention, inputs: Sequence[Any]) -> Any:
+    """MultiHeadAttention, in the cases in which it is known to agree with the common form."""
+    kinds = [emit.input_type(index) for index in range(3)]
+    layouts = op.layouts(kinds)
+    queries, keys = layouts[0].length, layouts[1].length
+    if op.mask_kind not in {"none", "causal"}:
+        raise NoNativeForm(f"the kernel's masks differ from mask kind {op.mask_kind!r}")
+    # With more keys than queries the kernel aligns its mask neither at the top left nor at the bottom right.
+    if op.mask_kind == "causal" and (not isinstance(queries, int) or queries != keys):
+        raise NoNativeForm(f"a causal mask needs as many queries as keys, known beforehand; got {queries} and {keys}")
+    if op.softcap is not None:
+        raise NoNativeForm("the kernel has no softcap")
+    if any(layout.heads_first for layout in layouts):
+        raise NoNativeForm("the kernel takes heads last, as (B, S, H * D)")
+    shapes = [known_shape(op, kind, name) for kind, name in zip(kinds, "qkv", strict=True)]
+    flat = [Shape((layout.batch, layout.length, op.num_heads * op.head_dim)) for layout in layouts]
+    types = [TensorType(kinds[0].dtype, shape) for shape in flat]
+    emit.require_kernel("MultiHeadAttention", *types, domain=_CONTRIB)
+    result = emit.op(
+        "MultiHeadAttention",
+        *(_as_shape(emit, *ends) for ends in zip(inputs, shapes, flat, strict=True)),
+        domain=_CONTRIB,
+        types=types[:1],
+        num_heads=op.num_heads,
+        unidirectional=int(op.mask_kind == "causal"),
+        scale=1 / math.sqrt(op.head_dim) if op.scale is None else op.scale,
+    )
+    return _as_shape(emit, result, flat[0], shapes[0])
+
+
+def _as_shape(emit: Emitter, value: Any, source: Shape, target: Shape) -> Any:
+    return value if source == target else reshape(emit, value, source, target)
+
+
 def _heads(emit: Emitter, op: Attention, x: Any, shape: Shape, layout: HeadLayout, *, swap: bool) -> Any:
     """Bring q, k or v to `([B,] H, S, D)`; `swap` to `([B,] H, D, S)`, as the keys are multiplied."""
     lead = shape.rank - 2 if shape.rank < 4 else 1
@@ -67,23 +104,19 @@ def _masked(emit: Emitter, op: Attention, scores: Any, mask: Sequence[Any], layo
         drop = flat is not None and flat.rank == 4 and known_shape(op, kind, "q").rank == 2
         return emit.op("Add", scores, emit.op("Squeeze", mask[0], emit.i64([0])) if drop else mask[0])
     if op.mask_kind == "custom":
-        hidden = _hidden_keys(emit, mask[0], known_shape(op, kind, "q").rank)
+        dtype = emit.input_dtype(3)
+        if dtype is DType.BOOL:
+            hidden = emit.op("Not", mask[0])
+        else:
+            hidden = emit.op("Less", mask[0], emit.constant(1 if dtype.is_integer else 0.5, dtype))
+        if known_shape(op, kind, "q").rank > 2:  # (B, K), broadcast over heads and queries
+            hidden = emit.op("Unsqueeze", hidden, emit.i64([1, 2]))
     else:
         hidden = _hidden_by_place(emit, op, layouts[0].length, layouts[1].length)
         if hidden is None:
             return scores
     masked = _MASKED_F16 if kind.dtype is DType.F16 else _MASKED
     return emit.op("Where", hidden, emit.constant(masked, kind.dtype), scores)
-
-
-def _hidden_keys(emit: Emitter, mask: Any, rank: int) -> Any:
-    """Return where a `(B, K)` mask hides a key, broadcast over heads and queries."""
-    dtype = emit.input_dtype(3)
-    if dtype is DType.BOOL:
-        hidden = emit.op("Not", mask)
-    else:
-        hidden = emit.op("Less", mask, emit.constant(1 if dtype.is_integer else 0.5, dtype))
-    return hidden if rank == 2 else emit.op("Unsqueeze", hidden, emit.i64([1, 2]))
 
 
 def _hidden_by_place(emit: Emitter, op: Attention, queries: Dim, keys: Dim) -> Any:
@@ -158,3 +191,30 @@ def _table(emit: Emitter, op: Rope, table: Any, index: int, length: Dim) -> Any:
     if op.rotated < op.head_dim:
         table = slice_axis(emit, table, -1, 0, op.rotated // 2)
     return emit.op("Unsqueeze", table, emit.i64([-2]))
+
+
+@lowers_native(Rope)
+def _native_rope(emit: Emitter, op: Rope, inputs: Sequence[Any]) -> Any:
+    kinds = emit.input_types
+    shape = known_shape(op, kinds[0], "x")
+    tables = [known_shape(op, kind, "table") for kind in kinds[1:]]
+    if any(table.rank != 2 for table in tables):
+        raise NoNativeForm("the kernel takes one table for all sequences")
+    if any(not isinstance(dim, int) for table in tables for dim in table) or tables[0] != tables[1]:
+        raise NoNativeForm("the kernel takes tables of one known size")
+    place = TensorType(DType.I64, Shape([1]))
+    emit.require_kernel("RotaryEmbedding", kinds[0], place, *kinds[1:], domain=_CONTRIB)
+    cos, sin = inputs[1:]
+    if op.rotated < op.head_dim:
+        cos, sin = (slice_axis(emit, table, -1, 0, op.rotated // 2) for table in (cos, sin))
+    x = emit.op("Unsqueeze", inputs[0], emit.i64([0])) if shape.rank == 2 else inputs[0]
+    width = shape[-1]
+    result = emit.op(
+        "RotaryEmbedding",
+        *(x, emit.i64([0]), cos, sin),  # one position: that of the first place, 0
+        domain=_CONTRIB,
+        interleaved=int(op.interleaved),
+        num_heads=width // op.head_dim if isinstance(width, int) else 0,
+        rotary_embedding_dim=op.rotated if op.rotated < op.head_dim else 0,
+    )
+    return emit.op("Squeeze", result, emit.i64([0])) if shape.rank == 2 else result

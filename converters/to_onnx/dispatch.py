@@ -13,7 +13,7 @@ import importlib
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.op import Op
@@ -24,18 +24,16 @@ if TYPE_CHECKING:
     from rlx_ort.converters.to_onnx.emitter import Emitter, Lowering
     from rlx_ort.ir.graph import Graph
 
-__all__ = ["COMMON", "Dispatcher", "KernelSet", "NATIVE", "NoNativeForm", "has_choice", "load_family", "lowers_native"]
-
 NATIVE, COMMON = "native", "common-ir"
 """The forms, as named in reports."""
 
-O = TypeVar("O", bound=Op)  # noqa: E741  # the same name as in `emitter`
+O = TypeVar("O", bound=Op)  # noqa: E741
 _natives: dict[type[Op], _Native] = {}
 _choosing: weakref.WeakKeyDictionary[Graph, tuple[object, bool]] = weakref.WeakKeyDictionary()
 _OPS = "rlx_ort.ir.ops."
 _WITHOUT = frozenset({"leaf", "onnx"})
 """Families that are written by the emitter itself, or never."""
-_ELSEWHERE = {"blocks": "control", "conv": "linalg", "dequant": "quant"}
+_ELSEWHERE = {"blocks": "control", "conv": "linalg", "dequant": "quant", "sequence": "control"}
 """Families whose lowerings are in the file of another one."""
 _Types: TypeAlias = Sequence[ValueType | None]
 
@@ -59,8 +57,7 @@ class NoNativeForm(Exception):  # noqa: N818  # an answer, caught by the dispatc
     """A node cannot have the native form; the message has the reason."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Native:
+class _Native(NamedTuple):
     lowering: Lowering
     when: Callable[[Any], bool]
     portable: bool
@@ -140,14 +137,11 @@ def has_choice(graph: Graph) -> bool:
         for kind in kinds:
             load_family(kind)
         choosers = {kind for kind in kinds if kind in _natives or kind.bodies is not Op.bodies}
-        found = bool(choosers) and any(_chooses(node.op) for node in graph.nodes if type(node.op) in choosers)
+        ops = [node.op for node in graph.nodes if type(node.op) in choosers] if choosers else []
+        natives = (native.when(op) for op in ops if (native := _natives.get(type(op))) is not None)
+        found = any(natives) or any(has_choice(body) for op in ops for body in op.bodies())
         known = _choosing[graph] = (graph.revision, found)
     return known[1]
-
-
-def _chooses(op: Op) -> bool:
-    native = _natives.get(type(op))
-    return (native is not None and native.when(op)) or any(map(has_choice, op.bodies()))
 
 
 def load_family(op: type[Op]) -> None:
@@ -160,6 +154,4 @@ def _load(module: str) -> None:
     family = module.removeprefix(_OPS)
     if family == module or family in _WITHOUT:
         return
-    here = __name__.rpartition(".")[0]
-    importlib.import_module(f"{here}.{_ELSEWHERE.get(family, family)}")
-    importlib.import_module(f"{here}.native")
+    importlib.import_module(f"{__package__}.{_ELSEWHERE.get(family, family)}")

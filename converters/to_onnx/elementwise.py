@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from rlx_ort.converters.to_onnx.dispatch import lowers_native
 from rlx_ort.converters.to_onnx.emitter import Emitter, lowers
 from rlx_ort.converters.to_onnx.kernel_dtypes import divisor_and_sign, may_trap, op_in, where_in
 from rlx_ort.converters.to_onnx.model import ModelValue
@@ -14,8 +15,6 @@ from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.op import known_shape
 from rlx_ort.ir.ops.elementwise import Activation, Binary, Cast, Clamp, Compare, Fma, StopGradient, Where
 from rlx_ort.ir.ops.norm import FusedSwiGLU
-
-__all__ = ["activate", "add_unless_zeros", "gated"]
 
 _DIRECT = {
     "sigmoid": "Sigmoid", "tanh": "Tanh", "exp": "Exp", "log": "Log", "sqrt": "Sqrt", "neg": "Neg", "abs": "Abs",
@@ -50,6 +49,14 @@ def add_unless_zeros(emit: Emitter, value: Any, addend: Any, index: int) -> Any:
     """Add input `index` of the node being lowered unless it is known to be zeros."""
     data = emit.input_data(index)
     return value if data is not None and not data.numpy().any() else emit.op("Add", value, addend)
+
+
+@lowers_native(Activation, when=lambda op: op.function in {"silu", "hard_swish"})
+def _native_activation(emit: Emitter, op: Activation, inputs: Sequence[Any]) -> Any:
+    silu = op.function == "silu"
+    op_type, domain = ("QuickGelu", "com.microsoft") if silu else ("HardSwish", "")
+    emit.require_kernel(op_type, emit.input_type(0), domain=domain)
+    return emit.op(op_type, inputs[0], domain=domain, alpha=1.0 if silu else None)
 
 
 lowers(Activation)(lambda emit, op, inputs: activate(emit, op.function, inputs[0], emit.input_dtype(0)))

@@ -10,14 +10,13 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 import numpy.typing as npt
 
-from rlx_ort.converters.onnx_types import elem_type
 from rlx_ort.converters.to_onnx.dispatch import NoNativeForm, load_family
 from rlx_ort.converters.to_onnx.exported import ExportedNode
 from rlx_ort.converters.to_onnx.kernel_dtypes import divisor_and_sign, may_trap
-from rlx_ort.converters.to_onnx.model import ModelAttribute, ModelGraph, ModelNode, ModelValue, ModelWriter, attribute
+from rlx_ort.converters.to_onnx.model import ModelGraph, ModelNode, ModelValue, ModelWriter, attribute
 from rlx_ort.converters.to_onnx.repeats import Repeats
 from rlx_ort.errors import ConversionError, GraphVerifyError
-from rlx_ort.ir.core import Node, Ref
+from rlx_ort.ir.core import Node
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph, live_nodes
 from rlx_ort.ir.op import Op, known_shape
@@ -26,8 +25,6 @@ from rlx_ort.ir.ops.onnx import OnnxNode
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import Dim, Shape, TensorType, UnknownType, ValueType
 
-__all__ = ["DEFAULT_OPSET", "Emitter", "Lowering", "lowering_of", "lowers"]
-
 DEFAULT_OPSET = 21
 """The opset that lowerings write for: execution providers have the most kernels there."""
 
@@ -35,7 +32,7 @@ Lowering: TypeAlias = Callable[["Emitter", Any, Sequence[Any]], Any]
 """(emitter, op, ONNX values of the inputs) -> one ONNX value, or a tuple with one per result."""
 
 _lowerings: dict[type[Op], Lowering] = {}
-_UNNAMED: Mapping[int, str] = {}
+_NOTHING: Mapping[int, Any] = {}
 
 
 def lowers(*ops: type[Op]) -> Callable[[Lowering], Lowering]:
@@ -115,17 +112,14 @@ class Emitter:
         kind = self._type(index)
         return kind.dtype if isinstance(kind, TensorType) else None
 
-    @property
-    def output_names(self) -> tuple[str, ...]:
-        """The names of the results."""
-        return self._node.output_names
-
-    def _ref(self, index: int) -> Ref | None:
-        return self._node.inputs[index] if index < len(self._node.inputs) else None
+    def _source(self, index: int) -> tuple[Node, int] | None:
+        """Return the node that input `index` is a result of, and which; None for an absent input."""
+        ref = self._node.inputs[index] if index < len(self._node.inputs) else None
+        return None if ref is None else (self._frame.graph.nodes[ref.node], ref.output)
 
     def _type(self, index: int) -> ValueType | None:
-        ref = self._ref(index)
-        return None if ref is None else self._frame.graph.nodes[ref.node].types[ref.output]
+        source = self._source(index)
+        return None if source is None else source[0].types[source[1]]
 
     def _tensor(self, index: int) -> TensorType:
         kind = self._type(index)
@@ -135,12 +129,11 @@ class Emitter:
 
     def input_data(self, index: int) -> TensorData | None:
         """Return the data of input `index` if it is a constant, else None."""
-        ref = self._ref(index)
-        op = None if ref is None else self._frame.graph.nodes[ref.node].op
-        if not isinstance(op, Constant):
+        source = self._source(index)
+        if source is None or not isinstance(source[0].op, Constant):
             return None
         self._asks_around = True
-        return op.data
+        return source[0].op.data
 
     def op(
         self,
@@ -158,12 +151,12 @@ class Emitter:
         `types` are the result types where known. Attributes: int, float, str, numpy array, lists of these, Graph;
         a dtype is written as its number, and None leaves the attribute out.
         """
-        attrs = [
-            attribute(name, value, lower=lambda body: self.subgraph(body, inputs))
+        given = {
+            name: attribute(name, value, lower=lambda body: self.subgraph(body, inputs))
             for name, value in attributes.items()
             if value is not None
-        ]
-        node = ModelNode(domain, op_type, _trimmed(inputs), attrs, writes=outputs)
+        }
+        node = ModelNode(domain, op_type, _trimmed(inputs), given, tuple([ModelValue() for _ in range(outputs)]))
         self.append(node, max(version or 1, DEFAULT_OPSET if domain == "" else 1))
         for value, kind in zip(node.writes, types or (), strict=False):
             if kind is not None:
@@ -172,28 +165,23 @@ class Emitter:
 
     def imported(self, op: OnnxNode, inputs: Sequence[ModelValue | None]) -> tuple[ModelValue, ...]:
         """Append a node in the form of the model it came from; an absent result is a value without a name."""
-        attributes = [
-            attribute(name, value, op.attribute_kinds.get(name, ""), lambda body: self.subgraph(body, inputs))
+        attributes = {
+            name: attribute(name, value, op.attribute_kinds.get(name, ""), lambda body: self.subgraph(body, inputs))
             for name, value in op.attributes.items()
-        ]
-        names = self.output_names
+        }
+        names, op_type = self._node.output_names, op.op_type if op.domain == "" else ""
         results = tuple(ModelValue(name=None if name else "") for name in names)
         present = max((index + 1 for index, name in enumerate(names) if name), default=0)
-        formal = _trimmed(inputs[: op.formal_inputs])
-        if op.domain == "" and op.op_type in {"Div", "Mod"} and formal[1] is not None and may_trap(self):
-            divisor, sign = divisor_and_sign(self, formal[1])
-            if op.op_type == "Div":
-                quotient = self.op("Div", formal[0], divisor)
-                self.append(ModelNode("", "Mul", [quotient, sign], writes=results), op.version, imported=True)
-                return results
-            formal[1] = divisor
-        if op.domain == "" and op.op_type == "CastLike" and (dtype := self.known_dtype(1)) is not None:
+        reads = _trimmed(inputs[: op.formal_inputs])
+        if op_type in {"Div", "Mod"} and reads[1] is not None and may_trap(self):
+            reads[1], sign = divisor_and_sign(self, reads[1])
+            if op_type == "Div":
+                op_type, reads, attributes = "Mul", [self.op("Div", *reads), sign], {}
+        elif op_type == "CastLike" and (dtype := self.known_dtype(1)) is not None:
             # No provider has a CastLike, and ONNX Runtime expands it too late to fold the Cast that comes out of it.
-            to = ModelAttribute("to", "INT", elem_type(dtype))
-            node = ModelNode("", "Cast", formal[:1], [*attributes, to], writes=results)
-            self.append(node, op.version, imported=True)
-            return results
-        node = ModelNode(op.domain, op.op_type, formal, attributes, overload=op.overload, writes=results[:present])
+            op_type, reads = "Cast", reads[:1]
+            attributes["to"] = attribute("to", dtype)
+        node = ModelNode(op.domain, op_type or op.op_type, reads, attributes, results[:present], op.overload)
         self.append(node, op.version, imported=True)
         return results
 
@@ -228,21 +216,11 @@ class Emitter:
             ConversionError: a dimension is unknown, or no earlier value has a dimension of that name.
         """
         parts: list[ModelValue] = []
-        sizes: list[int] = []
-        for dim in dims:
-            if isinstance(dim, int):
-                sizes.append(dim)
-                continue
-            if sizes:
-                parts.append(self.i64(sizes))
-                sizes = []
-            parts.append(self._symbol(dim))
-        if sizes:
-            parts.append(self.i64(sizes))
-        if not parts:
-            return self.i64([])
-        if len(parts) == 1:
-            return parts[0]
+        for known, group in itertools.groupby(dims, lambda dim: isinstance(dim, int)):
+            found = list(group)
+            parts += [self.i64(cast(list[int], found))] if known else map(self._symbol, found)
+        if len(parts) < 2:
+            return parts[0] if parts else self.i64([])
         joined: ModelValue = self.op("Concat", *parts, axis=0, types=[TensorType(DType.I64, Shape([len(dims)]))])
         return joined
 
@@ -282,7 +260,8 @@ class Emitter:
         """Lower a body into an ONNX subgraph for If, Loop or Scan; captures refer to `node_inputs`."""
         self._asks_around = True
         inner = Emitter(self._writer, parent=self)
-        inputs = [self._writer.input(node) for node in body.nodes if isinstance(node.op, Input)]
+        leaves = [node for node in body.nodes if isinstance(node.op, Input)]
+        inputs = [self._writer.value(leaf.output_names[0], leaf.types[0]) for leaf in leaves]
         results = inner.lower(body, inputs, node_inputs)
         outputs = [inner.output(value, name) for value, name in zip(results, body.output_names, strict=True)]
         return ModelGraph(inputs, outputs, nodes=inner.nodes, name=body.name or "body")
@@ -301,11 +280,7 @@ class Emitter:
         inner = Emitter(self._writer, parent=self)
         inner._node = self._node
         inner._frame = _Frame(self._frame.graph, current=self._frame.current, named=True)
-        formal = []
-        for label, kind in inputs:
-            value = ModelValue(name=self._writer.value_names.unique(f"{self._node.name}/{label}"))
-            self._writer.types[value] = kind
-            formal.append(value)
+        formal = [self._writer.value(f"{self._node.name}/{label}", kind) for label, kind in inputs]
         results = [inner.output(value, f"{self._node.name}/{name}") for value in build(inner, formal)]
         inner._name_results(0)
         return ModelGraph(formal, results, nodes=inner.nodes, name=name)
@@ -316,42 +291,47 @@ class Emitter:
         inputs: Sequence[ModelValue],
         captured: Sequence[ModelValue | None] = (),
         *,
-        names: Mapping[Ref, str] | None = None,
+        names: Mapping[int, Mapping[int, str]] = _NOTHING,
         outer: _Frame | None = None,
         live: Collection[int] | None = None,
     ) -> tuple[ModelValue, ...]:
         """Write every node of a graph that its outputs need and return the values of the outputs.
 
-        `names` holds names, already reserved, for some of the results; `live` is `live_nodes(graph)` where it is known.
+        `names` holds names, already reserved, for some of the results, by node and place; `live` is `live_nodes(graph)`
+        where it is known.
 
         Raises:
             ConversionError: a node has no ONNX form.
         """
         frame, formal = _Frame(graph, outer), iter(inputs)
         live = live_nodes(graph) if live is None else live
-        named: dict[int, dict[int, str]] = {}
-        for ref, name in (names or {}).items():
-            named.setdefault(ref.node, {})[ref.output] = name
         main = self._parent is None and outer is None
+        writer, repeats, values, self._frame = self._writer, self._repeats, frame.values, frame
         for node in graph.nodes:
             place, kind = node.id, type(node.op)
             if kind is Input:
-                frame.values[place] = (next(formal),)
+                values[place] = (next(formal),)
             elif place not in live:
                 continue
             elif kind is Param:
-                frame.values[place] = (self._writer.param(cast(Param, node.op)),)
-            else:
+                values[place] = (writer.param(cast(Param, node.op)),)
+            elif not main:
                 self._frame, self._node = frame, node
-                if main:
-                    self._repeat_or_lower(node, named.get(place, _UNNAMED))
+                self._lower_node(node, captured, _NOTHING)
+                continue
+            else:
+                read = [None if ref is None else values[ref.node][ref.output] for ref in node.inputs]
+                writer.origin, writer.source = writer.origins.get(place, place), node
+                key, form = repeats.find(node, read)
+                if form is None:
+                    self._lower_first(node, read, key, names.get(place, _NOTHING))
                 else:
-                    self._lower_node(node, captured, _UNNAMED)
+                    values[place] = repeats.repeat(form, node, read, names.get(place, _NOTHING))
                 continue
             if main:
-                self._repeats.mark(node, frame.values[place])
+                repeats.mark(node, values[place])
         self._frame = frame
-        return tuple(frame.values[value.ref.node][value.ref.output] for value in graph.outputs)
+        return tuple(values[value.ref.node][value.ref.output] for value in graph.outputs)
 
     def output(self, value: ModelValue, name: str, *, reserved: bool = False) -> ModelValue:
         """Return a value that may be an output of this graph: the value, or an Identity of it.
@@ -363,7 +343,7 @@ class Emitter:
         owned = value not in frame.outputs and (reserved if node is None else node.depth == self._depth)
         if not (owned and (not reserved or value.name == name)):
             copy = ModelValue(name=name if reserved else self._writer.value_names.unique(name))
-            identity = ModelNode("", "Identity", [value], writes=[copy])
+            identity = ModelNode("", "Identity", (value,), writes=(copy,))
             self.append(identity, DEFAULT_OPSET, name=f"{copy.name}/Identity")
             if value in self._writer.types:
                 self._writer.types[copy] = self._writer.types[value]
@@ -371,32 +351,22 @@ class Emitter:
         frame.outputs.add(value)
         return value
 
-    def _repeat_or_lower(self, node: Node, names: Mapping[int, str]) -> None:
-        """Write a node of the main graph as one like it was written, or lower it and cache how it was written."""
-        writer, repeats, values = self._writer, self._repeats, self._frame.values
-        writer.origin, writer.source = writer.origins.get(node.id, node.id), node
-        inputs = [None if ref is None else values[ref.node][ref.output] for ref in node.inputs]
-        key = repeats.key_of(node, inputs)
-        try:
-            form = repeats.forms.get(key)
-        except TypeError:  # an op was made with an attribute that its class does not declare
-            key = form = None
-        if form is None and key is not None:
-            form = repeats.resized(key, node, inputs)
-        if form is not None:
-            values[node.id] = repeats.repeat(form, node, inputs, names)
-            return
-        dispatcher = writer.dispatcher
+    def _lower_first(
+        self, node: Node, inputs: Sequence[ModelValue | None], key: tuple[Any, ...] | None, names: Mapping[int, str]
+    ) -> None:
+        """Lower a node of the main graph, and cache how it was written for nodes like it."""
+        writer, repeats, dispatcher = self._writer, self._repeats, self._writer.dispatcher
         start, refused = len(writer.records), len(dispatcher.refused)
+        self._node = node
         self._constants.clear()
         self._asks_around = self._asks_sizes = False
         dispatcher.latest = None
         self._lower_node(node, (), names)
-        repeats.mark(node, values[node.id])
+        results = self._frame.values[node.id]
+        repeats.mark(node, results)
         # A refusal names each node, so each is lowered.
         if key is not None and not self._asks_around and len(dispatcher.refused) == refused:
             records, any_size = writer.records[start:], not self._asks_sizes
-            results = values[node.id]
             repeats.learn(key, node, inputs, results, records, self._constants, dispatcher.latest, any_size=any_size)
 
     def _lower_node(self, node: Node, captured: Sequence[ModelValue | None], names: Mapping[int, str]) -> None:
@@ -466,18 +436,15 @@ class Emitter:
 
     def _frames(self) -> Iterator[_Frame]:
         """Yield the graphs being lowered, from the innermost out."""
-        scope: Emitter | None = self
-        while scope is not None:
-            frame: _Frame | None = scope._frame
-            while frame is not None:
-                yield frame
-                frame = frame.outer
-            scope = scope._parent
+        frame: _Frame | None = self._frame
+        while frame is not None:
+            yield frame
+            frame = frame.outer
+        if self._parent is not None:
+            yield from self._parent._frames()
 
 
 def _trimmed(inputs: Sequence[ModelValue | None]) -> list[ModelValue | None]:
     """Return the inputs without the absent ones at the end, which crash some of ONNX Runtime's fusions."""
-    end = len(inputs)
-    while end and inputs[end - 1] is None:
-        end -= 1
-    return list(inputs[:end])
+    present = [place for place, value in enumerate(inputs, 1) if value is not None]
+    return list(inputs[: max(present, default=0)])

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from rlx_ort.converters.to_onnx.model import ModelGraph, ModelValue, ModelWriter
 
-__all__ = ["ExportedModel", "ExportedNode", "Outline", "is_shape_type", "shape_only_nodes"]
-
 _BOUNDARY = re.compile(r"[^0-9A-Za-z]")
 _INLINED = "_inlfunc_"
 _SHAPE_READERS = frozenset({"Shape", "Size"})
@@ -336,7 +334,7 @@ def is_shape_type(kind: ValueType | None) -> bool:
     """Return whether a value may hold sizes, axes or indices: an integer or bool tensor of rank 0 or 1."""
     if not isinstance(kind, TensorType) or kind.shape is None:
         return False
-    return kind.shape.rank <= 1 and (kind.dtype.is_integer or kind.dtype.value == "bool")
+    return kind.shape.rank <= 1 and (kind.dtype.is_integer or kind.dtype is DType.BOOL)
 
 
 def _reads_shape(pattern: ModelNode) -> bool:

@@ -20,15 +20,12 @@ from rlx_ort.converters.to_onnx.exported import ExportedModel, Outline
 from rlx_ort.converters.to_onnx.model import ModelGraph, ModelValue, ModelWriter, UniqueNames, model_proto
 from rlx_ort.converters.to_onnx.opset import choose_imports, ir_version
 from rlx_ort.errors import GraphVerifyError
-from rlx_ort.ir.core import Ref
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.graph import Graph, live_nodes
 from rlx_ort.ir.ops.leaf import Input, Param
 from rlx_ort.ir.types import UnknownType
 from rlx_ort.ir.verify import verify
 from rlx_ort.options.compile_options import CompileOptions
-
-__all__ = ["Draft", "draft", "drafted", "export_model", "exported"]
 
 
 @dataclass(eq=False)
@@ -102,11 +99,11 @@ def export_model(
 ) -> ExportedModel:
     """Return the graph as an ONNX model in normal form; the data of its weights stays outside.
 
-    Named dims that `options.dims` knows are bound first, then the precision policy is applied. Ops that have a fused
-    and a basic form get the one that `options.kernel_dispatch` and `kernels`, those of the provider the model is for,
-    decide on; without kernels that is the basic one, which every provider takes. Nodes that no output needs are left
-    out. An output that is an input, a parameter or another output gets its own value through an Identity, under a name
-    that is free, unless it is an input or a parameter and has the name of that.
+    Named dims that `options.dims` knows are bound first, then the precision policy is applied. Ops with a fused and a
+    basic form get the one that `options.kernel_dispatch` and `kernels`, those of the provider the model is for, decide
+    on; without kernels that is the basic one, which every provider takes. Nodes that no output needs are left out. An
+    output that is an input, a parameter or another output gets its own value, with a free name, through an Identity,
+    unless it is an input or a parameter and has the name of that.
 
     Raises:
         GraphVerifyError: the graph breaks a rule of the IR.
@@ -137,9 +134,9 @@ def draft(graph: Graph, options: CompileOptions | None = None, kernels: KernelSe
         name: name if leaves.get(name) == value.ref.node else writer.value_names.unique(name)
         for name, value in zip(graph.output_names, graph.outputs, strict=True)
     }
-    names: dict[Ref, str] = {}
+    names: dict[int, dict[int, str]] = {}
     for name, value in zip(graph.output_names, graph.outputs, strict=True):
-        names.setdefault(value.ref, wanted[name])
+        names.setdefault(value.ref.node, {}).setdefault(value.ref.output, wanted[name])
 
     emitter = Emitter(writer)
     values = [ModelValue(node.output_names[0]) for node in inputs]

@@ -19,8 +19,6 @@ from rlx_ort.converters.to_onnx.shape import slice_axis
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.gguf_blocks import BlockFormat
 
-__all__ = ["Bytes", "decode_blocks", "scales_and_mins"]
-
 
 @dataclass(frozen=True, slots=True)
 class Bytes:
@@ -44,7 +42,7 @@ class Bytes:
     def __rshift__(self, places: npt.ArrayLike) -> Bytes:
         return self._bits("BitShift", places, direction="RIGHT")
 
-    def _bits(self, op_type: str, other: Bytes | npt.ArrayLike, **attributes: str) -> Bytes:
+    def _bits(self, op_type: str, other: Bytes | npt.ArrayLike, **attributes: Any) -> Bytes:
         right = other.value if isinstance(other, Bytes) else self.emit.constant(np.asarray(other, np.uint8))
         return Bytes(self.emit, self.emit.op(op_type, self.value, right, **attributes))
 

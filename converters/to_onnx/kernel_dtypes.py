@@ -21,19 +21,12 @@ if TYPE_CHECKING:
     from rlx_ort.converters.to_onnx.emitter import Emitter
     from rlx_ort.converters.to_onnx.model import ModelValue
 
-__all__ = ["compute_dtype", "divisor_and_sign", "may_trap", "op_in", "where_in"]
-
 # What stands in for a dtype, best first. u64 travels as i64: both keep all 64 bits, so moving and adding stay exact.
 _STAND_INS = {
     DType.BOOL: (DType.U8, DType.I32),
-    DType.I8: (DType.I32, DType.F32),
-    DType.I16: (DType.I32, DType.F32),
-    DType.U8: (DType.I32, DType.F32),
-    DType.U16: (DType.I32, DType.F32),
-    DType.I32: (DType.I64, DType.F64),
-    DType.U32: (DType.I64, DType.F64),
+    **dict.fromkeys((DType.I8, DType.I16, DType.U8, DType.U16), (DType.I32, DType.F32)),
+    **dict.fromkeys((DType.I32, DType.U32, DType.U64), (DType.I64, DType.F64)),
     DType.I64: (DType.F64, DType.F32),
-    DType.U64: (DType.I64, DType.F64),
     DType.F64: (DType.F32,),
 }
 _TRAPPING = frozenset({DType.I32, DType.I64})  # narrower ones are divided as i32, where their least value fits

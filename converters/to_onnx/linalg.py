@@ -12,9 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from rlx_ort.converters.to_onnx.dispatch import NoNativeForm, lowers_native
 from rlx_ort.converters.to_onnx.elementwise import activate
 from rlx_ort.converters.to_onnx.emitter import Emitter, lowers
 from rlx_ort.converters.to_onnx.kernel_dtypes import op_in
+from rlx_ort.converters.to_onnx.model import ModelValue
 from rlx_ort.converters.to_onnx.shape import reshape, slice_axis
 from rlx_ort.ir.core import Value
 from rlx_ort.ir.dtype import DType
@@ -25,6 +27,7 @@ from rlx_ort.ir.ops.conv import Conv2d, Conv3d, ConvTranspose2d, Im2Col, Interpo
 from rlx_ort.ir.ops.linalg import BatchedDenseSolve, DenseSolve, DotGeneral, FusedMatMulBiasAct, LoraMatMul, MatMul
 from rlx_ort.ir.types import Dim, Shape, TensorType
 
+_FUSED_GELU = {"gelu": "BiasGelu", "gelu_approx": "FastGelu"}
 _UNROLLED = 8
 """Largest system that is written without a Loop: a step is about fifteen nodes."""
 
@@ -37,6 +40,22 @@ def _fused_matmul(emit: Emitter, op: FusedMatMulBiasAct, inputs: Sequence[Any]) 
     x, weight, bias = inputs
     dtype = emit.input_dtype(0)
     result = emit.op("Add", op_in(emit, "MatMul", dtype, x, weight), bias)
+    return result if op.activation is None else activate(emit, op.activation, result, dtype)
+
+
+@lowers_native(FusedMatMulBiasAct)
+def _native_matmul(emit: Emitter, op: FusedMatMulBiasAct, inputs: Sequence[Any]) -> Any:
+    """Gemm and the activation for matrices; for a gelu of any rank, MatMul and a gelu that adds the bias."""
+    kinds = emit.input_types
+    dtype = kinds[0].dtype
+    gelu = _FUSED_GELU.get(op.activation or "")
+    if gelu is not None:
+        emit.require_kernel(gelu, kinds[0], kinds[2], domain="com.microsoft")
+        return emit.op(gelu, emit.op("MatMul", *inputs[:2]), inputs[2], domain="com.microsoft")
+    if any(known_shape(op, kind, name).rank != 2 for kind, name in zip(kinds[:2], ("x", "weight"), strict=True)):
+        raise NoNativeForm(f"Gemm takes matrices, x is {kinds[0]} and the weight {kinds[1]}")
+    emit.require_kernel("Gemm", *kinds)
+    result = emit.op("Gemm", *inputs)
     return result if op.activation is None else activate(emit, op.activation, result, dtype)
 
 
@@ -81,27 +100,20 @@ def _folded(emit: Emitter, value: Any, shape: Shape, groups: Sequence[tuple[int,
 def _product(dims: Sequence[Dim]) -> Dim:
     """Return the size of an axis folded from `dims`; a name survives where nothing is multiplied with it."""
     others = [dim for dim in dims if dim != 1]
-    if len(others) == 1:
-        return others[0]
-    size = 1
-    for dim in others:
-        if not isinstance(dim, int):
-            return None
-        size *= dim
-    return size
+    return others[0] if len(others) == 1 else Shape(others).num_elements
 
 
 @lowers(Conv2d, Conv3d, ConvTranspose2d)
 def _conv(emit: Emitter, op: Conv2d | Conv3d | ConvTranspose2d, inputs: Sequence[Any]) -> Any:
-    transposed = isinstance(op, ConvTranspose2d)
+    grown = op.output_padding if isinstance(op, ConvTranspose2d) else None
     return op_in(
         emit,
-        "ConvTranspose" if transposed else "Conv",
+        "Conv" if grown is None else "ConvTranspose",
         emit.input_dtype(0),
         *inputs,
         strides=op.stride,
         pads=op.padding * 2,
-        output_padding=op.output_padding if transposed else None,
+        output_padding=grown,
         dilations=op.dilation,
         group=op.groups,
     )
@@ -122,9 +134,9 @@ def _pool(emit: Emitter, op: Pool, inputs: Sequence[Any]) -> Any:
 @lowers(ResizeNearest2x, Interpolate)
 def _resize(emit: Emitter, op: ResizeNearest2x | Interpolate, inputs: Sequence[Any]) -> Any:
     mode = "nearest"
-    how = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+    how: dict[str, Any] = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
     if isinstance(op, ResizeNearest2x):
-        size = [emit.constant(np.array([1, 1, 2, 2], np.float32))]
+        size: list[ModelValue | None] = [emit.constant(np.array([1, 1, 2, 2], np.float32))]
     else:
         mode, size = op.mode, [None, emit.dims((*known_shape(op, emit.input_type(0), "x")[:2], *op.sizes))]
         if mode != "nearest":
@@ -170,32 +182,27 @@ def _solve(emit: Emitter, op: DenseSolve | BatchedDenseSolve, inputs: Sequence[A
     width = n + columns if isinstance(columns, int) else None
     joined = TensorType(wide, Shape((None, n, width)))
     both = emit.op("Concat", a, b, axis=-1)
-    flat = emit.op("Reshape", both, emit.i64([-1, n, width])) if width else _flattened(emit, both, matrix, n)
+    if width is not None:
+        flat = emit.op("Reshape", both, emit.i64([-1, n, width]))
+    else:
+        columns = emit.op("Shape", both, start=matrix.rank - 1)
+        flat = emit.op("Reshape", both, emit.op("Concat", emit.i64([-1, n]), columns, axis=0))
     solved = slice_axis(emit, _eliminated(emit, flat, n, joined), 2, n, None)
     result = emit.op("Reshape", solved, emit.dims(right), allowzero=1)
     return result if wide is dtype else emit.op("Cast", result, to=dtype)
 
 
-def _flattened(emit: Emitter, both: Any, matrix: Shape, n: int) -> Any:
-    """Write `(..., N, W)` as `(B, N, W)` where W is only known at run time."""
-    width = emit.op("Shape", both, start=matrix.rank - 1)
-    return emit.op("Reshape", both, emit.op("Concat", emit.i64([-1, n]), width, axis=0))
-
-
 def _eliminated(emit: Emitter, flat: Any, n: int, joined: TensorType) -> Any:
     """Write N steps, after which the left N columns are the unit matrix and the others the solution."""
-    step = TensorType(DType.I64, Shape())
-    going = TensorType(DType.BOOL, Shape())
+    place, rows = ("step", TensorType(DType.I64, Shape())), ("rows", joined)
     if n <= _UNROLLED:
-        body = as_body(
-            lambda graph, place, rows: _step(graph, place, rows, n), [("step", step), ("rows", joined)], "step"
-        )
-        for place in range(n):
-            (flat,) = emit.inline(body, [emit.constant(np.asarray(place, np.int64)), flat])
+        body = as_body(lambda graph, place, rows: _step(graph, place, rows, n), [place, rows], "step")
+        for row in range(n):
+            (flat,) = emit.inline(body, [emit.constant(row, DType.I64), flat])
         return flat
-    inputs = [("step", step), ("going", going), ("rows", joined)]
-    body = as_body(lambda graph, place, go, rows: (go, _step(graph, place, rows, n)), inputs, "step")
-    trips = emit.constant(np.asarray(n, np.int64))
+    going = ("going", TensorType(DType.BOOL, Shape()))
+    body = as_body(lambda graph, place, go, rows: (go, _step(graph, place, rows, n)), [place, going, rows], "step")
+    trips = emit.constant(n, DType.I64)
     return emit.op("Loop", trips, emit.constant(True, DType.BOOL), flat, body=emit.subgraph(body, ()))
 
 

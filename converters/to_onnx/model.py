@@ -7,6 +7,7 @@ an export. Weights are never inside this model, so protobuf's limit of 2 GB is n
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,22 +28,6 @@ if TYPE_CHECKING:
     import onnx
 
     from rlx_ort.converters.to_onnx.exported import ExportedNode
-
-__all__ = [
-    "INLINE_BYTES",
-    "ExternalWeight",
-    "ModelAttribute",
-    "ModelGraph",
-    "ModelNode",
-    "ModelValue",
-    "ModelWriter",
-    "UniqueNames",
-    "attribute",
-    "model_proto",
-    "names_of",
-    "types_of",
-]
-
 
 INLINE_BYTES = 128
 """Tensors below this size are kept inside the model: ONNX Runtime copies them anyway."""
@@ -136,6 +121,7 @@ def _item(name: str, kind: str, value: Any, lower: Callable[[Any], ModelGraph] |
             return value
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class ModelNode:
     """A node as a lowering wrote it, and what all nodes that were written alike share with it.
 
@@ -144,44 +130,31 @@ class ModelNode:
     Attributes:
         reads: the values that the first such node reads, None for absent ones.
         writes: the values that it writes.
-        name: its name.
         written: the opset version that its form belongs to.
-        imported: whether it came from a model, so that its form belongs to exactly that version.
+        version: opset version of the domain in the model; 0 until an `Outline` is made.
         depth: in how many bodies it is, 0 in the main graph.
+        imported: whether it came from a model, so that its form belongs to exactly that version.
+        shape_only: whether it only computes shapes; set by an `Outline`.
         inputs: types of the inputs, None for absent ones; empty until an `Outline` is made.
         outputs: types of the outputs, likewise.
-        version: opset version of the domain in the model; 0 until an `Outline` is made.
-        shape_only: whether it only computes shapes; set by an `Outline`.
     """
 
-    __slots__ = (
-        *("attributes", "depth", "domain", "imported", "inputs", "name", "op_type", "outputs", "overload", "reads"),
-        *("shape_only", "version", "writes", "written"),
-    )
+    domain: str
+    op_type: str
+    reads: Sequence[ModelValue | None] = ()
+    attributes: dict[str, ModelAttribute] = field(default_factory=dict)
+    writes: Sequence[ModelValue] = ()
+    overload: str = ""
+    name: str = ""
+    written: int = 0
+    version: int = 0
+    depth: int = 0
+    imported: bool = False
+    shape_only: bool = False
+    inputs: tuple[ValueType | None, ...] = ()
+    outputs: tuple[ValueType | None, ...] = ()
 
-    inputs: tuple[ValueType | None, ...]
-    outputs: tuple[ValueType | None, ...]
-
-    def __init__(
-        self,
-        domain: str,
-        op_type: str,
-        reads: Sequence[ModelValue | None] = (),
-        attributes: Sequence[ModelAttribute] = (),
-        *,
-        writes: int | Sequence[ModelValue] = 0,
-        overload: str = "",
-    ) -> None:
-        self.domain = domain
-        self.op_type = op_type
-        self.reads = tuple(reads)
-        self.attributes = {attribute.name: attribute for attribute in attributes}
-        self.writes = tuple(ModelValue() for _ in range(writes)) if isinstance(writes, int) else tuple(writes)
-        self.overload = overload
-        self.name = ""
-        self.written = self.version = self.depth = 0
-        self.imported = self.shape_only = False
-        self.inputs = self.outputs = ()
+    def __post_init__(self) -> None:
         for value in self.writes:
             value.node = self
 
@@ -281,19 +254,18 @@ class ModelWriter:
         default_factory=dict
     )
 
-    def input(self, leaf: Node) -> ModelValue:
-        """Return a new value for an `Input` leaf of a body."""
-        value = ModelValue(name=self.value_names.unique(leaf.output_names[0]))
-        self.types[value] = leaf.types[0]
+    def value(self, name: str, kind: ValueType) -> ModelValue:
+        """Return a new value of a known type."""
+        value = ModelValue(self.value_names.unique(name))
+        self.types[value] = kind
         return value
 
     def param(self, op: Param) -> ModelValue:
         """Return the initializer of a parameter, declared on first use; bodies share it with the main graph."""
-        name, kind = op.name, op.type
-        value = self.initializers.get(name)
+        value = self.initializers.get(op.name)
         if value is None:
-            self.params.append(name)
-            value = self._declare(name, kind, ExternalWeight(kind))
+            self.params.append(op.name)
+            value = self._declare(op.name, op.type, ExternalWeight(op.type))
         return value
 
     def constant(self, data: TensorData, name: str) -> ModelValue:
@@ -422,10 +394,7 @@ def _reference(name: str, weight: ExternalWeight) -> onnx.TensorProto:
     proto = onnx.TensorProto(
         name=name, data_type=elem_type(kind.dtype), dims=sizes, data_location=onnx.TensorProto.EXTERNAL
     )
-    elements = 1
-    for size in sizes:
-        elements *= size
-    for key, text in (("location", name), ("offset", "0"), ("length", str(kind.dtype.nbytes(elements)))):
+    for key, text in (("location", name), ("offset", "0"), ("length", str(kind.dtype.nbytes(math.prod(sizes))))):
         proto.external_data.add(key=key, value=text)
     return proto
 

@@ -11,32 +11,15 @@ from typing import Any
 
 import numpy as np
 
+from rlx_ort.converters.to_onnx.dispatch import NoNativeForm, lowers_native
 from rlx_ort.converters.to_onnx.elementwise import add_unless_zeros, gated
 from rlx_ort.converters.to_onnx.emitter import Emitter, lowers
 from rlx_ort.converters.to_onnx.kernel_dtypes import compute_dtype, op_in
 from rlx_ort.converters.to_onnx.shape import reshape, slice_axis
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.op import known_shape
-from rlx_ort.ir.ops.norm import (
-    PHILOX_FACTORS,
-    ArgMax,
-    ArgMin,
-    BatchNormInference,
-    Cumsum,
-    FusedResidualLN,
-    FusedResidualRmsNorm,
-    FusedSwiGLU,
-    GroupNorm,
-    LayerNorm,
-    LayerNorm2d,
-    Reduce,
-    RmsNorm,
-    Sample,
-    Softmax,
-    TopK,
-    round_keys,
-    uniforms,
-)
+from rlx_ort.ir.ops import norm
+from rlx_ort.ir.ops.norm import ArgMax, ArgMin, Cumsum, Reduce, Sample, Softmax, TopK, round_keys, uniforms
 from rlx_ort.ir.types import Dim, Shape, TensorType
 
 _UNIT = float(1 << 30)
@@ -46,13 +29,13 @@ _WORD = 1 << 32
 _REDUCE = {"sum": "ReduceSum", "mean": "ReduceMean", "max": "ReduceMax", "min": "ReduceMin", "prod": "ReduceProd"}
 
 
-@lowers(LayerNorm, RmsNorm, LayerNorm2d)
-def _norm(emit: Emitter, op: LayerNorm | RmsNorm | LayerNorm2d, inputs: Sequence[Any]) -> Any:
+@lowers(norm.LayerNorm, norm.RmsNorm, norm.LayerNorm2d)
+def _norm(emit: Emitter, op: norm.LayerNorm | norm.RmsNorm | norm.LayerNorm2d, inputs: Sequence[Any]) -> Any:
     """Write a normalisation of the last axis, with transposes around it for another axis."""
     x, gamma, beta = inputs
-    write = _rms if isinstance(op, RmsNorm) else _layer
+    write = _rms if isinstance(op, norm.RmsNorm) else _layer
     rank = emit.input_rank(0, "x")
-    axis = (1 if isinstance(op, LayerNorm2d) else op.axis) % rank
+    axis = (1 if isinstance(op, norm.LayerNorm2d) else op.axis) % rank
     if axis == rank - 1:
         return write(emit, x, gamma, beta, op.eps)
     perm = [*(place for place in range(rank) if place != axis), axis]
@@ -83,8 +66,21 @@ def _rms(emit: Emitter, x: Any, gamma: Any, beta: Any, eps: float) -> Any:
     return add_unless_zeros(emit, scaled, beta, len(emit.node.inputs) - 1)  # beta is the last input of all these ops
 
 
-@lowers(GroupNorm)
-def _group_norm(emit: Emitter, op: GroupNorm, inputs: Sequence[Any]) -> Any:
+@lowers_native(norm.RmsNorm)
+def _native_rms_norm(emit: Emitter, op: norm.RmsNorm, inputs: Sequence[Any]) -> Any:
+    x, gamma, beta = inputs
+    kind = emit.input_type(0)
+    rank = known_shape(op, kind, "x").rank
+    if op.axis % rank != rank - 1:
+        raise NoNativeForm(f"the kernel normalises the last axis, not axis {op.axis}")
+    # Of ai.onnx's first opset by ONNX Runtime's own reckoning; ONNX has RMSNormalization from opset 23 on.
+    emit.require_kernel("SimplifiedLayerNormalization", kind, emit.input_type(1))
+    result = emit.op("SimplifiedLayerNormalization", x, gamma, types=[kind], axis=-1, epsilon=op.eps, stash_type=1)
+    return add_unless_zeros(emit, result, beta, 2)
+
+
+@lowers(norm.GroupNorm)
+def _group_norm(emit: Emitter, op: norm.GroupNorm, inputs: Sequence[Any]) -> Any:
     """InstanceNormalization with a group as channel, then gamma and beta a channel."""
     x, gamma, beta = inputs
     kind = emit.input_type(0)
@@ -98,19 +94,47 @@ def _group_norm(emit: Emitter, op: GroupNorm, inputs: Sequence[Any]) -> Any:
     return emit.op("Add", emit.op("Mul", restored, scale), shift)
 
 
-@lowers(FusedResidualLN, FusedResidualRmsNorm)
-def _residual(emit: Emitter, op: FusedResidualLN | FusedResidualRmsNorm, inputs: Sequence[Any]) -> Any:
+@lowers(norm.FusedResidualLN, norm.FusedResidualRmsNorm)
+def _residual(emit: Emitter, op: norm.FusedResidualLN | norm.FusedResidualRmsNorm, inputs: Sequence[Any]) -> Any:
     *terms, gamma, beta = inputs
     total = functools.reduce(lambda left, right: emit.op("Add", left, right), terms)
-    return (_layer if isinstance(op, FusedResidualLN) else _rms)(emit, total, gamma, beta, op.eps)
+    return (_layer if isinstance(op, norm.FusedResidualLN) else _rms)(emit, total, gamma, beta, op.eps)
 
 
-@lowers(FusedSwiGLU)
-def _swiglu(emit: Emitter, op: FusedSwiGLU, inputs: Sequence[Any]) -> Any:
+@lowers_native(norm.FusedResidualLN)
+@lowers_native(norm.FusedResidualRmsNorm)
+def _native_residual(emit: Emitter, op: norm.FusedResidualLN | norm.FusedResidualRmsNorm, inputs: Sequence[Any]) -> Any:
+    x, residual, *bias, gamma, beta = inputs
+    kind, *others = emit.input_types
+    shape = known_shape(op, kind, "x")
+    if kind.dtype is DType.F64:
+        raise NoNativeForm("ONNX Runtime has a kernel for f64, but its checker does not let f64 through to it")
+    if shape.rank not in {2, 3}:
+        raise NoNativeForm(f"the kernel takes rank 2 or 3, x is {kind}")
+    if others[0].shape != shape or None in shape:
+        raise NoNativeForm(f"the kernel takes no broadcast, x is {kind} and the residual {others[0]}")
+    if op.has_bias and known_shape(op, others[1], "bias") != Shape(shape[-1:]):
+        raise NoNativeForm(f"the kernel takes a bias along the last axis, it is {others[1]}")
+    full = isinstance(op, norm.FusedResidualLN)
+    op_type = "SkipLayerNormalization" if full else "SkipSimplifiedLayerNormalization"
+    emit.require_kernel(op_type, kind, *others, domain="com.microsoft")
+    affine = (gamma, beta) if full else (gamma,)
+    result = emit.op(op_type, x, residual, *affine, *bias, domain="com.microsoft", types=[kind], epsilon=op.eps)
+    return result if full else add_unless_zeros(emit, result, beta, len(inputs) - 1)
+
+
+@lowers(norm.FusedSwiGLU)
+def _swiglu(emit: Emitter, op: norm.FusedSwiGLU, inputs: Sequence[Any]) -> Any:
     return gated(emit, op, inputs[0], lambda gate: emit.op("Mul", gate, emit.op("Sigmoid", gate)))
 
 
-lowers(BatchNormInference)(lambda emit, op, inputs: emit.op("BatchNormalization", *inputs, epsilon=op.eps))
+@lowers_native(norm.FusedSwiGLU)
+def _native_swiglu(emit: Emitter, op: norm.FusedSwiGLU, inputs: Sequence[Any]) -> Any:
+    emit.require_kernel("QuickGelu", emit.input_type(0), domain="com.microsoft")
+    return gated(emit, op, inputs[0], lambda gate: emit.op("QuickGelu", gate, domain="com.microsoft", alpha=1.0))
+
+
+lowers(norm.BatchNormInference)(lambda emit, op, inputs: emit.op("BatchNormalization", *inputs, epsilon=op.eps))
 lowers(Softmax)(lambda emit, op, inputs: emit.op("Softmax", inputs[0], axis=op.axis))
 
 
@@ -160,7 +184,13 @@ def _sample(emit: Emitter, op: Sample, inputs: Sequence[Any]) -> Any:
     weights = _whole(emit, chances)
     if op.top_p < 1:
         weights = emit.op("Mul", weights, _likely(emit, chances, size, op.top_p))
-    token = _drawn(emit, weights, _numbers(emit, op.seed, shape))
+    numbers, total = _numbers(emit, op.seed, shape), _total(emit, weights)
+    share = emit.op("Cast", emit.op("Mul", emit.op("Cast", total, to=DType.F32), numbers), to=DType.I32)
+    # The total as f32 may be rounded up, so the share is kept below the total itself.
+    share = emit.op("Min", share, emit.op("Sub", total, emit.constant(1, DType.I32)))
+    # The token is the first place at which the running sum of the weights passes the share.
+    running = emit.op("CumSum", weights, emit.constant(-1, DType.I64))
+    token = emit.op("ReduceSum", _flags(emit, "LessOrEqual", running, share), emit.i64([-1]), keepdims=0)
     return token if op.dtype is DType.I32 else emit.op("Cast", token, to=op.dtype)
 
 
@@ -198,16 +228,6 @@ def _total(emit: Emitter, weights: Any) -> Any:
     return emit.op("ReduceSum", weights, emit.i64([-1]), keepdims=1)
 
 
-def _drawn(emit: Emitter, weights: Any, numbers: Any) -> Any:
-    """Return, for each row, the first place at which the running sum of the weights passes a number's share."""
-    total = _total(emit, weights)
-    share = emit.op("Cast", emit.op("Mul", emit.op("Cast", total, to=DType.F32), numbers), to=DType.I32)
-    # The total as f32 may be rounded up, so the share is kept below the total itself.
-    share = emit.op("Min", share, emit.op("Sub", total, emit.constant(1, DType.I32)))
-    running = emit.op("CumSum", weights, emit.constant(-1, DType.I64))
-    return emit.op("ReduceSum", _flags(emit, "LessOrEqual", running, share), emit.i64([-1]), keepdims=0)
-
-
 def _numbers(emit: Emitter, seed: int, shape: Shape) -> Any:
     """Return the random number of each row, with a last axis of size 1."""
     rows: Dim = shape[0] if shape.rank == 2 else 1
@@ -243,8 +263,8 @@ def _stream(emit: Emitter, seed: int, count: Any) -> Any:
     a = calc("Mod", a, _WORD)
     c = d = calc("Mul", a, 0)
     for first, second in round_keys(seed):
-        left_high, left_low = multiplied(a, PHILOX_FACTORS[0])
-        right_high, right_low = multiplied(c, PHILOX_FACTORS[1])
+        left_high, left_low = multiplied(a, norm.PHILOX_FACTORS[0])
+        right_high, right_low = multiplied(c, norm.PHILOX_FACTORS[1])
         a = calc("BitwiseXor", calc("BitwiseXor", right_high, b), first)
         c = calc("BitwiseXor", calc("BitwiseXor", left_high, d), second)
         b, d = right_low, left_low

@@ -25,19 +25,6 @@ if TYPE_CHECKING:
     from rlx_ort.converters.to_onnx.exported import ExportedNode
     from rlx_ort.converters.to_onnx.model import ModelNode
 
-__all__ = [
-    "BREAKS",
-    "MAX_OPSET",
-    "WIDENING",
-    "NodeForm",
-    "choose_imports",
-    "ir_version",
-    "meaning_change",
-    "obsolete_attributes",
-    "obstacle",
-    "only_widens",
-]
-
 _RENAMED = frozenset({("BatchNormalization", "mean", "input_mean"), ("BatchNormalization", "var", "input_var")})
 """(operator, old, new): inputs that only got another name."""
 _BROADCASTING = {"Add", "And", "Div", "Equal", "Greater", "Less", "Mul", "Or", "Pow", "Sub", "Xor"}
@@ -170,7 +157,13 @@ def choose_imports(writer: ModelWriter, wanted: int | None = None) -> dict[str, 
     if wanted is not None and not 1 <= wanted <= MAX_OPSET:
         raise ConversionError(f"opset {wanted} was asked for; ONNX Runtime loads 1 to {MAX_OPSET}")
     firsts = [record for record in standard if not record.name]  # those written like them differ by names and sizes
-    target = _choose(writer, firsts) if wanted is None else _checked(writer, standard, wanted)
+    target = _choose(writer, firsts) if wanted is None else wanted
+    if wanted is not None:
+        refused = {pattern: _obstacle(writer, pattern, wanted) for pattern in {record.pattern for record in standard}}
+        reasons = {f"{record.source}: {refused[record.pattern]}" for record in standard if refused[record.pattern]}
+        listed = "\n  ".join(sorted(reasons))
+        if reasons:
+            raise ConversionError(f"the graph cannot be written for opset {wanted}:\n  {listed}\nask for a newer opset")
     for node in (record.pattern for record in firsts):
         for name in obsolete_attributes(node.op_type, node.attributes, node.written, target):
             del node.attributes[name]
@@ -225,38 +218,24 @@ def _obstacle(writer: ModelWriter, node: ModelNode, target: int) -> str:
     return obstacle(NodeForm(node.op_type, attributes, inputs, outputs), node.written, target)
 
 
-def _checked(writer: ModelWriter, records: Iterable[ExportedNode], wanted: int) -> int:
-    """Return the version asked for, if every node may have it."""
-    refused = {pattern: _obstacle(writer, pattern, wanted) for pattern in {record.pattern for record in records}}
-    reasons = {f"{record.source}: {refused[record.pattern]}" for record in records if refused[record.pattern]}
-    if reasons:
-        listed = "\n  ".join(sorted(reasons))
-        raise ConversionError(f"the graph cannot be written for opset {wanted}:\n  {listed}\nask for a newer opset")
-    return wanted
-
-
 def _choose(writer: ModelWriter, firsts: Collection[ExportedNode]) -> int:
     """Return the best version for all nodes; `firsts` has the first of those that were written alike."""
     patterns = [record.pattern for record in firsts]
     own: list[int] = sorted({pattern.written for pattern in patterns if pattern.imported}, reverse=True)
-    above = [*range(DEFAULT_OPSET, MAX_OPSET + 1)]
-    below = [*range(DEFAULT_OPSET - 1, 0, -1)]
-    refused: dict[int, tuple[ExportedNode, str]] = {}
+    above, below = range(DEFAULT_OPSET, MAX_OPSET + 1), range(DEFAULT_OPSET - 1, 0, -1)
     candidates: list[int] = [*above, *(version for version in own if version <= MAX_OPSET), *below]
+    reasons = set()
     for target in dict.fromkeys(candidates):
         for record in firsts:
-            reason = _obstacle(writer, record.pattern, target)
-            if reason:
-                refused[target] = (record, reason)
+            if reason := _obstacle(writer, record.pattern, target):
+                reasons.add(f"{record.source}: {reason}")
                 break
         else:
             return target
     if len(own) == 1 and all(pattern.imported for pattern in patterns):
         return own[0]
-    reasons = {f"{record.source}: {reason}" for record, reason in refused.values()}
-    raise ConversionError(
-        "no opset takes every node of the graph:\n  " + "\n  ".join(sorted(reasons)) + "\nreplace one of these nodes"
-    )
+    listed = "\n  ".join(sorted(reasons))
+    raise ConversionError(f"no opset takes every node of the graph:\n  {listed}\nreplace one of these nodes")
 
 
 def _concerns(change: _Break, node: NodeForm) -> bool:

@@ -16,15 +16,16 @@ from rlx_ort.ir.core import Value
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.gguf_blocks import GGUF_FORMATS
 from rlx_ort.ir.graph import Graph
-from rlx_ort.ir.op import known_shape
+from rlx_ort.ir.op import known_shape, tensor_input
 from rlx_ort.ir.ops.control import as_body
 from rlx_ort.ir.ops.dequant import DequantGroupedMatMul, DequantMatMul, DequantMoEWeights, GroupedMatMul, ScatterAdd
 from rlx_ort.ir.ops.leaf import Capture
 from rlx_ort.ir.ops.onnx import OnnxNode
 from rlx_ort.ir.ops.quant import QMAX, Dequantize, FakeQuantize, FakeQuantizeLSQ, QConv2d, QMatMul, Quantize
-from rlx_ort.ir.types import Shape, TensorType
+from rlx_ort.ir.types import Dim, Shape, TensorType
 
 _SMALLEST_SCALE = 1e-12
+_NVFP4_BLOCK = 16
 
 
 @lowers(Quantize)
@@ -82,8 +83,7 @@ def _fake_quantize(emit: Emitter, op: FakeQuantize | FakeQuantizeLSQ, inputs: Se
 def _q_matmul(emit: Emitter, op: QMatMul, inputs: Sequence[Any]) -> Any:
     if known_shape(op, emit.input_type(0), "x")[-1] == 0:
         # MatMulInteger of ONNX Runtime 1.31 leaves its result unset when there is nothing to add up.
-        result = emit.node.types[0]
-        shape = known_shape(op, result, "result") if isinstance(result, TensorType) else ()
+        shape = known_shape(op, tensor_input(op, emit.node.types, 0, "result"), "result")
         acc = emit.op("Expand", emit.constant(0, DType.I32), emit.dims(shape))
     else:
         zeros = (emit.constant(np.asarray(zero, np.int8)) for zero in (op.x_zp, op.w_zp))
@@ -164,31 +164,23 @@ def _grouped_product(
     total = TensorType(types[0].dtype, Shape((rows, columns)))
     zeros = emit.op("Expand", emit.constant(0, total.dtype), emit.dims((rows, columns)), types=[total])
     captured = (*types, TensorType(DType.I64, Shape((rows,))))
-    body = as_body(
-        lambda graph, step, going, sums: _step(graph, (step, going, sums), captured, total),
-        [("expert", TensorType(DType.I64, Shape())), ("going", TensorType(DType.BOOL, Shape())), ("sums", total)],
-        "experts",
-    )
+
+    def step(graph: Graph, place: Value, going: Value, sums: Value) -> Sequence[Value]:
+        x, w, experts = (graph.append(Capture(index, kind)) for index, kind in enumerate(captured))
+        chosen = graph.eq_(experts, place)
+        used = graph.compare("gt", graph.sum(graph.cast(chosen, DType.I32)), 0)
+        # The branches read what stands around them: their captures are inputs 1 to 5 of the If.
+        outer = (sums, x, w, place, chosen)
+        kinds = [value.type for value in outer]
+        then = as_body(lambda inner: _product(inner, kinds), [], "rows")
+        otherwise = as_body(lambda inner: inner.append(Capture(1, total)), [], "none")
+        node = OnnxNode("If", "", 21, "", {"then_branch": then, "else_branch": otherwise}, {}, 1, 1)
+        return (going, graph.add_node(node, [used, *outer], types=[total])[0])
+
+    formal = [("expert", TensorType(DType.I64, Shape())), ("going", TensorType(DType.BOOL, Shape())), ("sums", total)]
+    body = as_body(step, formal, "experts")
     trips = emit.op("Squeeze", emit.dims([count]))
     return emit.op("Loop", trips, emit.constant(True, DType.BOOL), zeros, body=emit.subgraph(body, (x, w, experts)))
-
-
-def _step(
-    graph: Graph, inputs: tuple[Value, Value, Value], captured: Sequence[TensorType], total: TensorType
-) -> Sequence[Value]:
-    step, going, sums = inputs
-    x, w, experts = (graph.append(Capture(place, kind)) for place, kind in enumerate(captured))
-    chosen = graph.eq_(experts, step)
-    used = graph.compare("gt", graph.sum(graph.cast(chosen, DType.I32)), 0)
-    # The branches read what stands around them: their captures are inputs 1 to 5 of the If.
-    outer = (sums, x, w, step, chosen)
-    kinds = [value.type for value in outer]
-    then = as_body(lambda inner: _product(inner, kinds), [], "rows")
-    otherwise = as_body(lambda inner: inner.append(Capture(1, total)), [], "none")
-    branches = {"then_branch": then, "else_branch": otherwise}
-    node = OnnxNode("If", "", 21, "", branches, {}, 1, 1)
-    result = graph.add_node(node, [used, *outer], types=[total])[0]
-    return (going, result)
 
 
 def _product(graph: Graph, kinds: Sequence[Any]) -> Value:
@@ -199,9 +191,6 @@ def _product(graph: Graph, kinds: Sequence[Any]) -> Value:
     picked = graph.onnx_node("GatherND", [x, places], types=[TensorType(x.dtype, Shape((None, x.shape[1])))])[0]
     product = graph.matmul(picked, graph.gather(w, step, axis=0))
     return graph.onnx_node("ScatterND", [sums, places, product], types=[sums.type])[0]
-
-
-_NVFP4_BLOCK = 16
 
 
 @lowers(DequantMatMul)
@@ -228,12 +217,49 @@ def _dequant_matmul(emit: Emitter, op: DequantMatMul, inputs: Sequence[Any]) -> 
 
 @lowers_native(DequantMatMul, when=lambda op: op.packed, portable=True)
 def _packed_matmul(emit: Emitter, op: DequantMatMul, inputs: Sequence[Any]) -> Any:
+    """Write MatMulNBits, with the weight repacked to its layout: rows of N, low half first."""
     types = emit.input_types
-    compute = TensorType(types[0].dtype if types[0].dtype is DType.F16 else DType.F32)
-    code = TensorType(DType.U8)
-    zero = None if op.scheme == "q4_0" else compute if op.gguf is None and len(inputs) > 3 else code
-    emit.require_kernel("MatMulNBits", compute, code, compute, zero, domain="com.microsoft")
-    return _packed_product(emit, op, inputs, *op.sizes(types))
+    (k, n), dtype = op.sizes(types), types[0].dtype
+    compute = dtype if dtype is DType.F16 else DType.F32
+    kind, code = TensorType(compute), TensorType(DType.U8)
+    zeros = None if op.scheme == "q4_0" else kind if op.gguf is None and len(inputs) > 3 else code
+    emit.require_kernel("MatMulNBits", kind, code, kind, zeros, domain="com.microsoft")
+    x = emit.cast(inputs[0], compute)
+    block, mins = op.block or 32, None
+    # Without a zero point MatMulNBits takes 8, which is what q4_0 means; the others count from 0.
+    zero = None if op.scheme == "q4_0" else emit.constant(np.zeros((n, (k // block + 1) // 2), np.uint8))
+    if op.gguf is None:
+        scale, *rest = (emit.op("Transpose", item, perm=[1, 0]) for item in inputs[2:])
+        flat = emit.cast(_nibbles(emit, inputs[1], k * n), DType.U8)
+        codes = Bytes(emit, emit.op("Transpose", emit.op("Reshape", flat, emit.i64([k, n])), perm=[1, 0]))
+        zero = emit.op("Cast", rest[0], to=compute) if rest else zero
+    else:
+        raw = Bytes(emit, inputs[1]).reshape(-1, op.gguf.bytes)
+        if op.scheme == "q4_0":
+            codes, scale = raw[2:18].nibbles(), raw[0:2].halves()
+        else:
+            codes = raw[16:144].reshape(-1, 4, 32).nibbles()
+            scale, mins = scales_and_mins(emit, raw)
+        scale = emit.op("Reshape", scale, emit.i64([n, k // block]))
+    product = emit.op(
+        "MatMulNBits",
+        x,
+        _repacked(codes, n, k // block, block),
+        emit.op("Cast", scale, to=compute),
+        zero,
+        domain="com.microsoft",
+        K=k,
+        N=n,
+        bits=4,
+        block_size=block,
+    )
+    if mins is not None:
+        # What a block's minimum takes off is that minimum times the sum of x over the block.
+        split = emit.op("Reshape", x, emit.i64([*[0] * (known_shape(op, types[0], "x").rank - 1), k // block, block]))
+        sums = emit.op("ReduceSum", split, emit.i64([-1]), keepdims=0)
+        by_block = emit.op("Transpose", emit.op("Reshape", mins, emit.i64([n, k // block])), perm=[1, 0])
+        product = emit.op("Sub", product, emit.op("MatMul", sums, emit.op("Cast", by_block, to=compute)))
+    return product if compute is dtype else emit.op("Cast", product, to=dtype)
 
 
 @lowers(DequantGroupedMatMul)
@@ -245,8 +271,8 @@ def _dequant_grouped_matmul(emit: Emitter, op: DequantGroupedMatMul, inputs: Seq
     shape = known_shape(op, x, "x")
     if _picks(shape, weights):
         raw = emit.op("Gather", inputs[1], chosen, axis=0)
-        return _picked_product(emit, inputs[0], _slab(emit, op.scheme, raw, shape[0], k, n, x.dtype))
-    expanded = _slab(emit, op.scheme, inputs[1], experts, k, n, x.dtype)
+        return _picked_product(emit, inputs[0], _slab(emit, op.scheme, raw, (shape[0], n, k), x.dtype))
+    expanded = _slab(emit, op.scheme, inputs[1], (experts, n, k), x.dtype)
     return _grouped_product(emit, (inputs[0], expanded, chosen), (x, TensorType(x.dtype, weights)))
 
 
@@ -255,15 +281,13 @@ def _dequant_moe_weights(emit: Emitter, op: DequantMoEWeights, inputs: Sequence[
     kind = GGUF_FORMATS[op.scheme]
     experts, rows, size = known_shape(op, emit.input_type(0), "bytes")
     k = size // kind.bytes * kind.elements if isinstance(size, int) else 0
-    values = decode_blocks(emit, kind, inputs[0])
-    by_row = emit.op("Reshape", values, emit.dims((experts, rows, k)), allowzero=1)
-    return emit.op("Transpose", by_row, perm=[0, 2, 1])
+    return _slab(emit, op.scheme, inputs[0], (experts, rows, k), DType.F32)
 
 
-def _slab(emit: Emitter, scheme: str, raw: Any, count: Any, k: int, n: int, dtype: DType) -> Any:
-    """Write the weights `(count, K, N)` of that many experts."""
+def _slab(emit: Emitter, scheme: str, raw: Any, dims: Sequence[Dim], dtype: DType) -> Any:
+    """Write the weights `(E, K, N)` of experts, of which `(E, N, K)` are the dims of the packed ones."""
     values = decode_blocks(emit, GGUF_FORMATS[scheme], raw)
-    rows = emit.op("Reshape", values, emit.i64([count, n, k]), allowzero=1)
+    rows = emit.op("Reshape", values, emit.dims(dims), allowzero=1)
     weights = emit.op("Transpose", rows, perm=[0, 2, 1])
     return weights if dtype is DType.F32 else emit.op("Cast", weights, to=dtype)
 
@@ -308,48 +332,6 @@ def _nvfp4(emit: Emitter, inputs: Sequence[Any], types: Sequence[TensorType], k:
     scaled = emit.op("Mul", emit.op("Reshape", values, split, allowzero=1), scale)
     whole = emit.op("Reshape", emit.cast(inputs[3], DType.F32), emit.i64([]))
     return emit.op("Reshape", emit.op("Mul", scaled, whole), emit.i64([k, n]), allowzero=1)
-
-
-def _packed_product(emit: Emitter, op: DequantMatMul, inputs: Sequence[Any], k: int, n: int) -> Any:
-    """Write a product by MatMulNBits, with the weight repacked to its layout: rows of N, low half first."""
-    dtype = emit.input_dtype(0)
-    compute = dtype if dtype is DType.F16 else DType.F32
-    x = emit.cast(inputs[0], compute)
-    block, mins = op.block or 32, None
-    # Without a zero point MatMulNBits takes 8, which is what q4_0 means; the others count from 0.
-    zero = None if op.scheme == "q4_0" else emit.constant(np.zeros((n, (k // block + 1) // 2), np.uint8))
-    if op.gguf is None:
-        scale, *rest = (emit.op("Transpose", item, perm=[1, 0]) for item in inputs[2:])
-        flat = emit.cast(_nibbles(emit, inputs[1], k * n), DType.U8)
-        codes = Bytes(emit, emit.op("Transpose", emit.op("Reshape", flat, emit.i64([k, n])), perm=[1, 0]))
-        zero = emit.op("Cast", rest[0], to=compute) if rest else zero
-    else:
-        raw = Bytes(emit, inputs[1]).reshape(-1, op.gguf.bytes)
-        if op.scheme == "q4_0":
-            codes, scale = raw[2:18].nibbles(), raw[0:2].halves()
-        else:
-            codes = raw[16:144].reshape(-1, 4, 32).nibbles()
-            scale, mins = scales_and_mins(emit, raw)
-        scale = emit.op("Reshape", scale, emit.i64([n, k // block]))
-    product = emit.op(
-        "MatMulNBits",
-        x,
-        _repacked(codes, n, k // block, block),
-        emit.op("Cast", scale, to=compute),
-        zero,
-        domain="com.microsoft",
-        K=k,
-        N=n,
-        bits=4,
-        block_size=block,
-    )
-    if mins is not None:
-        # What a block's minimum takes off is that minimum times the sum of x over the block.
-        split = emit.op("Reshape", x, emit.i64([*[0] * (emit.input_rank(0, "x") - 1), k // block, block]))
-        sums = emit.op("ReduceSum", split, emit.i64([-1]), keepdims=0)
-        by_block = emit.op("Transpose", emit.op("Reshape", mins, emit.i64([n, k // block])), perm=[1, 0])
-        product = emit.op("Sub", product, emit.op("MatMul", sums, emit.op("Cast", by_block, to=compute)))
-    return product if compute is dtype else emit.op("Cast", product, to=dtype)
 
 
 def _repacked(codes: Bytes, n: int, blocks: int, block: int) -> Any:

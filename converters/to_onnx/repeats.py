@@ -9,6 +9,7 @@ reused for nodes of all sizes.
 from __future__ import annotations
 
 import enum
+import functools
 import operator
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -24,11 +25,8 @@ from rlx_ort.ir.ops.leaf import Constant
 from rlx_ort.ir.tensor import TensorData
 from rlx_ort.ir.types import Shape, TensorType, UnknownType, ValueType
 
-__all__ = ["Repeats", "exact_op"]
-
 _Key: TypeAlias = tuple[Any, ...]
 _OWN_OPS = "rlx_ort.ir.ops."
-_readings: dict[type[Op], tuple[Callable[[Any], Any], bool]] = {}
 _PLAIN = frozenset({str, int, bool, NoneType, DType, bytes, TensorType})
 """Types of which equal values are identical; 0.0 and -0.0 are not."""
 _PLAIN_FIELDS = frozenset({"str", "int", "bool", "DType", "str | None", "int | None", "DType | None"})
@@ -42,13 +40,8 @@ class _Mark:
     rough: object
 
 
-class _Line(NamedTuple):
-    """One node of a `_Form`, with the places of its values in the pool."""
-
-    pattern: ModelNode
-    suffix: str
-    inputs: tuple[int, ...]
-    outputs: slice
+_Line: TypeAlias = tuple[ModelNode, str, tuple[int, ...], slice]
+"""One node of a `_Form`: its pattern, the suffix of its name, the places of what it reads and of its results."""
 
 
 class _Form(NamedTuple):
@@ -81,9 +74,6 @@ class Repeats:
     Args:
         writer: what the graphs of the model share.
         nodes: the nodes of the graph; `repeat` adds to them.
-
-    Attributes:
-        forms: `key_of` a node -> what was written for such nodes, None if it cannot be reused.
     """
 
     def __init__(self, writer: ModelWriter, nodes: list[ExportedNode]) -> None:
@@ -91,11 +81,21 @@ class Repeats:
         self._nodes = nodes
         self._value_name, self._node_name = writer.value_names.unique, writer.node_names.unique
         self._seen: set[Hashable] = set()
-        self.forms: dict[_Key | None, _Form | None] = {}
+        self._forms: dict[_Key, _Form | None] = {}  # None: what was written cannot be reused
         self._sizeless: dict[_Key | None, _Form] = {}  # what was written for nodes of any size
         self._marks: dict[int, tuple[_Mark, ...]] = {}  # node -> those of its results
         self._known: dict[Hashable, _Mark] = {}
         self._rough: dict[Hashable, object] = {}
+
+    def find(self, node: Node, inputs: Sequence[ModelValue | None]) -> tuple[_Key | None, _Form | None]:
+        """Return the key of a node, see `key_of`, and what was written for nodes like it, None if nothing is known."""
+        key = self.key_of(node, inputs)
+        if key is None:
+            return None, None
+        try:
+            return key, self._forms.get(key) or self._resized(key, node, inputs)
+        except TypeError:  # an op was made with an attribute that its class does not declare
+            return None, None
 
     def key_of(self, node: Node, inputs: Sequence[ModelValue | None]) -> _Key | None:
         """Return what a node's lowering depends on, None if it cannot be compared."""
@@ -112,21 +112,16 @@ class Repeats:
 
     def mark(self, node: Node, results: Sequence[ModelValue]) -> None:
         """Record what lowerings may read of a node's results, for the keys of nodes that read them."""
-        constant, types = type(node.op) is Constant, self._writer.types
-        self._marks[node.id] = tuple(
-            [
-                self._mark(constant, _look(kind), _look(types.get(value)), value.name == "")
-                for kind, value in zip(node.types, results, strict=False)
-            ]
-        )
-
-    def _mark(self, constant: bool, declared: Hashable, known: Hashable, nameless: bool) -> _Mark:
-        mark = self._known.get((constant, declared, known, nameless))
-        if mark is None:
-            rough = (constant, _rank(declared), _rank(known), nameless)
-            mark = _Mark(self._rough.setdefault(rough, object()))
-            self._known[constant, declared, known, nameless] = mark
-        return mark
+        constant, types, marks = type(node.op) is Constant, self._writer.types, []
+        for kind, value in zip(node.types, results, strict=False):
+            declared, known = _look(kind), types.get(value)
+            look = (constant, declared, declared if known is kind else _look(known), value.name == "")
+            mark = self._known.get(look)
+            if mark is None:
+                rough = (constant, _rank(declared), _rank(look[2]), look[3])
+                mark = self._known[look] = _Mark(self._rough.setdefault(rough, object()))
+            marks.append(mark)
+        self._marks[node.id] = tuple(marks)
 
     def learn(
         self,
@@ -146,23 +141,50 @@ class Repeats:
         """
         sizeless = self._sizeless_key(key) if any_size else None
         seen = sizeless or key
-        if seen not in self._seen:
+        if seen not in self._seen or key in self._forms:
             self._seen.add(seen)
-        elif key not in self.forms:
-            form = self.forms[key] = self._form(node, inputs, results, records, constants, decision)
-            if sizeless is not None and form is not None and form.single:
-                self._sizeless[sizeless] = form
+            return
+        self._forms[key] = None
+        if not set(constants).isdisjoint(inputs):
+            return  # equal constants are one value, and another node may read another one there
+        made = [value for record in records for value in record.pattern.writes]
+        fixed = tuple(dict.fromkeys([*constants, None]))
+        places: dict[ModelValue | None, int] = {}
+        for at, value in enumerate([*inputs, *fixed, *made]):
+            places.setdefault(value, at)
+        if not places.keys() >= {*results, *(value for record in records for value in record.pattern.reads)}:
+            return
+        lines: list[_Line] = []
+        start = len(inputs) + len(fixed)
+        for record in records:
+            written = record.pattern
+            end = start + len(written.writes)
+            reads = tuple([places[value] for value in written.reads])
+            lines.append((written, f"/{written.op_type}" if lines else "", reads, slice(start, end)))
+            start = end
+        form = self._forms[key] = _Form(
+            tuple(lines),
+            fixed,
+            tuple([places[value] for value in results]),
+            tuple([(places[value], self._writer.types.get(value)) for value in made if value not in results]),
+            self._marks[node.id],
+            decision,
+            len(made) == len(lines) == 1 and list(results) == made and max(lines[0][2], default=0) < len(inputs),
+        )
+        if sizeless is not None and form.single:
+            self._sizeless[sizeless] = form
 
-    def resized(self, key: _Key, node: Node, inputs: Sequence[ModelValue | None]) -> _Form | None:
+    def _resized(self, key: _Key, node: Node, inputs: Sequence[ModelValue | None]) -> _Form | None:
         """Return the form of a node that differs only by sizes from one with a cached form, None without any."""
         known = self._sizeless.get(self._sizeless_key(key))
         if known is None:
             return None
-        ((like, suffix, order, outputs),) = known.lines
+        ((like, suffix, order, outputs),), fixed, results, inner, (mark,), decision, single = known
         pattern = like.alike(types_of([inputs[at] for at in order], self._writer.types), node.types)
         look = key[2][0]
-        line, marks = _Line(pattern, suffix, order, outputs), (self._mark(False, look, look, False),)
-        form = self.forms[key] = _Form((line,), (), known.results, (), marks, known.decision, True)
+        mark = self._known.setdefault((False, look, look, False), _Mark(mark.rough))
+        lines = ((pattern, suffix, order, outputs),)
+        form = self._forms[key] = _Form(lines, fixed, results, inner, (mark,), decision, single)
         return form
 
     def _sizeless_key(self, key: _Key) -> _Key | None:
@@ -176,80 +198,44 @@ class Repeats:
         self, form: _Form, node: Node, inputs: Sequence[Any], names: Mapping[int, str]
     ) -> tuple[ModelValue, ...]:
         """Write a node in the form of one like it and return the results; `names` as in `Emitter.lower`."""
-        writer, unique, types = self._writer, self._value_name, self._writer.types
-        self._marks[node.id] = form.marks
-        if form.decision is not None:
-            writer.dispatcher.decide(writer.origin, form.decision)
-        if form.single:  # most nodes, so without a pool
-            pattern, _, order, _ = form.lines[0]
+        writer, unique = self._writer, self._value_name
+        types, origin, source = writer.types, writer.origin, writer.source
+        lines, fixed, places, inner, self._marks[node.id], decision, single = form
+        if decision is not None:
+            writer.dispatcher.decide(origin, decision)
+        if single:  # most nodes, so without a pool
+            pattern, _, order, _ = lines[0]
             name = names[0] if names else unique(node.output_names[0])
             value = ModelValue(name, pattern)
             if type(node.types[0]) is not UnknownType:
                 types[value] = node.types[0]
             reads = tuple(["" if (read := inputs[at]) is None else read.name for at in order])
-            self._record(pattern, node.name, reads, (name,))
+            record = ExportedNode(pattern, origin, source, self._node_name(node.name), reads, (name,))
+            writer.records.append(record)
+            self._nodes.append(record)
             return (value,)
-        pool: list[Any] = [*inputs, *form.fixed]
-        for line in form.lines:
-            pool += [ModelValue(None, line.pattern) for _ in line.pattern.writes]
-        results = tuple([pool[at] for at in form.results])
+        pool: list[Any] = [*inputs, *fixed]
+        for pattern, *_ in lines:
+            pool += [ModelValue(None, pattern) for _ in pattern.writes]
+        results = tuple([pool[at] for at in places])
         for index, value in enumerate(results):
             if value.name is None:
                 value.name = names[index] if index in names else unique(node.output_names[index])
                 if type(node.types[index]) is not UnknownType:
                     types[value] = node.types[index]
-        for at, known in form.inner:
+        for at, known in inner:
             value = pool[at]
             value.name = unique(f"{node.name}/{value.node.op_type}")
             if known is not None:
                 types[value] = known
         called = names_of(pool)
-        for pattern, suffix, order, outputs in form.lines:
-            self._record(pattern, node.name + suffix, tuple([called[at] for at in order]), called[outputs])
+        for pattern, suffix, order, outputs in lines:
+            reads = tuple([called[at] for at in order])
+            name = self._node_name(node.name + suffix)
+            record = ExportedNode(pattern, origin, source, name, reads, called[outputs])
+            writer.records.append(record)
+            self._nodes.append(record)
         return results
-
-    def _record(self, pattern: ModelNode, name: str, reads: tuple[str, ...], writes: tuple[str, ...]) -> None:
-        writer = self._writer
-        record = ExportedNode(pattern, writer.origin, writer.source, self._node_name(name), reads, writes)
-        writer.records.append(record)
-        self._nodes.append(record)
-
-    def _form(
-        self,
-        node: Node,
-        inputs: Sequence[ModelValue | None],
-        results: Sequence[ModelValue],
-        records: Sequence[ExportedNode],
-        constants: Sequence[ModelValue],
-        decision: str | None,
-    ) -> _Form | None:
-        if not set(constants).isdisjoint(inputs):
-            return None  # equal constants are one value, and another node may read another one there
-        made = [value for record in records for value in record.pattern.writes]
-        fixed = tuple(dict.fromkeys([*constants, None]))
-        places: dict[ModelValue | None, int] = {}
-        for at, value in enumerate([*inputs, *fixed, *made]):
-            places.setdefault(value, at)
-        if not places.keys() >= {*results, *(value for record in records for value in record.pattern.reads)}:
-            return None
-        types = self._writer.types
-        lines: list[_Line] = []
-        start = len(inputs) + len(fixed)
-        for record in records:
-            written = record.pattern
-            end = start + len(written.writes)
-            reads = tuple([places[value] for value in written.reads])
-            lines.append(_Line(written, f"/{written.op_type}" if lines else "", reads, slice(start, end)))
-            start = end
-        return _Form(
-            tuple(lines),
-            fixed,
-            tuple([places[value] for value in results]),
-            tuple([(places[value], types.get(value)) for value in made if value not in results]),
-            self._marks[node.id],
-            decision,
-            len(made) == len(lines) == 1 and list(results) == made and max(lines[0].inputs, default=0) < len(inputs),
-        )
 
 
 def _look(kind: ValueType | None) -> Hashable:
@@ -264,11 +250,8 @@ def _rank(look: Hashable) -> Hashable:
 
 def exact_op(op: Op) -> Hashable | None:
     """Return a key that only ops of the same class with identical attributes have, None where there is no such key."""
-    kind = type(op)
-    reading = _readings.get(kind)
-    if reading is None:
-        reading = _readings[kind] = _reading(kind)
-    getter, is_plain = reading
+    kind: Any = type(op)
+    getter, is_plain = _reading(kind)
     if is_plain:
         return (kind, getter(op))
     try:
@@ -277,6 +260,7 @@ def exact_op(op: Op) -> Hashable | None:
         return None
 
 
+@functools.cache
 def _reading(kind: type[Op]) -> tuple[Callable[[Any], Any], bool]:
     """Return what reads the attributes of an op, and whether equal ones are identical."""
     if not kind.__module__.startswith(_OWN_OPS):

@@ -11,30 +11,9 @@ from rlx_ort.converters.to_onnx.model import ModelValue
 from rlx_ort.errors import ConversionError
 from rlx_ort.ir.dtype import DType
 from rlx_ort.ir.op import known_shape, reshaped
-from rlx_ort.ir.ops.shape import (
-    ArgSort,
-    Concat,
-    CumMax,
-    CumProd,
-    Expand,
-    Gather,
-    GatherElements,
-    GatherNd,
-    Narrow,
-    Pad,
-    Reshape,
-    Reverse,
-    ScatterElements,
-    ScatterNd,
-    Slice,
-    Sort,
-    Tile,
-    Transpose,
-    Trilu,
-)
+from rlx_ort.ir.ops import shape as ops
+from rlx_ort.ir.ops.shape import Concat, Expand, Gather, Narrow, Pad, Reshape, Slice, Tile, Transpose
 from rlx_ort.ir.types import Dim, Shape
-
-__all__ = ["reshape", "slice_axis"]
 
 _END = 2**63 - 1
 _TRILU = frozenset({DType.F32, DType.F64, DType.F16, DType.BF16, DType.I32, DType.I64, DType.U64, DType.BOOL})
@@ -87,12 +66,12 @@ def _expand(emit: Emitter, op: Expand, inputs: Sequence[Any]) -> Any:
     return op_in(emit, "Expand", kind.dtype, inputs[0], others=[emit.dims(dims)])
 
 
-@lowers(Slice, Reverse)
-def _slice(emit: Emitter, op: Slice | Reverse, inputs: Sequence[Any]) -> Any:
+@lowers(Slice, ops.Reverse)
+def _slice(emit: Emitter, op: Slice | ops.Reverse, inputs: Sequence[Any]) -> Any:
     if not op.axes:
         return emit.op("Identity", inputs[0])
-    steps = [-1] * len(op.axes) if isinstance(op, Reverse) else op.steps
-    bounds = [(None, None)] * len(steps) if isinstance(op, Reverse) else zip(op.starts, op.ends, strict=True)
+    steps = [-1] * len(op.axes) if isinstance(op, ops.Reverse) else op.steps
+    bounds = [(None, None)] * len(steps) if isinstance(op, ops.Reverse) else zip(op.starts, op.ends, strict=True)
     starts, ends = [], []
     for (start, end), step in zip(bounds, steps, strict=True):
         starts.append((0 if step > 0 else _END) if start is None else start)
@@ -122,24 +101,24 @@ def _concat(emit: Emitter, op: Concat, inputs: Sequence[Any]) -> Any:
     return emit.op("Concat", *inputs, axis=op.axis) if len(inputs) > 1 else emit.op("Identity", inputs[0])
 
 
-@lowers(Sort, ArgSort)
-def _sort(emit: Emitter, op: Sort | ArgSort, inputs: Sequence[Any]) -> Any:
+@lowers(ops.Sort, ops.ArgSort)
+def _sort(emit: Emitter, op: ops.Sort | ops.ArgSort, inputs: Sequence[Any]) -> Any:
     """Write a TopK of all elements, whose equal elements keep their order."""
     kind = emit.input_type(0)
     count = emit.dims([known_shape(op, kind, "x")[op.axis]])
     compute = compute_dtype("TopK", kind.dtype)
     x = inputs[0] if compute is kind.dtype else emit.cast(inputs[0], compute)
     values, places = emit.op("TopK", x, count, outputs=2, axis=op.axis, largest=int(op.descending), sorted=1)
-    return places if isinstance(op, ArgSort) else emit.cast(values, kind.dtype)
+    return places if isinstance(op, ops.ArgSort) else emit.cast(values, kind.dtype)
 
 
-@lowers(CumProd, CumMax)
-def _running(emit: Emitter, op: CumProd | CumMax, inputs: Sequence[Any]) -> Any:
+@lowers(ops.CumProd, ops.CumMax)
+def _running(emit: Emitter, op: ops.CumProd | ops.CumMax, inputs: Sequence[Any]) -> Any:
     """Combine each element with the one 1, then 2, 4, 8, ... places before it."""
     kind, x = emit.input_type(0), inputs[0]
     shape = known_shape(op, kind, "x")
     axis, size = op.axis % shape.rank, shape[op.axis]
-    function = "Max" if isinstance(op, CumMax) else "Mul"
+    function = "Max" if isinstance(op, ops.CumMax) else "Mul"
     compute = compute_dtype(function, kind.dtype)
     value = x if compute is kind.dtype else emit.cast(x, compute)
     reach = 1
@@ -153,8 +132,8 @@ def _running(emit: Emitter, op: CumProd | CumMax, inputs: Sequence[Any]) -> Any:
     return value if compute is kind.dtype else emit.cast(value, kind.dtype)
 
 
-@lowers(Trilu)
-def _trilu(emit: Emitter, op: Trilu, inputs: Sequence[Any]) -> Any:
+@lowers(ops.Trilu)
+def _trilu(emit: Emitter, op: ops.Trilu, inputs: Sequence[Any]) -> Any:
     dtype = emit.input_dtype(0)
     wide = dtype if dtype in _TRILU else DType.I64 if dtype is DType.U32 else DType.I32
     x = inputs[0] if wide is dtype else emit.cast(inputs[0], wide)
@@ -163,20 +142,20 @@ def _trilu(emit: Emitter, op: Trilu, inputs: Sequence[Any]) -> Any:
     return result if wide is dtype else emit.op("Cast", result, to=dtype)
 
 
-@lowers(Gather, GatherElements, GatherNd)
-def _gather(emit: Emitter, op: Gather | GatherElements | GatherNd, inputs: Sequence[Any]) -> Any:
-    if isinstance(op, GatherNd):
+@lowers(Gather, ops.GatherElements, ops.GatherNd)
+def _gather(emit: Emitter, op: Gather | ops.GatherElements | ops.GatherNd, inputs: Sequence[Any]) -> Any:
+    if isinstance(op, ops.GatherNd):
         return emit.op("GatherND", inputs[0], emit.cast(inputs[1], DType.I64), batch_dims=op.batch_dims)
     op_type = "Gather" if isinstance(op, Gather) else "GatherElements"
     return emit.op(op_type, inputs[0], _places(emit, inputs[1]), axis=op.axis)
 
 
-@lowers(ScatterElements, ScatterNd)
-def _scatter(emit: Emitter, op: ScatterElements | ScatterNd, inputs: Sequence[Any]) -> Any:
+@lowers(ops.ScatterElements, ops.ScatterNd)
+def _scatter(emit: Emitter, op: ops.ScatterElements | ops.ScatterNd, inputs: Sequence[Any]) -> Any:
     dtype, (x, places, updates) = emit.input_dtype(0), inputs
     wide = DType.F32 if dtype in _NARROW and op.mode != "set" else dtype
     how: dict[str, Any] = {"reduction": None if op.mode == "set" else op.mode}
-    if isinstance(op, ScatterElements):
+    if isinstance(op, ops.ScatterElements):
         op_type, places, how["axis"] = "ScatterElements", _places(emit, places), op.axis
     else:
         op_type, places = "ScatterND", emit.cast(places, DType.I64)

@@ -52,11 +52,10 @@ def _transform(emit: Emitter, rows_of: Any, size: int, rows: int, sign: int, dty
     # Element n = second * i + j: transform over i for each j, as a product from the left.
     columns = emit.op("Reshape", rows_of, emit.i64([rows, 2 * first, second]), allowzero=1)
     columns = emit.op("MatMul", emit.constant(_matrix(first, sign).T, dtype), columns)
-    parts = _halves(emit, emit.op("Reshape", columns, emit.i64([rows, 2, first, second]), allowzero=1))
-    turn = np.outer(np.arange(first), np.arange(second))
-    turned = _turned(emit, parts, _unit(turn, size, sign), dtype)
+    parts = emit.op("Reshape", columns, emit.i64([rows, 2, first, second]), allowzero=1)
+    turn = _unit(np.outer(np.arange(first), np.arange(second)), size, sign)
     # Row k of each block, `[re | im]` over j again: transform over j gives elements k + first * m.
-    blocks = emit.op("Concat", *turned, axis=3)
+    blocks = _turned(emit, parts, turn, dtype, axis=3)
     inner_rows = rows if rows < 0 else rows * first
     flat = emit.op("Reshape", blocks, emit.i64([inner_rows, 2 * second]), allowzero=1)
     done = _transform(emit, flat, second, inner_rows, sign, dtype)
@@ -76,29 +75,25 @@ def _convolution(emit: Emitter, rows_of: Any, size: int, rows: int, sign: int, d
     spectrum = np.fft.fft(kernel) / long
 
     split = emit.op("Reshape", rows_of, emit.i64([rows, 2, size]), allowzero=1)
-    turned = emit.op("Concat", *_turned(emit, _halves(emit, split), (cos, sin), dtype), axis=1)
+    turned = _turned(emit, split, (cos, sin), dtype)
     padding = emit.i64([0, 0, 0, 0, 0, long - size])
     padded = emit.op("Reshape", emit.op("Pad", turned, padding), emit.i64([rows, 2 * long]), allowzero=1)
     there = _transform(emit, padded, long, rows, -1, dtype)
     parts = emit.op("Reshape", there, emit.i64([rows, 2, long]), allowzero=1)
-    product = emit.op("Concat", *_turned(emit, _halves(emit, parts), (spectrum.real, spectrum.imag), dtype), axis=1)
+    product = _turned(emit, parts, (spectrum.real, spectrum.imag), dtype)
     flat = emit.op("Reshape", product, emit.i64([rows, 2 * long]), allowzero=1)
     back = emit.op("Reshape", _transform(emit, flat, long, rows, 1, dtype), emit.i64([rows, 2, long]), allowzero=1)
-    wanted = slice_axis(emit, back, 2, 0, size)
-    result = emit.op("Concat", *_turned(emit, _halves(emit, wanted), (cos, sin), dtype), axis=1)
+    result = _turned(emit, slice_axis(emit, back, 2, 0, size), (cos, sin), dtype)
     return emit.op("Reshape", result, emit.i64([rows, 2 * size]), allowzero=1)
 
 
-def _halves(emit: Emitter, parts: Any) -> Any:
-    """Return the real and the imaginary part, which axis 1 holds, each with that axis of size 1."""
-    return emit.op("Split", parts, emit.i64([1, 1]), outputs=2, axis=1)
-
-
-def _turned(emit: Emitter, parts: Any, factors: Any, dtype: DType) -> tuple[Any, Any]:
-    """Return the real and imaginary part of a complex product with constants."""
-    (re, im), (cos, sin) = parts, (emit.constant(part, dtype) for part in factors)
+def _turned(emit: Emitter, parts: Any, factors: Any, dtype: DType, axis: int = 1) -> Any:
+    """Multiply complex numbers, whose parts axis 1 holds, by constants; the parts of the result are along `axis`."""
+    re, im = emit.op("Split", parts, emit.i64([1, 1]), outputs=2, axis=1)
+    cos, sin = (emit.constant(part, dtype) for part in factors)
     turned_re = emit.op("Sub", emit.op("Mul", re, cos), emit.op("Mul", im, sin))
-    return turned_re, emit.op("Add", emit.op("Mul", re, sin), emit.op("Mul", im, cos))
+    turned_im = emit.op("Add", emit.op("Mul", re, sin), emit.op("Mul", im, cos))
+    return emit.op("Concat", turned_re, turned_im, axis=axis)
 
 
 def _divisor(size: int) -> int:
@@ -139,4 +134,4 @@ def _complex_norm_sq(emit: Emitter, op: ComplexNormSq, inputs: Sequence[Any]) ->
 
 @lowers(Conjugate)
 def _conjugate(emit: Emitter, op: Conjugate, inputs: Sequence[Any]) -> Any:
-    return emit.op("Mul", inputs[0], emit.constant(np.asarray([1.0, -1.0]), emit.input_dtype(0)))
+    return emit.op("Mul", inputs[0], emit.constant([1.0, -1.0], emit.input_dtype(0)))

@@ -14,8 +14,6 @@ from rlx_ort.cli.show import binary_size, emit, note, print_facts, print_json, p
 if TYPE_CHECKING:
     from rlx_ort.providers.engine.compiled.store import CacheKey, Entry, Explanation
 
-__all__ = ["command"]
-
 _SHOWN_DIGITS = 12
 _SHOWN_CHARACTERS = 60
 

@@ -100,7 +100,7 @@ def live_nodes(graph: GraphCore) -> set[int]:
     live = {ref.node for _, ref in graph._outputs}
     for node in reversed(graph.nodes):
         if node.id in live:
-            live.update(ref.node for ref in node.inputs if ref is not None)
+            live.update([ref.node for ref in node.inputs if ref is not None])
     return live
 
 

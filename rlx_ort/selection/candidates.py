@@ -22,8 +22,6 @@ from rlx_ort.selection.policy import DevicePolicy
 from rlx_ort.selection.predict import BatchCurve, cost_model, curve_of, dims_of, predicted_ns
 from rlx_ort.selection.support import Support, UnsupportedOp, support_of
 
-__all__ = ["CLOSE", "Candidates", "DeviceCandidate", "device_report", "devices_for", "fastest_device_for", "rank"]
-
 CLOSE = 1.05
 """Predictions within this factor of the best are equal, as far as a preference is concerned."""
 

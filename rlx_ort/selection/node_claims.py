@@ -17,8 +17,6 @@ from rlx_ort.ir.types import TensorType, ValueType
 from rlx_ort.providers.base import KernelClaim
 from rlx_ort.providers.claims import takes
 
-__all__ = ["cpu_takes_node", "function_body", "is_function", "signature", "takes_node"]
-
 
 def takes_node(
     claims: Sequence[KernelClaim],

@@ -33,20 +33,6 @@ from rlx_ort.selection.support import draft_for, support_of
 if TYPE_CHECKING:
     from rlx_ort.calibration.profile import CalibrationProfile
 
-__all__ = [
-    "BatchCurve",
-    "batch_curve",
-    "calibrate",
-    "cost_model",
-    "curve_of",
-    "dims_of",
-    "explain",
-    "kernels_of",
-    "measure_unknown",
-    "named_dims",
-    "predicted_ns",
-]
-
 _log = logging.getLogger(__name__)
 _WORKLOADS_A_DRAFT = 64
 _GRAPH_S = 2.0  # for what one graph needs
@@ -100,10 +86,7 @@ def dims_of(graph: Graph, inputs: Mapping[str, Any]) -> dict[str, int]:
     sizes: dict[str, int] = {}
     for name, dims in named_dims(graph):
         array = inputs.get(name)
-        if array is None:
-            continue
-        shape = getattr(array, "shape", None)
-        shape = np.shape(array) if shape is None else shape
+        shape = () if array is None else np.shape(array)
         if len(shape) == len(dims):
             sizes.update({dim: int(size) for dim, size in zip(dims, shape, strict=True) if isinstance(dim, str)})
     return sizes
@@ -114,9 +97,7 @@ def named_dims(graph: Graph) -> list[tuple[str, Shape]]:
     cache = cache_of(graph)
     if cache.named_dims is None:
         kinds = [(value.name, value.type.shape) for value in graph.inputs if isinstance(value.type, TensorType)]
-        cache.named_dims = [
-            (name, shape) for name, shape in kinds if shape and any(isinstance(dim, str) for dim in shape)
-        ]
+        cache.named_dims = [(name, shape) for name, shape in kinds if shape is not None and shape.symbols]
     return cache.named_dims
 
 
@@ -165,7 +146,7 @@ def measure_unknown(
     if case is None or not isinstance(case.model, MeasuredCostModel):
         return 0
     sizes = [{**options.dims, **(dims or {})}]
-    batch = next((dim for _, dims in named_dims(graph) for dim in dims if isinstance(dim, str)), None)
+    batch = next((dim for _, shape in named_dims(graph) for dim in shape.symbols), None)
     if batch is not None:
         size = sizes[0].get(batch, DEFAULT_DIM)
         sizes.append({**sizes[0], batch: size * _OTHER_SIZE if size < _LARGE_BATCH else size // _OTHER_SIZE})
@@ -348,7 +329,7 @@ def batch_curve(
         ValueError: no dim is given, and no input has a named one.
     """
     if dim is None:
-        dim = next((name for _, shape in named_dims(graph) for name in shape if isinstance(name, str)), None)
+        dim = next((name for _, shape in named_dims(graph) for name in shape.symbols), None)
     if dim is None:
         raise ValueError(f"graph {graph.name!r} has no input with a named dim; name the one that varies")
     return curve_of(lambda: graph, Device(device), dim, options or CompileOptions(), dims or {})

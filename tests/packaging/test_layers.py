@@ -125,6 +125,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("parity",),
     ("conversion",),
     ("deploy",),
+    ("serving",),
     ("cli", "_pyinstaller"),
 )
 """From the ground up: modules and packages of rlx_ort. Each imports from its own floor and from those below."""
@@ -185,6 +186,16 @@ def test_imports_are_absolute_and_by_the_installed_name() -> None:
         for module, path in _modules()
         for name, _ in _imports(path)
         if name.split(".")[0] in folders
+    ] == []
+
+
+def test_no_module_imports_a_private_name_of_another() -> None:
+    """A leading underscore is all that hides a name, so no module has a list of its other names."""
+    assert [
+        f"{module} imports {name}"
+        for module, path in _modules()
+        for name, _ in _imports(path)
+        if name.startswith("rlx_ort.") and name.rpartition(".")[2].startswith("_") and not name.endswith("__")
     ] == []
 
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from rlx_ort.options.compile_options import Precision
     from rlx_ort.selection.policy import DevicePolicy
 
-__all__ = ["command"]
-
 
 def _precisions(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, Precision]:
     """Return device label -> precision of texts such as `cuda:f16`."""
@@ -141,7 +139,7 @@ def _buckets(
     help="The lowest version of rlx_ort or onnxruntime, as in onnxruntime=1.31; may be repeated.",
 )
 @options.as_json
-def command(
+def create(
     model: Path,
     target: Path,
     folder: bool,

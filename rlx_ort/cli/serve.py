@@ -1,0 +1,92 @@
+"""`rlx-ort serve MODEL...`: answer requests of the Open Inference Protocol over REST and gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from rlx_ort.cli import options
+from rlx_ort.cli.show import note
+
+if TYPE_CHECKING:
+    from rlx_ort.selection.policy import DevicePolicy
+
+
+@click.command("serve")
+@click.argument("models", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
+@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
+@click.option("--http", "http_port", default=8000, show_default=True, help="The port for REST; -1 for none, 0 for any.")
+@click.option("--grpc", "grpc_port", default=8001, show_default=True, help="The port for gRPC; -1 for none, 0 for any.")
+@options.policy(device_too=True)
+@click.option("--max-batch", default=256, show_default=True, type=click.IntRange(min=1), help="Rows that run together.")
+@click.option("--max-delay", default=0.0, type=click.FloatRange(min=0), help="Milliseconds to wait for more rows.")
+@click.option("--queue", default=1024, show_default=True, type=click.IntRange(min=1), help="Requests that may wait.")
+@click.option("--timeout", type=click.FloatRange(min=0), help="Seconds that a request may wait.")
+@options.key
+@click.option("--signed-only", is_flag=True, help="Serve signed packages only; needs --key.")
+@click.option("--token-env", metavar="NAME", help="The variable with the token that clients must send.")
+@click.option("--tls-cert", type=options.FILE, help="A PEM file with the certificate; needs --tls-key.")
+@click.option("--tls-key", type=options.FILE, help="A PEM file with the private key of --tls-cert.")
+@click.option("--most-bytes", default=64 << 20, show_default=True, type=click.IntRange(min=1), help="Largest request.")
+@click.option("--repository-control", is_flag=True, help="Let clients load and unload models.")
+def command(
+    models: tuple[Path, ...],
+    host: str,
+    http_port: int,
+    grpc_port: int,
+    policy: DevicePolicy,
+    max_batch: int,
+    max_delay: float,
+    queue: int,
+    timeout: float | None,
+    key: Path | None,
+    signed_only: bool,
+    token_env: str | None,
+    tls_cert: Path | None,
+    tls_key: Path | None,
+    most_bytes: int,
+    repository_control: bool,
+) -> None:
+    """Serve models to clients of the Open Inference Protocol, as Triton's.
+
+    MODEL is an ONNX file, a package, or a folder of them; NAME/VERSION/model.onnx in a folder is a version. Batches and
+    devices are chosen by predicted times. Without --host, only this machine is answered.
+    """
+    if (tls_cert is None) != (tls_key is None):
+        raise click.UsageError("--tls-cert and --tls-key belong together")
+    if signed_only and key is None:
+        raise click.UsageError("--signed-only needs --key, the public key that signed the packages")
+    token = None
+    if token_env is not None:
+        token = os.environ.get(token_env)
+        if not token:
+            raise click.UsageError(f"the variable {token_env} is not set, and --token-env names it")
+    try:
+        from rlx_ort.serving import host as hosting
+        from rlx_ort.serving.models import Repository, ServeOptions
+        from rlx_ort.serving.rest import HttpOptions
+        from rlx_ort.serving.scheduler import BatchOptions
+    except ImportError as err:
+        raise click.ClickException(f"serving needs more packages ({err}); pip install 'rlx_ort[serve]'") from err
+
+    batch = BatchOptions(max_batch, max_delay / 1e3, queue, timeout)
+    served = ServeOptions(policy, batch, None if key is None else str(key), signed_only)
+    limits = HttpOptions(most_bytes, token, repository_control)
+    place = hosting.HostOptions(
+        host, None if http_port < 0 else http_port, None if grpc_port < 0 else grpc_port, tls_cert, tls_key, limits
+    )
+
+    def listening(http: str | None, rpc: str | None) -> None:
+        scheme = "https" if tls_cert else "http"
+        found = [f"REST on {scheme}://{http}"] if http else []
+        found += [f"gRPC on {rpc}"] if rpc else []
+        note(", ".join(found))
+
+    async def run() -> None:
+        await hosting.serve(Repository(models, served), place, on_listening=listening)
+
+    asyncio.run(run())

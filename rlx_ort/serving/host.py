@@ -1,0 +1,156 @@
+"""Hosts the REST application on uvicorn and the gRPC servicer on `grpc.aio` in one event loop; a signal drains both."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+import uvicorn
+
+from rlx_ort.errors import ServingError
+from rlx_ort.serving.models import Repository
+from rlx_ort.serving.rest import HttpOptions, create_app
+from rlx_ort.serving.rpc import Servicer
+
+_KEEP_ALIVE_S = 30
+_MOST_CONNECTIONS = 1024
+_DRAIN_S = 30
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class HostOptions:
+    """Where the server listens.
+
+    Attributes:
+        host: the address; loopback by default, since there is neither a token nor TLS unless they are given.
+        http_port: the port for REST; 0 takes a free one, None leaves REST out.
+        grpc_port: the port for gRPC; 0 takes a free one, None leaves gRPC out.
+        certificate, private_key: PEM files for TLS on both.
+        http: what clients may do.
+    """
+
+    host: str = "127.0.0.1"
+    http_port: int | None = 8000
+    grpc_port: int | None = 8001
+    certificate: Path | None = None
+    private_key: Path | None = None
+    http: HttpOptions = field(default_factory=HttpOptions)
+
+
+class _Server(uvicorn.Server):
+    """A server that leaves signals to its host."""
+
+    @contextlib.contextmanager
+    def capture_signals(self):  # type: ignore[no-untyped-def]  # as in uvicorn
+        """Install no handlers."""
+        yield
+
+
+async def serve(
+    repository: Repository,
+    options: HostOptions | None = None,
+    *,
+    on_listening: Callable[[str | None, str | None], object] = lambda *_: None,
+    stop: asyncio.Event | None = None,
+) -> None:
+    """Load the models and answer requests until SIGINT, SIGTERM or `stop`; then drain.
+
+    Args:
+        repository: the models; clients get 503 for those that are being loaded.
+        options: where to listen.
+        on_listening: called with the REST and the gRPC address, None for one that is left out.
+        stop: ends the server when it is set.
+
+    Raises:
+        ServingError: an address is taken, or the certificate cannot be read.
+    """
+    options = options or HostOptions()
+    stop = stop or asyncio.Event()
+    handled = _on_signals(stop)
+    http_address = grpc_address = None
+    rpc = http = http_task = None
+    try:
+        if options.grpc_port is not None:
+            rpc = grpc.aio.server(options=[("grpc.max_receive_message_length", options.http.most_bytes),
+                                           ("grpc.max_send_message_length", -1),
+                                           ("grpc.so_reuseport", 0)])  # fmt: skip
+            rpc.add_generic_rpc_handlers(Servicer(repository, options.http).handlers())
+            grpc_address = f"{options.host}:{_grpc_port(rpc, options)}"
+            await rpc.start()
+        if options.http_port is not None:
+            config = uvicorn.Config(
+                create_app(repository, options.http, load=False),
+                options.host,
+                options.http_port,
+                log_level="warning",
+                access_log=False,
+                timeout_keep_alive=_KEEP_ALIVE_S,
+                limit_concurrency=_MOST_CONNECTIONS,
+                timeout_graceful_shutdown=_DRAIN_S,
+                ssl_certfile=options.certificate,
+                ssl_keyfile=options.private_key,
+                server_header=False,
+            )
+            http = _Server(config)
+            http_task = asyncio.create_task(_listening(http))
+            while not http.started and not http_task.done():
+                await asyncio.sleep(0.005)
+            if http_task.done():
+                await http_task
+                raise ServingError(f"{options.host}:{options.http_port} cannot be listened on")
+            http_address = "{}:{}".format(*http.servers[0].sockets[0].getsockname()[:2])
+        on_listening(http_address, grpc_address)
+        loading = asyncio.create_task(repository.load_all())
+        stopping = asyncio.create_task(stop.wait())
+        await asyncio.wait([stopping, *([http_task] if http_task else [])], return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        await loading
+    finally:
+        await repository.close()
+        if http is not None and http_task is not None:
+            http.should_exit = True
+            with contextlib.suppress(SystemExit, asyncio.CancelledError):
+                await http_task
+        if rpc is not None:
+            await rpc.stop(_DRAIN_S)
+        for number in handled:
+            asyncio.get_running_loop().remove_signal_handler(number)
+
+
+async def _listening(http: _Server) -> None:
+    try:
+        await http.serve()
+    except SystemExit as err:  # uvicorn's way to say that the port is taken; it has logged why
+        raise ServingError("the HTTP address cannot be listened on") from err
+
+
+def _grpc_port(rpc: grpc.aio.Server, options: HostOptions) -> int:
+    place = f"{options.host}:{options.grpc_port}"
+    try:
+        if options.certificate is None or options.private_key is None:
+            port = rpc.add_insecure_port(place)
+        else:
+            pair = (options.private_key.read_bytes(), options.certificate.read_bytes())
+            port = rpc.add_secure_port(place, grpc.ssl_server_credentials([pair]))
+    except (RuntimeError, OSError) as err:
+        raise ServingError(f"gRPC cannot listen on {place}: {err}") from err
+    if port == 0:
+        raise ServingError(f"gRPC cannot listen on {place}")
+    return int(port)
+
+
+def _on_signals(stop: asyncio.Event) -> list[int]:
+    """Set `stop` at SIGINT and SIGTERM; where the loop takes no handlers (Windows), the default ones stay."""
+    handled = []
+    for number in (signal.SIGINT, signal.SIGTERM):
+        with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+            handled.append(int(number))
+    return handled

@@ -1,0 +1,57 @@
+"""Prometheus metrics of a repository, with names and splits like Triton's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+if TYPE_CHECKING:
+    from rlx_ort.serving.models import Repository
+
+_SPANS = {
+    "success": ("request_success", "request_duration_us", "answered requests", "time of answered requests"),
+    "fail": ("request_failure", "", "failed requests", ""),
+    "queue": ("", "queue_duration_us", "", "time that requests waited"),
+    "compute_input": ("", "compute_input_duration_us", "", "time for joining inputs"),
+    "compute_infer": ("", "compute_infer_duration_us", "", "time of runs"),
+    "compute_output": ("", "compute_output_duration_us", "", "time for splitting outputs"),
+}
+
+
+def rendered(repository: Repository) -> tuple[bytes, str]:
+    """Return the metrics as text, and its media type."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Collector(repository))
+    return generate_latest(registry), CONTENT_TYPE_LATEST
+
+
+class _Collector:
+    def __init__(self, repository: Repository) -> None:
+        self._repository = repository
+
+    def collect(self) -> Iterator[Any]:
+        models = list(self._repository.models())
+        for span, (count, duration, counted, timed) in _SPANS.items():
+            for name, text, attribute, unit in ((count, counted, "count", 1), (duration, timed, "ns", 1000)):
+                if name:
+                    family = CounterMetricFamily(f"rlx_inference_{name}", text, labels=["model", "version"])
+                    for model in models:
+                        value = getattr(model.statistics.spans[span], attribute)
+                        family.add_metric([model.name, model.version], value / unit)
+                    yield family
+        executions = CounterMetricFamily("rlx_inference_exec_count", "batches that ran", labels=["model", "version"])
+        devices = CounterMetricFamily(
+            "rlx_inference_device", "requests by the device that answered", labels=["model", "version", "device"]
+        )
+        pending = GaugeMetricFamily(
+            "rlx_inference_pending_request_count", "requests that wait", labels=["model", "version"]
+        )
+        for model in models:
+            executions.add_metric([model.name, model.version], model.statistics.executions)
+            pending.add_metric([model.name, model.version], model.scheduler.depth)
+            for device, answered in model.statistics.devices.items():
+                devices.add_metric([model.name, model.version, device], answered)
+        yield from (executions, devices, pending)

@@ -1,0 +1,519 @@
+"""Served models: opening, warming and unloading them, their metadata, and the repository that holds them by name."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlx_ort.deploy.open import open_package
+from rlx_ort.deploy.triton import batch_dim
+from rlx_ort.device import Device
+from rlx_ort.errors import ConversionError, InputError, NoViableDeviceError, RlxError, ServingError
+from rlx_ort.graph_devices import GraphDevices, load
+from rlx_ort.ir.dtype import DType
+from rlx_ort.ir.graph import Graph
+from rlx_ort.ir.types import TensorType
+from rlx_ort.options.compile_options import CompileOptions, PlacementRule
+from rlx_ort.selection.policy import DevicePolicy
+from rlx_ort.selection.predict import batch_curve
+from rlx_ort.serving.protocol import Array, InferRequest, datatype_of
+from rlx_ort.serving.scheduler import Answer, BatchOptions, Lane, Scheduler, Times
+
+_NAME = re.compile(r"[\w.-]{1,200}", re.ASCII)
+_MODEL_SUFFIXES = (".onnx", ".ortpackage", ".json")
+_ROWS_CHECKED = 3
+_TOLERANCE = 1e-3
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """How models are served.
+
+    Attributes:
+        policy: which devices may be used; the package's own or the `RLX_*` variables by default.
+        batch: the limits of each model's queue.
+        require_signature: PEM file of the key that must have signed packages.
+        signed_only: whether models without a signature are refused, ONNX files among them.
+        devices: how many devices of the ranking run a model at the same time.
+    """
+
+    policy: DevicePolicy | None = None
+    batch: BatchOptions = field(default_factory=BatchOptions)
+    require_signature: str | None = None
+    signed_only: bool = False
+    devices: int = 8
+
+
+@dataclass
+class Counter:
+    """How often something happened, and how long it took in all, in ns."""
+
+    count: int = 0
+    ns: int = 0
+
+    def add(self, ns: int, count: int = 1) -> None:
+        """Count something that took so long."""
+        self.count += count
+        self.ns += ns
+
+
+@dataclass
+class Statistics:
+    """What a model did since it was loaded, in the terms of Triton's statistics extension."""
+
+    last_ms: int = 0
+    inferences: int = 0
+    executions: int = 0
+    spans: dict[str, Counter] = field(
+        default_factory=lambda: {
+            name: Counter() for name in ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output")
+        }
+    )
+    batches: dict[int, dict[str, Counter]] = field(default_factory=dict)
+    devices: dict[str, int] = field(default_factory=dict)
+
+    def answered(self, times: Times, total_ns: int) -> None:
+        """Count a request that was answered."""
+        self.last_ms = time.time_ns() // 1_000_000
+        self.inferences += 1
+        found = {"success": total_ns, "queue": times.queue_ns, "compute_input": times.input_ns}
+        found |= {"compute_infer": times.infer_ns, "compute_output": times.output_ns}
+        for name, ns in found.items():
+            self.spans[name].add(ns)
+
+    def ran(self, device: Device, rows: int, requests: int, times: Times) -> None:
+        """Count a batch that was run."""
+        self.executions += 1
+        self.devices[device.label] = self.devices.get(device.label, 0) + requests
+        spans = self.batches.setdefault(rows, {name: Counter() for name in list(self.spans)[3:]})
+        for name, ns in zip(spans, (times.input_ns, times.infer_ns, times.output_ns), strict=True):
+            spans[name].add(ns)
+
+
+class ServedModel:
+    """A version of a model that answers requests. It belongs to one event loop; opening it may take seconds.
+
+    Args:
+        name: its name.
+        version: its version.
+        runner: the graph on the devices; closed with the model.
+        options: how it is served.
+
+    Raises:
+        ServingError: an input or output is of a type that the protocol cannot carry.
+        NoViableDeviceError: no device may run it.
+    """
+
+    def __init__(self, name: str, version: str, runner: GraphDevices, options: ServeOptions) -> None:
+        self.name, self.version = name, version
+        self.runner = runner
+        self.statistics = Statistics()
+        graph = runner.graph
+        self.inputs = {value.name: value.type for value in graph.inputs}
+        named = dict(zip(graph.output_names, graph.outputs, strict=True))
+        self.outputs = {name: value.type for name, value in named.items()}
+        self.input_types = {name: datatype_of(kind, name) for name, kind in self.inputs.items()}
+        self.output_types = {name: datatype_of(kind, name) for name, kind in self.outputs.items()}
+        lanes, self.left_out = _lanes(runner, options)
+        if not lanes:
+            blockers = [(device, reason) for device, reason in self.left_out]
+            raise NoViableDeviceError(f"no device may serve {name!r}:", blockers)
+        self.batched_along = batch_dim(graph) if options.batch.max_batch > 1 else None
+        if self.batched_along is not None and not _rows_are_independent(lanes[0], graph):
+            _log.info("%s is not batched: a row's result depends on the other rows", name)
+            self.batched_along = None
+        self.scheduler = Scheduler(
+            lanes, batched=self.batched_along is not None, options=options.batch, on_batch=self.statistics.ran
+        )
+
+    async def infer(self, request: InferRequest) -> Answer:
+        """Return the outputs that a request asks for.
+
+        Raises:
+            ServingError: the request does not fit the model, or its queue refuses it.
+            RlxError: the run failed.
+        """
+        begun_ns = time.perf_counter_ns()
+        try:
+            self._check(request)
+            wanted = None if request.outputs is None else tuple(output.name for output in request.outputs)
+            found = await self.scheduler.submit(
+                request.inputs, wanted, priority=request.priority, timeout_s=request.timeout_s
+            )
+        except RlxError:
+            self.statistics.spans["fail"].add(time.perf_counter_ns() - begun_ns)
+            raise
+        self.statistics.answered(found.times, time.perf_counter_ns() - begun_ns)
+        return found
+
+    def metadata(self, versions: Sequence[str]) -> dict[str, Any]:
+        """Return the model's metadata in the protocol's form."""
+        sides = {"inputs": (self.inputs, self.input_types), "outputs": (self.outputs, self.output_types)}
+        return {
+            "name": self.name,
+            "versions": list(versions),
+            "platform": "onnxruntime_onnx",
+            **{
+                side: [
+                    {"name": name, "datatype": types[name], "shape": _open_shape(kind)} for name, kind in kinds.items()
+                ]
+                for side, (kinds, types) in sides.items()
+            },
+        }
+
+    def config(self) -> dict[str, Any]:
+        """Return the model's configuration in the form of Triton's extension."""
+        batched = self.batched_along is not None
+
+        def tensors(kinds: Mapping[str, Any], types: Mapping[str, str]) -> list[dict[str, Any]]:
+            names = {"BYTES": "STRING"}
+            return [
+                {
+                    "name": name,
+                    "data_type": f"TYPE_{names.get(types[name], types[name])}",
+                    "dims": _open_shape(kind)[1 if batched else 0 :],
+                }
+                for name, kind in kinds.items()
+            ]
+
+        return {
+            "name": self.name,
+            "platform": "onnxruntime_onnx",
+            "backend": "onnxruntime",
+            "max_batch_size": self.scheduler.options.max_batch if batched else 0,
+            "input": tensors(self.inputs, self.input_types),
+            "output": tensors(self.outputs, self.output_types),
+            "instance_group": [
+                {"name": lane.device.label, "kind": "KIND_CPU" if lane.device == Device.CPU else "KIND_GPU", "count": 1}
+                for lane in self.scheduler.lanes
+            ],
+            **({"dynamic_batching": {}} if batched else {}),
+        }
+
+    async def close(self) -> None:
+        """Answer the requests that were accepted, then close the sessions."""
+        await self.scheduler.close()
+        await asyncio.to_thread(self.runner.close)
+
+    def _check(self, request: InferRequest) -> None:
+        missing = [name for name in self.inputs if name not in request.inputs]
+        unknown = [name for name in request.inputs if name not in self.inputs]
+        if missing or unknown:
+            raise ServingError(
+                f"{self.name} takes {', '.join(self.inputs) or 'no inputs'}"
+                + (f"; missing: {', '.join(missing)}" if missing else "")
+                + (f"; unknown: {', '.join(unknown)}" if unknown else ""),
+                400,
+            )
+        for name, array in request.inputs.items():
+            kind = self.inputs[name]
+            if isinstance(kind, TensorType) and not _fits(kind, array):
+                raise ServingError(
+                    f"input {name!r} of {self.name} is {self.input_types[name]} {_open_shape(kind)}; "
+                    f"given: {array.dtype} {list(array.shape)}",
+                    400,
+                )
+        if self.batched_along is not None:
+            rows = {array.shape[0] for array in request.inputs.values()}
+            if len(rows) > 1 or rows == {0}:
+                raise ServingError(f"the inputs have {sorted(rows)} rows; {self.name} takes as many of each", 400)
+        for output in request.outputs or ():
+            if output.name not in self.outputs:
+                raise ServingError(f"{self.name} has no output {output.name!r}; it has {', '.join(self.outputs)}", 400)
+
+
+@dataclass
+class Entry:
+    """A model of a repository: where its versions are, and those that are loaded.
+
+    Attributes:
+        paths: version -> its file or folder.
+        loaded: version -> the model that answers.
+        reason: why it is not loaded, empty if it is.
+    """
+
+    paths: dict[str, Path]
+    loaded: dict[str, ServedModel] = field(default_factory=dict)
+    reason: str = ""
+
+
+class Repository:
+    """The models that an operator named. No name of a request ever becomes a path.
+
+    Args:
+        sources: model files, packages, and folders that hold them; a folder may have Triton's layout,
+            NAME/VERSION/model.onnx.
+        options: how they are served.
+
+    Raises:
+        ConversionError: a source is no model, or two models have one name.
+    """
+
+    def __init__(self, sources: Sequence[Path], options: ServeOptions | None = None) -> None:
+        self.options = options or ServeOptions()
+        self._sources = list(sources)
+        self._changing = asyncio.Lock()
+        self.entries: dict[str, Entry] = {}
+        for name, version, path in self._found():
+            entry = self.entries.setdefault(name, Entry({}))
+            if version in entry.paths:
+                raise ConversionError(f"{path} and {entry.paths[version]} are both version {version} of {name!r}")
+            entry.paths[version] = path
+
+    @property
+    def ready(self) -> bool:
+        """Whether every model that was named is loaded."""
+        return all(entry.loaded for entry in self.entries.values())
+
+    async def load_all(self) -> None:
+        """Load every model; one that fails keeps its reason, and the others are loaded."""
+        for name in list(self.entries):
+            try:
+                await self.load(name)
+            except RlxError as err:
+                _log.error("%s is not served: %s", name, err)
+
+    async def load(self, name: str) -> None:
+        """Load the versions of a model that are on disk now; requests go to the old ones until then.
+
+        Raises:
+            ServingError: there is no such model (404), or it is refused.
+            RlxError: it cannot be opened.
+        """
+        async with self._changing:
+            paths = {version: path for found, version, path in self._found() if found == name}
+            if not paths:
+                raise ServingError(f"there is no model {name!r} in the repository", 404)
+            entry = self.entries.setdefault(name, Entry(paths))
+            made: dict[str, ServedModel] = {}
+            try:
+                for version, path in paths.items():
+                    made[version] = await asyncio.to_thread(self._opened, name, version, path)
+            except Exception as err:
+                entry.reason = str(err)
+                for model in made.values():
+                    await model.close()
+                raise
+            old, entry.paths, entry.loaded, entry.reason = entry.loaded, paths, made, ""
+        for model in old.values():
+            await model.close()
+
+    async def unload(self, name: str) -> None:
+        """Stop serving a model once the requests that were accepted are answered.
+
+        Raises:
+            ServingError: there is no such model (404).
+        """
+        async with self._changing:
+            entry = self.entries.get(name)
+            if entry is None:
+                raise ServingError(f"there is no model {name!r} in the repository", 404)
+            old, entry.loaded, entry.reason = entry.loaded, {}, "unloaded"
+        for model in old.values():
+            await model.close()
+
+    async def close(self) -> None:
+        """Drain and close every model."""
+        for name in list(self.entries):
+            await self.unload(name)
+
+    def find(self, name: str, version: str = "") -> ServedModel:
+        """Return a loaded model, its newest version by default.
+
+        Raises:
+            ServingError: there is none of that name or version (404), or it is not loaded (503).
+        """
+        entry = self.entries.get(name)
+        if entry is None:
+            raise ServingError(f"there is no model {name!r}; known: {', '.join(self.entries) or 'none'}", 404)
+        if not entry.loaded:
+            raise ServingError(f"model {name!r} is not ready: {entry.reason or 'it is being loaded'}", 503)
+        if version and version not in entry.loaded:
+            raise ServingError(f"model {name!r} has no version {version!r}; it has {', '.join(entry.loaded)}", 404)
+        return entry.loaded[version or max(entry.loaded, key=_version_order)]
+
+    def index(self, *, ready_only: bool = False) -> list[dict[str, str]]:
+        """Return the repository index of Triton's extension."""
+        rows = []
+        for name, entry in self.entries.items():
+            for version in entry.paths:
+                loaded = version in entry.loaded
+                if loaded or not ready_only:
+                    state = {"state": "READY" if loaded else "UNAVAILABLE", "reason": "" if loaded else entry.reason}
+                    rows.append({"name": name, "version": version, **state})
+        return rows
+
+    def models(self) -> Iterator[ServedModel]:
+        """Yield every loaded version of every model."""
+        for entry in self.entries.values():
+            yield from entry.loaded.values()
+
+    def _found(self) -> Iterator[tuple[str, str, Path]]:
+        """Yield name, version and path of every model of the sources."""
+        for source in self._sources:
+            if source.is_file() or source.suffix == ".ortpackage":
+                yield _model_name(source), "1", source
+                continue
+            if not source.is_dir():
+                raise ConversionError(f"{source} is neither a model nor a folder of models")
+            for path in sorted(source.iterdir()):
+                if path.suffix in _MODEL_SUFFIXES:
+                    yield _model_name(path), "1", path
+                elif path.is_dir():
+                    for version in sorted(path.iterdir()):
+                        file = next(
+                            (version / f"model{end}" for end in _MODEL_SUFFIXES if (version / f"model{end}").exists()),
+                            None,
+                        )
+                        if version.name.isdigit() and file is not None:
+                            yield _model_name(path), version.name, file
+
+    def _opened(self, name: str, version: str, path: Path) -> ServedModel:
+        options = self.options
+        if path.suffix == ".ortpackage":
+            if options.signed_only and options.require_signature is None:
+                raise ServingError(f"{path.name}: only signed packages are served; give the key with --key", 403)
+            runner: GraphDevices = open_package(path, options.policy, require_signature=options.require_signature)
+        elif options.signed_only:
+            raise ServingError(f"{path.name} is no package; only signed packages are served", 403)
+        else:
+            runner = load(path, options.policy, CompileOptions(placement=PlacementRule.ASSISTED))
+        try:
+            return ServedModel(name, version, runner, options)
+        except BaseException:
+            runner.close()
+            raise
+
+
+def _model_name(path: Path) -> str:
+    name = path.name.removesuffix(path.suffix) if path.suffix in _MODEL_SUFFIXES else path.name
+    if not _NAME.fullmatch(name):
+        raise ConversionError(f"{path}: a served model is named by letters, digits, '.', '_' and '-'; rename it")
+    return name
+
+
+def _version_order(version: str) -> tuple[int, str]:
+    return (int(version), "") if version.isdigit() else (-1, version)
+
+
+def _lanes(runner: GraphDevices, options: ServeOptions) -> tuple[list[Lane], list[tuple[Device, str]]]:
+    """Return the devices that run a model, each warmed by a run, and why others do not."""
+    graph, dim = runner.graph, batch_dim(runner.graph)
+    lanes, left_out = list[Lane](), list[tuple[Device, str]]()
+    seen: set[str] = set()
+    for row in runner.rank():
+        device = row.device
+        if row.blocker is not None:
+            left_out.append((device, row.blocker))
+            continue
+        place = f"{row.hardware} {device.index}" if row.hardware and device != Device.CPU else device.label
+        if len(lanes) == options.devices or place in seen:  # gpu, vulkan and webgpu are one device
+            continue
+        predict = _predictor(graph, device, dim, row.predicted_ns, runner.options)
+        lane = Lane(device, functools.partial(_run, runner, device), predict, options.batch.max_batch)
+        try:
+            rows = 1
+            begun_ns = time.perf_counter_ns()
+            lane.run(_made_up(graph, rows), None)  # opens the session
+            begun_ns = time.perf_counter_ns()
+            lane.run(_made_up(graph, rows), None)
+            lane.learn(rows, time.perf_counter_ns() - begun_ns)
+        except InputError:
+            pass  # made-up inputs do not fit; the first request warms it
+        except RlxError as err:
+            left_out.append((device, str(err)))
+            lane.worker.close()
+            continue
+        seen.add(place)
+        lanes.append(lane)
+    return lanes, left_out
+
+
+def _predictor(
+    graph: Graph, device: Device, dim: str | None, once_ns: float | None, options: CompileOptions
+) -> Callable[[int], float | None]:
+    if dim is None:
+        return lambda rows: once_ns
+    return batch_curve(graph, device, dim, options).ns
+
+
+def _run(
+    runner: GraphDevices, device: Device, inputs: Mapping[str, Array], wanted: Sequence[str] | None
+) -> dict[str, Array]:
+    names = runner.graph.output_names
+    if wanted is None:
+        return dict(zip(names, runner.run(device, inputs), strict=True))
+    compiled = runner.compile(device)
+    results = compiled.run_read_outputs(inputs, [names.index(name) for name in wanted])
+    return dict(zip(wanted, results, strict=True))
+
+
+def _made_up(graph: Graph, rows: int) -> dict[str, Array]:
+    """Return inputs for warming: floats of 0 to 1, integers of 0, each row its own; dims without a size count as 8."""
+    draw = np.random.default_rng(0)
+    found = {}
+    for value in graph.inputs:
+        kind = value.type
+        if not isinstance(kind, TensorType) or kind.shape is None:
+            raise InputError(f"nothing is made up for input {value.name!r}")
+        first = kind.shape[0] if kind.shape else None
+        shape = [
+            dim if isinstance(dim, int) else rows if dim == first and at == 0 else 8
+            for at, dim in enumerate(kind.shape)
+        ]
+        if kind.dtype is DType.STRING:
+            found[value.name] = np.full(shape, "a", object)
+        else:
+            numbers = draw.random(shape) if kind.dtype.is_float else np.zeros(shape)
+            found[value.name] = np.asarray(numbers).astype(kind.dtype.numpy)
+    return found
+
+
+def _rows_are_independent(lane: Lane, graph: Graph) -> bool:
+    """Return whether rows give the same results alone as in a batch, judged by a run of made-up ones."""
+    try:
+        inputs = _made_up(graph, _ROWS_CHECKED)
+        together = lane.run(inputs, None)
+        for row in range(_ROWS_CHECKED):
+            alone = lane.run({name: array[row : row + 1] for name, array in inputs.items()}, None)
+            for name, array in alone.items():
+                if array.shape[:1] != (1,) or together[name].shape != (_ROWS_CHECKED, *array.shape[1:]):
+                    return False
+                if not _close(array[0], together[name][row]):
+                    return False
+    except RlxError:
+        return False  # made-up inputs do not fit the model, so nothing is known
+    return True
+
+
+def _close(one: Array, other: Array) -> bool:
+    if one.dtype == object or one.dtype.kind in "biu":
+        return bool(np.array_equal(one, other))
+    one, other = one.astype(np.float64), other.astype(np.float64)
+    scale = max(float(np.max(np.abs(one), initial=0.0)), 1e-30)
+    return bool(np.allclose(one, other, rtol=0, atol=_TOLERANCE * scale, equal_nan=True))
+
+
+def _fits(kind: TensorType, array: Array) -> bool:
+    if array.dtype != (np.dtype(object) if kind.dtype is DType.STRING else kind.dtype.numpy):
+        return False
+    if kind.shape is None:
+        return True
+    return len(kind.shape) == array.ndim and all(
+        not isinstance(dim, int) or dim == size for dim, size in zip(kind.shape, array.shape, strict=True)
+    )
+
+
+def _open_shape(kind: Any) -> list[int]:
+    shape = kind.shape if isinstance(kind, TensorType) else None
+    return [] if shape is None else [dim if isinstance(dim, int) else -1 for dim in shape]

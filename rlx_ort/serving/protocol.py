@@ -1,0 +1,353 @@
+"""The Open Inference Protocol (v2): tensors and requests as JSON with binary parts, and its errors.
+
+The protocol: https://github.com/kserve/open-inference-protocol. Triton's extension for binary tensors:
+https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_binary_data.md
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from rlx_ort.errors import ServingError
+from rlx_ort.ir.dtype import DType
+from rlx_ort.ir.types import TensorType, ValueType
+
+Array: TypeAlias = npt.NDArray[Any]
+
+DATATYPES: Mapping[DType, str] = MappingProxyType(
+    {
+        DType.BOOL: "BOOL",
+        DType.U8: "UINT8",
+        DType.U16: "UINT16",
+        DType.U32: "UINT32",
+        DType.U64: "UINT64",
+        DType.I8: "INT8",
+        DType.I16: "INT16",
+        DType.I32: "INT32",
+        DType.I64: "INT64",
+        DType.F16: "FP16",
+        DType.BF16: "BF16",
+        DType.F32: "FP32",
+        DType.F64: "FP64",
+        DType.STRING: "BYTES",
+    }
+)
+"""Our dtype -> the protocol's name."""
+
+_DTYPES = {name: dtype for dtype, name in DATATYPES.items()}
+_NUMBERS = "biuf"  # numpy's kinds of what JSON numbers and booleans become
+_LENGTH_BYTES = 4  # before each element of a binary BYTES tensor
+_MOST_TENSORS = 1024
+_LONGEST_NAME = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class WantedOutput:
+    """An output that a request asks for, and whether its data is to be binary."""
+
+    name: str
+    binary: bool = False
+
+
+@dataclass(slots=True)
+class InferRequest:
+    """A request for one inference.
+
+    Attributes:
+        inputs: name -> data.
+        outputs: what is wanted; None for all.
+        id: the client's name for it, returned with the answer.
+        parameters: those of the request; returned where the protocol says so.
+        binary: whether outputs that are not named are binary.
+        priority: the smaller, the earlier it runs; 0 is the default priority.
+        timeout_s: how long it may wait to be run, in seconds; None for the server's limit.
+    """
+
+    inputs: dict[str, Array]
+    outputs: tuple[WantedOutput, ...] | None = None
+    id: str = ""
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    binary: bool = False
+    priority: int = 0
+    timeout_s: float | None = None
+
+
+def datatype_of(kind: ValueType, name: str) -> str:
+    """Return the protocol's name of a tensor's type.
+
+    Raises:
+        ServingError: the protocol has none.
+    """
+    found = DATATYPES.get(kind.dtype) if isinstance(kind, TensorType) else None
+    if found is None:
+        raise ServingError(f"{name!r} is {kind}, which the inference protocol cannot carry", 400)
+    return found
+
+
+def parse_request(body: memoryview, header_bytes: int | None) -> InferRequest:
+    """Return the request of a body: JSON, and behind its first `header_bytes` the binary data of inputs.
+
+    Raises:
+        ServingError: the body is no request.
+    """
+    if header_bytes is not None and not 0 <= header_bytes <= len(body):
+        raise ServingError(f"the header is said to take {header_bytes} bytes, and the body has {len(body)}", 400)
+    text = body if header_bytes is None else body[:header_bytes]
+    document = _document(text)
+    rest = body[len(text) :]
+    inputs: dict[str, Array] = {}
+    at = 0
+    for entry in _entries(document, "inputs"):
+        name, shape, dtype = _described(entry)
+        if name in inputs:
+            raise ServingError(f"input {name!r} is given twice", 400)
+        parameters = _mapping(entry, "parameters")
+        _refuse_shared_memory(name, parameters)
+        size = parameters.get("binary_data_size")
+        if size is None:
+            if "data" not in entry:
+                raise ServingError(f"input {name!r} has no data", 400)
+            inputs[name] = array_of(name, shape, dtype, entry["data"])
+            continue
+        if "data" in entry:
+            raise ServingError(f"input {name!r} has both data and binary_data_size", 400)
+        if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= len(rest) - at:
+            raise ServingError(
+                f"input {name!r} has binary_data_size {size!r}, and {len(rest) - at} bytes are left", 400
+            )
+        inputs[name] = array_from_bytes(name, shape, dtype, rest[at : at + size])
+        at += size
+    if at != len(rest):
+        raise ServingError(f"{len(rest) - at} bytes behind the binary data of the inputs are of no input", 400)
+    return request_of(inputs, document)
+
+
+def request_of(inputs: dict[str, Array], document: Mapping[str, Any]) -> InferRequest:
+    """Return the request with these inputs; its outputs and parameters come from the document."""
+    parameters = _mapping(document, "parameters")
+    binary = _flag(parameters, "binary_data_output")
+    outputs = None
+    if document.get("outputs"):
+        outputs = tuple(_wanted(entry, binary) for entry in _entries(document, "outputs"))
+        if len({output.name for output in outputs}) != len(outputs):
+            raise ServingError("an output is asked for twice", 400)
+    id = document.get("id", "")
+    if not isinstance(id, str):
+        raise ServingError(f"the request's id is {id!r}, not a text", 400)
+    for key in ("sequence_id", "sequence_start", "sequence_end"):
+        if parameters.get(key):
+            raise ServingError(f"the parameter {key} is for stateful models, which are not served", 400)
+    priority, timeout_us = (_whole(parameters, key) for key in ("priority", "timeout"))
+    timeout_s = timeout_us / 1e6 if timeout_us else None
+    return InferRequest(inputs, outputs, id, parameters, binary, priority, timeout_s)
+
+
+def array_of(name: str, shape: Sequence[int], dtype: DType, data: Any) -> Array:
+    """Return JSON data, flat or nested, as an array.
+
+    Raises:
+        ServingError: it has other elements than the type or the shape says.
+    """
+    flat = list(_flattened(data, name))
+    if len(flat) != math.prod(shape):
+        raise ServingError(f"input {name!r} has {len(flat)} elements, and its shape {list(shape)} has others", 400)
+    if dtype is DType.STRING:
+        if not all(isinstance(item, str) for item in flat):
+            raise ServingError(f"input {name!r} is BYTES and holds other JSON values than texts", 400)
+        return np.array(flat, object).reshape(shape)
+    wanted = (bool,) if dtype is DType.BOOL else (int,) if dtype.is_integer else (int, float)
+    if not all(isinstance(item, wanted) and (dtype is DType.BOOL or not isinstance(item, bool)) for item in flat):
+        raise ServingError(f"input {name!r} is {DATATYPES[dtype]} and holds other JSON values", 400)
+    try:
+        return np.array(flat, dtype.numpy).reshape(shape)
+    except (OverflowError, ValueError, TypeError) as err:
+        raise ServingError(f"input {name!r} does not fit {DATATYPES[dtype]}: {err}", 400) from err
+
+
+def array_from_bytes(name: str, shape: Sequence[int], dtype: DType, data: memoryview) -> Array:
+    """Return binary data, little-endian in C order, as an array; it shares memory with the data where that is aligned.
+
+    Raises:
+        ServingError: it has another size than the type and shape say.
+    """
+    elements = math.prod(shape)
+    if dtype is DType.STRING:
+        texts = list(_texts(name, data))
+        if len(texts) != elements:
+            raise ServingError(f"input {name!r} has {len(texts)} elements, and its shape {list(shape)} has others", 400)
+        return np.array(texts, object).reshape(shape)
+    if len(data) != dtype.nbytes(elements):
+        raise ServingError(
+            f"input {name!r} has {len(data)} bytes; {DATATYPES[dtype]} {list(shape)} takes {dtype.nbytes(elements)}",
+            400,
+        )
+    array = np.frombuffer(data, dtype.numpy).reshape(shape)
+    return array if array.flags.aligned else array.copy()
+
+
+def bytes_of(array: Array) -> bytes:
+    """Return an array as the protocol's binary data."""
+    if array.dtype != object:
+        return np.ascontiguousarray(array).tobytes()
+    pieces = []
+    for item in array.ravel():
+        text = item if isinstance(item, bytes) else str(item).encode()
+        pieces += [len(text).to_bytes(_LENGTH_BYTES, "little"), text]
+    return b"".join(pieces)
+
+
+def answer(
+    request: InferRequest, model: str, version: str, outputs: Mapping[str, Array], datatypes: Mapping[str, str]
+) -> tuple[bytes, list[bytes]]:
+    """Return the JSON of an answer and the binary parts behind it, in order."""
+    entries, parts = [], list[bytes]()
+    wanted = request.outputs or tuple(WantedOutput(name, request.binary) for name in outputs)
+    for output in wanted:
+        array = outputs[output.name]
+        entry: dict[str, Any] = {"name": output.name, "datatype": datatypes[output.name], "shape": list(array.shape)}
+        if output.binary:
+            parts.append(bytes_of(array))
+            entry["parameters"] = {"binary_data_size": len(parts[-1])}
+        else:
+            entry["data"] = _json_data(array, output.name)
+        entries.append(entry)
+    document: dict[str, Any] = {"model_name": model, "model_version": version, "outputs": entries}
+    if request.id:
+        document["id"] = request.id
+    return json.dumps(document, separators=(",", ":"), allow_nan=False).encode(), parts
+
+
+def _json_data(array: Array, name: str) -> list[Any]:
+    flat = array.ravel()
+    if array.dtype == object:
+        return [item.decode(errors="replace") if isinstance(item, bytes) else str(item) for item in flat]
+    if array.dtype.kind not in _NUMBERS:  # float types of ml_dtypes
+        flat = flat.astype(np.float32)
+    if flat.dtype.kind == "f" and not np.isfinite(flat).all():
+        raise ServingError(f"output {name!r} holds NaN or infinity, which JSON cannot carry; ask for binary data", 400)
+    found: list[Any] = flat.tolist()
+    return found
+
+
+def _document(text: memoryview) -> dict[str, Any]:
+    try:
+        document = json.loads(bytes(text))
+    except (ValueError, RecursionError) as err:
+        raise ServingError(f"the request is no JSON: {err}", 400) from err
+    if not isinstance(document, dict):
+        raise ServingError("the request is no JSON object", 400)
+    return document
+
+
+def _entries(document: Mapping[str, Any], key: str) -> Sequence[dict[str, Any]]:
+    entries = document.get(key)
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise ServingError(f"{key!r} is no list of objects", 400)
+    if len(entries) > _MOST_TENSORS:
+        raise ServingError(f"{key!r} has {len(entries)} entries; {_MOST_TENSORS} are allowed", 400)
+    return entries
+
+
+def _described(entry: Mapping[str, Any]) -> tuple[str, tuple[int, ...], DType]:
+    name, shape, datatype = entry.get("name"), entry.get("shape"), entry.get("datatype")
+    if not isinstance(name, str) or not 0 < len(name) <= _LONGEST_NAME:
+        raise ServingError("an input has no name", 400)
+    return name, checked_shape(name, shape), checked_dtype(name, datatype)
+
+
+def checked_shape(name: str, shape: object) -> tuple[int, ...]:
+    """Return a shape of whole sizes that are not negative.
+
+    Raises:
+        ServingError: it is none.
+    """
+    sizes = list(shape) if isinstance(shape, Iterable) and not isinstance(shape, str | Mapping) else None
+    if sizes is None or not all(type(size) is int and 0 <= size < 1 << 40 for size in sizes) or len(sizes) > 32:
+        raise ServingError(f"the shape of {name!r} is {shape!r}, not a list of sizes", 400)
+    return tuple(sizes)
+
+
+def checked_dtype(name: str, datatype: object) -> DType:
+    """Return the dtype of the protocol's name.
+
+    Raises:
+        ServingError: there is no such name.
+    """
+    dtype = _DTYPES.get(datatype) if isinstance(datatype, str) else None
+    if dtype is None:
+        raise ServingError(f"the datatype of {name!r} is {datatype!r}; known: {', '.join(_DTYPES)}", 400)
+    return dtype
+
+
+def _wanted(entry: Mapping[str, Any], binary: bool) -> WantedOutput:
+    name, parameters = entry.get("name"), _mapping(entry, "parameters")
+    if not isinstance(name, str):
+        raise ServingError("an output has no name", 400)
+    _refuse_shared_memory(name, parameters)
+    if parameters.get("classification"):
+        raise ServingError(f"output {name!r}: the classification extension is not supported; take the scores", 400)
+    return WantedOutput(name, _flag(parameters, "binary_data", binary))
+
+
+def _refuse_shared_memory(name: str, parameters: Mapping[str, Any]) -> None:
+    if any(key.startswith("shared_memory") for key in parameters):
+        raise ServingError(f"{name!r} is in shared memory, which this server never reads; send the data", 400)
+
+
+def _mapping(entry: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    found = entry.get(key)
+    if found is not None and not isinstance(found, dict):
+        raise ServingError(f"{key!r} is no object", 400)
+    return found or {}
+
+
+def _flag(parameters: Mapping[str, Any], key: str, default: bool = False) -> bool:
+    found = parameters.get(key, default)
+    if not isinstance(found, bool):
+        raise ServingError(f"the parameter {key} is {found!r}, not true or false", 400)
+    return found
+
+
+def _whole(parameters: Mapping[str, Any], key: str) -> int:
+    found = parameters.get(key, 0)
+    if type(found) is not int or not 0 <= found < 1 << 62:
+        raise ServingError(f"the parameter {key} is {found!r}, not a whole number from 0", 400)
+    return found
+
+
+def _flattened(data: Any, name: str, depth: int = 0) -> Iterator[Any]:
+    if not isinstance(data, list):
+        if depth == 0:
+            raise ServingError(f"the data of input {name!r} is no list", 400)
+        yield data
+        return
+    if depth > 32:
+        raise ServingError(f"the data of input {name!r} is nested too deeply", 400)
+    for item in data:
+        if isinstance(item, list):
+            yield from _flattened(item, name, depth + 1)
+        else:
+            yield item
+
+
+def _texts(name: str, data: memoryview) -> Iterator[str]:
+    at = 0
+    while at < len(data):
+        end = at + _LENGTH_BYTES + int.from_bytes(data[at : at + _LENGTH_BYTES], "little")
+        if at + _LENGTH_BYTES > len(data) or end > len(data):
+            raise ServingError(f"input {name!r} ends within an element", 400)
+        try:
+            yield bytes(data[at + _LENGTH_BYTES : end]).decode()
+        except UnicodeDecodeError as err:
+            raise ServingError(
+                f"input {name!r} holds an element that is no UTF-8, which ONNX strings are", 400
+            ) from err
+        at = end

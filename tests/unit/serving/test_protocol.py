@@ -1,0 +1,155 @@
+"""The protocol's requests and tensors: what is read, what is written, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from rlx_ort.errors import ServingError
+from rlx_ort.ir.dtype import DType
+from rlx_ort.serving.protocol import (
+    DATATYPES,
+    InferRequest,
+    WantedOutput,
+    answer,
+    array_from_bytes,
+    bytes_of,
+    parse_request,
+)
+
+NUMBERS = [dtype for dtype in DATATYPES if dtype is not DType.STRING]
+
+
+def parsed(document: Any, binary: bytes = b"") -> InferRequest:
+    """Return the request of a document with binary data behind it."""
+    text = json.dumps(document).encode()
+    return parse_request(memoryview(text + binary), len(text) if binary else None)
+
+
+def one_input(**fields: Any) -> dict[str, Any]:
+    """Return a document with one input of two floats, changed by the fields."""
+    return {"inputs": [{"name": "x", "shape": [2], "datatype": "FP32", "data": [1, 2.5], **fields}]}
+
+
+def test_json_data_becomes_an_array() -> None:
+    """Flat and nested lists are the same."""
+    for data in ([1, 2, 3, 4], [[1, 2], [3, 4]]):
+        found = parsed(one_input(shape=[2, 2], data=data)).inputs["x"]
+        assert found.dtype == np.float32
+        assert found.tolist() == [[1, 2], [3, 4]]
+
+
+@pytest.mark.parametrize("dtype", NUMBERS)
+def test_binary_data_of_each_type_comes_back(dtype: DType) -> None:
+    """The bytes of an array make the same array."""
+    array = np.array([[0, 1, 1], [1, 0, 1]]).astype(dtype.numpy)
+    document = one_input(shape=[2, 3], datatype=DATATYPES[dtype], parameters={"binary_data_size": array.nbytes})
+    del document["inputs"][0]["data"]
+    found = parsed(document, bytes_of(array)).inputs["x"]
+    assert found.dtype == array.dtype
+    np.testing.assert_array_equal(found, array)
+
+
+def test_texts_travel_with_their_length() -> None:
+    """Four bytes, little-endian, before each element: Triton's form of BYTES."""
+    array = np.array(["", "ä€", "x" * 300], object)
+    data = bytes_of(array)
+    assert data[:6] == b"\0\0\0\0\5\0"
+    assert array_from_bytes("x", (3,), DType.STRING, memoryview(data)).tolist() == array.tolist()
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        ([], "no JSON object"),
+        ({}, "no list of objects"),
+        ({"inputs": [1]}, "no list of objects"),
+        (one_input(name=""), "has no name"),
+        (one_input(shape=[3]), "2 elements"),
+        (one_input(shape=[-1]), "not a list of sizes"),
+        (one_input(shape=[True, 2]), "not a list of sizes"),
+        (one_input(shape="22"), "not a list of sizes"),
+        (one_input(datatype="FP31"), "known: BOOL"),
+        (one_input(data=[1, "a"]), "other JSON values"),
+        (one_input(data=[1, None]), "other JSON values"),
+        (one_input(data=5), "no list"),
+        (one_input(datatype="UINT8", data=[1, 256]), "does not fit UINT8"),
+        (one_input(datatype="INT64", data=[1, 2.5]), "other JSON values"),
+        (one_input(datatype="INT64", data=[1, 1 << 80]), "does not fit INT64"),
+        (one_input(datatype="BOOL", data=[1, 0]), "other JSON values"),
+        (one_input(datatype="BYTES", data=["a", 1]), "other JSON values"),
+        (one_input(parameters={"binary_data_size": 8}), "both data and"),
+        (one_input(parameters=3), "no object"),
+        (one_input(parameters={"shared_memory_region": "r"}), "never reads"),
+        ({"inputs": [*one_input()["inputs"]] * 2}, "given twice"),
+        ({**one_input(), "id": 3}, "not a text"),
+        ({**one_input(), "parameters": {"sequence_id": 3}}, "stateful"),
+        ({**one_input(), "parameters": {"priority": -1}}, "whole number"),
+        ({**one_input(), "parameters": {"binary_data_output": 1}}, "not true or false"),
+        ({**one_input(), "outputs": [{"name": "y"}, {"name": "y"}]}, "asked for twice"),
+        ({**one_input(), "outputs": [{"name": "y", "parameters": {"classification": 3}}]}, "not supported"),
+    ],
+)
+def test_what_is_no_request_is_refused(document: Any, message: str) -> None:
+    """Status 400, with what was found."""
+    with pytest.raises(ServingError, match=message) as caught:
+        parsed(document)
+    assert caught.value.status == 400
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"\xff\xfe", b"[" * 100_000])
+def test_what_is_no_json_is_refused(text: bytes) -> None:
+    """Cut, binary and deeply nested text."""
+    with pytest.raises(ServingError, match="no JSON"):
+        parse_request(memoryview(text), None)
+
+
+@pytest.mark.parametrize(
+    ("fields", "binary", "message"),
+    [
+        ({"parameters": {"binary_data_size": 9}}, b"12345678", "8 bytes are left"),
+        ({"parameters": {"binary_data_size": 4}}, b"12345678", "4 bytes"),
+        ({"parameters": {"binary_data_size": True}}, b"1", "bytes are left"),
+        ({"parameters": {"binary_data_size": 8}}, b"123456789", "of no input"),
+        ({"datatype": "BYTES", "parameters": {"binary_data_size": 6}}, b"\4\0\0\0ab", "within an element"),
+        ({"datatype": "BYTES", "parameters": {"binary_data_size": 5}}, b"\1\0\0\0\xff", "no UTF-8"),
+        ({"datatype": "BYTES", "parameters": {"binary_data_size": 5}}, b"\1\0\0\0a", "1 elements"),
+    ],
+)
+def test_binary_data_that_does_not_fit_is_refused(fields: Mapping[str, Any], binary: bytes, message: str) -> None:
+    """Sizes that are not those of the type and shape."""
+    document = one_input(**fields)
+    del document["inputs"][0]["data"]
+    with pytest.raises(ServingError, match=message):
+        parsed(document, binary)
+
+
+def test_an_answer_has_json_and_binary_outputs_side_by_side() -> None:
+    """The binary parts are behind the JSON, in the order of the outputs, with their sizes in it."""
+    request = InferRequest({}, (WantedOutput("a", True), WantedOutput("b")), id="7")
+    outputs = {"a": np.array([1, 2], np.int16), "b": np.array(["x"], object), "c": np.zeros(1)}
+    head, parts = answer(request, "m", "3", outputs, {"a": "INT16", "b": "BYTES", "c": "FP64"})
+    assert json.loads(head) == {
+        "model_name": "m",
+        "model_version": "3",
+        "id": "7",
+        "outputs": [
+            {"name": "a", "datatype": "INT16", "shape": [2], "parameters": {"binary_data_size": 4}},
+            {"name": "b", "datatype": "BYTES", "shape": [1], "data": ["x"]},
+        ],
+    }
+    assert parts == [b"\1\0\2\0"]
+
+
+def test_json_carries_bfloat16_and_refuses_nan() -> None:
+    """Numbers as JSON has them; NaN is no JSON."""
+    request = InferRequest({})
+    head, _ = answer(request, "m", "1", {"y": np.array([1.5], ml_dtypes.bfloat16)}, {"y": "BF16"})
+    assert json.loads(head)["outputs"][0]["data"] == [1.5]
+    with pytest.raises(ServingError, match="ask for binary"):
+        answer(request, "m", "1", {"y": np.array([np.nan], np.float32)}, {"y": "FP32"})

@@ -1,0 +1,272 @@
+"""The queue of a model: what is joined, who runs it, and what happens to requests that fail or wait too long."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlx_ort.device import Device
+from rlx_ort.errors import EngineError, InputError, ServingError
+from rlx_ort.serving.scheduler import Answer, Array, BatchOptions, Lane, Scheduler
+
+CUDA = Device("cuda")
+
+
+class Fake:
+    """A device that doubles its input, takes `ns(rows)`, and keeps the rows of each run."""
+
+    def __init__(self, ns: Callable[[int], float] = lambda rows: 1e6, error: Exception | None = None) -> None:
+        self.ns, self.error = ns, error
+        self.runs: list[int] = []
+        self.gate: threading.Event | None = None
+
+    def __call__(self, inputs: Mapping[str, Array], wanted: Sequence[str] | None) -> dict[str, Array]:
+        self.runs.append(len(inputs["x"]))
+        if self.gate is not None:
+            self.gate.wait(10)
+        time.sleep(self.ns(len(inputs["x"])) / 1e9)
+        if self.error is not None:
+            raise self.error
+        return {"y": inputs["x"] * 2}
+
+
+def lane(fake: Fake, device: Device = Device.CPU, most: int = 64) -> Lane:
+    """Return a lane that predicts what the fake takes."""
+    return Lane(device, fake, fake.ns, most)
+
+
+def rows(count: int, value: float = 1.0, width: int = 3) -> dict[str, Array]:
+    """Return an input of so many rows."""
+    return {"x": np.full((count, width), value, np.float32)}
+
+
+def run(work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+    """Run a coroutine with a limit."""
+    return asyncio.run(asyncio.wait_for(work(), 30))
+
+
+async def held(fake: Fake, scheduler: Scheduler) -> asyncio.Task[Answer]:
+    """Start a request that keeps the device busy until the gate opens."""
+    fake.gate = threading.Event()
+    task = asyncio.create_task(scheduler.submit(rows(1)))
+    while not fake.runs:
+        await asyncio.sleep(0.001)
+    return task
+
+
+def test_what_waits_runs_together() -> None:
+    """Sixteen requests behind a busy device are one batch, and each gets its own rows."""
+
+    async def work() -> None:
+        fake = Fake()
+        scheduler = Scheduler([lane(fake)], batched=True)
+        first = await held(fake, scheduler)
+        later = [asyncio.create_task(scheduler.submit(rows(1, at))) for at in range(16)]
+        await asyncio.sleep(0.01)
+        assert fake.gate is not None
+        fake.gate.set()
+        answers = await asyncio.gather(*later)
+        await first
+        assert fake.runs == [1, 16]
+        assert [float(found.outputs["y"][0, 0]) for found in answers] == [2.0 * at for at in range(16)]
+        assert all(found.outputs["y"].shape == (1, 3) for found in answers)
+        await scheduler.close()
+
+    run(work)
+
+
+def test_a_batch_ends_where_rows_get_no_cheaper() -> None:
+    """A device whose time is proportional to the rows runs them one by one; one with a fixed time takes all."""
+    assert lane(Fake(lambda rows: rows * 1e6)).cap() == 1
+    assert lane(Fake(lambda rows: 1e6)).cap() == 64
+    assert lane(Fake(lambda rows: 1e6 if rows <= 8 else rows * 125e3)).cap() == 8
+
+
+def test_requests_of_other_shapes_are_not_joined() -> None:
+    """Rows of 3 and rows of 5 run in two batches."""
+
+    async def work() -> None:
+        fake = Fake()
+        scheduler = Scheduler([lane(fake)], batched=True)
+        first = await held(fake, scheduler)
+        later = [asyncio.create_task(scheduler.submit(rows(1, width=3 + 2 * (at % 2)))) for at in range(6)]
+        await asyncio.sleep(0.01)
+        assert fake.gate is not None
+        fake.gate.set()
+        answers = await asyncio.gather(first, *later)
+        assert fake.runs == [1, 3, 3]
+        assert [found.outputs["y"].shape[1] for found in answers[1:]] == [3, 5] * 3
+        await scheduler.close()
+
+    run(work)
+
+
+def test_a_failed_batch_runs_again_one_by_one() -> None:
+    """Only the request at fault gets the error."""
+
+    class Picky(Fake):
+        def __call__(self, inputs: Mapping[str, Array], wanted: Sequence[str] | None) -> dict[str, Array]:
+            found = super().__call__(inputs, wanted)
+            if (inputs["x"] == 13).any():
+                raise InputError("13 is refused")
+            return found
+
+    async def work() -> None:
+        fake = Picky()
+        scheduler = Scheduler([lane(fake)], batched=True)
+        first = await held(fake, scheduler)
+        later = [asyncio.create_task(scheduler.submit(rows(1, at))) for at in (1, 13, 2)]
+        await asyncio.sleep(0.01)
+        assert fake.gate is not None
+        fake.gate.set()
+        await first
+        answers = await asyncio.gather(*later, return_exceptions=True)
+        assert [type(found) for found in answers] == [Answer, InputError, Answer]
+        assert fake.runs == [1, 3, 1, 1, 1]
+        await scheduler.close()
+
+    run(work)
+
+
+def test_a_device_that_fails_hands_its_requests_on() -> None:
+    """The other device answers, and the failed one is left out."""
+
+    async def work() -> None:
+        broken, sound = Fake(lambda rows: 1e5, EngineError("lost")), Fake(lambda rows: 5e6)
+        scheduler = Scheduler([lane(broken, CUDA), lane(sound)], batched=True)
+        for _ in range(3):
+            assert (await scheduler.submit(rows(1))).device == Device.CPU
+        assert len(broken.runs) == 1
+        await scheduler.close()
+
+    run(work)
+
+
+def test_the_last_device_raises_its_error() -> None:
+    """A request that every device failed gets the error of the engine."""
+
+    async def work() -> None:
+        scheduler = Scheduler([lane(Fake(error=EngineError("lost")))], batched=True)
+        with pytest.raises(EngineError, match="lost"):
+            await scheduler.submit(rows(1))
+        await scheduler.close()
+
+    run(work)
+
+
+def test_a_slow_device_takes_only_what_it_ends_sooner() -> None:
+    """With the fast device busy for 2 ms, one that needs 50 ms leaves the request to it; one of 1 ms takes it."""
+
+    async def work(slow_ns: float) -> list[int]:
+        fast, slow = Fake(lambda rows: 2e6), Fake(lambda rows: slow_ns)
+        scheduler = Scheduler([lane(fast, CUDA, most=1), lane(slow, most=1)], batched=True)
+        first = asyncio.create_task(scheduler.submit(rows(1)))
+        await asyncio.sleep(0)
+        await scheduler.submit(rows(1))
+        await first
+        await scheduler.close()
+        return slow.runs
+
+    assert run(lambda: work(50e6)) == []
+    assert run(lambda: work(2.1e6)) == [1]
+
+
+def test_a_full_queue_refuses() -> None:
+    """Status 429 once as many wait as may."""
+
+    async def work() -> None:
+        fake = Fake()
+        scheduler = Scheduler([lane(fake)], batched=True, options=BatchOptions(queue_limit=2))
+        first = await held(fake, scheduler)
+        later = [asyncio.create_task(scheduler.submit(rows(1))) for _ in range(2)]
+        await asyncio.sleep(0)
+        with pytest.raises(ServingError) as caught:
+            await scheduler.submit(rows(1))
+        assert caught.value.status == 429
+        assert fake.gate is not None
+        fake.gate.set()
+        await asyncio.gather(first, *later)
+        await scheduler.close()
+
+    run(work)
+
+
+def test_a_request_that_waits_too_long_or_is_cancelled_never_runs() -> None:
+    """Status 504 for one, and the other leaves the queue."""
+
+    async def work() -> None:
+        fake = Fake()
+        scheduler = Scheduler([lane(fake)], batched=True)
+        first = await held(fake, scheduler)
+        gone = asyncio.create_task(scheduler.submit(rows(1)))
+        await asyncio.sleep(0)
+        gone.cancel()
+        with pytest.raises(ServingError) as caught:
+            await scheduler.submit(rows(1), timeout_s=0.02)
+        assert caught.value.status == 504
+        assert fake.gate is not None
+        fake.gate.set()
+        await first
+        await scheduler.submit(rows(1))
+        assert fake.runs == [1, 1]
+        await scheduler.close()
+
+    run(work)
+
+
+def test_priorities_come_first() -> None:
+    """1 runs before 2, and 0, the default, last."""
+
+    async def work() -> None:
+        fake = Fake()
+        scheduler = Scheduler([lane(fake, most=1)], batched=True)
+        first = await held(fake, scheduler)
+        order: list[int] = []
+
+        async def ask(priority: int) -> None:
+            await scheduler.submit(rows(1), priority=priority)
+            order.append(priority)
+
+        later = [asyncio.create_task(ask(priority)) for priority in (0, 2, 1)]
+        await asyncio.sleep(0.005)
+        assert fake.gate is not None
+        fake.gate.set()
+        await asyncio.gather(first, *later)
+        assert order == [1, 2, 0]
+        await scheduler.close()
+
+    run(work)
+
+
+def test_closing_answers_what_was_accepted_and_refuses_the_rest() -> None:
+    """Status 503 for what comes after."""
+
+    async def work() -> None:
+        fake = Fake()
+        scheduler = Scheduler([lane(fake, most=1)], batched=True)
+        accepted = [asyncio.create_task(scheduler.submit(rows(1))) for _ in range(5)]
+        await asyncio.sleep(0)
+        closing = asyncio.create_task(scheduler.close())
+        await asyncio.sleep(0)
+        with pytest.raises(ServingError) as caught:
+            await scheduler.submit(rows(1))
+        assert caught.value.status == 503
+        assert len(await asyncio.gather(*accepted)) == 5
+        await closing
+
+    run(work)
+
+
+def test_what_runs_took_corrects_the_predictions() -> None:
+    """A device that takes ten times its prediction is expected to."""
+    slow = Lane(Device.CPU, Fake(), lambda rows: 1e6, 64)
+    for _ in range(30):
+        slow.learn(4, 10_000_000)
+    assert slow.expected_ns(4) == pytest.approx(10e6, rel=0.05)
+    assert slow.expected_ns(8) == pytest.approx(10e6, rel=0.05)
