@@ -15,11 +15,12 @@ if TYPE_CHECKING:
 
 _INT, _INTS = 2, 7  # AttributeProto.INT and INTS
 _INT32 = 1 << 31
+_WIDE = {"default_int64", "end", "ignore_index", "replaced_value_int64", "start", "value_int"}  # attributes of 64 bits
 _LARGEST_WINDOW = 1 << 24  # AveragePool also adds up what auto_pad puts around an image
 # Sizes that something is divided by, or that index without a check, in ONNX's inference or ONNX Runtime 1.31's kernels.
 _LEAST = {
     "batch_dims": 0, "block_size": 0, "blocksize": 1, "dilations": 1, "group": 1, "hidden_size": 1, "kernel_shape": 1,
-    "kv_num_heads": 1, "num_groups": 1, "num_outputs": 1, "q_num_heads": 1, "strides": 1,
+    "kv_num_heads": 1, "num_groups": 1, "num_outputs": 1, "offset_group": 1, "q_num_heads": 1, "strides": 1,
 }  # fmt: skip
 
 
@@ -111,7 +112,7 @@ def trimmed(names: Sequence[str]) -> list[str]:
 def value_problem(attribute: onnx.AttributeProto) -> str:
     """Return what is wrong with whole numbers of an attribute, empty if nothing is or it holds none."""
     name = attribute.name
-    if attribute.type == _INT and name != "value_int" and not -_INT32 <= attribute.i < _INT32:
+    if attribute.type == _INT and name not in _WIDE and not -_INT32 <= attribute.i < _INT32:
         return f"has attribute {name!r} = {attribute.i}, which is beyond 32 bits"
     least = _LEAST.get(name)
     if least is None:

@@ -150,11 +150,10 @@ def parsed_model(source: bytes | onnx.ModelProto, what: str) -> onnx.ModelProto:
     import onnx
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]  # protobuf ships no types
 
-    model = source
+    model = onnx.ModelProto() if isinstance(source, bytes) else source
     if isinstance(source, bytes):
         if not source:
             raise ConversionError(f"{what}: empty, so no ONNX model")
-        model = onnx.ModelProto()
         try:
             model.ParseFromString(source)
         except (DecodeError, RecursionError) as err:

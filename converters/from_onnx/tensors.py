@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,7 @@ _FIELDS = {
     DType.F32: "float_data", DType.C64: "float_data", DType.F64: "double_data", DType.C128: "double_data",
     DType.I64: "int64_data", DType.U32: "uint64_data", DType.U64: "uint64_data", DType.STRING: "string_data",
 }  # fmt: skip
+_ATTRIBUTE_FIELDS = {"INT": "i", "FLOAT": "f", "STRING": "s", "TENSOR": "t", "GRAPH": "g", "TYPE_PROTO": "tp"}
 _ANY_FIELD = ("float_data", "double_data", "int64_data", "uint64_data", "int32_data", "string_data")
 
 
@@ -169,25 +171,32 @@ def attribute_value(
     Raises:
         ConversionError: the kind is unknown, or a tensor in it is wrong.
     """
-    import onnx
-
-    known = onnx.AttributeProto.AttributeType
-    kind = known.Name(attribute.type) if attribute.type in known.values() else "UNDEFINED"
-    fields: dict[str, tuple[str, Callable[[Any], Any]]] = {
-        "INT": ("i", int),
-        "FLOAT": ("f", float),
-        "STRING": ("s", text_of),
-        "TENSOR": ("t", lambda tensor: tensor_data(tensor, files)),
-        "GRAPH": ("g", read_body),
-        "TYPE_PROTO": ("tp", type_of),
-    }
-    if kind in fields:
-        field, convert = fields[kind]
-        return kind, convert(getattr(attribute, field))
-    if kind.removesuffix("S") not in fields:
+    kind = _kind_names().get(attribute.type, "UNDEFINED")
+    single = kind.removesuffix("S")
+    if single not in _ATTRIBUTE_FIELDS:
         raise ConversionError(f"attribute {attribute.name!r} is of kind {kind}, which this node cannot have")
-    _, convert = fields[kind.removesuffix("S")]
-    values = tuple(convert(item) for item in getattr(attribute, kind.lower()))
+    items = getattr(attribute, _ATTRIBUTE_FIELDS[kind] if kind == single else kind.lower())
+    match single:
+        case "INT" | "FLOAT":
+            return kind, items if kind == single else tuple(items)
+        case "STRING":
+            convert: Callable[[Any], Any] = text_of
+        case "TENSOR":
+            convert = functools.partial(tensor_data, files=files)
+        case "GRAPH":
+            convert = read_body
+        case _:
+            convert = type_of
+    if kind == single:
+        return kind, convert(items)
+    values = tuple(map(convert, items))
     if kind == "STRINGS" and any(isinstance(value, bytes) for value in values):
-        return kind, tuple(attribute.strings)  # all bytes, where one is no text
+        return kind, tuple(items)  # all bytes, where one is no text
     return kind, values
+
+
+@functools.cache
+def _kind_names() -> dict[int, str]:
+    from onnx import AttributeProto
+
+    return {number: name for name, number in AttributeProto.AttributeType.items()}

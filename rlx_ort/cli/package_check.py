@@ -34,7 +34,7 @@ def inspect(package: Package, as_json: bool) -> None:
 
 def _described(package: Package) -> dict[str, Any]:
     index = package.index
-    policy = index.policy
+    policy, files = index.policy, sorted(index.files.items())
     return {
         "package": str(package.path),
         "form": "folder" if package.is_folder else "file",
@@ -44,8 +44,7 @@ def _described(package: Package) -> dict[str, Any]:
         "signature": package.signature_state,
         "policy": {
             "allow": None if policy.allow is None else [device.label for device in policy.allow],
-            "deny": [device.label for device in policy.deny],
-            "prefer": [device.label for device in policy.prefer],
+            **{verb: [device.label for device in getattr(policy, verb)] for verb in ("deny", "prefer")},
             "pick": type(policy.pick_strategy()).__name__.lower(),
         },
         "buckets": None if index.buckets is None else {"dim": index.buckets[0], "ranges": list(index.buckets[1])},
@@ -55,9 +54,7 @@ def _described(package: Package) -> dict[str, Any]:
         ],
         "golden_cases": len(index.cases),
         "tensors": len(index.tensors),
-        "files": [
-            {"name": name, "bytes": entry.size, "sha256": entry.sha256} for name, entry in sorted(index.files.items())
-        ],
+        "files": [{"name": name, "bytes": each.size, "sha256": each.sha256} for name, each in files],
     }
 
 
@@ -137,13 +134,12 @@ def _parity(package: Package, devices: str) -> list[DeviceParity]:
 
 def _row(row: DeviceParity) -> dict[str, Any]:
     worst = row.worst
-    error = None if worst is None or not math.isfinite(worst.error) else worst.error
     return {
         "device": row.device.label,
         "precision": row.precision,
         "verdict": "right" if row.ok else "wrong" if row.outputs else "not run",
         "tolerance": row.tolerance,
-        "worst_error": error,
+        "worst_error": None if worst is None or not math.isfinite(worst.error) else worst.error,
         "worst_output": None if worst is None else worst.name,
         "reason": row.verdict,
     }

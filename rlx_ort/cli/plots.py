@@ -101,15 +101,15 @@ def _roofline(
     roofs = f"best product {peak:.3g} GFLOP/s\nmemory {bandwidth:.3g} GB/s (above it: from caches)"
     panel.text(0.02, 0.98, roofs, transform=panel.transAxes, va="top", fontsize="small")
     for name, points in kinds.items():
-        colour = _colour(name, colours)
+        unused = [colour for colour in _COLOURS if colour not in colours.values()]
+        colour = _GREY if name == _OTHERS else colours.setdefault(name, unused[0] if unused else "#000000")
         intensity, rate, ns = zip(*points, strict=True)
         area = [max(_MOST_AREA * each / total_ns, _LEAST_AREA) for each in ns]
         label = f"{name}, {sum(ns) / total_ns:.0%}"
         panel.scatter(intensity, rate, s=area, color=colour, alpha=0.75, linewidth=0, label=label)
     panel.margins(y=0.2)
-    panel.set(xscale="log", yscale="log", xlim=(left, right))
+    panel.set(xscale="log", yscale="log", xlim=(left, right), ylabel="predicted rate (GFLOP/s)")
     panel.set_xlabel("operations per byte read or written (FLOP/byte)")
-    panel.set_ylabel("predicted rate (GFLOP/s)")
     panel.set_title(f"{device.label}: {duration(row['predicted_ns'])} a run", loc="left")
     if kinds:
         legend = panel.legend(
@@ -118,14 +118,6 @@ def _roofline(
         for handle in legend.legend_handles:
             handle.set_sizes([40])
     panel.grid(visible=True, which="major", alpha=0.25)
-
-
-def _colour(name: str, colours: dict[str, str]) -> str:
-    """Return the colour of a kind, a new one for a new kind while there are any."""
-    if name == _OTHERS:
-        return _GREY
-    unused = [colour for colour in _COLOURS if colour not in colours.values()]
-    return colours.setdefault(name, unused[0] if unused else "#000000")
 
 
 def _by_kind(priced: Mapping[Kernel, tuple[int, float]]) -> dict[str, list[_Point]]:
@@ -151,13 +143,11 @@ def _compare(panel: Any, rows: Sequence[Mapping[str, Any]], tickers: Any) -> Non
     for row, colour in zip(rows, _COLOURS * len(rows), strict=False):
         label = f"{row['device']}: {row['predicted_ns'] / row['p50_ns']:.2g} x measured"
         panel.scatter([row["p50_ns"]], [row["predicted_ns"]], s=60, color=colour, alpha=0.75, zorder=3, label=label)
-    panel.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
+    panel.set(xscale="log", yscale="log", xlim=ends, ylim=ends, xlabel="measured, median run", ylabel="predicted")
     for axis in (panel.xaxis, panel.yaxis):
         axis.set_major_formatter(tickers.FuncFormatter(lambda ns, _: duration(ns)))
         axis.set_minor_formatter(tickers.NullFormatter())
     panel.tick_params(axis="x", rotation=30)
-    panel.set_xlabel("measured, median run")
-    panel.set_ylabel("predicted")
     panel.set_title("predicted against measured", loc="left")
     panel.legend(fontsize="small", loc="upper left")
     panel.grid(visible=True, which="major", alpha=0.25)

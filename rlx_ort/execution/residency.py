@@ -216,7 +216,7 @@ class Resident:
     def note_opening(self, nbytes: int, sure: bool) -> None:
         """Note what opening has taken; the next run is measured as well."""
         with self._lock:
-            if sure or not self.at_opening:  # a disturbed measurement replaces no other
+            if sure or self._last == _NEVER:  # a disturbed measurement replaces no other
                 expected = self.expected
                 self.at_opening, self.in_runs = nbytes, max(0, expected - nbytes)
             self._largest, self._undisturbed = -1, sure
@@ -226,7 +226,7 @@ class Resident:
         with self._lock:
             first = self._largest < 0
             before = 0 if self._new else self.in_runs - self.freed
-            if sure or not self.in_runs:
+            if sure or self._last == _NEVER:
                 self.in_runs = max(0, before + nbytes)
             self._largest = max(fed, self._largest)
             self._new, self.freed = False, 0

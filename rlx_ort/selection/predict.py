@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import bisect
+import functools
 import logging
 import math
 import threading
 import time
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -38,7 +38,9 @@ _WORKLOADS_A_DRAFT = 64
 _GRAPH_S = 2.0  # for what one graph needs
 _OTHER_SIZE, _LARGE_BATCH = 4, 64  # the second size that an unknown operator is measured at
 _lock = threading.Lock()
-_workloads: weakref.WeakKeyDictionary[Draft, OrderedDict[object, Workload]] = weakref.WeakKeyDictionary()
+_workloads: weakref.WeakKeyDictionary[Draft, Callable[[tuple[tuple[str, int], ...]], Workload]] = (
+    weakref.WeakKeyDictionary()
+)
 _tried: set[Device] = set()
 _seen: weakref.WeakKeyDictionary[Draft, set[Device]] = weakref.WeakKeyDictionary()
 
@@ -235,18 +237,13 @@ def _workload(graph: Graph, device: Device, options: CompileOptions, dims: Mappi
     draft = None if provider is None else draft_for(provider, graph, options)
     if draft is None:
         return None
-    key = tuple(sorted(dims.items()))
-    with _lock:
-        known = _workloads.setdefault(draft, OrderedDict())
-        if key in known:
-            known.move_to_end(key)
-            return known[key]
-    found = workload_of(draft.outline, dims)
-    with _lock:
-        known[key] = found
-        if len(known) > _WORKLOADS_A_DRAFT:
-            known.popitem(last=False)
-    return found
+    by_sizes = _workloads.get(draft)
+    if by_sizes is None:
+        outline = draft.outline  # the cache must not keep the draft alive
+        made = functools.lru_cache(_WORKLOADS_A_DRAFT)(lambda sizes: workload_of(outline, dict(sizes)))
+        with _lock:
+            by_sizes = _workloads.setdefault(draft, made)
+    return by_sizes(tuple(sorted(dims.items())))
 
 
 def _first(seen: set[Device], device: Device) -> bool:

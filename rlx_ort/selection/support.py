@@ -33,14 +33,7 @@ from rlx_ort.selection.questions import NodeGroup, answers_for, groups_of
 
 @dataclass(frozen=True, slots=True)
 class UnsupportedOp:
-    """A node of the user's graph that a device does not take.
-
-    Attributes:
-        index: the node's id in the user's graph.
-        name: the node's name.
-        kind: the kind of its op.
-        reason: what is missing.
-    """
+    """A node of the user's graph, by its id there, that a device does not take, and what is missing."""
 
     index: int
     name: str
@@ -147,9 +140,8 @@ def support_of(device: Device, graph: Graph, options: CompileOptions | None = No
         draft = _drafted(provider, graph, options)
     except ConversionError as err:
         return Support(reason=str(err))
-    rule = options.placement or PlacementRule.STRICT
     state = (runtime_version(), registry.default_registry().generation)
-    judging = (ask, rule, state, options.optimization, options.precision)
+    judging = (ask, options.placement or PlacementRule.STRICT, state, options.optimization, options.precision)
     key = (provider.name, device, judging)
     whole = (provider.name, judging)
     with _lock:
@@ -157,7 +149,7 @@ def support_of(device: Device, graph: Graph, options: CompileOptions | None = No
     # Devices that share a provider differ only in the text of a refusal.
     known = supports.get(key) or supports.get(whole)
     if known is None:
-        known = _judge(draft, graph, device, provider, rule, options, ask)
+        known = _judge(draft, graph, device, provider, options, ask)
         shared = known.supported and known.claim_count is not None
         supports[whole if shared else key] = known
     return known
@@ -209,13 +201,7 @@ _lock = threading.Lock()
 
 
 def _judge(
-    draft: Draft,
-    graph: Graph,
-    device: Device,
-    provider: Provider,
-    rule: PlacementRule,
-    options: CompileOptions,
-    ask: bool,
+    draft: Draft, graph: Graph, device: Device, provider: Provider, options: CompileOptions, ask: bool
 ) -> Support:
     claims = provider.claims()
     found = availability(device)
@@ -226,7 +212,7 @@ def _judge(
     answers = answers_for(provider, device, groups, draft, options) if ask and found.available else {}
     cpu = provider_of(Device.CPU)
     cpu_claims = None if cpu is None else cpu.claims()
-    helped = rule is PlacementRule.ASSISTED and not is_cpu and cpu_claims is not None
+    helped = options.placement is PlacementRule.ASSISTED and not is_cpu and cpu_claims is not None
 
     def listed(group: NodeGroup) -> str:
         """Return the answer that the kernel lists give."""
@@ -363,18 +349,13 @@ def dispatch_report_for_device(
     options = (options or CompileOptions()).on(device)
     support = support_of(device, graph, options)
     model = model_for(provider, graph, options)
+    refused, compiled = {node.index for node in support.unsupported}, provider.claims() is None
     return KernelDispatchReport(
         device=device,
         backend_name=device.display,
         policy=options.kernel_dispatch.policy.value,
         supported_claim_count=support.claim_count or 0,
-        summaries=summarize(
-            graph,
-            model,
-            refused={node.index for node in support.unsupported},
-            cpu_nodes=support.cpu_nodes,
-            compiled=provider.claims() is None,
-        ),
+        summaries=summarize(graph, model, refused=refused, cpu_nodes=support.cpu_nodes, compiled=compiled),
         common_lowered_kinds=common_kinds(model, graph),
         still_unsupported=support.unsupported,
         reason=support.reason,

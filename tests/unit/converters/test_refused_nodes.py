@@ -87,6 +87,12 @@ def test_an_attribute_of_a_new_type_number_is_refused() -> None:
     refused(proto, "'axis' as UNDEFINED")
 
 
+def test_an_open_end_of_64_bits_is_no_fault() -> None:
+    """Shape cuts its end to the rank, as Slice does."""
+    graph = "g (float[2, 3] x) => (int64[a] y) { y = Shape <start = 1, end = 9223372036854775807> (x) }"
+    assert from_onnx(model(graph)).output_names == ["y"]
+
+
 def test_absent_inputs_at_the_end_are_no_fault() -> None:
     """Exporters write them, also beyond what the operator takes."""
     assert from_onnx(model('g (float[2] x) => (float[2] y) { y = Relu (x, "") }')).output_names == ["y"]
