@@ -96,7 +96,7 @@ def _attribute(attribute: onnx.AttributeProto, values: Mapping[str, str]) -> str
     data.CopyFrom(attribute)
     if data.HasField("t"):
         data.t.ClearField("name")
-    return data.SerializeToString(deterministic=True).hex()
+    return str(data.SerializeToString(deterministic=True).hex())
 
 
 def _hash(*parts: object) -> str:

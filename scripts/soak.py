@@ -257,7 +257,8 @@ def _take_memory(done: threading.Event) -> None:
 
 def _open_sessions() -> int:
     gc.collect()
-    return sum(isinstance(found, OrtEngineSession) and not found.closed for found in watched_sessions())
+    sessions = [found for found in watched_sessions() if isinstance(found, OrtEngineSession)]
+    return sum(session._core is not None for session in sessions)
 
 
 def _leaks(threads: int, sessions: int, fault: FaultProvider) -> list[str]:
