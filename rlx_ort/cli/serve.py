@@ -87,6 +87,13 @@ def command(
         note(", ".join(found))
 
     async def run() -> None:
-        await hosting.serve(Repository(models, served), place, on_listening=listening)
+        repository = Repository(models, served)
+
+        def loaded() -> None:
+            names = [name for name, entry in repository.entries.items() if entry.loaded]
+            failed = len(repository.entries) - len(names)
+            note(f"ready: {', '.join(names) or 'no model'}" + (f"; {failed} failed" if failed else ""))
+
+        await hosting.serve(repository, place, on_listening=listening, on_loaded=loaded)
 
     asyncio.run(run())
