@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 @options.key
 @click.option("--signed-only", is_flag=True, help="Serve signed packages only; needs --key.")
 @click.option("--token-env", metavar="NAME", help="The variable with the token that clients must send.")
+@click.option("--allow-host", multiple=True, metavar="NAME", help="Another host name of this server; may be repeated.")
 @click.option("--tls-cert", type=options.FILE, help="A PEM file with the certificate; needs --tls-key.")
 @click.option("--tls-key", type=options.FILE, help="A PEM file with the private key of --tls-cert.")
 @click.option("--most-bytes", default=64 << 20, show_default=True, type=click.IntRange(min=1), help="Largest request.")
@@ -46,6 +47,7 @@ def command(
     key: Path | None,
     signed_only: bool,
     token_env: str | None,
+    allow_host: tuple[str, ...],
     tls_cert: Path | None,
     tls_key: Path | None,
     most_bytes: int,
@@ -60,6 +62,8 @@ def command(
         raise click.UsageError("--tls-cert and --tls-key belong together")
     if signed_only and key is None:
         raise click.UsageError("--signed-only needs --key, the public key that signed the packages")
+    if http_port < 0 and grpc_port < 0:
+        raise click.UsageError("neither --http nor --grpc is left to listen on")
     token = None
     if token_env is not None:
         token = os.environ.get(token_env)
@@ -75,7 +79,8 @@ def command(
 
     batch = BatchOptions(max_batch, max_delay / 1e3, queue, timeout)
     served = ServeOptions(policy, batch, None if key is None else str(key), signed_only)
-    limits = HttpOptions(most_bytes, token, repository_control)
+    hosts = frozenset(map(str.lower, allow_host)) or None
+    limits = HttpOptions(most_bytes, token, repository_control, hosts=hosts)
     place = hosting.HostOptions(
         host, None if http_port < 0 else http_port, None if grpc_port < 0 else grpc_port, tls_cert, tls_key, limits
     )

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import signal
+import ssl
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -83,6 +84,7 @@ async def serve(
         ServingError: an address is taken, or the certificate cannot be read.
     """
     options = options or HostOptions()
+    _check_certificate(options)
     stop = stop or asyncio.Event()
     handled = _on_signals(stop)
     http_address = grpc_address = None
@@ -150,6 +152,20 @@ async def _listening(http: LimitedServer) -> None:
         await http.serve()
     except SystemExit as err:  # uvicorn's way to say that the port is taken; it has logged why
         raise ServingError("the HTTP address cannot be listened on") from err
+
+
+def _check_certificate(options: HostOptions) -> None:
+    if (options.certificate is None) != (options.private_key is None):
+        raise ServingError("TLS needs both a certificate and its private key")
+    if options.certificate is not None:
+        try:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(options.certificate, options.private_key, password="")  # never ask
+        except (OSError, ssl.SSLError) as err:
+            raise ServingError(
+                f"{options.certificate} and {options.private_key} are no certificate with its private key, "
+                f"in PEM and without a password: {err}"
+            ) from err
 
 
 def _grpc_port(rpc: grpc.aio.Server, options: HostOptions) -> int:

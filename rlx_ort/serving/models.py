@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx_ort.deploy.open import open_package
+from rlx_ort.deploy.open import PackageDevices, open_package
 from rlx_ort.deploy.triton import batch_dim
 from rlx_ort.device import Device
 from rlx_ort.errors import ConversionError, InputError, NoViableDeviceError, RlxError, ServingError
@@ -125,6 +125,8 @@ class ServedModel:
         self.input_types = {name: datatype_of(kind, name) for name, kind in self.inputs.items()}
         self.output_types = {name: datatype_of(kind, name) for name, kind in self.outputs.items()}
         lanes, self.left_out = _lanes(runner, options)
+        if isinstance(runner, PackageDevices):
+            _run_golden(runner.golden_inputs, lanes, self.left_out)
         if not lanes:
             blockers = [(device, reason) for device, reason in self.left_out]
             raise NoViableDeviceError(f"no device may serve {name!r}:", blockers)
@@ -455,6 +457,18 @@ def _lanes(runner: GraphDevices, options: ServeOptions) -> tuple[list[Lane], lis
         seen.add(place)
         lanes.append(lane)
     return lanes, left_out
+
+
+def _run_golden(cases: Sequence[Mapping[str, Array]], lanes: list[Lane], left_out: list[tuple[Device, str]]) -> None:
+    """Run a package's golden inputs on each device; one that fails is left out."""
+    for lane in list(lanes):
+        try:
+            for inputs in cases:
+                lane.run(inputs, None)
+        except RlxError as err:
+            lanes.remove(lane)
+            left_out.append((lane.device, str(err)))
+            lane.worker.close()
 
 
 def _predictor(

@@ -25,6 +25,7 @@ from rlx_ort.errors import InputError, MemoryBudgetError, NoViableDeviceError, R
 from rlx_ort.serving import metrics
 from rlx_ort.serving.models import Repository, ServedModel, Statistics
 from rlx_ort.serving.protocol import InferRequest, answer, parse_document, parse_request
+from rlx_ort.serving.scheduler import Answer
 from rlx_ort.serving.status import PAGE
 
 EXTENSIONS = ("binary_tensor_data", "model_configuration", "model_repository", "statistics")
@@ -212,13 +213,13 @@ class _Rest:
         return self._repository.find(request.path_params["model"], request.path_params.get("version", ""))
 
     async def infer(self, request: Request) -> Response:
-        model = self._model(request)
+        self._model(request)  # one that is not there is refused before the body is read
         lengths = request.headers.getlist(_HEADER)
         if len(lengths) > 1 or not all(each.isascii() and each.isdigit() and len(each) < 19 for each in lengths):
             raise ServingError(f"{_HEADER} is {', '.join(lengths)!r}, not a number of bytes", 400)
         async with self._body(request) as body:
             wanted = await self._parsed(body, int(lengths[0]) if lengths else None)
-            found = await _unless_gone(request, model.infer(wanted))
+            model, found = await _unless_gone(request, self._run(request, wanted))
         elements = sum(array.size for array in found.outputs.values())
         make = functools.partial(answer, wanted, model.name, model.version, found.outputs, model.output_types)
         head, parts = make() if elements * 8 <= _INLINE_BYTES or wanted.is_binary else await asyncio.to_thread(make)
@@ -226,6 +227,10 @@ class _Rest:
             return Response(head, media_type="application/json")
         headers = {_HEADER: str(len(head))}
         return Response(b"".join([head, *parts]), headers=headers, media_type="application/octet-stream")
+
+    async def _run(self, request: Request, wanted: InferRequest) -> tuple[ServedModel, Answer]:
+        model = self._model(request)  # a reload since the request began has replaced it; nothing is awaited in between
+        return model, await model.infer(wanted)
 
     async def _parsed(self, body: bytearray, header_bytes: int | None) -> InferRequest:
         json_bytes = len(body) if header_bytes is None else header_bytes

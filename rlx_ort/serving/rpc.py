@@ -182,8 +182,8 @@ class Servicer:
         return messages.HealthCheckResponse(status=_SERVING if self._repository.ready else _NOT_SERVING)
 
     async def _infer(self, request: Any) -> Any:
-        model = self._repository.find(request.model_name, request.model_version)
         wanted, raw = _parsed(request)
+        model = self._repository.find(request.model_name, request.model_version)
         return _response(model, wanted, await model.infer(wanted), raw)
 
     async def _infer_bytes(self, data: bytes) -> Any:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -109,5 +109,11 @@ def started_command(
             break
     else:
         raise subprocess.SubprocessError("".join(seen))
-    threading.Thread(target=process.stderr.read, daemon=True).start()  # a full pipe would block the server
+    threading.Thread(target=_dropped, args=(process.stderr,), daemon=True).start()  # a full pipe would block the server
     return process, http.rstrip(","), rpc
+
+
+def _dropped(stream: IO[str]) -> None:
+    with stream:
+        for _ in stream:
+            pass
